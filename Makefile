@@ -1,0 +1,57 @@
+# Few verbs, each the exact thing that CI runs. `make` alone prints them.
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+# Where setup stands: repeated only when what it installs from has changed.
+LIGHT := $(VENV)/.installed-light
+FULL := $(VENV)/.installed-full
+
+.PHONY: help setup check fix test test-fast demo bench docs
+
+help:
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r verb what; do \
+		printf '  make %-10s %s\n' "$$verb" "$$what"; done
+
+setup: $(FULL) ## make .venv with everything for development (PYTHON=python3.12 names another Python)
+
+check: $(FULL) ## lint, formatting, types and generated docs
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	$(PY) scripts/make_docs.py --check
+
+fix: $(FULL) ## mend what the linter and the formatter can mend
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+test: $(FULL) ## all tests that a CPU can run
+	$(PY) -m pytest
+
+test-fast: $(FULL) ## unit tests without the slow ones
+	$(PY) -m pytest tests/unit -m "not slow"
+
+demo: $(LIGHT) ## from a checkpoint to fast answers, without torch
+	$(PY) scripts/demo.py
+
+bench: $(LIGHT) ## measure plain and speculative decoding on this machine
+	$(PY) scripts/benchmark.py
+
+docs: $(LIGHT) ## write docs/cli.md anew from --help
+	$(PY) scripts/make_docs.py
+
+$(PY):
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "edgespec needs Python 3.11 or newer; set PYTHON=")'
+	$(PYTHON) -m venv $(VENV)
+
+$(LIGHT): pyproject.toml constraints.txt | $(PY)
+	$(PIP) -e .
+	@touch $@
+
+# torch goes first and alone, so that the wheel already chosen (a CPU build, say) is the one that the rest agrees with.
+$(FULL): pyproject.toml constraints.txt | $(PY)
+	$(PIP) torch==2.13.0
+	$(PIP) -e .[dev]
+	@touch $(LIGHT) $@

@@ -1,0 +1,47 @@
+"""Lossless speculative decoding for edge devices.
+
+import edgespec
+
+with edgespec.load("engines") as engine:
+    response = engine.generate("def fibonacci(n):", edgespec.SamplingParams(temperature=0))
+    print(response.text, response.metrics.speculative_decoding())
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["DraftPlan", "Engine", "Message", "Response", "SamplingParams", "load"]
+
+if TYPE_CHECKING:
+    from edgespec.prompts import Message, SamplingParams
+    from edgespec.runtime.engine import Engine, Response
+    from edgespec.runtime.tree import DraftPlan
+
+HOMES = {
+    "DraftPlan": "edgespec.runtime.tree",
+    "Engine": "edgespec.runtime.engine",
+    "Message": "edgespec.prompts",
+    "Response": "edgespec.runtime.engine",
+    "SamplingParams": "edgespec.prompts",
+}
+
+
+def load(engine_dir: str | Path, *, spec_decode: bool | None = None) -> Engine:
+    """Open an engine directory. `spec_decode` None: with drafts where the directory holds a draft engine.
+
+    Raises BundleError, PairingError, EngineMismatch or EnvironmentProblem, each with its remedy.
+    """
+    from edgespec.runtime.engine import Engine
+
+    return Engine(engine_dir, spec_decode=spec_decode)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in HOMES:
+        raise AttributeError(f"module 'edgespec' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(HOMES[name]), name)

@@ -1,0 +1,195 @@
+"""An engine directory: base and draft together, with what the runtime needs beside them.
+
+Knows file names, roles, pairing, and how a built engine gets in without ever looking finished when it is not. Knows no
+engine library: each backend writes its own engine files.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from edgespec import bundle
+from edgespec.config import default_tap_ids
+from edgespec.contract import Limits, Role
+from edgespec.errors import BundleError, LimitError, PairingError
+
+STEMS = {Role.LLM: "llm", Role.BASE: "spec_base", Role.DRAFT: "spec_draft"}
+CONFIGS = {Role.LLM: "config.json", Role.BASE: "base_config.json", Role.DRAFT: "draft_config.json"}
+DRAFT_EMBEDDING = "draft_embedding.safetensors"
+SPEC_DECODE_TYPES = ("none", "eagle3")
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxDir:
+    """An exported component as `build` reads it: role from its config.json, files checked against its manifest."""
+
+    path: Path
+    config: dict[str, Any]
+    manifest: dict[str, Any]
+    role: Role
+
+
+def open_onnx_dir(path: Path, *, spec_base: bool, spec_draft: bool) -> OnnxDir:
+    """Read and check an exported directory; the flags, where given, must say what its config.json says."""
+    if spec_base and spec_draft:
+        raise BundleError(
+            "--spec-base and --spec-draft exclude each other", "Build base and draft one after the other."
+        )
+    if not path.is_dir():
+        raise BundleError(f"--onnx-dir {path} is not a directory", "Give a directory that edgespec export wrote.")
+    if not (path / bundle.CONFIG).is_file() and (path / "llm" / bundle.CONFIG).is_file():
+        raise BundleError(f"{path} holds no config.json", f"Give the component itself: --onnx-dir {path / 'llm'}")
+    config, manifest = bundle.read_json(path / bundle.CONFIG), bundle.read_manifest(path)
+    role = role_of(config, path)
+    asked = Role.BASE if spec_base else Role.DRAFT if spec_draft else role
+    if asked is not role:
+        remedy = f"Leave the flag out, or give the directory of the {asked.value}."
+        raise BundleError(f"{path} is exported as {role.value}, the flag says {asked.value}", remedy)
+    bundle.check_files(path, manifest["files"])
+    return OnnxDir(path, config, manifest, role)
+
+
+def role_of(config: Mapping[str, Any], path: Path) -> Role:
+    kind, role = config.get("spec_decode_type"), config.get("engine_role")
+    if kind not in SPEC_DECODE_TYPES or role not in {r.value for r in Role}:
+        what = f"{path / bundle.CONFIG}: spec_decode_type {kind!r} with engine_role {role!r}"
+        raise BundleError(what, f"This version builds: {', '.join(SPEC_DECODE_TYPES)}. Export the checkpoint again.")
+    if (kind == "none") != (role == Role.LLM.value):
+        raise BundleError(
+            f"{path / bundle.CONFIG}: role {role} contradicts spec_decode_type {kind}", "Export the checkpoint again."
+        )
+    return Role(role)
+
+
+def check_limits(limits: Limits) -> None:
+    for name, value in asdict(limits).items():
+        if value < 1:
+            raise LimitError(f"--{name.replace('_', '-')} is {value}", "It must be at least 1.")
+    if limits.max_input_len > limits.max_kv_cache_capacity:
+        raise LimitError(
+            f"--max-input-len {limits.max_input_len} exceeds --max-kv-cache-capacity {limits.max_kv_cache_capacity}",
+            "Raise the capacity or lower the input length.",
+        )
+    if limits.max_batch_size > 1:
+        raise LimitError(
+            f"--max-batch-size {limits.max_batch_size}: this version runs one sequence at a time",
+            "Build with --max-batch-size 1.",
+        )
+
+
+def check_pairing(base: Mapping[str, Any], draft: Mapping[str, Any]) -> None:
+    """Refuse a base and a draft, by their configs, that do not belong together."""
+    pair, layers = draft["pair"], base["num_hidden_layers"]
+    if pair["base_identity"] not in (None, base["identity"]):
+        raise PairingError(
+            "the draft was exported for another base checkpoint than the one in this engine directory",
+            "Export the draft again with --base-model-dir naming the base, or use another engine directory.",
+        )
+    if draft["vocab_size"] != base["vocab_size"]:
+        what = f"the draft was made for a vocabulary of {draft['vocab_size']}, the base has {base['vocab_size']}"
+        raise PairingError(what, "Use a draft that was trained for this base.")
+    if pair["target_hidden_size"] != base["hidden_size"]:
+        what = f"the draft reads features {pair['target_hidden_size']} wide, the base's are {base['hidden_size']}"
+        raise PairingError(what, "Use a draft that was trained for this base.")
+    if not pair["own_embedding"] and draft["hidden_size"] != base["hidden_size"]:
+        what = f"the draft shares the base's embedding but is {draft['hidden_size']} wide, not {base['hidden_size']}"
+        raise PairingError(what, "Use a draft that was trained for this base.")
+    wanted, emitted = list(pair["tap_ids"] or default_tap_ids(layers)), base["eagle_hidden_state_layers"]
+    if wanted != emitted:
+        flag = ",".join(map(str, wanted))
+        what = f"the base emits hidden_states {emitted}, the draft was trained on {wanted}"
+        raise PairingError(what, f"Export the base again with --eagle-base --aux-layers {flag}.")
+
+
+def check_against_other(engine_dir: Path, built: OnnxDir) -> None:
+    """Check pairing with what the engine directory already holds."""
+    other = {Role.BASE: Role.DRAFT, Role.DRAFT: Role.BASE}.get(built.role)
+    if other is None or not (engine_dir / CONFIGS[other]).is_file():
+        return
+    there = bundle.read_json(engine_dir / CONFIGS[other])
+    base, draft = (built.config, there) if built.role is Role.BASE else (there, built.config)
+    check_pairing(base, draft)
+
+
+def engine_config(onnx: OnnxDir, limits: Limits) -> dict[str, Any]:
+    """The engine's config: the export's, and the limits that it is built for under the mirrored tool's keys."""
+    builder = asdict(limits) | {"spec_base": onnx.role is Role.BASE, "spec_draft": onnx.role is Role.DRAFT}
+    dropped = {Role.BASE: ("max_draft_tree_size",), Role.DRAFT: ("max_verify_tree_size",)}
+    for name in dropped.get(onnx.role, ("max_draft_tree_size", "max_verify_tree_size")):
+        del builder[name]
+    return dict(onnx.config) | {"builder_config": builder}
+
+
+def sidecars(onnx: OnnxDir) -> dict[str, Path]:
+    """Engine file name -> exported file that is copied to it."""
+    if onnx.role is Role.DRAFT:
+        wanted = {bundle.D2T: bundle.D2T, DRAFT_EMBEDDING: bundle.EMBEDDING}
+    else:
+        wanted = {name: name for name in (bundle.EMBEDDING, *bundle.TOKENIZER_FILES)}
+    return {new: onnx.path / old for new, old in wanted.items() if (onnx.path / old).is_file()}
+
+
+def install(staging: Path, engine_dir: Path, role: Role, entry: dict[str, Any]) -> None:
+    """Move a finished engine's files from `staging` into `engine_dir`.
+
+    The manifest is without the role while files move, and gains it last: a run killed between leaves a directory that
+    says that this engine is not there.
+    """
+    engines = read_engines(engine_dir)
+    old = engines.pop(role.value, None)
+    if old is not None:
+        write_engines(engine_dir, engines)
+        for name in set(old["files"]) - names_of(engines.values()):
+            bundle.contained(engine_dir, name).unlink(missing_ok=True)
+    files = {}
+    for path in sorted(staging.iterdir()):
+        digest = bundle.sha256_file(path)
+        path.replace(engine_dir / path.name)
+        stat = (engine_dir / path.name).stat()
+        files[path.name] = {"bytes": stat.st_size, "sha256": digest, "mtime_ns": stat.st_mtime_ns}
+    write_engines(engine_dir, engines | {role.value: entry | {"files": files}})
+
+
+def names_of(engines: Iterable[Mapping[str, Any]]) -> set[str]:
+    return {name for engine in engines for name in engine["files"]}
+
+
+def read_engines(engine_dir: Path) -> dict[str, dict[str, Any]]:
+    """The finished engines of a directory by role; none where there is no manifest yet."""
+    if not (engine_dir / bundle.MANIFEST).exists():
+        return {}
+    manifest = bundle.read_manifest(engine_dir)
+    if manifest.get("kind") != "engine":
+        what = f"{engine_dir} is no engine directory (its manifest says {manifest.get('kind')!r})"
+        raise BundleError(what, "Choose another --engine-dir.")
+    return dict(manifest["engines"])
+
+
+def write_engines(engine_dir: Path, engines: dict[str, dict[str, Any]]) -> None:
+    value = {"format": bundle.MANIFEST_FORMAT, "kind": "engine", **bundle.provenance(), "engines": engines}
+    bundle.write_json(engine_dir / bundle.MANIFEST, value)
+
+
+def open_engine(engine_dir: Path, role: Role) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(config, manifest entry) of a finished engine, its files checked; BundleError with the remedy otherwise."""
+    engines = read_engines(engine_dir) if engine_dir.is_dir() else {}
+    if role.value not in engines:
+        there = ", ".join(engines) or "no engine"
+        raise BundleError(f"{engine_dir} has no {role.value} engine (it has: {there})", missing_remedy(role))
+    entry = engines[role.value]
+    bundle.check_files(engine_dir, entry["files"], trust_unchanged=True)
+    return bundle.read_json(engine_dir / CONFIGS[role]), entry
+
+
+def missing_remedy(role: Role) -> str:
+    made = {Role.LLM: "edgespec export MODEL OUT", Role.BASE: "edgespec export MODEL OUT --eagle-base"}
+    return f"Run {made.get(role, 'edgespec export DRAFT OUT')}, then edgespec build with --engine-dir naming this directory."
+
+
+def copy_sidecars(onnx: OnnxDir, staging: Path) -> None:
+    for name, source in sidecars(onnx).items():
+        shutil.copyfile(source, staging / name)

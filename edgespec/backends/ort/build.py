@@ -1,0 +1,145 @@
+"""Builds an ONNX Runtime engine: lowers the canonical graph, writes its weights, and proves it on the golden outputs.
+
+Knows the order of the work. The rewrites stand in `lowering`, the directory's rules in `backends.engine_dir`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from safetensors.numpy import load_file
+
+from edgespec import bundle
+from edgespec.backends import engine_dir as engines
+from edgespec.backends.base import Advance, Golden, Runner, golden_calls
+from edgespec.backends.ort import fingerprint
+from edgespec.backends.ort.lowering import Lowered, lower, read_fp32
+from edgespec.backends.ort.runner import OrtRunner
+from edgespec.config import RopeConfig
+from edgespec.contract import GraphContract, GraphShape, Limits, Role, canonical_contract, lowered_contract
+from edgespec.errors import BuildError
+from edgespec.rope import RopeTable
+
+# Largest difference from the golden outputs, relative to their largest value. Sums in float32 in another order differ
+# by about 1e-6 here; a wrong mask, layout or weight by more than 1e-2.
+GOLDEN_TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What `build` made: role, engine file, its size, how far it is from the golden outputs (None: there were none)."""
+
+    role: Role
+    engine: Path
+    size_bytes: int
+    golden_difference: float | None
+    seconds: float
+
+
+def build(
+    onnx_dir: Path, engine_dir: Path, limits: Limits, *, spec_base: bool = False, spec_draft: bool = False,
+    start: Advance = lambda total: None, advance: Advance = lambda amount: None,
+) -> Built:  # fmt: skip
+    """Build the engine of an exported directory into `engine_dir`; nothing is left behind when it fails.
+
+    `start` is told the bytes to write, `advance` each part written. Raises BundleError, LimitError, PairingError or
+    BuildError.
+    """
+    began = time.monotonic()
+    engines.check_limits(limits)
+    onnx = engines.open_onnx_dir(onnx_dir, spec_base=spec_base, spec_draft=spec_draft)
+    engines.check_against_other(engine_dir, onnx)
+    engines.read_engines(engine_dir)
+    staging = engine_dir / f".{onnx.role.value}.tmp-{os.getpid()}"
+    with bundle.writing(engine_dir):
+        staging.mkdir(parents=True)
+    try:
+        with bundle.writing(engine_dir):
+            engine, difference = write_engine(onnx, limits, staging, start, advance)
+            entry = manifest_entry(onnx, difference)
+            engines.install(staging, engine_dir, onnx.role, entry)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    size = sum(file["bytes"] for file in engines.read_engines(engine_dir)[onnx.role.value]["files"].values())
+    return Built(onnx.role, engine_dir / engine.name, size, difference, time.monotonic() - began)
+
+
+def write_engine(
+    onnx: engines.OnnxDir, limits: Limits, staging: Path, start: Advance, advance: Advance
+) -> tuple[Path, float | None]:
+    """Write all files of the engine to `staging` and compare it with the golden outputs."""
+    path = staging / f"{engines.STEMS[onnx.role]}.onnx"
+    lowered = lower(ir.load(onnx.path / bundle.MODEL), f"{path.name}.data")
+    start(sum(weight.num_bytes for weight in lowered.weights))
+    write_data(lowered, onnx.path, path.with_name(f"{path.name}.data"), advance)
+    ir.save(lowered.model, path)
+    bundle.write_json(staging / engines.CONFIGS[onnx.role], engines.engine_config(onnx, limits))
+    engines.copy_sidecars(onnx, staging)
+    if not (onnx.path / bundle.GOLDEN).is_file():
+        return path, None
+    golden = load_file(onnx.path / bundle.GOLDEN)
+    capacity = golden["tree_attention_mask"].shape[-1]
+    runner = OrtRunner(path, engine_contract(onnx.config), capacity)
+    try:
+        return path, check_golden(runner, golden, rope_of(onnx.config), capacity)
+    finally:
+        runner.close()
+
+
+def write_data(lowered: Lowered, source: Path, path: Path, advance: Advance) -> None:
+    with path.open("wb") as file:
+        for weight in lowered.weights:
+            file.write(b"\0" * (weight.offset - file.tell()))
+            file.write(read_fp32(weight, source).data)
+            advance(weight.num_bytes)
+
+
+def check_golden(runner: Runner, golden: Golden, rope: RopeConfig, capacity: int) -> float:
+    """The largest relative difference from the golden outputs; BuildError where it is beyond the tolerance."""
+    worst = 0.0
+    calls = golden_calls(golden, RopeTable.of(rope, capacity))
+    for label, call in zip(("prompt", "tree"), calls, strict=True):
+        result = runner.run(call)
+        for name, found in (("logits", result.logits), ("hidden_states", result.hidden_states)):
+            wanted = golden.get(f"{label}_{name}")
+            if wanted is None or found is None:
+                continue
+            difference = float(np.abs(found - wanted).max() / max(np.abs(wanted).max(), 1e-6))
+            if not difference <= GOLDEN_TOLERANCE:  # a NaN is not within any tolerance
+                what = f"the engine's {name} on the golden {label} differ by {difference:.1e} of their largest value"
+                raise BuildError(what, f"Allowed is {GOLDEN_TOLERANCE:.0e}. This ONNX Runtime computes another result.")
+            worst = max(worst, difference)
+    return worst
+
+
+def manifest_entry(onnx: engines.OnnxDir, difference: float | None) -> dict[str, Any]:
+    return {
+        "backend": "ort",
+        "fingerprint": fingerprint.fingerprint(),
+        "source": onnx.manifest["source"],
+        "golden_difference": difference,
+    }
+
+
+def engine_contract(config: dict[str, Any]) -> GraphContract:
+    shape = dict(config["graph"])
+    return lowered_contract(canonical_contract(GraphShape(**shape | {"role": Role(shape["role"])})))
+
+
+def rope_of(config: dict[str, Any]) -> RopeConfig:
+    return RopeConfig(**config["rope"])
+
+
+def open_runner(engine_dir: Path, role: Role) -> tuple[OrtRunner, dict[str, Any]]:
+    """A runner for a finished engine and the engine's config; checks files, fingerprint and contract first."""
+    config, entry = engines.open_engine(engine_dir, role)
+    fingerprint.check(entry["fingerprint"], f"the {role.value} engine in {engine_dir}")
+    path = engine_dir / f"{engines.STEMS[role]}.onnx"
+    return OrtRunner(path, engine_contract(config), config["builder_config"]["max_kv_cache_capacity"]), config

@@ -1,0 +1,278 @@
+"""Lowers a canonical graph to ONNX Runtime's CPU kernels: small rewrites, each with its precondition.
+
+- attention: RotaryEmbedding + TensorScatter + Attention -> GroupQueryAttention over a shared cache
+- weights: stored halves -> float32 in the [in, out] layout that MatMul reads
+
+Knows the operators of both sides. Knows no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from edgespec.errors import ContractError
+
+MICROSOFT = "com.microsoft"
+ALIGN_BYTES = 4096
+NUMPY = {
+    ir.DataType.FLOAT: np.dtype(np.float32),
+    ir.DataType.FLOAT16: np.dtype(np.float16),
+    ir.DataType.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWeight:
+    """A weight of the lowered graph: where its source stands, and where its float32 form will."""
+
+    source: ir.ExternalTensor
+    transposed: bool
+    offset: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """The lowered graph, and the weights that its data file must hold in this order."""
+
+    model: ir.Model
+    weights: list[StoredWeight]
+
+
+def lower(model: ir.Model, data_name: str) -> Lowered:
+    """Rewrite `model` in place; external weights will stand in `data_name` beside it.
+
+    Raises ContractError if a node does not have the form that the rewrite needs.
+    """
+    lower_attention(model.graph)
+    weights = lower_weights(model.graph, data_name)
+    RemoveUnusedNodesPass()(model)
+    model.graph.opset_imports[MICROSOFT] = 1
+    drop_input(model.graph, "write_indices")
+    check_lowered(model.graph)
+    return Lowered(model, weights)
+
+
+# ---- attention -------------------------------------------------------------------------------------------------
+
+
+def lower_attention(graph: ir.Graph) -> None:
+    """GroupQueryAttention is causal in slot order and takes batch 1 when a past is given: the runtime keeps parents
+    before children, and the build refuses other batch sizes."""
+    inputs = {value.name: value for value in graph.inputs}
+    shared = shared_inputs(graph, inputs["attention_mask"])
+    for node in [n for n in graph if n.op_type == "Attention" and n.domain == ""]:
+        replace_attention(graph, node, shared)
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    bias: ir.Value  # float [1, 1, S, T], 0 or -inf
+    seqlens_k: ir.Value  # int32 [1], T - 1
+    total: ir.Value  # int32 scalar, T
+
+
+def shared_inputs(graph: ir.Graph, mask: ir.Value) -> Shared:
+    """The mask as an additive bias, and the length that it implies."""
+    constant = Constants(graph)
+    width = ir.node("Shape", [mask], {"start": 3, "end": 4}, name="lowered/width")
+    total64 = ir.node("Squeeze", [width.outputs[0]], name="lowered/total64")
+    total = ir.node("Cast", [total64.outputs[0]], {"to": int(ir.DataType.INT32)}, name="lowered/total")
+    last64 = ir.node("Sub", [width.outputs[0], constant("lowered/one", np.array([1], np.int64))], name="lowered/last64")
+    last = ir.node("Cast", [last64.outputs[0]], {"to": int(ir.DataType.INT32)}, name="lowered/seqlens_k")
+    zero = constant("lowered/zero", np.array(0, np.float32))
+    never = constant("lowered/never", np.array(-np.inf, np.float32))
+    bias = ir.node("Where", [mask, zero, never], name="lowered/bias")
+    nodes = [width, total64, total, last64, last, bias]
+    name_outputs(nodes)
+    first = graph[0]
+    graph.insert_before(first, nodes)
+    return Shared(bias.outputs[0], last.outputs[0], total.outputs[0])
+
+
+def replace_attention(graph: ir.Graph, node: ir.Node, shared: Shared) -> None:
+    q, key, value, _ = (required(v) for v in node.inputs[:4])
+    scaled = producer(q, "Mul", node)
+    q_rope = producer(required(scaled.inputs[0]), "RotaryEmbedding", node)
+    k_scatter, v_scatter = producer(key, "TensorScatter", node), producer(value, "TensorScatter", node)
+    k_rope = producer(required(k_scatter.inputs[1]), "RotaryEmbedding", node)
+    v_turn = producer(required(v_scatter.inputs[1]), "Transpose", node)
+    out_turn = only_user(node.outputs[0], "Transpose", node)
+    out_flat = only_user(out_turn.outputs[0], "Reshape", node)
+    require(node.attributes["scale"].as_float() == 1.0, node, "scale 1.0")
+    require(len(node.outputs) == 1, node, "one output")
+
+    constant, name = Constants(graph), str(node.name)
+    nodes: list[ir.Node] = []
+
+    def flat(turn: ir.Node, label: str) -> tuple[ir.Value, int]:
+        """[B, S, N, D] before the transpose -> ([B, S, N*D], N)."""
+        source = required(turn.inputs[0])
+        heads, dim = head_shape(producer(source, None, node), node)
+        shape = constant(f"lowered/flat{heads * dim}", np.array([0, 0, heads * dim], np.int64))
+        nodes.append(ir.node("Reshape", [source, shape], name=f"{name}/{label}/flat"))
+        return nodes[-1].outputs[0], heads
+
+    def rotated(rope: ir.Node, label: str) -> tuple[ir.Value, int]:
+        x, heads = flat(producer(required(rope.inputs[0]), "Transpose", node), label)
+        attributes = {"num_heads": heads}
+        if "rotary_embedding_dim" in rope.attributes:
+            attributes["rotary_embedding_dim"] = rope.attributes["rotary_embedding_dim"].as_int()
+        nodes.append(ir.node("RotaryEmbedding", [x, *rope.inputs[1:]], attributes, name=f"{name}/{label}/rope"))
+        return nodes[-1].outputs[0], heads
+
+    q3, num_heads = rotated(q_rope, "q")
+    nodes.append(ir.node("Mul", [q3, scaled.inputs[1]], name=f"{name}/q/scale"))
+    q3 = nodes[-1].outputs[0]
+    k3, num_kv_heads = rotated(k_rope, "k")
+    v3, _ = flat(v_turn, "v")
+    attention = ir.node(
+        "GroupQueryAttention",
+        [q3, k3, v3, k_scatter.inputs[0], v_scatter.inputs[0], shared.seqlens_k, shared.total, None, None, None, shared.bias],
+        {"num_heads": num_heads, "kv_num_heads": num_kv_heads, "scale": 1.0},
+        domain=MICROSOFT, num_outputs=3, name=name,
+    )  # fmt: skip
+    nodes.append(attention)
+    name_outputs(nodes)
+    graph.insert_before(node, nodes)
+    out_flat.outputs[0].replace_all_uses_with(attention.outputs[0])
+    for scatter, present in zip((k_scatter, v_scatter), attention.outputs[1:], strict=True):
+        replace_output(graph, scatter.outputs[0], present)
+
+
+def head_shape(node: ir.Node, where: ir.Node) -> tuple[int, int]:
+    """(N, D) of a value [B, S, N, D]: told by the Reshape that split the heads, through a head norm if there is one."""
+    if node.op_type == "RMSNormalization":
+        node = producer(required(node.inputs[0]), "Reshape", where)
+    require(node.op_type == "Reshape", where, "heads split by a Reshape")
+    shape = required(node.inputs[1]).const_value
+    require(shape is not None and shape.size == 4, where, "heads split into four dimensions")
+    assert shape is not None
+    _, _, heads, dim = shape.numpy().tolist()
+    return heads, dim
+
+
+# ---- weights ---------------------------------------------------------------------------------------------------
+
+
+def lower_weights(graph: ir.Graph, data_name: str) -> list[StoredWeight]:
+    """Replace initializer -> [Cast] -> [Transpose] by one float32 initializer in the form that its user reads."""
+    weights: list[StoredWeight] = []
+    end = 0
+    for value in list(graph.initializers.values()):
+        tensor = value.const_value
+        if not isinstance(tensor, ir.ExternalTensor):
+            continue
+        for final, transposed in final_forms(value):
+            dims = tuple(reversed(tensor.shape.numpy())) if transposed else tensor.shape.numpy()
+            offset = -(-end // ALIGN_BYTES) * ALIGN_BYTES
+            weights.append(StoredWeight(tensor, transposed, offset, 4 * int(np.prod(dims))))
+            end = offset + weights[-1].num_bytes
+            name = f"{value.name}/{'t' if transposed else 'fp32'}"
+            shape = ir.Shape(dims)
+            stored = ir.ExternalTensor(
+                data_name, offset, weights[-1].num_bytes, ir.DataType.FLOAT, shape=shape, name=name
+            )
+            new = ir.Value(name=name, shape=shape, type=ir.TensorType(ir.DataType.FLOAT), const_value=stored)
+            graph.register_initializer(new)
+            final.replace_all_uses_with(new)
+    return weights
+
+
+def final_forms(value: ir.Value) -> Iterator[tuple[ir.Value, bool]]:
+    """The values that `value` ends in after an optional Cast and an optional Transpose of two axes."""
+    users = [node for node, _ in value.uses()]
+    casts = [node for node in users if node.op_type == "Cast"]
+    turns = [node for node in users if node.op_type == "Transpose"]
+    if casts:
+        yield from (form for cast in casts for form in final_forms(cast.outputs[0]))
+    elif turns:
+        yield from ((turn.outputs[0], True) for turn in turns)
+    elif users:
+        yield value, False
+
+
+def read_fp32(weight: StoredWeight, directory: Path) -> NDArray[np.float32]:
+    """The weight's float32 form, read from the canonical directory."""
+    source = weight.source
+    dtype = NUMPY[source.dtype]
+    with (directory / str(source.location)).open("rb") as file:
+        file.seek(source.offset or 0)
+        array = np.fromfile(file, dtype, int(np.prod(source.shape.numpy())))
+    array = array.reshape(source.shape.numpy())
+    return np.ascontiguousarray((array.T if weight.transposed else array).astype(np.float32, order="C"))
+
+
+# ---- small things ----------------------------------------------------------------------------------------------
+
+
+class Constants:
+    """Small constants in the graph itself; the same name is the same constant."""
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self.graph = graph
+
+    def __call__(self, name: str, array: NDArray[np.generic]) -> ir.Value:
+        if name not in self.graph.initializers:
+            tensor = ir.tensor(array, name=name)
+            value = ir.Value(name=name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
+            self.graph.register_initializer(value)
+        return self.graph.initializers[name]
+
+
+def name_outputs(nodes: list[ir.Node]) -> None:
+    for node in nodes:
+        for i, output in enumerate(node.outputs):
+            output.name = f"{node.name}:{i}"
+
+
+def required(value: ir.Value | None) -> ir.Value:
+    if value is None:
+        raise ContractError("a node lacks an input", "Export the checkpoint again with this version.")
+    return value
+
+
+def require(holds: bool, node: ir.Node, what: str) -> None:
+    if not holds:
+        raise ContractError(
+            f"{node.name}: lowering needs {what}", "The graph was not written by this version: export it again."
+        )
+
+
+def producer(value: ir.Value, op_type: str | None, where: ir.Node) -> ir.Node:
+    node = value.producer()
+    require(node is not None and op_type in (None, node.op_type), where, f"{value.name} made by {op_type or 'a node'}")
+    assert node is not None
+    return node
+
+
+def only_user(value: ir.Value, op_type: str, where: ir.Node) -> ir.Node:
+    users = [node for node, _ in value.uses()]
+    require(len(users) == 1 and users[0].op_type == op_type, where, f"its output read by one {op_type}")
+    return users[0]
+
+
+def replace_output(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
+    index = next(i for i, value in enumerate(graph.outputs) if value is old)
+    new.name, old.name = old.name, f"{old.name}/canonical"
+    new.shape, new.type = old.shape, old.type
+    graph.outputs[index] = new
+
+
+def drop_input(graph: ir.Graph, name: str) -> None:
+    value = next(v for v in graph.inputs if v.name == name)
+    require(not value.uses(), graph[0], f"input {name} unused after the rewrites")
+    graph.inputs.remove(value)
+
+
+def check_lowered(graph: ir.Graph) -> None:
+    left = {n.op_type for n in graph if n.op_type in {"Attention", "TensorScatter"}}
+    require(not left, graph[0], f"no {', '.join(left)} left after the rewrites")

@@ -1,0 +1,181 @@
+"""Directories on disk: their file names, their `manifest.json`, hashes, and writes that are whole or not there.
+
+Knows files. Knows nothing of what stands in a graph, a tokenizer or a request.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from edgespec.errors import BundleError, OutputError
+
+MANIFEST = "manifest.json"
+MODEL = "model.onnx"
+MODEL_DATA = "model.onnx.data"
+CONFIG = "config.json"
+EMBEDDING = "embedding.safetensors"
+D2T = "d2t.safetensors"
+GOLDEN = "golden.safetensors"
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+COMPONENTS = ("llm", "base", "draft", "mtp_draft", "dflash_draft", "visual")
+MANIFEST_FORMAT = 1
+CHUNK_BYTES = 8 << 20
+
+
+def sha256_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def file_entries(directory: Path, known: Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:
+    """Size and hash of each file beside the manifest; `known` holds hashes that were made while writing."""
+    entries = {}
+    for path in sorted(directory.iterdir()):
+        if path.name == MANIFEST or not path.is_file():
+            continue
+        digest = (known or {}).get(path.name) or sha256_file(path)
+        entries[path.name] = {"bytes": path.stat().st_size, "sha256": digest}
+    return entries
+
+
+def provenance() -> dict[str, Any]:
+    """Who wrote a directory: our version, the command line, and the versions that shape its content."""
+    versions = {name: installed_version(name) for name in ("numpy", "onnx", "onnx-ir", "safetensors")}
+    command = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    return {"edgespec": installed_version("edgespec"), "command": command, "packages": versions}
+
+
+def installed_version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write JSON so that the file is the old one or the whole new one, whatever happens between."""
+    staged = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    try:
+        with writing(path), staged.open("w", encoding="utf-8") as file:
+            json.dump(value, file, indent=2, ensure_ascii=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        staged.replace(path)
+    finally:
+        staged.unlink(missing_ok=True)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object of a bundle; a damaged or missing file is a BundleError that names it."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BundleError(f"{path} does not exist", "Export or build the directory again.") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise BundleError(f"{path} cannot be read: {error}", "Export or build the directory again.") from None
+    if not isinstance(value, dict):
+        raise BundleError(f"{path} holds no JSON object", "Export or build the directory again.")
+    return value
+
+
+def read_manifest(directory: Path) -> dict[str, Any]:
+    manifest = read_json(directory / MANIFEST)
+    if manifest.get("format") != MANIFEST_FORMAT:
+        raise BundleError(
+            f"{directory / MANIFEST} has format {manifest.get('format')!r}, this version reads {MANIFEST_FORMAT}",
+            "Export the checkpoint again with this version of edgespec.",
+        )
+    return manifest
+
+
+def check_files(directory: Path, files: Mapping[str, Mapping[str, Any]], *, trust_unchanged: bool = False) -> None:
+    """Compare files with their manifest entries; BundleError names the first that differs.
+
+    With `trust_unchanged` a file whose size and modification time are those recorded is not read again.
+    """
+    for name, entry in files.items():
+        path = contained(directory, name)
+        if not path.is_file():
+            raise BundleError(f"{path} is missing", "Copy or make the directory again; it is not whole.")
+        stat = path.stat()
+        if stat.st_size != entry["bytes"]:
+            what = f"{path} has {stat.st_size} bytes, its manifest says {entry['bytes']}"
+            raise BundleError(what, "The file is truncated or was replaced: copy or make the directory again.")
+        if trust_unchanged and entry.get("mtime_ns") == stat.st_mtime_ns:
+            continue
+        if sha256_file(path) != entry["sha256"]:
+            what = f"{path} does not have the hash that its manifest records"
+            raise BundleError(what, "The file is damaged or was replaced: copy or make the directory again.")
+
+
+def contained(directory: Path, name: str) -> Path:
+    """`directory/name` for a plain file name; anything that could leave the directory is refused."""
+    if not name or name in {".", ".."} or Path(name).name != name:
+        raise BundleError(f"{directory / MANIFEST} names the file {name!r}", "File names in it must be plain names.")
+    return directory / name
+
+
+@contextmanager
+def staged_directory(target: Path) -> Iterator[Path]:
+    """A temporary sibling that becomes `target` when the block ends well, and vanishes when it does not.
+
+    `target` must not exist, or be an empty directory. Raises OutputError where it cannot be written.
+    """
+    refuse_occupied(target)
+    staging = target.parent / f".{target.name}.tmp-{os.getpid()}"
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        staging.mkdir()
+    try:
+        with writing(target):
+            yield staging
+            if target.exists():
+                target.rmdir()
+            staging.replace(target)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def refuse_occupied(target: Path) -> None:
+    if target.is_dir() and not any(target.iterdir()):
+        return
+    if target.exists():
+        raise OutputError(f"{target} already exists", "Choose another directory, or remove this one first.")
+
+
+@contextmanager
+def writing(target: Path) -> Iterator[None]:
+    """Turn the operating system's refusals to write into an OutputError with the remedy."""
+    try:
+        yield
+    except OSError as error:
+        remedies = {
+            errno.ENOSPC: "The disk is full: free some space, or choose another place. Nothing half-written is left.",
+            errno.EDQUOT: "The quota is used up: free some space, or choose another place.",
+            errno.EACCES: "Choose a directory that you may write to.",
+            errno.EPERM: "Choose a directory that you may write to.",
+            errno.EROFS: "The file system is read-only: choose another place.",
+            errno.ENOTDIR: "A part of the path is a file: choose another place.",
+        }
+        if error.errno not in remedies:
+            raise
+        raise OutputError(f"cannot write {target}: {error.strerror}", remedies[error.errno]) from error

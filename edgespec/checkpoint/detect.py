@@ -1,0 +1,276 @@
+"""What a checkpoint is: a base model, an EAGLE-3 draft, or something that this version refuses by name.
+
+Knows the signs by which published kinds are told apart (specdec.md 1.5), compares tensors with what a graph expects,
+and reads the draft's vocabulary map. Knows no graphs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.checkpoint.files import Checkpoint, TensorInfo, read_json, some_of
+from edgespec.config import DraftConfig, ModelConfig, Shapes, parse_draft_config, parse_model_config, quantised
+from edgespec.errors import CheckpointError, UnsupportedModel
+
+_FLOATS = ("float32", "float16", "bfloat16")
+_SUPPORTED = "This version takes Llama, Mistral, Qwen2 and Qwen3 base models and EAGLE-3 drafts."
+
+
+def detect(checkpoint: Checkpoint) -> ModelConfig | DraftConfig:
+    """The checkpoint's configuration, by the order of specdec.md 1.5; the base's dtype is that of its tensors.
+
+    Raises UnsupportedModel for kinds that are recognised and not supported, CheckpointError for broken ones.
+    """
+    config, source = checkpoint.config, str(checkpoint.path / "config.json")
+    _refuse_other_speculators(config, source)
+    for kind in _KINDS:
+        if kind.recognises(config, checkpoint):
+            if kind.name != _EAGLE3:
+                raise UnsupportedModel(f"{checkpoint.path} is {kind.name}, which this version does not do.", _SUPPORTED)
+            _refuse_quantised(checkpoint)
+            return parse_draft_config(config, _shapes(checkpoint), source)
+    _refuse_quantised(checkpoint)
+    model = parse_model_config(config, source)
+    return replace(model, dtype=_stored_dtype(checkpoint) or model.dtype)
+
+
+def check_tensors(
+    expected: Mapping[str, tuple[int, ...]], checkpoint: Checkpoint, ignorable: Collection[str] = ()
+) -> None:
+    """Compare the checkpoint's tensors with `expected` (name -> shape, floating point); `ignorable` may be there too.
+
+    Raises one CheckpointError that names all that is missing, unknown, misshapen or of another type (five of each).
+    """
+    found = checkpoint.tensors
+    known = {*expected, *ignorable}
+    both = [found[name] for name in expected if name in found]
+    complaints = {
+        "missing": [name for name in expected if name not in found],
+        "not part of this model": [name for name in found if name not in known],
+        "of another shape": [
+            f"{info.name} {list(info.shape)} instead of {list(expected[info.name])}"
+            for info in both
+            if info.shape != tuple(expected[info.name])
+        ],
+        "of another type than float32, float16 or bfloat16": [
+            f"{info.name} {info.dtype}" for info in both if info.dtype not in _FLOATS
+        ],
+    }
+    lines = [f"{what} ({len(names)}): {some_of(names)}" for what, names in complaints.items() if names]
+    if lines:
+        raise CheckpointError(
+            f"the tensors of {checkpoint.path} are not those of its config.json. {'; '.join(lines)}.",
+            "Check that config.json and weights belong together, or download the checkpoint again.",
+        )
+
+
+def read_d2t(checkpoint: Checkpoint, config: DraftConfig) -> NDArray[np.int64] | None:
+    """Offsets [draft_vocab_size]: target id = draft id + offset. None where the draft has the base's vocabulary.
+
+    A table of absolute ids is recognised (specdec.md 1.3) and converted; a missing table is made from t2d. Raises
+    CheckpointError for tables that point outside the vocabulary, name a token twice or can be read in two ways.
+    """
+    names = {name.removeprefix("model."): name for name in checkpoint.tensors}
+    used = _read_t2d(checkpoint, names["t2d"], config) if "t2d" in names else None
+    draft_ids = np.arange(config.draft_vocab_size, dtype=np.int64)
+    if "d2t" in names:
+        table = _read_table(checkpoint, names["d2t"], config)
+        return _target_ids(table, draft_ids, used, config, checkpoint) - draft_ids
+    if config.draft_vocab_size == config.vocab_size:
+        return None
+    if used is None:
+        raise CheckpointError(
+            f"{checkpoint.path} has {config.draft_vocab_size} draft tokens of {config.vocab_size} and neither d2t nor "
+            "t2d, which tell their ids.",
+            "Download the draft again, or add the d2t table that it was trained with.",
+        )
+    _check_t2d_count(used, config, checkpoint)
+    return np.flatnonzero(used) - draft_ids
+
+
+# Kinds of checkpoints
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    name: str  # as it follows "this is"
+    recognises: Callable[[Mapping[str, Any], Checkpoint], bool]
+
+
+_EAGLE3 = "an EAGLE-3 draft"
+
+
+def _is_speculators_eagle3(config: Mapping[str, Any], _: Checkpoint) -> bool:
+    return config.get("speculators_model_type") == "eagle3"
+
+
+def _is_dflash(config: Mapping[str, Any], _: Checkpoint) -> bool:
+    return config.get("dflash_config") is not None or "DFlashDraftModel" in _architectures(config)
+
+
+def _is_medusa(config: Mapping[str, Any], _: Checkpoint) -> bool:
+    return "medusa_num_heads" in config or "medusa" in config
+
+
+def _is_eagle3(config: Mapping[str, Any], checkpoint: Checkpoint) -> bool:
+    eagle = config.get("eagle_config")
+    if isinstance(eagle, Mapping):
+        return eagle.get("use_aux_hidden_state") is not False
+    shapes = _shapes(checkpoint)
+    return "fc.weight" in shapes and any(name.endswith(".hidden_norm.weight") for name in shapes)
+
+
+def _is_eagle1(config: Mapping[str, Any], checkpoint: Checkpoint) -> bool:
+    if isinstance(config.get("eagle_config"), Mapping):
+        return True  # the EAGLE-3 ones are gone by now
+    shapes, hidden = _shapes(checkpoint), config.get("hidden_size")
+    if not isinstance(hidden, int) or shapes.get("fc.weight") != (hidden, 2 * hidden):
+        return False
+    return "layers.0.self_attn.q_proj.weight" in shapes and "layers.0.input_layernorm.weight" not in shapes
+
+
+def _is_qwen_mtp(config: Mapping[str, Any], checkpoint: Checkpoint) -> bool:
+    text = config.get("text_config")
+    places = (config, text) if isinstance(text, Mapping) else (config,)
+    if any(place.get("mtp_num_hidden_layers") for place in places):
+        return True
+    return any(name.startswith("mtp.") for name in checkpoint.tensors)
+
+
+def _is_deepseek_mtp(config: Mapping[str, Any], checkpoint: Checkpoint) -> bool:
+    if not config.get("num_nextn_predict_layers"):
+        return False
+    return any(re.fullmatch(r"model\.layers\.\d+\.eh_proj\.weight", name) for name in checkpoint.tensors)
+
+
+def _is_vision_language(config: Mapping[str, Any], _: Checkpoint) -> bool:
+    return bool(config.get("vision_config") or config.get("visual"))
+
+
+# The first that recognises a checkpoint decides; what none recognises is a plain causal language model. Medusa comes
+# before the kinds that need a look at the tensors, because its heads are often pickled.
+_KINDS = (
+    _Kind(_EAGLE3, _is_speculators_eagle3),
+    _Kind("a DFlash draft", _is_dflash),
+    _Kind("a set of Medusa heads", _is_medusa),
+    _Kind(_EAGLE3, _is_eagle3),
+    _Kind("an EAGLE-1 or EAGLE-2 draft", _is_eagle1),
+    _Kind("a Qwen model with multi-token prediction (MTP) heads", _is_qwen_mtp),
+    _Kind("a DeepSeek or GLM model with multi-token prediction (MTP) layers", _is_deepseek_mtp),
+    _Kind("a vision-language model", _is_vision_language),
+)
+
+
+def _refuse_other_speculators(config: Mapping[str, Any], source: str) -> None:
+    kind = config.get("speculators_model_type", "eagle3")
+    if kind != "eagle3":
+        raise UnsupportedModel(f"{source}: a speculators draft of the type {kind!r}.", _SUPPORTED)
+
+
+def _architectures(config: Mapping[str, Any]) -> list[Any]:
+    names = config.get("architectures")
+    return names if isinstance(names, list) else []
+
+
+def _shapes(checkpoint: Checkpoint) -> Shapes:
+    """Shapes by name; some drafts have everything under `model.`, which changes nothing."""
+    return {name.removeprefix("model."): info.shape for name, info in checkpoint.tensors.items()}
+
+
+def _refuse_quantised(checkpoint: Checkpoint) -> None:
+    """ModelOpt writes its settings beside config.json as well; an algorithm of null is an unquantised export."""
+    path = checkpoint.path / "hf_quant_config.json"
+    settings = read_json(path).get("quantization") if path.exists() else None
+    if isinstance(settings, Mapping) and settings.get("quant_algo"):
+        raise quantised(settings, str(path))
+
+
+def _stored_dtype(checkpoint: Checkpoint) -> str | None:
+    """The floating type that holds most bytes: what the weights are, whatever config.json says."""
+    sizes: Counter[str] = Counter()
+    for info in checkpoint.tensors.values():
+        if info.dtype in _FLOATS:
+            sizes[info.dtype] += info.num_bytes
+    return max(sizes, key=sizes.__getitem__, default=None)
+
+
+# The draft's vocabulary
+
+
+def _read_table(checkpoint: Checkpoint, name: str, config: DraftConfig) -> NDArray[np.int64]:
+    _check_map(checkpoint, checkpoint.tensors[name], (config.draft_vocab_size,), ("int64", "int32"))
+    return checkpoint.read(name).astype(np.int64)
+
+
+def _read_t2d(checkpoint: Checkpoint, name: str, config: DraftConfig) -> NDArray[np.bool_]:
+    """Which of the base's tokens the draft knows: bool [vocab_size]."""
+    _check_map(checkpoint, checkpoint.tensors[name], (config.vocab_size,), ("bool", "uint8", "int8", "int32", "int64"))
+    return checkpoint.read(name).astype(np.bool_)
+
+
+def _check_map(checkpoint: Checkpoint, info: TensorInfo, shape: tuple[int, ...], dtypes: tuple[str, ...]) -> None:
+    if info.shape != shape or info.dtype not in dtypes:
+        raise CheckpointError(
+            f"{info.name} of {checkpoint.path} is {info.dtype} {list(info.shape)}; "
+            f"expected {dtypes[0]} {list(shape)} by its config.json."
+        )
+
+
+def _target_ids(
+    table: NDArray[np.int64],
+    draft_ids: NDArray[np.int64],
+    used: NDArray[np.bool_] | None,
+    config: DraftConfig,
+    checkpoint: Checkpoint,
+) -> NDArray[np.int64]:
+    """The base's id of each draft token, by whichever of the two readings of d2t holds."""
+    if used is not None:
+        _check_t2d_count(used, config, checkpoint)
+    offset, absolute = draft_ids + table, table
+    wrong_offset = _fault(offset, used, config.vocab_size)
+    wrong_absolute = _fault(absolute, used, config.vocab_size)
+    if wrong_offset is None and wrong_absolute is None and not np.array_equal(offset, absolute):
+        raise CheckpointError(
+            f"d2t of {checkpoint.path} can be read as offsets and as ids: as offsets, draft token 0 is {offset[0]} and "
+            f"the last {offset[-1]}; as ids, {absolute[0]} and {absolute[-1]}.",
+            "Add the t2d tensor, which tells the two apart, or write d2t as offsets of a sorted vocabulary.",
+        )
+    if wrong_offset is None:
+        return offset
+    if wrong_absolute is None:
+        return absolute
+    raise CheckpointError(
+        f"d2t of {checkpoint.path} is broken. Read as offsets: {wrong_offset}. Read as ids: {wrong_absolute}.",
+        "Download the draft again; its config.json must tell the vocab_size of the base it was trained for.",
+    )
+
+
+def _fault(ids: NDArray[np.int64], used: NDArray[np.bool_] | None, vocab_size: int) -> str | None:
+    """What is wrong with a reading, at the first offending index; None if nothing is."""
+    outside = np.flatnonzero((ids < 0) | (ids >= vocab_size))
+    if outside.size:
+        return f"entry {outside[0]} leads to token {ids[outside[0]]}, outside 0..{vocab_size - 1}"
+    _, first = np.unique(ids, return_index=True)
+    if first.size < ids.size:
+        again = int(np.setdiff1d(np.arange(ids.size), first)[0])
+        before = int(np.flatnonzero(ids == ids[again])[0])
+        return f"entries {before} and {again} both lead to token {ids[again]}"
+    if used is not None and not used[ids].all():
+        stray = int(np.flatnonzero(~used[ids])[0])
+        return f"entry {stray} leads to token {ids[stray]}, which t2d does not mark"
+    return None
+
+
+def _check_t2d_count(used: NDArray[np.bool_], config: DraftConfig, checkpoint: Checkpoint) -> None:
+    if int(used.sum()) != config.draft_vocab_size:
+        raise CheckpointError(
+            f"t2d of {checkpoint.path} marks {int(used.sum())} tokens; its config.json tells of a draft_vocab_size of "
+            f"{config.draft_vocab_size}."
+        )

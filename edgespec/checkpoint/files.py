@@ -1,0 +1,465 @@
+"""The files of a checkpoint: its config, the list of its tensors, and each tensor's bytes when asked for.
+
+Knows safetensors (one file or shards), pickled PyTorch weights behind `allow_pickle`, and the Hugging Face hub. Knows
+nothing of models: which tensors there should be is for detect.py. Never maps a file and never holds more than the one
+tensor that is read (pickled weights excepted: torch maps them).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, TypeGuard
+
+import ml_dtypes
+import numpy as np
+
+from edgespec.errors import CheckpointError, MissingDependency, UnsupportedModel
+
+logger = logging.getLogger(__name__)
+
+_MAX_HEADER_BYTES = 100 * 1024 * 1024  # the safetensors library's own limit
+_CHUNK_BYTES = 8 * 1024 * 1024
+_DOWNLOAD_AGAIN = "Download it again: the file is damaged or the download was not finished."
+_HUB_PATTERNS = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
+_PICKLE_PATTERNS = ["*.bin"]
+
+# safetensors code -> our name, which is numpy's (with ml_dtypes) and torch's as well
+_DTYPES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U64": "uint64",
+    "U32": "uint32",
+    "U16": "uint16",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """Where a tensor lies: `offset` counts from the start of `file`. `file` is None for pickled weights."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: Path | None
+    offset: int
+    num_bytes: int
+
+
+class ByteSink(Protocol):
+    """An open binary file, or what passes the bytes on to one."""
+
+    def write(self, data: bytes | memoryview, /) -> int: ...
+
+
+def open_checkpoint(source: str | Path, *, allow_pickle: bool = False) -> Checkpoint:
+    """A checkpoint from a directory or, where no such directory exists, from the Hugging Face hub.
+
+    Raises CheckpointError for a directory without a readable config.json, and for a download that fails.
+    """
+    path = Path(source)
+    if path.is_dir():
+        return Checkpoint(path, allow_pickle=allow_pickle)
+    if path.exists():
+        raise CheckpointError(f"{path} is a file, not a checkpoint directory.", f"Pass {path.parent} instead.")
+    return Checkpoint(_download(str(source), allow_pickle), allow_pickle=allow_pickle)
+
+
+class Checkpoint:
+    """A directory with a config.json and weights. The weights' headers are read at the first use of `tensors`."""
+
+    def __init__(self, path: Path, *, allow_pickle: bool = False) -> None:
+        self.path = path
+        self.config: dict[str, Any] = read_json(path / "config.json")
+        generation = path / "generation_config.json"
+        self.generation_config: dict[str, Any] | None = read_json(generation) if generation.exists() else None
+        self._allow_pickle = allow_pickle
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """Every tensor of the checkpoint by name, in the order of the files."""
+        return self._weights.tensors
+
+    def read(self, name: str) -> np.ndarray[Any, Any]:
+        """The tensor as a fresh array of its own dtype (bfloat16 and float8 from ml_dtypes)."""
+        info = self.tensors[name]
+        if info.file is None:
+            return self._weights.unpickled[name].copy()
+        try:
+            data = np.fromfile(info.file, np.uint8, count=info.num_bytes, offset=info.offset)
+        except OSError as error:
+            raise _unreadable(info.file, error) from error
+        if data.size != info.num_bytes:
+            raise _changed(info, data.size)
+        return data.view(_numpy_dtype(info.dtype)).reshape(info.shape)
+
+    def write_to(self, name: str, fh: ByteSink) -> None:
+        """Copy the tensor's raw little-endian bytes to `fh`, at most 8 MiB at a time."""
+        info = self.tensors[name]
+        if info.file is None:
+            data = self._weights.unpickled[name].reshape(-1).view(np.uint8)
+            for start in range(0, info.num_bytes, _CHUNK_BYTES):
+                fh.write(data[start : start + _CHUNK_BYTES].data)
+            return
+        with _open(info.file) as file:
+            file.seek(info.offset)
+            left = info.num_bytes
+            while left:
+                chunk = _read(file, min(left, _CHUNK_BYTES), info.file)
+                if not chunk:
+                    raise _changed(info, info.num_bytes - left)
+                fh.write(chunk)
+                left -= len(chunk)
+
+    def identity(self) -> str:
+        """sha256 over config.json, the tensors' names, dtypes and shapes, and the sizes of the weight files.
+
+        Cheap, and therefore blind to other values in tensors of the same form.
+        """
+        digest = hashlib.sha256((self.path / "config.json").read_bytes())
+        tensors = sorted((info.name, info.dtype, info.shape) for info in self.tensors.values())
+        sizes = sorted((file.name, file.stat().st_size) for file in self._weights.files)
+        digest.update(json.dumps([tensors, sizes]).encode())
+        return digest.hexdigest()
+
+    @cached_property
+    def _weights(self) -> _Weights:
+        return _find_weights(self.path, self._allow_pickle)
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """The tensors of a directory, the files they came from, and the arrays of those that were pickled."""
+
+    tensors: Mapping[str, TensorInfo]
+    files: tuple[Path, ...]
+    unpickled: Mapping[str, np.ndarray[Any, Any]]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file that holds an object. Raises CheckpointError that names the file."""
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{path.parent} has no {path.name}.", "Pass a checkpoint's own directory; a download may be incomplete."
+        ) from error
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not JSON: {error}.", "Download it again.") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} does not hold a JSON object.", "Download it again.")
+    return value
+
+
+def _numpy_dtype(name: str) -> np.dtype[Any]:
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+# The hub
+
+
+def _download(repo_id: str, allow_pickle: bool) -> Path:
+    if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", repo_id):
+        raise CheckpointError(f"there is no directory {repo_id!r}.", "Pass a directory or a Hugging Face repository.")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    logger.info("no directory %s: asking the Hugging Face hub", repo_id)
+    patterns = _HUB_PATTERNS + (_PICKLE_PATTERNS if allow_pickle else [])
+    try:
+        return Path(snapshot_download(repo_id, allow_patterns=patterns))
+    except (OSError, ValueError, HfHubHTTPError, _connection_error()) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CheckpointError(
+            f"could not get {repo_id!r} from the Hugging Face hub: {reason}",
+            "If this was meant as a directory, it does not exist. Otherwise check the name, the network and, for a "
+            "gated repository, `hf auth login`.",
+        ) from error
+
+
+def _connection_error() -> type[Exception]:
+    """huggingface_hub 1.x speaks through httpx, whose errors are no OSError; those of 0.x are."""
+    try:
+        from httpx import HTTPError
+    except ImportError:
+        return OSError
+    return HTTPError
+
+
+# Which files hold the weights
+
+
+def _find_weights(path: Path, allow_pickle: bool) -> _Weights:
+    single, index = path / "model.safetensors", path / "model.safetensors.index.json"
+    if single.exists():
+        return _from_safetensors([single])
+    if index.exists():
+        return _from_index(index)
+    others = sorted(file for file in path.glob("*.safetensors") if not file.name.startswith("."))
+    if len(others) == 1:
+        return _from_safetensors(others)
+    if others:
+        raise CheckpointError(
+            f"{path} has {len(others)} safetensors files ({some_of(file.name for file in others)}) "
+            "and no model.safetensors.index.json that tells what is where.",
+            "Download the index as well, or keep the one file that is the model.",
+        )
+    return _from_pickle(path, allow_pickle)
+
+
+def _from_safetensors(files: Iterable[Path]) -> _Weights:
+    files = tuple(files)
+    tensors = {info.name: info for file in files for info in _read_header(file)}
+    return _Weights(tensors, files, {})
+
+
+def _from_index(index: Path) -> _Weights:
+    """The shards of an index. A tensor that several shards hold is the one of the shard that the index names."""
+    weight_map = _read_weight_map(index)
+    files = _shards(index, weight_map)
+    tensors: dict[str, TensorInfo] = {}
+    for file in files:
+        for info in _read_header(file):
+            if weight_map.get(info.name, file.name) == file.name:
+                tensors[info.name] = info
+    _check_index_complete(index, weight_map, tensors)
+    return _Weights(tensors, files, {})
+
+
+def _read_weight_map(index: Path) -> dict[str, str]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index} has no weight_map.", "Download it again.")
+    for name, file in weight_map.items():
+        plain = isinstance(file, str) and file not in ("", ".", "..") and not set(file) & set("/\\:\0")
+        if not plain:
+            raise CheckpointError(
+                f"{index} puts tensor {name!r} into {file!r}, which is not the plain name of a file beside it.",
+                "Do not use this checkpoint unless you trust where it comes from; correct the index.",
+            )
+    return weight_map
+
+
+def _shards(index: Path, weight_map: Mapping[str, str]) -> tuple[Path, ...]:
+    files = tuple(index.parent / name for name in sorted(set(weight_map.values())))
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise CheckpointError(
+            f"{index} names {len(missing)} of {len(files)} shards that are not there: {some_of(missing)}.",
+            "Download the missing files into the same directory.",
+        )
+    return files
+
+
+def _check_index_complete(index: Path, weight_map: Mapping[str, str], found: Mapping[str, object]) -> None:
+    lost = [f"{name} ({file})" for name, file in weight_map.items() if name not in found]
+    if lost:
+        raise CheckpointError(
+            f"{index} names tensors that are not in their shards: {some_of(lost)}.",
+            "Download the index and these shards again: they do not belong together.",
+        )
+
+
+def some_of(names: Iterable[str]) -> str:
+    """Up to five names for a message, and how many more there are."""
+    names = list(names)
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+# safetensors: eight bytes with the header's length, the header as JSON, the tensors
+
+
+def _read_header(path: Path) -> list[TensorInfo]:
+    """The tensors of one file in the order of their bytes, which must fill the file without gaps."""
+    with _open(path) as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        start = _read(file, 8, path)
+        if start == b"version ":  # a git-lfs pointer begins "version https://git-lfs..."
+            raise CheckpointError(f"{path} is a Git LFS pointer, not the weights.", "Run `git lfs pull` in it.")
+        header_bytes = int.from_bytes(start, "little")
+        if len(start) == 8 and header_bytes > _MAX_HEADER_BYTES:
+            raise _damaged(path, f"its header would be {header_bytes} bytes long")
+        if size_bytes < 8 + header_bytes:
+            raise _truncated(path, 8 + header_bytes, size_bytes)
+        header = _parse_header(path, _read(file, header_bytes, path))
+    infos = [_parse_entry(path, name, entry, 8 + header_bytes) for name, entry in header.items()]
+    infos.sort(key=lambda info: (info.offset, info.num_bytes))
+    _check_layout(path, infos, 8 + header_bytes, size_bytes)
+    return infos
+
+
+def _parse_header(path: Path, text: bytes) -> dict[str, Any]:
+    try:
+        header = json.loads(text, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, f"its header is not JSON ({error})") from error
+    if not isinstance(header, dict):
+        raise _damaged(path, "its header is not an object")
+    header.pop("__metadata__", None)
+    return header
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(dict(pairs)) != len(pairs):
+        raise ValueError("a name occurs twice")
+    return dict(pairs)
+
+
+def _parse_entry(path: Path, name: str, entry: object, data_start: int) -> TensorInfo:
+    if not isinstance(entry, dict):
+        raise _damaged(path, f"its header tells nothing of tensor {name!r}")
+    dtype, shape, span = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+    if not (isinstance(dtype, str) and _is_naturals(shape) and _is_naturals(span) and len(span) == 2):
+        raise _damaged(path, f"its header tells nothing usable of tensor {name!r}")
+    if dtype not in _DTYPES:
+        raise UnsupportedModel(f"{path}: tensor {name!r} has the type {dtype!r}, which this version cannot read.")
+    begin, end = span
+    num_bytes = math.prod(shape) * _numpy_dtype(_DTYPES[dtype]).itemsize
+    if end - begin != num_bytes:
+        raise _damaged(path, f"tensor {name!r} of {num_bytes} bytes lies at {begin}..{end}")
+    return TensorInfo(name, _DTYPES[dtype], tuple(shape), path, data_start + begin, num_bytes)
+
+
+def _is_naturals(value: object) -> TypeGuard[list[int]]:
+    """Whether this is a list of whole numbers such as a shape has; 2^63 is where file offsets end."""
+    return isinstance(value, list) and all(type(item) is int and 0 <= item < 2**63 for item in value)
+
+
+def _check_layout(path: Path, infos: list[TensorInfo], data_start: int, size_bytes: int) -> None:
+    end = data_start
+    for info in infos:
+        if info.offset != end:
+            raise _damaged(path, f"tensor {info.name!r} begins at byte {info.offset}, the one before ends at {end}")
+        end += info.num_bytes
+    if size_bytes < end:
+        raise _truncated(path, end, size_bytes)
+    if size_bytes > end:
+        raise _damaged(path, f"it has {size_bytes} bytes, and its tensors end at {end}")
+
+
+# Pickled weights
+
+
+def _from_pickle(path: Path, allow_pickle: bool) -> _Weights:
+    single, index = path / "pytorch_model.bin", path / "pytorch_model.bin.index.json"
+    if not single.exists() and not index.exists():
+        raise CheckpointError(
+            f"{path} has no weights: neither *.safetensors nor pytorch_model.bin.",
+            "Download the weights as well. If a Hugging Face repository has only pickled weights, pass --allow-pickle.",
+        )
+    if not allow_pickle:
+        raise CheckpointError(
+            f"{path} has only pickled weights ({single.name if single.exists() else index.name}).",
+            "Pass --allow-pickle (they are loaded with weights_only, which runs no code of theirs), "
+            "or convert them to safetensors.",
+        )
+    if single.exists():
+        files: tuple[Path, ...] = (single,)
+        weight_map: dict[str, str] = {}
+    else:
+        weight_map = _read_weight_map(index)
+        files = _shards(index, weight_map)
+    arrays = {name: array for file in files for name, array in _unpickle(file).items()}
+    _check_index_complete(index, weight_map, arrays)
+    tensors = {name: TensorInfo(name, str(a.dtype), a.shape, None, 0, a.nbytes) for name, a in arrays.items()}
+    return _Weights(tensors, files, arrays)
+
+
+def _unpickle(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """The tensors of one file as arrays that share the memory which torch maps."""
+    import pickle
+
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingDependency(
+            f"reading {path.name} needs torch, which is not installed.", "pip install edgespec[torch]"
+        ) from error
+    try:
+        state = torch.load(path, weights_only=True, map_location="cpu", mmap=_is_zip(path))
+    except (OSError, RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
+        reason = str(error).partition("\n")[0]
+        raise CheckpointError(f"{path} could not be unpickled: {reason}", _DOWNLOAD_AGAIN) from error
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path} holds a {type(state).__name__}, not a dictionary of tensors.")
+    return {name: _to_array(path, name, tensor) for name, tensor in state.items()}
+
+
+def _is_zip(path: Path) -> bool:
+    """The format before torch 1.6 is no zip archive and cannot be mapped."""
+    with _open(path) as file:
+        return _read(file, 4, path) == b"PK\x03\x04"
+
+
+def _to_array(path: Path, name: object, tensor: object) -> np.ndarray[Any, Any]:
+    import torch
+
+    if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
+        raise CheckpointError(f"{path}: entry {name!r} is a {type(tensor).__name__}, not a named tensor.")
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if dtype not in _DTYPES.values() or tensor.layout != torch.strided:
+        raise UnsupportedModel(
+            f"{path}: tensor {name!r} is {tensor.layout} of {dtype}, which this version cannot read."
+        )
+    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return flat.view(_numpy_dtype(dtype)).reshape(tuple(tensor.shape))
+
+
+# Errors
+
+
+def _open(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _read(file: BinaryIO, size_bytes: int, path: Path) -> bytes:
+    try:
+        return file.read(size_bytes)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(f"{path} cannot be read: {error.strerror or error}.", "Check its permissions and the disk.")
+
+
+def _damaged(path: Path, how: str) -> CheckpointError:
+    return CheckpointError(f"{path} is not a sound safetensors file: {how}.", _DOWNLOAD_AGAIN)
+
+
+def _truncated(path: Path, expected_bytes: int, size_bytes: int) -> CheckpointError:
+    return CheckpointError(
+        f"{path} is truncated: expected at least {expected_bytes} bytes, found {size_bytes}.", _DOWNLOAD_AGAIN
+    )
+
+
+def _changed(info: TensorInfo, got_bytes: int) -> CheckpointError:
+    return CheckpointError(
+        f"{info.file} became shorter while it was read: "
+        f"tensor {info.name!r} has {info.num_bytes} bytes, got {got_bytes}.",
+        _DOWNLOAD_AGAIN,
+    )

@@ -1,0 +1,69 @@
+"""`edgespec build`: strings into values, then the backend's `build` does the work."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from edgespec.cli.flags import EdgeCommand
+from edgespec.contract import Limits
+
+DEFAULTS = Limits()
+ALIASES = {"--eagle-base": "--spec-base", "--eagle-draft": "--spec-draft"}
+DIRECTORY = click.Path(path_type=Path)
+
+
+@click.command("build", cls=EdgeCommand, aliases=ALIASES)
+@click.option("--onnx-dir", required=True, type=DIRECTORY, help="What edgespec export wrote: an llm, base or draft.")
+@click.option("--engine-dir", required=True, type=DIRECTORY, help="Where the engine goes; base and draft share one.")
+@click.option("--spec-base", is_flag=True, help="Say that this is the base; checked against its config.json.")
+@click.option("--spec-draft", is_flag=True, help="Say that this is the draft; checked against its config.json.")
+@click.option("--max-batch-size", default=DEFAULTS.max_batch_size, show_default=True, help="Sequences at a time.")
+@click.option("--max-input-len", default=DEFAULTS.max_input_len, show_default=True, help="Prompt tokens.")
+@click.option(
+    "--max-kv-cache-capacity", default=DEFAULTS.max_kv_cache_capacity, show_default=True, help="Prompt and answer."
+)
+@click.option(
+    "--max-verify-tree-size", default=DEFAULTS.max_verify_tree_size, show_default=True, help="Nodes a base pass."
+)
+@click.option(
+    "--max-draft-tree-size", default=DEFAULTS.max_draft_tree_size, show_default=True, help="Draft top-k times step."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def command(onnx_dir: Path, engine_dir: Path, spec_base: bool, spec_draft: bool, as_json: bool, **limits: int) -> None:
+    """Build the engine of an exported directory for this machine (ONNX Runtime on the CPU).
+
+    The finished engine is run on the golden inputs that the export stored; one that does not reproduce their outputs
+    is not kept. An engine is bound to the ONNX Runtime version and the CPU that built it.
+
+    \b
+    edgespec build --onnx-dir onnx/base/llm  --engine-dir engines --spec-base
+    edgespec build --onnx-dir onnx/draft/llm --engine-dir engines --spec-draft
+    """
+    from edgespec.backends.ort.build import build
+    from edgespec.cli.progress import Bars
+
+    with Bars() as bars:
+        built = build(
+            onnx_dir, engine_dir, Limits(**limits), spec_base=spec_base, spec_draft=spec_draft,
+            start=lambda total: bars.start("engine", total), advance=bars.advance,
+        )  # fmt: skip
+    if as_json:
+        shown = {
+            "role": built.role.value,
+            "engine": str(built.engine),
+            "bytes": built.size_bytes,
+            "golden_difference": built.golden_difference,
+            "seconds": built.seconds,
+        }
+        click.echo(json.dumps(shown, indent=2))
+        return
+    checked = (
+        "no golden outputs to check with"
+        if built.golden_difference is None
+        else f"golden outputs reproduced (largest difference {built.golden_difference:.1e})"
+    )
+    click.echo(f"{built.role.value}: {built.engine} ({built.size_bytes / 1e6:.1f} MB, {built.seconds:.1f} s)")
+    click.echo(f"  {checked}")

@@ -1,0 +1,85 @@
+"""`edgespec export`: strings into values, then `export.components` does the work."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from edgespec.cli.flags import EdgeCommand
+from edgespec.errors import UnsupportedModel
+
+# Flags of the mirrored tool whose work belongs to later versions: known, and refused by name.
+NOT_YET = {
+    "mtp": "MTP heads",
+    "dflash_base": "DFlash",
+    "dflash_tree_base": "DFlash",
+    "dflash_draft": "DFlash",
+    "dflash_draft_dir": "DFlash",
+}
+
+
+def layer_list(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    try:
+        return tuple(int(part) for part in value.split(","))
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is no list of layer indices such as 2,14,25", ctx, param) from None
+
+
+@click.command("export", cls=EdgeCommand)
+@click.argument("model", metavar="MODEL")
+@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+@click.option("--eagle-base", is_flag=True, help="Export the base of an EAGLE draft: its graph also emits the taps.")
+@click.option(
+    "--base-model-dir",
+    metavar="BASE",
+    help="For a draft: the base that it was made for, for pairing and for what the draft borrows.",
+)
+@click.option(
+    "--aux-layers",
+    callback=layer_list,
+    metavar="I,J,K",
+    help="Taps as hidden_states indices (0 is the embedding), instead of EAGLE-3's 2, L//2, L-3 or the draft's own.",
+)
+@click.option("--allow-pickle", is_flag=True, help="Read pytorch_model.bin too, with weights_only.")
+@click.option("--no-golden", is_flag=True, help="Skip the golden inputs and outputs that build checks engines with.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.option("--mtp", is_flag=True, hidden=True)
+@click.option("--dflash-base", is_flag=True, hidden=True)
+@click.option("--dflash-tree-base", is_flag=True, hidden=True)
+@click.option("--dflash-draft", is_flag=True, hidden=True)
+@click.option("--dflash-draft-dir", hidden=True)
+def command(
+    model: str, out: Path, eagle_base: bool, base_model_dir: str | None, aux_layers: tuple[int, ...] | None,
+    allow_pickle: bool, no_golden: bool, as_json: bool, **later: object,
+) -> None:  # fmt: skip
+    """Write the ONNX graph of MODEL, a directory or a hub id, to OUT/llm.
+
+    An EAGLE-3 draft is recognised by itself, in each of its published layouts. Base and draft need different OUT
+    directories. Weights keep the checkpoint's type; nothing of it is run.
+
+    \b
+    edgespec export Qwen/Qwen3-8B onnx/base --eagle-base
+    edgespec export Tengyunw/qwen3_8b_eagle3 onnx/draft --base-model-dir Qwen/Qwen3-8B
+    """
+    for flag, method in NOT_YET.items():
+        if later.get(flag):
+            name = "--" + flag.replace("_", "-")
+            raise UnsupportedModel(f"{name}: this version does not export {method}", "It exports EAGLE-3 pairs.")
+    from edgespec.cli.progress import Bars
+    from edgespec.export.components import ExportOptions, export
+
+    options = ExportOptions(eagle_base, base_model_dir, aux_layers, allow_pickle, not no_golden)
+    with Bars() as bars:
+        result = export(model, out, options, bars)
+    if as_json:
+        shown = {"directory": str(result.directory), "role": result.role, "files": result.files, "notes": result.notes}
+        click.echo(json.dumps(shown, indent=2))
+        return
+    size = sum(entry["bytes"] for entry in result.files.values())
+    click.echo(f"{result.role}: {result.directory} ({size / 1e6:.1f} MB)")
+    for note in result.notes:
+        click.echo(f"  {note}")

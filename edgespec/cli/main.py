@@ -1,0 +1,88 @@
+"""The command line's front door: finds the command, keeps start-up light, and gives errors their exit codes."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+import click
+
+from edgespec import __version__
+from edgespec.cli.flags import INTERRUPTED, report
+from edgespec.errors import EdgeSpecError
+
+# Name -> (module, one line for the list). Modules load when their command is called.
+COMMANDS = {
+    "export": ("edgespec.cli.export", "Write the ONNX graph of a checkpoint: a base, a plain decoder or a draft."),
+    "build": ("edgespec.cli.build", "Build the engine of an exported directory for this machine."),
+    "infer": ("edgespec.cli.infer", "Answer the requests of input.json, with drafts or without."),
+}
+
+
+class LazyGroup(click.Group):
+    """Commands are imported when they are called; the list itself needs none of them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(COMMANDS[cmd_name][0]).command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="edgespec")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.pass_context
+def cli(ctx: click.Context, debug: bool) -> None:
+    """Lossless speculative decoding for edge devices.
+
+    From a Hugging Face checkpoint and its draft to running engines: export, build, infer. Flags may be spelt
+    --kebab-case, --snake_case or --camelCase.
+
+    Exit codes: 0 done, 1 our failure, 2 usage, 3 input refused, 4 this machine cannot do it, 5 some requests failed,
+    130 interrupted.
+    """
+    ctx.obj = {"debug": debug}
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line and exit with its code."""
+    args = sys.argv[1:] if argv is None else argv
+    sys.exit(run(args))
+
+
+def run(args: list[str]) -> int:
+    debug = "--debug" in args
+    try:
+        code: Any = cli.main(args=hoisted(args), prog_name="edgespec", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except EdgeSpecError as error:
+        if debug:
+            raise
+        report(error)
+        return error.exit_code
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted: nothing half-written is left", err=True)
+        return INTERRUPTED
+
+
+def hoisted(args: list[str]) -> list[str]:
+    """`--debug` works before and after the command's name."""
+    return (["--debug"] if "--debug" in args else []) + [arg for arg in args if arg != "--debug"]
+
+
+if __name__ == "__main__":
+    main()

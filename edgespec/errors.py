@@ -1,0 +1,79 @@
+"""The tree of errors. Each says what happened, with the value, and how to mend it.
+
+    EdgeSpecError                 exit 1
+      CheckpointError             exit 3   a checkpoint is incomplete, damaged or contradicts itself
+      UnsupportedModel            exit 3   recognised, and not something this version can do
+      PairingError                exit 3   base and draft do not belong together
+      RequestError                exit 3   input.json or a request in it
+      BundleError                 exit 3   an exported or built directory is damaged or is not what was asked for
+      LimitError                  exit 3   a size beyond what the engine was built for, or beyond what can exist
+      ContractError               exit 1   a graph does not keep its contract: a fault of ours
+      BuildError                  exit 1   an engine was built and is wrong, or could not be built
+      EnvironmentProblem          exit 4   this machine cannot do it
+        MissingDependency         exit 4   a package of an extra is not installed
+        EngineMismatch            exit 4   the engine was built by another runtime version or for another CPU
+        OutputError               exit 4   a path cannot be written, or the disk is full
+
+Knows nothing else of the project.
+"""
+
+from __future__ import annotations
+
+
+class EdgeSpecError(Exception):
+    """Base of all errors meant for users: `what` happened, and the `remedy`."""
+
+    exit_code = 1
+
+    def __init__(self, what: str, remedy: str = "") -> None:
+        super().__init__(f"{what}\n{remedy}" if remedy else what)
+        self.what = what
+        self.remedy = remedy
+
+
+class CheckpointError(EdgeSpecError):
+    exit_code = 3
+
+
+class UnsupportedModel(EdgeSpecError):
+    exit_code = 3
+
+
+class PairingError(EdgeSpecError):
+    exit_code = 3
+
+
+class RequestError(EdgeSpecError):
+    exit_code = 3
+
+
+class BundleError(EdgeSpecError):
+    exit_code = 3
+
+
+class LimitError(EdgeSpecError):
+    exit_code = 3
+
+
+class ContractError(EdgeSpecError):
+    exit_code = 1
+
+
+class BuildError(EdgeSpecError):
+    exit_code = 1
+
+
+class EnvironmentProblem(EdgeSpecError):
+    exit_code = 4
+
+
+class MissingDependency(EnvironmentProblem):
+    pass
+
+
+class EngineMismatch(EnvironmentProblem):
+    pass
+
+
+class OutputError(EnvironmentProblem):
+    pass

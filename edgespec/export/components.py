@@ -1,0 +1,269 @@
+"""From a checkpoint to an exported directory: `export` decides what the checkpoint is and writes its component.
+
+Knows the order of the work and what is refused. How a graph looks stands in `graphs`, how files look in `sidecars`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from edgespec import bundle
+from edgespec.checkpoint.detect import detect, read_d2t
+from edgespec.checkpoint.files import Checkpoint, TensorInfo, open_checkpoint
+from edgespec.config import DraftConfig, ModelConfig, RopeConfig, default_tap_ids, resolve_taps
+from edgespec.errors import ContractError, PairingError, UnsupportedModel
+from edgespec.export import sidecars, writer
+from edgespec.export.golden import make_golden
+from edgespec.graphs import decoder, eagle
+from edgespec.graphs.assembly import DecoderGraph, whole
+from edgespec.graphs.builder import Weight, WeightPlan, save
+from edgespec.graphs.registry import BASES
+
+
+class Progress(Protocol):
+    """Told how far the work is: `start` names a stage and its total (bytes or pieces)."""
+
+    def start(self, stage: str, total: int) -> None: ...
+
+    def advance(self, amount: int) -> None: ...
+
+
+class Silent:
+    def start(self, stage: str, total: int) -> None:
+        del stage, total
+
+    def advance(self, amount: int) -> None:
+        del amount
+
+
+@dataclass(frozen=True, slots=True)
+class ExportOptions:
+    """The flags of `edgespec export`. `aux_layers` are hidden_states indices."""
+
+    eagle_base: bool = False
+    base_model_dir: str | None = None
+    aux_layers: tuple[int, ...] | None = None
+    allow_pickle: bool = False
+    golden: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written: the component's directory and role, and remarks for the user."""
+
+    directory: Path
+    role: str
+    files: dict[str, dict[str, Any]]
+    notes: tuple[str, ...]
+
+
+def export(model: str, out: Path, options: ExportOptions, progress: Progress | None = None) -> Exported:
+    """Write OUT/llm from a checkpoint directory or hub id; nothing is left behind when it fails.
+
+    Raises CheckpointError, UnsupportedModel, PairingError or OutputError before anything is written under its name.
+    """
+    target = out / "llm"
+    bundle.refuse_occupied(target)
+    checkpoint = open_checkpoint(model, allow_pickle=options.allow_pickle)
+    found = detect(checkpoint)
+    if isinstance(found, DraftConfig):
+        return export_draft(checkpoint, found, target, options, progress or Silent())
+    return export_base(checkpoint, found, target, options, progress or Silent())
+
+
+def export_base(
+    checkpoint: Checkpoint, config: ModelConfig, target: Path, options: ExportOptions, progress: Progress
+) -> Exported:
+    if options.base_model_dir:
+        what = f"{checkpoint.path} is a base model; --base-model-dir belongs to the export of a draft"
+        raise PairingError(what, "Leave --base-model-dir out, or give the draft's directory as MODEL.")
+    if options.aux_layers and not options.eagle_base:
+        raise PairingError("--aux-layers needs --eagle-base", "Without it the graph emits no hidden states.")
+    taps = base_taps(config, options) if options.eagle_base else ()
+    graph = BASES[config.architecture].open(checkpoint, config, taps)
+    info = checkpoint.tensors[decoder.EMBEDDING]
+    with bundle.staged_directory(target) as staging:
+        sidecars.copy_tokenizer(checkpoint, staging)
+        plan = WeightPlan(bundle.MODEL_DATA)
+        if config.tied_head:
+            plan.point("lm_head.weight", Weight(checkpoint, info, bundle.EMBEDDING, writer.ALIGN_BYTES))
+        text = sidecars.base_config(checkpoint, config, graph.shape, taps)
+        job = Job(graph, plan, staging, progress)
+        hashes = job.write(text, (checkpoint, info))
+        if options.golden:
+            job.golden(rows_of(checkpoint, info), config.decoder.rope, config.vocab_size)
+        files = job.manifest(checkpoint, hashes)
+    note = f"taps: hidden_states {', '.join(map(str, taps))}" if taps else "plain decoder: no taps"
+    return Exported(target, text["engine_role"], files, (note,))
+
+
+def base_taps(config: ModelConfig, options: ExportOptions) -> tuple[int, ...]:
+    """The taps of an EAGLE-3 base, as hidden_states indices."""
+    layers = config.decoder.num_layers
+    taps = options.aux_layers or default_tap_ids(layers)
+    if any(not 1 <= tap <= layers for tap in taps) or list(taps) != sorted(set(taps)):
+        what = f"taps {', '.join(map(str, taps))} do not fit a base of {layers} layers"
+        raise PairingError(what, f"Pass --aux-layers with ascending hidden_states indices from 1 to {layers}.")
+    return taps
+
+
+def export_draft(
+    checkpoint: Checkpoint, config: DraftConfig, target: Path, options: ExportOptions, progress: Progress
+) -> Exported:
+    if options.eagle_base:
+        what = f"{checkpoint.path} is an EAGLE-3 draft; --eagle-base belongs to the export of its base"
+        raise UnsupportedModel(what, "Leave --eagle-base out: a draft is recognised by itself.")
+    base, base_model = open_base(config, options)
+    taps = draft_taps(config, base_model, options)
+    offsets = read_d2t(checkpoint, config)
+    graph = eagle.Eagle3Draft.open(checkpoint, config, lending_base(base, base_model))
+    own = eagle.stored_names({eagle.EMBEDDING: ()}, checkpoint)[eagle.EMBEDDING] if config.own_embedding else None
+    with bundle.staged_directory(target) as staging:
+        text = sidecars.draft_config(checkpoint, config, graph.shape, taps, base)
+        job = Job(graph, WeightPlan(bundle.MODEL_DATA), staging, progress)
+        hashes = job.write(text, (checkpoint, checkpoint.tensors[own]) if own else None)
+        writer.write_small({"d2t": vocabulary_map(offsets, config)}, staging / bundle.D2T)
+        if options.golden:
+            job.golden(draft_rows(checkpoint, config, own, base), config.decoder.rope, config.vocab_size)
+        files = job.manifest(checkpoint, hashes)
+    return Exported(target, text["engine_role"], files, draft_notes(config, taps, base))
+
+
+def open_base(config: DraftConfig, options: ExportOptions) -> tuple[Checkpoint | None, ModelConfig | None]:
+    """The base named by the flag; it must be one that the draft could have been made for."""
+    if options.base_model_dir is None:
+        return None, None
+    base = open_checkpoint(options.base_model_dir, allow_pickle=options.allow_pickle)
+    model = detect(base)
+    if not isinstance(model, ModelConfig):
+        raise PairingError(f"--base-model-dir {base.path} is itself a draft", "Name the base model's directory.")
+    check_pair(config, model, base)
+    return base, model
+
+
+def check_pair(config: DraftConfig, model: ModelConfig, base: Checkpoint) -> None:
+    """Refuse what cannot be a pair: other vocabulary, other width."""
+    remedy = "Pass --base-model-dir with the base that this draft was trained for."
+    if config.vocab_size != model.vocab_size:
+        what = f"the draft's vocabulary has {config.vocab_size} tokens, the one of {base.path} {model.vocab_size}"
+        raise PairingError(what, remedy)
+    if config.target_hidden_size != model.decoder.hidden_size:
+        what = (
+            f"the draft reads taps {config.target_hidden_size} wide, the hidden size of {base.path} is "
+            f"{model.decoder.hidden_size}"
+        )
+        raise PairingError(what, remedy)
+    if not config.own_embedding and config.decoder.hidden_size != model.decoder.hidden_size:
+        what = (
+            f"the draft borrows the base's embedding, {model.decoder.hidden_size} wide, and is itself "
+            f"{config.decoder.hidden_size} wide"
+        )
+        raise PairingError(what, "This draft's checkpoint lacks its own embed_tokens.weight; get the whole checkpoint.")
+
+
+def draft_taps(config: DraftConfig, model: ModelConfig | None, options: ExportOptions) -> tuple[int, ...] | None:
+    """The taps as far as they can be known here: without the base's depth a draft's default stays open."""
+    if model is not None:
+        return resolve_taps(config, model.decoder.num_layers, options.aux_layers)
+    if options.aux_layers or config.tap_ids is None or config.tap_convention == "hs":
+        return options.aux_layers or config.tap_ids
+    what = f"the draft names its taps {list(config.tap_ids)} in a numbering that only its base's depth can settle"
+    raise PairingError(what, "Pass --base-model-dir, or --aux-layers with hidden_states indices.")
+
+
+def lending_base(base: Checkpoint | None, model: ModelConfig | None) -> decoder.Decoder | None:
+    return None if base is None or model is None else BASES[model.architecture].open(base, model)
+
+
+def vocabulary_map(offsets: NDArray[np.int64] | None, config: DraftConfig) -> NDArray[np.int32]:
+    """Offsets [Vd] as int32, the stored form; zeros where draft and base share the vocabulary."""
+    return (np.zeros(config.draft_vocab_size, np.int64) if offsets is None else offsets).astype(np.int32)
+
+
+def draft_notes(config: DraftConfig, taps: tuple[int, ...] | None, base: Checkpoint | None) -> tuple[str, ...]:
+    notes = [f"EAGLE-3 draft, {config.flavour} layout"]
+    if taps:
+        notes.append(f"taps: hidden_states {', '.join(map(str, taps))}")
+    else:
+        notes.append("taps: the draft names none; EAGLE-3's default for the base's depth, checked at build")
+    if base is None:
+        notes.append("no --base-model-dir: the pairing is checked by its shapes at build, not by the base's identity")
+    return tuple(notes)
+
+
+def rows_of(checkpoint: Checkpoint, info: TensorInfo) -> Callable[[NDArray[Any]], NDArray[Any]]:
+    """ids [S] -> float32 rows [S, H] of a table, read when asked."""
+    return lambda ids: checkpoint.read(info.name)[ids].astype(np.float32)
+
+
+def draft_rows(
+    checkpoint: Checkpoint, config: DraftConfig, own: str | None, base: Checkpoint | None
+) -> Callable[[NDArray[Any]], NDArray[Any]]:
+    """Embedding rows for a draft's golden inputs; made-up ones where the base's table is not at hand."""
+    if own:
+        return rows_of(checkpoint, checkpoint.tensors[own])
+    if base:
+        return rows_of(base, base.tensors[decoder.EMBEDDING])
+    width = config.decoder.hidden_size
+    return lambda ids: np.stack([np.random.default_rng(int(i)).standard_normal(width, np.float32) for i in ids])
+
+
+@dataclass
+class Job:
+    """The files of one component in its staging directory."""
+
+    graph: DecoderGraph
+    plan: WeightPlan
+    staging: Path
+    progress: Progress
+
+    def write(self, config: dict[str, Any], table: tuple[Checkpoint, TensorInfo] | None) -> dict[str, str]:
+        """Graph, weights, embedding and config.json; returns the hashes made on the way."""
+        model, _ = whole(self.graph, self.plan)
+        total = self.plan.size_bytes + (table[1].num_bytes if table else 0)
+        self.progress.start("weights", total)
+        hashes = {}
+        if table:
+            path = self.staging / bundle.EMBEDDING
+            hashes[path.name], _ = writer.write_embedding(*table, path, self.progress.advance)
+        path = self.staging / bundle.MODEL_DATA
+        hashes[path.name] = writer.write_weights(self.plan, path, self.progress.advance)
+        save(model, self.staging / bundle.MODEL)
+        check_graph(self.staging / bundle.MODEL)
+        bundle.write_json(self.staging / bundle.CONFIG, config)
+        return hashes
+
+    def golden(self, embed: Callable[[NDArray[Any]], NDArray[Any]], rope: RopeConfig, vocab_size: int) -> None:
+        self.progress.start("golden", self.graph.shape.num_layers + 2)
+        arrays = make_golden(
+            self.graph, self.plan, self.staging, embed, rope, vocab_size, lambda: self.progress.advance(1)
+        )
+        writer.write_small(arrays, self.staging / bundle.GOLDEN)
+
+    def manifest(self, checkpoint: Checkpoint, hashes: dict[str, str]) -> dict[str, dict[str, Any]]:
+        files = bundle.file_entries(self.staging, hashes)
+        value = {
+            "format": bundle.MANIFEST_FORMAT,
+            "kind": "export",
+            "role": self.graph.shape.role.value,
+            "source": {"name": checkpoint.path.name, "identity": checkpoint.identity()},
+            **bundle.provenance(),
+            "files": files,
+        }
+        bundle.write_json(self.staging / bundle.MANIFEST, value)
+        return files
+
+
+def check_graph(path: Path) -> None:
+    """The checker with full shape inference; a graph that fails is a fault of ours."""
+    try:
+        onnx.checker.check_model(str(path), full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise ContractError(f"the graph written is not valid ONNX: {error}", "Please report this.") from error

@@ -1,0 +1,169 @@
+"""Golden inputs and outputs: a short prompt and a small tree through the canonical graph, one layer at a time.
+
+A device that could not hold the canonical graph compares its engine with these. Knows the pieces that
+`graphs.assembly` makes of a graph, and runs them with ONNX Runtime; memory stays near one layer (or the head).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from edgespec.config import RopeConfig
+from edgespec.contract import Role, past_names, present_names
+from edgespec.graphs.assembly import DecoderGraph, Piece, head_piece, layer_piece, stem_piece
+from edgespec.graphs.builder import WeightPlan
+from edgespec.rope import RopeTable
+
+PROMPT_TOKENS = 12
+TREE_PARENTS = (-1, 0, 0, 1, 1, 2, 3)  # node 3 is not beside its parent's row: a chain would pass where a tree must
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One call of the graph: everything but the cache."""
+
+    feeds: dict[str, Array]
+    taps: dict[int, Array] = field(default_factory=dict)
+
+
+def golden_ids(vocab_size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Token ids of the prompt and of the tree, spread over the vocabulary."""
+    total = PROMPT_TOKENS + len(TREE_PARENTS)
+    ids = (np.arange(1, total + 1, dtype=np.int64) * 7919) % vocab_size
+    return ids[:PROMPT_TOKENS], ids[PROMPT_TOKENS:]
+
+
+def tree_mask(parents: tuple[int, ...]) -> NDArray[np.bool_]:
+    """[N, N], True where the column is the row itself or an ancestor of it."""
+    mask = np.eye(len(parents), dtype=bool)
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            mask[node] |= mask[parent]
+    return mask
+
+
+def make_golden(
+    graph: DecoderGraph, plan: WeightPlan, directory: Path, embed: Callable[[Array], Array], rope: RopeConfig,
+    vocab_size: int, done: Callable[[], None],
+) -> dict[str, Array]:  # fmt: skip
+    """Inputs and outputs to store: `prompt_*` of a causal pass over an empty cache, `tree_*` of a tree after it.
+
+    `embed` maps ids [S] to rows [S, H]; `done` is called after each piece. A draft reads made-up features in the
+    prompt and made-up states of its own in the tree.
+    """
+    capacity = PROMPT_TOKENS + len(TREE_PARENTS)
+    passes = golden_passes(graph, embed, rope, vocab_size, capacity)
+    streams = [run(stem_piece(graph, plan), directory, p.feeds)[0] for p in passes]
+    done()
+    for layer in range(graph.shape.num_layers):
+        keep_taps(graph, layer, passes, streams)
+        streams = run_layer(graph, plan, directory, layer, passes, streams, capacity)
+        done()
+    keep_taps(graph, graph.shape.num_layers, passes, streams)
+    outputs = run_head(graph, plan, directory, passes, streams)
+    done()
+    return outputs
+
+
+def keep_taps(graph: DecoderGraph, layer: int, passes: tuple[Pass, Pass], streams: list[Array]) -> None:
+    """hidden_states[layer] is the input of layer `layer`; the last index is the output of the last layer."""
+    if layer in graph.taps:
+        for p, x in zip(passes, streams, strict=True):
+            p.taps[layer] = x
+
+
+def golden_passes(
+    graph: DecoderGraph, embed: Callable[[Array], Array], rope: RopeConfig, vocab_size: int, capacity: int
+) -> tuple[Pass, Pass]:
+    table = RopeTable.of(rope, capacity)
+    prompt, tree = golden_ids(vocab_size)
+    mask = np.zeros((capacity, capacity), bool)
+    mask[:PROMPT_TOKENS, :PROMPT_TOKENS] = np.tri(PROMPT_TOKENS, dtype=bool)
+    mask[PROMPT_TOKENS:, :PROMPT_TOKENS] = True
+    mask[PROMPT_TOKENS:, PROMPT_TOKENS:] = tree_mask(TREE_PARENTS)
+    depths = tree_mask(TREE_PARENTS).sum(1) - 1
+    rng = np.random.default_rng(0)
+    passes = []
+    for start, ids, positions in (
+        (0, prompt, np.arange(PROMPT_TOKENS)),
+        (PROMPT_TOKENS, tree, PROMPT_TOKENS + depths),
+    ):
+        cos, sin = table.rows(positions[None])
+        feeds: dict[str, Array] = {
+            "ids": ids,
+            "positions": positions,
+            "inputs_embeds": embed(ids)[None],
+            "rope_cos": cos,
+            "rope_sin": sin,
+            "attention_mask": mask[None, None, start : start + len(ids)],
+            "write_indices": np.array([start], np.int64),
+            "gather_idx": np.arange(len(ids), dtype=np.int64)[None],
+        }
+        if graph.shape.role is Role.DRAFT:
+            own = start > 0
+            feeds["base_hidden"] = rng.standard_normal(
+                (1, 0 if own else len(ids), graph.shape.base_features), np.float32
+            )
+            feeds["draft_hidden"] = rng.standard_normal((1, len(ids) if own else 0, graph.shape.features), np.float32)
+            feeds["use_base_hidden"] = np.array(not own)
+        passes.append(Pass(feeds))
+    return passes[0], passes[1]
+
+
+def run_layer(
+    graph: DecoderGraph, plan: WeightPlan, directory: Path, layer: int, passes: tuple[Pass, Pass],
+    streams: list[Array], capacity: int,
+) -> list[Array]:  # fmt: skip
+    piece = layer_piece(graph, plan, layer)
+    session = open_piece(piece, directory)
+    cache_shape = (1, graph.shape.num_kv_heads, capacity, graph.shape.head_dim)
+    cache = [np.zeros(cache_shape, np.float32), np.zeros(cache_shape, np.float32)]
+    outs = []
+    for p, x in zip(passes, streams, strict=True):
+        feeds = {"x": x, **dict(zip(past_names(layer), cache, strict=True)), **p.feeds}
+        out, *cache = session.run(["x_out", *present_names(layer)], {name: feeds[name] for name in piece.inputs})
+        outs.append(out)
+    return outs
+
+
+def run_head(
+    graph: DecoderGraph, plan: WeightPlan, directory: Path, passes: tuple[Pass, Pass], streams: list[Array]
+) -> dict[str, Array]:
+    piece = head_piece(graph, plan)
+    session = open_piece(piece, directory)
+    stored: dict[str, Array] = {}
+    keep = ("ids", "positions", "inputs_embeds", "attention_mask", "base_hidden", "draft_hidden", "use_base_hidden")
+    for label, p, x in zip(("prompt", "tree"), passes, streams, strict=True):
+        logits, *recycled = session.run(None, {"x": x, "gather_idx": p.feeds["gather_idx"]})
+        if graph.taps:
+            recycled = [np.concatenate([p.taps[t] for t in graph.taps], -1)]
+        stored |= {f"{label}_{name}": np.ascontiguousarray(p.feeds[name]) for name in keep if name in p.feeds}
+        stored[f"{label}_logits"] = logits
+        if recycled:
+            stored[f"{label}_hidden_states"] = recycled[0]
+    return stored
+
+
+def run(piece: Piece, directory: Path, feeds: dict[str, Array]) -> list[Array]:
+    if not piece.model.graph.inputs:
+        return []
+    out: list[Array] = open_piece(piece, directory).run(None, {name: feeds[name] for name in piece.inputs})
+    return out
+
+
+def open_piece(piece: Piece, directory: Path) -> ort.InferenceSession:
+    import onnx_ir as ir
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(directory))
+    data = ir.to_proto(piece.model).SerializeToString()
+    return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])

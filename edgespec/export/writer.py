@@ -1,0 +1,71 @@
+"""Streams weights from a checkpoint into the files of an exported directory, hashing as it writes.
+
+Knows bytes and offsets. At no time is more than one chunk of a tensor in memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.checkpoint.files import Checkpoint, TensorInfo
+from edgespec.graphs.builder import ALIGN_BYTES, WeightPlan
+
+Advance = Callable[[int], None]
+SAFETENSORS_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+
+
+class HashingFile:
+    """A binary file for writing that hashes what passes and tells how much did."""
+
+    def __init__(self, file: BinaryIO, advance: Advance) -> None:
+        self.file, self.advance = file, advance
+        self.digest, self.position = hashlib.sha256(), 0
+
+    def write(self, data: bytes | memoryview) -> int:
+        self.digest.update(data)
+        self.position += len(data)
+        self.advance(len(data))
+        return self.file.write(data)
+
+    def pad_to(self, offset: int) -> None:
+        self.write(b"\0" * (offset - self.position))
+
+
+def write_weights(plan: WeightPlan, path: Path, advance: Advance) -> str:
+    """Write the plan's weights to `path` at their offsets; returns the file's sha256."""
+    with path.open("wb") as raw:
+        file = HashingFile(raw, advance)
+        for weight in plan.written_here():
+            file.pad_to(weight.offset)
+            weight.checkpoint.write_to(weight.info.name, file)
+        return file.digest.hexdigest()
+
+
+def write_embedding(checkpoint: Checkpoint, info: TensorInfo, path: Path, advance: Advance) -> tuple[str, int]:
+    """Write a table [vocab, hidden] as the safetensors file that the runtime maps; returns (sha256, offset of the
+    table's first byte). The header is padded to a page so that a graph may point into the file."""
+    entry = {
+        "dtype": SAFETENSORS_DTYPES[info.dtype],
+        "shape": list(info.shape),
+        "data_offsets": [0, info.num_bytes],
+    }
+    header = json.dumps({"embedding": entry}, separators=(",", ":")).encode()
+    header = header.ljust(ALIGN_BYTES - 8)
+    with path.open("wb") as raw:
+        file = HashingFile(raw, advance)
+        file.write(len(header).to_bytes(8, "little") + header)
+        checkpoint.write_to(info.name, file)
+        return file.digest.hexdigest(), ALIGN_BYTES
+
+
+def write_small(arrays: dict[str, NDArray[np.generic]], path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    save_file(arrays, path)

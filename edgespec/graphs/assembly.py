@@ -1,0 +1,127 @@
+"""Puts a family's parts together: into the whole graph of a role, or into one piece of it at a time.
+
+The pieces let the exporter compute golden outputs layer by layer, in the memory of one layer, by the very definitions
+that make the whole graph. Knows no family.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import onnx_ir as ir
+
+from edgespec.contract import GraphContract, GraphShape, TensorSpec, canonical_contract, past_names, present_names
+from edgespec.graphs.builder import GraphBuilder, WeightPlan
+from edgespec.graphs.layers import LayerCache, StepInputs, gather_rows
+
+Inputs = dict[str, ir.Value]
+
+
+class DecoderGraph(Protocol):
+    """A family's graph in three parts. `taps` are the hidden_states indices that a base emits; empty elsewhere."""
+
+    @property
+    def shape(self) -> GraphShape: ...
+
+    @property
+    def taps(self) -> tuple[int, ...]: ...
+
+    def stem(self, b: GraphBuilder, inputs: Inputs) -> ir.Value:
+        """The residual stream [B, S, H] that the first layer reads."""
+
+    def layer(
+        self, b: GraphBuilder, index: int, x: ir.Value, inputs: Inputs, cache: LayerCache
+    ) -> tuple[ir.Value, LayerCache]: ...
+
+    def head(self, b: GraphBuilder, x: ir.Value, inputs: Inputs) -> tuple[ir.Value, ir.Value | None]:
+        """Logits [B, G, V] of the gathered rows, and the state that a draft recycles."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a graph that runs alone: a model with external weights, its inputs and outputs by name."""
+
+    model: ir.Model
+    inputs: tuple[str, ...]
+
+
+def step_inputs(inputs: Inputs) -> StepInputs:
+    return StepInputs(inputs["rope_cos"], inputs["rope_sin"], inputs["attention_mask"], inputs["write_indices"])
+
+
+def whole(graph: DecoderGraph, plan: WeightPlan) -> tuple[ir.Model, GraphContract]:
+    """The canonical graph of a role, and the contract that it keeps."""
+    contract = canonical_contract(graph.shape)
+    b = GraphBuilder(graph.shape.role.value, plan)
+    inputs = {spec.name: b.input(spec) for spec in contract.inputs}
+    specs = {spec.name: spec for spec in contract.outputs}
+    x, tapped = graph.stem(b, inputs), {}
+    presents: list[tuple[str, ir.Value]] = []
+    for i in range(graph.shape.num_layers):
+        tapped[i] = x
+        key, value = (inputs[name] for name in past_names(i))
+        x, cache = graph.layer(b, i, x, inputs, LayerCache(key, value))
+        presents += zip(present_names(i), (cache.key, cache.value), strict=True)
+    tapped[graph.shape.num_layers] = x
+    logits, recycled = graph.head(b, x, inputs)
+    b.output(logits, specs["logits"])
+    if graph.taps:
+        recycled = b.op("Concat", *(tapped[t] for t in graph.taps), name="taps", axis=-1)
+    if recycled is not None:
+        b.output(recycled, specs["hidden_states"])
+    for name, value in presents:
+        b.output(value, specs[name])
+    return b.model(), contract
+
+
+def stem_piece(graph: DecoderGraph, plan: WeightPlan) -> Piece:
+    b = GraphBuilder("stem", plan)
+    inputs = {spec.name: b.input(spec) for spec in canonical_contract(graph.shape).inputs if spec.name in STEM_INPUTS}
+    x = graph.stem(b, inputs)
+    b.output(x, TensorSpec("x", "float32", ("B", "S", graph.shape.hidden_size)))
+    return Piece(b.model(), tuple(inputs))
+
+
+STEM_INPUTS = ("inputs_embeds", "base_hidden", "draft_hidden", "use_base_hidden")
+
+
+def layer_piece(graph: DecoderGraph, plan: WeightPlan, index: int) -> Piece:
+    """x, past -> x_out, present, of layer `index`."""
+    b = GraphBuilder(f"layer{index}", plan)
+    wanted = ("inputs_embeds", "rope_cos", "rope_sin", "attention_mask", "write_indices", *past_names(index))
+    specs = {spec.name: spec for spec in canonical_contract(graph.shape).inputs}
+    inputs = {name: b.input(specs[name]) for name in wanted}
+    x = b.input(TensorSpec("x", "float32", ("B", "S", graph.shape.hidden_size)))
+    key, value = (inputs[name] for name in past_names(index))
+    out, cache = graph.layer(b, index, x, inputs, LayerCache(key, value))
+    b.output(out, TensorSpec("x_out", "float32", ("B", "S", graph.shape.hidden_size)))
+    kv = ("B", graph.shape.num_kv_heads, "C", graph.shape.head_dim)
+    for name, present in zip(present_names(index), (cache.key, cache.value), strict=True):
+        b.output(present, TensorSpec(name, "float32", kv))
+    return Piece(b.model(), ("x", *wanted))
+
+
+def head_piece(graph: DecoderGraph, plan: WeightPlan) -> Piece:
+    """x, gather_idx -> logits (and hidden_states of a draft)."""
+    b = GraphBuilder("head", plan)
+    x = b.input(TensorSpec("x", "float32", ("B", "S", graph.shape.hidden_size)))
+    inputs = {"gather_idx": b.input(TensorSpec("gather_idx", "int64", ("B", "G")))}
+    logits, recycled = graph.head(b, x, inputs)
+    b.output(logits, TensorSpec("logits", "float32", ("B", "G", graph.shape.vocab_size)))
+    if recycled is not None:
+        b.output(recycled, TensorSpec("hidden_states", "float32", ("B", "S", graph.shape.features)))
+    return Piece(b.model(), ("x", "gather_idx"))
+
+
+__all__ = [
+    "DecoderGraph",
+    "Inputs",
+    "Piece",
+    "gather_rows",
+    "head_piece",
+    "layer_piece",
+    "stem_piece",
+    "step_inputs",
+    "whole",
+]

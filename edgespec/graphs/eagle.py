@@ -1,0 +1,165 @@
+"""The EAGLE-3 draft (arXiv 2503.01840): taps fused by `fc`, a first layer that reads embedding and state side by side.
+
+Knows the tensors of every published flavour and the canonical graph made of them. How drafts are searched stands in
+`runtime/drafters`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
+
+from edgespec.checkpoint.detect import check_tensors
+from edgespec.checkpoint.files import Checkpoint
+from edgespec.config import DraftConfig
+from edgespec.contract import GraphShape, Role
+from edgespec.errors import PairingError
+from edgespec.graphs import decoder
+from edgespec.graphs.assembly import Inputs, step_inputs
+from edgespec.graphs.builder import GraphBuilder, branch
+from edgespec.graphs.layers import LayerCache, attention, decoder_layer, feed_forward, gather_rows, rms_norm
+from edgespec.graphs.linear import linear
+from edgespec.graphs.weights import WeightTable
+
+EMBEDDING = "embed_tokens.weight"
+MAPS = ("d2t", "t2d")  # vocabulary maps: read by `checkpoint.detect.read_d2t`, no part of the graph
+
+
+def expected_tensors(config: DraftConfig) -> dict[str, tuple[int, ...]]:
+    """Own name -> shape; own names are those of ModelOpt and speculators (`layers.0.*`)."""
+    layer, hidden = config.decoder, config.decoder.hidden_size
+    taps = config.num_taps * config.target_hidden_size
+    tensors: dict[str, tuple[int, ...]] = {"fc.weight": (hidden, taps), "norm.weight": (hidden,)}
+    tensors |= layer_tensors(config) | {"layers.0.hidden_norm.weight": (hidden,)}
+    for i in range(1, layer.num_layers):
+        tensors |= decoder.layer_tensors(layer, f"layers.{i}")
+    if config.norm_before_fc:
+        tensors["input_norm.weight"] = (taps,)
+    if config.fc_norm:
+        tensors |= {f"fc_norm.{i}.weight": (config.target_hidden_size,) for i in range(config.num_taps)}
+    if config.own_head:
+        tensors["lm_head.weight"] = (config.draft_vocab_size, hidden)
+    if config.own_embedding:
+        tensors[EMBEDDING] = (config.vocab_size, hidden)
+    return tensors
+
+
+def layer_tensors(config: DraftConfig) -> dict[str, tuple[int, ...]]:
+    return decoder.layer_tensors(config.decoder, "layers.0", 2 * config.decoder.hidden_size)
+
+
+def stored_names(expected: dict[str, tuple[int, ...]], checkpoint: Checkpoint) -> dict[str, str]:
+    """Own name -> name on disk: the first layer may stand under `midlayer.`, everything under `model.`."""
+    names = {}
+    for name in expected:
+        spellings = [name, name.replace("layers.0.", "midlayer.", 1)]
+        spellings += [f"model.{spelling}" for spelling in spellings]
+        names[name] = next((s for s in spellings if s in checkpoint.tensors), name)
+    return names
+
+
+@dataclass(frozen=True)
+class Eagle3Draft:
+    """The graph of an EAGLE-3 draft; `base` lends the head where the draft has none."""
+
+    config: DraftConfig
+    table: WeightTable
+    taps: tuple[int, ...] = ()  # a draft emits its own state, no taps
+
+    @classmethod
+    def open(cls, checkpoint: Checkpoint, config: DraftConfig, base: decoder.Decoder | None = None) -> Eagle3Draft:
+        expected = expected_tensors(config)
+        stored = stored_names(expected, checkpoint)
+        maps = {name for name in checkpoint.tensors if name.removeprefix("model.") in MAPS}
+        check_tensors({stored[name]: shape for name, shape in expected.items()}, checkpoint, maps)
+        borrowed = {} if config.own_head else {"lm_head.weight": borrowed_head(config, base)}
+        return cls(config, WeightTable(checkpoint, stored, borrowed))
+
+    @property
+    def shape(self) -> GraphShape:
+        layer = self.config.decoder
+        return GraphShape(
+            role=Role.DRAFT,
+            hidden_size=layer.hidden_size,
+            num_layers=layer.num_layers,
+            num_kv_heads=layer.num_kv_heads,
+            head_dim=layer.head_dim,
+            rotary_dim=layer.rope.rotary_dim,
+            vocab_size=self.config.draft_vocab_size,
+            features=layer.hidden_size,
+            base_features=self.config.num_taps * self.config.target_hidden_size,
+        )
+
+    def stem(self, b: GraphBuilder, inputs: Inputs) -> ir.Value:
+        """The fused taps, or the draft's own last state: an explicit flag decides, never a shape."""
+        before = len(b.nodes)
+        fused = self.fuse(b, inputs["base_hidden"])
+        fuse_nodes, b.nodes[before:] = b.nodes[before:], []
+        kept = b.op("Identity", inputs["draft_hidden"], name="fuse/draft")
+        keep_nodes = [b.nodes.pop()]
+        return b.op(
+            "If", inputs["use_base_hidden"], name="fuse/choose",
+            then_branch=branch("fuse_base", fuse_nodes, fused), else_branch=branch("keep_draft", keep_nodes, kept),
+        )  # fmt: skip
+
+    def fuse(self, b: GraphBuilder, taps: ir.Value) -> ir.Value:
+        """[B, S, k*Ht] -> [B, S, Hd]."""
+        eps = self.config.decoder.rms_norm_eps
+        if self.config.norm_before_fc:
+            taps = rms_norm(b, self.table, taps, "input_norm", eps, "fuse/input_norm")
+        if self.config.fc_norm:
+            width = self.config.target_hidden_size
+            slices = [
+                b.op("Slice", taps, b.shape(i * width), b.shape((i + 1) * width), b.shape(2), name=f"fuse/tap.{i}")
+                for i in range(self.config.num_taps)
+            ]
+            normed = [
+                rms_norm(b, self.table, s, f"fc_norm.{i}", eps, f"fuse/fc_norm.{i}") for i, s in enumerate(slices)
+            ]
+            taps = b.op("Concat", *normed, name="fuse/taps", axis=-1)
+        return linear(b, self.table, taps, "fc", "fuse/fc")
+
+    def layer(
+        self, b: GraphBuilder, index: int, x: ir.Value, inputs: Inputs, cache: LayerCache
+    ) -> tuple[ir.Value, LayerCache]:
+        step, config, name = step_inputs(inputs), self.config.decoder, f"layers.{index}"
+        if index:
+            return decoder_layer(b, self.table, config, x, step, cache, name, name)
+        embeds, eps = inputs["inputs_embeds"], config.rms_norm_eps
+        normed = rms_norm(b, self.table, embeds, f"{name}.input_layernorm", eps, f"{name}/input_norm")
+        state = rms_norm(b, self.table, x, f"{name}.hidden_norm", eps, f"{name}/hidden_norm")
+        wide = b.op("Concat", normed, state, name=f"{name}/embedding_and_state", axis=-1)
+        mixed, cache = attention(b, self.table, config, wide, step, cache, f"{name}.self_attn", f"{name}/attn")
+        residual = state if self.config.norm_before_residual else x
+        x = b.op("Add", residual, mixed, name=f"{name}/attn_residual")
+        return feed_forward(b, self.table, config, x, name, name), cache
+
+    def head(self, b: GraphBuilder, x: ir.Value, inputs: Inputs) -> tuple[ir.Value, ir.Value]:
+        eps = self.config.decoder.rms_norm_eps
+        if self.config.norm_output:
+            x = rms_norm(b, self.table, x, "norm", eps, "norm")
+            rows = gather_rows(b, x, inputs["gather_idx"])
+        else:
+            rows = rms_norm(b, self.table, gather_rows(b, x, inputs["gather_idx"]), "norm", eps, "norm")
+        return linear(b, self.table, rows, "lm_head", "lm_head"), x
+
+
+def borrowed_head(config: DraftConfig, base: decoder.Decoder | None) -> tuple[Checkpoint, str]:
+    if base is None:
+        what = "this draft has no lm_head of its own and borrows its base's"
+        raise PairingError(what, "Pass --base-model-dir with the base that it was trained for.")
+    if (
+        config.draft_vocab_size != base.config.vocab_size
+        or config.decoder.hidden_size != base.config.decoder.hidden_size
+    ):
+        what = (
+            f"this draft has no lm_head and needs one of shape ({config.draft_vocab_size}, "
+            f"{config.decoder.hidden_size}); the base's is ({base.config.vocab_size}, {base.config.decoder.hidden_size})"
+        )
+        raise PairingError(what, "Pass --base-model-dir with the base that the draft was trained for.")
+    return base.table.source("lm_head.weight")
+
+
+def with_taps(config: DraftConfig, taps: tuple[int, ...]) -> DraftConfig:
+    return replace(config, tap_ids=taps)

@@ -1,0 +1,95 @@
+"""Rotary embedding: the rows of cos and sin that graphs take as inputs, for every scaling, in one place.
+
+Knows frequencies and positions. A row depends on its own position alone, so that a token has the same row in prefill,
+decoding and verification. Follows the definitions of transformers' `modeling_rope_utils`; dynamic NTK scaling is
+evaluated at each token's own length, which is what decoding token by token gives there.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.config import RopeConfig
+
+Rows = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class RopeTable:
+    """cos and sin of positions 0 .. capacity-1, each [capacity, rotary/2]."""
+
+    cos: Rows
+    sin: Rows
+
+    @classmethod
+    def of(cls, config: RopeConfig, capacity: int) -> RopeTable:
+        positions = np.arange(capacity, dtype=np.int64)
+        angles = positions[:, None].astype(np.float32) * frequencies(config, positions)
+        scale = np.float32(config.attention_factor)
+        return cls(np.cos(angles) * scale, np.sin(angles) * scale)
+
+    def rows(self, positions: NDArray[np.int64]) -> tuple[Rows, Rows]:
+        """[B, S] positions -> cos and sin, each [B, S, rotary/2]."""
+        return self.cos[positions], self.sin[positions]
+
+
+def frequencies(config: RopeConfig, positions: NDArray[np.int64]) -> Rows:
+    """Inverse frequencies, [rotary/2] or, where they hang on the position, [len(positions), rotary/2]."""
+    if config.kind == "dynamic":
+        return dynamic(config, positions)
+    plain = inverse_powers(np.float32(config.theta), config.rotary_dim)
+    if config.kind == "linear":
+        return plain / np.float32(config.factor)
+    if config.kind == "llama3":
+        return llama3(config, plain)
+    if config.kind == "yarn":
+        return yarn(config, plain)
+    return plain
+
+
+def inverse_powers(theta: np.float32 | Rows, rotary_dim: int) -> Rows:
+    exponents = np.arange(0, rotary_dim, 2, dtype=np.float32) / np.float32(rotary_dim)
+    return (np.float32(1.0) / np.power(theta, exponents)).astype(np.float32)
+
+
+def dynamic(config: RopeConfig, positions: NDArray[np.int64]) -> Rows:
+    """NTK-aware scaling of theta, growing with the length beyond the original one."""
+    length = np.maximum(positions + 1, config.original_max_position).astype(np.float64)
+    stretch = config.factor * length / config.original_max_position - (config.factor - 1)
+    theta = config.theta * stretch ** (config.rotary_dim / (config.rotary_dim - 2))
+    return inverse_powers(theta.astype(np.float32)[:, None], config.rotary_dim)
+
+
+def llama3(config: RopeConfig, plain: Rows) -> Rows:
+    """Low frequencies divided by the factor, high ones kept, a linear passage between (Llama 3.1)."""
+    wavelength = 2 * math.pi / plain
+    low = config.original_max_position / config.low_freq_factor
+    high = config.original_max_position / config.high_freq_factor
+    passage = (config.original_max_position / wavelength - config.low_freq_factor) / (
+        config.high_freq_factor - config.low_freq_factor
+    )
+    divided = plain / config.factor
+    between = (1 - passage) * divided + passage * plain
+    out = np.where(wavelength > low, divided, np.where(wavelength < high, plain, between))
+    return out.astype(np.float32)
+
+
+def yarn(config: RopeConfig, plain: Rows) -> Rows:
+    """NTK by parts (arXiv 2309.00071, section 3.2)."""
+
+    def dimension_of(rotations: float) -> float:
+        turns = config.original_max_position / (rotations * 2 * math.pi)
+        return config.rotary_dim * math.log(turns) / (2 * math.log(config.theta))
+
+    low, high = dimension_of(config.beta_fast), dimension_of(config.beta_slow)
+    if config.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, config.rotary_dim - 1)
+    if low == high:
+        high += 0.001  # the ramp must not divide by zero
+    ramp = np.clip((np.arange(config.rotary_dim // 2, dtype=np.float32) - low) / (high - low), 0, 1)
+    return (plain / config.factor * ramp + plain * (1 - ramp)).astype(np.float32)

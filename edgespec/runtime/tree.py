@@ -1,0 +1,101 @@
+"""A draft as a tree: its tokens, who descends from whom, and what each node may see.
+
+Knows tokens and parents. Knows no engine and no probabilities. A chain is a tree of width 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class DraftTree:
+    """Nodes in an order where parents precede children; node 0 is the pending token, with parent -1."""
+
+    tokens: Ids  # [N]
+    parents: Ids  # [N]
+
+    @classmethod
+    def root_only(cls, pending: int) -> DraftTree:
+        """No draft: verifying this is a plain decoding step."""
+        return cls(np.array([pending], np.int64), np.array([-1], np.int64))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @cached_property
+    def depths(self) -> Ids:
+        """[N], the root at 0."""
+        depths = np.zeros(len(self), np.int64)
+        for node in range(1, len(self)):
+            depths[node] = depths[self.parents[node]] + 1
+        return depths
+
+    @cached_property
+    def mask(self) -> NDArray[np.bool_]:
+        """[N, N], True where the column is the row's node or an ancestor of it."""
+        mask = np.eye(len(self), dtype=bool)
+        for node in range(1, len(self)):
+            mask[node] |= mask[self.parents[node]]
+        return mask
+
+    def child(self, node: int, token: int) -> int | None:
+        """The child of `node` that carries `token`; siblings carry different tokens."""
+        found = np.flatnonzero((self.parents == node) & (self.tokens == token))
+        return int(found[0]) if len(found) else None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPlan:
+    """How much to draft: beam width K, levels S, and nodes to verify with the root (EAGLE-2, arXiv 2406.16858)."""
+
+    top_k: int
+    steps: int
+    verify_size: int
+
+    def within(self, levels: int, nodes: int) -> DraftPlan:
+        """The plan cut down to at most `levels` levels and `nodes` nodes; no levels or one node is no draft."""
+        steps = max(0, min(self.steps, levels))
+        pool = 1 + (self.top_k + (steps - 1) * self.top_k**2 if steps else 0)
+        return DraftPlan(self.top_k, steps, max(1, min(self.verify_size, nodes, pool)))
+
+
+class TreePool:
+    """All candidates of one dynamic tree, level by level; `select` keeps the best of them."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []  # pool index, -1: child of the root
+        self.depths: list[int] = []
+        self.scores: list[float] = []  # cumulative log-probability
+
+    def add_children(self, parent: int, tokens: Ids, log_probs: NDArray[np.float32]) -> list[int]:
+        """Add the children of pool entry `parent` (-1: of the root); returns their pool indices."""
+        first = len(self.tokens)
+        above, depth = (self.scores[parent], self.depths[parent] + 1) if parent >= 0 else (0.0, 1)
+        self.tokens += tokens.tolist()
+        self.scores += [above + float(p) for p in log_probs]
+        self.parents += [parent] * len(tokens)
+        self.depths += [depth] * len(tokens)
+        return list(range(first, len(self.tokens)))
+
+    def best(self, among: list[int], count: int) -> list[int]:
+        """The `count` best of some entries: by score, then the shallower, then the earlier."""
+        return sorted(among, key=lambda i: (-self.scores[i], self.depths[i], i))[:count]
+
+    def select(self, pending: int, size: int) -> DraftTree:
+        """The tree of the root and the `size` - 1 best entries.
+
+        No child scores above its parent and ties go to the shallower one, so that with a node its ancestors are in.
+        """
+        kept = sorted(self.best(list(range(len(self.tokens))), size - 1))
+        place = {entry: node for node, entry in enumerate(kept, start=1)} | {-1: 0}
+        tokens = [pending, *(self.tokens[i] for i in kept)]
+        parents = [-1, *(place[self.parents[i]] for i in kept)]
+        return DraftTree(np.array(tokens, np.int64), np.array(parents, np.int64))

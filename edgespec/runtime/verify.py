@@ -1,0 +1,38 @@
+"""Decides which drafted tokens stand. Knows trees and the sampler; knows nothing of engines, caches or text.
+
+The rule is sample and walk: at each node the base draws its own token; a child that carries it is accepted, otherwise
+the token drawn is the bonus. For children that were chosen without the base's noise this is exactly the base's law
+(EAGLE's and SpecInfer's rejection of one child after the other comes to the same distribution).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.runtime.sampling import Sampler
+from edgespec.runtime.tree import DraftTree
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`path` are the nodes that stand, the root first; `emitted[i]` is what the base drew at `path[i]`, the last one
+    being the bonus. len(emitted) == len(path) == accepted + 1."""
+
+    path: list[int]
+    emitted: list[int]
+
+
+def walk(tree: DraftTree, logits: NDArray[np.float32], sampler: Sampler, position: int) -> Verdict:
+    """Walk `tree` by the base's logits [N, V]; `position` is the absolute position of the root."""
+    path, emitted = [0], []
+    while True:
+        node = path[-1]
+        token = sampler.pick(logits[node], position + len(path))
+        emitted.append(token)
+        child = tree.child(node, token)
+        if child is None:
+            return Verdict(path, emitted)
+        path.append(child)

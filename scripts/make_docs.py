@@ -1,0 +1,71 @@
+"""Writes docs/cli.md from `--help`, so that the page cannot say anything else; `--check` fails where it does.
+
+Knows click's command tree and one file. Knows nothing of what the commands do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "cli.md"
+WIDTH = 100
+
+HEAD = """\
+# The command line
+
+<!-- Written by scripts/make_docs.py from --help. Change the help, then run `make docs`. -->
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail with a diff where the page is stale")
+    options = parser.parse_args(arguments)
+
+    from edgespec.cli.main import cli
+
+    page = render(cli, "edgespec")
+    if options.check:
+        return check(page)
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(page, encoding="utf-8")
+    return 0
+
+
+def render(command: click.Command, name: str) -> str:
+    """The whole page: one section per command, in the order of `--help`."""
+    return HEAD + "".join(sections(command, name, None))
+
+
+def sections(command: click.Command, name: str, parent: click.Context | None) -> Iterator[str]:
+    context = click.Context(command, info_name=name, parent=parent, terminal_width=WIDTH, max_content_width=WIDTH)
+    help_text = click.unstyle(command.get_help(context)).rstrip()
+    help_text = "\n".join(line.rstrip() for line in help_text.splitlines())
+    yield f"\n## {context.command_path}\n\n```text\n{help_text}\n```\n"
+    if isinstance(command, click.Group):
+        for child_name in command.list_commands(context):
+            child = command.get_command(context, child_name)
+            if child is not None and not child.hidden:
+                yield from sections(child, child_name, context)
+
+
+def check(page: str) -> int:
+    found = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
+    if found == page:
+        return 0
+    diff = difflib.unified_diff(
+        found.splitlines(keepends=True), page.splitlines(keepends=True), "docs/cli.md", "docs/cli.md from --help"
+    )
+    sys.stderr.writelines(diff)
+    print("docs/cli.md is stale. Run: make docs", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

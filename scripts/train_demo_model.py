@@ -1,0 +1,465 @@
+"""Train the demo pair: a small Qwen3 base and an EAGLE-3 draft for it, on the Python standard library.
+
+Knows how the two committed checkpoints under `recipes/demo/` were made, from text that every machine with Python
+has. Knows nothing of engines: what it writes are ordinary Hugging Face directories.
+
+    python scripts/train_demo_model.py --out recipes/demo            # about an hour on two cores
+    python scripts/train_demo_model.py --out /tmp/tiny --smoke       # a minute, to see that it runs
+
+The draft is trained by EAGLE-3's training-time test (arXiv 2503.01840, section 3.2): the head is unrolled over its
+own outputs, and every unrolled step is scored against the base's distribution over the draft vocabulary.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import hashlib
+import json
+import math
+import sysconfig
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import nn
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+CHAT_TEMPLATE = (
+    "{%- for message in messages -%}"
+    "{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
+)
+STEP_DECAY = 0.8  # weight of unrolled step k is STEP_DECAY ** k, as the paper's trainer has it
+console = Console(stderr=True)
+
+
+@dataclass(frozen=True)
+class Size:
+    """Shapes and step counts of one run; tokens a step = batch * seq_len."""
+
+    vocab: int = 4096
+    draft_vocab: int = 2048
+    hidden: int = 256
+    intermediate: int = 704
+    layers: int = 8
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 64
+    seq_len: int = 512
+    batch: int = 8
+    base_steps: int = 1400
+    draft_steps: int = 900
+    generated: int = 2304
+    unroll: int = 5
+
+
+SMOKE = Size(vocab=512, draft_vocab=256, hidden=64, intermediate=128, heads=2, kv_heads=1, head_dim=32,
+             seq_len=128, batch=4, base_steps=4, draft_steps=3, generated=4, unroll=3)  # fmt: skip
+
+
+# ---- text ------------------------------------------------------------------------------------------------------
+
+
+def stdlib_files() -> tuple[list[Path], list[Path]]:
+    """The standard library's own modules as (training, held out); the split hangs on the path alone."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    skipped = {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "__pycache__"}
+    train, held = [], []
+    for path in sorted(root.rglob("*.py")):
+        name = path.relative_to(root)
+        if skipped & set(name.parts):
+            continue
+        bucket = hashlib.sha256(name.as_posix().encode()).digest()[0]
+        (held if bucket % 24 == 0 else train).append(path)
+    return train, held
+
+
+def read_source(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        return ""  # a handful of stdlib files declare another encoding; they are no loss
+
+
+def functions(source: str) -> list[tuple[str, str]]:
+    """Each function of a module as (head, body): signature with docstring, and the code that follows."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return []
+    lines = source.splitlines()
+    pairs = []
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        code = node.body[1:] if ast.get_docstring(node) is not None else node.body
+        if not code or code[0].lineno <= node.lineno or node.end_lineno is None:
+            continue
+        cut = lambda a, b: "\n".join(x[node.col_offset :] for x in lines[a:b])  # noqa: B023, E731
+        head, body = cut(node.lineno - 1, code[0].lineno - 1), cut(code[0].lineno - 1, node.end_lineno)
+        if 24 <= len(head) <= 1200 and 24 <= len(body) <= 2400:
+            pairs.append((head.rstrip(), body.rstrip()))
+    return pairs
+
+
+def as_chat(head: str, body: str | None = None) -> str:
+    prompt = f"<|im_start|>user\n{head}<|im_end|>\n<|im_start|>assistant\n"
+    return prompt if body is None else f"{prompt}{body}<|im_end|>\n"
+
+
+def train_tokenizer(texts: list[str], vocab: int) -> PreTrainedTokenizerFast:
+    """Byte-level BPE with Qwen's chat markers."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
+
+
+def token_stream(tokenizer: PreTrainedTokenizerFast, documents: list[str]) -> np.ndarray:
+    encoded = tokenizer.backend_tokenizer.encode_batch(documents)
+    return np.concatenate([np.array(e.ids, np.int64) for e in encoded])
+
+
+class Batches:
+    """Random windows of one long token stream, the same for the same seed."""
+
+    def __init__(self, stream: np.ndarray, size: Size, seed: int) -> None:
+        self.stream, self.size, self.rng = stream, size, np.random.default_rng(seed)
+
+    def next(self, extra: int = 1) -> torch.Tensor:  # [batch, seq_len + extra]
+        width = self.size.seq_len + extra
+        starts = self.rng.integers(0, len(self.stream) - width, self.size.batch)
+        return torch.from_numpy(np.stack([self.stream[s : s + width] for s in starts]))
+
+
+# ---- the base --------------------------------------------------------------------------------------------------
+
+
+def make_base(size: Size, eos: int) -> Qwen3ForCausalLM:
+    config = Qwen3Config(
+        vocab_size=size.vocab, hidden_size=size.hidden, intermediate_size=size.intermediate,
+        num_hidden_layers=size.layers, num_attention_heads=size.heads, num_key_value_heads=size.kv_heads,
+        head_dim=size.head_dim, max_position_embeddings=4096, rope_theta=10000.0, tie_word_embeddings=True,
+        eos_token_id=eos, bos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    return Qwen3ForCausalLM(config)
+
+
+def optimizers(module: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices inside, AdamW for tables, heads and norms."""
+    named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+    inner = [p for n, p in named if p.ndim == 2 and "embed" not in n and "lm_head" not in n]
+    outer = [p for n, p in named if not any(p is q for q in inner)]
+    return [
+        torch.optim.Muon(inner, lr=lr, momentum=0.95, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(outer, lr=lr, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
+def schedule(step: int, steps: int) -> float:
+    """Warm up over 3 %, hold, and fall linearly to zero over the last 40 %."""
+    return min(1.0, (step + 1) / max(1, 0.03 * steps), (steps - step) / max(1, 0.4 * steps))
+
+
+def fit(what: str, module: nn.Module, steps: int, lr: float, loss_of_step) -> None:  # noqa: ANN001
+    """Run `steps` optimizer steps of `loss_of_step(step)` with a progress bar and the smoothed loss."""
+    opts, shown, last = optimizers(module, lr), None, time.monotonic()
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"),
+               TimeRemainingColumn())  # fmt: skip
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task(what, total=steps)
+        for step in range(steps):
+            for opt in opts:
+                for group in opt.param_groups:
+                    group["lr"] = lr * schedule(step, steps)
+            loss = loss_of_step(step)
+            loss.backward()
+            nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+            for opt in opts:
+                opt.step()
+                opt.zero_grad(set_to_none=True)
+            shown = loss.item() if shown is None else 0.97 * shown + 0.03 * loss.item()
+            bar.update(task, advance=1, description=f"{what} loss {shown:.3f}")
+            if not console.is_terminal and (step + 1) % 50 == 0:
+                rate = 50 / (time.monotonic() - last)
+                last = time.monotonic()
+                console.print(f"{what}: step {step + 1}/{steps}, loss {shown:.3f}, {rate:.2f} steps/s")
+
+
+def train_base(model: Qwen3ForCausalLM, batches: Batches, size: Size) -> None:
+    def loss_of_step(step: int) -> torch.Tensor:
+        ids = batches.next()
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model(ids[:, :-1]).logits
+        return F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
+
+    model.train()
+    fit("base", model, size.base_steps, 3e-3, loss_of_step)
+    model.eval()
+
+
+@torch.no_grad()
+def continue_prompts(base: Qwen3ForCausalLM, prompts: list[list[int]], new: int, eos: int, temperature: float,
+                     batch: int = 96) -> list[list[int]]:  # fmt: skip
+    """The base's own answers, so that the draft sees what it will be asked to foresee."""
+    out = []
+    for start in range(0, len(prompts), batch):
+        rows = prompts[start : start + batch]
+        width = max(map(len, rows))
+        ids = torch.tensor([[0] * (width - len(r)) + r for r in rows])
+        mask = torch.tensor([[0] * (width - len(r)) + [1] * len(r) for r in rows])
+        sampling = {"do_sample": True, "temperature": temperature, "top_k": 50} if temperature else {"do_sample": False}
+        full = base.generate(ids, attention_mask=mask, max_new_tokens=new, eos_token_id=eos, pad_token_id=0, **sampling)
+        for row, prompt in zip(full.tolist(), rows, strict=True):
+            answer = row[width:]
+            out.append(prompt + (answer[: answer.index(eos) + 1] if eos in answer else answer))
+        console.print(f"generated {len(out)}/{len(prompts)} answers")
+    return out
+
+
+# ---- the draft -------------------------------------------------------------------------------------------------
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x32 = x.float()
+        return self.weight * (x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+
+
+class Attention(nn.Module):
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        wide = 2 * size.hidden
+        self.size = size
+        self.q_proj = nn.Linear(wide, size.heads * size.head_dim, bias=False)
+        self.k_proj = nn.Linear(wide, size.kv_heads * size.head_dim, bias=False)
+        self.v_proj = nn.Linear(wide, size.kv_heads * size.head_dim, bias=False)
+        self.o_proj = nn.Linear(size.heads * size.head_dim, size.hidden, bias=False)
+
+
+class MLP(nn.Module):
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(size.hidden, size.intermediate, bias=False)
+        self.up_proj = nn.Linear(size.hidden, size.intermediate, bias=False)
+        self.down_proj = nn.Linear(size.intermediate, size.hidden, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class MidLayer(nn.Module):
+    def __init__(self, size: Size, eps: float) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(size.hidden, eps)
+        self.hidden_norm = RMSNorm(size.hidden, eps)
+        self.post_attention_layernorm = RMSNorm(size.hidden, eps)
+        self.self_attn, self.mlp = Attention(size), MLP(size)
+
+
+class Eagle3(nn.Module):
+    """The published head: parameter names are the checkpoint's names."""
+
+    def __init__(self, size: Size, eps: float = 1e-6, theta: float = 10000.0) -> None:
+        super().__init__()
+        self.size, self.theta = size, theta
+        self.fc = nn.Linear(3 * size.hidden, size.hidden, bias=False)
+        self.midlayer = MidLayer(size, eps)
+        self.norm = RMSNorm(size.hidden, eps)
+        self.lm_head = nn.Linear(size.hidden, size.draft_vocab, bias=False)
+
+    def rotate(self, x: torch.Tensor, offset: int) -> torch.Tensor:  # [B, heads, T, D]
+        half = x.shape[-1] // 2
+        inv = self.theta ** (-torch.arange(half, dtype=torch.float32) / half)
+        angle = (torch.arange(x.shape[-2]) + offset)[:, None] * inv
+        a, b = x.float().chunk(2, -1)
+        return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1).to(x.dtype)
+
+    def project(self, embeds: torch.Tensor, hidden: torch.Tensor, offset: int) -> tuple[torch.Tensor, ...]:
+        layer, size = self.midlayer, self.size
+        x = torch.cat([layer.input_layernorm(embeds), layer.hidden_norm(hidden)], -1)
+        split = lambda y, n: y.unflatten(-1, (n, size.head_dim)).transpose(1, 2)  # noqa: E731
+        attn, repeats = layer.self_attn, size.heads // size.kv_heads
+        q, k = split(attn.q_proj(x), size.heads), split(attn.k_proj(x), size.kv_heads)
+        v = split(attn.v_proj(x), size.kv_heads).repeat_interleave(repeats, 1)
+        return self.rotate(q, offset), self.rotate(k, offset).repeat_interleave(repeats, 1), v
+
+    def unroll(self, features: torch.Tensor, embeds: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Logits [B, T, draft_vocab] of each unrolled step.
+
+        Chain i starts at the true feature of position i; its step k reads embeds[k][:, i] (token i+1+k) at rotary
+        position i+k and sees the true slots 0..i and its own earlier steps.
+        """
+        hidden, logits, keys, values = self.fc(features), [], [], []
+        width = features.shape[1]
+        hide = torch.full((width, width), float("-inf")).triu(1)
+        for step, embed in enumerate(embeds):
+            q, k, v = self.project(embed, hidden, step)
+            keys.append(k)
+            values.append(v)
+            scale = 1 / math.sqrt(self.size.head_dim)
+            scores = [(q @ keys[0].transpose(-1, -2)).float() * scale + hide]
+            scores += [((q * own).sum(-1, keepdim=True)).float() * scale for own in keys[1:]]
+            weights = torch.cat(scores, -1).softmax(-1).to(q.dtype)
+            mixed = weights[..., :width] @ values[0]
+            for i, own in enumerate(values[1:]):
+                mixed = mixed + weights[..., width + i : width + i + 1] * own
+            hidden = hidden + self.midlayer.self_attn.o_proj(mixed.transpose(1, 2).flatten(-2))
+            hidden = hidden + self.midlayer.mlp(self.midlayer.post_attention_layernorm(hidden))
+            logits.append(self.lm_head(self.norm(hidden)))
+        return logits
+
+
+def tap_ids(layers: int) -> tuple[int, int, int]:
+    """EAGLE-3's default taps as hidden_states indices."""
+    return 2, layers // 2, layers - 3
+
+
+def train_draft(base: Qwen3ForCausalLM, batches: Batches, draft_ids: torch.Tensor, size: Size) -> Eagle3:
+    draft = Eagle3(size)
+    table = base.get_input_embeddings().weight.detach()
+    with torch.no_grad():
+        draft.lm_head.weight.copy_(base.lm_head.weight[draft_ids])
+    in_draft = torch.zeros(size.vocab, dtype=torch.bool)
+    in_draft[draft_ids] = True
+
+    def loss_of_step(step: int) -> torch.Tensor:
+        ids = batches.next(size.unroll)
+        width = size.seq_len
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            out = base(ids, output_hidden_states=True)
+        features = torch.cat([out.hidden_states[i] for i in tap_ids(size.layers)], -1)[:, : width - 1]
+        embeds = [table[ids[:, 1 + k : width + k]] for k in range(size.unroll)]
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = draft.unroll(features, embeds)
+        total = torch.zeros(())
+        for k, mine in enumerate(logits):
+            theirs = out.logits[:, 1 + k : width + k].float()
+            keep = in_draft[theirs.argmax(-1)]
+            target = theirs[..., draft_ids].softmax(-1)
+            nll = -(target * mine.float().log_softmax(-1)).sum(-1)
+            total = total + STEP_DECAY**k * (nll * keep).sum() / keep.sum()
+        return total
+
+    fit("draft", draft, size.draft_steps, 3e-3, loss_of_step)
+    return draft.eval()
+
+
+# ---- files -----------------------------------------------------------------------------------------------------
+
+
+def save_base(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, path: Path, eos: list[int]) -> None:
+    model.to(torch.bfloat16)
+    model.generation_config.eos_token_id = eos
+    model.generation_config.pad_token_id = 0
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    model.float()
+
+
+def save_draft(draft: Eagle3, draft_ids: torch.Tensor, size: Size, path: Path) -> None:
+    """The common on-disk layout: `midlayer.*`, `fc`, `norm`, `lm_head`, `d2t` (offsets), `t2d` (membership)."""
+    path.mkdir(parents=True, exist_ok=True)
+    tensors = {n: p.detach().to(torch.bfloat16).contiguous() for n, p in draft.state_dict().items()}
+    tensors["d2t"] = draft_ids - torch.arange(len(draft_ids))
+    tensors["t2d"] = torch.zeros(size.vocab, dtype=torch.bool).index_fill_(0, draft_ids, True)
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    config = {
+        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_size": size.hidden,
+        "intermediate_size": size.intermediate, "num_hidden_layers": 1, "num_attention_heads": size.heads,
+        "num_key_value_heads": size.kv_heads, "head_dim": size.head_dim, "vocab_size": size.vocab,
+        "draft_vocab_size": size.draft_vocab, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
+        "attention_bias": False, "max_position_embeddings": 4096, "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    (path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def draft_vocabulary(stream: np.ndarray, size: Size, always: list[int]) -> torch.Tensor:
+    """The most frequent ids, sorted; the end markers are always among them."""
+    counts = np.bincount(stream, minlength=size.vocab)
+    counts[always] = counts.max() + 1
+    return torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[: size.draft_vocab]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="writes OUT/base and OUT/draft")
+    parser.add_argument("--smoke", action="store_true", help="toy sizes, to test the script itself")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep-base", action="store_true", help="train only the draft, for the base found in OUT/base")
+    args = parser.parse_args()
+    size = SMOKE if args.smoke else Size()
+    torch.manual_seed(args.seed)
+
+    train, held = stdlib_files()
+    if args.smoke:
+        train = train[:20]
+    sources = [s for s in map(read_source, train) if s]
+    pairs = [pair for s in sources for pair in functions(s)]
+    console.print(f"{len(train)} modules for training, {len(held)} held out, {len(pairs)} functions")
+    base_dir = args.out / "base"
+    if args.keep_base:
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(base_dir)
+    else:
+        tokenizer = train_tokenizer(sources, size.vocab)
+    end, eos = tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_end|>"])
+    chats = [as_chat(h, b) for h, b in pairs]
+    rng = np.random.default_rng(args.seed)
+    documents = [s + "<|endoftext|>" for s in sources] + [chats[i] for i in rng.permutation(len(chats))]
+    stream = token_stream(tokenizer, documents)
+    console.print(f"{len(stream) / 1e6:.2f} M tokens, {size.batch * size.seq_len * size.base_steps / 1e6:.1f} M to see")
+
+    if args.keep_base:
+        base = Qwen3ForCausalLM.from_pretrained(base_dir, dtype=torch.float32).eval()
+    else:
+        base = make_base(size, eos)
+        train_base(base, Batches(stream, size, args.seed), size)
+        save_base(base, tokenizer, base_dir, [eos, end])
+    # What is stored is bfloat16; the draft learns from what is stored.
+    base.load_state_dict({k: v.to(torch.bfloat16).float() for k, v in base.state_dict().items()})
+
+    picked = [pairs[i][0] for i in rng.permutation(len(pairs))[: size.generated]]
+    heads = [tokenizer(as_chat(h)).input_ids[-192:] for h in picked]
+    heads.sort(key=len)
+    new = 16 if args.smoke else 160
+    half = len(heads) // 2
+    answers = continue_prompts(base, heads[::2], new, eos, 0.0) + continue_prompts(base, heads[1::2], new, eos, 0.8)
+    assert len(answers) >= half
+    own = np.concatenate([np.array(answers[i], np.int64) for i in rng.permutation(len(answers))])
+    chat_stream = token_stream(tokenizer, [chats[i] for i in rng.permutation(len(chats))[: 2 * len(answers)]])
+    mixed = np.concatenate([own, chat_stream])
+    draft_ids = draft_vocabulary(np.concatenate([stream, own, own]), size, [end, eos])
+    draft = train_draft(base, Batches(mixed, size, args.seed + 1), draft_ids, size)
+    save_draft(draft, draft_ids, size, args.out / "draft")
+    console.print(f"wrote {base_dir} and {args.out / 'draft'}")
+
+
+if __name__ == "__main__":
+    main()

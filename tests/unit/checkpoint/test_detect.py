@@ -1,0 +1,330 @@
+"""Claims about checkpoint/detect.py, held against toy checkpoints in the published formats."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from edgespec.checkpoint.detect import check_tensors, detect, read_d2t
+from edgespec.checkpoint.files import Checkpoint, open_checkpoint
+from edgespec.config import DraftConfig, ModelConfig, resolve_taps
+from edgespec.errors import CheckpointError, EdgeSpecError, UnsupportedModel
+from tests.toys import Family, Flavour, make_base, make_draft
+
+FLAVOURS: list[Flavour] = ["eagle", "specforge", "modelopt", "speculators"]
+VOCAB, DRAFT_VOCAB = 256, 96
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_base(tmp_path_factory.mktemp("base"), layers=8, dtype="bfloat16", tokenizer=False)
+
+
+def write(path: Path, config: dict[str, Any], tensors: dict[str, tuple[int, ...]] | None = None) -> Checkpoint:
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.json").write_text(json.dumps(config))
+    save_file({name: torch.zeros(shape) for name, shape in (tensors or {}).items()}, path / "model.safetensors")
+    return open_checkpoint(path)
+
+
+def edit_config(path: Path, **changes: Any) -> None:
+    file = path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def edit_tensors(path: Path, **changes: torch.Tensor | None) -> Checkpoint:
+    file = path / "model.safetensors"
+    tensors: dict[str, torch.Tensor | None] = {**load_file(file), **changes}
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, file)
+    return open_checkpoint(path)
+
+
+# Kinds
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_base_of_each_family_is_recognised(family: Family, tmp_path: Path) -> None:
+    found = detect(open_checkpoint(make_base(tmp_path, family, layers=2, tokenizer=False)))
+    assert isinstance(found, ModelConfig)
+    assert found.architecture.lower() == f"{family}forcausallm"
+
+
+def test_dtype_is_that_of_the_tensors_not_of_the_config(base: Path, tmp_path: Path) -> None:
+    found = detect(open_checkpoint(base))
+    assert isinstance(found, ModelConfig)
+    assert found.dtype == "bfloat16"
+    other = make_base(tmp_path, layers=1, dtype="float16", tokenizer=False)
+    edit_config(other, torch_dtype="float32")
+    found = detect(open_checkpoint(other))
+    assert isinstance(found, ModelConfig)
+    assert found.dtype == "float16"
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_draft_of_each_flavour_is_recognised(flavour: Flavour, base: Path, tmp_path: Path) -> None:
+    taps = None if flavour == "eagle" else (1, 3, 6)
+    found = detect(open_checkpoint(make_draft(tmp_path, base, flavour, taps=taps)))
+    assert isinstance(found, DraftConfig)
+    assert found.flavour == {"specforge": "eagle"}.get(flavour, flavour)
+    assert (found.vocab_size, found.draft_vocab_size, found.num_taps) == (VOCAB, DRAFT_VOCAB, 3)
+    assert resolve_taps(found, 8) == (taps or (2, 4, 5))
+
+
+def test_drafts_options_are_seen_in_every_flavour(base: Path, tmp_path: Path) -> None:
+    for flavour in FLAVOURS:
+        path = make_draft(
+            tmp_path / flavour,
+            base,
+            flavour,
+            layers=2,
+            hidden=32,
+            heads=2,
+            kv_heads=1,
+            own_embedding=True,
+            qk_norm=True,
+            fc_norm=True,
+            rope_theta=5e5,
+        )
+        found = detect(open_checkpoint(path))
+        assert isinstance(found, DraftConfig)
+        assert (found.decoder.num_layers, found.decoder.hidden_size, found.target_hidden_size) == (2, 32, 64)
+        assert found.decoder.rope.theta == 5e5
+        assert (found.own_embedding, found.decoder.qk_norm, found.fc_norm) == (True, True, True)
+
+
+def test_pickled_draft_is_recognised_when_allowed(base: Path, tmp_path: Path) -> None:
+    path = make_draft(tmp_path, base, "eagle", pickle=True)
+    checkpoint = open_checkpoint(path, allow_pickle=True)
+    found = detect(checkpoint)
+    assert isinstance(found, DraftConfig)
+    assert read_d2t(checkpoint, found) is not None
+
+
+def test_draft_that_copied_its_base_s_mtp_keys_is_still_a_draft(base: Path, tmp_path: Path) -> None:
+    path = make_draft(tmp_path, base, "specforge")
+    edit_config(path, num_nextn_predict_layers=1, mtp_num_hidden_layers=1)
+    assert isinstance(detect(open_checkpoint(path)), DraftConfig)
+
+
+OTHERS: list[tuple[str, dict[str, Any], dict[str, tuple[int, ...]]]] = [
+    ("'mlp'", {"speculators_model_type": "mlp"}, {}),
+    ("'dflash'", {"speculators_model_type": "dflash"}, {}),
+    (
+        "DFlash",
+        {"dflash_config": {"mask_token_id": 1}},
+        {"fc.weight": (8, 40), "hidden_norm.weight": (8,)},
+    ),
+    (
+        "EAGLE-1",
+        {"architectures": ["LlamaForCausalLM"], "hidden_size": 8},
+        {"fc.weight": (8, 16), "layers.0.self_attn.q_proj.weight": (8, 8)},
+    ),
+    ("EAGLE-1", {"eagle_config": {"use_aux_hidden_state": False}}, {}),
+    ("Medusa", {"medusa_num_heads": 3}, {}),
+    ("Medusa", {"medusa": {"num_medusa_heads": 3}}, {}),
+    (r"Qwen.*\(MTP\)", {"text_config": {"mtp_num_hidden_layers": 1}, "vision_config": {}}, {}),
+    (r"Qwen.*\(MTP\)", {"architectures": ["Qwen3_5ForCausalLM"]}, {"mtp.fc.weight": (8, 16)}),
+    (
+        r"DeepSeek.*\(MTP\)",
+        {"architectures": ["DeepseekV3ForCausalLM"], "num_nextn_predict_layers": 1},
+        {"model.layers.4.eh_proj.weight": (8, 16)},
+    ),
+    ("DeepseekV3ForCausalLM", {"architectures": ["DeepseekV3ForCausalLM"], "num_nextn_predict_layers": 1}, {}),
+    (
+        "vision-language",
+        {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "vision_config": {"depth": 2}},
+        {},
+    ),
+    ("MixtralForCausalLM", {"architectures": ["MixtralForCausalLM"]}, {}),
+]
+
+
+@pytest.mark.parametrize(("name", "config", "tensors"), OTHERS)
+def test_other_kinds_are_refused_by_name(
+    name: str, config: dict[str, Any], tensors: dict[str, tuple[int, ...]], tmp_path: Path
+) -> None:
+    with pytest.raises(UnsupportedModel, match=name):
+        detect(write(tmp_path, config, tensors))
+
+
+def test_medusa_heads_are_recognised_without_safetensors(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"medusa_num_heads": 3}')
+    (tmp_path / "medusa_lm_head.pt").touch()
+    with pytest.raises(UnsupportedModel, match="Medusa"):
+        detect(open_checkpoint(tmp_path))
+
+
+def test_quantisation_settings_beside_the_config_are_seen(base: Path, tmp_path: Path) -> None:
+    path = make_draft(tmp_path, base, "modelopt")
+    settings = tmp_path / "hf_quant_config.json"
+    settings.write_text('{"quantization": {"quant_algo": null}}')
+    assert isinstance(detect(open_checkpoint(path)), DraftConfig)
+    settings.write_text('{"quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}}')
+    with pytest.raises(UnsupportedModel, match=r"hf_quant_config\.json: quantised with NVFP4"):
+        detect(open_checkpoint(path))
+
+
+def test_errors_name_the_directory_s_own_config(base: Path, tmp_path: Path) -> None:
+    path = make_draft(tmp_path, base, "eagle")
+    edit_config(path, intermediate_size=None)
+    with pytest.raises(CheckpointError, match=f"{tmp_path}/config.json: 'intermediate_size' is missing"):
+        detect(open_checkpoint(path))
+
+
+# Tensors
+
+
+def test_tensors_as_expected_pass(tmp_path: Path) -> None:
+    check_tensors({"a": (2, 3)}, write(tmp_path, {}, {"a": (2, 3), "b": (1,)}), {"b", "not there"})
+
+
+def test_all_complaints_come_in_one_error(tmp_path: Path) -> None:
+    write(tmp_path, {}, {"shaped": (2, 3), "fine": (2,), **{f"extra{i}": (1,) for i in range(7)}})
+    checkpoint = edit_tensors(tmp_path, integer=torch.zeros(2, dtype=torch.int8))
+    expected = {"shaped": (3, 2), "fine": (2,), "absent": (1,), "integer": (2,)}
+    with pytest.raises(CheckpointError) as error:
+        check_tensors(expected, checkpoint)
+    for part in (
+        "missing (1): absent",
+        "(7): extra0, extra1, extra2, extra3, extra4 and 2 more",
+        "shaped [2, 3] instead of [3, 2]",
+        "integer int8",
+    ):
+        assert part in error.value.what
+    assert "fine" not in error.value.what
+
+
+# The draft's vocabulary
+
+
+def draft_with(path: Path, base: Path, **tensors: torch.Tensor | None) -> tuple[Checkpoint, DraftConfig]:
+    """A draft with 96 tokens of 256 whose d2t and t2d are `tensors`; None for a table it lacks."""
+    checkpoint = edit_tensors(make_draft(path, base, "eagle"), **({"d2t": None, "t2d": None} | tensors))
+    config = detect(checkpoint)
+    assert isinstance(config, DraftConfig)
+    return checkpoint, config
+
+
+def mask(used: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(VOCAB, dtype=torch.bool).index_fill_(0, used, True)
+
+
+USED = torch.cat([torch.arange(80), torch.arange(100, 116)])  # 96 ids; the run at the start is as real tables have it
+OFFSETS = USED - torch.arange(DRAFT_VOCAB)
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {"d2t": OFFSETS, "t2d": mask(USED)},
+        {"d2t": OFFSETS},
+        {"d2t": OFFSETS.to(torch.int32)},
+        {"d2t": USED, "t2d": mask(USED)},
+        {"t2d": mask(USED)},
+        {"t2d": mask(USED).to(torch.uint8)},
+    ],
+    ids=["offsets", "offsets alone", "int32", "absolute", "mask alone", "mask of bytes"],
+)
+def test_every_form_of_the_map_gives_the_same_offsets(
+    tables: dict[str, torch.Tensor], base: Path, tmp_path: Path
+) -> None:
+    offsets = read_d2t(*draft_with(tmp_path, base, **tables))
+    assert offsets is not None
+    assert offsets.dtype == np.int64
+    assert np.array_equal(offsets, OFFSETS.numpy())
+
+
+@pytest.mark.parametrize("form", ["offset", "absolute"])
+@pytest.mark.parametrize("flavour", ["eagle", "speculators"])
+def test_random_vocabularies_agree_with_their_mask(flavour: Flavour, form: Any, base: Path, tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(make_draft(tmp_path, base, flavour, d2t=form))
+    config = detect(checkpoint)
+    assert isinstance(config, DraftConfig)
+    offsets = read_d2t(checkpoint, config)
+    assert offsets is not None
+    assert np.array_equal(np.arange(DRAFT_VOCAB) + offsets, np.flatnonzero(checkpoint.read("t2d")))
+
+
+def test_offsets_in_order_of_frequency_may_be_negative(base: Path, tmp_path: Path) -> None:
+    offsets = USED.flip(0) - torch.arange(DRAFT_VOCAB)
+    assert int(offsets.min()) < 0
+    read = read_d2t(*draft_with(tmp_path, base, d2t=offsets))
+    assert read is not None
+    assert np.array_equal(read, offsets.numpy())
+
+
+def test_table_that_can_be_read_two_ways_is_refused_until_a_mask_decides(base: Path, tmp_path: Path) -> None:
+    table = torch.arange(1, DRAFT_VOCAB + 1)  # as offsets 1, 3, 5, ...; as ids 1, 2, 3, ...
+    with pytest.raises(CheckpointError, match="as offsets and as ids"):
+        read_d2t(*draft_with(tmp_path / "alone", base, d2t=table))
+    for name, used in {"offsets": 2 * table - 1, "ids": table}.items():
+        read = read_d2t(*draft_with(tmp_path / name, base, d2t=table, t2d=mask(used)))
+        assert read is not None
+        assert np.array_equal(np.arange(DRAFT_VOCAB) + read, used.numpy())
+
+
+def changed(table: torch.Tensor, index: int, value: int) -> torch.Tensor:
+    table = table.clone()
+    table[index] = value
+    return table
+
+
+@pytest.mark.parametrize(
+    ("tables", "complaint"),
+    [
+        ({"d2t": changed(OFFSETS, 7, 250)}, "entry 7 leads to token 257, outside 0..255"),
+        ({"d2t": changed(OFFSETS, 7, -8)}, "entry 7 leads to token -1, outside"),
+        ({"d2t": changed(OFFSETS, 7, 2**63 - 1)}, "entry 7 leads to token"),
+        ({"d2t": changed(OFFSETS, 7, 1)}, "entries 7 and 8 both lead to token 8"),
+        ({"d2t": OFFSETS, "t2d": mask(USED + 1)}, "entry 0 leads to token 0, which t2d does not mark"),
+        ({"d2t": OFFSETS, "t2d": mask(USED[:-1])}, "t2d of .* marks 95 tokens"),
+        ({"t2d": mask(USED[:-1])}, "t2d of .* marks 95 tokens"),
+        ({"d2t": OFFSETS[:-1]}, r"d2t of .* is int64 \[95\]; expected int64 \[96\]"),
+        ({"d2t": OFFSETS.float()}, r"d2t of .* is float32"),
+        ({"d2t": OFFSETS, "t2d": mask(USED)[:-1]}, r"t2d of .* is bool \[255\]; expected bool \[256\]"),
+        ({}, "neither d2t nor t2d"),
+    ],
+)
+def test_broken_map_is_refused_at_its_first_fault(
+    tables: dict[str, torch.Tensor], complaint: str, base: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=complaint):
+        read_d2t(*draft_with(tmp_path, base, **tables))
+
+
+def test_draft_with_the_whole_vocabulary_needs_no_map(base: Path, tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(make_draft(tmp_path, base, "modelopt", draft_vocab=None, own_head=False))
+    config = detect(checkpoint)
+    assert isinstance(config, DraftConfig)
+    assert read_d2t(checkpoint, config) is None
+
+
+NONSENSE: list[Any] = [None, -1, 0, 7, "x", [], {}, [{}], [[]], {"a": {"b": []}}, float("inf")]
+
+
+@pytest.mark.parametrize("kind", ["base", "modelopt", "speculators"])
+def test_nonsense_in_any_key_never_ends_in_a_traceback(kind: Any, base: Path, tmp_path: Path) -> None:
+    if kind == "base":
+        make_base(tmp_path, "qwen2", layers=2, tokenizer=False)
+    else:
+        make_draft(tmp_path, base, kind, taps=(1, 2, 3))
+    whole = json.loads((tmp_path / "config.json").read_text())
+    keys = {*whole, "rope_scaling", "rope_parameters", "head_dim", "layer_types", "quantization_config"}
+    layer = whole.get("transformer_layer_config", {})
+    accepted = 0
+    for nonsense in NONSENSE:
+        for change in [{key: nonsense} for key in keys] + [
+            {"transformer_layer_config": layer | {key: nonsense}} for key in layer
+        ]:
+            (tmp_path / "config.json").write_text(json.dumps(whole | change))
+            with suppress(EdgeSpecError):
+                detect(open_checkpoint(tmp_path))
+                accepted += 1
+    assert 0 < accepted < len(NONSENSE) * (len(keys) + len(layer))

@@ -1,0 +1,180 @@
+"""The house stands as drawn: who leans on whom, what is imported when, and that `--help` stays light."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[2] / "edgespec"
+
+HEAVY = ("torch", "transformers", "onnx", "onnxruntime", "tensorrt")
+
+# Lowest first: each may lean on those before it, so there is no circle.
+GROUND = ("errors", "schemes", "config", "rope", "contract", "bundle", "prompts")
+LEANS_ON: dict[str, tuple[str, ...]] = {
+    **{room: GROUND[:floor] for floor, room in enumerate(GROUND)},
+    "checkpoint": GROUND,
+    "graphs": ("checkpoint", *GROUND),
+    "export": ("graphs", "checkpoint", *GROUND),
+    "quantize": ("graphs", "checkpoint", *GROUND),
+    "train": ("graphs", "checkpoint", *GROUND),
+    "backends": GROUND,
+    "runtime": ("backends", *GROUND),
+    "bench": ("runtime", "backends", *GROUND),
+    "serve": ("runtime", "backends", *GROUND),
+    "deploy": GROUND,
+}
+ROOMS = tuple(LEANS_ON)
+ROOF: dict[str, tuple[str, ...]] = {
+    "recipe": ROOMS,
+    "cli": (*ROOMS, "recipe"),
+    "__init__": ROOMS,
+    "__main__": (*ROOMS, "recipe", "cli"),
+}
+TABLE = {**LEANS_ON, **ROOF}
+
+
+def room_of(path: Path, package: Path) -> str:
+    return path.relative_to(package).parts[0].removesuffix(".py")
+
+
+def imported_modules(node: ast.AST) -> Iterator[str]:
+    """Full names of what one statement imports; a relative import begins with a dot."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        base = "." * node.level + (node.module or "")
+        yield from (f"{base}.{alias.name}" for alias in node.names)
+    elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+        yield from (part.value for part in node.args[:1] if isinstance(part, ast.Constant))
+
+
+def violations(package: Path) -> list[str]:
+    found = []
+    for path in sorted(package.rglob("*.py")):
+        room = room_of(path, package)
+        for name in (name for node in ast.walk(ast.parse(path.read_text())) for name in imported_modules(node)):
+            parts = name.split(".")
+            if parts[0] == "":
+                found.append(f"{path.relative_to(package)}: relative import {name}")
+            elif parts[0] == "edgespec" and len(parts) > 1 and parts[1] not in (room, "__version__"):
+                if room not in TABLE:
+                    found.append(f"{path.relative_to(package)}: the room {room} has no row in the table")
+                elif parts[1] not in TABLE[room]:
+                    found.append(f"{path.relative_to(package)}: {room} leans on {parts[1]}")
+    return found
+
+
+def module_level_imports(body: list[ast.stmt]) -> Iterator[str]:
+    """What importing a file imports: all but what stands in functions and under TYPE_CHECKING."""
+    for statement in body:
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.unparse(statement.test):
+            yield from module_level_imports(statement.orelse)
+            continue
+        yield from imported_modules(statement)
+        for field in ("body", "orelse", "finalbody"):
+            yield from module_level_imports(getattr(statement, field, []))
+        for handler in getattr(statement, "handlers", []):
+            yield from module_level_imports(handler.body)
+
+
+def heavy_imports(source: str) -> list[str]:
+    names = module_level_imports(ast.parse(source).body)
+    return [name for name in names if name.split(".")[0] in HEAVY]
+
+
+def ground_files() -> list[Path]:
+    return [
+        path for room in GROUND for path in (PACKAGE / f"{room}.py", *(PACKAGE / room).rglob("*.py")) if path.exists()
+    ]
+
+
+def plant(package: Path, file: str, source: str) -> None:
+    path = package / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(source)
+
+
+def test_rooms_lean_only_on_whom_the_table_allows() -> None:
+    assert violations(PACKAGE) == []
+
+
+def test_every_room_has_a_row_in_the_table() -> None:
+    rooms = {room_of(path, PACKAGE) for path in PACKAGE.rglob("*.py")}
+    assert {"errors", "prompts", "runtime"} <= rooms
+    assert rooms <= set(TABLE)
+
+
+@pytest.mark.parametrize(
+    ("file", "source", "said"),
+    [
+        ("prompts.py", "from edgespec.runtime.tokenizer import Tokenizer", "prompts leans on runtime"),
+        ("errors.py", "def f():\n    import edgespec.bundle", "errors leans on bundle"),
+        ("config.py", "from edgespec import contract", "config leans on contract"),
+        ("runtime/session.py", "from edgespec.graphs.decoder import Decoder", "runtime leans on graphs"),
+        ("export/onnx.py", "from edgespec.runtime import rope", "export leans on runtime"),
+        ("backends/ort/build.py", "if True:\n    from edgespec.cli.main import cli", "backends leans on cli"),
+        ("graphs/eagle.py", "importlib.import_module('edgespec.export.x')", "graphs leans on export"),
+        ("graphs/eagle.py", "from .decoder import Decoder", "relative import .decoder.Decoder"),
+        ("recipe.py", "from edgespec.cli import main", "recipe leans on cli"),
+        ("attic/x.py", "from edgespec import errors", "the room attic has no row"),
+    ],
+)
+def test_planted_violation_is_caught(tmp_path: Path, file: str, source: str, said: str) -> None:
+    plant(tmp_path, file, source)
+    (found,) = violations(tmp_path)
+    assert said in found
+
+
+def test_allowed_import_is_not_taken_for_a_violation(tmp_path: Path) -> None:
+    plant(tmp_path, "runtime/session.py", "from edgespec import __version__, bundle\nfrom edgespec.runtime import tree")
+    plant(tmp_path, "cli/main.py", "from edgespec.export.onnx import export\nimport edgespec\nimport numpy")
+    assert violations(tmp_path) == []
+
+
+def test_ground_imports_nothing_heavy_at_module_level() -> None:
+    files = ground_files()
+    assert PACKAGE / "prompts.py" in files
+    assert {str(path): heavy_imports(path.read_text()) for path in files} == {str(path): [] for path in files}
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["import torch", "from onnx import helper", "try:\n    import onnxruntime as ort\nexcept ImportError:\n    pass",
+     "class A:\n    import transformers.models", "if x:\n    pass\nelse:\n    import tensorrt"],
+)  # fmt: skip
+def test_planted_heavy_import_is_caught(source: str) -> None:
+    assert len(heavy_imports(source)) == 1
+
+
+def test_heavy_import_in_a_function_or_for_types_is_fine() -> None:
+    source = "if TYPE_CHECKING:\n    import torch\ndef f():\n    import onnx\nimport onnx_ir"
+    assert heavy_imports(source) == []
+
+
+SAY_WHAT_IS_IMPORTED = f"import sys; print(sorted({set(HEAVY)!r} & set(sys.modules)))"
+
+
+def heavy_after(statement: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", f"{statement}\n{SAY_WHAT_IS_IMPORTED}"], capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+def test_help_imports_nothing_heavy() -> None:
+    said = heavy_after("from edgespec.cli.main import cli; cli.main(['--help'], 'edgespec', standalone_mode=False)")
+    assert said.startswith("Usage: edgespec")
+    assert said.splitlines()[-1] == "[]"
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    assert heavy_after("import edgespec") == "[]\n"
+    assert heavy_after("import edgespec, onnx") == "['onnx']\n"  # the check can see
