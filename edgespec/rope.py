@@ -53,7 +53,8 @@ def frequencies(config: RopeConfig, positions: NDArray[np.int64]) -> Rows:
 
 def inverse_powers(theta: np.float32 | Rows, rotary_dim: int) -> Rows:
     exponents = np.arange(0, rotary_dim, 2, dtype=np.float32) / np.float32(rotary_dim)
-    return (np.float32(1.0) / np.power(theta, exponents)).astype(np.float32)
+    powers: Rows = np.power(theta, exponents)
+    return np.float32(1.0) / powers
 
 
 def dynamic(config: RopeConfig, positions: NDArray[np.int64]) -> Rows:
@@ -92,4 +93,5 @@ def yarn(config: RopeConfig, plain: Rows) -> Rows:
     if low == high:
         high += 0.001  # the ramp must not divide by zero
     ramp = np.clip((np.arange(config.rotary_dim // 2, dtype=np.float32) - low) / (high - low), 0, 1)
-    return (plain / config.factor * ramp + plain * (1 - ramp)).astype(np.float32)
+    mixed: Rows = (plain / config.factor * ramp + plain * (1 - ramp)).astype(np.float32)
+    return mixed

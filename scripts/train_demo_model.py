@@ -183,7 +183,7 @@ def schedule(step: int, steps: int) -> float:
     return min(1.0, (step + 1) / max(1, 0.03 * steps), (steps - step) / max(1, 0.4 * steps))
 
 
-def fit(what: str, module: nn.Module, steps: int, lr: float, loss_of_step) -> None:  # noqa: ANN001
+def fit(what: str, module: nn.Module, steps: int, lr: float, loss_of_step) -> None:
     """Run `steps` optimizer steps of `loss_of_step(step)` with a progress bar and the smoothed loss."""
     opts, shown, last = optimizers(module, lr), None, time.monotonic()
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"),

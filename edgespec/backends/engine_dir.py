@@ -187,7 +187,8 @@ def open_engine(engine_dir: Path, role: Role) -> tuple[dict[str, Any], dict[str,
 
 def missing_remedy(role: Role) -> str:
     made = {Role.LLM: "edgespec export MODEL OUT", Role.BASE: "edgespec export MODEL OUT --eagle-base"}
-    return f"Run {made.get(role, 'edgespec export DRAFT OUT')}, then edgespec build with --engine-dir naming this directory."
+    export = made.get(role, "edgespec export DRAFT OUT")
+    return f"Run {export}, then edgespec build with --engine-dir naming this directory."
 
 
 def copy_sidecars(onnx: OnnxDir, staging: Path) -> None:

@@ -131,15 +131,22 @@ class Checkpoint:
                 left -= len(chunk)
 
     def identity(self) -> str:
-        """sha256 over config.json, the tensors' names, dtypes and shapes, and the sizes of the weight files.
+        """sha256 over the tensors' names, dtypes and shapes and the first 4 KiB of each.
 
-        Cheap, and therefore blind to other values in tensors of the same form.
+        Cheap, and the same for the same weights however they are sharded; a fine-tuned copy has another.
         """
-        digest = hashlib.sha256((self.path / "config.json").read_bytes())
-        tensors = sorted((info.name, info.dtype, info.shape) for info in self.tensors.values())
-        sizes = sorted((file.name, file.stat().st_size) for file in self._weights.files)
-        digest.update(json.dumps([tensors, sizes]).encode())
+        digest = hashlib.sha256()
+        for name, info in sorted(self.tensors.items()):
+            digest.update(json.dumps([name, info.dtype, info.shape]).encode())
+            digest.update(self._first_bytes(info, min(info.num_bytes, 4096)))
         return digest.hexdigest()
+
+    def _first_bytes(self, info: TensorInfo, count: int) -> bytes:
+        if info.file is None:
+            return self._weights.unpickled[info.name].reshape(-1).view(np.uint8)[:count].tobytes()
+        with _open(info.file) as file:
+            file.seek(info.offset)
+            return _read(file, count, info.file)
 
     @cached_property
     def _weights(self) -> _Weights:

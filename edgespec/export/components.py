@@ -21,7 +21,7 @@ from edgespec.config import DraftConfig, ModelConfig, RopeConfig, default_tap_id
 from edgespec.errors import ContractError, PairingError, UnsupportedModel
 from edgespec.export import sidecars, writer
 from edgespec.export.golden import make_golden
-from edgespec.graphs import decoder, eagle
+from edgespec.graphs import builder, decoder, eagle
 from edgespec.graphs.assembly import DecoderGraph, whole
 from edgespec.graphs.builder import Weight, WeightPlan, save
 from edgespec.graphs.registry import BASES
@@ -93,7 +93,7 @@ def export_base(
         sidecars.copy_tokenizer(checkpoint, staging)
         plan = WeightPlan(bundle.MODEL_DATA)
         if config.tied_head:
-            plan.point("lm_head.weight", Weight(checkpoint, info, bundle.EMBEDDING, writer.ALIGN_BYTES))
+            plan.point("lm_head.weight", Weight(checkpoint, info, bundle.EMBEDDING, builder.ALIGN_BYTES))
         text = sidecars.base_config(checkpoint, config, graph.shape, taps)
         job = Job(graph, plan, staging, progress)
         hashes = job.write(text, (checkpoint, info))

@@ -104,7 +104,7 @@ class GraphBuilder:
         if name not in self.initializers:
             tensor = ir.tensor(array, name=name)
             self.initializers[name] = ir.Value(
-                name=name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor
+                name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
             )
         return self.initializers[name]
 

@@ -153,10 +153,9 @@ def borrowed_head(config: DraftConfig, base: decoder.Decoder | None) -> tuple[Ch
         config.draft_vocab_size != base.config.vocab_size
         or config.decoder.hidden_size != base.config.decoder.hidden_size
     ):
-        what = (
-            f"this draft has no lm_head and needs one of shape ({config.draft_vocab_size}, "
-            f"{config.decoder.hidden_size}); the base's is ({base.config.vocab_size}, {base.config.decoder.hidden_size})"
-        )
+        wanted = (config.draft_vocab_size, config.decoder.hidden_size)
+        there = (base.config.vocab_size, base.config.decoder.hidden_size)
+        what = f"this draft has no lm_head and needs one of shape {wanted}; the base's is {there}"
         raise PairingError(what, "Pass --base-model-dir with the base that the draft was trained for.")
     return base.table.source("lm_head.weight")
 

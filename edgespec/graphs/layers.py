@@ -45,11 +45,10 @@ def heads(b: GraphBuilder, x: ir.Value, num_heads: int, head_dim: int, name: str
     return b.op("Reshape", x, b.shape(0, 0, num_heads, head_dim), name=f"{name}/heads")
 
 
-def rotated(b: GraphBuilder, x: ir.Value, step: StepInputs, config: DecoderConfig, name: str) -> ir.Value:
-    """[B, S, N, D] -> [B, N, S, D] with rotary embedding (rotate-half)."""
+def rotated(b: GraphBuilder, x: ir.Value, step: StepInputs, name: str) -> ir.Value:
+    """[B, S, N, D] -> [B, N, S, D] with rotary embedding (rotate-half) over all of D."""
     turned = b.op("Transpose", x, name=f"{name}/transpose", perm=(0, 2, 1, 3))
-    partial = {} if config.rope.rotary_dim == config.head_dim else {"rotary_embedding_dim": config.rope.rotary_dim}
-    return b.op("RotaryEmbedding", turned, step.rope_cos, step.rope_sin, name=f"{name}/rope", **partial)
+    return b.op("RotaryEmbedding", turned, step.rope_cos, step.rope_sin, name=f"{name}/rope")
 
 
 def attention(
@@ -74,8 +73,8 @@ def attention(
         q = rms_norm(b, table, q, f"{weight}.q_norm", config.rms_norm_eps, f"{name}/q_norm")
         k = rms_norm(b, table, k, f"{weight}.k_norm", config.rms_norm_eps, f"{name}/k_norm")
     scale = b.constant("attention_scale", np.array(1 / math.sqrt(config.head_dim), np.float32))
-    q = b.op("Mul", rotated(b, q, step, config, f"{name}/q"), scale, name=f"{name}/q/scale")
-    k = rotated(b, k, step, config, f"{name}/k")
+    q = b.op("Mul", rotated(b, q, step, f"{name}/q"), scale, name=f"{name}/q/scale")
+    k = rotated(b, k, step, f"{name}/k")
     v = b.op("Transpose", v, name=f"{name}/v/transpose", perm=(0, 2, 1, 3))
     key = b.op("TensorScatter", cache.key, k, step.write_indices, name=f"{name}/k/cache", axis=-2, mode="linear")
     value = b.op("TensorScatter", cache.value, v, step.write_indices, name=f"{name}/v/cache", axis=-2, mode="linear")

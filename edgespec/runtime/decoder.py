@@ -19,18 +19,20 @@ from edgespec.runtime.embedding import EmbeddingTable
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 Mask = NDArray[np.bool_]
+NO_ROWS: Ids = np.empty(0, np.int64)
 
 
 @dataclass
 class CachedDecoder:
-    """One sequence in one engine. `length` counts committed rows, `scratch` the uncommitted ones behind them."""
+    """One sequence in one engine. `length` counts committed rows; `scratch` are the positions of the uncommitted ones
+    behind them, slot by slot."""
 
     runner: Runner
     embedding: EmbeddingTable
     rope: RopeTable
     sliding_window: int | None = None
     length: int = 0
-    scratch: int = 0
+    scratch: Ids = field(default_factory=lambda: NO_ROWS)
     engine_s: float = field(default=0.0)  # seconds spent inside the engine
     calls: int = 0
 
@@ -41,7 +43,7 @@ class CachedDecoder:
     @property
     def room(self) -> int:
         """Rows that can still be written."""
-        return self.capacity - self.length - self.scratch
+        return self.capacity - self.length - len(self.scratch)
 
     def run(
         self, tokens: Ids, positions: Ids, visible: Mask, rows: Ids,
@@ -50,7 +52,8 @@ class CachedDecoder:
         """Run tokens [S] at absolute positions [S] into scratch rows.
 
         `visible` [S, scratch + S] says which uncommitted rows, earlier scratch first, each token sees; committed rows
-        are seen as far as the sliding window reaches. `rows` [G] go through the head. Hidden inputs are [S, width].
+        are all seen. A sliding window hides what is behind it of both. `rows` [G] go through the head. Hidden inputs
+        are [S, width].
         """
         assert len(tokens) <= self.room
         cos, sin = self.rope.rows(positions[None])
@@ -62,7 +65,7 @@ class CachedDecoder:
         result = self.runner.run(call)
         self.engine_s += time.perf_counter() - began
         self.calls += 1
-        self.scratch += len(tokens)
+        self.scratch = np.concatenate([self.scratch, positions])
         return result
 
     def mask(self, positions: Ids, visible: Mask) -> Mask:
@@ -70,18 +73,15 @@ class CachedDecoder:
         mask = np.ones((1, 1, len(positions), self.length + visible.shape[1]), bool)
         mask[0, 0, :, self.length :] = visible
         if self.sliding_window is not None:
-            seen = positions[:, None] - np.arange(self.length)[None] < self.sliding_window
-            mask[0, 0, :, : self.length] &= seen
+            slots = np.concatenate([np.arange(self.length), self.scratch, positions])
+            mask[0, 0] &= positions[:, None] - slots < self.sliding_window
         return mask
 
     def causal(self, tokens: Ids, rows: Ids, base_hidden: Floats | None = None) -> Result:
         """Run tokens [S] behind the committed ones in a row and commit them all."""
         count = len(tokens)
         order = np.arange(count)
-        visible = order[:, None] >= order
-        if self.sliding_window is not None:
-            visible &= order[:, None] - order < self.sliding_window
-        result = self.run(tokens, self.length + order, visible, rows, base_hidden)
+        result = self.run(tokens, self.length + order, order[:, None] >= order, rows, base_hidden)
         self.commit(order)
         return result
 
@@ -89,11 +89,12 @@ class CachedDecoder:
         """Keep the scratch rows `path` (ascending, counted from the first scratch row) and drop the others."""
         self.runner.move_rows(self.length + path, self.length)
         self.length += len(path)
-        self.scratch = 0
+        self.drop_scratch()
 
     def drop_scratch(self) -> None:
-        self.scratch = 0
+        self.scratch = NO_ROWS
 
     def reset(self) -> None:
         """Forget the sequence. Old rows stay in memory and are not seen."""
-        self.length = self.scratch = 0
+        self.length = 0
+        self.drop_scratch()

@@ -91,7 +91,10 @@ class Engine:
         self.base = CachedDecoder(
             runner, table, RopeTable.of(rope_of(self.config), runner.capacity), self.config["sliding_window"]
         )
-        self.drafter, self.draft_config = self.open_draft(path, table) if self.spec_decode else (None, None)
+        self.drafter: EagleDrafter | None = None
+        self.draft_config: dict[str, Any] | None = None
+        if self.spec_decode:
+            self.drafter, self.draft_config = self.open_draft(path, table)
         self.session = Session(self.base, self.drafter)
         self.stop_ids = frozenset(self.config["eos_token_id"])
 

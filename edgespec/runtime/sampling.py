@@ -18,7 +18,10 @@ NEAR_TIE = 1e-5  # two candidates this close in warped, noised score may swap be
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """Temperature, top-k, top-p in this order, then Gumbel-max. Temperature 0 is greedy; top_k 0 and top_p 1 are off."""
+    """Temperature, top-k, top-p in this order, then Gumbel-max.
+
+    Temperature 0 is greedy; top_k 0 and top_p 1 are off.
+    """
 
     temperature: float = 0.0
     top_k: int = 0
@@ -96,13 +99,13 @@ def log_softmax(x: NDArray[np.float64]) -> NDArray[np.float64]:
 def gumbel(seed: int, position: int, ids: Ids) -> NDArray[np.float64]:
     """Standard Gumbel noise for each token id, a pure function of (seed, position, id).
 
-    The counter is hashed by SplitMix64 (Steele, Lea and Flood, OOPSLA 2014) twice over; the top 53 bits are the
-    uniform, shifted by half a unit so that it is never 0 or 1.
+    The counter is hashed by SplitMix64 (Steele, Lea and Flood, OOPSLA 2014) twice over; the top 52 bits are the
+    uniform, shifted by half a unit so that it is never 0 or 1 (of 53 bits the largest would round up to 1).
     """
     with np.errstate(over="ignore"):
         stream = splitmix(splitmix(np.array([seed], np.uint64)) ^ np.array([position], np.uint64))
         bits = splitmix(stream ^ splitmix(ids.astype(np.uint64)))
-    uniform = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    uniform = ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
     noise: NDArray[np.float64] = -np.log(-np.log(uniform))
     return noise
 

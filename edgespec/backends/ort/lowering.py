@@ -70,7 +70,24 @@ def lower_attention(graph: ir.Graph) -> None:
     inputs = {value.name: value for value in graph.inputs}
     shared = shared_inputs(graph, inputs["attention_mask"])
     for node in [n for n in graph if n.op_type == "Attention" and n.domain == ""]:
+        check_attention(node, inputs)
         replace_attention(graph, node, shared)
+
+
+def check_attention(node: ir.Node, inputs: dict[str | None, ir.Value]) -> None:
+    """What GroupQueryAttention is not told of must not be there: another mask, softcap, a second output."""
+    require(len(node.inputs) == 4 and node.inputs[3] is inputs["attention_mask"], node, "attention_mask as its mask")
+    require(set(node.attributes) == {"scale"}, node, "no attribute but scale")
+    require(node.attributes["scale"].as_float() == 1.0, node, "scale 1.0")
+    require(len(node.outputs) == 1, node, "one output")
+
+
+def check_cache(node: ir.Node) -> None:
+    """Rows go in one after the other from write_indices on."""
+    write = node.inputs[2] if len(node.inputs) == 3 else None
+    require(write is not None and write.name == "write_indices", node, "write_indices as its index")
+    require("axis" not in node.attributes or node.attributes["axis"].as_int() == -2, node, "axis -2")
+    require("mode" not in node.attributes or node.attributes["mode"].as_string() == "linear", node, "mode linear")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +124,8 @@ def replace_attention(graph: ir.Graph, node: ir.Node, shared: Shared) -> None:
     v_turn = producer(required(v_scatter.inputs[1]), "Transpose", node)
     out_turn = only_user(node.outputs[0], "Transpose", node)
     out_flat = only_user(out_turn.outputs[0], "Reshape", node)
-    require(node.attributes["scale"].as_float() == 1.0, node, "scale 1.0")
-    require(len(node.outputs) == 1, node, "one output")
+    check_cache(k_scatter)
+    check_cache(v_scatter)
 
     constant, name = Constants(graph), str(node.name)
     nodes: list[ir.Node] = []
@@ -122,11 +139,11 @@ def replace_attention(graph: ir.Graph, node: ir.Node, shared: Shared) -> None:
         return nodes[-1].outputs[0], heads
 
     def rotated(rope: ir.Node, label: str) -> tuple[ir.Value, int]:
+        require(not rope.attributes and len(rope.inputs) == 3, rope, "rotated halves of the whole head")
         x, heads = flat(producer(required(rope.inputs[0]), "Transpose", node), label)
-        attributes = {"num_heads": heads}
-        if "rotary_embedding_dim" in rope.attributes:
-            attributes["rotary_embedding_dim"] = rope.attributes["rotary_embedding_dim"].as_int()
-        nodes.append(ir.node("RotaryEmbedding", [x, *rope.inputs[1:]], attributes, name=f"{name}/{label}/rope"))
+        nodes.append(
+            ir.node("RotaryEmbedding", [x, *rope.inputs[1:]], {"num_heads": heads}, name=f"{name}/{label}/rope")
+        )
         return nodes[-1].outputs[0], heads
 
     q3, num_heads = rotated(q_rope, "q")
@@ -134,9 +151,10 @@ def replace_attention(graph: ir.Graph, node: ir.Node, shared: Shared) -> None:
     q3 = nodes[-1].outputs[0]
     k3, num_kv_heads = rotated(k_rope, "k")
     v3, _ = flat(v_turn, "v")
+    lengths = (shared.seqlens_k, shared.total)
     attention = ir.node(
         "GroupQueryAttention",
-        [q3, k3, v3, k_scatter.inputs[0], v_scatter.inputs[0], shared.seqlens_k, shared.total, None, None, None, shared.bias],
+        [q3, k3, v3, k_scatter.inputs[0], v_scatter.inputs[0], *lengths, None, None, None, shared.bias],
         {"num_heads": num_heads, "kv_num_heads": num_kv_heads, "scale": 1.0},
         domain=MICROSOFT, num_outputs=3, name=name,
     )  # fmt: skip
@@ -223,7 +241,9 @@ class Constants:
     def __call__(self, name: str, array: NDArray[np.generic]) -> ir.Value:
         if name not in self.graph.initializers:
             tensor = ir.tensor(array, name=name)
-            value = ir.Value(name=name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
+            value = ir.Value(
+                name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
+            )
             self.graph.register_initializer(value)
         return self.graph.initializers[name]
 

@@ -1,0 +1,222 @@
+"""Measures export, build, load and the host's share of a speculative step on a checkpoint of Qwen3-0.6B's shape.
+
+    python scripts/benchmark.py                 # everything, medians of 5; needs 8 GB of disk under --work
+    python scripts/benchmark.py --only export   # or: build, steps, start
+
+Weights are random, so speeds and sizes are representative and the text is not: acceptance is that of a made-up draft.
+Prints one JSON object with every run, its median and the machine's circumstances.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import platform
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCAB, DRAFT_VOCAB = 1024, 3072, 28, 16, 8, 128, 151936, 32000
+BASE_CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": HIDDEN, "intermediate_size": INNER,
+    "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM,
+    "vocab_size": VOCAB, "tie_word_embeddings": True, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0,
+    "rope_scaling": None, "max_position_embeddings": 40960, "torch_dtype": "bfloat16", "hidden_act": "silu",
+    "attention_bias": False, "eos_token_id": 151645, "use_sliding_window": False,
+}  # fmt: skip
+DRAFT_CONFIG = {
+    "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_size": HIDDEN,
+    "intermediate_size": INNER, "num_hidden_layers": 1, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS,
+    "head_dim": HEAD_DIM, "vocab_size": VOCAB, "draft_vocab_size": DRAFT_VOCAB, "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0, "hidden_act": "silu", "max_position_embeddings": 2048, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+def layer(prefix: str, wide: int) -> dict[str, tuple[int, ...]]:
+    q, kv = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
+    return {
+        f"{prefix}.self_attn.q_proj.weight": (q, wide), f"{prefix}.self_attn.k_proj.weight": (kv, wide),
+        f"{prefix}.self_attn.v_proj.weight": (kv, wide), f"{prefix}.self_attn.o_proj.weight": (HIDDEN, q),
+        f"{prefix}.mlp.gate_proj.weight": (INNER, HIDDEN), f"{prefix}.mlp.up_proj.weight": (INNER, HIDDEN),
+        f"{prefix}.mlp.down_proj.weight": (HIDDEN, INNER), f"{prefix}.input_layernorm.weight": (HIDDEN,),
+        f"{prefix}.post_attention_layernorm.weight": (HIDDEN,),
+    }  # fmt: skip
+
+
+def base_tensors() -> dict[str, tuple[int, ...]]:
+    tensors: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCAB, HIDDEN), "model.norm.weight": (HIDDEN,)}
+    for i in range(LAYERS):
+        tensors |= layer(f"model.layers.{i}", HIDDEN)
+        norms = ("q_norm", "k_norm")
+        tensors |= {f"model.layers.{i}.self_attn.{norm}.weight": (HEAD_DIM,) for norm in norms}
+    return tensors
+
+
+def draft_tensors() -> dict[str, tuple[int, ...]]:
+    rest = {"fc.weight": (HIDDEN, 3 * HIDDEN), "midlayer.hidden_norm.weight": (HIDDEN,), "norm.weight": (HIDDEN,)}
+    return rest | layer("midlayer", 2 * HIDDEN) | {"lm_head.weight": (DRAFT_VOCAB, HIDDEN)}
+
+
+def write_checkpoint(path: Path, config: dict[str, object], tensors: dict[str, tuple[int, ...]]) -> None:
+    """Random bfloat16 weights, written one tensor at a time; norms are ones."""
+    path.mkdir(parents=True)
+    (path / "config.json").write_text(json.dumps(config))
+    header, end = {}, 0
+    for name, shape in tensors.items():
+        size = 2 * int(np.prod(shape))
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+    extra = {"d2t": vocabulary_map()} if "fc.weight" in tensors else {}
+    for name, array in extra.items():
+        header[name] = {"dtype": "I64", "shape": array.shape, "data_offsets": [end, end + array.nbytes]}
+        end += array.nbytes
+    text = json.dumps(header).encode()
+    rng = np.random.default_rng(0)
+    with (path / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for shape in tensors.values():
+            one = len(shape) == 1
+            values = np.ones(shape, np.float32) if one else rng.standard_normal(shape, np.float32) * 0.02
+            file.write(values.astype(ml_dtypes.bfloat16).tobytes())
+        for array in extra.values():
+            file.write(array.tobytes())
+
+
+def vocabulary_map() -> np.ndarray:
+    """Offsets of a sorted random draft vocabulary that begins with the 256 bytes."""
+    rest = np.random.default_rng(2).choice(np.arange(256, VOCAB), DRAFT_VOCAB - 256, replace=False)
+    used = np.concatenate([np.arange(256), np.sort(rest)])
+    return (used - np.arange(DRAFT_VOCAB)).astype(np.int64)
+
+
+def write_checkpoints(work: Path) -> None:
+    write_checkpoint(work / "base", BASE_CONFIG, base_tensors())
+    write_tokenizer(work / "base")
+    write_checkpoint(work / "draft", DRAFT_CONFIG, draft_tensors())
+
+
+def write_tokenizer(path: Path) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text("{}")
+
+
+def measured(args: list[str]) -> dict[str, float]:
+    """Wall and CPU seconds and peak memory of one command of ours, in a process of its own."""
+    before = time.monotonic()
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen([sys.executable, "-m", "edgespec.cli.main", *args], stdout=log, stderr=log)
+        _, status, usage = os.wait4(process.pid, 0)
+        if status:
+            log.seek(0)
+            raise SystemExit(f"edgespec {' '.join(args)} failed:\n{log.read().decode()}")
+    wall = time.monotonic() - before
+    return {"wall_s": wall, "cpu_s": usage.ru_utime + usage.ru_stime, "peak_gb": usage.ru_maxrss * 1024 / 1e9}
+
+
+def medians(runs: list[dict[str, float]]) -> dict[str, object]:
+    return {"median": {key: round(statistics.median(r[key] for r in runs), 4) for key in runs[0]}, "runs": runs}
+
+
+def bench_export(work: Path, runs: int) -> dict[str, object]:
+    out, found = work / "export", []
+    for _ in range(runs):
+        shutil.rmtree(out, ignore_errors=True)
+        found.append(measured(["export", str(work / "base"), str(out), "--eagle-base", "--no-golden"]))
+    return medians(found)
+
+
+def bench_build(work: Path) -> dict[str, object]:
+    """Build base and draft once; sizes on disk."""
+    engines = work / "engines"
+    shutil.rmtree(engines, ignore_errors=True)
+    for name, args in (("base", ["--eagle-base"]), ("draft", ["--base-model-dir", str(work / "base")])):
+        shutil.rmtree(work / f"onnx-{name}", ignore_errors=True)
+        measured(["export", str(work / name), str(work / f"onnx-{name}"), *args])
+    found: dict[str, object] = {}
+    for name in ("base", "draft"):
+        onnx = str(work / f"onnx-{name}" / "llm")
+        found[name] = measured(["build", "--onnx-dir", onnx, "--engine-dir", str(engines)])
+    found["engine_dir_gb"] = sum(f.stat().st_size for f in engines.iterdir()) / 1e9
+    return found
+
+
+def bench_steps(work: Path, tokens: int) -> dict[str, object]:
+    """Host time a step, for the default chain and the guide's tree, beside plain decoding in the same process."""
+    from edgespec import SamplingParams
+    from edgespec.runtime.engine import Engine, Response
+
+    began = time.monotonic()
+    with Engine(work / "engines", spec_decode=True) as engine:
+        out: dict[str, object] = {"load_s": time.monotonic() - began}
+        out["after_load_gb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+        prompt = list(np.random.default_rng(1).integers(0, 256, 128))
+        plans = {"plain": None, "chain 1/3/4": engine.plan(1, 3, 4), "tree 10/6/60": engine.plan(10, 6, 60)}
+        for label, plan in plans.items():
+            response = None
+            for item in engine.stream(prompt, SamplingParams(temperature=0, max_generate_length=tokens), plan):
+                response = item if isinstance(item, Response) else None
+            assert response is not None
+            times, steps = response.metrics.stages, response.metrics.steps
+            total = times.draft + times.verify + times.commit
+            # The prefill's host time is that of one call; the steps carry the rest.
+            host = response.metrics.host_s
+            out[label] = {
+                "steps": steps,
+                "step_ms": 1000 * total / steps,
+                "host_ms": 1000 * host / steps,
+                "host_share": host / total,
+                "stages_ms": {name: 1000 * getattr(times, name) / steps for name in ("draft", "verify", "commit")},
+            }
+        out["peak_gb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+    return out
+
+
+def bench_start(runs: int) -> dict[str, object]:
+    return medians([measured(["--help"]) for _ in range(runs)])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "edgespec-benchmark")
+    parser.add_argument("--only", choices=("export", "build", "steps", "start"), action="append")
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=48)
+    args = parser.parse_args()
+    wanted = args.only or ["start", "export", "build", "steps"]
+    if not (args.work / "base").is_dir() and set(wanted) != {"start"}:
+        # In a process of its own: a child inherits its parent's peak memory, and this one's must stay small.
+        maker = multiprocessing.get_context("spawn").Process(target=write_checkpoints, args=(args.work,))
+        maker.start()
+        maker.join()
+    result: dict[str, object] = {
+        "machine": {"cpus": os.cpu_count(), "load": os.getloadavg(), "arch": platform.machine()}
+    }
+    if "start" in wanted:
+        result["help"] = bench_start(args.runs)
+    if "export" in wanted:
+        result["export"] = bench_export(args.work, args.runs)
+    if "build" in wanted or ("steps" in wanted and not (args.work / "engines").is_dir()):
+        result["build"] = bench_build(args.work)
+    if "steps" in wanted:
+        result["steps"] = bench_steps(args.work, args.tokens)
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()
