@@ -141,10 +141,9 @@ def staged_directory(target: Path) -> Iterator[Path]:
     `target` must not exist, or be an empty directory. Raises OutputError where it cannot be written.
     """
     refuse_occupied(target)
-    staging = target.parent / f".{target.name}.tmp-{os.getpid()}"
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        staging.mkdir()
+        staging = make_staging(target.parent, target.name)
     try:
         with writing(target):
             yield staging
@@ -153,6 +152,26 @@ def staged_directory(target: Path) -> Iterator[Path]:
             staging.replace(target)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def make_staging(parent: Path, name: str) -> Path:
+    """A new directory .NAME.tmp-PID; those that killed runs have left are removed."""
+    for old in parent.glob(f".{name}.tmp-*"):
+        if not process_lives(old.name.rpartition("-")[2]):
+            shutil.rmtree(old, ignore_errors=True)
+    staging = parent / f".{name}.tmp-{os.getpid()}"
+    staging.mkdir()
+    return staging
+
+
+def process_lives(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    except (ValueError, OSError):
+        return True  # not ours to judge
+    return True
 
 
 def refuse_occupied(target: Path) -> None:

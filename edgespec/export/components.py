@@ -5,8 +5,9 @@ Knows the order of the work and what is refused. How a graph looks stands in `gr
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -70,12 +71,35 @@ def export(model: str, out: Path, options: ExportOptions, progress: Progress | N
     Raises CheckpointError, UnsupportedModel, PairingError or OutputError before anything is written under its name.
     """
     target = out / "llm"
-    bundle.refuse_occupied(target)
     checkpoint = open_checkpoint(model, allow_pickle=options.allow_pickle)
     found = detect(checkpoint)
+    request = request_of(checkpoint, options)
+    if (there := already_there(target, request)) is not None:
+        return there
+    bundle.refuse_occupied(target)
     if isinstance(found, DraftConfig):
         return export_draft(checkpoint, found, target, options, progress or Silent())
     return export_base(checkpoint, found, target, options, progress or Silent())
+
+
+def request_of(checkpoint: Checkpoint, options: ExportOptions) -> dict[str, Any]:
+    """What was asked for, as the manifest records it."""
+    named = options.base_model_dir
+    base = open_checkpoint(named, allow_pickle=options.allow_pickle).identity() if named else None
+    source = {"name": checkpoint.path.name, "identity": checkpoint.identity(), "base_identity": base}
+    return {"source": source, "options": asdict(options)}
+
+
+def already_there(target: Path, request: dict[str, Any]) -> Exported | None:
+    """What an earlier run of the same request wrote, if all of it is still there and unchanged."""
+    if not (target / bundle.MANIFEST).is_file():
+        return None
+    manifest = bundle.read_manifest(target)
+    wanted = json.loads(json.dumps(request)) | {"edgespec": bundle.installed_version("edgespec")}
+    if any(manifest.get(key) != value for key, value in wanted.items()):
+        return None
+    bundle.check_files(target, manifest["files"])
+    return Exported(target, manifest["role"], manifest["files"], ("already there and unchanged: nothing was written",))
 
 
 def export_base(
@@ -99,7 +123,7 @@ def export_base(
         hashes = job.write(text, (checkpoint, info))
         if options.golden:
             job.golden(rows_of(checkpoint, info), config.decoder.rope, config.vocab_size)
-        files = job.manifest(checkpoint, hashes)
+        files = job.manifest(checkpoint, options, hashes)
     note = f"taps: hidden_states {', '.join(map(str, taps))}" if taps else "plain decoder: no taps"
     return Exported(target, text["engine_role"], files, (note,))
 
@@ -132,7 +156,7 @@ def export_draft(
         writer.write_small({"d2t": vocabulary_map(offsets, config)}, staging / bundle.D2T)
         if options.golden:
             job.golden(draft_rows(checkpoint, config, own, base), config.decoder.rope, config.vocab_size)
-        files = job.manifest(checkpoint, hashes)
+        files = job.manifest(checkpoint, options, hashes)
     return Exported(target, text["engine_role"], files, draft_notes(config, taps, base))
 
 
@@ -247,13 +271,15 @@ class Job:
         )
         writer.write_small(arrays, self.staging / bundle.GOLDEN)
 
-    def manifest(self, checkpoint: Checkpoint, hashes: dict[str, str]) -> dict[str, dict[str, Any]]:
+    def manifest(
+        self, checkpoint: Checkpoint, options: ExportOptions, hashes: dict[str, str]
+    ) -> dict[str, dict[str, Any]]:
         files = bundle.file_entries(self.staging, hashes)
         value = {
             "format": bundle.MANIFEST_FORMAT,
             "kind": "export",
             "role": self.graph.shape.role.value,
-            "source": {"name": checkpoint.path.name, "identity": checkpoint.identity()},
+            **request_of(checkpoint, options),
             **bundle.provenance(),
             "files": files,
         }

@@ -5,7 +5,6 @@ Knows the order of the work. The rewrites stand in `lowering`, the directory's r
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from dataclasses import dataclass
@@ -57,9 +56,9 @@ def build(
     onnx = engines.open_onnx_dir(onnx_dir, spec_base=spec_base, spec_draft=spec_draft)
     engines.check_against_other(engine_dir, onnx)
     engines.read_engines(engine_dir)
-    staging = engine_dir / f".{onnx.role.value}.tmp-{os.getpid()}"
     with bundle.writing(engine_dir):
-        staging.mkdir(parents=True)
+        engine_dir.mkdir(parents=True, exist_ok=True)
+        staging = bundle.make_staging(engine_dir, onnx.role.value)
     try:
         with bundle.writing(engine_dir):
             engine, difference = write_engine(onnx, limits, staging, start, advance)
