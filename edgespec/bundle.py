@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -71,10 +71,10 @@ def installed_version(package: str) -> str | None:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write JSON so that the file is the old one or the whole new one, whatever happens between."""
+    """Write JSON so that the file is the old one or the whole new one, whatever happens between. Raises OSError."""
     staged = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
-        with writing(path), staged.open("w", encoding="utf-8") as file:
+        with staged.open("w", encoding="utf-8") as file:
             json.dump(value, file, indent=2, ensure_ascii=False)
             file.write("\n")
             file.flush()
@@ -107,12 +107,12 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     return manifest
 
 
-def check_files(directory: Path, files: Mapping[str, Mapping[str, Any]], *, trust_unchanged: bool = False) -> None:
-    """Compare files with their manifest entries; BundleError names the first that differs.
+def check_files(directory: Path, files: object, *, trust_unchanged: bool = False) -> None:
+    """Compare files with their manifest entries, as read; BundleError names the first that differs.
 
     With `trust_unchanged` a file whose size and modification time are those recorded is not read again.
     """
-    for name, entry in files.items():
+    for name, entry in listed_files(directory, files).items():
         path = contained(directory, name)
         if not path.is_file():
             raise BundleError(f"{path} is missing", "Copy or make the directory again; it is not whole.")
@@ -125,6 +125,15 @@ def check_files(directory: Path, files: Mapping[str, Mapping[str, Any]], *, trus
         if sha256_file(path) != entry["sha256"]:
             what = f"{path} does not have the hash that its manifest records"
             raise BundleError(what, "The file is damaged or was replaced: copy or make the directory again.")
+
+
+def listed_files(directory: Path, files: object) -> dict[str, dict[str, Any]]:
+    """The files that a manifest lists, each with `bytes` and `sha256`."""
+    entries = files.values() if isinstance(files, dict) else (None,)
+    if not isinstance(files, dict) or not all(isinstance(e, dict) and {"bytes", "sha256"} <= e.keys() for e in entries):
+        what = f"{directory / MANIFEST} does not list its files with their sizes and hashes"
+        raise BundleError(what, "The file is damaged or was edited: copy or make the directory again.")
+    return files
 
 
 def contained(directory: Path, name: str) -> Path:
@@ -141,6 +150,7 @@ def staged_directory(target: Path) -> Iterator[Path]:
     `target` must not exist, or be an empty directory. Raises OutputError where it cannot be written.
     """
     refuse_occupied(target)
+    made = not target.parent.exists()
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         staging = make_staging(target.parent, target.name)
@@ -152,6 +162,13 @@ def staged_directory(target: Path) -> Iterator[Path]:
             staging.replace(target)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+        if made:
+            remove_if_empty(target.parent)
+
+
+def remove_if_empty(directory: Path) -> None:
+    with suppress(OSError):
+        directory.rmdir()
 
 
 def make_staging(parent: Path, name: str) -> Path:
@@ -194,6 +211,7 @@ def writing(target: Path) -> Iterator[None]:
             errno.EPERM: "Choose a directory that you may write to.",
             errno.EROFS: "The file system is read-only: choose another place.",
             errno.ENOTDIR: "A part of the path is a file: choose another place.",
+            errno.EEXIST: "Something of that name is in the way: choose another place.",
         }
         if error.errno not in remedies:
             raise

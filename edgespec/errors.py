@@ -21,11 +21,13 @@ from __future__ import annotations
 
 
 class EdgeSpecError(Exception):
-    """Base of all errors meant for users: `what` happened, and the `remedy`."""
+    """Base of all errors meant for users: `what` happened, and the `remedy` (where none is given, the usual one)."""
 
     exit_code = 1
+    usual_remedy = ""
 
     def __init__(self, what: str, remedy: str = "") -> None:
+        remedy = remedy or self.usual_remedy
         super().__init__(f"{what}\n{remedy}" if remedy else what)
         self.what = what
         self.remedy = remedy
@@ -33,10 +35,12 @@ class EdgeSpecError(Exception):
 
 class CheckpointError(EdgeSpecError):
     exit_code = 3
+    usual_remedy = "Check that config.json and weights belong together, or download the checkpoint again."
 
 
 class UnsupportedModel(EdgeSpecError):
     exit_code = 3
+    usual_remedy = "Give another checkpoint; the README lists what this version takes."
 
 
 class PairingError(EdgeSpecError):

@@ -49,7 +49,7 @@ def open_onnx_dir(path: Path, *, spec_base: bool, spec_draft: bool) -> OnnxDir:
     if asked is not role:
         remedy = f"Leave the flag out, or give the directory of the {asked.value}."
         raise BundleError(f"{path} is exported as {role.value}, the flag says {asked.value}", remedy)
-    bundle.check_files(path, manifest["files"])
+    bundle.check_files(path, manifest.get("files"))
     return OnnxDir(path, config, manifest, role)
 
 
@@ -145,13 +145,17 @@ def install(staging: Path, engine_dir: Path, role: Role, entry: dict[str, Any]) 
         write_engines(engine_dir, engines)
         for name in set(old["files"]) - names_of(engines.values()):
             bundle.contained(engine_dir, name).unlink(missing_ok=True)
-    files = {}
-    for path in sorted(staging.iterdir()):
-        digest = bundle.sha256_file(path)
-        path.replace(engine_dir / path.name)
-        stat = (engine_dir / path.name).stat()
-        files[path.name] = {"bytes": stat.st_size, "sha256": digest, "mtime_ns": stat.st_mtime_ns}
-    write_engines(engine_dir, engines | {role.value: entry | {"files": files}})
+    files: dict[str, dict[str, Any]] = {}
+    try:
+        for path in sorted(staging.iterdir()):
+            stat = path.stat()
+            files[path.name] = {"bytes": stat.st_size, "sha256": bundle.sha256_file(path), "mtime_ns": stat.st_mtime_ns}
+            path.replace(engine_dir / path.name)
+        write_engines(engine_dir, engines | {role.value: entry | {"files": files}})
+    except BaseException:
+        for name in set(files) - names_of(engines.values()):
+            (engine_dir / name).unlink(missing_ok=True)
+        raise
 
 
 def names_of(engines: Iterable[Mapping[str, Any]]) -> set[str]:
@@ -166,7 +170,14 @@ def read_engines(engine_dir: Path) -> dict[str, dict[str, Any]]:
     if manifest.get("kind") != "engine":
         what = f"{engine_dir} is no engine directory (its manifest says {manifest.get('kind')!r})"
         raise BundleError(what, "Choose another --engine-dir.")
-    return dict(manifest["engines"])
+    engines = manifest.get("engines")
+    entries = engines.values() if isinstance(engines, dict) else (None,)
+    if not isinstance(engines, dict) or not all(
+        isinstance(e, dict) and {"files", "fingerprint"} <= e.keys() for e in entries
+    ):
+        what = f"{engine_dir / bundle.MANIFEST} does not describe engines"
+        raise BundleError(what, "Choose another --engine-dir, or remove this one and build its engines again.")
+    return engines
 
 
 def write_engines(engine_dir: Path, engines: dict[str, dict[str, Any]]) -> None:

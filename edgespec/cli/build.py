@@ -42,6 +42,8 @@ def command(onnx_dir: Path, engine_dir: Path, spec_base: bool, spec_draft: bool,
     edgespec build --onnx-dir onnx/base/llm  --engine-dir engines --spec-base
     edgespec build --onnx-dir onnx/draft/llm --engine-dir engines --spec-draft
     """
+    if spec_base and spec_draft:
+        raise click.UsageError("--spec-base and --spec-draft exclude each other", click.get_current_context())
     from edgespec.backends.ort.build import build
     from edgespec.cli.progress import Bars
 

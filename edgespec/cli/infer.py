@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from edgespec.runtime.engine import Engine
     from edgespec.runtime.tree import DraftPlan
 
-FILE = click.Path(path_type=Path, dir_okay=False)
+FILE = click.Path(path_type=Path)
 ALIASES = {
     "--eagle": "--spec-decode",
     "--spec-verify-tree-size": "--spec-verify-size",
@@ -27,8 +27,12 @@ FAILED, SOME_FAILED = 1, 5
 
 @click.command("infer", cls=EdgeCommand, aliases=ALIASES)
 @click.option("--engine-dir", required=True, type=click.Path(path_type=Path), help="What edgespec build made.")
-@click.option("--input-file", required=True, type=FILE, help="Requests: messages and sampling, as JSON.")
-@click.option("--output-file", required=True, type=FILE, help="Where the responses and their metrics go, as JSON.")
+@click.option(
+    "--input-file", required=True, type=FILE, metavar="FILE", help="Requests: messages and sampling, as JSON."
+)
+@click.option(
+    "--output-file", required=True, type=FILE, metavar="FILE", help="Where the responses and their metrics go, as JSON."
+)
 @click.option("--spec-decode", is_flag=True, help="Draft and verify; the engine directory holds base and draft.")
 @click.option("--spec-draft-top-k", type=click.IntRange(1), help="Candidates a node; 1 is a chain.")
 @click.option("--spec-draft-step", type=click.IntRange(1), help="Levels of the tree.")

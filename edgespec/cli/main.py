@@ -10,7 +10,7 @@ import click
 
 from edgespec import __version__
 from edgespec.cli.flags import INTERRUPTED, report
-from edgespec.errors import EdgeSpecError
+from edgespec.errors import EdgeSpecError, EnvironmentProblem
 
 # Name -> (module, one line for the list). Modules load when their command is called.
 COMMANDS = {
@@ -60,15 +60,10 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def run(args: list[str]) -> int:
-    debug = "--debug" in args
+    """Run one command line; returns its exit code. With --debug errors pass through with their traceback."""
     try:
         code: Any = cli.main(args=hoisted(args), prog_name="edgespec", standalone_mode=False)
         return code if isinstance(code, int) else 0
-    except EdgeSpecError as error:
-        if debug:
-            raise
-        report(error)
-        return error.exit_code
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except click.ClickException as error:
@@ -77,6 +72,25 @@ def run(args: list[str]) -> int:
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted: nothing half-written is left", err=True)
         return INTERRUPTED
+    except Exception as error:
+        if "--debug" in args:
+            raise
+        shown = presentable(error)
+        report(shown)
+        return shown.exit_code
+
+
+def presentable(error: Exception) -> EdgeSpecError:
+    """Any error as one with a remedy and an exit code."""
+    if isinstance(error, EdgeSpecError):
+        return error
+    if isinstance(error, OSError):
+        place = f"{error.filename}: " if error.filename else ""
+        return EnvironmentProblem(f"{place}{error.strerror or error}", "Check the path, its permissions and the disk.")
+    if isinstance(error, MemoryError):
+        return EnvironmentProblem("not enough memory", "Close other programs, or use a smaller model.")
+    what = f"{type(error).__name__}: {error}"
+    return EdgeSpecError(what, "This is a fault of edgespec: please report it with what --debug prints.")
 
 
 def hoisted(args: list[str]) -> list[str]:

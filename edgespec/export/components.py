@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -87,7 +87,8 @@ def request_of(checkpoint: Checkpoint, options: ExportOptions) -> dict[str, Any]
     named = options.base_model_dir
     base = open_checkpoint(named, allow_pickle=options.allow_pickle).identity() if named else None
     source = {"name": checkpoint.path.name, "identity": checkpoint.identity(), "base_identity": base}
-    return {"source": source, "options": asdict(options)}
+    asked = {"eagle_base": options.eagle_base, "aux_layers": options.aux_layers, "golden": options.golden}
+    return {"source": source, "options": asked}
 
 
 def already_there(target: Path, request: dict[str, Any]) -> Exported | None:
@@ -98,7 +99,7 @@ def already_there(target: Path, request: dict[str, Any]) -> Exported | None:
     wanted = json.loads(json.dumps(request)) | {"edgespec": bundle.installed_version("edgespec")}
     if any(manifest.get(key) != value for key, value in wanted.items()):
         return None
-    bundle.check_files(target, manifest["files"])
+    bundle.check_files(target, manifest.get("files"))
     return Exported(target, manifest["role"], manifest["files"], ("already there and unchanged: nothing was written",))
 
 

@@ -66,6 +66,6 @@ def write_embedding(checkpoint: Checkpoint, info: TensorInfo, path: Path, advanc
 
 
 def write_small(arrays: dict[str, NDArray[np.generic]], path: Path) -> None:
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
-    save_file(arrays, path)
+    path.write_bytes(save(arrays))  # save_file hides a full disk in an error of its own

@@ -136,10 +136,12 @@ class Engine:
         return plan
 
     def check_plan(self, plan: DraftPlan) -> None:
-        assert self.draft_config is not None
+        if self.draft_config is None:
+            what = "a drafting plan was given, and this engine was opened without its draft"
+            raise LimitError(what, "Open it with spec_decode=True, or pass no plan.")
         k, s, n = plan.top_k, plan.steps, plan.verify_size
         if min(k, s, n) < 1:
-            raise LimitError(f"draft top-k {k}, step {s} and verify size {n} must be at least 1", "")
+            raise LimitError(f"draft top-k {k}, step {s} and verify size {n} must be at least 1", "Raise it.")
         if n > tree_pool_size(k, s):
             what = f"--spec-verify-size {n}: with top-k {k} and step {s} only {tree_pool_size(k, s)} nodes can exist"
             raise LimitError(what, "That is 1 + K + (S-1)*K*K. Lower the verify size, or raise top-k or step.")
@@ -171,16 +173,21 @@ class Engine:
         return self.tokenizer.encode(text)
 
     def check_prompt(self, prompt_ids: Sequence[int]) -> None:
-        most = self.config["builder_config"]["max_input_len"]
-        if len(prompt_ids) > most:
-            what = f"the prompt has {len(prompt_ids)} tokens, the engine was built for {most}"
-            raise LimitError(what, f"Shorten it, or build with --max-input-len {len(prompt_ids)} or more.")
+        most, count = self.config["builder_config"]["max_input_len"], len(prompt_ids)
+        if count > most:
+            flags = f"--max-input-len {count}"
+            if count > self.base.capacity:
+                flags += f" and --max-kv-cache-capacity {count}"
+            what = f"the prompt has {count} tokens, the engine was built for {most}"
+            raise LimitError(what, f"Shorten it, or build with {flags} or more.")
 
     def stream(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, plan: DraftPlan | None = None
     ) -> Iterator[Chunk | Response]:
         """Yield a Chunk a step and, last, the Response. `plan` None decodes plainly."""
         self.check_prompt(prompt_ids)
+        if plan is not None:
+            self.check_plan(plan)
         sampling = with_seed(sampling)
         steps = self.session.generate(
             prompt_ids, sampler_of(sampling), sampling.max_generate_length, self.stop_ids, plan

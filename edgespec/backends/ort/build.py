@@ -56,6 +56,7 @@ def build(
     onnx = engines.open_onnx_dir(onnx_dir, spec_base=spec_base, spec_draft=spec_draft)
     engines.check_against_other(engine_dir, onnx)
     engines.read_engines(engine_dir)
+    made = not engine_dir.exists()
     with bundle.writing(engine_dir):
         engine_dir.mkdir(parents=True, exist_ok=True)
         staging = bundle.make_staging(engine_dir, onnx.role.value)
@@ -66,6 +67,8 @@ def build(
             engines.install(staging, engine_dir, onnx.role, entry)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+        if made:
+            bundle.remove_if_empty(engine_dir)
     size = sum(file["bytes"] for file in engines.read_engines(engine_dir)[onnx.role.value]["files"].values())
     return Built(onnx.role, engine_dir / engine.name, size, difference, time.monotonic() - began)
 
@@ -122,7 +125,7 @@ def manifest_entry(onnx: engines.OnnxDir, difference: float | None) -> dict[str,
     return {
         "backend": "ort",
         "fingerprint": fingerprint.fingerprint(),
-        "source": onnx.manifest["source"],
+        "source": onnx.manifest.get("source"),
         "golden_difference": difference,
     }
 
