@@ -1,0 +1,67 @@
+"""From a checkpoint to an open engine, as the command line would do it: `export_dir`, `open_engine`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec import bundle
+from edgespec.backends import engine_dir as engines
+from edgespec.backends.ort.build import build, open_runner, rope_of
+from edgespec.backends.ort.runner import OrtRunner
+from edgespec.contract import Limits, Role
+from edgespec.export.components import ExportOptions, export
+from edgespec.rope import RopeTable
+from edgespec.runtime.decoder import CachedDecoder
+from edgespec.runtime.embedding import EmbeddingTable
+
+CAPACITY = 48  # KV slots of each engine
+
+
+@dataclass(frozen=True)
+class Component:
+    """One checkpoint on its whole way: the exported directory and the engine made of it."""
+
+    onnx_dir: Path
+    engine_dir: Path
+    config: dict[str, Any]
+    runner: OrtRunner
+    golden_difference: float | None
+
+    def decoder(self) -> CachedDecoder:
+        """An empty sequence. The rows of earlier ones are still in the cache and must not be seen."""
+        embedding = EmbeddingTable(self.engine_dir / bundle.EMBEDDING)
+        return CachedDecoder(self.runner, embedding, self.rope, self.config["sliding_window"])
+
+    @property
+    def rope(self) -> RopeTable:
+        return RopeTable.of(rope_of(self.config), self.runner.capacity)
+
+
+MakeComponent = Callable[..., Component]
+
+
+@pytest.fixture(scope="module")
+def make_component(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeComponent]:
+    """checkpoint, flags of export -> Component; engines are closed after the module."""
+    opened: list[Component] = []
+
+    def make(checkpoint: Path, role: Role, capacity: int = CAPACITY, **options: Any) -> Component:
+        work = tmp_path_factory.mktemp("component")
+        wanted = replace(ExportOptions(eagle_base=role is Role.BASE), **options)
+        exported = export(str(checkpoint), work / "onnx", wanted)
+        limits = Limits(max_input_len=capacity, max_kv_cache_capacity=capacity)
+        built = build(exported.directory, work / "engine", limits)
+        assert built.role is role
+        assert built.engine.name == f"{engines.STEMS[role]}.onnx"
+        runner, config = open_runner(work / "engine", role)
+        opened.append(Component(exported.directory, work / "engine", config, runner, built.golden_difference))
+        return opened[-1]
+
+    yield make
+    for component in opened:
+        component.runner.close()

@@ -1,0 +1,488 @@
+"""The canonical graph, run as it stands by ONNX Runtime, against the engine that lowering makes of it.
+
+Also what the canonical graph itself promises: its operators, its batches, and why caches are filled with zeroes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from numpy.typing import NDArray
+
+from edgespec import bundle
+from edgespec.backends.base import Call, Result
+from edgespec.backends.ort.build import engine_contract
+from edgespec.backends.ort.lowering import lower
+from edgespec.backends.ort.runner import OrtRunner
+from edgespec.contract import GraphShape, Role, past_names, present_names
+from edgespec.errors import ContractError
+from edgespec.rope import RopeTable
+from tests import toys
+from tests.parity.conftest import CAPACITY, Component, MakeComponent
+
+Array = NDArray[Any]
+
+TOLERANCE = 1e-4  # two float32 kernels that sum in another order; logits have a standard deviation of about 2.5
+TREE_PARENTS = (-1, 0, 0, 2, 1, 1, 3, 0, 6)  # paths with gaps in slot order
+
+
+# Calls, and the canonical graph's way to take them
+
+
+@dataclass
+class Canonical:
+    """The exported graph with a cache of its own: pasts go in whole, presents come out whole."""
+
+    session: ort.InferenceSession
+    shape: GraphShape
+    cache: dict[str, Array]
+
+    @classmethod
+    def open(cls, component: Component, batch: int = 1) -> Canonical:
+        shape = component.runner.contract.shape
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = 1
+        path = str(component.onnx_dir / bundle.MODEL)
+        session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        rows = np.zeros((batch, shape.num_kv_heads, CAPACITY, shape.head_dim), np.float32)
+        return cls(session, shape, {name: rows.copy() for i in range(shape.num_layers) for name in past_names(i)})
+
+    def run(self, calls: list[Call]) -> dict[str, Array]:
+        """One run over a batch of calls, each into its own sequence's next rows; keeps the presents."""
+        out = dict(
+            zip((o.name for o in self.session.get_outputs()), self.session.run(None, self.feeds(calls)), strict=True)
+        )
+        for i in range(self.shape.num_layers):
+            for past, present in zip(past_names(i), present_names(i), strict=True):
+                self.cache[past] = out[present]
+        return out
+
+    def feeds(self, calls: list[Call]) -> dict[str, Array]:
+        rows = calls[0].inputs_embeds.shape[1]
+        masks = [
+            np.pad(c.attention_mask, ((0, 0), (0, 0), (0, 0), (0, CAPACITY - c.attention_mask.shape[3]))) for c in calls
+        ]
+        feeds = {
+            name: np.concatenate([getattr(c, name) for c in calls])
+            for name in ("inputs_embeds", "rope_cos", "rope_sin", "gather_idx")
+        }
+        feeds["attention_mask"] = np.concatenate(masks)
+        feeds["write_indices"] = np.array([c.attention_mask.shape[3] - rows for c in calls], np.int64)
+        if self.shape.role is Role.DRAFT:
+            from_base = calls[0].base_hidden is not None
+            feeds["use_base_hidden"] = np.array(from_base)
+            for name, width in (("base_hidden", self.shape.base_features), ("draft_hidden", self.shape.features)):
+                given = [getattr(c, name) for c in calls]
+                feeds[name] = np.concatenate([np.zeros((1, 0, width), np.float32) if g is None else g for g in given])
+        return feeds | self.cache
+
+
+@dataclass
+class Calls:
+    """Makes calls with random embeddings and features for one component."""
+
+    shape: GraphShape
+    rope: RopeTable
+    rng: np.random.Generator
+
+    @classmethod
+    def of(cls, component: Component, seed: int = 0) -> Calls:
+        return cls(component.runner.contract.shape, component.rope, np.random.default_rng(seed))
+
+    def rows(self, count: int, width: int) -> Array:
+        return self.rng.standard_normal((1, count, width), np.float32)
+
+    def make(self, positions: Array, mask: Array, *, own_state: bool = False) -> Call:
+        count = len(positions)
+        cos, sin = self.rope.rows(positions[None])
+        call = Call(self.rows(count, self.shape.hidden_size), cos, sin, mask[None, None], np.arange(count)[None])
+        if self.shape.role is not Role.DRAFT:
+            return call
+        if own_state:
+            return replace(call, draft_hidden=self.rows(count, self.shape.features))
+        return replace(call, base_hidden=self.rows(count, self.shape.base_features))
+
+    def causal(self, start: int, count: int) -> Call:
+        return self.make(np.arange(start, start + count), np.tri(count, start + count, start, dtype=bool))
+
+    def tree(self, start: int, *, own_state: bool = False) -> Call:
+        """A tree behind `start` committed rows."""
+        seen = np.eye(len(TREE_PARENTS), dtype=bool)
+        for node, parent in enumerate(TREE_PARENTS[1:], start=1):
+            seen[node] |= seen[parent]
+        mask = np.concatenate([np.ones((len(seen), start), bool), seen], axis=1)
+        return self.make(start + seen.sum(1) - 1, mask, own_state=own_state)
+
+
+def assert_same(out: dict[str, Array], result: Result, tolerance: float = TOLERANCE) -> None:
+    assert np.abs(result.logits - out["logits"]).max() <= tolerance
+    assert (result.hidden_states is None) == ("hidden_states" not in out)
+    if result.hidden_states is not None:
+        assert np.abs(result.hidden_states - out["hidden_states"]).max() <= tolerance
+
+
+def cache_rows(component: Component, end: int) -> Array:
+    """The runner's KV rows before `end`: [2 * layers, 1, heads, end, dim]."""
+    return component.runner.slab[:, :, :, :end]
+
+
+def present_rows(out: dict[str, Array], shape: GraphShape, end: int) -> Array:
+    return np.stack([out[name][:, :, :end] for i in range(shape.num_layers) for name in present_names(i)])
+
+
+# Components
+
+
+BASES: dict[str, dict[str, Any]] = {
+    "llama-bfloat16": {"family": "llama", "dtype": "bfloat16", "attention_bias": True, "mlp_bias": True},
+    "qwen3": {"family": "qwen3", "head_dim": 32, "tied": True},
+}
+DRAFTS: dict[str, dict[str, Any]] = {
+    "eagle": {"flavour": "eagle"},
+    "specforge-fc-norm": {"flavour": "specforge", "fc_norm": True, "dtype": "float16"},
+    "modelopt-two-layers": {"flavour": "modelopt", "layers": 2, "dtype": "bfloat16"},
+    "speculators-norms": {
+        "flavour": "speculators",
+        "norm_before_fc": True,
+        "norm_before_residual": True,
+        "qk_norm": True,
+    },
+    "speculators-norm-output": {"flavour": "speculators", "norm_output": True, "draft_vocab": None},
+}
+
+
+@pytest.fixture(scope="module", params=BASES)
+def base(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, make_component: MakeComponent
+) -> Component:
+    path = toys.make_base(tmp_path_factory.mktemp("base"), layers=7, **BASES[request.param])
+    return make_component(path, Role.BASE)
+
+
+@pytest.fixture(scope="module", params=DRAFTS)
+def draft(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, make_component: MakeComponent
+) -> Component:
+    base = toys.make_base(tmp_path_factory.mktemp("base"), layers=7)
+    path = toys.make_draft(tmp_path_factory.mktemp("draft"), base, **DRAFTS[request.param])
+    return make_component(path, Role.DRAFT, base_model_dir=str(base))
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory, make_component: MakeComponent) -> Component:
+    return make_component(toys.make_base(tmp_path_factory.mktemp("llama"), layers=7), Role.BASE)
+
+
+# Lowered equals canonical
+
+
+def test_a_lowered_base_equals_its_canonical_graph(base: Component) -> None:
+    calls, canonical = Calls.of(base), Canonical.open(base)
+    for call in (calls.causal(0, 11), calls.causal(11, 1), calls.causal(12, 3), calls.tree(15)):
+        assert_same(canonical.run([call]), base.runner.run(call))
+
+
+def test_a_lowered_base_writes_the_same_cache_rows(base: Component) -> None:
+    calls, canonical = Calls.of(base), Canonical.open(base)
+    for call in (calls.causal(0, 11), calls.tree(11)):
+        out = canonical.run([call])
+        base.runner.run(call)
+        end = call.attention_mask.shape[3]
+        difference = cache_rows(base, end) - present_rows(out, canonical.shape, end)
+        assert np.abs(difference).max() <= TOLERANCE
+
+
+def test_a_lowered_draft_equals_its_canonical_graph_on_base_and_on_own_hidden_states(draft: Component) -> None:
+    calls, canonical = Calls.of(draft), Canonical.open(draft)
+    prompt, more = calls.causal(0, 9), calls.causal(9, 2)
+    tree = calls.tree(11, own_state=True)
+    assert prompt.base_hidden is not None
+    assert tree.draft_hidden is not None
+    for call in (prompt, more, tree):
+        assert_same(canonical.run([call]), draft.runner.run(call))
+
+
+def test_a_draft_reads_the_hidden_states_that_its_flag_names(draft: Component) -> None:
+    """Given both, with rows for both, the flag alone decides."""
+    calls, canonical = Calls.of(draft), Canonical.open(draft)
+    own, true = calls.tree(0, own_state=True), calls.tree(0)
+    both = canonical.feeds([own]) | {"base_hidden": true.base_hidden}
+    names = [output.name for output in canonical.session.get_outputs()]
+    for from_base, alone in ((True, replace(own, draft_hidden=None, base_hidden=true.base_hidden)), (False, own)):
+        feeds = both | {"use_base_hidden": np.array(from_base)}
+        out = dict(zip(names, canonical.session.run(None, feeds), strict=True))
+        assert_same(out, draft.runner.run(alone))
+
+
+# gather_idx
+
+
+@pytest.mark.parametrize("gathered", [[8], [6, 1], [0, 0, 3]])
+def test_gather_idx_picks_rows_of_the_logits_and_leaves_the_taps_whole(llama: Component, gathered: list[int]) -> None:
+    call = Calls.of(llama).causal(0, 9)
+    some = replace(call, gather_idx=np.array([gathered]))
+    for run in (lambda c: llama.runner.run(c), lambda c: result_of(Canonical.open(llama).run([c]))):
+        whole = run(call)
+        logits, taps = whole.logits.copy(), whole.hidden_states.copy()
+        picked = run(some)
+        assert picked.logits.shape == (1, len(gathered), 256)
+        assert np.abs(picked.logits - logits[:, gathered]).max() <= TOLERANCE
+        assert np.abs(picked.hidden_states - taps).max() <= TOLERANCE
+
+
+def result_of(out: dict[str, Array]) -> Result:
+    return Result(out["logits"], out.get("hidden_states"))
+
+
+# Rows that nobody wrote
+
+
+@pytest.mark.parametrize("half", [0, 1], ids=["key", "value"])
+def test_a_nan_in_an_unwritten_row_poisons_the_canonical_graph(llama: Component, half: int) -> None:
+    """Why every cache is zero-filled: standard Attention multiplies before it masks."""
+    canonical, call = Canonical.open(llama), Calls.of(llama).causal(0, 5)
+    assert np.isfinite(canonical.run([call])["logits"]).all()
+    canonical.cache[past_names(3)[half]][:, :, CAPACITY - 1] = np.nan
+    assert np.isnan(canonical.run([call])["logits"]).all()
+
+
+def test_an_engine_opens_with_a_cache_of_zeroes(llama: Component, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(np, "empty", lambda shape, dtype=float: np.full(shape, np.nan, dtype))
+    contract = engine_contract(llama.config)
+    runner = OrtRunner(llama.engine_dir / "spec_base.onnx", contract, CAPACITY)
+    assert runner.slab.shape == (2 * 7, 1, 2, CAPACITY, 16)
+    assert not runner.slab.any()  # a NaN would be true
+    runner.close()
+
+
+def test_garbage_behind_the_written_rows_changes_nothing_in_the_lowered_engine(llama: Component) -> None:
+    calls = Calls.of(llama)
+    prompt, tree = calls.causal(0, 11), calls.tree(11)
+    runner, end = llama.runner, 11 + len(TREE_PARENTS)
+
+    def run(garbage: float) -> list[Array]:
+        runner.slab[:] = garbage
+        first = runner.run(prompt).logits.copy()
+        runner.slab[:, :, :, 11:] = garbage
+        second = runner.run(tree)
+        return [first, second.logits.copy(), second.hidden_states.copy(), cache_rows(llama, end).copy()]
+
+    for clean, dirty in zip(run(0.0), run(np.nan), strict=True):
+        np.testing.assert_array_equal(clean, dirty)
+
+
+def test_a_call_writes_its_own_rows_and_no_others(llama: Component) -> None:
+    calls, slab = Calls.of(llama), llama.runner.slab
+    llama.runner.run(calls.causal(0, 11))
+    slab[:, :, :, 11:] = 7.0
+    before = slab.copy()
+    llama.runner.run(calls.tree(11))
+    end = 11 + len(TREE_PARENTS)
+    np.testing.assert_array_equal(slab[:, :, :, :11], before[:, :, :, :11])
+    np.testing.assert_array_equal(slab[:, :, :, end:], before[:, :, :, end:])
+    assert (slab[:, :, :, 11:end] != 7.0).all()
+
+
+def test_the_lowered_engine_never_shows_a_row_a_later_slot(llama: Component) -> None:
+    """Its kernel is causal in slot order whatever the mask says: why parents stand before their children."""
+    call = Calls.of(llama).causal(0, 5)
+    all_seen = replace(call, attention_mask=np.ones_like(call.attention_mask))
+    causal = llama.runner.run(call).logits.copy()
+    np.testing.assert_array_equal(llama.runner.run(all_seen).logits, causal)
+    canonical = Canonical.open(llama).run([all_seen])["logits"]
+    assert np.abs(canonical - causal)[:, :-1].max() > 0.1
+
+
+# Batches
+
+
+def test_a_batch_of_two_equals_two_batches_of_one(base: Component) -> None:
+    """Two sequences of different lengths: each has its own slots, positions, mask and gathered rows."""
+    assert_batch_is_its_members(base, own_state=False)
+
+
+def test_a_batch_of_two_drafts_equals_two_batches_of_one(draft: Component) -> None:
+    assert_batch_is_its_members(draft, own_state=True)
+
+
+def assert_batch_is_its_members(component: Component, *, own_state: bool) -> None:
+    calls = Calls.of(component)
+    lengths, two = (4, 13), Canonical.open(component, batch=2)
+    singles = []
+    for member, length in enumerate(lengths):
+        single = Canonical.open(component)
+        single.run([calls.causal(0, length)])
+        for name, rows in single.cache.items():
+            two.cache[name][member] = rows[0]
+        singles.append(single)
+    gathered = (np.array([[1, 8]]), np.array([[6, 2]]))
+    trees = [replace(calls.tree(n, own_state=own_state), gather_idx=g) for n, g in zip(lengths, gathered, strict=True)]
+    together = two.run(trees)
+    for member, (single, tree) in enumerate(zip(singles, trees, strict=True)):
+        alone = single.run([tree])
+        for name, value in alone.items():
+            assert np.abs(together[name][member] - value[0]).max() <= TOLERANCE, name
+
+
+# The file
+
+
+def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from all_nodes(attribute.g)
+
+
+def test_a_canonical_base_is_valid_onnx_of_the_standard_domain_alone(base: Component) -> None:
+    assert_standard(base.onnx_dir / bundle.MODEL)
+
+
+def test_a_canonical_draft_is_valid_onnx_of_the_standard_domain_alone(draft: Component) -> None:
+    assert_standard(draft.onnx_dir / bundle.MODEL)
+
+
+def assert_standard(path: Path) -> None:
+    onnx.checker.check_model(str(path), full_check=True)
+    model = onnx.load(path, load_external_data=False)
+    assert [(entry.domain, entry.version) for entry in model.opset_import] == [("", 24)]
+    assert {node.domain for node in all_nodes(model.graph)} == {""}
+    assert not model.functions
+
+
+def test_inputs_and_outputs_have_the_types_and_shapes_of_the_contract(draft: Component) -> None:
+    model = ir.load(draft.onnx_dir / bundle.MODEL)
+    shape = draft.runner.contract.shape
+    found = {
+        v.name: (str(v.dtype), [str(d) for d in v.shape or ()]) for v in (*model.graph.inputs, *model.graph.outputs)
+    }
+    kv = ("FLOAT", ["B", str(shape.num_kv_heads), "C", str(shape.head_dim)])
+    assert found.pop("attention_mask") == ("BOOL", ["B", "1", "S", "C"])
+    assert found.pop("write_indices") == ("INT64", ["B"])
+    assert found.pop("gather_idx") == ("INT64", ["B", "G"])
+    assert found.pop("use_base_hidden") == ("BOOL", [])
+    assert found.pop("base_hidden") == ("FLOAT", ["B", "S_base", str(3 * 64)])
+    assert found.pop("draft_hidden") == ("FLOAT", ["B", "S_draft", "64"])
+    assert found.pop("inputs_embeds") == found.pop("hidden_states") == ("FLOAT", ["B", "S", "64"])
+    assert found.pop("rope_cos") == found.pop("rope_sin") == ("FLOAT", ["B", "S", str(shape.head_dim // 2)])
+    assert found.pop("logits") == ("FLOAT", ["B", "G", str(shape.vocab_size)])
+    assert len(found) == 4 * shape.num_layers
+    assert all(value == kv for value in found.values())
+
+
+def test_a_lowered_base_has_no_transposed_or_cast_weights_left(base: Component) -> None:
+    assert_weights_in_place(base.engine_dir / "spec_base.onnx")
+
+
+def test_a_lowered_draft_has_no_transposed_or_cast_weights_left(draft: Component) -> None:
+    assert_weights_in_place(draft.engine_dir / "spec_draft.onnx")
+
+
+def assert_weights_in_place(path: Path) -> None:
+    model = onnx.load(path, load_external_data=False)
+    weights = {tensor.name for tensor in model.graph.initializer}
+    nodes = list(all_nodes(model.graph))
+    assert not [n.name for n in nodes if n.op_type in ("Cast", "Transpose") and n.input[0] in weights]
+    external = [tensor for tensor in model.graph.initializer if tensor.external_data]
+    assert {tensor.data_type for tensor in external} == {onnx.TensorProto.FLOAT}
+    assert {tensor.name for tensor in external} <= {name for node in nodes for name in node.input}
+    kinds = {node.op_type for node in nodes}
+    assert "GroupQueryAttention" in kinds
+    assert not kinds & {"Attention", "TensorScatter"}
+
+
+# Graphs of another form
+
+
+Tamper = Callable[[ir.Model], None]
+
+
+def first(model: ir.Model, op_type: str) -> ir.Node:
+    return next(node for node in model.graph if node.op_type == op_type)
+
+
+def set_attribute(op_type: str, name: str, value: Any) -> Tamper:
+    def tamper(model: ir.Model) -> None:
+        first(model, op_type).attributes[name] = ir.convenience.convert_attribute(name, value)
+
+    return tamper
+
+
+def bypass(op_type: str) -> Tamper:
+    """Let the readers of the first such node before the first Attention read that node's input."""
+
+    def tamper(model: ir.Model) -> None:
+        node = nearest(first(model, "Attention"), op_type)
+        assert node.inputs[0] is not None
+        node.outputs[0].replace_all_uses_with(node.inputs[0], replace_graph_outputs=True)
+
+    return tamper
+
+
+def nearest(node: ir.Node, op_type: str) -> ir.Node:
+    """Breadth first from `node` up to a node of that type."""
+    queue = [node]
+    for found in queue:
+        if found.op_type == op_type:
+            return found
+        queue += [value.producer() for value in found.inputs if value is not None and value.producer() is not None]
+    raise AssertionError(op_type)
+
+
+def cache_at_slot_zero(model: ir.Model) -> None:
+    """The values of the first layer go to slot 0 whatever write_indices says."""
+    _, node = [node for node in model.graph if node.op_type == "TensorScatter"][:2]
+    zero = ir.node("Sub", [node.inputs[2], node.inputs[2]], name="tampered/zero")
+    model.graph.insert_before(node, zero)
+    node.replace_input_with(2, zero.outputs[0])
+
+
+def other_mask(model: ir.Model) -> None:
+    node = first(model, "Attention")
+    turned = ir.node("Not", [node.inputs[3]], name="tampered/not")
+    model.graph.insert_before(node, turned)
+    node.replace_input_with(3, turned.outputs[0])
+
+
+def read_attention_twice(model: ir.Model) -> None:
+    node = first(model, "Attention")
+    extra = ir.node("Identity", [node.outputs[0]], name="tampered/identity")
+    model.graph.append(extra)
+
+
+TAMPERED: dict[str, Tamper] = {
+    "scale": set_attribute("Attention", "scale", 0.5),
+    "softcap": set_attribute("Attention", "softcap", 30.0),
+    "is-causal": set_attribute("Attention", "is_causal", 1),
+    "no-scaling-of-q": bypass("Mul"),
+    "no-rope": bypass("RotaryEmbedding"),
+    "interleaved-rope": set_attribute("RotaryEmbedding", "interleaved", 1),
+    "no-cache": bypass("TensorScatter"),
+    "cache-at-slot-zero": cache_at_slot_zero,
+    "circular-cache": set_attribute("TensorScatter", "mode", "circular"),
+    "other-mask": other_mask,
+    "second-reader": read_attention_twice,
+}
+
+
+@pytest.mark.parametrize("tamper", TAMPERED)
+def test_lowering_refuses_a_graph_of_another_form(llama: Component, tamper: str) -> None:
+    model = ir.load(llama.onnx_dir / bundle.MODEL)
+    TAMPERED[tamper](model)
+    with pytest.raises(ContractError, match=r"layers\.0/attn"):
+        lower(model, "data")
+
+
+def test_lowering_takes_the_graph_that_was_not_tampered_with(llama: Component) -> None:
+    model = ir.load(llama.onnx_dir / bundle.MODEL)
+    names = {value.name for value in lower(model, "data").model.graph.inputs}
+    assert names == set(llama.runner.contract.input_names())

@@ -1,0 +1,83 @@
+"""The runner of ONNX Runtime engines: its cache, its buffers, and engines that it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgespec.backends.base import Call
+from edgespec.backends.ort.build import build, open_runner
+from edgespec.backends.ort.runner import OrtRunner
+from edgespec.contract import GraphContract, Limits, Role, canonical_contract, lowered_contract
+from edgespec.errors import ContractError, EnvironmentProblem
+from edgespec.export.components import ExportOptions, export
+from tests import toys
+
+CAPACITY = 12
+
+
+@pytest.fixture(scope="module")
+def engine_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    work = tmp_path_factory.mktemp("engine")
+    exported = export(str(toys.make_base(work / "base", layers=2)), work / "onnx", ExportOptions(golden=False))
+    build(exported.directory, work / "engine", Limits(max_input_len=CAPACITY, max_kv_cache_capacity=CAPACITY))
+    return work / "engine"
+
+
+@pytest.fixture
+def runner(engine_dir: Path) -> OrtRunner:
+    return open_runner(engine_dir, Role.LLM)[0]
+
+
+def call(rows: int, slots: int, gathered: int) -> Call:
+    """`rows` rows in the last of `slots` slots, the last `gathered` of them through the head."""
+    rng = np.random.default_rng(rows)
+    mask = np.tri(rows, slots, slots - rows, dtype=bool)[None, None]
+    angles = rng.standard_normal((1, rows, 8), np.float32)
+    rows_of_head = np.arange(rows - gathered, rows)[None]
+    return Call(rng.standard_normal((1, rows, 64), np.float32), np.cos(angles), np.sin(angles), mask, rows_of_head)
+
+
+@pytest.mark.parametrize("slots", [[2, 4, 5], [3, 5, 8], [2, 3, 4]])
+def test_moved_rows_stand_in_a_row_and_all_others_stay(runner: OrtRunner, slots: list[int]) -> None:
+    runner.slab[:] = np.random.default_rng(0).standard_normal(runner.slab.shape, np.float32)
+    before = runner.slab.copy()
+    runner.move_rows(np.array(slots), 2)
+    np.testing.assert_array_equal(runner.slab[:, :, :, 2:5], before[:, :, :, slots])
+    np.testing.assert_array_equal(runner.slab[:, :, :, :2], before[:, :, :, :2])
+    np.testing.assert_array_equal(runner.slab[:, :, :, 5:], before[:, :, :, 5:])
+
+
+def test_results_have_the_rows_of_their_own_call(runner: OrtRunner, engine_dir: Path) -> None:
+    """Large, small, middling: the buffers behind results are kept from call to call and cut to size."""
+    for rows, gathered in ((9, 9), (2, 1), (9, 4)):
+        asked = call(rows, rows, gathered)
+        found = runner.run(asked).logits
+        assert found.shape == (1, gathered, 256)
+        np.testing.assert_array_equal(found, open_runner(engine_dir, Role.LLM)[0].run(asked).logits)
+
+
+def test_a_call_may_fill_the_cache_to_its_last_slot_and_not_one_more(runner: OrtRunner) -> None:
+    assert np.isfinite(runner.run(call(CAPACITY, CAPACITY, 1)).logits).all()
+    with pytest.raises(AssertionError):
+        runner.run(call(2, CAPACITY + 1, 1))
+
+
+def test_an_engine_without_the_outputs_of_its_contract_is_refused_by_their_name(engine_dir: Path) -> None:
+    with pytest.raises(ContractError, match="outputs that differ from the contract: hidden_states"):
+        OrtRunner(engine_dir / "llm.onnx", base_contract(engine_dir), CAPACITY)
+
+
+def base_contract(engine_dir: Path) -> GraphContract:
+    plain = open_runner(engine_dir, Role.LLM)[0].contract.shape
+    return lowered_contract(canonical_contract(replace(plain, role=Role.BASE, features=3 * 64)))
+
+
+def test_a_file_that_is_no_engine_is_refused_with_its_name(engine_dir: Path, tmp_path: Path) -> None:
+    contract = open_runner(engine_dir, Role.LLM)[0].contract
+    (tmp_path / "llm.onnx").write_bytes(b"not a graph")
+    with pytest.raises(EnvironmentProblem, match=r"llm\.onnx"):
+        OrtRunner(tmp_path / "llm.onnx", contract, CAPACITY)

@@ -1,0 +1,241 @@
+"""The sampler keeps the warped law, its noise hangs on seed and position alone, and greedy is the largest logit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from scipy import stats
+from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from edgespec.runtime import sampling
+from edgespec.runtime.sampling import Sampler, gumbel
+
+LOGITS = np.array([0.1, 1.0, -0.6, 0.5, 1.7, -2.0, 0.3, 1.3, -1.1, 0.8, -0.2, 0.6], np.float32)
+SETTINGS = [(1.0, 0, 1.0), (0.7, 0, 1.0), (1.6, 5, 1.0), (1.0, 6, 0.8), (0.5, 6, 0.6), (2.5, 8, 0.9)]
+DRAWS = 3000
+SUSPICIOUS = 1e-4  # p-values below this are taken for a wrong law; seeds are fixed, so this is no lottery
+
+
+def warped_by_transformers(
+    logits: NDArray[np.float32], temperature: float, top_k: int, top_p: float
+) -> NDArray[np.float64]:
+    """Probabilities [V] in the order of Hugging Face's generate: temperature, top-k, top-p."""
+    chain = LogitsProcessorList([TemperatureLogitsWarper(temperature)])
+    if top_k:
+        chain.append(TopKLogitsWarper(top_k))
+    if top_p < 1:
+        chain.append(TopPLogitsWarper(top_p))
+    row = torch.from_numpy(logits.astype(np.float64))[None]
+    return chain(torch.zeros(1, 1, dtype=torch.long), row)[0].softmax(0).numpy()
+
+
+def probabilities(sampler: Sampler, logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    out = np.zeros(len(logits))
+    ids, log_probs = sampler.warped(logits)
+    out[ids] = np.exp(log_probs)
+    return out
+
+
+def chi_square(tokens: Sequence[int], law: NDArray[np.float64]) -> float:
+    """p-value of `tokens` under `law` [V]; a token that cannot be is p = 0, rare ones are counted together."""
+    counts = np.bincount(tokens, minlength=len(law)).astype(float)
+    if counts[law == 0].any():
+        return 0.0
+    counts, wanted = counts[law > 0], law[law > 0] * len(tokens)
+    rare = wanted < 8
+    if rare.any():
+        counts = np.append(counts[~rare], counts[rare].sum())
+        wanted = np.append(wanted[~rare], wanted[rare].sum())
+    return 1.0 if len(wanted) == 1 else float(stats.chisquare(counts, wanted * counts.sum() / wanted.sum()).pvalue)
+
+
+def over_seeds(pick: Callable[[int, int], int]) -> list[int]:
+    return [pick(seed, 17) for seed in range(DRAWS)]
+
+
+def over_positions(pick: Callable[[int, int], int]) -> list[int]:
+    return [pick(5, position) for position in range(DRAWS)]
+
+
+# Greedy
+
+
+def test_greedy_takes_the_largest_and_of_equals_the_lowest_id() -> None:
+    assert Sampler().pick(np.array([0.0, 2.0, -1.0, 2.0], np.float32), 0) == 1
+    assert Sampler().pick(np.zeros(5, np.float32), 3) == 0
+
+
+def test_greedy_ignores_seed_position_and_warping() -> None:
+    picked = {Sampler(0.0, 3, 0.5, seed).pick(LOGITS, position) for seed in range(20) for position in range(20)}
+    assert picked == {int(np.argmax(LOGITS))}
+
+
+# Warping
+
+
+@pytest.mark.parametrize("setting", [*SETTINGS, (0.3, 1, 1.0), (1.0, 12, 0.999), (1.0, 40, 0.3), (1.3, 3, 1e-9)])
+@pytest.mark.parametrize("seed", range(6))
+def test_warping_equals_that_of_transformers(setting: tuple[float, int, float], seed: int) -> None:
+    logits = np.random.default_rng(seed).normal(0, 2, 12).astype(np.float32)
+    np.testing.assert_allclose(
+        probabilities(Sampler(*setting), logits), warped_by_transformers(logits, *setting), atol=1e-9
+    )
+
+
+def test_top_k_acts_before_top_p() -> None:
+    """Of p = .4 .3 .2 .1, top-k 2 leaves .57 .43, of which top-p .5 needs one; the other order would leave both."""
+    logits = np.log(np.array([0.4, 0.3, 0.2, 0.1])).astype(np.float32)
+    assert np.flatnonzero(probabilities(Sampler(1.0, 2, 0.5), logits)).tolist() == [0]
+    assert np.flatnonzero(probabilities(Sampler(1.0, 0, 0.5), logits)).tolist() == [0, 1]
+
+
+def test_temperature_acts_before_top_p() -> None:
+    """Heat flattens p = .7 .2 .1, so that top-p .5 needs one token cold and more hot."""
+    logits = np.log(np.array([0.7, 0.2, 0.1])).astype(np.float32)
+    assert np.count_nonzero(probabilities(Sampler(1.0, 0, 0.5), logits)) == 1
+    assert np.count_nonzero(probabilities(Sampler(50.0, 0, 0.5), logits)) == 2
+
+
+def test_top_k_keeps_exactly_k_of_equal_logits_the_lowest_ids() -> None:
+    assert Sampler(1.0, 3).warped(np.zeros(9, np.float32))[0].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("top_p", [1e-300, 1e-9, 0.01])
+def test_top_p_keeps_at_least_the_most_probable(top_p: float) -> None:
+    assert np.flatnonzero(probabilities(Sampler(1.0, 0, top_p), LOGITS)).tolist() == [int(np.argmax(LOGITS))]
+
+
+def test_top_p_is_reached_by_a_mass_that_equals_it() -> None:
+    assert Sampler(1.0, 0, 0.5).warped(np.zeros(4, np.float32))[0].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-40, 1e-8])
+def test_tiny_temperature_is_greedy_and_does_not_crash(temperature: float) -> None:
+    sampler = Sampler(temperature, 5, 0.9, 1)
+    assert [sampler.pick(LOGITS, position) for position in range(50)] == [int(np.argmax(LOGITS))] * 50
+
+
+def test_large_temperature_is_uniform() -> None:
+    np.testing.assert_allclose(probabilities(Sampler(1e12), LOGITS), 1 / len(LOGITS), rtol=1e-6)
+
+
+# Noise
+
+
+def test_token_hangs_on_seed_and_position_alone() -> None:
+    """Whichever row of a batch the logits come from, and whatever was drawn before."""
+    rows = np.stack([LOGITS, -LOGITS, LOGITS])
+    one, other = Sampler(1.0, 0, 1.0, 4), Sampler(1.0, 0, 1.0, 4)
+    first = [one.pick(rows[0], position) for position in range(100)]
+    for position in reversed(range(100)):
+        other.pick(rows[1], position)
+        assert other.pick(rows[2], position) == first[position]
+    assert [Sampler(1.0, 0, 1.0, 5).pick(LOGITS, position) for position in range(100)] != first
+
+
+def test_noise_of_a_token_does_not_hang_on_which_others_are_left() -> None:
+    """With top-k the candidates are fewer; those that remain keep their noise."""
+    ids = np.array([2, 5, 11])
+    assert gumbel(3, 9, ids).tolist() == gumbel(3, 9, np.arange(12))[ids].tolist()
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        pytest.param(gumbel(1, 2, np.arange(20000)), id="tokens"),
+        pytest.param(np.array([gumbel(1, p, np.array([7]))[0] for p in range(2000)]), id="positions"),
+        pytest.param(np.array([gumbel(s, 2, np.array([7]))[0] for s in range(2000)]), id="seeds"),
+        pytest.param(np.array([gumbel(s << 40, 2, np.array([7]))[0] for s in range(2000)]), id="high-seeds"),
+    ],
+)
+def test_noise_is_standard_gumbel_along_every_axis(noise: NDArray[np.float64]) -> None:
+    assert stats.kstest(noise, stats.gumbel_r.cdf).pvalue > SUSPICIOUS
+
+
+def test_noise_of_neighbours_is_uncorrelated() -> None:
+    """Seed s at position p+1 must not be seed s+1 at position p, nor follow it."""
+    ids = np.arange(4000)
+    here = stats.gumbel_r.cdf(gumbel(8, 100, ids))
+    for seed, position in ((8, 101), (9, 100), (9, 99), (108, 0), (100, 8)):
+        there = stats.gumbel_r.cdf(gumbel(seed, position, ids))
+        assert stats.pearsonr(here, there).pvalue > SUSPICIOUS
+    assert stats.pearsonr(here[:-1], here[1:]).pvalue > SUSPICIOUS
+
+
+@pytest.mark.parametrize("bits", [0, 2**64 - 1])
+def test_noise_is_finite_at_both_ends_of_the_hash(monkeypatch: pytest.MonkeyPatch, bits: int) -> None:
+    monkeypatch.setattr(sampling, "splitmix", lambda x: np.full(x.shape, bits, np.uint64))
+    assert np.isfinite(gumbel(0, 0, np.arange(3))).all()
+
+
+def test_largest_seed_is_a_seed() -> None:
+    assert np.isfinite(gumbel(2**63 - 1, 2**31, np.arange(5))).all()
+
+
+# The law
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("draw", [over_seeds, over_positions])
+def test_tokens_follow_the_warped_law(
+    setting: tuple[float, int, float], draw: Callable[[Callable[[int, int], int]], list[int]]
+) -> None:
+    tokens = draw(lambda seed, position: Sampler(*setting, seed).pick(LOGITS, position))
+    assert chi_square(tokens, warped_by_transformers(LOGITS, *setting)) > SUSPICIOUS
+
+
+def cold(seed: int, position: int) -> int:
+    return Sampler(0.75, 6, 0.8, seed).pick(LOGITS, position)
+
+
+def without_top_p(seed: int, position: int) -> int:
+    return Sampler(1.0, 6, 1.0, seed).pick(LOGITS, position)
+
+
+def one_in_ten_greedy(seed: int, position: int) -> int:
+    greedy = gumbel(seed, position + 10**6, np.array([0]))[0] > stats.gumbel_r.ppf(0.9)
+    return int(np.argmax(LOGITS)) if greedy else Sampler(1.0, 6, 0.8, seed).pick(LOGITS, position)
+
+
+@pytest.mark.parametrize("biased", [cold, without_top_p, one_in_ten_greedy])
+def test_biased_sampler_is_caught_by_the_test_of_the_law(biased: Callable[[int, int], int]) -> None:
+    """`tokens_follow_the_warped_law` passes with these settings and the true sampler."""
+    assert chi_square(over_positions(biased), warped_by_transformers(LOGITS, 1.0, 6, 0.8)) < SUSPICIOUS
+
+
+def test_noise_without_the_position_is_caught_by_the_test_of_the_law() -> None:
+    law = warped_by_transformers(LOGITS, 1.0, 0, 1.0)
+    assert (
+        chi_square(over_positions(lambda seed, position: Sampler(1.0, 0, 1.0, seed).pick(LOGITS, 0)), law) < SUSPICIOUS
+    )
+
+
+# Margins
+
+
+def test_greedy_margin_is_the_distance_of_the_logits() -> None:
+    logits = np.array([1.0, 0.25, 3.0], np.float32)
+    assert Sampler().margin(logits, 0, 0, 1) == Sampler().margin(logits, 0, 1, 0) == 0.75
+
+
+def test_sampled_margin_is_the_change_of_score_that_swaps_the_two() -> None:
+    """Raise the loser's logit by a little less and by a little more than the margin says."""
+    for position in range(20):
+        sampler = Sampler(0.8, 0, 1.0, 3)
+        winner = sampler.pick(LOGITS, position)
+        _, scores = sampler.noised(LOGITS, position)
+        loser = int(np.argsort(scores)[-2])
+        gap = sampler.margin(LOGITS, position, winner, loser)
+        for share, wanted in ((0.98, winner), (1.02, loser)):
+            nudged = LOGITS.copy()
+            nudged[loser] += share * gap * 0.8
+            assert sampler.pick(nudged, position) == wanted
+
+
+def test_margin_to_a_token_that_warping_removed_is_its_distance_from_the_last_one_kept() -> None:
+    logits = np.array([3.0, 2.0, 1.0, 0.5], np.float32)
+    assert Sampler(0.5, 2, 1.0, 0).margin(logits, 0, 0, 3) == pytest.approx((2.0 - 0.5) / 0.5)

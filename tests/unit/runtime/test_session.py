@@ -1,0 +1,418 @@
+"""The loop's law, without an engine: whatever a drafter proposes, what is emitted is what plain decoding emits.
+
+The model here is a hash: the logits of a row are a function of the (position, token) pairs that it sees, so that a
+wrong mask, a wrong position or a KV row moved to the wrong place changes everything after it. What is right is told by
+`plainly`, which has no cache, no mask and no session.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from edgespec.backends.base import Call, Result
+from edgespec.errors import LimitError
+from edgespec.prompts import END_OF_SEQUENCE, MAX_LENGTH
+from edgespec.runtime import session as session_module
+from edgespec.runtime.decoder import CachedDecoder
+from edgespec.runtime.sampling import Sampler
+from edgespec.runtime.session import Session, Step
+from edgespec.runtime.tree import DraftPlan, DraftTree
+from edgespec.runtime.verify import Verdict, walk
+from tests.lossless.drafters import ScriptedDrafter
+
+VOCAB = 9
+GREEDY = Sampler()
+
+
+def logits_after(seen: Sequence[tuple[int, int]]) -> np.ndarray:
+    """[V], from a set of (position, token) pairs."""
+    digest = hashlib.blake2b(repr(sorted(seen)).encode(), digest_size=4 * VOCAB).digest()
+    return (np.frombuffer(digest, np.uint32) / 2**30).astype(np.float32)
+
+
+@dataclass
+class HashRunner:
+    """A Runner whose cache holds (position, token) in each slot."""
+
+    capacity: int
+    contract: Any = None
+    slots: list[tuple[int, int]] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)  # of each call
+    widest: int = 0
+    moved: int = 0  # rows that were not in their place
+
+    def __post_init__(self) -> None:
+        self.slots = [(-1, -1)] * self.capacity
+
+    def run(self, call: Call) -> Result:
+        _, _, count, width = call.attention_mask.shape
+        assert width <= self.capacity
+        first = width - count
+        positions, tokens = (rows[0, :, 0].astype(int).tolist() for rows in (call.rope_cos, call.inputs_embeds))
+        self.slots[first:width] = list(zip(positions, tokens, strict=True))
+        self.rows.append(count)
+        self.widest = max(self.widest, width)
+        logits, hidden = [], []
+        for row, visible in enumerate(call.attention_mask[0, 0]):
+            assert visible[first + row], "every row sees itself"
+            assert not visible[first + row + 1 :].any(), "the kernel's causality: no row sees a later slot"
+            logits.append(logits_after([self.slots[slot] for slot in np.flatnonzero(visible)]))
+            hidden.append([*self.slots[first + row], visible.sum()])
+        gathered = np.stack(logits)[call.gather_idx[0]]
+        return Result(gathered[None], np.array(hidden, np.float32)[None])
+
+    def move_rows(self, slots: np.ndarray, start: int) -> None:
+        assert (np.diff(slots) > 0).all()
+        assert (slots >= start + np.arange(len(slots))).all()
+        self.moved += int((slots != start + np.arange(len(slots))).sum())
+        moved = [self.slots[slot] for slot in slots]
+        self.slots[start : start + len(moved)] = moved
+
+    def close(self) -> None: ...
+
+
+class TokenRows:
+    """Stands for the embedding table: the row of a token is the token."""
+
+    def rows(self, tokens: np.ndarray) -> np.ndarray:
+        return tokens[:, None].astype(np.float32)
+
+
+class PositionRows:
+    """Stands for the rotary table: the row of a position is the position."""
+
+    def rows(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        row = positions[..., None].astype(np.float32)
+        return row, row
+
+
+def decoder_of(capacity: int, window: int | None = None) -> CachedDecoder:
+    return CachedDecoder(HashRunner(capacity), TokenRows(), PositionRows(), window)
+
+
+def plainly(
+    prompt: Sequence[int], sampler: Sampler, max_new: int, stop_ids: frozenset[int] = frozenset(), *,
+    capacity: int = 10**6, window: int = 10**6,
+) -> tuple[list[int], str]:  # fmt: skip
+    """Tokens and finish reason, from the definition: one token after the other, each from all before it."""
+    path = list(prompt)
+    while True:
+        path.append(sampler.pick(logits_after(list(enumerate(path))[-window:]), len(path)))
+        new = path[len(prompt) :]
+        if path[-1] in stop_ids:
+            return new, END_OF_SEQUENCE
+        if len(new) == max_new or len(path) == capacity + 1:  # the last token needs no row of its own
+            return new, MAX_LENGTH
+
+
+def tokens_of(steps: Sequence[Step]) -> tuple[list[int], str | None]:
+    assert all(step.finish_reason is None for step in steps[:-1])
+    return [token for step in steps for token in step.tokens], steps[-1].finish_reason
+
+
+PROMPT = [6, 1, 8, 0, 3]
+PLAN = DraftPlan(3, 4, 9)
+
+
+def drafted(
+    right: float, *, prompt: Sequence[int] = PROMPT, sampler: Sampler = GREEDY, max_new: int = 24,
+    stop_ids: frozenset[int] = frozenset(), capacity: int = 64, plan: DraftPlan = PLAN, seed: int = 0,
+    window: int | None = None,
+) -> tuple[list[Step], Session]:  # fmt: skip
+    """A speculative run; its drafter knows what plain decoding would say without any limit."""
+    truth = plainly(prompt, sampler, max_new + plan.steps + 1, window=window or 10**6)[0]
+    session = Session(decoder_of(capacity, window), ScriptedDrafter(prompt, truth, VOCAB, right, seed))
+    return list(session.generate(prompt, sampler, max_new, stop_ids, plan)), session
+
+
+def undrafted(
+    prompt: Sequence[int], sampler: Sampler, max_new: int, stop_ids: frozenset[int], capacity: int
+) -> list[Step]:
+    return list(Session(decoder_of(capacity)).generate(prompt, sampler, max_new, stop_ids, None))
+
+
+# The law
+
+SAMPLERS = [GREEDY, Sampler(0.7, 0, 1.0, 1), Sampler(1.0, 4, 0.9, 2), Sampler(3.0, 0, 1.0, 3)]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_session_without_a_drafter_decodes_plainly(sampler: Sampler) -> None:
+    assert tokens_of(undrafted(PROMPT, sampler, 24, frozenset(), 64)) == plainly(PROMPT, sampler, 24)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("right", [0, 0.5, 0.9, 1])
+@pytest.mark.parametrize("plan", [DraftPlan(1, 3, 4), DraftPlan(4, 3, 16), DraftPlan(3, 6, 24)])
+def test_drafted_tokens_equal_plain_ones(sampler: Sampler, right: float, plan: DraftPlan) -> None:
+    for seed in range(3):
+        steps, _ = drafted(right, sampler=sampler, plan=plan, seed=seed)
+        assert tokens_of(steps) == plainly(PROMPT, sampler, 24)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=14),
+    room=st.integers(0, 20),
+    max_new=st.integers(1, 20),
+    stop_ids=st.frozensets(st.integers(0, VOCAB - 1), max_size=2),
+    plan=st.builds(DraftPlan, st.integers(1, 4), st.integers(1, 6), st.integers(1, 20)),
+    right=st.sampled_from([0, 0.5, 0.8, 1]),
+    temperature=st.sampled_from([0.0, 1.0]),
+    window=st.none() | st.integers(1, 6),
+    chunk=st.integers(1, 6),
+    seed=st.integers(0, 2**16),
+)
+def test_any_drafter_within_any_limits_leaves_tokens_and_reason_as_they_were(
+    prompt: list[int], room: int, max_new: int, stop_ids: frozenset[int], plan: DraftPlan, right: float,
+    temperature: float, window: int | None, chunk: int, seed: int,
+) -> None:  # fmt: skip
+    capacity, sampler = len(prompt) + room, Sampler(temperature, seed=seed)
+    with mock.patch.object(session_module, "PREFILL_CHUNK", chunk):
+        steps, session = drafted(
+            right, prompt=prompt, sampler=sampler, max_new=max_new, stop_ids=stop_ids, capacity=capacity, plan=plan,
+            seed=seed, window=window,
+        )  # fmt: skip
+    wanted = plainly(prompt, sampler, max_new, stop_ids, capacity=capacity, window=window or 10**6)
+    assert tokens_of(steps) == wanted
+    assert session.base.runner.widest <= capacity
+
+
+@pytest.mark.parametrize("right", [0, 0.5, 1])
+def test_tree_deeper_than_the_sliding_window_sees_no_further_than_plain_decoding(right: float) -> None:
+    plan = DraftPlan(3, 6, 24)
+    steps, _ = drafted(right, plan=plan, window=3)
+    assert tokens_of(steps) == plainly(PROMPT, GREEDY, 24, window=3)
+    assert tokens_of(steps) != plainly(PROMPT, GREEDY, 24)
+
+
+# What speculation is for
+
+
+def test_drafter_that_is_always_right_saves_passes() -> None:
+    steps, _ = drafted(1, max_new=25, plan=DraftPlan(1, 3, 4))
+    assert [len(step.tokens) for step in steps] == [1] + [4] * 6
+    assert [(step.drafted, step.accepted) for step in steps[1:]] == [(3, 3)] * 6
+
+
+def test_drafter_that_always_lies_costs_no_token() -> None:
+    steps, _ = drafted(0, max_new=10)
+    assert [len(step.tokens) for step in steps] == [1] * 10
+    assert [step.accepted for step in steps] == [0] * 10
+    assert any(step.drafted for step in steps)
+
+
+def test_accepted_nodes_lie_scattered_so_that_the_comparisons_do_move_rows() -> None:
+    _, session = drafted(0.8, max_new=60, capacity=99)
+    assert session.base.runner.moved > 5
+
+
+def test_prefill_step_is_no_verify_step() -> None:
+    steps, _ = drafted(0.5)
+    assert [step.verified for step in steps] == [False] + [True] * (len(steps) - 1)
+    assert (len(steps[0].tokens), steps[0].drafted, steps[0].accepted) == (1, 0, 0)
+
+
+def test_each_uncut_step_emits_one_token_more_than_it_accepted() -> None:
+    steps, session = drafted(0.8, max_new=40)
+    assert all(len(step.tokens) == step.accepted + 1 for step in steps)
+    assert [step.drafted for step in steps[1:]] == [len(tree) - 1 for tree in session.drafter.trees]
+    assert len({step.accepted for step in steps}) > 2
+
+
+# What the drafter is told
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 5, 512])
+def test_drafter_observes_each_committed_position_once_with_the_token_after_it(chunk: int) -> None:
+    """Over chunks of prefill and over steps: feature i (position, token, tokens seen) goes with token i+1."""
+    with mock.patch.object(session_module, "PREFILL_CHUNK", chunk):
+        steps, session = drafted(0.8, max_new=20)
+    path = PROMPT + tokens_of(steps)[0]
+    assert [feature.tolist() for feature in session.drafter.features] == [
+        [i, t, i + 1] for i, t in enumerate(path[:-1])
+    ]
+    assert session.drafter.tokens == path[1:]
+
+
+def test_drafter_is_asked_for_no_more_than_can_be_emitted_or_held() -> None:
+    _, session = drafted(0, max_new=6, capacity=len(PROMPT) + 4, plan=DraftPlan(3, 4, 9))
+    asked = [(plan.steps, plan.verify_size) for plan in session.drafter.plans]
+    assert asked == [(4, 4), (3, 3), (2, 2), (1, 1)]
+    assert session.base.length == session.base.capacity
+
+
+def test_plan_of_none_asks_no_drafter() -> None:
+    drafter = ScriptedDrafter(PROMPT, [], VOCAB, 0)
+    session = Session(decoder_of(64), drafter)
+    assert tokens_of(list(session.generate(PROMPT, GREEDY, 8, frozenset(), None))) == plainly(PROMPT, GREEDY, 8)
+    assert drafter.trees == drafter.tokens == []
+
+
+# Ends
+
+
+@pytest.mark.parametrize("max_new", [1, 2, 3, 4, 5, 9])
+@pytest.mark.parametrize("right", [0, 0.7, 1])
+def test_exactly_max_new_tokens_come_out(max_new: int, right: float) -> None:
+    steps, _ = drafted(right, max_new=max_new)
+    assert tokens_of(steps) == (plainly(PROMPT, GREEDY, max_new)[0], MAX_LENGTH)
+    assert sum(len(step.tokens) for step in steps) == max_new
+
+
+TRUTH = plainly(PROMPT, GREEDY, 40)[0]
+
+
+INSIDE = 2  # tokens 1 to 4 are the first step's: three drafts and a bonus
+
+
+def test_stop_token_inside_an_accepted_run_ends_it_there() -> None:
+    steps, _ = drafted(1, stop_ids=frozenset({TRUTH[INSIDE]}), plan=DraftPlan(1, 3, 4))
+    assert tokens_of(steps) == (TRUTH[: INSIDE + 1], END_OF_SEQUENCE)
+    assert (len(steps), steps[-1].drafted, steps[-1].accepted) == (2, 3, INSIDE)  # what was cut is not counted
+
+
+def test_stop_token_as_the_bonus_counts_all_drafts_before_it() -> None:
+    bonus = INSIDE  # with INSIDE - 1 drafts a step
+    steps, _ = drafted(1, stop_ids=frozenset({TRUTH[bonus]}), plan=DraftPlan(1, bonus - 1, bonus))
+    assert tokens_of(steps) == (TRUTH[: bonus + 1], END_OF_SEQUENCE)
+    assert (len(steps), steps[-1].accepted) == (2, bonus - 1)
+
+
+def test_stop_token_drawn_by_prefill_ends_before_any_draft() -> None:
+    steps, session = drafted(1, stop_ids=frozenset({TRUTH[0]}))
+    assert tokens_of(steps) == (TRUTH[:1], END_OF_SEQUENCE)
+    assert session.drafter.trees == []
+
+
+def test_stop_token_as_the_last_one_allowed_is_a_stop() -> None:
+    for right in (0, 1):
+        steps, _ = drafted(right, stop_ids=frozenset({TRUTH[INSIDE]}), max_new=INSIDE + 1)
+        assert tokens_of(steps)[1] == END_OF_SEQUENCE
+
+
+@pytest.mark.parametrize("room", [0, 1, 2, 3, 7])
+@pytest.mark.parametrize("right", [0, 0.7, 1])
+def test_full_cache_ends_both_runs_at_the_same_token_for_the_same_reason(room: int, right: float) -> None:
+    capacity = len(PROMPT) + room
+    steps, session = drafted(right, capacity=capacity, max_new=50)
+    plain = undrafted(PROMPT, GREEDY, 50, frozenset(), capacity)
+    assert tokens_of(steps) == tokens_of(plain) == (TRUTH[: room + 1], MAX_LENGTH)
+    assert session.base.length == capacity
+
+
+def test_prompt_that_fills_the_cache_gives_one_token() -> None:
+    steps = undrafted(PROMPT, GREEDY, 50, frozenset(), len(PROMPT))
+    assert tokens_of(steps) == (TRUTH[:1], MAX_LENGTH)
+
+
+def test_prompt_beyond_the_cache_is_refused_and_so_is_an_empty_one() -> None:
+    with pytest.raises(LimitError, match=r"5 tokens.* holds 4\n"):
+        undrafted(PROMPT, GREEDY, 50, frozenset(), 4)
+    with pytest.raises(LimitError, match="empty"):
+        undrafted([], GREEDY, 50, frozenset(), 4)
+
+
+@pytest.mark.parametrize("length", [4, 5, 8, 9, 13])
+def test_prompt_is_read_in_chunks_and_gives_the_same_tokens(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
+    monkeypatch.setattr(session_module, "PREFILL_CHUNK", 4)
+    prompt = [i * i % VOCAB for i in range(length)]
+    steps, session = drafted(0.8, prompt=prompt)
+    assert tokens_of(steps) == plainly(prompt, GREEDY, 24)
+    rows = session.base.runner.rows[: -(-length // 4)]
+    assert rows == [4] * (length // 4) + ([length % 4] if length % 4 else [])
+
+
+# The cache
+
+
+@pytest.mark.parametrize("right", [0, 0.5, 0.8, 1])
+def test_committed_slots_hold_the_accepted_path_in_order(right: float) -> None:
+    steps, session = drafted(right, max_new=40, plan=DraftPlan(4, 4, 20))
+    path = PROMPT + tokens_of(steps)[0][:-1]  # the pending token has no row
+    assert session.base.length == len(path)
+    assert session.base.runner.slots[: len(path)] == list(enumerate(path))
+    assert len(session.base.scratch) == 0
+
+
+def test_second_request_starts_from_nothing() -> None:
+    """Rows of the first stay in memory; the second must not see them, even if the first was left half-way."""
+    _, session = drafted(0.8, max_new=40)
+    other = [8, 8, 1]
+    session.drafter = ScriptedDrafter(other, plainly(other, GREEDY, 30)[0], VOCAB, 0.8)
+    unfinished = session.generate(other, GREEDY, 20, frozenset(), PLAN)
+    next(unfinished)
+    next(unfinished)
+    steps = list(session.generate(other, GREEDY, 20, frozenset(), PLAN))
+    assert tokens_of(steps) == plainly(other, GREEDY, 20)
+    assert session.drafter.tokens == [*other[1:], *tokens_of(steps)[0]]
+
+
+def test_scratch_rows_that_are_dropped_leave_no_trace() -> None:
+    decoder = decoder_of(16)
+    decoder.causal(np.array(PROMPT), np.array([4]))
+    tree = DraftTree(np.array([7, 2, 3]), np.array([-1, 0, 0]))
+    decoder.run(tree.tokens, decoder.length + tree.depths, tree.mask, np.arange(3))
+    assert decoder.room == 16 - 5 - 3
+    decoder.drop_scratch()
+    assert decoder.room == 16 - 5
+    result = decoder.causal(np.array([8]), np.array([0]))
+    np.testing.assert_array_equal(result.logits[0, 0], logits_after(list(enumerate([*PROMPT, 8]))))
+
+
+def test_later_scratch_rows_see_earlier_ones_where_told_and_not_beyond_the_window() -> None:
+    """As a draft's tree grows: a second call behind the first one's scratch, with a window of three."""
+    decoder = decoder_of(16, window=3)
+    decoder.causal(np.array([1, 2]), np.array([1]))
+    decoder.run(np.array([3, 4]), np.array([2, 2]), np.eye(2, dtype=bool), np.arange(2))
+    decoder.run(np.array([5]), np.array([3]), np.array([[True, False, True]]), np.array([0]))
+    result = decoder.run(np.array([6]), np.array([4]), np.array([[True, False, True, True]]), np.array([0]))
+    np.testing.assert_array_equal(result.logits[0, 0], logits_after([(2, 3), (3, 5), (4, 6)]))
+
+
+# The comparison itself can see
+
+
+def accept_one_more(tree: DraftTree, logits: np.ndarray, sampler: Sampler, position: int) -> Verdict:
+    verdict = walk(tree, logits, sampler, position)
+    child = np.flatnonzero(tree.parents == verdict.path[-1])
+    if not len(child):
+        return verdict
+    path = [*verdict.path, int(child[0])]
+    last = sampler.pick(logits[child[0]], position + len(path))
+    return Verdict(path, [*verdict.emitted[:-1], int(tree.tokens[child[0]]), last])
+
+
+def forget_depth(tree: DraftTree, logits: np.ndarray, sampler: Sampler, position: int) -> Verdict:
+    return walk(tree, logits, sampler, position - 1)
+
+
+def commit_without_moving(decoder: CachedDecoder, path: np.ndarray) -> None:
+    decoder.length += len(path)
+    decoder.drop_scratch()
+
+
+PLANTED = {
+    "walk accepts one more": mock.patch.object(session_module, "walk", accept_one_more),
+    "walk draws at the wrong position": mock.patch.object(session_module, "walk", forget_depth),
+    "commit moves no rows": mock.patch.object(CachedDecoder, "commit", commit_without_moving),
+    "tree mask is causal": mock.patch.object(DraftTree, "mask", property(lambda t: np.tri(len(t), dtype=bool))),
+    "tree positions are slots": mock.patch.object(DraftTree, "depths", property(lambda t: np.arange(len(t)))),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_bug_is_caught_by_the_comparison_with_plain_decoding(name: str) -> None:
+    sampler = Sampler(1.0, seed=5)
+    with PLANTED[name]:
+        steps, _ = drafted(0.8, sampler=sampler, max_new=40, plan=DraftPlan(3, 3, 14))
+    assert tokens_of(steps)[0] != plainly(PROMPT, sampler, 40)[0]
