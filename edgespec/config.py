@@ -220,7 +220,7 @@ def normalise_taps(ids: Sequence[int], num_layers: int, convention: Literal["hs"
 
 
 def resolve_taps(draft: DraftConfig, num_layers: int, override: tuple[int, ...] | None = None) -> tuple[int, ...]:
-    """Which hidden_states indices of a base with `num_layers` layers the draft reads, ascending (specdec.md 1.2).
+    """Which hidden_states indices of a base with `num_layers` layers the draft reads, ascending.
 
     `override` are hidden_states indices and win; otherwise the draft's own ids, otherwise EAGLE-3's default.
     Raises PairingError where ids do not fit the base or the draft, or can be read in two ways.
@@ -710,7 +710,7 @@ def _num_taps(shapes: Shapes, hidden_size: int, target_hidden_size: int, source:
 
 
 def _draft_taps(top: _Fields, flavour: str, num_taps: int) -> tuple[tuple[int, ...] | None, TapConvention]:
-    """The ids a draft names and how they count; None where it names none (specdec.md 1.2)."""
+    """The ids a draft names and how they count; None where it names none."""
     key = "eagle_aux_hidden_state_layer_ids"
     eagle = top.optional_section("eagle_config")
     nested, plain = _tap_list(eagle, key), _tap_list(top, key)
@@ -811,7 +811,7 @@ _TAPS_REMEDY = "Pass --aux-layers with the hidden_states indices that the draft 
 
 
 def _convention(ids: tuple[int, ...], suggested: TapConvention, num_layers: int) -> Literal["hs", "output"]:
-    """How ids count: a default tells by itself, then the range, then the format (specdec.md 1.2)."""
+    """How ids count: a default tells by itself, then the range, then the format."""
     if suggested == "hs":
         return "hs"
     default = default_tap_ids(num_layers)

@@ -1,6 +1,6 @@
 """What a checkpoint is: a base model, an EAGLE-3 draft, or something that this version refuses by name.
 
-Knows the signs by which published kinds are told apart (specdec.md 1.5), compares tensors with what a graph expects,
+Knows the signs by which published kinds are told apart, compares tensors with what a graph expects,
 and reads the draft's vocabulary map. Knows no graphs.
 """
 
@@ -16,7 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.checkpoint.files import Checkpoint, TensorInfo, read_json, some_of
-from edgespec.config import DraftConfig, ModelConfig, Shapes, parse_draft_config, parse_model_config, quantised
+from edgespec.config import (
+    DraftConfig,
+    ModelConfig,
+    Shapes,
+    parse_draft_config,
+    parse_eos,
+    parse_model_config,
+    quantised,
+    with_eos,
+)
 from edgespec.errors import CheckpointError, UnsupportedModel
 
 _FLOATS = ("float32", "float16", "bfloat16")
@@ -24,7 +33,7 @@ _SUPPORTED = "This version takes Llama, Mistral, Qwen2 and Qwen3 base models and
 
 
 def detect(checkpoint: Checkpoint) -> ModelConfig | DraftConfig:
-    """The checkpoint's configuration, by the order of specdec.md 1.5; the base's dtype is that of its tensors.
+    """The checkpoint's configuration; the base's dtype is that of its tensors, its ends those of both configs.
 
     Raises UnsupportedModel for kinds that are recognised and not supported, CheckpointError for broken ones.
     """
@@ -38,7 +47,8 @@ def detect(checkpoint: Checkpoint) -> ModelConfig | DraftConfig:
             return parse_draft_config(config, _shapes(checkpoint), source)
     _refuse_quantised(checkpoint)
     model = parse_model_config(config, source)
-    return replace(model, dtype=_stored_dtype(checkpoint) or model.dtype)
+    ends = (*model.eos_token_ids, *parse_eos(checkpoint.generation_config or {}, "generation_config.json"))
+    return replace(with_eos(model, ends), dtype=_stored_dtype(checkpoint) or model.dtype)
 
 
 def check_tensors(
@@ -74,7 +84,7 @@ def check_tensors(
 def read_d2t(checkpoint: Checkpoint, config: DraftConfig) -> NDArray[np.int64] | None:
     """Offsets [draft_vocab_size]: target id = draft id + offset. None where the draft has the base's vocabulary.
 
-    A table of absolute ids is recognised (specdec.md 1.3) and converted; a missing table is made from t2d. Raises
+    A table of absolute ids is recognised and converted; a missing table is made from t2d. Raises
     CheckpointError for tables that point outside the vocabulary, name a token twice or can be read in two ways.
     """
     names = {name.removeprefix("model."): name for name in checkpoint.tensors}
