@@ -35,7 +35,6 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
     "generation_config.json",
 )
-COMPONENTS = ("llm", "base", "draft", "mtp_draft", "dflash_draft", "visual")
 MANIFEST_FORMAT = 1
 CHUNK_BYTES = 8 << 20
 
@@ -102,7 +101,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     if manifest.get("format") != MANIFEST_FORMAT:
         raise BundleError(
             f"{directory / MANIFEST} has format {manifest.get('format')!r}, this version reads {MANIFEST_FORMAT}",
-            "Export the checkpoint again with this version of edgespec.",
+            "Remove the directory and export the checkpoint again with this version of edgespec.",
         )
     return manifest
 
@@ -174,7 +173,8 @@ def remove_if_empty(directory: Path) -> None:
 def make_staging(parent: Path, name: str) -> Path:
     """A new directory .NAME.tmp-PID; those that killed runs have left are removed."""
     for old in parent.glob(f".{name}.tmp-*"):
-        if not process_lives(old.name.rpartition("-")[2]):
+        pid = old.name.rpartition("-")[2]
+        if pid == str(os.getpid()) or not process_lives(pid):
             shutil.rmtree(old, ignore_errors=True)
     staging = parent / f".{name}.tmp-{os.getpid()}"
     staging.mkdir()
@@ -207,12 +207,13 @@ def writing(target: Path) -> Iterator[None]:
         remedies = {
             errno.ENOSPC: "The disk is full: free some space, or choose another place. Nothing half-written is left.",
             errno.EDQUOT: "The quota is used up: free some space, or choose another place.",
-            errno.EACCES: "Choose a directory that you may write to.",
-            errno.EPERM: "Choose a directory that you may write to.",
+            errno.EACCES: "Check the permissions of this path, or choose another.",
+            errno.EPERM: "Check the permissions of this path, or choose another.",
             errno.EROFS: "The file system is read-only: choose another place.",
             errno.ENOTDIR: "A part of the path is a file: choose another place.",
             errno.EEXIST: "Something of that name is in the way: choose another place.",
         }
         if error.errno not in remedies:
             raise
-        raise OutputError(f"cannot write {target}: {error.strerror}", remedies[error.errno]) from error
+        culprit = error.filename if error.filename and ".tmp-" not in str(error.filename) else target
+        raise OutputError(f"{culprit}: {error.strerror}", remedies[error.errno]) from error

@@ -54,9 +54,6 @@ class GraphContract:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
 
-    def input_names(self) -> tuple[str, ...]:
-        return tuple(spec.name for spec in self.inputs)
-
 
 def past_names(layer: int) -> tuple[str, str]:
     return f"past_key_{layer}", f"past_value_{layer}"

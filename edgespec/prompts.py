@@ -54,6 +54,11 @@ class SamplingParams:
     seed: int | None = None
     max_generate_length: int = 256
 
+    def __post_init__(self) -> None:
+        """Raise RequestError for a value that input.json could not hold either."""
+        for field in fields(self):
+            CHECKS[field.name](getattr(self, field.name), _Place("SamplingParams", field.name))
+
 
 @dataclass(frozen=True, slots=True)
 class Request:

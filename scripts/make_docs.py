@@ -44,7 +44,8 @@ def render(command: click.Command, name: str) -> str:
 
 
 def sections(command: click.Command, name: str, parent: click.Context | None) -> Iterator[str]:
-    context = click.Context(command, info_name=name, parent=parent, terminal_width=WIDTH, max_content_width=WIDTH)
+    settings = {"terminal_width": WIDTH, "max_content_width": WIDTH, "help_option_names": ["-h", "--help"]}
+    context = click.Context(command, info_name=name, parent=parent, **settings)
     help_text = click.unstyle(command.get_help(context)).rstrip()
     help_text = "\n".join(line.rstrip() for line in help_text.splitlines())
     yield f"\n## {context.command_path}\n\n```text\n{help_text}\n```\n"

@@ -64,7 +64,7 @@ def main() -> None:
                         "tokens": pool.decode_tokens,
                         "acceptance_length": round(pool.acceptance_length or 0, 3),
                         "per_position": [round(r, 3) for r in pool.per_position_acceptance],
-                        "base_passes_saved": round(1 - pool.base_passes / base.base_passes, 3),
+                        "base_passes_saved": round(1 - pool.steps / base.steps, 3),
                         "speed_over_plain": round(pool.tokens_per_s / base.tokens_per_s, 3),
                         "differences": len(differing),
                         "near_ties": sum(d.near_tie for d in differing),

@@ -58,13 +58,14 @@ class Size:
     seq_len: int = 512
     batch: int = 8
     base_steps: int = 1400
-    draft_steps: int = 900
-    generated: int = 2304
+    chat_steps: int = 700
+    draft_steps: int = 550
+    generated: int = 1536
     unroll: int = 5
 
 
 SMOKE = Size(vocab=512, draft_vocab=256, hidden=64, intermediate=128, heads=2, kv_heads=1, head_dim=32,
-             seq_len=128, batch=4, base_steps=4, draft_steps=3, generated=4, unroll=3)  # fmt: skip
+             seq_len=128, batch=4, base_steps=4, chat_steps=2, draft_steps=3, generated=4, unroll=3)  # fmt: skip
 
 
 # ---- text ------------------------------------------------------------------------------------------------------
@@ -142,6 +143,14 @@ def token_stream(tokenizer: PreTrainedTokenizerFast, documents: list[str]) -> np
     return np.concatenate([np.array(e.ids, np.int64) for e in encoded])
 
 
+def conversations(tokenizer: PreTrainedTokenizerFast, pairs: list[tuple[str, str]]) -> list[list[int]]:
+    """Prompt and answer tokenised apart, as they are when an answer is generated: encoded in one piece, the prompt's
+    last newline would merge with the answer's indentation."""
+    encode = tokenizer.backend_tokenizer.encode_batch
+    prompts, answers = encode([as_chat(h) for h, _ in pairs]), encode([f"{b}<|im_end|>\n" for _, b in pairs])
+    return [p.ids + a.ids for p, a in zip(prompts, answers, strict=True)]
+
+
 class Batches:
     """Random windows of one long token stream, the same for the same seed."""
 
@@ -152,6 +161,22 @@ class Batches:
         width = self.size.seq_len + extra
         starts = self.rng.integers(0, len(self.stream) - width, self.size.batch)
         return torch.from_numpy(np.stack([self.stream[s : s + width] for s in starts]))
+
+
+class ChatBatches:
+    """Rows of whole conversations, each row beginning with one, as every request will."""
+
+    def __init__(self, chats: list[list[int]], size: Size, seed: int) -> None:
+        self.chats, self.size, self.rng = chats, size, np.random.default_rng(seed)
+
+    def next(self, extra: int = 1) -> torch.Tensor:  # [batch, seq_len + extra]
+        return torch.tensor([self.row(self.size.seq_len + extra) for _ in range(self.size.batch)])
+
+    def row(self, width: int) -> list[int]:
+        out: list[int] = []
+        while len(out) < width:
+            out += self.chats[self.rng.integers(len(self.chats))]
+        return out[:width]
 
 
 # ---- the base --------------------------------------------------------------------------------------------------
@@ -208,7 +233,7 @@ def fit(what: str, module: nn.Module, steps: int, lr: float, loss_of_step) -> No
                 console.print(f"{what}: step {step + 1}/{steps}, loss {shown:.3f}, {rate:.2f} steps/s")
 
 
-def train_base(model: Qwen3ForCausalLM, batches: Batches, size: Size) -> None:
+def train_base(what: str, model: Qwen3ForCausalLM, batches: Batches | ChatBatches, steps: int, lr: float) -> None:
     def loss_of_step(step: int) -> torch.Tensor:
         ids = batches.next()
         with torch.autocast("cpu", torch.bfloat16):
@@ -216,7 +241,7 @@ def train_base(model: Qwen3ForCausalLM, batches: Batches, size: Size) -> None:
         return F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
 
     model.train()
-    fit("base", model, size.base_steps, 3e-3, loss_of_step)
+    fit(what, model, steps, lr, loss_of_step)
     model.eval()
 
 
@@ -341,7 +366,7 @@ def tap_ids(layers: int) -> tuple[int, int, int]:
     return 2, layers // 2, layers - 3
 
 
-def train_draft(base: Qwen3ForCausalLM, batches: Batches, draft_ids: torch.Tensor, size: Size) -> Eagle3:
+def train_draft(base: Qwen3ForCausalLM, batches: ChatBatches, draft_ids: torch.Tensor, size: Size) -> Eagle3:
     draft = Eagle3(size)
     table = base.get_input_embeddings().weight.detach()
     with torch.no_grad():
@@ -413,7 +438,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="writes OUT/base and OUT/draft")
     parser.add_argument("--smoke", action="store_true", help="toy sizes, to test the script itself")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--keep-base", action="store_true", help="train only the draft, for the base found in OUT/base")
+    parser.add_argument("--start-at", choices=("base", "chat", "draft"), default="base",
+                        help="take the base found in OUT/base and go on from this stage")  # fmt: skip
     args = parser.parse_args()
     size = SMOKE if args.smoke else Size()
     torch.manual_seed(args.seed)
@@ -425,38 +451,39 @@ def main() -> None:
     pairs = [pair for s in sources for pair in functions(s)]
     console.print(f"{len(train)} modules for training, {len(held)} held out, {len(pairs)} functions")
     base_dir = args.out / "base"
-    if args.keep_base:
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(base_dir)
-    else:
+    if args.start_at == "base":
         tokenizer = train_tokenizer(sources, size.vocab)
+    else:
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(base_dir)
     end, eos = tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_end|>"])
     chats = [as_chat(h, b) for h, b in pairs]
     rng = np.random.default_rng(args.seed)
     documents = [s + "<|endoftext|>" for s in sources] + [chats[i] for i in rng.permutation(len(chats))]
     stream = token_stream(tokenizer, documents)
+    chat_ids = conversations(tokenizer, pairs)
     console.print(f"{len(stream) / 1e6:.2f} M tokens, {size.batch * size.seq_len * size.base_steps / 1e6:.1f} M to see")
 
-    if args.keep_base:
-        base = Qwen3ForCausalLM.from_pretrained(base_dir, dtype=torch.float32).eval()
-    else:
+    if args.start_at == "base":
         base = make_base(size, eos)
-        train_base(base, Batches(stream, size, args.seed), size)
+        train_base("base", base, Batches(stream, size, args.seed), size.base_steps, 3e-3)
+    else:
+        base = Qwen3ForCausalLM.from_pretrained(base_dir, dtype=torch.float32)
+    if args.start_at != "draft":
+        train_base("chat", base, ChatBatches(chat_ids, size, args.seed), size.chat_steps, 1e-3)
         save_base(base, tokenizer, base_dir, [eos, end])
     # What is stored is bfloat16; the draft learns from what is stored.
     base.load_state_dict({k: v.to(torch.bfloat16).float() for k, v in base.state_dict().items()})
+    base.eval()
 
     picked = [pairs[i][0] for i in rng.permutation(len(pairs))[: size.generated]]
-    heads = [tokenizer(as_chat(h)).input_ids[-192:] for h in picked]
-    heads.sort(key=len)
+    heads = sorted((tokenizer(as_chat(h)).input_ids[-192:] for h in picked), key=len)
     new = 16 if args.smoke else 160
-    half = len(heads) // 2
     answers = continue_prompts(base, heads[::2], new, eos, 0.0) + continue_prompts(base, heads[1::2], new, eos, 0.8)
-    assert len(answers) >= half
-    own = np.concatenate([np.array(answers[i], np.int64) for i in rng.permutation(len(answers))])
-    chat_stream = token_stream(tokenizer, [chats[i] for i in rng.permutation(len(chats))[: 2 * len(answers)]])
-    mixed = np.concatenate([own, chat_stream])
+    own = np.concatenate([np.array(answer, np.int64) for answer in answers])
     draft_ids = draft_vocabulary(np.concatenate([stream, own, own]), size, [end, eos])
-    draft = train_draft(base, Batches(mixed, size, args.seed + 1), draft_ids, size)
+    # Half of what the draft sees are the base's own answers, half the library's.
+    some = [chat_ids[i] for i in rng.permutation(len(chat_ids))[: len(answers)]]
+    draft = train_draft(base, ChatBatches(answers + some, size, args.seed + 1), draft_ids, size)
     save_draft(draft, draft_ids, size, args.out / "draft")
     console.print(f"wrote {base_dir} and {args.out / 'draft'}")
 

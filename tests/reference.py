@@ -1,6 +1,6 @@
 """Slow and plain second opinions in torch: an EAGLE-3 draft, an EAGLE-2 tree, a base's hidden states.
 
-Written from the papers and specdec.md 1.1 to 1.4 and 2.1; reads checkpoints in its own way and shares no line with
+Written from the papers (EAGLE-2, EAGLE-3); reads checkpoints in its own way and shares no line with
 edgespec. Everything is float32, nothing is fast.
 """
 
@@ -142,7 +142,7 @@ class Eagle3Reference:
 
 
 def d2t_table(draft_path: str | Path) -> np.ndarray:
-    """The base id of each draft id, int64 [Vd], whichever way the checkpoint stores it (specdec.md 1.3)."""
+    """The base id of each draft id, int64 [Vd], whichever way the checkpoint stores it."""
     raw = _read_config(draft_path)
     vocab = raw.get("transformer_layer_config", raw)["vocab_size"]
     num_draft = raw.get("draft_vocab_size", vocab)

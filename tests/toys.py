@@ -1,6 +1,6 @@
 """Toy checkpoints in the formats that are found on disk: base models, EAGLE-3 drafts of four flavours, tokenizers.
 
-Knows how published checkpoints spell their configurations and name their tensors (specdec.md 1.1 and 1.5), and writes
+Knows how published checkpoints spell their configurations and name their tensors, and writes
 small random ones. Knows nothing of edgespec: what it writes is what edgespec is tested on.
 """
 

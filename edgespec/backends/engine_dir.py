@@ -6,15 +6,18 @@ engine library: each backend writes its own engine files.
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from edgespec import bundle
-from edgespec.config import default_tap_ids
-from edgespec.contract import Limits, Role
+from edgespec.config import RopeConfig, default_tap_ids
+from edgespec.contract import GraphShape, Limits, Role
 from edgespec.errors import BundleError, LimitError, PairingError
 
 STEMS = {Role.LLM: "llm", Role.BASE: "spec_base", Role.DRAFT: "spec_draft"}
@@ -98,6 +101,9 @@ def check_pairing(base: Mapping[str, Any], draft: Mapping[str, Any]) -> None:
     if not pair["own_embedding"] and draft["hidden_size"] != base["hidden_size"]:
         what = f"the draft shares the base's embedding but is {draft['hidden_size']} wide, not {base['hidden_size']}"
         raise PairingError(what, "Use a draft that was trained for this base.")
+    if draft["graph"]["base_features"] != base["graph"]["features"]:
+        what = f"the draft reads {pair['num_taps']} taps, the base emits {len(base['eagle_hidden_state_layers'])}"
+        raise PairingError(what, "Export the base again with --aux-layers naming as many as the draft was trained on.")
     wanted, emitted = list(pair["tap_ids"] or default_tap_ids(layers)), base["eagle_hidden_state_layers"]
     if wanted != emitted:
         flag = ",".join(map(str, wanted))
@@ -106,12 +112,19 @@ def check_pairing(base: Mapping[str, Any], draft: Mapping[str, Any]) -> None:
 
 
 def check_against_other(engine_dir: Path, built: OnnxDir) -> None:
-    """Check pairing with what the engine directory already holds."""
+    """Check what is built against what the engine directory already holds: the pairing, and one model a directory."""
+    there = read_engines(engine_dir)
+    twin = {Role.BASE: Role.LLM, Role.LLM: Role.BASE}.get(built.role)
+    if twin is not None and twin.value in there:
+        identity = bundle.read_json(engine_dir / CONFIGS[twin])["identity"]
+        if identity != built.config["identity"]:
+            what = f"{engine_dir} holds the {twin.value} engine of another model; both would share one tokenizer"
+            raise BundleError(what, "Choose another --engine-dir.")
     other = {Role.BASE: Role.DRAFT, Role.DRAFT: Role.BASE}.get(built.role)
-    if other is None or not (engine_dir / CONFIGS[other]).is_file():
+    if other is None or other.value not in there:
         return
-    there = bundle.read_json(engine_dir / CONFIGS[other])
-    base, draft = (built.config, there) if built.role is Role.BASE else (there, built.config)
+    partner = bundle.read_json(engine_dir / CONFIGS[other])
+    base, draft = (built.config, partner) if built.role is Role.BASE else (partner, built.config)
     check_pairing(base, draft)
 
 
@@ -122,6 +135,15 @@ def engine_config(onnx: OnnxDir, limits: Limits) -> dict[str, Any]:
     for name in dropped.get(onnx.role, ("max_draft_tree_size", "max_verify_tree_size")):
         del builder[name]
     return dict(onnx.config) | {"builder_config": builder}
+
+
+def shape_of(config: Mapping[str, Any]) -> GraphShape:
+    graph = dict(config["graph"])
+    return GraphShape(**graph | {"role": Role(graph["role"])})
+
+
+def rope_of(config: Mapping[str, Any]) -> RopeConfig:
+    return RopeConfig(**config["rope"])
 
 
 def sidecars(onnx: OnnxDir) -> dict[str, Path]:
@@ -139,23 +161,36 @@ def install(staging: Path, engine_dir: Path, role: Role, entry: dict[str, Any]) 
     The manifest is without the role while files move, and gains it last: a run killed between leaves a directory that
     says that this engine is not there.
     """
-    engines = read_engines(engine_dir)
-    old = engines.pop(role.value, None)
-    if old is not None:
-        write_engines(engine_dir, engines)
-        for name in set(old["files"]) - names_of(engines.values()):
-            bundle.contained(engine_dir, name).unlink(missing_ok=True)
     files: dict[str, dict[str, Any]] = {}
+    for path in sorted(staging.iterdir()):
+        stat = path.stat()
+        files[path.name] = {"bytes": stat.st_size, "sha256": bundle.sha256_file(path), "mtime_ns": stat.st_mtime_ns}
+    with locked(engine_dir):
+        engines = read_engines(engine_dir)
+        old = engines.pop(role.value, None)
+        if old is not None:
+            write_engines(engine_dir, engines)
+            for name in set(old["files"]) - names_of(engines.values()):
+                bundle.contained(engine_dir, name).unlink(missing_ok=True)
+        try:
+            for name in files:
+                (staging / name).replace(engine_dir / name)
+            write_engines(engine_dir, engines | {role.value: entry | {"files": files}})
+        except BaseException:
+            for name in set(files) - names_of(engines.values()):
+                (engine_dir / name).unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold the directory's lock, so that a base and a draft built at the same time both get in."""
+    handle = os.open(directory, os.O_RDONLY)
     try:
-        for path in sorted(staging.iterdir()):
-            stat = path.stat()
-            files[path.name] = {"bytes": stat.st_size, "sha256": bundle.sha256_file(path), "mtime_ns": stat.st_mtime_ns}
-            path.replace(engine_dir / path.name)
-        write_engines(engine_dir, engines | {role.value: entry | {"files": files}})
-    except BaseException:
-        for name in set(files) - names_of(engines.values()):
-            (engine_dir / name).unlink(missing_ok=True)
-        raise
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def names_of(engines: Iterable[Mapping[str, Any]]) -> set[str]:

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from edgespec.cli.flags import EdgeCommand
-from edgespec.contract import Limits
+from edgespec.contract import Limits, Role
 
 DEFAULTS = Limits()
 ALIASES = {"--eagle-base": "--spec-base", "--eagle-draft": "--spec-draft"}
@@ -59,6 +60,7 @@ def command(onnx_dir: Path, engine_dir: Path, spec_base: bool, spec_draft: bool,
             "bytes": built.size_bytes,
             "golden_difference": built.golden_difference,
             "seconds": built.seconds,
+            "notes": [*built.notes, *unused(built.role)],
         }
         click.echo(json.dumps(shown, indent=2))
         return
@@ -68,4 +70,16 @@ def command(onnx_dir: Path, engine_dir: Path, spec_base: bool, spec_draft: bool,
         else f"golden outputs reproduced (largest difference {built.golden_difference:.1e})"
     )
     click.echo(f"{built.role.value}: {built.engine} ({built.size_bytes / 1e6:.1f} MB, {built.seconds:.1f} s)")
-    click.echo(f"  {checked}")
+    for note in (checked, *built.notes, *unused(built.role)):
+        click.echo(f"  {note}")
+
+
+def unused(role: Role) -> list[str]:
+    """Tree sizes that were given and belong to another role: both may be passed to every build."""
+    flags = {"max_verify_tree_size": Role.BASE, "max_draft_tree_size": Role.DRAFT}
+    given = click.get_current_context().get_parameter_source
+    return [
+        f"--{name.replace('_', '-')} is for the {owner.value} and not used here"
+        for name, owner in flags.items()
+        if owner is not role and given(name) is ParameterSource.COMMANDLINE
+    ]

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgespec.cli.flags import INTERRUPTED, EdgeCommand
-from edgespec.errors import BundleError
+from edgespec.cli.flags import EdgeCommand
+from edgespec.errors import RequestError
 
 if TYPE_CHECKING:
     from edgespec.prompts import RequestFile
@@ -50,7 +50,8 @@ def command(
 
     With --spec-decode the output equals that of plain decoding, greedy and sampled; --check-lossless proves it on the
     requests at hand. Without the three sizes a short chain is drafted: top-k 1, step 3, verify size 4, what a CPU
-    gains most by (the guide's 10, 6, 60 are for a GPU).
+    is served by (the guide's 10, 6, 60 are for a GPU). A size left out follows from those given: with a verify size
+    alone, a chain of one level less.
 
     \b
     edgespec infer --engine-dir engines --input-file input.json --output-file output.json --spec-decode
@@ -65,19 +66,25 @@ def command(
 
     requests = prompts.read_requests(input_file, max_generate_length=max_generate_length)
     refuse_batches(requests)
+    if output_file.exists() and output_file.samefile(input_file):
+        raise RequestError(f"--output-file {output_file} is the input file", "Give another file for the responses.")
     prompts.check_writable(output_file)
     with Engine(engine_dir, spec_decode=spec_decode) as engine:
         plan = engine.plan(*sizes) if spec_decode else None
         if plan:
             click.echo(report.plan_line(plan, chosen=not any(sizes)), err=True)
-        answers, interrupted = run(engine, requests, plan, check_lossless)
+        for note in engine.notes:
+            click.echo(note, err=True)
+        answers, stopped = run(engine, requests, plan, check_lossless)
     from edgespec.runtime.answers import to_dict
 
     prompts.write_output(output_file, str(input_file), [to_dict(a) for a in answers])
+    if stopped is not None:
+        click.echo(f"what was finished is in {output_file}", err=True)
+        raise stopped
     report.show(answers, spec_decode=spec_decode, as_json=as_json)
-    if interrupted:
-        click.echo(f"interrupted: what was finished is in {output_file}", err=True)
-        return INTERRUPTED
+    if check_lossless and not any(a.plain for a in answers):
+        click.echo("nothing was compared: no request was answered with drafts", err=True)
     if any(a.difference is not None and not a.difference.near_tie for a in answers):
         click.echo("NOT lossless: a difference beyond a near-tie is a bug; please report it with the output", err=True)
         return FAILED
@@ -87,13 +94,13 @@ def command(
 def refuse_batches(requests: RequestFile) -> None:
     if requests.batch_size > 1:
         what = f"{requests.path}: batch_size {requests.batch_size}; this version runs one sequence at a time"
-        raise BundleError(what, "Set batch_size to 1: the requests are answered one after the other.")
+        raise RequestError(what, "Set batch_size to 1: the requests are answered one after the other.")
 
 
 def run(
     engine: Engine, requests: RequestFile, plan: DraftPlan | None, check_lossless: bool
-) -> tuple[list[Answer], bool]:
-    """The answers in order; after Ctrl-C the unfinished ones are marked as cancelled."""
+) -> tuple[list[Answer], BaseException | None]:
+    """The answers in order, and what stopped the run early, if anything: the rest are then marked as cancelled."""
     from edgespec.cli.report import TokenBar
     from edgespec.runtime.answers import Answer, answer
 
@@ -103,7 +110,7 @@ def run(
             for request in requests.requests:
                 answers.append(answer(engine, request, plan, check_lossless=check_lossless, observe=bar.add))
                 bar.finish(len(answers))
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, Exception) as stop:
             left = requests.requests[len(answers) :]
-            return answers + [Answer(request, cancelled=True) for request in left], True
-    return answers, False
+            return answers + [Answer(request, cancelled=True) for request in left], stop
+    return answers, None

@@ -70,13 +70,26 @@ def show(answers: Sequence[Answer], *, spec_decode: bool, as_json: bool) -> None
 
 
 def summary(answers: Sequence[Answer], *, spec_decode: bool) -> dict[str, Any]:
-    done = [a.response.metrics for a in answers if a.response]
-    plain = [a.plain.metrics for a in answers if a.plain]
-    out: dict[str, Any] = {"requests": len(answers), "failed": sum(a.error is not None for a in answers)}
-    out["speculative" if spec_decode else "plain"] = figures(Pooled(done), speculative=spec_decode)
-    if plain:
-        out["plain"] = figures(Pooled(plain), speculative=False)
-        out["base_passes_saved"] = saved(Pooled(done), Pooled(plain))
+    """Speculative figures over the requests that drafted, plain ones over those decoded plainly.
+
+    With --check-lossless both columns, and what was saved, are over the requests that ran both ways.
+    """
+    checked = [a for a in answers if a.plain]
+    drafted = [a.response.metrics for a in checked or answers if a.response and a.speculative]
+    plainly = [a.plain.metrics for a in checked if a.plain]
+    if not spec_decode:
+        plainly = [a.response.metrics for a in answers if a.response]
+    out: dict[str, Any] = {
+        "requests": len(answers),
+        "failed": sum(a.error is not None for a in answers),
+        "without_drafts": sum(a.request.disable_spec_decode for a in answers) if spec_decode else len(answers),
+    }
+    if plainly:
+        out["plain"] = figures(Pooled(plainly), speculative=False)
+    if drafted:
+        out["speculative"] = figures(Pooled(drafted), speculative=True)
+    if checked:
+        out["base_passes_saved"] = saved(Pooled(drafted), Pooled(plainly))
         out["lossless"] = verdict(answers)
     return out
 
@@ -85,7 +98,7 @@ def figures(pool: Pooled, *, speculative: bool) -> dict[str, Any]:
     """Pooled over all requests; times in seconds, the time to first token a mean over requests."""
     out: dict[str, Any] = {
         "completion_tokens": sum(r.completion_tokens for r in pool.requests),
-        "base_passes": pool.base_passes,
+        "base_passes_after_prefill": pool.steps,
         "tokens_per_s": pool.tokens_per_s,
         "time_to_first_token_s": pool.time_to_first_token,
         "inter_token_latency_s": pool.inter_token_latency,
@@ -101,7 +114,7 @@ def figures(pool: Pooled, *, speculative: bool) -> dict[str, Any]:
 
 def saved(done: Pooled, plain: Pooled) -> float | None:
     """Share of the plain run's base passes that speculation did without."""
-    return 1 - done.base_passes / plain.base_passes if plain.base_passes else None
+    return 1 - done.steps / plain.steps if plain.steps else None
 
 
 def verdict(answers: Sequence[Answer]) -> str:
@@ -114,7 +127,7 @@ def verdict(answers: Sequence[Answer]) -> str:
 
 ROWS = (
     ("tokens", "completion_tokens", "{}"),
-    ("base passes after prefill", "base_passes", "{}"),
+    ("base passes after prefill", "base_passes_after_prefill", "{}"),
     ("tokens/s", "tokens_per_s", "{:.1f}"),
     ("time to first token", "time_to_first_token_s", "{:.3f} s"),
     ("inter-token latency", "inter_token_latency_s", "{:.4f} s"),
@@ -135,7 +148,7 @@ def table(answers: Sequence[Answer], *, spec_decode: bool) -> Table:
         if any(cell is not None for cell in cells):
             out.add_row(label, *(("-" if cell is None else form.format(cell)) for cell in cells))
     last = [""] * (len(columns) - 1)
-    if spec_decode:
+    if "speculative" in found:
         rates = found["speculative"]["per_position_acceptance"]
         out.add_row("per-position acceptance", *last, " ".join(f"{rate:.2f}" for rate in rates) or "-")
     if "lossless" in found:

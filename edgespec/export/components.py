@@ -86,7 +86,12 @@ def request_of(checkpoint: Checkpoint, options: ExportOptions) -> dict[str, Any]
     """What was asked for, as the manifest records it."""
     named = options.base_model_dir
     base = open_checkpoint(named, allow_pickle=options.allow_pickle).identity() if named else None
-    source = {"name": checkpoint.path.name, "identity": checkpoint.identity(), "base_identity": base}
+    source = {
+        "name": checkpoint.path.name,
+        "identity": checkpoint.identity(),
+        "texts": sidecars.text_identity(checkpoint),
+        "base_identity": base,
+    }
     asked = {"eagle_base": options.eagle_base, "aux_layers": options.aux_layers, "golden": options.golden}
     return {"source": source, "options": asked}
 
@@ -125,8 +130,10 @@ def export_base(
         if options.golden:
             job.golden(rows_of(checkpoint, info), config.decoder.rope, config.vocab_size)
         files = job.manifest(checkpoint, options, hashes)
-    note = f"taps: hidden_states {', '.join(map(str, taps))}" if taps else "plain decoder: no taps"
-    return Exported(target, text["engine_role"], files, (note,))
+    notes = [f"taps: hidden_states {', '.join(map(str, taps))}" if taps else "plain decoder: no taps"]
+    if not config.eos_token_ids:
+        notes.append("the checkpoint names no eos_token_id: answers end by length alone")
+    return Exported(target, text["engine_role"], files, tuple(notes))
 
 
 def base_taps(config: ModelConfig, options: ExportOptions) -> tuple[int, ...]:
@@ -197,10 +204,22 @@ def draft_taps(config: DraftConfig, model: ModelConfig | None, options: ExportOp
     """The taps as far as they can be known here: without the base's depth a draft's default stays open."""
     if model is not None:
         return resolve_taps(config, model.decoder.num_layers, options.aux_layers)
-    if options.aux_layers or config.tap_ids is None or config.tap_convention == "hs":
-        return options.aux_layers or config.tap_ids
+    if options.aux_layers:
+        check_count(options.aux_layers, config)
+        return options.aux_layers
+    if config.tap_ids is None and config.num_taps != len(default_tap_ids(0)):
+        what = f"the draft reads {config.num_taps} taps and does not say which"
+        raise PairingError(what, "Pass --aux-layers with their hidden_states indices.")
+    if config.tap_ids is None or config.tap_convention == "hs":
+        return config.tap_ids
     what = f"the draft names its taps {list(config.tap_ids)} in a numbering that only its base's depth can settle"
     raise PairingError(what, "Pass --base-model-dir, or --aux-layers with hidden_states indices.")
+
+
+def check_count(taps: tuple[int, ...], config: DraftConfig) -> None:
+    if len(taps) != config.num_taps or list(taps) != sorted(set(taps)):
+        what = f"--aux-layers {','.join(map(str, taps))}: the draft reads {config.num_taps} taps"
+        raise PairingError(what, f"Give {config.num_taps} ascending hidden_states indices.")
 
 
 def lending_base(base: Checkpoint | None, model: ModelConfig | None) -> decoder.Decoder | None:
@@ -214,6 +233,8 @@ def vocabulary_map(offsets: NDArray[np.int64] | None, config: DraftConfig) -> ND
 
 def draft_notes(config: DraftConfig, taps: tuple[int, ...] | None, base: Checkpoint | None) -> tuple[str, ...]:
     notes = [f"EAGLE-3 draft, {config.flavour} layout"]
+    if config.base_name:
+        notes.append(f"it says that it was made for {config.base_name}")
     if taps:
         notes.append(f"taps: hidden_states {', '.join(map(str, taps))}")
     else:

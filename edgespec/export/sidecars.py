@@ -6,6 +6,7 @@ nothing of graphs' insides.
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -79,6 +80,15 @@ def decoder_keys(decoder: DecoderConfig) -> dict[str, Any]:
         "rope": asdict(decoder.rope),
         "kv_cache_dtype": "fp32",
     }
+
+
+def text_identity(checkpoint: Checkpoint) -> str:
+    """sha256 over config.json and the files of the tokenizer, as far as they are there."""
+    digest = hashlib.sha256()
+    for name in (bundle.CONFIG, *bundle.TOKENIZER_FILES):
+        path = checkpoint.path / name
+        digest.update(f"{name}:{bundle.sha256_file(path) if path.is_file() else None}\n".encode())
+    return digest.hexdigest()
 
 
 def copy_tokenizer(checkpoint: Checkpoint, directory: Path) -> None:

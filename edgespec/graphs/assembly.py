@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from edgespec.contract import GraphContract, GraphShape, TensorSpec, canonical_contract, past_names, present_names
 from edgespec.graphs.builder import GraphBuilder, WeightPlan
-from edgespec.graphs.layers import LayerCache, StepInputs, gather_rows
+from edgespec.graphs.layers import LayerCache, StepInputs
 
 Inputs = dict[str, ir.Value]
 
@@ -112,16 +112,3 @@ def head_piece(graph: DecoderGraph, plan: WeightPlan) -> Piece:
     if recycled is not None:
         b.output(recycled, TensorSpec("hidden_states", "float32", ("B", "S", graph.shape.features)))
     return Piece(b.model(), ("x", "gather_idx"))
-
-
-__all__ = [
-    "DecoderGraph",
-    "Inputs",
-    "Piece",
-    "gather_rows",
-    "head_piece",
-    "layer_piece",
-    "stem_piece",
-    "step_inputs",
-    "whole",
-]

@@ -6,7 +6,7 @@ Knows the tensors of every published flavour and the canonical graph made of the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -158,7 +158,3 @@ def borrowed_head(config: DraftConfig, base: decoder.Decoder | None) -> tuple[Ch
         what = f"this draft has no lm_head and needs one of shape {wanted}; the base's is {there}"
         raise PairingError(what, "Pass --base-model-dir with the base that the draft was trained for.")
     return base.table.source("lm_head.weight")
-
-
-def with_taps(config: DraftConfig, taps: tuple[int, ...]) -> DraftConfig:
-    return replace(config, tap_ids=taps)

@@ -46,7 +46,11 @@ def answer(
 def attempt(
     engine: Engine, request: Request, plan: DraftPlan | None, check_lossless: bool, observe: Observer
 ) -> Answer:
-    prompt, system_prompt = rendered(engine, request)
+    prompt = engine.render(
+        request.messages, apply_chat_template=request.apply_chat_template,
+        add_generation_prompt=request.add_generation_prompt, enable_thinking=request.enable_thinking,
+    )  # fmt: skip
+    system_prompt = rendered_system(engine, request)
     ids = engine.tokenizer.encode(prompt, add_special_tokens=not request.apply_chat_template)
     # Both runs of a check draw from one seed.
     sampling = with_seed(request.sampling)
@@ -65,19 +69,15 @@ def attempt(
     return replace(found, plain=plain, difference=engine.first_difference(plain, response, sampling))
 
 
-def rendered(engine: Engine, request: Request) -> tuple[str, str]:
-    """The text of the whole request, and that of its system messages alone."""
-    if not request.apply_chat_template:
-        return "".join(m.content for m in request.messages), ""
-    render = engine.tokenizer.render
-    thinking = request.enable_thinking
-    text = render(request.messages, add_generation_prompt=request.add_generation_prompt, enable_thinking=thinking)
+def rendered_system(engine: Engine, request: Request) -> str:
+    """The text of the system messages alone; empty where there are none or the template cannot do without a user."""
     system = [m for m in request.messages if m.role == "system"]
+    if not system or not request.apply_chat_template:
+        return ""
     try:
-        alone = render(system, add_generation_prompt=False, enable_thinking=thinking) if system else ""
-    except RequestError:  # many templates want a user's turn; the echo is then left empty
-        alone = ""
-    return text, alone
+        return engine.render(system, add_generation_prompt=False, enable_thinking=request.enable_thinking)
+    except RequestError:
+        return ""
 
 
 def to_dict(found: Answer) -> dict[str, object]:

@@ -34,7 +34,6 @@ class CachedDecoder:
     length: int = 0
     scratch: Ids = field(default_factory=lambda: NO_ROWS)
     engine_s: float = field(default=0.0)  # seconds spent inside the engine
-    calls: int = 0
 
     @property
     def capacity(self) -> int:
@@ -64,7 +63,6 @@ class CachedDecoder:
         began = time.perf_counter()
         result = self.runner.run(call)
         self.engine_s += time.perf_counter() - began
-        self.calls += 1
         self.scratch = np.concatenate([self.scratch, positions])
         return result
 

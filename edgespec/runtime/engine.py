@@ -6,6 +6,7 @@ Knows what stands in an engine directory and puts the runtime together from it. 
 
 from __future__ import annotations
 
+import operator
 import secrets
 import time
 from collections.abc import Iterator, Sequence
@@ -18,9 +19,10 @@ from safetensors.numpy import load_file
 
 from edgespec import bundle
 from edgespec.backends import engine_dir as engines
-from edgespec.backends.ort.build import open_runner, rope_of
+from edgespec.backends.engine_dir import rope_of
+from edgespec.backends.loader import open_runner
 from edgespec.contract import Role, tree_pool_size
-from edgespec.errors import LimitError
+from edgespec.errors import LimitError, RequestError
 from edgespec.prompts import Message, SamplingParams
 from edgespec.rope import RopeTable
 from edgespec.runtime.decoder import CachedDecoder
@@ -97,6 +99,7 @@ class Engine:
             self.drafter, self.draft_config = self.open_draft(path, table)
         self.session = Session(self.base, self.drafter)
         self.stop_ids = frozenset(self.config["eos_token_id"])
+        self.notes = self.remarks()
 
     def open_draft(self, path: Path, shared: EmbeddingTable) -> tuple[EagleDrafter, dict[str, Any]]:
         runner, config = open_runner(path, Role.DRAFT)
@@ -107,6 +110,13 @@ class Engine:
         d2t = load_file(path / bundle.D2T)["d2t"].astype(np.int64)
         decoder = CachedDecoder(runner, table, rope, config["sliding_window"])
         return EagleDrafter(decoder, d2t), config
+
+    def remarks(self) -> tuple[str, ...]:
+        """What a user should know about this pair of engines."""
+        if self.drafter is None or self.drafter.decoder.capacity >= self.base.capacity:
+            return ()
+        mine, theirs = self.base.capacity, self.drafter.decoder.capacity
+        return (f"the draft's KV cache holds {theirs} tokens, the base's {mine}: beyond {theirs} nothing is drafted",)
 
     def __enter__(self) -> Engine:
         return self
@@ -125,13 +135,21 @@ class Engine:
         """The drafting plan: the values given, the others chosen to go with them; LimitError where it cannot be.
 
         With no value a short chain, the choice for a CPU. A value left open follows from the others: top_k 1, steps 3
-        (verify_size - 1 for a chain), and a chain's verify_size is steps + 1, a tree's the smaller of 60, the pool and
-        what the engine was built for.
+        (verify_size - 1 for a chain), and verify_size the smallest of 60, the nodes that can exist and what the base
+        was built for. Only values that were not given shrink to what the engines were built for.
         """
-        most = int(self.config["builder_config"]["max_verify_tree_size"])
-        k = top_k or CPU_PLAN.top_k
-        s = steps or (verify_size - 1 if k == 1 and verify_size and verify_size > 1 else CPU_PLAN.steps)
-        plan = DraftPlan(k, s, verify_size or min(60, most, tree_pool_size(k, s)))
+        if self.draft_config is None:
+            what = "this engine was opened without its draft"
+            raise LimitError(what, "Open it with spec_decode=True, or decode without a plan.")
+        base_most = int(self.config["builder_config"]["max_verify_tree_size"])
+        draft_most = int(self.draft_config["builder_config"]["max_draft_tree_size"])
+        k = CPU_PLAN.top_k if top_k is None else top_k
+        if steps is None:
+            chain = k == 1 and verify_size is not None and verify_size > 1
+            steps = verify_size - 1 if chain and verify_size else max(1, min(CPU_PLAN.steps, draft_most // max(k, 1)))
+        if verify_size is None:
+            verify_size = min(60, base_most, tree_pool_size(k, steps))
+        plan = DraftPlan(k, steps, verify_size)
         self.check_plan(plan)
         return plan
 
@@ -158,28 +176,47 @@ class Engine:
 
     # ---- generation --------------------------------------------------------------------------------------------
 
-    def encode(
-        self, prompt: str | Sequence[Message], *, apply_chat_template: bool = True, add_generation_prompt: bool = True,
+    def render(
+        self, messages: Sequence[Message], *, apply_chat_template: bool = True, add_generation_prompt: bool = True,
         enable_thinking: bool = False,
-    ) -> list[int]:  # fmt: skip
-        """Token ids of a text, or of messages rendered by the model's chat template."""
+    ) -> str:  # fmt: skip
+        """The text of messages: by the model's chat template, or simply joined."""
+        if not apply_chat_template:
+            return "".join(m.content for m in messages)
+        return self.tokenizer.render(
+            messages, add_generation_prompt=add_generation_prompt, enable_thinking=enable_thinking
+        )
+
+    def encode(self, prompt: str | Sequence[Message] | Sequence[int]) -> list[int]:
+        """Token ids of a text, of messages (through the chat template), or of ids given as such."""
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt, add_special_tokens=True)
-        if not apply_chat_template:
-            return self.tokenizer.encode("".join(m.content for m in prompt), add_special_tokens=True)
-        text = self.tokenizer.render(
-            prompt, add_generation_prompt=add_generation_prompt, enable_thinking=enable_thinking
-        )
-        return self.tokenizer.encode(text)
+        items: list[Any] = list(prompt)
+        if items and all(isinstance(item, Message) for item in items):
+            return self.tokenizer.encode(self.render(items))
+        try:
+            return [operator.index(item) for item in items]
+        except TypeError:
+            what = "a prompt is a text, a list of edgespec.Message or a list of token ids"
+            raise RequestError(what, "Give one of the three, not a mixture.") from None
 
     def check_prompt(self, prompt_ids: Sequence[int]) -> None:
-        most, count = self.config["builder_config"]["max_input_len"], len(prompt_ids)
-        if count > most:
-            flags = f"--max-input-len {count}"
-            if count > self.base.capacity:
-                flags += f" and --max-kv-cache-capacity {count}"
-            what = f"the prompt has {count} tokens, the engine was built for {most}"
-            raise LimitError(what, f"Shorten it, or build with {flags} or more.")
+        """LimitError or RequestError for a prompt that these engines cannot take."""
+        count = len(prompt_ids)
+        configs = {"base": self.config} | ({"draft": self.draft_config} if self.draft_config else {})
+        for role, config in configs.items():
+            limits = config["builder_config"]
+            most = limits["max_input_len"]
+            if count > most:
+                flags = f"--max-input-len {count}"
+                if count > limits["max_kv_cache_capacity"]:
+                    flags += f" --max-kv-cache-capacity {count}"
+                what = f"the prompt has {count} tokens, the {role} engine was built for {most}"
+                raise LimitError(what, f"Shorten it, or build the {role} with {flags} or more.")
+        rows = self.config["vocab_size"]
+        if strange := [token for token in prompt_ids if not 0 <= token < rows]:
+            what = f"the prompt holds the token id {strange[0]}, the model's vocabulary ends at {rows - 1}"
+            raise RequestError(what, "The tokenizer does not fit the model, or the ids are wrong.")
 
     def stream(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, plan: DraftPlan | None = None
@@ -193,7 +230,7 @@ class Engine:
             prompt_ids, sampler_of(sampling), sampling.max_generate_length, self.stop_ids, plan
         )
         text, ids, pieces = TextStream(self.tokenizer), [], []
-        metrics, began = RequestMetrics(len(prompt_ids)), time.perf_counter()
+        metrics, began = RequestMetrics(len(prompt_ids), plan.steps if plan else 0), time.perf_counter()
         for step in steps:
             metrics.add(step, time.perf_counter() - began)
             ids += step.tokens
@@ -212,20 +249,19 @@ class Engine:
         plan: DraftPlan | None = None,
     ) -> Response:  # fmt: skip
         """The whole answer. Without a plan an engine with a draft takes `plan()`; see `stream` for plain decoding."""
-        ids = prompt_ids_of(self, prompt)
+        ids = self.encode(prompt)
         if plan is None and self.spec_decode:
             plan = self.plan()
-        for item in self.stream(ids, sampling or SamplingParams(), plan):
-            if isinstance(item, Response):
-                return item
-        raise AssertionError("a stream ends with a response")
+        return self.finish(ids, sampling or SamplingParams(), plan)
 
     def plainly(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> Response:
         """The same request without drafts: the reference that speculation must equal."""
-        for item in self.stream(prompt_ids, sampling, None):
-            if isinstance(item, Response):
-                return item
-        raise AssertionError("a stream ends with a response")
+        return self.finish(prompt_ids, sampling, None)
+
+    def finish(self, prompt_ids: Sequence[int], sampling: SamplingParams, plan: DraftPlan | None) -> Response:
+        *_, last = self.stream(prompt_ids, sampling, plan)
+        assert isinstance(last, Response)
+        return last
 
     def first_difference(self, plain: Response, speculative: Response, sampling: SamplingParams) -> Difference | None:
         """Where two runs of a request part, with the margin between the two candidates there; None if equal."""
@@ -242,13 +278,6 @@ class Engine:
             seeded = replace(sampling, seed=plain.seed)
             margin = sampler_of(with_seed(seeded)).margin(logits, len(prefix), a, b)
         return Difference(index, a, b, margin)
-
-
-def prompt_ids_of(engine: Engine, prompt: str | Sequence[Message] | Sequence[int]) -> list[int]:
-    if isinstance(prompt, str):
-        return engine.encode(prompt)
-    messages = [item for item in prompt if isinstance(item, Message)]
-    return engine.encode(messages) if messages else [int(item) for item in prompt if isinstance(item, int)]
 
 
 def with_seed(sampling: SamplingParams) -> SamplingParams:

@@ -17,6 +17,7 @@ class RequestMetrics:
     """One request. Times are seconds since the request began; lists have one entry a verify step."""
 
     prompt_tokens: int
+    num_spec_tokens: int = 0  # levels of the drafting plan: the most drafts that a step can accept
     completion_tokens: int = 0
     time_to_first_token: float = 0.0
     request_latency: float = 0.0
@@ -61,7 +62,7 @@ class RequestMetrics:
         out: dict[str, Any] = {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
-            "base_passes": self.steps + 1,
+            "base_passes_after_prefill": self.steps,
             "time_to_first_token_s": self.time_to_first_token,
             "inter_token_latency_s": self.inter_token_latency,
             "request_latency_s": self.request_latency,
@@ -77,21 +78,31 @@ class RequestMetrics:
         return out | ({"speculative_decoding": self.speculative_decoding()} if speculative else {})
 
     def speculative_decoding(self) -> dict[str, Any]:
-        """vLLM's per-request block. acceptance_histogram[a] counts the steps that accepted a drafts."""
+        """vLLM's per-request block. acceptance_histogram[a] counts the steps that accepted a drafts.
+
+        mean_acceptance_length is 1 + accepted / steps, the bonus counted in every step, as vLLM defines it.
+        """
         accepted, drafted = sum(self.per_step_accepted), sum(self.per_step_drafted)
-        histogram = [0] * (max(self.per_step_accepted, default=0) + 1)
-        for count in self.per_step_accepted:
-            histogram[count] += 1
+        pairs = list(zip(self.per_step_accepted, self.per_step_drafted, strict=True))
         return {
             "mean_acceptance_length": 1 + accepted / self.steps if self.steps else None,
             "draft_acceptance_rate": accepted / drafted if drafted else None,
-            "acceptance_histogram": histogram,
+            "acceptance_histogram": self.histogram(self.per_step_accepted),
+            "acceptance_histogram_by_draft_length": {
+                str(length): self.histogram([a for a, d in pairs if d == length])
+                for length in sorted(set(self.per_step_drafted))
+            },
             "num_spec_steps": self.steps,
             "num_accepted_draft_tokens": accepted,
             "num_draft_tokens": drafted,
+            "num_spec_tokens": self.num_spec_tokens,
             "per_step_accepted": self.per_step_accepted,
             "per_step_drafted": self.per_step_drafted,
         }
+
+    def histogram(self, accepted: list[int]) -> list[int]:
+        """[num_spec_tokens + 1] counts."""
+        return [accepted.count(a) for a in range(self.num_spec_tokens + 1)]
 
 
 @dataclass(frozen=True)
@@ -102,16 +113,12 @@ class Pooled:
 
     @property
     def steps(self) -> int:
+        """Base passes after prefill."""
         return sum(r.steps for r in self.requests)
 
     @property
     def decode_tokens(self) -> int:
         return sum(r.decode_tokens for r in self.requests)
-
-    @property
-    def base_passes(self) -> int:
-        """Every pass of the base after prefill."""
-        return self.steps
 
     @property
     def acceptance_length(self) -> float | None:

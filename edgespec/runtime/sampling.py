@@ -60,20 +60,47 @@ class Sampler:
         return result
 
     def margin(self, logits: Row, position: int, one: int, other: int) -> float:
-        """How far apart two tokens are at `position`: the change of score that would swap them.
+        """How small a change would let one of two tokens be drawn at `position` where the other one was.
 
-        Where warping has removed one of them, the distance is that of its (temperature-scaled) logit from the least
-        candidate kept, or the noised one if that is larger.
+        The one with the higher noised score yields when the gap of the scores closes or when warping cuts it; one
+        that warping has cut must first come back. Scores and logits (over temperature) count in nats, top-p in mass.
         """
         if self.temperature == 0:
             return abs(float(logits[one]) - float(logits[other]))
-        ids, scores = self.noised(logits, position)
-        found = {int(i): float(s) for i, s in zip(ids, scores, strict=True) if i in (one, other)}
-        if len(found) == 2:
-            return abs(found[one] - found[other])
-        scaled = self.scaled(logits)
-        edge = float(scaled[ids].min())
-        return max((edge - float(scaled[t]) for t in (one, other) if t not in found), default=float("inf"))
+        scaled, noise = self.scaled(logits), gumbel(self.seed, position, np.array([one, other]))
+        scores = scaled[[one, other]] + noise
+        high, low = (one, other) if scores[0] >= scores[1] else (other, one)
+        gap = abs(float(scores[0] - scores[1]))
+        high_slack, low_slack = self.slack(scaled, high), self.slack(scaled, low)
+        return max(min(gap, abs(high_slack)), -high_slack, -low_slack)
+
+    def slack(self, scaled: NDArray[np.float64], token: int) -> float:
+        """How far a token is from the edge of what warping keeps: positive inside, negative outside."""
+        slack = float("inf")
+        ids = np.arange(len(scaled))
+        if 0 < self.top_k < len(scaled):
+            ids = np.sort(largest(scaled, self.top_k))
+            outside = np.delete(scaled, ids)
+            if token not in ids:
+                return float(scaled[token] - scaled[ids].min())
+            slack = float(scaled[token] - outside.max())
+        if self.top_p < 1:
+            slack = min(slack, self.nucleus_slack(scaled[ids], int(np.flatnonzero(ids == token)[0])))
+        return slack
+
+    def nucleus_slack(self, scaled: NDArray[np.float64], index: int) -> float:
+        """Slack to the edge of top-p: by the mass before the candidate, or by its rank, whichever is nearer."""
+        order = np.argsort(-scaled, kind="stable")
+        probs = np.exp(log_softmax(scaled))[order]
+        before = np.cumsum(probs) - probs
+        kept = int((before < self.top_p).sum())
+        rank = int(np.flatnonzero(order == index)[0])
+        here = scaled[index]
+        if rank >= kept:
+            return max(float(self.top_p - before[rank]), float(here - scaled[order[kept - 1]]))
+        # The most probable candidate is kept whatever top_p is: it can only lose its rank.
+        by_mass = float(self.top_p - before[rank]) if rank else float("inf")
+        return min(by_mass, float(here - scaled[order[kept]]) if kept < len(order) else float("inf"))
 
 
 def largest(values: NDArray[np.float64], count: int) -> Ids:

@@ -53,6 +53,7 @@ class Session:
     base: CachedDecoder
     drafter: Drafter | None = None
     times: StageTimes = field(default_factory=StageTimes)
+    sequence: int = 0  # counts the sequences begun: base and drafter remember one at a time
 
     def generate(
         self, prompt: Sequence[int], sampler: Sampler, max_new: int, stop_ids: frozenset[int], plan: DraftPlan | None
@@ -64,14 +65,20 @@ class Session:
         """
         drafter = self.drafter if plan is not None else None
         self.start(prompt, drafter)
+        mine = self.sequence
         step = self.prefill(np.array(prompt, np.int64), sampler, drafter)
         emitted = 1
         step = self.cut(step, emitted, max_new, stop_ids)
         yield step
         while step.finish_reason is None:
+            if self.sequence != mine:
+                raise LimitError("another request was begun on this engine", "Finish one stream before the next.")
             tree = self.draft(step.tokens[-1], drafter, plan, max_new - emitted)
-            step = self.cut(self.verify(tree, sampler, drafter), emitted, max_new, stop_ids)
+            step, features = self.verify(tree, sampler)
+            step = self.cut(step, emitted, max_new, stop_ids)
             emitted += len(step.tokens)
+            if drafter is not None and step.finish_reason is None:
+                self.replay(drafter, features, step)
             yield step
 
     def start(self, prompt: Sequence[int], drafter: Drafter | None) -> None:
@@ -81,6 +88,7 @@ class Session:
             what = f"the prompt has {len(prompt)} tokens, the engine's KV cache holds {self.base.capacity}"
             raise LimitError(what, "Shorten the prompt, or build with a larger --max-kv-cache-capacity.")
         self.times = StageTimes()
+        self.sequence += 1
         self.base.reset()
         if drafter is not None:
             drafter.reset()
@@ -118,22 +126,28 @@ class Session:
         self.times.engine += self.engine_s(drafter) - engine
         return tree
 
-    def verify(self, tree: DraftTree, sampler: Sampler, drafter: Drafter | None) -> Step:
-        """One base pass over the tree, the walk, and the commit of what stands."""
-        began, engine = time.perf_counter(), self.engine_s(drafter)
+    def verify(self, tree: DraftTree, sampler: Sampler) -> tuple[Step, NDArray[np.float32] | None]:
+        """One base pass over the tree, the walk, and the commit of what stands; also the features of what stands."""
+        began, engine = time.perf_counter(), self.base.engine_s
         position = self.base.length
         result = self.base.run(tree.tokens, position + tree.depths, tree.mask, np.arange(len(tree)))
         verdict = walk(tree, result.logits[0], sampler, position)
         verified = time.perf_counter()
         path = np.array(verdict.path, np.int64)
         self.base.commit(path)
-        if drafter is not None:
-            assert result.hidden_states is not None
-            drafter.observe(result.hidden_states[0][path], np.array(verdict.emitted, np.int64))
         self.times.verify += verified - began
         self.times.commit += time.perf_counter() - verified
-        self.times.engine += self.engine_s(drafter) - engine
-        return Step(verdict.emitted, drafted=len(tree) - 1, accepted=len(path) - 1)
+        self.times.engine += self.base.engine_s - engine
+        features = None if result.hidden_states is None else result.hidden_states[0][path]
+        return Step(verdict.emitted, drafted=len(tree) - 1, accepted=len(path) - 1), features
+
+    def replay(self, drafter: Drafter, features: NDArray[np.float32] | None, step: Step) -> None:
+        """Tell the drafter the true features of what was committed, with the tokens that came after."""
+        assert features is not None
+        began, engine = time.perf_counter(), drafter.engine_s
+        drafter.observe(features, np.array(step.tokens, np.int64))
+        self.times.draft += time.perf_counter() - began
+        self.times.engine += drafter.engine_s - engine
 
     def cut(self, step: Step, before: int, max_new: int, stop_ids: frozenset[int]) -> Step:
         """End the step at its first stop id; say why generation ends, if it does.

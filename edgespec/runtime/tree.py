@@ -11,6 +11,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.contract import tree_pool_size
+
 Ids = NDArray[np.int64]
 
 
@@ -62,7 +64,7 @@ class DraftPlan:
     def within(self, levels: int, nodes: int) -> DraftPlan:
         """The plan cut down to at most `levels` levels and `nodes` nodes; no levels or one node is no draft."""
         steps = max(0, min(self.steps, levels))
-        pool = 1 + (self.top_k + (steps - 1) * self.top_k**2 if steps else 0)
+        pool = tree_pool_size(self.top_k, steps) if steps else 1
         return DraftPlan(self.top_k, steps, max(1, min(self.verify_size, nodes, pool)))
 
 

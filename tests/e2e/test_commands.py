@@ -93,7 +93,7 @@ def assert_counts_reconcile(response: dict[str, Any]) -> None:
     metrics = response["metrics"]
     block = metrics["speculative_decoding"]
     accepted, drafted, steps = block["per_step_accepted"], block["per_step_drafted"], block["num_spec_steps"]
-    assert len(accepted) == len(drafted) == steps == metrics["base_passes"] - 1
+    assert len(accepted) == len(drafted) == steps == metrics["base_passes_after_prefill"]
     assert all(0 <= a <= d for a, d in zip(accepted, drafted, strict=True))
     assert block["num_accepted_draft_tokens"] == sum(accepted)
     assert block["num_draft_tokens"] == sum(drafted)
@@ -151,7 +151,7 @@ def test_request_that_disables_drafts_is_decoded_plainly(done: Workplace, checke
     for name in ("output.json", "checked.json"):
         metrics = done.output(name)[2]["metrics"]
         assert "speculative_decoding" not in metrics
-        assert metrics["base_passes"] == metrics["completion_tokens"]
+        assert metrics["base_passes_after_prefill"] == metrics["completion_tokens"] - 1
 
 
 def test_check_lossless_reports_each_request_and_the_whole(done: Workplace, checked: dict[str, Any]) -> None:
@@ -164,7 +164,7 @@ def test_summary_is_the_sum_of_the_responses(done: Workplace, checked: dict[str,
     responses = done.output("checked.json")
     found = checked["speculative"]
     assert found["completion_tokens"] == sum(r["metrics"]["completion_tokens"] for r in responses)
-    assert found["base_passes"] == sum(r["metrics"]["base_passes"] - 1 for r in responses)
+    assert found["base_passes_after_prefill"] == sum(r["metrics"]["base_passes_after_prefill"] for r in responses)
     blocks = [r["metrics"]["speculative_decoding"] for r in responses[:2]]
     assert found["acceptance_rate"] == pytest.approx(
         sum(b["num_accepted_draft_tokens"] for b in blocks) / sum(b["num_draft_tokens"] for b in blocks)

@@ -11,7 +11,9 @@ import pytest
 
 from edgespec import bundle
 from edgespec.backends import engine_dir as engines
-from edgespec.backends.ort.build import build, open_runner, rope_of
+from edgespec.backends.engine_dir import rope_of
+from edgespec.backends.loader import open_runner
+from edgespec.backends.ort.build import build
 from edgespec.backends.ort.runner import OrtRunner
 from edgespec.contract import Limits, Role
 from edgespec.export.components import ExportOptions, export

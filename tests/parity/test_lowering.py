@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from edgespec import bundle
 from edgespec.backends.base import Call, Result
-from edgespec.backends.ort.build import engine_contract
+from edgespec.backends.engine_dir import shape_of
 from edgespec.backends.ort.lowering import lower
 from edgespec.backends.ort.runner import OrtRunner
-from edgespec.contract import GraphShape, Role, past_names, present_names
+from edgespec.contract import GraphShape, Role, canonical_contract, lowered_contract, past_names, present_names
 from edgespec.errors import ContractError
 from edgespec.rope import RopeTable
 from tests import toys
@@ -256,7 +256,7 @@ def test_a_nan_in_an_unwritten_row_poisons_the_canonical_graph(llama: Component,
 
 def test_an_engine_opens_with_a_cache_of_zeroes(llama: Component, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(np, "empty", lambda shape, dtype=float: np.full(shape, np.nan, dtype))
-    contract = engine_contract(llama.config)
+    contract = lowered_contract(canonical_contract(shape_of(llama.config)))
     runner = OrtRunner(llama.engine_dir / "spec_base.onnx", contract, CAPACITY)
     assert runner.slab.shape == (2 * 7, 1, 2, CAPACITY, 16)
     assert not runner.slab.any()  # a NaN would be true

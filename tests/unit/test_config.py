@@ -311,7 +311,7 @@ def draft_raw(**changes: Any) -> dict[str, Any]:
 
 
 def draft_shapes(first: str = "midlayer", **changes: tuple[int, ...] | None) -> dict[str, tuple[int, ...]]:
-    """Its tensors (specdec.md 1.5). Changes name tensors with `__` for a dot; None leaves one out."""
+    """Its tensors. Changes name tensors with `__` for a dot; None leaves one out."""
     shapes: dict[str, tuple[int, ...] | None] = {
         "fc.weight": (4096, 12288),
         f"{first}.self_attn.q_proj.weight": (4096, 8192),

@@ -22,7 +22,7 @@ from edgespec.backends.ort import fingerprint
 from edgespec.backends.ort.lowering import Lowered, lower, read_fp32
 from edgespec.backends.ort.runner import OrtRunner
 from edgespec.config import RopeConfig
-from edgespec.contract import GraphContract, GraphShape, Limits, Role, canonical_contract, lowered_contract
+from edgespec.contract import Limits, Role, canonical_contract, lowered_contract
 from edgespec.errors import BuildError
 from edgespec.rope import RopeTable
 
@@ -40,6 +40,7 @@ class Built:
     size_bytes: int
     golden_difference: float | None
     seconds: float
+    notes: tuple[str, ...] = ()
 
 
 def build(
@@ -70,7 +71,16 @@ def build(
         if made:
             bundle.remove_if_empty(engine_dir)
     size = sum(file["bytes"] for file in engines.read_engines(engine_dir)[onnx.role.value]["files"].values())
-    return Built(onnx.role, engine_dir / engine.name, size, difference, time.monotonic() - began)
+    seconds = time.monotonic() - began
+    return Built(onnx.role, engine_dir / engine.name, size, difference, seconds, remarks(onnx, limits))
+
+
+def remarks(onnx: engines.OnnxDir, limits: Limits) -> tuple[str, ...]:
+    """What the user should know about these limits for this model."""
+    most = onnx.config.get("max_position_embeddings")
+    if most is None or limits.max_kv_cache_capacity <= most:
+        return ()
+    return (f"the capacity of {limits.max_kv_cache_capacity} goes beyond the {most} positions the model was made for",)
 
 
 def write_engine(
@@ -88,9 +98,9 @@ def write_engine(
         return path, None
     golden = load_file(onnx.path / bundle.GOLDEN)
     capacity = golden["tree_attention_mask"].shape[-1]
-    runner = OrtRunner(path, engine_contract(onnx.config), capacity)
+    runner = OrtRunner(path, lowered_contract(canonical_contract(engines.shape_of(onnx.config))), capacity)
     try:
-        return path, check_golden(runner, golden, rope_of(onnx.config), capacity)
+        return path, check_golden(runner, golden, engines.rope_of(onnx.config), capacity)
     finally:
         runner.close()
 
@@ -128,20 +138,3 @@ def manifest_entry(onnx: engines.OnnxDir, difference: float | None) -> dict[str,
         "source": onnx.manifest.get("source"),
         "golden_difference": difference,
     }
-
-
-def engine_contract(config: dict[str, Any]) -> GraphContract:
-    shape = dict(config["graph"])
-    return lowered_contract(canonical_contract(GraphShape(**shape | {"role": Role(shape["role"])})))
-
-
-def rope_of(config: dict[str, Any]) -> RopeConfig:
-    return RopeConfig(**config["rope"])
-
-
-def open_runner(engine_dir: Path, role: Role) -> tuple[OrtRunner, dict[str, Any]]:
-    """A runner for a finished engine and the engine's config; checks files, fingerprint and contract first."""
-    config, entry = engines.open_engine(engine_dir, role)
-    fingerprint.check(entry["fingerprint"], f"the {role.value} engine in {engine_dir}")
-    path = engine_dir / f"{engines.STEMS[role]}.onnx"
-    return OrtRunner(path, engine_contract(config), config["builder_config"]["max_kv_cache_capacity"]), config

@@ -18,6 +18,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from edgespec.bundle import contained
 from edgespec.errors import ContractError
 
 MICROSOFT = "com.microsoft"
@@ -222,7 +223,7 @@ def read_fp32(weight: StoredWeight, directory: Path) -> NDArray[np.float32]:
     """The weight's float32 form, read from the canonical directory."""
     source = weight.source
     dtype = NUMPY[source.dtype]
-    with (directory / str(source.location)).open("rb") as file:
+    with contained(directory, str(source.location)).open("rb") as file:
         file.seek(source.offset or 0)
         array = np.fromfile(file, dtype, int(np.prod(source.shape.numpy())))
     array = array.reshape(source.shape.numpy())

@@ -14,7 +14,16 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edgespec.backends.base import Call, Result
-from edgespec.contract import GraphContract, Role, past_names, present_names
+from edgespec.backends.engine_dir import STEMS, shape_of
+from edgespec.backends.ort import fingerprint
+from edgespec.contract import (
+    GraphContract,
+    Role,
+    canonical_contract,
+    lowered_contract,
+    past_names,
+    present_names,
+)
 from edgespec.errors import ContractError, EnvironmentProblem
 
 PROVIDERS = ["CPUExecutionProvider"]
@@ -61,7 +70,11 @@ class OrtRunner:
         self.bind_output("logits", logits)
         if hidden is not None:
             self.bind_output("hidden_states", hidden)
-        self.session.run_with_iobinding(self.binding)
+        try:
+            self.session.run_with_iobinding(self.binding)
+        except RuntimeError as error:
+            remedy = "If memory ran out, close other programs or build with a smaller --max-kv-cache-capacity."
+            raise EnvironmentProblem(f"ONNX Runtime failed in a call of {rows} rows: {error}", remedy) from error
         return Result(logits, hidden)
 
     def feeds(self, call: Call) -> dict[str, NDArray[Any]]:
@@ -97,7 +110,17 @@ class OrtRunner:
             self.slab[:, :, :, targets[moving]] = self.slab[:, :, :, slots[moving]]
 
     def close(self) -> None:
-        del self.binding, self.session
+        """Let go of the engine; nothing can be run afterwards, and closing twice is harmless."""
+        self.__dict__.pop("binding", None)
+        self.__dict__.pop("session", None)
+
+
+def open_engine(engine_dir: Path, role: Role, config: dict[str, Any], entry: dict[str, Any]) -> OrtRunner:
+    """The runner of a finished engine; EngineMismatch if another ONNX Runtime or CPU built it."""
+    fingerprint.check(entry["fingerprint"], f"the {role.value} engine in {engine_dir}")
+    contract = lowered_contract(canonical_contract(shape_of(config)))
+    capacity = config["builder_config"]["max_kv_cache_capacity"]
+    return OrtRunner(engine_dir / f"{STEMS[role]}.onnx", contract, capacity)
 
 
 def open_session(path: Path) -> ort.InferenceSession:

@@ -328,3 +328,12 @@ def test_nonsense_in_any_key_never_ends_in_a_traceback(kind: Any, base: Path, tm
                 detect(open_checkpoint(tmp_path))
                 accepted += 1
     assert 0 < accepted < len(NONSENSE) * (len(keys) + len(layer))
+
+
+def test_a_base_ends_at_the_ids_of_both_configs(tmp_path: Path) -> None:
+    base = make_base(tmp_path / "base", "qwen3", eos=2)
+    assert json.loads((base / "config.json").read_text())["eos_token_id"] == 2
+    assert json.loads((base / "generation_config.json").read_text())["eos_token_id"] == [2, 0]
+    model = detect(open_checkpoint(base))
+    assert isinstance(model, ModelConfig)
+    assert model.eos_token_ids == (2, 0)

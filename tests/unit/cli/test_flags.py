@@ -52,9 +52,10 @@ MEANT: list[dict[str, object]] = [
 def parsed(line: str) -> dict[str, object]:
     """The parameters that a command line means, paths as text."""
     name, *args = shlex.split(line)
-    command = cli.get_command(click.Context(cli), name)
+    group = click.Context(cli, **cli.context_settings)
+    command = cli.get_command(group, name)
     assert command is not None
-    with command.make_context(name, args) as context:
+    with command.make_context(name, args, parent=group) as context:
         return {key: str(value) if "Path" in type(value).__name__ else value for key, value in context.params.items()}
 
 

@@ -10,7 +10,7 @@ from edgespec.runtime.session import StageTimes, Step
 
 def request(*steps: tuple[int, int, int], prefill_s: float = 0.5, step_s: float = 0.1) -> RequestMetrics:
     """A request of verify steps (emitted, drafted, accepted), after one token by prefill."""
-    metrics = RequestMetrics(prompt_tokens=7)
+    metrics = RequestMetrics(prompt_tokens=7, num_spec_tokens=3)
     metrics.add(Step([1], verified=False), prefill_s)
     for number, (emitted, drafted, accepted) in enumerate(steps, start=1):
         metrics.add(Step([1] * emitted, drafted, accepted), prefill_s + number * step_s)
@@ -28,6 +28,8 @@ def test_prefill_s_token_counts_as_completion_but_not_as_a_step() -> None:
 def test_histogram_counts_steps_by_their_accepted_drafts() -> None:
     block = ONE.speculative_decoding()
     assert block["acceptance_histogram"] == [2, 0, 1, 1]
+    assert block["acceptance_histogram_by_draft_length"] == {"0": [1, 0, 0, 0], "3": [1, 0, 1, 1]}
+    assert block["num_spec_tokens"] == 3
     assert sum(block["acceptance_histogram"]) == block["num_spec_steps"] == 4
     assert sum(a * n for a, n in enumerate(block["acceptance_histogram"])) == block["num_accepted_draft_tokens"] == 5
 
@@ -44,7 +46,7 @@ def test_request_that_ended_in_prefill_has_no_rates_and_divides_by_nothing() -> 
     ended = request()
     block = ended.speculative_decoding()
     assert (block["mean_acceptance_length"], block["draft_acceptance_rate"]) == (None, None)
-    assert (block["acceptance_histogram"], block["num_spec_steps"]) == ([0], 0)
+    assert (block["acceptance_histogram"], block["num_spec_steps"]) == ([0] * 4, 0)
     told = ended.to_dict(speculative=True)
     assert (told["inter_token_latency_s"], told["output_tokens_per_s"]) == (0.0, 0.0)
     assert Pooled([ended]).acceptance_length is None

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from edgespec.backends.base import Call
-from edgespec.backends.ort.build import build, open_runner
+from edgespec.backends.loader import open_runner
+from edgespec.backends.ort.build import build
 from edgespec.backends.ort.runner import OrtRunner
 from edgespec.contract import GraphContract, Limits, Role, canonical_contract, lowered_contract
 from edgespec.errors import ContractError, EnvironmentProblem

@@ -1,0 +1,133 @@
+"""What users and other tools read, under review: configs, manifests, `--help`, output.json, contracts.
+
+A change shows up as a diff of the files in this directory; `pytest --update-golden` writes them anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.cli.main import COMMANDS, run
+from edgespec.contract import GraphContract, GraphShape, Role, canonical_contract, lowered_contract
+from tests.lossless.pairs import make_pair
+
+Golden = Callable[[str, str], None]
+
+REQUESTS = {
+    "temperature": 0.0,
+    "max_generate_length": 12,
+    "requests": [
+        {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Count to 3."}]},
+        {
+            "messages": [{"role": "user", "content": "And on?"}],
+            "temperature": 0.8,
+            "top_p": 0.9,
+            "top_k": 40,
+            "seed": 7,
+        },
+        {"messages": [{"role": "user", "content": "Plainly."}], "disable_spec_decode": True},
+        {"messages": [{"role": "user", "content": "Too long. " * 30}]},
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("pair")
+    make_pair(path, "llama", "specforge", None)
+    return path
+
+
+VARYING = ("sha256", "identity", "base_identity", "bytes", "mtime_ns", "edgespec", "fingerprint", "command",
+           "golden_difference", "base_model_dir")  # fmt: skip
+
+
+def settled(value: Any, key: str = "") -> Any:
+    """JSON without what changes from run to run: hashes, sizes, versions, times, paths. What is null stays null."""
+    if key in VARYING or (key.endswith("_s") and isinstance(value, float)):
+        return None if value is None else f"<{key}>"
+    if key in ("packages", "stages_s"):
+        return {name: f"<{name}>" for name in value}
+    if isinstance(value, dict):
+        return {name: settled(item, name) for name, item in value.items()}
+    return [settled(item) for item in value] if isinstance(value, list) else value
+
+
+def as_text(path: Path) -> str:
+    return json.dumps(settled(json.loads(path.read_text(encoding="utf-8"))), indent=2, ensure_ascii=False) + "\n"
+
+
+@pytest.mark.parametrize("component", ["base", "draft"])
+def test_manifest_and_config_of_an_export(pair: Path, golden: Golden, component: str) -> None:
+    directory = pair / f"onnx_{component}" / "llm"
+    golden(f"export_{component}_manifest.json", as_text(directory / "manifest.json"))
+    golden(f"export_{component}_config.json", as_text(directory / "config.json"))
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "base_config.json", "draft_config.json"])
+def test_manifest_and_configs_of_an_engine_directory(pair: Path, golden: Golden, name: str) -> None:
+    golden(f"engines_{name}", as_text(pair / "engines" / name))
+
+
+def test_output_of_fixed_requests(pair: Path, golden: Golden, tmp_path: Path) -> None:
+    """Tokens and counts are kept: the toys are the same everywhere, and greedy and seeded draws with them."""
+    asked, told = tmp_path / "input.json", tmp_path / "output.json"
+    asked.write_text(json.dumps(REQUESTS))
+    sizes = ["--spec-draft-top-k", "4", "--spec-draft-step", "3", "--spec-verify-size", "16"]
+    files = ["--engine-dir", str(pair / "engines"), "--input-file", str(asked), "--output-file", str(told)]
+    assert run(["infer", *files, "--spec-decode", *sizes, "--check-lossless"]) == 5  # the last is too long
+    golden("output.json", as_text(told).replace(str(asked), "<input>"))
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help(golden: Golden, command: str) -> None:
+    """In a process of its own: click remembers in a command how it was first asked for help."""
+    line = [sys.executable, "-m", "edgespec.cli.main", *command.split(), "--help"]
+    env = {**os.environ, "COLUMNS": "100"}
+    shown = subprocess.run(line, env=env, capture_output=True, text=True, timeout=60, check=True)
+    lines = [line.rstrip() for line in shown.stdout.splitlines()]
+    golden(f"help{'_' + command if command else ''}.txt", "\n".join(lines) + "\n")
+
+
+SHAPES = {
+    Role.LLM: GraphShape(Role.LLM, 64, 1, 2, 16, 16, 256),
+    Role.BASE: GraphShape(Role.BASE, 64, 1, 2, 16, 16, 256, features=192),
+    Role.DRAFT: GraphShape(Role.DRAFT, 64, 1, 2, 16, 16, 96, features=64, base_features=192),
+}
+
+
+def table(contract: GraphContract) -> str:
+    rows = [("in", spec) for spec in contract.inputs] + [("out", spec) for spec in contract.outputs]
+    return "".join(f"{way:4}{spec.name:17}{spec.dtype:8} [{', '.join(map(str, spec.shape))}]\n" for way, spec in rows)
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_contract_tables(golden: Golden, role: Role) -> None:
+    contract = canonical_contract(SHAPES[role])
+    text = f"canonical\n{table(contract)}\nlowered to ONNX Runtime's CPU kernels\n{table(lowered_contract(contract))}"
+    golden(f"contract_{role.value}.txt", text)
+
+
+def test_golden_files_are_all_in_use(request: pytest.FixtureRequest) -> None:
+    """A file that no test writes any more is deleted, not kept."""
+    named = {f"export_{role}_{file}.json" for role in ("base", "draft") for file in ("manifest", "config")}
+    named |= {f"engines_{file}" for file in ("manifest.json", "base_config.json", "draft_config.json")}
+    named |= {"output.json", "help.txt", *(f"help_{name}.txt" for name in COMMANDS)}
+    named |= {f"contract_{role.value}.txt" for role in Role}
+    there = {path.name for path in Path(request.path).parent.iterdir() if path.suffix in (".json", ".txt")}
+    assert there == named
+
+
+def test_nothing_of_the_machine_is_kept(request: pytest.FixtureRequest) -> None:
+    for path in Path(request.path).parent.glob("*.json"):
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"[0-9a-f]{40}|/tmp/|/home/", text), path.name

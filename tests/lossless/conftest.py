@@ -1,0 +1,17 @@
+"""Toy pairs, exported and built once: a plain one, and one whose window is shorter than the answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.lossless.pairs import make_pair
+
+
+@pytest.fixture(scope="session")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {
+        "llama": make_pair(tmp_path_factory.mktemp("llama"), "llama", "eagle", None),
+        "mistral-window-5": make_pair(tmp_path_factory.mktemp("mistral"), "mistral", "modelopt", 5),
+    }

@@ -1,0 +1,240 @@
+"""The law of the house on real engines: with drafts or without, greedy or sampled, the same tokens come out.
+
+A difference is allowed only where two candidates tie within 1e-5, as the engine itself counts it; on these toys none
+may be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+
+import edgespec
+from edgespec.prompts import END_OF_SEQUENCE, MAX_LENGTH
+from edgespec.runtime import session as session_module
+from edgespec.runtime.decoder import CachedDecoder
+from edgespec.runtime.engine import Engine, Response
+from edgespec.runtime.sampling import Sampler
+from edgespec.runtime.tree import DraftPlan, DraftTree
+from edgespec.runtime.verify import Verdict, walk
+from tests.lossless.drafters import ScriptedDrafter
+
+VOCAB = 256
+PLANS = [DraftPlan(1, 3, 4), DraftPlan(4, 3, 16), DraftPlan(10, 4, 40)]
+SAMPLINGS = [
+    edgespec.SamplingParams(temperature=0.0),
+    edgespec.SamplingParams(temperature=0.3, top_k=0, top_p=1.0, seed=1),
+    edgespec.SamplingParams(temperature=1.0, top_k=5, top_p=1.0, seed=2),
+    edgespec.SamplingParams(temperature=1.0, top_k=50, top_p=0.8, seed=3),
+    edgespec.SamplingParams(temperature=2.0, top_k=0, top_p=0.9, seed=4),
+]
+GREEDY = SAMPLINGS[0]
+
+
+def name_of(value: object) -> str:
+    if isinstance(value, DraftPlan):
+        return f"{value.top_k}/{value.steps}/{value.verify_size}"
+    return f"t{value.temperature}" if isinstance(value, edgespec.SamplingParams) else str(value)
+
+
+@pytest.fixture(scope="module", params=["llama", "mistral-window-5"])
+def engine(request: pytest.FixtureRequest, pairs: dict[str, Path]) -> Iterator[Engine]:
+    with edgespec.load(pairs[request.param]) as opened:
+        opened.stop_ids = frozenset()
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def as_it_was(engine: Engine) -> Iterator[None]:
+    drafter = engine.session.drafter
+    yield
+    engine.session.drafter, engine.stop_ids = drafter, frozenset()
+
+
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng([seed, length]).integers(3, VOCAB, length).tolist()
+
+
+def plainly(engine: Engine, prompt: list[int], sampling: edgespec.SamplingParams, max_new: int) -> Response:
+    return engine.plainly(prompt, limited(sampling, max_new))
+
+
+def drafting(
+    engine: Engine, prompt: list[int], sampling: edgespec.SamplingParams, max_new: int, plan: DraftPlan
+) -> Response:
+    return engine.generate(prompt, limited(sampling, max_new), plan)
+
+
+def limited(s: edgespec.SamplingParams, max_new: int) -> edgespec.SamplingParams:
+    return edgespec.SamplingParams(s.temperature, s.top_p, s.top_k, s.seed, max_new)
+
+
+def assert_equal(engine: Engine, plain: Response, drafted: Response, sampling: edgespec.SamplingParams) -> None:
+    difference = engine.first_difference(plain, drafted, sampling)
+    assert difference is None, f"near-tie: {difference.near_tie}, {difference}"
+    assert drafted.token_ids == plain.token_ids
+    assert (drafted.text, drafted.finish_reason) == (plain.text, plain.finish_reason)
+
+
+def script(
+    engine: Engine, prompt: list[int], sampling: edgespec.SamplingParams, right: float, max_new: int = 48
+) -> None:
+    """Plug in a drafter that knows what plain decoding says."""
+    truth = plainly(engine, prompt, sampling, max_new).token_ids
+    engine.session.drafter = ScriptedDrafter(prompt, truth, VOCAB, right)
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=name_of)
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=name_of)
+def test_eagle_drafts_leave_every_token_as_it_was(
+    engine: Engine, plan: DraftPlan, sampling: edgespec.SamplingParams
+) -> None:
+    for length in (1, 30):
+        prompt = prompt_of(length)
+        plain, drafted = (plainly(engine, prompt, sampling, 20), drafting(engine, prompt, sampling, 20, plan))
+        assert_equal(engine, plain, drafted, sampling)
+        assert sum(drafted.metrics.per_step_drafted) > 0
+
+
+@pytest.mark.parametrize("right", [0, 0.6, 0.9, 1])
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=name_of)
+def test_drafter_right_or_wrong_leaves_every_token_as_it_was(
+    engine: Engine, right: float, sampling: edgespec.SamplingParams
+) -> None:
+    plan = DraftPlan(4, 7, 30)  # deeper than the window of five
+    for length in (1, 12):
+        prompt = prompt_of(length)
+        plain = plainly(engine, prompt, sampling, 30)
+        script(engine, prompt, sampling, right)
+        drafted = drafting(engine, prompt, sampling, 30, plan)
+        assert_equal(engine, plain, drafted, sampling)
+        accepted = drafted.metrics.per_step_accepted
+        assert (sum(accepted) > 0) == (right > 0)
+        assert right < 1 or accepted == [7, 7, 7, 4]  # 29 tokens after prefill's, a bonus each; the last is cut short
+
+
+def test_speculative_run_without_drafts_is_the_plain_one(engine: Engine) -> None:
+    prompt = prompt_of(9)
+    drafted = drafting(engine, prompt, SAMPLINGS[3], 24, DraftPlan(1, 1, 1))
+    assert_equal(engine, plainly(engine, prompt, SAMPLINGS[3], 24), drafted, SAMPLINGS[3])
+    assert sum(drafted.metrics.per_step_drafted) == 0
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLINGS[3]], ids=name_of)
+@pytest.mark.parametrize("right", [None, 0, 0.8, 1])
+def test_stop_token_ends_both_runs_wherever_it_stands(
+    engine: Engine, right: float | None, sampling: edgespec.SamplingParams
+) -> None:
+    """Each token of the plain run in turn is the end: first of a step, inside an accepted run, as the bonus."""
+    prompt = prompt_of(7)
+    truth = plainly(engine, prompt, sampling, 14).token_ids
+    if right is not None:
+        script(engine, prompt, sampling, right)
+    for stop in dict.fromkeys(truth):
+        engine.stop_ids = frozenset({stop})
+        plain = plainly(engine, prompt, sampling, 14)
+        drafted = drafting(engine, prompt, sampling, 14, PLANS[1])
+        assert plain.token_ids == truth[: truth.index(stop) + 1]
+        assert plain.finish_reason == END_OF_SEQUENCE
+        assert_equal(engine, plain, drafted, sampling)
+
+
+@pytest.mark.parametrize("right", [None, 0, 0.8, 1])
+@pytest.mark.parametrize("length", [40, 45, 48])
+def test_full_cache_ends_both_runs_at_the_same_token(engine: Engine, right: float | None, length: int) -> None:
+    """Capacity 64, so that 25, 20 and 17 tokens are possible; the draft's cache fills up too."""
+    prompt = prompt_of(length)
+    if right is not None:
+        script(engine, prompt, GREEDY, right, max_new=99)
+    plain = plainly(engine, prompt, GREEDY, 99)
+    drafted = drafting(engine, prompt, GREEDY, 99, PLANS[2])
+    assert len(plain.token_ids) == 64 - length + 1
+    assert plain.finish_reason == MAX_LENGTH
+    assert_equal(engine, plain, drafted, GREEDY)
+
+
+@pytest.mark.parametrize("max_new", [1, 2, 3, 5])
+@pytest.mark.parametrize("right", [0.8, 1])
+def test_length_limit_is_met_exactly(engine: Engine, max_new: int, right: float) -> None:
+    prompt = prompt_of(5)
+    script(engine, prompt, GREEDY, right)
+    drafted = drafting(engine, prompt, GREEDY, max_new, PLANS[1])
+    assert_equal(engine, plainly(engine, prompt, GREEDY, max_new), drafted, GREEDY)
+    assert (len(drafted.token_ids), drafted.finish_reason) == (max_new, MAX_LENGTH)
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 7])
+def test_prompt_read_in_chunks_leaves_every_token_as_it_was(
+    engine: Engine, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drafts too: were the last feature of a chunk paired with the wrong token, they would be others."""
+    prompt = prompt_of(23)
+    whole = drafting(engine, prompt, GREEDY, 24, PLANS[2])
+    monkeypatch.setattr(session_module, "PREFILL_CHUNK", chunk)
+    parts = drafting(engine, prompt, GREEDY, 24, PLANS[2])
+    assert_equal(engine, plainly(engine, prompt, GREEDY, 24), parts, GREEDY)
+    assert parts.metrics.per_step_accepted == whole.metrics.per_step_accepted
+
+
+def test_requests_one_after_the_other_do_not_touch_each_other(engine: Engine) -> None:
+    prompts = [prompt_of(20, seed) for seed in range(3)]
+    first = [drafting(engine, prompt, GREEDY, 12, PLANS[1]).token_ids for prompt in prompts]
+    again = [drafting(engine, prompt, GREEDY, 12, PLANS[1]).token_ids for prompt in reversed(prompts)]
+    assert again == first[::-1]
+    assert len({tuple(tokens) for tokens in first}) == 3
+
+
+def test_seed_decides_a_sampled_answer_and_is_told_where_it_was_drawn(engine: Engine) -> None:
+    prompt, free = prompt_of(9), edgespec.SamplingParams(temperature=1.5, top_k=0, top_p=1.0, max_generate_length=20)
+    one, other = engine.generate(prompt, free), engine.generate(prompt, free)
+    assert one.token_ids != other.token_ids
+    repeated = edgespec.SamplingParams(1.5, 1.0, 0, one.seed, 20)
+    assert engine.plainly(prompt, repeated).token_ids == one.token_ids
+    assert engine.generate(prompt, limited(GREEDY, 4)).seed is None
+
+
+# The comparison can see
+
+
+def accept_one_more(tree: DraftTree, logits: np.ndarray, sampler: Sampler, position: int) -> Verdict:
+    verdict = walk(tree, logits, sampler, position)
+    child = np.flatnonzero(tree.parents == verdict.path[-1])
+    if not len(child):
+        return verdict
+    path = [*verdict.path, int(child[0])]
+    last = sampler.pick(logits[child[0]], position + len(path))
+    return Verdict(path, [*verdict.emitted[:-1], int(tree.tokens[child[0]]), last])
+
+
+def commit_without_moving(decoder: CachedDecoder, path: np.ndarray) -> None:
+    decoder.length += len(path)
+    decoder.drop_scratch()
+
+
+PLANTED = {
+    "verify accepts one token too many": mock.patch.object(session_module, "walk", accept_one_more),
+    "commit moves no rows": mock.patch.object(CachedDecoder, "commit", commit_without_moving),
+    "nodes see their siblings": mock.patch.object(DraftTree, "mask", property(lambda t: np.tri(len(t), dtype=bool))),
+    "nodes stand one behind the other": mock.patch.object(DraftTree, "depths", property(lambda t: np.arange(len(t)))),
+}
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_planted_bug_is_found_and_is_no_near_tie(engine: Engine, bug: str) -> None:
+    prompt = prompt_of(9)
+    plain = plainly(engine, prompt, GREEDY, 40)
+    script(engine, prompt, GREEDY, 0.8)
+    with PLANTED[bug]:
+        drafted = drafting(engine, prompt, GREEDY, 40, DraftPlan(4, 4, 20))
+    difference = engine.first_difference(plain, drafted, GREEDY)
+    assert difference is not None
+    assert not difference.near_tie
+    assert plain.token_ids[: difference.index] == drafted.token_ids[: difference.index]
+    assert (difference.plain, difference.speculative) == (
+        plain.token_ids[difference.index],
+        drafted.token_ids[difference.index],
+    )

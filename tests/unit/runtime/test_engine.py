@@ -1,0 +1,75 @@
+"""The Python API checks at its door, and one request leaves nothing behind for the next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import edgespec
+from edgespec.errors import LimitError, RequestError
+from edgespec.prompts import Message, SamplingParams
+from edgespec.runtime.engine import Engine
+from tests.lossless.pairs import make_pair
+
+GREEDY = SamplingParams(temperature=0, max_generate_length=6)
+
+
+@pytest.fixture(scope="module")
+def engine_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_pair(tmp_path_factory.mktemp("pair"), "llama", "eagle", None)
+
+
+@pytest.fixture(scope="module")
+def engine(engine_dir: Path) -> Engine:
+    return edgespec.load(engine_dir)
+
+
+def test_ids_of_numpy_are_ids(engine: Engine) -> None:
+    ids = [5, 6, 7]
+    assert engine.generate(np.array(ids), GREEDY).token_ids == engine.generate(ids, GREEDY).token_ids
+    assert engine.encode([5, np.int64(6), 7]) == ids
+
+
+@pytest.mark.parametrize("prompt", [[Message("user", "a"), 5], [{"role": "user", "content": "a"}], [1.5]])
+def test_prompt_that_is_a_mixture_is_refused(engine: Engine, prompt: list[object]) -> None:
+    with pytest.raises(RequestError, match="a list of token ids"):
+        engine.encode(prompt)
+
+
+@pytest.mark.parametrize("token", [-1, 10_000])
+def test_id_beyond_the_vocabulary_is_refused(engine: Engine, token: int) -> None:
+    with pytest.raises(RequestError, match=f"token id {token}"):
+        engine.generate([5, token], GREEDY)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"temperature": -1.0}, {"top_p": 0.0}, {"top_k": -3}, {"seed": -1}, {"max_generate_length": 0}]
+)
+def test_sampling_that_a_file_could_not_hold_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(RequestError, match=next(iter(wrong))):
+        SamplingParams(**wrong)
+
+
+def test_zero_is_a_size_and_not_the_default(engine: Engine) -> None:
+    with pytest.raises(LimitError, match="at least 1"):
+        engine.plan(0, 3, 4)
+
+
+def test_second_stream_ends_the_first_with_an_error_and_not_with_wrong_tokens(engine: Engine) -> None:
+    first = engine.stream([5, 6, 7], GREEDY, engine.plan())
+    next(first)
+    expected = engine.generate([9, 8], GREEDY).token_ids
+    with pytest.raises(LimitError, match="another request was begun"):
+        list(first)
+    assert engine.generate([9, 8], GREEDY).token_ids == expected
+
+
+def test_closing_twice_is_harmless(engine_dir: Path) -> None:
+    with edgespec.load(engine_dir) as opened:
+        opened.close()
+
+
+def test_public_names_are_there() -> None:
+    assert all(getattr(edgespec, name) is not None for name in edgespec.__all__)
