@@ -47,7 +47,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-VARYING = ("sha256", "identity", "base_identity", "bytes", "mtime_ns", "edgespec", "fingerprint", "command",
+VARYING = ("sha256", "identity", "texts", "base_identity", "bytes", "mtime_ns", "edgespec", "fingerprint", "command",
            "golden_difference", "base_model_dir")  # fmt: skip
 
 

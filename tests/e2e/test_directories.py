@@ -1,0 +1,147 @@
+"""What lies on disk stays true: when inputs change, when runs are killed, when two builds meet in one directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+from edgespec import bundle
+from edgespec.backends import engine_dir as engines
+from edgespec.backends.ort import build as ort_build
+from edgespec.backends.ort.build import build
+from edgespec.cli.main import run
+from edgespec.contract import Limits, Role
+from edgespec.errors import BundleError, PairingError
+from edgespec.export.components import ExportOptions, export
+from edgespec.runtime import answers as answers_module
+from tests import toys
+
+LIMITS = Limits(max_input_len=48, max_kv_cache_capacity=64)
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pair as checkpoints and as exports."""
+    path = tmp_path_factory.mktemp("shop")
+    base = toys.make_base(path / "base", "llama", layers=8)
+    draft = toys.make_draft(path / "draft", base, "eagle")
+    export(str(base), path / "onnx_base", ExportOptions(eagle_base=True))
+    export(str(draft), path / "onnx_draft", ExportOptions(base_model_dir=str(base)))
+    return path
+
+
+def test_same_export_again_writes_nothing(shop: Path) -> None:
+    model = shop / "onnx_base" / "llm" / bundle.MODEL
+    before = model.stat()
+    again = export(str(shop / "base"), shop / "onnx_base", ExportOptions(eagle_base=True))
+    assert "already there and unchanged" in again.notes[0]
+    assert (model.stat().st_ino, model.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "generation_config.json"])
+def test_export_of_a_checkpoint_whose_texts_changed_is_not_the_same(shop: Path, tmp_path: Path, name: str) -> None:
+    base = Path(shutil.copytree(shop / "base", tmp_path / "base"))
+    options = ExportOptions(eagle_base=True, golden=False)
+    export(str(base), tmp_path / "onnx", options)
+    path = base / name
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"changed": True}))
+    with pytest.raises(Exception, match="already exists"):
+        export(str(base), tmp_path / "onnx", options)
+
+
+def test_leftover_of_a_killed_run_with_this_process_id_is_no_obstacle(shop: Path, tmp_path: Path) -> None:
+    """In a container every run may have the same process id."""
+    for parent, name in ((tmp_path / "onnx", "llm"), (tmp_path / "engines", "base")):
+        (parent / f".{name}.tmp-{os.getpid()}").mkdir(parents=True)
+    export(str(shop / "base"), tmp_path / "onnx", ExportOptions(eagle_base=True, golden=False))
+    build(tmp_path / "onnx" / "llm", tmp_path / "engines", LIMITS)
+    assert not list(tmp_path.rglob(".*tmp*"))
+
+
+def test_base_and_draft_built_at_the_same_time_are_both_there(shop: Path, tmp_path: Path) -> None:
+    threads = [
+        threading.Thread(target=build, args=(shop / f"onnx_{role}" / "llm", tmp_path, LIMITS))
+        for role in ("base", "draft")
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(engines.read_engines(tmp_path)) == {"base", "draft"}
+
+
+def test_two_models_do_not_share_a_directory(shop: Path, tmp_path: Path) -> None:
+    other = toys.make_base(tmp_path / "other", "llama", layers=8, seed=5)
+    export(str(other), tmp_path / "onnx", ExportOptions(golden=False))
+    build(shop / "onnx_base" / "llm", tmp_path / "engines", LIMITS)
+    with pytest.raises(BundleError, match="another model"):
+        build(tmp_path / "onnx" / "llm", tmp_path / "engines", LIMITS)
+    assert set(engines.read_engines(tmp_path / "engines")) == {"base"}
+
+
+def test_leftover_config_of_an_engine_that_is_not_there_pairs_with_nothing(shop: Path, tmp_path: Path) -> None:
+    tmp_path.joinpath(engines.CONFIGS[Role.BASE]).write_text("{}")
+    build(shop / "onnx_draft" / "llm", tmp_path, LIMITS)
+    assert set(engines.read_engines(tmp_path)) == {"draft"}
+
+
+def test_taps_in_another_number_than_the_draft_reads_are_refused(shop: Path, tmp_path: Path) -> None:
+    with pytest.raises(PairingError, match="reads 3 taps"):
+        export(str(shop / "draft"), tmp_path / "d", ExportOptions(aux_layers=(2, 4), golden=False))
+    export(str(shop / "base"), tmp_path / "b", ExportOptions(eagle_base=True, aux_layers=(2, 4), golden=False))
+    build(shop / "onnx_draft" / "llm", tmp_path / "engines", LIMITS)
+    with pytest.raises(PairingError, match="3 taps, the base emits 2"):
+        build(tmp_path / "b" / "llm", tmp_path / "engines", LIMITS)
+
+
+def test_install_that_fails_leaves_no_file_behind(shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(engines, "write_engines", full)
+    with pytest.raises(Exception, match="No space left"):
+        ort_build.build(shop / "onnx_base" / "llm", tmp_path / "engines", LIMITS)
+    assert not (tmp_path / "engines").exists()
+
+
+def test_fault_in_one_request_keeps_the_answers_before_it(
+    shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("onnx_base", "onnx_draft"):
+        build(shop / name / "llm", tmp_path / "engines", LIMITS)
+    source, target = tmp_path / "in.json", tmp_path / "out.json"
+    messages = [{"messages": [{"role": "user", "content": text}]} for text in ("a", "b", "c")]
+    source.write_text(json.dumps({"temperature": 0, "max_generate_length": 4, "requests": messages}))
+    attempt, seen = answers_module.attempt, []
+
+    def faulty(engine: object, request: object, *rest: object) -> object:
+        seen.append(request)
+        if len(seen) == 2:
+            raise ZeroDivisionError("planted")
+        return attempt(engine, request, *rest)
+
+    monkeypatch.setattr(answers_module, "attempt", faulty)
+    args = ["--engine-dir", str(tmp_path / "engines"), "--input-file", str(source), "--output-file", str(target)]
+    assert run(["infer", *args, "--spec-decode"]) == 1
+    reasons = [r["finish_reason"] for r in json.loads(target.read_text())["responses"]]
+    assert reasons == ["max-length", "cancelled", "cancelled"]
+    said = capfd.readouterr().err
+    assert "planted" in said
+    assert "Traceback" not in said
+
+
+def test_requests_are_not_overwritten_by_their_answers(
+    shop: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "in.json"
+    source.write_text(json.dumps({"requests": [{"messages": [{"role": "user", "content": "a"}]}]}))
+    before = source.read_text()
+    args = ["--engine-dir", str(tmp_path), "--input-file", str(source), "--output-file", str(source)]
+    assert run(["infer", *args]) == 3
+    assert source.read_text() == before
+    assert "is the input file" in capfd.readouterr().err
