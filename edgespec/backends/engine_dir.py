@@ -101,14 +101,14 @@ def check_pairing(base: Mapping[str, Any], draft: Mapping[str, Any]) -> None:
     if not pair["own_embedding"] and draft["hidden_size"] != base["hidden_size"]:
         what = f"the draft shares the base's embedding but is {draft['hidden_size']} wide, not {base['hidden_size']}"
         raise PairingError(what, "Use a draft that was trained for this base.")
-    if draft["graph"]["base_features"] != base["graph"]["features"]:
-        what = f"the draft reads {pair['num_taps']} taps, the base emits {len(base['eagle_hidden_state_layers'])}"
-        raise PairingError(what, "Export the base again with --aux-layers naming as many as the draft was trained on.")
     wanted, emitted = list(pair["tap_ids"] or default_tap_ids(layers)), base["eagle_hidden_state_layers"]
     if wanted != emitted:
         flag = ",".join(map(str, wanted))
         what = f"the base emits hidden_states {emitted}, the draft was trained on {wanted}"
         raise PairingError(what, f"Export the base again with --eagle-base --aux-layers {flag}.")
+    if draft["graph"]["base_features"] != base["graph"]["features"]:
+        what = f"the draft reads {pair['num_taps']} taps, the base emits {len(base['eagle_hidden_state_layers'])}"
+        raise PairingError(what, "Export the base again with --aux-layers naming as many as the draft was trained on.")
 
 
 def check_against_other(engine_dir: Path, built: OnnxDir) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgespec.cli.flags import EdgeCommand
+from edgespec.cli.flags import INTERRUPTED, EdgeCommand
 from edgespec.errors import RequestError
 
 if TYPE_CHECKING:
@@ -80,7 +80,10 @@ def command(
 
     prompts.write_output(output_file, str(input_file), [to_dict(a) for a in answers])
     if stopped is not None:
-        click.echo(f"what was finished is in {output_file}", err=True)
+        interrupted = isinstance(stopped, KeyboardInterrupt)
+        click.echo(f"{'interrupted: ' if interrupted else ''}what was finished is in {output_file}", err=True)
+        if interrupted:
+            return INTERRUPTED
         raise stopped
     report.show(answers, spec_decode=spec_decode, as_json=as_json)
     if check_lossless and not any(a.plain for a in answers):

@@ -70,7 +70,7 @@ def run(args: list[str]) -> int:
         error.show()
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted", err=True)
+        click.echo("interrupted: nothing half-written is left", err=True)
         return INTERRUPTED
     except Exception as error:
         if "--debug" in args:

@@ -485,4 +485,4 @@ def test_lowering_refuses_a_graph_of_another_form(llama: Component, tamper: str)
 def test_lowering_takes_the_graph_that_was_not_tampered_with(llama: Component) -> None:
     model = ir.load(llama.onnx_dir / bundle.MODEL)
     names = {value.name for value in lower(model, "data").model.graph.inputs}
-    assert names == set(llama.runner.contract.input_names())
+    assert names == {spec.name for spec in llama.runner.contract.inputs}

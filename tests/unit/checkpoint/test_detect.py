@@ -331,7 +331,7 @@ def test_nonsense_in_any_key_never_ends_in_a_traceback(kind: Any, base: Path, tm
 
 
 def test_a_base_ends_at_the_ids_of_both_configs(tmp_path: Path) -> None:
-    base = make_base(tmp_path / "base", "qwen3", eos=2)
+    base = make_base(tmp_path / "base", "qwen3")
     assert json.loads((base / "config.json").read_text())["eos_token_id"] == 2
     assert json.loads((base / "generation_config.json").read_text())["eos_token_id"] == [2, 0]
     model = detect(open_checkpoint(base))
