@@ -30,7 +30,7 @@ def step(*args: str | Path) -> None:
     """Show a command and run it; the demo ends with its exit code if it fails."""
     words = [str(arg) for arg in args]
     shown = [str(Path(word).relative_to(Path.cwd())) if word.startswith(str(Path.cwd())) else word for word in words]
-    console.print(f"\n$ edgespec {shlex.join(shown)}", style="bold", markup=False)
+    console.print(f"\n$ edgespec {shlex.join(shown)}", style="bold", markup=False, soft_wrap=True)
     code = run(words)
     if code:
         sys.exit(code)
