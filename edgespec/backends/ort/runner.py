@@ -36,7 +36,7 @@ class OrtRunner:
     def __init__(self, path: Path, contract: GraphContract, capacity: int) -> None:
         self.contract, self.capacity = contract, capacity
         shape = contract.shape
-        self.session = open_session(path)
+        self.session = open_session(path, spinning=shape.role is not Role.DRAFT)
         check_signature(self.session, contract, path)
         try:
             # Zeroes, not empty memory: a NaN in an unwritten row would poison kernels that multiply before masking.
@@ -123,9 +123,12 @@ def open_engine(engine_dir: Path, role: Role, config: dict[str, Any], entry: dic
     return OrtRunner(engine_dir / f"{STEMS[role]}.onnx", contract, capacity)
 
 
-def open_session(path: Path) -> ort.InferenceSession:
+def open_session(path: Path, *, spinning: bool = True) -> ort.InferenceSession:
+    """Threads that spin between calls start the next one sooner, and take the cores from the other engine of a pair:
+    base and draft alternate, so only one of them may."""
     options = ort.SessionOptions()
     options.log_severity_level = 3
+    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spinning else "0")
     try:
         session = ort.InferenceSession(str(path), options, providers=PROVIDERS)
     except MemoryError as error:
