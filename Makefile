@@ -36,7 +36,7 @@ test-fast: $(FULL) ## unit tests without the slow ones
 demo: $(LIGHT) ## from a checkpoint to fast answers, without torch
 	$(PY) scripts/demo.py
 
-bench: $(LIGHT) ## measure plain and speculative decoding on this machine
+bench: $(LIGHT) ## measure export, build, load and steps on a checkpoint of 0.6 B parameters
 	$(PY) scripts/benchmark.py
 
 docs: $(LIGHT) ## write docs/cli.md anew from --help
