@@ -155,10 +155,9 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """The tensors of a directory, the files they came from, and the arrays of those that were pickled."""
+    """The tensors of a directory, and the arrays of those that were pickled."""
 
     tensors: Mapping[str, TensorInfo]
-    files: tuple[Path, ...]
     unpickled: Mapping[str, np.ndarray[Any, Any]]
 
 
@@ -236,9 +235,8 @@ def _find_weights(path: Path, allow_pickle: bool) -> _Weights:
 
 
 def _from_safetensors(files: Iterable[Path]) -> _Weights:
-    files = tuple(files)
     tensors = {info.name: info for file in files for info in _read_header(file)}
-    return _Weights(tensors, files, {})
+    return _Weights(tensors, {})
 
 
 def _from_index(index: Path) -> _Weights:
@@ -251,7 +249,7 @@ def _from_index(index: Path) -> _Weights:
             if weight_map.get(info.name, file.name) == file.name:
                 tensors[info.name] = info
     _check_index_complete(index, weight_map, tensors)
-    return _Weights(tensors, files, {})
+    return _Weights(tensors, {})
 
 
 def _read_weight_map(index: Path) -> dict[str, str]:
@@ -390,7 +388,7 @@ def _from_pickle(path: Path, allow_pickle: bool) -> _Weights:
     arrays = {name: array for file in files for name, array in _unpickle(file).items()}
     _check_index_complete(index, weight_map, arrays)
     tensors = {name: TensorInfo(name, str(a.dtype), a.shape, None, 0, a.nbytes) for name, a in arrays.items()}
-    return _Weights(tensors, files, arrays)
+    return _Weights(tensors, arrays)
 
 
 def _unpickle(path: Path) -> dict[str, np.ndarray[Any, Any]]:

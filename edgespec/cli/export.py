@@ -36,7 +36,8 @@ def layer_list(ctx: click.Context, param: click.Parameter, value: str | None) ->
 @click.option(
     "--base-model-dir",
     metavar="BASE",
-    help="For a draft: the base that it was made for, for pairing and for what the draft borrows.",
+    help="For a draft: the base that it was made for, for pairing and for what it borrows. Default: what its config "
+    "records, if that is a directory.",
 )
 @click.option(
     "--aux-layers",

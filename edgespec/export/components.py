@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -73,6 +73,8 @@ def export(model: str, out: Path, options: ExportOptions, progress: Progress | N
     target = out / "llm"
     checkpoint = open_checkpoint(model, allow_pickle=options.allow_pickle)
     found = detect(checkpoint)
+    if isinstance(found, DraftConfig) and options.base_model_dir is None:
+        options = replace(options, base_model_dir=recorded_base(found))
     request = request_of(checkpoint, options)
     if (there := already_there(target, request)) is not None:
         return there
@@ -80,6 +82,15 @@ def export(model: str, out: Path, options: ExportOptions, progress: Progress | N
     if isinstance(found, DraftConfig):
         return export_draft(checkpoint, found, target, options, progress or Silent())
     return export_base(checkpoint, found, target, options, progress or Silent())
+
+
+def recorded_base(config: DraftConfig) -> str | None:
+    """The base that the draft's own config names: where it is a directory here, or where the draft cannot do without.
+
+    A hub id alone is not followed: it would fetch a whole model only to compare shapes, which build does anyway.
+    """
+    name = config.base_name
+    return name if name and (Path(name).is_dir() or not config.own_head) else None
 
 
 def request_of(checkpoint: Checkpoint, options: ExportOptions) -> dict[str, Any]:

@@ -145,3 +145,16 @@ def test_requests_are_not_overwritten_by_their_answers(
     assert run(["infer", *args]) == 3
     assert source.read_text() == before
     assert "is the input file" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("own_head", [True, False])
+def test_base_that_the_draft_records_is_taken_where_it_is_a_directory(tmp_path: Path, own_head: bool) -> None:
+    base = toys.make_base(tmp_path / "base", "llama", layers=8)
+    draft = toys.make_draft(tmp_path / "draft", base, "speculators", own_head=own_head, draft_vocab=None)
+    config = json.loads((draft / "config.json").read_text())
+    config["speculators_config"]["verifier"]["name_or_path"] = str(base)
+    (draft / "config.json").write_text(json.dumps(config))
+    export(str(draft), tmp_path / "onnx", ExportOptions(golden=False))
+    export(str(base), tmp_path / "onnx_base", ExportOptions(eagle_base=True, golden=False))
+    pair = bundle.read_json(tmp_path / "onnx" / "llm" / bundle.CONFIG)["pair"]
+    assert pair["base_identity"] == bundle.read_json(tmp_path / "onnx_base" / "llm" / bundle.CONFIG)["identity"]
