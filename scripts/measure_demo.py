@@ -32,13 +32,16 @@ def prompts(count: int) -> list[Message]:
     return [Message("user", heads[i]) for i in order]
 
 
-def run(engine: Engine, messages: list[Message], sampling: SamplingParams, plan: DraftPlan | None) -> list[Response]:
-    out = []
+def run(
+    engine: Engine, messages: list[Message], sampling: SamplingParams, plan: DraftPlan
+) -> tuple[list[Response], list[Response]]:
+    """Each prompt plainly and with drafts, in turn, so that both meet the same machine."""
+    plain, found = [], []
     for message in messages:
-        *_, last = engine.stream(engine.encode([message]), sampling, plan)
-        assert isinstance(last, Response)
-        out.append(last)
-    return out
+        ids = engine.encode([message])
+        plain.append(engine.plainly(ids, sampling))
+        found.append(engine.finish(ids, sampling, plan))
+    return plain, found
 
 
 def main() -> None:
@@ -51,9 +54,8 @@ def main() -> None:
     with edgespec.load(args.engine_dir, spec_decode=True) as engine:
         for temperature in (0.0, 0.7):
             sampling = SamplingParams(temperature, top_p=0.95, top_k=50, seed=1, max_generate_length=args.tokens)
-            plain = run(engine, messages, sampling, None)
             for name, sizes in PLANS.items():
-                found = run(engine, messages, sampling, engine.plan(*sizes))
+                plain, found = run(engine, messages, sampling, engine.plan(*sizes))
                 pairs = zip(plain, found, strict=True)
                 differing = [d for p, s in pairs if (d := engine.first_difference(p, s, sampling))]
                 pool, base = Pooled([r.metrics for r in found]), Pooled([r.metrics for r in plain])
