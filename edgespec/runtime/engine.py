@@ -85,6 +85,8 @@ class Engine:
         path = Path(engine_dir)
         there = engines.read_engines(path) if path.is_dir() else {}
         self.spec_decode = Role.DRAFT.value in there if spec_decode is None else spec_decode
+        if self.spec_decode and Role.DRAFT.value not in there:
+            engines.open_engine(path, Role.DRAFT)  # says what is missing before a large base is loaded
         plain = Role.LLM.value in there and not self.spec_decode
         role = Role.LLM if plain or (not there and not self.spec_decode) else Role.BASE
         runner, self.config = open_runner(path, role)
