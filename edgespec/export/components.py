@@ -80,8 +80,8 @@ def export(model: str, out: Path, options: ExportOptions, progress: Progress | N
         return there
     bundle.refuse_occupied(target)
     if isinstance(found, DraftConfig):
-        return export_draft(checkpoint, found, target, options, progress or Silent())
-    return export_base(checkpoint, found, target, options, progress or Silent())
+        return export_draft(checkpoint, found, target, options, request, progress or Silent())
+    return export_base(checkpoint, found, target, options, request, progress or Silent())
 
 
 def recorded_base(config: DraftConfig) -> str | None:
@@ -120,8 +120,9 @@ def already_there(target: Path, request: dict[str, Any]) -> Exported | None:
 
 
 def export_base(
-    checkpoint: Checkpoint, config: ModelConfig, target: Path, options: ExportOptions, progress: Progress
-) -> Exported:
+    checkpoint: Checkpoint, config: ModelConfig, target: Path, options: ExportOptions, request: dict[str, Any],
+    progress: Progress,
+) -> Exported:  # fmt: skip
     if options.base_model_dir:
         what = f"{checkpoint.path} is a base model; --base-model-dir belongs to the export of a draft"
         raise PairingError(what, "Leave --base-model-dir out, or give the draft's directory as MODEL.")
@@ -140,7 +141,7 @@ def export_base(
         hashes = job.write(text, (checkpoint, info))
         if options.golden:
             job.golden(rows_of(checkpoint, info), config.decoder.rope, config.vocab_size)
-        files = job.manifest(checkpoint, options, hashes)
+        files = job.manifest(request, hashes)
     notes = [f"taps: hidden_states {', '.join(map(str, taps))}" if taps else "plain decoder: no taps"]
     if not config.eos_token_ids:
         notes.append("the checkpoint names no eos_token_id: answers end by length alone")
@@ -158,8 +159,9 @@ def base_taps(config: ModelConfig, options: ExportOptions) -> tuple[int, ...]:
 
 
 def export_draft(
-    checkpoint: Checkpoint, config: DraftConfig, target: Path, options: ExportOptions, progress: Progress
-) -> Exported:
+    checkpoint: Checkpoint, config: DraftConfig, target: Path, options: ExportOptions, request: dict[str, Any],
+    progress: Progress,
+) -> Exported:  # fmt: skip
     if options.eagle_base:
         what = f"{checkpoint.path} is an EAGLE-3 draft; --eagle-base belongs to the export of its base"
         raise UnsupportedModel(what, "Leave --eagle-base out: a draft is recognised by itself.")
@@ -175,7 +177,7 @@ def export_draft(
         writer.write_small({"d2t": vocabulary_map(offsets, config)}, staging / bundle.D2T)
         if options.golden:
             job.golden(draft_rows(checkpoint, config, own, base), config.decoder.rope, config.vocab_size)
-        files = job.manifest(checkpoint, options, hashes)
+        files = job.manifest(request, hashes)
     return Exported(target, text["engine_role"], files, draft_notes(config, taps, base))
 
 
@@ -304,15 +306,13 @@ class Job:
         )
         writer.write_small(arrays, self.staging / bundle.GOLDEN)
 
-    def manifest(
-        self, checkpoint: Checkpoint, options: ExportOptions, hashes: dict[str, str]
-    ) -> dict[str, dict[str, Any]]:
+    def manifest(self, request: dict[str, Any], hashes: dict[str, str]) -> dict[str, dict[str, Any]]:
         files = bundle.file_entries(self.staging, hashes)
         value = {
             "format": bundle.MANIFEST_FORMAT,
             "kind": "export",
             "role": self.graph.shape.role.value,
-            **request_of(checkpoint, options),
+            **request,
             **bundle.provenance(),
             "files": files,
         }

@@ -76,10 +76,6 @@ class Tokenizer:
         """Number of ids, added tokens included."""
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
-    @property
-    def has_chat_template(self) -> bool:
-        return self._chat_template is not None
-
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Ids of a text. A chat template writes its special tokens itself; plain text wants `add_special_tokens`."""
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)

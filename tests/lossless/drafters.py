@@ -10,7 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.tree import DraftPlan, DraftTree
+from edgespec.runtime.verify import Verdict, walk
 
 
 class ScriptedDrafter:
@@ -72,3 +74,14 @@ class ScriptedDrafter:
             depths.append(depth)
             taken.append(set())
         return DraftTree(np.array(tokens, np.int64), np.array(parents, np.int64))
+
+
+def accept_one_more(tree: DraftTree, logits: np.ndarray, sampler: Sampler, position: int) -> Verdict:
+    """A planted bug: `walk` with one node more than the base agreed to."""
+    verdict = walk(tree, logits, sampler, position)
+    child = np.flatnonzero(tree.parents == verdict.path[-1])
+    if not len(child):
+        return verdict
+    path = [*verdict.path, int(child[0])]
+    last = sampler.pick(logits[child[0]], position + len(path))
+    return Verdict(path, [*verdict.emitted[:-1], int(tree.tokens[child[0]]), last])

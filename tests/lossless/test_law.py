@@ -18,10 +18,8 @@ from edgespec.prompts import END_OF_SEQUENCE, MAX_LENGTH
 from edgespec.runtime import session as session_module
 from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.engine import Engine, Response
-from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.tree import DraftPlan, DraftTree
-from edgespec.runtime.verify import Verdict, walk
-from tests.lossless.drafters import ScriptedDrafter
+from tests.lossless.drafters import ScriptedDrafter, accept_one_more
 
 VOCAB = 256
 PLANS = [DraftPlan(1, 3, 4), DraftPlan(4, 3, 16), DraftPlan(10, 4, 40)]
@@ -198,16 +196,6 @@ def test_seed_decides_a_sampled_answer_and_is_told_where_it_was_drawn(engine: En
 
 
 # The comparison can see
-
-
-def accept_one_more(tree: DraftTree, logits: np.ndarray, sampler: Sampler, position: int) -> Verdict:
-    verdict = walk(tree, logits, sampler, position)
-    child = np.flatnonzero(tree.parents == verdict.path[-1])
-    if not len(child):
-        return verdict
-    path = [*verdict.path, int(child[0])]
-    last = sampler.pick(logits[child[0]], position + len(path))
-    return Verdict(path, [*verdict.emitted[:-1], int(tree.tokens[child[0]]), last])
 
 
 def commit_without_moving(decoder: CachedDecoder, path: np.ndarray) -> None:

@@ -27,7 +27,7 @@ from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.session import Session, Step
 from edgespec.runtime.tree import DraftPlan, DraftTree
 from edgespec.runtime.verify import Verdict, walk
-from tests.lossless.drafters import ScriptedDrafter
+from tests.lossless.drafters import ScriptedDrafter, accept_one_more
 
 VOCAB = 9
 GREEDY = Sampler()
@@ -381,16 +381,6 @@ def test_later_scratch_rows_see_earlier_ones_where_told_and_not_beyond_the_windo
 
 
 # The comparison itself can see
-
-
-def accept_one_more(tree: DraftTree, logits: np.ndarray, sampler: Sampler, position: int) -> Verdict:
-    verdict = walk(tree, logits, sampler, position)
-    child = np.flatnonzero(tree.parents == verdict.path[-1])
-    if not len(child):
-        return verdict
-    path = [*verdict.path, int(child[0])]
-    last = sampler.pick(logits[child[0]], position + len(path))
-    return Verdict(path, [*verdict.emitted[:-1], int(tree.tokens[child[0]]), last])
 
 
 def forget_depth(tree: DraftTree, logits: np.ndarray, sampler: Sampler, position: int) -> Verdict:

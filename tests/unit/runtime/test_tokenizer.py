@@ -280,7 +280,6 @@ def test_template_file_wins_over_the_config_and_a_list_gives_its_default(tmp_pat
 
 def test_missing_template_is_refused_only_when_wanted(tmp_path: Path) -> None:
     tokenizer = Tokenizer.open(save(tmp_path, {}))
-    assert not tokenizer.has_chat_template
     with pytest.raises(RequestError, match="no chat template") as caught:
         tokenizer.render(CONVERSATION, add_generation_prompt=True, enable_thinking=False)
     assert '"apply_chat_template": false' in caught.value.remedy
