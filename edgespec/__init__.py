@@ -13,18 +13,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["DraftPlan", "Engine", "Message", "Response", "SamplingParams", "load"]
+__all__ = ["Chunk", "DraftPlan", "Engine", "Message", "Response", "SamplingParams", "load"]
 
 if TYPE_CHECKING:
     from edgespec.prompts import Message, SamplingParams
-    from edgespec.runtime.engine import Engine, Response
+    from edgespec.runtime.engine import Engine
+    from edgespec.runtime.jobs import Chunk, Response
     from edgespec.runtime.tree import DraftPlan
 
 HOMES = {
+    "Chunk": "edgespec.runtime.jobs",
     "DraftPlan": "edgespec.runtime.tree",
     "Engine": "edgespec.runtime.engine",
     "Message": "edgespec.prompts",
-    "Response": "edgespec.runtime.engine",
+    "Response": "edgespec.runtime.jobs",
     "SamplingParams": "edgespec.prompts",
 }
 

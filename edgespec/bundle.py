@@ -33,6 +33,7 @@ TOKENIZER_FILES = (
     "added_tokens.json",
     "tokenizer.model",
     "chat_template.jinja",
+    "processed_chat_template.json",
     "generation_config.json",
 )
 MANIFEST_FORMAT = 1

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 OPSET = 24
+MAX_BATCH_SIZE = 16
 Dim = int | str
 
 
@@ -97,12 +98,14 @@ def canonical_contract(shape: GraphShape) -> GraphContract:
     )
 
 
-def lowered_contract(canonical: GraphContract) -> GraphContract:
-    """The contract after lowering to ONNX Runtime's CPU kernels.
+def lowered_contract(canonical: GraphContract, batched: bool = False) -> GraphContract:
+    """The contract after lowering to ONNX Runtime's CPU kernels; `batched` is the form for more than one sequence.
 
-    The mask is T = written slots wide instead of C, and this call's rows land in the last S of them, so that
-    `write_indices` falls away. Batch is 1.
+    For one sequence the mask is T = written slots wide instead of C, and this call's rows land in the last S of them,
+    so that `write_indices` falls away. Batched, it is the canonical contract: the runner keeps C near T.
     """
+    if batched:
+        return canonical
     inputs = []
     for spec in canonical.inputs:
         if spec.name == "attention_mask":

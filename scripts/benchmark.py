@@ -1,7 +1,7 @@
-"""Measures export, build, load and the host's share of a speculative step on a checkpoint of Qwen3-0.6B's shape.
+"""Measures export, build, load, steps and batches on a checkpoint of Qwen3-0.6B's shape.
 
-    python scripts/benchmark.py                 # everything, medians of 5; needs 8 GB of disk under --work
-    python scripts/benchmark.py --only export   # or: build, steps, start
+    python scripts/benchmark.py                 # everything, medians of 5; needs 12 GB of disk under --work
+    python scripts/benchmark.py --only export   # or: build, steps, batches, start
 
 Weights are random, so speeds and sizes are representative and the text is not: acceptance is that of a made-up draft.
 Prints one JSON object with every run, its median and the machine's circumstances.
@@ -21,10 +21,19 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
+
+from edgespec import SamplingParams
+from edgespec.runtime.drafters.base import Wish
+from edgespec.runtime.engine import Engine
+from edgespec.runtime.jobs import Job, Response
+from edgespec.runtime.tree import DraftPlan, DraftTree
 
 HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCAB, DRAFT_VOCAB = 1024, 3072, 28, 16, 8, 128, 151936, 32000
 BASE_CONFIG = {
@@ -143,8 +152,9 @@ def bench_export(work: Path, runs: int) -> dict[str, object]:
 
 def bench_build(work: Path) -> dict[str, object]:
     """Build base and draft once; sizes on disk."""
-    engines = work / "engines"
-    shutil.rmtree(engines, ignore_errors=True)
+    engines, batched = work / "engines", work / "engines-8"
+    for directory in (engines, batched):
+        shutil.rmtree(directory, ignore_errors=True)
     for name, args in (("base", ["--eagle-base"]), ("draft", ["--base-model-dir", str(work / "base")])):
         shutil.rmtree(work / f"onnx-{name}", ignore_errors=True)
         measured(["export", str(work / name), str(work / f"onnx-{name}"), *args])
@@ -152,15 +162,13 @@ def bench_build(work: Path) -> dict[str, object]:
     for name in ("base", "draft"):
         onnx = str(work / f"onnx-{name}" / "llm")
         found[name] = measured(["build", "--onnx-dir", onnx, "--engine-dir", str(engines)])
+        measured(["build", "--onnx-dir", onnx, "--engine-dir", str(batched), "--max-batch-size", "8"])
     found["engine_dir_gb"] = sum(f.stat().st_size for f in engines.iterdir()) / 1e9
     return found
 
 
 def bench_steps(work: Path, tokens: int) -> dict[str, object]:
     """Host time a step, for the default chain and the guide's tree, beside plain decoding in the same process."""
-    from edgespec import SamplingParams
-    from edgespec.runtime.engine import Engine, Response
-
     began = time.monotonic()
     with Engine(work / "engines", spec_decode=True) as engine:
         out: dict[str, object] = {"load_s": time.monotonic() - began}
@@ -175,7 +183,7 @@ def bench_steps(work: Path, tokens: int) -> dict[str, object]:
             times, steps = response.metrics.stages, response.metrics.steps
             total = times.draft + times.verify + times.commit
             # The prefill's host time is that of one call; the steps carry the rest.
-            host = response.metrics.host_s
+            host = times.host
             out[label] = {
                 "steps": steps,
                 "step_ms": 1000 * total / steps,
@@ -187,6 +195,62 @@ def bench_steps(work: Path, tokens: int) -> dict[str, object]:
     return out
 
 
+class Oracle:
+    """The engine's own drafter at its own cost, with its acceptance set: each token of a chain is right at `rate`."""
+
+    def __init__(self, engine: Engine, truth: dict[tuple[int, ...], list[int]], rate: float) -> None:
+        self.real, self.session, self.truth, self.rate = engine.drafter, engine.session, truth, rate
+        self.rng = np.random.default_rng(0)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+    def propose(self, wishes: Sequence[Wish]) -> list[DraftTree]:
+        trees = self.real.propose(wishes)
+        return [self.corrected(wish, tree) for wish, tree in zip(wishes, trees, strict=True)]
+
+    def corrected(self, wish: Wish, tree: DraftTree) -> DraftTree:
+        one = self.session.running[wish.lane]
+        coming = self.truth[tuple(one.task.prompt)][one.emitted :]
+        tokens = tree.tokens.copy()
+        for node, true in enumerate(coming[: len(tokens) - 1], start=1):
+            tokens[node] = true if self.rng.random() < self.rate else (true + 1) % VOCAB
+        return DraftTree(tokens, tree.parents)
+
+
+def bench_batches(work: Path, tokens: int, runs: int) -> dict[str, object]:
+    """Throughput of 8 requests at 1, 4 and 8 at a time, plain and with the default chain, in alternating runs.
+
+    Prompts of 64 to 120 tokens, prefill counts. `for 1` is the engine built for one sequence, `for 8` the one built for
+    eight. The random draft is never right: 0.7 a token is set by an oracle that pays the draft's whole cost.
+    """
+    found: dict[str, list[float]] = {}
+    for _ in range(runs):
+        for label, engines, batches in (("for 1", "engines", (1,)), ("for 8", "engines-8", (1, 4, 8))):
+            with Engine(work / engines, spec_decode=True) as engine:
+                for batch in batches:
+                    plain, truth = throughput(engine, batch, None, tokens)
+                    engine.session.drafter = Oracle(engine, truth, rate=0.7)
+                    drafted, _ = throughput(engine, batch, engine.plan(1, 3, 4), tokens)
+                    engine.session.drafter = engine.drafter
+                    found.setdefault(f"{label}, batch {batch}, plain", []).append(plain)
+                    found.setdefault(f"{label}, batch {batch}, chain 1/3/4 at 0.7", []).append(drafted)
+    return {name: {"tokens_per_s": round(statistics.median(rates), 2), "runs": rates} for name, rates in found.items()}
+
+
+def throughput(
+    engine: Engine, batch: int, plan: DraftPlan | None, tokens: int
+) -> tuple[float, dict[tuple[int, ...], list[int]]]:
+    """Tokens a second over 8 requests from the first prefill to the last token, and each prompt's answer."""
+    rng = np.random.default_rng(1)
+    sampling = SamplingParams(temperature=0, max_generate_length=tokens)
+    jobs = [Job(rng.integers(0, 256, 64 + 8 * i).tolist(), sampling, plan) for i in range(8)]
+    began = time.perf_counter()
+    answers = [event for _, event in engine.serve(deque(jobs), batch) if isinstance(event, Response)]
+    made = sum(len(answer.token_ids) for answer in answers)
+    return made / (time.perf_counter() - began), {tuple(a.prompt_ids): a.token_ids for a in answers}
+
+
 def bench_start(runs: int) -> dict[str, object]:
     return medians([measured(["--help"]) for _ in range(runs)])
 
@@ -194,11 +258,11 @@ def bench_start(runs: int) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "edgespec-benchmark")
-    parser.add_argument("--only", choices=("export", "build", "steps", "start"), action="append")
+    parser.add_argument("--only", choices=("export", "build", "steps", "batches", "start"), action="append")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=48)
     args = parser.parse_args()
-    wanted = args.only or ["start", "export", "build", "steps"]
+    wanted = args.only or ["start", "export", "build", "steps", "batches"]
     if not (args.work / "base").is_dir() and set(wanted) != {"start"}:
         # In a process of its own: a child inherits its parent's peak memory, and this one's must stay small.
         maker = multiprocessing.get_context("spawn").Process(target=write_checkpoints, args=(args.work,))
@@ -211,10 +275,12 @@ def main() -> None:
         result["help"] = bench_start(args.runs)
     if "export" in wanted:
         result["export"] = bench_export(args.work, args.runs)
-    if "build" in wanted or ("steps" in wanted and not (args.work / "engines").is_dir()):
+    if "build" in wanted or ({"steps", "batches"} & set(wanted) and not (args.work / "engines-8").is_dir()):
         result["build"] = bench_build(args.work)
     if "steps" in wanted:
         result["steps"] = bench_steps(args.work, args.tokens)
+    if "batches" in wanted:
+        result["batches"] = bench_batches(args.work, args.tokens // 2, min(args.runs, 3))
     print(json.dumps(result, indent=2))
 
 

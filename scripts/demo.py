@@ -40,7 +40,7 @@ def stream(engine_dir: Path, requests_file: Path) -> None:
     """Print the answers as they come; tokens that the draft foresaw are green on a terminal."""
     import edgespec
     from edgespec.prompts import read_requests
-    from edgespec.runtime.engine import Chunk
+    from edgespec.runtime.jobs import Chunk
 
     with edgespec.load(engine_dir) as engine:
         plan = engine.plan(1, 4, 5)

@@ -18,7 +18,9 @@ from train_demo_model import functions, read_source, stdlib_files
 
 import edgespec
 from edgespec.prompts import Message, SamplingParams
-from edgespec.runtime.engine import Engine, Response
+from edgespec.runtime.engine import Engine
+from edgespec.runtime.jobs import Response
+from edgespec.runtime.law import first_difference
 from edgespec.runtime.metrics import Pooled
 from edgespec.runtime.tree import DraftPlan
 
@@ -57,7 +59,7 @@ def main() -> None:
             for name, sizes in PLANS.items():
                 plain, found = run(engine, messages, sampling, engine.plan(*sizes))
                 pairs = zip(plain, found, strict=True)
-                differing = [d for p, s in pairs if (d := engine.first_difference(p, s, sampling))]
+                differing = [d for p, s in pairs if (d := first_difference(engine, p, s, sampling))]
                 pool, base = Pooled([r.metrics for r in found]), Pooled([r.metrics for r in plain])
                 rows.append(
                     {

@@ -17,7 +17,7 @@ from typing import Any
 
 from edgespec import bundle
 from edgespec.config import RopeConfig, default_tap_ids
-from edgespec.contract import GraphShape, Limits, Role
+from edgespec.contract import MAX_BATCH_SIZE, GraphShape, Limits, Role
 from edgespec.errors import BundleError, LimitError, PairingError
 
 STEMS = {Role.LLM: "llm", Role.BASE: "spec_base", Role.DRAFT: "spec_draft"}
@@ -77,10 +77,11 @@ def check_limits(limits: Limits) -> None:
             f"--max-input-len {limits.max_input_len} exceeds --max-kv-cache-capacity {limits.max_kv_cache_capacity}",
             "Raise the capacity or lower the input length.",
         )
-    if limits.max_batch_size > 1:
+    if limits.max_batch_size > MAX_BATCH_SIZE:
         raise LimitError(
-            f"--max-batch-size {limits.max_batch_size}: this version runs one sequence at a time",
-            "Build with --max-batch-size 1.",
+            f"--max-batch-size {limits.max_batch_size} exceeds {MAX_BATCH_SIZE}: with so many sequences a step takes "
+            "longer in proportion, and nobody is served sooner",
+            f"Build with --max-batch-size {MAX_BATCH_SIZE} at most.",
         )
 
 

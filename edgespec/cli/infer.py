@@ -2,34 +2,58 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.flags import INTERRUPTED, EdgeCommand
+from edgespec.cli.flags import EdgeCommand
+from edgespec.cli.signals import Stopper, exit_code
 from edgespec.errors import RequestError
 
 if TYPE_CHECKING:
-    from edgespec.prompts import RequestFile
-    from edgespec.runtime.answers import Answer
+    from edgespec.cli.report import TokenBar
+    from edgespec.prompts import Journal, RequestFile
+    from edgespec.runtime.answers import Answer, Answers
     from edgespec.runtime.engine import Engine
-    from edgespec.runtime.tree import DraftPlan
+    from edgespec.runtime.profile import RunFigures
 
 FILE = click.Path(path_type=Path)
+MIB = 2**20
 ALIASES = {
     "--eagle": "--spec-decode",
     "--spec-verify-tree-size": "--spec-verify-size",
     "--eagle-verify-tree-size": "--spec-verify-size",
 }
+# Flags of the mirrored tool that this version cannot honour, and why.
+NOT_YET = {
+    "multimodal_engine_dir": "this version takes text only",
+    "dflash_block_size": "this version drafts with EAGLE only",
+    "output_audio_dir": "this version takes and gives text only",
+}
 FAILED, SOME_FAILED = 1, 5
+
+
+def refuse(ctx: click.Context, param: click.Parameter, value: object) -> None:
+    if value is not None:
+        raise click.UsageError(f"{param.opts[0]}: {NOT_YET[str(param.name)]}", ctx)
+
+
+def options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Hidden options for the flags that are refused by name."""
+    for name in NOT_YET:
+        flag = f"--{name.replace('_', '-')}"
+        command = click.option(flag, name, hidden=True, expose_value=False, callback=refuse)(command)
+    return command
 
 
 @click.command("infer", cls=EdgeCommand, aliases=ALIASES)
 @click.option("--engine-dir", required=True, type=click.Path(path_type=Path), help="What edgespec build made.")
-@click.option(
-    "--input-file", required=True, type=FILE, metavar="FILE", help="Requests: messages and sampling, as JSON."
-)
+@click.option("--input-file", type=FILE, metavar="FILE", help="Requests: messages and sampling, as JSON.")
+@click.option("--prompts", type=FILE, metavar="FILE", help="Instead: a JSONL prompt set with turns, as MT-Bench's.")
 @click.option(
     "--output-file", required=True, type=FILE, metavar="FILE", help="Where the responses and their metrics go, as JSON."
 )
@@ -37,14 +61,32 @@ FAILED, SOME_FAILED = 1, 5
 @click.option("--spec-draft-top-k", type=click.IntRange(1), help="Candidates a node; 1 is a chain.")
 @click.option("--spec-draft-step", type=click.IntRange(1), help="Levels of the tree.")
 @click.option("--spec-verify-size", type=click.IntRange(1), help="Nodes a base pass, the root included.")
-@click.option("--max-generate-length", type=click.IntRange(1), help="Override the file's.")
+@click.option("--batch-size", type=int, help="Requests at a time; override the file's, as all down to --num-logprobs.")
+@click.option("--max-generate-length", type=int, help="Tokens an answer.")
+@click.option("--temperature", type=float, help="0 is greedy.")
+@click.option("--top-k", type=int, help="0 is off.")
+@click.option("--top-p", type=float, help="1 is off.")
+@click.option("--min-p", type=float, help="0 is off.")
+@click.option("--repetition-penalty", type=float, help="1 is off.")
+@click.option("--seed", type=int, help="For every request; one is drawn where neither says.")
+@click.option("--num-logprobs", type=int, help="Candidates a token in the output, 0 to 50.")
 @click.option("--check-lossless", is_flag=True, help="Decode each request plainly too and compare token for token.")
+@click.option(
+    "--prefix-cache-mb", type=click.IntRange(0), default=256, show_default=True,
+    help="Memory for KV rows of system prompts and turns, reused by prompts that begin alike; 0 is off.",
+)  # fmt: skip
+@click.option("--warmup", type=click.IntRange(0), default=0, help="Run the first batch so often before, unmeasured.")
+@click.option("--profile-output-file", type=FILE, metavar="FILE", help="Where times by stage go, as JSON.")
+@click.option("--dump-profile", is_flag=True, help="Show times by stage.")
+@click.option("--dump-output", is_flag=True, help="Show the answers' text.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@options
 @click.pass_context
 def command(
-    ctx: click.Context, engine_dir: Path, input_file: Path, output_file: Path, spec_decode: bool,
-    spec_draft_top_k: int | None, spec_draft_step: int | None, spec_verify_size: int | None,
-    max_generate_length: int | None, check_lossless: bool, as_json: bool,
+    ctx: click.Context, /, engine_dir: Path, input_file: Path | None, prompts: Path | None, output_file: Path,
+    spec_decode: bool, spec_draft_top_k: int | None, spec_draft_step: int | None, spec_verify_size: int | None,
+    check_lossless: bool, prefix_cache_mb: int, warmup: int, profile_output_file: Path | None, dump_profile: bool,
+    dump_output: bool, as_json: bool, **overrides: Any,
 ) -> int:  # fmt: skip
     """Answer the requests of --input-file with the engines of --engine-dir.
 
@@ -53,67 +95,163 @@ def command(
     is served by (the guide's 10, 6, 60 are for a GPU). A size left out follows from those given: with a verify size
     alone, a chain of one level less.
 
+    Ctrl-C ends after the step under way and writes what there is (exit 130); a second one stops at once. Finished
+    responses are also kept in OUTPUT.partial.jsonl until the output is written.
+
     \b
     edgespec infer --engine-dir engines --input-file input.json --output-file output.json --spec-decode
+    edgespec infer --engine-dir engines --prompts mt_bench.jsonl --output-file answers.json --batch-size 4
     """
     sizes = (spec_draft_top_k, spec_draft_step, spec_verify_size)
     if not spec_decode and (check_lossless or any(sizes)):
         flag = "--check-lossless" if check_lossless else "the sizes of drafts"
         raise click.UsageError(f"{flag} means nothing without --spec-decode", ctx)
-    from edgespec import prompts
+    if (input_file is None) == (prompts is None):
+        raise click.UsageError("give either --input-file or --prompts", ctx)
+    if as_json and (dump_output or dump_profile):
+        raise click.UsageError("--json prints the summary alone: leave --dump-output and --dump-profile out", ctx)
     from edgespec.cli import report
+    from edgespec.prompts import Journal, read_prompt_set, read_requests
+    from edgespec.runtime.answers import Answers
     from edgespec.runtime.engine import Engine
+    from edgespec.runtime.profile import profile
 
-    requests = prompts.read_requests(input_file, max_generate_length=max_generate_length)
-    refuse_batches(requests)
-    if output_file.exists() and output_file.samefile(input_file):
-        raise RequestError(f"--output-file {output_file} is the input file", "Give another file for the responses.")
-    prompts.check_writable(output_file)
-    with Engine(engine_dir, spec_decode=spec_decode) as engine:
+    requests = read_requests(input_file, **overrides) if input_file else read_prompt_set(prompts or "", **overrides)
+    check_outputs(requests, output_file, profile_output_file)
+    with Engine(engine_dir, spec_decode=spec_decode, prefix_cache_bytes=prefix_cache_mb * MIB) as engine:
         plan = engine.plan(*sizes) if spec_decode else None
-        if plan:
-            click.echo(report.plan_line(plan, chosen=not any(sizes)), err=True)
-        for note in engine.notes:
-            click.echo(note, err=True)
-        answers, stopped = run(engine, requests, plan, check_lossless)
-    from edgespec.runtime.answers import to_dict
+        engine.check_batch_size(requests.batch_size)
+        notes = ([report.plan_line(plan, chosen=not any(sizes))] if plan else []) + [*engine.notes]
+        with Journal(output_file) as journal, Stopper(f"; what is finished is in {journal.path}") as stopper:
+            if journal.leftover:
+                notes.append(f"{journal.leftover} is from a run that was killed: its responses are left there")
+            for note in notes:
+                click.echo(note, err=True)
+            run = Run(engine, requests, Answers(engine, plan, requests.batch_size, stopping=stopper), journal)
+            run.warm_up(warmup)
+            run.answer(check_lossless=check_lossless)
+            journal.finish([run.entry(a) for a in run.in_order()], str(requests.path))
+    figures = run.figures(spec_decode)
+    if profile_output_file:
+        write_profile(profile_output_file, figures)
+    if stopper() or run.fault:
+        click.echo(f"what was finished is in {output_file}", err=True)
+    if run.fault:
+        raise run.fault
+    report.show(figures, as_json=as_json)
+    if dump_profile:
+        report.show_profile(profile(figures))
+    if dump_output:
+        report.show_output(figures.answers)
+    return outcome(figures, stopper.number, check_lossless=check_lossless)
 
-    prompts.write_output(output_file, str(input_file), [to_dict(a) for a in answers])
-    if stopped is not None:
-        interrupted = isinstance(stopped, KeyboardInterrupt)
-        click.echo(f"{'interrupted: ' if interrupted else ''}what was finished is in {output_file}", err=True)
-        if interrupted:
-            return INTERRUPTED
-        raise stopped
-    report.show(answers, spec_decode=spec_decode, as_json=as_json)
-    if check_lossless and not any(a.plain for a in answers):
+
+def check_outputs(requests: RequestFile, *outputs: Path | None) -> None:
+    """Whatever is to be written can be, and is not the input; before any work."""
+    from edgespec.prompts import check_writable
+
+    for output in outputs:
+        if output is None:
+            continue
+        if output.exists() and output.samefile(requests.path):
+            raise RequestError(f"{output} is the input file", "Give another file for what is written.")
+        check_writable(output)
+    given = [output.absolute() for output in outputs if output]
+    if len(given) != len(set(given)):
+        raise RequestError(f"{given[0]} is to hold the responses and the profile", "Give two files.")
+
+
+def write_profile(path: Path, figures: RunFigures) -> None:
+    from edgespec.bundle import write_json, writing
+    from edgespec.runtime.profile import profile
+
+    with writing(path):
+        write_json(path, profile(figures))
+
+
+def outcome(figures: RunFigures, stopped_by: int | None, *, check_lossless: bool) -> int:
+    """The exit code, and on stderr what is behind it."""
+    if check_lossless and not any(a.plain for a in figures.answers):
         click.echo("nothing was compared: no request was answered with drafts", err=True)
-    if any(a.difference is not None and not a.difference.near_tie for a in answers):
+    if any(a.difference is not None and not a.difference.near_tie for a in figures.answers):
         click.echo("NOT lossless: a difference beyond a near-tie is a bug; please report it with the output", err=True)
         return FAILED
-    return SOME_FAILED if any(a.error for a in answers) else 0
+    if stopped_by is not None:
+        return exit_code(stopped_by)
+    return SOME_FAILED if any(a.error for a in figures.answers) else 0
 
 
-def refuse_batches(requests: RequestFile) -> None:
-    if requests.batch_size > 1:
-        what = f"{requests.path}: batch_size {requests.batch_size}; this version runs one sequence at a time"
-        raise RequestError(what, "Set batch_size to 1: the requests are answered one after the other.")
+class Run:
+    """One run over a file's requests: the answers so far, and the fault that ended it early, if one did."""
 
+    def __init__(self, engine: Engine, requests: RequestFile, answers: Answers, journal: Journal) -> None:
+        self.engine, self.requests, self.answers, self.journal = engine, requests, answers, journal
+        self.done: dict[tuple[int, int], Answer] = {}
+        self.fault: Exception | None = None
+        self.wall_s, self.peak_bytes = 0.0, 0
+        self.check_wall_s: float | None = None
+        self.passes: dict[str, list[float]] = {}
 
-def run(
-    engine: Engine, requests: RequestFile, plan: DraftPlan | None, check_lossless: bool
-) -> tuple[list[Answer], BaseException | None]:
-    """The answers in order, and what stopped the run early, if anything: the rest are then marked as cancelled."""
-    from edgespec.cli.report import TokenBar
-    from edgespec.runtime.answers import Answer, answer
+    def warm_up(self, times: int) -> None:
+        """The first batch's first turns, unmeasured; what they left in the prefix cache goes too."""
+        first = [replace(r, turns=()) for r in self.requests.requests[: self.requests.batch_size]]
+        for _ in range(times):
+            for _ in self.answers.run(first):
+                pass
+        self.engine.session.prefixes.clear()
 
-    answers: list[Answer] = []
-    with TokenBar(requests.requests) as bar:
+    def answer(self, *, check_lossless: bool) -> None:
+        """All requests, each kept in the journal as it ends. A fault of ours ends the run, not what is done."""
+        from edgespec.cli.report import TokenBar
+
+        with TokenBar(self.requests.requests) as bar:
+            self.answers.observe = bar.add
+            try:
+                self.answer_each(bar)
+                if check_lossless:
+                    self.check()
+            except Exception as error:
+                self.fault = error
+                self.done |= {a.key: a for a in self.unanswered()}
+
+    def answer_each(self, bar: TokenBar) -> None:
+        from edgespec.runtime.memory import peak_bytes
+
+        began = time.perf_counter()
         try:
-            for request in requests.requests:
-                answers.append(answer(engine, request, plan, check_lossless=check_lossless, observe=bar.add))
-                bar.finish(len(answers))
-        except (KeyboardInterrupt, Exception) as stop:
-            left = requests.requests[len(answers) :]
-            return answers + [Answer(request, cancelled=True) for request in left], stop
-    return answers, None
+            for found in self.answers.run(self.requests.requests):
+                self.done[found.key] = found
+                self.journal.add(self.entry(found))
+                bar.finish(len(self.done))
+        finally:
+            self.wall_s, self.passes = time.perf_counter() - began, self.engine.session.log.passes
+            self.peak_bytes = peak_bytes()
+
+    def check(self) -> None:
+        """Every drafted answer again, plainly, from nothing that drafting left behind."""
+        self.engine.session.prefixes.clear()
+        began = time.perf_counter()
+        self.done |= {found.key: found for found in self.answers.compare([*self.done.values()])}
+        self.check_wall_s = time.perf_counter() - began
+
+    def unanswered(self) -> list[Answer]:
+        from edgespec.runtime.answers import unasked
+
+        left = [a for r in self.requests.requests for a in unasked(r, 0)]
+        return [a for a in left if a.key not in self.done]
+
+    def entry(self, found: Answer) -> dict[str, object]:
+        from edgespec.runtime.answers import to_dict
+
+        return to_dict(found, self.engine.tokenizer)
+
+    def in_order(self) -> list[Answer]:
+        return [self.done[key] for key in sorted(self.done)]
+
+    def figures(self, spec_decode: bool) -> RunFigures:
+        from edgespec.runtime.profile import RunFigures
+
+        return RunFigures(
+            self.in_order(), self.wall_s, self.passes, self.requests.batch_size, spec_decode, self.check_wall_s,
+            self.peak_bytes,
+        )  # fmt: skip

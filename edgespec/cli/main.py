@@ -17,6 +17,7 @@ COMMANDS = {
     "export": ("edgespec.cli.export", "Write the ONNX graph of a checkpoint: a base, a plain decoder or a draft."),
     "build": ("edgespec.cli.build", "Build the engine of an exported directory for this machine."),
     "infer": ("edgespec.cli.infer", "Answer the requests of input.json, with drafts or without."),
+    "chat": ("edgespec.cli.chat", "Talk with a model in the terminal."),
 }
 
 
@@ -44,11 +45,11 @@ class LazyGroup(click.Group):
 def cli(ctx: click.Context, debug: bool) -> None:
     """Lossless speculative decoding for edge devices.
 
-    From a Hugging Face checkpoint and its draft to running engines: export, build, infer. Flags may be spelt
+    From a Hugging Face checkpoint and its draft to running engines: export, build, infer, chat. Flags may be spelt
     --kebab-case, --snake_case or --camelCase.
 
     Exit codes: 0 done, 1 our failure, 2 usage, 3 input refused, 4 this machine cannot do it, 5 some requests failed,
-    130 interrupted.
+    130 interrupted (143 by SIGTERM).
     """
     ctx.obj = {"debug": debug}
 

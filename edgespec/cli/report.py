@@ -1,10 +1,13 @@
-"""What `infer` shows: a bar of tokens while it runs, then one table in the words of the field."""
+"""What `infer` shows: a bar of tokens while it runs, then tables in the words of the field.
+
+Knows how figures look. What they mean stands in `runtime.metrics` and `runtime.profile`.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -13,11 +16,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
+from edgespec.cli.chat import HARMLESS
 from edgespec.prompts import Request
 from edgespec.runtime.answers import Answer
-from edgespec.runtime.engine import Chunk
-from edgespec.runtime.metrics import Pooled
+from edgespec.runtime.jobs import Chunk
+from edgespec.runtime.profile import RunFigures, summary
 from edgespec.runtime.tree import DraftPlan
+
+MIN_WIDTH = 100  # characters
 
 
 def plan_line(plan: DraftPlan, *, chosen: bool) -> str:
@@ -27,17 +33,18 @@ def plan_line(plan: DraftPlan, *, chosen: bool) -> str:
 
 
 class TokenBar:
-    """Requests done and tokens made, on a terminal only."""
+    """Requests done, each turn of one counted, and tokens made; on a terminal only."""
 
     def __init__(self, requests: Sequence[Request]) -> None:
         console = Console(stderr=True)
         columns = (
-            TextColumn("request {task.completed}/{task.total}"),
+            TextColumn("requests {task.completed}/{task.total}"),
             BarColumn(),
             TextColumn("{task.fields[tokens]} tokens"),
         )
         self.progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self.task = self.progress.add_task("", total=len(requests), tokens=0)
+        total = sum(1 + len(request.turns) for request in requests)
+        self.task = self.progress.add_task("", total=total, tokens=0)
         self.tokens = 0
 
     def __enter__(self) -> TokenBar:
@@ -57,102 +64,124 @@ class TokenBar:
         self.progress.update(self.task, completed=count)
 
 
-def show(answers: Sequence[Answer], *, spec_decode: bool, as_json: bool) -> None:
-    """The table on stdout (or its JSON), failed requests on stderr."""
+def show(run: RunFigures, *, as_json: bool) -> None:
+    """The summary's table on stdout (or its JSON), failed requests on stderr."""
+    found = summary(run)
     if as_json:
-        click.echo(json.dumps(summary(answers, spec_decode=spec_decode), indent=2))
-    else:
-        Console(file=sys.stdout).print(table(answers, spec_decode=spec_decode))
-    for found in answers:
-        if found.error:
-            click.echo(f"request {found.request.index}: {found.error.what}", err=True)
-            click.echo(f"  {found.error.remedy}", err=True)
+        click.echo(json.dumps(found, indent=2))
+    elif columns_of(found):
+        print_table(table(found))
+    for answer in run.answers:
+        if answer.error:
+            click.echo(f"{place_of(answer)}: {answer.error.what}".translate(HARMLESS), err=True)
+            click.echo(f"  {answer.error.remedy}".translate(HARMLESS), err=True)
 
 
-def summary(answers: Sequence[Answer], *, spec_decode: bool) -> dict[str, Any]:
-    """Speculative figures over the requests that drafted, plain ones over those decoded plainly.
-
-    With --check-lossless both columns, and what was saved, are over the requests that ran both ways.
-    """
-    checked = [a for a in answers if a.plain]
-    drafted = [a.response.metrics for a in checked or answers if a.response and a.speculative]
-    plainly = [a.plain.metrics for a in checked if a.plain]
-    if not spec_decode:
-        plainly = [a.response.metrics for a in answers if a.response]
-    out: dict[str, Any] = {
-        "requests": len(answers),
-        "failed": sum(a.error is not None for a in answers),
-        "without_drafts": sum(a.request.disable_spec_decode for a in answers) if spec_decode else len(answers),
-    }
-    if plainly:
-        out["plain"] = figures(Pooled(plainly), speculative=False)
-    if drafted:
-        out["speculative"] = figures(Pooled(drafted), speculative=True)
-    if checked:
-        out["base_passes_saved"] = saved(Pooled(drafted), Pooled(plainly))
-        out["lossless"] = verdict(answers)
-    return out
+def show_output(answers: Sequence[Answer]) -> None:
+    """The answers' text on stdout; what the encoding lacks is escaped, and what would act on a terminal."""
+    encoding = sys.stdout.encoding or "utf-8"
+    for answer in answers:
+        if answer.response is not None:
+            text = answer.response.text.encode(encoding, "backslashreplace").decode(encoding)
+            click.echo(f"--- {place_of(answer)} ({answer.response.finish_reason})")
+            click.echo(text.translate(HARMLESS) if sys.stdout.isatty() else text, color=True)  # as it is
 
 
-def figures(pool: Pooled, *, speculative: bool) -> dict[str, Any]:
-    """Pooled over all requests; times in seconds, the time to first token a mean over requests."""
-    out: dict[str, Any] = {
-        "completion_tokens": sum(r.completion_tokens for r in pool.requests),
-        "base_passes_after_prefill": pool.steps,
-        "tokens_per_s": pool.tokens_per_s,
-        "time_to_first_token_s": pool.time_to_first_token,
-        "inter_token_latency_s": pool.inter_token_latency,
-    }
-    if speculative:
-        out |= {
-            "acceptance_length": pool.acceptance_length,
-            "acceptance_rate": pool.acceptance_rate,
-            "per_position_acceptance": pool.per_position_acceptance,
-        }
-    return out
+def place_of(answer: Answer) -> str:
+    turn = f", turn {answer.turn}" if answer.request.turns else ""
+    return f"request {answer.request.index}{turn}"
 
 
-def saved(done: Pooled, plain: Pooled) -> float | None:
-    """Share of the plain run's base passes that speculation did without."""
-    return 1 - done.steps / plain.steps if plain.steps else None
+# ---- the summary -----------------------------------------------------------------------------------------------
 
-
-def verdict(answers: Sequence[Answer]) -> str:
-    differing = [a.difference for a in answers if a.difference]
-    if not differing:
-        return "yes"
-    ties = sum(d.near_tie for d in differing)
-    return f"yes, but for {ties} near-ties" if ties == len(differing) else f"NO: {len(differing) - ties} differences"
-
-
+# A figure of each column; a mean of requests only where it reads otherwise than the pooled figure above it.
 ROWS = (
     ("tokens", "completion_tokens", "{}"),
     ("base passes after prefill", "base_passes_after_prefill", "{}"),
     ("tokens/s", "tokens_per_s", "{:.1f}"),
+    ("tokens/s of the whole run", "output_tokens_per_s", "{:.1f}"),
     ("time to first token", "time_to_first_token_s", "{:.3f} s"),
     ("inter-token latency", "inter_token_latency_s", "{:.4f} s"),
+    ("  mean of requests", "inter_token_latency_mean_of_requests_s", "{:.4f} s"),
     ("acceptance length", "acceptance_length", "{:.2f}"),
+    ("  mean of requests", "acceptance_length_mean_of_requests", "{:.2f}"),
     ("acceptance rate", "acceptance_rate", "{:.2f}"),
+    ("  mean of requests", "acceptance_rate_mean_of_requests", "{:.2f}"),
 )
+MEAN = "_mean_of_requests"
 
 
-def table(answers: Sequence[Answer], *, spec_decode: bool) -> Table:
-    """Plain beside speculative as far as each was run; acceptance length counts the bonus, not prefill's token."""
-    found = summary(answers, spec_decode=spec_decode)
-    columns = [name for name in ("plain", "speculative") if name in found]
+def columns_of(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The figures of plain and speculative decoding, as far as each was run; those of the run itself come last."""
+    names = [name for name in ("plain", "speculative") if name in found]
+    if not names or (found["batch_size"] == 1 and found["requests"] == 1):
+        return {name: found[name] for name in names}
+    whole = {"plain": found.get("check_output_tokens_per_s"), names[-1]: found["output_tokens_per_s"]}
+    return {name: found[name] | {"output_tokens_per_s": whole[name]} for name in names}
+
+
+def table(found: dict[str, Any]) -> Table:
+    """Plain beside speculative; acceptance length counts the bonus, not prefill's token."""
+    columns = columns_of(found)
     out = Table(show_header=True, header_style="bold", box=None, pad_edge=False)
     for heading in ("", *columns):
         out.add_column(heading, justify="left" if not heading else "right")
+    above: list[str] = []
     for label, key, form in ROWS:
-        cells = [found[name].get(key) for name in columns]
-        if any(cell is not None for cell in cells):
-            out.add_row(label, *(("-" if cell is None else form.format(cell)) for cell in cells))
-    last = [""] * (len(columns) - 1)
+        values = [figures.get(key) for figures in columns.values()]
+        cells = ["-" if value is None else form.format(value) for value in values]
+        if any(value is not None for value in values) and not (MEAN in key and cells == above):
+            out.add_row(label, *cells)
+        above = cells
+    for label, cell in run_rows(found):
+        out.add_row(label, *[""] * (len(columns) - 1), cell)
+    return out
+
+
+def run_rows(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What there is one of: all that concerns the run."""
     if "speculative" in found:
         rates = found["speculative"]["per_position_acceptance"]
-        out.add_row("per-position acceptance", *last, " ".join(f"{rate:.2f}" for rate in rates) or "-")
+        yield "per-position acceptance", " ".join(f"{rate:.2f}" for rate in rates) or "-"
+    if found["reused_tokens"]:
+        prompts = found["reused_tokens"] + found["computed_tokens"]
+        yield "reused prompt tokens", f"{found['reused_tokens']} of {prompts}"
+    yield "peak memory", f"{found['peak_cpu_memory_mb']:.0f} MB"
     if "lossless" in found:
         share = found["base_passes_saved"]
-        out.add_row("base passes saved", *last, "-" if share is None else f"{share:.0%}")
-        out.add_row("lossless", *last, found["lossless"])
+        yield "base passes saved", "-" if share is None else f"{share:.0%}"
+        yield "lossless", found["lossless"]
+
+
+# ---- the profile -----------------------------------------------------------------------------------------------
+
+
+def show_profile(profile: dict[str, Any]) -> None:
+    """The stages on stdout: how often each ran, for how long, and its share of the run."""
+    print_table(profile_table(profile))
+
+
+def profile_table(profile: dict[str, Any]) -> Table:
+    wall_ms = 1000 * profile["edgespec"]["wall_s"]
+    out = Table(show_header=True, header_style="bold", box=None, pad_edge=False)
+    out.add_column("stage (wall ms)")
+    for heading in ("passes", "total", "mean", "median", "p95", "share"):
+        out.add_column(heading, justify="right")
+    for stage in profile["stages"]:
+        total, stats = stage["total_gpu_time_ms"], stage["gpu_time_stats"]
+        times = (total, stats["mean_ms"], stats["median_ms"], stats["p95_ms"])
+        out.add_row(stage["stage_id"], str(stage["total_runs"]), *map("{:.2f}".format, times), share(total, wall_ms))
+    rest = max(0.0, wall_ms - sum(stage["total_gpu_time_ms"] for stage in profile["stages"]))
+    out.add_row("outside the stages", "", f"{rest:.2f}", "", "", "", share(rest, wall_ms))
     return out
+
+
+def print_table(table: Table) -> None:
+    """On stdout; never so narrow that a name is cut."""
+    console = Console(file=sys.stdout)
+    console.width = max(console.width, MIN_WIDTH)
+    console.print(table)
+
+
+def share(part: float, whole: float) -> str:
+    return f"{part / whole:.1%}" if whole else "-"

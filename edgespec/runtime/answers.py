@@ -1,110 +1,239 @@
-"""Answers a request file with an engine: one response a request, each with its metrics, none harmed by another.
+"""Answers a request file with an engine: one answer a turn of each request, none harmed by another.
 
-Knows requests and responses. How tokens come about stands in `engine` and below.
+Knows requests, conversations and answers. How tokens come about stands in `engine` and below.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from edgespec.errors import EdgeSpecError, RequestError
-from edgespec.prompts import CANCELLED, ERROR, Request
-from edgespec.runtime.engine import Chunk, Difference, Engine, Response, with_seed
+from edgespec.prompts import CANCELLED, ERROR, Message, Request
+from edgespec.runtime.engine import Engine, with_seed
+from edgespec.runtime.jobs import Chunk, Job, Response
+from edgespec.runtime.law import Difference, first_difference
+from edgespec.runtime.tokenizer import Tokenizer
 from edgespec.runtime.tree import DraftPlan
 
 Observer = Callable[[Chunk], None]
+Stopping = Callable[[], bool]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A request and what came of it: a response, or the error that this request alone met."""
+    """A turn of a request and what came of it: a response, or the error that it alone met.
+
+    `messages` are the conversation up to this turn, the answers to earlier turns among them.
+    """
 
     request: Request
+    turn: int = 0
+    messages: tuple[Message, ...] = ()
     prompt: str = ""  # the text that was tokenised
     system_prompt: str = ""
     response: Response | None = None
     speculative: bool = False
-    plain: Response | None = None  # with check_lossless: the same request without drafts
+    plain: Response | None = None  # with a check of losslessness: the same request without drafts
     difference: Difference | None = None
     error: EdgeSpecError | None = None
     cancelled: bool = False
 
-
-def answer(
-    engine: Engine, request: Request, plan: DraftPlan | None, *, check_lossless: bool = False,
-    observe: Observer = lambda chunk: None,
-) -> Answer:  # fmt: skip
-    """Answer one request; an error of the request is part of the answer, not an exception."""
-    try:
-        return attempt(engine, request, plan, check_lossless, observe)
-    except EdgeSpecError as error:
-        return Answer(request, error=error)
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.request.index, self.turn
 
 
-def attempt(
-    engine: Engine, request: Request, plan: DraftPlan | None, check_lossless: bool, observe: Observer
-) -> Answer:
-    prompt = engine.render(
-        request.messages, apply_chat_template=request.apply_chat_template,
-        add_generation_prompt=request.add_generation_prompt, enable_thinking=request.enable_thinking,
-    )  # fmt: skip
-    system_prompt = rendered_system(engine, request)
-    ids = engine.tokenizer.encode(prompt, add_special_tokens=not request.apply_chat_template)
-    # Both runs of a check draw from one seed.
-    sampling = with_seed(request.sampling)
-    plan = None if request.disable_spec_decode else plan
-    response = None
-    for item in engine.stream(ids, sampling, plan):
-        if isinstance(item, Response):
-            response = item
-        else:
-            observe(item)
-    assert response is not None
-    found = Answer(request, prompt, system_prompt, response, speculative=plan is not None)
-    if not check_lossless or plan is None:
-        return found
-    plain = engine.plainly(ids, sampling)
-    return replace(found, plain=plain, difference=engine.first_difference(plain, response, sampling))
+@dataclass(frozen=True)
+class Asked:
+    """An answer to come, and its job."""
+
+    answer: Answer
+    job: Job
 
 
-def rendered_system(engine: Engine, request: Request) -> str:
-    """The text of the system messages alone; empty where there are none or the template cannot do without a user."""
-    system = [m for m in request.messages if m.role == "system"]
-    if not system or not request.apply_chat_template:
-        return ""
-    try:
-        return engine.render(system, add_generation_prompt=False, enable_thinking=request.enable_thinking)
-    except RequestError:
-        return ""
+class Answers:
+    """Runs requests `batch_size` at a time. `stopping` is asked after every step: once it says yes, what is under way
+    ends there and the rest is cancelled."""
+
+    def __init__(
+        self, engine: Engine, plan: DraftPlan | None, batch_size: int = 1, *,
+        observe: Observer = lambda chunk: None, stopping: Stopping = lambda: False,
+    ) -> None:  # fmt: skip
+        self.engine, self.plan, self.batch_size = engine, plan, batch_size
+        self.observe, self.stopping = observe, stopping
+
+    def run(self, requests: Sequence[Request]) -> Iterator[Answer]:
+        """An Answer for every turn of every request, in the order in which they end."""
+        asked: dict[Job, Asked] = {}
+        queue: deque[Job] = deque()
+
+        def ask(request: Request, turn: int, messages: tuple[Message, ...]) -> Iterator[Answer]:
+            found = self.ask(request, turn, messages)
+            if isinstance(found, Asked):
+                asked[found.job] = found
+                queue.append(found.job)
+            else:
+                yield found
+                yield from unasked(request, turn + 1, failed_before(request, turn))
+
+        for request in requests:
+            yield from ask(request, 0, request.messages)
+        for job, event in self.engine.serve(queue, self.batch_size):
+            if self.stopping():
+                self.stop(queue, asked)
+            if isinstance(event, Chunk):
+                self.observe(event)
+                continue
+            answer = answered(asked.pop(job).answer, event)
+            yield answer
+            request, turn = answer.request, answer.turn + 1
+            if answer.error is not None:
+                yield from unasked(request, turn, failed_before(request, answer.turn))
+            elif answer.cancelled or self.stopping():
+                yield from unasked(request, turn)
+            elif turn <= len(request.turns):
+                yield from ask(request, turn, following(answer))
+        for left in asked.values():
+            yield from unasked(left.answer.request, left.answer.turn)
+
+    def stop(self, queue: deque[Job], asked: dict[Job, Asked]) -> None:
+        queue.clear()
+        for job in asked:
+            job.cancel()
+
+    def ask(self, request: Request, turn: int, messages: tuple[Message, ...]) -> Asked | Answer:
+        """The job of a turn, or the answer that says why there can be none."""
+        plan = None if request.disable_spec_decode else self.plan
+        answer = Answer(request, turn, messages, speculative=plan is not None)
+        try:
+            prompt = self.render(request, messages)
+            system_prompt = self.system_prompt(request, messages)
+            ids = self.engine.tokenizer.encode(prompt, add_special_tokens=not request.apply_chat_template)
+        except EdgeSpecError as error:
+            return replace(answer, error=error)
+        keep = self.common(ids, system_prompt) if request.keep_system_prompt else 0
+        job = Job(ids, with_seed(request.sampling), plan, keep, keep_all=turn < len(request.turns))
+        return Asked(replace(answer, prompt=prompt, system_prompt=system_prompt), job)
+
+    def render(self, request: Request, messages: Sequence[Message]) -> str:
+        return self.engine.render(
+            messages, apply_chat_template=request.apply_chat_template,
+            add_generation_prompt=request.add_generation_prompt, enable_thinking=request.enable_thinking,
+        )  # fmt: skip
+
+    def system_prompt(self, request: Request, messages: Sequence[Message]) -> str:
+        """The text of the system messages alone; empty where there are none or the template wants a user as well."""
+        system = [m for m in messages if m.role == "system"]
+        if not system or not request.apply_chat_template:
+            return ""
+        try:
+            return self.engine.render(system, add_generation_prompt=False, enable_thinking=request.enable_thinking)
+        except RequestError:
+            return ""
+
+    def common(self, ids: Sequence[int], system_prompt: str) -> int:
+        """How many tokens of a prompt are those of its system prompt."""
+        system = self.engine.tokenizer.encode(system_prompt) if system_prompt else []
+        differing = (i for i, (a, b) in enumerate(zip(ids, system, strict=False)) if a != b)
+        return next(differing, min(len(ids), len(system)))
+
+    def compare(self, answers: Iterable[Answer]) -> Iterator[Answer]:
+        """The speculative ones again, each with the plain answer to the same prompt and seed, and their difference."""
+        drafted = [a for a in answers if a.response is not None and a.speculative]
+        jobs: dict[Job, Answer] = {}
+        for answer in drafted:
+            assert answer.response is not None
+            sampling = seeded(answer)
+            jobs[Job(answer.response.prompt_ids, sampling)] = answer
+        queue = deque(jobs)
+        found: list[tuple[Answer, Response]] = []
+        for job, event in self.engine.serve(queue, self.batch_size):
+            if self.stopping():
+                queue.clear()
+                job.cancel()
+            if isinstance(event, Chunk):
+                self.observe(event)
+            elif isinstance(event, Response) and event.finish_reason != CANCELLED:
+                found.append((jobs[job], event))
+        for answer, plain in found:
+            assert answer.response is not None
+            difference = first_difference(self.engine, plain, answer.response, seeded(answer))
+            yield replace(answer, plain=plain, difference=difference)
 
 
-def to_dict(found: Answer) -> dict[str, object]:
-    """One entry of output.json's `responses`."""
-    request = found.request
-    out: dict[str, object] = {
-        "request_idx": request.index,
-        "batch_idx": 0,
-        "messages": [{"role": m.role, "content": m.content} for m in request.messages],
-    }
-    if found.response is None:
+def answered(answer: Answer, event: Response | EdgeSpecError) -> Answer:
+    if isinstance(event, EdgeSpecError):
+        return replace(answer, error=event)
+    return replace(answer, response=event, cancelled=event.finish_reason == CANCELLED)
+
+
+def following(answer: Answer) -> tuple[Message, ...]:
+    """The conversation up to the turn after an answer."""
+    assert answer.response is not None
+    user = Message("user", answer.request.turns[answer.turn])
+    return (*answer.messages, Message("assistant", answer.response.text), user)
+
+
+def failed_before(request: Request, turn: int) -> RequestError:
+    return RequestError(f"turn {turn} of request {request.index} failed, and this one builds on it", "Mend that one.")
+
+
+def unasked(request: Request, first: int, error: EdgeSpecError | None = None) -> Iterator[Answer]:
+    """The turns of a request from `first` on, which were not begun."""
+    for turn in range(first, len(request.turns) + 1):
+        yield Answer(request, turn, error=error, cancelled=error is None)
+
+
+def seeded(answer: Answer) -> Any:
+    """The sampling of an answered request, with the seed that it used."""
+    assert answer.response is not None
+    return replace(answer.request.sampling, seed=answer.response.seed or 0)
+
+
+def to_dict(found: Answer, tokenizer: Tokenizer) -> dict[str, object]:
+    """One entry of output.json's `responses`; the tokenizer spells the candidates of log-probabilities."""
+    request, response = found.request, found.response
+    slot = None if response is None else response.slot
+    place: dict[str, object] = {"request_idx": request.index, "batch_idx": slot}
+    if request.name is not None:
+        place["id"] = request.name
+    if request.turns:
+        place["turn_idx"] = found.turn
+    messages = [{"role": m.role, "content": m.content} for m in found.messages]
+    if response is None:
         reason = CANCELLED if found.cancelled else ERROR
         text = "" if found.error is None else f"{found.error.what} {found.error.remedy}".strip()
-        return {"output_text": "", "finish_reason": reason, "error": text} | out
-    response = found.response
-    text_part: dict[str, object] = {
+        return {
+            "output_text": "",
+            "finish_reason": reason,
+            "error": text,
+            **place,
+            "batch_idx": None,
+            "messages": messages,
+        }
+    out: dict[str, object] = {
         "output_text": response.text,
         "output_ids": response.token_ids,
         "finish_reason": response.finish_reason,
-    }
-    out |= {
+        **place,
+        "messages": messages,
         "formatted_system_prompt": found.system_prompt,
         "formatted_complete_request": found.prompt,
         "seed": response.seed,
         "metrics": response.metrics.to_dict(speculative=found.speculative),
     }
-    return text_part | out | ({"lossless": lossless(found)} if found.plain is not None else {})
+    if response.logprobs:
+        out["logprobs"] = [[candidate(tokenizer, i, p) for i, p in step] for step in response.logprobs]
+    return out | ({"lossless": lossless(found)} if found.plain is not None else {})
+
+
+def candidate(tokenizer: Tokenizer, token_id: int, log_prob: float) -> dict[str, object]:
+    """The token's own bytes, and as text what of them is UTF-8."""
+    raw = tokenizer.token_bytes(token_id)
+    return {"token_id": token_id, "token": raw.decode("utf-8", "replace"), "bytes": [*raw], "logprob": log_prob}
 
 
 def lossless(found: Answer) -> dict[str, Any]:

@@ -1,18 +1,19 @@
-"""A decoder with memory: an engine, its embedding and rotary tables, and how much of its KV cache is committed.
+"""A decoder with memory: an engine, its embedding and rotary tables, and how much of each lane is committed.
 
-Knows slots and positions: committed slot i holds position i; behind them stand scratch rows that are kept or dropped.
-Knows nothing of how tokens are chosen.
+Knows lanes, slots and positions: a lane is the KV cache of one sequence; its committed slot i holds position i, and
+behind the committed slots stand scratch rows that are kept or dropped. Knows nothing of how tokens are chosen.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.base import Call, Result, Runner
+from edgespec.backends.base import Call, Runner
 from edgespec.rope import RopeTable
 from edgespec.runtime.embedding import EmbeddingTable
 
@@ -22,77 +23,184 @@ Mask = NDArray[np.bool_]
 NO_ROWS: Ids = np.empty(0, np.int64)
 
 
-@dataclass
-class CachedDecoder:
-    """One sequence in one engine. `length` counts committed rows; `scratch` are the positions of the uncommitted ones
-    behind them, slot by slot."""
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """One lane's part of a call: S tokens at absolute positions, into its next scratch rows.
 
-    runner: Runner
-    embedding: EmbeddingTable
-    rope: RopeTable
-    sliding_window: int | None = None
+    `visible` says which uncommitted rows, earlier scratch first, each token sees; committed rows are all seen, and a
+    sliding window hides what is behind it of both. `gather` are the rows that go through the head.
+    """
+
+    lane: int
+    tokens: Ids  # [S]
+    positions: Ids  # [S]
+    visible: Mask  # [S, scratch + S]
+    gather: Ids  # [G]
+    base_hidden: Floats | None = None  # drafts: exactly one of the two, [S, width]
+    draft_hidden: Floats | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LaneResult:
+    """One lane's part of the outputs: views that the next call overwrites."""
+
+    logits: Floats  # [G, V]
+    hidden_states: Floats | None  # [S, features]
+
+
+@dataclass
+class Lane:
+    """`length` counts committed rows; `scratch` are the positions of the uncommitted ones behind them, slot by slot."""
+
     length: int = 0
     scratch: Ids = field(default_factory=lambda: NO_ROWS)
-    engine_s: float = field(default=0.0)  # seconds spent inside the engine
+
+    @property
+    def end(self) -> int:
+        """The next slot to be written."""
+        return self.length + len(self.scratch)
+
+
+class CachedDecoder:
+    """As many sequences in one engine as it has lanes."""
+
+    def __init__(
+        self, runner: Runner, embedding: EmbeddingTable, rope: RopeTable, sliding_window: int | None = None
+    ) -> None:
+        self.runner, self.embedding, self.rope, self.sliding_window = runner, embedding, rope, sliding_window
+        self.lanes = [Lane() for _ in range(runner.lanes)]
+        self.engine_s = 0.0  # seconds spent inside the engine
 
     @property
     def capacity(self) -> int:
+        """Rows of a lane."""
         return self.runner.capacity
 
-    @property
-    def room(self) -> int:
+    def room(self, lane: int) -> int:
         """Rows that can still be written."""
-        return self.capacity - self.length - len(self.scratch)
+        return self.capacity - self.lanes[lane].end
 
-    def run(
-        self, tokens: Ids, positions: Ids, visible: Mask, rows: Ids,
-        base_hidden: Floats | None = None, draft_hidden: Floats | None = None,
-    ) -> Result:  # fmt: skip
-        """Run tokens [S] at absolute positions [S] into scratch rows.
+    def run(self, parts: Sequence[Rows]) -> list[LaneResult]:
+        """One call over the lanes of `parts`, whose rows become scratch.
 
-        `visible` [S, scratch + S] says which uncommitted rows, earlier scratch first, each token sees; committed rows
-        are all seen. A sliding window hides what is behind it of both. `rows` [G] go through the head. Hidden inputs
-        are [S, width].
+        Lanes with fewer rows than others are filled up, and lanes between them that take no part run one row: what
+        that writes lies behind their scratch rows and is seen by nobody.
         """
-        assert len(tokens) <= self.room
-        cos, sin = self.rope.rows(positions[None])
-        call = Call(
-            self.embedding.rows(tokens)[None], cos, sin, self.mask(positions, visible), rows[None],
-            None if base_hidden is None else base_hidden[None], None if draft_hidden is None else draft_hidden[None],
-        )  # fmt: skip
+        assert all(len(part.tokens) <= self.room(part.lane) for part in parts)
+        of = {part.lane: part for part in parts}
+        lanes = range(min(of), max(of) + 1)
+        whole = [of.get(lane) or self.idle(lane, like=parts[0]) for lane in lanes]
+        call = self.call(whole, lanes[0])
         began = time.perf_counter()
         result = self.runner.run(call)
         self.engine_s += time.perf_counter() - began
-        self.scratch = np.concatenate([self.scratch, positions])
-        return result
+        for part in parts:
+            state = self.lanes[part.lane]
+            state.scratch = np.concatenate([state.scratch, part.positions])
+        hidden = result.hidden_states
+        return [
+            LaneResult(
+                result.logits[part.lane - lanes[0], : len(part.gather)],
+                None if hidden is None else hidden[part.lane - lanes[0], : len(part.tokens)],
+            )
+            for part in parts
+        ]
 
-    def mask(self, positions: Ids, visible: Mask) -> Mask:
-        """[1, 1, S, T] over the committed rows and the scratch rows of this call and before it."""
-        mask = np.ones((1, 1, len(positions), self.length + visible.shape[1]), bool)
-        mask[0, 0, :, self.length :] = visible
-        if self.sliding_window is not None:
-            slots = np.concatenate([np.arange(self.length), self.scratch, positions])
-            mask[0, 0] &= positions[:, None] - slots < self.sliding_window
+    def call(self, parts: Sequence[Rows], first_lane: int) -> Call:
+        """The parts of neighbouring lanes as one call, filled up to the longest."""
+        cos, sin = self.rope.rows(stacked([part.positions for part in parts]))
+        return Call(
+            self.embedding.rows(stacked([part.tokens for part in parts])), cos, sin, self.mask(parts),
+            np.array([self.lanes[part.lane].end for part in parts], np.int64),
+            stacked([part.gather for part in parts]),
+            stacked_hidden([part.base_hidden for part in parts]),
+            stacked_hidden([part.draft_hidden for part in parts]),
+            first_lane,
+        )  # fmt: skip
+
+    def mask(self, parts: Sequence[Rows]) -> Mask:
+        """[B, 1, S, T]; a row that only fills up sees itself."""
+        rows = max(len(part.tokens) for part in parts)
+        width = max(self.lanes[part.lane].end for part in parts) + rows
+        mask = np.zeros((len(parts), 1, rows, width), bool)
+        for lane_mask, part in zip(mask[:, 0], parts, strict=True):
+            state, count = self.lanes[part.lane], len(part.tokens)
+            end = state.end + count
+            lane_mask[:count, : state.length] = True
+            lane_mask[:count, state.length : end] = part.visible
+            if self.sliding_window is not None:
+                slots = np.concatenate([np.arange(state.length), state.scratch, part.positions])
+                lane_mask[:count, :end] &= part.positions[:, None] - slots < self.sliding_window
+            filling = np.arange(count, rows)
+            lane_mask[filling, state.end + filling] = True
         return mask
 
-    def causal(self, tokens: Ids, rows: Ids, base_hidden: Floats | None = None) -> Result:
-        """Run tokens [S] behind the committed ones in a row and commit them all."""
-        count = len(tokens)
-        order = np.arange(count)
-        result = self.run(tokens, self.length + order, order[:, None] >= order, rows, base_hidden)
-        self.commit(order)
-        return result
+    def idle(self, lane: int, like: Rows) -> Rows:
+        """One row for a lane that takes no part in a call."""
+        none = np.zeros(1, np.int64)
+        visible = np.zeros((1, len(self.lanes[lane].scratch) + 1), bool)
+        visible[0, -1] = True
+        base, own = (None if x is None else np.zeros_like(x[:1]) for x in (like.base_hidden, like.draft_hidden))
+        return Rows(lane, none, none, visible, none, base, own)
 
-    def commit(self, path: Ids) -> None:
+    def causal(self, lane: int, tokens: Ids, gather: Ids, base_hidden: Floats | None = None) -> Rows:
+        """Tokens [S] behind the committed ones in a row; the lane must have no scratch rows."""
+        order = np.arange(len(tokens))
+        positions = self.lanes[lane].length + order
+        return Rows(lane, tokens, positions, order[:, None] >= order, gather, base_hidden)
+
+    def extend(self, parts: Sequence[Rows]) -> list[LaneResult]:
+        """Run `causal` parts and commit all their rows."""
+        results = self.run(parts)
+        for part in parts:
+            self.commit(part.lane, np.arange(len(part.tokens)))
+        return results
+
+    def commit(self, lane: int, path: Ids) -> None:
         """Keep the scratch rows `path` (ascending, counted from the first scratch row) and drop the others."""
-        self.runner.move_rows(self.length + path, self.length)
-        self.length += len(path)
-        self.drop_scratch()
+        state = self.lanes[lane]
+        self.runner.move_rows(lane, state.length + path, state.length)
+        state.length += len(path)
+        self.drop_scratch(lane)
 
-    def drop_scratch(self) -> None:
-        self.scratch = NO_ROWS
+    def drop_scratch(self, lane: int) -> None:
+        self.lanes[lane].scratch = NO_ROWS
 
-    def reset(self) -> None:
-        """Forget the sequence. Old rows stay in memory and are not seen."""
-        self.length = 0
-        self.drop_scratch()
+    def reset(self, lane: int) -> None:
+        """Forget a lane's sequence. Old rows stay in memory and are not seen."""
+        self.lanes[lane] = Lane()
+        self.runner.clear(lane)
+
+    def snapshot(self, lane: int, count: int) -> Floats:
+        """A copy of a lane's first `count` committed rows, [2*layers, Hkv, count, D]."""
+        assert count <= self.lanes[lane].length
+        return self.runner.read_rows(lane, count)
+
+    def restore(self, lane: int, rows: Floats) -> None:
+        """Begin a lane with rows that `snapshot` took."""
+        self.runner.write_rows(lane, rows)
+        self.lanes[lane] = Lane(rows.shape[2])
+
+    def move(self, source: int, target: int) -> None:
+        """Let a lane's sequence go on in another lane."""
+        assert not len(self.lanes[source].scratch)
+        self.runner.copy_lane(source, target, self.lanes[source].length)
+        self.lanes[target] = self.lanes[source]
+        self.reset(source)
+
+
+def stacked(arrays: Sequence[NDArray[np.generic]]) -> NDArray:  # type: ignore[type-arg]
+    """[B, longest, ...], the shorter ones filled up with zeros."""
+    if len(arrays) == 1:
+        return np.ascontiguousarray(arrays[0])[None]
+    longest = max(len(array) for array in arrays)
+    out = np.zeros((len(arrays), longest, *arrays[0].shape[1:]), arrays[0].dtype)
+    for row, array in zip(out, arrays, strict=True):
+        row[: len(array)] = array
+    return out
+
+
+def stacked_hidden(arrays: Sequence[Floats | None]) -> Floats | None:
+    given = [array for array in arrays if array is not None]
+    assert len(given) in (0, len(arrays))
+    return stacked(given) if given else None

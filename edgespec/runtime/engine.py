@@ -8,80 +8,71 @@ from __future__ import annotations
 
 import operator
 import secrets
-import time
+from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from edgespec import bundle
 from edgespec.backends import engine_dir as engines
 from edgespec.backends.engine_dir import rope_of
 from edgespec.backends.loader import open_runner
-from edgespec.contract import Role, tree_pool_size
-from edgespec.errors import LimitError, RequestError
-from edgespec.prompts import Message, SamplingParams
+from edgespec.contract import Role
+from edgespec.errors import EdgeSpecError, EnvironmentProblem, LimitError, RequestError
+from edgespec.prompts import CANCELLED, Message, SamplingParams
 from edgespec.rope import RopeTable
 from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.drafters.eagle import EagleDrafter
 from edgespec.runtime.embedding import EmbeddingTable
-from edgespec.runtime.metrics import RequestMetrics
-from edgespec.runtime.sampling import NEAR_TIE, Sampler
-from edgespec.runtime.session import Session
-from edgespec.runtime.tokenizer import TextStream, Tokenizer
+from edgespec.runtime.jobs import Answering, Chunk, Job, Response
+from edgespec.runtime.plans import PlanLimits
+from edgespec.runtime.prefix import PrefixCache
+from edgespec.runtime.session import Running, Session, Step
+from edgespec.runtime.tokenizer import Tokenizer
 from edgespec.runtime.tree import DraftPlan
 
-CPU_PLAN = DraftPlan(top_k=1, steps=3, verify_size=4)  # more rows cost more than they bring on a CPU
 SEED_BITS = 63
+PREFIX_CACHE_BYTES = 256 * 2**20
+Event = Chunk | Response | EdgeSpecError
+FAULTS = (EdgeSpecError, MemoryError)  # what ends a request, or a batch, and not the run
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """A piece of a stream: the ids and the text of one step. Text waits for whole UTF-8 characters."""
+class Stream:
+    """A request as it is answered: iterate over its Chunks and, last, its Response."""
 
-    token_ids: list[int]
-    text: str
-    accepted: int
-    finish_reason: str | None
+    def __init__(self, engine: Engine, job: Job) -> None:
+        self.job, self.events = job, engine.serve(deque([job]))
 
+    def __iter__(self) -> Stream:
+        return self
 
-@dataclass(frozen=True)
-class Response:
-    """A finished request. `seed` is the one that was used, drawn where none was given."""
+    def __next__(self) -> Chunk | Response:
+        _, event = next(self.events)
+        if isinstance(event, EdgeSpecError):
+            raise event
+        return event
 
-    text: str
-    token_ids: list[int]
-    finish_reason: str
-    metrics: RequestMetrics
-    seed: int | None
-    prompt_ids: list[int] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """The first token at which a speculative run left the plain one; `margin` is how near the two candidates were."""
-
-    index: int
-    plain: int | None
-    speculative: int | None
-    margin: float
-
-    @property
-    def near_tie(self) -> bool:
-        return self.margin <= NEAR_TIE
+    def cancel(self) -> None:
+        """Stop after the step that is under way; the Response still comes, and its finish reason says so."""
+        self.job.cancel()
 
 
 class Engine:
     """An open engine directory; use it in a `with` block.
 
     `spec_decode` opens base and draft; without it a plain engine is opened where there is one, else the base alone.
+    `prefix_cache_bytes` bounds the KV rows that are kept for later prompts with the same head; 0 keeps none.
     Raises BundleError, PairingError, EngineMismatch or EnvironmentProblem with the remedy.
     """
 
-    def __init__(self, engine_dir: str | Path, *, spec_decode: bool | None = None) -> None:
+    def __init__(
+        self, engine_dir: str | Path, *, spec_decode: bool | None = None, prefix_cache_bytes: int = PREFIX_CACHE_BYTES
+    ) -> None:
         path = Path(engine_dir)
         there = engines.read_engines(path) if path.is_dir() else {}
         self.spec_decode = Role.DRAFT.value in there if spec_decode is None else spec_decode
@@ -99,7 +90,7 @@ class Engine:
         self.draft_config: dict[str, Any] | None = None
         if self.spec_decode:
             self.drafter, self.draft_config = self.open_draft(path, table)
-        self.session = Session(self.base, self.drafter)
+        self.session = Session(self.base, self.drafter, PrefixCache(prefix_cache_bytes))
         self.stop_ids = frozenset(self.config["eos_token_id"])
         self.notes = self.remarks()
 
@@ -140,41 +131,27 @@ class Engine:
         (verify_size - 1 for a chain), and verify_size the smallest of 60, the nodes that can exist and what the base
         was built for. Only values that were not given shrink to what the engines were built for.
         """
-        if self.draft_config is None:
-            what = "this engine was opened without its draft"
-            raise LimitError(what, "Open it with spec_decode=True, or decode without a plan.")
-        base_most = int(self.config["builder_config"]["max_verify_tree_size"])
-        draft_most = int(self.draft_config["builder_config"]["max_draft_tree_size"])
-        k = CPU_PLAN.top_k if top_k is None else top_k
-        if steps is None:
-            chain = k == 1 and verify_size is not None and verify_size > 1
-            steps = verify_size - 1 if chain and verify_size else max(1, min(CPU_PLAN.steps, draft_most // max(k, 1)))
-        if verify_size is None:
-            verify_size = min(60, base_most, tree_pool_size(k, steps))
-        plan = DraftPlan(k, steps, verify_size)
-        self.check_plan(plan)
-        return plan
+        return self.plan_limits().plan(top_k, steps, verify_size)
 
-    def check_plan(self, plan: DraftPlan) -> None:
+    def plan_limits(self) -> PlanLimits:
         if self.draft_config is None:
-            what = "a drafting plan was given, and this engine was opened without its draft"
-            raise LimitError(what, "Open it with spec_decode=True, or pass no plan.")
-        k, s, n = plan.top_k, plan.steps, plan.verify_size
-        if min(k, s, n) < 1:
-            raise LimitError(f"draft top-k {k}, step {s} and verify size {n} must be at least 1", "Raise it.")
-        if n > tree_pool_size(k, s):
-            what = f"--spec-verify-size {n}: with top-k {k} and step {s} only {tree_pool_size(k, s)} nodes can exist"
-            raise LimitError(what, "That is 1 + K + (S-1)*K*K. Lower the verify size, or raise top-k or step.")
-        most = self.config["builder_config"]["max_verify_tree_size"]
-        if n > most:
-            what = f"--spec-verify-size {n} exceeds the {most} that the base engine was built for"
-            raise LimitError(what, f"Lower it, or build the base with --max-verify-tree-size {n}.")
-        most = self.draft_config["builder_config"]["max_draft_tree_size"]
-        if k * s > most:
-            what = f"--spec-draft-top-k {k} times --spec-draft-step {s} exceeds the {most} of the draft engine"
-            raise LimitError(what, f"Lower them, or build the draft with --max-draft-tree-size {k * s}.")
-        if k > self.draft_config["draft_vocab_size"]:
-            raise LimitError(f"--spec-draft-top-k {k} exceeds the draft's vocabulary", "Lower it.")
+            what = "a drafting plan was asked for, and this engine was opened without its draft"
+            raise LimitError(what, "Open it with spec_decode=True, or decode without a plan.")
+        return PlanLimits.of(self.config, self.draft_config)
+
+    @property
+    def max_batch_size(self) -> int:
+        """Sequences that run at a time, as both engines were built."""
+        return min(len(d.lanes) for d in (self.base, self.drafter and self.drafter.decoder) if d)
+
+    def check_batch_size(self, count: int) -> None:
+        """LimitError where an engine was built for smaller batches."""
+        configs = {"base": self.config} | ({"draft": self.draft_config} if self.draft_config else {})
+        for role, config in configs.items():
+            most = config["builder_config"]["max_batch_size"]
+            if count > most:
+                what = f"batch_size {count}; the {role} engine was built for {most}"
+                raise LimitError(what, f"Set batch_size to {most}, or build the {role} with --max-batch-size {count}.")
 
     # ---- generation --------------------------------------------------------------------------------------------
 
@@ -220,41 +197,98 @@ class Engine:
             what = f"the prompt holds the token id {strange[0]}, the model's vocabulary ends at {rows - 1}"
             raise RequestError(what, "The tokenizer does not fit the model, or the ids are wrong.")
 
+    def check(self, job: Job) -> None:
+        """LimitError or RequestError for a job that these engines cannot do."""
+        self.check_prompt(job.prompt_ids)
+        if job.plan is not None:
+            self.plan_limits().check(job.plan)
+        rows = self.config["vocab_size"]
+        if strange := [token for token in job.sampling.logit_bias if token >= rows]:
+            what = f"logit_bias names the token id {strange[0]}, the model's vocabulary ends at {rows - 1}"
+            raise RequestError(what, "Remove it.")
+
+    def serve(self, queue: deque[Job], batch_size: int = 1) -> Iterator[tuple[Job, Event]]:
+        """Answer the jobs of `queue`, `batch_size` at a time; while this runs more may be put into it.
+
+        Yields each job's Chunks and at last its Response, or the error that it met. A job that ends makes room for the
+        next one; none waits for its batch mates. LimitError if the engines were built for smaller batches.
+        """
+        self.check_batch_size(batch_size)
+        epoch = self.session.restart()
+        active: dict[Running, Answering] = {}
+        while queue or active:
+            while queue and len(active) < batch_size:
+                yield from self.admit(queue.popleft(), active)
+                self.check_epoch(epoch)
+            yield from self.cancel(active)
+            yield from self.advance(active)
+            self.check_epoch(epoch)
+
+    def admit(self, job: Job, active: dict[Running, Answering]) -> Iterator[tuple[Job, Event]]:
+        job.sampling = with_seed(job.sampling)
+        try:
+            self.check(job)
+            answering = Answering(job, self.tokenizer, self.stop_ids)
+            running, step = self.session.begin(answering.task())
+        except FAULTS as error:
+            yield job, told_as(error)
+            return
+        active[running] = answering
+        yield from self.told(active, running, step)
+
+    def advance(self, active: dict[Running, Answering]) -> Iterator[tuple[Job, Event]]:
+        """One step of all that are running. Where the engine itself fails all of them have failed."""
+        try:
+            steps = self.session.step() if active else []
+        except FAULTS as error:
+            failed = [*active.values()]
+            active.clear()
+            self.session.running.clear()
+            for answering in failed:
+                yield answering.job, told_as(error)
+            return
+        for running, step in steps:
+            yield from self.told(active, running, step)
+
+    def told(self, active: dict[Running, Answering], running: Running, step: Step) -> Iterator[tuple[Job, Event]]:
+        answering = active[running]
+        if step.finish_reason is not None:
+            del active[running]
+        if step.error is not None:
+            yield answering.job, step.error
+            return
+        yield answering.job, answering.chunk(step)
+        if step.finish_reason is not None:
+            yield answering.job, answering.response(step.finish_reason, running)
+
+    def cancel(self, active: dict[Running, Answering]) -> Iterator[tuple[Job, Event]]:
+        for running, answering in [*active.items()]:
+            if answering.job.cancelled:
+                self.session.end(running)
+                del active[running]
+                yield answering.job, answering.response(CANCELLED, running)
+
+    def check_epoch(self, epoch: int) -> None:
+        if self.session.epoch != epoch:
+            raise LimitError("another request was begun on this engine", "Finish one stream before the next.")
+
     def stream(
-        self, prompt_ids: Sequence[int], sampling: SamplingParams, plan: DraftPlan | None = None
-    ) -> Iterator[Chunk | Response]:
-        """Yield a Chunk a step and, last, the Response. `plan` None decodes plainly."""
-        self.check_prompt(prompt_ids)
-        if plan is not None:
-            self.check_plan(plan)
-        sampling = with_seed(sampling)
-        steps = self.session.generate(
-            prompt_ids, sampler_of(sampling), sampling.max_generate_length, self.stop_ids, plan
-        )
-        text, ids, pieces = TextStream(self.tokenizer), [], []
-        metrics, began = RequestMetrics(len(prompt_ids), plan.steps if plan else 0), time.perf_counter()
-        for step in steps:
-            metrics.add(step, time.perf_counter() - began)
-            ids += step.tokens
-            delta = "".join(text.push(token) for token in step.tokens)
-            if step.finish_reason:
-                delta += text.flush()
-            pieces.append(delta)
-            yield Chunk(step.tokens, delta, step.accepted, step.finish_reason)
-            if step.finish_reason:
-                metrics.stages = self.session.times
-                seed = sampling.seed if sampling.temperature else None
-                yield Response("".join(pieces), ids, step.finish_reason, metrics, seed, list(prompt_ids))
+        self, prompt_ids: Sequence[int], sampling: SamplingParams, plan: DraftPlan | None = None, *, keep: bool = False
+    ) -> Stream:
+        """Yield a Chunk a step and, last, the Response. `plan` None decodes plainly.
+
+        With `keep` the KV rows of prompt and answer are kept for a later prompt that begins with them.
+        """
+        return Stream(self, Job(prompt_ids, sampling, plan, keep_all=keep))
 
     def generate(
         self, prompt: str | Sequence[Message] | Sequence[int], sampling: SamplingParams | None = None,
         plan: DraftPlan | None = None,
     ) -> Response:  # fmt: skip
         """The whole answer. Without a plan an engine with a draft takes `plan()`; see `stream` for plain decoding."""
-        ids = self.encode(prompt)
         if plan is None and self.spec_decode:
             plan = self.plan()
-        return self.finish(ids, sampling or SamplingParams(), plan)
+        return self.finish(self.encode(prompt), sampling or SamplingParams(), plan)
 
     def plainly(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> Response:
         """The same request without drafts: the reference that speculation must equal."""
@@ -265,28 +299,22 @@ class Engine:
         assert isinstance(last, Response)
         return last
 
-    def first_difference(self, plain: Response, speculative: Response, sampling: SamplingParams) -> Difference | None:
-        """Where two runs of a request part, with the margin between the two candidates there; None if equal."""
-        one, other = plain.token_ids, speculative.token_ids
-        if one == other:
-            return None
-        index = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-        a, b = (ids[index] if index < len(ids) else None for ids in (one, other))
-        margin = float("inf")
-        if a is not None and b is not None:
-            prefix = np.array([*plain.prompt_ids, *one[:index]], np.int64)
-            self.base.reset()
-            logits = self.base.causal(prefix, np.array([len(prefix) - 1])).logits[0, 0]
-            seeded = replace(sampling, seed=plain.seed)
-            margin = sampler_of(with_seed(seeded)).margin(logits, len(prefix), a, b)
-        return Difference(index, a, b, margin)
+    def next_logits(self, prefix: Sequence[int]) -> NDArray[np.float32]:
+        """The base's logits [V] after `prefix`, computed in one pass; ends whatever was running."""
+        self.session.restart()
+        self.base.reset(0)
+        rows = self.base.causal(0, np.array(prefix, np.int64), np.array([len(prefix) - 1]))
+        (result,) = self.base.extend([rows])
+        logits: NDArray[np.float32] = result.logits[0]
+        return logits
+
+
+def told_as(error: EdgeSpecError | MemoryError) -> EdgeSpecError:
+    if isinstance(error, EdgeSpecError):
+        return error
+    return EnvironmentProblem("not enough memory for this request", "Close other programs, or lower the batch size.")
 
 
 def with_seed(sampling: SamplingParams) -> SamplingParams:
     """A seed drawn once where none was given, so that a run can be repeated from its output."""
     return sampling if sampling.seed is not None else replace(sampling, seed=secrets.randbits(SEED_BITS))
-
-
-def sampler_of(sampling: SamplingParams) -> Sampler:
-    assert sampling.seed is not None
-    return Sampler(sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed)

@@ -1,38 +1,56 @@
 """Counts and times of one request and of many, under the names that the field's clients read.
 
-Knows numbers. The per-request block follows the schema that vLLM publishes for `speculative_decoding`.
+Knows numbers. The per-request block follows the schema that vLLM publishes for `speculative_decoding`. What is not
+defined, such as a latency between tokens where there is one token, is None and never 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
-from edgespec.runtime.session import StageTimes, Step
+import numpy as np
+
+from edgespec.runtime.session import Step
+from edgespec.runtime.stages import StageTimes
 
 
 @dataclass
 class RequestMetrics:
-    """One request. Times are seconds since the request began; lists have one entry a verify step."""
+    """One request. Times are seconds since the request began; lists have one entry a verify step.
+
+    A request begins when it gets a lane: waiting for one is not counted. In a batch its steps are its mates' too, and
+    where a newcomer is prefilled between two steps that time is in the second one. `stages` are the passes that it took
+    part in: in a batch the rows of its mates are in them, so that their sum over requests exceeds what was spent.
+    """
 
     prompt_tokens: int
     num_spec_tokens: int = 0  # levels of the drafting plan: the most drafts that a step can accept
+    reused_tokens: int = 0  # of the prompt, whose KV rows were there already
     completion_tokens: int = 0
     time_to_first_token: float = 0.0
     request_latency: float = 0.0
     per_step_accepted: list[int] = field(default_factory=list)
     per_step_drafted: list[int] = field(default_factory=list)
+    per_step_s: list[float] = field(default_factory=list)  # since the step before it
     stages: StageTimes = field(default_factory=StageTimes)
 
     def add(self, step: Step, elapsed: float) -> None:
         if not self.completion_tokens:
             self.time_to_first_token = elapsed
-        self.completion_tokens += len(step.tokens)
-        self.request_latency = elapsed
-        if step.verified:
+        if step.verified and step.tokens:
             self.per_step_accepted.append(step.accepted)
             self.per_step_drafted.append(step.drafted)
+            self.per_step_s.append(elapsed - self.request_latency)
+        self.completion_tokens += len(step.tokens)
+        self.request_latency = elapsed
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens of the prompt that prefill went through."""
+        return self.prompt_tokens - self.reused_tokens
 
     @property
     def steps(self) -> int:
@@ -49,44 +67,67 @@ class RequestMetrics:
         return self.request_latency - self.time_to_first_token
 
     @property
-    def inter_token_latency(self) -> float:
-        return self.decode_s / self.decode_tokens if self.decode_tokens else 0.0
+    def inter_token_latency(self) -> float | None:
+        """Seconds from the first token to the last one a token between: a step's tokens come at once."""
+        return ratio(self.decode_s, self.decode_tokens)
 
     @property
-    def host_s(self) -> float:
-        """Time outside the engines, prefill included."""
-        times = self.stages
-        return times.prefill + times.draft + times.verify + times.commit - times.engine
+    def tokens_per_s(self) -> float | None:
+        """Of decoding: the first token and the time before it are left out."""
+        return ratio(self.decode_tokens, self.decode_s)
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """Tokens emitted a verify step, bonus included, the token of prefill excluded."""
+        return ratio(self.decode_tokens, self.steps)
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted over drafted."""
+        return ratio(sum(self.per_step_accepted), sum(self.per_step_drafted))
 
     def to_dict(self, *, speculative: bool) -> dict[str, Any]:
+        """The `metrics` of output.json. `output_tokens_per_s` is over the whole latency, `tokens_per_s` of decoding."""
         out: dict[str, Any] = {
             "prompt_tokens": self.prompt_tokens,
+            "reused_tokens": self.reused_tokens,
+            "computed_tokens": self.computed_tokens,
             "completion_tokens": self.completion_tokens,
             "base_passes_after_prefill": self.steps,
             "time_to_first_token_s": self.time_to_first_token,
             "inter_token_latency_s": self.inter_token_latency,
+            **percentiles("step_latency", self.per_step_s),
             "request_latency_s": self.request_latency,
-            "output_tokens_per_s": self.decode_tokens / self.decode_s if self.decode_s else 0.0,
+            "tokens_per_s": self.tokens_per_s,
+            "output_tokens_per_s": ratio(self.completion_tokens, self.request_latency),
             "stages_s": {
                 "prefill": self.stages.prefill,
                 "draft": self.stages.draft,
                 "verify": self.stages.verify,
                 "commit": self.stages.commit,
-                "host": self.host_s,
+                "host": self.stages.host,
             },
         }
-        return out | ({"speculative_decoding": self.speculative_decoding()} if speculative else {})
+        if speculative:
+            out |= {
+                "acceptance_length": self.acceptance_length,
+                "acceptance_rate": self.acceptance_rate,
+                "per_position_acceptance": per_position(self.per_step_accepted, self.num_spec_tokens),
+                "speculative_decoding": self.speculative_decoding(),
+            }
+        return out
 
     def speculative_decoding(self) -> dict[str, Any]:
         """vLLM's per-request block. acceptance_histogram[a] counts the steps that accepted a drafts.
 
-        mean_acceptance_length is 1 + accepted / steps, the bonus counted in every step, as vLLM defines it.
+        mean_acceptance_length is 1 + accepted / steps, the bonus counted in every step, as vLLM defines it; where a
+        stop takes the last step's bonus away our acceptance_length, which counts what was emitted, is a little less.
         """
         accepted, drafted = sum(self.per_step_accepted), sum(self.per_step_drafted)
         pairs = list(zip(self.per_step_accepted, self.per_step_drafted, strict=True))
         return {
             "mean_acceptance_length": 1 + accepted / self.steps if self.steps else None,
-            "draft_acceptance_rate": accepted / drafted if drafted else None,
+            "draft_acceptance_rate": ratio(accepted, drafted),
             "acceptance_histogram": self.histogram(self.per_step_accepted),
             "acceptance_histogram_by_draft_length": {
                 str(length): self.histogram([a for a, d in pairs if d == length])
@@ -107,47 +148,112 @@ class RequestMetrics:
 
 @dataclass(frozen=True)
 class Pooled:
-    """Many requests as one: sums over sums, so that long requests weigh more."""
+    """Many requests as one: sums over sums, so that long requests weigh more. `to_dict` has the means beside them."""
 
     requests: Sequence[RequestMetrics]
 
     @property
     def steps(self) -> int:
-        """Base passes after prefill."""
+        """Base passes after prefill, each sequence's own: in a batch several of them are one pass of the engine."""
         return sum(r.steps for r in self.requests)
+
+    @property
+    def completion_tokens(self) -> int:
+        return sum(r.completion_tokens for r in self.requests)
 
     @property
     def decode_tokens(self) -> int:
         return sum(r.decode_tokens for r in self.requests)
 
     @property
+    def decode_s(self) -> float:
+        """Each request's own; in a batch they overlap."""
+        return sum(r.decode_s for r in self.requests)
+
+    @property
+    def reused_tokens(self) -> int:
+        return sum(r.reused_tokens for r in self.requests)
+
+    @property
+    def computed_tokens(self) -> int:
+        return sum(r.computed_tokens for r in self.requests)
+
+    @property
     def acceptance_length(self) -> float | None:
         """Tokens emitted a verify step, bonus included, the token of prefill excluded."""
-        return self.decode_tokens / self.steps if self.steps else None
+        return ratio(self.decode_tokens, self.steps)
 
     @property
     def acceptance_rate(self) -> float | None:
-        drafted = sum(sum(r.per_step_drafted) for r in self.requests)
-        return sum(sum(r.per_step_accepted) for r in self.requests) / drafted if drafted else None
+        """Accepted over drafted."""
+        accepted = sum(sum(r.per_step_accepted) for r in self.requests)
+        return ratio(accepted, sum(sum(r.per_step_drafted) for r in self.requests))
 
     @property
     def per_position_acceptance(self) -> list[float]:
-        """r_k: share of steps with at least k accepted drafts, for k = 1, 2, ..."""
         counts = [a for r in self.requests for a in r.per_step_accepted]
-        return [sum(a >= k for a in counts) / len(counts) for k in range(1, max(counts, default=0) + 1)]
+        return per_position(counts, max((r.num_spec_tokens for r in self.requests), default=0))
 
     @property
-    def tokens_per_s(self) -> float:
-        seconds = sum(r.decode_s for r in self.requests)
-        return self.decode_tokens / seconds if seconds else 0.0
+    def tokens_per_s(self) -> float | None:
+        """What one user sees while decoding: decode tokens over decode seconds."""
+        return ratio(self.decode_tokens, self.decode_s)
 
     @property
-    def time_to_first_token(self) -> float:
+    def time_to_first_token(self) -> float | None:
         """Mean over requests, seconds."""
-        return sum(r.time_to_first_token for r in self.requests) / len(self.requests) if self.requests else 0.0
+        return mean(r.time_to_first_token for r in self.requests)
 
     @property
-    def inter_token_latency(self) -> float:
-        """Pooled, seconds."""
-        seconds = sum(r.decode_s for r in self.requests)
-        return seconds / self.decode_tokens if self.decode_tokens else 0.0
+    def inter_token_latency(self) -> float | None:
+        """Seconds."""
+        return ratio(self.decode_s, self.decode_tokens)
+
+    def to_dict(self, *, speculative: bool) -> dict[str, Any]:
+        """Pooled, and under names that say so the mean over the requests in which a figure is defined.
+
+        Percentiles over requests where there is more than one; those of a step's latency are over all steps.
+        """
+        latencies = [r.inter_token_latency for r in self.requests]
+        out: dict[str, Any] = {
+            "completion_tokens": self.completion_tokens,
+            "base_passes_after_prefill": self.steps,
+            "tokens_per_s": self.tokens_per_s,
+            "time_to_first_token_s": self.time_to_first_token,
+            "inter_token_latency_s": self.inter_token_latency,
+            "inter_token_latency_mean_of_requests_s": mean(latencies),
+            **percentiles("step_latency", [s for r in self.requests for s in r.per_step_s]),
+        }
+        if len(self.requests) > 1:
+            out |= percentiles("time_to_first_token", [r.time_to_first_token for r in self.requests])
+            out |= percentiles("inter_token_latency", [s for s in latencies if s is not None])
+        if speculative:
+            out |= {
+                "acceptance_length": self.acceptance_length,
+                "acceptance_length_mean_of_requests": mean(r.acceptance_length for r in self.requests),
+                "acceptance_rate": self.acceptance_rate,
+                "acceptance_rate_mean_of_requests": mean(r.acceptance_rate for r in self.requests),
+                "per_position_acceptance": self.per_position_acceptance,
+            }
+        return out
+
+
+def per_position(accepted: Sequence[int], levels: int) -> list[float]:
+    """r_k: share of steps with at least k accepted drafts, for k = 1 to the levels drafted; empty without a step."""
+    deepest = max(levels, max(accepted, default=0))
+    return [sum(a >= k for a in accepted) / len(accepted) for k in range(1, deepest + 1)] if accepted else []
+
+
+def percentiles(name: str, seconds: Sequence[float]) -> dict[str, float | None]:
+    """p50 and p95, between two values in proportion."""
+    return {f"{name}_p{q}_s": float(np.percentile(seconds, q)) if seconds else None for q in (50, 95)}
+
+
+def ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """Over those that are defined."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None

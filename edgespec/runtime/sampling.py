@@ -6,84 +6,129 @@ speculative decoding draw the same token from the same logits, whatever tree the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.errors import EnvironmentProblem
+
 Row = NDArray[np.float32]
+Adjusted = NDArray[np.float32] | NDArray[np.float64]
 Ids = NDArray[np.int64]
 NEAR_TIE = 1e-5  # two candidates this close in warped, noised score may swap between kernels in float32
 
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """Temperature, top-k, top-p in this order, then Gumbel-max.
+    """Logit bias, repetition penalty, temperature, top-k, top-p, min-p in this order, then Gumbel-max.
 
-    Temperature 0 is greedy; top_k 0 and top_p 1 are off.
+    Temperature 0 is greedy; top_k 0, top_p 1, min_p 0 and repetition_penalty 1 are off. The tokens `before` a draw are
+    all of its own path, the prompt's included: their number is the absolute position that the noise hangs on.
     """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
 
-    def pick(self, logits: Row, position: int) -> int:
-        """The token for absolute `position`, from logits [V]; ties go to the lowest id."""
+    def pick(self, logits: Row, before: Sequence[int]) -> int:
+        """The token that follows `before`, from logits [V]; ties go to the lowest id.
+
+        Raises EnvironmentProblem if the logits are not numbers.
+        """
+        adjusted = self.adjusted(logits, before)
+        best = int(np.argmax(adjusted))  # the first NaN, where there is one
+        if not np.isfinite(adjusted[best]):
+            what = f"the engine computed {adjusted[best]} as a logit"
+            raise EnvironmentProblem(what, "The weights are damaged or too large for this engine: build it again.")
         if self.temperature == 0:
-            return int(np.argmax(logits))
-        ids, scores = self.noised(logits, position)
+            return best
+        ids, scores = self.noised(adjusted, len(before))
         return int(ids[np.argmax(scores)])
 
-    def noised(self, logits: Row, position: int) -> tuple[Ids, NDArray[np.float64]]:
+    def adjusted(self, logits: Row, before: Sequence[int]) -> Adjusted:
+        """Logits with bias and repetition penalty; as they are where neither is asked for.
+
+        The penalty divides the positive and multiplies the negative logits of every token that came before
+        (arXiv 1909.05858, as transformers has it).
+        """
+        if not self.logit_bias and self.repetition_penalty == 1:
+            return logits
+        out = logits.astype(np.float64)
+        for token, bias in self.logit_bias.items():
+            out[token] += bias
+        if self.repetition_penalty != 1:
+            seen = np.unique(np.fromiter(before, np.int64, len(before)))
+            penalty = self.repetition_penalty
+            out[seen] = np.where(out[seen] > 0, out[seen] / penalty, out[seen] * penalty)
+        return out
+
+    def noised(self, adjusted: Adjusted, position: int) -> tuple[Ids, NDArray[np.float64]]:
         """The candidates that warping leaves, ascending, and their noised scores: log p + Gumbel noise."""
-        ids, log_probs = self.warped(logits)
+        ids, log_probs = self.warped(adjusted)
         return ids, log_probs + gumbel(self.seed, position, ids)
 
-    def warped(self, logits: Row) -> tuple[Ids, NDArray[np.float64]]:
-        """Candidates left by temperature, top-k and top-p, ascending, with their log-probabilities."""
-        scaled = self.scaled(logits)
-        ids = np.arange(len(logits), dtype=np.int64)
-        if 0 < self.top_k < len(logits):
+    def warped(self, adjusted: Adjusted) -> tuple[Ids, NDArray[np.float64]]:
+        """Candidates left by temperature, top-k, top-p and min-p, ascending, with their log-probabilities."""
+        scaled = self.scaled(adjusted)
+        ids = np.arange(len(adjusted), dtype=np.int64)
+        if 0 < self.top_k < len(adjusted):
             ids = np.sort(largest(scaled, self.top_k))
         log_probs = log_softmax(scaled[ids])
         if self.top_p < 1:
             kept = np.sort(nucleus(log_probs, self.top_p))
             ids, log_probs = ids[kept], log_softmax(log_probs[kept])
+        if self.min_p > 0:
+            kept = np.flatnonzero(log_probs >= log_probs.max() + np.log(self.min_p))
+            ids, log_probs = ids[kept], log_softmax(log_probs[kept])
         return ids, log_probs
 
-    def scaled(self, logits: Row) -> NDArray[np.float64]:
+    def scaled(self, adjusted: Adjusted) -> NDArray[np.float64]:
         """Logits over temperature, the largest at 0, so that the smallest temperature cannot overflow upwards."""
-        centred = logits.astype(np.float64) - float(logits.max())
+        centred = adjusted.astype(np.float64) - float(adjusted.max())
         with np.errstate(over="ignore"):
             result: NDArray[np.float64] = centred / self.temperature
         return result
 
-    def margin(self, logits: Row, position: int, one: int, other: int) -> float:
-        """How small a change would let one of two tokens be drawn at `position` where the other one was.
+    def margin(self, logits: Row, before: Sequence[int], one: int, other: int) -> float:
+        """How small a change would let one of two tokens be drawn after `before` where the other one was.
 
         The one with the higher noised score yields when the gap of the scores closes or when warping cuts it; one
-        that warping has cut must first come back. Scores and logits (over temperature) count in nats, top-p in mass.
+        that warping has cut must first come back. The change is one of the engine's logits, in nats (of top-p's mass,
+        no more than that): what a temperature below 1 or a repetition penalty magnifies is counted back.
         """
+        adjusted = self.adjusted(logits, before)
         if self.temperature == 0:
-            return abs(float(logits[one]) - float(logits[other]))
-        scaled, noise = self.scaled(logits), gumbel(self.seed, position, np.array([one, other]))
+            return abs(float(adjusted[one]) - float(adjusted[other])) / self.magnification
+        scaled, noise = self.scaled(adjusted), gumbel(self.seed, len(before), np.array([one, other]))
         scores = scaled[[one, other]] + noise
         high, low = (one, other) if scores[0] >= scores[1] else (other, one)
         gap = abs(float(scores[0] - scores[1]))
         high_slack, low_slack = self.slack(scaled, high), self.slack(scaled, low)
-        return max(min(gap, abs(high_slack)), -high_slack, -low_slack)
+        return max(min(gap, abs(high_slack)), -high_slack, -low_slack) / self.magnification
+
+    @property
+    def magnification(self) -> float:
+        """How much larger a change of a logit is in the score, at most; 1 where it becomes smaller."""
+        return max(self.repetition_penalty, 1 / self.repetition_penalty) / min(self.temperature or 1, 1)
 
     def slack(self, scaled: NDArray[np.float64], token: int) -> float:
         """How far a token is from the edge of what warping keeps: positive inside, negative outside."""
         slack = float("inf")
+        if self.min_p > 0 and scaled[token] < scaled.max():  # the most probable candidate cannot be cut
+            slack = float(scaled[token] - scaled.max() - np.log(self.min_p))
         ids = np.arange(len(scaled))
         if 0 < self.top_k < len(scaled):
             ids = np.sort(largest(scaled, self.top_k))
             outside = np.delete(scaled, ids)
             if token not in ids:
-                return float(scaled[token] - scaled[ids].min())
-            slack = float(scaled[token] - outside.max())
+                return min(slack, float(scaled[token] - scaled[ids].min()))
+            slack = min(slack, float(scaled[token] - outside.max()))
         if self.top_p < 1:
             slack = min(slack, self.nucleus_slack(scaled[ids], int(np.flatnonzero(ids == token)[0])))
         return slack
@@ -101,6 +146,15 @@ class Sampler:
         # The most probable candidate is kept whatever top_p is: it can only lose its rank.
         by_mass = float(self.top_p - before[rank]) if rank else float("inf")
         return min(by_mass, float(here - scaled[order[kept]]) if kept < len(order) else float("inf"))
+
+
+def top_log_probs(logits: Row, count: int, chosen: int) -> list[tuple[int, float]]:
+    """The `count` most probable ids of a row [V] with their log-probabilities at temperature 1, descending; behind
+    them the chosen one where it is not among them."""
+    log_probs = log_softmax(logits.astype(np.float64))
+    best = largest(log_probs, min(count, len(log_probs)))
+    ids = best[np.lexsort((best, -log_probs[best]))].tolist()
+    return [(i, float(log_probs[i])) for i in ids + [chosen] * (chosen not in ids)]
 
 
 def largest(values: NDArray[np.float64], count: int) -> Ids:

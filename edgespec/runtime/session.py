@@ -1,167 +1,315 @@
-"""The loop: draft, verify, commit.
+"""The loop: draft, verify, commit, for all running sequences at once.
 
-Knows one sequence: n committed tokens and exactly one pending token, which the base has drawn and not yet read. A step
-emits the accepted drafts and one token more. Knows nothing of text, files or what kind of drafter it has.
+Knows sequences: each is n committed tokens and exactly one pending token, which the base has drawn and not yet read,
+in a lane of its own. A step is one base pass for all of them; to each it gives its accepted drafts and one token more.
+Knows nothing of text, files or what kind of drafter it has.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.errors import LimitError
-from edgespec.prompts import END_OF_SEQUENCE, MAX_LENGTH
-from edgespec.runtime.decoder import CachedDecoder
-from edgespec.runtime.drafters.base import Drafter
-from edgespec.runtime.sampling import Sampler
+from edgespec.errors import EdgeSpecError, LimitError
+from edgespec.prompts import END_OF_SEQUENCE, ERROR, MAX_LENGTH
+from edgespec.runtime import stages
+from edgespec.runtime.decoder import CachedDecoder, LaneResult, Rows
+from edgespec.runtime.drafters.base import Drafter, Seen, Wish
+from edgespec.runtime.prefix import Prefix, PrefixCache
+from edgespec.runtime.sampling import Sampler, top_log_probs
+from edgespec.runtime.stages import StageLog, StageTimes
 from edgespec.runtime.tree import DraftPlan, DraftTree
-from edgespec.runtime.verify import walk
+from edgespec.runtime.verify import Verdict, walk
 
 PREFILL_CHUNK = 512  # tokens a call: bounds the mask and the activations of a long prompt
+
+Candidates = list[tuple[int, float]]  # ids with their log-probabilities, descending
+
+
+def watch_nothing(token: int) -> str | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Task:
+    """What one sequence is to do: continue `prompt` until an id of `stop_ids`, or until `max_new` tokens.
+
+    `watch` is told each emitted token once, in order, and may end the sequence there with a finish reason. The KV rows
+    of the prompt's first `keep` tokens are kept for later prompts; with `keep_all` those of all tokens at the end.
+    """
+
+    prompt: Sequence[int]
+    sampler: Sampler
+    max_new: int
+    stop_ids: frozenset[int] = frozenset()
+    plan: DraftPlan | None = None
+    watch: Callable[[int], str | None] = watch_nothing
+    num_logprobs: int = 0
+    keep: int = 0
+    keep_all: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step emitted. `drafted` counts nodes beside the root; prefill is the step with `verified` False."""
+    """What one step gave a sequence. `drafted` counts nodes beside the root; prefill is the step with `verified` False.
+
+    `logprobs` are the most probable tokens where each one was drawn, by the model's own logits at temperature 1.
+    """
 
     tokens: list[int]
     drafted: int = 0
     accepted: int = 0
     verified: bool = True
     finish_reason: str | None = None
+    logprobs: list[Candidates] = field(default_factory=list)
+    error: EdgeSpecError | None = None
 
 
-@dataclass
-class StageTimes:
-    """Seconds by stage; engine time is part of each, `engine` is its share of all."""
+@dataclass(eq=False)
+class Running:
+    """A sequence on its way. `tokens` are the prompt's and all emitted ones, the pending one last."""
 
-    prefill: float = 0.0
-    draft: float = 0.0
-    verify: float = 0.0
-    commit: float = 0.0
-    engine: float = 0.0
+    task: Task
+    lane: int
+    tokens: list[int]
+    slot: int = 0  # the lane that it began in
+    reused: int = 0  # tokens of the prompt whose rows were there already
+    times: StageTimes = field(default_factory=StageTimes)  # of the passes that it took part in
+
+    @property
+    def emitted(self) -> int:
+        return len(self.tokens) - len(self.task.prompt)
+
+    @property
+    def pending(self) -> int:
+        return self.tokens[-1]
 
 
-@dataclass
 class Session:
-    """One sequence in one base, with a drafter or without."""
+    """The sequences of one base, with a drafter or without. Those running fill the first lanes without a gap."""
 
-    base: CachedDecoder
-    drafter: Drafter | None = None
-    times: StageTimes = field(default_factory=StageTimes)
-    sequence: int = 0  # counts the sequences begun: base and drafter remember one at a time
+    def __init__(
+        self, base: CachedDecoder, drafter: Drafter | None = None, prefixes: PrefixCache | None = None
+    ) -> None:
+        self.base, self.drafter = base, drafter
+        self.prefixes = prefixes or PrefixCache(0)
+        self.running: list[Running] = []
+        self.log = StageLog(self.engine_s)
+        self.epoch = 0  # counts the runs begun: lanes remember one run at a time
 
-    def generate(
-        self, prompt: Sequence[int], sampler: Sampler, max_new: int, stop_ids: frozenset[int], plan: DraftPlan | None
-    ) -> Iterator[Step]:
-        """Yield steps until an id of `stop_ids` is emitted, `max_new` tokens are, or the cache is full.
+    def restart(self) -> int:
+        """Forget all sequences; returns the new epoch, by which a run can tell that it is not the last one begun."""
+        self.running, self.log = [], StageLog(self.engine_s)
+        self.epoch += 1
+        return self.epoch
 
-        Raises LimitError if the prompt does not fit. The sequence of tokens hangs on the logits alone: with a plan or
-        without, the same sampler gives the same tokens.
-        """
-        drafter = self.drafter if plan is not None else None
-        self.start(prompt, drafter)
-        mine = self.sequence
-        step = self.prefill(np.array(prompt, np.int64), sampler, drafter)
-        emitted = 1
-        step = self.cut(step, emitted, max_new, stop_ids)
-        yield step
-        while step.finish_reason is None:
-            if self.sequence != mine:
-                raise LimitError("another request was begun on this engine", "Finish one stream before the next.")
-            tree = self.draft(step.tokens[-1], drafter, plan, max_new - emitted)
-            step, features = self.verify(tree, sampler)
-            step = self.cut(step, emitted, max_new, stop_ids)
-            emitted += len(step.tokens)
-            if drafter is not None and step.finish_reason is None:
-                self.replay(drafter, features, step)
-            yield step
+    def begin(self, task: Task) -> tuple[Running, Step]:
+        """Commit the prompt in a free lane and draw the first token. LimitError if it does not fit."""
+        self.check(task)
+        lane = len(self.running)
+        one = Running(task, lane, [*task.prompt], lane)
+        self.base.reset(one.lane)
+        if self.drafter is not None:
+            self.drafter.reset(one.lane)
+        self.reuse(one)
+        step = self.ended(one, self.prefill(one))
+        self.running.append(one)
+        if task.keep and step.finish_reason is None:
+            self.remember(one, task.keep)
+        self.leave([(one, step)])
+        return one, step
 
-    def start(self, prompt: Sequence[int], drafter: Drafter | None) -> None:
-        if not prompt:
+    def check(self, task: Task) -> None:
+        assert len(self.running) < len(self.base.lanes)
+        if not task.prompt:
             raise LimitError("the prompt is empty", "Give at least one token.")
-        if len(prompt) > self.base.capacity:
-            what = f"the prompt has {len(prompt)} tokens, the engine's KV cache holds {self.base.capacity}"
+        if len(task.prompt) > self.base.capacity:
+            what = f"the prompt has {len(task.prompt)} tokens, the engine's KV cache holds {self.base.capacity}"
             raise LimitError(what, "Shorten the prompt, or build with a larger --max-kv-cache-capacity.")
-        self.times = StageTimes()
-        self.sequence += 1
-        self.base.reset()
-        if drafter is not None:
-            drafter.reset()
 
-    def prefill(self, prompt: NDArray[np.int64], sampler: Sampler, drafter: Drafter | None) -> Step:
-        """Commit the prompt in chunks and draw the first token.
+    def step(self) -> list[tuple[Running, Step]]:
+        """One step of all running sequences; those that it ends leave their lanes."""
+        spent = StageTimes()
+        trees = self.draft(spent)
+        verified = self.verify(trees, spent)
+        steps = [(one, self.ended(one, step)) for one, (step, _) in zip(self.running, verified, strict=True)]
+        going = [
+            Seen(one.lane, features, np.array(step.tokens, np.int64))
+            for (one, step), (_, features) in zip(steps, verified, strict=True)
+            if features is not None and step.finish_reason is None
+        ]
+        self.replay(going, spent)
+        for one in self.running:
+            one.times += spent
+        self.leave(steps)
+        return steps
+
+    # ---- prefill -----------------------------------------------------------------------------------------------
+
+    def prefill(self, one: Running) -> Step:
+        """Commit what of the prompt is not there yet, in chunks, and draw the first token.
 
         The drafter pairs each feature with the token after it, so the last feature of a chunk goes with the next
         chunk's first token, and the last one of all with the token drawn.
         """
-        began, engine = time.perf_counter(), self.engine_s(drafter)
-        pending = -1
-        for start in range(0, len(prompt), PREFILL_CHUNK):
+        prompt = np.array(one.task.prompt, np.int64)
+        step = Step([], verified=False)
+        for start in range(one.reused, len(prompt), PREFILL_CHUNK):
             chunk = prompt[start : start + PREFILL_CHUNK]
             end = start + len(chunk)
-            result = self.base.causal(chunk, np.array([len(chunk) - 1]))
-            following = prompt[start + 1 : end + 1]
-            if end == len(prompt):
-                pending = sampler.pick(result.logits[0, 0], end)
-                following = np.append(following, pending)
-            if drafter is not None:
+            with self.log.timed(stages.PREFILL, one.times):
+                rows = self.base.causal(one.lane, chunk, np.array([len(chunk) - 1]))
+                (result,) = self.base.extend([rows])
+                following = prompt[start + 1 : end + 1]
+                if end == len(prompt):
+                    first = one.task.sampler.pick(result.logits[0], one.tokens)
+                    step = Step([first], verified=False, logprobs=self.logprobs(one, result, [0], [first]))
+                    following = np.append(following, first)
+            if drafter := self.drafter_of(one):
                 assert result.hidden_states is not None
-                drafter.observe(result.hidden_states[0], following)
-        self.times.prefill = time.perf_counter() - began
-        self.times.engine += self.engine_s(drafter) - engine
-        return Step([pending], verified=False)
+                with self.log.timed(stages.DRAFT_PREFILL, one.times):
+                    drafter.observe([Seen(one.lane, result.hidden_states, following)])
+        return step
 
-    def draft(self, pending: int, drafter: Drafter | None, plan: DraftPlan | None, remaining: int) -> DraftTree:
-        """A tree that can neither overrun the length nor the cache: with no room to draft, the root alone."""
-        began, engine = time.perf_counter(), self.engine_s(drafter)
-        tree = DraftTree.root_only(pending)
-        if drafter is not None and plan is not None:
-            tree = drafter.propose(pending, plan.within(levels=remaining - 1, nodes=self.base.room))
-        self.times.draft += time.perf_counter() - began
-        self.times.engine += self.engine_s(drafter) - engine
-        return tree
+    def reuse(self, one: Running) -> None:
+        """Begin with the longest head of the prompt whose rows were kept."""
+        drafter = self.drafter_of(one)
+        found = self.prefixes.find(one.task.prompt, drafting=drafter is not None)
+        if found is None:
+            return
+        prefix, one.reused = found
+        self.base.restore(one.lane, prefix.base[:, :, : one.reused])
+        if drafter is not None:
+            assert prefix.draft is not None
+            drafter.restore(one.lane, prefix.draft[:, :, : one.reused])
 
-    def verify(self, tree: DraftTree, sampler: Sampler) -> tuple[Step, NDArray[np.float32] | None]:
-        """One base pass over the tree, the walk, and the commit of what stands; also the features of what stands."""
-        began, engine = time.perf_counter(), self.base.engine_s
-        position = self.base.length
-        result = self.base.run(tree.tokens, position + tree.depths, tree.mask, np.arange(len(tree)))
-        verdict = walk(tree, result.logits[0], sampler, position)
-        verified = time.perf_counter()
+    def remember(self, one: Running, count: int) -> None:
+        """Keep the rows of a sequence's first `count` tokens."""
+        drafter = self.drafter_of(one)
+        tokens = one.tokens[: min(count, self.base.lanes[one.lane].length)]
+        if not self.prefixes.budget_bytes or self.prefixes.holds(tokens, drafting=drafter is not None):
+            return
+        draft = None if drafter is None else drafter.snapshot(one.lane, len(tokens) - 1)
+        self.prefixes.keep(Prefix(np.array(tokens, np.int64), self.base.snapshot(one.lane, len(tokens)), draft))
+
+    # ---- a step ------------------------------------------------------------------------------------------------
+
+    def draft(self, spent: StageTimes) -> list[DraftTree]:
+        """A tree a sequence, that can neither overrun the length nor the cache: with no room to draft, the root."""
+        wishes = []
+        for one in self.running:
+            if one.task.plan is not None and self.drafter is not None:
+                remaining = one.task.max_new - one.emitted
+                plan = one.task.plan.within(levels=remaining - 1, nodes=self.base.room(one.lane))
+                wishes.append(Wish(one.lane, one.pending, plan))
+        trees = {one.lane: DraftTree.root_only(one.pending) for one in self.running}
+        if wishes and self.drafter is not None:
+            with self.log.timed(stages.DRAFT_PROPOSAL, spent):
+                proposed = self.drafter.propose(wishes)
+            trees |= {wish.lane: tree for wish, tree in zip(wishes, proposed, strict=True)}
+        return [trees[one.lane] for one in self.running]
+
+    def verify(
+        self, trees: Sequence[DraftTree], spent: StageTimes
+    ) -> list[tuple[Step, NDArray[np.float32] | None]]:  # fmt: skip
+        """One base pass over all trees, a walk down each, and the commit of what stands.
+
+        Returns each one's step, and the features of what stands for the sequences that draft.
+        """
+        drafting = any(self.drafter_of(one) for one in self.running)
+        with self.log.timed(stages.VERIFICATION if drafting else stages.GENERATION, spent):
+            results = self.base.run([self.tree_rows(one, t) for one, t in zip(self.running, trees, strict=True)])
+            verdicts = [
+                self.judged(one, tree, result) for one, tree, result in zip(self.running, trees, results, strict=True)
+            ]
+        with self.log.timed(stages.COMMIT, spent):
+            return [
+                self.commit(one, tree, result, verdict)
+                for one, tree, result, verdict in zip(self.running, trees, results, verdicts, strict=True)
+            ]
+
+    def judged(self, one: Running, tree: DraftTree, result: LaneResult) -> Verdict | EdgeSpecError:
+        try:
+            return walk(tree, result.logits, one.task.sampler, one.tokens)
+        except EdgeSpecError as error:  # this sequence's own; its batch mates go on
+            return error
+
+    def commit(
+        self, one: Running, tree: DraftTree, result: LaneResult, verdict: Verdict | EdgeSpecError
+    ) -> tuple[Step, NDArray[np.float32] | None]:
+        if isinstance(verdict, EdgeSpecError):
+            self.base.drop_scratch(one.lane)
+            return Step([], len(tree) - 1, finish_reason=ERROR, error=verdict), None
         path = np.array(verdict.path, np.int64)
-        self.base.commit(path)
-        self.times.verify += verified - began
-        self.times.commit += time.perf_counter() - verified
-        self.times.engine += self.base.engine_s - engine
-        features = None if result.hidden_states is None else result.hidden_states[0][path]
-        return Step(verdict.emitted, drafted=len(tree) - 1, accepted=len(path) - 1), features
+        self.base.commit(one.lane, path)
+        logprobs = self.logprobs(one, result, verdict.path, verdict.emitted)
+        step = Step(verdict.emitted, len(tree) - 1, len(path) - 1, logprobs=logprobs)
+        hidden = result.hidden_states if self.drafter_of(one) else None
+        return step, None if hidden is None else hidden[path]
 
-    def replay(self, drafter: Drafter, features: NDArray[np.float32] | None, step: Step) -> None:
+    def tree_rows(self, one: Running, tree: DraftTree) -> Rows:
+        positions = self.base.lanes[one.lane].length + tree.depths
+        return Rows(one.lane, tree.tokens, positions, tree.mask, np.arange(len(tree)))
+
+    def logprobs(
+        self, one: Running, result: LaneResult, rows: Sequence[int], tokens: Sequence[int]
+    ) -> list[Candidates]:
+        """For each token the candidates of the row that it was drawn from."""
+        count = one.task.num_logprobs
+        pairs = zip(rows, tokens, strict=True) if count else ()
+        return [top_log_probs(result.logits[row], count, token) for row, token in pairs]
+
+    def replay(self, going: Sequence[Seen], spent: StageTimes) -> None:
         """Tell the drafter the true features of what was committed, with the tokens that came after."""
-        assert features is not None
-        began, engine = time.perf_counter(), drafter.engine_s
-        drafter.observe(features, np.array(step.tokens, np.int64))
-        self.times.draft += time.perf_counter() - began
-        self.times.engine += drafter.engine_s - engine
+        if going and self.drafter is not None:
+            with self.log.timed(stages.DRAFT_REPLAY, spent):
+                self.drafter.observe(going)
 
-    def cut(self, step: Step, before: int, max_new: int, stop_ids: frozenset[int]) -> Step:
-        """End the step at its first stop id; say why generation ends, if it does.
+    def ended(self, one: Running, step: Step) -> Step:
+        """Take a step's tokens up to where the sequence ends, and say why if it does.
 
         The pending token needs a row of its own in the next pass, so the cache is full when no row is left.
         """
-        stops = [i for i, token in enumerate(step.tokens) if token in stop_ids]
-        if stops:
-            kept = step.tokens[: stops[0] + 1]
-            return Step(kept, step.drafted, min(step.accepted, len(kept)), step.verified, END_OF_SEQUENCE)
-        total = before + (len(step.tokens) if step.verified else 0)
-        assert total <= max_new
-        ended = total == max_new or self.base.room == 0
-        return Step(step.tokens, step.drafted, step.accepted, step.verified, MAX_LENGTH if ended else None)
+        for count, token in enumerate(step.tokens, start=1):
+            one.tokens.append(token)
+            reason = one.task.watch(token)
+            if token in one.task.stop_ids:
+                reason = END_OF_SEQUENCE
+            if reason is not None:
+                tokens, logprobs = step.tokens[:count], step.logprobs[:count]
+                accepted = min(step.accepted, count)
+                return replace(step, tokens=tokens, accepted=accepted, finish_reason=reason, logprobs=logprobs)
+        if step.error is not None:
+            return step
+        assert one.emitted <= one.task.max_new
+        full = one.emitted == one.task.max_new or self.base.room(one.lane) == 0
+        return replace(step, finish_reason=MAX_LENGTH) if full else step
 
-    def engine_s(self, drafter: Drafter | None) -> float:
-        return self.base.engine_s + (drafter.engine_s if drafter is not None else 0.0)
+    # ---- lanes -------------------------------------------------------------------------------------------------
+
+    def leave(self, steps: Sequence[tuple[Running, Step]]) -> None:
+        for one, step in steps:
+            if step.finish_reason is not None:
+                self.end(one)
+
+    def end(self, one: Running) -> None:
+        """Free a sequence's lane; the last one running moves into it, so that no gap is left."""
+        if one.task.keep_all:
+            self.remember(one, len(one.tokens))
+        last = self.running.pop()
+        for holder in (self.base, self.drafter):
+            if holder is not None and last is not one:
+                holder.move(last.lane, one.lane)
+            elif holder is not None and self.running:
+                holder.reset(one.lane)  # those that go on would pay for its rows
+        if last is not one:
+            self.running[one.lane], last.lane = last, one.lane
+
+    def drafter_of(self, one: Running) -> Drafter | None:
+        return self.drafter if one.task.plan is not None else None
+
+    def engine_s(self) -> float:
+        return self.base.engine_s + (self.drafter.engine_s if self.drafter is not None else 0.0)

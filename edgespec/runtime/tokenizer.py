@@ -1,80 +1,55 @@
-"""Text to token ids and back, as the checkpoint's own files say it: `tokenizer.json` and the chat template.
+"""Text to token ids and back, as the checkpoint's own `tokenizer.json` says it.
 
-Knows tokenizers, templates and how text leaves a stream of ids. Knows nothing of models, sampling or stopping, and
-never runs code from a checkpoint: a template is a stranger's program and runs in Jinja's sandbox.
+Knows tokens, their bytes, and which of them are special; carries the chat template that stands in the same directory.
+Knows nothing of models, sampling or streams.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
 
-import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
 import tokenizers
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from edgespec.errors import BundleError, RequestError
 from edgespec.prompts import Message
+from edgespec.runtime.template import COPY_AGAIN, ChatTemplate, NoTemplate, read_template, read_text
 
-MAX_TEMPLATE_BYTES = 2**20
-
-SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-
-# What a template can raise beside Jinja's own errors: whatever an expression in it can.
-TEMPLATE_FAULTS = (
-    jinja2.TemplateError,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    MemoryError,
-    RecursionError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-)
-
-REPLACEMENT = "\ufffd"
-BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+ANCHOR = "a"
 
 
 class Tokenizer:
     """The tokenizer of one directory: ids, text, and the chat template."""
 
-    def __init__(
-        self, tokenizer: tokenizers.Tokenizer, *, chat_template: str | None, special_tokens: Mapping[str, str]
-    ) -> None:
+    def __init__(self, tokenizer: tokenizers.Tokenizer, template: ChatTemplate | None = None) -> None:
         self._tokenizer = tokenizer
-        self._special_ids = frozenset(
-            token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
-        )
-        self._chat_template = chat_template
-        self._compiled: jinja2.Template | None = None
-        self.special_tokens = dict(special_tokens)
+        added = tokenizer.get_added_tokens_decoder().items()
+        self._special_ids = {token.content: token_id for token_id, token in added if token.special}
+        self._specials = frozenset(self._special_ids.values())
+        self._decoder_steps = frozenset(_decoder_steps(tokenizer))
+        self._template = template or NoTemplate()
 
     @classmethod
     def open(cls, directory: Path) -> Tokenizer:
-        """Read `tokenizer.json`, `tokenizer_config.json` and the chat template of a directory.
+        """Read `tokenizer.json` and the chat template of a directory; see `read_template` for the files that hold one.
 
         Raises BundleError where the files are missing or damaged. A missing template is no fault until one is wanted.
         """
-        config = _read_config(directory / "tokenizer_config.json")
-        return cls(
-            _read_tokenizer(directory / "tokenizer.json"),
-            chat_template=_read_template(directory, config),
-            special_tokens=_special_tokens(config),
-        )
+        return cls(_read_tokenizer(directory / "tokenizer.json"), read_template(directory))
 
     @property
     def vocab_size(self) -> int:
         """Number of ids, added tokens included."""
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool, enable_thinking: bool) -> str:
+        """The prompt that the chat template makes of a conversation. Raises RequestError."""
+        return self._template.render(
+            messages, add_generation_prompt=add_generation_prompt, enable_thinking=enable_thinking
+        )
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Ids of a text. A chat template writes its special tokens itself; plain text wants `add_special_tokens`."""
@@ -94,85 +69,75 @@ class Tokenizer:
         found: str | None = self._tokenizer.id_to_token(token_id)
         return found
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token adds to the text, which may be half a character; none for an id outside.
+
+        A token that begins a word has its space, even where a decoder drops it from the very first word of a text.
+        """
+        token = self.token(token_id)
+        if token is None:
+            return b""
+        if "ByteLevel" in self._decoder_steps:
+            return _alphabet_bytes(token)
+        if self.is_byte(token_id):
+            return bytes.fromhex(token[3:5])
+        decoder = self._tokenizer.decoder
+        if decoder is None:
+            return token.encode()
+        text: str = decoder.decode([ANCHOR, token])
+        return text.removeprefix(decoder.decode([ANCHOR])).encode()
+
     def is_special(self, token_id: int) -> bool:
-        return token_id in self._special_ids
+        return token_id in self._specials
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool, enable_thinking: bool) -> str:
-        """The prompt that the chat template makes of a conversation. Raises RequestError."""
-        template = self._template()
-        try:
-            return template.render(
-                messages=[{"role": message.role, "content": message.content} for message in messages],
-                tools=None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                enable_thinking=enable_thinking,
-                **self.special_tokens,
-            )
-        except TEMPLATE_FAULTS as error:
-            raise RequestError(
-                f"The chat template refuses these messages: {_reason(error)}.",
-                'Change the messages, or set "apply_chat_template": false and write the whole prompt yourself.',
-            ) from error
+    def is_byte(self, token_id: int) -> bool:
+        """Whether a token is one byte by its name, `<0xNN>`, and not those six characters."""
+        return "ByteFallback" in self._decoder_steps and BYTE_TOKEN.fullmatch(self.token(token_id) or "") is not None
 
-    def _template(self) -> jinja2.Template:
-        if self._chat_template is None:
-            raise RequestError(
-                "This model has no chat template.",
-                'Set "apply_chat_template": false and write the whole prompt yourself.',
-            )
-        if self._compiled is None:
-            self._compiled = _compile(self._chat_template)
-        return self._compiled
+    def split_stops(self, stops: Sequence[str]) -> tuple[frozenset[int], tuple[str, ...]]:
+        """Stops that are one special token, as ids, and the others, as texts: special tokens leave no text to search.
+
+        Raises RequestError for a stop that has a special token among other words: it would never be found.
+        """
+        ids = frozenset(self._special_ids[stop] for stop in stops if stop in self._special_ids)
+        texts = tuple(dict.fromkeys(stop for stop in stops if stop not in self._special_ids))
+        for stop in texts:
+            if inside := [token for token in self._special_ids if token and token in stop]:
+                token = max(inside, key=len)
+                raise RequestError(
+                    f"The stop {stop!r:.80} holds the special token {token!r}, which leaves no text to be found.",
+                    f'Stop at the token itself: "stop": {json.dumps([token], ensure_ascii=False)}.',
+                )
+        return ids, texts
 
 
-class TextStream:
-    """Ids in, text out, as early as it is certain; all deltas together are `decode` of all ids.
+def _decoder_steps(tokenizer: tokenizers.Tokenizer) -> Iterator[str]:
+    """The types in the decoder of tokenizer.json, those of a sequence one by one."""
+    waiting = [] if tokenizer.decoder is None else [json.loads(tokenizer.decoder.__getstate__())]
+    while waiting:
+        step = waiting.pop()
+        yield step["type"]
+        waiting += step.get("decoders", [])
 
-    A delta never ends inside a character. `tokenizers.decoders.DecodeStream` is not used: it raises where invalid bytes
-    follow valid ones in a byte-fallback vocabulary, and has no way to hand out what it still holds.
-    """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
-        self._tokenizer = tokenizer
-        self._skip_special_tokens = skip_special_tokens
-        # Ids since the delta before last: decoders treat the first id apart (a leading space is dropped), so a delta
-        # is what the new ids add to a text that begins earlier.
-        self._window: list[int] = []
-        self._num_emitted = 0  # ids at the head of the window whose text is out
-        self._emitted = ""  # their text
+def _alphabet() -> dict[str, int]:
+    """GPT-2's letters for the 256 bytes: printable ones of Latin-1 stand for themselves, others from U+0100 on."""
+    letters = {chr(byte): byte for byte in (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))}
+    others = [byte for byte in range(256) if byte not in letters.values()]
+    return letters | {chr(0x100 + index): byte for index, byte in enumerate(others)}
 
-    def push(self, token_id: int) -> str:
-        """Text that has become certain with this id; often empty."""
-        token = self._tokenizer.token(token_id)
-        if token is None or (self._skip_special_tokens and self._tokenizer.is_special(token_id)):
-            return ""  # decode leaves it out as well
-        self._window.append(token_id)
-        if BYTE_TOKEN.fullmatch(token):
-            return ""  # a later byte can still make the whole run of bytes invalid
-        text = self._decode()
-        if text.endswith(REPLACEMENT):
-            return ""
-        return self._emit(text)
 
-    def flush(self) -> str:
-        """The text still held back; half a character comes out as U+FFFD. Call it once, at the end."""
-        return self._emit(self._decode())
+ALPHABET = _alphabet()
 
-    def _decode(self) -> str:
-        return self._tokenizer.decode(self._window, skip_special_tokens=self._skip_special_tokens)
 
-    def _emit(self, text: str) -> str:
-        delta = text[len(self._emitted) :]
-        if delta:
-            self._window = self._window[self._num_emitted :]
-            self._num_emitted = len(self._window)
-            self._emitted = self._decode()
-        return delta
+def _alphabet_bytes(token: str) -> bytes:
+    if all(letter in ALPHABET for letter in token):
+        return bytes(ALPHABET[letter] for letter in token)
+    return token.encode()  # an added token is plain text
 
 
 def _read_tokenizer(path: Path) -> tokenizers.Tokenizer:
-    text = _read_text(path)
+    text = read_text(path)
     if text is None:
         raise BundleError(
             f"{path.parent} has no {path.name}.",
@@ -182,116 +147,8 @@ def _read_tokenizer(path: Path) -> tokenizers.Tokenizer:
     try:
         tokenizer = tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # tokenizers raises Exception itself, and nothing narrower
-        raise BundleError(f"{path} is damaged: {error}.", "Copy it again from the model's checkpoint.") from error
+        raise BundleError(f"{path} is damaged: {error}.", COPY_AGAIN) from error
     # A prompt is never cut or filled up behind the user's back, whatever the file says.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
-
-
-def _read_config(path: Path) -> dict[str, object]:
-    text = _read_text(path)
-    if text is None:
-        return {}
-    try:
-        config = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise BundleError(f"{path} is not JSON: {error}.", "Copy it again from the model's checkpoint.") from error
-    if not isinstance(config, dict):
-        raise BundleError(f"{path} is not a JSON object.", "Copy it again from the model's checkpoint.")
-    return config
-
-
-def _read_template(directory: Path, config: Mapping[str, object]) -> str | None:
-    template = _read_text(directory / "chat_template.jinja")
-    if template is not None:
-        return template
-    found = config.get("chat_template")
-    if isinstance(found, list):
-        named = {item.get("name"): item.get("template") for item in found if isinstance(item, dict)}
-        found = named.get("default")
-    if found is not None and not isinstance(found, str):
-        raise BundleError(
-            f"{directory / 'tokenizer_config.json'}: chat_template is neither a text nor a list of named texts.",
-            "Copy it again from the model's checkpoint.",
-        )
-    return found
-
-
-def _special_tokens(config: Mapping[str, object]) -> dict[str, str]:
-    """Those that are set. One that is null stays undefined, so that a template prints nothing for it, not `None`."""
-    texts: dict[str, str] = {}
-    for name in SPECIAL_TOKENS:
-        token = config.get(name)
-        text = token.get("content") if isinstance(token, dict) else token
-        if isinstance(text, str):
-            texts[name] = text
-    return texts
-
-
-def _read_text(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise BundleError(f"{path} cannot be read: {error}.", "Copy it again from the model's checkpoint.") from error
-
-
-# --- the sandbox, as transformers sets it up --------------------------------------------------------------------------
-
-
-class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}` marks the assistant's words for training; rendering writes its body as it is."""
-
-    tags = {"generation"}  # noqa: RUF012 - Jinja's own attribute
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _compile(source: str) -> jinja2.Template:
-    size_bytes = len(source.encode(errors="surrogatepass"))
-    if size_bytes > MAX_TEMPLATE_BYTES:
-        raise RequestError(
-            f"The chat template is {size_bytes} bytes, and {MAX_TEMPLATE_BYTES} is the limit.",
-            'Set "apply_chat_template": false and write the whole prompt yourself.',
-        )
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _tojson
-    helpers: dict[str, Callable[[str], str]] = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
-    environment.globals.update(helpers)
-    try:
-        return environment.from_string(source)
-    except TEMPLATE_FAULTS as error:
-        raise RequestError(
-            f"The chat template cannot be read: {_reason(error)}.",
-            'Mend chat_template.jinja, or set "apply_chat_template": false and write the whole prompt yourself.',
-        ) from error
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Jinja's own filter escapes HTML characters, and no model was trained on `\\u003c`."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _reason(error: BaseException) -> str:
-    line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
-    return f"{str(error).rstrip('.') or type(error).__name__}{line}"

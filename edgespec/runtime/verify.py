@@ -7,6 +7,7 @@ the token drawn is the bonus. For children that were chosen without the base's n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,14 +26,13 @@ class Verdict:
     emitted: list[int]
 
 
-def walk(tree: DraftTree, logits: NDArray[np.float32], sampler: Sampler, position: int) -> Verdict:
-    """Walk `tree` by the base's logits [N, V]; `position` is the absolute position of the root."""
-    path, emitted = [0], []
+def walk(tree: DraftTree, logits: NDArray[np.float32], sampler: Sampler, before: Sequence[int]) -> Verdict:
+    """Walk `tree` by the base's logits [N, V]; `before` are all tokens up to the root, the root included."""
+    tokens, path = [*before], [0]
     while True:
         node = path[-1]
-        token = sampler.pick(logits[node], position + len(path))
-        emitted.append(token)
-        child = tree.child(node, token)
+        tokens.append(sampler.pick(logits[node], tokens))
+        child = tree.child(node, tokens[-1])
         if child is None:
-            return Verdict(path, emitted)
+            return Verdict(path, tokens[len(before) :])
         path.append(child)

@@ -543,7 +543,7 @@ def test_both_flags(shop: Shop, tmp_path: Path, misused: Refused) -> None:
         ("--max-input-len", 0, ["--max-input-len is 0"]),
         ("--max-input-len", CAPACITY + 1, [CAPACITY + 1, CAPACITY]),
         ("--max-kv-cache-capacity", -3, ["--max-kv-cache-capacity is -3"]),
-        ("--max-batch-size", 2, ["--max-batch-size 2"]),
+        ("--max-batch-size", 17, ["--max-batch-size 17"]),
         ("--max-verify-tree-size", 0, ["--max-verify-tree-size is 0"]),
     ],
 )
@@ -732,7 +732,6 @@ MALFORMED = {
     "unknown-key": ('{"temprature": 1, "requests": []}', '"temperature"'),
     "negative": ('{"temperature": -1, "requests": []}', "temperature is -1"),
     "role": ('{"requests": [{"messages": [{"role": "usr", "content": "x"}]}]}', "requests[0].messages[0].role"),
-    "batch": ('{"batch_size": 2, "requests": [{"messages": [{"role": "user", "content": "x"}]}]}', "batch_size 2"),
     "not-utf8": (b'{"requests": "\xff"}', "not UTF-8"),
 }
 
@@ -930,15 +929,26 @@ def leftovers(root: Path) -> list[str]:
     return [str(path) for path in root.rglob("*") if ".tmp" in path.name]
 
 
+def test_batch_beyond_the_engine_is_refused_with_both_ways_out(shop: Shop, tmp_path: Path, cli: Cli) -> None:
+    found = cli(*infer_args(shop.engine, tmp_path), "--batch-size", 2)
+    assert found.code == REFUSED
+    assert "batch_size 2; the base engine was built for 1" in found.err
+    assert "--max-batch-size 2" in found.err
+
+
 def test_disk_full_while_writing_the_output(
     shop: Shop, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgespec.prompts.os.fsync", no_space)
+    """Its sibling was written before, and is left with what is finished."""
+    monkeypatch.setattr("os.fsync", no_space)
     found = cli(*infer_args(shop.engine, tmp_path))
     assert found.code == ENVIRONMENT
     assert str(tmp_path / "output.json") in found.err
     assert "No space left" in found.err
-    assert [path.name for path in tmp_path.iterdir()] == ["input.json"]
+    kept = tmp_path / "output.json.partial.jsonl"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["input.json", kept.name]
+    assert str(kept) in found.err
+    assert [json.loads(line)["finish_reason"] for line in kept.read_text().splitlines()] == ["end-of-sequence"]
 
 
 @pytest.fixture
@@ -1073,17 +1083,17 @@ def slowed(*args, **kwargs):
     calls -= 1
     if calls < 0:
         print("at it", flush=True)
-        time.sleep(60)
+        time.sleep(float(sys.argv[3]))
     return real(*args, **kwargs)
 setattr(module, name, slowed)
 from edgespec.cli.main import main
-main(sys.argv[3:])
+main(sys.argv[4:])
 """
 
 
-def stopped(signal_number: int, place: str, calls: int, *args: object) -> tuple[int, str]:
+def stopped(signal_number: int, place: str, calls: int, *args: object, halt_s: float = 60) -> tuple[int, str]:
     """Run a command that halts at `place` after so many calls of it, and send the signal there: (code, stderr)."""
-    command = [sys.executable, "-c", SLOWED, place, str(calls), *map(str, args)]
+    command = [sys.executable, "-c", SLOWED, place, str(calls), str(halt_s), *map(str, args)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRON) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "at it\n", child.communicate()
@@ -1115,13 +1125,15 @@ def test_ctrl_c_during_build_leaves_the_engines_that_were_there(shop: Shop, tmp_
 
 def test_ctrl_c_during_infer_keeps_what_is_finished(shop: Shop, tmp_path: Path) -> None:
     args = infer_args(shop.engine, tmp_path, "one", "two", "three")
-    code, err = stopped(signal.SIGINT, "edgespec.runtime.answers.attempt", 1, *args)
+    # Five steps a request after prefill: the eighth is the third of the second one, and it is finished.
+    code, err = stopped(signal.SIGINT, "edgespec.runtime.session.walk", 7, *args, halt_s=1.5)
     assert code == INTERRUPTED
-    assert err.splitlines()[-1] == f"interrupted: what was finished is in {tmp_path / 'output.json'}"
+    assert "stopping after this step" in err
+    assert err.splitlines()[-1] == f"what was finished is in {tmp_path / 'output.json'}"
     assert "Traceback" not in err
     responses = json.loads((tmp_path / "output.json").read_text())["responses"]
     assert [response["finish_reason"] for response in responses] == ["max-length", "cancelled", "cancelled"]
-    assert [len(response.get("output_ids", [])) for response in responses] == [6, 0, 0]
+    assert [len(response.get("output_ids", [])) for response in responses] == [6, 4, 0]
     assert leftovers(tmp_path) == []
 
 

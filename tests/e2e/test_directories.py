@@ -117,15 +117,15 @@ def test_fault_in_one_request_keeps_the_answers_before_it(
     source, target = tmp_path / "in.json", tmp_path / "out.json"
     messages = [{"messages": [{"role": "user", "content": text}]} for text in ("a", "b", "c")]
     source.write_text(json.dumps({"temperature": 0, "max_generate_length": 4, "requests": messages}))
-    attempt, seen = answers_module.attempt, []
+    answered, seen = answers_module.answered, []
 
-    def faulty(engine: object, request: object, *rest: object) -> object:
-        seen.append(request)
+    def faulty(answer: object, event: object) -> object:
+        seen.append(answer)
         if len(seen) == 2:
             raise ZeroDivisionError("planted")
-        return attempt(engine, request, *rest)
+        return answered(answer, event)
 
-    monkeypatch.setattr(answers_module, "attempt", faulty)
+    monkeypatch.setattr(answers_module, "answered", faulty)
     args = ["--engine-dir", str(tmp_path / "engines"), "--input-file", str(source), "--output-file", str(target)]
     assert run(["infer", *args, "--spec-decode"]) == 1
     reasons = [r["finish_reason"] for r in json.loads(target.read_text())["responses"]]

@@ -7,46 +7,83 @@ them may change what comes out.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from edgespec.runtime.drafters.base import Seen, Wish
 from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.tree import DraftPlan, DraftTree
 from edgespec.runtime.verify import Verdict, walk
+
+
+@dataclass
+class Memory:
+    """What a lane's drafter was told."""
+
+    features: list[np.ndarray] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)  # the one after each feature
 
 
 class ScriptedDrafter:
     """Random trees; where a node stands on the true path, its child carries the true token with probability `right`.
 
     `right` 0 never proposes the true token, `right` 1 always does, as a chain. Between them true tokens are seldom the
-    first among their siblings, so that what is accepted lies scattered over the tree.
+    first among their siblings, so that what is accepted lies scattered over the tree. `scripts` are prompts with what
+    plain decoding says after them; a lane follows the one that begins with what it was told.
     """
 
     engine_s = 0.0
 
-    def __init__(self, prompt: Sequence[int], truth: Sequence[int], vocab: int, right: float, seed: int = 0) -> None:
-        self.prompt, self.truth, self.vocab, self.right = list(prompt), list(truth), vocab, right
+    def __init__(
+        self, scripts: Sequence[tuple[Sequence[int], Sequence[int]]], vocab: int, right: float, seed: int = 0
+    ) -> None:
+        self.scripts = [[*prompt, *truth] for prompt, truth in scripts]
+        self.vocab, self.right = vocab, right
         self.rng = np.random.default_rng(seed)
-        self.features: list[np.ndarray] = []
-        self.tokens: list[int] = []  # the one after each feature
+        self.lanes: dict[int, Memory] = {}
         self.trees: list[DraftTree] = []
         self.plans: list[DraftPlan] = []
 
-    def reset(self) -> None:
-        self.features, self.tokens = [], []
+    @property
+    def features(self) -> list[np.ndarray]:
+        return self.lanes[0].features
 
-    def observe(self, features: np.ndarray, tokens: np.ndarray) -> None:
-        assert len(features) == len(tokens)
-        self.features += list(features.copy())
-        self.tokens += tokens.tolist()
+    @property
+    def tokens(self) -> list[int]:
+        return self.lanes[0].tokens
 
-    def propose(self, pending: int, plan: DraftPlan) -> DraftTree:
-        assert self.tokens[-1] == pending
-        self.plans.append(plan)
-        coming = self.truth[len(self.tokens) - len(self.prompt) + 1 :]
-        tree = self.chain(pending, coming, plan) if self.right == 1 else self.tree(pending, coming, plan)
-        self.trees.append(tree)
-        return tree
+    def reset(self, lane: int) -> None:
+        self.lanes[lane] = Memory()
+
+    def move(self, source: int, target: int) -> None:
+        self.lanes[target] = self.lanes.pop(source)
+
+    def snapshot(self, lane: int, count: int) -> np.ndarray:
+        return np.array(self.lanes[lane].tokens[:count], np.float32)[None, None, :, None]
+
+    def restore(self, lane: int, rows: np.ndarray) -> None:
+        tokens = rows[0, 0, :, 0].astype(int).tolist()
+        self.lanes[lane] = Memory([np.zeros(0)] * len(tokens), tokens)
+
+    def observe(self, seen: Sequence[Seen]) -> None:
+        for one in seen:
+            assert len(one.features) == len(one.tokens)
+            self.lanes[one.lane].features += list(one.features.copy())
+            self.lanes[one.lane].tokens += one.tokens.tolist()
+
+    def propose(self, wishes: Sequence[Wish]) -> list[DraftTree]:
+        return [self.proposed(wish) for wish in wishes]
+
+    def proposed(self, wish: Wish) -> DraftTree:
+        tokens = self.lanes[wish.lane].tokens
+        assert tokens[-1] == wish.pending
+        self.plans.append(wish.plan)
+        told = (script[len(tokens) + 1 :] for script in self.scripts if script[1 : len(tokens) + 1] == tokens)
+        coming = next(told, [])
+        make = self.chain if self.right == 1 else self.tree
+        self.trees.append(make(wish.pending, coming, wish.plan))
+        return self.trees[-1]
 
     def chain(self, pending: int, coming: list[int], plan: DraftPlan) -> DraftTree:
         tokens = [pending, *coming[: min(plan.steps, plan.verify_size - 1)]]
@@ -76,12 +113,12 @@ class ScriptedDrafter:
         return DraftTree(np.array(tokens, np.int64), np.array(parents, np.int64))
 
 
-def accept_one_more(tree: DraftTree, logits: np.ndarray, sampler: Sampler, position: int) -> Verdict:
+def accept_one_more(tree: DraftTree, logits: np.ndarray, sampler: Sampler, before: Sequence[int]) -> Verdict:
     """A planted bug: `walk` with one node more than the base agreed to."""
-    verdict = walk(tree, logits, sampler, position)
+    verdict = walk(tree, logits, sampler, before)
     child = np.flatnonzero(tree.parents == verdict.path[-1])
     if not len(child):
         return verdict
     path = [*verdict.path, int(child[0])]
-    last = sampler.pick(logits[child[0]], position + len(path))
+    last = sampler.pick(logits[child[0]], [*before, *verdict.emitted[:-1], int(tree.tokens[child[0]])])
     return Verdict(path, [*verdict.emitted[:-1], int(tree.tokens[child[0]]), last])

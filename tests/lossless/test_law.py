@@ -17,7 +17,9 @@ import edgespec
 from edgespec.prompts import END_OF_SEQUENCE, MAX_LENGTH
 from edgespec.runtime import session as session_module
 from edgespec.runtime.decoder import CachedDecoder
-from edgespec.runtime.engine import Engine, Response
+from edgespec.runtime.engine import Engine
+from edgespec.runtime.jobs import Response
+from edgespec.runtime.law import first_difference
 from edgespec.runtime.tree import DraftPlan, DraftTree
 from tests.lossless.drafters import ScriptedDrafter, accept_one_more
 
@@ -72,7 +74,7 @@ def limited(s: edgespec.SamplingParams, max_new: int) -> edgespec.SamplingParams
 
 
 def assert_equal(engine: Engine, plain: Response, drafted: Response, sampling: edgespec.SamplingParams) -> None:
-    difference = engine.first_difference(plain, drafted, sampling)
+    difference = first_difference(engine, plain, drafted, sampling)
     assert difference is None, f"near-tie: {difference.near_tie}, {difference}"
     assert drafted.token_ids == plain.token_ids
     assert (drafted.text, drafted.finish_reason) == (plain.text, plain.finish_reason)
@@ -83,7 +85,7 @@ def script(
 ) -> None:
     """Plug in a drafter that knows what plain decoding says."""
     truth = plainly(engine, prompt, sampling, max_new).token_ids
-    engine.session.drafter = ScriptedDrafter(prompt, truth, VOCAB, right)
+    engine.session.drafter = ScriptedDrafter([(prompt, truth)], VOCAB, right)
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=name_of)
@@ -198,9 +200,9 @@ def test_seed_decides_a_sampled_answer_and_is_told_where_it_was_drawn(engine: En
 # The comparison can see
 
 
-def commit_without_moving(decoder: CachedDecoder, path: np.ndarray) -> None:
-    decoder.length += len(path)
-    decoder.drop_scratch()
+def commit_without_moving(decoder: CachedDecoder, lane: int, path: np.ndarray) -> None:
+    decoder.lanes[lane].length += len(path)
+    decoder.drop_scratch(lane)
 
 
 PLANTED = {
@@ -218,7 +220,7 @@ def test_planted_bug_is_found_and_is_no_near_tie(engine: Engine, bug: str) -> No
     script(engine, prompt, GREEDY, 0.8)
     with PLANTED[bug]:
         drafted = drafting(engine, prompt, GREEDY, 40, DraftPlan(4, 4, 20))
-    difference = engine.first_difference(plain, drafted, GREEDY)
+    difference = first_difference(engine, plain, drafted, GREEDY)
     assert difference is not None
     assert not difference.near_tie
     assert plain.token_ids[: difference.index] == drafted.token_ids[: difference.index]

@@ -20,6 +20,7 @@ from edgespec.export.components import ExportOptions, export
 from edgespec.rope import RopeTable
 from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.embedding import EmbeddingTable
+from tests.one_lane import OneLane
 
 CAPACITY = 48  # KV slots of each engine
 
@@ -34,10 +35,10 @@ class Component:
     runner: OrtRunner
     golden_difference: float | None
 
-    def decoder(self) -> CachedDecoder:
+    def decoder(self) -> OneLane:
         """An empty sequence. The rows of earlier ones are still in the cache and must not be seen."""
         embedding = EmbeddingTable(self.engine_dir / bundle.EMBEDDING)
-        return CachedDecoder(self.runner, embedding, self.rope, self.config["sliding_window"])
+        return OneLane(CachedDecoder(self.runner, embedding, self.rope, self.config["sliding_window"]))
 
     @property
     def rope(self) -> RopeTable:

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from edgespec.backends.base import Result
 from edgespec.contract import Role
-from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.tree import DraftTree
 from tests import reference, toys
+from tests.one_lane import OneLane
 from tests.parity.conftest import Component, MakeComponent
 
 Ids = NDArray[np.int64]
@@ -111,7 +111,7 @@ def pair(
 
 
 @pytest.fixture
-def decoder(pair: Pair) -> CachedDecoder:
+def decoder(pair: Pair) -> OneLane:
     return pair.component.decoder()
 
 
@@ -127,7 +127,7 @@ def assert_close(found: Floats, wanted: Floats) -> None:
 # Plain decoding
 
 
-def test_prefill_gives_logits_and_taps_of_every_row(pair: Pair, decoder: CachedDecoder) -> None:
+def test_prefill_gives_logits_and_taps_of_every_row(pair: Pair, decoder: OneLane) -> None:
     ids = some_ids(24)
     result = decoder.causal(ids, np.arange(24))
     logits, taps = pair.reference(ids)
@@ -136,7 +136,7 @@ def test_prefill_gives_logits_and_taps_of_every_row(pair: Pair, decoder: CachedD
     assert_close(result.hidden_states[0], taps)
 
 
-def test_decoding_one_token_at_a_time_equals_one_pass(pair: Pair, decoder: CachedDecoder) -> None:
+def test_decoding_one_token_at_a_time_equals_one_pass(pair: Pair, decoder: OneLane) -> None:
     ids = some_ids(24, seed=1)
     logits, taps = pair.reference(ids)
     decoder.causal(ids[:15], np.array([14]))
@@ -148,7 +148,7 @@ def test_decoding_one_token_at_a_time_equals_one_pass(pair: Pair, decoder: Cache
 
 
 @pytest.mark.parametrize("first", [1, 9, 23])
-def test_prefill_in_two_chunks_equals_one_pass(pair: Pair, decoder: CachedDecoder, first: int) -> None:
+def test_prefill_in_two_chunks_equals_one_pass(pair: Pair, decoder: OneLane, first: int) -> None:
     ids = some_ids(24, seed=2)
     chunks = [decoder.causal(chunk, np.arange(len(chunk))).logits[0].copy() for chunk in (ids[:first], ids[first:])]
     assert_close(np.concatenate(chunks), pair.reference(ids)[0])
@@ -195,15 +195,13 @@ def tree_in_one_pass(pair: Pair, prompt: Ids, tree: DraftTree) -> tuple[Floats, 
     return logits[0, start:].numpy(), reference.gather_taps(hidden, TAPS)[0, start:].numpy()
 
 
-def verify(decoder: CachedDecoder, prompt: Ids, tree: DraftTree) -> Result:
+def verify(decoder: OneLane, prompt: Ids, tree: DraftTree) -> Result:
     decoder.causal(prompt, np.array([0]))
     return decoder.run(tree.tokens, len(prompt) + tree.depths, tree.mask, np.arange(len(tree)))
 
 
 @pytest.mark.parametrize("tree", [random_tree(0), random_tree(1), CHAIN], ids=["tree", "other-tree", "chain"])
-def test_each_tree_node_sees_the_prompt_and_its_ancestors_alone(
-    pair: Pair, decoder: CachedDecoder, tree: DraftTree
-) -> None:
+def test_each_tree_node_sees_the_prompt_and_its_ancestors_alone(pair: Pair, decoder: OneLane, tree: DraftTree) -> None:
     prompt = some_ids(PROMPT, seed=3)
     result = verify(decoder, prompt, tree)
     logits, taps = tree_in_one_pass(pair, prompt, tree)
@@ -212,14 +210,14 @@ def test_each_tree_node_sees_the_prompt_and_its_ancestors_alone(
     assert_close(result.hidden_states[0], taps)
 
 
-def test_verifying_a_chain_equals_reading_its_tokens(pair: Pair, decoder: CachedDecoder) -> None:
+def test_verifying_a_chain_equals_reading_its_tokens(pair: Pair, decoder: OneLane) -> None:
     prompt = some_ids(PROMPT, seed=3)
     result = verify(decoder, prompt, CHAIN)
     assert_close(result.logits[0], pair.reference(np.concatenate([prompt, CHAIN.tokens]))[0][PROMPT:])
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_after_a_commit_the_rejected_branches_leave_no_trace(pair: Pair, decoder: CachedDecoder, seed: int) -> None:
+def test_after_a_commit_the_rejected_branches_leave_no_trace(pair: Pair, decoder: OneLane, seed: int) -> None:
     """The accepted path's rows move; decoding on equals a computation from scratch that never saw the tree."""
     prompt, tree, more = some_ids(PROMPT, seed=4), random_tree(seed), some_ids(4, seed=5)
     path = deepest_path_with_gaps(tree)
@@ -231,7 +229,7 @@ def test_after_a_commit_the_rejected_branches_leave_no_trace(pair: Pair, decoder
     assert_close(np.concatenate(found), logits[-4:])
 
 
-def test_a_tree_grown_call_by_call_equals_one_pass_over_it(pair: Pair, decoder: CachedDecoder) -> None:
+def test_a_tree_grown_call_by_call_equals_one_pass_over_it(pair: Pair, decoder: OneLane) -> None:
     """What drafters do: each level sees scratch rows of the levels before it."""
     prompt, tree = some_ids(PROMPT, seed=6), random_tree(2)
     decoder.causal(prompt, np.array([0]))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,13 @@ from edgespec.contract import Limits
 from edgespec.errors import PairingError
 from edgespec.export.components import ExportOptions, export
 from edgespec.prompts import SamplingParams
+from edgespec.runtime.drafters.base import Seen, Wish
 from edgespec.runtime.drafters.eagle import EagleDrafter
-from edgespec.runtime.engine import Engine, Response
+from edgespec.runtime.engine import Engine
+from edgespec.runtime.jobs import Response
 from edgespec.runtime.tree import DraftPlan, DraftTree
 from tests import reference, toys
+from tests.one_lane import OneLane
 
 LIMITS = Limits(max_input_len=48, max_kv_cache_capacity=96, max_verify_tree_size=16, max_draft_tree_size=16)
 PLAN = DraftPlan(top_k=4, steps=3, verify_size=12)
@@ -168,7 +171,7 @@ class Workshop:
         model = load_base(self.base(draft.base))
         prefix = np.array(TOKENS[:-1])
         _, hidden_states = reference.base_hidden_states(model, torch.tensor([TOKENS[:-1]]))
-        found = engine.base.causal(prefix, np.arange(len(prefix))).hidden_states
+        found = OneLane(engine.base).causal(prefix, np.arange(len(prefix))).hidden_states
         assert found is not None
         return Pair(draft, engine, ref, model, hidden_states, found[0].copy())
 
@@ -189,7 +192,7 @@ def open_pair(workshop: Workshop) -> Iterator[Callable[[str], Pair]]:
     def get(name: str) -> Pair:
         if name not in pairs:
             pairs[name] = workshop.pair(BY_NAME[name])
-        pairs[name].drafter.reset()
+        pairs[name].drafter.reset(0)
         return pairs[name]
 
     yield get
@@ -249,7 +252,7 @@ def said_by_reference(ref: reference.Eagle3Reference, features: torch.Tensor, *,
 
 def said_by_engine(pair: Pair) -> Said:
     """The same through the draft's engine and its cache."""
-    decoder, n = pair.drafter.decoder, len(TOKENS) - 1
+    decoder, n = OneLane(pair.drafter.decoder), len(TOKENS) - 1
     decoder.reset()
     first = decoder.causal(np.array(TOKENS[1:]), np.arange(n), pair.features)
     logits, hidden = copies(first)
@@ -301,8 +304,8 @@ def test_levels_fed_with_own_states_give_the_references_logits(pair: Pair) -> No
 
 
 def test_first_tree_is_the_references(pair: Pair) -> None:
-    pair.drafter.observe(pair.features, np.array(TOKENS[1:]))
-    tree = pair.drafter.propose(TOKENS[-1], PLAN)
+    pair.drafter.observe([Seen(0, pair.features, np.array(TOKENS[1:]))])
+    (tree,) = pair.drafter.propose([Wish(0, TOKENS[-1], PLAN)])
     with torch.no_grad():
         tokens, parents, depths = reference.draft_tree(
             pair.ref, pair.ref.embed_tokens, pair.truth[0], TOKENS[1:], PLAN.top_k, PLAN.steps, PLAN.verify_size
@@ -317,12 +320,12 @@ def test_features_in_pieces_leave_the_drafter_where_all_at_once_do(pair: Pair) -
     """Prefill, three, one; a tree is drafted after each, and its rows must leave no trace."""
     drafter, following = pair.drafter, np.array(TOKENS[1:])
     for start, end in ((0, 7), (7, 10), (10, 11)):
-        drafter.observe(pair.features[start:end], following[start:end])
-        drafter.propose(int(following[end - 1]), PLAN)
-    assert drafter.decoder.length == len(following)
+        drafter.observe([Seen(0, pair.features[start:end], following[start:end])])
+        drafter.propose([Wish(0, int(following[end - 1]), PLAN)])
+    assert drafter.decoder.lanes[0].length == len(following)
     wanted = said_by_reference(pair.ref, pair.truth)
-    np.testing.assert_allclose(drafter.last_logits, wanted.extend[-1], **CLOSE)
-    np.testing.assert_allclose(drafter.last_hidden, wanted.recycled[-1], **CLOSE)
+    np.testing.assert_allclose(drafter.lanes[0].last_logits, wanted.extend[-1], **CLOSE)
+    np.testing.assert_allclose(drafter.lanes[0].last_hidden, wanted.recycled[-1], **CLOSE)
 
 
 # After acceptance
@@ -338,17 +341,18 @@ class Oracle:
         self.drafter, self.known = drafter, known
         self.observe, self.reset, self.engine_s = drafter.observe, drafter.reset, 0.0
 
-    def propose(self, pending: int, plan: DraftPlan) -> DraftTree:
+    def propose(self, wishes: Sequence[Wish]) -> list[DraftTree]:
         """Each level is a wrong token before the true one, so that accepted rows have to move."""
-        self.drafter.propose(pending, PLAN)
-        place = self.drafter.decoder.length - len(PROMPT)
+        ((pending, plan),) = [(wish.pending, wish.plan) for wish in wishes]
+        self.drafter.propose([Wish(0, pending, PLAN)])
+        place = self.drafter.decoder.lanes[0].length - len(PROMPT)
         assert self.known[place] == pending
         tokens, parents = [pending], [-1]
         for token in self.known[place + 1 : place + 1 + min(plan.steps, 2)]:
             parent = len(tokens) - 1
             tokens += [(token + 1) % 256, token]
             parents += [parent, parent]
-        return DraftTree(np.array(tokens), np.array(parents))
+        return [DraftTree(np.array(tokens), np.array(parents))]
 
 
 @pytest.mark.parametrize("name", ["eagle", "modelopt-two-layers", "speculators-everything"])
@@ -366,9 +370,9 @@ def test_accepted_branches_are_replayed_with_true_features(open_pair: Callable[[
     assert last.token_ids == known
     assert [chunk.accepted for chunk in chunks if not isinstance(chunk, Response)] == [0, 2, 2, 2]
 
-    committed = [*PROMPT, *known][: pair.drafter.decoder.length]
+    committed = [*PROMPT, *known][: pair.drafter.decoder.lanes[0].length]
     # The last step ended the run, so it was committed and not replayed.
-    assert len(committed) == engine.base.length - 3
+    assert len(committed) == engine.base.lanes[0].length - 3
     _, hidden_states = reference.base_hidden_states(pair.model, torch.tensor([committed]))
     features = reference.gather_taps(hidden_states, pair.draft.taps)
     following = torch.tensor([*PROMPT, *known][1 : len(committed) + 1])
@@ -380,8 +384,8 @@ def test_accepted_branches_are_replayed_with_true_features(open_pair: Callable[[
             torch.arange(n)[None],
             torch.ones(1, n, n, dtype=torch.bool).tril(),
         )
-    np.testing.assert_allclose(pair.drafter.last_logits, logits[0, -1].numpy(), **CLOSE)
-    np.testing.assert_allclose(pair.drafter.last_hidden, out[0, -1].numpy(), **CLOSE)
+    np.testing.assert_allclose(pair.drafter.lanes[0].last_logits, logits[0, -1].numpy(), **CLOSE)
+    np.testing.assert_allclose(pair.drafter.lanes[0].last_hidden, out[0, -1].numpy(), **CLOSE)
 
 
 # These tests would see a wrong reading
@@ -412,10 +416,10 @@ def test_taps_in_another_order_would_be_seen(open_pair: Callable[[str], Pair]) -
 
 def test_tokens_paired_with_their_own_features_would_be_seen(open_pair: Callable[[str], Pair]) -> None:
     pair = open_pair("eagle")
-    pair.drafter.observe(pair.features, np.array(TOKENS[:-1]))
+    pair.drafter.observe([Seen(0, pair.features, np.array(TOKENS[:-1]))])
     wanted = said_by_reference(pair.ref, pair.truth).extend[-1]
-    assert pair.drafter.last_logits is not None
-    assert np.abs(pair.drafter.last_logits - wanted).max() > SEEN
+    assert pair.drafter.lanes[0].last_logits is not None
+    assert np.abs(pair.drafter.lanes[0].last_logits - wanted).max() > SEEN
 
 
 WRONG_READINGS = (
@@ -469,11 +473,11 @@ def test_the_wrong_ones_table_would_be_seen(open_pair: Callable[[str], Pair], wo
 
 def test_tree_without_the_vocabulary_map_would_be_seen(open_pair: Callable[[str], Pair]) -> None:
     pair = open_pair("eagle")
-    pair.drafter.observe(pair.features, np.array(TOKENS[1:]))
-    right, offsets = pair.drafter.propose(TOKENS[-1], PLAN), pair.drafter.d2t
+    pair.drafter.observe([Seen(0, pair.features, np.array(TOKENS[1:]))])
+    (right,), offsets = pair.drafter.propose([Wish(0, TOKENS[-1], PLAN)]), pair.drafter.d2t
     pair.drafter.d2t = np.zeros_like(offsets)
     try:
-        wrong = pair.drafter.propose(TOKENS[-1], PLAN)
+        (wrong,) = pair.drafter.propose([Wish(0, TOKENS[-1], PLAN)])
     finally:
         pair.drafter.d2t = offsets
     assert right.tokens.tolist() != wrong.tokens.tolist()

@@ -5,6 +5,7 @@ Also what the canonical graph itself promises: its operators, its batches, and w
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -66,16 +67,14 @@ class Canonical:
         return out
 
     def feeds(self, calls: list[Call]) -> dict[str, Array]:
-        rows = calls[0].inputs_embeds.shape[1]
         masks = [
             np.pad(c.attention_mask, ((0, 0), (0, 0), (0, 0), (0, CAPACITY - c.attention_mask.shape[3]))) for c in calls
         ]
         feeds = {
             name: np.concatenate([getattr(c, name) for c in calls])
-            for name in ("inputs_embeds", "rope_cos", "rope_sin", "gather_idx")
+            for name in ("inputs_embeds", "rope_cos", "rope_sin", "write_indices", "gather_idx")
         }
         feeds["attention_mask"] = np.concatenate(masks)
-        feeds["write_indices"] = np.array([c.attention_mask.shape[3] - rows for c in calls], np.int64)
         if self.shape.role is Role.DRAFT:
             from_base = calls[0].base_hidden is not None
             feeds["use_base_hidden"] = np.array(from_base)
@@ -103,7 +102,8 @@ class Calls:
     def make(self, positions: Array, mask: Array, *, own_state: bool = False) -> Call:
         count = len(positions)
         cos, sin = self.rope.rows(positions[None])
-        call = Call(self.rows(count, self.shape.hidden_size), cos, sin, mask[None, None], np.arange(count)[None])
+        embeds, start = self.rows(count, self.shape.hidden_size), np.array([mask.shape[1] - count])
+        call = Call(embeds, cos, sin, mask[None, None], start, np.arange(count)[None])
         if self.shape.role is not Role.DRAFT:
             return call
         if own_state:
@@ -482,7 +482,34 @@ def test_lowering_refuses_a_graph_of_another_form(llama: Component, tamper: str)
         lower(model, "data")
 
 
-def test_lowering_takes_the_graph_that_was_not_tampered_with(llama: Component) -> None:
+ALSO_IN_BATCHES = ("scale", "softcap", "is-causal", "no-cache", "cache-at-slot-zero", "circular-cache", "other-mask")
+
+
+@pytest.mark.parametrize("tamper", ALSO_IN_BATCHES)
+def test_lowering_for_batches_refuses_a_graph_of_another_form(llama: Component, tamper: str) -> None:
     model = ir.load(llama.onnx_dir / bundle.MODEL)
-    names = {value.name for value in lower(model, "data").model.graph.inputs}
-    assert names == {spec.name for spec in llama.runner.contract.inputs}
+    TAMPERED[tamper](model)
+    with pytest.raises(ContractError, match=r"layers\.0/attn"):
+        lower(model, "data", batched=True)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_lowering_takes_the_graph_that_was_not_tampered_with(llama: Component, batched: bool) -> None:
+    model = ir.load(llama.onnx_dir / bundle.MODEL)
+    names = {value.name for value in lower(model, "data", batched).model.graph.inputs}
+    assert names == {spec.name for spec in lowered_contract(canonical_contract(shape_of(llama.config)), batched).inputs}
+
+
+def test_lowering_for_batches_keeps_the_canonical_attention(llama: Component) -> None:
+    before = kinds(ir.load(llama.onnx_dir / bundle.MODEL))
+    after = kinds(lower(ir.load(llama.onnx_dir / bundle.MODEL), "data", batched=True).model)
+    assert {kind: after[kind] for kind in ("Attention", "TensorScatter", "RotaryEmbedding")} == {
+        "Attention": 7,
+        "TensorScatter": 14,
+        "RotaryEmbedding": 14,
+    }
+    assert before - after == Counter(Transpose=before["Transpose"] - after["Transpose"])  # those of weights alone
+
+
+def kinds(model: ir.Model) -> Counter[str]:
+    return Counter(node.op_type for node in model.graph)

@@ -1,43 +1,25 @@
 """Lowers a canonical graph to ONNX Runtime's CPU kernels: small rewrites, each with its precondition.
 
-- attention: RotaryEmbedding + TensorScatter + Attention -> GroupQueryAttention over a shared cache
-- weights: stored halves -> float32 in the [in, out] layout that MatMul reads
+- attention: RotaryEmbedding + TensorScatter + Attention -> GroupQueryAttention over a shared cache, for batch 1;
+  in larger batches it stays as it is, over a cache that the runner keeps as wide as what is written
+- weights: stored halves -> float32 in the [in, out] layout that MatMul reads (`weights`)
 
 Knows the operators of both sides. Knows no model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from edgespec.bundle import contained
+from edgespec.backends.ort.weights import StoredWeight, lower_weights
 from edgespec.errors import ContractError
 
 MICROSOFT = "com.microsoft"
-ALIGN_BYTES = 4096
-NUMPY = {
-    ir.DataType.FLOAT: np.dtype(np.float32),
-    ir.DataType.FLOAT16: np.dtype(np.float16),
-    ir.DataType.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class StoredWeight:
-    """A weight of the lowered graph: where its source stands, and where its float32 form will."""
-
-    source: ir.ExternalTensor
-    transposed: bool
-    offset: int
-    num_bytes: int
 
 
 @dataclass(frozen=True)
@@ -48,31 +30,38 @@ class Lowered:
     weights: list[StoredWeight]
 
 
-def lower(model: ir.Model, data_name: str) -> Lowered:
+def lower(model: ir.Model, data_name: str, batched: bool = False) -> Lowered:
     """Rewrite `model` in place; external weights will stand in `data_name` beside it.
 
     Raises ContractError if a node does not have the form that the rewrite needs.
     """
-    lower_attention(model.graph)
-    weights = lower_weights(model.graph, data_name)
+    graph = model.graph
+    attentions = canonical_attentions(graph)
+    if not batched:
+        group_attention(graph, attentions)
+    weights = lower_weights(graph, data_name)
     RemoveUnusedNodesPass()(model)
-    model.graph.opset_imports[MICROSOFT] = 1
-    drop_input(model.graph, "write_indices")
-    check_lowered(model.graph)
+    if batched:
+        check_kept(graph, len(attentions))
+    else:
+        model.graph.opset_imports[MICROSOFT] = 1
+        drop_input(graph, "write_indices")
+        check_grouped(graph, len(attentions))
     return Lowered(model, weights)
 
 
 # ---- attention -------------------------------------------------------------------------------------------------
 
 
-def lower_attention(graph: ir.Graph) -> None:
-    """GroupQueryAttention is causal in slot order and takes batch 1 when a past is given: the runtime keeps parents
-    before children, and the build refuses other batch sizes."""
+def canonical_attentions(graph: ir.Graph) -> list[ir.Node]:
+    """The Attention nodes, each checked to read what both forms rely on: the mask, and a cache written row by row."""
     inputs = {value.name: value for value in graph.inputs}
-    shared = shared_inputs(graph, inputs["attention_mask"])
-    for node in [n for n in graph if n.op_type == "Attention" and n.domain == ""]:
+    nodes = [n for n in graph if n.op_type == "Attention" and n.domain == ""]
+    for node in nodes:
         check_attention(node, inputs)
-        replace_attention(graph, node, shared)
+        for value in node.inputs[1:3]:
+            check_cache(producer(required(value), "TensorScatter", node))
+    return nodes
 
 
 def check_attention(node: ir.Node, inputs: dict[str | None, ir.Value]) -> None:
@@ -89,6 +78,14 @@ def check_cache(node: ir.Node) -> None:
     require(write is not None and write.name == "write_indices", node, "write_indices as its index")
     require("axis" not in node.attributes or node.attributes["axis"].as_int() == -2, node, "axis -2")
     require("mode" not in node.attributes or node.attributes["mode"].as_string() == "linear", node, "mode linear")
+
+
+def group_attention(graph: ir.Graph, attentions: list[ir.Node]) -> None:
+    """GroupQueryAttention is causal in slot order and takes batch 1 when a past is given: the runtime keeps parents
+    before children, and engines for more sequences keep Attention."""
+    shared = shared_inputs(graph, next(value for value in graph.inputs if value.name == "attention_mask"))
+    for node in attentions:
+        replace_attention(graph, node, shared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +122,6 @@ def replace_attention(graph: ir.Graph, node: ir.Node, shared: Shared) -> None:
     v_turn = producer(required(v_scatter.inputs[1]), "Transpose", node)
     out_turn = only_user(node.outputs[0], "Transpose", node)
     out_flat = only_user(out_turn.outputs[0], "Reshape", node)
-    check_cache(k_scatter)
-    check_cache(v_scatter)
 
     constant, name = Constants(graph), str(node.name)
     nodes: list[ir.Node] = []
@@ -177,57 +172,6 @@ def head_shape(node: ir.Node, where: ir.Node) -> tuple[int, int]:
     assert shape is not None
     _, _, heads, dim = shape.numpy().tolist()
     return heads, dim
-
-
-# ---- weights ---------------------------------------------------------------------------------------------------
-
-
-def lower_weights(graph: ir.Graph, data_name: str) -> list[StoredWeight]:
-    """Replace initializer -> [Cast] -> [Transpose] by one float32 initializer in the form that its user reads."""
-    weights: list[StoredWeight] = []
-    end = 0
-    for value in list(graph.initializers.values()):
-        tensor = value.const_value
-        if not isinstance(tensor, ir.ExternalTensor):
-            continue
-        for final, transposed in final_forms(value):
-            dims = tuple(reversed(tensor.shape.numpy())) if transposed else tensor.shape.numpy()
-            offset = -(-end // ALIGN_BYTES) * ALIGN_BYTES
-            weights.append(StoredWeight(tensor, transposed, offset, 4 * int(np.prod(dims))))
-            end = offset + weights[-1].num_bytes
-            name = f"{value.name}/{'t' if transposed else 'fp32'}"
-            shape = ir.Shape(dims)
-            stored = ir.ExternalTensor(
-                data_name, offset, weights[-1].num_bytes, ir.DataType.FLOAT, shape=shape, name=name
-            )
-            new = ir.Value(name=name, shape=shape, type=ir.TensorType(ir.DataType.FLOAT), const_value=stored)
-            graph.register_initializer(new)
-            final.replace_all_uses_with(new)
-    return weights
-
-
-def final_forms(value: ir.Value) -> Iterator[tuple[ir.Value, bool]]:
-    """The values that `value` ends in after an optional Cast and an optional Transpose of two axes."""
-    users = [node for node, _ in value.uses()]
-    casts = [node for node in users if node.op_type == "Cast"]
-    turns = [node for node in users if node.op_type == "Transpose"]
-    if casts:
-        yield from (form for cast in casts for form in final_forms(cast.outputs[0]))
-    elif turns:
-        yield from ((turn.outputs[0], True) for turn in turns)
-    elif users:
-        yield value, False
-
-
-def read_fp32(weight: StoredWeight, directory: Path) -> NDArray[np.float32]:
-    """The weight's float32 form, read from the canonical directory."""
-    source = weight.source
-    dtype = NUMPY[source.dtype]
-    with contained(directory, str(source.location)).open("rb") as file:
-        file.seek(source.offset or 0)
-        array = np.fromfile(file, dtype, int(np.prod(source.shape.numpy())))
-    array = array.reshape(source.shape.numpy())
-    return np.ascontiguousarray((array.T if weight.transposed else array).astype(np.float32, order="C"))
 
 
 # ---- small things ----------------------------------------------------------------------------------------------
@@ -294,6 +238,17 @@ def drop_input(graph: ir.Graph, name: str) -> None:
     graph.inputs.remove(value)
 
 
-def check_lowered(graph: ir.Graph) -> None:
+def check_grouped(graph: ir.Graph, num_layers: int) -> None:
     left = {n.op_type for n in graph if n.op_type in {"Attention", "TensorScatter"}}
     require(not left, graph[0], f"no {', '.join(left)} left after the rewrites")
+    require(count(graph, "GroupQueryAttention") == num_layers, graph[0], f"{num_layers} GroupQueryAttention nodes")
+
+
+def check_kept(graph: ir.Graph, num_layers: int) -> None:
+    require(count(graph, "Attention") == num_layers, graph[0], f"{num_layers} Attention nodes after the rewrites")
+    require(count(graph, "TensorScatter") == 2 * num_layers, graph[0], "two caches a layer after the rewrites")
+    require("write_indices" in {v.name for v in graph.inputs}, graph[0], "write_indices after the rewrites")
+
+
+def count(graph: ir.Graph, op_type: str) -> int:
+    return sum(node.op_type == op_type for node in graph)

@@ -1,11 +1,13 @@
-"""Runs a lowered engine on ONNX Runtime, with its KV cache in one slab of host memory.
+"""Runs a lowered engine on ONNX Runtime over a KV cache in host memory.
 
 Knows bindings and addresses: past and present of a layer are the same memory, so that a call writes only its own
-rows. Knows nothing of tokens or trees.
+rows. Where rows stand is told in `cache`. Knows nothing of tokens or trees.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 from edgespec.backends.base import Call, Result
 from edgespec.backends.engine_dir import STEMS, shape_of
 from edgespec.backends.ort import fingerprint
+from edgespec.backends.ort.cache import KvCache, cache_bytes
 from edgespec.contract import (
     GraphContract,
     Role,
@@ -27,42 +30,41 @@ from edgespec.contract import (
 from edgespec.errors import ContractError, EnvironmentProblem
 
 PROVIDERS = ["CPUExecutionProvider"]
-EMPTY = np.empty(0, np.float32)
 
 
 class OrtRunner:
-    """An engine of this backend."""
+    """An engine of this backend; with more than one lane, of the batched form.
 
-    def __init__(self, path: Path, contract: GraphContract, capacity: int) -> None:
-        self.contract, self.capacity = contract, capacity
+    `padding` are slots behind the capacity for the rows by which a lane near its capacity is padded to its neighbours.
+    """
+
+    def __init__(self, path: Path, contract: GraphContract, capacity: int, lanes: int = 1, padding: int = 0) -> None:
+        self.contract, self.capacity, self.lanes = contract, capacity, lanes
         shape = contract.shape
         self.session = open_session(path, spinning=shape.role is not Role.DRAFT)
         check_signature(self.session, contract, path)
         try:
-            # Zeroes, not empty memory: a NaN in an unwritten row would poison kernels that multiply before masking.
-            self.slab = np.zeros((2 * shape.num_layers, 1, shape.num_kv_heads, capacity, shape.head_dim), np.float32)
+            self.cache = KvCache(shape, lanes, capacity + padding, following=lanes > 1)
         except MemoryError:
-            raise cache_too_large(contract, capacity) from None
-        self.buffers: dict[str, NDArray[np.float32]] = {}
+            raise cache_too_large(contract, capacity, lanes) from None
+        self.buffers: dict[str, NDArray[Any]] = {}
         self.binding = self.session.io_binding()
-        self.bind_cache()
-        self.no_rows = {n: np.zeros((1, 0, w), np.float32) for n, w in unused_widths(contract).items()}
+        self.bound = (0, 0, 0)  # first lane, lanes and stride of the cache as it is bound
 
-    def bind_cache(self) -> None:
-        dims = list(self.slab.shape[1:])
-        for layer in range(self.contract.shape.num_layers):
-            for half, (past, present) in enumerate(zip(past_names(layer), present_names(layer), strict=True)):
-                address = self.slab[2 * layer + half].ctypes.data
-                self.binding.bind_input(past, "cpu", 0, np.float32, dims, address)
-                self.binding.bind_output(present, "cpu", 0, np.float32, dims, address)
+    @property
+    def slab(self) -> NDArray[np.float32]:
+        return self.cache.slab
 
     def run(self, call: Call) -> Result:
         """Run one call; its KV rows are in the cache afterwards."""
-        rows, gathered = call.inputs_embeds.shape[1], call.gather_idx.shape[1]
-        assert call.attention_mask.shape[2] == rows <= call.attention_mask.shape[3] <= self.capacity
+        batch, rows = call.inputs_embeds.shape[:2]
+        starts: list[int] = call.write_indices.tolist()
+        check_call(call, starts, self.lanes, self.cache.slots)
+        self.cache.reserve(call.first_lane, starts, rows, call.attention_mask.shape[3])
+        self.bind_cache(call.first_lane, batch)
         shape = self.contract.shape
-        logits = self.buffer("logits", gathered, shape.vocab_size)
-        hidden = self.buffer("hidden_states", rows, shape.features) if shape.features else None
+        logits = self.buffer("logits", (batch, call.gather_idx.shape[1], shape.vocab_size))
+        hidden = self.buffer("hidden_states", (batch, rows, shape.features)) if shape.features else None
         feeds = self.feeds(call)
         for name, array in feeds.items():
             assert array.flags.c_contiguous
@@ -74,8 +76,22 @@ class OrtRunner:
             self.session.run_with_iobinding(self.binding)
         except RuntimeError as error:
             remedy = "If memory ran out, close other programs or build with a smaller --max-kv-cache-capacity."
-            raise EnvironmentProblem(f"ONNX Runtime failed in a call of {rows} rows: {error}", remedy) from error
+            what = f"ONNX Runtime failed in a call of {batch} x {rows} rows: {error}"
+            raise EnvironmentProblem(what, remedy) from error
         return Result(logits, hidden)
+
+    def bind_cache(self, first_lane: int, batch: int) -> None:
+        """Bind these lanes, where they are not bound yet: it takes tens of microseconds."""
+        if self.bound == (first_lane, batch, self.cache.stride):
+            return
+        self.bound = (first_lane, batch, self.cache.stride)
+        slab = self.slab
+        dims, address = [batch, *slab.shape[2:]], slab.ctypes.data + first_lane * slab.strides[1]
+        for layer in range(self.contract.shape.num_layers):
+            for past, present in zip(past_names(layer), present_names(layer), strict=True):
+                self.binding.bind_input(past, "cpu", 0, np.float32, dims, address)
+                self.binding.bind_output(present, "cpu", 0, np.float32, dims, address)
+                address += slab.strides[0]
 
     def feeds(self, call: Call) -> dict[str, NDArray[Any]]:
         feeds: dict[str, NDArray[Any]] = {
@@ -85,29 +101,47 @@ class OrtRunner:
             "attention_mask": call.attention_mask,
             "gather_idx": call.gather_idx,
         }
+        if self.lanes > 1:
+            feeds |= {"attention_mask": self.wide_mask(call.attention_mask), "write_indices": call.write_indices}
         if self.contract.shape.role is Role.DRAFT:
             assert (call.base_hidden is None) != (call.draft_hidden is None)
-            base, own = call.base_hidden, call.draft_hidden
-            feeds["base_hidden"] = self.no_rows["base_hidden"] if base is None else base
-            feeds["draft_hidden"] = self.no_rows["draft_hidden"] if own is None else own
-            feeds["use_base_hidden"] = np.array(base is not None)
+            for name, width in unused_widths(self.contract).items():
+                given = getattr(call, name)
+                feeds[name] = np.empty((len(call.inputs_embeds), 0, width), np.float32) if given is None else given
+            feeds["use_base_hidden"] = np.array(call.base_hidden is not None)
         return feeds
 
-    def buffer(self, name: str, rows: int, width: int) -> NDArray[np.float32]:
-        """[1, rows, width] in memory that is kept from call to call."""
-        if self.buffers.get(name, EMPTY).size < rows * width:
-            self.buffers[name] = np.empty(rows * width, np.float32)
-        return self.buffers[name][: rows * width].reshape(1, rows, width)
+    def wide_mask(self, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """[B, 1, S, stride]: nothing is seen behind the T slots of the call's own mask."""
+        wide = self.buffer("attention_mask", (*mask.shape[:3], self.cache.stride), np.bool_)
+        width = mask.shape[3]
+        wide[..., :width], wide[..., width:] = mask, False
+        return wide
+
+    def buffer(self, name: str, shape: tuple[int, ...], dtype: type[np.generic] = np.float32) -> NDArray[Any]:
+        """An array in memory that is kept from call to call."""
+        size = math.prod(shape)
+        if name not in self.buffers or self.buffers[name].size < size:
+            self.buffers[name] = np.empty(size, dtype)
+        return self.buffers[name][:size].reshape(shape)
 
     def bind_output(self, name: str, array: NDArray[np.float32]) -> None:
         self.binding.bind_output(name, "cpu", 0, array.dtype, list(array.shape), array.ctypes.data)
 
-    def move_rows(self, slots: NDArray[np.int64], start: int) -> None:
-        """Copy KV rows to `start`, `start`+1, ...; rows that stand right already are left alone."""
-        targets = np.arange(start, start + len(slots))
-        moving = slots != targets
-        if moving.any():
-            self.slab[:, :, :, targets[moving]] = self.slab[:, :, :, slots[moving]]
+    def move_rows(self, lane: int, slots: NDArray[np.int64], start: int) -> None:
+        self.cache.move_rows(lane, slots, start)
+
+    def read_rows(self, lane: int, count: int) -> NDArray[np.float32]:
+        return self.cache.read_rows(lane, count)
+
+    def write_rows(self, lane: int, rows: NDArray[np.float32]) -> None:
+        self.cache.write_rows(lane, rows)
+
+    def clear(self, lane: int) -> None:
+        self.cache.clear(lane)
+
+    def copy_lane(self, source: int, target: int, count: int) -> None:
+        self.cache.copy_lane(source, target, count)
 
     def close(self) -> None:
         """Let go of the engine; nothing can be run afterwards, and closing twice is harmless."""
@@ -115,12 +149,32 @@ class OrtRunner:
         self.__dict__.pop("session", None)
 
 
+def check_call(call: Call, starts: list[int], lanes: int, slots: int) -> None:
+    """What would be our own mistake: shapes that contradict each other, and rows that go nowhere."""
+    (batch, rows), width = call.inputs_embeds.shape[:2], call.attention_mask.shape[3]
+    assert call.attention_mask.shape[:3] == (batch, 1, rows)
+    assert len(starts) == len(call.gather_idx) == batch
+    assert 0 <= call.first_lane <= call.first_lane + batch <= lanes
+    assert min(starts) >= 0
+    assert max(starts) + rows <= width <= slots
+    assert lanes > 1 or starts == [width - rows]  # the kernel for one sequence writes the last rows that it reads
+
+
 def open_engine(engine_dir: Path, role: Role, config: dict[str, Any], entry: dict[str, Any]) -> OrtRunner:
     """The runner of a finished engine; EngineMismatch if another ONNX Runtime or CPU built it."""
     fingerprint.check(entry["fingerprint"], f"the {role.value} engine in {engine_dir}")
-    contract = lowered_contract(canonical_contract(shape_of(config)))
-    capacity = config["builder_config"]["max_kv_cache_capacity"]
-    return OrtRunner(engine_dir / f"{STEMS[role]}.onnx", contract, capacity)
+    limits = config["builder_config"]
+    lanes, capacity = limits["max_batch_size"], limits["max_kv_cache_capacity"]
+    contract = lowered_contract(canonical_contract(shape_of(config)), batched=lanes > 1)
+    return OrtRunner(engine_dir / f"{STEMS[role]}.onnx", contract, capacity, lanes, padding_of(limits))
+
+
+def padding_of(limits: Mapping[str, Any]) -> int:
+    """Slots behind the capacity of a batched engine, by its `builder_config`: a lane may have room for one row when
+    its neighbours run a whole tree."""
+    if limits["max_batch_size"] == 1:
+        return 0
+    return int(max(limits.get("max_verify_tree_size", 0), limits.get("max_draft_tree_size", 0))) + 1
 
 
 def open_session(path: Path, *, spinning: bool = True) -> ort.InferenceSession:
@@ -166,10 +220,12 @@ def unused_widths(contract: GraphContract) -> dict[str, int]:
     return {"base_hidden": shape.base_features, "draft_hidden": shape.features}
 
 
-def cache_too_large(contract: GraphContract, capacity: int) -> EnvironmentProblem:
-    shape = contract.shape
-    size = 8 * shape.num_layers * shape.num_kv_heads * capacity * shape.head_dim
+def cache_too_large(contract: GraphContract, capacity: int, lanes: int) -> EnvironmentProblem:
+    size = cache_bytes(contract.shape, lanes, capacity)
+    sequences, flags = "", "--max-kv-cache-capacity"
+    if lanes > 1:
+        sequences, flags = f"{lanes} sequences of ", "--max-batch-size or --max-kv-cache-capacity"
     return EnvironmentProblem(
-        f"no memory for a KV cache of {size / 1e9:.1f} GB ({capacity} tokens)",
-        "Build the engine with a smaller --max-kv-cache-capacity.",
+        f"no memory for a KV cache of {size / 1e9:.1f} GB ({sequences}{capacity} tokens)",
+        f"Build the engine with a smaller {flags}.",
     )

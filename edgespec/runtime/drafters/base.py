@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -10,16 +12,42 @@ from numpy.typing import NDArray
 from edgespec.runtime.tree import DraftPlan, DraftTree
 
 
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A lane that wants a tree rooted at its pending token."""
+
+    lane: int
+    pending: int
+    plan: DraftPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was committed in a lane: the base's features of m positions, each with the token that came after it."""
+
+    lane: int
+    features: NDArray[np.float32]  # [m, k*H]
+    tokens: NDArray[np.int64]  # [m]
+
+
 class Drafter(Protocol):
-    """One sequence's drafter."""
+    """The drafter of as many sequences as there are lanes."""
 
-    def propose(self, pending: int, plan: DraftPlan) -> DraftTree:
-        """A tree rooted at the pending token, within the plan; root only where nothing can be drafted."""
+    def propose(self, wishes: Sequence[Wish]) -> list[DraftTree]:
+        """A tree a wish, within its plan; root only where nothing can be drafted."""
 
-    def observe(self, features: NDArray[np.float32], tokens: NDArray[np.int64]) -> None:
-        """The base's features [m, k*H] of m committed positions, each with the token [m] that came after it."""
+    def observe(self, seen: Sequence[Seen]) -> None: ...
 
-    def reset(self) -> None: ...
+    def reset(self, lane: int) -> None: ...
+
+    def move(self, source: int, target: int) -> None:
+        """The sequence of one lane goes on in another."""
+
+    def snapshot(self, lane: int, count: int) -> NDArray[np.float32]:
+        """What it remembers of a lane's first `count` pairs, or of as many as it has seen, along axis 2."""
+
+    def restore(self, lane: int, rows: NDArray[np.float32]) -> None:
+        """Begin a lane with what `snapshot` gave; at least one more pair is observed before anything is proposed."""
 
     @property
     def engine_s(self) -> float:

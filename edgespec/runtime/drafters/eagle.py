@@ -1,99 +1,149 @@
 """EAGLE-3's search: EAGLE-2 dynamic trees, and chains as their narrowest form (arXiv 2406.16858, 2503.01840).
 
 Knows the draft's engine, its vocabulary map and its pairs of (feature, next token). The draft's cache holds only rows
-made from the base's true features; the rows of a tree are dropped when the tree is done.
+made from the base's true features; the rows of a tree are dropped when the tree is done. The trees of several
+sequences grow level by level together, one call a level.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.runtime.decoder import CachedDecoder
-from edgespec.runtime.tree import DraftPlan, DraftTree, TreePool
+from edgespec.runtime.decoder import CachedDecoder, Rows
+from edgespec.runtime.drafters.base import Seen, Wish
+from edgespec.runtime.tree import DraftTree, TreePool
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
 
 @dataclass
-class EagleDrafter:
-    """`d2t` [Vd] are offsets: base id = draft id + d2t[draft id]."""
+class LaneState:
+    """Where a sequence's drafts begin."""
 
-    decoder: CachedDecoder
-    d2t: Ids
     last_logits: Floats | None = None  # [Vd], at the last true feature
     last_hidden: Floats | None = None  # [Hd]
     full: bool = False  # the cache could not take all features: no drafts for the rest of the sequence
+
+
+@dataclass
+class Growth:
+    """A tree in the making. The beam's states and what it sees are those of its parents."""
+
+    wish: Wish
+    pool: TreePool
+    steps: int
+    beam: list[int]  # pool entries
+    hidden: Floats  # [K, Hd]
+    ancestors: NDArray[np.bool_]  # [K, scratch]
+
+
+class EagleDrafter:
+    """`d2t` [Vd] are offsets: base id = draft id + d2t[draft id]."""
+
+    def __init__(self, decoder: CachedDecoder, d2t: Ids) -> None:
+        self.decoder, self.d2t = decoder, d2t
+        self.lanes = [LaneState() for _ in decoder.lanes]
 
     @property
     def engine_s(self) -> float:
         return self.decoder.engine_s
 
-    def observe(self, features: Floats, tokens: Ids) -> None:
-        """Extend the stable cache by true features [m, k*H] paired with their next tokens [m]."""
-        if self.full or len(tokens) > self.decoder.room:
-            self.full = True
+    def observe(self, seen: Sequence[Seen]) -> None:
+        """Extend the stable caches by true features, each paired with its next token."""
+        for one in seen:
+            state = self.lanes[one.lane]
+            state.full = state.full or len(one.tokens) > self.decoder.room(one.lane)
+        taken = [one for one in seen if not self.lanes[one.lane].full]
+        if not taken:
             return
-        result = self.decoder.causal(tokens, np.array([len(tokens) - 1]), features)
-        assert result.hidden_states is not None
-        self.last_logits, self.last_hidden = result.logits[0, 0].copy(), result.hidden_states[0, -1].copy()
+        last = [np.array([len(one.tokens) - 1]) for one in taken]
+        parts = [self.decoder.causal(s.lane, s.tokens, g, s.features) for s, g in zip(taken, last, strict=True)]
+        for one, result in zip(taken, self.decoder.extend(parts), strict=True):
+            assert result.hidden_states is not None
+            state = self.lanes[one.lane]
+            state.last_logits, state.last_hidden = result.logits[0].copy(), result.hidden_states[-1].copy()
 
-    def propose(self, pending: int, plan: DraftPlan) -> DraftTree:
+    def propose(self, wishes: Sequence[Wish]) -> list[DraftTree]:
         """Grow K candidates a level, keep the K best of K*K as the next level, verify the best of all."""
-        steps = self.affordable_steps(plan)
-        if self.full or steps == 0 or plan.verify_size == 1:
-            return DraftTree.root_only(pending)
-        assert self.last_logits is not None
-        assert self.last_hidden is not None
+        growing = [self.begin(wish) for wish in wishes]
+        most = max((growth.steps for growth in growing if growth), default=0)
+        for level in range(1, most):
+            self.grow([growth for growth in growing if growth and growth.steps > level], level)
+        return [
+            self.finish(growth) if growth else DraftTree.root_only(wish.pending)
+            for growth, wish in zip(growing, wishes, strict=True)
+        ]
+
+    def begin(self, wish: Wish) -> Growth | None:
+        """The first level: the best continuations of the last true feature. None where nothing can be drafted."""
+        state, plan = self.lanes[wish.lane], wish.plan
+        steps = self.affordable_steps(wish)
+        if state.full or steps == 0 or plan.verify_size == 1:
+            return None
+        assert state.last_logits is not None
+        assert state.last_hidden is not None
         pool = TreePool()
-        ids, log_probs = top_log_probs(self.last_logits[None], plan.top_k)
+        ids, log_probs = top_log_probs(state.last_logits[None], plan.top_k)
         beam = pool.add_children(-1, self.to_base(ids[0]), log_probs[0])
-        hidden = np.repeat(self.last_hidden[None], len(beam), 0)
-        ancestors = np.zeros((len(beam), 0), bool)
-        for level in range(1, steps):
-            beam, hidden, ancestors = self.grow(pool, beam, hidden, ancestors, level, plan.top_k)
-        self.decoder.drop_scratch()
-        return pool.select(pending, min(plan.verify_size, 1 + len(pool.tokens)))
+        hidden = np.repeat(state.last_hidden[None], len(beam), 0)
+        return Growth(wish, pool, steps, beam, hidden, np.zeros((len(beam), 0), bool))
 
-    def grow(
-        self, pool: TreePool, beam: list[int], hidden: Floats, ancestors: NDArray[np.bool_], level: int, top_k: int
-    ) -> tuple[list[int], Floats, NDArray[np.bool_]]:
-        """Run the beam one level on: its children join the pool, the best of them are the next beam.
+    def grow(self, growing: Sequence[Growth], level: int) -> None:
+        """Run the beams one level on: their children join the pools, the best of them are the next beams."""
+        parts = [self.beam_rows(growth, level) for growth in growing]
+        for growth, part, result in zip(growing, parts, self.decoder.run(parts), strict=True):
+            assert result.hidden_states is not None
+            pool, top_k = growth.pool, growth.wish.plan.top_k
+            ids, log_probs = top_log_probs(result.logits, top_k)
+            children: list[int] = []
+            row_of: dict[int, int] = {}
+            for row, parent in enumerate(growth.beam):
+                born = pool.add_children(parent, self.to_base(ids[row]), log_probs[row])
+                row_of |= dict.fromkeys(born, row)
+                children += born
+            growth.beam = pool.best(children, top_k)
+            parents = [row_of[i] for i in growth.beam]
+            growth.hidden, growth.ancestors = result.hidden_states[parents], part.visible[parents]
 
-        `hidden` [K, Hd] are the states of the beam's parents, `ancestors` [K, scratch] the rows that each one sees.
-        Returns the same for the next level.
-        """
-        count = len(beam)
-        visible = np.concatenate([ancestors, np.eye(count, dtype=bool)], 1)
-        tokens = np.array([pool.tokens[i] for i in beam], np.int64)
-        positions = np.full(count, self.decoder.length + level - 1)
-        result = self.decoder.run(tokens, positions, visible, np.arange(count), draft_hidden=hidden)
-        assert result.hidden_states is not None
-        ids, log_probs = top_log_probs(result.logits[0], top_k)
-        children: list[int] = []
-        row_of: dict[int, int] = {}
-        for row, parent in enumerate(beam):
-            born = pool.add_children(parent, self.to_base(ids[row]), log_probs[row])
-            row_of |= dict.fromkeys(born, row)
-            children += born
-        chosen = pool.best(children, top_k)
-        parents = [row_of[i] for i in chosen]
-        return chosen, result.hidden_states[0][parents], visible[parents]
+    def beam_rows(self, growth: Growth, level: int) -> Rows:
+        lane, count = growth.wish.lane, len(growth.beam)
+        visible = np.concatenate([growth.ancestors, np.eye(count, dtype=bool)], 1)
+        tokens = np.array([growth.pool.tokens[i] for i in growth.beam], np.int64)
+        positions = np.full(count, self.decoder.lanes[lane].length + level - 1)
+        return Rows(lane, tokens, positions, visible, np.arange(count), draft_hidden=growth.hidden)
 
-    def affordable_steps(self, plan: DraftPlan) -> int:
+    def finish(self, growth: Growth) -> DraftTree:
+        self.decoder.drop_scratch(growth.wish.lane)
+        size = min(growth.wish.plan.verify_size, 1 + len(growth.pool.tokens))
+        return growth.pool.select(growth.wish.pending, size)
+
+    def affordable_steps(self, wish: Wish) -> int:
         """Levels that fit into the cache: each but the first writes top_k rows."""
-        return min(plan.steps, 1 + self.decoder.room // plan.top_k)
+        return min(wish.plan.steps, 1 + self.decoder.room(wish.lane) // wish.plan.top_k)
 
     def to_base(self, ids: Ids) -> Ids:
         return ids + self.d2t[ids]
 
-    def reset(self) -> None:
-        self.decoder.reset()
-        self.last_logits = self.last_hidden = None
-        self.full = False
+    def reset(self, lane: int) -> None:
+        self.decoder.reset(lane)
+        self.lanes[lane] = LaneState()
+
+    def move(self, source: int, target: int) -> None:
+        self.decoder.move(source, target)
+        self.lanes[target] = self.lanes[source]
+        self.lanes[source] = LaneState()
+
+    def snapshot(self, lane: int, count: int) -> Floats:
+        return self.decoder.snapshot(lane, min(count, self.decoder.lanes[lane].length))
+
+    def restore(self, lane: int, rows: Floats) -> None:
+        self.reset(lane)
+        self.decoder.restore(lane, rows)
 
 
 def top_log_probs(logits: Floats, count: int) -> tuple[Ids, Floats]:

@@ -9,10 +9,18 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from scipy import stats
-from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
+from edgespec.errors import EnvironmentProblem
 from edgespec.runtime import sampling
-from edgespec.runtime.sampling import NEAR_TIE, Sampler, gumbel
+from edgespec.runtime.sampling import NEAR_TIE, Sampler, gumbel, top_log_probs
 
 LOGITS = np.array([0.1, 1.0, -0.6, 0.5, 1.7, -2.0, 0.3, 1.3, -1.1, 0.8, -0.2, 0.6], np.float32)
 SETTINGS = [(1.0, 0, 1.0), (0.7, 0, 1.0), (1.6, 5, 1.0), (1.0, 6, 0.8), (0.5, 6, 0.6), (2.5, 8, 0.9)]
@@ -65,12 +73,12 @@ def over_positions(pick: Callable[[int, int], int]) -> list[int]:
 
 
 def test_greedy_takes_the_largest_and_of_equals_the_lowest_id() -> None:
-    assert Sampler().pick(np.array([0.0, 2.0, -1.0, 2.0], np.float32), 0) == 1
-    assert Sampler().pick(np.zeros(5, np.float32), 3) == 0
+    assert Sampler().pick(np.array([0.0, 2.0, -1.0, 2.0], np.float32), [0]) == 1
+    assert Sampler().pick(np.zeros(5, np.float32), [1, 2, 3]) == 0
 
 
 def test_greedy_ignores_seed_position_and_warping() -> None:
-    picked = {Sampler(0.0, 3, 0.5, seed).pick(LOGITS, position) for seed in range(20) for position in range(20)}
+    picked = {Sampler(0.0, 3, 0.5, seed).pick(LOGITS, range(position)) for seed in range(20) for position in range(20)}
     assert picked == {int(np.argmax(LOGITS))}
 
 
@@ -116,7 +124,62 @@ def test_top_p_is_reached_by_a_mass_that_equals_it() -> None:
 @pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-40, 1e-8])
 def test_tiny_temperature_is_greedy_and_does_not_crash(temperature: float) -> None:
     sampler = Sampler(temperature, 5, 0.9, 1)
-    assert [sampler.pick(LOGITS, position) for position in range(50)] == [int(np.argmax(LOGITS))] * 50
+    assert [sampler.pick(LOGITS, range(position)) for position in range(50)] == [int(np.argmax(LOGITS))] * 50
+
+
+@pytest.mark.parametrize("min_p", [1e-6, 0.05, 0.3, 1.0])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_min_p_acts_last_as_in_transformers(setting: tuple[float, int, float], min_p: float) -> None:
+    temperature, top_k, top_p = setting
+    row = torch.from_numpy(LOGITS.astype(np.float64))[None]
+    before = torch.from_numpy(np.log(warped_by_transformers(LOGITS, *setting) + 1e-300))[None]
+    wanted = MinPLogitsWarper(min_p)(torch.zeros_like(row, dtype=torch.long), before)[0].softmax(0).numpy()
+    found = probabilities(Sampler(temperature, top_k, top_p, min_p=min_p), LOGITS)
+    np.testing.assert_allclose(found, wanted, atol=1e-9)
+
+
+@pytest.mark.parametrize("penalty", [0.5, 1.0, 1.3, 7.0])
+def test_repetition_penalty_is_that_of_transformers_and_comes_before_temperature(penalty: float) -> None:
+    before = [4, 4, 2, 7, 11]
+    row = torch.from_numpy(LOGITS.astype(np.float64))[None]
+    wanted = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([before]), row)[0].numpy()
+    sampler = Sampler(0.7, 5, repetition_penalty=penalty)
+    np.testing.assert_allclose(sampler.adjusted(LOGITS, before), wanted)
+    np.testing.assert_allclose(
+        probabilities(sampler, sampler.adjusted(LOGITS, before)), warped_by_transformers(wanted, 0.7, 5, 1.0), atol=1e-9
+    )
+
+
+def test_bias_is_added_before_the_penalty_and_moves_greedy_too() -> None:
+    sampler = Sampler(repetition_penalty=2.0, logit_bias={5: 4.0})
+    adjusted = sampler.adjusted(LOGITS, [5])
+    assert adjusted[5] == (-2.0 + 4.0) / 2  # not -2 * 2 + 4
+    assert Sampler(logit_bias={0: 100.0}).pick(LOGITS, []) == 0
+    assert Sampler(logit_bias={4: -100.0}).pick(LOGITS, []) == 7
+
+
+def test_logits_are_left_as_they_were() -> None:
+    logits = LOGITS.copy()
+    Sampler(0.5, 3, 0.5, 1, 0.1, 2.0, {1: 3.0}).pick(logits, [1, 2])
+    np.testing.assert_array_equal(logits, LOGITS)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("sampler", [Sampler(), Sampler(1.0, 5)])
+def test_logits_that_are_no_numbers_are_told_and_not_drawn_from(sampler: Sampler, value: float) -> None:
+    logits = LOGITS.copy()
+    logits[3] = value
+    with pytest.raises(EnvironmentProblem, match="as a logit"):
+        sampler.pick(logits, [])
+
+
+def test_log_probabilities_are_the_model_s_own_and_end_with_the_chosen_one() -> None:
+    law = torch.from_numpy(LOGITS.astype(np.float64)).log_softmax(0).numpy()
+    found = top_log_probs(LOGITS, 3, 5)
+    assert [i for i, _ in found] == [4, 7, 1, 5]
+    assert [p for _, p in found] == pytest.approx(law[[4, 7, 1, 5]])
+    assert [i for i, _ in top_log_probs(LOGITS, 3, 7)] == [4, 7, 1]
+    assert len(top_log_probs(LOGITS, 50, 0)) == len(LOGITS)
 
 
 def test_large_temperature_is_uniform() -> None:
@@ -130,11 +193,11 @@ def test_token_hangs_on_seed_and_position_alone() -> None:
     """Whichever row of a batch the logits come from, and whatever was drawn before."""
     rows = np.stack([LOGITS, -LOGITS, LOGITS])
     one, other = Sampler(1.0, 0, 1.0, 4), Sampler(1.0, 0, 1.0, 4)
-    first = [one.pick(rows[0], position) for position in range(100)]
+    first = [one.pick(rows[0], range(position)) for position in range(100)]
     for position in reversed(range(100)):
-        other.pick(rows[1], position)
-        assert other.pick(rows[2], position) == first[position]
-    assert [Sampler(1.0, 0, 1.0, 5).pick(LOGITS, position) for position in range(100)] != first
+        other.pick(rows[1], range(position))
+        assert other.pick(rows[2], range(position)) == first[position]
+    assert [Sampler(1.0, 0, 1.0, 5).pick(LOGITS, range(position)) for position in range(100)] != first
 
 
 def test_noise_of_a_token_does_not_hang_on_which_others_are_left() -> None:
@@ -184,21 +247,21 @@ def test_largest_seed_is_a_seed() -> None:
 def test_tokens_follow_the_warped_law(
     setting: tuple[float, int, float], draw: Callable[[Callable[[int, int], int]], list[int]]
 ) -> None:
-    tokens = draw(lambda seed, position: Sampler(*setting, seed).pick(LOGITS, position))
+    tokens = draw(lambda seed, position: Sampler(*setting, seed).pick(LOGITS, range(position)))
     assert chi_square(tokens, warped_by_transformers(LOGITS, *setting)) > SUSPICIOUS
 
 
 def cold(seed: int, position: int) -> int:
-    return Sampler(0.75, 6, 0.8, seed).pick(LOGITS, position)
+    return Sampler(0.75, 6, 0.8, seed).pick(LOGITS, range(position))
 
 
 def without_top_p(seed: int, position: int) -> int:
-    return Sampler(1.0, 6, 1.0, seed).pick(LOGITS, position)
+    return Sampler(1.0, 6, 1.0, seed).pick(LOGITS, range(position))
 
 
 def one_in_ten_greedy(seed: int, position: int) -> int:
     greedy = gumbel(seed, position + 10**6, np.array([0]))[0] > stats.gumbel_r.ppf(0.9)
-    return int(np.argmax(LOGITS)) if greedy else Sampler(1.0, 6, 0.8, seed).pick(LOGITS, position)
+    return int(np.argmax(LOGITS)) if greedy else Sampler(1.0, 6, 0.8, seed).pick(LOGITS, range(position))
 
 
 @pytest.mark.parametrize("biased", [cold, without_top_p, one_in_ten_greedy])
@@ -210,7 +273,7 @@ def test_biased_sampler_is_caught_by_the_test_of_the_law(biased: Callable[[int, 
 def test_noise_without_the_position_is_caught_by_the_test_of_the_law() -> None:
     law = warped_by_transformers(LOGITS, 1.0, 0, 1.0)
     assert (
-        chi_square(over_positions(lambda seed, position: Sampler(1.0, 0, 1.0, seed).pick(LOGITS, 0)), law) < SUSPICIOUS
+        chi_square(over_positions(lambda seed, position: Sampler(1.0, 0, 1.0, seed).pick(LOGITS, [])), law) < SUSPICIOUS
     )
 
 
@@ -219,47 +282,51 @@ def test_noise_without_the_position_is_caught_by_the_test_of_the_law() -> None:
 
 def test_greedy_margin_is_the_distance_of_the_logits() -> None:
     logits = np.array([1.0, 0.25, 3.0], np.float32)
-    assert Sampler().margin(logits, 0, 0, 1) == Sampler().margin(logits, 0, 1, 0) == 0.75
+    assert Sampler().margin(logits, [], 0, 1) == Sampler().margin(logits, [], 1, 0) == 0.75
 
 
-def test_sampled_margin_is_the_change_of_score_that_swaps_the_two() -> None:
+def test_sampled_margin_is_the_change_of_the_logit_that_swaps_the_two() -> None:
     """Raise the loser's logit by a little less and by a little more than the margin says."""
     for position in range(20):
         sampler = Sampler(0.8, 0, 1.0, 3)
-        winner = sampler.pick(LOGITS, position)
+        winner = sampler.pick(LOGITS, range(position))
         _, scores = sampler.noised(LOGITS, position)
         loser = int(np.argsort(scores)[-2])
-        gap = sampler.margin(LOGITS, position, winner, loser)
+        gap = sampler.margin(LOGITS, range(position), winner, loser)
         for share, wanted in ((0.98, winner), (1.02, loser)):
             nudged = LOGITS.copy()
-            nudged[loser] += share * gap * 0.8
-            assert sampler.pick(nudged, position) == wanted
+            nudged[loser] += share * gap
+            assert sampler.pick(nudged, range(position)) == wanted
 
 
 def test_margin_to_a_token_that_warping_removed_is_at_least_its_way_back() -> None:
     logits = np.array([3.0, 2.0, 1.0, 0.5], np.float32)
-    assert Sampler(0.5, 2, 1.0, 0).margin(logits, 0, 0, 3) >= (2.0 - 0.5) / 0.5
+    assert Sampler(0.5, 2, 1.0, 0).margin(logits, [], 0, 3) >= 2.0 - 0.5
 
 
 def test_tie_at_the_edge_of_top_k_does_not_excuse_a_token_that_would_not_have_won() -> None:
     logits = np.array([9.0, 1.0, 1.0], np.float32)
-    assert Sampler(1.0, 2, 1.0, 0).margin(logits, 0, 0, 2) > 1
+    assert Sampler(1.0, 2, 1.0, 0).margin(logits, [], 0, 2) > 1
 
 
 @pytest.mark.parametrize("top_k", [0, 3, 10])
 @pytest.mark.parametrize("top_p", [0.5, 0.8, 1.0])
-def test_whatever_a_small_change_of_logits_changes_has_a_small_margin(top_k: int, top_p: float) -> None:
-    """Rounding may swap two scores, or carry a candidate over the edge of top-k or top-p: all of it is near."""
+@pytest.mark.parametrize("min_p", [0.0, 0.1])
+@pytest.mark.parametrize(("temperature", "penalty"), [(0.9, 1.0), (0.05, 1.0), (1.5, 1.3)])
+def test_whatever_a_small_change_of_logits_changes_has_a_small_margin(
+    top_k: int, top_p: float, min_p: float, temperature: float, penalty: float
+) -> None:
+    """Rounding may swap two scores, or carry a candidate over an edge of warping: all of it is near."""
     rng, size, changed = np.random.default_rng(4), 3e-2, 0
     for position in range(600):
-        sampler = Sampler(0.9, top_k, top_p, 5)
+        sampler = Sampler(temperature, top_k, top_p, 5, min_p, penalty)
         logits = rng.normal(0, 2, 24).astype(np.float32)
         nudged = logits + rng.uniform(-size, size, 24).astype(np.float32)
-        one, other = sampler.pick(logits, position), sampler.pick(nudged, position)
+        one, other = sampler.pick(logits, [position % 24] * position), sampler.pick(nudged, [position % 24] * position)
         if one != other:
             changed += 1
-            assert sampler.margin(logits, position, one, other) <= 4 * size / 0.9
-    assert changed >= 3
+            assert sampler.margin(logits, [position % 24] * position, one, other) <= 4 * size
+    assert changed >= 1
 
 
 def test_tokens_that_are_not_near_have_a_margin_beyond_rounding() -> None:
@@ -267,7 +334,7 @@ def test_tokens_that_are_not_near_have_a_margin_beyond_rounding() -> None:
     for position in range(300):
         sampler = Sampler(0.9, 10, 0.8, 5)
         logits = rng.normal(0, 2, 24).astype(np.float32)
-        drawn = sampler.pick(logits, position)
+        drawn = sampler.pick(logits, range(position))
         wrong = int((drawn + 1 + rng.integers(23)) % 24)
-        near += sampler.margin(logits, position, drawn, wrong) <= NEAR_TIE
+        near += sampler.margin(logits, range(position), drawn, wrong) <= NEAR_TIE
     assert near == 0

@@ -1,16 +1,11 @@
 """The loop's law, without an engine: whatever a drafter proposes, what is emitted is what plain decoding emits.
 
-The model here is a hash: the logits of a row are a function of the (position, token) pairs that it sees, so that a
-wrong mask, a wrong position or a KV row moved to the wrong place changes everything after it. What is right is told by
-`plainly`, which has no cache, no mask and no session.
+The model is `hash_model`'s; sequences that run side by side are in `test_batches`.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Sequence
 from unittest import mock
 
 import numpy as np
@@ -18,100 +13,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edgespec.backends.base import Call, Result
 from edgespec.errors import LimitError
 from edgespec.prompts import END_OF_SEQUENCE, MAX_LENGTH
 from edgespec.runtime import session as session_module
-from edgespec.runtime.decoder import CachedDecoder
+from edgespec.runtime.decoder import CachedDecoder, Rows
 from edgespec.runtime.sampling import Sampler
-from edgespec.runtime.session import Session, Step
+from edgespec.runtime.session import Session, Step, Task
 from edgespec.runtime.tree import DraftPlan, DraftTree
 from edgespec.runtime.verify import Verdict, walk
 from tests.lossless.drafters import ScriptedDrafter, accept_one_more
-
-VOCAB = 9
-GREEDY = Sampler()
-
-
-def logits_after(seen: Sequence[tuple[int, int]]) -> np.ndarray:
-    """[V], from a set of (position, token) pairs."""
-    digest = hashlib.blake2b(repr(sorted(seen)).encode(), digest_size=4 * VOCAB).digest()
-    return (np.frombuffer(digest, np.uint32) / 2**30).astype(np.float32)
-
-
-@dataclass
-class HashRunner:
-    """A Runner whose cache holds (position, token) in each slot."""
-
-    capacity: int
-    contract: Any = None
-    slots: list[tuple[int, int]] = field(default_factory=list)
-    rows: list[int] = field(default_factory=list)  # of each call
-    widest: int = 0
-    moved: int = 0  # rows that were not in their place
-
-    def __post_init__(self) -> None:
-        self.slots = [(-1, -1)] * self.capacity
-
-    def run(self, call: Call) -> Result:
-        _, _, count, width = call.attention_mask.shape
-        assert width <= self.capacity
-        first = width - count
-        positions, tokens = (rows[0, :, 0].astype(int).tolist() for rows in (call.rope_cos, call.inputs_embeds))
-        self.slots[first:width] = list(zip(positions, tokens, strict=True))
-        self.rows.append(count)
-        self.widest = max(self.widest, width)
-        logits, hidden = [], []
-        for row, visible in enumerate(call.attention_mask[0, 0]):
-            assert visible[first + row], "every row sees itself"
-            assert not visible[first + row + 1 :].any(), "the kernel's causality: no row sees a later slot"
-            logits.append(logits_after([self.slots[slot] for slot in np.flatnonzero(visible)]))
-            hidden.append([*self.slots[first + row], visible.sum()])
-        gathered = np.stack(logits)[call.gather_idx[0]]
-        return Result(gathered[None], np.array(hidden, np.float32)[None])
-
-    def move_rows(self, slots: np.ndarray, start: int) -> None:
-        assert (np.diff(slots) > 0).all()
-        assert (slots >= start + np.arange(len(slots))).all()
-        self.moved += int((slots != start + np.arange(len(slots))).sum())
-        moved = [self.slots[slot] for slot in slots]
-        self.slots[start : start + len(moved)] = moved
-
-    def close(self) -> None: ...
-
-
-class TokenRows:
-    """Stands for the embedding table: the row of a token is the token."""
-
-    def rows(self, tokens: np.ndarray) -> np.ndarray:
-        return tokens[:, None].astype(np.float32)
-
-
-class PositionRows:
-    """Stands for the rotary table: the row of a position is the position."""
-
-    def rows(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        row = positions[..., None].astype(np.float32)
-        return row, row
-
-
-def decoder_of(capacity: int, window: int | None = None) -> CachedDecoder:
-    return CachedDecoder(HashRunner(capacity), TokenRows(), PositionRows(), window)
-
-
-def plainly(
-    prompt: Sequence[int], sampler: Sampler, max_new: int, stop_ids: frozenset[int] = frozenset(), *,
-    capacity: int = 10**6, window: int = 10**6,
-) -> tuple[list[int], str]:  # fmt: skip
-    """Tokens and finish reason, from the definition: one token after the other, each from all before it."""
-    path = list(prompt)
-    while True:
-        path.append(sampler.pick(logits_after(list(enumerate(path))[-window:]), len(path)))
-        new = path[len(prompt) :]
-        if path[-1] in stop_ids:
-            return new, END_OF_SEQUENCE
-        if len(new) == max_new or len(path) == capacity + 1:  # the last token needs no row of its own
-            return new, MAX_LENGTH
+from tests.unit.runtime.hash_model import GREEDY, VOCAB, decoder_of, logits_after, plainly
 
 
 def tokens_of(steps: Sequence[Step]) -> tuple[list[int], str | None]:
@@ -130,14 +41,24 @@ def drafted(
 ) -> tuple[list[Step], Session]:  # fmt: skip
     """A speculative run; its drafter knows what plain decoding would say without any limit."""
     truth = plainly(prompt, sampler, max_new + plan.steps + 1, window=window or 10**6)[0]
-    session = Session(decoder_of(capacity, window), ScriptedDrafter(prompt, truth, VOCAB, right, seed))
-    return list(session.generate(prompt, sampler, max_new, stop_ids, plan)), session
+    session = Session(decoder_of(capacity, window), ScriptedDrafter([(prompt, truth)], VOCAB, right, seed))
+    return list(generate(session, Task(prompt, sampler, max_new, stop_ids, plan))), session
+
+
+def generate(session: Session, task: Task) -> Iterator[Step]:
+    """One sequence alone."""
+    session.restart()
+    _, step = session.begin(task)
+    yield step
+    while session.running:
+        ((_, step),) = session.step()
+        yield step
 
 
 def undrafted(
     prompt: Sequence[int], sampler: Sampler, max_new: int, stop_ids: frozenset[int], capacity: int
 ) -> list[Step]:
-    return list(Session(decoder_of(capacity)).generate(prompt, sampler, max_new, stop_ids, None))
+    return list(generate(Session(decoder_of(capacity)), Task(prompt, sampler, max_new, stop_ids)))
 
 
 # The law
@@ -249,13 +170,13 @@ def test_drafter_is_asked_for_no_more_than_can_be_emitted_or_held() -> None:
     _, session = drafted(0, max_new=6, capacity=len(PROMPT) + 4, plan=DraftPlan(3, 4, 9))
     asked = [(plan.steps, plan.verify_size) for plan in session.drafter.plans]
     assert asked == [(4, 4), (3, 3), (2, 2), (1, 1)]
-    assert session.base.length == session.base.capacity
+    assert session.base.lanes[0].length == session.base.capacity
 
 
 def test_plan_of_none_asks_no_drafter() -> None:
-    drafter = ScriptedDrafter(PROMPT, [], VOCAB, 0)
+    drafter = ScriptedDrafter([], VOCAB, 0)
     session = Session(decoder_of(64), drafter)
-    assert tokens_of(list(session.generate(PROMPT, GREEDY, 8, frozenset(), None))) == plainly(PROMPT, GREEDY, 8)
+    assert tokens_of(list(generate(session, Task(PROMPT, GREEDY, 8)))) == plainly(PROMPT, GREEDY, 8)
     assert drafter.trees == drafter.tokens == []
 
 
@@ -308,7 +229,7 @@ def test_full_cache_ends_both_runs_at_the_same_token_for_the_same_reason(room: i
     steps, session = drafted(right, capacity=capacity, max_new=50)
     plain = undrafted(PROMPT, GREEDY, 50, frozenset(), capacity)
     assert tokens_of(steps) == tokens_of(plain) == (TRUTH[: room + 1], MAX_LENGTH)
-    assert session.base.length == capacity
+    assert session.base.lanes[0].length == capacity
 
 
 def test_prompt_that_fills_the_cache_gives_one_token() -> None:
@@ -340,56 +261,66 @@ def test_prompt_is_read_in_chunks_and_gives_the_same_tokens(monkeypatch: pytest.
 def test_committed_slots_hold_the_accepted_path_in_order(right: float) -> None:
     steps, session = drafted(right, max_new=40, plan=DraftPlan(4, 4, 20))
     path = PROMPT + tokens_of(steps)[0][:-1]  # the pending token has no row
-    assert session.base.length == len(path)
-    assert session.base.runner.slots[: len(path)] == list(enumerate(path))
-    assert len(session.base.scratch) == 0
+    assert session.base.lanes[0].length == len(path)
+    assert session.base.runner.slots[0][: len(path)] == list(enumerate(path))
+    assert len(session.base.lanes[0].scratch) == 0
 
 
 def test_second_request_starts_from_nothing() -> None:
     """Rows of the first stay in memory; the second must not see them, even if the first was left half-way."""
     _, session = drafted(0.8, max_new=40)
     other = [8, 8, 1]
-    session.drafter = ScriptedDrafter(other, plainly(other, GREEDY, 30)[0], VOCAB, 0.8)
-    unfinished = session.generate(other, GREEDY, 20, frozenset(), PLAN)
+    session.drafter = ScriptedDrafter([(other, plainly(other, GREEDY, 30)[0])], VOCAB, 0.8)
+    task = Task(other, GREEDY, 20, plan=PLAN)
+    unfinished = generate(session, task)
     next(unfinished)
     next(unfinished)
-    steps = list(session.generate(other, GREEDY, 20, frozenset(), PLAN))
+    steps = list(generate(session, task))
     assert tokens_of(steps) == plainly(other, GREEDY, 20)
     assert session.drafter.tokens == [*other[1:], *tokens_of(steps[:-1])[0]]
 
 
+def fed(decoder: CachedDecoder, tokens: Sequence[int], gather: int) -> np.ndarray:
+    (result,) = decoder.extend([decoder.causal(0, np.array(tokens), np.array([gather]))])
+    return result.logits[0]
+
+
+def scratched(decoder: CachedDecoder, tokens: list[int], positions: list[int], visible: list[list[bool]]) -> np.ndarray:
+    """Logits of the last token."""
+    rows = Rows(0, np.array(tokens), np.array(positions), np.array(visible), np.array([len(tokens) - 1]))
+    return decoder.run([rows])[0].logits[0]
+
+
 def test_scratch_rows_that_are_dropped_leave_no_trace() -> None:
     decoder = decoder_of(16)
-    decoder.causal(np.array(PROMPT), np.array([4]))
-    tree = DraftTree(np.array([7, 2, 3]), np.array([-1, 0, 0]))
-    decoder.run(tree.tokens, decoder.length + tree.depths, tree.mask, np.arange(3))
-    assert decoder.room == 16 - 5 - 3
-    decoder.drop_scratch()
-    assert decoder.room == 16 - 5
-    result = decoder.causal(np.array([8]), np.array([0]))
-    np.testing.assert_array_equal(result.logits[0, 0], logits_after(list(enumerate([*PROMPT, 8]))))
+    fed(decoder, PROMPT, 4)
+    scratched(decoder, [7, 2, 3], [5, 6, 6], [[True, False, False], [True, True, False], [True, False, True]])
+    assert decoder.room(0) == 16 - 5 - 3
+    decoder.drop_scratch(0)
+    assert decoder.room(0) == 16 - 5
+    np.testing.assert_array_equal(fed(decoder, [8], 0), logits_after(list(enumerate([*PROMPT, 8]))))
 
 
 def test_later_scratch_rows_see_earlier_ones_where_told_and_not_beyond_the_window() -> None:
     """As a draft's tree grows: a second call behind the first one's scratch, with a window of three."""
     decoder = decoder_of(16, window=3)
-    decoder.causal(np.array([1, 2]), np.array([1]))
-    decoder.run(np.array([3, 4]), np.array([2, 2]), np.eye(2, dtype=bool), np.arange(2))
-    decoder.run(np.array([5]), np.array([3]), np.array([[True, False, True]]), np.array([0]))
-    result = decoder.run(np.array([6]), np.array([4]), np.array([[True, False, True, True]]), np.array([0]))
-    np.testing.assert_array_equal(result.logits[0, 0], logits_after([(2, 3), (3, 5), (4, 6)]))
+    fed(decoder, [1, 2], 1)
+    scratched(decoder, [3, 4], [2, 2], [[True, False], [False, True]])
+    scratched(decoder, [5], [3], [[True, False, True]])
+    logits = scratched(decoder, [6], [4], [[True, False, True, True]])
+    np.testing.assert_array_equal(logits, logits_after([(2, 3), (3, 5), (4, 6)]))
 
 
 # The comparison itself can see
 
 
-def forget_depth(tree: DraftTree, logits: np.ndarray, sampler: Sampler, position: int) -> Verdict:
-    return walk(tree, logits, sampler, position - 1)
+def forget_depth(tree: DraftTree, logits: np.ndarray, sampler: Sampler, before: Sequence[int]) -> Verdict:
+    return walk(tree, logits, sampler, before[1:])
 
 
-def commit_without_moving(decoder: CachedDecoder, path: np.ndarray) -> None:
-    decoder.length += len(path)
-    decoder.drop_scratch()
+def commit_without_moving(decoder: CachedDecoder, lane: int, path: np.ndarray) -> None:
+    decoder.lanes[lane].length += len(path)
+    decoder.drop_scratch(lane)
 
 
 PLANTED = {

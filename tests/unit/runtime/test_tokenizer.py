@@ -1,9 +1,8 @@
-"""Text survives the way to ids and back, in a stream as at once, and templates say what transformers makes them say."""
+"""Text survives the way to ids and back, each token has its bytes, and stops are told from special tokens."""
 
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,11 +11,9 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import PreTrainedTokenizerFast
 
 from edgespec.errors import BundleError, RequestError
-from edgespec.prompts import Message
-from edgespec.runtime.tokenizer import TextStream, Tokenizer
+from edgespec.runtime.tokenizer import Tokenizer
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog. It isn't lazy,  it rests!",
@@ -30,53 +27,6 @@ HARD_TEXTS = [
     "  two  spaces, é and 日本 and 𓀀𓂀𓃠 ",
     "👍🏽👍🏽 fox\n\n\tjumps�over",
     "",
-]
-
-CHATML = """\
-{%- if messages[0].role == 'system' %}
-    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
-{%- else %}
-    {{- '<|im_start|>system\\nYou are helpful.<|im_end|>\\n' }}
-{%- endif %}
-{%- if tools is not none %}{{ raise_exception('no tools here') }}{% endif %}
-{%- for message in messages %}
-    {%- if message.role == 'system' and loop.first %}{% continue %}{% endif %}
-    {%- if message.role == 'assistant' %}
-        {{- '<|im_start|>assistant\\n' }}{% generation %}{{- message.content }}{% endgeneration %}{{- '<|im_end|>\\n' }}
-    {%- else %}
-        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\\n' }}
-    {%- if enable_thinking is defined and enable_thinking is false %}
-        {{- '<think>\\n\\n</think>\\n\\n' }}
-    {%- endif %}
-{%- endif %}
-"""
-
-INSTRUCT = """\
-{{ bos_token }}
-{% set ns = namespace(system='') %}
-{% for message in messages if message['role'] == 'system' %}
-{% set ns.system = message['content'] | trim %}
-{% endfor %}
-{% for message in messages %}
-    {% if message['role'] == 'user' %}
-[INST] {{ ns.system }}{{ unk_token }}{{ {'said': message['content']} | tojson }} [/INST]
-    {% elif message['role'] == 'assistant' %}
- {{ message['content'] | trim }}{{ eos_token }}
-    {% elif message['role'] == 'tool' %}
-        {{ raise_exception('Roles must alternate between user and assistant.') }}
-    {% endif %}
-{% endfor %}
-"""
-
-CONVERSATION = [
-    Message("system", " Be brief. "),
-    Message("user", "Is 3 < 4 & \"é\" > 'e'?\n"),
-    Message("assistant", " Yes 😀 "),
-    Message("user", "Why?"),
 ]
 
 
@@ -135,83 +85,18 @@ BUILDERS: dict[str, Callable[[], tokenizers.Tokenizer]] = {
     "byte_fallback": byte_fallback,
     "metaspace": metaspace,
 }
-BUILT = {name: Tokenizer(build(), chat_template=None, special_tokens={}) for name, build in BUILDERS.items()}
+BUILT = {name: Tokenizer(build()) for name, build in BUILDERS.items()}
 
 
-def save(directory: Path, config: dict[str, object], tokenizer: tokenizers.Tokenizer | None = None) -> Path:
-    (tokenizer or byte_level()).save(str(directory / "tokenizer.json"))
-    (directory / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+def save(directory: Path, tokenizer: tokenizers.Tokenizer) -> Path:
+    tokenizer.save(str(directory / "tokenizer.json"))
     return directory
-
-
-def stream(tokenizer: Tokenizer, ids: list[int], *, skip_special_tokens: bool = True) -> list[str]:
-    text_stream = TextStream(tokenizer, skip_special_tokens=skip_special_tokens)
-    return [*(text_stream.push(token_id) for token_id in ids), text_stream.flush()]
 
 
 @pytest.mark.parametrize("text", HARD_TEXTS)
 @pytest.mark.parametrize("name", ["byte_level", "byte_fallback"])
-def test_text_survives_ids_and_stream(name: str, text: str) -> None:
-    tokenizer = BUILT[name]
-    ids = tokenizer.encode(text)
-    assert tokenizer.decode(ids) == text
-    assert "".join(stream(tokenizer, ids)) == text
-
-
-@pytest.mark.parametrize("name", ["byte_level", "byte_fallback"])
-def test_no_delta_ends_inside_a_character(name: str) -> None:
-    tokenizer = BUILT[name]
-    ids = tokenizer.encode("fox 😀 日本 𓀀 dog")
-    assert len(ids) > len("fox 😀 日本 𓀀 dog") - 4  # the characters really are in pieces
-    assert not any("\ufffd" in delta for delta in stream(tokenizer, ids))
-
-
-def test_text_comes_out_with_the_token_that_completes_it() -> None:
-    tokenizer = BUILT["byte_level"]
-    text_stream = TextStream(tokenizer)
-    deltas = [text_stream.push(token_id) for token_id in tokenizer.encode("a😀b")]
-    assert "".join(deltas) == "a😀b"  # with nothing left for flush
-    assert deltas[0] == "a"
-    assert deltas[-2:] == ["😀", "b"]
-
-
-@pytest.mark.parametrize("skip_special_tokens", [True, False])
-@pytest.mark.parametrize("name", BUILT)
-@settings(max_examples=150, deadline=None)
-@given(data=st.data())
-def test_stream_of_any_ids_is_decode_of_all_ids(name: str, skip_special_tokens: bool, data: st.DataObject) -> None:
-    tokenizer = BUILT[name]
-    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 2), max_size=30))
-    deltas = stream(tokenizer, ids, skip_special_tokens=skip_special_tokens)
-    assert "".join(deltas) == tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
-
-
-def test_invalid_bytes_after_valid_ones_do_not_break_the_stream() -> None:
-    """The case in which tokenizers' own DecodeStream raises."""
-    tokenizer = BUILT["byte_fallback"]
-    ids = [*tokenizer.encode("fox 😀"), tokenizer.token_id("<0xFF>") or 0, *tokenizer.encode("dog")]
-    assert "\ufffd" in tokenizer.decode(ids)
-    assert "".join(stream(tokenizer, ids)) == tokenizer.decode(ids)
-
-
-def test_token_without_text_does_not_cost_the_next_one_its_space() -> None:
-    raw = tokenizers.Tokenizer(models.BPE(vocab={"": 0, "▁a": 1, "▁b": 2}, merges=[]))
-    raw.decoder = byte_fallback().decoder
-    tokenizer = Tokenizer(raw, chat_template=None, special_tokens={})
-    assert stream(tokenizer, [1, 0, 2]) == ["a", "", " b", ""]
-
-
-def test_half_a_character_at_the_end_is_flushed() -> None:
-    tokenizer = BUILT["byte_level"]
-    half = tokenizer.encode("fox😀")[:-1]
-    assert stream(tokenizer, half)[-1] == "\ufffd"
-    assert "".join(stream(tokenizer, half)) == tokenizer.decode(half)
-
-
-def test_long_stream_is_decode_of_all_ids() -> None:
-    for tokenizer in BUILT.values():
-        ids = random.Random(0).choices(range(tokenizer.vocab_size), k=2000)
-        assert "".join(stream(tokenizer, ids)) == tokenizer.decode(ids)
+def test_text_survives_ids(name: str, text: str) -> None:
+    assert BUILT[name].decode(BUILT[name].encode(text)) == text
 
 
 def test_special_tokens_are_added_only_on_request_and_skipped_in_text(tmp_path: Path) -> None:
@@ -220,7 +105,7 @@ def test_special_tokens_are_added_only_on_request_and_skipped_in_text(tmp_path: 
     raw.post_processor = processors.TemplateProcessing(
         single="<|im_start|> $A", special_tokens=[("<|im_start|>", start)]
     )
-    tokenizer = Tokenizer.open(save(tmp_path, {}, raw))
+    tokenizer = Tokenizer.open(save(tmp_path, raw))
     assert tokenizer.encode("fox", add_special_tokens=True) == [start, *tokenizer.encode("fox")]
     assert tokenizer.is_special(start)
     ids = tokenizer.encode("<|im_start|>fox<think>")
@@ -239,72 +124,7 @@ def test_truncation_and_padding_of_the_file_do_not_touch_a_prompt(tmp_path: Path
     whole = raw.encode(CORPUS[0]).ids
     raw.enable_truncation(4)
     raw.enable_padding(length=500)
-    assert Tokenizer.open(save(tmp_path, {}, raw)).encode(CORPUS[0]) == whole
-
-
-@pytest.mark.parametrize("enable_thinking", [True, False])
-@pytest.mark.parametrize("add_generation_prompt", [True, False])
-@pytest.mark.parametrize("template", [CHATML, INSTRUCT])
-@pytest.mark.parametrize("messages", [CONVERSATION, CONVERSATION[1:2]])
-def test_render_says_what_transformers_says(
-    tmp_path: Path, template: str, messages: list[Message], add_generation_prompt: bool, enable_thinking: bool
-) -> None:
-    bos = {"__type": "AddedToken", "content": "<|im_start|>", "special": True}
-    config = {"bos_token": bos, "eos_token": "<|im_end|>", "unk_token": None, "chat_template": template}
-    ours = Tokenizer.open(save(tmp_path, config))
-    theirs = PreTrainedTokenizerFast(
-        tokenizer_object=byte_level(), bos_token="<|im_start|>", eos_token="<|im_end|>", chat_template=template
-    )
-    expected = theirs.apply_chat_template(
-        [{"role": message.role, "content": message.content} for message in messages],
-        tokenize=False,
-        add_generation_prompt=add_generation_prompt,
-        enable_thinking=enable_thinking,
-    )
-    rendered = ours.render(messages, add_generation_prompt=add_generation_prompt, enable_thinking=enable_thinking)
-    assert rendered == expected
-    assert messages[-1].content in rendered or json.dumps(messages[-1].content, ensure_ascii=False) in rendered
-
-
-def render(directory: Path) -> str:
-    return Tokenizer.open(directory).render(CONVERSATION, add_generation_prompt=True, enable_thinking=False)
-
-
-def test_template_file_wins_over_the_config_and_a_list_gives_its_default(tmp_path: Path) -> None:
-    named = [{"name": "rag", "template": "rag"}, {"name": "default", "template": "from the list"}]
-    save(tmp_path, {"chat_template": named})
-    assert render(tmp_path) == "from the list"
-    (tmp_path / "chat_template.jinja").write_text("from the file")
-    assert render(tmp_path) == "from the file"
-
-
-def test_missing_template_is_refused_only_when_wanted(tmp_path: Path) -> None:
-    tokenizer = Tokenizer.open(save(tmp_path, {}))
-    with pytest.raises(RequestError, match="no chat template") as caught:
-        tokenizer.render(CONVERSATION, add_generation_prompt=True, enable_thinking=False)
-    assert '"apply_chat_template": false' in caught.value.remedy
-
-
-@pytest.mark.parametrize(
-    ("template", "said"),
-    [
-        ("{{ raise_exception('Only one turn.') }}", "Only one turn"),
-        ("{{ messages[0].content + 3 }}", "can only concatenate"),
-        ("{{ messages[99].content.x }}", "has no element 99"),
-        ("{{ 1 / 0 }}", "division by zero"),
-        ("{% for m in messages %}", "line 1"),
-        ("{{ ''.__class__.__mro__ }}", "unsafe"),
-        ("{{ messages.append(1) }}", "append"),
-        ("{% for i in range(10000000) %}x{% endfor %}", "Range too big"),
-        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
-        ("{# " + "x" * 2**20 + " #}", "is the limit"),
-    ],
-)
-def test_template_that_fails_or_reaches_out_of_its_sandbox_is_refused(tmp_path: Path, template: str, said: str) -> None:
-    with pytest.raises(RequestError) as caught:
-        render(save(tmp_path, {"chat_template": template}))
-    assert said in caught.value.what
-    assert '"apply_chat_template": false' in caught.value.remedy
+    assert Tokenizer.open(save(tmp_path, raw)).encode(CORPUS[0]) == whole
 
 
 def test_missing_or_damaged_files_are_refused(tmp_path: Path) -> None:
@@ -316,10 +136,70 @@ def test_missing_or_damaged_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes(b"\xff")
     with pytest.raises(BundleError, match="cannot be read"):
         Tokenizer.open(tmp_path)
-    save(tmp_path, {"chat_template": 3})
-    with pytest.raises(BundleError, match="chat_template is neither"):
-        Tokenizer.open(tmp_path)
-    for damaged in ("[", "[]"):
-        (tmp_path / "tokenizer_config.json").write_text(damaged)
-        with pytest.raises(BundleError, match="tokenizer_config"):
-            Tokenizer.open(tmp_path)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_bytes_of_tokens_are_the_text_of_the_whole(data: st.DataObject) -> None:
+    """Any ids: halves of characters, invalid bytes, special and added tokens."""
+    tokenizer = BUILT["byte_level"]
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 2), max_size=30))
+    whole = b"".join(tokenizer.token_bytes(token_id) for token_id in ids)
+    assert whole.decode(errors="replace") == tokenizer.decode(ids, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize("text", HARD_TEXTS)
+@pytest.mark.parametrize("name", ["byte_level", "byte_fallback"])
+def test_bytes_of_tokens_are_the_bytes_of_the_text(name: str, text: str) -> None:
+    tokenizer = BUILT[name]
+    whole = b"".join(tokenizer.token_bytes(token_id) for token_id in tokenizer.encode(text))
+    in_front = b" " if name == "byte_fallback" and text else b""  # that the normaliser puts there
+    assert whole == in_front + text.encode()
+
+
+def test_metaspace_token_stands_for_its_space() -> None:
+    tokenizer = BUILT["metaspace"]
+    ids = tokenizer.encode("fox jumps")
+    assert b"".join(tokenizer.token_bytes(token_id) for token_id in ids) == b" fox jumps"
+    assert tokenizer.token_bytes(tokenizer.token_id("</s>") or 0) == b"</s>"
+
+
+def tokenizer_of(tokens: list[str], decoder: object) -> Tokenizer:
+    raw = tokenizers.Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=[]))
+    if decoder is not None:
+        raw.decoder = decoder
+    return Tokenizer(raw)
+
+
+@pytest.mark.parametrize(
+    ("decoder", "expected"),
+    [
+        (decoders.ByteLevel(), [b"<0x41>", b" a", "▁b".encode()]),
+        (decoders.Sequence([decoders.Sequence([decoders.ByteFallback()])]), [b"A", "Ġa".encode(), "▁b".encode()]),
+        (decoders.Metaspace(), [b"<0x41>", "Ġa".encode(), b" b"]),
+        (decoders.WordPiece(), [b" <0x41>", " Ġa".encode(), " ▁b".encode()]),
+        (None, [b"<0x41>", "Ġa".encode(), "▁b".encode()]),
+    ],
+)
+def test_decoder_and_not_the_looks_of_a_token_says_its_bytes(decoder: object, expected: list[bytes]) -> None:
+    tokenizer = tokenizer_of(["<0x41>", "Ġa", "▁b"], decoder)
+    assert [tokenizer.token_bytes(token_id) for token_id in range(3)] == expected
+
+
+def test_id_outside_the_vocabulary_has_no_bytes() -> None:
+    assert BUILT["byte_level"].token_bytes(10**6) == b""
+
+
+def test_stop_that_is_a_special_token_becomes_its_id() -> None:
+    tokenizer = BUILT["byte_level"]
+    end = tokenizer.token_id("<|im_end|>")
+    assert tokenizer.split_stops(["\n\n", "<|im_end|>", "</think>", "\n\n"]) == ({end}, ("\n\n", "</think>"))
+    assert tokenizer.split_stops([]) == (frozenset(), ())
+
+
+@pytest.mark.parametrize("stop", ["<|im_end|>\n", "so<|im_end|>", "<|im_end|><|im_start|>"])
+def test_stop_that_holds_a_special_token_is_refused(stop: str) -> None:
+    with pytest.raises(RequestError, match="holds the special token") as caught:
+        BUILT["byte_level"].split_stops(["fine", stop])
+    assert repr(stop) in caught.value.what
+    assert 'Stop at the token itself: "stop": ["<|im_' in caught.value.remedy

@@ -11,7 +11,7 @@ import pytest
 from edgespec.backends.base import Call
 from edgespec.backends.loader import open_runner
 from edgespec.backends.ort.build import build
-from edgespec.backends.ort.runner import OrtRunner
+from edgespec.backends.ort.runner import OrtRunner, padding_of
 from edgespec.contract import GraphContract, Limits, Role, canonical_contract, lowered_contract
 from edgespec.errors import ContractError, EnvironmentProblem
 from edgespec.export.components import ExportOptions, export
@@ -39,14 +39,15 @@ def call(rows: int, slots: int, gathered: int) -> Call:
     mask = np.tri(rows, slots, slots - rows, dtype=bool)[None, None]
     angles = rng.standard_normal((1, rows, 8), np.float32)
     rows_of_head = np.arange(rows - gathered, rows)[None]
-    return Call(rng.standard_normal((1, rows, 64), np.float32), np.cos(angles), np.sin(angles), mask, rows_of_head)
+    embeds, start = rng.standard_normal((1, rows, 64), np.float32), np.array([slots - rows])
+    return Call(embeds, np.cos(angles), np.sin(angles), mask, start, rows_of_head)
 
 
 @pytest.mark.parametrize("slots", [[2, 4, 5], [3, 5, 8], [2, 3, 4]])
 def test_moved_rows_stand_in_a_row_and_all_others_stay(runner: OrtRunner, slots: list[int]) -> None:
     runner.slab[:] = np.random.default_rng(0).standard_normal(runner.slab.shape, np.float32)
     before = runner.slab.copy()
-    runner.move_rows(np.array(slots), 2)
+    runner.move_rows(0, np.array(slots), 2)
     np.testing.assert_array_equal(runner.slab[:, :, :, 2:5], before[:, :, :, slots])
     np.testing.assert_array_equal(runner.slab[:, :, :, :2], before[:, :, :, :2])
     np.testing.assert_array_equal(runner.slab[:, :, :, 5:], before[:, :, :, 5:])
@@ -82,3 +83,74 @@ def test_a_file_that_is_no_engine_is_refused_with_its_name(engine_dir: Path, tmp
     (tmp_path / "llm.onnx").write_bytes(b"not a graph")
     with pytest.raises(EnvironmentProblem, match=r"llm\.onnx"):
         OrtRunner(tmp_path / "llm.onnx", contract, CAPACITY)
+
+
+OPENED = [(1, CAPACITY), (3, CAPACITY + 1)]  # a plain engine runs no trees: one row beside a full lane
+
+
+@pytest.mark.parametrize(("lanes", "slots"), OPENED)
+def test_lanes_and_padding_come_from_what_the_engine_was_built_for(tmp_path: Path, lanes: int, slots: int) -> None:
+    exported = export(str(toys.make_base(tmp_path / "base", layers=1)), tmp_path, ExportOptions(golden=False))
+    build(exported.directory, tmp_path / "engine", Limits(lanes, CAPACITY, CAPACITY))
+    runner = open_runner(tmp_path / "engine", Role.LLM)[0]
+    assert isinstance(runner, OrtRunner)
+    assert (runner.lanes, runner.capacity, runner.cache.slots) == (lanes, CAPACITY, slots)
+
+
+PADDING = [
+    ({"max_batch_size": 1, "max_verify_tree_size": 60}, 0),
+    ({"max_batch_size": 2, "max_verify_tree_size": 60}, 61),
+    ({"max_batch_size": 2, "max_draft_tree_size": 9}, 10),
+    ({"max_batch_size": 2}, 1),
+]
+
+
+@pytest.mark.parametrize(("limits", "padding"), PADDING)
+def test_padding_has_room_for_the_largest_tree_beside_a_full_lane(limits: dict[str, int], padding: int) -> None:
+    assert padding_of(limits) == padding
+
+
+@pytest.mark.parametrize(
+    ("lanes", "said", "remedy"),
+    [
+        (1, r"KV cache of 0.0 GB \(12 tokens\)", "a smaller --max-kv-cache-capacity"),
+        (
+            5,
+            r"KV cache of 0.0 GB \(5 sequences of 12 tokens\)",
+            "a smaller --max-batch-size or --max-kv-cache-capacity",
+        ),
+    ],
+)
+def test_a_cache_that_does_not_fit_is_told_with_its_lanes(
+    engine_dir: Path, monkeypatch: pytest.MonkeyPatch, lanes: int, said: str, remedy: str
+) -> None:
+    def no_memory(*args: object, **kwargs: object) -> None:
+        raise MemoryError
+
+    contract = open_runner(engine_dir, Role.LLM)[0].contract
+    monkeypatch.setattr(np, "zeros", no_memory)
+    with pytest.raises(EnvironmentProblem, match=said) as told:
+        OrtRunner(engine_dir / "llm.onnx", contract, CAPACITY, lanes)
+    assert remedy in told.value.remedy
+
+
+def test_the_cache_is_bound_again_only_when_other_lanes_are_called(
+    runner: OrtRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound: list[str] = []
+    binding = runner.binding
+
+    class Watched:
+        def bind_output(self, name: str, *args: object) -> None:
+            bound.append(name)
+            binding.bind_output(name, *args)
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(binding, name)
+
+    runner.binding = Watched()
+    monkeypatch.setattr(runner.session, "run_with_iobinding", lambda watched: None)
+    for rows in (3, 2, 3):
+        runner.run(call(rows, rows, 1))
+    assert bound.count("present_key_0") == 1
+    assert bound.count("logits") == 3

@@ -1,4 +1,4 @@
-"""What the door for `input.json` lets through, what it refuses and how, and that `output.json` is written whole."""
+"""What the door for `input.json` lets through, and what it refuses and how."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.errors import OutputError, RequestError
+from edgespec import prompts
+from edgespec.errors import RequestError
 from edgespec.prompts import (
-    END_OF_SEQUENCE,
     MAX_MESSAGE_BYTES,
+    MAX_REQUEST_BYTES,
     Message,
     RequestFile,
     SamplingParams,
-    check_writable,
     parse_json,
     parse_requests,
     read_requests,
-    write_output,
 )
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -44,6 +43,7 @@ def test_smallest_file_gets_the_documented_defaults() -> None:
     assert request.sampling == SamplingParams(temperature=1.0, top_p=0.8, top_k=50, seed=None, max_generate_length=256)
     assert (request.apply_chat_template, request.add_generation_prompt) == (True, True)
     assert (request.enable_thinking, request.disable_spec_decode) == (False, False)
+    assert (request.keep_system_prompt, request.turns, request.name) == (True, (), None)
 
 
 def test_request_wins_over_top_level_and_override_wins_over_both() -> None:
@@ -62,9 +62,36 @@ def test_request_wins_over_top_level_and_override_wins_over_both() -> None:
     assert [r.index for r in overridden.requests] == [0, 1]
 
 
+OVERRIDES = {
+    "temperature": 0.3, "top_p": 0.4, "top_k": 5, "min_p": 0.2, "seed": 7, "repetition_penalty": 1.2,
+    "max_generate_length": 9, "num_logprobs": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "value"), OVERRIDES.items())
+def test_each_override_wins_everywhere_and_touches_nothing_else(key: str, value: float) -> None:
+    raw = {"top_k": 11, "requests": [{"messages": HELLO, key: 1}, {"messages": HELLO, "stop": "x"}]}
+    plain = parse_requests(raw, "input.json").requests
+    for before, after in zip(plain, parse_requests(raw, "input.json", **{key: value}).requests, strict=True):  # type: ignore[arg-type]
+        assert getattr(after.sampling, key) == value
+        others = [name for name in SamplingParams.__slots__ if name != key]
+        assert [getattr(after.sampling, name) for name in others] == [getattr(before.sampling, name) for name in others]
+
+
 def test_override_is_checked_like_the_file() -> None:
-    with pytest.raises(RequestError, match="command line: top_p is 2"):
-        parse_requests({"requests": [{"messages": HELLO}]}, "input.json", top_p=2.0)
+    raw = {"requests": [{"messages": HELLO}]}
+    with pytest.raises(RequestError, match=r"command line: top_p is 2\.0"):
+        parse_requests(raw, "input.json", top_p=2.0)
+    with pytest.raises(RequestError, match="command line: batch_size is 17"):
+        parse_requests(raw, "input.json", batch_size=17)
+    with pytest.raises(TypeError, match="tempratur is not an override"):
+        parse_requests(raw, "input.json", tempratur=1)  # type: ignore[call-arg]
+
+
+def test_override_of_none_leaves_the_file() -> None:
+    raw = {"batch_size": 3, "seed": 5, "requests": [{"messages": HELLO}]}
+    found = parse_requests(raw, "input.json", batch_size=None, seed=None)
+    assert (found.batch_size, found.requests[0].sampling.seed) == (3, 5)
 
 
 def test_text_items_are_joined() -> None:
@@ -106,6 +133,17 @@ def test_media_items_are_refused_by_name_and_place(kind: str) -> None:
         ("apply_chat_template", 1),
         ("add_generation_prompt", "true"),
         ("enable_thinking", None),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", 0.009),
+        ("repetition_penalty", 101),
+        ("repetition_penalty", None),
+        ("num_logprobs", 51),
+        ("num_logprobs", -1),
+        ("num_logprobs", False),
+        ("logit_bias", [1]),
+        ("stop", 3),
     ],
 )
 def test_value_out_of_its_range_is_refused_with_its_name(key: str, value: object) -> None:
@@ -114,7 +152,19 @@ def test_value_out_of_its_range_is_refused_with_its_name(key: str, value: object
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("temperature", 0), ("top_p", 1), ("top_k", 0), ("seed", 2**63 - 1), ("seed", None), ("batch_size", 16)],
+    [
+        ("temperature", 0),
+        ("top_p", 1),
+        ("top_k", 0),
+        ("seed", 2**63 - 1),
+        ("seed", None),
+        ("batch_size", 16),
+        ("min_p", 0),
+        ("min_p", 1),
+        ("repetition_penalty", 100),
+        ("repetition_penalty", 0.01),
+        ("num_logprobs", 50),
+    ],
 )
 def test_value_at_the_edge_of_its_range_is_accepted(key: str, value: object) -> None:
     found = parse({key: value})
@@ -127,37 +177,50 @@ def test_per_request_value_is_refused_at_its_place() -> None:
     assert "requests[1].top_p is 3" in error.what
 
 
-REFUSED_YET = [
-    ("num_logprobs", 0, 5),
-    ("logit_bias", {}, {"1": 2.0}),
+UNSUPPORTED: list[tuple[str, object, object]] = [
+    ("lora_name", "", "a"),
+    ("lora_name", None, 3),
     ("available_lora_weights", {}, {"a": "b"}),
     ("streaming", {}, {"x": 1}),
+    ("streaming", False, 0),
     ("talker_temperature", None, 0.9),
 ]
-REFUSED_YET_PER_REQUEST = [
-    ("stop", "", "\n"),
-    ("stop", [], ["a"]),
-    ("lora_name", None, "a"),
-    ("lora_name", "", "a"),
-    ("save_system_prompt_kv_cache", False, True),
-    ("num_logprobs", 0, False),
-]
 
 
-@pytest.mark.parametrize(("key", "neutral", "asking"), REFUSED_YET)
+@pytest.mark.parametrize(("key", "neutral", "asking"), UNSUPPORTED)
 def test_key_that_cannot_be_honoured_is_refused_only_when_it_asks(key: str, neutral: object, asking: object) -> None:
-    assert parse({key: neutral}).requests
-    error = refusal({key: asking})
-    assert key in error.what
-    assert "cannot honour it: " in error.what
+    assert parse({key: neutral}, {"messages": HELLO, key: neutral}).requests
+    for error in (refusal({key: asking}), refusal({}, {"messages": HELLO, key: asking})):
+        assert key in error.what
+        assert "cannot honour it: " in error.what
 
 
-@pytest.mark.parametrize(("key", "neutral", "asking"), REFUSED_YET_PER_REQUEST)
-def test_request_key_that_cannot_be_honoured_is_refused_only_when_it_asks(
-    key: str, neutral: object, asking: object
-) -> None:
-    assert parse({}, {"messages": HELLO, key: neutral}).requests
-    assert f"requests[0].{key} is " in refusal({}, {"messages": HELLO, key: asking}).what
+def test_every_sampling_key_may_stand_in_a_request_and_replaces_the_top_level() -> None:
+    top: dict[str, object] = {
+        "min_p": 0.1, "repetition_penalty": 2, "num_logprobs": 3, "stop": "a", "logit_bias": {"1": 1, "2": 2},
+        "enable_thinking": True, "apply_chat_template": False, "add_generation_prompt": False,
+    }  # fmt: skip
+    own: dict[str, object] = {
+        "min_p": 0, "repetition_penalty": 1, "num_logprobs": 0, "stop": ["b", "c"], "logit_bias": {"3": -1.5},
+        "enable_thinking": False, "apply_chat_template": True, "add_generation_prompt": True,
+        "disable_spec_decode": True, "save_system_prompt_kv_cache": False,
+    }  # fmt: skip
+    first, second, third = parse(
+        top, {"messages": HELLO}, {"messages": HELLO, **own}, {"messages": HELLO, "stop": None, "logit_bias": {}}
+    ).requests
+    assert first.sampling == SamplingParams(
+        min_p=0.1, repetition_penalty=2.0, num_logprobs=3, stop=("a",), logit_bias={1: 1.0, 2: 2.0}
+    )
+    assert (first.enable_thinking, first.apply_chat_template, first.add_generation_prompt) == (True, False, False)
+    assert (first.disable_spec_decode, first.keep_system_prompt) == (False, True)
+    assert second.sampling == SamplingParams(stop=("b", "c"), logit_bias={3: -1.5})
+    assert (second.enable_thinking, second.apply_chat_template, second.add_generation_prompt) == (False, True, True)
+    assert (second.disable_spec_decode, second.keep_system_prompt) == (True, False)
+    assert (third.sampling.stop, third.sampling.logit_bias, third.sampling.min_p) == ((), {}, 0.1)
+
+
+def test_saving_the_system_prompt_asked_for_is_granted() -> None:
+    assert parse({}, {"messages": HELLO, "save_system_prompt_kv_cache": True}).requests[0].keep_system_prompt is True
 
 
 def test_unknown_key_is_refused_with_the_nearest_known_one() -> None:
@@ -167,11 +230,15 @@ def test_unknown_key_is_refused_with_the_nearest_known_one() -> None:
     assert "requests[0].messages[0].contents is not a known key" in error.what
     assert 'Did you mean "content"?' in error.remedy
     assert "the known keys are" in refusal({"zzzzzz": 1}).remedy
+    assert 'Did you mean "max_generate_length"?' in refusal({"max_tokens": 1}).remedy
+    with pytest.raises(RequestError, match="3 is not a known key"):
+        parse_requests({3: 1, "requests": []}, "input.json")
 
 
 def test_known_key_in_the_wrong_place_is_told_where_it_belongs() -> None:
-    assert "top level" in refusal({}, {"messages": HELLO, "enable_thinking": True}).remedy
-    assert "in each of the requests" in refusal({"messages": HELLO}).remedy
+    assert "top level" in refusal({}, {"messages": HELLO, "batch_size": 1}).remedy
+    for key in ("messages", "disable_spec_decode", "save_system_prompt_kv_cache"):
+        assert "in each of the requests" in refusal({key: True}).remedy
 
 
 @pytest.mark.parametrize("raw", [None, [], "x", 3, {}, {"requests": []}, {"requests": {}}, {"requests": [3]}])
@@ -203,6 +270,26 @@ def test_bad_messages_are_refused_at_their_place(messages: object, place: str) -
 def test_largest_allowed_messages_pass() -> None:
     largest = [{"role": "user", "content": "é" * (MAX_MESSAGE_BYTES // 2)}]
     assert parse({}, {"messages": largest}, {"messages": HELLO * 64}).requests[1].messages[63].content == "Hello"
+
+
+def test_text_of_a_request_is_limited_in_all() -> None:
+    full = [{"role": "user", "content": "x" * MAX_MESSAGE_BYTES}] * (MAX_REQUEST_BYTES // MAX_MESSAGE_BYTES)
+    assert len(parse({}, {"messages": full}, {"messages": full}).requests) == 2
+    error = refusal({}, {"messages": HELLO}, {"messages": [*full, {"role": "user", "content": "é"}]})
+    assert "requests[1].messages holds 1048578 bytes of text in all, and 1048576 is the limit" in error.what
+
+
+def test_long_table_of_biases_is_checked_once_however_many_requests() -> None:
+    requests: list[dict[str, object]] = [{"messages": HELLO, "temperature": 0.5}] * 2000
+    found = parse({"logit_bias": {str(i): 1 for i in range(1024)}}, *requests).requests
+    assert len(found[0].sampling.logit_bias) == 1024
+    assert len({id(request.sampling.logit_bias) for request in found}) == 1
+
+
+def test_requests_that_say_nothing_of_sampling_share_the_file_s() -> None:
+    requests: list[dict[str, object]] = [{"messages": HELLO}] * 100
+    found = parse({"top_k": 3}, *requests).requests
+    assert len({id(request.sampling) for request in found}) == 1
 
 
 def test_misspelt_role_is_refused_because_templates_would_drop_it() -> None:
@@ -250,59 +337,13 @@ def test_unreadable_input_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
         read_requests(tmp_path / "absent.json")
     with pytest.raises(RequestError, match="cannot be read"):
         read_requests(tmp_path)
-    monkeypatch.setattr("edgespec.prompts.MAX_FILE_BYTES", 10)
+    with pytest.raises(RequestError, match="null byte"):
+        read_requests("a\0b")
+    monkeypatch.setattr("edgespec.prompts.source.MAX_FILE_BYTES", 10)
     (tmp_path / "large.json").write_bytes(b" " * 11)
     with pytest.raises(RequestError, match="larger than 10 bytes"):
         read_requests(tmp_path / "large.json")
 
 
-def test_output_is_readable_json_with_its_characters_as_they_are(tmp_path: Path) -> None:
-    path = tmp_path / "output.json"
-    write_output(path, "input.json", [{"output_text": "😀 né", "finish_reason": END_OF_SEQUENCE}])
-    text = path.read_text(encoding="utf-8")
-    assert json.loads(text) == {
-        "input_file": "input.json",
-        "responses": [{"output_text": "😀 né", "finish_reason": "end-of-sequence"}],
-    }
-    assert '\n    "responses"' in text
-    assert "😀 né" in text
-    assert [item.name for item in tmp_path.iterdir()] == ["output.json"]
-
-
-def test_failed_write_leaves_the_old_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "output.json"
-    path.write_text("old")
-
-    def disk_is_full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", disk_is_full)
-    with pytest.raises(OutputError, match="No space left"):
-        write_output(path, "input.json", [])
-    assert path.read_text() == "old"
-    assert [item.name for item in tmp_path.iterdir()] == ["output.json"]
-
-
-def test_link_stays_a_link(tmp_path: Path) -> None:
-    (tmp_path / "link.json").symlink_to(tmp_path / "real.json")
-    write_output(tmp_path / "link.json", "input.json", [])
-    assert (tmp_path / "link.json").is_symlink()
-    assert (tmp_path / "real.json").is_file()
-
-
-def test_writable_path_is_left_as_it_was(tmp_path: Path) -> None:
-    check_writable(tmp_path / "output.json")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_path_that_cannot_be_written_is_refused_before_any_work(tmp_path: Path) -> None:
-    for path, said in [
-        (tmp_path, "is a directory"),
-        (tmp_path / "absent" / "output.json", "there is no directory"),
-        (Path("/dev/null"), "not an ordinary file"),
-        (Path("/proc/output.json"), "cannot be written"),  # a directory where not even root may create a file
-    ]:
-        with pytest.raises(OutputError, match=said):
-            check_writable(path)
-    with pytest.raises(OutputError, match="not an ordinary file"):
-        write_output("/dev/null", "input.json", [])
+def test_package_exports_what_it_says() -> None:
+    assert all(hasattr(prompts, name) for name in prompts.__all__)

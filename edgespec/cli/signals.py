@@ -1,0 +1,72 @@
+"""Ctrl-C and SIGTERM while requests are answered: the first asks to stop after the step, a second one stops at once.
+
+Knows signals. An engine's call may take seconds, in which Python runs no handler of its own: a thread of ours reads
+the signals from the descriptor that the interpreter's C handler writes to.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+import click
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOP_THREAD = b"\0"
+
+
+def exit_code(number: int) -> int:
+    """As a shell counts them: 130 for SIGINT, 143 for SIGTERM."""
+    return 128 + number
+
+
+class Stopper:
+    """Use it in a `with` block of the main thread; call it to ask whether the run should end."""
+
+    def __init__(self, kept: str = "") -> None:
+        self.kept = kept  # where what is finished stands if a second signal ends the process
+        self.number: int | None = None  # of the first signal
+        self.handlers: dict[int, Any] = {}
+
+    def __call__(self) -> bool:
+        return self.number is not None
+
+    def __enter__(self) -> Stopper:
+        self.reading, self.writing = socket.socketpair()
+        self.writing.setblocking(False)
+        for number in SIGNALS:
+            self.handlers[number] = signal.signal(number, nothing)
+        self.old_fd = signal.set_wakeup_fd(self.writing.fileno(), warn_on_full_buffer=False)
+        self.thread = threading.Thread(target=self.watch, name="signals", daemon=True)
+        self.thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        signal.set_wakeup_fd(self.old_fd)
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
+        self.writing.send(STOP_THREAD)
+        self.thread.join()
+        self.reading.close()
+        self.writing.close()
+
+    def watch(self) -> None:
+        while (received := self.reading.recv(1)) != STOP_THREAD:
+            number = received[0]
+            if number not in SIGNALS:
+                continue
+            if self.number is not None:
+                click.echo(f"stopped at once{self.kept}", err=True)
+                os._exit(exit_code(number))
+            self.number = number
+            click.echo("stopping after this step; once more stops at once", err=True)
+
+
+def nothing(number: int, frame: FrameType | None) -> None:
+    """The thread has been told."""

@@ -1,0 +1,180 @@
+"""What a value may be. A check returns the value in the form that we work with, or refuses it at its place.
+
+Knows types and limits. Knows nothing of where a key may stand, nor of files.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
+
+from edgespec.prompts.places import Place, show
+
+MAX_BATCH_SIZE = 16
+MAX_COUNT = 2**31 - 1
+MAX_SEED = 2**63 - 1
+MAX_LOGPROBS = 50
+MAX_BIAS = 100
+MAX_BIASED_TOKENS = 1024
+MAX_PENALTY = 100
+MAX_STOPS = 16
+MAX_STOP_BYTES = 2**10
+
+T_co = TypeVar("T_co", covariant=True)
+Check = Callable[[object, Place], T_co]
+
+
+class LogitBias(Mapping[int, float]):
+    """What is added to the logits of some token ids: checked when made, and it cannot change."""
+
+    __slots__ = ("_of",)
+
+    def __init__(self, given: object = None, here: Place | None = None) -> None:
+        self._of: dict[int, float] = _biases(given, here or Place("LogitBias"))
+
+    def __getitem__(self, token_id: int) -> float:
+        return self._of[token_id]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._of)
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._of.items()))
+
+    def __repr__(self) -> str:
+        return repr(self._of)
+
+
+def flag(value: object, here: Place) -> bool:
+    if not isinstance(value, bool):
+        here.refuse(f"is {show(value)}, not true or false", "Write true or false, without quotes.")
+    return value
+
+
+def whole(low: int, high: int) -> Check[int]:
+    def check(value: object, here: Place) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            here.refuse(f"is {show(value)}", f"Write a whole number from {low} to {high}.")
+        return value
+
+    return check
+
+
+def number(is_allowed: Callable[[float], bool], allowed: str) -> Check[float]:
+    def check(value: object, here: Place) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            here.refuse(f"is {show(value)}, not a number", f"Write {allowed}.")
+        if not _is_finite(value) or not is_allowed(value):
+            here.refuse(f"is {show(value)}", f"Write {allowed}.")
+        return float(value)
+
+    return check
+
+
+def seed(value: object, here: Place) -> int | None:
+    return None if value is None else whole(0, MAX_SEED)(value, here)
+
+
+def logit_bias(value: object, here: Place) -> LogitBias:
+    return value if isinstance(value, LogitBias) else LogitBias(value, here)
+
+
+def stop(value: object, here: Place) -> tuple[str, ...]:
+    """A string or a list of strings; an empty one or null as a whole asks for nothing."""
+    if value is None or value == "":
+        return ()
+    if isinstance(value, str):
+        return (_stop_string(value, here),)
+    if not isinstance(value, list | tuple):
+        here.refuse(f"is {show(value)}", 'Write a string or a list of strings, such as ["\\n\\n"].')
+    if len(value) > MAX_STOPS:
+        here.refuse(f"holds {len(value)} strings, and {MAX_STOPS} is the limit", "Keep those that matter.")
+    return tuple(_stop_string(item, here.item(index)) for index, item in enumerate(value))
+
+
+def unsupported(reason: str, *neutral: object) -> Check[None]:
+    """A key of the mirrored tool that this version cannot honour: fine while it asks for nothing."""
+
+    def check(value: object, here: Place) -> None:
+        if not any(value == item and type(value) is type(item) for item in (None, *neutral)):
+            here.refuse(f"is {show(value)}, and this version cannot honour it: {reason}", "Remove the key.")
+
+    return check
+
+
+def text_size(text: str, here: Place) -> int:
+    """Bytes of UTF-8; half of a surrogate pair, which has none, is refused."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError as error:
+        here.refuse(
+            f"holds half of a surrogate pair, \\u{ord(text[error.start]):04x}, at character {error.start}",
+            "Write both halves, or the character itself.",
+        )
+
+
+SAMPLING: dict[str, Check[object]] = {
+    "temperature": number(lambda x: x >= 0, "a number of 0 or more; 0 is greedy"),
+    "top_p": number(lambda x: 0 < x <= 1, "a number above 0 and up to 1; 1 is off"),
+    "top_k": whole(0, MAX_COUNT),
+    "seed": seed,
+    "max_generate_length": whole(1, MAX_COUNT),
+    "min_p": number(lambda x: 0 <= x <= 1, "a number from 0 to 1; 0 is off"),
+    # Beyond a hundredfold either way logits leave the range that float16 holds.
+    "repetition_penalty": number(
+        lambda x: 1 / MAX_PENALTY <= x <= MAX_PENALTY, f"a number from {1 / MAX_PENALTY} to {MAX_PENALTY}; 1 is off"
+    ),
+    "logit_bias": logit_bias,
+    "stop": stop,
+    "num_logprobs": whole(0, MAX_LOGPROBS),
+}
+
+
+_bias = number(lambda x: -MAX_BIAS <= x <= MAX_BIAS, f"a number from -{MAX_BIAS} to {MAX_BIAS}")
+
+
+def _biases(given: object, here: Place) -> dict[int, float]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        here.refuse(f"is {show(given)}, not an object", 'Write token ids with their bias, such as {"1234": -100}.')
+    if len(given) > MAX_BIASED_TOKENS:
+        here.refuse(f"holds {len(given)} tokens, and {MAX_BIASED_TOKENS} is the limit", "Keep those that matter.")
+    found: dict[int, float] = {}
+    for key, value in given.items():
+        token_id = _token_id(key, here)
+        if token_id in found:
+            here.refuse(f"names the token {token_id} twice", "Keep one of the two.")
+        found[token_id] = _bias(value, here.key(str(token_id)))
+    return found
+
+
+def _token_id(key: object, here: Place) -> int:
+    """An id, or the ASCII digits of one as JSON keys have them."""
+    if isinstance(key, str) and len(key) <= 20 and key.isascii() and key.isdigit():
+        key = int(key)
+    if isinstance(key, bool) or not isinstance(key, int) or not 0 <= key <= MAX_COUNT:
+        here.refuse(f"has the key {show(key)}, which is not a token id", f"Write the ids as 0 to {MAX_COUNT}.")
+    return key
+
+
+def _stop_string(value: object, here: Place) -> str:
+    if not isinstance(value, str):
+        here.refuse(f"is {show(value)}, not a string", "Write strings only.")
+    if not value:
+        here.refuse("is an empty string, which every text ends with", "Remove it.")
+    size_bytes = text_size(value, here)
+    if size_bytes > MAX_STOP_BYTES:
+        here.refuse(f"is {size_bytes} bytes of text, and {MAX_STOP_BYTES} is the limit", "Shorten the stop string.")
+    return value
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond every float
+        return False

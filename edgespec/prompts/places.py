@@ -1,0 +1,66 @@
+"""Where we are in a file or among arguments, and how a refusal says so.
+
+Knows names and positions. Knows nothing of what a value means.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable
+from typing import NamedTuple, NoReturn
+
+from edgespec.errors import RequestError
+
+MAX_SHOWN = 60  # characters of a value or a name
+
+
+class Place(NamedTuple):
+    """The way to one value, as errors say it: `input.json: requests[3].messages[0].content`."""
+
+    source: str
+    steps: tuple[str | int, ...] = ()
+
+    def key(self, name: str) -> Place:
+        return Place(self.source, (*self.steps, name))
+
+    def item(self, index: int) -> Place:
+        return Place(self.source, (*self.steps, index))
+
+    @property
+    def path(self) -> str:
+        steps = (f"[{step}]" if isinstance(step, int) else f".{_name(step)}" for step in self.steps)
+        return "".join(steps).removeprefix(".")
+
+    def refuse(self, what: str, remedy: str) -> NoReturn:
+        raise RequestError(f"{self.source}: {self.path} {what}." if self.steps else f"{self.source} {what}.", remedy)
+
+
+def show(value: object) -> str:
+    """A value as JSON, cut short."""
+    if isinstance(value, dict | list) and value:
+        return "an object" if isinstance(value, dict) else "a list"
+    return _cut(_as_json(value))
+
+
+def did_you_mean(word: object, known: Iterable[str], sentence: str) -> str:
+    """The sentence with the known name that is nearest to the word; empty where none is near."""
+    close = difflib.get_close_matches(str(word)[:80], list(known), n=1)
+    return sentence.format(f'"{close[0]}"') if close else ""
+
+
+def _name(step: str) -> str:
+    return step if len(step) <= MAX_SHOWN and step.isprintable() else show(step)
+
+
+def _as_json(value: object) -> str:
+    try:
+        return json.dumps(value)
+    except TypeError:  # what a caller from Python gave, and JSON does not have
+        return repr(value)
+    except ValueError:  # thousands of digits
+        return "a number of thousands of digits"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."

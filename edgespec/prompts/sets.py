@@ -1,0 +1,102 @@
+"""Prompt sets: one JSON object a line, as MT-Bench, Spec-Bench and HumanEval are published.
+
+Knows their keys. The first turn opens the conversation; each later one is sent after the answer to the one before.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Unpack
+
+from edgespec.prompts.checks import text_size
+from edgespec.prompts.parse import (
+    BATCH_OF_ONE,
+    MAX_MESSAGES,
+    PLAIN_REQUEST,
+    as_list,
+    as_object,
+    check_names,
+    check_total,
+    checked_overrides,
+    message_text,
+    with_values,
+)
+from edgespec.prompts.places import Place, show
+from edgespec.prompts.source import parse_json, read_bytes
+from edgespec.prompts.types import Message, Overrides, Request, RequestFile
+
+MAX_TURNS = MAX_MESSAGES // 2  # with the answers between them
+
+NAMES = ("question_id", "task_id", "id")  # the first that a line has is the request's name
+NOT_FOR_US = ("category", "reference", "entry_point", "canonical_solution", "test")  # what graders of answers read
+KNOWN = ("turns", "prompt", *NAMES, *NOT_FOR_US)
+
+
+def read_prompt_set(path: str | os.PathLike[str], **overrides: Unpack[Overrides]) -> RequestFile:
+    """Read a JSONL prompt set: `turns` (or one `prompt`) a line, with the sampling defaults of `input.json`.
+
+    Raises RequestError, naming the line and what to do.
+    """
+    return parse_prompt_set(read_bytes(path), str(path), **overrides)
+
+
+def parse_prompt_set(data: bytes, source: str, **overrides: Unpack[Overrides]) -> RequestFile:
+    """Turn the lines of a prompt set into requests; `source` is its name in errors. Raises RequestError."""
+    given = checked_overrides(overrides)
+    base = with_values(PLAIN_REQUEST, given)
+    requests = tuple(
+        _request(index, parse_json(line, source, line=number), base, Place(f"{source}, line {number}"))
+        for index, (number, line) in enumerate(_lines(data))
+    )
+    if not requests:
+        Place(source).refuse("holds no prompts", 'Write one a line, such as {"turns": ["Hello"]}.')
+    return RequestFile(Path(source), requests, batch_size=(BATCH_OF_ONE | given)["batch_size"])
+
+
+def _lines(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Lines that are not blank, with their numbers. Only \\n ends one: strings may hold U+2028 and its like."""
+    for number, line in enumerate(io.BytesIO(data.removeprefix(b"\xef\xbb\xbf")), 1):
+        if line.strip():
+            yield number, line
+
+
+def _request(index: int, raw: object, base: Request, here: Place) -> Request:
+    parts = as_object(raw, here)
+    check_names(parts, KNOWN, here)
+    first, *later = _turns(parts, here)
+    return replace(base, index=index, messages=(Message("user", first),), turns=tuple(later), name=_name(parts, here))
+
+
+def _turns(parts: dict[str, object], here: Place) -> list[str]:
+    if "turns" in parts and "prompt" in parts:
+        here.refuse('has both "turns" and "prompt"', "Keep one of the two.")
+    if "prompt" in parts:
+        return [_text(parts["prompt"], here.key("prompt"))]
+    there = here.key("turns")
+    items = as_list(parts.get("turns"), there, 'write a list of strings, such as "turns": ["Hello"]')
+    if len(items) > MAX_TURNS:
+        there.refuse(f"holds {len(items)} turns, and {MAX_TURNS} is the limit", "Send fewer turns.")
+    found = [_text(item, there.item(index)) for index, item in enumerate(items)]
+    check_total(found, there)
+    return found
+
+
+def _text(value: object, here: Place) -> str:
+    if not isinstance(value, str):
+        here.refuse(f"is {show(value)}, not a string", "Write a string.")
+    return message_text(value, here)
+
+
+def _name(parts: dict[str, object], here: Place) -> str | None:
+    key = next((key for key in NAMES if key in parts), None)
+    if key is None:
+        return None
+    value = parts[key]
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        here.key(key).refuse(f"is {show(value)}", "Write a string or a whole number.")
+    text_size(str(value), here.key(key))
+    return str(value)

@@ -1,0 +1,91 @@
+"""Bytes from strangers to JSON values: a bounded file, UTF-8, no duplicate keys, no NaN, bounded depth.
+
+Knows JSON. Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import NoReturn
+
+from edgespec.errors import RequestError
+from edgespec.prompts.places import show
+
+MAX_FILE_BYTES = 64 * 2**20
+
+
+def read_bytes(path: str | os.PathLike[str]) -> bytes:
+    """The bytes of a file of requests. Raises RequestError."""
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: a path with a null character
+        said = error.strerror if isinstance(error, OSError) else str(error)
+        raise RequestError(
+            f"{path} cannot be read: {said}.", "Pass the path of a file that exists and is readable."
+        ) from error
+    if len(data) > MAX_FILE_BYTES:
+        raise RequestError(f"{path} is larger than {MAX_FILE_BYTES} bytes.", "Split it into several input files.")
+    return data
+
+
+def parse_json(data: bytes, source: str, *, line: int | None = None) -> object:
+    """Parse one JSON document; `source` is its name in errors, and `line` where it stands when it fills one line.
+
+    Raises RequestError.
+    """
+    here = source if line is None else f"{source}, line {line}"
+    text = _decode(data, here, line)
+
+    def refuse_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            raise RequestError(
+                f"{here}: the key {show(_first_repeated(pairs))} stands twice in one object.", "Keep one of the two."
+            )
+        return found
+
+    def refuse_constant(name: str) -> NoReturn:
+        raise RequestError(f"{here}: {name} is not JSON, and not a value to work with.", "Write a finite number.")
+
+    try:
+        parsed: object = json.loads(text, object_pairs_hook=refuse_duplicates, parse_constant=refuse_constant)
+    except json.JSONDecodeError as error:
+        raise RequestError(
+            f"{here} is not JSON: {error.msg} at {_position(error.lineno, error.colno, line)}.",
+            "Mend the file there; a missing comma or quote just before is the usual cause."
+            if line is None
+            else "Write one whole JSON object a line.",
+        ) from error
+    except RecursionError as error:
+        raise RequestError(f"{here} is nested too deeply.", "Five levels are all that requests need.") from error
+    except ValueError as error:  # an integer of thousands of digits
+        raise RequestError(f"{here} holds a number that is too long: {error}.", "Write a shorter number.") from error
+    return parsed
+
+
+def _decode(data: bytes, here: str, line: int | None) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        position = _position(*_line_and_column(error.object[: error.start]), line)
+        raise RequestError(
+            f"{here} is not UTF-8: byte 0x{error.object[error.start]:02x} at {position}.", "Save the file as UTF-8."
+        ) from error
+
+
+def _first_repeated(pairs: list[tuple[str, object]]) -> str:
+    seen: set[str] = set()
+    return next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+
+
+def _position(line: int, column: int, only_line: int | None) -> str:
+    return f"line {line}, column {column}" if only_line is None else f"column {column}"
+
+
+def _line_and_column(before: bytes) -> tuple[int, int]:
+    """Line and column, counted from 1, of the byte that follows `before` (which is valid UTF-8)."""
+    last_line = before.rpartition(b"\n")[2]
+    return before.count(b"\n") + 1, len(last_line.decode("utf-8-sig")) + 1

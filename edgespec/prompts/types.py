@@ -1,0 +1,95 @@
+"""What a request is, once the door has let it in; and the reasons why a response ends.
+
+Knows the values. Knows nothing of JSON or files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypedDict
+
+from edgespec.prompts import checks
+from edgespec.prompts.places import Place
+
+END_OF_SEQUENCE = "end-of-sequence"
+MAX_LENGTH = "max-length"
+STOP_WORDS = "stop-words"
+CANCELLED = "cancelled"
+ERROR = "error"
+
+NO_BIAS = checks.LogitBias()
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation; the text items of a content array are joined."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose the next token, and when to stop.
+
+    `temperature` 0 is greedy; `top_k` 0, `top_p` 1, `min_p` 0 and `repetition_penalty` 1 are off; no `seed` means that
+    one is drawn. A dict with ids or digit strings for `logit_bias`, and a string or a list for `stop`, are taken too.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 0.8
+    top_k: int = 50
+    seed: int | None = None
+    max_generate_length: int = 256
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = NO_BIAS
+    stop: tuple[str, ...] = ()
+    num_logprobs: int = 0
+
+    def __post_init__(self) -> None:
+        """Raise RequestError for a value that input.json could not hold either."""
+        here = Place("SamplingParams")
+        for name, check in checks.SAMPLING.items():
+            object.__setattr__(self, name, check(getattr(self, name), here.key(name)))
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One conversation to be continued; `index` is its place in the file."""
+
+    index: int
+    messages: tuple[Message, ...]
+    sampling: SamplingParams
+    disable_spec_decode: bool = False
+    apply_chat_template: bool = True
+    add_generation_prompt: bool = True
+    enable_thinking: bool = False
+    keep_system_prompt: bool = True  # its KV may be kept for later requests; changes no output
+    turns: tuple[str, ...] = ()  # later user turns, each sent after the answer to the one before
+    name: str | None = None  # what a prompt set calls it
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFile:
+    """All requests of one file, in its order."""
+
+    path: Path
+    requests: tuple[Request, ...]
+    batch_size: int
+
+
+class Overrides(TypedDict, total=False):
+    """What the command line may say for all requests; None leaves the file's."""
+
+    batch_size: int | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    seed: int | None
+    repetition_penalty: float | None
+    max_generate_length: int | None
+    num_logprobs: int | None

@@ -1,0 +1,44 @@
+"""The law of the house, looked at: where a speculative run left the plain one, and whether rounding explains it.
+
+Knows two responses to one request. Knows no loop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from edgespec.prompts import SamplingParams
+from edgespec.runtime.engine import Engine
+from edgespec.runtime.jobs import Response, sampler_of
+from edgespec.runtime.sampling import NEAR_TIE
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first token at which a speculative run left the plain one; `margin` is how near the two candidates were."""
+
+    index: int
+    plain: int | None
+    speculative: int | None
+    margin: float
+
+    @property
+    def near_tie(self) -> bool:
+        return self.margin <= NEAR_TIE
+
+
+def first_difference(
+    engine: Engine, plain: Response, speculative: Response, sampling: SamplingParams
+) -> Difference | None:
+    """Where two runs of a request part, with the margin between the two candidates there; None if equal."""
+    one, other = plain.token_ids, speculative.token_ids
+    if one == other:
+        return None
+    index = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    a, b = (ids[index] if index < len(ids) else None for ids in (one, other))
+    margin = float("inf")
+    if a is not None and b is not None:
+        before = [*plain.prompt_ids, *one[:index]]
+        seeded = replace(sampling, seed=plain.seed or 0)  # a greedy run has no seed, and needs none
+        margin = sampler_of(seeded).margin(engine.next_logits(before), before, a, b)
+    return Difference(index, a, b, margin)

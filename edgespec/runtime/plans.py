@@ -1,0 +1,62 @@
+"""How much to draft: what a pair of engines can take, and what is chosen where the user gave no sizes.
+
+Knows limits and arithmetic. Knows no engine library and no search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from edgespec.contract import tree_pool_size
+from edgespec.errors import LimitError
+from edgespec.runtime.tree import DraftPlan
+
+CPU_PLAN = DraftPlan(top_k=1, steps=3, verify_size=4)  # more rows cost more than they bring on a CPU
+GUIDE_VERIFY_SIZE = 60
+
+
+@dataclass(frozen=True, slots=True)
+class PlanLimits:
+    """What base and draft were built for."""
+
+    max_verify_tree_size: int
+    max_draft_tree_size: int
+    draft_vocab_size: int
+
+    @classmethod
+    def of(cls, base: Mapping[str, Any], draft: Mapping[str, Any]) -> PlanLimits:
+        """From the configs of the two engines."""
+        verify, own = base["builder_config"]["max_verify_tree_size"], draft["builder_config"]["max_draft_tree_size"]
+        return cls(verify, own, draft["draft_vocab_size"])
+
+    def plan(self, top_k: int | None, steps: int | None, verify_size: int | None) -> DraftPlan:
+        """The values given, and others chosen to go with them; LimitError where it cannot be."""
+        k = CPU_PLAN.top_k if top_k is None else top_k
+        if steps is None:
+            chain = k == 1 and verify_size is not None and verify_size > 1
+            fitting = max(1, min(CPU_PLAN.steps, self.max_draft_tree_size // max(k, 1)))
+            steps = verify_size - 1 if chain and verify_size else fitting
+        if verify_size is None:
+            verify_size = min(GUIDE_VERIFY_SIZE, self.max_verify_tree_size, tree_pool_size(k, steps))
+        plan = DraftPlan(k, steps, verify_size)
+        self.check(plan)
+        return plan
+
+    def check(self, plan: DraftPlan) -> None:
+        k, s, n = plan.top_k, plan.steps, plan.verify_size
+        if min(k, s, n) < 1:
+            raise LimitError(f"draft top-k {k}, step {s} and verify size {n} must be at least 1", "Raise it.")
+        if n > tree_pool_size(k, s):
+            what = f"--spec-verify-size {n}: with top-k {k} and step {s} only {tree_pool_size(k, s)} nodes can exist"
+            raise LimitError(what, "That is 1 + K + (S-1)*K*K. Lower the verify size, or raise top-k or step.")
+        if n > self.max_verify_tree_size:
+            what = f"--spec-verify-size {n} exceeds the {self.max_verify_tree_size} that the base engine was built for"
+            raise LimitError(what, f"Lower it, or build the base with --max-verify-tree-size {n}.")
+        if k * s > self.max_draft_tree_size:
+            most = self.max_draft_tree_size
+            what = f"--spec-draft-top-k {k} times --spec-draft-step {s} exceeds the {most} of the draft engine"
+            raise LimitError(what, f"Lower them, or build the draft with --max-draft-tree-size {k * s}.")
+        if k > self.draft_vocab_size:
+            raise LimitError(f"--spec-draft-top-k {k} exceeds the draft's vocabulary", "Lower it.")

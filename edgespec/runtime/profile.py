@@ -1,0 +1,214 @@
+"""A run as a whole: its summary in the words of the field, and profile.json in the mirrored tool's keys.
+
+Knows answers and the seconds of the passes behind them. Prints and writes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from edgespec.prompts import CANCELLED, ERROR
+from edgespec.runtime import stages
+from edgespec.runtime.answers import Answer
+from edgespec.runtime.memory import peak_bytes
+from edgespec.runtime.metrics import Pooled, RequestMetrics, ratio
+
+NOTES = (
+    "Times are wall times of calls on a CPU, host work included; keys that say gpu keep the mirrored tool's names.",
+    "A run in stages is one pass of an engine, which a batch shares; elsewhere it is an answered request.",
+    "total_iterations sums the verify steps of the sequences; generated tokens leave out the one that prefill draws.",
+    "average_acceptance_rate is a length, as there: tokens a verify step, bonus included. See edgespec for the rate.",
+    "The averages of prefill are over computed tokens alone: the mirrored tool counts reused ones too.",
+    "The speed of eagle_generation pays for commit and the draft's replay too, which the mirrored tool does not time.",
+    "Passes of requests that failed later are in the times.",
+)
+SHARED = (
+    "Requests with drafts and without shared passes: generation has no times of its own, and those of eagle_generation "
+    "hold the rows of its plain mates."
+)
+SPECULATION = (stages.DRAFT_PREFILL, stages.DRAFT_PROPOSAL, stages.VERIFICATION, stages.DRAFT_REPLAY)
+
+
+@dataclass(frozen=True)
+class RunFigures:
+    """A run over a file's requests. `passes` are those of its StageLog, `wall_s` the time from first to last of it.
+
+    Answers with `plain` are of a check of losslessness, which `wall_s` and `passes` leave out; it took `check_wall_s`.
+    The peak of memory is taken when this is made: before the check, or it is that of both.
+    """
+
+    answers: Sequence[Answer]
+    wall_s: float
+    passes: Mapping[str, Sequence[float]]
+    batch_size: int = 1
+    spec_decode: bool = False
+    check_wall_s: float | None = None
+    peak_cpu_memory_bytes: int = field(default_factory=peak_bytes)
+
+    @property
+    def pool(self) -> Pooled:
+        return Pooled([a.response.metrics for a in self.answers if a.response])
+
+    @property
+    def drafted(self) -> list[RequestMetrics]:
+        return [a.response.metrics for a in self.answers if a.response and a.speculative]
+
+    @property
+    def undrafted(self) -> list[RequestMetrics]:
+        return [a.response.metrics for a in self.answers if a.response and not a.speculative]
+
+    @property
+    def memory(self) -> dict[str, float]:
+        size = self.peak_cpu_memory_bytes
+        return {"peak_cpu_memory_bytes": size, "peak_cpu_memory_mb": size / 2**20}
+
+    def seconds(self, *stage_ids: str) -> float:
+        return sum(sum(self.passes.get(stage, ())) for stage in stage_ids)
+
+    def commit_s(self, requests: Sequence[RequestMetrics]) -> float:
+        """What committing took for `requests`; in a batch it is not told apart."""
+        return sum(r.stages.commit for r in requests) if self.batch_size == 1 else self.seconds(stages.COMMIT)
+
+
+# ---- summary ---------------------------------------------------------------------------------------------------
+
+
+def summary(run: RunFigures) -> dict[str, Any]:
+    """What `infer --json` prints. A turn counts as a request.
+
+    `output_tokens_per_s` is the throughput of the run: all completion tokens over its wall time, prefill included;
+    `tokens_per_s` is what one user sees while decoding. Speculative figures are over the requests that drafted, plain
+    ones over those decoded plainly; with --check-lossless both, and what was saved, are over the requests that ran
+    both ways.
+    """
+    checked = [a for a in run.answers if a.plain]
+    drafted = [a.response.metrics for a in checked if a.response] or run.drafted
+    plainly = [a.plain.metrics for a in checked if a.plain] or ([] if drafted else run.undrafted)
+    disabled = sum(a.request.disable_spec_decode for a in run.answers)
+    out: dict[str, Any] = {
+        "requests": len(run.answers),
+        "failed": sum(a.error is not None for a in run.answers),
+        "cancelled": sum(a.cancelled for a in run.answers),
+        "without_drafts": disabled if run.spec_decode else len(run.answers),
+        "finish_reasons": dict(sorted(Counter(finish_reason(a) for a in run.answers).items())),
+        "batch_size": run.batch_size,
+        "wall_s": run.wall_s,
+        "completion_tokens": run.pool.completion_tokens,
+        "output_tokens_per_s": ratio(run.pool.completion_tokens, run.wall_s),
+        "reused_tokens": run.pool.reused_tokens,
+        "computed_tokens": run.pool.computed_tokens,
+        **run.memory,
+    }
+    if plainly:
+        out["plain"] = Pooled(plainly).to_dict(speculative=False)
+    if drafted:
+        out["speculative"] = Pooled(drafted).to_dict(speculative=True)
+    if checked:
+        out["base_passes_saved"] = saved(Pooled(drafted), Pooled(plainly))
+        out["lossless"] = verdict(run.answers)
+    if checked and run.check_wall_s is not None:
+        out["check_wall_s"] = run.check_wall_s
+        out["check_output_tokens_per_s"] = ratio(Pooled(plainly).completion_tokens, run.check_wall_s)
+    return out
+
+
+def finish_reason(answer: Answer) -> str:
+    if answer.response is not None:
+        return answer.response.finish_reason
+    return CANCELLED if answer.cancelled else ERROR
+
+
+def saved(done: Pooled, plain: Pooled) -> float | None:
+    """Share of the plain run's base passes that speculation did without."""
+    return 1 - done.steps / plain.steps if plain.steps else None
+
+
+def verdict(answers: Sequence[Answer]) -> str:
+    differing = [a.difference for a in answers if a.difference]
+    if not differing:
+        return "yes"
+    ties = sum(d.near_tie for d in differing)
+    return f"yes, but for {ties} near-ties" if ties == len(differing) else f"NO: {len(differing) - ties} differences"
+
+
+# ---- profile.json ----------------------------------------------------------------------------------------------
+
+
+def profile(run: RunFigures) -> dict[str, Any]:
+    """profile.json: the mirrored tool's keys, 0 where there is nothing to divide as there; ours under `edgespec`."""
+    shared = run.batch_size > 1 and bool(run.drafted) and bool(run.undrafted)
+    out: dict[str, Any] = {"device": "cpu", "notes": [*NOTES, *([SHARED] if shared else [])]}
+    if run.pool.requests:
+        out["prefill"] = prefill(run)
+    if run.undrafted:
+        out["generation"] = generation(run, None if shared else run.seconds(stages.GENERATION))
+    if run.drafted:
+        out["eagle_generation"] = eagle_generation(run)
+    ids = [stage for stage in stages.COARSE if run.passes.get(stage)]
+    out["stages"] = [stage_times(stage, run.passes[stage]) for stage in ids]
+    return out | run.memory | {"edgespec": summary(run)}
+
+
+def prefill(run: RunFigures) -> dict[str, float]:
+    runs, tokens, seconds = len(run.pool.requests), run.pool.computed_tokens, run.seconds(stages.PREFILL)
+    return {
+        "total_runs": runs,
+        "reused_tokens": run.pool.reused_tokens,
+        "computed_tokens": tokens,
+        "average_tokens_per_run": tokens / runs,
+        "average_time_per_run_ms": 1000 * seconds / runs,
+        "tokens_per_second": or_zero(tokens, seconds),
+        "average_time_per_token_ms": or_zero(1000 * seconds, tokens),
+    }
+
+
+def generation(run: RunFigures, pass_s: float | None) -> dict[str, float | None]:
+    """Plain decoding. `pass_s` are the seconds of its base passes, None where they cannot be told apart."""
+    runs, tokens = len(run.undrafted), Pooled(run.undrafted).decode_tokens
+    seconds = None if pass_s is None else pass_s + run.commit_s(run.undrafted)
+    return {
+        "total_runs": runs,
+        "generated_tokens": tokens,
+        "average_tokens_per_run": tokens / runs,
+        "tokens_per_second": None if seconds is None else or_zero(tokens, seconds),
+        "average_time_per_token_ms": None if seconds is None else or_zero(1000 * seconds, tokens),
+    }
+
+
+def eagle_generation(run: RunFigures) -> dict[str, float]:
+    pool = Pooled(run.drafted)
+    seconds = run.seconds(*SPECULATION) + run.commit_s(run.drafted)
+    return {
+        "total_runs": len(pool.requests),
+        "total_iterations": pool.steps,
+        "total_generated_tokens": pool.decode_tokens,
+        "average_tokens_per_run": pool.decode_tokens / len(pool.requests),
+        "average_acceptance_rate": pool.acceptance_length or 0.0,
+        "overall_tokens_per_second_excluding_base_prefill": or_zero(pool.decode_tokens, seconds),
+    }
+
+
+def stage_times(stage: str, seconds: Sequence[float]) -> dict[str, Any]:
+    """One of `stages`; percentiles lie between two values in proportion, the deviation is that of all passes."""
+    times = 1000 * np.array(seconds)
+    median, p95, p99 = np.percentile(times, (50, 95, 99))
+    stats = {
+        "min_ms": times.min(), "max_ms": times.max(), "mean_ms": times.mean(), "median_ms": median, "p95_ms": p95,
+        "p99_ms": p99, "stddev_ms": times.std(),
+    }  # fmt: skip
+    return {
+        "stage_id": stage,
+        "total_runs": len(times),
+        "total_gpu_time_ms": float(times.sum()),
+        "average_time_per_run_ms": float(times.mean()),
+        "gpu_time_stats": {"count": len(times)} | {name: float(value) for name, value in stats.items()},
+    }
+
+
+def or_zero(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

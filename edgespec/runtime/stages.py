@@ -1,0 +1,73 @@
+"""Where the time goes: the stages of a run, by the mirrored tool's ids where it has them.
+
+Knows names and seconds. A stage's time is wall time around its calls, host work included.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+PREFILL = "llm_prefill"
+GENERATION = "llm_generation"
+DRAFT_PREFILL = "spec_decode_draft_prefill"
+DRAFT_PROPOSAL = "spec_decode_draft_proposal"
+VERIFICATION = "spec_decode_base_verification"
+COMMIT = "spec_decode_commit"  # ours: moving the KV rows that stand
+DRAFT_REPLAY = "spec_decode_draft_replay"  # ours: the draft reads the true features of what stands
+
+# Stage -> the coarser one of a request's metrics.
+COARSE = {
+    PREFILL: "prefill",
+    DRAFT_PREFILL: "prefill",
+    DRAFT_PROPOSAL: "draft",
+    DRAFT_REPLAY: "draft",
+    GENERATION: "verify",
+    VERIFICATION: "verify",
+    COMMIT: "commit",
+}
+
+
+@dataclass
+class StageTimes:
+    """Seconds by coarse stage; engine time is part of each, `engine` is its share of all."""
+
+    prefill: float = 0.0
+    draft: float = 0.0
+    verify: float = 0.0
+    commit: float = 0.0
+    engine: float = 0.0
+
+    def __iadd__(self, other: StageTimes) -> StageTimes:
+        for name in vars(other):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        return self
+
+    @property
+    def host(self) -> float:
+        """Time outside the engines, prefill included."""
+        return self.prefill + self.draft + self.verify + self.commit - self.engine
+
+
+@dataclass
+class StageLog:
+    """Seconds of every single pass of each stage, since the log was last cleared. `engine_s` reads a running total."""
+
+    engine_s: Callable[[], float]
+    passes: dict[str, list[float]] = field(default_factory=dict)
+
+    @contextmanager
+    def timed(self, stage: str, spent: StageTimes) -> Iterator[None]:
+        """Time one pass of a stage; it is also added to `spent`."""
+        began, engine = time.perf_counter(), self.engine_s()
+        yield
+        seconds = time.perf_counter() - began
+        self.passes.setdefault(stage, []).append(seconds)
+        coarse = COARSE[stage]
+        setattr(spent, coarse, getattr(spent, coarse) + seconds)
+        spent.engine += self.engine_s() - engine
+
+    def clear(self) -> None:
+        self.passes = {}

@@ -1,0 +1,267 @@
+"""A conversation becomes a prompt, as the checkpoint says it: by its Jinja template, or by a flattened one.
+
+Knows the files that hold chat templates. What a stranger's program may do and cost stands in `sandbox`. Knows nothing
+of token ids.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import (
+    Mapping,
+    Sequence,
+)
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import jinja2
+import jinja2.ext
+import jinja2.meta
+import jinja2.nodes
+import jinja2.parser
+import jinja2.runtime
+
+from edgespec.errors import BundleError, RequestError
+from edgespec.prompts import Message
+from edgespec.runtime.sandbox import Meter, Sandbox
+
+FLAT_TEMPLATE = "processed_chat_template.json"
+THINKING = "enable_thinking"
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+COPY_AGAIN = "Copy it again from the model's checkpoint."
+WRITE_IT_YOURSELF = 'set "apply_chat_template": false and write the whole prompt yourself.'
+
+
+class ChatTemplate(Protocol):
+    """Makes one text of a conversation. Raises RequestError where it cannot, or cannot as it is asked to."""
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool, enable_thinking: bool) -> str: ...
+
+
+def read_template(directory: Path) -> ChatTemplate:
+    """The chat template of a directory: `chat_template.jinja`, that of `tokenizer_config.json`, or the flattened one.
+
+    Jinja wins, since `processed_chat_template.json` was derived from it and says less. Raises BundleError where a file
+    is damaged. Where there is none, it is the rendering that is refused: plain text needs no template.
+    """
+    config = read_object(directory / "tokenizer_config.json") or {}
+    source = _read_source(directory, config)
+    if source is not None:
+        return JinjaTemplate(source, _special_tokens(config))
+    flat = read_object(directory / FLAT_TEMPLATE)
+    return NoTemplate() if flat is None else FlatTemplate.parse(flat, directory / FLAT_TEMPLATE)
+
+
+class NoTemplate:
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool, enable_thinking: bool) -> str:
+        raise RequestError("This model has no chat template.", _sentence(WRITE_IT_YOURSELF))
+
+
+# --- the flattened template -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FlatTemplate:
+    """What stands before and after each message. A request's own system message replaces the default one."""
+
+    roles: Mapping[str, tuple[str, str]]  # prefix and suffix
+    default_system_prompt: str
+    generation_prompt: str | None
+    generation_prompt_thinking: str | None
+
+    @classmethod
+    def parse(cls, raw: Mapping[str, object], path: Path) -> FlatTemplate:
+        """Keys that are not known are left alone: the exporters write more than a text prompt needs."""
+        if "roles" not in raw:
+            raise BundleError(f"{path} has no roles.", f"{COPY_AGAIN} It says what stands around each role's words.")
+        roles = {role: _object(parts, f"{path}: roles.{role}") for role, parts in _object(raw["roles"], path).items()}
+        return cls(
+            roles={role: _around(parts, f"{path}: roles.{role}") for role, parts in roles.items()},
+            default_system_prompt=_text(raw, "default_system_prompt", path) or "",
+            generation_prompt=_text(raw, "generation_prompt", path),
+            generation_prompt_thinking=_text(raw, "generation_prompt_thinking", path),
+        )
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool, enable_thinking: bool) -> str:
+        opening = self._opening(enable_thinking)
+        if add_generation_prompt and opening is None:
+            what = f"The model's chat template ({FLAT_TEMPLATE}) has no generation_prompt."
+            raise RequestError(what, f'Set "add_generation_prompt": false, or {WRITE_IT_YOURSELF}')
+        given = any(message.role == "system" for message in messages)
+        default = [] if given or not self.default_system_prompt else [Message("system", self.default_system_prompt)]
+        text = "".join(self._turn(message) for message in (*default, *messages))
+        return text + (opening or "") if add_generation_prompt else text
+
+    def _opening(self, enable_thinking: bool) -> str | None:
+        if not enable_thinking:
+            return self.generation_prompt
+        if self.generation_prompt_thinking is None:
+            raise _no_thinking_mode()
+        return self.generation_prompt_thinking
+
+    def _turn(self, message: Message) -> str:
+        if message.role not in self.roles:
+            what = f"The model's chat template ({FLAT_TEMPLATE}) has no role {message.role!r}."
+            there = ", ".join(self.roles) or "none"
+            raise RequestError(what, f"The roles that it has: {there}. Use one of these, or {WRITE_IT_YOURSELF}")
+        prefix, suffix = self.roles[message.role]
+        return f"{prefix}{message.content}{suffix}"
+
+
+def _around(parts: Mapping[str, object], where: str) -> tuple[str, str]:
+    return _text(parts, "prefix", where) or "", _text(parts, "suffix", where) or ""
+
+
+def _text(raw: Mapping[str, object], key: str, where: object) -> str | None:
+    found = raw.get(key)
+    if found is not None and not isinstance(found, str):
+        raise BundleError(f"{where}: {key} is {found!r:.60}, not a text.", COPY_AGAIN)
+    return found
+
+
+def _object(raw: object, where: object) -> dict[str, object]:
+    if not isinstance(raw, dict):
+        raise BundleError(f"{where}: {raw!r:.60} is not an object.", COPY_AGAIN)
+    return raw
+
+
+# --- the Jinja template -----------------------------------------------------------------------------------------------
+
+MAX_TEMPLATE_BYTES = 2**16  # twice the longest ones that are in use
+
+# What a template can raise beside Jinja's own errors: whatever an expression in it can.
+TEMPLATE_FAULTS = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
+
+
+class JinjaTemplate:
+    """A chat template as transformers runs it, except that what it may cost is bounded. Compiled when first wanted."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        self._source = source
+        self._special_tokens = dict(special_tokens)
+        self._sandbox = Sandbox()
+        self._compiled: jinja2.Template | None = None
+        self._reads: set[str] = set()  # variables that it wants to be given
+        self._lock = threading.Lock()  # one rendering at a time is on the meter
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool, enable_thinking: bool) -> str:
+        turns = [{"role": message.role, "content": message.content} for message in messages]
+        with self._lock:
+            template = self._compiled or self._compile()
+            if enable_thinking and THINKING not in self._reads:
+                raise _no_thinking_mode()
+            self._sandbox.meter = Meter(turns)
+            try:
+                text = template.render(
+                    messages=turns,
+                    tools=None,
+                    documents=None,
+                    add_generation_prompt=add_generation_prompt,
+                    enable_thinking=enable_thinking,
+                    **self._special_tokens,
+                )
+                text.encode()  # half of a surrogate pair is no text
+            except TEMPLATE_FAULTS as error:
+                raise RequestError(
+                    f"The chat template refuses these messages: {_reason(error)}.",
+                    f"Change the messages, or {WRITE_IT_YOURSELF}",
+                ) from error
+        return text
+
+    def _compile(self) -> jinja2.Template:
+        size_bytes = len(self._source.encode(errors="surrogatepass"))
+        if size_bytes > MAX_TEMPLATE_BYTES:
+            what = f"The chat template is {size_bytes} bytes, and {MAX_TEMPLATE_BYTES} is the limit."
+            raise RequestError(what, _sentence(WRITE_IT_YOURSELF))
+        self._sandbox.meter = Meter([])  # constant expressions are computed here already
+        try:
+            tree = self._sandbox.parse(self._source)
+            self._reads = jinja2.meta.find_undeclared_variables(tree)
+            self._compiled = self._sandbox.from_string(tree)
+        except TEMPLATE_FAULTS as error:
+            raise RequestError(
+                f"The chat template cannot be read: {_reason(error)}.",
+                f"Mend chat_template.jinja, or {WRITE_IT_YOURSELF}",
+            ) from error
+        return self._compiled
+
+
+def _no_thinking_mode() -> RequestError:
+    return RequestError("The model's chat template has no thinking mode.", 'Remove "enable_thinking" or set it false.')
+
+
+def _reason(error: BaseException) -> str:
+    line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
+    return f"{str(error).rstrip('.') or type(error).__name__}{line}"
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}"
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def _read_source(directory: Path, config: Mapping[str, object]) -> str | None:
+    source = read_text(directory / "chat_template.jinja")
+    if source is not None:
+        return source
+    found = config.get("chat_template")
+    if isinstance(found, list):
+        named = {item.get("name"): item.get("template") for item in found if isinstance(item, dict)}
+        found = named.get("default")
+    if found is not None and not isinstance(found, str):
+        raise BundleError(
+            f"{directory / 'tokenizer_config.json'}: chat_template is neither a text nor a list of named texts.",
+            COPY_AGAIN,
+        )
+    return found
+
+
+def _special_tokens(config: Mapping[str, object]) -> dict[str, str]:
+    """Those that are set. One that is null stays undefined, so that a template prints nothing for it, not `None`."""
+    texts: dict[str, str] = {}
+    for name in SPECIAL_TOKENS:
+        token = config.get(name)
+        text = token.get("content") if isinstance(token, dict) else token
+        if isinstance(text, str):
+            texts[name] = text
+    return texts
+
+
+def read_object(path: Path) -> dict[str, object] | None:
+    """A JSON object from a file, None where there is no file. Raises BundleError."""
+    text = read_text(path)
+    if text is None:
+        return None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BundleError(f"{path} is not JSON: {error}.", COPY_AGAIN) from error
+    if not isinstance(found, dict):
+        raise BundleError(f"{path} is not a JSON object.", COPY_AGAIN)
+    return found
+
+
+def read_text(path: Path) -> str | None:
+    """A text from a file, None where there is no file. Raises BundleError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BundleError(f"{path} cannot be read: {error}.", COPY_AGAIN) from error

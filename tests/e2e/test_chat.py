@@ -1,0 +1,375 @@
+"""`edgespec chat` with a toy pair: in this process, through a pipe, and in a terminal of its own with Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import pytest
+
+from edgespec.cli.chat import Chat, Conversation, Screen
+from edgespec.prompts import Message, SamplingParams
+from edgespec.runtime.engine import Engine
+from edgespec.runtime.jobs import Chunk, Response
+from edgespec.runtime.tree import DraftPlan, DraftTree
+from tests.lossless.drafters import ScriptedDrafter
+from tests.lossless.pairs import make_pair
+
+VOCAB = 256
+GREEDY = SamplingParams(temperature=0, max_generate_length=8)
+SAMPLED = SamplingParams(temperature=1, seed=5, max_generate_length=8)
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_pair(tmp_path_factory.mktemp("chat"), "llama", "eagle", None)
+
+
+@pytest.fixture
+def engine(engines: Path) -> Iterator[Engine]:
+    with Engine(engines) as opened:
+        opened.stop_ids = frozenset()
+        yield opened
+
+
+def chat_of(engine: Engine, sampling: SamplingParams, screen: Screen, plan: DraftPlan, **how: bool) -> Chat:
+    return Chat(engine, plan, sampling, screen, Conversation(), **how)
+
+
+class Recorded(Screen):
+    """A Screen that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.pieces: list[tuple[str, bool]] = []
+        self.notes: list[str] = []
+
+    def show(self, text: str, *, accepted: bool = False) -> None:
+        self.pieces += [(text, accepted)] if text else []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    @property
+    def text(self) -> str:
+        return "".join(text for text, _ in self.pieces)
+
+
+def ids_of(engine: Engine, messages: Sequence[Message]) -> list[int]:
+    return engine.tokenizer.encode(engine.render(messages))
+
+
+def agreeing(tree: DraftTree, truth: Sequence[int]) -> int:
+    """Drafts of a tree that stand on the true path."""
+    node, count = 0, 0
+    while found := [c for c in np.flatnonzero(tree.parents == node) if [tree.tokens[c]] == [*truth[count : count + 1]]]:
+        node, count = int(found[0]), count + 1
+    return count
+
+
+@pytest.mark.parametrize(
+    ("right", "plan"), [(0.0, DraftPlan(3, 3, 9)), (0.6, DraftPlan(3, 3, 9)), (1.0, DraftPlan(1, 3, 4))]
+)
+def test_what_is_marked_is_what_the_base_accepted(engine: Engine, right: float, plan: DraftPlan) -> None:
+    """The marks against the drafts that plain decoding agrees with, step by step."""
+    said = "Count to ten."
+    ids = ids_of(engine, [Message("user", said)])
+    plain = engine.plainly(ids, GREEDY)
+    engine.session.drafter = drafter = ScriptedDrafter([(ids, plain.token_ids)], VOCAB, right)
+    screen = Recorded()
+    chat_of(engine, GREEDY, screen, plan, show_speculation=True).turn(said)
+    assert screen.text == f"{plain.text}\n"
+    marked = [text for text, accepted in screen.pieces if accepted]
+    truth, done, wanted = plain.token_ids, 1, []  # prefill's token is no draft
+    for tree in drafter.trees:
+        right_ones = agreeing(tree, truth[done:])
+        wanted.append(engine.tokenizer.decode(truth[done : done + right_ones]))
+        done += right_ones + 1
+    assert marked == [text for text in wanted if text]
+    assert bool(marked) == bool(right)
+    steps, accepted = re.findall(r"(\d+) base passes after prefill, acceptance length ([\d.]+)", screen.notes[-1])[0]
+    assert float(accepted) == pytest.approx(7 / int(steps), abs=0.005)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_second_turn_reuses_the_first_and_says_what_a_fresh_engine_says(
+    engine: Engine, engines: Path, sampling: SamplingParams
+) -> None:
+    screen = Recorded()
+    chat = chat_of(engine, sampling, screen, engine.plan(), show_speculation=True)
+    chat.turn("Hi")
+    chat.turn("On?")
+    (_, first), (_, second) = chat.conversation.exchanges
+    reused, total = map(int, re.findall(r"(\d+) of (\d+) prompt tokens reused", screen.notes[-1])[0])
+    history = [Message("user", "Hi"), first, Message("user", "On?")]
+    with Engine(engines, spec_decode=False) as fresh:
+        fresh.stop_ids = frozenset()
+        ids = ids_of(fresh, history)
+        wanted = fresh.plainly(ids, sampling)
+    assert first.content in fresh.tokenizer.decode(ids)
+    assert second.content == wanted.text
+    assert total == len(ids)
+    assert reused >= len(ids_of(engine, [Message("user", "Hi")])) - 1
+
+
+def test_stream_is_shown_step_by_step(engine: Engine) -> None:
+    """Not only at the end: something is shown between any two steps that made text certain."""
+    screen = Recorded()
+    shown: list[tuple[str, str]] = []
+    stream = engine.stream
+
+    def watched(*args: object, **how: bool) -> Iterator[Chunk | Response]:
+        text = ""
+        for event in stream(*args, **how):  # type: ignore[arg-type]
+            shown.append((screen.text, text))
+            yield event
+            text += event.text
+
+    engine.stream = watched  # type: ignore[method-assign, assignment]
+    chat_of(engine, GREEDY, screen, DraftPlan(1, 1, 2)).turn("Hi")
+    assert len(shown) >= 4
+    assert all(there == certain for there, certain in shown)
+
+
+# Through a pipe
+
+
+def chat(engines: Path, said: str | bytes, flags: str = "", code: int = 0) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "edgespec.cli.main", "chat", "--engine-dir", str(engines), *flags.split()]
+    raw = said.encode() if isinstance(said, str) else said
+    done = subprocess.run(line, input=raw, capture_output=True, timeout=60, check=False)
+    out = subprocess.CompletedProcess(line, done.returncode, done.stdout.decode(), done.stderr.decode())
+    assert out.returncode == code, out.stderr
+    return out
+
+
+def answers(engines: Path, turns: Sequence[str], sampling: SamplingParams) -> list[str]:
+    """What plain decoding answers to one turn after the other."""
+    said: list[Message] = []
+    with Engine(engines, spec_decode=False, prefix_cache_bytes=0) as engine:
+        for turn in turns:
+            said.append(Message("user", turn))
+            said.append(Message("assistant", engine.plainly(ids_of(engine, said), sampling).text))
+    return [message.content for message in said if message.role == "assistant"]
+
+
+@pytest.mark.parametrize("drafts", ["--spec-draft-top-k 3 --spec-draft-step 2", "--noSpecDecode"])
+def test_piped_lines_are_turns_and_stdout_holds_the_answers_alone(engines: Path, drafts: str) -> None:
+    done = chat(engines, "Hi\n\nOn?\n", f"--temperature 1.5 --seed 3 --maxGenerateLength 5 {drafts}")
+    sampling = SamplingParams(temperature=1.5, seed=3, max_generate_length=5)
+    assert done.stdout == "".join(f"{text}\n" for text in answers(engines, ["Hi", "On?"], sampling))
+    assert ("drafting a tree: top-k 3" in done.stderr) == ("top-k" in drafts)
+    assert ("decoding plainly" in done.stderr) == ("top-k" not in drafts)
+
+
+def test_drafts_are_the_default_where_there_are_any_and_figures_go_to_stderr(engines: Path) -> None:
+    done = chat(engines, "Hi", "--temperature 0 --max-generate-length 5 --show-speculation")
+    assert "drafting a chain" in done.stderr
+    assert re.search(
+        r"\[\d tokens, \d base passes after prefill, acceptance length .* prompt tokens reused\]", done.stderr
+    )
+    assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_full_conversation_is_told_and_reset_makes_room(engines: Path) -> None:
+    turns = "Hi\nTell me of the boat, please.\nTell me of the boat, please.\n/reset\nHi\n"
+    done = chat(engines, turns, "--temperature 0 --max-generate-length 6", code=5)
+    first, second = answers(engines, ["Hi"], SamplingParams(temperature=0, max_generate_length=6)), done.stdout
+    assert second.splitlines()[0] == second.splitlines()[-1] == first[0]
+    assert re.search(r"error: the prompt has \d+ tokens, the base engine was built for 48\n .*/reset", done.stderr)
+    assert "Traceback" not in done.stderr
+
+
+def test_full_cache_cuts_an_answer_and_says_so(engines: Path) -> None:
+    done = chat(engines, "Tell me of the boat.", "--temperature 0 --max-generate-length 60")
+    assert "[cut: no room left. /undo" in done.stderr
+
+
+def test_stop_text_ends_an_answer(engines: Path) -> None:
+    (whole,) = answers(engines, ["Hi"], SamplingParams(temperature=0, max_generate_length=6))
+    stop = whole.strip()[2:4]
+    assert chat(engines, "Hi", f"--temperature 0 --max-generate-length 6 --stop {stop} --stop zz").stdout == (
+        whole[: whole.index(stop)] + "\n"
+    )
+
+
+def test_directory_without_a_draft_decodes_plainly_unless_drafts_are_asked_for(engines: Path, tmp_path: Path) -> None:
+    only_base = shutil.copytree(engines, tmp_path / "engines")
+    manifest = json.loads((only_base / "manifest.json").read_text())
+    del manifest["engines"]["draft"]
+    (only_base / "manifest.json").write_text(json.dumps(manifest))
+    assert "decoding plainly" in chat(only_base, "Hi", "--max-generate-length 2").stderr
+    for flag in ("--spec-verify-size 2", "--spec-decode"):
+        assert "draft" in chat(only_base, "Hi", flag, code=3).stderr
+
+
+# In a terminal
+
+# The engine's calls take as long as STEP_S says; and the pty becomes the terminal that Ctrl-C comes from.
+DRIVER = """
+import os, sys, time
+os.close(os.open(os.ttyname(0), os.O_RDWR))
+from edgespec.runtime.decoder import CachedDecoder
+run = CachedDecoder.run
+def slowly(self, rows):
+    print("(call)", file=sys.stderr, flush=True)
+    time.sleep(float(os.environ["STEP_S"]))
+    return run(self, rows)
+CachedDecoder.run = slowly
+from edgespec.cli.main import main
+main(["chat", "--no-spec-decode", "--temperature", "0", "--max-generate-length", "20", *sys.argv[1:]])
+"""
+
+
+class Terminal:
+    """A chat in a terminal; `sees` waits for a text beyond what was seen before."""
+
+    def __init__(
+        self, engines: Path, tmp_path: Path, *flags: str, step_s: float = 0, stdout: Path | None = None
+    ) -> None:  # fmt: skip
+        plain = tmp_path / "inputrc"
+        plain.write_text("set enable-bracketed-paste off\n")
+        env = {k: v for k, v in os.environ.items() if k != "NO_COLOR"}
+        env |= {"TERM": "xterm", "INPUTRC": str(plain), "STEP_S": str(step_s)}
+        self.fd, child = pty.openpty()
+        line = [sys.executable, "-c", DRIVER, "--engine-dir", str(engines), *flags]
+        out = child if stdout is None else os.open(stdout, os.O_WRONLY | os.O_CREAT)
+        self.process = subprocess.Popen(line, stdin=child, stdout=out, stderr=child, env=env, start_new_session=True)
+        for fd in {child, out}:
+            os.close(fd)
+        self.seen, self.at = "", 0
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.fd)
+
+    def read(self, until: float) -> bool:
+        """More of the output; False at its end."""
+        if not select.select([self.fd], [], [], max(0, until - time.monotonic()))[0]:
+            raise AssertionError(f"nothing more came after {self.seen!r}")
+        try:
+            more = os.read(self.fd, 4096)
+        except OSError:  # Linux's way to say that the other side is closed
+            return False
+        self.seen += more.decode(errors="replace").replace("\r\n", "\n")
+        return bool(more)
+
+    def sees(self, text: str, within_s: float = 30) -> None:
+        until = time.monotonic() + within_s
+        while text not in self.seen[self.at :]:
+            assert self.read(until), f"it ended before {text!r}: {self.seen!r}"
+        self.at = self.seen.index(text, self.at) + len(text)
+
+    def types(self, text: str) -> None:
+        os.write(self.fd, text.encode())
+
+    def interrupts(self) -> None:
+        """Ctrl-C, once the keys before it are read: between two reads readline itself would miss it."""
+        time.sleep(0.3)
+        self.types("\x03")
+
+    def exits(self, code: int, within_s: float = 30) -> None:
+        until = time.monotonic() + within_s
+        while self.read(until):
+            pass
+        assert self.process.wait(max(0.1, until - time.monotonic())) == code, self.seen
+
+
+def test_terminal_shows_prompt_answer_and_figures_and_ctrl_d_leaves(engines: Path, tmp_path: Path) -> None:
+    (wanted,) = answers(engines, ["Hi"], SamplingParams(temperature=0, max_generate_length=20))
+    with Terminal(engines, tmp_path, "--show-speculation") as terminal:
+        terminal.sees("> ")
+        terminal.types("Hi\n")
+        terminal.sees("prompt tokens reused]")
+        assert wanted in terminal.seen.replace("\x1b[2m(call)\x1b[0m", "").replace("(call)\n", "")
+        assert "\x1b[2m[20 tokens, 19 base passes" in terminal.seen
+        assert "\x1b[32m" not in terminal.seen  # no drafts, none accepted
+        terminal.sees("> ")
+        terminal.types("\x04")
+        terminal.exits(0)
+
+
+def test_interrupt_stops_the_answer_keeps_it_and_the_chat_goes_on(engines: Path, tmp_path: Path) -> None:
+    with Terminal(engines, tmp_path, "--show-speculation", step_s=0.4) as terminal:
+        terminal.sees("> ")
+        terminal.types("Hi\n")
+        terminal.sees("(call)\n")
+        terminal.sees("(call)\n")
+        terminal.interrupts()
+        terminal.sees("[stopped]", within_s=5)
+        terminal.sees("prompt tokens reused]")
+        count = int(re.findall(r"\[(\d+) tokens,", terminal.seen)[0])
+        assert 1 <= count < 10
+        terminal.sees("> ")
+        terminal.types("/undo\n")
+        terminal.sees("[the last exchange is taken back]")
+        terminal.sees("> ")
+        terminal.interrupts()
+        terminal.sees("once more leaves")
+        terminal.sees("> ")
+        terminal.interrupts()
+        terminal.exits(130)
+
+
+def test_second_interrupt_leaves_though_the_engine_is_in_a_long_call(engines: Path, tmp_path: Path) -> None:
+    with Terminal(engines, tmp_path, step_s=600) as terminal:
+        terminal.sees("> ")
+        terminal.types("Hi\n")
+        terminal.sees("(call)")
+        terminal.interrupts()
+        terminal.sees("stopping after this step")
+        terminal.interrupts()
+        terminal.exits(130, within_s=10)
+
+
+def test_interrupt_at_the_prompt_clears_the_line(engines: Path, tmp_path: Path) -> None:
+    with Terminal(engines, tmp_path) as terminal:
+        terminal.sees("> ")
+        terminal.types("never sent")
+        terminal.sees("never sent")
+        terminal.interrupts()
+        terminal.sees("once more leaves")
+        terminal.sees("> ")
+        terminal.types("/undo\n")
+        terminal.sees("no exchange to take back")
+        terminal.sees("> ")
+        terminal.types("/exit\n")
+        terminal.exits(0)
+
+
+def test_prompt_stays_in_the_terminal_where_answers_go_to_a_file(engines: Path, tmp_path: Path) -> None:
+    (wanted,) = answers(engines, ["Hi"], SamplingParams(temperature=0, max_generate_length=20))
+    with Terminal(engines, tmp_path, stdout=tmp_path / "answers.txt") as terminal:
+        terminal.sees("> ")
+        terminal.types("Hi\n")
+        terminal.sees("> ")
+        terminal.types("\x04")
+        terminal.exits(0)
+    assert (tmp_path / "answers.txt").read_text() == f"{wanted}\n"
+
+
+def test_sigterm_during_an_answer_ends_the_chat_after_the_step(engines: Path, tmp_path: Path) -> None:
+    with Terminal(engines, tmp_path, step_s=0.3) as terminal:
+        terminal.sees("> ")
+        terminal.types("Hi\n")
+        terminal.sees("(call)")
+        terminal.process.send_signal(signal.SIGTERM)
+        terminal.sees("[stopped]")
+        terminal.exits(143)

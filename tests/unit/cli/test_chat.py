@@ -1,0 +1,451 @@
+"""The chat around an engine that says what it is told to: lines, commands, history, and what a terminal is shown."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edgespec.cli import chat as chat_module
+from edgespec.cli.chat import SLASHES, Chat, Conversation, Screen, figures, read_pipe, read_turn
+from edgespec.cli.main import run
+from edgespec.errors import EdgeSpecError, LimitError, RequestError
+from edgespec.prompts import CANCELLED, END_OF_SEQUENCE, MAX_LENGTH, Message, SamplingParams
+from edgespec.runtime.jobs import Chunk, Response
+from edgespec.runtime.metrics import RequestMetrics
+from edgespec.runtime.tree import DraftPlan
+
+PLAN = DraftPlan(1, 3, 4)
+Event = Chunk | Response | EdgeSpecError
+
+
+def chunk(*pieces: str, accepted: int = 0) -> Chunk:
+    return Chunk([*range(len(pieces))], [*pieces], accepted, None)
+
+
+def response(text: str, reason: str = END_OF_SEQUENCE, **metrics: Any) -> Response:
+    return Response(text, [], reason, RequestMetrics(7, **metrics), None)
+
+
+def saying(text: str) -> list[Event]:
+    return [chunk(text), response(text)]
+
+
+@dataclass
+class Spoken:
+    """Stands for a Stream: its events, and the response of one that was cancelled."""
+
+    events: Sequence[Event]
+    signals: tuple[int, ...] = ()  # sent to this process with the first event
+    cancelled: bool = False
+
+    def __iter__(self) -> Iterator[Chunk | Response]:
+        for event in self.events:
+            if self.cancelled:
+                yield response("so far, and what was held", CANCELLED)
+                return
+            for number in self.signals:
+                os.kill(os.getpid(), number)
+                time.sleep(0.3)  # the rest of the step, in which the signal is read
+            self.signals = ()
+            if isinstance(event, EdgeSpecError):
+                raise event
+            yield event
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+@dataclass
+class Told:
+    """Stands for an Engine: answers one turn after the other, and remembers what it was asked."""
+
+    answers: list[Spoken]
+    asked: list[list[Message]] = field(default_factory=list)
+    thinking: list[bool] = field(default_factory=list)
+    kept: list[bool] = field(default_factory=list)
+    tokenizer: Any = field(default_factory=lambda: SimpleNamespace(encode=lambda text: [1] * len(text)))
+
+    def render(self, messages: Sequence[Message], *, enable_thinking: bool) -> str:
+        self.asked.append([*messages])
+        self.thinking.append(enable_thinking)
+        return "a prompt"
+
+    def stream(self, ids: Sequence[int], sampling: SamplingParams, plan: DraftPlan | None, *, keep: bool) -> Spoken:
+        self.kept.append(keep)
+        return self.answers.pop(0)
+
+
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+
+
+@pytest.fixture
+def terminal() -> Terminal:
+    return Terminal()
+
+
+def chat_of(*answers: Spoken | list[Event], **how: Any) -> Chat:
+    engine = Told([a if isinstance(a, Spoken) else Spoken(a) for a in answers])
+    sampling, screen = SamplingParams(max_generate_length=9), Screen(how.pop("out", sys.stdout))
+    return Chat(engine, PLAN, sampling, screen, Conversation(how.pop("system", "")), **how)  # type: ignore[arg-type]
+
+
+def talk(chat: Chat, *lines: str | type[BaseException]) -> int:
+    """The exit code after these lines; an exception is what reading meets there."""
+    left = [*lines]
+
+    def read(prompt: str) -> str:
+        line = left.pop(0) if left else EOFError
+        if isinstance(line, str):
+            return line
+        raise line
+
+    return chat.run(read)
+
+
+def asked(chat: Chat) -> list[list[tuple[str, str]]]:
+    engine: Any = chat.engine
+    return [[(m.role, m.content) for m in messages] for messages in engine.asked]
+
+
+# What a terminal is shown
+
+
+def test_accepted_drafts_alone_are_green(terminal: Terminal) -> None:
+    steps: list[Event] = [
+        chunk("The"),
+        chunk(" small", " boat", " left", accepted=2),
+        chunk(" it"),
+        response("The small boat left it"),
+    ]
+    assert talk(chat_of(steps, out=terminal, show_speculation=True), "Tell.") == 0
+    assert terminal.getvalue() == "The\x1b[32m small boat\x1b[0m left it\n"
+
+
+@pytest.mark.parametrize("without", ["the flag", "NO_COLOR", "a clever terminal", "a terminal"])
+def test_nothing_is_coloured_without(
+    without: str, monkeypatch: pytest.MonkeyPatch, terminal: Terminal, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if without == "NO_COLOR":
+        monkeypatch.setenv("NO_COLOR", "1")
+    if without == "a clever terminal":
+        monkeypatch.setenv("TERM", "dumb")
+    if without == "a terminal":
+        monkeypatch.setattr(terminal, "isatty", lambda: False)
+    talk(
+        chat_of([chunk("a", "b", accepted=1), response("ab")], out=terminal, show_speculation=without != "the flag"),
+        "Say.",
+    )
+    assert terminal.getvalue() == "ab\n"
+    assert "\x1b" not in capsys.readouterr().err
+
+
+HOSTILE = "\x1b[2Ja\r\x07b\x9b31m\x7f\x00\tc\nd"
+
+
+@pytest.mark.parametrize("accepted", [0, 1])
+def test_control_characters_of_a_model_act_on_no_terminal(terminal: Terminal, accepted: int) -> None:
+    talk(chat_of([chunk(HOSTILE, accepted=accepted), response(HOSTILE)], out=terminal), "Say.")
+    assert terminal.getvalue() == "\\x1b[2Ja\\x0d\\x07b\\x9b31m\\x7f\\x00\tc\nd\n"
+
+
+def test_control_characters_go_into_a_pipe_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    talk(chat_of(saying(HOSTILE)), "Say.")
+    assert capsys.readouterr().out == f"{HOSTILE}\n"
+
+
+def test_control_characters_in_an_error_act_on_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    talk(chat_of([RequestError("template: \x1b[2J", "Mend \x07 it.")]), "Say.")
+    assert capsys.readouterr().err == "error: template: \\x1b[2J\n  Mend \\x07 it.\n"
+
+
+def test_text_that_the_encoding_lacks_is_escaped(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal, "encoding", "ascii")
+    talk(chat_of(saying("five \u20ac"), out=terminal), "Say.")
+    assert terminal.getvalue() == "five \\u20ac\n"
+
+
+def test_text_is_out_before_the_next_step_begins(terminal: Terminal) -> None:
+    seen = []
+
+    class Watched(Spoken):
+        def __iter__(self) -> Iterator[Chunk | Response]:
+            for event in super().__iter__():
+                seen.append(terminal.getvalue())
+                yield event
+
+    talk(chat_of(Watched([chunk("one"), chunk(" two"), response("one two")]), out=terminal), "Say.")
+    assert seen == ["", "one", "one two"]
+
+
+def test_figures_are_those_of_the_answer() -> None:
+    metrics = RequestMetrics(
+        40, 3, reused_tokens=31, completion_tokens=12, time_to_first_token=0.25, request_latency=2.25,
+        per_step_accepted=[3, 0, 2, 1, 0], per_step_drafted=[3] * 5,
+    )  # fmt: skip
+    drafted = figures(Response("", [], END_OF_SEQUENCE, metrics, None), drafted=True)
+    assert drafted == (
+        "[12 tokens, 5 base passes after prefill, acceptance length 2.20, 5.5 tokens/s, "
+        "time to first token 0.250 s, 31 of 40 prompt tokens reused]"
+    )
+    assert "acceptance" not in figures(Response("", [], END_OF_SEQUENCE, metrics, None), drafted=False)
+
+
+def test_figures_stand_on_stderr_and_only_when_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    talk(chat_of(saying("x"), show_speculation=True), "Say.")
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("prompt tokens reused")) == ("x\n", 1)
+    talk(chat_of(saying("x")), "Say.")
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("reason", "count", "said"),
+    [(END_OF_SEQUENCE, 9, ""), (MAX_LENGTH, 9, "[cut at --max-generate-length 9]"), (MAX_LENGTH, 8, "[cut: no room")],
+)
+def test_answer_that_was_cut_says_by_what(
+    reason: str, count: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    talk(chat_of([chunk("x"), response("x", reason, completion_tokens=count)]), "Say.")
+    err = capsys.readouterr().err
+    assert err.startswith(said)
+    assert bool(err) == bool(said)
+
+
+# History
+
+
+def test_each_turn_sends_all_that_was_said_and_keeps_the_rows() -> None:
+    chat = chat_of(saying("one"), saying("two"), system="Be brief.", thinking=True)
+    assert talk(chat, "First?", "", "   ", "Second?") == 0
+    first = [("system", "Be brief."), ("user", "First?")]
+    assert asked(chat) == [first, [*first, ("assistant", "one"), ("user", "Second?")]]
+    engine: Any = chat.engine
+    assert engine.kept == [True, True]
+    assert engine.thinking == [True, True]
+
+
+@pytest.mark.parametrize("events", [[RequestError("no", "Mend it.")], [chunk("half"), RequestError("no", "Mend it.")]])
+def test_turn_that_fails_leaves_no_trace_and_the_chat_goes_on(
+    events: list[Event], capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat = chat_of(saying("one"), events, saying("three"))
+    assert talk(chat, "First?", "Bad?", "Third?") == 5
+    assert asked(chat)[2] == [("user", "First?"), ("assistant", "one"), ("user", "Third?")]
+    said = capsys.readouterr()
+    assert said.out == ("one\nhalf\nthree\n" if len(events) == 2 else "one\nthree\n")
+    assert said.err == "error: no\n  Mend it.\n"
+
+
+def test_failed_turns_of_a_terminal_are_no_failure_of_the_chat() -> None:
+    assert talk(chat_of([RequestError("no", "Mend it.")], interactive=True), "Bad?") == 0
+
+
+def test_conversation_that_no_longer_fits_is_told_with_the_way_out(capsys: pytest.CaptureFixture[str]) -> None:
+    full: list[Event] = [LimitError("the prompt has 70 tokens", "Shorten it.")]
+    talk(chat_of(full), "Long?")
+    assert capsys.readouterr().err == "error: the prompt has 70 tokens\n  Shorten it.\n"  # nothing to take back yet
+    talk(chat_of(saying("one"), full), "First?", "Long?")
+    error, remedy = capsys.readouterr().err.splitlines()
+    assert error == "error: the prompt has 70 tokens"
+    assert "/reset" in remedy
+    assert remedy.startswith("  Shorten it. Your turn was taken back.")
+
+
+# Commands
+
+
+def test_undo_takes_back_the_last_exchange_only() -> None:
+    chat = chat_of(saying("one"), saying("two"), saying("three"))
+    talk(chat, "First?", "Second?", "/undo", "Third?")
+    assert asked(chat)[2] == [("user", "First?"), ("assistant", "one"), ("user", "Third?")]
+
+
+def test_undo_of_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert talk(chat_of(), "/undo") == 5
+    assert "no exchange" in capsys.readouterr().err
+
+
+def test_reset_begins_anew_with_the_same_system_prompt() -> None:
+    chat = chat_of(saying("one"), saying("two"), system="Be brief.")
+    talk(chat, "First?", "/reset", "Second?")
+    assert asked(chat)[1] == [("system", "Be brief."), ("user", "Second?")]
+
+
+def test_system_prompt_is_set_and_removed_in_between() -> None:
+    chat = chat_of(saying("one"), saying("two"), saying("three"))
+    talk(chat, "First?", "/system\nBe long. ", "Second?", "/system", "Third?")
+    assert [messages[0] for messages in asked(chat)] == [("user", "First?"), ("system", "Be long."), ("user", "First?")]
+    assert len(asked(chat)[1]) == 4
+
+
+def test_exit_leaves_at_once() -> None:
+    assert talk(chat_of(), "/exit", "Never asked.") == 0
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert talk(chat_of(), "/help") == 0
+    said = capsys.readouterr()
+    assert [line.split()[0] for line in said.err.splitlines()] == [*SLASHES]
+    assert "/system TEXT" in said.err
+    assert said.out == ""
+
+
+@pytest.mark.parametrize("line", ["/x", "/Reset", "/", "/ reset", "/etc/passwd, what is it?"])
+def test_unknown_command_is_no_turn_and_names_the_known_ones(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    chat = chat_of()
+    assert talk(chat, line) == 5
+    assert asked(chat) == []
+    said = capsys.readouterr().err
+    assert f"there is no command {line.split(' ')[0]}\n" in said
+    assert all(name in said for name in SLASHES)
+
+
+def test_text_behind_a_command_that_takes_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    chat = chat_of(saying("one"))
+    talk(chat, "First?", "/reset the router")
+    assert len(chat.conversation.exchanges) == 1
+    assert "//reset" in capsys.readouterr().err
+
+
+def test_two_slashes_send_one() -> None:
+    chat = chat_of(saying("one"), saying("two"))
+    talk(chat, "//x y", "///")
+    assert [messages[-1][1] for messages in asked(chat)] == ["/x y", "//"]
+
+
+# Lines
+
+
+@pytest.mark.parametrize(
+    ("lines", "wanted"),
+    [
+        (["one"], "one"),
+        (["one\\", "two\\", "", "never"], "one\ntwo\n"),
+        (["\\ one", "never"], "\\ one"),
+        (["one\\"], "one"),
+        (["one\\\\", "two"], "one\\\ntwo"),
+    ],
+)
+def test_line_that_ends_with_a_backslash_goes_on(lines: list[str], wanted: str) -> None:
+    prompts: list[str] = []
+
+    def read(prompt: str) -> str:
+        prompts.append(prompt)
+        if not lines:
+            raise EOFError
+        return lines.pop(0)
+
+    assert read_turn(read) == wanted
+    assert prompts[0] == "> "
+    assert set(prompts[1:]) <= {". "}
+
+
+def test_line_that_is_not_utf8_harms_none_after_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raw = io.BytesIO("First? \u20ac\r\n".encode() + b"\xff\xfe bad\nThird?")
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=raw))
+    chat = chat_of(saying("one"), saying("three"))
+    assert chat.run(read_pipe) == 5
+    assert [messages[-1][1] for messages in asked(chat)] == ["First? \u20ac", "Third?"]
+    assert "not UTF-8" in capsys.readouterr().err
+
+
+def test_half_of_a_surrogate_pair_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    chat = chat_of(saying("two"))
+    assert talk(chat, "bad \udcff", "Second?") == 5
+    assert len(asked(chat)) == 1
+    assert "this turn holds half of a surrogate pair" in capsys.readouterr().err
+
+
+# Ctrl-C
+
+
+def test_first_interrupt_at_the_prompt_warns_and_the_second_leaves(capsys: pytest.CaptureFixture[str]) -> None:
+    stop = KeyboardInterrupt
+    assert talk(chat_of(interactive=True), stop, stop, "never") == 130
+    assert capsys.readouterr().err.count("once more leaves") == 1
+    chat = chat_of(saying("one"), interactive=True)
+    assert talk(chat, stop, "First?", stop) == 0  # what was typed between them forgives the first
+    assert len(asked(chat)) == 1
+
+
+def test_interrupt_without_a_terminal_leaves_at_once() -> None:
+    assert talk(chat_of(), KeyboardInterrupt, "never") == 130
+
+
+LONG: list[Event] = [chunk("so far"), chunk(", never"), response("so far, never")]
+
+
+@pytest.mark.parametrize("interactive", [True, False])
+def test_interrupt_ends_an_answer_and_keeps_what_there_is(
+    interactive: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat = chat_of(Spoken(LONG, (signal.SIGINT,)), saying("two"), interactive=interactive)
+    code = talk(chat, "First?", "Second?")
+    said = capsys.readouterr()
+    assert "[stopped]" in said.err
+    assert said.out.startswith("so far, and what was held\n")
+    kept = [("user", "First?"), ("assistant", "so far, and what was held")]
+    if interactive:
+        assert code == 0
+        assert asked(chat)[1] == [*kept, ("user", "Second?")]
+    else:
+        assert code == 130
+        assert len(asked(chat)) == 1
+
+
+@pytest.mark.parametrize("interactive", [True, False])
+def test_sigterm_during_an_answer_ends_the_chat(interactive: bool) -> None:
+    chat = chat_of(Spoken(LONG, (signal.SIGTERM,)), interactive=interactive)
+    assert talk(chat, "First?", "never") == 143
+
+
+def test_interrupt_of_a_turn_that_fails_ends_a_run_without_a_terminal() -> None:
+    chat = chat_of(Spoken([RequestError("no", "Mend it.")], (signal.SIGINT,)), saying("never"))
+    assert talk(chat, "Bad?", "never") == 130
+    assert len(asked(chat)) == 1
+
+
+# The command
+
+
+def test_parameters_are_refused_before_an_engine_is_opened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--topP", "1.5", "--stop", "\n"]
+    assert run(["chat", "--engineDir", str(tmp_path / "none"), *flags]) == 3
+    assert "top_p is 1.5" in capsys.readouterr().err
+    assert run(["chat", "--engineDir", str(tmp_path / "none"), "--stop", ""]) == 3
+    assert "stop[0] is an empty string" in capsys.readouterr().err
+
+
+def test_sizes_of_drafts_want_drafts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["chat", "--engine-dir", str(tmp_path), "--no_spec_decode", "--spec-draft-step", "3"]) == 2
+    assert "--no-spec-decode" in capsys.readouterr().err
+
+
+def test_defaults_are_those_of_input_json() -> None:
+    given = {p.name: p.default for p in chat_module.command.params if p.name in chat_module.DEFAULTS.__slots__}
+    assert len(given) == 8
+    numbers: dict[str, Any] = {name: value for name, value in given.items() if isinstance(value, int | float)}
+    assert SamplingParams(**numbers) == SamplingParams()
+    assert given.keys() - numbers.keys() == {"seed", "stop"}

@@ -1,0 +1,199 @@
+"""What is shown is what the summary and the profile say, whole, and on the right stream."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from edgespec.cli import report
+from edgespec.errors import RequestError
+from edgespec.prompts import Message, Request, SamplingParams
+from edgespec.runtime import stages
+from edgespec.runtime.answers import Answer
+from edgespec.runtime.jobs import Chunk, Response
+from edgespec.runtime.metrics import RequestMetrics
+from edgespec.runtime.profile import RunFigures, profile, summary
+from edgespec.runtime.session import Step
+from edgespec.runtime.tree import DraftPlan
+
+MEMORY = 300 * 2**20
+
+
+def response(*steps: tuple[int, int, int], reused: int = 0) -> Response:
+    """A response of verify steps (emitted, drafted, accepted), a tenth of a second each, after half a second."""
+    metrics = RequestMetrics(7, 3, reused)
+    metrics.add(Step([1], verified=False), 0.5)
+    for number, (emitted, drafted, accepted) in enumerate(steps, start=1):
+        metrics.add(Step([1] * emitted, drafted, accepted), 0.5 + number * 0.1)
+    return Response("", [1] * metrics.completion_tokens, "max-length", metrics, None)
+
+
+def request(index: int = 0, turns: tuple[str, ...] = ()) -> Request:
+    return Request(index, (Message("user", "x"),), SamplingParams(), turns=turns)
+
+
+PLAIN = [(1, 0, 0)] * 5
+ONE = Answer(request(), response=response((4, 3, 3), (1, 3, 0)), speculative=True)
+CHECKED = Answer(request(), response=ONE.response, speculative=True, plain=response(*PLAIN))
+OTHER = Answer(request(1), response=response((2, 3, 1), reused=3), speculative=True)
+UNDRAFTED = Answer(request(), response=response(*PLAIN))
+FAILED = Answer(request(2), error=RequestError("it is too long", "Shorten it."))
+
+
+def figures(*answers: Answer, batch_size: int = 1, check_wall_s: float | None = None) -> RunFigures:
+    passes = {stages.VERIFICATION: [0.2, 0.4], stages.DRAFT_PROPOSAL: [0.1, 0.1], stages.PREFILL: [0.7]}
+    drafting = any(a.speculative for a in answers)
+    return RunFigures(answers, 2.0, passes, batch_size, drafting, check_wall_s, peak_cpu_memory_bytes=MEMORY)
+
+
+def rows(table: Table) -> dict[str, list[str]]:
+    """Label -> cells; a mean of requests is under the label above it as well."""
+    labels, *columns = ([*column.cells] for column in table.columns)
+    out: dict[str, list[str]] = {}
+    above = ""
+    for label, *cells in zip(labels, *columns, strict=True):
+        name = f"{above}:mean" if label.startswith("  mean") else label
+        above = label
+        out[name] = cells
+    return out
+
+
+def shown(run: RunFigures) -> dict[str, list[str]]:
+    return rows(report.table(summary(run)))
+
+
+def test_plain_stands_beside_speculative() -> None:
+    run = figures(CHECKED)
+    assert [column.header for column in report.table(summary(run)).columns] == ["", "plain", "speculative"]
+    assert shown(run) == {
+        "tokens": ["6", "6"],
+        "base passes after prefill": ["5", "2"],
+        "tokens/s": ["10.0", "25.0"],
+        "time to first token": ["0.500 s", "0.500 s"],
+        "inter-token latency": ["0.1000 s", "0.0400 s"],
+        "acceptance length": ["-", "2.50"],
+        "acceptance rate": ["-", "0.50"],
+        "per-position acceptance": ["", "0.50 0.50 0.50"],
+        "peak memory": ["", "300 MB"],
+        "base passes saved": ["", "60%"],
+        "lossless": ["", "yes"],
+    }
+
+
+def test_throughput_of_the_run_is_shown_where_requests_are_several_or_side_by_side() -> None:
+    label = "tokens/s of the whole run"
+    assert label not in shown(figures(ONE))
+    assert shown(figures(ONE, batch_size=2))[label] == ["3.0"]
+    assert shown(figures(ONE, OTHER))[label] == ["4.5"]
+    assert shown(figures(UNDRAFTED, UNDRAFTED))[label] == ["6.0"]
+    assert shown(figures(CHECKED, OTHER))[label] == ["-", "4.5"]
+    assert shown(figures(CHECKED, OTHER, check_wall_s=4.0))[label] == ["1.5", "4.5"]
+
+
+def test_mean_of_requests_is_shown_where_it_reads_otherwise() -> None:
+    found = shown(figures(ONE, OTHER))
+    assert (found["acceptance length"], found["acceptance length:mean"]) == (["2.33"], ["2.25"])
+    assert (found["acceptance rate"], found["acceptance rate:mean"]) == (["0.44"], ["0.42"])
+    assert found["inter-token latency:mean"] == ["0.0450 s"]
+    assert not [label for label in shown(figures(ONE, ONE)) if "mean" in label]
+
+
+def test_reuse_is_shown_where_there_was_any() -> None:
+    assert shown(figures(ONE, OTHER))["reused prompt tokens"] == ["3 of 14"]
+    assert "reused prompt tokens" not in shown(figures(ONE))
+
+
+def test_plain_run_shows_nothing_of_drafts() -> None:
+    found = shown(figures(UNDRAFTED))
+    assert found["tokens"] == ["6"]
+    assert not [label for label in found if "accept" in label or "lossless" in label]
+
+
+def test_json_is_the_summary_on_stdout_and_failures_are_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    later = Answer(request(3, turns=("y", "z")), turn=2, error=RequestError("no", "yes"))
+    run = figures(ONE, FAILED, later)
+    report.show(run, as_json=True)
+    said = capsys.readouterr()
+    assert json.loads(said.out) == summary(run)
+    wanted = ["request 2: it is too long", "  Shorten it.", "request 3, turn 2: no", "  yes"]
+    assert said.err.splitlines() == wanted
+
+
+def test_table_goes_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    report.show(figures(ONE, FAILED), as_json=False)
+    said = capsys.readouterr()
+    assert "acceptance length" in said.out
+    assert "too long" in said.err
+    assert "too long" not in said.out
+
+
+def test_run_in_which_all_failed_shows_no_empty_table(capsys: pytest.CaptureFixture[str]) -> None:
+    report.show(figures(FAILED), as_json=False)
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "it is too long" in said.err
+
+
+def test_answers_are_shown_with_their_place_and_what_would_act_on_a_terminal_is_escaped(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = response((1, 0, 0))
+    later = Answer(request(1, turns=("y",)), turn=1, response=replace(told, text="two\nlines \x1b[2J \ud800"))
+    answers = [Answer(request(), response=replace(told, text="one")), FAILED, later]
+    report.show_output(answers)
+    piped = capsys.readouterr().out
+    assert piped.splitlines() == [
+        "--- request 0 (max-length)", "one", "--- request 1, turn 1 (max-length)", "two", "lines \x1b[2J \\ud800",
+    ]  # fmt: skip
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    report.show_output(answers)
+    assert capsys.readouterr().out == piped.replace("\x1b", "\\x1b")
+
+
+def test_profile_names_each_stage_whole_with_its_share_of_the_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    report.show_profile(profile(figures(ONE)))
+    said = capsys.readouterr().out
+    lines = {line.split("  ")[0]: line.split() for line in said.splitlines()[1:]}
+    assert [*lines] == [stages.PREFILL, stages.DRAFT_PROPOSAL, stages.VERIFICATION, "outside the stages"]
+    assert lines[stages.VERIFICATION][1:] == ["2", "600.00", "300.00", "300.00", "390.00", "30.0%"]
+    assert lines["outside the stages"][-2:] == ["500.00", "25.0%"]
+    assert sum(float(cells[-1].rstrip("%")) for cells in lines.values()) == pytest.approx(100)
+
+
+def test_profile_of_nothing_divides_by_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    report.show_profile(profile(RunFigures([], 0.0, {})))
+    assert capsys.readouterr().out.splitlines()[-1].split() == ["outside", "the", "stages", "0.00", "-"]
+
+
+def test_bar_counts_every_turn_and_all_tokens() -> None:
+    with report.TokenBar([request(), request(1, turns=("y", "z"))]) as bar:
+        bar.add(Chunk([1, 2], ["a", "b"], 1, None))
+        bar.add(Chunk([3], ["c"], 0, "max-length"))
+        bar.finish(1)
+    (task,) = bar.progress.tasks
+    assert (task.total, task.completed, task.fields["tokens"]) == (4, 1, 3)
+
+
+def test_bar_is_silent_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not Console(stderr=True).is_terminal
+    with report.TokenBar([request()]) as bar:
+        bar.finish(1)
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("plan", "chosen", "said"),
+    [
+        (DraftPlan(1, 3, 4), True, "drafting a chain: top-k 1, step 3, verify size 4 (the default on a CPU)"),
+        (DraftPlan(4, 3, 16), False, "drafting a tree: top-k 4, step 3, verify size 16"),
+    ],
+)
+def test_plan_is_told_in_one_line(plan: DraftPlan, chosen: bool, said: str) -> None:
+    assert report.plan_line(plan, chosen=chosen) == said

@@ -1,0 +1,124 @@
+"""A model without an engine: the logits of a row are a hash of the (position, token) pairs that it sees.
+
+So a wrong mask, a wrong position or a KV row moved to the wrong place changes everything after it. What is right is
+told by `plainly`, which has no cache, no mask and no session.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from edgespec.backends.base import Call, Result
+from edgespec.prompts import END_OF_SEQUENCE, MAX_LENGTH
+from edgespec.runtime.decoder import CachedDecoder
+from edgespec.runtime.sampling import Sampler
+
+VOCAB = 9
+GREEDY = Sampler()
+
+
+def logits_after(seen: Sequence[tuple[int, int]]) -> np.ndarray:
+    """[V], from a set of (position, token) pairs."""
+    digest = hashlib.blake2b(repr(sorted(seen)).encode(), digest_size=4 * VOCAB).digest()
+    return (np.frombuffer(digest, np.uint32) / 2**30).astype(np.float32)
+
+
+@dataclass
+class HashRunner:
+    """A Runner whose cache holds (position, token) in each slot of each lane."""
+
+    capacity: int
+    lanes: int = 1
+    contract: Any = None
+    slots: list[list[tuple[int, int]]] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)  # of each call
+    batches: list[int] = field(default_factory=list)  # of each call
+    widest: int = 0
+    moved: int = 0  # rows that were not in their place
+
+    def __post_init__(self) -> None:
+        padding = 64 if self.lanes > 1 else 0  # rows that a call may fill up with behind a full lane
+        self.slots = [[(-1, -1)] * (self.capacity + padding) for _ in range(self.lanes)]
+
+    def run(self, call: Call) -> Result:
+        batch, _, count, width = call.attention_mask.shape
+        assert width == call.write_indices.max() + count
+        assert call.first_lane + batch <= self.lanes
+        self.rows.append(count)
+        self.batches.append(batch)
+        results = [self.run_lane(call, b, count) for b in range(batch)]
+        return Result(*(np.stack(parts) for parts in zip(*results, strict=True)))
+
+    def run_lane(self, call: Call, b: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        slots, first = self.slots[call.first_lane + b], int(call.write_indices[b])
+        positions, tokens = (rows[b, :, 0].astype(int).tolist() for rows in (call.rope_cos, call.inputs_embeds))
+        slots[first : first + count] = list(zip(positions, tokens, strict=True))
+        logits, hidden = [], []
+        for row, visible in enumerate(call.attention_mask[b, 0]):
+            assert visible[first + row], "every row sees itself"
+            assert not visible[first + row + 1 :].any(), "the kernel's causality: no row sees a later slot"
+            if visible.sum() > 1 or first == 0:
+                self.widest = max(self.widest, first + row + 1)
+            logits.append(logits_after([slots[slot] for slot in np.flatnonzero(visible)]))
+            hidden.append([*slots[first + row], visible.sum()])
+        return np.stack(logits)[call.gather_idx[b]], np.array(hidden, np.float32)
+
+    def move_rows(self, lane: int, slots: np.ndarray, start: int) -> None:
+        assert (np.diff(slots) > 0).all()
+        assert (slots >= start + np.arange(len(slots))).all()
+        self.moved += int((slots != start + np.arange(len(slots))).sum())
+        self.slots[lane][start : start + len(slots)] = [self.slots[lane][slot] for slot in slots]
+
+    def read_rows(self, lane: int, count: int) -> np.ndarray:
+        return np.array(self.slots[lane][:count], np.float32).reshape(1, 1, count, 2)
+
+    def write_rows(self, lane: int, rows: np.ndarray) -> None:
+        for slot, (position, token) in enumerate(rows[0, 0].astype(int).tolist()):
+            self.slots[lane][slot] = (position, token)
+
+    def clear(self, lane: int) -> None:
+        self.slots[lane] = [(-1, -1)] * len(self.slots[lane])
+
+    def copy_lane(self, source: int, target: int, count: int) -> None:
+        self.slots[target][:count] = self.slots[source][:count]
+
+    def close(self) -> None: ...
+
+
+class TokenRows:
+    """Stands for the embedding table: the row of a token is the token."""
+
+    def rows(self, tokens: np.ndarray) -> np.ndarray:
+        return tokens[..., None].astype(np.float32)
+
+
+class PositionRows:
+    """Stands for the rotary table: the row of a position is the position."""
+
+    def rows(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        row = positions[..., None].astype(np.float32)
+        return row, row
+
+
+def decoder_of(capacity: int, window: int | None = None, lanes: int = 1) -> CachedDecoder:
+    return CachedDecoder(HashRunner(capacity, lanes), TokenRows(), PositionRows(), window)
+
+
+def plainly(
+    prompt: Sequence[int], sampler: Sampler, max_new: int, stop_ids: frozenset[int] = frozenset(), *,
+    capacity: int = 10**6, window: int = 10**6,
+) -> tuple[list[int], str]:  # fmt: skip
+    """Tokens and finish reason, from the definition: one token after the other, each from all before it."""
+    path = list(prompt)
+    while True:
+        path.append(sampler.pick(logits_after(list(enumerate(path))[-window:]), path))
+        new = path[len(prompt) :]
+        if path[-1] in stop_ids:
+            return new, END_OF_SEQUENCE
+        if len(new) == max_new or len(path) == capacity + 1:  # the last token needs no row of its own
+            return new, MAX_LENGTH

@@ -1,0 +1,256 @@
+"""Sequences side by side: each gets what it would get alone, in one base pass a step for all of them.
+
+The model is `hash_model`'s, so that a row of one lane that another one saw would change everything after it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from edgespec.errors import EnvironmentProblem
+from edgespec.prompts import ERROR, MAX_LENGTH
+from edgespec.runtime import session as session_module
+from edgespec.runtime.decoder import CachedDecoder
+from edgespec.runtime.prefix import PrefixCache
+from edgespec.runtime.sampling import Sampler
+from edgespec.runtime.session import Running, Session, Step, Task
+from edgespec.runtime.tree import DraftPlan
+from tests.lossless.drafters import ScriptedDrafter
+from tests.unit.runtime.hash_model import GREEDY, VOCAB, decoder_of, plainly
+
+PLAN = DraftPlan(3, 4, 9)
+CAPACITY = 40
+
+
+@dataclass
+class Told:
+    tokens: list[int] = field(default_factory=list)
+    reason: str | None = None
+    reused: int = 0
+    steps: int = 0
+
+    def add(self, running: Running, step: Step) -> None:
+        assert self.reason is None
+        self.tokens += step.tokens
+        self.reason, self.reused = step.finish_reason, running.reused
+        self.steps += 1
+
+
+def serve(session: Session, tasks: Sequence[Task], lanes: int) -> list[Told]:
+    """All tasks, as many at a time as there are lanes; whoever waits takes the place of whoever ends."""
+    session.restart()
+    told = [Told() for _ in tasks]
+    number: dict[Running, int] = {}
+    queue = deque(enumerate(tasks))
+    while queue or session.running:
+        while queue and len(session.running) < lanes:
+            index, task = queue.popleft()
+            running, step = session.begin(task)
+            number[running] = index
+            told[index].add(running, step)
+        for running, step in session.step() if session.running else ():
+            told[number[running]].add(running, step)
+    return told
+
+
+def session_for(
+    tasks: Sequence[Task], lanes: int, right: float = 0.7, *, window: int | None = None, budget: int = 0, seed: int = 0
+) -> Session:
+    scripts = [(t.prompt, plainly(t.prompt, t.sampler, t.max_new + 8, window=window or 10**6)[0]) for t in tasks]
+    drafter = ScriptedDrafter(scripts, VOCAB, right, seed)
+    return Session(decoder_of(CAPACITY, window, lanes), drafter, PrefixCache(budget))
+
+
+def alone(task: Task, window: int | None = None) -> tuple[list[int], str]:
+    return plainly(
+        task.prompt, task.sampler, task.max_new, task.stop_ids, capacity=CAPACITY, window=window or 10**6
+    )  # fmt: skip
+
+
+prompts = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=10)
+tasks_of = st.lists(
+    st.builds(
+        Task,
+        prompt=prompts | prompts.map(lambda tail: [1, 2, 3, 4, 5, *tail]),
+        sampler=st.builds(
+            Sampler, st.sampled_from([0.0, 1.0]), st.sampled_from([0, 4]), st.sampled_from([1.0, 0.9]),
+            st.integers(0, 99), st.sampled_from([0.0, 0.2]), st.sampled_from([1.0, 1.5]),
+            st.dictionaries(st.integers(0, VOCAB - 1), st.floats(-2, 2), max_size=2),
+        ),
+        max_new=st.integers(1, 30),
+        stop_ids=st.frozensets(st.integers(0, VOCAB - 1), max_size=1),
+        plan=st.none() | st.builds(DraftPlan, st.integers(1, 4), st.integers(1, 5), st.integers(1, 16)),
+        keep=st.sampled_from([0, 3, 5]),
+        keep_all=st.booleans(),
+    ),
+    min_size=1, max_size=7,
+)  # fmt: skip
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    tasks=tasks_of, lanes=st.integers(1, 4), right=st.sampled_from([0, 0.6, 0.9]), window=st.none() | st.integers(1, 6),
+    chunk=st.integers(1, 6), budget=st.sampled_from([0, 400, 10**6]), seed=st.integers(0, 2**16),
+)  # fmt: skip
+def test_any_mixture_gives_each_sequence_what_it_gets_alone(
+    tasks: list[Task], lanes: int, right: float, window: int | None, chunk: int, budget: int, seed: int
+) -> None:
+    """Plain and drafted, greedy and sampled, each with its own limits and penalties, with prefixes reused or not."""
+    session = session_for(tasks, lanes, right, window=window, budget=budget, seed=seed)
+    with mock.patch.object(session_module, "PREFILL_CHUNK", chunk):
+        told = serve(session, tasks, lanes)
+    for task, one in zip(tasks, told, strict=True):
+        assert (one.tokens, one.reason) == alone(task, window)
+    assert session.prefixes.size_bytes <= budget
+
+
+def tasks_with(*lengths: int, plan: DraftPlan | None = PLAN) -> list[Task]:
+    return [Task([i + 1, 2, 3 + i], GREEDY, length, plan=plan) for i, length in enumerate(lengths)]
+
+
+def test_all_lanes_share_one_base_pass_a_step() -> None:
+    tasks = tasks_with(8, 8, 8, 8, plan=None)
+    session = session_for(tasks, 4)
+    serve(session, tasks, 4)
+    assert session.base.runner.batches == [1] * 4 + [4] * 7
+
+
+def test_place_of_a_sequence_that_ended_is_taken_by_the_last_one_and_then_by_one_that_waits() -> None:
+    tasks = tasks_with(3, 9, 9, 2, plan=None)
+    session = session_for(tasks, 3)
+    told = serve(session, tasks, 3)
+    # Three together for two steps; the fourth moves in for one; then two.
+    assert session.base.runner.batches == [1, 1, 1, 3, 3, 1, 3, 2, 2, 2, 2, 2]
+    assert [one.tokens for one in told] == [alone(task)[0] for task in tasks]
+
+
+def test_moved_sequence_keeps_its_slot_number_for_the_output() -> None:
+    tasks = tasks_with(2, 9)
+    session = session_for(tasks, 2)
+    running = [session.begin(task)[0] for task in tasks]
+    session.step()
+    assert [(one.slot, one.lane) for one in session.running] == [(1, 0)] or session.running == running
+
+
+def test_lane_near_its_capacity_is_not_disturbed_by_a_neighbour_s_tree() -> None:
+    """Its own tree shrinks to the rows left, and filling rows lie behind them."""
+    long, short = Task(list(range(9)) * 4, GREEDY, 50, plan=PLAN), Task([3, 1], GREEDY, 30, plan=PLAN)
+    session = session_for([long, short], 2, 0.9)
+    told = serve(session, [long, short], 2)
+    assert [(one.tokens, one.reason) for one in told] == [alone(long), alone(short)]
+    assert (len(told[0].tokens), told[0].reason) == (CAPACITY - 36 + 1, MAX_LENGTH)
+
+
+# One sequence's fault
+
+
+def test_sequence_whose_draw_fails_leaves_its_batch_mates_unharmed() -> None:
+    tasks = tasks_with(9, 9, 9)
+    session = session_for(tasks, 3)
+    real, calls = Sampler.pick, []
+
+    def pick(self: Sampler, logits: np.ndarray, before: Sequence[int]) -> int:
+        if before[0] == 2 and len(before) > 5:
+            calls.append(before)
+            raise EnvironmentProblem("the engine computed nan as a logit")
+        return real(self, logits, before)
+
+    with mock.patch.object(Sampler, "pick", pick):
+        told = serve(session, tasks, 3)
+    assert [one.reason for one in told] == [MAX_LENGTH, ERROR, MAX_LENGTH]
+    assert [told[i].tokens for i in (0, 2)] == [alone(tasks[i])[0] for i in (0, 2)]
+    assert len(calls) == 1
+
+
+# Prefixes
+
+
+SYSTEM = [5, 6, 7, 8, 1, 2]
+
+
+def asked(tail: int, plan: DraftPlan | None = PLAN, **more: object) -> Task:
+    return replace(Task([*SYSTEM, tail, 4], GREEDY, 9, plan=plan, keep=len(SYSTEM)), **more)
+
+
+@pytest.mark.parametrize("plan", [None, PLAN])
+def test_second_prompt_computes_only_what_the_first_one_did_not(plan: DraftPlan | None) -> None:
+    tasks = [asked(0, plan), asked(3, plan)]
+    session = session_for(tasks, 1, budget=10**6)
+    told = serve(session, tasks, 1)
+    # A draft's row pairs a position with the token after it, which is another one at the edge.
+    assert [one.reused for one in told] == [0, len(SYSTEM) - (1 if plan else 0)]
+    assert [one.tokens for one in told] == [alone(task)[0] for task in tasks]
+    assert sum(session.base.runner.rows[:1]) == 8
+
+
+def test_drafter_that_begins_with_kept_rows_is_told_all_that_follows_them() -> None:
+    tasks = [asked(0), asked(3)]
+    session = session_for(tasks, 1, 1.0, budget=10**6)
+    told = serve(session, tasks, 1)
+    path = [*tasks[1].prompt, *told[1].tokens]
+    assert session.drafter.tokens == path[1 : 1 + len(session.drafter.tokens)]
+    assert told[1].steps < 9  # it drafted, and rightly
+
+
+def test_rows_kept_by_a_plain_request_serve_no_drafting_one_and_the_other_way_round_they_do() -> None:
+    session = session_for([asked(0), asked(3)], 1, budget=10**6)
+    assert [one.reused for one in serve(session, [asked(0, None), asked(3)], 1)] == [0, 0]
+    assert [one.reused for one in serve(session, [asked(7, None)], 1)] == [len(SYSTEM)]
+
+
+def test_whole_conversation_is_reused_by_the_next_turn() -> None:
+    first = asked(0, keep=0, keep_all=True)
+    answer = alone(first)[0]
+    second = replace(first, prompt=[*first.prompt, *answer, 3, 3])
+    session = session_for([first, second], 1, budget=10**6)
+    told = serve(session, [first, second], 1)
+    assert told[1].reused >= len(first.prompt)
+    assert (told[1].tokens, told[1].reason) == alone(second)
+
+
+def test_same_prompt_again_still_computes_its_last_token() -> None:
+    task = asked(0, keep=8)
+    session = session_for([task], 1, budget=10**6)
+    told = serve(session, [task, task, task], 1)
+    assert [one.reused for one in told] == [0, 7, 7]
+    assert [one.tokens for one in told] == [alone(task)[0]] * 3
+    assert len(session.prefixes.entries) == 1
+
+
+@pytest.mark.parametrize("budget", [0, 10])
+def test_nothing_is_kept_beyond_the_budget(budget: int) -> None:
+    session = session_for([asked(0), asked(3)], 1, budget=budget)
+    assert [one.reused for one in serve(session, [asked(0), asked(3)], 1)] == [0, 0]
+    assert session.prefixes.entries == []
+
+
+# The comparison can see
+
+
+def no_move(decoder: CachedDecoder, source: int, target: int) -> None:
+    decoder.lanes[target] = decoder.lanes[source]
+
+
+PLANTED = {
+    "eviction moves no rows": mock.patch.object(CachedDecoder, "move", no_move),
+    "reuse takes a row too many": mock.patch.object(
+        session_module.Prefix, "reusable", lambda self, prompt, drafting: min(len(self.tokens) + 1, len(prompt) - 1)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_bug_is_caught(name: str) -> None:
+    tasks = [asked(0, None, max_new=3), asked(3, None), asked(7, None), asked(2, None)]
+    session = session_for(tasks, 2, budget=10**6)
+    with PLANTED[name]:
+        told = serve(session, tasks, 2)
+    assert [one.tokens for one in told] != [alone(task)[0] for task in tasks]
