@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import click
 
-from edgespec.cli.flags import INTERRUPTED, EdgeCommand, report
+from edgespec.cli.flags import INTERRUPTED, EdgeCommand
 from edgespec.cli.infer import ALIASES, MIB, SOME_FAILED
 from edgespec.cli.signals import Stopper, exit_code
+from edgespec.cli.terminal import harmless, report
 from edgespec.errors import EdgeSpecError, LimitError, RequestError
 from edgespec.prompts import CANCELLED, MAX_LENGTH, Message, SamplingParams
 from edgespec.prompts.parse import message_text
@@ -36,8 +37,6 @@ Read = Callable[[str], str]  # a prompt -> the line; EOFError at the end
 DEFAULTS = SamplingParams()
 PROMPT, CONTINUED = "> ", ". "
 MAKE_ROOM = "/undo drops the last exchange, /reset all of them."
-# A model's text is a stranger's: on a terminal its control characters would act. C0 but \t and \n, DEL, C1.
-HARMLESS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
 
 
 @click.command("chat", cls=EdgeCommand, aliases=ALIASES)
@@ -147,7 +146,7 @@ class Screen:
         encoding = self.out.encoding or "utf-8"
         text = text.encode(encoding, "backslashreplace").decode(encoding)
         if self.is_terminal:
-            text = text.translate(HARMLESS)
+            text = harmless(text)
         if text and accepted and self.is_terminal and self.has_colours:
             text = click.style(text, fg="green")
         self.out.write(text)
@@ -196,9 +195,9 @@ class Chat:
         return self.code
 
     def failed(self, error: EdgeSpecError) -> None:
-        """Tell it and go on. An error may quote a template, which is a stranger's too."""
+        """Tell it and go on."""
         self.some_failed = True
-        report(EdgeSpecError(error.what.translate(HARMLESS), error.remedy.translate(HARMLESS)))
+        report(error)
 
     def take(self, said: str) -> None:
         """A turn, or a command."""

@@ -1,6 +1,6 @@
 """One flag, whatever its spelling: kebab-case, snake_case and camelCase are the same.
 
-Knows spelling and click. `EdgeCommand` also turns errors into exit codes and two lines on stderr.
+Knows spelling and click.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import click
-
-from edgespec.errors import EdgeSpecError
 
 HUMPS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 INTERRUPTED = 130
@@ -47,10 +45,3 @@ def until_separator(args: list[str]) -> list[str]:
 
 def rest(args: list[str]) -> list[str]:
     return args[args.index("--") :] if "--" in args else []
-
-
-def report(error: EdgeSpecError) -> None:
-    """What happened and the remedy, on stderr."""
-    click.echo(f"error: {error.what}", err=True)
-    if error.remedy:
-        click.echo(f"  {error.remedy}", err=True)

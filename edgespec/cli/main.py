@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 from edgespec import __version__
-from edgespec.cli.flags import INTERRUPTED, report
+from edgespec.cli.flags import INTERRUPTED
+from edgespec.cli.terminal import report
 from edgespec.errors import EdgeSpecError, EnvironmentProblem
 
 # Name -> (module, one line for the list). Modules load when their command is called.

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-from edgespec.cli.chat import HARMLESS
+from edgespec.cli.terminal import harmless
 from edgespec.prompts import Request
 from edgespec.runtime.answers import Answer
 from edgespec.runtime.jobs import Chunk
@@ -73,8 +73,8 @@ def show(run: RunFigures, *, as_json: bool) -> None:
         print_table(table(found))
     for answer in run.answers:
         if answer.error:
-            click.echo(f"{place_of(answer)}: {answer.error.what}".translate(HARMLESS), err=True)
-            click.echo(f"  {answer.error.remedy}".translate(HARMLESS), err=True)
+            click.echo(f"{place_of(answer)}: {harmless(answer.error.what)}", err=True)
+            click.echo(f"  {harmless(answer.error.remedy)}", err=True)
 
 
 def show_output(answers: Sequence[Answer]) -> None:
@@ -84,7 +84,7 @@ def show_output(answers: Sequence[Answer]) -> None:
         if answer.response is not None:
             text = answer.response.text.encode(encoding, "backslashreplace").decode(encoding)
             click.echo(f"--- {place_of(answer)} ({answer.response.finish_reason})")
-            click.echo(text.translate(HARMLESS) if sys.stdout.isatty() else text, color=True)  # as it is
+            click.echo(harmless(text) if sys.stdout.isatty() else text, color=True)  # as it is
 
 
 def place_of(answer: Answer) -> str:
