@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Chunk", "DraftPlan", "Engine", "Message", "Response", "SamplingParams", "load"]
+__all__ = ["Chunk", "DraftPlan", "Engine", "Message", "Response", "SamplingParams", "Stream", "load"]
 
 if TYPE_CHECKING:
     from edgespec.prompts import Message, SamplingParams
-    from edgespec.runtime.engine import Engine
+    from edgespec.runtime.engine import Engine, Stream
     from edgespec.runtime.jobs import Chunk, Response
     from edgespec.runtime.tree import DraftPlan
 
@@ -28,6 +28,7 @@ HOMES = {
     "Message": "edgespec.prompts",
     "Response": "edgespec.runtime.jobs",
     "SamplingParams": "edgespec.prompts",
+    "Stream": "edgespec.runtime.engine",
 }
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -122,9 +124,9 @@ def command(
         plan = engine.plan(*sizes) if spec_decode else None
         engine.check_batch_size(requests.batch_size)
         notes = ([report.plan_line(plan, chosen=not any(sizes))] if plan else []) + [*engine.notes]
-        with Journal(output_file) as journal, Stopper(f"; what is finished is in {journal.path}") as stopper:
+        with Journal(output_file) as journal, Stopper(lambda: kept_in(journal)) as stopper:
             if journal.leftover:
-                notes.append(f"{journal.leftover} is from a run that was killed: its responses are left there")
+                notes.append(f"{journal.leftover} is from a run that was killed; it is left as it is")
             for note in notes:
                 click.echo(note, err=True)
             run = Run(engine, requests, Answers(engine, plan, requests.batch_size, stopping=stopper), journal)
@@ -156,15 +158,20 @@ def check_outputs(requests: RequestFile, *outputs: Path | None) -> None:
         if output.exists() and output.samefile(requests.path):
             raise RequestError(f"{output} is the input file", "Give another file for what is written.")
         check_writable(output)
-    given = [output.absolute() for output in outputs if output]
+    given = [os.path.realpath(output) for output in outputs if output]
     if len(given) != len(set(given)):
-        raise RequestError(f"{given[0]} is to hold the responses and the profile", "Give two files.")
+        raise RequestError(f"{given[0]} is to hold both the responses and the profile", "Give two files.")
+
+
+def kept_in(journal: Journal) -> str:
+    return f"; what was finished is in {journal.path}" if journal.num_lines else "; nothing was finished"
 
 
 def write_profile(path: Path, figures: RunFigures) -> None:
     from edgespec.bundle import write_json, writing
     from edgespec.runtime.profile import profile
 
+    path = Path(os.path.realpath(path))  # what a link means, not the link
     with writing(path):
         write_json(path, profile(figures))
 
@@ -173,6 +180,9 @@ def outcome(figures: RunFigures, stopped_by: int | None, *, check_lossless: bool
     """The exit code, and on stderr what is behind it."""
     if check_lossless and not any(a.plain for a in figures.answers):
         click.echo("nothing was compared: no request was answered with drafts", err=True)
+    uncompared = sum(a.speculative and a.response is not None and a.plain is None for a in figures.answers)
+    if check_lossless and uncompared:
+        click.echo(f"not compared: {uncompared} answers, whose plain run failed or was stopped", err=True)
     if any(a.difference is not None and not a.difference.near_tie for a in figures.answers):
         click.echo("NOT lossless: a difference beyond a near-tie is a bug; please report it with the output", err=True)
         return FAILED
@@ -196,8 +206,8 @@ class Run:
         """The first batch's first turns, unmeasured; what they left in the prefix cache goes too."""
         first = [replace(r, turns=()) for r in self.requests.requests[: self.requests.batch_size]]
         for _ in range(times):
-            for _ in self.answers.run(first):
-                pass
+            if not self.answers.stopping():
+                deque(self.answers.run(first), maxlen=0)
         self.engine.session.prefixes.clear()
 
     def answer(self, *, check_lossless: bool) -> None:
@@ -221,11 +231,19 @@ class Run:
         try:
             for found in self.answers.run(self.requests.requests):
                 self.done[found.key] = found
-                self.journal.add(self.entry(found))
+                self.keep(found)
                 bar.finish(len(self.done))
         finally:
             self.wall_s, self.passes = time.perf_counter() - began, self.engine.session.log.passes
             self.peak_bytes = peak_bytes()
+
+    def keep(self, found: Answer) -> None:
+        """In the journal; the first time that this fails it is told, and the run goes on."""
+        failed_before = self.journal.failure is not None
+        self.journal.add(self.entry(found))
+        if self.journal.failure is not None and not failed_before:
+            said = self.journal.failure.strerror or self.journal.failure
+            click.echo(f"{self.journal.path} cannot be written ({said}): answers are in memory alone for now", err=True)
 
     def check(self) -> None:
         """Every drafted answer again, plainly, from nothing that drafting left behind."""

@@ -22,6 +22,9 @@ COMMANDS = {
 }
 
 
+BROKEN_PIPE = 141  # 128 + SIGPIPE, as a shell counts it
+
+
 class LazyGroup(click.Group):
     """Commands are imported when they are called; the list itself needs none of them."""
 
@@ -71,6 +74,8 @@ def run(args: list[str]) -> int:
     except click.ClickException as error:
         error.show()
         return error.exit_code
+    except SystemExit:  # click's own, where the reader of stdout has gone
+        return BROKEN_PIPE
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted: nothing half-written is left", err=True)
         return INTERRUPTED

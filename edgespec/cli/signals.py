@@ -7,13 +7,17 @@ the signals from the descriptor that the interpreter's C handler writes to.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any
 
-import click
+from edgespec.cli.terminal import harmless
+from edgespec.errors import EnvironmentProblem
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 STOP_THREAD = b"\0"
@@ -27,8 +31,8 @@ def exit_code(number: int) -> int:
 class Stopper:
     """Use it in a `with` block of the main thread; call it to ask whether the run should end."""
 
-    def __init__(self, kept: str = "") -> None:
-        self.kept = kept  # where what is finished stands if a second signal ends the process
+    def __init__(self, kept: Callable[[], str] = lambda: "") -> None:
+        self.kept = kept  # says where what is finished stands, if a second signal ends the process
         self.number: int | None = None  # of the first signal
         self.handlers: dict[int, Any] = {}
 
@@ -36,13 +40,20 @@ class Stopper:
         return self.number is not None
 
     def __enter__(self) -> Stopper:
+        """Raises EnvironmentProblem where there is no memory for a thread."""
         self.reading, self.writing = socket.socketpair()
         self.writing.setblocking(False)
+        self.thread = threading.Thread(target=self.watch, name="signals", daemon=True)
+        try:
+            self.thread.start()
+        except RuntimeError as error:
+            self.reading.close()
+            self.writing.close()
+            remedy = "Close other programs, or raise the limits of memory and of processes (ulimit -a)."
+            raise EnvironmentProblem(f"no thread can be started: {error}", remedy) from error
         for number in SIGNALS:
             self.handlers[number] = signal.signal(number, nothing)
         self.old_fd = signal.set_wakeup_fd(self.writing.fileno(), warn_on_full_buffer=False)
-        self.thread = threading.Thread(target=self.watch, name="signals", daemon=True)
-        self.thread.start()
         return self
 
     def __exit__(
@@ -61,11 +72,21 @@ class Stopper:
             number = received[0]
             if number not in SIGNALS:
                 continue
-            if self.number is not None:
-                click.echo(f"stopped at once{self.kept}", err=True)
+            if self.number is None:
+                self.number = number
+                say("stopping after this step; once more stops at once")
+                continue
+            try:
+                say(f"stopped at once{self.kept()}")
+            finally:
                 os._exit(exit_code(number))
-            self.number = number
-            click.echo("stopping after this step; once more stops at once", err=True)
+
+
+def say(text: str) -> None:
+    """On stderr, if it takes it: a closed or a full one must not keep the process alive."""
+    with suppress(OSError, ValueError):
+        if select.select([], [2], [], 0)[1]:
+            os.write(2, f"{harmless(text)}\n".encode(errors="backslashreplace"))
 
 
 def nothing(number: int, frame: FrameType | None) -> None:

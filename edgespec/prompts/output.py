@@ -5,6 +5,7 @@ Knows files. Knows nothing of what stands in a response.
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import json
 import os
@@ -58,9 +59,9 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 class Journal:
     """What is finished, one JSON line a response beside `output.json`, so that no kill and no full disk takes it away.
 
-    Use it in a `with` block. The file `path` comes with the first response and goes when `finish` has written the
-    output. `leftover` is the journal of an earlier run that was killed: it is left alone. `failure` is why a response
-    is not in the journal yet; it does not stop the run, and each `add` tries again.
+    Use it in a `with` block: the file `path` is there, locked, until `finish` has written the output. `leftover` is the
+    journal of an earlier run that was killed: it is left alone. `failure` is why a response is not in the journal yet;
+    it does not stop the run, and each `add` tries again. Raises OutputError where another run writes this output now.
     """
 
     def __init__(self, output_path: str | os.PathLike[str]) -> None:
@@ -70,13 +71,21 @@ class Journal:
         self._names = _partial_names(_follow_links(self.output_path))
         self.path = next(self._names)
         while os.path.lexists(self.path):
+            check_nobody_writes(self.path, self.output_path)
+            if self.path.is_file() and not self.path.stat().st_size:
+                self.path.unlink()  # of a run that was killed before it had finished anything
+                break
             self.leftover, self.path = self.path, next(self._names)
         self._file: FileIO | None = None
         self._size_bytes = 0  # of whole lines in the file
-        self._num_lines = 0
+        self.num_lines = 0
         self._waiting: deque[bytes] = deque()
 
     def __enter__(self) -> Journal:
+        try:
+            self._file = self._open()
+        except OSError as error:
+            self.failure = error
         return self
 
     def __exit__(
@@ -107,7 +116,7 @@ class Journal:
         self, error: OutputError, responses: Sequence[Response], input_file: str | os.PathLike[str]
     ) -> OutputError:
         self._write_waiting()
-        if self._is_in_place() and self._num_lines >= len(responses):
+        if self._is_in_place() and self.num_lines >= len(responses):
             return OutputError(
                 f"{error.what} The responses are kept in {self.path}, one JSON object a line.",
                 f"{error.remedy} Nothing needs to run again: each line of that file is an entry of responses, and "
@@ -126,11 +135,11 @@ class Journal:
         )
 
     def _part_kept(self) -> str:
-        return f" The first {self._num_lines} are kept in {self.path}." if self._is_in_place() else ""
+        return f" The first {self.num_lines} are kept in {self.path}." if self._is_in_place() else ""
 
     def _is_in_place(self) -> bool:
         """True when the file holds what was written, and nobody has removed it."""
-        if self._file is None or not self._num_lines:
+        if self._file is None or not self.num_lines:
             return False
         try:
             return self.path.stat().st_size == self._size_bytes
@@ -155,15 +164,18 @@ class Journal:
         while rest:
             rest = rest[file.write(rest) :]
         self._size_bytes += len(line)
-        self._num_lines += 1
+        self.num_lines += 1
 
     def _open(self) -> FileIO:
         """A new file; a name that another run took meanwhile is left to it."""
         while True:
             try:
-                return self.path.open("xb", buffering=0)
+                file = self.path.open("xb", buffering=0)
             except FileExistsError:
                 self.path = next(self._names)
+                continue
+            fcntl.flock(file, fcntl.LOCK_EX)
+            return file
 
     def _cut(self) -> None:
         """Take half a line away."""
@@ -182,6 +194,18 @@ class Journal:
         if not self._size_bytes:
             with suppress(OSError):
                 self.path.unlink(missing_ok=True)
+
+
+def check_nobody_writes(journal: Path, output: Path) -> None:
+    """OutputError where a run that goes on holds the journal: the last one to end would take the other's output."""
+    try:
+        with journal.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        remedy = "Wait until it has ended, or name another output."
+        raise OutputError(f"Another run writes {output} now.", remedy) from error
+    except OSError:  # nothing that can be read is no journal of ours
+        return
 
 
 def _partial_names(output: Path) -> Iterator[Path]:

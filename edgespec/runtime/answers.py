@@ -5,6 +5,7 @@ Knows requests, conversations and answers. How tokens come about stands in `engi
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -46,14 +47,6 @@ class Answer:
         return self.request.index, self.turn
 
 
-@dataclass(frozen=True)
-class Asked:
-    """An answer to come, and its job."""
-
-    answer: Answer
-    job: Job
-
-
 class Answers:
     """Runs requests `batch_size` at a time. `stopping` is asked after every step: once it says yes, what is under way
     ends there and the rest is cancelled."""
@@ -67,27 +60,15 @@ class Answers:
 
     def run(self, requests: Sequence[Request]) -> Iterator[Answer]:
         """An Answer for every turn of every request, in the order in which they end."""
-        asked: dict[Job, Asked] = {}
-        queue: deque[Job] = deque()
-
-        def ask(request: Request, turn: int, messages: tuple[Message, ...]) -> Iterator[Answer]:
-            found = self.ask(request, turn, messages)
-            if isinstance(found, Asked):
-                asked[found.job] = found
-                queue.append(found.job)
-            else:
-                yield found
-                yield from unasked(request, turn + 1, failed_before(request, turn))
-
-        for request in requests:
-            yield from ask(request, 0, request.messages)
-        for job, event in self.engine.serve(queue, self.batch_size):
+        backlog = Backlog(self, requests)
+        for job, event in self.engine.serve(backlog, self.batch_size):
+            yield from backlog.refused()
             if self.stopping():
-                self.stop(queue, asked)
+                backlog.stop()
             if isinstance(event, Chunk):
                 self.observe(event)
                 continue
-            answer = answered(asked.pop(job).answer, event)
+            answer = answered(backlog.asked.pop(job), event)
             yield answer
             request, turn = answer.request, answer.turn + 1
             if answer.error is not None:
@@ -95,17 +76,12 @@ class Answers:
             elif answer.cancelled or self.stopping():
                 yield from unasked(request, turn)
             elif turn <= len(request.turns):
-                yield from ask(request, turn, following(answer))
-        for left in asked.values():
-            yield from unasked(left.answer.request, left.answer.turn)
+                backlog.ask(request, turn, following(answer))
+        yield from backlog.refused()
+        yield from backlog.never_begun()
 
-    def stop(self, queue: deque[Job], asked: dict[Job, Asked]) -> None:
-        queue.clear()
-        for job in asked:
-            job.cancel()
-
-    def ask(self, request: Request, turn: int, messages: tuple[Message, ...]) -> Asked | Answer:
-        """The job of a turn, or the answer that says why there can be none."""
+    def ask(self, request: Request, turn: int, messages: tuple[Message, ...]) -> tuple[Answer, Job | None]:
+        """A turn as it is put to the engine: its answer to come, and its job, where there can be one."""
         plan = None if request.disable_spec_decode else self.plan
         answer = Answer(request, turn, messages, speculative=plan is not None)
         try:
@@ -113,10 +89,10 @@ class Answers:
             system_prompt = self.system_prompt(request, messages)
             ids = self.engine.tokenizer.encode(prompt, add_special_tokens=not request.apply_chat_template)
         except EdgeSpecError as error:
-            return replace(answer, error=error)
+            return replace(answer, error=error), None
         keep = self.common(ids, system_prompt) if request.keep_system_prompt else 0
         job = Job(ids, with_seed(request.sampling), plan, keep, keep_all=turn < len(request.turns))
-        return Asked(replace(answer, prompt=prompt, system_prompt=system_prompt), job)
+        return replace(answer, prompt=prompt, system_prompt=system_prompt), job
 
     def render(self, request: Request, messages: Sequence[Message]) -> str:
         return self.engine.render(
@@ -162,6 +138,53 @@ class Answers:
             assert answer.response is not None
             difference = first_difference(self.engine, plain, answer.response, seeded(answer))
             yield replace(answer, plain=plain, difference=difference)
+
+
+class Backlog:
+    """The jobs of requests that wait: each is made when its turn comes, and a later turn of a conversation goes before
+    conversations not yet begun, whose rows would drive out its own."""
+
+    def __init__(self, answers: Answers, requests: Sequence[Request]) -> None:
+        self.answers, self.waiting = answers, deque(requests)
+        self.ready: deque[Job] = deque()
+        self.asked: dict[Job, Answer] = {}  # what is under way, or ready
+        self.failed: list[Answer] = []  # what could not be asked, until somebody takes it
+        self.dropped: list[Answer] = []  # what was asked and not begun
+
+    def __len__(self) -> int:
+        while self.waiting and not self.ready and not self.answers.stopping():
+            request = self.waiting.popleft()
+            self.ask(request, 0, request.messages)
+        return len(self.ready)
+
+    def popleft(self) -> Job:
+        return self.ready.popleft()
+
+    def ask(self, request: Request, turn: int, messages: tuple[Message, ...]) -> None:
+        answer, job = self.answers.ask(request, turn, messages)
+        if job is None:
+            self.failed += [answer, *unasked(request, turn + 1, failed_before(request, turn))]
+        else:
+            self.asked[job] = answer
+            self.ready.append(job)
+
+    def refused(self) -> Iterator[Answer]:
+        """The answers to what could not be asked, each once."""
+        failed, self.failed = self.failed, []
+        yield from failed
+
+    def stop(self) -> None:
+        """Begin nothing more, and end what runs after its step."""
+        self.dropped += [self.asked.pop(job) for job in self.ready]
+        self.ready.clear()
+        for job in self.asked:
+            job.cancel()
+
+    def never_begun(self) -> Iterator[Answer]:
+        for answer in self.dropped:
+            yield from unasked(answer.request, answer.turn)
+        for request in self.waiting:
+            yield from unasked(request, 0)
 
 
 def answered(answer: Answer, event: Response | EdgeSpecError) -> Answer:
@@ -233,7 +256,8 @@ def to_dict(found: Answer, tokenizer: Tokenizer) -> dict[str, object]:
 def candidate(tokenizer: Tokenizer, token_id: int, log_prob: float) -> dict[str, object]:
     """The token's own bytes, and as text what of them is UTF-8."""
     raw = tokenizer.token_bytes(token_id)
-    return {"token_id": token_id, "token": raw.decode("utf-8", "replace"), "bytes": [*raw], "logprob": log_prob}
+    finite = log_prob if math.isfinite(log_prob) else None  # JSON has no infinity
+    return {"token_id": token_id, "token": raw.decode("utf-8", "replace"), "bytes": [*raw], "logprob": finite}
 
 
 def lossless(found: Answer) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,14 @@ SEED_BITS = 63
 PREFIX_CACHE_BYTES = 256 * 2**20
 Event = Chunk | Response | EdgeSpecError
 FAULTS = (EdgeSpecError, MemoryError)  # what ends a request, or a batch, and not the run
+
+
+class Queue(Protocol):
+    """Jobs that wait, such as a deque; it may still grow while it is emptied."""
+
+    def __len__(self) -> int: ...
+
+    def popleft(self) -> Job: ...
 
 
 class Stream:
@@ -161,6 +169,10 @@ class Engine:
     ) -> str:  # fmt: skip
         """The text of messages: by the model's chat template, or simply joined."""
         if not apply_chat_template:
+            if enable_thinking or not add_generation_prompt:
+                flag = "enable_thinking" if enable_thinking else "add_generation_prompt"
+                what = f"{flag} is a matter of the chat template, and apply_chat_template is false"
+                raise RequestError(what, f"Remove {flag}, or let the template be applied.")
             return "".join(m.content for m in messages)
         return self.tokenizer.render(
             messages, add_generation_prompt=add_generation_prompt, enable_thinking=enable_thinking
@@ -207,7 +219,7 @@ class Engine:
             what = f"logit_bias names the token id {strange[0]}, the model's vocabulary ends at {rows - 1}"
             raise RequestError(what, "Remove it.")
 
-    def serve(self, queue: deque[Job], batch_size: int = 1) -> Iterator[tuple[Job, Event]]:
+    def serve(self, queue: Queue, batch_size: int = 1) -> Iterator[tuple[Job, Event]]:
         """Answer the jobs of `queue`, `batch_size` at a time; while this runs more may be put into it.
 
         Yields each job's Chunks and at last its Response, or the error that it met. A job that ends makes room for the
@@ -266,6 +278,7 @@ class Engine:
             if answering.job.cancelled:
                 self.session.end(running)
                 del active[running]
+                yield answering.job, answering.chunk(Step([], finish_reason=CANCELLED))
                 yield answering.job, answering.response(CANCELLED, running)
 
     def check_epoch(self, epoch: int) -> None:

@@ -39,7 +39,8 @@ class Job:
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """What one step added. `pieces` is the text that each token made certain: it waits for whole UTF-8 characters and
-    for the end of what might become a stop string. The first `accepted` tokens are drafts that the base accepted."""
+    for the end of what might become a stop string; what a cancelled request held back comes as a piece without a token.
+    The first `accepted` tokens are drafts that the base accepted."""
 
     token_ids: list[int]
     pieces: list[str]
@@ -77,6 +78,7 @@ class Answering:
         self.stop_word_ids, strings = tokenizer.split_stops(job.sampling.stop)
         self.text = TextStream(tokenizer, stop=strings)
         self.pieces: list[str] = []
+        self.rest = ""  # what became certain only at the end
         self.token_ids: list[int] = []
         self.logprobs: list[Candidates] = []
         self.began = time.perf_counter()
@@ -100,18 +102,20 @@ class Answering:
         self.token_ids += step.tokens
         self.logprobs += step.logprobs
         pieces = self.pieces[len(self.pieces) - len(step.tokens) :]
-        if step.finish_reason and step.tokens:
-            self.pieces[-1] += self.text.flush()
-            pieces[-1] = self.pieces[-1]
-        return Chunk(step.tokens, pieces, step.accepted, step.finish_reason)
+        reason = step.finish_reason
+        if reason is not None:
+            rest = self.text.flush()
+            reason = STOP_WORDS if self.text.stopped else reason
+            pieces = [*pieces[:-1], pieces[-1] + rest] if pieces else [rest] * bool(rest)
+            self.rest = rest
+        return Chunk(step.tokens, pieces, step.accepted, reason)
 
     def response(self, reason: str, running: Running) -> Response:
         """The whole answer, for a sequence that ended for `reason` or was ended."""
-        rest = self.text.flush()  # of a cancelled one; nothing is left otherwise
         self.metrics.stages, self.metrics.reused_tokens = running.times, running.reused
         seed = self.job.sampling.seed if self.job.sampling.temperature else None
         return Response(
-            "".join(self.pieces) + rest, self.token_ids, STOP_WORDS if self.text.stopped else reason, self.metrics,
+            "".join(self.pieces) + self.rest, self.token_ids, STOP_WORDS if self.text.stopped else reason, self.metrics,
             seed, list(self.job.prompt_ids), self.logprobs, running.slot,
         )  # fmt: skip
 

@@ -105,8 +105,9 @@ class RequestMetrics:
                 "draft": self.stages.draft,
                 "verify": self.stages.verify,
                 "commit": self.stages.commit,
-                "host": self.stages.host,
             },
+            "engine_s": self.stages.engine,
+            "host_s": self.stages.host,
         }
         if speculative:
             out |= {

@@ -68,12 +68,9 @@ class PrefixCache:
             for entry in self.entries
         )
 
-    def fits(self, size_bytes: int) -> bool:
-        return size_bytes <= self.budget_bytes
-
     def keep(self, new: Prefix) -> None:
         """Add a prefix; what it covers goes, and the least recently used go until it fits."""
-        if not self.fits(new.size_bytes):
+        if new.size_bytes > self.budget_bytes:
             return
         self.entries = [old for old in self.entries if not covers(new, old)]
         while self.size_bytes + new.size_bytes > self.budget_bytes:

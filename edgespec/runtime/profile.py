@@ -88,7 +88,7 @@ def summary(run: RunFigures) -> dict[str, Any]:
     """
     checked = [a for a in run.answers if a.plain]
     drafted = [a.response.metrics for a in checked if a.response] or run.drafted
-    plainly = [a.plain.metrics for a in checked if a.plain] or ([] if drafted else run.undrafted)
+    plainly = [a.plain.metrics for a in checked if a.plain] or run.undrafted
     disabled = sum(a.request.disable_spec_decode for a in run.answers)
     out: dict[str, Any] = {
         "requests": len(run.answers),

@@ -104,18 +104,19 @@ class Sampler:
         """
         adjusted = self.adjusted(logits, before)
         if self.temperature == 0:
-            return abs(float(adjusted[one]) - float(adjusted[other])) / self.magnification
+            return abs(float(adjusted[one]) - float(adjusted[other])) / self.magnification(before, one, other)
         scaled, noise = self.scaled(adjusted), gumbel(self.seed, len(before), np.array([one, other]))
         scores = scaled[[one, other]] + noise
         high, low = (one, other) if scores[0] >= scores[1] else (other, one)
         gap = abs(float(scores[0] - scores[1]))
         high_slack, low_slack = self.slack(scaled, high), self.slack(scaled, low)
-        return max(min(gap, abs(high_slack)), -high_slack, -low_slack) / self.magnification
+        return max(min(gap, abs(high_slack)), -high_slack, -low_slack) / self.magnification(before, one, other)
 
-    @property
-    def magnification(self) -> float:
-        """How much larger a change of a logit is in the score, at most; 1 where it becomes smaller."""
-        return max(self.repetition_penalty, 1 / self.repetition_penalty) / min(self.temperature or 1, 1)
+    def magnification(self, before: Sequence[int], one: int, other: int) -> float:
+        """How much larger a change of one of two logits is in the score, at most; 1 where it becomes smaller."""
+        penalised = one in before or other in before
+        penalty = max(self.repetition_penalty, 1 / self.repetition_penalty) if penalised else 1.0
+        return penalty / min(self.temperature or 1, 1)
 
     def slack(self, scaled: NDArray[np.float64], token: int) -> float:
         """How far a token is from the edge of what warping keeps: positive inside, negative outside."""

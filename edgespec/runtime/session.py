@@ -116,9 +116,9 @@ class Session:
             self.drafter.reset(one.lane)
         self.reuse(one)
         step = self.ended(one, self.prefill(one))
-        self.running.append(one)
-        if task.keep and step.finish_reason is None:
+        if task.keep:
             self.remember(one, task.keep)
+        self.running.append(one)
         self.leave([(one, step)])
         return one, step
 
@@ -187,13 +187,26 @@ class Session:
             drafter.restore(one.lane, prefix.draft[:, :, : one.reused])
 
     def remember(self, one: Running, count: int) -> None:
-        """Keep the rows of a sequence's first `count` tokens."""
+        """Keep the rows of a sequence's first `count` tokens, or of as many as the budget holds.
+
+        No request fails for it: where memory is short all that was kept goes.
+        """
         drafter = self.drafter_of(one)
-        tokens = one.tokens[: min(count, self.base.lanes[one.lane].length)]
-        if not self.prefixes.budget_bytes or self.prefixes.holds(tokens, drafting=drafter is not None):
+        most = min(count, self.base.lanes[one.lane].length, self.prefixes.budget_bytes // self.bytes_of_token(one))
+        tokens = one.tokens[:most]
+        if not tokens or self.prefixes.holds(tokens, drafting=drafter is not None):
             return
-        draft = None if drafter is None else drafter.snapshot(one.lane, len(tokens) - 1)
-        self.prefixes.keep(Prefix(np.array(tokens, np.int64), self.base.snapshot(one.lane, len(tokens)), draft))
+        try:
+            draft = None if drafter is None else drafter.snapshot(one.lane, len(tokens) - 1)
+            self.prefixes.keep(Prefix(np.array(tokens, np.int64), self.base.snapshot(one.lane, len(tokens)), draft))
+        except MemoryError:
+            self.prefixes.clear()
+
+    def bytes_of_token(self, one: Running) -> int:
+        """What keeping one token costs."""
+        drafter = self.drafter_of(one)
+        own = 0 if drafter is None else drafter.snapshot(one.lane, 1).nbytes
+        return self.base.snapshot(one.lane, 1).nbytes + own
 
     # ---- a step ------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ GENERATION = "llm_generation"
 DRAFT_PREFILL = "spec_decode_draft_prefill"
 DRAFT_PROPOSAL = "spec_decode_draft_proposal"
 VERIFICATION = "spec_decode_base_verification"
-COMMIT = "spec_decode_commit"  # ours: moving the KV rows that stand
+COMMIT = "kv_commit"  # ours: moving the KV rows that stand
 DRAFT_REPLAY = "spec_decode_draft_replay"  # ours: the draft reads the true features of what stands
 
 # Stage -> the coarser one of a request's metrics.

@@ -31,11 +31,12 @@ class TextStream:
         return "" if self.stopped else self._certain(self._decoding.push(token_id))
 
     def flush(self) -> str:
-        """The text still held back; half a character comes out as U+FFFD. Call it once, at the end."""
+        """The text still held back; half a character comes out as U+FFFD. For the end: a second call gives nothing."""
         if self.stopped:
             return ""
         text = self._certain(self._decoding.flush())
-        return text if self.stopped else text + self._held
+        held, self._held = self._held, ""
+        return text if self.stopped else text + held
 
     def _certain(self, piece: str) -> str:
         text = self._held + piece

@@ -189,11 +189,12 @@ def open_session(path: Path, *, spinning: bool = True) -> ort.InferenceSession:
         remedy = "Close other programs, or use a smaller model or machine with more memory."
         raise EnvironmentProblem(f"not enough memory to load {path}", remedy) from error
     except Exception as error:  # ONNX Runtime raises its own untyped family; the cause is kept
-        if "alloc" in str(error).lower():
+        said = " ".join(str(error).split())  # it may have several lines, and empty ones at the end
+        if "alloc" in said.lower():
             remedy = "Close other programs, or use a smaller model or machine with more memory."
-            raise EnvironmentProblem(f"not enough memory to load {path}: {error}", remedy) from error
+            raise EnvironmentProblem(f"not enough memory to load {path}: {said}", remedy) from error
         raise EnvironmentProblem(
-            f"ONNX Runtime cannot load {path}: {error}", "Build the engine again on this machine."
+            f"ONNX Runtime cannot load {path}: {said}", "Build the engine again on this machine."
         ) from error
     if session.get_providers() != PROVIDERS:
         raise EnvironmentProblem(

@@ -27,7 +27,7 @@ class LaneState:
 
     last_logits: Floats | None = None  # [Vd], at the last true feature
     last_hidden: Floats | None = None  # [Hd]
-    full: bool = False  # the cache could not take all features: no drafts for the rest of the sequence
+    full: bool = False  # the cache could not take all features, or they gave no numbers: no drafts from there on
 
 
 @dataclass
@@ -67,6 +67,7 @@ class EagleDrafter:
             assert result.hidden_states is not None
             state = self.lanes[one.lane]
             state.last_logits, state.last_hidden = result.logits[0].copy(), result.hidden_states[-1].copy()
+            state.full = not np.isfinite(state.last_logits).all()
 
     def propose(self, wishes: Sequence[Wish]) -> list[DraftTree]:
         """Grow K candidates a level, keep the K best of K*K as the next level, verify the best of all."""
@@ -99,6 +100,9 @@ class EagleDrafter:
         for growth, part, result in zip(growing, parts, self.decoder.run(parts), strict=True):
             assert result.hidden_states is not None
             pool, top_k = growth.pool, growth.wish.plan.top_k
+            if not np.isfinite(result.logits).all():
+                growth.steps = 0
+                continue
             ids, log_probs = top_log_probs(result.logits, top_k)
             children: list[int] = []
             row_of: dict[int, int] = {}

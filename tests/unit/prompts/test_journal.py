@@ -79,7 +79,7 @@ def interrupt(journal: Journal, *responses: dict[str, object]) -> None:
 
 def test_each_response_is_on_disk_as_one_line_as_soon_as_it_is_added(output: Path) -> None:
     with Journal(output) as journal:
-        assert names(output.parent) == []
+        assert names(output.parent) == ["output.json.partial.jsonl"]
         for count, response in enumerate(RESPONSES, 1):
             journal.add(response)
             assert read_lines(journal.path) == RESPONSES[:count]
@@ -131,11 +131,6 @@ def test_journal_of_a_killed_run_is_left_alone_and_named(output: Path) -> None:
         assert journal.leftover == stale
         journal.add(ONE)
         assert journal.path.name == "output.json.partial-2.jsonl"
-        with Journal(output) as third:
-            assert third.leftover == journal.path
-            third.add(TWO)
-            assert third.path.name == "output.json.partial-3.jsonl"
-        third.path.unlink()
         journal.finish([ONE], "input.json")
     assert names(output.parent) == ["output.json", stale.name]
     assert stale.read_text() == '{"from": "before"}\n'
@@ -143,11 +138,32 @@ def test_journal_of_a_killed_run_is_left_alone_and_named(output: Path) -> None:
     assert Journal(output).leftover is None
 
 
-def test_two_runs_at_once_do_not_share_a_journal(output: Path) -> None:
-    with Journal(output) as first, Journal(output) as second:
+def test_second_run_on_one_output_is_refused_while_the_first_goes_on(output: Path) -> None:
+    with Journal(output) as first:
+        with pytest.raises(OutputError, match="Another run writes"):
+            Journal(output)
+        first.add(ONE)
+        with pytest.raises(OutputError, match="Another run writes"):
+            Journal(output)
+        assert read_lines(first.path) == [ONE]
+        first.finish([ONE], "input.json")
+    with Journal(output):
+        assert names(output.parent) == ["output.json", "output.json.partial.jsonl"]
+
+
+def test_two_runs_that_began_together_do_not_share_a_journal(output: Path) -> None:
+    first, second = Journal(output), Journal(output)  # neither has its file yet
+    with first, second:
         first.add(ONE)
         second.add(TWO)
         assert (read_lines(first.path), read_lines(second.path)) == ([ONE], [TWO])
+
+
+def test_empty_journal_of_a_killed_run_is_no_leftover(output: Path) -> None:
+    stale = Path(f"{output}.partial.jsonl")
+    stale.touch()
+    with Journal(output) as journal:
+        assert (journal.leftover, journal.path) == (None, stale)
 
 
 def test_journal_lies_beside_the_file_that_a_link_means(output: Path, tmp_path: Path) -> None:
@@ -244,8 +260,9 @@ def test_what_the_journal_missed_is_tried_once_more_at_the_end(output: Path, els
 def test_without_a_journal_the_whole_output_is_kept_where_temporary_files_go(
     output: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Journal(output) as journal:
-        full_device(journal, monkeypatch)
+    journal = Journal(output)
+    full_device(journal, monkeypatch)
+    with journal:
         journal.add(ONE)
         assert journal.failure is not None
         assert journal.failure.errno == errno.ENOSPC

@@ -254,3 +254,30 @@ def test_planted_bug_is_caught(name: str) -> None:
     with PLANTED[name]:
         told = serve(session, tasks, 2)
     assert [one.tokens for one in told] != [alone(task)[0] for task in tasks]
+
+
+# What is kept is a convenience, and costs no request
+
+
+@pytest.mark.parametrize("where", ["keep", "keep_all"])
+def test_memory_that_is_short_for_keeping_rows_harms_nobody(where: str) -> None:
+    tasks = [replace(asked(tail), keep=6 if where == "keep" else 0, keep_all=where == "keep_all") for tail in (0, 3, 7)]
+    session = session_for(tasks, 2, budget=10**6)
+    with mock.patch.object(CachedDecoder, "snapshot", lambda self, lane, count: short_of_memory(count)):
+        told = serve(session, tasks, 2)
+    assert [(one.tokens, one.reason) for one in told] == [alone(task) for task in tasks]
+    assert session.prefixes.entries == []
+
+
+def short_of_memory(count: int) -> np.ndarray:
+    if count > 1:
+        raise MemoryError
+    return np.zeros((1, 1, 1, 2), np.float32)
+
+
+def test_head_that_fits_is_kept_of_a_prompt_that_does_not() -> None:
+    one = asked(0, keep=8)
+    session = session_for([one], 1, budget=5 * (8 + 4))  # of eight tokens five: base rows of 8 bytes, the draft's of 4
+    told = serve(session, [one, one], 1)
+    assert 0 < told[1].reused < 7
+    assert told[1].tokens == alone(one)[0]

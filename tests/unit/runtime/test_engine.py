@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 import edgespec
 from edgespec.errors import LimitError, RequestError
-from edgespec.prompts import Message, SamplingParams
+from edgespec.prompts import CANCELLED, Message, SamplingParams
 from edgespec.runtime.engine import Engine
 from tests.lossless.pairs import make_pair
 
@@ -73,3 +74,32 @@ def test_closing_twice_is_harmless(engine_dir: Path) -> None:
 
 def test_public_names_are_there() -> None:
     assert all(getattr(edgespec, name) is not None for name in edgespec.__all__)
+
+
+# Text
+
+
+def test_text_is_that_of_the_ids_even_where_it_ends_as_a_stop_string_begins(engine: Engine) -> None:
+    plain = engine.generate([5, 6, 7], GREEDY)
+    stop = plain.text[-2:] + "never said"
+    found = engine.generate([5, 6, 7], replace(GREEDY, stop=(stop,)))
+    assert found.text == engine.tokenizer.decode(found.token_ids) == plain.text
+    *chunks, last = engine.stream([5, 6, 7], replace(GREEDY, stop=(stop,)))
+    assert "".join(chunk.text for chunk in chunks) == last.text
+
+
+@pytest.mark.parametrize("length", [1, 3, 5])
+def test_cancelled_stream_gives_all_text_in_chunks_and_says_so(engine: Engine, length: int) -> None:
+    stream = engine.stream([5, 6, 7], replace(GREEDY, stop=("never said",)))
+    chunks = [next(stream) for _ in range(length)]
+    stream.cancel()
+    *rest, last = stream
+    assert last.finish_reason == CANCELLED
+    assert last.token_ids == [token for chunk in chunks for token in chunk.token_ids]
+    assert "".join(chunk.text for chunk in [*chunks, *rest]) == last.text == engine.tokenizer.decode(last.token_ids)
+
+
+@pytest.mark.parametrize("flags", [{"enable_thinking": True}, {"add_generation_prompt": False}])
+def test_what_only_a_template_can_honour_is_refused_without_one(engine: Engine, flags: dict[str, bool]) -> None:
+    with pytest.raises(RequestError, match="apply_chat_template is false"):
+        engine.render([Message("user", "a")], apply_chat_template=False, **flags)

@@ -114,8 +114,9 @@ def test_prompt_is_what_was_reused_and_what_was_computed() -> None:
 def test_host_time_is_what_the_stages_spent_outside_engines() -> None:
     metrics = request()
     metrics.stages = StageTimes(prefill=1.0, draft=0.5, verify=2.0, commit=0.25, engine=3.0)
-    spent = metrics.to_dict(speculative=False)["stages_s"]
-    assert spent == pytest.approx({"prefill": 1.0, "draft": 0.5, "verify": 2.0, "commit": 0.25, "host": 0.75})
+    told = metrics.to_dict(speculative=False)
+    assert told["stages_s"] == pytest.approx({"prefill": 1.0, "draft": 0.5, "verify": 2.0, "commit": 0.25})
+    assert (told["engine_s"], told["host_s"]) == pytest.approx((3.0, 0.75))
 
 
 def test_plain_request_says_nothing_of_speculation() -> None:

@@ -282,11 +282,11 @@ def test_throughput_of_the_run_is_all_tokens_over_its_wall_time() -> None:
     assert found["speculative"]["tokens_per_s"] == pytest.approx(1.0)  # what each user saw
 
 
-def test_speculative_figures_are_over_those_that_drafted() -> None:
+def test_speculative_figures_are_over_those_that_drafted_and_plain_ones_over_the_others() -> None:
     found = summary(RunFigures(ENDED, 2.0, {}, spec_decode=True))
     assert found["without_drafts"] == 1
     assert found["speculative"]["completion_tokens"] == 5 + 3 + 1
-    assert "plain" not in found
+    assert found["plain"]["completion_tokens"] + found["speculative"]["completion_tokens"] == found["completion_tokens"]
 
 
 def test_plain_run_has_plain_figures_alone() -> None:

@@ -338,3 +338,10 @@ def test_tokens_that_are_not_near_have_a_margin_beyond_rounding() -> None:
         wrong = int((drawn + 1 + rng.integers(23)) % 24)
         near += sampler.margin(logits, range(position), drawn, wrong) <= NEAR_TIE
     assert near == 0
+
+
+def test_penalty_widens_no_margin_of_tokens_that_it_does_not_touch() -> None:
+    logits = np.array([5.0, 5.0009, 0], np.float32)
+    punished = Sampler(repetition_penalty=100)
+    assert punished.margin(logits, [2], 0, 1) == Sampler().margin(logits, [2], 0, 1) > NEAR_TIE
+    assert punished.margin(logits, [1], 1, 0) < Sampler(repetition_penalty=1).margin(logits, [1], 1, 0) + 5

@@ -1,0 +1,91 @@
+"""Requests are made into jobs when their turn comes, conversations are finished before others begin, and a stop leaves
+an answer for everybody. The engine here only names what it was asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from edgespec.errors import RequestError
+from edgespec.prompts import CANCELLED, MAX_LENGTH, Message, Request, SamplingParams
+from edgespec.runtime.answers import Answer, Answers
+from edgespec.runtime.jobs import Job, Response
+from edgespec.runtime.metrics import RequestMetrics
+
+
+@dataclass
+class Echo:
+    """Answers a prompt with the number of its tokens; `told` are the prompts in the order in which they were begun."""
+
+    rendered: list[str] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+    stopping: bool = False
+    stop_after: int = 10**6
+
+    @property
+    def tokenizer(self) -> Echo:
+        return self
+
+    def render(self, messages: tuple[Message, ...], **flags: Any) -> str:
+        text = " ".join(m.content for m in messages)
+        if "refuse" in text:
+            raise RequestError("the template refuses")
+        self.rendered.append(text)
+        return text
+
+    def encode(self, text: str, **flags: Any) -> list[int]:
+        return [ord(letter) for letter in text]
+
+    def serve(self, queue: Any, batch_size: int) -> Iterator[tuple[Job, Response]]:
+        while queue:
+            job = queue.popleft()
+            text = "".join(map(chr, job.prompt_ids))
+            self.told.append(text)
+            self.stopping = len(self.told) >= self.stop_after
+            reason = CANCELLED if job.cancelled else MAX_LENGTH
+            yield job, Response(f"<{len(text)}>", [1], reason, RequestMetrics(len(text)), None, list(job.prompt_ids))
+
+
+def request(index: int, text: str, *turns: str) -> Request:
+    return Request(index, (Message("user", text),), SamplingParams(), turns=turns)
+
+
+def run(echo: Echo, *requests: Request) -> list[Answer]:
+    found = list(Answers(echo, None, stopping=lambda: echo.stopping).run(requests))
+    keys = [answer.key for answer in found]
+    assert sorted(keys) == [(r.index, turn) for r in requests for turn in range(len(r.turns) + 1)], "each turn once"
+    return sorted(found, key=lambda answer: answer.key)
+
+
+def test_conversation_is_finished_before_the_next_one_begins() -> None:
+    echo = Echo()
+    run(echo, request(0, "a", "b", "c"), request(1, "x", "y"))
+    assert echo.told == ["a", "a <1> b", "a <1> b <7> c", "x", "x <1> y"]
+
+
+def test_prompt_is_made_when_its_turn_comes() -> None:
+    echo = Echo()
+    answers = Answers(echo, None).run([request(i, str(i)) for i in range(5)])
+    next(answers)
+    assert echo.rendered == ["0"]
+
+
+def test_turns_after_a_failed_one_fail_and_other_requests_do_not() -> None:
+    found = run(Echo(), request(0, "refuse", "b"), request(1, "x"), request(2, "y", "refuse", "z"))
+    assert [bool(answer.error) for answer in found] == [True, True, False, False, True, True]
+    assert "turn 1 of request 2" in found[-1].error.what
+
+
+def test_requests_that_are_all_refused_have_their_answers() -> None:
+    assert all(answer.error for answer in run(Echo(), request(0, "refuse"), request(1, "refuse")))
+
+
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_stop_cancels_what_is_not_begun(after: int) -> None:
+    echo = Echo(stop_after=after)
+    found = run(echo, request(0, "a", "b"), request(1, "x", "y"), request(2, "z"))
+    assert len(echo.told) == after
+    assert [answer.cancelled for answer in found] == [False] * after + [True] * (5 - after)
