@@ -1,0 +1,184 @@
+"""A toy pair at hand, and `infer` on it: in this process, in one of its own, and in one to which something happens.
+
+Knows how commands are called and what they leave. Knows nothing of what they should say.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.cli.main import run
+from tests import toys
+
+REFUSING = (
+    "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tool here') }}{% endif %}{% endfor %}"
+)
+TEMPLATE = REFUSING + toys.CHAT_TEMPLATE
+NO_EOS = {"0": -100, "2": -100}  # a logit_bias: toys end by chance otherwise
+ENVIRON = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+
+# Runs a command in which something happens at the n-th call of a function or method.
+HAPPENING = """
+import importlib, os, resource, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+place, calls, code = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+module, _, name = place.partition(":")
+owner = importlib.import_module(module)
+*classes, name = name.split(".")
+for part in classes:
+    owner = getattr(owner, part)
+real = getattr(owner, name)
+def happening(*args, **kwargs):
+    global calls
+    calls -= 1
+    if calls == 0:
+        exec(code)
+    return real(*args, **kwargs)
+setattr(owner, name, happening)
+from edgespec.cli.main import main
+main(sys.argv[4:])
+"""
+HALT = "print('at it', flush=True); time.sleep(60)"
+ENGINE_CALL = "edgespec.backends.ort.runner:OrtRunner.run"
+JOURNAL_ADD = "edgespec.prompts.output:Journal.add"
+JOURNAL_FINISH = "edgespec.prompts.output:Journal.finish"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+
+Cli = Callable[..., Outcome]
+
+
+@pytest.fixture
+def cli(capfd: pytest.CaptureFixture[str]) -> Cli:
+    """Run one command line in this process; nothing but an exit code may come out of it."""
+
+    def call(*args: object) -> Outcome:
+        capfd.readouterr()
+        code = run([str(arg) for arg in args])
+        out, err = capfd.readouterr()
+        assert "Traceback" not in out + err
+        return Outcome(code, out, err)
+
+    return call
+
+
+def process(*args: object, **env: str) -> Outcome:
+    """The same in a process of its own."""
+    return finished([sys.executable, "-m", "edgespec.cli.main", *map(str, args)], env)
+
+
+def happening(place: str, calls: int, code: str, *args: object, **env: str) -> Outcome:
+    """The same, and something happens at a call of `place`."""
+    return finished([sys.executable, "-c", HAPPENING, place, str(calls), code, *map(str, args)], env)
+
+
+def finished(command: list[str], env: dict[str, str]) -> Outcome:
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRON | env, timeout=60, check=False)
+    assert "Traceback" not in done.stdout + done.stderr, done.stderr
+    return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+@contextmanager
+def halted(place: str, calls: int, *args: object, code: str = HALT) -> Iterator[subprocess.Popen[str]]:
+    """A command that has come to a call of `place`, and waits there."""
+    command = [sys.executable, "-c", HAPPENING, place, str(calls), code, *map(str, args)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRON) as child:
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "at it\n", child.communicate()
+            yield child
+        finally:
+            child.kill()
+
+
+def send(child: subprocess.Popen[str], number: int, said: str = "") -> None:
+    """Send a signal, and wait until stderr has a line with what it is answered with."""
+    child.send_signal(number)
+    assert child.stderr is not None
+    while said and said not in (line := child.stderr.readline()):
+        assert line, "the process ended without saying it"
+
+
+def ended(child: subprocess.Popen[str], timeout_s: float) -> Outcome:
+    out, err = child.communicate(timeout=timeout_s)
+    assert "Traceback" not in out + err
+    return Outcome(child.returncode, out, err)
+
+
+# ---- requests and responses ------------------------------------------------------------------------------------
+
+
+def asked(text: str, **settings: object) -> dict[str, object]:
+    return {"messages": [{"role": "user", "content": text}], **settings}
+
+
+def infer(engine: Path, tmp_path: Path, *requests: dict[str, object], **settings: object) -> list[object]:
+    """The arguments of `infer` for these requests, greedy and of eight tokens unless they say otherwise."""
+    source = tmp_path / "input.json"
+    usual = {"temperature": 0.0, "max_generate_length": 8, "logit_bias": NO_EOS}
+    source.write_text(json.dumps(usual | settings | {"requests": requests or [asked("one two")]}))
+    return ["infer", "--engine-dir", engine, "--input-file", source, "--output-file", tmp_path / "output.json"]
+
+
+def responses(tmp_path: Path, name: str = "output.json") -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((tmp_path / name).read_text(encoding="utf-8"))["responses"]
+    return found
+
+
+def said(found: list[dict[str, Any]]) -> list[tuple[object, ...]]:
+    """What must not depend on who else was asked."""
+    return [(r.get("output_ids"), r["output_text"], r["finish_reason"], r.get("seed")) for r in found]
+
+
+def kept_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """A real file system of so many pages, a new one each time; skipped where one may not be mounted."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = False
+
+    def unmount() -> None:
+        nonlocal mounted
+        if mounted:
+            subprocess.run(["umount", place], check=True)
+        mounted = False
+
+    def mount(num_pages: int) -> Path:
+        nonlocal mounted
+        unmount()
+        if shutil.which("mount") is None:
+            pytest.skip("there is no mount")
+        command = ["mount", "-t", "tmpfs", "-o", f"size={num_pages * 4096}", "none", place]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"no tmpfs may be mounted here: {done.stderr.strip()}")
+        mounted = True
+        return place
+
+    yield mount
+    unmount()
+
+
+INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM

@@ -1,0 +1,52 @@
+"""The same toy pair built twice: for one sequence and for four.
+
+Knows how engines are made. The one for a single sequence runs other kernels (decision 0005), so what it says plainly
+is the reference for whatever the other one does in batches.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import edgespec
+from edgespec.backends.ort.build import build
+from edgespec.contract import Limits
+from edgespec.export.components import ExportOptions, export
+from edgespec.runtime.engine import Engine
+from tests import toys
+from tests.lossless.pairs import LIMITS
+
+LANES = 4
+
+
+@dataclass(frozen=True)
+class Engines:
+    one: Engine
+    four: Engine
+
+
+def make_engines(
+    path: Path, family: toys.Family = "llama", *, sliding_window: int | None = None, vocab: int = 256,
+    eos: list[int] | None = None, chat_template: str = toys.CHAT_TEMPLATE, limits: Limits = LIMITS,
+) -> Path:  # fmt: skip
+    """Engine directories `one` and `four` below `path`, of a base and its draft of the `eagle` flavour."""
+    base = toys.make_base(path / "base", family, layers=8, sliding_window=sliding_window, vocab=vocab, eos=eos)
+    config = base / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": chat_template}))
+    draft = toys.make_draft(path / "draft", base, "eagle")
+    export(str(base), path / "onnx_base", ExportOptions(eagle_base=True))
+    export(str(draft), path / "onnx_draft", ExportOptions(base_model_dir=str(base)))
+    for name, lanes in (("one", 1), ("four", LANES)):
+        for component in ("onnx_base", "onnx_draft"):
+            build(path / component / "llm", path / name, replace(limits, max_batch_size=lanes))
+    return path
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Engines]:
+    with edgespec.load(path / "one") as one, edgespec.load(path / "four") as four:
+        yield Engines(one, four)

@@ -1,0 +1,355 @@
+"""Batches on real engines: each sequence gets what it gets alone, and plain, on an engine for one.
+
+The two engines share no attention kernel. The mixtures are of plain sequences, chains and trees, greedy and sampled,
+with more of them than lanes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from edgespec.backends.ort.cache import KvCache
+from edgespec.errors import EdgeSpecError, EnvironmentProblem
+from edgespec.prompts import CANCELLED, END_OF_SEQUENCE, MAX_LENGTH, SamplingParams
+from edgespec.rope import RopeTable
+from edgespec.runtime.decoder import CachedDecoder, LaneResult, Rows
+from edgespec.runtime.drafters.base import Wish
+from edgespec.runtime.drafters.eagle import EagleDrafter
+from edgespec.runtime.engine import Engine
+from edgespec.runtime.jobs import Chunk, Job, Response
+from edgespec.runtime.law import first_difference
+from edgespec.runtime.prefix import PrefixCache
+from edgespec.runtime.sampling import Sampler
+from edgespec.runtime.session import Session, Step
+from edgespec.runtime.tree import DraftPlan, DraftTree
+from tests.lossless.drafters import ScriptedDrafter
+from tests.lossless.engines import LANES, Engines, make_engines, opened
+
+VOCAB, CAPACITY = 256, 64
+PLANS = [None, DraftPlan(1, 3, 4), DraftPlan(4, 3, 16), DraftPlan(10, 4, 40)]
+GREEDY = SamplingParams(temperature=0.0, seed=0)
+SAMPLED = SamplingParams(temperature=1.0, top_k=0, top_p=0.9, seed=5)
+SAMPLINGS = [GREEDY, SAMPLED, SamplingParams(0.7, 1.0, 20, 6, repetition_penalty=1.3), GREEDY]
+KIND = {"llama": ("llama", None), "mistral-window-5": ("mistral", 5)}
+
+
+@pytest.fixture(scope="module", params=KIND)
+def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    family, window = KIND[request.param]
+    with opened(make_engines(tmp_path_factory.mktemp("batches"), family, sliding_window=window)) as pair:
+        yield pair
+
+
+@pytest.fixture(autouse=True)
+def as_they_were(engines: Engines) -> Iterator[None]:
+    stop_ids = engines.four.stop_ids
+    for engine in (engines.one, engines.four):
+        engine.stop_ids, engine.session.prefixes = frozenset(), PrefixCache(0)
+    yield
+    for engine in (engines.one, engines.four):
+        engine.stop_ids, engine.session.drafter = stop_ids, engine.drafter
+
+
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng([seed, length]).integers(3, VOCAB, length).tolist()
+
+
+def job(length: int, max_new: int, plan: DraftPlan | None = None, sampling: SamplingParams = GREEDY) -> Job:
+    return Job(prompt_of(length), replace(sampling, max_generate_length=max_new), plan)
+
+
+def mixture() -> list[Job]:
+    """Twelve: each plan with each kind of sampling, of lengths that let them end at different times."""
+    lengths = [
+        (1, 9),
+        (30, 22),
+        (12, 30),
+        (5, 1),
+        (22, 5),
+        (3, 16),
+        (17, 27),
+        (9, 12),
+        (40, 20),
+        (2, 30),
+        (33, 3),
+        (6, 8),
+    ]
+    return [job(n, new, PLANS[i % 4], SAMPLINGS[(i + i // 4) % 4]) for i, (n, new) in enumerate(lengths)]
+
+
+def again(jobs: Sequence[Job]) -> list[Job]:
+    return [replace(one) for one in jobs]
+
+
+def served(engine: Engine, jobs: Sequence[Job], lanes: int = LANES) -> list[Response | EdgeSpecError]:
+    found: dict[Job, Response | EdgeSpecError] = {}
+    for one, event in engine.serve(deque(jobs), lanes):
+        if not isinstance(event, Chunk):
+            assert one not in found
+            found[one] = event
+    return [found[one] for one in jobs]
+
+
+def alone(engines: Engines, one: Job) -> Response:
+    return engines.one.plainly(one.prompt_ids, one.sampling)
+
+
+def assert_as_alone(engines: Engines, jobs: Sequence[Job], found: Sequence[Response | EdgeSpecError]) -> None:
+    for one, response in zip(jobs, found, strict=True):
+        assert isinstance(response, Response), response
+        plain = alone(engines, one)
+        difference = first_difference(engines.one, plain, response, one.sampling)
+        assert difference is None, (one, difference)
+        assert (response.text, response.finish_reason) == (plain.text, plain.finish_reason)
+
+
+def script(engines: Engines, jobs: Sequence[Job], right: float | None) -> None:
+    """Plug in a drafter that knows what each of them says alone; None leaves the engine's own."""
+    if right is not None:
+        told = [(one.prompt_ids, alone(engines, one).token_ids) for one in jobs]
+        engines.four.session.drafter = ScriptedDrafter(told, VOCAB, right)
+
+
+@pytest.mark.parametrize("right", [None, 0, 0.8, 1])
+def test_mixture_gives_each_what_it_gets_alone(engines: Engines, right: float | None) -> None:
+    jobs = mixture()
+    script(engines, jobs, right)
+    with mock.patch.object(CachedDecoder, "run", autospec=True, side_effect=CachedDecoder.run) as run:
+        found = served(engines.four, jobs)
+    assert_as_alone(engines, jobs, found)
+    accepted = sum(sum(one.metrics.per_step_accepted) for one in found if isinstance(one, Response))
+    assert right is None or (accepted > 0) == (right > 0)
+    assert max(len(call.args[1]) for call in run.mock_calls) == LANES
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3])
+def test_smaller_batches_of_the_same_engine_give_the_same(engines: Engines, lanes: int) -> None:
+    jobs = mixture()[:7]
+    assert_as_alone(engines, jobs, served(engines.four, jobs, lanes))
+
+
+@pytest.mark.parametrize("right", [None, 0.8])
+def test_stop_token_of_one_ends_one(engines: Engines, right: float | None) -> None:
+    jobs = [
+        job(n, 24, plan, s) for n, plan, s in zip((4, 8, 15, 21, 9), [*PLANS, None], [*SAMPLINGS, SAMPLED], strict=True)
+    ]
+    script(engines, jobs, right)
+    third = alone(engines, jobs[2]).token_ids
+    for engine in (engines.one, engines.four):
+        engine.stop_ids = frozenset({third[5]})
+    found = served(engines.four, jobs)
+    assert_as_alone(engines, jobs, found)
+    assert isinstance(found[2], Response)
+    assert found[2].finish_reason == END_OF_SEQUENCE
+    assert found[2].token_ids == third[: third.index(third[5]) + 1]
+
+
+@pytest.mark.parametrize("right", [None, 0.8])
+@pytest.mark.parametrize("plan", [None, PLANS[1], PLANS[3]])
+def test_full_cache_ends_one_and_its_mates_go_on(engines: Engines, plan: DraftPlan | None, right: float | None) -> None:
+    """Its mates' trees are wide to the last: the rows by which it is padded lie behind its capacity."""
+    full = job(45, 99, plan)
+    jobs = [job(3, 40, PLANS[3], SAMPLED), full, job(11, 40, PLANS[2]), job(7, 40, None, SAMPLED)]
+    script(engines, jobs, right)
+    found = served(engines.four, jobs)
+    assert_as_alone(engines, jobs, found)
+    assert isinstance(found[1], Response)
+    assert (len(found[1].token_ids), found[1].finish_reason) == (CAPACITY - 45 + 1, MAX_LENGTH)
+
+
+def test_all_caches_full_at_once(engines: Engines) -> None:
+    jobs = [job(n, 99, plan) for n, plan in zip((48, 47, 46, 45), PLANS, strict=True)]
+    script(engines, jobs, 0.9)
+    found = served(engines.four, jobs)
+    assert_as_alone(engines, jobs, found)
+    assert [len(one.token_ids) for one in found if isinstance(one, Response)] == [17, 18, 19, 20]
+
+
+# ---- who runs where --------------------------------------------------------------------------------------------
+
+
+def test_last_one_takes_the_place_of_who_ends_and_who_waits_the_place_behind(engines: Engines) -> None:
+    jobs = [job(2, 3), job(3, 9), job(4, 6), job(5, 9), job(6, 4)]
+    seen: list[list[int]] = []
+    real = Session.step
+
+    def step(self: Session) -> list[tuple[Any, Step]]:
+        assert [one.lane for one in self.running] == list(range(len(self.running)))
+        seen.append([len(one.task.prompt) for one in self.running])
+        return real(self)
+
+    with mock.patch.object(Session, "step", step):
+        found = served(engines.four, jobs)
+    assert seen == [[2, 3, 4, 5]] * 2 + [[5, 3, 4, 6]] * 3 + [[5, 3]] * 3
+    assert [one.slot for one in found if isinstance(one, Response)] == [0, 1, 2, 3, 3]
+    assert_as_alone(engines, jobs, found)
+
+
+@pytest.mark.parametrize("plan", [None, PLANS[2]])
+def test_rows_kept_of_one_lane_serve_another(engines: Engines, plan: DraftPlan | None) -> None:
+    engines.four.session.prefixes = PrefixCache(2**24)
+    head = prompt_of(20)
+    jobs = [Job([*head, tail, 9], replace(SAMPLED, max_generate_length=12), plan, keep=20) for tail in (3, 4, 5, 6, 7)]
+    found = served(engines.four, jobs)
+    assert_as_alone(engines, jobs, found)
+    reused = [one.metrics.reused_tokens for one in found if isinstance(one, Response)]
+    assert reused == [0] + [20 if plan is None else 19] * 4
+
+
+def test_one_that_is_cancelled_leaves_its_mates_as_they_were(engines: Engines) -> None:
+    jobs = [job(n, 20, PLANS[n % 4], SAMPLED) for n in (4, 5, 6, 7, 8)]
+    found: dict[Job, Response] = {}
+    for one, event in engines.four.serve(deque(jobs), LANES):
+        if one is jobs[1]:
+            jobs[1].cancel()
+        if isinstance(event, Response):
+            found[one] = event
+    assert found[jobs[1]].finish_reason == CANCELLED
+    assert found[jobs[1]].token_ids == alone(engines, jobs[1]).token_ids[: len(found[jobs[1]].token_ids)]
+    others = [one for one in jobs if one is not jobs[1]]
+    assert_as_alone(engines, others, [found[one] for one in others])
+
+
+def test_one_that_fails_leaves_its_mates_as_they_were(engines: Engines) -> None:
+    jobs = [job(n, 20, PLANS[n % 4]) for n in (4, 5, 6, 7, 8)]
+    real = Sampler.pick
+
+    def pick(self: Sampler, logits: np.ndarray, before: Sequence[int]) -> int:
+        if list(before[:5]) == list(jobs[1].prompt_ids) and len(before) > 8:
+            raise EnvironmentProblem("the engine computed nan as a logit")
+        return real(self, logits, before)
+
+    with mock.patch.object(Sampler, "pick", pick):
+        found = served(engines.four, jobs)
+    assert isinstance(found[1], EnvironmentProblem)
+    assert_as_alone(engines, [jobs[i] for i in (0, 2, 3, 4)], [found[i] for i in (0, 2, 3, 4)])
+
+
+def test_engine_that_fails_once_fails_the_batch_and_not_what_waits(engines: Engines) -> None:
+    jobs = [job(n, 12, PLANS[n % 4]) for n in range(2, 9)]
+    real, calls = CachedDecoder.run, 0
+
+    def run(self: CachedDecoder, parts: Sequence[Rows]) -> list[LaneResult]:
+        nonlocal calls
+        calls += self is engines.four.base
+        if calls == LANES + 3:  # after the prompts
+            calls += 1
+            raise MemoryError
+        return real(self, parts)
+
+    with mock.patch.object(CachedDecoder, "run", run):
+        found = served(engines.four, jobs)
+    assert [isinstance(one, EnvironmentProblem) for one in found] == [True] * LANES + [False] * 3
+    assert_as_alone(engines, jobs[LANES:], found[LANES:])
+
+
+# ---- drafts: what equal outputs do not show -----------------------------------------------------------------------
+
+
+def drafted(engine: Engine, jobs: Sequence[Job], lanes: int) -> dict[tuple[int, ...], list[list[int]]]:
+    """Each prompt's trees in turn, as tokens and parents."""
+    found: dict[tuple[int, ...], list[list[int]]] = defaultdict(list)
+    real = EagleDrafter.propose
+
+    def propose(self: EagleDrafter, wishes: Sequence[Wish]) -> list[DraftTree]:
+        trees = real(self, wishes)
+        for wish, tree in zip(wishes, trees, strict=True):
+            prompt = tuple(engine.session.running[wish.lane].task.prompt)
+            found[prompt].append([*tree.tokens.tolist(), *tree.parents.tolist()])
+        return trees
+
+    with mock.patch.object(EagleDrafter, "propose", propose):
+        served(engine, jobs, lanes)
+    return dict(found)
+
+
+def test_trees_in_a_batch_are_those_that_are_grown_alone(engines: Engines) -> None:
+    jobs = mixture()
+    assert drafted(engines.four, jobs, LANES) == drafted(engines.one, again(jobs), 1)
+
+
+def stay(drafter: EagleDrafter, source: int, target: int) -> None:
+    drafter.decoder.move(source, target)
+
+
+def test_draft_that_does_not_move_with_its_sequence_is_found(engines: Engines) -> None:
+    jobs = [job(n, new, PLANS[2]) for n, new in ((3, 3), (4, 12), (5, 12), (6, 12))]
+    with mock.patch.object(EagleDrafter, "move", stay):
+        in_a_batch = drafted(engines.four, jobs, LANES)
+    assert in_a_batch != drafted(engines.one, again(jobs), 1)
+
+
+# ---- the comparison can see --------------------------------------------------------------------------------------
+
+mask, run, rows_of = CachedDecoder.mask, CachedDecoder.run, RopeTable.rows
+
+
+def padding_seen(self: CachedDecoder, parts: Sequence[Rows]) -> np.ndarray:
+    out = mask(self, parts)
+    for lane_mask, part in zip(out[:, 0], parts, strict=True):
+        count = len(part.tokens)
+        end = self.lanes[part.lane].end + count
+        lane_mask[:count, end : end + lane_mask.shape[0] - count] = True
+    return out
+
+
+def mask_of_the_next(self: CachedDecoder, parts: Sequence[Rows]) -> np.ndarray:
+    return np.roll(mask(self, parts), 1, axis=0)
+
+
+def positions_of_the_next(self: RopeTable, positions: np.ndarray) -> Any:
+    return rows_of(self, np.roll(positions, 1, axis=0) if positions.ndim > 1 else positions)
+
+
+def results_of_the_next(self: CachedDecoder, parts: Sequence[Rows]) -> list[LaneResult]:
+    found = run(self, parts)
+    widths = {len(one.logits) for one in found}
+    return [*found[1:], found[0]] if len(widths) == 1 else found
+
+
+def nothing_copied(self: KvCache, source: int, target: int, count: int) -> None:
+    self.reserve(target, [0], count, count)
+
+
+def copied_the_wrong_way(self: KvCache, source: int, target: int, count: int) -> None:
+    self.reserve(target, [0], count, count)
+    self.slab[:, source, :, :count] = self.slab[:, target, :, :count]
+
+
+def nothing_restrided(self: KvCache, stride: int) -> None:
+    self.stride = stride
+
+
+PLANTED: dict[str, Callable[[], Any]] = {
+    "rows that only fill up are seen": lambda: mock.patch.object(CachedDecoder, "mask", padding_seen),
+    "masks are the next lane's": lambda: mock.patch.object(CachedDecoder, "mask", mask_of_the_next),
+    "positions are the next lane's": lambda: mock.patch.object(RopeTable, "rows", positions_of_the_next),
+    "results are the next lane's": lambda: mock.patch.object(CachedDecoder, "run", results_of_the_next),
+    "eviction moves no rows": lambda: mock.patch.object(KvCache, "copy_lane", nothing_copied),
+    "eviction moves them the other way": lambda: mock.patch.object(KvCache, "copy_lane", copied_the_wrong_way),
+    "a wider cache leaves its rows behind": lambda: mock.patch.object(KvCache, "restride", nothing_restrided),
+}
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_planted_bug_is_found_and_is_no_near_tie(engines: Engines, bug: str) -> None:
+    jobs = [job(n, new, plan) for n, new, plan in ((3, 5, PLANS[2]), (8, 16, None), (20, 16, PLANS[1]), (30, 16, None))]
+    cache = engines.four.base.runner.cache
+    for lane in range(LANES):
+        cache.clear(lane)
+    cache.restride(32)  # narrow again, so that it has to grow
+    with PLANTED[bug]():
+        found = served(engines.four, jobs)
+    differences = [
+        first_difference(engines.one, alone(engines, one), response, one.sampling)
+        for one, response in zip(jobs, found, strict=True)
+        if isinstance(response, Response)
+    ]
+    assert any(difference is not None and not difference.near_tie for difference in differences)
