@@ -111,7 +111,6 @@ def parse_model_config(raw: Mapping[str, Any], source: str = "config.json") -> M
     Raises CheckpointError for missing or impossible values, UnsupportedModel for what this version cannot do.
     """
     fields = _Fields(raw, source)
-    _refuse_quantised(fields)
     architecture = _architecture(fields)
     family = _FAMILIES[architecture]
     num_heads, num_kv_heads, head_dim = _base_heads(fields, family)
@@ -159,12 +158,13 @@ def with_eos(config: ModelConfig, ids: Iterable[int]) -> ModelConfig:
 def parse_draft_config(raw: Mapping[str, Any], shapes: Shapes, source: str = "config.json") -> DraftConfig:
     """An EAGLE-3 draft of any published flavour from its config.json and the shapes of its tensors.
 
+    A quantised Linear is in `shapes` as the weight that it stands for.
+
     Where config and tensors both speak (head_dim, taps, vocabulary), they must agree. What only the tensors tell:
     number of layers and taps, biases, q/k norm, whether it has an embedding and a head of its own.
     Raises CheckpointError for contradictions, UnsupportedModel for relatives of EAGLE-3 that differ in their graph.
     """
     top = _Fields(raw, source)
-    _refuse_quantised(top)
     shapes = {name.removeprefix("model."): shape for name, shape in shapes.items()}
     flavour = _draft_flavour(raw, shapes)
     layer = top.section("transformer_layer_config") if flavour == "speculators" else top
@@ -338,23 +338,6 @@ def _dtype(fields: _Fields) -> str:
             f"{fields.source}: weights of type {name!r}; this version exports float32, float16 and bfloat16."
         )
     return name
-
-
-def _refuse_quantised(fields: _Fields) -> None:
-    for key in ("quantization_config", "compression_config"):
-        if fields.get(key):
-            section = fields.section(key)
-            raise quantised(section.raw, fields.source)
-
-
-def quantised(settings: Mapping[str, Any], source: str) -> UnsupportedModel:
-    """The error for a checkpoint with `quantization_config` (or hf_quant_config's `quantization`) `settings`."""
-    names = [settings.get("quant_method"), settings.get("quant_algo")]
-    algo = " ".join(str(name) for name in names if name) or "a method that it does not name"
-    return UnsupportedModel(
-        f"{source}: quantised with {algo}; this version exports unquantised checkpoints only.",
-        "Give the original float16 or bfloat16 checkpoint.",
-    )
 
 
 # Families of base models

@@ -24,9 +24,10 @@ EMULATED = "emulated: correctness only"  # as the CPU engine says it
 class Scheme:
     """One row. `block` is the usual one; a checkpoint with another (AWQ of 64, say) has it in its own layout.
 
-    `min_logits_cosine` and `max_weight_error` (relative, root of mean squares, per Linear) are where a result counts as
-    broken. Random weights, which are the worst case, were measured at 0.996 / 0.026 (fp8), 0.959 / 0.118 (int4_awq),
-    0.946 / 0.095 (nvfp4), 0.996 / 0.027 (mxfp8) and 0.9996 / 0.013 (int8_sq).
+    `min_logits_cosine` and `max_weight_error` (relative, root of mean squares, per Linear, where smoothing has been
+    divided out) are where a result counts as broken. Random weights, which are the worst case, were measured at
+    0.996 / 0.026 (fp8), 0.959 / 0.118 (int4_awq), 0.946 / 0.095 (nvfp4), 0.996 / 0.027 (mxfp8) and 0.9996 / 0.013
+    (int8_sq).
     """
 
     name: str  # on our command line
@@ -74,7 +75,7 @@ _ROWS = (
     Scheme(
         "int4_awq", "INT4 weights in blocks of 128, activation-aware", "int4", 4, "block", 128,
         pre_quant_scale=True, out_multiple=2, made=True, preset="INT4_AWQ_CFG", algos=("W4A16_AWQ",), min_sm=75,
-        cpu="MatMulNBits int4", min_logits_cosine=0.92, max_weight_error=0.20,
+        cpu="MatMulNBits int4", min_logits_cosine=0.85, max_weight_error=0.20,
     ),
     Scheme(
         "int8_sq", "INT8 weights and activations with SmoothQuant, a scale per channel", "int8", 8, "channel",

@@ -1,7 +1,12 @@
-"""`golden(name, text)` compares a text with the file under review; `pytest --update-golden` writes the files anew."""
+"""`golden(name, text)` compares a text with the file under review; `pytest --update-golden` writes the files anew.
+`modelopt_exports` are checkpoints that ModelOpt itself quantised, made once a run."""
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,3 +29,18 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         assert text == path.read_text(encoding="utf-8"), f"{name} differs; if that is meant: pytest --update-golden"
 
     return check
+
+
+@pytest.fixture(scope="session")
+def modelopt_exports(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tiny checkpoints that ModelOpt quantised. Without ModelOpt their tests are skipped, but never in CI."""
+    if importlib.util.find_spec("modelopt") is None:
+        reason = "nvidia-modelopt is not installed (the extra [quantize])"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    out = tmp_path_factory.mktemp("modelopt")
+    command = [sys.executable, "-m", "tests.modelopt_exports", str(out)]
+    done = subprocess.run(command, cwd=GOLDEN.parents[1], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return out

@@ -42,6 +42,9 @@ EXPORTS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "fp8_block": ("llama", "FP8_2D_BLOCKWISE_WEIGHT_ONLY_CFG", ()),
     "fp8_token": ("llama", "FP8_PER_CHANNEL_PER_TOKEN_CFG", ()),
     "mixed": ("qwen3", "FP8_DEFAULT_CFG", ("nvfp4_mlp",)),
+    "qwen2_fp8": ("qwen2", "FP8_DEFAULT_CFG", ()),
+    "qwen2_int8_sq": ("qwen2", "INT8_SMOOTHQUANT_CFG", ()),
+    "qwen2_int4_wo": ("qwen2", "INT4_BLOCKWISE_WEIGHT_ONLY_CFG", ()),
 }
 
 
@@ -54,7 +57,8 @@ def main(out: Path) -> None:
     torch.set_num_threads(1)
     # Folding smoothing scales into norms is wrong for norms of (1 + w); every Linear keeps its own instead.
     unified_export_hf.fuse_prequant_layernorm = lambda *args, **kwargs: None
-    sources = {"qwen3": make_source("qwen3", out, "bfloat16"), "llama": make_source("llama", out, "float32")}
+    dtypes = {"qwen3": "bfloat16", "llama": "float32", "qwen2": "float32"}
+    sources = {family: make_source(family, out, dtype) for family, dtype in dtypes.items()}
     worth: dict[str, Any] = {}
     resmooth = unified_export_hf.requantize_resmooth_fused_llm_layers
 
@@ -83,7 +87,7 @@ NEEDS_CUDA = ("nvfp4", "llama_nvfp4", "w4a16_nvfp4", "mxfp8", "mixed")  # to fak
 
 
 def make_source(family: str, out: Path, dtype: str) -> Path:
-    """A random model with norms that differ per channel, so that smoothing has something to do."""
+    """A random model: norms that differ per channel give smoothing something to do, and biases matter."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -94,6 +98,8 @@ def make_source(family: str, out: Path, dtype: str) -> Path:
     for name, parameter in model.named_parameters():
         if "norm" in name:
             torch.nn.init.uniform_(parameter, 0.5, 2.0)
+        elif name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.2)
     model.to(getattr(torch, dtype)).save_pretrained(out / f"source_{family}")
     return out / f"source_{family}"
 

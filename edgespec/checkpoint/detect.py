@@ -15,7 +15,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.checkpoint.files import Checkpoint, TensorInfo, read_json, some_of
+from edgespec.checkpoint.files import Checkpoint, TensorInfo, some_of
+from edgespec.checkpoint.layouts import (
+    is_quantised,
+    kv_scale_names,
+    logical_shapes,
+    read_quantization,
+    rule_at,
+    stored_shape,
+    tensor_names,
+)
+from edgespec.checkpoint.quantization import Quantization
 from edgespec.config import (
     DraftConfig,
     ModelConfig,
@@ -23,7 +33,6 @@ from edgespec.config import (
     parse_draft_config,
     parse_eos,
     parse_model_config,
-    quantised,
     with_eos,
 )
 from edgespec.errors import CheckpointError, UnsupportedModel
@@ -43,31 +52,39 @@ def detect(checkpoint: Checkpoint) -> ModelConfig | DraftConfig:
         if kind.recognises(config, checkpoint):
             if kind.name != _EAGLE3:
                 raise UnsupportedModel(f"{checkpoint.path} is {kind.name}, which this version does not do.", _SUPPORTED)
-            _refuse_quantised(checkpoint)
-            return parse_draft_config(config, _shapes(checkpoint), source)
-    _refuse_quantised(checkpoint)
+            return parse_draft_config(config, logical_shapes(checkpoint, read_quantization(checkpoint)), source)
+    read_quantization(checkpoint)
     model = parse_model_config(config, source)
+    if model.tied_head and is_quantised(checkpoint, "lm_head"):  # ModelOpt leaves the flag of the source as it was
+        model = replace(model, tied_head=False)
     ends = (*model.eos_token_ids, *parse_eos(checkpoint.generation_config or {}, "generation_config.json"))
     return replace(with_eos(model, ends), dtype=_stored_dtype(checkpoint) or model.dtype)
 
 
 def check_tensors(
-    expected: Mapping[str, tuple[int, ...]], checkpoint: Checkpoint, ignorable: Collection[str] = ()
+    expected: Mapping[str, tuple[int, ...]],
+    checkpoint: Checkpoint,
+    ignorable: Collection[str] = (),
+    quantization: Quantization | None = None,
 ) -> None:
     """Compare the checkpoint's tensors with `expected` (name -> shape, floating point); `ignorable` may be there too.
 
+    A Linear that is quantised is expected by its `weight`, and has instead the tensors of its layout.
     Raises one CheckpointError that names all that is missing, unknown, misshapen or of another type (five of each).
     """
     found = checkpoint.tensors
-    known = {*expected, *ignorable}
-    both = [found[name] for name in expected if name in found]
+    linears = _quantised_linears(expected, checkpoint, quantization)
+    plain = {name: shape for name, shape in expected.items() if name not in linears}
+    parts = {part for name in linears for part in tensor_names(checkpoint, _module(name))}
+    scales = kv_scale_names(checkpoint) if quantization is not None and quantization.kv_cache else ()
+    known = {*plain, *parts, *scales, *ignorable}
+    both = [found[name] for name in plain if name in found]
     complaints = {
-        "missing": [name for name in expected if name not in found],
+        "missing": [name for name in plain if name not in found],
         "not part of this model": [name for name in found if name not in known],
         "of another shape": [
-            f"{info.name} {list(info.shape)} instead of {list(expected[info.name])}"
-            for info in both
-            if info.shape != tuple(expected[info.name])
+            *(_misshapen(info.name, info.shape, plain) for info in both if info.shape != tuple(plain[info.name])),
+            *(_misshapen(name, shape, expected) for name, shape in linears.items() if shape != expected[name]),
         ],
         "of another type than float32, float16 or bfloat16": [
             f"{info.name} {info.dtype}" for info in both if info.dtype not in _FLOATS
@@ -79,6 +96,31 @@ def check_tensors(
             f"the tensors of {checkpoint.path} are not those of its config.json. {'; '.join(lines)}.",
             "Check that config.json and weights belong together, or download the checkpoint again.",
         )
+
+
+def _quantised_linears(
+    expected: Mapping[str, tuple[int, ...]], checkpoint: Checkpoint, quantization: Quantization | None
+) -> dict[str, tuple[int, int]]:
+    """Weight -> [out, in] of the Linears that are quantised; embeddings are read row by row and never are."""
+    if quantization is None:
+        return {}
+    modules = [_module(name) for name, shape in expected.items() if len(shape) == 2 and "embed_tokens" not in name]
+    quantised = [module for module in modules if rule_at(checkpoint, quantization, module) is not None]
+    if quantization.groups and not quantised:
+        raise CheckpointError(
+            f"{quantization.source} says that the weights are quantised ({quantization.layout}); none of "
+            f"{checkpoint.path} is.",
+            "Download settings and weights again, or give the original checkpoint.",
+        )
+    return {f"{module}.weight": stored_shape(checkpoint, quantization, module) for module in quantised}
+
+
+def _module(weight: str) -> str:
+    return weight.removesuffix(".weight")
+
+
+def _misshapen(name: str, shape: tuple[int, ...], expected: Mapping[str, tuple[int, ...]]) -> str:
+    return f"{name} {list(shape)} instead of {list(expected[name])}"
 
 
 def read_d2t(checkpoint: Checkpoint, config: DraftConfig) -> NDArray[np.int64] | None:
@@ -194,19 +236,11 @@ def _shapes(checkpoint: Checkpoint) -> Shapes:
     return {name.removeprefix("model."): info.shape for name, info in checkpoint.tensors.items()}
 
 
-def _refuse_quantised(checkpoint: Checkpoint) -> None:
-    """ModelOpt writes its settings beside config.json as well; an algorithm of null is an unquantised export."""
-    path = checkpoint.path / "hf_quant_config.json"
-    settings = read_json(path).get("quantization") if path.exists() else None
-    if isinstance(settings, Mapping) and settings.get("quant_algo"):
-        raise quantised(settings, str(path))
-
-
 def _stored_dtype(checkpoint: Checkpoint) -> str | None:
-    """The floating type that holds most bytes: what the weights are, whatever config.json says."""
+    """The floating type that holds most bytes: what the weights are, whatever config.json says. Scales are none."""
     sizes: Counter[str] = Counter()
     for info in checkpoint.tensors.values():
-        if info.dtype in _FLOATS:
+        if info.dtype in _FLOATS and info.name.endswith((".weight", ".bias")):
             sizes[info.dtype] += info.num_bytes
     return max(sizes, key=sizes.__getitem__, default=None)
 

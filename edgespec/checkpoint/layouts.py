@@ -6,6 +6,7 @@ Knows no graph, and needs no torch.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -81,16 +82,48 @@ def read_weight(checkpoint: Checkpoint, quantization: Quantization, module: str)
     return _READERS[quantization.layout](_Parts(checkpoint, quantization, module), rule)
 
 
+def logical_shapes(checkpoint: Checkpoint, quantization: Quantization | None) -> dict[str, tuple[int, ...]]:
+    """Shapes by name, each quantised Linear as the floating-point weight that it stands for. Raises CheckpointError."""
+    shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
+    if quantization is None:
+        return shapes
+    modules = {name.rpartition(".")[0] for name in shapes if name.rpartition(".")[2] in _MARKS}
+    parts = {name for module in modules for name in tensor_names(checkpoint, module)}
+    kept = {name: shape for name, shape in shapes.items() if name not in parts}
+    return kept | {f"{module}.weight": stored_shape(checkpoint, quantization, module) for module in modules}
+
+
+def is_quantised(checkpoint: Checkpoint, module: str) -> bool:
+    """Whether the tensors of the Linear `module` are quantised ones, by their names."""
+    return any(f"{module}.{part}" in checkpoint.tensors for part in _MARKS)
+
+
 def read_kv_scales(checkpoint: Checkpoint, attention: str) -> tuple[float, float] | None:
     """Scales of a quantised cache's keys and values for `attention` (model.layers.0.self_attn); None: there are none.
 
     ModelOpt writes them at k_proj and v_proj, compressed-tensors at the attention itself.
     """
-    for names in (("k_proj.k_scale", "v_proj.v_scale"), ("k_scale", "v_scale")):
-        keys, values = (f"{attention}.{name}" for name in names)
+    for keys, values in ((f"{attention}.{key}", f"{attention}.{value}") for key, value in _KV_SCALES):
         if keys in checkpoint.tensors or values in checkpoint.tensors:
             return _scalar(checkpoint, keys), _scalar(checkpoint, values)
     return None
+
+
+def all_kv_scales(checkpoint: Checkpoint) -> tuple[tuple[float, float], ...]:
+    """read_kv_scales of every layer in order; empty where there are none."""
+    attentions = {name.partition(".self_attn.")[0] for name in kv_scale_names(checkpoint)}
+    ordered = sorted(attentions, key=lambda layer: int(layer.rpartition(".")[2]))
+    pairs = (read_kv_scales(checkpoint, f"{layer}.self_attn") for layer in ordered)
+    return tuple(pair for pair in pairs if pair is not None)
+
+
+def kv_scale_names(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """The checkpoint's tensors that are scales of a quantised cache."""
+    ends = "|".join(re.escape(name) for pair in _KV_SCALES for name in pair)
+    return tuple(name for name in checkpoint.tensors if re.search(rf"layers\.\d{{1,6}}\.self_attn\.({ends})$", name))
+
+
+_KV_SCALES = (("k_proj.k_scale", "v_proj.v_scale"), ("k_scale", "v_scale"))
 
 
 # Everything that may stand beside a weight, and what of it tells that the weight is quantised

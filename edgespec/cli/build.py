@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
 
+from edgespec.backends.weights import BLOCKS, FP32, WeightFormat
 from edgespec.cli.flags import EdgeCommand
 from edgespec.contract import Limits, Role
+
+if TYPE_CHECKING:
+    from edgespec.backends.ort.build import Built
 
 DEFAULTS = Limits()
 ALIASES = {"--eagle-base": "--spec-base", "--eagle-draft": "--spec-draft"}
@@ -32,12 +37,28 @@ DIRECTORY = click.Path(path_type=Path)
 @click.option(
     "--max-draft-tree-size", default=DEFAULTS.max_draft_tree_size, show_default=True, help="Draft top-k times step."
 )
+@click.option(
+    "--weights",
+    type=click.Choice(["fp32", "int8", "int4"]),
+    default="fp32",
+    show_default=True,
+    help="What the weights of matrix products become, rounded to nearest on this machine.",
+)
+@click.option(
+    "--weight-block", type=click.Choice([str(block) for block in BLOCKS]),
+    help="Weights that share a scale: 128 (the default) is faster and smaller, 32 is closer and what --exact takes.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def command(onnx_dir: Path, engine_dir: Path, spec_base: bool, spec_draft: bool, as_json: bool, **limits: int) -> None:
+def command(
+    onnx_dir: Path, engine_dir: Path, spec_base: bool, spec_draft: bool, weights: str, weight_block: str | None,
+    as_json: bool, **limits: int,
+) -> None:  # fmt: skip
     """Build the engine of an exported directory for this machine (ONNX Runtime on the CPU).
 
     The finished engine is run on the golden inputs that the export stored; one that does not reproduce their outputs
-    is not kept. An engine is bound to the ONNX Runtime version and the CPU that built it.
+    is not kept. With --weights int8 or int4 the outputs must point the same way (cosine), and speculation is lossless
+    up to what kernels for one row and for many round differently: a margin that is measured and told. An engine is
+    bound to the ONNX Runtime version and the CPU that built it.
 
     \b
     edgespec build --onnx-dir onnx/base/llm  --engine-dir engines --spec-base
@@ -45,12 +66,15 @@ def command(onnx_dir: Path, engine_dir: Path, spec_base: bool, spec_draft: bool,
     """
     if spec_base and spec_draft:
         raise click.UsageError("--spec-base and --spec-draft exclude each other", click.get_current_context())
+    if weights == "fp32" and weight_block:
+        raise click.UsageError("--weight-block means nothing with --weights fp32", click.get_current_context())
     from edgespec.backends.ort.build import build
     from edgespec.cli.progress import Bars
 
     with Bars() as bars:
         built = build(
             onnx_dir, engine_dir, Limits(**limits), spec_base=spec_base, spec_draft=spec_draft,
+            weight_format=format_of(weights, weight_block),
             start=lambda total: bars.start("engine", total), advance=bars.advance,
         )  # fmt: skip
     if as_json:
@@ -59,19 +83,30 @@ def command(onnx_dir: Path, engine_dir: Path, spec_base: bool, spec_draft: bool,
             "engine": str(built.engine),
             "bytes": built.size_bytes,
             "golden_difference": built.golden_difference,
+            "golden_cosine": built.golden_cosine,
+            "weights": dict(built.weights),
             "seconds": built.seconds,
             "notes": [*built.notes, *unused(built.role)],
         }
         click.echo(json.dumps(shown, indent=2))
         return
-    checked = (
-        "no golden outputs to check with"
-        if built.golden_difference is None
-        else f"golden outputs reproduced (largest difference {built.golden_difference:.1e})"
-    )
     click.echo(f"{built.role.value}: {built.engine} ({built.size_bytes / 1e6:.1f} MB, {built.seconds:.1f} s)")
-    for note in (checked, *built.notes, *unused(built.role)):
+    for note in (checked(built), *built.notes, *unused(built.role)):
         click.echo(f"  {note}")
+
+
+def format_of(weights: str, block: str | None) -> WeightFormat:
+    known = {scheme: WeightFormat(scheme, int(block or FP32.block)) for scheme in ("fp32", "int8", "int4")}
+    return known[weights]
+
+
+def checked(built: Built) -> str:
+    """What the golden outputs said."""
+    if built.golden_difference is None:
+        return "no golden outputs to check with"
+    if built.golden_cosine is not None:
+        return f"golden outputs approached (cosine {built.golden_cosine:.4f})"
+    return f"golden outputs reproduced (largest difference {built.golden_difference:.1e})"
 
 
 def unused(role: Role) -> list[str]:

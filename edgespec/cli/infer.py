@@ -74,6 +74,10 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--num-logprobs", type=int, help="Candidates a token in the output, 0 to 50.")
 @click.option("--check-lossless", is_flag=True, help="Decode each request plainly too and compare token for token.")
 @click.option(
+    "--exact", is_flag=True,
+    help="Drafts leave every bit as it is: fp32 or int4 in blocks of 32, chains only, one request at a time.",
+)  # fmt: skip
+@click.option(
     "--prefix-cache-mb", type=click.IntRange(0), default=256, show_default=True,
     help="Memory for KV rows of system prompts and turns, reused by prompts that begin alike; 0 is off.",
 )  # fmt: skip
@@ -87,8 +91,8 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
 def command(
     ctx: click.Context, /, engine_dir: Path, input_file: Path | None, prompts: Path | None, output_file: Path,
     spec_decode: bool, spec_draft_top_k: int | None, spec_draft_step: int | None, spec_verify_size: int | None,
-    check_lossless: bool, prefix_cache_mb: int, warmup: int, profile_output_file: Path | None, dump_profile: bool,
-    dump_output: bool, as_json: bool, **overrides: Any,
+    check_lossless: bool, exact: bool, prefix_cache_mb: int, warmup: int, profile_output_file: Path | None,
+    dump_profile: bool, dump_output: bool, as_json: bool, **overrides: Any,
 ) -> int:  # fmt: skip
     """Answer the requests of --input-file with the engines of --engine-dir.
 
@@ -120,7 +124,7 @@ def command(
 
     requests = read_requests(input_file, **overrides) if input_file else read_prompt_set(prompts or "", **overrides)
     check_outputs(requests, output_file, profile_output_file)
-    with Engine(engine_dir, spec_decode=spec_decode, prefix_cache_bytes=prefix_cache_mb * MIB) as engine:
+    with Engine(engine_dir, spec_decode=spec_decode, exact=exact, prefix_cache_bytes=prefix_cache_mb * MIB) as engine:
         plan = engine.plan(*sizes) if spec_decode else None
         engine.check_batch_size(requests.batch_size)
         notes = ([report.plan_line(plan, chosen=not any(sizes))] if plan else []) + [*engine.notes]

@@ -15,6 +15,7 @@ from edgespec.errors import EdgeSpecError, EnvironmentProblem
 
 # Name -> (module, one line for the list). Modules load when their command is called.
 COMMANDS = {
+    "quantize": ("edgespec.cli.quantize", "Quantise a checkpoint with NVIDIA ModelOpt: a base or a draft."),
     "export": ("edgespec.cli.export", "Write the ONNX graph of a checkpoint: a base, a plain decoder or a draft."),
     "build": ("edgespec.cli.build", "Build the engine of an exported directory for this machine."),
     "infer": ("edgespec.cli.infer", "Answer the requests of input.json, with drafts or without."),

@@ -25,6 +25,7 @@ from edgespec.export.golden import make_golden
 from edgespec.graphs import builder, decoder, eagle
 from edgespec.graphs.assembly import DecoderGraph, whole
 from edgespec.graphs.builder import Weight, WeightPlan, save
+from edgespec.graphs.linear import products
 from edgespec.graphs.registry import BASES
 
 
@@ -143,6 +144,7 @@ def export_base(
             job.golden(rows_of(checkpoint, info), config.decoder.rope, config.vocab_size)
         files = job.manifest(request, hashes)
     notes = [f"taps: hidden_states {', '.join(map(str, taps))}" if taps else "plain decoder: no taps"]
+    notes += sidecars.quantization_notes(text.get("quantization"))
     if not config.eos_token_ids:
         notes.append("the checkpoint names no eos_token_id: answers end by length alone")
     return Exported(target, text["engine_role"], files, tuple(notes))
@@ -178,7 +180,8 @@ def export_draft(
         if options.golden:
             job.golden(draft_rows(checkpoint, config, own, base), config.decoder.rope, config.vocab_size)
         files = job.manifest(request, hashes)
-    return Exported(target, text["engine_role"], files, draft_notes(config, taps, base))
+    notes = (*draft_notes(config, taps, base), *sidecars.quantization_notes(text.get("quantization")))
+    return Exported(target, text["engine_role"], files, notes)
 
 
 def open_base(config: DraftConfig, options: ExportOptions) -> tuple[Checkpoint | None, ModelConfig | None]:
@@ -282,16 +285,24 @@ class Job:
     plan: WeightPlan
     staging: Path
     progress: Progress
+    quantization: dict[str, Any] | None = None  # as config.json has it, once written
 
-    def write(self, config: dict[str, Any], table: tuple[Checkpoint, TensorInfo] | None) -> dict[str, str]:
-        """Graph, weights, embedding and config.json; returns the hashes made on the way."""
+    def write(self, config: dict[str, Any], embedding: tuple[Checkpoint, TensorInfo] | None) -> dict[str, str]:
+        """Graph, weights, embedding and config.json; returns the hashes made on the way.
+
+        What only the graph tells of its quantised weights is added to `config`.
+        """
         model, _ = whole(self.graph, self.plan)
-        total = self.plan.size_bytes + (table[1].num_bytes if table else 0)
+        table = self.graph.table
+        keys = sidecars.quantization_keys(products(model), table.checkpoint, table.quantization)
+        if keys is not None:
+            config["quantization"] = self.quantization = keys
+        total = self.plan.size_bytes + (embedding[1].num_bytes if embedding else 0)
         self.progress.start("weights", total)
         hashes = {}
-        if table:
+        if embedding:
             path = self.staging / bundle.EMBEDDING
-            hashes[path.name], _ = writer.write_embedding(*table, path, self.progress.advance)
+            hashes[path.name], _ = writer.write_embedding(*embedding, path, self.progress.advance)
         path = self.staging / bundle.MODEL_DATA
         hashes[path.name] = writer.write_weights(self.plan, path, self.progress.advance)
         save(model, self.staging / bundle.MODEL)
@@ -314,6 +325,7 @@ class Job:
             "role": self.graph.shape.role.value,
             **request,
             **bundle.provenance(),
+            **({"quantization": self.quantization["schemes"]} if self.quantization else {}),
             "files": files,
         }
         bundle.write_json(self.staging / bundle.MANIFEST, value)

@@ -129,7 +129,8 @@ def run_layer(
     outs = []
     for p, x in zip(passes, streams, strict=True):
         feeds = {"x": x, **dict(zip(past_names(layer), cache, strict=True)), **p.feeds}
-        out, *cache = session.run(["x_out", *present_names(layer)], {name: feeds[name] for name in piece.inputs})
+        feeds = {name: feeds[name] for name in piece.inputs} | piece.fed
+        out, *cache = session.run(["x_out", *present_names(layer)], feeds)
         outs.append(out)
     return outs
 
@@ -142,7 +143,7 @@ def run_head(
     stored: dict[str, Array] = {}
     keep = ("ids", "positions", "inputs_embeds", "attention_mask", "base_hidden", "draft_hidden", "use_base_hidden")
     for label, p, x in zip(("prompt", "tree"), passes, streams, strict=True):
-        logits, *recycled = session.run(None, {"x": x, "gather_idx": p.feeds["gather_idx"]})
+        logits, *recycled = session.run(None, {"x": x, "gather_idx": p.feeds["gather_idx"], **piece.fed})
         if graph.taps:
             recycled = [np.concatenate([p.taps[t] for t in graph.taps], -1)]
         stored |= {f"{label}_{name}": np.ascontiguousarray(p.feeds[name]) for name in keep if name in p.feeds}
@@ -153,7 +154,8 @@ def run_head(
 
 
 def run(piece: Piece, directory: Path, feeds: dict[str, Array]) -> list[Array]:
-    out: list[Array] = open_piece(piece, directory).run(None, {name: feeds[name] for name in piece.inputs})
+    feeds = {name: feeds[name] for name in piece.inputs} | piece.fed
+    out: list[Array] = open_piece(piece, directory).run(None, feeds)
     return out
 
 

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from edgespec import bundle
-from edgespec.checkpoint.files import Checkpoint
+from edgespec.checkpoint.files import Checkpoint, some_of
+from edgespec.checkpoint.layouts import all_kv_scales
+from edgespec.checkpoint.quantization import Quantization
 from edgespec.config import DecoderConfig, DraftConfig, ModelConfig
 from edgespec.contract import GraphShape
 from edgespec.errors import CheckpointError, MissingDependency
+from edgespec.schemes import SCHEMES
 
 
 def base_config(
@@ -82,10 +86,66 @@ def decoder_keys(decoder: DecoderConfig) -> dict[str, Any]:
     }
 
 
+def quantization_keys(
+    products: Iterable[tuple[str, str | None, int | None]], checkpoint: Checkpoint, quantization: Quantization | None
+) -> dict[str, Any] | None:
+    """What config.json says of quantised weights; None: there are none, and no scales of a cache either.
+
+    `products` are the graph's Linears with scheme and block. Of each scheme: how many Linears have it, which block
+    sizes, what becomes of the activations, and whether the graph itself rounds them or leaves it to the backend.
+    """
+    rows = sorted(products, key=lambda row: row[0])
+    names = sorted({name for _, name, _ in rows if name})
+    kv_cache = quantization.kv_cache if quantization is not None else None
+    if not (names or kv_cache):
+        return None
+    schemes = {}
+    for name in names:
+        blocks = {block for _, found, block in rows if found == name}
+        activations = SCHEMES[name].activations
+        schemes[name] = {
+            "linears": sum(found == name for _, found, _ in rows),
+            "blocks": sorted(block for block in blocks if block),
+            "activations": activations,
+            "activations_in_graph": not activations.startswith("dynamic"),
+        }
+    cache = {"type": kv_cache, "scales": [list(pair) for pair in all_kv_scales(checkpoint)], "in_graph": False}
+    return {
+        "layout": quantization.layout if quantization is not None else None,  # none: a borrowed head alone
+        "schemes": schemes,
+        "lm_head": next((found for node, found, _ in rows if node == "lm_head"), None),
+        "unquantised": [node for node, found, _ in rows if found is None],
+        "kv_cache": cache if kv_cache else None,
+        "golden": GOLDEN_WEIGHTS,
+    }
+
+
+# How golden outputs are made of quantised weights: as the canonical graph is, but for its rounding of sums
+GOLDEN_WEIGHTS = "dequantised weights in float32; activations rounded where the graph does it"
+
+
+def quantization_notes(keys: dict[str, Any] | None) -> tuple[str, ...]:
+    """The same for the user."""
+    if keys is None:
+        return ()
+    notes = []
+    for name, row in keys["schemes"].items():
+        blocks = f" in blocks of {', '.join(map(str, row['blocks']))}" if row["blocks"] else ""
+        left = "" if row["activations_in_graph"] else "; its activations are rounded by engines that can, not here"
+        notes.append(f"{name}{blocks}: {row['linears']} Linears{left}")
+    if keys["unquantised"]:
+        notes.append(f"not quantised: {some_of(keys['unquantised'])}")
+    if keys["kv_cache"]:
+        notes.append(
+            f"{keys['kv_cache']['type']} cache: its scales are recorded and not applied; the graph's caches are float32"
+        )
+    return tuple(notes)
+
+
 def text_identity(checkpoint: Checkpoint) -> str:
-    """sha256 over config.json and the files of the tokenizer, as far as they are there."""
+    """sha256 over the files with settings and those of the tokenizer, as far as they are there."""
     digest = hashlib.sha256()
-    for name in (bundle.CONFIG, *bundle.TOKENIZER_FILES):
+    for name in (bundle.CONFIG, "hf_quant_config.json", *bundle.TOKENIZER_FILES):
         path = checkpoint.path / name
         digest.update(f"{name}:{bundle.sha256_file(path) if path.is_file() else None}\n".encode())
     return digest.hexdigest()

@@ -1,6 +1,6 @@
 """Streams weights from a checkpoint into the files of an exported directory, hashing as it writes.
 
-Knows bytes and offsets. At no time is more than one chunk of a tensor in memory.
+Knows bytes and offsets. At no time is more in memory than one chunk of a tensor, or one quantised weight.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def write_weights(plan: WeightPlan, path: Path, advance: Advance) -> str:
         file = HashingFile(raw, advance)
         for weight in plan.written_here():
             file.pad_to(weight.offset)
-            weight.checkpoint.write_to(weight.info.name, file)
+            weight.source.write_to(weight.info.name, file)
         return file.digest.hexdigest()
 
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from edgespec.contract import GraphContract, GraphShape, TensorSpec, canonical_contract, past_names, present_names
 from edgespec.graphs.builder import GraphBuilder, WeightPlan
 from edgespec.graphs.layers import LayerCache, StepInputs
+from edgespec.graphs.weights import WeightTable
 
 Inputs = dict[str, ir.Value]
 
@@ -23,6 +26,9 @@ class DecoderGraph(Protocol):
 
     @property
     def shape(self) -> GraphShape: ...
+
+    @property
+    def table(self) -> WeightTable: ...
 
     @property
     def taps(self) -> tuple[int, ...]: ...
@@ -40,10 +46,14 @@ class DecoderGraph(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a graph that runs alone: a model with external weights, its inputs and outputs by name."""
+    """A part of a graph that runs alone: a model with external weights, its inputs and outputs by name.
+
+    `fed` are further inputs: the quantised weights, as float32.
+    """
 
     model: ir.Model
     inputs: tuple[str, ...]
+    fed: dict[str, NDArray[np.float32]]
 
 
 def step_inputs(inputs: Inputs) -> StepInputs:
@@ -76,11 +86,11 @@ def whole(graph: DecoderGraph, plan: WeightPlan) -> tuple[ir.Model, GraphContrac
 
 
 def stem_piece(graph: DecoderGraph, plan: WeightPlan) -> Piece:
-    b = GraphBuilder("stem", plan)
+    b = GraphBuilder("stem", plan, feeds_weights=True)
     inputs = {spec.name: b.input(spec) for spec in canonical_contract(graph.shape).inputs if spec.name in STEM_INPUTS}
     x = graph.stem(b, inputs)
     b.output(x, TensorSpec("x", "float32", ("B", "S", graph.shape.hidden_size)))
-    return Piece(b.model(), tuple(inputs))
+    return Piece(b.model(), tuple(inputs), b.fed)
 
 
 STEM_INPUTS = ("inputs_embeds", "base_hidden", "draft_hidden", "use_base_hidden")
@@ -88,7 +98,7 @@ STEM_INPUTS = ("inputs_embeds", "base_hidden", "draft_hidden", "use_base_hidden"
 
 def layer_piece(graph: DecoderGraph, plan: WeightPlan, index: int) -> Piece:
     """x, past -> x_out, present, of layer `index`."""
-    b = GraphBuilder(f"layer{index}", plan)
+    b = GraphBuilder(f"layer{index}", plan, feeds_weights=True)
     wanted = ("inputs_embeds", "rope_cos", "rope_sin", "attention_mask", "write_indices", *past_names(index))
     specs = {spec.name: spec for spec in canonical_contract(graph.shape).inputs}
     inputs = {name: b.input(specs[name]) for name in wanted}
@@ -99,16 +109,16 @@ def layer_piece(graph: DecoderGraph, plan: WeightPlan, index: int) -> Piece:
     kv = ("B", graph.shape.num_kv_heads, "C", graph.shape.head_dim)
     for name, present in zip(present_names(index), (cache.key, cache.value), strict=True):
         b.output(present, TensorSpec(name, "float32", kv))
-    return Piece(b.model(), ("x", *wanted))
+    return Piece(b.model(), ("x", *wanted), b.fed)
 
 
 def head_piece(graph: DecoderGraph, plan: WeightPlan) -> Piece:
     """x, gather_idx -> logits (and hidden_states of a draft)."""
-    b = GraphBuilder("head", plan)
+    b = GraphBuilder("head", plan, feeds_weights=True)
     x = b.input(TensorSpec("x", "float32", ("B", "S", graph.shape.hidden_size)))
     inputs = {"gather_idx": b.input(TensorSpec("gather_idx", "int64", ("B", "G")))}
     logits, recycled = graph.head(b, x, inputs)
     b.output(logits, TensorSpec("logits", "float32", ("B", "G", graph.shape.vocab_size)))
     if recycled is not None:
         b.output(recycled, TensorSpec("hidden_states", "float32", ("B", "S", graph.shape.features)))
-    return Piece(b.model(), ("x", "gather_idx"))
+    return Piece(b.model(), ("x", "gather_idx"), b.fed)

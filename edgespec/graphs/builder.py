@@ -5,15 +5,16 @@ Knows ONNX values and nodes. Knows no model: what a layer is stands in `layers` 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgespec.checkpoint.files import Checkpoint, TensorInfo
+from edgespec.checkpoint.files import ByteSink, TensorInfo
 from edgespec.contract import OPSET, TensorSpec
 
 IR_VERSION = 11  # the newest that TensorRT's parsers of opset 24 read
@@ -25,14 +26,25 @@ DTYPES = {
     "int64": ir.DataType.INT64,
     "int32": ir.DataType.INT32,
     "bool": ir.DataType.BOOL,
+    "int8": ir.DataType.INT8,
+    "int4": ir.DataType.INT4,
+    "float8_e4m3fn": ir.DataType.FLOAT8E4M3FN,
+    "float8_e8m0fnu": ir.DataType.FLOAT8E8M0,
+    "float4_e2m1fn": ir.DataType.FLOAT4E2M1,
 }
+
+
+class TensorSource(Protocol):
+    """Who writes a tensor's bytes when it is asked: a checkpoint, or what packs a quantised weight anew."""
+
+    def write_to(self, name: str, fh: ByteSink) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A tensor of a checkpoint and the place of its bytes beside the graph."""
+    """A tensor of a source, and the place of its bytes beside the graph."""
 
-    checkpoint: Checkpoint
+    source: TensorSource
     info: TensorInfo
     location: str  # file name beside model.onnx
     offset: int
@@ -46,11 +58,11 @@ class WeightPlan:
     weights: dict[str, Weight] = field(default_factory=dict)
     size_bytes: int = 0
 
-    def place(self, name: str, checkpoint: Checkpoint, info: TensorInfo) -> Weight:
+    def place(self, name: str, source: TensorSource, info: TensorInfo) -> Weight:
         """The weight called `name`; its place is chosen at the first call."""
         if name not in self.weights:
             offset = -(-self.size_bytes // ALIGN_BYTES) * ALIGN_BYTES
-            self.weights[name] = Weight(checkpoint, info, self.location, offset)
+            self.weights[name] = Weight(source, info, self.location, offset)
             self.size_bytes = offset + info.num_bytes
         return self.weights[name]
 
@@ -63,11 +75,18 @@ class WeightPlan:
 
 
 class GraphBuilder:
-    """Collects the nodes of one graph; `scope` names stand in front of node names."""
+    """Collects the nodes of one graph.
 
-    def __init__(self, name: str, plan: WeightPlan) -> None:
+    With `feeds_weights`, quantised weights are not in the graph: they are inputs of it, in float32, whose values are
+    collected in `fed`. So a piece runs where an engine lacks their types, and no protobuf holds them.
+    """
+
+    def __init__(self, name: str, plan: WeightPlan, *, feeds_weights: bool = False) -> None:
         self.name = name
         self.plan = plan
+        self.feeds_weights = feeds_weights
+        self.fed: dict[str, NDArray[np.float32]] = {}
+        self.shared: dict[Hashable, ir.Value] = {}  # values that several readers may have in common
         self.nodes: list[ir.Node] = []
         self.inputs: list[ir.Value] = []
         self.outputs: list[ir.Value] = []
@@ -119,6 +138,11 @@ class GraphBuilder:
             tensor = ir.ExternalTensor(weight.location, weight.offset, info.num_bytes, dtype, shape=shape, name=name)
             self.initializers[name] = ir.Value(name=name, shape=shape, type=ir.TensorType(dtype), const_value=tensor)
         return self.initializers[name]
+
+    def feed(self, name: str, array: NDArray[np.float32]) -> ir.Value:
+        """An input whose value stands in `fed`."""
+        self.fed[name] = array
+        return self.input(TensorSpec(name, "float32", array.shape))
 
     def model(self) -> ir.Model:
         graph = ir.Graph(

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from edgespec.checkpoint.detect import check_tensors
 from edgespec.checkpoint.files import Checkpoint
+from edgespec.checkpoint.layouts import read_quantization
 from edgespec.config import DecoderConfig, ModelConfig
 from edgespec.contract import GraphShape, Role
 from edgespec.graphs.assembly import Inputs, step_inputs
@@ -75,12 +76,12 @@ class Decoder:
 
     @classmethod
     def open(cls, checkpoint: Checkpoint, config: ModelConfig, taps: tuple[int, ...] = ()) -> Decoder:
-        expected = expected_tensors(config)
-        check_tensors(expected, checkpoint, ignorable(config, checkpoint))
+        expected, quantization = expected_tensors(config), read_quantization(checkpoint)
+        check_tensors(expected, checkpoint, ignorable(config, checkpoint), quantization)
         stored = {name: name for name in expected}
         if config.tied_head:
             stored["lm_head.weight"] = EMBEDDING
-        return cls(config, WeightTable(checkpoint, stored), taps)
+        return cls(config, WeightTable(checkpoint, stored, quantization=quantization), taps)
 
     @property
     def shape(self) -> GraphShape:

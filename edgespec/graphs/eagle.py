@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from edgespec.checkpoint.detect import check_tensors
 from edgespec.checkpoint.files import Checkpoint
+from edgespec.checkpoint.layouts import read_quantization, tensor_names
 from edgespec.config import DraftConfig
 from edgespec.contract import GraphShape, Role
 from edgespec.errors import PairingError
@@ -55,7 +56,9 @@ def stored_names(expected: dict[str, tuple[int, ...]], checkpoint: Checkpoint) -
     for name in expected:
         spellings = [name, name.replace("layers.0.", "midlayer.", 1)]
         spellings += [f"model.{spelling}" for spelling in spellings]
-        names[name] = next((s for s in spellings if s in checkpoint.tensors), name)
+        names[name] = next((s for s in spellings if s in checkpoint.tensors), None) or next(
+            (s for s in spellings if tensor_names(checkpoint, s.removesuffix(".weight"))), name
+        )
     return names
 
 
@@ -72,9 +75,10 @@ class Eagle3Draft:
         expected = expected_tensors(config)
         stored = stored_names(expected, checkpoint)
         maps = {name for name in checkpoint.tensors if name.removeprefix("model.") in MAPS}
-        check_tensors({stored[name]: shape for name, shape in expected.items()}, checkpoint, maps)
+        quantization = read_quantization(checkpoint)
+        check_tensors({stored[name]: shape for name, shape in expected.items()}, checkpoint, maps, quantization)
         borrowed = {} if config.own_head else {"lm_head.weight": borrowed_head(config, base)}
-        return cls(config, WeightTable(checkpoint, stored, borrowed))
+        return cls(config, WeightTable(checkpoint, stored, borrowed, quantization))
 
     @property
     def shape(self) -> GraphShape:
@@ -145,7 +149,7 @@ class Eagle3Draft:
         return linear(b, self.table, rows, "lm_head", "lm_head"), x
 
 
-def borrowed_head(config: DraftConfig, base: decoder.Decoder | None) -> tuple[Checkpoint, str]:
+def borrowed_head(config: DraftConfig, base: decoder.Decoder | None) -> WeightTable:
     if base is None:
         what = "this draft has no lm_head of its own and borrows its base's"
         raise PairingError(what, "Pass --base-model-dir with the base that it was trained for.")
@@ -157,4 +161,4 @@ def borrowed_head(config: DraftConfig, base: decoder.Decoder | None) -> tuple[Ch
         there = (base.config.vocab_size, base.config.decoder.hidden_size)
         what = f"this draft has no lm_head and needs one of shape {wanted}; the base's is {there}"
         raise PairingError(what, "Pass --base-model-dir with the base that the draft was trained for.")
-    return base.table.source("lm_head.weight")
+    return base.table

@@ -1,12 +1,25 @@
-"""One Linear, as it stands in a graph. Knows how a weight is stored and multiplied; the schemes of quantised weights
-will have their forms here. Knows no layer."""
+"""One Linear, as it stands in a graph: a plain product, or standard QuantizeLinear and DequantizeLinear around one.
+
+Knows how a weight is stored and multiplied, and what is done to the activations before. Knows no layer.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
 import onnx_ir as ir
 
-from edgespec.graphs.builder import GraphBuilder
+from edgespec.graphs.builder import DTYPES, GraphBuilder
+from edgespec.graphs.packing import Packing
 from edgespec.graphs.weights import WeightTable
+from edgespec.quantized import dequantize_stored
+
+# Keys of a quantised MatMul's metadata: standard ONNX cannot say them, and backends need them (decision 7)
+SCHEME = "edgespec.scheme"
+ACTIVATIONS = "edgespec.activations"  # only where the graph leaves the rounding of the activations to the backend
+INPUT_SCALE = "edgespec.input_scale"  # nvfp4: the activations' global scale
 
 
 def fp32(builder: GraphBuilder, value: ir.Value, name: str) -> ir.Value:
@@ -19,12 +32,102 @@ def fp32(builder: GraphBuilder, value: ir.Value, name: str) -> ir.Value:
 def linear(builder: GraphBuilder, table: WeightTable, x: ir.Value, weight: str, name: str) -> ir.Value:
     """x [B, S, in] -> [B, S, out], for `weight`.weight stored as [out, in], with `weight`.bias where the table has it.
 
-    The stored layout stays: transposing is left to the build, which knows what its kernels want.
+    Raises UnsupportedModel, naming the layer, for a quantised weight that has no form in the canonical graph.
     """
-    stored = table.value(builder, f"{weight}.weight")
-    turned = builder.op("Transpose", fp32(builder, stored, f"{name}/weight"), name=f"{name}/weight/t", perm=(1, 0))
-    y = builder.op("MatMul", x, turned, name=name)
+    packing = table.packing(weight)
+    if packing is None:
+        y = builder.op("MatMul", x, plain_weight(builder, table, weight, name), name=name)
+    else:
+        x = quantised_activations(builder, table, packing, x, weight, name)
+        y = builder.op("MatMul", x, quantised_weight(builder, table, packing, weight, name), name=name)
+        mark(y, packing)
     if table.has(f"{weight}.bias"):
         bias = fp32(builder, table.value(builder, f"{weight}.bias"), f"{name}/bias")
         y = builder.op("Add", y, bias, name=f"{name}/add_bias")
     return y
+
+
+def plain_weight(builder: GraphBuilder, table: WeightTable, weight: str, name: str) -> ir.Value:
+    """The stored layout stays: transposing is left to the build, which knows what its kernels want."""
+    stored = fp32(builder, table.value(builder, f"{weight}.weight"), f"{name}/weight")
+    return builder.op("Transpose", stored, name=f"{name}/weight/t", perm=(1, 0))
+
+
+def quantised_weight(builder: GraphBuilder, table: WeightTable, packing: Packing, weight: str, name: str) -> ir.Value:
+    """[in, out] in float32, through DequantizeLinear."""
+    if builder.feeds_weights:
+        fed = builder.feed(f"{weight}.weight", dequantize_stored(packing.weight))
+        return builder.op("Transpose", fed, name=f"{name}/weight/t", perm=(1, 0))
+    codes = table.part(builder, weight, packing, "weight")
+    scale = weight_scale(builder, table, packing, weight, name)
+    attributes: dict[str, Any] = {}
+    if packing.sharing != "tensor":
+        attributes["axis"] = packing.axis
+    if packing.block_size:
+        attributes["block_size"] = packing.block_size
+    if scale.dtype != ir.DataType.FLOAT:
+        attributes["output_dtype"] = int(ir.DataType.FLOAT)
+    worth = builder.op("DequantizeLinear", codes, scale, name=f"{name}/weight/dequantize", **attributes)
+    if packing.rows_are_outputs:
+        worth = builder.op("Transpose", worth, name=f"{name}/weight/t", perm=(1, 0))
+    return worth
+
+
+def weight_scale(builder: GraphBuilder, table: WeightTable, packing: Packing, weight: str, name: str) -> ir.Value:
+    """Of nvfp4, block scales are themselves dequantised with the global one. Each Linear has scalars of its own: one
+    that many nodes share brings TensorRT down."""
+    if packing.sharing == "tensor":
+        return builder.constant(f"{weight}.weight_scale", packing.array("weight_scale"))
+    scale = table.part(builder, weight, packing, "weight_scale")
+    if packing.weight.global_scale is None:
+        return scale
+    whole = builder.constant(f"{weight}.weight_global_scale", np.array(packing.weight.global_scale, np.float32))
+    return builder.op("DequantizeLinear", scale, whole, name=f"{name}/weight/scale")
+
+
+def quantised_activations(
+    builder: GraphBuilder, table: WeightTable, packing: Packing, x: ir.Value, weight: str, name: str
+) -> ir.Value:
+    """What the weight multiplies: x smoothed, rounded to a static scale, and in the weight's order of inputs."""
+    stored = packing.weight
+    if stored.pre_quant_scale is not None:
+        key = (x.name, stored.pre_quant_scale.tobytes())  # q, k and v often have one in common
+        if key not in builder.shared:
+            scale = table.part(builder, weight, packing, "pre_quant_scale")
+            builder.shared[key] = builder.op("Mul", x, scale, name=f"{name}/x/smooth")
+        x = builder.shared[key]
+    if stored.scheme.activations == "static tensor":
+        assert stored.input_scale is not None
+        to = DTYPES["int8" if stored.scheme.weight == "int8" else "float8_e4m3fn"]
+        step = builder.constant(f"{weight}.input_scale", np.array(stored.input_scale, np.float32))
+        x = builder.op("QuantizeLinear", x, step, name=f"{name}/x/quantize", output_dtype=int(to))
+        x = builder.op("DequantizeLinear", x, step, name=f"{name}/x/dequantize")
+    if stored.input_order is not None and not builder.feeds_weights:  # a fed weight is in the inputs' own order
+        order = table.part(builder, weight, packing, "input_order")
+        x = builder.op("Gather", x, order, name=f"{name}/x/order", axis=-1)
+    return x
+
+
+def mark(y: ir.Value, packing: Packing) -> None:
+    """Say at the MatMul what it is, and what the backend has still to do to its activations."""
+    node, stored = y.producer(), packing.weight
+    assert node is not None
+    node.metadata_props[SCHEME] = stored.scheme.name
+    if stored.scheme.activations.startswith("dynamic"):
+        node.metadata_props[ACTIVATIONS] = stored.scheme.activations
+        if stored.input_scale is not None:
+            node.metadata_props[INPUT_SCALE] = repr(stored.input_scale)
+
+
+def products(model: ir.Model) -> Iterator[tuple[str, str | None, int | None]]:
+    """Each Linear of a graph by its node's name: its scheme (None: not quantised) and its block (None: no blocks)."""
+    for node in model.graph.all_nodes():
+        if node.op_type != "MatMul":
+            continue
+        weight = node.inputs[1]
+        assert weight is not None
+        maker = weight.producer()
+        if maker is not None and maker.op_type == "Transpose" and maker.inputs[0] is not None:
+            maker = maker.inputs[0].producer()
+        block = maker.attributes.get("block_size") if maker is not None else None
+        yield node.name or "", node.metadata_props.get(SCHEME), block.as_int() if block is not None else None

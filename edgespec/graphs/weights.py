@@ -13,28 +13,44 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from edgespec.checkpoint.files import Checkpoint
-from edgespec.graphs.builder import GraphBuilder, Weight
+from edgespec.checkpoint.quantization import Quantization
+from edgespec.graphs.builder import GraphBuilder
+from edgespec.graphs.packing import Packing, PackingSource, Part
 
 
 @dataclass(frozen=True)
 class WeightTable:
-    """Own name -> stored name in `checkpoint`; `borrowed` -> (another checkpoint, stored name there)."""
+    """Own name -> stored name in `checkpoint`; what is in `borrowed` stands in another table under the same name."""
 
     checkpoint: Checkpoint
     stored: Mapping[str, str]
-    borrowed: Mapping[str, tuple[Checkpoint, str]] = field(default_factory=dict)
+    borrowed: Mapping[str, WeightTable] = field(default_factory=dict)
+    quantization: Quantization | None = None
+    packed: PackingSource = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "packed", PackingSource(self.checkpoint, self.quantization))
 
     def has(self, name: str) -> bool:
         return name in self.stored or name in self.borrowed
 
     def source(self, name: str) -> tuple[Checkpoint, str]:
-        return self.borrowed[name] if name in self.borrowed else (self.checkpoint, self.stored[name])
+        return self.borrowed[name].source(name) if name in self.borrowed else (self.checkpoint, self.stored[name])
 
     def value(self, builder: GraphBuilder, name: str) -> ir.Value:
         """The weight as a graph value in its stored dtype, placed in the builder's plan."""
         checkpoint, stored = self.source(name)
-        return builder.weight(self.place(builder, name, checkpoint, stored), name)
+        return builder.weight(builder.plan.place(name, checkpoint, checkpoint.tensors[stored]), name)
 
-    @staticmethod
-    def place(builder: GraphBuilder, name: str, checkpoint: Checkpoint, stored: str) -> Weight:
-        return builder.plan.place(name, checkpoint, checkpoint.tensors[stored])
+    def packing(self, linear: str) -> Packing | None:
+        """The weight of a Linear as the graph is to hold it; None where it is not quantised. Reads it."""
+        name = f"{linear}.weight"
+        if name in self.borrowed:
+            return self.borrowed[name].packing(linear)
+        return self.packed.packing(self.stored[name].removesuffix(".weight"))
+
+    def part(self, builder: GraphBuilder, linear: str, packing: Packing, part: Part) -> ir.Value:
+        """One tensor of a quantised weight as a graph value, placed in the builder's plan."""
+        name = f"{linear}.{part}"
+        source = self.borrowed[f"{linear}.weight"].packed if f"{linear}.weight" in self.borrowed else self.packed
+        return builder.weight(builder.plan.place(name, source, packing.info(part)), name)

@@ -62,11 +62,16 @@ class Lane:
 
 
 class CachedDecoder:
-    """As many sequences in one engine as it has lanes."""
+    """As many sequences in one engine as it has lanes.
+
+    A call has `min_rows` rows at least: kernels for one row alone round otherwise than those for many.
+    """
 
     def __init__(
-        self, runner: Runner, embedding: EmbeddingTable, rope: RopeTable, sliding_window: int | None = None
-    ) -> None:
+        self, runner: Runner, embedding: EmbeddingTable, rope: RopeTable, sliding_window: int | None = None,
+        min_rows: int = 1,
+    ) -> None:  # fmt: skip
+        self.min_rows = min_rows
         self.runner, self.embedding, self.rope, self.sliding_window = runner, embedding, rope, sliding_window
         self.lanes = [Lane() for _ in range(runner.lanes)]
         self.engine_s = 0.0  # seconds spent inside the engine
@@ -108,19 +113,19 @@ class CachedDecoder:
 
     def call(self, parts: Sequence[Rows], first_lane: int) -> Call:
         """The parts of neighbouring lanes as one call, filled up to the longest."""
-        cos, sin = self.rope.rows(stacked([part.positions for part in parts]))
+        cos, sin = self.rope.rows(stacked([part.positions for part in parts], self.min_rows))
         return Call(
-            self.embedding.rows(stacked([part.tokens for part in parts])), cos, sin, self.mask(parts),
+            self.embedding.rows(stacked([part.tokens for part in parts], self.min_rows)), cos, sin, self.mask(parts),
             np.array([self.lanes[part.lane].end for part in parts], np.int64),
             stacked([part.gather for part in parts]),
-            stacked_hidden([part.base_hidden for part in parts]),
-            stacked_hidden([part.draft_hidden for part in parts]),
+            stacked_hidden([part.base_hidden for part in parts], self.min_rows),
+            stacked_hidden([part.draft_hidden for part in parts], self.min_rows),
             first_lane,
         )  # fmt: skip
 
     def mask(self, parts: Sequence[Rows]) -> Mask:
         """[B, 1, S, T]; a row that only fills up sees itself."""
-        rows = max(len(part.tokens) for part in parts)
+        rows = max(self.min_rows, *(len(part.tokens) for part in parts))
         width = max(self.lanes[part.lane].end for part in parts) + rows
         mask = np.zeros((len(parts), 1, rows, width), bool)
         for lane_mask, part in zip(mask[:, 0], parts, strict=True):
@@ -189,18 +194,18 @@ class CachedDecoder:
         self.reset(source)
 
 
-def stacked(arrays: Sequence[NDArray[np.generic]]) -> NDArray:  # type: ignore[type-arg]
+def stacked(arrays: Sequence[NDArray[np.generic]], min_rows: int = 1) -> NDArray:  # type: ignore[type-arg]
     """[B, longest, ...], the shorter ones filled up with zeros."""
-    if len(arrays) == 1:
+    longest = max(min_rows, *(len(array) for array in arrays))
+    if len(arrays) == 1 and len(arrays[0]) == longest:
         return np.ascontiguousarray(arrays[0])[None]
-    longest = max(len(array) for array in arrays)
     out = np.zeros((len(arrays), longest, *arrays[0].shape[1:]), arrays[0].dtype)
     for row, array in zip(out, arrays, strict=True):
         row[: len(array)] = array
     return out
 
 
-def stacked_hidden(arrays: Sequence[Floats | None]) -> Floats | None:
+def stacked_hidden(arrays: Sequence[Floats | None], min_rows: int = 1) -> Floats | None:
     given = [array for array in arrays if array is not None]
     assert len(given) in (0, len(arrays))
-    return stacked(given) if given else None
+    return stacked(given, min_rows) if given else None

@@ -22,6 +22,7 @@ from edgespec import bundle
 from edgespec.backends import engine_dir as engines
 from edgespec.backends.engine_dir import rope_of
 from edgespec.backends.loader import open_runner
+from edgespec.backends.weights import rounding_of, weights_of, why_not_exact
 from edgespec.contract import Role
 from edgespec.errors import EdgeSpecError, EnvironmentProblem, LimitError, RequestError
 from edgespec.prompts import CANCELLED, Message, SamplingParams
@@ -32,11 +33,13 @@ from edgespec.runtime.embedding import EmbeddingTable
 from edgespec.runtime.jobs import Answering, Chunk, Job, Response
 from edgespec.runtime.plans import PlanLimits
 from edgespec.runtime.prefix import PrefixCache
+from edgespec.runtime.sampling import NEAR_TIE
 from edgespec.runtime.session import Running, Session, Step
 from edgespec.runtime.tokenizer import Tokenizer
 from edgespec.runtime.tree import DraftPlan
 
 SEED_BITS = 63
+EXACT_ROWS = 2  # from here on kernels give a row the same bits whatever their number
 PREFIX_CACHE_BYTES = 256 * 2**20
 Event = Chunk | Response | EdgeSpecError
 FAULTS = (EdgeSpecError, MemoryError)  # what ends a request, or a batch, and not the run
@@ -74,13 +77,16 @@ class Engine:
     """An open engine directory; use it in a `with` block.
 
     `spec_decode` opens base and draft; without it a plain engine is opened where there is one, else the base alone.
+    With `exact` drafts leave every bit as it is: for float32 and for int4 in blocks of 32, one sequence, chains only.
     `prefix_cache_bytes` bounds the KV rows that are kept for later prompts with the same head; 0 keeps none.
-    Raises BundleError, PairingError, EngineMismatch or EnvironmentProblem with the remedy.
+    Raises BundleError, PairingError, EngineMismatch, EnvironmentProblem or, for what cannot be exact, LimitError, with
+    the remedy.
     """
 
     def __init__(
-        self, engine_dir: str | Path, *, spec_decode: bool | None = None, prefix_cache_bytes: int = PREFIX_CACHE_BYTES
-    ) -> None:
+        self, engine_dir: str | Path, *, spec_decode: bool | None = None, exact: bool = False,
+        prefix_cache_bytes: int = PREFIX_CACHE_BYTES,
+    ) -> None:  # fmt: skip
         path = Path(engine_dir)
         there = engines.read_engines(path) if path.is_dir() else {}
         self.spec_decode = Role.DRAFT.value in there if spec_decode is None else spec_decode
@@ -89,11 +95,15 @@ class Engine:
         plain = Role.LLM.value in there and not self.spec_decode
         role = Role.LLM if plain or (not there and not self.spec_decode) else Role.BASE
         runner, self.config = open_runner(path, role)
+        self.exact = exact
+        if exact:
+            check_exact(path, self.config)
         self.tokenizer = Tokenizer.open(path)
         table = EmbeddingTable(path / bundle.EMBEDDING)
         self.base = CachedDecoder(
-            runner, table, RopeTable.of(rope_of(self.config), runner.capacity), self.config["sliding_window"]
-        )
+            runner, table, RopeTable.of(rope_of(self.config), runner.capacity), self.config["sliding_window"],
+            min_rows=EXACT_ROWS if exact else 1,
+        )  # fmt: skip
         self.drafter: EagleDrafter | None = None
         self.draft_config: dict[str, Any] | None = None
         if self.spec_decode:
@@ -112,12 +122,25 @@ class Engine:
         decoder = CachedDecoder(runner, table, rope, config["sliding_window"])
         return EagleDrafter(decoder, d2t), config
 
+    @property
+    def rounding(self) -> float:
+        """How far apart, in nats, two candidates may be where a run with drafts takes the other one."""
+        return 0.0 if self.exact else rounding_of(self.config, NEAR_TIE)
+
     def remarks(self) -> tuple[str, ...]:
         """What a user should know about this pair of engines."""
-        if self.drafter is None or self.drafter.decoder.capacity >= self.base.capacity:
-            return ()
-        mine, theirs = self.base.capacity, self.drafter.decoder.capacity
-        return (f"the draft's KV cache holds {theirs} tokens, the base's {mine}: beyond {theirs} nothing is drafted",)
+        notes = []
+        if self.drafter is not None and self.drafter.decoder.capacity < self.base.capacity:
+            mine, theirs = self.base.capacity, self.drafter.decoder.capacity
+            notes.append(
+                f"the draft's KV cache holds {theirs} tokens, the base's {mine}: beyond {theirs} nothing is drafted"
+            )
+        weights = weights_of(self.config)
+        if emulated := weights.get("emulated"):
+            notes.append(f"weights in {weights['scheme']}: {emulated}")
+        if self.rounding > NEAR_TIE and self.drafter is not None:
+            notes.append(f"{weights['scheme']}: lossless up to kernel rounding (margin {self.rounding:.2g} nats)")
+        return tuple(notes)
 
     def __enter__(self) -> Engine:
         return self
@@ -139,7 +162,14 @@ class Engine:
         (verify_size - 1 for a chain), and verify_size the smallest of 60, the nodes that can exist and what the base
         was built for. Only values that were not given shrink to what the engines were built for.
         """
-        return self.plan_limits().plan(top_k, steps, verify_size)
+        plan = self.plan_limits().plan(top_k, steps, verify_size)
+        self.check_chain(plan)
+        return plan
+
+    def check_chain(self, plan: DraftPlan) -> None:
+        if self.exact and plan.top_k != 1:
+            what = f"--spec-draft-top-k {plan.top_k} drafts trees, and only chains are exact"
+            raise LimitError(what, "Set it to 1, or leave --exact out.")
 
     def plan_limits(self) -> PlanLimits:
         if self.draft_config is None:
@@ -214,6 +244,7 @@ class Engine:
         self.check_prompt(job.prompt_ids)
         if job.plan is not None:
             self.plan_limits().check(job.plan)
+            self.check_chain(job.plan)
         rows = self.config["vocab_size"]
         if strange := [token for token in job.sampling.logit_bias if token >= rows]:
             what = f"logit_bias names the token id {strange[0]}, the model's vocabulary ends at {rows - 1}"
@@ -320,6 +351,13 @@ class Engine:
         (result,) = self.base.extend([rows])
         logits: NDArray[np.float32] = result.logits[0]
         return logits
+
+
+def check_exact(engine_dir: Path, config: dict[str, Any]) -> None:
+    """LimitError where passes of one and of many rows give other bits."""
+    if why := why_not_exact(config):
+        what = f"the engine in {engine_dir} cannot be exact: {why}"
+        raise LimitError(what, "Build it with --weights fp32 or --weights int4 --weight-block 32, for one sequence.")
 
 
 def told_as(error: EdgeSpecError | MemoryError) -> EdgeSpecError:

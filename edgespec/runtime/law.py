@@ -15,16 +15,20 @@ from edgespec.runtime.sampling import NEAR_TIE
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first token at which a speculative run left the plain one; `margin` is how near the two candidates were."""
+    """The first token at which a speculative run left the plain one.
+
+    `margin` is how near the two candidates were, `rounding` how near they must be for kernels to explain it.
+    """
 
     index: int
     plain: int | None
     speculative: int | None
     margin: float
+    rounding: float = NEAR_TIE
 
     @property
     def near_tie(self) -> bool:
-        return self.margin <= NEAR_TIE
+        return self.margin <= self.rounding
 
 
 def first_difference(
@@ -41,4 +45,4 @@ def first_difference(
         before = [*plain.prompt_ids, *one[:index]]
         seeded = replace(sampling, seed=plain.seed or 0)  # a greedy run has no seed, and needs none
         margin = sampler_of(seeded).margin(engine.next_logits(before), before, a, b)
-    return Difference(index, a, b, margin)
+    return Difference(index, a, b, margin, engine.rounding)

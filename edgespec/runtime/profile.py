@@ -17,6 +17,7 @@ from edgespec.runtime import stages
 from edgespec.runtime.answers import Answer
 from edgespec.runtime.memory import peak_bytes
 from edgespec.runtime.metrics import Pooled, RequestMetrics, ratio
+from edgespec.runtime.sampling import NEAR_TIE
 
 NOTES = (
     "Times are wall times of calls on a CPU, host work included; keys that say gpu keep the mirrored tool's names.",
@@ -133,7 +134,11 @@ def verdict(answers: Sequence[Answer]) -> str:
     if not differing:
         return "yes"
     ties = sum(d.near_tie for d in differing)
-    return f"yes, but for {ties} near-ties" if ties == len(differing) else f"NO: {len(differing) - ties} differences"
+    if ties < len(differing):
+        return f"NO: {len(differing) - ties} differences"
+    margin = differing[0].rounding
+    within = f" (lossless up to kernel rounding, margin {margin:.2g})" if margin > NEAR_TIE else ""
+    return f"yes, but for {ties} near-ties{within}"
 
 
 # ---- profile.json ----------------------------------------------------------------------------------------------

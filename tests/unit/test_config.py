@@ -155,8 +155,6 @@ def test_hidden_size_must_divide_into_heads_where_head_dim_is_not_told() -> None
         ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
         ({"architectures": None, "model_type": "gemma3"}, "gemma3"),
         ({"hidden_act": "gelu"}, "gelu"),
-        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "quantised with awq"),
-        ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}, "modelopt FP8"),
         ({"dtype": "float8_e4m3fn"}, "float8_e4m3fn"),
         ({"rope_scaling": {"type": "longrope", "short_factor": [], "long_factor": []}}, "longrope"),
         ({"rope_scaling": {"rope_type": "su"}}, "su"),
@@ -490,11 +488,6 @@ def test_mrope_on_a_text_draft_is_the_default_rope() -> None:
 def test_relatives_of_eagle3_are_refused_by_their_switch(eagle: dict[str, Any], name: str) -> None:
     with pytest.raises(UnsupportedModel, match=name):
         parse_draft_config(modelopt_raw(**eagle), draft_shapes("layers.0"))
-
-
-def test_quantised_draft_is_refused() -> None:
-    with pytest.raises(UnsupportedModel, match="quantised with FP8"):
-        parse({"quantization_config": {"quant_algo": "FP8"}})
 
 
 def test_first_projection_must_take_embedding_and_hidden_state() -> None:

@@ -30,7 +30,7 @@ def test_every_row_is_whole() -> None:
         assert row.name == name
         assert np.dtype(getattr(ml_dtypes, row.weight, row.weight)).name == row.weight
         assert (row.block > 1) == (row.scaling in ("block", "square"))
-        assert row.quantised == (0.9 <= row.min_logits_cosine < 1) == (0 < row.max_weight_error < 0.25)
+        assert row.quantised == (0.8 <= row.min_logits_cosine < 1) == (0 < row.max_weight_error < 0.25)
         assert row.quantised or not row.algos
         assert not row.made or (row.preset and row.algos)
     algos = [algo.lower() for row in SCHEMES.values() for algo in row.algos]

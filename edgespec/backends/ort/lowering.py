@@ -2,7 +2,8 @@
 
 - attention: RotaryEmbedding + TensorScatter + Attention -> GroupQueryAttention over a shared cache, for batch 1;
   in larger batches it stays as it is, over a cache that the runner keeps as wide as what is written
-- weights: stored halves -> float32 in the [in, out] layout that MatMul reads (`weights`)
+- weights: stored halves -> float32 in the [in, out] layout that MatMul reads, or 4 or 8 bits for MatMulNBits
+  (`weights`)
 
 Knows the operators of both sides. Knows no model.
 """
@@ -16,10 +17,10 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from edgespec.backends.ort.weights import StoredWeight, lower_weights
+from edgespec.backends.ort.nbits import MICROSOFT
+from edgespec.backends.ort.weights import AnyWeight, lower_weights
+from edgespec.backends.weights import FP32, WeightFormat
 from edgespec.errors import ContractError
-
-MICROSOFT = "com.microsoft"
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,10 @@ class Lowered:
     """The lowered graph, and the weights that its data file must hold in this order."""
 
     model: ir.Model
-    weights: list[StoredWeight]
+    weights: list[AnyWeight]
 
 
-def lower(model: ir.Model, data_name: str, batched: bool = False) -> Lowered:
+def lower(model: ir.Model, data_name: str, batched: bool = False, weight_format: WeightFormat = FP32) -> Lowered:
     """Rewrite `model` in place; external weights will stand in `data_name` beside it.
 
     Raises ContractError if a node does not have the form that the rewrite needs.
@@ -39,12 +40,12 @@ def lower(model: ir.Model, data_name: str, batched: bool = False) -> Lowered:
     attentions = canonical_attentions(graph)
     if not batched:
         group_attention(graph, attentions)
-    weights = lower_weights(graph, data_name)
+    weights = lower_weights(model, data_name, weight_format)
     RemoveUnusedNodesPass()(model)
+    graph.opset_imports[MICROSOFT] = 1
     if batched:
         check_kept(graph, len(attentions))
     else:
-        model.graph.opset_imports[MICROSOFT] = 1
         drop_input(graph, "write_indices")
         check_grouped(graph, len(attentions))
     return Lowered(model, weights)

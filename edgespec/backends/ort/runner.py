@@ -171,9 +171,9 @@ def open_engine(engine_dir: Path, role: Role, config: dict[str, Any], entry: dic
 
 def padding_of(limits: Mapping[str, Any]) -> int:
     """Slots behind the capacity of a batched engine, by its `builder_config`: a lane may have room for one row when
-    its neighbours run a whole tree."""
+    its neighbours run a whole tree. One for a single sequence: its last row may be filled up to two."""
     if limits["max_batch_size"] == 1:
-        return 0
+        return 1
     return int(max(limits.get("max_verify_tree_size", 0), limits.get("max_draft_tree_size", 0))) + 1
 
 

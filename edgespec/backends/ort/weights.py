@@ -1,7 +1,7 @@
-"""Lowers stored weights: halves -> float32, in the [in, out] layout that MatMul reads.
+"""Lowers stored weights: halves -> float32 in the [in, out] layout that MatMul reads, or rounded to 4 or 8 bits.
 
-Knows where a weight stands in the exported data file and where it will in the engine's. Knows no operator but the Cast
-and the Transpose that stand behind a weight.
+Knows where a weight stands in the exported data file and where it will in the engine's. Knows of operators the Cast and
+the Transpose that stand behind a weight, and the MatMul that becomes MatMulNBits (its layout stands in `nbits`).
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
-import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from edgespec.bundle import contained
+from edgespec.backends.ort import nbits
+from edgespec.backends.ort.stored_codes import StoredCodes, read, stored_codes
+from edgespec.backends.weights import FP32, WeightFormat
+from edgespec.quantized import QuantizedWeight, dequantize_stored, quantize_rtn
 
 ALIGN_BYTES = 4096
-NUMPY = {
-    ir.DataType.FLOAT: np.dtype(np.float32),
-    ir.DataType.FLOAT16: np.dtype(np.float16),
-    ir.DataType.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
-}
+FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,28 +35,151 @@ class StoredWeight:
     num_bytes: int
 
 
-def lower_weights(graph: ir.Graph, data_name: str) -> list[StoredWeight]:
-    """Replace initializer -> [Cast] -> [Transpose] by one float32 initializer in the form that its user reads."""
-    weights: list[StoredWeight] = []
-    end = 0
+@dataclass(frozen=True, slots=True)
+class RoundedWeight:
+    """A weight [out, in] that MatMulNBits will read: its source, and where codes and scales will stand."""
+
+    source: ir.ExternalTensor | StoredCodes
+    kernel: nbits.Kernel
+    offset: int  # of the codes
+    scales_offset: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.kernel.codes_bytes + self.kernel.scales_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class WorthWeight:
+    """A quantised weight that no kernel here reads: what it is worth, [in, out] in float32."""
+
+    source: StoredCodes
+    offset: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeptTensor:
+    """A tensor that stays as it is."""
+
+    source: ir.ExternalTensor
+    offset: int
+    num_bytes: int
+
+
+AnyWeight = StoredWeight | RoundedWeight | WorthWeight | KeptTensor
+
+
+def lower_weights(model: ir.Model, data_name: str, weight_format: WeightFormat = FP32) -> list[AnyWeight]:
+    """Replace initializer -> [Cast] -> [Transpose] by one float32 initializer in the form that its user reads.
+
+    With 4 or 8 bits the weights that only MatMuls read become those of MatMulNBits; biases, norms and the like stay.
+    """
+    graph = model.graph
+    room = Room(graph, data_name)
+    weights: list[AnyWeight] = list(lower_codes(room))
+    RemoveUnusedNodesPass()(model)  # what read the codes
     for value in list(graph.initializers.values()):
         tensor = value.const_value
-        if not isinstance(tensor, ir.ExternalTensor):
+        if not isinstance(tensor, ir.ExternalTensor) or tensor.location == data_name:
+            continue
+        if tensor.dtype not in FLOATS:
+            weights += [kept(room, value, tensor)] if value.uses() else []
             continue
         for final, transposed in final_forms(value):
-            dims = tuple(reversed(tensor.shape.numpy())) if transposed else tensor.shape.numpy()
-            offset = -(-end // ALIGN_BYTES) * ALIGN_BYTES
-            weights.append(StoredWeight(tensor, transposed, offset, 4 * int(np.prod(dims))))
-            end = offset + weights[-1].num_bytes
-            name = f"{value.name}/{'t' if transposed else 'fp32'}"
-            shape = ir.Shape(dims)
-            stored = ir.ExternalTensor(
-                data_name, offset, weights[-1].num_bytes, ir.DataType.FLOAT, shape=shape, name=name
-            )
-            new = ir.Value(name=name, shape=shape, type=ir.TensorType(ir.DataType.FLOAT), const_value=stored)
-            graph.register_initializer(new)
-            final.replace_all_uses_with(new)
+            users = matmuls(final) if transposed and weight_format.bits else []
+            if users:
+                weights.append(rounded(room, value, tensor, users, weight_format))
+            else:
+                weights.append(stored(room, value, tensor, final, transposed=transposed))
     return weights
+
+
+def lower_codes(room: Room) -> Iterator[AnyWeight]:
+    """Quantised weights of the export: to MatMulNBits where it reads them, else to what they are worth."""
+    for node in list(room.graph.all_nodes()):
+        source = stored_codes(node) if node.op_type == "MatMul" and node.domain == "" else None
+        if source is None:
+            continue
+        kernel = kernel_of(source)
+        if kernel is None:
+            out_features, in_features = source.shape
+            value, offset, size = room.place(f"{node.name}/worth", (in_features, out_features), ir.DataType.FLOAT)
+            node.replace_input_with(1, value)
+            yield WorthWeight(source, offset, size)
+        else:
+            codes, scales, offset, scales_offset = room.place_codes(str(node.name), kernel)
+            nbits.replace_matmul(node, kernel, codes, scales)
+            yield RoundedWeight(source, kernel, offset, scales_offset)
+
+
+def kernel_of(source: StoredCodes) -> nbits.Kernel | None:
+    """The form of MatMulNBits that multiplies by these codes as they are; activations must not be rounded before."""
+    bits: dict[str, Literal[4, 8]] = {"int4": 4, "int8": 8}
+    if source.scheme.weight not in bits or source.scheme.activations != "none":
+        return None
+    out_features, in_features = source.shape
+    block = source.block_size or FP32.block
+    fits = block in nbits.BLOCK_SIZES
+    return nbits.Kernel(bits[source.scheme.weight], block, in_features, out_features) if fits else None
+
+
+def kept(room: Room, value: ir.Value, tensor: ir.ExternalTensor) -> KeptTensor:
+    """What is not a float, such as the order of a weight's inputs."""
+    new, offset, size = room.place(f"{value.name}/kept", tuple(tensor.shape.numpy()), tensor.dtype)
+    value.replace_all_uses_with(new)
+    return KeptTensor(tensor, offset, size)
+
+
+class Room:
+    """The engine's data file as it fills up."""
+
+    def __init__(self, graph: ir.Graph, data_name: str) -> None:
+        self.graph, self.data_name, self.end = graph, data_name, 0
+
+    def place(self, name: str, dims: tuple[int, ...], dtype: ir.DataType) -> tuple[ir.Value, int, int]:
+        """A new initializer, its offset and its size in bytes."""
+        offset = -(-self.end // ALIGN_BYTES) * ALIGN_BYTES
+        size, shape = int(np.prod(dims)) * dtype.itemsize, ir.Shape(dims)
+        self.end = offset + int(size)
+        tensor = ir.ExternalTensor(self.data_name, offset, int(size), dtype, shape=shape, name=name)
+        value = ir.Value(name=name, shape=shape, type=ir.TensorType(dtype), const_value=tensor)
+        self.graph.register_initializer(value)
+        return value, offset, int(size)
+
+    def place_codes(self, name: str, kernel: nbits.Kernel) -> tuple[ir.Value, ir.Value, int, int]:
+        codes, offset, _ = self.place(f"{name}/codes", kernel.codes_shape, ir.DataType.UINT8)
+        scales, scales_offset, _ = self.place(f"{name}/scales", (kernel.num_scales,), ir.DataType.FLOAT)
+        return codes, scales, offset, scales_offset
+
+
+def stored(
+    room: Room, value: ir.Value, tensor: ir.ExternalTensor, final: ir.Value, *, transposed: bool
+) -> StoredWeight:
+    dims = tuple(tensor.shape.numpy())
+    name = f"{value.name}/{'t' if transposed else 'fp32'}"
+    new, offset, size = room.place(name, dims[::-1] if transposed else dims, ir.DataType.FLOAT)
+    final.replace_all_uses_with(new)
+    return StoredWeight(tensor, transposed, offset, size)
+
+
+def rounded(
+    room: Room, value: ir.Value, tensor: ir.ExternalTensor, users: list[ir.Node], weight_format: WeightFormat
+) -> RoundedWeight:
+    out_features, in_features = tensor.shape.numpy()
+    assert weight_format.bits is not None
+    kernel = nbits.Kernel(weight_format.bits, weight_format.block, in_features, out_features)
+    codes, scales, offset, scales_offset = room.place_codes(str(value.name), kernel)
+    for node in users:
+        nbits.replace_matmul(node, kernel, codes, scales)
+    return RoundedWeight(tensor, kernel, offset, scales_offset)
+
+
+def matmuls(value: ir.Value) -> list[ir.Node]:
+    """The MatMuls that have `value` as their weight; none where something else reads it too."""
+    uses = list(value.uses())
+    fitting = all(node.op_type == "MatMul" and node.domain == "" and index == 1 for node, index in uses)
+    return [node for node, _ in uses] if fitting else []
 
 
 def final_forms(value: ir.Value) -> Iterator[tuple[ir.Value, bool]]:
@@ -72,12 +195,33 @@ def final_forms(value: ir.Value) -> Iterator[tuple[ir.Value, bool]]:
         yield value, False
 
 
+# ---- bytes -----------------------------------------------------------------------------------------------------
+
+
+def pieces(weight: AnyWeight, directory: Path) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Offsets and arrays of the engine's data file, ascending; one tensor of `directory` is held at a time."""
+    if isinstance(weight, StoredWeight):
+        yield weight.offset, read_fp32(weight, directory)
+        return
+    if isinstance(weight, KeptTensor):
+        yield weight.offset, read(weight.source, directory).reshape(-1).view(np.uint8)
+        return
+    if isinstance(weight, WorthWeight):
+        yield weight.offset, np.ascontiguousarray(dequantize_stored(weight.source.read(directory)).T)
+        return
+    codes, scales = nbits.pack(weight.kernel, round_weight(weight, directory))
+    yield weight.offset, codes
+    yield weight.scales_offset, scales
+
+
+def round_weight(weight: RoundedWeight, directory: Path) -> QuantizedWeight:
+    if isinstance(weight.source, StoredCodes):
+        return weight.source.read(directory)
+    kernel, name = weight.kernel, str(weight.source.name)
+    return quantize_rtn(read(weight.source, directory), kernel.bits, kernel.block, name)
+
+
 def read_fp32(weight: StoredWeight, directory: Path) -> NDArray[np.float32]:
     """The weight's float32 form, read from the canonical directory."""
-    source = weight.source
-    dtype = NUMPY[source.dtype]
-    with contained(directory, str(source.location)).open("rb") as file:
-        file.seek(source.offset or 0)
-        array = np.fromfile(file, dtype, int(np.prod(source.shape.numpy())))
-    array = array.reshape(source.shape.numpy())
+    array = read(weight.source, directory)
     return np.ascontiguousarray((array.T if weight.transposed else array).astype(np.float32, order="C"))

@@ -14,6 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from edgespec.checkpoint.detect import check_tensors, detect, read_d2t
 from edgespec.checkpoint.files import Checkpoint, open_checkpoint
+from edgespec.checkpoint.layouts import read_quantization
+from edgespec.checkpoint.quantization import Quantization
 from edgespec.config import DraftConfig, ModelConfig, resolve_taps
 from edgespec.errors import CheckpointError, EdgeSpecError, UnsupportedModel
 from tests.toys import Family, Flavour, make_base, make_draft
@@ -166,9 +168,90 @@ def test_quantisation_settings_beside_the_config_are_seen(base: Path, tmp_path: 
     settings = tmp_path / "hf_quant_config.json"
     settings.write_text('{"quantization": {"quant_algo": null}}')
     assert isinstance(detect(open_checkpoint(path)), DraftConfig)
-    settings.write_text('{"quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}}')
-    with pytest.raises(UnsupportedModel, match=r"hf_quant_config\.json: quantised with NVFP4"):
+    settings.write_text('{"quantization": {"quant_algo": "NVFP4_AWQ"}}')
+    with pytest.raises(UnsupportedModel, match=r"hf_quant_config\.json.*: quantised with 'NVFP4_AWQ'"):
         detect(open_checkpoint(path))
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"quant_method": "hqq", "bits": 4}, "hqq"),
+        ({"quant_method": "awq", "bits": 3}, "'bits' is 3"),
+        ({"quant_method": "modelopt", "quant_algo": "MXFP4"}, "MXFP4"),
+    ],
+)
+def test_a_quantisation_that_is_not_read_is_refused_by_name(
+    base: Path, tmp_path: Path, settings: dict[str, Any], name: str
+) -> None:
+    for path in (
+        make_base(tmp_path / "base", layers=2, tokenizer=False),
+        make_draft(tmp_path / "draft", base, "eagle"),
+    ):
+        edit_config(path, quantization_config=settings)
+        with pytest.raises(UnsupportedModel, match=name):
+            detect(open_checkpoint(path))
+
+
+def test_scales_do_not_count_for_the_type_of_the_weights(tmp_path: Path) -> None:
+    path = make_base(tmp_path, layers=2, dtype="bfloat16", tokenizer=False)
+    found = detect(edit_tensors(path, **{"model.layers.0.mlp.up_proj.weight_scale": torch.zeros(10**6)}))
+    assert isinstance(found, ModelConfig)
+    assert found.dtype == "bfloat16"
+
+
+# Tensors of quantised checkpoints
+
+UP = "model.layers.0.mlp.up_proj"
+EXPECTED = {f"{UP}.weight": (8, 64), "model.norm.weight": (64,)}
+INT8 = {"quant_method": "modelopt", "quant_algo": "W8A16"}
+
+
+def quantised(path: Path, **changes: torch.Tensor | None) -> tuple[Checkpoint, Quantization | None]:
+    """One INT8 Linear of ModelOpt's layout and a norm."""
+    checkpoint = write(path, {"quantization_config": INT8}, {"model.norm.weight": (64,)})
+    codes = {f"{UP}.weight": torch.ones(8, 64, dtype=torch.int8), f"{UP}.weight_scale": torch.ones(8)}
+    checkpoint = edit_tensors(path, **codes | changes)
+    return checkpoint, read_quantization(checkpoint)
+
+
+def test_the_tensors_of_a_quantised_linear_stand_for_its_weight(tmp_path: Path) -> None:
+    checkpoint, settings = quantised(tmp_path)
+    check_tensors(EXPECTED, checkpoint, (), settings)
+    with pytest.raises(CheckpointError, match=rf"not part of this model .*{UP}\.weight_scale.*int8"):
+        check_tensors(EXPECTED, checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"model.layers.9.mlp.up_proj.weight_scale": torch.ones(8)}, r"not part of this model \(1\): model\.layers\.9"),
+        ({f"{UP}.k_scale": torch.ones(())}, r"not part of this model \(1\): .*k_scale"),
+        ({"model.norm.weight": None}, r"missing \(1\): model\.norm"),
+        ({f"{UP}.weight": torch.ones(8, 32, dtype=torch.int8)}, r"up_proj\.weight \[8, 32\] instead of \[8, 64\]"),
+        ({f"{UP}.weight": None}, r"no tensor '.*up_proj\.weight'"),
+        ({f"{UP}.weight": None, f"{UP}.weight_scale": None}, r"no tensor '.*up_proj\.weight'"),
+        ({f"{UP}.weight": torch.ones(8, 64), f"{UP}.weight_scale": None}, "says that .*up_proj is int8_wo"),
+    ],
+)
+def test_what_is_wrong_with_quantised_tensors_is_named(
+    tmp_path: Path, changes: dict[str, torch.Tensor | None], complaint: str
+) -> None:
+    with pytest.raises(CheckpointError, match=complaint):
+        check_tensors(EXPECTED, *quantised_and_ignorable(tmp_path, changes))
+
+
+def quantised_and_ignorable(
+    path: Path, changes: dict[str, torch.Tensor | None]
+) -> tuple[Checkpoint, tuple[str, ...], Quantization | None]:
+    checkpoint, settings = quantised(path, **changes)
+    return checkpoint, (), settings
+
+
+def test_settings_without_one_quantised_tensor_are_refused(tmp_path: Path) -> None:
+    checkpoint = write(tmp_path, {"quantization_config": {"quant_method": "awq", "bits": 4}}, EXPECTED)
+    with pytest.raises(CheckpointError, match=r"quantised \(awq\); none of"):
+        check_tensors(EXPECTED, checkpoint, (), read_quantization(checkpoint))
 
 
 def test_errors_name_the_directory_s_own_config(base: Path, tmp_path: Path) -> None:

@@ -3,12 +3,8 @@ that packers here write from the published definitions; and bytes that nobody sh
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -35,27 +31,11 @@ from edgespec.checkpoint.layouts import (
 from edgespec.errors import CheckpointError, EdgeSpecError, UnsupportedModel
 from edgespec.quantized import QuantizedWeight, dequantize, dequantize_stored
 
-ROOT = Path(__file__).resolve().parents[3]
 LAYER = "model.layers.0"
 Tensors = Mapping[str, torch.Tensor]
 
 
 # What ModelOpt wrote
-
-
-@pytest.fixture(scope="session")
-def exports(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tiny checkpoints that ModelOpt quantised. Without ModelOpt these tests are skipped, but never in CI."""
-    if importlib.util.find_spec("modelopt") is None:
-        reason = "nvidia-modelopt is not installed (the extra [quantize])"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    out = tmp_path_factory.mktemp("modelopt")
-    command = [sys.executable, "-m", "tests.modelopt_exports", str(out)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return out
 
 
 # export -> scheme, its source, relative error of the effective weight (reference: 0.026, 0.118, 0.0127, 0.095, 0.027),
@@ -83,8 +63,8 @@ def relative_error(got: NDArray[Any], wanted: NDArray[Any]) -> float:
     return float(np.linalg.norm(got - wanted) / np.linalg.norm(wanted))
 
 
-def source_weights(exports: Path, family: str) -> dict[str, NDArray[np.float32]]:
-    tensors = load_file(exports / f"source_{family}" / "model.safetensors")
+def source_weights(modelopt_exports: Path, family: str) -> dict[str, NDArray[np.float32]]:
+    tensors = load_file(modelopt_exports / f"source_{family}" / "model.safetensors")
     return {name: tensor.float().numpy() for name, tensor in tensors.items()}
 
 
@@ -99,10 +79,10 @@ def weight_of(checkpoint: Checkpoint, module: str) -> QuantizedWeight:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELOPT)
-def test_modelopts_bytes_are_worth_what_modelopt_says(exports: Path, name: str) -> None:
+def test_modelopts_bytes_are_worth_what_modelopt_says(modelopt_exports: Path, name: str) -> None:
     scheme, family, (least, most), tolerance = MODELOPT[name]
-    checkpoint, source = Checkpoint(exports / name), source_weights(exports, family)
-    worth = load_file(exports / name / "reference.safetensors")
+    checkpoint, source = Checkpoint(modelopt_exports / name), source_weights(modelopt_exports, family)
+    worth = load_file(modelopt_exports / name / "reference.safetensors")
     assert len(worth) == 14 + ("lm_head" in worth)
     for module, its_worth in worth.items():
         weight = weight_of(checkpoint, module)
@@ -114,17 +94,17 @@ def test_modelopts_bytes_are_worth_what_modelopt_says(exports: Path, name: str) 
 
 
 @pytest.mark.slow
-def test_smoothed_linears_keep_their_scale_and_it_matters(exports: Path) -> None:
-    source = source_weights(exports, "llama")
+def test_smoothed_linears_keep_their_scale_and_it_matters(modelopt_exports: Path) -> None:
+    source = source_weights(modelopt_exports, "llama")
     for name in ("llama_int8_sq", "llama_int4_awq"):
-        weight = weight_of(Checkpoint(exports / name), f"{LAYER}.self_attn.q_proj")
+        weight = weight_of(Checkpoint(modelopt_exports / name), f"{LAYER}.self_attn.q_proj")
         assert weight.pre_quant_scale is not None
         assert relative_error(dequantize_stored(weight), source[f"{LAYER}.self_attn.q_proj.weight"]) > 0.15
 
 
 @pytest.mark.slow
-def test_what_stands_beside_the_weights(exports: Path) -> None:
-    parts = {name: weight_of(Checkpoint(exports / name), f"{LAYER}.mlp.down_proj") for name in MODELOPT}
+def test_what_stands_beside_the_weights(modelopt_exports: Path) -> None:
+    parts = {name: weight_of(Checkpoint(modelopt_exports / name), f"{LAYER}.mlp.down_proj") for name in MODELOPT}
     static = {"fp8", "llama_fp8", "int8_sq", "llama_int8_sq", "nvfp4", "llama_nvfp4", "w4a8_awq"}
     smoothed = {"int4_awq", "llama_int4_awq", "int8_sq", "llama_int8_sq", "w4a8_awq"}
     assert {name for name, weight in parts.items() if weight.input_scale is not None} == static
@@ -145,8 +125,8 @@ def test_what_stands_beside_the_weights(exports: Path) -> None:
 
 
 @pytest.mark.slow
-def test_heads_caches_and_mixtures(exports: Path) -> None:
-    plain, full, mixed = (Checkpoint(exports / name) for name in ("fp8", "llama_fp8", "mixed"))
+def test_heads_caches_and_mixtures(modelopt_exports: Path) -> None:
+    plain, full, mixed = (Checkpoint(modelopt_exports / name) for name in ("fp8", "llama_fp8", "mixed"))
     for checkpoint, quantised in ((plain, False), (full, True)):
         quantization = read_quantization(checkpoint)
         assert quantization is not None
@@ -162,19 +142,19 @@ def test_heads_caches_and_mixtures(exports: Path) -> None:
 
 
 @pytest.mark.slow
-def test_config_alone_reads_the_same(exports: Path, tmp_path: Path) -> None:
+def test_config_alone_reads_the_same(modelopt_exports: Path, tmp_path: Path) -> None:
     for name in ("int4_awq", "nvfp4", "mixed"):
-        copy = shutil.copytree(exports / name, tmp_path / name)
+        copy = shutil.copytree(modelopt_exports / name, tmp_path / name)
         (copy / "hf_quant_config.json").unlink()
         module = f"{LAYER}.mlp.down_proj"
-        wanted = dequantize(weight_of(Checkpoint(exports / name), module))
+        wanted = dequantize(weight_of(Checkpoint(modelopt_exports / name), module))
         np.testing.assert_array_equal(dequantize(weight_of(Checkpoint(copy), module)), wanted)
 
 
 @pytest.mark.slow
-def test_every_tensor_of_an_export_is_known(exports: Path) -> None:
+def test_every_tensor_of_an_export_is_known(modelopt_exports: Path) -> None:
     for name in MODELOPT:
-        checkpoint = Checkpoint(exports / name)
+        checkpoint = Checkpoint(modelopt_exports / name)
         modules = {tensor.rsplit(".", 1)[0] for tensor in checkpoint.tensors}
         known = {tensor for module in modules for tensor in tensor_names(checkpoint, module)}
         left = {tensor for tensor in checkpoint.tensors if tensor not in known}

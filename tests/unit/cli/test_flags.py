@@ -133,8 +133,8 @@ def test_unknown_flag_is_refused_in_any_spelling(line: str) -> None:
 
 def test_every_option_has_one_kebab_case_name() -> None:
     """So that a camelCase or snake_case word has one flag to turn into, and no flag cannot be reached."""
-    for name in COMMANDS:
-        command = cli.get_command(click.Context(cli), name)
+    found = [cli.get_command(click.Context(cli), name) for name in COMMANDS]
+    for command in [sub for one in found for sub in (one.commands.values() if isinstance(one, click.Group) else [one])]:
         assert command is not None
         flags = [flag for option in command.params for flag in option.opts if isinstance(option, click.Option)]
         assert flags

@@ -13,6 +13,7 @@ from edgespec import bundle
 from edgespec.backends import engine_dir as engines
 from edgespec.backends.base import Call, Result
 from edgespec.backends.ort import build as ort_build
+from edgespec.backends.ort import weights as ort_weights
 from edgespec.backends.ort.build import build
 from edgespec.backends.ort.runner import OrtRunner
 from edgespec.contract import Limits
@@ -40,8 +41,8 @@ def leave_nothing(engine_dir: Path) -> None:
 def test_a_build_that_computes_something_else_fails_and_leaves_nothing(
     onnx_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = ort_build.read_fp32
-    monkeypatch.setattr(ort_build, "read_fp32", lambda weight, source: read(weight, source) * np.float32(1.01))
+    read = ort_weights.read_fp32
+    monkeypatch.setattr(ort_weights, "read_fp32", lambda weight, source: read(weight, source) * np.float32(1.01))
     with pytest.raises(BuildError, match="golden prompt"):
         build(onnx_dir, tmp_path / "engine", LIMITS)
     leave_nothing(tmp_path / "engine")
@@ -91,8 +92,8 @@ def test_a_failed_rebuild_leaves_the_engine_that_was_there(
 ) -> None:
     build(onnx_dir, tmp_path, LIMITS)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    read = ort_build.read_fp32
-    monkeypatch.setattr(ort_build, "read_fp32", lambda weight, source: read(weight, source) * np.float32(1.01))
+    read = ort_weights.read_fp32
+    monkeypatch.setattr(ort_weights, "read_fp32", lambda weight, source: read(weight, source) * np.float32(1.01))
     with pytest.raises(BuildError):
         build(onnx_dir, tmp_path, LIMITS)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -62,10 +62,10 @@ def test_results_have_the_rows_of_their_own_call(runner: OrtRunner, engine_dir: 
         np.testing.assert_array_equal(found, open_runner(engine_dir, Role.LLM)[0].run(asked).logits)
 
 
-def test_a_call_may_fill_the_cache_to_its_last_slot_and_not_one_more(runner: OrtRunner) -> None:
+def test_a_call_may_fill_the_cache_and_one_slot_for_a_row_that_fills_up(runner: OrtRunner) -> None:
     assert np.isfinite(runner.run(call(CAPACITY, CAPACITY, 1)).logits).all()
     with pytest.raises(AssertionError):
-        runner.run(call(2, CAPACITY + 1, 1))
+        runner.run(call(2, CAPACITY + 2, 1))
 
 
 def test_an_engine_without_the_outputs_of_its_contract_is_refused_by_their_name(engine_dir: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_file_that_is_no_engine_is_refused_with_its_name(engine_dir: Path, tmp
         OrtRunner(tmp_path / "llm.onnx", contract, CAPACITY)
 
 
-OPENED = [(1, CAPACITY), (3, CAPACITY + 1)]  # a plain engine runs no trees: one row beside a full lane
+OPENED = [(1, CAPACITY + 1), (3, CAPACITY + 1)]  # a plain engine runs no trees: one row beside a full lane
 
 
 @pytest.mark.parametrize(("lanes", "slots"), OPENED)
@@ -98,7 +98,7 @@ def test_lanes_and_padding_come_from_what_the_engine_was_built_for(tmp_path: Pat
 
 
 PADDING = [
-    ({"max_batch_size": 1, "max_verify_tree_size": 60}, 0),
+    ({"max_batch_size": 1, "max_verify_tree_size": 60}, 1),
     ({"max_batch_size": 2, "max_verify_tree_size": 60}, 61),
     ({"max_batch_size": 2, "max_draft_tree_size": 9}, 10),
     ({"max_batch_size": 2}, 1),

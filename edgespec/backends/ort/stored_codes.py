@@ -1,0 +1,113 @@
+"""Reads the quantised weights of a canonical graph: DequantizeLinear with its codes and scales, as one value.
+
+Knows the standard forms of a weight behind a MatMul and the bytes of four-bit types. What the CPU makes of them is
+told in `weights`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from edgespec.bundle import contained
+from edgespec.errors import ContractError
+from edgespec.quantized import QuantizedWeight
+from edgespec.schemes import SCHEMES, Scheme
+
+SCHEME = "edgespec.scheme"  # of a quantised MatMul's metadata, as the export writes it
+NUMPY: dict[ir.DataType, np.dtype[Any]] = {
+    ir.DataType.FLOAT: np.dtype(np.float32),
+    ir.DataType.FLOAT16: np.dtype(np.float16),
+    ir.DataType.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
+    ir.DataType.INT8: np.dtype(np.int8),
+    ir.DataType.INT64: np.dtype(np.int64),
+    ir.DataType.FLOAT8E4M3FN: np.dtype(ml_dtypes.float8_e4m3fn),
+    ir.DataType.FLOAT8E8M0: np.dtype(ml_dtypes.float8_e8m0fnu),
+    ir.DataType.INT4: np.dtype(ml_dtypes.int4),
+    ir.DataType.FLOAT4E2M1: np.dtype(ml_dtypes.float4_e2m1fn),
+}
+FOUR_BITS = (ir.DataType.INT4, ir.DataType.FLOAT4E2M1)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCodes:
+    """A weight as DequantizeLinear reads it; `turned` where its codes stand as [out, in] and a Transpose follows."""
+
+    name: str
+    scheme: Scheme
+    codes: ir.ExternalTensor
+    scales: ir.TensorProtocol
+    global_scale: float | None
+    block_size: int  # 0: one scale a channel, or one in all
+    turned: bool
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[out, in]"""
+        rows, columns = self.codes.shape.numpy()
+        return (rows, columns) if self.turned else (columns, rows)
+
+    def read(self, directory: Path) -> QuantizedWeight:
+        out_features, in_features = self.shape
+        codes, scales = read(self.codes, directory), read(self.scales, directory)
+        if not self.turned:
+            codes, scales = codes.T, scales.T
+        per_row = scales.size > 1
+        if not self.block_size:
+            scales = scales.reshape(-1, 1)
+        block = (1 if per_row or self.block_size else out_features, self.block_size or in_features)
+        return QuantizedWeight(self.name, self.scheme, codes, scales, block, global_scale=self.global_scale)
+
+
+def stored_codes(node: ir.Node) -> StoredCodes | None:
+    """The quantised weight of a MatMul; None where its weight is not quantised. ContractError for another form."""
+    weight = node.inputs[1]
+    maker = weight.producer() if weight is not None else None
+    turned = maker is not None and maker.op_type == "Transpose"
+    if maker is not None and turned:
+        source = maker.inputs[0]
+        maker = source.producer() if source is not None else None
+    if maker is None or maker.op_type != "DequantizeLinear":
+        return None
+    codes, scale = maker.inputs[0], maker.inputs[1]
+    name = node.metadata_props.get(SCHEME)
+    if codes is None or not isinstance(codes.const_value, ir.ExternalTensor) or scale is None or name not in SCHEMES:
+        what = f"{node.name}: a quantised weight of the scheme {name!r} in a form that this version does not read"
+        raise ContractError(what, "Export the checkpoint again with this version.")
+    global_scale, scale_maker = None, scale.producer()
+    if scale_maker is not None:
+        whole = scale_maker.inputs[1].const_value if scale_maker.inputs[1] is not None else None
+        scale = scale_maker.inputs[0]
+        assert whole is not None
+        global_scale = float(whole.numpy())
+    assert scale is not None
+    assert scale.const_value is not None
+    block = maker.attributes["block_size"].as_int() if "block_size" in maker.attributes else 0
+    return StoredCodes(
+        str(node.name), SCHEMES[name], codes.const_value, scale.const_value, global_scale, block, turned=turned
+    )
+
+
+def read(source: ir.TensorProtocol, directory: Path) -> NDArray[Any]:
+    """A tensor of the canonical directory, or one that stands in the graph itself."""
+    if not isinstance(source, ir.ExternalTensor):
+        return source.numpy()
+    dims, dtype = source.shape.numpy(), NUMPY[source.dtype]
+    count = int(np.prod(dims))
+    with contained(directory, str(source.location)).open("rb") as file:
+        file.seek(source.offset or 0)
+        if source.dtype not in FOUR_BITS:
+            return np.fromfile(file, dtype, count).reshape(dims)
+        packed = np.fromfile(file, np.uint8, -(-count // 2))
+    codes = np.empty(2 * len(packed), np.uint8)
+    codes[0::2], codes[1::2] = packed & 0xF, packed >> 4
+    if source.dtype == ir.DataType.INT4:
+        signed: NDArray[np.int8] = (codes << 4).view(np.int8) >> 4
+        return signed.astype(dtype)[:count].reshape(dims)
+    return codes.view(dtype)[:count].reshape(dims)

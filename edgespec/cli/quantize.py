@@ -1,0 +1,157 @@
+"""`edgespec quantize`: strings into values, then `edgespec.quantize` does the work; a table of how well it went."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from edgespec.cli.flags import EdgeCommand
+from edgespec.cli.progress import Bars
+from edgespec.schemes import MADE
+
+if TYPE_CHECKING:
+    from edgespec.quantize.llm import Options, Quantized
+    from edgespec.quantize.modelopt import Log
+
+HEADS = ("fp8", "int4_awq", "nvfp4", "mxfp8", "int8_sq")  # the last is refused by name
+ALIASES = {"--text-dataset": "--calib-data"}
+
+
+class Steps(Bars):
+    """Bars that count samples and layers. They write to the stderr of now, which ModelOpt's capture leaves alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        console = Console(file=sys.stderr)
+        self.progress = Progress(
+            *columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal,
+            redirect_stdout=False, redirect_stderr=False,
+        )  # fmt: skip
+
+
+def common(function: Callable[..., None]) -> Callable[..., None]:
+    """The flags that both commands have, in the order of --help."""
+    for option in reversed((
+        click.option("--quantization", type=click.Choice(MADE), required=True, help="Format of the Linears."),
+        click.option("--lm-head-quantization", type=click.Choice(HEADS), help="Format of lm_head; default: as it is."),
+        click.option("--exclude", multiple=True, metavar="GLOB", help="Leave such Linears as they are: '*.down_proj'."),
+        click.option(
+            "--calib-data", metavar="FILE",
+            help='Text, or JSONL with "messages", "text" or "turns"; cnn_dailymail and wikitext come from the hub. '
+            "Default: a text that comes with edgespec.",
+        ),
+        click.option("--num-samples", type=click.IntRange(1), help="Default: 16 on a CPU, 512 on CUDA."),
+        click.option("--calib-seq-len", type=click.IntRange(16), help="Tokens in each. Default: 256, on CUDA 512."),
+        click.option("--device", type=click.Choice(("cpu", "cuda")), default="cpu", show_default=True),
+        click.option("--allow-pickle", is_flag=True, help="Read pytorch_model.bin too, with weights_only."),
+        click.option("--json", "as_json", is_flag=True, help="Print the manifest as JSON."),
+    )):  # fmt: skip
+        function = option(function)
+    return function
+
+
+@click.group("quantize")
+def command() -> None:
+    """Quantise a checkpoint with NVIDIA ModelOpt, without a GPU, and check what was written."""
+
+
+@command.command("llm", cls=EdgeCommand, aliases=ALIASES)
+@click.option("--model-dir", required=True, metavar="MODEL", help="A directory or a hub id.")
+@click.option("--output-dir", required=True, metavar="DIR", type=click.Path(path_type=Path))
+@common
+@click.option("--kv-cache-quantization", type=click.Choice(("fp8",)), help="Scales for an FP8 cache.")
+@click.option("--visual-quantization", type=click.Choice(("fp8",)), hidden=True)
+def llm(
+    model_dir: str, output_dir: Path, as_json: bool, kv_cache_quantization: str | None,
+    visual_quantization: str | None, **flags: Any,
+) -> None:  # fmt: skip
+    """Quantise a base model.
+
+    The result is an ordinary Hugging Face directory in ModelOpt's layout. Its weights are read back and compared with
+    the original over text that was not calibrated with; a broken result is refused and removed.
+
+    \b
+    edgespec quantize llm --model-dir Qwen/Qwen3-0.6B --quantization fp8 --output-dir qwen3-fp8
+    """
+    from edgespec.quantize.llm import quantize_llm, refuse_tower
+
+    refuse_tower(visual_quantization, model_dir)
+    options = options_of(flags, fp8_cache=kv_cache_quantization == "fp8")
+    show(lambda bars, log: quantize_llm(model_dir, output_dir, options, bars, log), as_json)
+
+
+@command.command("draft", cls=EdgeCommand, aliases=ALIASES)
+@click.option("--base-model-dir", required=True, metavar="BASE", help="The base that the draft was trained for.")
+@click.option("--draft-model-dir", required=True, metavar="DRAFT", help="A directory or a hub id.")
+@click.option("--output-dir", required=True, metavar="DIR", type=click.Path(path_type=Path))
+@common
+@click.option("--kv-cache-quantization", type=click.Choice(("fp8",)), hidden=True)
+def draft(
+    base_model_dir: str, draft_model_dir: str, output_dir: Path, as_json: bool, kv_cache_quantization: str | None,
+    **flags: Any,
+) -> None:  # fmt: skip
+    """Quantise an EAGLE-3 draft.
+
+    It is calibrated on what its base feeds it: features of the base at the draft's taps, and the next token. fc, the
+    embedding and the vocabulary map stay as they are.
+
+    \b
+    edgespec quantize draft --base-model-dir Qwen/Qwen3-8B --draft-model-dir Tengyunw/qwen3_8b_eagle3 \\
+      --quantization fp8 --output-dir qwen3-draft-fp8
+    """
+    from edgespec.quantize.draft import quantize_draft
+
+    options = options_of(flags, fp8_cache=kv_cache_quantization == "fp8")
+    show(lambda bars, log: quantize_draft(base_model_dir, draft_model_dir, output_dir, options, bars, log), as_json)
+
+
+def options_of(flags: dict[str, Any], *, fp8_cache: bool = False) -> Options:
+    from edgespec.quantize.llm import Options
+
+    return Options(**flags, fp8_cache=fp8_cache)
+
+
+def show(work: Callable[[Bars, Log], Quantized], as_json: bool) -> None:
+    """Run the work under its bars and print what came of it; with --debug also what ModelOpt said."""
+    from edgespec.quantize.modelopt import Log
+
+    log = Log()
+    try:
+        with Steps() as bars:
+            result = work(bars, log)
+    finally:
+        if (click.get_current_context().obj or {}).get("debug"):
+            click.echo(log.getvalue(), err=True)
+    if as_json:
+        shown = {"directory": str(result.directory), "notes": result.notes, "manifest": result.manifest}
+        click.echo(json.dumps(shown, indent=2))
+        return
+    for line in table(result):
+        click.echo(line)
+
+
+def table(result: Quantized) -> list[str]:
+    check, files = result.manifest["check"], result.manifest["files"]
+    size = sum(entry["bytes"] for entry in files.values())
+    asked = result.manifest["options"]["quantization"]
+    lines = [
+        f"{asked}: {result.directory} ({size / 1e6:.1f} MB)",
+    ]
+    agreed = f"same first choice {check['top1_agreement']:.1%} of {check['num_tokens']} tokens"
+    figures = f"cosine {check['logits_cosine']:.4f}, KL {check['logits_kl']:.4f} nats, {agreed}"
+    lines.append(f"  logits      {figures}")
+    if check["perplexity_before"] is not None:
+        change = check["perplexity_after"] / check["perplexity_before"] - 1
+        before, after = f"{check['perplexity_before']:.3f}", f"{check['perplexity_after']:.3f}"
+        lines.append(f"  perplexity  {before} before, {after} after ({change:+.2%})")
+    worst = max(check["weight_errors"], key=check["weight_errors"].__getitem__)
+    lines.append(f"  weights     off by at most {check['max_weight_error']:.4f} ({worst})")
+    return lines + [f"  {note}" for note in result.notes]

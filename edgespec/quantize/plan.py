@@ -1,0 +1,197 @@
+"""What is to be quantised and how, and everything that speaks against it before any work is done.
+
+Knows names, shapes and bytes of a checkpoint's tensors. Knows no ModelOpt and no torch.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import numpy as np
+
+from edgespec.checkpoint.detect import detect
+from edgespec.checkpoint.files import Checkpoint, TensorInfo, some_of
+from edgespec.checkpoint.layouts import read_quantization
+from edgespec.config import DraftConfig, ModelConfig, parse_model_config
+from edgespec.errors import CheckpointError, OutputError, UnsupportedModel
+from edgespec.schemes import Scheme, check_shape, scheme_to_make
+
+HEAD, EMBEDDING = "lm_head", "model.embed_tokens"
+HEAD_SCHEMES = ("fp8", "int4_awq", "nvfp4", "mxfp8")
+_LINEAR = re.compile(r"(model\.layers\.\d+\..+_proj)\.weight")
+_EXPONENT = {"float32": (np.uint32, 0x7F800000), "float16": (np.uint16, 0x7C00), "bfloat16": (np.uint16, 0x7F80)}
+# Other heads that go with a body. Missing: all. AWQ smooths an FP8 head too and runs quantised forwards, for which
+# NVFP4 and MXFP8 need CUDA; SmoothQuant gives an FP8 head a scale per input: no layout has that. MXFP8 needs no data.
+_HEADS_BESIDE: dict[str, tuple[str, ...]] = {"int4_awq": ("int4_awq",), "int8_sq": (), "mxfp8": ("mxfp8",)}
+_ROOM = 1.2  # what is asked of the disk, as a multiple of what will be written
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Linears by name with their schemes (the head among them if it is quantised)."""
+
+    layers: Mapping[str, Scheme]
+    left_out: tuple[str, ...]  # Linears that --exclude names
+    body: Scheme
+    head: Scheme | None
+    fp8_cache: bool = False
+
+    @property
+    def streamed(self) -> bool:
+        """Whether each weight can be converted by itself, without data and without the model."""
+        return not self.fp8_cache and {scheme.name for scheme in self.layers.values()} == {"mxfp8"}
+
+
+def base_config(checkpoint: Checkpoint) -> ModelConfig:
+    """The configuration of a base that is not quantised yet; its `mtp.*` heads do not matter. Raises if it is none."""
+    refuse_quantised(checkpoint)
+    if any(name.startswith("mtp.") for name in checkpoint.tensors):
+        return parse_model_config(checkpoint.config, str(checkpoint.path / "config.json"))
+    found = detect(checkpoint)
+    if isinstance(found, DraftConfig):
+        raise UnsupportedModel(
+            f"{checkpoint.path} is an EAGLE-3 draft, not a base model.",
+            "edgespec quantize draft --base-model-dir BASE --draft-model-dir DRAFT ... quantises drafts.",
+        )
+    return found
+
+
+def refuse_quantised(checkpoint: Checkpoint) -> None:
+    found = read_quantization(checkpoint)
+    if found is not None:
+        raise UnsupportedModel(
+            f"{found.source} says that {checkpoint.path} is quantised already ({found.layout}).",
+            "Give the original float16 or bfloat16 checkpoint: quantising twice loses twice.",
+        )
+
+
+def plan_base(
+    checkpoint: Checkpoint, config: ModelConfig, quantization: str, head: str | None, exclude: tuple[str, ...],
+    fp8_cache: bool,
+) -> Plan:  # fmt: skip
+    """Every Linear of the decoder's layers and, with `head`, the head. Raises UnsupportedModel that names the layer."""
+    shapes = {
+        match[1]: matrix(info)
+        for name, info in checkpoint.tensors.items()
+        if (match := _LINEAR.fullmatch(name)) and len(info.shape) == 2
+    }
+    table = checkpoint.tensors.get(f"{EMBEDDING if config.tied_head else HEAD}.weight")
+    if head is not None and table is not None:
+        shapes[HEAD] = matrix(table)
+    return make_plan(shapes, quantization, head, exclude, fp8_cache)
+
+
+def make_plan(
+    shapes: Mapping[str, tuple[int, int]], quantization: str, head: str | None, exclude: tuple[str, ...],
+    fp8_cache: bool = False,
+) -> Plan:  # fmt: skip
+    body = scheme_to_make(quantization)
+    head_scheme = scheme_to_make(head) if head else None
+    if head_scheme is not None and head_scheme.name not in HEAD_SCHEMES:
+        raise UnsupportedModel(
+            f"lm_head cannot be {head_scheme.name}.", f"Take one of {', '.join(HEAD_SCHEMES)} for it, or leave it."
+        )
+    refuse_mixture(body, head_scheme)
+    left_out = matching(shapes, exclude)
+    layers = {}
+    for name in shapes:
+        if name in left_out:
+            continue
+        scheme = body if name.rpartition(".")[2] != HEAD else head_scheme
+        if scheme is None:
+            continue
+        check_layer(scheme, shapes[name], name)
+        layers[name] = scheme
+    if not layers:
+        raise UnsupportedModel("no Linear is left to quantise.", "Leave some --exclude out.")
+    return Plan(layers, left_out, body, head_scheme, fp8_cache)
+
+
+def matching(names: Iterable[str], patterns: tuple[str, ...]) -> tuple[str, ...]:
+    """The names that any pattern matches; a pattern without a match is refused."""
+    names = list(names)
+    found: dict[str, None] = {}
+    for pattern in patterns:
+        hits = [name for name in names if fnmatchcase(name, pattern)]
+        if not hits:
+            kinds = sorted({name.rpartition(".")[2] for name in names})
+            raise UnsupportedModel(
+                f"--exclude {pattern!r} names no Linear of this checkpoint.",
+                f"Give a name such as {names[0]!r}, or a glob such as '*.{kinds[0]}'; kinds: {', '.join(kinds)}.",
+            )
+        found |= dict.fromkeys(hits)
+    return tuple(found)
+
+
+def check_layer(scheme: Scheme, shape: tuple[int, int], name: str) -> None:
+    try:
+        check_shape(scheme, shape, name)
+    except UnsupportedModel as error:
+        kind = name.rpartition(".")[2]
+        raise UnsupportedModel(
+            error.what, f"Leave such layers as they are with --exclude '*{kind}', or take another scheme."
+        ) from error
+
+
+def refuse_mixture(body: Scheme, head: Scheme | None) -> None:
+    """Calibrations that ModelOpt cannot run together where there is no CUDA, and data-free ones beside others."""
+    if head is None or head is body:
+        return
+    allowed = _HEADS_BESIDE.get(body.name)
+    if allowed is not None and head.name not in allowed:
+        remedy = f"take --lm-head-quantization {' or '.join(allowed)}" if allowed else "leave lm_head as it is"
+        raise UnsupportedModel(
+            f"lm_head as {head.name} beside {body.name}: ModelOpt cannot calibrate both in one run.",
+            f"With --quantization {body.name} {remedy}.",
+        )
+
+
+def matrix(info: TensorInfo) -> tuple[int, int]:
+    out_features, in_features = info.shape
+    return out_features, in_features
+
+
+def size_bytes(checkpoint: Checkpoint, plan: Plan, stored: Callable[[str], str] = str) -> int:
+    """About what will be written: codes and scales of what is quantised, all else as it is."""
+    total = sum(info.num_bytes for info in checkpoint.tensors.values())
+    for name, scheme in plan.layers.items():
+        info = checkpoint.tensors.get(f"{stored(name)}.weight")
+        shape = info.shape if info is not None else checkpoint.tensors[f"{EMBEDDING}.weight"].shape
+        count = shape[0] * shape[1]
+        scales = count // scheme.block * (1 if scheme.weight.startswith("float") else 4) if scheme.block > 1 else 4
+        total += count * scheme.bits // 8 + scales + 4 * sum(shape) - (info.num_bytes if info is not None else 0)
+    return total
+
+
+def refuse_full_disk(target: Path, needed_bytes: int) -> None:
+    """Refuse where less is free than what will be written and a fifth more."""
+    place = next(parent for parent in (target, *target.absolute().parents) if parent.exists())
+    free = shutil.disk_usage(place).free
+    if free < needed_bytes * _ROOM:
+        raise OutputError(
+            f"{place} has {free / 1e9:.2f} GB free; about {needed_bytes / 1e9:.2f} GB and a fifth more are needed",
+            "Free some space, or choose another place.",
+        )
+
+
+def refuse_not_finite(checkpoint: Checkpoint, advance: Callable[[int], None]) -> None:
+    """Read every floating-point tensor and refuse NaN and infinity, naming the tensors."""
+    bad = []
+    for name, info in checkpoint.tensors.items():
+        if info.dtype in _EXPONENT:
+            integer, mask = _EXPONENT[info.dtype]
+            bits = checkpoint.read(name).reshape(-1).view(integer)
+            step = 1 << 22
+            if any(((bits[i : i + step] & mask) == mask).any() for i in range(0, bits.size, step)):
+                bad.append(name)
+        advance(info.num_bytes)
+    if bad:
+        raise CheckpointError(
+            f"{checkpoint.path} has weights that are not finite (NaN or infinity): {some_of(bad)}.",
+            "Download it again, or ask whoever trained it: such weights cannot be quantised.",
+        )

@@ -1,0 +1,90 @@
+"""Tensors between files, numpy and torch: a safetensors file written one tensor at a time, and bytes without a copy.
+
+Knows bytes and names. Knows nothing of models or schemes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.checkpoint.files import ByteSink, Checkpoint
+
+CODES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0", "int64": "I64", "int32": "I32", "int16": "I16",
+    "int8": "I8", "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One tensor to be written: its bytes come from `write` when its turn is there."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    write: Callable[[ByteSink], object]
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(getattr(ml_dtypes, self.dtype, self.dtype)).itemsize
+
+
+def copied(checkpoint: Checkpoint, name: str) -> Piece:
+    """The checkpoint's own tensor, byte for byte."""
+    info = checkpoint.tensors[name]
+    return Piece(name, info.dtype, info.shape, lambda file: checkpoint.write_to(name, file))
+
+
+def array_piece(name: str, array: NDArray[Any]) -> Piece:
+    return Piece(name, str(array.dtype), array.shape, lambda file: file.write(as_bytes(array)))
+
+
+def as_bytes(array: NDArray[Any]) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def write_safetensors(path: Path, pieces: Iterable[Piece], advance: Callable[[int], None]) -> None:
+    """All pieces in their order; `advance` is told the bytes of each."""
+    pieces = list(pieces)
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for piece in pieces:
+        begin, end = end, end + piece.num_bytes
+        header[piece.name] = {"dtype": CODES[piece.dtype], "shape": list(piece.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text = text.ljust(-(-len(text) // 8) * 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for piece in pieces:
+            piece.write(file)
+            advance(piece.num_bytes)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def to_torch(array: NDArray[Any]) -> Any:
+    """The same memory as a torch tensor; bfloat16 and float8 too."""
+    import torch
+
+    flat = torch.from_numpy(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return flat.view(getattr(torch, str(array.dtype))).reshape(array.shape)
+
+
+def to_numpy(tensor: Any) -> NDArray[Any]:
+    import torch
+
+    name = str(tensor.dtype).removeprefix("torch.")
+    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    array: NDArray[Any] = flat.view(np.dtype(getattr(ml_dtypes, name, name))).reshape(tuple(tensor.shape))
+    return array

@@ -1,0 +1,180 @@
+"""The law of the house on engines whose weights are rounded: bitwise where it is promised, within a stated margin
+elsewhere.
+
+On the demo pair, whose logits are those of a trained model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import edgespec
+from edgespec.backends.ort.build import build
+from edgespec.backends.weights import WeightFormat
+from edgespec.cli.main import cli
+from edgespec.contract import Limits
+from edgespec.errors import LimitError
+from edgespec.export.components import ExportOptions, export
+from edgespec.runtime.decoder import CachedDecoder
+from edgespec.runtime.engine import Engine
+from edgespec.runtime.law import first_difference
+from edgespec.runtime.sampling import NEAR_TIE
+from edgespec.runtime.tree import DraftPlan
+
+DEMO = Path(__file__).resolve().parents[2] / "recipes" / "demo"
+LIMITS = Limits(max_input_len=512, max_kv_cache_capacity=512)
+ENGINES = {
+    "fp32": (WeightFormat(), 1),
+    "int4-32": (WeightFormat("int4", 32), 1),
+    "int4-128": (WeightFormat("int4", 128), 1),
+    "int8-128": (WeightFormat("int8", 128), 1),
+    "int4-32-for-two": (WeightFormat("int4", 32), 2),
+}
+EXACT = ("fp32", "int4-32")
+SAMPLINGS = [
+    edgespec.SamplingParams(temperature=0.0, max_generate_length=250),
+    edgespec.SamplingParams(temperature=1.0, top_k=0, top_p=1.0, seed=1, max_generate_length=250),
+]
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    work = tmp_path_factory.mktemp("quantised")
+    export(str(DEMO / "base"), work / "base", ExportOptions(eagle_base=True))
+    export(str(DEMO / "draft"), work / "draft", ExportOptions(base_model_dir=str(DEMO / "base")))
+    for name, (weight_format, lanes) in ENGINES.items():
+        for component in ("base", "draft"):
+            limits = replace(LIMITS, max_batch_size=lanes)
+            build(work / component / "llm", work / name, limits, weight_format=weight_format)
+    return {name: work / name for name in ENGINES}
+
+
+@pytest.fixture(scope="module", params=EXACT)
+def exact(request: pytest.FixtureRequest, engines: dict[str, Path]) -> Iterator[Engine]:
+    with Engine(engines[request.param], exact=True) as engine:
+        engine.stop_ids = frozenset()
+        yield engine
+
+
+def prompt_of(length: int) -> list[int]:
+    return np.random.default_rng(length).integers(3, 900, length).tolist()
+
+
+# Exact
+
+
+def logits_of(decoder: CachedDecoder, tokens: np.ndarray, start: int, sizes: list[int]) -> np.ndarray:
+    """The logits behind `start` tokens of prompt, read in calls of so many rows."""
+    decoder.reset(0)
+    found = []
+    for size in (start, *sizes):
+        chunk, tokens = tokens[:size], tokens[size:]
+        (result,) = decoder.extend([decoder.causal(0, chunk, np.arange(size))])
+        found.append(result.logits.copy())
+    return np.concatenate(found[1:])
+
+
+@pytest.mark.parametrize("start", [1, 130])
+def test_exact_logits_are_the_same_bits_in_calls_of_any_size(exact: Engine, start: int) -> None:
+    tokens = np.array(prompt_of(start + 40))
+    alone = logits_of(exact.base, tokens, start, [1] * 40)
+    for sizes in ([2] * 20, [4] * 10, [3, 5] * 5, [1, 7] * 5, [40]):
+        np.testing.assert_array_equal(logits_of(exact.base, tokens, start, sizes), alone)
+
+
+def test_without_exact_one_row_alone_gives_other_bits(engines: dict[str, Path]) -> None:
+    """What the flag is for: were this to pass without it, it could go."""
+    with Engine(engines["int4-32"]) as engine:
+        tokens = np.array(prompt_of(45))
+        one, many = (logits_of(engine.base, tokens, 5, sizes) for sizes in ([1] * 40, [40]))
+    assert np.abs(one - many).max() > 1e-3
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])
+@pytest.mark.parametrize("length", [1, 30])
+def test_exact_chains_leave_hundreds_of_tokens_as_they_were(
+    exact: Engine, length: int, sampling: edgespec.SamplingParams
+) -> None:
+    plain = exact.plainly(prompt_of(length), sampling)
+    assert len(plain.token_ids) == 250
+    for plan in (DraftPlan(1, 3, 4), DraftPlan(1, 6, 7)):
+        drafted = exact.generate(prompt_of(length), sampling, plan)
+        assert drafted.token_ids == plain.token_ids
+        assert first_difference(exact, plain, drafted, sampling) is None
+    assert exact.rounding == 0.0
+
+
+def test_an_exact_engine_fills_its_cache_to_the_last_slot(exact: Engine) -> None:
+    """The row that fills up a single one has a slot of its own behind the capacity."""
+    sampling = replace(SAMPLINGS[0], max_generate_length=500)
+    plain = exact.plainly(prompt_of(400), sampling)
+    assert len(plain.token_ids) == 512 - 400 + 1
+    assert exact.generate(prompt_of(400), sampling, exact.plan()).token_ids == plain.token_ids
+
+
+REFUSED = {
+    "int4-128": "its weights are int4 in blocks of 128",
+    "int8-128": "its weights are int8 in blocks of 128",
+    "int4-32-for-two": "it was built for 2 sequences",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_engine_that_cannot_be_exact_is_refused_and_says_why(engines: dict[str, Path], name: str) -> None:
+    with pytest.raises(LimitError, match=f"cannot be exact: {REFUSED[name]}"):
+        Engine(engines[name], exact=True)
+
+
+def test_a_tree_is_refused_by_its_flag(exact: Engine) -> None:
+    with pytest.raises(LimitError, match="--spec-draft-top-k 4 drafts trees"):
+        exact.plan(4, 2, 8)
+    with pytest.raises(LimitError, match="only chains are exact"):
+        exact.generate(prompt_of(5), SAMPLINGS[0], DraftPlan(4, 2, 8))
+
+
+def test_infer_exact_says_yes_and_refuses_what_it_cannot(engines: dict[str, Path], tmp_path: Path) -> None:
+    def infer(name: str, *more: str) -> tuple[int, str]:
+        args = ["infer", "--engine-dir", str(engines[name]), "--input-file", str(DEMO / "input.json")]
+        args += ["--output-file", str(tmp_path / "out.json"), "--spec-decode", "--exact", *more]
+        result = CliRunner().invoke(cli, args)
+        return result.exit_code, f"{result.output}{result.exception}"
+
+    code, said = infer("int4-32", "--check-lossless", "--max-generate-length", "40", "--json")
+    assert code == 0
+    assert '"lossless": "yes"' in said
+    code, said = infer("int4-128")
+    assert code != 0
+    assert "cannot be exact" in said
+
+
+# Within the margin
+
+
+@pytest.mark.parametrize("name", ["int4-32", "int4-128", "int8-128"])
+def test_what_differs_is_within_the_margin_that_the_engine_states(engines: dict[str, Path], name: str) -> None:
+    differing = 0
+    with Engine(engines[name]) as engine:
+        engine.stop_ids = frozenset()
+        assert NEAR_TIE < engine.rounding < 2
+        assert any("lossless up to kernel rounding" in note for note in engine.notes)
+        for length in (3, 40):
+            for sampling in SAMPLINGS:
+                plain = engine.plainly(prompt_of(length), sampling)
+                for plan in (DraftPlan(1, 3, 4), DraftPlan(4, 3, 16)):
+                    drafted = engine.generate(prompt_of(length), sampling, plan)
+                    found = first_difference(engine, plain, drafted, sampling)
+                    differing += found is not None
+                    assert found is None or (found.near_tie and found.margin <= engine.rounding)
+    assert differing  # or the margin would not be needed
+
+
+def test_a_float32_engine_keeps_the_margin_of_float32(engines: dict[str, Path]) -> None:
+    with Engine(engines["fp32"]) as engine:
+        assert engine.rounding == NEAR_TIE
+        assert engine.notes == ()

@@ -1,0 +1,285 @@
+"""Engines whose weights are rounded on this machine, or were quantised before the export.
+
+The reference is independent: the bytes of the engine's own data file, taken apart here with numpy, multiplied in
+float32 by ONNX Runtime's plain MatMul.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from numpy.typing import NDArray
+
+from edgespec import bundle
+from edgespec.backends import engine_dir as engines
+from edgespec.backends.golden import golden_calls
+from edgespec.backends.loader import open_runner
+from edgespec.backends.ort import nbits
+from edgespec.backends.ort.build import Built, build
+from edgespec.backends.ort.runner import OrtRunner
+from edgespec.backends.weights import WeightFormat
+from edgespec.contract import Limits, Role, canonical_contract, lowered_contract
+from edgespec.errors import BuildError, EdgeSpecError
+from edgespec.export.components import ExportOptions, export
+from edgespec.rope import RopeTable
+from tests import toys
+
+LIMITS = Limits(max_input_len=32, max_kv_cache_capacity=32)
+FORMATS = {
+    "int4-128": WeightFormat("int4", 128),
+    "int4-32": WeightFormat("int4", 32),
+    "int8-128": WeightFormat("int8", 128),
+    "int8-32": WeightFormat("int8", 32),
+}
+# Of the largest logit: activations in 8 bits, in each of some fifty products (0.082 at most). Wrong layouts give 0.5.
+ACTIVATIONS_IN_8_BITS = 0.12
+
+
+@pytest.fixture(scope="module")
+def onnx_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a tied head, bfloat16, biases, and products whose last block is short (160 inputs)."""
+    work = tmp_path_factory.mktemp("weights")
+    base = toys.make_base(
+        work / "base", layers=7, hidden=64, intermediate=160, dtype="bfloat16", tied=True, attention_bias=True
+    )
+    return export(str(base), work, ExportOptions(eagle_base=True)).directory
+
+
+def take_apart(model: ir.Model, node: ir.Node, directory: Path) -> NDArray[np.float32]:
+    """What a MatMulNBits multiplies by, [in, out]."""
+    k, n, bits, block = (node.attributes[name].as_int() for name in ("K", "N", "bits", "block_size"))
+    codes, scales = (stored(value, directory) for value in node.inputs[1:3])
+    if bits == 4:
+        pairs = np.stack([codes & 15, codes >> 4], -1).reshape(n, -1)
+        values = pairs.astype(np.float32) - 8
+    else:
+        values = codes.reshape(n, -1).astype(np.float32) - 128
+    return (values * np.repeat(scales.reshape(n, -1), block, axis=1))[:, :k].T
+
+
+def stored(value: ir.Value | None, directory: Path) -> NDArray[Any]:
+    assert value is not None
+    tensor = value.const_value
+    assert isinstance(tensor, ir.ExternalTensor)
+    kind = np.uint8 if tensor.dtype == ir.DataType.UINT8 else np.float32
+    shape = tensor.shape.numpy()
+    return np.fromfile(directory / tensor.location, kind, int(np.prod(shape)), offset=tensor.offset or 0).reshape(shape)
+
+
+def in_float32(engine_dir: Path, out: Path) -> OrtRunner:
+    """The same engine with its MatMulNBits as plain products by what their weights are worth."""
+    model = ir.load(engine_dir / "spec_base.onnx")
+    for node in [n for n in model.graph if n.op_type == "MatMulNBits"]:
+        name = f"{node.name}/worth"
+        tensor = ir.tensor(np.ascontiguousarray(take_apart(model, node, engine_dir)), name=name)
+        worth = ir.Value(name=name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
+        model.graph.register_initializer(worth)
+        node.op_type, node.domain = "MatMul", ""
+        node.replace_input_with(1, worth)
+        node.resize_inputs(2)
+        node.attributes.clear()
+    out.mkdir()
+    shutil.copy(engine_dir / "spec_base.onnx.data", out)
+    ir.save(model, out / "spec_base.onnx")
+    config = bundle.read_json(engine_dir / "base_config.json")
+    contract = lowered_contract(canonical_contract(engines.shape_of(config)))
+    return OrtRunner(out / "spec_base.onnx", contract, 32)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_rounded_engine_computes_what_its_bytes_are_worth(onnx_dir: Path, tmp_path: Path, name: str) -> None:
+    built = build(onnx_dir, tmp_path / "engine", LIMITS, weight_format=FORMATS[name])
+    assert built.golden_cosine is not None
+    runner, config = open_runner(tmp_path / "engine", Role.BASE)
+    plain = in_float32(tmp_path / "engine", tmp_path / "plain")
+    from safetensors.numpy import load_file
+
+    golden = load_file(onnx_dir / bundle.GOLDEN)
+    for call in golden_calls(golden, RopeTable.of(engines.rope_of(config), 32)):
+        wanted = plain.run(call).logits.copy()
+        found = runner.run(call).logits
+        assert np.abs(found - wanted).max() <= ACTIVATIONS_IN_8_BITS * np.abs(wanted).max()
+    runner.close()
+    plain.close()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_bytes_are_the_weights_rounded_to_nearest(onnx_dir: Path, tmp_path: Path, name: str) -> None:
+    """Every product of the engine, the head too, against the exported weight; no step is further off than half."""
+    fmt = FORMATS[name]
+    build(onnx_dir, tmp_path, LIMITS, weight_format=fmt)
+    model, canonical = ir.load(tmp_path / "spec_base.onnx"), ir.load(onnx_dir / bundle.MODEL)
+    names = {node.name: node for node in canonical.graph if node.op_type == "MatMul"}
+    rounded = [node for node in model.graph if node.op_type == "MatMulNBits"]
+    assert {node.name for node in rounded} == {*names}
+    assert len(rounded) == 7 * 7 + 1
+    for node in rounded:
+        turn = names[node.name].inputs[1].producer()
+        weight = turn.inputs[0].producer().inputs[0].const_value.numpy().astype(np.float32).T
+        error = np.abs(take_apart(model, node, tmp_path) - weight)
+        step = np.abs(weight).max() / (7 if fmt.bits == 4 else 127)
+        assert error.max() <= (1.3 if fmt.bits == 4 else 0.51) * step  # what is clipped to round the others finer
+        assert np.sqrt((error**2).mean()) < (0.13 if fmt.bits == 4 else 0.01) * weight.std()
+
+
+def test_norms_and_biases_stay_float32(onnx_dir: Path, tmp_path: Path) -> None:
+    build(onnx_dir, tmp_path, LIMITS, weight_format=FORMATS["int4-128"])
+    model = ir.load(tmp_path / "spec_base.onnx")
+    kinds = Counter(v.const_value.dtype for v in model.graph.initializers.values() if stands_outside(v))
+    assert kinds[ir.DataType.UINT8] == 50
+    assert kinds[ir.DataType.FLOAT] == 50 + 15 + 4 * 7  # scales, norms, biases
+    assert not [node for node in model.graph if node.op_type == "MatMul"]
+
+
+def stands_outside(value: ir.Value) -> bool:
+    return isinstance(value.const_value, ir.ExternalTensor)
+
+
+def test_an_engine_says_what_its_weights_are(onnx_dir: Path, tmp_path: Path) -> None:
+    built = build(onnx_dir, tmp_path, LIMITS, weight_format=FORMATS["int4-32"])
+    for found in (
+        built.weights,
+        bundle.read_json(tmp_path / "base_config.json")["weights"],
+        engines.read_engines(tmp_path)["base"]["weights"],
+    ):
+        assert {name: found[name] for name in ("scheme", "block", "method")} == {
+            "scheme": "int4",
+            "block": 32,
+            "method": "rtn",
+        }
+        assert 0.1 <= found["rounding"] < 2
+    assert any("lossless up to kernel rounding" in note for note in built.notes)
+    assert bundle.read_json(tmp_path / "manifest.json")["engines"]["base"]["golden_cosine"] == built.golden_cosine
+
+
+def test_int4_takes_a_seventh_of_float32(onnx_dir: Path, tmp_path: Path) -> None:
+    sizes = []
+    for name, fmt in (("a", WeightFormat()), ("b", FORMATS["int4-32"])):
+        build(onnx_dir, tmp_path / name, LIMITS, weight_format=fmt)
+        sizes.append(sum(w.nbytes for w in codes_and_floats(tmp_path / name)))
+    assert sizes[1] < sizes[0] / 5  # 5 bits a weight, and blocks that are filled up
+
+
+def codes_and_floats(engine_dir: Path) -> Iterator[Any]:
+    model = ir.load(engine_dir / "spec_base.onnx")
+    return (v.const_value for v in model.graph.initializers.values() if stands_outside(v))
+
+
+@pytest.mark.parametrize("name", ["int4-128", "int8-32"])
+def test_rows_do_not_depend_on_their_neighbours(name: str) -> None:
+    """Why not dynamic int8, whose scale is one for all rows."""
+    from edgespec.quantized import quantize_rtn
+
+    fmt, rng = FORMATS[name], np.random.default_rng(0)
+    assert fmt.bits is not None
+    kernel = nbits.Kernel(fmt.bits, fmt.block, 160, 24)
+    weight = quantize_rtn(rng.standard_normal((24, 160), np.float32), fmt.bits, fmt.block)
+    session = nbits.one_kernel(kernel, *nbits.pack(kernel, weight))
+    x = rng.standard_normal((2, 160), np.float32)
+    louder = x * np.array([[1], [100]], np.float32)
+    one, other = (session.run(None, {"x": rows})[0] for rows in (x, louder))
+    np.testing.assert_array_equal(one[0], other[0])
+
+
+# What must be refused
+
+
+def high_nibble_first(kernel: nbits.Kernel, codes: Any, scales: Any) -> tuple[Any, Any]:
+    return (codes >> 4) | (codes << 4), scales
+
+
+def scales_turned(kernel: nbits.Kernel, codes: Any, scales: Any) -> tuple[Any, Any]:
+    return codes, np.ascontiguousarray(scales.reshape(kernel.out_features, -1)[::-1].reshape(-1))
+
+
+def zero_point_off(kernel: nbits.Kernel, codes: Any, scales: Any) -> tuple[Any, Any]:
+    return codes ^ 0x88, scales
+
+
+@pytest.mark.parametrize("fault", [high_nibble_first, scales_turned, zero_point_off])
+def test_a_kernel_that_reads_another_layout_stops_the_build(
+    onnx_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Any
+) -> None:
+    make = nbits.one_kernel
+    monkeypatch.setattr(nbits, "one_kernel", lambda kernel, *arrays: make(kernel, *fault(kernel, *arrays)))
+    with pytest.raises(BuildError, match=r"MatMulNBits computes .* with an error of"):
+        build(onnx_dir, tmp_path / "engine", LIMITS, weight_format=FORMATS["int4-32"])
+    assert not (tmp_path / "engine").exists()
+
+
+def test_weights_that_are_rounded_beyond_recognition_are_not_kept(
+    onnx_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The codes are as they should be, and the golden outputs are not approached."""
+    from edgespec.backends.ort import weights
+
+    honest = weights.quantize_rtn
+
+    def coarse(*args: Any) -> Any:
+        found = honest(*args)
+        return replace(found, codes=(found.codes.astype(np.int8) // 4 * 4).astype(found.codes.dtype))
+
+    monkeypatch.setattr(weights, "quantize_rtn", coarse)
+    with pytest.raises(BuildError, match="have a cosine of"):
+        build(onnx_dir, tmp_path / "engine", LIMITS, weight_format=FORMATS["int4-32"])
+
+
+# Quantised before the export
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return toys.make_base(tmp_path_factory.mktemp("tokenizer"), "llama", layers=2) / "tokenizer.json"
+
+
+EMULATED = "emulated: correctness only"
+UNROUNDED = f"{EMULATED}, with activations that are not rounded"
+# Export of tests/modelopt_exports.py -> what its engine says, and how near its golden outputs are
+EXPORTED: dict[str, tuple[dict[str, Any], float]] = {
+    "int4_awq": ({"scheme": "int4_awq", "block": 128}, 0.1),
+    "llama_int4_awq": ({"scheme": "int4_awq", "block": 128}, 0.1),
+    "int8_wo": ({"scheme": "int8_wo", "block": 128}, 0.1),
+    "llama_int8_sq": ({"scheme": "int8_sq", "compute": "float32"}, 0.02),
+    "llama_fp8": ({"scheme": "fp8", "compute": "float32", "emulated": EMULATED}, 0.02),
+    "llama_nvfp4": ({"scheme": "nvfp4", "compute": "float32", "emulated": UNROUNDED}, 1e-5),
+    "mxfp8": ({"scheme": "mxfp8", "compute": "float32", "emulated": UNROUNDED}, 1e-5),
+    "fp8_block": ({"scheme": "fp8_block", "compute": "float32", "emulated": EMULATED}, 1e-5),
+    "mixed": ({"scheme": "fp8, nvfp4", "compute": "float32", "emulated": UNROUNDED}, 0.02),
+}
+
+
+def exported(name: str, modelopt_exports: Path, tokenizer: Path, work: Path) -> Path:
+    checkpoint = shutil.copytree(modelopt_exports / name, work / "checkpoint")
+    shutil.copy(tokenizer, checkpoint)
+    return export(str(checkpoint), work / "onnx", ExportOptions()).directory
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("name", EXPORTED)
+def test_a_quantised_export_runs_as_its_golden_outputs_say(
+    name: str, lanes: int, modelopt_exports: Path, tokenizer: Path, tmp_path: Path
+) -> None:
+    wanted, difference = EXPORTED[name]
+    directory = exported(name, modelopt_exports, tokenizer, tmp_path)
+    built: Built = build(directory, tmp_path / "engine", replace(LIMITS, max_batch_size=lanes))
+    said = {key: value for key, value in built.weights.items() if key not in ("rounding", "method")}
+    assert said == wanted
+    assert built.golden_difference is not None
+    assert built.golden_difference <= difference
+    assert any(EMULATED in note for note in built.notes) == ("emulated" in wanted)
+    assert any("computed in float32" in note for note in built.notes) == (wanted["scheme"] == "int8_sq")
+
+
+def test_rounding_what_is_quantised_already_is_refused(modelopt_exports: Path, tokenizer: Path, tmp_path: Path) -> None:
+    directory = exported("int4_awq", modelopt_exports, tokenizer, tmp_path)
+    with pytest.raises(EdgeSpecError, match="quantised already"):
+        build(directory, tmp_path / "engine", LIMITS, weight_format=FORMATS["int4-32"])
+    assert not (tmp_path / "engine").exists()
