@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from edgespec.errors import RequestError
 from edgespec.prompts import MAX_MESSAGE_BYTES, Message, RequestFile, SamplingParams, parse_prompt_set, read_prompt_set
 
-PUBLISHED = Path("no such directory")
+PUBLISHED = Path(os.environ.get("EDGESPEC_DATA", "no such directory"))
 
 
 def lines(*objects: object) -> bytes:
@@ -120,7 +121,7 @@ def test_unknown_key_is_refused_with_the_nearest_known_one() -> None:
     assert 'Did you mean "turns"?' in error.remedy
 
 
-@pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the published sets are not on this machine")
+@pytest.mark.skipif(not PUBLISHED.is_dir(), reason="EDGESPEC_DATA names no directory of published sets")
 @pytest.mark.parametrize(("name", "num_later_turns"), [("mt_bench", 1), ("humaneval", 0)])
 def test_published_set_is_read(name: str, num_later_turns: int) -> None:
     requests = read_prompt_set(PUBLISHED / f"{name}.jsonl").requests
