@@ -32,14 +32,15 @@ HOMES = {
 }
 
 
-def load(engine_dir: str | Path, *, spec_decode: bool | None = None) -> Engine:
-    """Open an engine directory. `spec_decode` None: with drafts where the directory holds a draft engine.
+def load(engine_dir: str | Path, *, spec_decode: bool | None = None, exact: bool = False) -> Engine:
+    """Open an engine directory. `spec_decode` None: with drafts where the directory holds a draft engine; `exact` is
+    that of `infer --exact`.
 
     Raises BundleError, PairingError, EngineMismatch or EnvironmentProblem, each with its remedy.
     """
     from edgespec.runtime.engine import Engine
 
-    return Engine(engine_dir, spec_decode=spec_decode)
+    return Engine(engine_dir, spec_decode=spec_decode, exact=exact)
 
 
 def __getattr__(name: str) -> Any:
