@@ -28,6 +28,9 @@ from edgespec.backends.ort import build as ort_build
 from edgespec.cli.main import run
 from edgespec.export import writer
 from tests import toys
+from tests.e2e.workshop import Cli, Outcome, cli
+
+__all__ = ["cli"]  # a fixture
 
 OURS, USAGE, REFUSED, ENVIRONMENT, SOME_FAILED, INTERRUPTED = 1, 2, 3, 4, 5, 130
 CAPACITY = 64
@@ -62,14 +65,6 @@ class Shop:
         return self.root / "engine"
 
 
-@dataclass(frozen=True)
-class Outcome:
-    code: int
-    out: str
-    err: str
-
-
-Cli = Callable[..., Outcome]
 Refused = Callable[..., Outcome]
 
 
@@ -86,20 +81,6 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Shop:
     ):
         assert run([str(arg) for arg in args]) == 0
     return shop
-
-
-@pytest.fixture
-def cli(capfd: pytest.CaptureFixture[str]) -> Cli:
-    """Run one command line; nothing but an exit code may come out of it."""
-
-    def call(*args: object) -> Outcome:
-        capfd.readouterr()
-        code = run([str(arg) for arg in args])
-        out, err = capfd.readouterr()
-        assert "Traceback" not in out + err
-        return Outcome(code, out, err)
-
-    return call
 
 
 @pytest.fixture
