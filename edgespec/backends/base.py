@@ -42,12 +42,20 @@ class Result:
     hidden_states: Floats | None  # [B, S, features]
 
 
+class Table(Protocol):
+    """An embedding: the rows of tokens."""
+
+    def rows(self, tokens: NDArray[np.int64]) -> Floats:
+        """[S] or [B, S] ids -> [..., H]."""
+
+
 class Runner(Protocol):
     """An open engine with its own zero-filled KV cache."""
 
     contract: GraphContract
     capacity: int  # slots of a lane
     lanes: int  # sequences that it can hold
+    table: Table | None  # the embedding, where the engine's head is it
 
     def run(self, call: Call) -> Result: ...
 

@@ -238,6 +238,8 @@ def missing_remedy(role: Role) -> str:
     return f"Run {export}, then edgespec build with --engine-dir naming this directory."
 
 
-def copy_sidecars(onnx: OnnxDir, staging: Path) -> None:
+def copy_sidecars(onnx: OnnxDir, staging: Path, skip: tuple[str, ...] = ()) -> None:
     for name, source in sidecars(onnx).items():
+        if name in skip:
+            continue
         shutil.copyfile(source, staging / name)

@@ -16,10 +16,14 @@ BLOCKS = (EXACT_BLOCK, 128)
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """What `build` makes of the weights that MatMuls read: float32 as they are, or 4 or 8 bits in blocks along in."""
+    """What `build` makes of the weights that MatMuls read: float32 as they are, or 4 or 8 bits in blocks along in.
+
+    With `share_embedding` the codes of a tied head serve as the embedding as well.
+    """
 
     scheme: Literal["fp32", "int4", "int8"] = "fp32"
     block: int = 128
+    share_embedding: bool = True
 
     @property
     def bits(self) -> Literal[4, 8] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,10 +49,14 @@ DIRECTORY = click.Path(path_type=Path)
     "--weight-block", type=click.Choice([str(block) for block in BLOCKS]),
     help="Weights that share a scale: 128 (the default) is faster and smaller, 32 is closer and what --exact takes.",
 )  # fmt: skip
+@click.option(
+    "--share-embedding/--no-share-embedding", default=True, show_default=True,
+    help="With int8 or int4, let a tied head's weights be the embedding too, instead of a file of their own.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(
     onnx_dir: Path, engine_dir: Path, spec_base: bool, spec_draft: bool, weights: str, weight_block: str | None,
-    as_json: bool, **limits: int,
+    share_embedding: bool, as_json: bool, **limits: int,
 ) -> None:  # fmt: skip
     """Build the engine of an exported directory for this machine (ONNX Runtime on the CPU).
 
@@ -74,7 +79,7 @@ def command(
     with Bars() as bars:
         built = build(
             onnx_dir, engine_dir, Limits(**limits), spec_base=spec_base, spec_draft=spec_draft,
-            weight_format=format_of(weights, weight_block),
+            weight_format=replace(format_of(weights, weight_block), share_embedding=share_embedding),
             start=lambda total: bars.start("engine", total), advance=bars.advance,
         )  # fmt: skip
     if as_json:

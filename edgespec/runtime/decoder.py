@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.base import Call, Runner
+from edgespec.backends.base import Call, Runner, Table
 from edgespec.rope import RopeTable
-from edgespec.runtime.embedding import EmbeddingTable
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -68,7 +67,7 @@ class CachedDecoder:
     """
 
     def __init__(
-        self, runner: Runner, embedding: EmbeddingTable, rope: RopeTable, sliding_window: int | None = None,
+        self, runner: Runner, embedding: Table, rope: RopeTable, sliding_window: int | None = None,
         min_rows: int = 1,
     ) -> None:  # fmt: skip
         self.min_rows = min_rows

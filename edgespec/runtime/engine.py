@@ -20,6 +20,7 @@ from safetensors.numpy import load_file
 
 from edgespec import bundle
 from edgespec.backends import engine_dir as engines
+from edgespec.backends.base import Table
 from edgespec.backends.engine_dir import rope_of
 from edgespec.backends.loader import open_runner
 from edgespec.backends.weights import rounding_of, weights_of, why_not_exact
@@ -99,7 +100,7 @@ class Engine:
         if exact:
             check_exact(path, self.config)
         self.tokenizer = Tokenizer.open(path)
-        table = EmbeddingTable(path / bundle.EMBEDDING)
+        table = runner.table or EmbeddingTable(path / bundle.EMBEDDING)
         self.base = CachedDecoder(
             runner, table, RopeTable.of(rope_of(self.config), runner.capacity), self.config["sliding_window"],
             min_rows=EXACT_ROWS if exact else 1,
@@ -112,11 +113,11 @@ class Engine:
         self.stop_ids = frozenset(self.config["eos_token_id"])
         self.notes = self.remarks()
 
-    def open_draft(self, path: Path, shared: EmbeddingTable) -> tuple[EagleDrafter, dict[str, Any]]:
+    def open_draft(self, path: Path, shared: Table) -> tuple[EagleDrafter, dict[str, Any]]:
         runner, config = open_runner(path, Role.DRAFT)
         engines.check_pairing(self.config, config)
         own = path / engines.DRAFT_EMBEDDING
-        table = EmbeddingTable(own) if config["pair"]["own_embedding"] else shared
+        table: Table = EmbeddingTable(own) if config["pair"]["own_embedding"] else shared
         rope = RopeTable.of(rope_of(config), runner.capacity)
         d2t = load_file(path / bundle.D2T)["d2t"].astype(np.int64)
         decoder = CachedDecoder(runner, table, rope, config["sliding_window"])

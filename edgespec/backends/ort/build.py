@@ -125,6 +125,8 @@ def weight_remarks(role: Role, weights: Mapping[str, Any]) -> tuple[str, ...]:
     if "rounding" not in weights:
         return tuple(notes)
     block = f" in blocks of {weights['block']}" if "block" in weights else ""
+    if "embedding" in weights:
+        notes.append("the head's weights are the embedding too: --no-share-embedding keeps that as exported")
     method = weights["method"] if weights["method"] == KEPT else "rounded to nearest"
     what = f"the weights of its matrix products are {weights['scheme']}{block}, {method}"
     if role is Role.DRAFT:
@@ -143,8 +145,11 @@ def write_engine(
     start(sum(weight.num_bytes for weight in lowered.weights))
     write_data(lowered, onnx.path, path.with_name(f"{path.name}.data"), advance)
     ir.save(lowered.model, path)
-    engines.copy_sidecars(onnx, staging)
+    table = shared_table(lowered) if weight_format.share_embedding else None
+    engines.copy_sidecars(onnx, staging, skip=(bundle.EMBEDDING,) if table else ())
     weights, agreement = measured(onnx, path, promise, batched=batched)
+    if table:
+        weights = dict(weights) | {"embedding": table}
     config = engines.engine_config(onnx, limits) | {"weights": weights}
     bundle.write_json(staging / engines.CONFIGS[onnx.role], config)
     return Written(path, weights, agreement)
@@ -206,6 +211,16 @@ def measured(
         return weights, agreement
     finally:
         runner.close()
+
+
+def shared_table(lowered: Lowered) -> dict[str, int] | None:
+    """Where the codes of a tied head stand, which serve as the embedding; None where the head is not tied."""
+    for weight in lowered.weights:
+        if isinstance(weight, RoundedWeight) and getattr(weight.source, "location", None) == bundle.EMBEDDING:
+            kernel = weight.kernel
+            form = {"bits": kernel.bits, "block": kernel.block, "rows": kernel.out_features}
+            return form | {"offset": weight.offset, "scales_offset": weight.scales_offset}
+    return None
 
 
 def write_data(lowered: Lowered, source: Path, path: Path, advance: Advance) -> None:

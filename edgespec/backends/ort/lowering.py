@@ -4,6 +4,7 @@
   in larger batches it stays as it is, over a cache that the runner keeps as wide as what is written
 - weights: stored halves -> float32 in the [in, out] layout that MatMul reads, or 4 or 8 bits for MatMulNBits
   (`weights`)
+- nodes that can be one (`fusion`)
 
 Knows the operators of both sides. Knows no model.
 """
@@ -17,6 +18,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from edgespec.backends.ort.fusion import join_residuals
 from edgespec.backends.ort.nbits import MICROSOFT
 from edgespec.backends.ort.weights import AnyWeight, lower_weights
 from edgespec.backends.weights import FP32, WeightFormat
@@ -41,6 +43,7 @@ def lower(model: ir.Model, data_name: str, batched: bool = False, weight_format:
     if not batched:
         group_attention(graph, attentions)
     weights = lower_weights(model, data_name, weight_format)
+    join_residuals(graph)
     RemoveUnusedNodesPass()(model)
     graph.opset_imports[MICROSOFT] = 1
     if batched:
@@ -117,6 +120,7 @@ def shared_inputs(graph: ir.Graph, mask: ir.Value) -> Shared:
 def replace_attention(graph: ir.Graph, node: ir.Node, shared: Shared) -> None:
     q, key, value, _ = (required(v) for v in node.inputs[:4])
     scaled = producer(q, "Mul", node)
+    scale = scalar(scaled.inputs[1], node)
     q_rope = producer(required(scaled.inputs[0]), "RotaryEmbedding", node)
     k_scatter, v_scatter = producer(key, "TensorScatter", node), producer(value, "TensorScatter", node)
     k_rope = producer(required(k_scatter.inputs[1]), "RotaryEmbedding", node)
@@ -130,7 +134,10 @@ def replace_attention(graph: ir.Graph, node: ir.Node, shared: Shared) -> None:
     def flat(turn: ir.Node, label: str) -> tuple[ir.Value, int]:
         """[B, S, N, D] before the transpose -> ([B, S, N*D], N)."""
         source = required(turn.inputs[0])
-        heads, dim = head_shape(producer(source, None, node), node)
+        split = producer(source, None, node)
+        heads, dim = head_shape(split, node)
+        if split.op_type == "Reshape":  # no head norm between: what was split is flat
+            return required(split.inputs[0]), heads
         shape = constant(f"lowered/flat{heads * dim}", np.array([0, 0, heads * dim], np.int64))
         nodes.append(ir.node("Reshape", [source, shape], name=f"{name}/{label}/flat"))
         return nodes[-1].outputs[0], heads
@@ -144,15 +151,13 @@ def replace_attention(graph: ir.Graph, node: ir.Node, shared: Shared) -> None:
         return nodes[-1].outputs[0], heads
 
     q3, num_heads = rotated(q_rope, "q")
-    nodes.append(ir.node("Mul", [q3, scaled.inputs[1]], name=f"{name}/q/scale"))
-    q3 = nodes[-1].outputs[0]
     k3, num_kv_heads = rotated(k_rope, "k")
     v3, _ = flat(v_turn, "v")
     lengths = (shared.seqlens_k, shared.total)
     attention = ir.node(
         "GroupQueryAttention",
         [q3, k3, v3, k_scatter.inputs[0], v_scatter.inputs[0], *lengths, None, None, None, shared.bias],
-        {"num_heads": num_heads, "kv_num_heads": num_kv_heads, "scale": 1.0},
+        {"num_heads": num_heads, "kv_num_heads": num_kv_heads, "scale": scale},
         domain=MICROSOFT, num_outputs=3, name=name,
     )  # fmt: skip
     nodes.append(attention)
@@ -211,6 +216,14 @@ def require(holds: bool, node: ir.Node, what: str) -> None:
         raise ContractError(
             f"{node.name}: lowering needs {what}", "The graph was not written by this version: export it again."
         )
+
+
+def scalar(value: ir.Value | None, where: ir.Node) -> float:
+    """A positive constant: GroupQueryAttention takes a scale of zero for none."""
+    constant = required(value).const_value
+    require(constant is not None and constant.size == 1 and float(constant.numpy()) > 0, where, "a constant scale")
+    assert constant is not None
+    return float(constant.numpy())
 
 
 def producer(value: ir.Value, op_type: str | None, where: ir.Node) -> ir.Node:

@@ -7,6 +7,7 @@ takes 2 to 6 times as long. Knows one MatMul; where its weight comes from is tol
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -91,6 +92,28 @@ def pack(kernel: Kernel, weight: QuantizedWeight) -> tuple[NDArray[np.uint8], ND
     scales: NDArray[np.float32] = np.ascontiguousarray(per_block(kernel, weight), np.float32)
     prove(kernel, codes, scales, weight)
     return codes, scales.reshape(-1)
+
+
+class HeadTable:
+    """The codes of a tied head, read as the embedding that they were made of; the file is mapped."""
+
+    def __init__(self, path: Path, kernel: Kernel, offset: int, scales_offset: int) -> None:
+        self.kernel = kernel
+        self.codes = np.memmap(path, np.uint8, "r", offset, kernel.codes_shape)
+        self.scales = np.memmap(path, np.float32, "r", scales_offset, (kernel.out_features, kernel.num_blocks))
+
+    def rows(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+        """[...] ids -> [..., in]."""
+        return unpack(self.kernel, self.codes[tokens], self.scales[tokens])
+
+
+def unpack(kernel: Kernel, codes: NDArray[np.uint8], scales: NDArray[np.float32]) -> NDArray[np.float32]:
+    """What rows that `pack` made are worth: codes [..., blocks, bytes] and scales [..., blocks] -> [..., in]."""
+    unsigned = codes if kernel.bits == 8 else np.stack([codes & 0xF, codes >> 4], axis=-1)
+    worth = unsigned.reshape(*scales.shape, kernel.block).astype(np.float32) - np.float32(2 ** (kernel.bits - 1))
+    worth *= scales[..., None]
+    flat: NDArray[np.float32] = worth.reshape(*scales.shape[:-1], -1)
+    return np.ascontiguousarray(flat[..., : kernel.in_features])
 
 
 def per_block(kernel: Kernel, weight: QuantizedWeight) -> NDArray[Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,13 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from edgespec.backends.base import Call, Result
+from edgespec.backends.base import Call, Result, Table
 from edgespec.backends.engine_dir import STEMS, shape_of
 from edgespec.backends.ort import fingerprint
 from edgespec.backends.ort.cache import KvCache, cache_bytes
+from edgespec.backends.ort.huge_pages import in_huge_pages
+from edgespec.backends.ort.nbits import HeadTable, Kernel
+from edgespec.backends.weights import weights_of
 from edgespec.contract import (
     GraphContract,
     Role,
@@ -36,12 +40,17 @@ class OrtRunner:
     """An engine of this backend; with more than one lane, of the batched form.
 
     `padding` are slots behind the capacity for the rows by which a lane near its capacity is padded to its neighbours.
+    `huge_pages` is for weights of few bits: float32 ones are read no faster from them, and take long to move.
     """
 
-    def __init__(self, path: Path, contract: GraphContract, capacity: int, lanes: int = 1, padding: int = 0) -> None:
+    def __init__(
+        self, path: Path, contract: GraphContract, capacity: int, lanes: int = 1, padding: int = 0,
+        huge_pages: bool = False,
+    ) -> None:  # fmt: skip
         self.contract, self.capacity, self.lanes = contract, capacity, lanes
         shape = contract.shape
-        self.session = open_session(path, spinning=shape.role is not Role.DRAFT)
+        with in_huge_pages() if huge_pages else nullcontext():
+            self.session = open_session(path, spinning=shape.role is not Role.DRAFT)
         check_signature(self.session, contract, path)
         try:
             self.cache = KvCache(shape, lanes, capacity + padding, following=lanes > 1)
@@ -49,6 +58,7 @@ class OrtRunner:
             raise cache_too_large(contract, capacity, lanes) from None
         self.buffers: dict[str, NDArray[Any]] = {}
         self.binding = self.session.io_binding()
+        self.table: Table | None = None
         self.bound = (0, 0, 0)  # first lane, lanes and stride of the cache as it is bound
 
     @property
@@ -166,7 +176,14 @@ def open_engine(engine_dir: Path, role: Role, config: dict[str, Any], entry: dic
     limits = config["builder_config"]
     lanes, capacity = limits["max_batch_size"], limits["max_kv_cache_capacity"]
     contract = lowered_contract(canonical_contract(shape_of(config)), batched=lanes > 1)
-    return OrtRunner(engine_dir / f"{STEMS[role]}.onnx", contract, capacity, lanes, padding_of(limits))
+    few_bits = "block" in weights_of(config)
+    path = engine_dir / f"{STEMS[role]}.onnx"
+    runner = OrtRunner(path, contract, capacity, lanes, padding_of(limits), few_bits)
+    if shared := weights_of(config).get("embedding"):
+        kernel = Kernel(shared["bits"], shared["block"], contract.shape.hidden_size, shared["rows"])
+        data = path.with_name(f"{path.name}.data")
+        runner.table = HeadTable(data, kernel, shared["offset"], shared["scales_offset"])
+    return runner
 
 
 def padding_of(limits: Mapping[str, Any]) -> int:
