@@ -16,6 +16,11 @@ OPSET = 24
 MAX_BATCH_SIZE = 16
 Dim = int | str
 
+# Keys of a quantised MatMul's metadata: standard ONNX cannot say them, and backends need them (decision 0007)
+SCHEME = "edgespec.scheme"
+ACTIVATIONS = "edgespec.activations"  # only where the graph leaves the rounding of the activations to the backend
+INPUT_SCALE = "edgespec.input_scale"  # nvfp4: the activations' global scale
+
 
 class Role(StrEnum):
     """What an engine does: decode plainly, verify drafts, or make them."""

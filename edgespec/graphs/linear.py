@@ -11,15 +11,11 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from edgespec.contract import ACTIVATIONS, INPUT_SCALE, SCHEME
 from edgespec.graphs.builder import DTYPES, GraphBuilder
 from edgespec.graphs.packing import Packing
 from edgespec.graphs.weights import WeightTable
 from edgespec.quantized import dequantize_stored
-
-# Keys of a quantised MatMul's metadata: standard ONNX cannot say them, and backends need them (decision 7)
-SCHEME = "edgespec.scheme"
-ACTIVATIONS = "edgespec.activations"  # only where the graph leaves the rounding of the activations to the backend
-INPUT_SCALE = "edgespec.input_scale"  # nvfp4: the activations' global scale
 
 
 def fp32(builder: GraphBuilder, value: ir.Value, name: str) -> ir.Value:

@@ -16,11 +16,11 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgespec.bundle import contained
+from edgespec.contract import SCHEME
 from edgespec.errors import ContractError
 from edgespec.quantized import QuantizedWeight
 from edgespec.schemes import SCHEMES, Scheme
 
-SCHEME = "edgespec.scheme"  # of a quantised MatMul's metadata, as the export writes it
 NUMPY: dict[ir.DataType, np.dtype[Any]] = {
     ir.DataType.FLOAT: np.dtype(np.float32),
     ir.DataType.FLOAT16: np.dtype(np.float16),
