@@ -298,9 +298,11 @@ def _compressed(settings: _Settings) -> Quantization:
     form = settings.text("format")
     found = [_compressed_group(groups.section(name), form) for name in groups.raw]
     found.sort(key=lambda group: "*" in group[0])  # modules by name come before all Linears
-    return Quantization(
-        "compressed-tensors", tuple(found), settings.names("ignore"), _kv_scheme(settings), settings.source
-    )
+    ignored = (*settings.names("ignore"), _EMBEDDING)
+    return Quantization("compressed-tensors", tuple(found), ignored, _kv_scheme(settings), settings.source)
+
+
+_EMBEDDING = "re:.*embed_tokens$"  # no Linear, but a tied head is read from it
 
 
 def _compressed_group(group: _Settings, form: str) -> tuple[tuple[str, ...], Rule]:

@@ -132,6 +132,12 @@ def test_hub_layouts_are_known(config: dict[str, Any], name: str, group_size: in
     assert (rule.scheme.name, rule.group_size) == (name, group_size)
 
 
+def test_all_linears_of_compressed_tensors_are_not_the_embedding_that_a_tied_head_is_read_from() -> None:
+    found = of(compressed(INT8, TOKEN | {"type": "int"}, "int-quantized"))
+    names = ("model.embed_tokens", "lm_head", UP)
+    assert [rule_name(found, name) for name in names] == [None, None, "int8_token"]
+
+
 def test_compressed_groups_by_name_come_before_all_linears() -> None:
     groups = {
         "group_0": {"weights": FLOAT, "input_activations": TOKEN, "targets": ["Linear"]},
