@@ -80,7 +80,8 @@ _ROWS = (
     Scheme(
         "int8_sq", "INT8 weights and activations with SmoothQuant, a scale per channel", "int8", 8, "channel",
         activations="static tensor", pre_quant_scale=True, made=True, preset="INT8_SMOOTHQUANT_CFG",
-        algos=("W8A8_SQ_PER_CHANNEL",), min_sm=75, cpu="float32", min_logits_cosine=0.98, max_weight_error=0.04,
+        algos=("W8A8_SQ_PER_CHANNEL",), min_sm=75, cpu="MatMulInteger int8",
+        min_logits_cosine=0.98, max_weight_error=0.04,
     ),
     Scheme(
         "nvfp4", "FP4 weights and activations in blocks of 16, FP8 scales", "float4_e2m1fn", 4, "block", 16,
@@ -124,7 +125,7 @@ _ROWS = (
     ),
     Scheme(
         "int8_token", "INT8 weights a scale per channel, and per token of the activations", "int8", 8, "channel",
-        activations="dynamic token", min_sm=75, cpu=EMULATED, min_logits_cosine=0.98, max_weight_error=0.04,
+        activations="dynamic token", min_sm=75, cpu="MatMulInteger int8", min_logits_cosine=0.98, max_weight_error=0.04,
     ),
 )  # fmt: skip
 

@@ -1,7 +1,8 @@
 """Checkpoints that NVIDIA ModelOpt itself quantises and writes, for tests: `python -m tests.modelopt_exports OUT`.
 
 A process of its own, because importing ModelOpt takes seconds, patches transformers and is noisy. Beside each export
-stands `reference.safetensors`: what ModelOpt says its weights are worth, by its own fake quantisers or dequantisers.
+stands `reference.safetensors`: what ModelOpt says its weights are worth, by its own fake quantisers or dequantisers;
+in `activations.safetensors`, hard values and what its formats make of them.
 Those of the float32 source (llama) are exact; in bfloat16 (qwen3) ModelOpt divides by scales in bfloat16 as it packs.
 Knows nothing of edgespec.
 """
@@ -52,6 +53,7 @@ def main(out: Path) -> None:
     import modelopt.torch.quantization as mtq
     import torch
     from modelopt.torch.export import export_hf_checkpoint, unified_export_hf
+    from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(1)
@@ -81,6 +83,35 @@ def main(out: Path) -> None:
         with torch.inference_mode():
             export_hf_checkpoint(model, export_dir=out / name)
         save_reference(out / name, worth if faked else dequantised(out / name, weights))
+    save_file(rounded_activations(), out / "activations.safetensors")
+
+
+GLOBAL_SCALES = (1e-4, 0.0123, 3.0)  # of NVFP4
+
+
+def rounded_activations() -> dict[str, Any]:
+    """Rows that are hard to round as `x`, and rounded in each format: by the classes that pack weights, or, where a row
+    has a scale, by the fake quantiser."""
+    import torch
+    from modelopt.torch.quantization.qtensor import MXFP8QTensor, NVFP4QTensor
+    from modelopt.torch.quantization.tensor_quant import fp8_eager
+
+    generator = torch.Generator().manual_seed(0)
+    normal = torch.randn(16, 256, generator=generator)
+    loud = torch.rand(normal.shape, generator=generator) < 0.02
+    sizes = torch.exp2(torch.randint(-120, 100, normal.shape, generator=generator).float())
+    steps = torch.randint(-24, 25, normal.shape, generator=generator) / 4
+    silent = torch.where(torch.arange(256) % 64 < 32, 0.0, normal)
+    x = torch.cat([normal, torch.where(loud, normal * 300, normal), normal * sizes, steps, silent, normal * 1e-40])
+    found = {"x": x}
+    for scale in GLOBAL_SCALES:
+        double = torch.tensor(scale)
+        packed, block_scales, _ = NVFP4QTensor.quantize(x.clone(), 16, None, double)
+        found[f"nvfp4/{scale}"] = packed.dequantize(scale=block_scales, double_scale=double, block_sizes={-1: 16})
+    packed, exponents = MXFP8QTensor.quantize(x.clone())
+    found["mxfp8"] = packed.dequantize(scale=exponents, block_sizes={-1: 32})
+    found["fp8_token"] = fp8_eager(x, x.abs().amax(-1, keepdim=True))
+    return {name: tensor.contiguous() for name, tensor in found.items()}
 
 
 NEEDS_CUDA = ("nvfp4", "llama_nvfp4", "w4a16_nvfp4", "mxfp8", "mixed")  # to fake-quantise

@@ -94,10 +94,9 @@ def cosine(one: Floats, other: Floats) -> float:
 
 def check_cosine(label: str, found: Agreement, least: float) -> None:
     if not found.cosine >= least:
-        what = (
-            f"with its rounded weights the engine's outputs on the golden {label} have a cosine of {found.cosine:.3f}"
-        )
-        remedy = f"At least {least} is asked for. Build with finer weights: --weights int8, --weight-block 32 or fp32."
+        what = f"with what it rounds the engine's outputs on the golden {label} have a cosine of {found.cosine:.3f}"
+        finer = "Build with finer weights (--weights int8, --weight-block 32 or fp32), or export a finer format."
+        remedy = f"At least {least} is asked for. {finer}"
         raise BuildError(what, remedy)
 
 

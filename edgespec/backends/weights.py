@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 KEPT = "as exported"
 EXACT_BLOCK = 32  # the widest block of 4 bits whose kernel gives a row the same bits whatever stands beside it
-BLOCKS = (EXACT_BLOCK, 128)
+BY_ROW = 0  # int8: a scale per row of activations and per channel of the weight, multiplied as integers
+BLOCKS = (BY_ROW, EXACT_BLOCK, 128)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,17 +23,27 @@ class WeightFormat:
     """
 
     scheme: Literal["fp32", "int4", "int8"] = "fp32"
-    block: int = 128
+    block: int = 128  # or BY_ROW
     share_embedding: bool = True
+
+    def __post_init__(self) -> None:
+        assert self.block != BY_ROW or self.scheme == "int8"
 
     @property
     def bits(self) -> Literal[4, 8] | None:
         bits: dict[str, Literal[4, 8]] = {"int4": 4, "int8": 8}
         return bits.get(self.scheme)
 
+    @property
+    def by_row(self) -> bool:
+        """Whether products are of integers."""
+        return self.block == BY_ROW
+
     def to_dict(self) -> dict[str, Any]:
         if self.bits is None:
             return {"scheme": self.scheme, "method": KEPT}
+        if self.by_row:
+            return {"scheme": self.scheme, "method": "rtn", "compute": "int8", "exact": True}
         return {"scheme": self.scheme, "block": self.block, "method": "rtn"}
 
 
@@ -52,12 +63,17 @@ def rounding_of(config: Mapping[str, Any], float32: float) -> float:
 
 def why_not_exact(config: Mapping[str, Any]) -> str | None:
     """What keeps an engine's chains from being the same bits in every pass; None where nothing does."""
-    weights = weights_of(config)
     if config["builder_config"]["max_batch_size"] > 1:
         return f"it was built for {config['builder_config']['max_batch_size']} sequences"
+    return why_rows_differ(weights_of(config))
+
+
+def why_rows_differ(weights: Mapping[str, Any]) -> str | None:
+    """Why a row may have other bits beside others than alone; `exact` is told by the forms that its products have."""
     if weights.get("emulated"):
         return f"its {weights['scheme']} is {weights['emulated']}"
-    if weights["scheme"] == "fp32" or (weights["scheme"], weights.get("block")) == ("int4", EXACT_BLOCK):
+    known = weights["scheme"] == "fp32" or (weights["scheme"], weights.get("block")) == ("int4", EXACT_BLOCK)
+    if known or weights.get("exact"):
         return None
     block = f" in blocks of {weights['block']}" if "block" in weights else ""
     return f"its weights are {weights['scheme']}{block}"

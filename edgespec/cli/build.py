@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from edgespec.backends.weights import BLOCKS, FP32, WeightFormat
+from edgespec.backends.weights import BLOCKS, BY_ROW, FP32, WeightFormat
 from edgespec.cli.flags import EdgeCommand
 from edgespec.contract import Limits, Role
 
@@ -47,7 +47,9 @@ DIRECTORY = click.Path(path_type=Path)
 )
 @click.option(
     "--weight-block", type=click.Choice([str(block) for block in BLOCKS]),
-    help="Weights that share a scale: 128 (the default) is faster and smaller, 32 is closer and what --exact takes.",
+    help="Weights that share a scale: 128 (the default) is faster and smaller, 32 is closer, and exact in int4. 0, for "
+    "int8 alone: a whole channel, and products of integers; exact and by far the fastest for many rows, but coarser "
+    "where activations have outliers.",
 )  # fmt: skip
 @click.option(
     "--share-embedding/--no-share-embedding", default=True, show_default=True,
@@ -73,6 +75,8 @@ def command(
         raise click.UsageError("--spec-base and --spec-draft exclude each other", click.get_current_context())
     if weights == "fp32" and weight_block:
         raise click.UsageError("--weight-block means nothing with --weights fp32", click.get_current_context())
+    if weights != "int8" and weight_block == str(BY_ROW):
+        raise click.UsageError("--weight-block 0 is for --weights int8", click.get_current_context())
     from edgespec.backends.ort.build import build
     from edgespec.cli.progress import Bars
 
@@ -101,8 +105,13 @@ def command(
 
 
 def format_of(weights: str, block: str | None) -> WeightFormat:
-    known = {scheme: WeightFormat(scheme, int(block or FP32.block)) for scheme in ("fp32", "int8", "int4")}
-    return known[weights]
+    size = int(block or FP32.block)
+    match weights:
+        case "int4":
+            return WeightFormat("int4", size)
+        case "int8":
+            return WeightFormat("int8", size)
+    return FP32
 
 
 def checked(built: Built) -> str:

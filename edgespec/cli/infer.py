@@ -75,7 +75,8 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--check-lossless", is_flag=True, help="Decode each request plainly too and compare token for token.")
 @click.option(
     "--exact", is_flag=True,
-    help="Drafts leave every bit as it is: fp32 or int4 in blocks of 32, chains only, one request at a time.",
+    help="Drafts leave every bit as it is: fp32, int4 in blocks of 32, or products of integers (int8_sq, int8_token, "
+    "--weight-block 0); chains only, one request at a time.",
 )  # fmt: skip
 @click.option(
     "--prefix-cache-mb", type=click.IntRange(0), default=256, show_default=True,

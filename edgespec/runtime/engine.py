@@ -78,7 +78,8 @@ class Engine:
     """An open engine directory; use it in a `with` block.
 
     `spec_decode` opens base and draft; without it a plain engine is opened where there is one, else the base alone.
-    With `exact` drafts leave every bit as it is: for float32 and for int4 in blocks of 32, one sequence, chains only.
+    With `exact` drafts leave every bit as it is: for float32, int4 in blocks of 32 and products of integers, one
+    sequence, chains only.
     `prefix_cache_bytes` bounds the KV rows that are kept for later prompts with the same head; 0 keeps none.
     Raises BundleError, PairingError, EngineMismatch, EnvironmentProblem or, for what cannot be exact, LimitError, with
     the remedy.
@@ -358,7 +359,8 @@ def check_exact(engine_dir: Path, config: dict[str, Any]) -> None:
     """LimitError where passes of one and of many rows give other bits."""
     if why := why_not_exact(config):
         what = f"the engine in {engine_dir} cannot be exact: {why}"
-        raise LimitError(what, "Build it with --weights fp32 or --weights int4 --weight-block 32, for one sequence.")
+        known = "--weights fp32, int4 --weight-block 32 or int8 --weight-block 0"
+        raise LimitError(what, f"Build it for one sequence, with {known}; of quantised exports int8_sq is exact.")
 
 
 def told_as(error: EdgeSpecError | MemoryError) -> EdgeSpecError:

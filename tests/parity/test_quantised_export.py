@@ -22,8 +22,14 @@ from onnx.reference import ReferenceEvaluator
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from edgespec.backends.engine_dir import rope_of
+from edgespec.backends.golden import golden_calls
+from edgespec.backends.loader import open_runner
+from edgespec.backends.ort.build import build
+from edgespec.contract import Limits
 from edgespec.errors import CheckpointError, OutputError, UnsupportedModel
 from edgespec.export.components import Exported, ExportOptions, export
+from edgespec.rope import RopeTable
 from tests import reference, toys
 
 pytestmark = pytest.mark.slow
@@ -63,10 +69,13 @@ ROWS = {
     "w4a16_nvfp4": Row("qwen3", "w4a16_nvfp4", runs=False),
     "fp8_block": Row("llama", "fp8_block"),
     "fp8_token": Row("llama", "fp8_token"),
+    "int8_token": Row("qwen3", "int8_token"),
+    "llama_int8_token": Row("llama", "int8_token"),
     "qwen2_fp8": Row("qwen2", "fp8", ROUNDED_FP8),
     "qwen2_int8_sq": Row("qwen2", "int8_sq", ROUNDED_INT8),
     "qwen2_int4_wo": Row("qwen2", "int4_awq"),
 }
+IN_8_BITS = ("int4_awq", "int8_wo")  # whose kernel rounds activations, which the format does not
 HEADS = ("llama_fp8", "llama_int4_awq", "llama_int8_sq", "llama_nvfp4")  # whose lm_head is quantised as well
 
 
@@ -105,10 +114,35 @@ def case(
 
 
 def made(name: str, row: Row, exports: Path, tokenizer: Path, work: Path) -> Case:
-    checkpoint = shutil.copytree(exports / name, work / "checkpoint")
+    checkpoint = work / "checkpoint"
+    if row.scheme == "int8_token":
+        int8_token_twin(exports / f"source_{row.family}", checkpoint)
+    else:
+        shutil.copytree(exports / name, checkpoint)
     shutil.copy(tokenizer, checkpoint)
     exported = export(str(checkpoint), work / "onnx", ExportOptions())
     return Case(row, name, checkpoint, exports / f"source_{row.family}", exported)
+
+
+def int8_token_twin(plain: Path, out: Path) -> Path:
+    """A copy in the INT8 of compressed-tensors that rounds activations token by token; the head stays."""
+    tensors = load_file(plain / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        weight = tensors[name].float()
+        scale = weight.abs().amax(1, keepdim=True) / 127
+        tensors[name], tensors[f"{name}_scale"] = torch.round(weight / scale).to(torch.int8), scale
+    shutil.copytree(plain, out)
+    save_file(tensors, out / "model.safetensors")
+    kind = {"num_bits": 8, "type": "int", "symmetric": True}
+    group = {
+        "weights": kind | {"strategy": "channel"},
+        "input_activations": kind | {"strategy": "token", "dynamic": True},
+    }
+    settings = {"quant_method": "compressed-tensors", "format": "int-quantized", "ignore": ["lm_head"]}
+    settings |= {"config_groups": {"group_0": group | {"targets": ["Linear"]}}}
+    config = json.loads((out / "config.json").read_text())
+    (out / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
+    return out
 
 
 # The reference
@@ -132,13 +166,14 @@ def unpacked(tensors: Tensors, module: str) -> torch.Tensor:
 
 
 class Rounded(torch.nn.Module):
-    """A Linear of the reference: smoothing, the activations' static rounding, the unpacked weight."""
+    """A Linear of the reference: smoothing, the activations' rounding, the unpacked weight. The canonical graph leaves
+    out `dynamic` roundings."""
 
-    def __init__(self, tensors: Tensors, module: str, scheme: str) -> None:
+    def __init__(self, tensors: Tensors, module: str, scheme: str, dynamic: bool) -> None:
         super().__init__()
         self.weight, self.bias = unpacked(tensors, module), tensors.get(f"{module}.bias")
         self.smooth, self.step = tensors.get(f"{module}.pre_quant_scale"), tensors.get(f"{module}.input_scale")
-        self.scheme = scheme
+        self.scheme, self.dynamic = scheme, dynamic
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.smooth is not None:
@@ -149,10 +184,41 @@ class Rounded(torch.nn.Module):
         if self.scheme in ("fp8", "w4a8_awq"):
             assert self.step is not None
             x = (x / self.step).clamp(-448, 448).to(torch.float8_e4m3fn).float() * self.step
+        if self.dynamic:
+            x = DYNAMIC[self.scheme](x, self.step)
         return torch.nn.functional.linear(x, self.weight, None if self.bias is None else self.bias.float())
 
 
-def transformers_logits(case: Case, ids: Array) -> Array:
+def in_nvfp4(x: torch.Tensor, step: torch.Tensor | None) -> torch.Tensor:
+    """To the nearest value of FP4 by their list; of two equally near ones the even code."""
+    assert step is not None
+    blocks = x.unflatten(-1, (-1, 16))
+    scale = (blocks.abs().amax(-1, keepdim=True) / (6 * step)).clamp(2**-9, 448).to(torch.float8_e4m3fn).float() * step
+    off = ((blocks / scale).clamp(-6, 6)[..., None] - FP4).abs()
+    order = torch.arange(16) % 2 + 2 * off / off.amin(-1, keepdim=True).clamp(min=1e-30)
+    return (FP4[torch.where(off == off.amin(-1, keepdim=True), order, 1e30).argmin(-1)] * scale).flatten(-2)
+
+
+def in_mxfp8(x: torch.Tensor, step: torch.Tensor | None) -> torch.Tensor:
+    blocks = x.unflatten(-1, (-1, 32))
+    scale = torch.exp2(torch.ceil(torch.log2(blocks.abs().amax(-1, keepdim=True).double() / 448)))
+    return ((blocks / scale).to(torch.float8_e4m3fn).float() * scale).float().flatten(-2)
+
+
+def in_fp8(x: torch.Tensor, step: torch.Tensor | None) -> torch.Tensor:
+    scale = x.abs().amax(-1, keepdim=True) / 448
+    return (x / scale).to(torch.float8_e4m3fn).float() * scale
+
+
+def in_int8(x: torch.Tensor, step: torch.Tensor | None) -> torch.Tensor:
+    scale = x.abs().amax(-1, keepdim=True) / 127
+    return torch.round(x / scale) * scale
+
+
+DYNAMIC = {"nvfp4": in_nvfp4, "mxfp8": in_mxfp8, "fp8_token": in_fp8, "int8_token": in_int8}
+
+
+def transformers_logits(case: Case, ids: Array, dynamic: bool = False) -> Array:
     """[S, V]"""
     model: Any = AutoModelForCausalLM.from_pretrained(case.source, dtype=torch.float32, attn_implementation="eager")
     tensors = load_file(case.checkpoint / "model.safetensors")
@@ -161,7 +227,7 @@ def transformers_logits(case: Case, ids: Array) -> Array:
     model.load_state_dict({k: v for k, v in plain.items() if k.rpartition(".")[0] not in quantised}, strict=False)
     for module in quantised:
         parent, _, leaf = module.rpartition(".")
-        setattr(model.get_submodule(parent), leaf, Rounded(tensors, module, case.row.scheme))
+        setattr(model.get_submodule(parent), leaf, Rounded(tensors, module, case.row.scheme, dynamic))
     logits, _ = reference.base_hidden_states(model.eval(), torch.from_numpy(ids)[None])
     found: Array = logits[0].numpy()
     return found
@@ -182,9 +248,6 @@ def graph_logits(case: Case, label: str) -> Array:
 
 
 def golden_feeds(case: Case, session: ort.InferenceSession, label: str) -> dict[str, Array]:
-    from edgespec.backends.engine_dir import rope_of
-    from edgespec.rope import RopeTable
-
     golden, config = case.golden(), json.loads((case.exported.directory / "config.json").read_text())
     positions, mask = golden[f"{label}_positions"], golden[f"{label}_attention_mask"]
     cos, sin = RopeTable.of(rope_of(config), mask.shape[-1]).rows(positions[None])
@@ -294,6 +357,7 @@ CODES = {
     "int4_awq": ("INT4", 0, 128),
     "w4a8_awq": ("INT4", 0, 128),
     "int8_sq": ("INT8", 1, None),
+    "int8_token": ("INT8", 1, None),
     "int8_wo": ("INT8", 1, None),
     "nvfp4": ("FLOAT4E2M1", 1, 16),
     "w4a16_nvfp4": ("FLOAT4E2M1", 1, 16),
@@ -327,7 +391,7 @@ def test_config_and_notes_say_what_is_quantised(case: Case) -> None:
 
 def test_activations_that_only_backends_can_round_are_left_to_them_by_name(case: Case) -> None:
     scheme = case.settings()["schemes"][case.row.scheme]
-    left = case.row.scheme in ("nvfp4", "mxfp8", "fp8_token")
+    left = case.row.scheme in DYNAMIC
     assert scheme["activations_in_graph"] is not left
     graph = onnx.load(case.graph, load_external_data=False).graph
     tensors = load_file(case.checkpoint / "model.safetensors")
@@ -338,6 +402,34 @@ def test_activations_that_only_backends_can_round_are_left_to_them_by_name(case:
             assert float(props["edgespec.input_scale"]) == float(tensors[f"{module}.input_scale"])
     rounds = any(node.op_type == "QuantizeLinear" for node in graph.node)
     assert rounds == (case.row.tolerance > EXACT)
+
+
+# Engines
+
+
+def engine_logits(case: Case, work: Path) -> Array:
+    """Of the golden prompt, [S, V]."""
+    built = build(case.exported.directory, work / "engine", Limits(max_input_len=32, max_kv_cache_capacity=32))
+    assert "emulated" not in built.weights or built.weights["emulated"] == "emulated: correctness only"
+    runner, config = open_runner(work / "engine", built.role)
+    prompt, _ = golden_calls(case.golden(), RopeTable.of(rope_of(config), 32))
+    logits: Array = runner.run(prompt).logits[0].copy()
+    runner.close()
+    return logits
+
+
+def test_an_engine_rounds_what_its_format_rounds(case: Case, tmp_path: Path) -> None:
+    """A value between two codes may fall to either side, and later tokens see it: some token shows the same values."""
+    dynamic = case.row.scheme in DYNAMIC
+    wanted = transformers_logits(case, case.golden()["prompt_ids"], dynamic)
+    found = engine_logits(case, tmp_path)
+    cosine = (found * wanted).sum() / np.linalg.norm(found) / np.linalg.norm(wanted)
+    assert cosine >= (0.98 if case.row.scheme == "nvfp4" else 0.999)
+    if case.row.scheme not in IN_8_BITS:
+        assert np.abs(found - wanted).max(1).min() <= EXACT * wanted.std()
+    if dynamic:
+        plain = transformers_logits(case, case.golden()["prompt_ids"])
+        assert np.abs(found - plain).max(1).min() > 50 * EXACT * wanted.std()
 
 
 # What only some checkpoints have

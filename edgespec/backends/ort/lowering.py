@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from edgespec.backends.ort.fusion import join_residuals
 from edgespec.backends.ort.nbits import MICROSOFT
+from edgespec.backends.ort.nodes import Constants, name_outputs
 from edgespec.backends.ort.weights import AnyWeight, lower_weights
 from edgespec.backends.weights import FP32, WeightFormat
 from edgespec.errors import ContractError
@@ -181,28 +181,6 @@ def head_shape(node: ir.Node, where: ir.Node) -> tuple[int, int]:
 
 
 # ---- small things ----------------------------------------------------------------------------------------------
-
-
-class Constants:
-    """Small constants in the graph itself; the same name is the same constant."""
-
-    def __init__(self, graph: ir.Graph) -> None:
-        self.graph = graph
-
-    def __call__(self, name: str, array: NDArray[np.generic]) -> ir.Value:
-        if name not in self.graph.initializers:
-            tensor = ir.tensor(array, name=name)
-            value = ir.Value(
-                name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
-            )
-            self.graph.register_initializer(value)
-        return self.graph.initializers[name]
-
-
-def name_outputs(nodes: list[ir.Node]) -> None:
-    for node in nodes:
-        for i, output in enumerate(node.outputs):
-            output.name = f"{node.name}:{i}"
 
 
 def required(value: ir.Value | None) -> ir.Value:

@@ -22,6 +22,7 @@ from edgespec.backends.ort import fingerprint
 from edgespec.backends.ort.cache import KvCache, cache_bytes
 from edgespec.backends.ort.huge_pages import in_huge_pages
 from edgespec.backends.ort.nbits import HeadTable, Kernel
+from edgespec.backends.ort.nodes import session_options
 from edgespec.backends.weights import weights_of
 from edgespec.contract import (
     GraphContract,
@@ -197,8 +198,7 @@ def padding_of(limits: Mapping[str, Any]) -> int:
 def open_session(path: Path, *, spinning: bool = True) -> ort.InferenceSession:
     """Threads that spin between calls start the next one sooner, and take the cores from the other engine of a pair:
     base and draft alternate, so only one of them may."""
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
+    options = session_options()
     options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spinning else "0")
     try:
         session = ort.InferenceSession(str(path), options, providers=PROVIDERS)

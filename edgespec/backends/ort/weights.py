@@ -1,7 +1,8 @@
 """Lowers stored weights: halves -> float32 in the [in, out] layout that MatMul reads, or rounded to 4 or 8 bits.
 
 Knows where a weight stands in the exported data file and where it will in the engine's. Knows of operators the Cast and
-the Transpose that stand behind a weight, and the MatMul that becomes MatMulNBits (its layout stands in `nbits`).
+the Transpose that stand behind a weight, and the MatMul that becomes another product (their layouts stand in `nbits`
+and `integer`).
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from edgespec.backends.ort import nbits
+from edgespec.backends.ort import integer, nbits
+from edgespec.backends.ort.emulate import Emulation
 from edgespec.backends.ort.stored_codes import StoredCodes, read, stored_codes
 from edgespec.backends.weights import FP32, WeightFormat
+from edgespec.errors import BuildError
 from edgespec.quantized import QuantizedWeight, dequantize_stored, quantize_rtn
 
 ALIGN_BYTES = 4096
@@ -50,6 +53,20 @@ class RoundedWeight:
 
 
 @dataclass(frozen=True, slots=True)
+class IntegerWeight:
+    """A weight [out, in] that is multiplied as integers: its source, and where codes and scales will stand."""
+
+    source: ir.ExternalTensor | StoredCodes
+    kernel: integer.Kernel
+    offset: int  # of the codes
+    scales_offset: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.kernel.codes_bytes + self.kernel.scales_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class WorthWeight:
     """A quantised weight that no kernel here reads: what it is worth, [in, out] in float32."""
 
@@ -67,7 +84,7 @@ class KeptTensor:
     num_bytes: int
 
 
-AnyWeight = StoredWeight | RoundedWeight | WorthWeight | KeptTensor
+AnyWeight = StoredWeight | RoundedWeight | IntegerWeight | WorthWeight | KeptTensor
 
 
 def lower_weights(model: ir.Model, data_name: str, weight_format: WeightFormat = FP32) -> list[AnyWeight]:
@@ -77,7 +94,11 @@ def lower_weights(model: ir.Model, data_name: str, weight_format: WeightFormat =
     """
     graph = model.graph
     room = Room(graph, data_name)
-    weights: list[AnyWeight] = list(lower_codes(room))
+    activations = integer.Activations(graph)
+    if weight_format.by_row and not integer.is_exact_here():
+        what = "this CPU adds up products of 8-bit integers in 16 bits, which are too few"
+        raise BuildError(what, "Build with --weights int8 --weight-block 128.")
+    weights: list[AnyWeight] = list(lower_codes(room, activations))
     RemoveUnusedNodesPass()(model)  # what read the codes
     for value in list(graph.initializers.values()):
         tensor = value.const_value
@@ -88,29 +109,57 @@ def lower_weights(model: ir.Model, data_name: str, weight_format: WeightFormat =
             continue
         for final, transposed in final_forms(value):
             users = matmuls(final) if transposed and weight_format.bits else []
-            if users:
+            if users and weight_format.by_row:
+                weights.append(as_integers(room, value, tensor, users, activations))
+            elif users:
                 weights.append(rounded(room, value, tensor, users, weight_format))
             else:
                 weights.append(stored(room, value, tensor, final, transposed=transposed))
     return weights
 
 
-def lower_codes(room: Room) -> Iterator[AnyWeight]:
-    """Quantised weights of the export: to MatMulNBits where it reads them, else to what they are worth."""
+def lower_codes(room: Room, activations: integer.Activations) -> Iterator[AnyWeight]:
+    """Quantised weights of the export: to a kernel that reads them, else to what they are worth, and then activations
+    are rounded in the graph."""
+    emulation = Emulation(room.graph)
     for node in list(room.graph.all_nodes()):
         source = stored_codes(node) if node.op_type == "MatMul" and node.domain == "" else None
         if source is None:
             continue
-        kernel = kernel_of(source)
-        if kernel is None:
+        found, kernel = integer_kernel(source, node), kernel_of(source)
+        if found is not None:
+            yield integer_product(room, activations, source, node, *found)
+        elif kernel is None:
             out_features, in_features = source.shape
             value, offset, size = room.place(f"{node.name}/worth", (in_features, out_features), ir.DataType.FLOAT)
             node.replace_input_with(1, value)
+            emulation.round_input(node, source.scheme)
             yield WorthWeight(source, offset, size)
         else:
             codes, scales, offset, scales_offset = room.place_codes(str(node.name), kernel)
             nbits.replace_matmul(node, kernel, codes, scales)
             yield RoundedWeight(source, kernel, offset, scales_offset)
+
+
+def integer_kernel(source: StoredCodes, node: ir.Node) -> tuple[integer.Kernel, ir.Value] | None:
+    """The product of integers that these codes and activations are, and what it reads; None where they are not one."""
+    scheme, (out_features, in_features), x = source.scheme, source.shape, node.inputs[0]
+    fits = scheme.weight == "int8" and not source.block_size and in_features <= integer.MOST_INPUTS
+    if not fits or not integer.is_exact_here():
+        return None
+    if scheme.activations == "dynamic token":
+        return (integer.Kernel(in_features, out_features), x) if x is not None else None
+    static = integer.static_input(node) if scheme.activations == "static tensor" else None
+    return (integer.Kernel(in_features, out_features, static[1]), static[0]) if static else None
+
+
+def integer_product(
+    room: Room, activations: integer.Activations, source: StoredCodes, node: ir.Node, kernel: integer.Kernel,
+    x: ir.Value,
+) -> IntegerWeight:  # fmt: skip
+    codes, scales, offset, scales_offset = room.place_integers(str(node.name), kernel)
+    integer.replace_matmul(node, activations, kernel, x, codes, scales)
+    return IntegerWeight(source, kernel, offset, scales_offset)
 
 
 def kernel_of(source: StoredCodes) -> nbits.Kernel | None:
@@ -152,6 +201,11 @@ class Room:
         scales, scales_offset, _ = self.place(f"{name}/scales", (kernel.num_scales,), ir.DataType.FLOAT)
         return codes, scales, offset, scales_offset
 
+    def place_integers(self, name: str, kernel: integer.Kernel) -> tuple[ir.Value, ir.Value, int, int]:
+        codes, offset, _ = self.place(f"{name}/codes", kernel.codes_shape, ir.DataType.INT8)
+        scales, scales_offset, _ = self.place(f"{name}/scales", (kernel.out_features,), ir.DataType.FLOAT)
+        return codes, scales, offset, scales_offset
+
 
 def stored(
     room: Room, value: ir.Value, tensor: ir.ExternalTensor, final: ir.Value, *, transposed: bool
@@ -173,6 +227,18 @@ def rounded(
     for node in users:
         nbits.replace_matmul(node, kernel, codes, scales)
     return RoundedWeight(tensor, kernel, offset, scales_offset)
+
+
+def as_integers(
+    room: Room, value: ir.Value, tensor: ir.ExternalTensor, users: list[ir.Node], activations: integer.Activations
+) -> IntegerWeight:
+    out_features, in_features = tensor.shape.numpy()
+    kernel = integer.Kernel(in_features, out_features)
+    codes, scales, offset, scales_offset = room.place_integers(str(value.name), kernel)
+    for node in users:
+        assert node.inputs[0] is not None
+        integer.replace_matmul(node, activations, kernel, node.inputs[0], codes, scales)
+    return IntegerWeight(tensor, kernel, offset, scales_offset)
 
 
 def matmuls(value: ir.Value) -> list[ir.Node]:
@@ -209,6 +275,11 @@ def pieces(weight: AnyWeight, directory: Path) -> Iterator[tuple[int, NDArray[An
     if isinstance(weight, WorthWeight):
         yield weight.offset, np.ascontiguousarray(dequantize_stored(weight.source.read(directory)).T)
         return
+    if isinstance(weight, IntegerWeight):
+        integers, channels = integer.pack(weight.kernel, round_by_row(weight, directory))
+        yield weight.offset, integers
+        yield weight.scales_offset, channels
+        return
     codes, scales = nbits.pack(weight.kernel, round_weight(weight, directory))
     yield weight.offset, codes
     yield weight.scales_offset, scales
@@ -219,6 +290,12 @@ def round_weight(weight: RoundedWeight, directory: Path) -> QuantizedWeight:
         return weight.source.read(directory)
     kernel, name = weight.kernel, str(weight.source.name)
     return quantize_rtn(read(weight.source, directory), kernel.bits, kernel.block, name)
+
+
+def round_by_row(weight: IntegerWeight, directory: Path) -> QuantizedWeight:
+    if isinstance(weight.source, StoredCodes):
+        return weight.source.read(directory)
+    return quantize_rtn(read(weight.source, directory), 8, None, str(weight.source.name))
 
 
 def read_fp32(weight: StoredWeight, directory: Path) -> NDArray[np.float32]:

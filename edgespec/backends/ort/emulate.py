@@ -1,0 +1,231 @@
+"""Activations rounded in the graph as their format says, where the CPU has no kernel of that format.
+
+Each rounding is a dozen standard operators in front of a product in float32: correct, and slow. Rows stay
+independent. Linears that read one input in one format share it. Knows formats, and nothing of weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from edgespec.backends.ort.nodes import Constants, Nodes, answer, graph_around
+from edgespec.contract import ACTIVATIONS, INPUT_SCALE
+from edgespec.errors import BuildError, ContractError
+from edgespec.schemes import Scheme
+
+Floats = NDArray[np.float32]
+
+E2M1_MAX, E4M3_MAX, INT8_MAX = np.float32(6), np.float32(448), np.float32(127)
+LEAST_E4M3 = np.float32(2**-9)
+LEAST_EXPONENT = -127  # of a power-of-two scale
+LEAST = np.finfo(np.float32).tiny  # of a row's scale: a row of zeros has one too
+FP8, FP32 = int(ir.DataType.FLOAT8E4M3FN), int(ir.DataType.FLOAT)
+
+
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """How the activations in front of a product are rounded."""
+
+    scheme: Scheme
+    global_scale: np.float32 | None = None  # nvfp4
+
+    @property
+    def whole(self) -> np.float32:
+        assert self.global_scale is not None
+        return self.global_scale
+
+
+def rounding_of(node: ir.Node, scheme: Scheme) -> Rounding | None:
+    """What the export left to do in front of a quantised MatMul. ContractError for what it must say and does not."""
+    if ACTIVATIONS not in node.metadata_props:
+        return None
+    scale = node.metadata_props.get(INPUT_SCALE)
+    if scheme.name not in FORMATS or (scheme.name == "nvfp4" and scale is None):
+        what = f"{node.name}: activations of {scheme.name} to be rounded ({node.metadata_props[ACTIVATIONS]}), no scale"
+        raise ContractError(what, "Export the checkpoint again with this version.")
+    return Rounding(scheme, None if scale is None else np.float32(scale))
+
+
+class Emulation:
+    """The roundings of one graph. Each format is proven once, against numpy."""
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self.constant = Constants(graph)
+        self.made: dict[tuple[int, ir.Value, Rounding], ir.Value] = {}
+        self.proven: set[str] = set()
+
+    def round_input(self, node: ir.Node, scheme: Scheme) -> None:
+        """Round what a MatMul reads, where the export left that to the backend."""
+        rounding, x = rounding_of(node, scheme), node.inputs[0]
+        if rounding is None:
+            return
+        assert x is not None
+        if scheme.name not in self.proven:
+            prove(rounding)
+            self.proven.add(scheme.name)
+        key = (id(node.graph), x, rounding)  # what a branch makes is not seen outside it
+        if key not in self.made:
+            self.made[key] = FORMATS[scheme.name].nodes(Nodes(node, self.constant), x, rounding)
+        node.replace_input_with(0, self.made[key])
+
+
+# ---- formats: the nodes, and what they are worth ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    nodes: Callable[[Nodes, ir.Value, Rounding], ir.Value]
+    worth: Callable[[Floats, Rounding], Floats]  # of x [rows, in]
+
+
+def nvfp4_nodes(make: Nodes, x: ir.Value, rounding: Rounding) -> ir.Value:
+    """Blocks whose scale is the largest value over 6 and over the global scale, in E4M3; values in E2M1."""
+    blocks, reach = blocks_of(make, x, rounding.scheme.block)
+    scale = make("Div", reach, float(E2M1_MAX * rounding.whole), label="scale/exact")
+    scale = make("Clip", scale, float(LEAST_E4M3), float(E4M3_MAX), label="scale/clip")
+    step = make("Mul", through_fp8(make, scale, "scale"), float(rounding.whole), label="step")
+    units = make("Clip", make("Div", blocks, step, label="units"), -float(E2M1_MAX), float(E2M1_MAX), label="clip")
+    size = make("Abs", units, label="size")
+    above_four = make("Where", make("Less", size, 4.0, label="below4"), 1.0, 2.0, label="spacing4")
+    spacing = make("Where", make("Less", size, 2.0, label="below2"), 0.5, above_four, label="spacing")
+    whole = make("Round", make("Div", units, spacing, label="spaced"), label="round")
+    return joined(make, make("Mul", make("Mul", whole, spacing, label="codes"), step, label="worth"))
+
+
+def nvfp4_worth(x: Floats, rounding: Rounding) -> Floats:
+    blocks = x.reshape(len(x), -1, rounding.scheme.block)
+    reach = np.abs(blocks).max(-1, keepdims=True)
+    with np.errstate(over="ignore"):  # what is infinite is clipped
+        scale = np.clip(reach / (E2M1_MAX * rounding.whole), LEAST_E4M3, E4M3_MAX)
+        step = cast(scale, ml_dtypes.float8_e4m3fn) * rounding.whole
+        codes = cast(np.clip(blocks / step, -E2M1_MAX, E2M1_MAX), ml_dtypes.float4_e2m1fn)
+    return (codes * step).reshape(x.shape)
+
+
+def mxfp8_nodes(make: Nodes, x: ir.Value, rounding: Rounding) -> ir.Value:
+    """Blocks whose scale is the least power of two that brings them into E4M3; values in E4M3."""
+    blocks, reach = blocks_of(make, x, rounding.scheme.block)
+    ratio = make("Max", make("Div", reach, float(E4M3_MAX), label="ratio"), 2.0**LEAST_EXPONENT, label="least")
+    guess = make("Mul", make("Log", ratio, label="log"), float(1 / np.log(np.float32(2))), label="log2")
+    exponent = make("Sub", make("Ceil", guess, label="ceil"), 1.0, label="exponent")
+    for turn in ("a", "b"):  # a logarithm may be off by a unit in its last place: one too small is raised
+        power = make("Pow", make.constant.number(2.0), exponent, label=f"power/{turn}")
+        short = make("Cast", make("Less", power, ratio, label=f"short/{turn}"), label=f"raise/{turn}", to=FP32)
+        exponent = make("Add", exponent, short, label=f"exponent/{turn}")
+    exponent = make("Max", exponent, float(LEAST_EXPONENT), label="exponent/least")
+    inverse = make("Pow", make.constant.number(2.0), make("Neg", exponent, label="neg"), label="inverse")
+    scaled = make("Mul", blocks, inverse, label="scaled")
+    codes = through_fp8(make, make("Clip", scaled, -float(E4M3_MAX), float(E4M3_MAX), label="clip"), "codes")
+    scale = make("Pow", make.constant.number(2.0), exponent, label="scale")
+    return joined(make, make("Mul", codes, scale, label="worth"))
+
+
+def mxfp8_worth(x: Floats, rounding: Rounding) -> Floats:
+    blocks = x.reshape(len(x), -1, rounding.scheme.block)
+    fraction, exponent = np.frexp(np.abs(blocks).max(-1, keepdims=True) / E4M3_MAX)  # fraction in [0.5, 1), or 0
+    exponent = np.where(fraction == 0.5, exponent - 1, exponent)
+    exponent = np.where(fraction == 0, LEAST_EXPONENT, np.maximum(exponent, LEAST_EXPONENT))
+    scaled = np.clip(np.ldexp(blocks, -exponent), -E4M3_MAX, E4M3_MAX)
+    return np.ldexp(cast(scaled, ml_dtypes.float8_e4m3fn), exponent).reshape(x.shape)
+
+
+def fp8_token_nodes(make: Nodes, x: ir.Value, rounding: Rounding) -> ir.Value:
+    """Rows whose scale is their largest value over 448; values in E4M3."""
+    scale = row_scale(make, x, E4M3_MAX)
+    units = make("Div", x, scale, label="units")
+    units = make("Clip", units, -float(E4M3_MAX), float(E4M3_MAX), label="clip")
+    return make("Mul", through_fp8(make, units, "codes"), scale, label="worth")
+
+
+def fp8_token_worth(x: Floats, rounding: Rounding) -> Floats:
+    scale = row_scales(x, E4M3_MAX)
+    return cast(np.clip(x / scale, -E4M3_MAX, E4M3_MAX), ml_dtypes.float8_e4m3fn) * scale
+
+
+def int8_token_nodes(make: Nodes, x: ir.Value, rounding: Rounding) -> ir.Value:
+    """Rows whose scale is their largest value over 127; values are whole numbers."""
+    scale = row_scale(make, x, INT8_MAX)
+    return make("Mul", make("Round", make("Div", x, scale, label="units"), label="codes"), scale, label="worth")
+
+
+def int8_token_worth(x: Floats, rounding: Rounding) -> Floats:
+    scale = row_scales(x, INT8_MAX)
+    return np.asarray(np.rint(x / scale) * scale, np.float32)
+
+
+FORMATS = {
+    "nvfp4": Format(nvfp4_nodes, nvfp4_worth),
+    "mxfp8": Format(mxfp8_nodes, mxfp8_worth),
+    "fp8_token": Format(fp8_token_nodes, fp8_token_worth),
+    "int8_token": Format(int8_token_nodes, int8_token_worth),
+}
+
+
+# ---- parts of them ---------------------------------------------------------------------------------------------
+
+
+def blocks_of(make: Nodes, x: ir.Value, block: int) -> tuple[ir.Value, ir.Value]:
+    """[B, S, in] -> [B, S, blocks, block], and the largest absolute value of each block."""
+    blocks = make("Reshape", x, make.constant.whole(0, 0, -1, block), label="blocks")
+    return blocks, largest(make, blocks)
+
+
+def joined(make: Nodes, blocks: ir.Value) -> ir.Value:
+    return make("Reshape", blocks, make.constant.whole(0, 0, -1), label="rounded")
+
+
+def largest(make: Nodes, values: ir.Value) -> ir.Value:
+    return make("ReduceMax", make("Abs", values, label="abs"), make.constant.whole(-1), label="reach", keepdims=1)
+
+
+def row_scale(make: Nodes, x: ir.Value, most: np.float32) -> ir.Value:
+    """[B, S, 1]: what the largest value of a row is divided by to be `most`."""
+    return make("Max", make("Div", largest(make, x), float(most), label="ratio"), float(LEAST), label="scale")
+
+
+def row_scales(x: Floats, most: np.float32) -> Floats:
+    return np.asarray(np.maximum(np.abs(x).max(-1, keepdims=True) / most, LEAST), np.float32)
+
+
+def through_fp8(make: Nodes, x: ir.Value, label: str) -> ir.Value:
+    return make("Cast", make("Cast", x, label=f"{label}/fp8", to=FP8), label=f"{label}/fp32", to=FP32)
+
+
+def cast(x: Floats, dtype: type[np.generic]) -> Floats:
+    """To the nearest value of a narrow type, ties to even, and back."""
+    return x.astype(dtype).astype(np.float32)
+
+
+# ---- proof -----------------------------------------------------------------------------------------------------
+
+
+def prove(rounding: Rounding) -> None:
+    """Run the nodes on rows that are hard to round. BuildError where ONNX Runtime computes other values than numpy."""
+    x, form = hard_rows(), FORMATS[rounding.scheme.name]
+    value = ir.Value(name="x")
+    end = ir.node("Identity", [value], name="probe")
+    graph = graph_around(end, value, x.shape[1], x.shape[1])
+    end.replace_input_with(0, form.nodes(Nodes(end, Constants(graph)), value, rounding))
+    found, wanted = answer(graph, x), form.worth(x, rounding)
+    if not np.array_equal(found, wanted):
+        what = f"activations of {rounding.scheme.name} are rounded to other values here ({(found != wanted).sum()} of"
+        what = f"{what} {x.size} in a probe)"
+        raise BuildError(what, "This ONNX Runtime computes something else on this CPU: build on another version of it.")
+
+
+def hard_rows() -> Floats:
+    """[rows, 256]: all sizes, outliers, blocks of zeros, subnormal values, and values halfway between two codes."""
+    rng = np.random.default_rng(0)
+    normal = rng.standard_normal((4, 256)).astype(np.float32)
+    outliers = normal * np.where(rng.random(normal.shape) < 0.02, 300, 1).astype(np.float32)
+    sizes = normal * np.exp2(rng.integers(-140, 120, normal.shape)).astype(np.float32)
+    silent = np.where(np.arange(256) % 64 < 32, 0, normal).astype(np.float32)
+    halfway = rng.integers(-24, 25, (4, 256)).astype(np.float32) / 4
+    powers = np.exp2(rng.integers(-20, 20, (4, 256))).astype(np.float32) * E4M3_MAX
+    return np.concatenate([normal, outliers, sizes, silent, halfway, powers, normal * LEAST / 64])

@@ -1,0 +1,174 @@
+"""Products of 8-bit integers: activations rounded row by row or to a static scale, a scale per channel of the weight.
+
+Sums of integers are exact, so a row has the same bits whatever stands beside it and however many they are. Activations
+are unsigned around 128: the CPU's instructions multiply unsigned by signed bytes. Knows one MatMul; where its weight
+comes from is told in `weights`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from edgespec.backends.ort.nodes import Constants, Nodes, answer, graph_around
+from edgespec.errors import BuildError
+from edgespec.quantized import QuantizedWeight
+
+INT8_MAX = np.float32(127)
+LEAST = np.finfo(np.float32).tiny  # of a row's scale: a row of zeros has one too
+MIDDLE = 128  # the code of an activation of zero
+MOST_INPUTS = 2**31 // (128 * 128)  # more could overflow a sum of 32 bits
+PROBE_COLUMNS = 64
+# Of the root mean square: roundings of scales in float32 are left. A wrong code, scale or order gives above 0.01.
+PROBE_TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A product [rows, in] x [in, out]; `step` is the static scale of the activations, None: each row has its own."""
+
+    in_features: int
+    out_features: int
+    step: np.float32 | None = None
+
+    @property
+    def codes_shape(self) -> tuple[int, int]:
+        return self.in_features, self.out_features
+
+    @property
+    def codes_bytes(self) -> int:
+        return self.in_features * self.out_features
+
+    @property
+    def scales_bytes(self) -> int:
+        return 4 * self.out_features
+
+
+class Activations:
+    """The inputs of a graph's products as codes, made once for all that read the same."""
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self.constant = Constants(graph)
+        self.by_step: dict[tuple[int, ir.Value, np.float32], ir.Value] = {}
+        self.by_row: dict[tuple[int, ir.Value], tuple[ir.Value, ir.Value]] = {}
+
+    def static(self, node: ir.Node, x: ir.Value, step: np.float32) -> ir.Value:
+        key = (id(node.graph), x, step)
+        if key not in self.by_step:
+            self.by_step[key] = quantize(Nodes(node, self.constant), x, step)
+        return self.by_step[key]
+
+    def dynamic(self, node: ir.Node, x: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """Codes, and the scales of the rows [B, S, 1]."""
+        key = (id(node.graph), x)
+        if key not in self.by_row:
+            make = Nodes(node, self.constant)
+            size = make("Abs", x, label="abs")
+            reach = make("ReduceMax", size, make.constant.whole(-1), label="reach", keepdims=1)
+            scale = make("Max", make("Div", reach, float(INT8_MAX), label="ratio"), float(LEAST), label="scale")
+            self.by_row[key] = quantize(make, make("Div", x, scale, label="units"), np.float32(1)), scale
+        return self.by_row[key]
+
+
+def quantize(make: Nodes, x: ir.Value, step: np.float32) -> ir.Value:
+    return make("QuantizeLinear", x, float(step), make.constant.number(MIDDLE, np.uint8), label="codes")
+
+
+def static_input(node: ir.Node) -> tuple[ir.Value, np.float32] | None:
+    """What a MatMul's input was before QuantizeLinear and DequantizeLinear in INT8, and their scale."""
+    back = node.inputs[0].producer() if node.inputs[0] is not None else None
+    codes = back.inputs[0] if back is not None and back.op_type == "DequantizeLinear" else None
+    maker = codes.producer() if codes is not None else None
+    if back is None or maker is None or maker.op_type != "QuantizeLinear" or len(maker.inputs) != 2:
+        return None
+    x, step = maker.inputs[:2]
+    known = step.const_value if step is not None else None
+    to = maker.attributes.get("output_dtype")
+    if x is None or known is None or known.size != 1 or back.inputs[1] is not step:
+        return None
+    return (x, np.float32(known.numpy())) if to is not None and to.as_int() == ir.DataType.INT8 else None
+
+
+def replace_matmul(
+    node: ir.Node, activations: Activations, kernel: Kernel, x: ir.Value, codes: ir.Value, scales: ir.Value
+) -> None:
+    """Turn a MatMul into the product of codes; the node itself becomes the last multiplication by scales."""
+    make = Nodes(node, activations.constant, "int8")
+    middle = make.constant.number(MIDDLE, np.uint8)
+    if kernel.step is not None:
+        rows, last = activations.static(node, x, kernel.step), scales
+    else:
+        rows, last = activations.dynamic(node, x)
+    sums = make("MatMulInteger", rows, codes, middle, label="sums")
+    product = make("Cast", sums, label="fp32", to=int(ir.DataType.FLOAT))
+    if kernel.step is None:
+        product = make("Mul", product, scales, label="channels")
+    node.op_type = "Mul"
+    node.replace_input_with(0, product)
+    node.replace_input_with(1, last)
+
+
+def pack(kernel: Kernel, weight: QuantizedWeight) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Codes [in, out] and scales [out], times the static scale of the activations; proven by running the kernel."""
+    assert weight.symmetric
+    assert weight.shape == (kernel.out_features, kernel.in_features)
+    assert weight.scales.shape[1] == 1
+    codes = np.ascontiguousarray(weight.codes.T)
+    scales = np.broadcast_to(weight.scales[:, 0].astype(np.float32), kernel.out_features)
+    if kernel.step is not None:
+        scales = scales * kernel.step
+    prove(kernel, codes, scales, weight.name)
+    return codes, np.ascontiguousarray(scales)
+
+
+def prove(kernel: Kernel, codes: NDArray[np.int8], scales: NDArray[np.float32], name: str) -> None:
+    """Run the kernel on the weight's last columns and compare with exact sums."""
+    low = max(0, kernel.out_features - PROBE_COLUMNS)
+    some = Kernel(kernel.in_features, kernel.out_features - low, kernel.step)
+    x = np.random.default_rng(0).standard_normal((2, kernel.in_features)).astype(np.float32)
+    x *= np.float32(60) * (INT8_MAX**-1 if kernel.step is None else kernel.step)
+    wanted = exact(some, x, codes[:, low:], scales[low:])
+    found = run(some, x, np.ascontiguousarray(codes[:, low:]), np.ascontiguousarray(scales[low:]))
+    size = float(np.sqrt(np.mean(np.square(wanted))))
+    difference = float(np.sqrt(np.mean(np.square(found - wanted)))) / max(size, float(LEAST))
+    if not difference <= PROBE_TOLERANCE:
+        what = f"MatMulInteger computes {name} with an error of {difference:.1e}, allowed is {PROBE_TOLERANCE}"
+        raise BuildError(what, "This ONNX Runtime computes something else on this CPU: use another version of it.")
+
+
+def exact(
+    kernel: Kernel, x: NDArray[np.float32], codes: NDArray[np.int8], scales: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """The product by numpy's integers."""
+    if kernel.step is not None:
+        rows, row_scales = np.clip(np.rint(x / kernel.step), -128, 127), np.float32(1)
+    else:
+        row_scales = np.maximum(np.abs(x).max(-1, keepdims=True) / INT8_MAX, LEAST)
+        rows = np.rint(x / row_scales)
+    sums: NDArray[np.float32] = (rows.astype(np.int64) @ codes.astype(np.int64)).astype(np.float32)
+    return sums * scales * row_scales
+
+
+def run(
+    kernel: Kernel, x: NDArray[np.float32], codes: NDArray[np.int8], scales: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """The same by ONNX Runtime."""
+    value, weight = ir.Value(name="x"), ir.Value(name="weight")
+    node = ir.node("MatMul", [value, weight], name="probe")
+    graph = graph_around(node, value, kernel.in_features, kernel.out_features)
+    constant = Constants(graph)
+    replace_matmul(node, Activations(graph), kernel, value, constant("codes", codes), constant("scales", scales))
+    return answer(graph, x)
+
+
+@cache
+def is_exact_here() -> bool:
+    """Whether the largest codes are added up exactly: some CPUs add pairs of products in 16 bits first."""
+    kernel = Kernel(64, 16, np.float32(1))
+    x, codes = np.full((2, 64), 127, np.float32), np.full((64, 16), 127, np.int8)
+    x[1], scales = -128, np.ones(16, np.float32)
+    return np.array_equal(run(kernel, x, codes, scales), exact(kernel, x, codes, scales))

@@ -1,0 +1,159 @@
+"""Products of integers: what they compute, by integers of numpy, and that a row has its own bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from numpy.typing import NDArray
+
+from edgespec.backends.ort import integer
+from edgespec.backends.ort.integer import Kernel, is_exact_here, pack
+from edgespec.errors import BuildError
+from edgespec.quantized import QuantizedWeight, quantize_rtn
+from edgespec.schemes import SCHEMES
+
+Floats = NDArray[np.float32]
+IN, OUT = 160, 72
+STEPS = (None, np.float32(0.05))
+
+
+def weight() -> QuantizedWeight:
+    return quantize_rtn(np.random.default_rng(1).standard_normal((OUT, IN), np.float32), 8)
+
+
+def product(x: Floats, step: np.float32 | None) -> Floats:
+    kernel = Kernel(IN, OUT, step)
+    return integer.run(kernel, x, *pack(kernel, weight()))
+
+
+def rows(count: int) -> Floats:
+    normal = np.random.default_rng(0).standard_normal((count, IN))
+    return (normal * 10.0 ** (np.arange(count)[:, None] % 5 - 2)).astype(np.float32)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_rows_have_the_same_bits_in_calls_of_any_size(step: np.float32 | None) -> None:
+    x = rows(40)
+    together = product(x, step)
+    for count in range(1, 21):
+        for first in (0, 7, 20):
+            here = slice(first, first + count)
+            np.testing.assert_array_equal(product(x[here], step), together[here])
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_product_is_the_one_of_its_codes(step: np.float32 | None) -> None:
+    x, kept = rows(12), weight()
+    for found, row in zip(product(x, step), x.astype(np.float64), strict=True):
+        scale = np.abs(row).max() / 127 if step is None else float(step)
+        codes = np.clip(np.round(row / scale), -128, 127)
+        sums = kept.codes.astype(np.int64) @ codes.astype(np.int64)
+        np.testing.assert_allclose(found, sums * kept.scales[:, 0].astype(np.float64) * scale, rtol=1e-6)
+
+
+def test_rows_of_zeros_and_of_any_size_are_told_by_their_own_scale() -> None:
+    sizes = np.array([0, 1e-44, 1e-30, 1, 1e30], np.float32)[:, None]
+    x = np.random.default_rng(0).uniform(-1, 1, (1, IN)).astype(np.float32) * sizes
+    found, wanted = product(x, None), x.astype(np.float64) @ (weight().codes * weight().scales).T.astype(np.float64)
+    assert not found[0].any()
+    assert np.isfinite(found).all()
+    for i in (2, 3, 4):
+        assert np.abs(found[i] - wanted[i]).max() < 0.02 * np.abs(wanted[i]).max()
+
+
+def test_static_codes_end_at_both_sides() -> None:
+    x = np.array([[1e6], [-1e6]], np.float32) * np.eye(1, IN, dtype=np.float32)
+    first = weight().codes[:, 0].astype(np.float64) * weight().scales[:, 0]
+    np.testing.assert_allclose(product(x, np.float32(1)), [127 * first, -128 * first], rtol=1e-6)
+
+
+def test_one_scale_for_the_whole_weight_is_one_for_each_channel() -> None:
+    codes = np.random.default_rng(0).integers(-128, 128, (OUT, IN)).astype(np.int8)
+    whole = QuantizedWeight("w", SCHEMES["int8_sq"], codes, np.full((1, 1), 0.5, np.float32), (OUT, IN))
+    _, scales = pack(Kernel(IN, OUT, np.float32(0.25)), whole)
+    np.testing.assert_array_equal(scales, np.full(OUT, 0.125, np.float32))
+
+
+# What reads what
+
+
+def quantised(node: ir.Node, step: float, to: ir.DataType, other: float | None = None) -> ir.Node:
+    """QuantizeLinear and DequantizeLinear before a product."""
+    scales = [
+        ir.Value(name=f"s{i}", const_value=ir.tensor(np.float32(value)))
+        for i, value in enumerate((step, other or step))
+    ]
+    codes = ir.node("QuantizeLinear", [node.inputs[0], scales[0]], {"output_dtype": int(to)}, name="q")
+    back = ir.node("DequantizeLinear", [codes.outputs[0], scales[1 if other else 0]], name="dq")
+    node.replace_input_with(0, back.outputs[0])
+    return node
+
+
+def matmul() -> ir.Node:
+    return ir.node("MatMul", [ir.Value(name="x"), ir.Value(name="w")], name="product")
+
+
+def test_a_static_input_is_found_behind_its_two_nodes() -> None:
+    node = matmul()
+    x = node.inputs[0]
+    assert integer.static_input(node) is None
+    assert integer.static_input(quantised(node, 0.5, ir.DataType.INT8)) == (x, np.float32(0.5))
+
+
+@pytest.mark.parametrize(
+    "node",
+    [quantised(matmul(), 0.5, ir.DataType.FLOAT8E4M3FN), quantised(matmul(), 0.5, ir.DataType.INT8, 0.25)],
+    ids=["fp8", "another scale behind"],
+)
+def test_other_nodes_are_no_static_input(node: ir.Node) -> None:
+    assert integer.static_input(node) is None
+
+
+# Broken ones
+
+
+def in_16_bits(kernel: Kernel, x: Floats, codes: Any, scales: Any) -> Floats:
+    """What a CPU without the instruction computes: pairs of products saturate."""
+    assert kernel.step is not None
+    unsigned = np.clip(np.rint(x / kernel.step), -128, 127).astype(np.int64) + 128
+    terms = unsigned[:, :, None] * codes.astype(np.int64)[None]
+    pairs = np.clip(terms[:, 0::2] + terms[:, 1::2], -(2**15), 2**15 - 1)
+    sums = pairs.sum(1) - 128 * codes.astype(np.int64).sum(0)
+    return np.asarray(sums * scales, np.float32)
+
+
+def test_sums_in_16_bits_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_exact_here.cache_clear()
+    assert is_exact_here()
+    is_exact_here.cache_clear()
+    monkeypatch.setattr(integer, "run", in_16_bits)
+    assert not is_exact_here()
+    is_exact_here.cache_clear()
+
+
+def turned(codes: Any, scales: Any) -> Any:
+    return codes[::-1], scales
+
+
+def zero_point_off(codes: Any, scales: Any) -> Any:
+    return codes + np.int8(1), scales
+
+
+def scales_of_others(codes: Any, scales: Any) -> Any:
+    return codes, scales[::-1]
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("fault", [turned, zero_point_off, scales_of_others])
+def test_a_kernel_that_reads_something_else_is_found(
+    monkeypatch: pytest.MonkeyPatch, fault: Any, step: np.float32 | None
+) -> None:
+    run = integer.run
+    monkeypatch.setattr(
+        integer, "run", lambda kernel, x, *arrays: run(kernel, x, *map(np.ascontiguousarray, fault(*arrays)))
+    )
+    with pytest.raises(BuildError, match=r"MatMulInteger computes the weight with an error of"):
+        pack(Kernel(IN, OUT, step), weight())
