@@ -177,7 +177,8 @@ def open_engine(engine_dir: Path, role: Role, config: dict[str, Any], entry: dic
     limits = config["builder_config"]
     lanes, capacity = limits["max_batch_size"], limits["max_kv_cache_capacity"]
     contract = lowered_contract(canonical_contract(shape_of(config)), batched=lanes > 1)
-    few_bits = "block" in weights_of(config)
+    weights = weights_of(config)
+    few_bits = "float32" not in weights.get("compute", "fp32" if weights["scheme"] == "fp32" else "")
     path = engine_dir / f"{STEMS[role]}.onnx"
     runner = OrtRunner(path, contract, capacity, lanes, padding_of(limits), few_bits)
     if shared := weights_of(config).get("embedding"):
