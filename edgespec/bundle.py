@@ -112,19 +112,29 @@ def check_files(directory: Path, files: object, *, trust_unchanged: bool = False
 
     With `trust_unchanged` a file whose size and modification time are those recorded is not read again.
     """
+    for fault in faults(directory, files, trust_unchanged=trust_unchanged):
+        raise fault
+
+
+def faults(
+    directory: Path, files: object, *, hashes: bool = True, trust_unchanged: bool = False
+) -> Iterator[BundleError]:
+    """Each file that is not what its manifest entry says; without `hashes` no file is read, and sizes decide."""
     for name, entry in listed_files(directory, files).items():
         path = contained(directory, name)
         if not path.is_file():
-            raise BundleError(f"{path} is missing", "Copy or make the directory again; it is not whole.")
+            yield BundleError(f"{path} is missing", "Copy or make the directory again; it is not whole.")
+            continue
         stat = path.stat()
         if stat.st_size != entry["bytes"]:
             what = f"{path} has {stat.st_size} bytes, its manifest says {entry['bytes']}"
-            raise BundleError(what, "The file is truncated or was replaced: copy or make the directory again.")
-        if trust_unchanged and entry.get("mtime_ns") == stat.st_mtime_ns:
+            yield BundleError(what, "The file is truncated or was replaced: copy or make the directory again.")
+            continue
+        if not hashes or (trust_unchanged and entry.get("mtime_ns") == stat.st_mtime_ns):
             continue
         if sha256_file(path) != entry["sha256"]:
             what = f"{path} does not have the hash that its manifest records"
-            raise BundleError(what, "The file is damaged or was replaced: copy or make the directory again.")
+            yield BundleError(what, "The file is damaged or was replaced: copy or make the directory again.")
 
 
 def listed_files(directory: Path, files: object) -> dict[str, dict[str, Any]]:

@@ -88,7 +88,7 @@ def check_limits(limits: Limits) -> None:
 def check_pairing(base: Mapping[str, Any], draft: Mapping[str, Any]) -> None:
     """Refuse a base and a draft, by their configs, that do not belong together."""
     pair, layers = draft["pair"], base["num_hidden_layers"]
-    if pair["base_identity"] not in (None, base["identity"]):
+    if pair["base_identity"] is not None and draft_root(pair) != root_of(base):
         raise PairingError(
             "the draft was exported for another base checkpoint than the one in this engine directory",
             "Export the draft again with --base-model-dir naming the base, or use another engine directory.",
@@ -110,6 +110,18 @@ def check_pairing(base: Mapping[str, Any], draft: Mapping[str, Any]) -> None:
     if draft["graph"]["base_features"] != base["graph"]["features"]:
         what = f"the draft reads {pair['num_taps']} taps, the base emits {len(base['eagle_hidden_state_layers'])}"
         raise PairingError(what, "Export the base again with --aux-layers naming as many as the draft was trained on.")
+
+
+def root_of(base: Mapping[str, Any]) -> str:
+    """The identity of the weights that a base stems from: those that it was quantised from, where that is known."""
+    root: str = base.get("quantized_from") or base["identity"]
+    return root
+
+
+def draft_root(pair: Mapping[str, Any]) -> str | None:
+    """The same of the base that a draft was exported for; None where it was exported without one."""
+    root: str | None = pair.get("base_quantized_from") or pair["base_identity"]
+    return root
 
 
 def check_against_other(engine_dir: Path, built: OnnxDir) -> None:

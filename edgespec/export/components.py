@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from edgespec import bundle
 from edgespec.checkpoint.detect import detect, read_d2t
 from edgespec.checkpoint.files import Checkpoint, TensorInfo, open_checkpoint
+from edgespec.checkpoint.origin import Origin, origin_of
 from edgespec.config import DraftConfig, ModelConfig, RopeConfig, default_tap_ids, resolve_taps
 from edgespec.errors import ContractError, PairingError, UnsupportedModel
 from edgespec.export import sidecars, writer
@@ -76,13 +77,16 @@ def export(model: str, out: Path, options: ExportOptions, progress: Progress | N
     found = detect(checkpoint)
     if isinstance(found, DraftConfig) and options.base_model_dir is None:
         options = replace(options, base_model_dir=recorded_base(found))
-    request = request_of(checkpoint, options)
+    origin = base_origin(checkpoint, found, options)
+    request = request_of(checkpoint, options, origin)
     if (there := already_there(target, request)) is not None:
         return there
     bundle.refuse_occupied(target)
     if isinstance(found, DraftConfig):
-        return export_draft(checkpoint, found, target, options, request, progress or Silent())
-    return export_base(checkpoint, found, target, options, request, progress or Silent())
+        done = export_draft(checkpoint, found, target, options, request, progress or Silent())
+    else:
+        done = export_base(checkpoint, found, target, options, request, progress or Silent())
+    return replace(done, notes=(*done.notes, origin.doubt)) if origin.doubt else done
 
 
 def recorded_base(config: DraftConfig) -> str | None:
@@ -94,7 +98,16 @@ def recorded_base(config: DraftConfig) -> str | None:
     return name if name and (Path(name).is_dir() or not config.own_head) else None
 
 
-def request_of(checkpoint: Checkpoint, options: ExportOptions) -> dict[str, Any]:
+def base_origin(checkpoint: Checkpoint, found: ModelConfig | DraftConfig, options: ExportOptions) -> Origin:
+    """What the base was quantised from: this checkpoint, or the one that a draft is exported for."""
+    if isinstance(found, ModelConfig):
+        return origin_of(checkpoint)
+    if options.base_model_dir is None:
+        return Origin()
+    return origin_of(open_checkpoint(options.base_model_dir, allow_pickle=options.allow_pickle))
+
+
+def request_of(checkpoint: Checkpoint, options: ExportOptions, origin: Origin) -> dict[str, Any]:
     """What was asked for, as the manifest records it."""
     named = options.base_model_dir
     base = open_checkpoint(named, allow_pickle=options.allow_pickle).identity() if named else None
@@ -104,6 +117,8 @@ def request_of(checkpoint: Checkpoint, options: ExportOptions) -> dict[str, Any]
         "texts": sidecars.text_identity(checkpoint),
         "base_identity": base,
     }
+    if origin.identity:
+        source["base_quantized_from" if named else "quantized_from"] = origin.identity
     asked = {"eagle_base": options.eagle_base, "aux_layers": options.aux_layers, "golden": options.golden}
     return {"source": source, "options": asked}
 
@@ -137,7 +152,7 @@ def export_base(
         plan = WeightPlan(bundle.MODEL_DATA)
         if config.tied_head:
             plan.point("lm_head.weight", Weight(checkpoint, info, bundle.EMBEDDING, builder.ALIGN_BYTES))
-        text = sidecars.base_config(checkpoint, config, graph.shape, taps)
+        text = sidecars.base_config(checkpoint, config, graph.shape, taps, request["source"].get("quantized_from"))
         job = Job(graph, plan, staging, progress)
         hashes = job.write(text, (checkpoint, info))
         if options.golden:
@@ -173,7 +188,9 @@ def export_draft(
     graph = eagle.Eagle3Draft.open(checkpoint, config, lending_base(base, base_model))
     own = eagle.stored_names({eagle.EMBEDDING: ()}, checkpoint)[eagle.EMBEDDING] if config.own_embedding else None
     with bundle.staged_directory(target) as staging:
-        text = sidecars.draft_config(checkpoint, config, graph.shape, taps, base)
+        text = sidecars.draft_config(
+            checkpoint, config, graph.shape, taps, base, request["source"].get("base_quantized_from")
+        )
         job = Job(graph, WeightPlan(bundle.MODEL_DATA), staging, progress)
         hashes = job.write(text, (checkpoint, checkpoint.tensors[own]) if own else None)
         writer.write_small({"d2t": vocabulary_map(offsets, config)}, staging / bundle.D2T)

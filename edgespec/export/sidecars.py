@@ -24,9 +24,9 @@ from edgespec.schemes import SCHEMES
 
 
 def base_config(
-    checkpoint: Checkpoint, config: ModelConfig, shape: GraphShape, taps: tuple[int, ...]
+    checkpoint: Checkpoint, config: ModelConfig, shape: GraphShape, taps: tuple[int, ...], quantized_from: str | None
 ) -> dict[str, Any]:
-    """config.json of a base or a plain decoder."""
+    """config.json of a base or a plain decoder; `quantized_from` is the identity of its original, if it has one."""
     out = {
         "model": config.architecture,
         "spec_decode_type": "eagle3" if taps else "none",
@@ -39,6 +39,8 @@ def base_config(
         "identity": checkpoint.identity(),
         "graph": asdict(shape),
     }
+    if quantized_from:
+        out["quantized_from"] = quantized_from
     return out | ({"eagle_hidden_state_layers": list(taps)} if taps else {})
 
 
@@ -48,8 +50,10 @@ def draft_config(
     shape: GraphShape,
     taps: tuple[int, ...] | None,
     base: Checkpoint | None,
+    base_quantized_from: str | None,
 ) -> dict[str, Any]:
     """config.json of a draft. `pair` is what it asks of its base; null where the draft does not say."""
+    root = {"base_quantized_from": base_quantized_from} if base_quantized_from else {}
     return {
         "model": "Eagle3",
         "spec_decode_type": config.kind.value,
@@ -61,6 +65,7 @@ def draft_config(
         "identity": checkpoint.identity(),
         "pair": {
             "base_identity": base.identity() if base else None,
+            **root,
             "base_name": config.base_name,
             "tap_ids": list(taps) if taps else None,
             "num_taps": config.num_taps,
