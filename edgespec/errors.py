@@ -19,6 +19,9 @@ Knows nothing else of the project.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class EdgeSpecError(Exception):
     """Base of all errors meant for users: `what` happened, and the `remedy` (where none is given, the usual one)."""
@@ -81,3 +84,12 @@ class EngineMismatch(EnvironmentProblem):
 
 class OutputError(EnvironmentProblem):
     pass
+
+
+@contextmanager
+def noted(problems: list[EdgeSpecError]) -> Iterator[None]:
+    """Keep an error instead of raising it, where more can be told all the same."""
+    try:
+        yield
+    except EdgeSpecError as error:
+        problems.append(error)

@@ -16,6 +16,8 @@ from edgespec.errors import BundleError
 
 # Name in the manifest -> module with `open_engine(path, config, entry) -> Runner`.
 BACKENDS = {"ort": "edgespec.backends.ort.runner"}
+# The same -> module with `check(stored, name)`, which is imported without the engine's library.
+FINGERPRINTS = {"ort": "edgespec.backends.ort.fingerprint"}
 
 
 def open_runner(engine_dir: Path, role: Role) -> tuple[Runner, dict[str, Any]]:

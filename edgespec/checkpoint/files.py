@@ -235,7 +235,7 @@ def _find_weights(path: Path, allow_pickle: bool) -> _Weights:
 
 
 def _from_safetensors(files: Iterable[Path]) -> _Weights:
-    tensors = {info.name: info for file in files for info in _read_header(file)}
+    tensors = {info.name: info for file in files for info in read_header(file)}
     return _Weights(tensors, {})
 
 
@@ -245,7 +245,7 @@ def _from_index(index: Path) -> _Weights:
     files = _shards(index, weight_map)
     tensors: dict[str, TensorInfo] = {}
     for file in files:
-        for info in _read_header(file):
+        for info in read_header(file):
             if weight_map.get(info.name, file.name) == file.name:
                 tensors[info.name] = info
     _check_index_complete(index, weight_map, tensors)
@@ -295,8 +295,8 @@ def some_of(names: Iterable[str]) -> str:
 # safetensors: eight bytes with the header's length, the header as JSON, the tensors
 
 
-def _read_header(path: Path) -> list[TensorInfo]:
-    """The tensors of one file in the order of their bytes, which must fill the file without gaps."""
+def read_header(path: Path) -> list[TensorInfo]:
+    """The tensors of one safetensors file in the order of their bytes, which must fill it without gaps."""
     with _open(path) as file:
         size_bytes = os.fstat(file.fileno()).st_size
         start = _read(file, 8, path)

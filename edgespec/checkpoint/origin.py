@@ -6,6 +6,7 @@ and not the pair. Knows when such a manifest is not to be believed: copied besid
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -57,7 +58,7 @@ def _identity(checkpoint: Checkpoint, manifest: Mapping[str, Any], hashes: bool)
     if strange := sorted(weights - listed.keys()):
         raise BundleError(f"{where} does not list {strange[0] or 'pickled weights'}", again)
     entries = {name: entry for name, entry in listed.items() if name in weights or name.endswith(".safetensors")}
-    for fault in bundle.faults(checkpoint.path, entries, hashes=hashes):
+    for fault in bundle.faults(checkpoint.path, entries, read_up_to=math.inf if hashes else 0):
         raise fault
     source = manifest.get("source")
     identity = source.get("identity") if isinstance(source, dict) else None

@@ -19,6 +19,10 @@ COMMANDS = {
     "export": ("edgespec.cli.export", "Write the ONNX graph of a checkpoint: a base, a plain decoder or a draft."),
     "build": ("edgespec.cli.build", "Build the engine of an exported directory for this machine."),
     "infer": ("edgespec.cli.infer", "Answer the requests of input.json, with drafts or without."),
+    "inspect": (
+        "edgespec.cli.inspect",
+        "Look into a checkpoint, an export or an engine directory: what it is, and if it is whole.",
+    ),
     "chat": ("edgespec.cli.chat", "Talk with a model in the terminal."),
 }
 

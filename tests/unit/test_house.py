@@ -31,10 +31,11 @@ LEANS_ON: dict[str, tuple[str, ...]] = {
 }
 ROOMS = tuple(LEANS_ON)
 ROOF: dict[str, tuple[str, ...]] = {
+    "inspection": ROOMS,
     "recipe": ROOMS,
-    "cli": (*ROOMS, "recipe"),
+    "cli": (*ROOMS, "inspection", "recipe"),
     "__init__": ROOMS,
-    "__main__": (*ROOMS, "recipe", "cli"),
+    "__main__": (*ROOMS, "inspection", "recipe", "cli"),
 }
 TABLE = {**LEANS_ON, **ROOF}
 

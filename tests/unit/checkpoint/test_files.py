@@ -417,7 +417,7 @@ def test_headers_are_read_once_and_only_when_asked_for(tmp_path: Path, monkeypat
         read.append(file)
         return []
 
-    monkeypatch.setattr(files, "_read_header", note)
+    monkeypatch.setattr(files, "read_header", note)
     checkpoint = Checkpoint(write_single(tmp_path))
     assert read == []
     assert checkpoint.tensors is checkpoint.tensors

@@ -1,0 +1,167 @@
+"""What lies at a path: a checkpoint, an exported directory, an engine directory, a safetensors file, or nothing known.
+
+Knows by which files these are told apart. What there is to tell of each stands in the room that knows it. Nothing is
+run, and of weights only the headers are read, unless hashes are to be compared.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgespec import bundle
+from edgespec.backends.engine_dir import STEMS
+from edgespec.backends.facts import engines_facts, export_facts
+from edgespec.checkpoint.detect import check_tensors, read_d2t
+from edgespec.checkpoint.facts import checkpoint_facts, safetensors_facts
+from edgespec.checkpoint.files import Checkpoint, some_of
+from edgespec.checkpoint.layouts import read_quantization
+from edgespec.config import DraftConfig, ModelConfig
+from edgespec.errors import BundleError, EdgeSpecError, noted
+
+SMALL_BYTES = 1 << 20  # files up to this size are compared by their hash in any case
+_OURS = ("quantize", "export", "engine")
+_STAGING = re.compile(r"\.(.+)\.tmp-(\d+)")
+_TAKES = "edgespec inspect takes a checkpoint, what export or build wrote, or a .safetensors file."
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """`facts` as --json prints them; `problems` are what is wrong, each with its remedy; `notes` what is not."""
+
+    path: Path
+    facts: dict[str, Any]
+    problems: tuple[EdgeSpecError, ...]
+    notes: tuple[str, ...]
+
+
+def inspect(path: Path, *, verify: bool = False) -> Inspection:
+    """Look at a path; with `verify` every file is hashed that a manifest lists.
+
+    Raises BundleError where nothing known is there, CheckpointError where nothing at all can be told of it.
+    """
+    problems: list[EdgeSpecError] = []
+    read_up_to = math.inf if verify else SMALL_BYTES
+    kind = kind_of(path)
+    if kind == "safetensors":
+        facts = safetensors_facts(path)
+    elif kind == "checkpoint":
+        facts = look_at_checkpoint(path, problems, read_up_to)
+    else:
+        facts = (export_facts if kind == "export" else engines_facts)(path, problems, read_up_to)
+    return Inspection(path, facts, tuple(problems), notes_of(path, facts))
+
+
+def kind_of(path: Path) -> str:
+    if path.is_file():
+        return kind_of_file(path)
+    if not path.is_dir():
+        raise BundleError(f"{path} does not exist", "Give a directory or a .safetensors file that is there.")
+    refuse_staging(path)
+    names = {file.name for file in path.iterdir()}
+    if not names:
+        raise BundleError(f"{path} is empty", "If a run was to fill it, run it again.")
+    kind = manifest_kind(path) if bundle.MANIFEST in names else None
+    if kind is not None:
+        return {"quantize": "checkpoint", "export": "export", "engine": "engines"}[kind]
+    refuse_without_manifest(path, names)
+    if bundle.CONFIG in names or any(name.endswith(".safetensors") for name in names):
+        return "checkpoint"
+    raise nothing_known(path)
+
+
+def kind_of_file(path: Path) -> str:
+    if path.suffix == ".safetensors":
+        return "safetensors"
+    remedy = f"Give its directory: {path.parent}" if path.suffix in (".json", ".onnx", ".data") else _TAKES
+    raise BundleError(f"{path} is a file of another kind", remedy)
+
+
+def manifest_kind(path: Path) -> str | None:
+    """Which of our commands wrote the directory; None where its manifest.json is somebody else's."""
+    kind = bundle.read_json(path / bundle.MANIFEST).get("kind")
+    return kind if kind in _OURS else None
+
+
+def refuse_staging(path: Path) -> None:
+    """What a run has not finished yet, or never will."""
+    match = _STAGING.fullmatch(path.absolute().name)
+    if match is None:
+        return
+    if match[2] != str(os.getpid()) and bundle.process_lives(match[2]):
+        raise BundleError(f"{path} is being written by process {match[2]}", f"Wait for it: {match[1]} will be there.")
+    raise BundleError(f"{path} was left unfinished by a run that was killed", "Remove it, and run the command again.")
+
+
+def refuse_without_manifest(path: Path, names: set[str]) -> None:
+    stems = [f"{stem}.onnx" for stem in STEMS.values()]
+    for files, command in (([bundle.MODEL], "export"), (stems, "build")):
+        if found := [name for name in files if name in names]:
+            what = f"{path} has {found[0]} and no {bundle.MANIFEST} of edgespec: it is half-written, or part of a copy"
+            raise BundleError(what, f"Copy the whole directory, or run edgespec {command} again.")
+
+
+def nothing_known(path: Path) -> BundleError:
+    names = [f"{depth}{name}" for depth in ("*/", "*/*/", "*/*/*/") for name in (bundle.MANIFEST, bundle.CONFIG)]
+    marks = sorted({file.parent for name in names for file in path.glob(name)})
+    shown = [str(mark) for mark in marks if not any(_STAGING.fullmatch(part) for part in mark.parts)]
+    if shown:
+        return BundleError(f"{path} holds nothing known itself", f"Look at one of these: {some_of(shown)}")
+    if any(path.glob("*.bin")) or any(path.glob("*.gguf")):
+        return BundleError(f"{path} has weights and no config.json", "Download the whole checkpoint.")
+    return BundleError(f"{path} holds nothing known: {some_of(sorted(file.name for file in path.iterdir()))}", _TAKES)
+
+
+# A checkpoint
+
+
+def look_at_checkpoint(path: Path, problems: list[EdgeSpecError], read_up_to: float) -> dict[str, Any]:
+    checkpoint = Checkpoint(path)
+    if (pickled := only_pickled(path)) is not None:
+        names = {key: checkpoint.config.get(key) for key in ("architectures", "model_type")}
+        return {"kind": "checkpoint", **names, "pickled": pickled}
+    facts, found = checkpoint_facts(checkpoint, problems, read_up_to)
+    if found is not None:
+        with noted(problems):
+            check_whole(checkpoint, found)
+        if isinstance(found, DraftConfig) and read_up_to == math.inf:
+            with noted(problems):
+                read_d2t(checkpoint, found)
+    return facts
+
+
+def only_pickled(path: Path) -> str | None:
+    """Pickled weights are not looked into: that would take torch, and reading all of them."""
+    pickled = [name for name in ("pytorch_model.bin", "pytorch_model.bin.index.json") if (path / name).is_file()]
+    return pickled[0] if pickled and not any(path.glob("*.safetensors*")) else None
+
+
+def check_whole(checkpoint: Checkpoint, found: ModelConfig | DraftConfig) -> None:
+    """Whether the tensors are those that export asks for. Raises CheckpointError that names what is not."""
+    from edgespec.graphs import decoder, eagle
+
+    quantization = read_quantization(checkpoint)
+    if isinstance(found, ModelConfig):
+        ignorable = decoder.ignorable(found, checkpoint)
+        check_tensors(decoder.expected_tensors(found), checkpoint, ignorable, quantization)
+        return
+    expected = eagle.expected_tensors(found)
+    stored = eagle.stored_names(expected, checkpoint)
+    maps = [name for name in checkpoint.tensors if name.removeprefix("model.") in eagle.MAPS]
+    check_tensors({stored[name]: shape for name, shape in expected.items()}, checkpoint, maps, quantization)
+
+
+def notes_of(path: Path, facts: dict[str, Any]) -> tuple[str, ...]:
+    notes = []
+    if pickled := facts.get("pickled"):
+        notes.append(f"{pickled}: pickled weights are not looked into; export reads them with --allow-pickle")
+    if path.is_dir():
+        left = sorted(file.name for file in path.iterdir() if _STAGING.fullmatch(file.name))
+        notes += [f"{name} is of a run that was killed, or is not over" for name in left]
+    if strange := facts.get("not_in_manifest"):
+        notes.append(f"not of edgespec: {some_of(strange)}")
+    return tuple(notes)
