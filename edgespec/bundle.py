@@ -140,11 +140,14 @@ def faults(
 
 def listed_files(directory: Path, files: object) -> dict[str, dict[str, Any]]:
     """The files that a manifest lists, each with `bytes` and `sha256`."""
-    entries = files.values() if isinstance(files, dict) else (None,)
-    if not isinstance(files, dict) or not all(isinstance(e, dict) and {"bytes", "sha256"} <= e.keys() for e in entries):
+    if not isinstance(files, dict) or not all(map(is_entry, files.values())):
         what = f"{directory / MANIFEST} does not list its files with their sizes and hashes"
         raise BundleError(what, "The file is damaged or was edited: copy or make the directory again.")
     return files
+
+
+def is_entry(value: object) -> bool:
+    return isinstance(value, dict) and type(value.get("bytes")) is int and isinstance(value.get("sha256"), str)
 
 
 def contained(directory: Path, name: str) -> Path:

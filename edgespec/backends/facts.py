@@ -71,12 +71,9 @@ def engines_facts(path: Path, problems: list[EdgeSpecError], read_up_to: float) 
     for name, entry in entries.items():
         with noted(problems):
             facts["engines"][name] = engine_facts(path, name, entry, problems, read_up_to)
-    facts["bytes"] = sum(
-        bundle.contained(path, name).stat().st_size
-        for name in engines.names_of(entries.values())
-        if (path / name).is_file()
-    )
-    facts["not_in_manifest"] = strangers(path, engines.names_of(entries.values()))
+    known = engines.names_of(entry for entry in entries.values() if isinstance(entry["files"], dict))
+    facts["bytes"] = sum((path / name).stat().st_size for name in known if (path / name).is_file())
+    facts["not_in_manifest"] = strangers(path, known)
     unfinished = [name for name in facts["not_in_manifest"] if name.endswith((".onnx", ".onnx.data"))]
     if unfinished or not entries:
         what = f"{path} has no finished engine" + (f" for {', '.join(unfinished)}" if unfinished else "")
@@ -102,8 +99,8 @@ def engine_facts(
         "fingerprint": entry["fingerprint"],
         "runs_here": runs_here(entry, f"the {name} engine"),
         "source": entry.get("source"),
-        "golden_difference": entry.get("golden_difference"),
-        "golden_cosine": entry.get("golden_cosine"),
+        "golden_difference": number(entry.get("golden_difference")),
+        "golden_cosine": number(entry.get("golden_cosine")),
     }
     if any(str(where) in fault.what for fault in faults):
         return facts
@@ -118,13 +115,23 @@ def engine_facts(
     }
 
 
+def number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def is_names(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
 def runs_here(entry: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Whether this machine is the one that the engine was built for; `why` where it is not."""
-    backend = entry.get("backend")
-    if backend not in FINGERPRINTS:
+    backend, stored = entry.get("backend"), entry["fingerprint"]
+    if not isinstance(backend, str) or backend not in FINGERPRINTS:
         return {"answer": False, "why": f"this version runs {', '.join(BACKENDS)}, not {backend!r}"}
+    if not isinstance(stored, dict) or not is_names(stored.get("cpu_features")):
+        return {"answer": False, "why": f"{name} does not say for which machine it was built"}
     try:
-        import_module(FINGERPRINTS[backend]).check(entry["fingerprint"], name)
+        import_module(FINGERPRINTS[backend]).check(stored, name)
     except EnvironmentProblem as error:
         return {"answer": False, "why": error.what}
     return {"answer": True, "why": None}

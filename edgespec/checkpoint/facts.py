@@ -167,7 +167,8 @@ def refuse_unreadable(path: Path, manifest: Mapping[str, Any]) -> None:
     if isinstance(check, dict):
         errors = check.get("weight_errors")
         numbers = [check.get(name) for name in _FIGURES] + list(errors.values() if isinstance(errors, dict) else [None])
-        if not all(isinstance(number, int | float) for number in numbers):
+        told = [check.get(name) for name in ("perplexity_before", "perplexity_after")]
+        if not all(isinstance(number, int | float) for number in [*numbers, *(n for n in told if n is not None)]):
             strange.append("check")
     if strange:
         raise BundleError(f"{path} has no readable {strange[0]!r}", "It was edited or damaged: quantise again.")

@@ -199,11 +199,8 @@ def exported_rows(quantization: Mapping[str, Any] | None) -> Rows:
         return [("quantised", "no")]
     rows = []
     for name, row in quantization["schemes"].items():
-        where = (
-            ""
-            if row["activations"] == "none"
-            else ", rounded " + ("in the graph" if row["activations_in_graph"] else "by engines that can")
-        )
+        rounded = "in the graph" if row["activations_in_graph"] else "by engines that can"
+        where = "" if row["activations"] == "none" else f", rounded {rounded}"
         text = f"{row['linears']} Linears{blocks_text(row['blocks'])}, activations {row['activations']}{where}"
         rows.append((name, text))
     if quantization["unquantised"]:
@@ -248,9 +245,8 @@ def engine_lines(engine: Mapping[str, Any], *, speaks: bool) -> list[str]:
         lines.append("at most " + ", ".join(f"{name[4:].replace('_', ' ')} {n}" for name, n in limits.items()))
     difference, cosine = engine["golden_difference"], engine["golden_cosine"]
     if difference is not None:
-        lines.append(
-            f"golden outputs to {difference:.1e}" if cosine is None else f"golden outputs to cosine {cosine:.4f}"
-        )
+        close = f"{difference:.1e}" if cosine is None else f"cosine {cosine:.4f}"
+        lines.append(f"golden outputs reproduced to {close}")
     here = engine["runs_here"]
     return [*lines, "runs on this machine" if here["answer"] else f"does not run here: {here['why']}"]
 
@@ -265,10 +261,9 @@ def weights_text(engine: Mapping[str, Any]) -> str:
 
 
 def losslessness(engine: Mapping[str, Any]) -> list[str]:
-    margin = (
-        f"lossless up to kernel rounding (margin {engine['rounding']:.2g} nats)" if engine["rounding"] else "lossless"
-    )
-    return [f"{margin}; {'--exact is possible' if engine['exact'] is None else 'no --exact: ' + engine['exact']}"]
+    margin = f" up to kernel rounding (margin {engine['rounding']:.2g} nats)" if engine["rounding"] else ""
+    exact = "--exact is possible" if engine["exact"] is None else f"no --exact: {engine['exact']}"
+    return [f"lossless{margin}; {exact}"]
 
 
 # One file

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -328,6 +328,40 @@ def test_what_a_killed_run_left_is_told(shop: Path, tmp_path: Path, cli: Cli) ->
     assert "left unfinished" in cli("inspect", staged).err
     living = staged.rename(path / f".base.tmp-{os.getppid()}")
     assert f"is being written by process {os.getppid()}" in cli("inspect", living).err
+
+
+def places(value: object, at: tuple[object, ...] = ()) -> Iterator[tuple[object, ...]]:
+    """Where something stands in a JSON value; of a list, of files and of layers the first one."""
+    yield at
+    items = list(value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ())
+    alike = isinstance(value, list) or (at and at[-1] in ("files", "weight_errors", "packages"))
+    for key, item in items[:1] if alike else items:
+        yield from places(item, (*at, key))
+
+
+def with_another(value: Any, at: tuple[Any, ...], item: object) -> Any:
+    if not at:
+        return item
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[at[0]] = with_another(value[at[0]], at[1:], item)
+    return copy
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["onnx_draft/llm", "engines", "base_fp8"])
+def test_no_value_in_a_manifest_is_a_fault_of_ours(
+    shop: Path, request: pytest.FixtureRequest, tmp_path: Path, place: str, cli: Cli
+) -> None:
+    """Manifests are edited by hand and by other tools, and no hash stands over them."""
+    source = (request.getfixturevalue("quantised") if place == "base_fp8" else shop) / place
+    path = copied(source, tmp_path)
+    manifest = json.loads((path / "manifest.json").read_text())
+    for at in places(manifest):
+        for item in (None, "x", {"x": None}):
+            (path / "manifest.json").write_text(json.dumps(with_another(manifest, at, item)))
+            done = cli("inspect", path)
+            assert done.code in (0, 3), (at, item, done.err)
+            assert done.code == 0 or done.err.startswith("error: ")
 
 
 # Files, and what is nothing known
