@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -90,3 +92,19 @@ def test_presets_are_modelopts() -> None:
         text = file.read()
     missing = [row.preset for row in SCHEMES.values() if row.preset and row.preset not in text]
     assert missing == []
+
+
+def test_the_page_for_users_names_every_format_and_the_devices_that_run_it() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "quantization.md").read_text(encoding="utf-8")
+    head, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if "|" in line]
+    columns = [head.index(target.capitalize()) for target in TARGETS]
+    said = {row[0].strip("`"): [row[i] for i in columns] for row in rows if row[0].strip("`") in MADE}
+    runs = {name: ["yes" if SCHEMES[name].runs_on(target) else "no" for target in TARGETS] for name in MADE}
+    assert said == runs
+
+
+def test_every_flag_that_the_page_names_is_there() -> None:
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    known = set(re.findall(r"--[a-z][a-z-]+", (docs / "cli.md").read_text(encoding="utf-8")))
+    named = set(re.findall(r"(?<!-)--[a-z][a-z-]+", (docs / "quantization.md").read_text(encoding="utf-8")))
+    assert {"--calib-data", "--exclude"} <= named <= known | {"--out"}  # the last is a script's

@@ -1,0 +1,298 @@
+"""The demo pair in every weight format: sizes, perplexity through the engine, acceptance, and whether drafts change it.
+
+    python scripts/measure_formats.py --out formats-out
+
+Quantises, exports, builds and measures one format after the other. What is measured is kept in OUT/FORMAT.json: a run
+that was stopped goes on there, and a format is measured anew when its file (or OUT) is removed. Prints the table of
+docs/quantization.md; the same figures are in OUT/formats.json. Texts are the functions of held-out modules of the
+standard library, see train_demo_model.py; run it with the Python that trained.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import platform
+import shutil
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from train_demo_model import functions, read_source, stdlib_files
+
+import edgespec
+from edgespec import bundle
+from edgespec.backends.engine_dir import read_engines
+from edgespec.backends.weights import weights_of
+from edgespec.cli.main import run
+from edgespec.prompts import Message, SamplingParams
+from edgespec.runtime.engine import Engine
+from edgespec.runtime.jobs import Response
+from edgespec.runtime.law import Difference, first_difference
+from edgespec.runtime.metrics import Pooled
+
+RECIPE = Path(__file__).resolve().parent.parent / "recipes" / "demo"
+PLAN = (1, 4, 5)  # top-k, step, verify size
+TEMPERATURES = (0.0, 0.7)
+LIMITS = ("--max-input-len", "512", "--max-kv-cache-capacity", "1024")
+Pair = tuple[str, str]  # head and body of a function
+Sizes = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a format is made: by `quantize` on the host with its options, or by `build` on the device with its own."""
+
+    name: str
+    quantize: tuple[str, ...] = ()
+    build: tuple[str, ...] = ()
+
+
+FORMATS = (
+    Format("bf16 weights, float32 engine"),
+    Format("fp8", ("--quantization", "fp8")),
+    Format("int8_sq", ("--quantization", "int8_sq")),
+    Format("mxfp8", ("--quantization", "mxfp8")),
+    Format("nvfp4", ("--quantization", "nvfp4")),
+    # down_proj has 704 inputs, which is no multiple of the block of 128
+    Format("int4_awq", ("--quantization", "int4_awq", "--exclude", "*.down_proj")),
+    Format("build int8, block 128", build=("--weights", "int8")),
+    Format("build int4, block 32", build=("--weights", "int4", "--weight-block", "32")),
+    Format("build int4, block 128", build=("--weights", "int4")),
+)
+
+
+# Texts
+
+
+def pairs(paths: list[Path], count: int, seed: int) -> list[Pair]:
+    found = [pair for path in paths for pair in functions(read_source(path))]
+    order = np.random.default_rng(seed).permutation(len(found))[:count]
+    return [found[i] for i in order]
+
+
+def write_calibration(path: Path, training: list[Path], count: int) -> None:
+    """Conversations of the kind that the model was made for, from some of the modules that it was trained on."""
+    rows = [
+        {"messages": [{"role": "user", "content": head}, {"role": "assistant", "content": body}]}
+        for head, body in pairs(training[::16], count, seed=1)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+# Making
+
+
+def call(*args: str | Path) -> None:
+    """One command line of edgespec, silent; the script ends where it fails."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        code = run([str(arg) for arg in args])
+    if code:
+        sys.exit(f"edgespec {' '.join(map(str, args))}: exit code {code}")
+
+
+def make(form: Format, work: Path, calibration: Path) -> dict[str, Path]:
+    """Engine directories of the base with the plain draft and with the draft in the same format; checkpoints beside."""
+    base, draft = RECIPE / "base", RECIPE / "draft"
+    found = {"base": base, "draft": draft}
+    if form.quantize:
+        data = ("--calib-data", calibration, "--num-samples", "16")
+        found = {"base": work / "base", "draft": work / "draft"}
+        call("quantize", "llm", "--model-dir", base, "--output-dir", found["base"], *form.quantize, *data)
+        both = ("--base-model-dir", base, "--draft-model-dir", draft)
+        call("quantize", "draft", *both, "--output-dir", found["draft"], *form.quantize, *data)
+    onnx = work / "onnx"
+    call("export", found["base"], onnx / "base", "--eagle-base")
+    call("export", draft, onnx / "plain", "--base-model-dir", base)
+    call("export", found["draft"], onnx / "draft", "--base-model-dir", base)
+    for engines, component, flags in (("plain", "plain", ()), ("same", "draft", form.build)):
+        found[engines] = work / engines
+        call("build", "--onnx-dir", onnx / "base" / "llm", "--engine-dir", found[engines], *LIMITS, *form.build)
+        call("build", "--onnx-dir", onnx / component / "llm", "--engine-dir", found[engines], *LIMITS, *flags)
+    return found
+
+
+# Measuring
+
+
+def scored(engine: Engine, text: list[Pair]) -> tuple[float, np.ndarray[Any, Any]]:
+    """Perplexity of the bodies behind their heads, and the first choice at each of their tokens, by the engine itself.
+
+    The whole text is one pass, so activations are rounded as they are in prefill.
+    """
+    loss, choices = 0.0, []
+    for head, body in text:
+        prompt = engine.encode([Message("user", head)])
+        ids = np.array([*prompt, *engine.tokenizer.encode(body)], np.int64)[:512]
+        engine.session.restart()
+        engine.base.reset(0)
+        places = np.arange(len(prompt) - 1, len(ids) - 1)
+        (result,) = engine.base.extend([engine.base.causal(0, ids, places)])
+        logits = result.logits.astype(np.float64)
+        logits -= logits.max(-1, keepdims=True)
+        targets = ids[len(prompt) :]
+        loss += float((np.log(np.exp(logits).sum(-1)) - logits[np.arange(len(targets)), targets]).sum())
+        choices.append(logits.argmax(-1))
+    every = np.concatenate(choices)
+    return float(np.exp(loss / len(every))), every
+
+
+def samplings(tokens: int) -> dict[str, SamplingParams]:
+    return {
+        str(temperature): SamplingParams(temperature, top_p=0.95, top_k=50, seed=1, max_generate_length=tokens)
+        for temperature in TEMPERATURES
+    }
+
+
+def answered(engine: Engine, prompts: list[Pair], sampling: SamplingParams, sizes: Sizes | None) -> list[Response]:
+    plan = engine.plan(*sizes) if sizes else None
+    return [engine.finish(engine.encode([Message("user", head)]), sampling, plan) for head, _ in prompts]
+
+
+def drafted(engine: Engine, prompts: list[Pair], tokens: int, plain: dict[str, list[Response]]) -> dict[str, Any]:
+    """Acceptance and what drafts changed, greedy and sampled, against the plain answers of the same base."""
+    figures: dict[str, Any] = {}
+    for temperature, sampling in samplings(tokens).items():
+        found = answered(engine, prompts, sampling, PLAN)
+        twins = zip(plain[temperature], found, strict=True)
+        differing = [difference for p, s in twins if (difference := first_difference(engine, p, s, sampling))]
+        pool = Pooled([response.metrics for response in found])
+        figures[temperature] = {
+            "acceptance_length": pool.acceptance_length,
+            "per_position_acceptance": pool.per_position_acceptance,
+            "num_answers": len(found),
+            "tokens": pool.completion_tokens,
+            **differences(differing, engine),
+        }
+    return figures
+
+
+def differences(found: list[Difference], engine: Engine) -> dict[str, Any]:
+    return {
+        "answers_that_differ": len(found),
+        "beyond_the_margin": sum(not d.near_tie for d in found),
+        "largest_margin": max((d.margin for d in found), default=0.0),
+        "stated_margin": engine.rounding,
+    }
+
+
+def measure(form: Format, made: dict[str, Path], text: list[Pair], prompts: list[Pair], tokens: int) -> dict[str, Any]:
+    plain: dict[str, list[Response]] = {}
+    row: dict[str, Any] = {"format": form.name, "quantize": form.quantize, "build": form.build}
+    for role in ("base", "draft"):
+        row[f"{role}_checkpoint_bytes"] = sum(file.stat().st_size for file in made[role].glob("*.safetensors"))
+        files = read_engines(made["same"])[role]["files"]
+        row[f"{role}_engine_bytes"] = sum(entry["bytes"] for entry in files.values())
+    for draft in ("plain", "same"):
+        with edgespec.load(made[draft], spec_decode=True) as engine:
+            engine.stop_ids = frozenset()
+            if draft == "plain":
+                row["weights"] = weights_of(engine.config)
+                row["perplexity"], choices = scored(engine, text)
+                row["choices"] = choices.tolist()
+                plain = {
+                    name: answered(engine, prompts, sampling, None) for name, sampling in samplings(tokens).items()
+                }
+            unchanged = draft == "same" and not (form.quantize or form.build)
+            row[f"{draft}_draft"] = row["plain_draft"] if unchanged else drafted(engine, prompts, tokens, plain)
+    return row
+
+
+# The table
+
+
+def machine() -> dict[str, Any]:
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+    return {
+        "cpu": names[0] if names else cpu,
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "versions": {name: bundle.installed_version(name) for name in ("onnxruntime-gpu", "nvidia-modelopt", "torch")},
+    }
+
+
+HEAD = (
+    "| format | checkpoint | engine | perplexity | same first choice | greedy, plain draft | greedy, draft alike "
+    "| 0.7, plain draft | 0.7, draft alike | answers that differ | largest margin / stated |\n"
+    "|---|---|---|---|---|---|---|---|---|---|---|\n"
+)
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    first = rows[0]
+    return HEAD + "".join(f"| {' | '.join(cells(row, first))} |\n" for row in rows)
+
+
+def cells(row: dict[str, Any], first: dict[str, Any]) -> list[str]:
+    """A row of the table; sizes are base + draft."""
+    ratio = row["perplexity"] / first["perplexity"] - 1
+    same = np.mean(np.array(row["choices"]) == np.array(first["choices"]))
+    runs = [row[f"{draft}_draft"][str(t)] for t in TEMPERATURES for draft in ("plain", "same")]
+    differing, beyond = (sum(run[key] for run in runs) for key in ("answers_that_differ", "beyond_the_margin"))
+    size = lambda what: f"{row[f'base_{what}_bytes'] / 1e6:.1f} + {row[f'draft_{what}_bytes'] / 1e6:.1f}"  # noqa: E731
+    return [
+        row["format"],
+        size("checkpoint"),
+        size("engine"),
+        f"{row['perplexity']:.3f} ({ratio:+.1%})",
+        f"{same:.1%}",
+        *(f"{run['acceptance_length']:.2f}" for run in runs),
+        f"{differing} of {sum(run['num_answers'] for run in runs)}" + (f", {beyond} BEYOND" if beyond else ""),
+        f"{max(run['largest_margin'] for run in runs):.2g} / {runs[0]['stated_margin']:.2g}",
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="figures, and what is made on the way")
+    parser.add_argument("--prompts", type=int, default=16, help="functions that are continued")
+    parser.add_argument("--tokens", type=int, default=48, help="tokens of each answer")
+    parser.add_argument("--text", type=int, default=48, help="functions that are scored for perplexity")
+    parser.add_argument("--formats", default="", help="only those whose name contains one of these, by commas")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    training, held = stdlib_files()
+    text, prompts = pairs(held, args.text, seed=2), pairs(held, args.prompts, seed=0)
+    calibration = args.out / "calibration.jsonl"
+    write_calibration(calibration, training, 64)
+    wanted = [part for part in args.formats.split(",") if part]
+    setting = {"prompts": args.prompts, "tokens": args.tokens, "text": args.text, **machine()}
+    rows = []
+    for number, form in enumerate(FORMATS):
+        if number and wanted and not any(part in form.name for part in wanted):
+            continue
+        rows.append(kept_or_measured(form, args.out, setting, text, prompts, calibration))
+    bundle.write_json(args.out / "formats.json", {"setting": setting, "rows": rows})
+    print(table(rows))
+    print(json.dumps(setting))
+
+
+def kept_or_measured(
+    form: Format, out: Path, setting: dict[str, Any], text: list[Pair], prompts: list[Pair], calibration: Path
+) -> dict[str, Any]:
+    """The figures of an earlier run with the same setting, or those of one now."""
+    path = out / f"{form.name.replace(',', '').replace(' ', '_')}.json"
+    if path.is_file():
+        kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if kept["setting"] == setting:
+            return kept
+    work, began = out / "work", time.monotonic()
+    shutil.rmtree(work, ignore_errors=True)
+    row = measure(form, make(form, work, calibration), text, prompts, setting["tokens"])
+    row |= {"setting": setting, "seconds": round(time.monotonic() - began, 1)}
+    bundle.write_json(path, row)
+    shutil.rmtree(work)
+    print(f"{form.name}: {row['seconds']} s", file=sys.stderr)
+    return row
+
+
+if __name__ == "__main__":
+    main()
