@@ -247,7 +247,7 @@ def write_data(lowered: Lowered, source: Path, path: Path, advance: Advance) -> 
     with path.open("wb") as file:
         for weight in lowered.weights:
             for offset, array in pieces(weight, source):
-                file.write(b"\0" * (offset - file.tell()))
+                file.seek(offset)
                 file.write(array.data)
                 advance(array.nbytes)
 

@@ -1,5 +1,6 @@
 """Joins nodes that ONNX Runtime would run one after the other: each costs microseconds beside a product of as many.
 
+- products: MatMulNBits of the same rows -> one, and a Split behind it
 - residuals: Add + RMSNormalization -> SkipSimplifiedLayerNormalization, which gives the sum as well
 
 Knows the operators of both sides. Knows no model.
@@ -7,11 +8,38 @@ Knows the operators of both sides. Knows no model.
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
-from edgespec.backends.ort.nbits import MICROSOFT
+from edgespec.backends.ort import nbits
+from edgespec.backends.ort.nodes import Constants
 
 SUM, NUM_OUTPUTS = 3, 4  # of SkipSimplifiedLayerNormalization: normed, two that are not asked for, and the sum
+
+
+def join_products(
+    nodes: list[ir.Node], sizes: list[int], kernel: nbits.Kernel, codes: ir.Value, scales: ir.Value
+) -> None:
+    """MatMuls of the same input to so many outputs; `kernel` is that of all their weights, one below the other."""
+    graph, name = nodes[0].graph, f"{nodes[0].name}+{len(nodes) - 1}"
+    assert isinstance(graph, ir.Graph)
+    assert sum(sizes) == kernel.out_features
+    joined = ir.node("MatMul", [nodes[0].inputs[0], codes], name=name)
+    joined.outputs[0].name = f"{name}:0"
+    nbits.replace_matmul(joined, kernel, codes, scales)
+    counts = Constants(graph)(f"lowered/sizes/{','.join(map(str, sizes))}", np.array(sizes, np.int64))
+    parts = ir.node("Split", [joined.outputs[0], counts], {"axis": -1}, num_outputs=len(nodes), name=f"{name}/split")
+    graph.insert_before(next(node for node in graph if node in nodes), (joined, parts))
+    for node, part in zip(nodes, parts.outputs, strict=True):
+        take_place(part, node.outputs[0])
+    graph.remove(nodes, safe=True)
+
+
+def take_place(new: ir.Value, old: ir.Value) -> None:
+    """Let `new` have the name and the users of `old`."""
+    new.name, new.shape, new.type = old.name, old.shape, old.type
+    old.name = f"{old.name}/apart"
+    old.replace_all_uses_with(new)
 
 
 def join_residuals(graph: ir.Graph) -> None:
@@ -23,16 +51,13 @@ def join_residuals(graph: ir.Graph) -> None:
         epsilon = norm.attributes["epsilon"].as_float()
         joined = ir.node(
             "SkipSimplifiedLayerNormalization", [*total.inputs, norm.inputs[1]], {"epsilon": epsilon},
-            domain=MICROSOFT, num_outputs=NUM_OUTPUTS, name=norm.name,
+            domain=nbits.MICROSOFT, num_outputs=NUM_OUTPUTS, name=norm.name,
         )  # fmt: skip
         for output in joined.outputs:
             output.name = ""
-        for output, old in ((joined.outputs[0], norm.outputs[0]), (joined.outputs[SUM], total.outputs[0])):
-            output.name, output.shape, output.type = old.name, old.shape, old.type
-            old.name = f"{old.name}/apart"
         graph.insert_before(total, joined)
-        norm.outputs[0].replace_all_uses_with(joined.outputs[0])
-        total.outputs[0].replace_all_uses_with(joined.outputs[SUM])
+        take_place(joined.outputs[0], norm.outputs[0])
+        take_place(joined.outputs[SUM], total.outputs[0])
         graph.remove((norm, total), safe=True)
 
 

@@ -7,8 +7,8 @@ and `integer`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from edgespec.backends.ort import integer, nbits
 from edgespec.backends.ort.emulate import Emulation
+from edgespec.backends.ort.fusion import join_products
 from edgespec.backends.ort.stored_codes import StoredCodes, read, stored_codes
 from edgespec.backends.weights import FP32, WeightFormat
 from edgespec.errors import BuildError
@@ -50,6 +51,24 @@ class RoundedWeight:
     @property
     def num_bytes(self) -> int:
         return self.kernel.codes_bytes + self.kernel.scales_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """MatMuls by one weight that MatMulNBits will do."""
+
+    name: str
+    nodes: list[ir.Node]
+    source: ir.ExternalTensor | StoredCodes
+    kernel: nbits.Kernel
+
+    @property
+    def neighbourhood(self) -> Hashable:
+        """Products that have the same read the same rows in the same form, and can be one."""
+        if len(self.nodes) > 1:
+            return id(self)
+        (node,), kernel = self.nodes, self.kernel
+        return id(node.graph), id(node.inputs[0]), kernel.in_features, kernel.bits, kernel.block
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +117,8 @@ def lower_weights(model: ir.Model, data_name: str, weight_format: WeightFormat =
     if weight_format.by_row and not integer.is_exact_here():
         what = "this CPU adds up products of 8-bit integers in 16 bits, which are too few"
         raise BuildError(what, "Build with --weights int8 --weight-block 128.")
-    weights: list[AnyWeight] = list(lower_codes(room, activations))
+    products: list[Product] = []
+    weights: list[AnyWeight] = list(lower_codes(room, activations, products))
     RemoveUnusedNodesPass()(model)  # what read the codes
     for value in list(graph.initializers.values()):
         tensor = value.const_value
@@ -112,15 +132,16 @@ def lower_weights(model: ir.Model, data_name: str, weight_format: WeightFormat =
             if users and weight_format.by_row:
                 weights.append(as_integers(room, value, tensor, users, activations))
             elif users:
-                weights.append(rounded(room, value, tensor, users, weight_format))
+                products.append(product(value, tensor, users, weight_format))
             else:
                 weights.append(stored(room, value, tensor, final, transposed=transposed))
+    weights += place_products(room, products)
     return weights
 
 
-def lower_codes(room: Room, activations: integer.Activations) -> Iterator[AnyWeight]:
+def lower_codes(room: Room, activations: integer.Activations, products: list[Product]) -> Iterator[AnyWeight]:
     """Quantised weights of the export: to a kernel that reads them, else to what they are worth, and then activations
-    are rounded in the graph."""
+    are rounded in the graph. Those that MatMulNBits reads are added to `products`."""
     emulation = Emulation(room.graph)
     for node in list(room.graph.all_nodes()):
         source = stored_codes(node) if node.op_type == "MatMul" and node.domain == "" else None
@@ -136,9 +157,7 @@ def lower_codes(room: Room, activations: integer.Activations) -> Iterator[AnyWei
             emulation.round_input(node, source.scheme)
             yield WorthWeight(source, offset, size)
         else:
-            codes, scales, offset, scales_offset = room.place_codes(str(node.name), kernel)
-            nbits.replace_matmul(node, kernel, codes, scales)
-            yield RoundedWeight(source, kernel, offset, scales_offset)
+            products.append(Product(str(node.name), [node], source, kernel))
 
 
 def integer_kernel(source: StoredCodes, node: ir.Node) -> tuple[integer.Kernel, ir.Value] | None:
@@ -217,16 +236,30 @@ def stored(
     return StoredWeight(tensor, transposed, offset, size)
 
 
-def rounded(
-    room: Room, value: ir.Value, tensor: ir.ExternalTensor, users: list[ir.Node], weight_format: WeightFormat
-) -> RoundedWeight:
+def product(value: ir.Value, tensor: ir.ExternalTensor, users: list[ir.Node], weight_format: WeightFormat) -> Product:
     out_features, in_features = tensor.shape.numpy()
     assert weight_format.bits is not None
     kernel = nbits.Kernel(weight_format.bits, weight_format.block, in_features, out_features)
-    codes, scales, offset, scales_offset = room.place_codes(str(value.name), kernel)
-    for node in users:
-        nbits.replace_matmul(node, kernel, codes, scales)
-    return RoundedWeight(tensor, kernel, offset, scales_offset)
+    return Product(str(value.name), users, tensor, kernel)
+
+
+def place_products(room: Room, products: list[Product]) -> Iterator[RoundedWeight]:
+    """Those that read the same rows become one, their weights one below the other: fewer starts of all threads."""
+    neighbours: dict[Hashable, list[Product]] = {}
+    for one in products:
+        neighbours.setdefault(one.neighbourhood, []).append(one)
+    for group in neighbours.values():
+        sizes = [one.kernel.out_features for one in group]
+        joined = replace(group[0].kernel, out_features=sum(sizes))
+        codes, scales, offset, scales_offset = room.place_codes(group[0].name, joined)
+        if len(group) == 1:
+            for node in group[0].nodes:
+                nbits.replace_matmul(node, joined, codes, scales)
+        else:
+            join_products([one.nodes[0] for one in group], sizes, joined, codes, scales)
+        for one in group:
+            yield RoundedWeight(one.source, one.kernel, offset, scales_offset)
+            offset, scales_offset = offset + one.kernel.codes_bytes, scales_offset + one.kernel.scales_bytes
 
 
 def as_integers(
@@ -265,7 +298,7 @@ def final_forms(value: ir.Value) -> Iterator[tuple[ir.Value, bool]]:
 
 
 def pieces(weight: AnyWeight, directory: Path) -> Iterator[tuple[int, NDArray[Any]]]:
-    """Offsets and arrays of the engine's data file, ascending; one tensor of `directory` is held at a time."""
+    """Offsets and arrays of the engine's data file; one tensor of `directory` is held at a time."""
     if isinstance(weight, StoredWeight):
         yield weight.offset, read_fp32(weight, directory)
         return
