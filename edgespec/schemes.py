@@ -41,6 +41,7 @@ class Scheme:
     out_multiple: int = 1  # `out` must be a multiple of it: two rows may share a byte
     made: bool = False  # by `quantize`; the others are read only
     preset: str = ""  # ModelOpt's configuration
+    passes: tuple[int, ...] = (1,)  # ModelOpt's passes over the calibration data, by what one costs beside the first
     algos: tuple[str, ...] = ()  # quant_algo as ModelOpt writes it
     min_sm: int = 0  # the first compute capability where TensorRT runs it as such
     cpu: str = "float32"  # how the CPU engine runs it
@@ -74,8 +75,8 @@ _ROWS = (
     ),
     Scheme(
         "int4_awq", "INT4 weights in blocks of 128, activation-aware", "int4", 4, "block", 128,
-        pre_quant_scale=True, out_multiple=2, made=True, preset="INT4_AWQ_CFG", algos=("W4A16_AWQ",), min_sm=75,
-        cpu="MatMulNBits int4", min_logits_cosine=0.85, max_weight_error=0.20,
+        pre_quant_scale=True, out_multiple=2, made=True, preset="INT4_AWQ_CFG", passes=(1, 4), algos=("W4A16_AWQ",),
+        min_sm=75, cpu="MatMulNBits int4", min_logits_cosine=0.85, max_weight_error=0.20,
     ),
     Scheme(
         "int8_sq", "INT8 weights and activations with SmoothQuant, a scale per channel", "int8", 8, "channel",

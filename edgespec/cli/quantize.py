@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from edgespec.cli.flags import EdgeCommand
+from edgespec.cli.flags import INTERRUPTED, EdgeCommand
 from edgespec.cli.progress import Bars
 from edgespec.schemes import MADE
 
@@ -33,7 +33,7 @@ class Steps(Bars):
         console = Console(file=sys.stderr)
         self.progress = Progress(
             *columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal,
-            redirect_stdout=False, redirect_stderr=False,
+            redirect_stdout=False, redirect_stderr=False, speed_estimate_period=3600,  # a layer may take a minute
         )  # fmt: skip
 
 
@@ -78,6 +78,9 @@ def llm(
     The result is an ordinary Hugging Face directory in ModelOpt's layout. Its weights are read back and compared with
     the original over text that was not calibrated with; a broken result is refused and removed.
 
+    One layer is in memory at a time. A run that was stopped goes on with the same command: finished layers wait in
+    .DIR.quantize beside the output.
+
     \b
     edgespec quantize llm --model-dir Qwen/Qwen3-0.6B --quantization fp8 --output-dir qwen3-fp8
     """
@@ -85,7 +88,7 @@ def llm(
 
     refuse_tower(visual_quantization, model_dir)
     options = options_of(flags, fp8_cache=kv_cache_quantization == "fp8")
-    show(lambda bars, log: quantize_llm(model_dir, output_dir, options, bars, log), as_json)
+    show(lambda bars, log: quantize_llm(model_dir, output_dir, options, bars, log), output_dir, as_json)
 
 
 @command.command("draft", cls=EdgeCommand, aliases=ALIASES)
@@ -110,7 +113,11 @@ def draft(
     from edgespec.quantize.draft import quantize_draft
 
     options = options_of(flags, fp8_cache=kv_cache_quantization == "fp8")
-    show(lambda bars, log: quantize_draft(base_model_dir, draft_model_dir, output_dir, options, bars, log), as_json)
+
+    def run(bars: Bars, log: Log) -> Quantized:
+        return quantize_draft(base_model_dir, draft_model_dir, output_dir, options, bars, log)
+
+    show(run, output_dir, as_json)
 
 
 def options_of(flags: dict[str, Any], *, fp8_cache: bool = False) -> Options:
@@ -119,14 +126,20 @@ def options_of(flags: dict[str, Any], *, fp8_cache: bool = False) -> Options:
     return Options(**flags, fp8_cache=fp8_cache)
 
 
-def show(work: Callable[[Bars, Log], Quantized], as_json: bool) -> None:
+def show(run: Callable[[Bars, Log], Quantized], out: Path, as_json: bool) -> None:
     """Run the work under its bars and print what came of it; with --debug also what ModelOpt said."""
     from edgespec.quantize.modelopt import Log
+    from edgespec.quantize.work import kept
 
     log = Log()
     try:
         with Steps() as bars:
-            result = work(bars, log)
+            result = run(bars, log)
+    except KeyboardInterrupt:
+        if not (there := kept(out)):
+            raise
+        click.echo(f"interrupted: {there}", err=True)
+        raise click.exceptions.Exit(INTERRUPTED) from None
     finally:
         if (click.get_current_context().obj or {}).get("debug"):
             click.echo(log.getvalue(), err=True)

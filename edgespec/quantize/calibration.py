@@ -138,7 +138,9 @@ def cut(texts: Texts, tokenizer: Any, num_samples: int, seq_len: int) -> Windows
     held = min(len(stream) // 5, MAX_HELD_OUT)
     width = seq_len - len(first)
     head, tail = stream[:-held], stream[-held:]
-    return Windows(_windows(head, width, first)[:num_samples], _windows(tail, width, first))
+    windows = _windows(head, width, first)
+    full = tuple(window for window in windows if len(window) == len(windows[0]))  # AWQ weighs each batch alike
+    return Windows(full[:num_samples], _windows(tail, width, first))
 
 
 def _chat(messages: list[dict[str, str]], tokenizer: Any) -> str:

@@ -1,14 +1,13 @@
 """Whether a quantised base still is the model: the written bytes against the original, over text it has not seen.
 
-Runs both through transformers' own code in float32 with one layer in memory at a time; quantised weights are read back
-with edgespec's own readers. Activations are not quantised here, and neither is the cache.
+Runs both through transformers' own code in float32 with one layer and some rows of the head in memory at a time;
+quantised weights are read back with edgespec's own readers. Activations are not quantised here, nor is the cache.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,12 +16,14 @@ import numpy as np
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization, read_weight
 from edgespec.errors import BuildError
-from edgespec.quantize.plan import EMBEDDING, HEAD, Plan
-from edgespec.quantize.tensors import to_torch
+from edgespec.quantize.base import EMBEDDING, HEAD, Base
+from edgespec.quantize.decoder import Decoder
+from edgespec.quantize.plan import Plan
+from edgespec.quantize.tensors import as_bytes, read_rows, to_torch
 from edgespec.quantized import QuantizedWeight, dequantize_stored
 
 NOT_SIMULATED = "weights only: rounding of activations and of the cache is not simulated"
-_CHUNK = 64  # positions whose logits are in memory at once
+HEAD_ROWS = 8192  # of the vocabulary that are in memory at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,28 +47,89 @@ class Report:
         return asdict(self) | {"max_weight_error": self.max_weight_error}
 
 
+class Side:
+    """One of two models' logits, some columns of the vocabulary at a time: what softmax and the choice need."""
+
+    def __init__(self, targets: Any) -> None:
+        import torch
+
+        count = len(targets)
+        self.targets = targets  # [rows], -1 where nothing follows
+        self.top = torch.full((count,), -math.inf)
+        self.total = torch.zeros(count, dtype=torch.float64)  # of exp(logit - top)
+        self.squares = torch.zeros(count, dtype=torch.float64)
+        self.choice = torch.zeros(count, dtype=torch.long)
+        self.picked = torch.zeros(count)  # the target's logit
+
+    def add(self, low: int, logits: Any) -> tuple[Any, Any]:
+        """Logits [rows, columns] of the vocabulary from `low` on; returns exp(logit - top), and what top has shrunk."""
+        import torch
+
+        high, at = logits.max(-1)
+        top = torch.maximum(self.top, high)
+        shrunk = (self.top - top).exp().double()
+        weights = (logits - top[:, None]).exp()
+        self.total = self.total * shrunk + weights.sum(-1, dtype=torch.float64)
+        self.squares += logits.square().sum(-1, dtype=torch.float64)
+        self.choice = torch.where(high > self.top, at + low, self.choice)
+        here = (self.targets >= low) & (self.targets < low + logits.shape[1])
+        self.picked[here] = logits[here, self.targets[here] - low]
+        self.top = top
+        return weights, shrunk
+
+    @property
+    def log_total(self) -> Any:
+        return self.top.double() + self.total.log()
+
+    def loss(self) -> float:
+        """Negative log likelihood of the targets, added up."""
+        known = self.targets >= 0
+        return float((self.log_total - self.picked.double())[known].sum())
+
+
+class Rows:
+    """Compares logits of the same rows, before and after, of a vocabulary that is never held whole."""
+
+    def __init__(self, targets: Any) -> None:
+        import torch
+
+        self.before, self.after = Side(targets), Side(targets)
+        self.products, self.weighted = torch.zeros(2, len(targets), dtype=torch.float64)
+
+    def add(self, low: int, before: Any, after: Any) -> None:
+        import torch
+
+        weights, shrunk = self.before.add(low, before)
+        self.after.add(low, after)
+        self.weighted = self.weighted * shrunk + (weights * (before - after)).sum(-1, dtype=torch.float64)
+        self.products += (before * after).sum(-1, dtype=torch.float64)
+
+
 class Sums:
-    """Adds up comparisons of logits, some rows at a time."""
+    """Adds up comparisons of rows."""
 
     def __init__(self) -> None:
         self.cosine = self.kl = self.loss_before = self.loss_after = 0.0
         self.agreed = self.rows = self.scored = 0
 
-    def add(self, before: Any, after: Any, targets: Any | None = None) -> None:
-        """Logits [rows, vocab]; targets [rows], -1 where nothing follows."""
+    def add(self, before: Any, after: Any) -> None:
+        """Whole logits [rows, vocab] of a model whose next tokens are not known."""
         import torch
 
-        p, q = before.log_softmax(-1), after.log_softmax(-1)
-        self.cosine += float(torch.nn.functional.cosine_similarity(before, after, dim=-1).sum())
-        self.kl += float((p.exp() * (p - q)).sum())
-        self.agreed += int((before.argmax(-1) == after.argmax(-1)).sum())
-        self.rows += before.shape[0]
-        if targets is not None:
-            known = targets >= 0
-            picked = targets[known][:, None]
-            self.loss_before -= float(p[known].gather(1, picked).sum())
-            self.loss_after -= float(q[known].gather(1, picked).sum())
-            self.scored += int(known.sum())
+        rows = Rows(torch.full((len(before),), -1))
+        rows.add(0, before, after)
+        self.take(rows)
+
+    def take(self, rows: Rows) -> None:
+        before, after = rows.before, rows.after
+        self.cosine += float((rows.products / (before.squares * after.squares).sqrt()).sum())
+        # KL = sum of p (b - a) - log Zb + log Za, with p = exp(b) / Zb
+        self.kl += float((rows.weighted / before.total - before.log_total + after.log_total).sum())
+        self.loss_before += before.loss()
+        self.loss_after += after.loss()
+        self.agreed += int((before.choice == after.choice).sum())
+        self.rows += len(before.targets)
+        self.scored += int((before.targets >= 0).sum())
 
     def report(self, errors: dict[str, float]) -> Report:
         before, after = (
@@ -81,34 +143,29 @@ class Sums:
 
 
 def compare(
-    source: Checkpoint,
-    written: Checkpoint,
-    plan: Plan,
-    windows: Sequence[Sequence[int]],
-    advance: Callable[[int], None],
+    base: Base, written: Checkpoint, plan: Plan, windows: Sequence[Sequence[int]], advance: Callable[[int], None]
 ) -> Report:
-    """Two passes over the held-out windows, `advance` after each layer of each (see `num_steps`)."""
+    """Two passes over the held-out windows, `advance` after each layer of each and each block of the head."""
     import torch
 
-    original, quantised = Source(source), Written(source, written, plan)
+    original, quantised = Source(base), Written(base, written, plan)
     with torch.no_grad():
-        states = [hidden_states(source, weights, windows, advance) for weights in (original, quantised)]
-        head = original.head()
-        heads = (head, quantised.head() if HEAD in plan.layers else head)  # one table where it is the same
-        if HEAD not in plan.layers and f"{HEAD}.weight" in written.tensors.keys() & source.tensors.keys():
-            quantised.need_unchanged(f"{HEAD}.weight")
-        sums = Sums()
-        for i, window in enumerate(windows):
-            targets = torch.tensor([*window[1:], -1])
-            for low in range(0, len(window), _CHUNK):
-                rows = slice(low, low + _CHUNK)
-                before, after = (state[i][rows] @ head.T for state, head in zip(states, heads, strict=True))
-                sums.add(before, after, targets[rows])
+        states = [hidden_states(base, weights, windows, advance) for weights in (original, quantised)]  # [tokens, H]
+        rows = Rows(torch.tensor([target for window in windows for target in (*window[1:], -1)]))
+        for low in range(0, original.head_rows, HEAD_ROWS):
+            before = original.head(low)
+            after = before if quantised.same_head else quantised.head(low)
+            rows.add(low, *(state @ head.T for state, head in zip(states, (before, after), strict=True)))
+            advance(1)
+    quantised.finish()
+    sums = Sums()
+    sums.take(rows)
     return sums.report(quantised.errors)
 
 
-def num_steps(num_layers: int) -> int:
-    return 2 * num_layers
+def num_steps(base: Base) -> int:
+    """What `compare` will advance by."""
+    return 2 * base.num_layers - (-Source(base).head_rows // HEAD_ROWS)
 
 
 def refuse_broken(report: Report, plan: Plan) -> None:
@@ -132,56 +189,85 @@ def refuse_broken(report: Report, plan: Plan) -> None:
 
 
 class Source:
-    """The original checkpoint; a tied head is its embedding."""
+    """The original checkpoint; a tied head is its embedding. Tensors are float32."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self.checkpoint = checkpoint
+    def __init__(self, base: Base) -> None:
+        self.base, self.checkpoint = base, base.checkpoint
+        self.table = f"{base.source_of(HEAD)}.weight"
+        self.head_rows = self.checkpoint.tensors[self.table].shape[0]
 
     def tensor(self, name: str) -> Any:
         return to_torch(self.checkpoint.read(name).astype(np.float32))
 
-    def head(self) -> Any:
-        name = f"{HEAD}.weight"
-        return self.tensor(name if name in self.checkpoint.tensors else f"{EMBEDDING}.weight")
+    def head(self, low: int) -> Any:
+        """HEAD_ROWS rows of the head from `low` on."""
+        return to_torch(read_rows(self.checkpoint, self.table, low, low + HEAD_ROWS).astype(np.float32))
 
 
 class Written(Source):
     """The quantised one, and how far its weights are from the original's."""
 
-    def __init__(self, source: Checkpoint, checkpoint: Checkpoint, plan: Plan) -> None:
-        super().__init__(checkpoint)
-        self.source, self.plan = Source(source), plan
+    def __init__(self, base: Base, checkpoint: Checkpoint, plan: Plan) -> None:
+        super().__init__(base)
+        self.source, self.checkpoint, self.plan = Source(base), checkpoint, plan
         quantization = read_quantization(checkpoint)
         if quantization is None:
             raise BuildError(f"{checkpoint.path} was written without quantisation settings.", "Please report this.")
         self.quantization = quantization
         self.errors: dict[str, float] = {}
+        self.same_head = HEAD not in plan.layers
+        self.need_unchanged(f"{base.stored(EMBEDDING)}.weight")
+        if self.same_head and not base.tied_head:
+            self.need_unchanged(f"{HEAD}.weight")
+        self.own_head = None if self.same_head else self.weight(HEAD)
+        self.head_error = np.zeros(2)  # squares: of the error, of the weight
 
     def tensor(self, name: str) -> Any:
         module = name.removesuffix(".weight")
         if module in self.plan.layers and name != module:
-            return self.linear(module)
+            value, self.errors[module] = effective(self.weight(module), self.source.tensor(name))
+            return value
         self.need_unchanged(name)
         return super().tensor(name)
 
     def need_unchanged(self, name: str) -> None:
-        """Folding smoothing into norms would change them, often wrongly. transformers may have cast to one type."""
-        value = self.checkpoint.read(name)
-        if not np.array_equal(value, self.source.checkpoint.read(name).astype(value.dtype)):
+        """Folding smoothing into norms would change them, often wrongly."""
+        ours, theirs = self.checkpoint.tensors.get(name), self.source.checkpoint.tensors[name]
+        same = ours is not None and (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
+        if not same or not same_bytes(self.checkpoint, self.source.checkpoint, name):
             raise BuildError(f"{name} is not quantised and was changed all the same.", "Please report this.")
 
-    def head(self) -> Any:
-        return self.linear(HEAD)
-
-    def linear(self, module: str) -> Any:
+    def weight(self, module: str) -> QuantizedWeight:
         weight = read_weight(self.checkpoint, self.quantization, module)
         wanted = self.plan.layers[module]
         if weight is None or weight.scheme is not wanted:
             found = weight.scheme.name if weight else "unquantised"
             raise BuildError(f"{module} was written as {found} instead of {wanted.name}.", "Please report this.")
-        original = self.source.head() if module == HEAD else self.source.tensor(f"{module}.weight")
-        value, self.errors[module] = effective(weight, original)
-        return value
+        return weight
+
+    def head(self, low: int) -> Any:
+        assert self.own_head is not None
+        rows = slice(low, low + HEAD_ROWS)
+        value, wanted = stored_and_wanted(self.own_head, self.source.head(low), rows)
+        self.head_error += [float((value - wanted).square().sum()), float(wanted.square().sum())]
+        return value if self.own_head.pre_quant_scale is None else value * to_torch(self.own_head.pre_quant_scale)
+
+    def finish(self) -> None:
+        """The head's error is known once all its rows were asked for."""
+        if not self.same_head:
+            error, size = self.head_error
+            self.errors[HEAD] = math.sqrt(error / max(size, 1e-60))
+
+
+def same_bytes(ours: Checkpoint, theirs: Checkpoint, name: str) -> bool:
+    """Compared some rows at a time: an embedding is large."""
+    shape = ours.tensors[name].shape
+    if len(shape) < 2:
+        return bytes(as_bytes(ours.read(name))) == bytes(as_bytes(theirs.read(name)))
+    return all(
+        as_bytes(read_rows(ours, name, low, low + HEAD_ROWS)) == as_bytes(read_rows(theirs, name, low, low + HEAD_ROWS))
+        for low in range(0, shape[0], HEAD_ROWS)
+    )
 
 
 def effective(weight: QuantizedWeight, original: Any) -> tuple[Any, float]:
@@ -190,64 +276,27 @@ def effective(weight: QuantizedWeight, original: Any) -> tuple[Any, float]:
     Smoothing makes some inputs small and others great on purpose: the error is that of the weight as stored, against
     the original divided by the smoothing, which is where its rounding was done.
     """
-    value = to_torch(dequantize_stored(weight))
-    scale = 1.0 if weight.pre_quant_scale is None else to_torch(weight.pre_quant_scale)
-    wanted = original / scale
-    return value * scale, float((value - wanted).norm() / wanted.norm().clamp_min(1e-30))
+    value, wanted = stored_and_wanted(weight, original)
+    error = float((value - wanted).norm() / wanted.norm().clamp_min(1e-30))
+    return (value if weight.pre_quant_scale is None else value * to_torch(weight.pre_quant_scale)), error
 
 
-# transformers' own model, filled as it goes
+def stored_and_wanted(weight: QuantizedWeight, original: Any, rows: slice = slice(None)) -> tuple[Any, Any]:
+    value = to_torch(dequantize_stored(weight, rows))
+    return value, original if weight.pre_quant_scale is None else original / to_torch(weight.pre_quant_scale)
 
 
-def hidden_states(
-    source: Checkpoint, weights: Source, windows: Sequence[Sequence[int]], advance: Callable[[int], None]
-) -> list[Any]:
-    """After the final norm, float32 [S, H] for each window. All windows go through a layer before the next is read."""
+def hidden_states(base: Base, weights: Source, windows: Sequence[Sequence[int]], advance: Callable[[int], None]) -> Any:
+    """After the final norm, float32 [tokens, H]. All windows go through a layer before the next is read."""
     import torch
 
-    model = skeleton(source)
-    lengths = [len(window) for window in windows]
-    ids = torch.zeros(len(windows), max(lengths), dtype=torch.long)  # padded at the end: a causal model cannot see it
-    for row, window in zip(ids, windows, strict=True):
-        row[: len(window)] = torch.tensor(window)
-    fill(model.embed_tokens, "model.embed_tokens", weights)
-    fill(model.norm, "model.norm", weights)
-    for i, layer in enumerate(model.layers):
-        layer.register_forward_pre_hook(lambda layer, _, i=i: fill(layer, f"model.layers.{i}", weights))
-        layer.register_forward_hook(lambda layer, *_: empty(layer, advance))
-    state = model(input_ids=ids, use_cache=False).last_hidden_state
-    return [row[:length] for row, length in zip(state, lengths, strict=True)]
-
-
-def skeleton(source: Checkpoint) -> Any:
-    """The decoder without weights; its buffers (RoPE's frequencies) are real."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    config = AutoConfig.from_pretrained(source.path, trust_remote_code=False)
-    with parameters_on_meta():
-        make = AutoModelForCausalLM.from_config
-        model = make(config, dtype=torch.float32, trust_remote_code=False)  # type: ignore[no-untyped-call]
-    return model.eval().model
-
-
-@contextmanager
-def parameters_on_meta() -> Iterator[None]:
-    from accelerate import init_empty_weights
-
-    with init_empty_weights(include_buffers=False):
-        yield
-
-
-def fill(module: Any, prefix: str, weights: Source) -> None:
-    import torch
-
-    for name, _ in list(module.named_parameters()):
-        owner, _, last = name.rpartition(".")
-        holder = module.get_submodule(owner) if owner else module
-        setattr(holder, last, torch.nn.Parameter(weights.tensor(f"{prefix}.{name}"), requires_grad=False))
-
-
-def empty(module: Any, advance: Callable[[int], None]) -> None:
-    module.to("meta")
-    advance(1)
+    decoder = Decoder(base, torch.float32)
+    longest = max(map(len, windows))
+    padded = [[*window, *[0] * (longest - len(window))] for window in windows]  # a causal model does not look ahead
+    state = decoder.embed(padded)
+    for i in range(base.num_layers):
+        with decoder.loaded(i, weights.tensor) as layer:
+            state = decoder.run(i, layer, state)
+        advance(1)
+    state = decoder.finish(state, weights.tensor)
+    return torch.cat([row[: len(window)] for row, window in zip(state, windows, strict=True)])

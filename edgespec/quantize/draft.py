@@ -19,12 +19,12 @@ from edgespec.config import DraftConfig, ModelConfig, resolve_taps
 from edgespec.errors import BuildError, PairingError, UnsupportedModel
 from edgespec.quantize import calibration, modelopt
 from edgespec.quantize import check as checking
+from edgespec.quantize.base import EMBEDDING, HEAD, base_config, refuse_quantised
+from edgespec.quantize.layerwise import Progress
 from edgespec.quantize.llm import (
     Options,
-    Progress,
     Quantized,
     already_there,
-    load_model,
     notes_of,
     prepare,
     request_of,
@@ -32,16 +32,7 @@ from edgespec.quantize.llm import (
     write_manifest,
     write_sidecars,
 )
-from edgespec.quantize.plan import (
-    EMBEDDING,
-    HEAD,
-    Plan,
-    base_config,
-    make_plan,
-    refuse_full_disk,
-    refuse_quantised,
-    size_bytes,
-)
+from edgespec.quantize.plan import Plan, make_plan, refuse_full_disk, size_bytes
 from edgespec.quantize.tensors import Piece, array_piece, copied, to_numpy, to_torch, write_safetensors
 
 Pair = tuple[Any, Any]  # features [S, taps * Ht] of tokens t, embeddings [S, H] of tokens t + 1
@@ -167,6 +158,14 @@ def pairs_of(
     return [pair(window) for window in windows.calibration], [pair(window) for window in windows.held_out]
 
 
+def load_model(checkpoint: Checkpoint, device: str, log: modelopt.Log) -> Any:
+    with modelopt.captured(log):
+        from transformers import AutoModelForCausalLM
+
+        model: Any = AutoModelForCausalLM.from_pretrained(checkpoint.path, dtype="auto", trust_remote_code=False)
+        return model.eval().to(device)
+
+
 def read_weights(draft: Checkpoint, base: Checkpoint, names: Mapping[str, str], config: DraftConfig) -> dict[str, Any]:
     """Own name -> tensor in its own type; the head is the base's where the draft has none."""
     weights = {own: to_torch(draft.read(name)) for own, name in names.items() if own != "embed_tokens.weight"}
@@ -180,8 +179,6 @@ def calibrated(
     config: DraftConfig, weights: Mapping[str, Any], plan: Plan, pairs: Sequence[Pair], options: Options,
     progress: Progress, log: modelopt.Log,
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:  # fmt: skip
-    import torch
-
     from edgespec.quantize.eagle import Eagle3
 
     dtype = weights["fc.weight"].dtype
@@ -190,9 +187,10 @@ def calibrated(
     module.to(options.device)
     inputs = [tuple(part.to(options.device, dtype) for part in pair) for pair in pairs]
     progress.start("calibrate", modelopt.steps(plan, len(inputs)))
-    with torch.no_grad():
-        modelopt.calibrate(module, plan, inputs, lambda module, pair: module(*pair), progress.advance, log)
-    return modelopt.pack(module, log)
+    settings = modelopt.insert_quantizers(module, plan, plan.left_out, log)
+    modelopt.calibrate(module, plan, inputs, lambda pair: module(*pair), progress.advance, log)
+    few = tuple(part[:2] for part in inputs[0])
+    return modelopt.pack(module, lambda: module(*few), dtype, log), *settings
 
 
 # What is written

@@ -108,7 +108,7 @@ class Layer(nn.Module):
 class Eagle3(nn.Module):
     def __init__(self, config: DraftConfig) -> None:
         super().__init__()
-        self.config = config
+        self.draft_config = config  # `config` is what ModelOpt takes for a transformers one, and writes to
         hidden, eps, taps = config.decoder.hidden_size, config.decoder.rms_norm_eps, config.num_taps
         if config.norm_before_fc:
             self.input_norm = RMSNorm(taps * config.target_hidden_size, eps)
@@ -121,12 +121,12 @@ class Eagle3(nn.Module):
 
     def forward(self, features: Tensor, embeds: Tensor) -> Tensor:
         """Features [S, taps * Ht] of tokens t and embeddings [S, H] of tokens t + 1 -> logits [S, Vd] for t + 2."""
-        if self.config.norm_before_fc:
+        if self.draft_config.norm_before_fc:
             features = self.input_norm(features)
-        if self.config.fc_norm:
-            parts = features.chunk(self.config.num_taps, dim=-1)
+        if self.draft_config.fc_norm:
+            parts = features.chunk(self.draft_config.num_taps, dim=-1)
             features = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
-        table = RopeTable.of(self.config.decoder.rope, len(features))
+        table = RopeTable.of(self.draft_config.decoder.rope, len(features))
         cos, sin = (torch.from_numpy(rows).to(features.device) for rows in (table.cos, table.sin))
         state = self.fc(features)
         for layer in self.layers:

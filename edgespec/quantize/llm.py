@@ -10,35 +10,30 @@ import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from edgespec import bundle
 from edgespec.checkpoint.files import Checkpoint, open_checkpoint
 from edgespec.errors import CheckpointError, UnsupportedModel
-from edgespec.quantize import calibration, modelopt, stream
+from edgespec.quantize import calibration, layerwise, modelopt, stream, work
 from edgespec.quantize import check as checking
+from edgespec.quantize.base import EMBEDDING, Base, base_of
+from edgespec.quantize.decoder import Decoder
+from edgespec.quantize.layerwise import Progress
 from edgespec.quantize.plan import (
-    HEAD,
     Plan,
-    base_config,
+    matrix,
     plan_base,
+    quantised_bytes,
     refuse_full_disk,
     refuse_not_finite,
     size_bytes,
 )
-from edgespec.quantize.tensors import to_torch
+from edgespec.quantize.tensors import write_model
 
 HF_QUANT_CONFIG = "hf_quant_config.json"
 _KEPT_APART = {bundle.CONFIG, bundle.MANIFEST, HF_QUANT_CONFIG, "model.safetensors.index.json"}
 _TEXTS = {".json", ".jinja", ".model", ".txt"}
-
-
-class Progress(Protocol):
-    """Told how far the work is: `start` names a stage and its total."""
-
-    def start(self, stage: str, total: int) -> None: ...
-
-    def advance(self, amount: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,39 +69,64 @@ class Quantized:
 
 
 def quantize_llm(model_dir: str, out: Path, options: Options, progress: Progress, log: modelopt.Log) -> Quantized:
-    """Write the quantised checkpoint to `out`; nothing is left behind when it fails.
+    """Write the quantised checkpoint to `out`. A run that fails or is stopped leaves no `out`, but finished layers.
 
     Raises CheckpointError, UnsupportedModel, RequestError, EnvironmentProblem or OutputError before any work, and
     BuildError where the result is broken.
     """
-    checkpoint = open_checkpoint(model_dir, allow_pickle=options.allow_pickle)
-    config = base_config(checkpoint)
-    plan = plan_base(
-        checkpoint, config, options.quantization, options.lm_head_quantization, options.exclude, options.fp8_cache
-    )
+    base = base_of(open_checkpoint(model_dir, allow_pickle=options.allow_pickle))
+    plan = plan_base(base, options.quantization, options.lm_head_quantization, options.exclude, options.fp8_cache)
     texts = calibration.read_texts(options.calib_data, options.samples)
-    request = request_of(checkpoint, options, texts)
+    request = request_of(base.checkpoint, options, texts)
     if (there := already_there(out, request)) is not None:
+        work.forget_finished(out)
         return there
     bundle.refuse_occupied(out)
     modelopt.check_installed()
-    refuse_full_disk(out, size_bytes(checkpoint, plan))
-    prepare(checkpoint, options, progress, log, with_modelopt=not plan.streamed)
-    windows = calibration.cut(
-        texts, tokenizer_of(checkpoint, log), options.samples, min(options.seq_len, config.max_position)
-    )
-    with bundle.staged_directory(out) as staging:
-        if plan.streamed:
-            settings = write_streamed(checkpoint, plan, staging, progress)
+    job = Job(base, plan, out, options, texts, request, progress, log)
+    if plan.streamed:
+        refuse_full_disk(out, size_bytes(base.checkpoint, plan, base.source_of))
+        return written(job, None)
+    with work.opened(out, request) as kept:
+        refuse_full_disk(out, calibrated_bytes(job) - sum(entry["bytes"] for entry in kept.entries.values()))
+        result = written(job, kept)
+        work.finish(kept.directory)
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What was asked for, understood."""
+
+    base: Base
+    plan: Plan
+    out: Path
+    options: Options
+    texts: calibration.Texts
+    request: dict[str, Any]
+    progress: Progress
+    log: modelopt.Log
+
+
+def written(job: Job, kept: work.Work | None) -> Quantized:
+    base, plan, options, progress = job.base, job.plan, job.options, job.progress
+    prepare(base.checkpoint, options, progress, job.log, with_modelopt=not plan.streamed)
+    tokenizer = tokenizer_of(base.checkpoint, job.log)
+    windows = calibration.cut(job.texts, tokenizer, options.samples, min(options.seq_len, base.max_position))
+    settings = None if kept is None else calibrate(job, windows, kept)
+    with bundle.staged_directory(job.out) as staging:
+        if settings is None or kept is None:
+            settings = write_streamed(job, staging)
         else:
-            settings = write_calibrated(checkpoint, plan, windows, options, staging, progress, log)
-        write_sidecars(checkpoint, staging, *settings)
-        progress.start("check", checking.num_steps(config.decoder.num_layers))
-        with modelopt.captured(log):
-            report = checking.compare(checkpoint, Checkpoint(staging), plan, windows.held_out, progress.advance)
+            merge(job, kept, staging)
+        write_sidecars(base.checkpoint, staging, *settings)
+        progress.start("check", checking.num_steps(base))
+        with modelopt.captured(job.log):
+            report = checking.compare(base, Checkpoint(staging), plan, windows.held_out, progress.advance)
         checking.refuse_broken(report, plan)
-        manifest = write_manifest(staging, request, plan, windows, report.as_json())
-    return Quantized(out, manifest, notes_of(plan, windows, options, texts))
+        manifest = write_manifest(staging, job.request, plan, windows, report.as_json())
+    notes = (*resumed_notes(base, kept), *notes_of(plan, windows, options, job.texts), *later_notes(base))
+    return Quantized(job.out, manifest, notes)
 
 
 def prepare(
@@ -138,54 +158,36 @@ def tokenizer_of(checkpoint: Checkpoint, log: modelopt.Log) -> Any:
 # Weights
 
 
-def write_streamed(
-    checkpoint: Checkpoint, plan: Plan, staging: Path, progress: Progress
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    progress.start("export", size_bytes(checkpoint, plan))
-    return stream.write_mxfp8(checkpoint, plan, staging / "model.safetensors", progress.advance)
+def write_streamed(job: Job, staging: Path) -> modelopt.Settings:
+    job.progress.start("export", size_bytes(job.base.checkpoint, job.plan, job.base.source_of))
+    return stream.write_mxfp8(job.base, job.plan, staging, job.progress.advance)
 
 
-def write_calibrated(
-    checkpoint: Checkpoint, plan: Plan, windows: calibration.Windows, options: Options, staging: Path,
-    progress: Progress, log: modelopt.Log,
-) -> tuple[dict[str, Any], dict[str, Any]]:  # fmt: skip
-    """ModelOpt's calibration and export; returns the settings it wrote, with what transformers dropped among them."""
-    import torch
-
-    progress.start("load", 1)
-    model = load_model(checkpoint, options.device, log)
-    progress.start("calibrate", modelopt.steps(plan, len(windows.calibration)))
-    inputs = [torch.tensor([window], device=options.device) for window in windows.calibration]
-    modelopt.calibrate(model, plan, inputs, run, progress.advance, log)
-    progress.start("export", 1)
-    dropped = dropped_names(checkpoint, model)
-    modelopt.export(model, staging, {name: to_torch(checkpoint.read(name)) for name in dropped}, log)
-    beside = json.loads((staging / HF_QUANT_CONFIG).read_text())
-    inside = json.loads((staging / bundle.CONFIG).read_text())["quantization_config"]
-    roots = sorted({f"{name.partition('.')[0]}*" for name in dropped})
-    for names in (beside["quantization"].get("exclude_modules"), inside.get("ignore")):
-        if names is not None:
-            names += [root for root in roots if root not in names]
-    return beside, inside
+def calibrate(job: Job, windows: calibration.Windows, kept: work.Work) -> modelopt.Settings:
+    """Calibrate and pack layer by layer, beginning with the first that is not there yet."""
+    with modelopt.captured(job.log):
+        decoder = Decoder(job.base, device=job.options.device)
+    settings = layerwise.settings_on_disk(decoder, job.plan, job.log)
+    ids = layerwise.batches(windows.calibration)
+    layerwise.Calibration(decoder, job.plan, ids, kept, job.progress, job.log).run()
+    return settings
 
 
-def load_model(checkpoint: Checkpoint, device: str, log: modelopt.Log) -> Any:
-    with modelopt.captured(log):
-        from transformers import AutoModelForCausalLM
-
-        model: Any = AutoModelForCausalLM.from_pretrained(checkpoint.path, dtype="auto", trust_remote_code=False)
-        return model.eval().to(device)
-
-
-def run(model: Any, ids: Any) -> object:
-    return model(input_ids=ids, use_cache=False)
+def merge(job: Job, kept: work.Work, staging: Path) -> None:
+    paths = [kept.path(number) for number in sorted(kept.parts)]
+    pieces = layerwise.merged(paths, job.base.checkpoint)
+    job.progress.start("export", sum(piece.num_bytes for piece in pieces))
+    write_model(staging, pieces, job.progress.advance)
 
 
-def dropped_names(checkpoint: Checkpoint, model: Any) -> list[str]:
-    """Tensors of the checkpoint that transformers does not load: `mtp.*`, say. A tied head is no loss."""
-    known = {name.replace("._orig_mod", "") for name, _ in (*model.named_parameters(), *model.named_buffers())}
-    known |= {f"{HEAD}.weight"} | {name for name in checkpoint.tensors if name.endswith("rotary_emb.inv_freq")}
-    return [name for name in checkpoint.tensors if name not in known]
+def calibrated_bytes(job: Job) -> int:
+    """On the disk while it is worked on: the result, its parts, and two layers' states."""
+    base, plan = job.base, job.plan
+    tensors = base.checkpoint.tensors
+    shapes = {name: matrix(tensors[f"{base.source_of(name)}.weight"]) for name in plan.layers}
+    width = tensors[f"{base.stored(EMBEDDING)}.weight"].shape[1]
+    states = 2 * 4 * width * job.options.samples * job.options.seq_len
+    return size_bytes(base.checkpoint, plan, base.source_of) + quantised_bytes(plan, shapes) + states
 
 
 # What stands beside the weights
@@ -278,10 +280,23 @@ def notes_of(plan: Plan, windows: calibration.Windows, options: Options, texts: 
     return tuple(notes)
 
 
+def resumed_notes(base: Base, kept: work.Work | None) -> tuple[str, ...]:
+    if kept is None:
+        return ()
+    notes = [kept.stale] if kept.stale else []
+    if kept.resumed_at is not None:
+        notes.append(f"resumed at {layerwise.place(kept.resumed_at, base.num_layers)}")
+    return tuple(notes)
+
+
+def later_notes(base: Base) -> tuple[str, ...]:
+    return (f"{base.not_exported}: this version cannot export it yet",) if base.not_exported else ()
+
+
 def refuse_tower(visual: str | None, checkpoint_name: str) -> None:
-    """`--visual-quantization` belongs to vision-language models, which this version does not take yet."""
+    """A tower is calibrated with images, which this version does not read."""
     if visual is not None:
         raise UnsupportedModel(
-            f"--visual-quantization: {checkpoint_name} has no vision tower that this version takes.",
-            "Leave the flag out for a text model.",
+            f"--visual-quantization: this version quantises no vision tower, {checkpoint_name}'s or another's.",
+            "Leave the flag out: a tower is kept as it is, byte for byte.",
         )

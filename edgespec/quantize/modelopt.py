@@ -1,8 +1,8 @@
-"""NVIDIA ModelOpt 0.47 behind one door: its import, its configurations, calibration, export, and its noise.
+"""NVIDIA ModelOpt 0.47 behind one door: its import, its configurations, calibration, packing, and its noise.
 
-Nothing else in edgespec knows ModelOpt. Private names of it that are used here: `unified_export_hf.
-fuse_prequant_layernorm` (made a no-op, because folding smoothing scales into norms is silently wrong for norms of
-(1 + w) and where an unquantised layer shares the norm), and for drafts, which its public export does not take,
+Nothing else in edgespec knows ModelOpt. Its public export takes whole models; a layer goes through the same steps here,
+by names of it that are not public: `collect_shared_input_modules`, `_fuse_shared_input_modules` (without folding
+smoothing into norms, which is silently wrong for norms of (1 + w) and where an unquantised layer shares the norm),
 `_process_quantized_modules`, `get_quant_config`, `postprocess_state_dict` and `convert_hf_quant_config_format`.
 """
 
@@ -11,19 +11,20 @@ from __future__ import annotations
 import copy
 import io
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from pathlib import Path
 from typing import Any
 
 from edgespec import bundle
 from edgespec.errors import BuildError, EnvironmentProblem, MissingDependency
-from edgespec.quantize.plan import HEAD, Plan
+from edgespec.quantize.base import HEAD
+from edgespec.quantize.plan import Plan
 from edgespec.schemes import Scheme
 
 SUPPORTED = "0.47."
 INSTALL = "pip install 'edgespec[quantize]'"
-_SEARCH = 12  # AWQ looks at eleven strengths of smoothing in its second pass, which takes about as often as long
+Settings = tuple[dict[str, Any], dict[str, Any]]  # hf_quant_config.json, and config.json's quantization_config
+_PRIVATE = ("collect_shared_input_modules", "_fuse_shared_input_modules", "_process_quantized_modules")
 
 
 class Log(io.StringIO):
@@ -71,11 +72,11 @@ def start(log: Log) -> None:
 
         logging.set_verbosity_error()  # type: ignore[no-untyped-call]
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    if not hasattr(unified_export_hf, "fuse_prequant_layernorm"):
-        raise EnvironmentProblem("this ModelOpt lacks fuse_prequant_layernorm, which must be switched off.", INSTALL)
+    if lacking := [name for name in _PRIVATE if not hasattr(unified_export_hf, name)]:
+        raise EnvironmentProblem(f"this ModelOpt lacks {', '.join(lacking)}.", INSTALL)
 
 
-def configuration(plan: Plan) -> dict[str, Any]:
+def configuration(plan: Plan, left_out: Sequence[str]) -> dict[str, Any]:
     """ModelOpt's configuration of a plan: the preset of the body, the head's quantizers, and what is left out."""
     import modelopt.torch.quantization as mtq
 
@@ -85,7 +86,8 @@ def configuration(plan: Plan) -> dict[str, Any]:
         entries += [{"quantizer_name": f"*{HEAD}.{name[1:]}", **cfg} for name, cfg in quantizers(mtq, plan.head)]
     if plan.fp8_cache:
         entries += copy.deepcopy(mtq.FP8_KV_CFG["quant_cfg"])
-    entries += [{"quantizer_name": f"{name}.*", "enable": False} for name in plan.left_out]
+        config["algorithm"] = config["algorithm"] or "max"  # MXFP8 needs no data, the cache does
+    entries += [{"quantizer_name": f"{name}.*", "enable": False} for name in left_out]
     return config
 
 
@@ -99,74 +101,75 @@ def quantizers(mtq: Any, scheme: Scheme) -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
-def steps(plan: Plan, num_windows: int) -> int:
+def insert_quantizers(model: Any, plan: Plan, left_out: Sequence[str], log: Log) -> Settings:
+    """Give the Linears of a whole model their quantizers, which needs no weights; returns its settings on disk."""
+    with captured(log):
+        import modelopt.torch.quantization as mtq
+        from modelopt.torch.export.convert_hf_config import convert_hf_quant_config_format
+        from modelopt.torch.export.quant_utils import get_quant_config
+
+        mtq.quantize(model, configuration(plan, left_out) | {"algorithm": None})
+        beside = get_quant_config(model)
+        return beside, convert_hf_quant_config_format(beside)
+
+
+def steps(plan: Plan, num_inputs: int) -> int:
     """What `calibrate` will advance by."""
-    return num_windows * (1 + _SEARCH if plan.body.name == "int4_awq" else 1)
+    return num_inputs * sum(plan.body.passes)
 
 
 def calibrate(
-    model: Any, plan: Plan, inputs: Sequence[Any], call: Callable[[Any, Any], object], advance: Callable[[int], None],
+    module: Any, plan: Plan, inputs: Sequence[Any], call: Callable[[Any], object], advance: Callable[[int], None],
     log: Log,
 ) -> None:  # fmt: skip
-    """Run the inputs through the model as often as the algorithm asks; its Linears have their quantizers after that."""
+    """Run the inputs through a module with quantizers, as often as the algorithm asks."""
     passes = 0
 
-    def forward_loop(model: Any) -> None:
+    def forward_loop(module: Any) -> None:
         nonlocal passes
+        cost = plan.body.passes[min(passes, len(plan.body.passes) - 1)]
         passes += 1
         for one in inputs:
-            call(model, one)
-            advance(1 if passes == 1 else _SEARCH)
+            call(one)
+            advance(cost)
 
     with captured(log):
         import modelopt.torch.quantization as mtq
         import torch
 
         with torch.no_grad():
-            mtq.quantize(model, configuration(plan), forward_loop)
-
-
-def export(model: Any, directory: Path, extra: dict[str, Any], log: Log) -> None:
-    """ModelOpt's own export: safetensors (in shards of 10 GB), config.json and hf_quant_config.json."""
-    with captured(log), norms_left_alone():
-        import torch
-        from modelopt.torch.export import export_hf_checkpoint
-
-        try:
-            with torch.inference_mode():
-                export_hf_checkpoint(model, export_dir=directory, extra_state_dict=extra or None)
-        except OSError:
-            raise
-        except Exception as error:
-            last = str(error).strip().partition("\n")[0]
-            raise BuildError(
-                f"ModelOpt could not write the quantised model: {type(error).__name__}: {last}",
-                "edgespec --debug shows what it said. Try another scheme for the layer it names.",
-            ) from error
-
-
-def pack(module: Any, log: Log) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """A calibrated module of ours, packed in place: its tensors, hf_quant_config.json and quantization_config."""
-    with captured(log):
-        import torch
-        from modelopt.torch.export.convert_hf_config import convert_hf_quant_config_format
-        from modelopt.torch.export.quant_utils import get_quant_config, postprocess_state_dict
-        from modelopt.torch.export.unified_export_hf import _process_quantized_modules
-
-        with torch.inference_mode():
-            beside = get_quant_config(module)
-            _process_quantized_modules(module, next(module.parameters()).dtype)
-            state = postprocess_state_dict(module.state_dict(), 448.0, None)
-        return state, beside, convert_hf_quant_config_format(beside)
+            mtq.calibrate(module, configuration(plan, ())["algorithm"], forward_loop)
 
 
 @contextmanager
-def norms_left_alone() -> Iterator[None]:
-    from modelopt.torch.export import unified_export_hf
+def quantizers_off(module: Any) -> Iterator[None]:
+    import modelopt.torch.quantization as mtq
 
-    kept = unified_export_hf.fuse_prequant_layernorm
-    unified_export_hf.fuse_prequant_layernorm = lambda *args, **kwargs: None
-    try:
+    with mtq.set_quantizer_by_cfg_context(module, [{"quantizer_name": "*", "enable": False}]):
         yield
-    finally:
-        unified_export_hf.fuse_prequant_layernorm = kept
+
+
+def pack(module: Any, probe: Callable[[], object], dtype: Any, log: Log) -> dict[str, Any]:
+    """A calibrated module, packed in place as ModelOpt's export does it: its tensors by name.
+
+    `probe` runs the module: Linears that then read the same input share their scales.
+    """
+    with captured(log):
+        import torch
+        from modelopt.torch.export import unified_export_hf as exporter
+        from modelopt.torch.export.quant_utils import get_quant_config, postprocess_state_dict
+
+        try:
+            with torch.inference_mode():
+                shared, _ = exporter.collect_shared_input_modules(module, probe)
+                exporter._fuse_shared_input_modules(module, shared)
+                cache = get_quant_config(module)["quantization"]["kv_cache_quant_algo"]
+                exporter._process_quantized_modules(module, dtype)
+                packed: Mapping[str, Any] = postprocess_state_dict(module.state_dict(), 448.0, cache)
+        except (AssertionError, AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+            last = str(error).strip().partition("\n")[0]
+            raise BuildError(
+                f"ModelOpt could not pack the quantised weights: {type(error).__name__}: {last}",
+                "edgespec --debug shows what it said. Try another scheme.",
+            ) from error
+        return {name: tensor.cpu() for name, tensor in packed.items()}

@@ -14,16 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
-from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import Checkpoint, TensorInfo, some_of
-from edgespec.checkpoint.layouts import read_quantization
-from edgespec.config import DraftConfig, ModelConfig, parse_model_config
 from edgespec.errors import CheckpointError, OutputError, UnsupportedModel
+from edgespec.quantize.base import HEAD, Base
 from edgespec.schemes import Scheme, check_shape, scheme_to_make
 
-HEAD, EMBEDDING = "lm_head", "model.embed_tokens"
 HEAD_SCHEMES = ("fp8", "int4_awq", "nvfp4", "mxfp8")
-_LINEAR = re.compile(r"(model\.layers\.\d+\..+_proj)\.weight")
 _EXPONENT = {"float32": (np.uint32, 0x7F800000), "float16": (np.uint16, 0x7C00), "bfloat16": (np.uint16, 0x7F80)}
 # Other heads that go with a body. Missing: all. AWQ smooths an FP8 head too and runs quantised forwards, for which
 # NVFP4 and MXFP8 need CUDA; SmoothQuant gives an FP8 head a scale per input: no layout has that. MXFP8 needs no data.
@@ -47,41 +43,19 @@ class Plan:
         return not self.fp8_cache and {scheme.name for scheme in self.layers.values()} == {"mxfp8"}
 
 
-def base_config(checkpoint: Checkpoint) -> ModelConfig:
-    """The configuration of a base that is not quantised yet; its `mtp.*` heads do not matter. Raises if it is none."""
-    refuse_quantised(checkpoint)
-    if any(name.startswith("mtp.") for name in checkpoint.tensors):
-        return parse_model_config(checkpoint.config, str(checkpoint.path / "config.json"))
-    found = detect(checkpoint)
-    if isinstance(found, DraftConfig):
-        raise UnsupportedModel(
-            f"{checkpoint.path} is an EAGLE-3 draft, not a base model.",
-            "edgespec quantize draft --base-model-dir BASE --draft-model-dir DRAFT ... quantises drafts.",
-        )
-    return found
+def plan_base(base: Base, quantization: str, head: str | None, exclude: tuple[str, ...], fp8_cache: bool) -> Plan:
+    """Every Linear of the decoder's layers and, with `head`, the head. Raises UnsupportedModel that names the layer.
 
-
-def refuse_quantised(checkpoint: Checkpoint) -> None:
-    found = read_quantization(checkpoint)
-    if found is not None:
-        raise UnsupportedModel(
-            f"{found.source} says that {checkpoint.path} is quantised already ({found.layout}).",
-            "Give the original float16 or bfloat16 checkpoint: quantising twice loses twice.",
-        )
-
-
-def plan_base(
-    checkpoint: Checkpoint, config: ModelConfig, quantization: str, head: str | None, exclude: tuple[str, ...],
-    fp8_cache: bool,
-) -> Plan:  # fmt: skip
-    """Every Linear of the decoder's layers and, with `head`, the head. Raises UnsupportedModel that names the layer."""
+    Names are those on disk.
+    """
+    tensors = base.checkpoint.tensors
+    linear = re.compile(rf"({re.escape(base.stack)}\.layers\.\d+\..+(?:_proj|\.in_proj_qkv|\.in_proj_z))\.weight")
     shapes = {
         match[1]: matrix(info)
-        for name, info in checkpoint.tensors.items()
-        if (match := _LINEAR.fullmatch(name)) and len(info.shape) == 2
+        for name, info in tensors.items()
+        if (match := linear.fullmatch(name)) and len(info.shape) == 2
     }
-    table = checkpoint.tensors.get(f"{EMBEDDING if config.tied_head else HEAD}.weight")
-    if head is not None and table is not None:
+    if head is not None and (table := tensors.get(f"{base.source_of(HEAD)}.weight")) is not None:
         shapes[HEAD] = matrix(table)
     return make_plan(shapes, quantization, head, exclude, fp8_cache)
 
@@ -157,14 +131,24 @@ def matrix(info: TensorInfo) -> tuple[int, int]:
 
 
 def size_bytes(checkpoint: Checkpoint, plan: Plan, stored: Callable[[str], str] = str) -> int:
-    """About what will be written: codes and scales of what is quantised, all else as it is."""
-    total = sum(info.num_bytes for info in checkpoint.tensors.values())
+    """About what will be written: codes and scales of what is quantised, all else as it is.
+
+    `stored` gives the module on disk that a Linear is made from.
+    """
+    sources = {name: checkpoint.tensors[f"{stored(name)}.weight"] for name in plan.layers}
+    replaced = sum(info.num_bytes for info in sources.values() if not info.name.endswith("embed_tokens.weight"))
+    whole = sum(info.num_bytes for info in checkpoint.tensors.values())
+    return whole - replaced + quantised_bytes(plan, {name: matrix(info) for name, info in sources.items()})
+
+
+def quantised_bytes(plan: Plan, shapes: Mapping[str, tuple[int, int]]) -> int:
+    """About what the Linears of the plan take, with their scales."""
+    total = 0
     for name, scheme in plan.layers.items():
-        info = checkpoint.tensors.get(f"{stored(name)}.weight")
-        shape = info.shape if info is not None else checkpoint.tensors[f"{EMBEDDING}.weight"].shape
+        shape = shapes[name]
         count = shape[0] * shape[1]
         scales = count // scheme.block * (1 if scheme.weight.startswith("float") else 4) if scheme.block > 1 else 4
-        total += count * scheme.bits // 8 + scales + 4 * sum(shape) - (info.num_bytes if info is not None else 0)
+        total += count * scheme.bits // 8 + scales + 4 * sum(shape)
     return total
 
 

@@ -14,37 +14,50 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.checkpoint.files import ByteSink, Checkpoint
-from edgespec.quantize.plan import EMBEDDING, HEAD, Plan
-from edgespec.quantize.tensors import Piece, as_bytes, copied, write_safetensors
+from edgespec.quantize.base import EMBEDDING, HEAD, Base, left_alone
+from edgespec.quantize.plan import Plan
+from edgespec.quantize.tensors import Piece, as_bytes, copied, read_rows, write_model
 
 BLOCK, E4M3_MAX = 32, np.float32(448.0)
 PRODUCER = {"name": "modelopt", "version": "0.47.0"}  # whose layout this is: readers go by it
 _ROWS_BYTES = 4 << 20
+_SMALL = (".conv1d.weight", ".in_proj_a.weight", ".in_proj_b.weight")  # of linear attention
 
 
 def write_mxfp8(
-    checkpoint: Checkpoint, plan: Plan, path: Path, advance: Callable[[int], None]
+    base: Base, plan: Plan, directory: Path, advance: Callable[[int], None]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Write `path`; returns hf_quant_config.json and config.json's quantization_config."""
-    write_safetensors(path, pieces(checkpoint, plan), advance)
-    ignored = [name for name in (HEAD, EMBEDDING) if name not in plan.layers] + list(plan.left_out)
-    ignored = sorted(ignored)
+    """Write the weights; returns hf_quant_config.json and config.json's quantization_config."""
+    write_model(directory, pieces(base, plan), advance)
+    ignored = sorted(unquantised(base, plan)) + left_alone(base.checkpoint)
     settings = {"quant_algo": "MXFP8", "kv_cache_quant_algo": None, "group_size": BLOCK, "exclude_modules": ignored}
     beside = {"producer": PRODUCER, "quantization": settings}
     inside = {"ignore": ignored, "quant_algo": "MXFP8", "producer": PRODUCER, "quant_method": "modelopt"}
     return beside, inside
 
 
-def pieces(checkpoint: Checkpoint, plan: Plan) -> Iterator[Piece]:
+def unquantised(base: Base, plan: Plan) -> list[str]:
+    """Modules that ModelOpt could quantise and leaves: the head, the embedding, what is excluded, small projections."""
+    small = [
+        name.removesuffix(".weight")
+        for name in base.checkpoint.tensors
+        if name.startswith(f"{base.stack}.layers.") and name.endswith(_SMALL)
+    ]
+    tables = [name for name in (HEAD, base.stored(EMBEDDING)) if name not in plan.layers]
+    return [*tables, *plan.left_out, *small]
+
+
+def pieces(base: Base, plan: Plan) -> Iterator[Piece]:
     """Every tensor of the result in the checkpoint's order; a quantised head of a tied model stands at the end."""
+    checkpoint = base.checkpoint
     for name in checkpoint.tensors:
         module = name.removesuffix(".weight")
         if module in plan.layers and name != module:
             yield from linear_pieces(checkpoint, name, module)
         else:
             yield copied(checkpoint, name)
-    if HEAD in plan.layers and f"{HEAD}.weight" not in checkpoint.tensors:
-        yield from linear_pieces(checkpoint, f"{EMBEDDING}.weight", HEAD)
+    if HEAD in plan.layers and base.tied_head:
+        yield from linear_pieces(checkpoint, f"{base.source_of(HEAD)}.weight", HEAD)
 
 
 def linear_pieces(checkpoint: Checkpoint, source: str, module: str) -> Iterator[Piece]:
@@ -52,10 +65,9 @@ def linear_pieces(checkpoint: Checkpoint, source: str, module: str) -> Iterator[
     scales = np.empty((out_features, in_features // BLOCK), np.uint8)
 
     def write_codes(file: ByteSink) -> None:
-        weight = checkpoint.read(source)
         rows = max(1, _ROWS_BYTES // (4 * in_features))
         for low in range(0, out_features, rows):
-            codes, scales[low : low + rows] = mxfp8(weight[low : low + rows])
+            codes, scales[low : low + rows] = mxfp8(read_rows(checkpoint, source, low, low + rows))
             file.write(as_bytes(codes))
 
     yield Piece(f"{module}.weight", "float8_e4m3fn", (out_features, in_features), write_codes)

@@ -1,4 +1,4 @@
-"""Tensors between files, numpy and torch: a safetensors file written one tensor at a time, and bytes without a copy.
+"""Tensors between files, numpy and torch: safetensors files written one tensor at a time, and bytes without a copy.
 
 Knows bytes and names. Knows nothing of models or schemes.
 """
@@ -18,12 +18,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.checkpoint.files import ByteSink, Checkpoint
+from edgespec.errors import CheckpointError
 
 CODES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0", "int64": "I64", "int32": "I32", "int16": "I16",
     "int8": "I8", "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
 }  # fmt: skip
+
+
+MAX_SHARD_BYTES = 5 * 10**9
+_CHUNK_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,67 @@ def array_piece(name: str, array: NDArray[Any]) -> Piece:
 
 def as_bytes(array: NDArray[Any]) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def read_rows(checkpoint: Checkpoint, name: str, low: int, high: int) -> NDArray[Any]:
+    """Rows of a matrix, without reading the others."""
+    info = checkpoint.tensors[name]
+    if info.file is None:
+        return checkpoint.read(name)[low:high]
+    high = min(high, info.shape[0])
+    width = info.num_bytes // info.shape[0]
+    data = np.fromfile(info.file, np.uint8, (high - low) * width, offset=info.offset + low * width)
+    if data.size != (high - low) * width:
+        raise CheckpointError(f"{info.file} became shorter while it was read.", "Download it again.")
+    return data.view(np.dtype(getattr(ml_dtypes, info.dtype, info.dtype))).reshape(high - low, *info.shape[1:])
+
+
+def stored_pieces(path: Path) -> list[Piece]:
+    """The tensors of a file of ours, to be copied byte for byte."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+    header.pop("__metadata__", None)
+    names = {code: dtype for dtype, code in CODES.items()}
+    return [
+        Piece(name, names[entry["dtype"]], tuple(entry["shape"]), _range_of(path, 8 + size, *entry["data_offsets"]))
+        for name, entry in header.items()
+    ]
+
+
+def _range_of(path: Path, start: int, begin: int, end: int) -> Callable[[ByteSink], object]:
+    def write(file: ByteSink) -> None:
+        with path.open("rb") as source:
+            source.seek(start + begin)
+            for low in range(begin, end, _CHUNK_BYTES):
+                file.write(source.read(min(_CHUNK_BYTES, end - low)))
+
+    return write
+
+
+def write_model(
+    directory: Path, pieces: Iterable[Piece], advance: Callable[[int], None], max_bytes: int = MAX_SHARD_BYTES
+) -> None:
+    """model.safetensors, or shards and their index as transformers writes them where that would be too large."""
+    shards: list[list[Piece]] = [[]]
+    size = 0
+    for piece in pieces:
+        if shards[-1] and size + piece.num_bytes > max_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(piece)
+        size += piece.num_bytes
+    if len(shards) == 1:
+        write_safetensors(directory / "model.safetensors", shards[0], advance)
+        return
+    names = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
+    for name, shard in zip(names, shards, strict=True):
+        write_safetensors(directory / name, shard, advance)
+    index = {
+        "metadata": {"total_size": sum(piece.num_bytes for shard in shards for piece in shard)},
+        "weight_map": {piece.name: name for name, shard in zip(names, shards, strict=True) for piece in shard},
+    }
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
 def write_safetensors(path: Path, pieces: Iterable[Piece], advance: Callable[[int], None]) -> None:

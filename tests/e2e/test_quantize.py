@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -65,6 +67,28 @@ def test_int4_awq_as_json_with_what_modelopt_said_under_debug(base: Path, tmp_pa
     assert "awq_lite" in done.stderr
 
 
+@needs_modelopt
+@pytest.mark.slow
+def test_ctrl_c_keeps_finished_layers_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    base = toys.make_base(tmp_path / "base", "llama", layers=24, hidden=256, intermediate=512, vocab=320)
+    out, kept = tmp_path / "out", tmp_path / ".out.quantize"
+    line = ["quantize", "llm", "--model-dir", base, "--quantization", "int8_sq", "--output-dir", out]
+    command = [sys.executable, "-m", "edgespec.cli.main", *map(str, line)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not (kept / "part-00001.safetensors").exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"kept in {kept}: the same command goes on from there" in said
+    assert not out.exists()
+    again = edgespec(*line)
+    assert again.returncode == 0
+    assert "resumed at layer" in again.stdout
+    assert not kept.exists()
+
+
 def test_refusals_have_their_exit_codes(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     empty, out = tmp_path / "empty.txt", str(tmp_path / "out")
     empty.touch()
@@ -73,7 +97,7 @@ def test_refusals_have_their_exit_codes(base: Path, tmp_path: Path, capsys: pyte
     assert run([*line, "fp8", "--calib-data", str(empty)]) == 3
     assert "is empty" in capsys.readouterr().err
     assert run([*line, "fp8", "--visual-quantization", "fp8"]) == 3
-    assert "no vision tower" in capsys.readouterr().err
+    assert "quantises no vision tower" in capsys.readouterr().err
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "precious").touch()
     assert run([*line, "fp8"]) == 4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import os
@@ -28,6 +27,7 @@ from edgespec.errors import (
     UnsupportedModel,
 )
 from edgespec.quantize import calibration, check, llm, modelopt, plan
+from edgespec.quantize.base import base_of
 from edgespec.quantize.llm import Options, Quantized, quantize_llm
 from edgespec.schemes import MADE
 from tests import toys
@@ -73,6 +73,19 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def options(quantization: str, **more: Any) -> Options:
     return Options(quantization, num_samples=2, calib_seq_len=32, **more)
+
+
+def spoil_written(monkeypatch: pytest.MonkeyPatch, name: str, factor: float, row: int | None = None) -> None:
+    """Multiply a tensor, or a row of it, before the result is checked."""
+    write = llm.write_sidecars
+
+    def spoil(checkpoint: Checkpoint, staging: Path, *settings: Any) -> None:
+        tensors = load_file(staging / "model.safetensors")
+        tensors[name][slice(None) if row is None else row] *= factor
+        save_file(tensors, staging / "model.safetensors", metadata={"format": "pt"})
+        write(checkpoint, staging, *settings)
+
+    monkeypatch.setattr(llm, "write_sidecars", spoil)
 
 
 def quantized(base: Path, out: Path, quantization: str, told: Told | None = None, **more: Any) -> Quantized:
@@ -183,30 +196,11 @@ def test_settings_tokenizer_and_config_travel(made: dict[Any, Quantized], bases:
         assert (there / name).read_bytes() == (bases["qwen3"] / name).read_bytes()
 
 
-def test_streamed_mxfp8_is_what_modelopt_writes_bit_for_bit(
-    bases: dict[str, Path], made: dict[Any, Quantized], tmp_path: Path
-) -> None:
-    for family, base in bases.items():
-        checkpoint, out = Checkpoint(base), tmp_path / family
-        out.mkdir()
-        job = plan.plan_base(checkpoint, plan.base_config(checkpoint), "mxfp8", None, (), False)
-        windows = calibration.Windows(((5, 6, 7, 8),), ())
-        settings = llm.write_calibrated(checkpoint, job, windows, options("mxfp8"), out, Told(), modelopt.Log())
-        streamed = made[family, "mxfp8"].directory
-        ours, theirs = load_file(streamed / "model.safetensors"), load_file(out / "model.safetensors")
-        assert ours.keys() == theirs.keys()
-        for name, tensor in theirs.items():
-            assert ours[name].dtype == tensor.dtype
-            assert torch.equal(ours[name].view(torch.uint8), tensor.view(torch.uint8)), name
-        assert json.loads((streamed / "hf_quant_config.json").read_text()) == settings[0]
-        assert json.loads((streamed / "config.json").read_text())["quantization_config"] == settings[1]
-
-
 def test_streaming_loads_neither_modelopt_nor_the_model(
     bases: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(llm.modelopt, "start", lambda log: pytest.fail("ModelOpt was imported"))
-    monkeypatch.setattr(llm, "load_model", lambda *args: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(llm, "calibrate", lambda *args: pytest.fail("layers were calibrated"))
     told = Told()
     quantized(bases["llama"], tmp_path / "out", "mxfp8", told, lm_head_quantization="mxfp8")
     assert list(told.stages) == ["weights", "import", "export", "check"]
@@ -273,19 +267,33 @@ def test_the_same_request_is_not_worked_on_twice(made: dict[Any, Quantized], bas
         quantized(bases["llama"], done.directory, "nvfp4")
 
 
-def test_norm_that_was_changed_is_refused(bases: dict[str, Path], tmp_path: Path, monkeypatch: Any) -> None:
-    """What ModelOpt's folding would do where it is not switched off."""
-    monkeypatch.setattr(modelopt, "norms_left_alone", contextlib.nullcontext)
+def test_norm_that_was_changed_is_refused(
+    bases: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What folding smoothing into norms would do."""
+    spoil_written(monkeypatch, "model.layers.1.input_layernorm.weight", 1.5)
     with pytest.raises(BuildError, match=r"layernorm\.weight is not quantised and was changed"):
         quantized(bases["llama"], tmp_path / "out", "int4_awq")
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "lm_head.weight"])
+def test_table_that_was_changed_is_refused(
+    bases: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Even in one row that no token of the text reads."""
+    spoil_written(monkeypatch, name, 1.5, row=VOCAB - 1)
+    with pytest.raises(BuildError, match=rf"{name} is not quantised and was changed"):
+        quantized(bases["llama"], tmp_path / "out", "mxfp8")
+
+
 @pytest.mark.parametrize("stage", ["calibrate", "check"])
-def test_interrupted_run_leaves_nothing(bases: dict[str, Path], tmp_path: Path, stage: str) -> None:
+def test_run_interrupted_before_its_first_layer_leaves_nothing(
+    bases: dict[str, Path], tmp_path: Path, stage: str
+) -> None:
     told = Told(interrupt=stage)
     with pytest.raises(KeyboardInterrupt):
-        quantized(bases["llama"], tmp_path / "new" / "out", "int4_awq", told)
+        quantized(bases["llama"], tmp_path / "new" / "out", {"calibrate": "int4_awq", "check": "mxfp8"}[stage], told)
     assert told.stages[stage][1] > 0
     assert list(tmp_path.iterdir()) == []
 
@@ -294,16 +302,7 @@ def test_broken_result_is_refused_and_removed(
     bases: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A smoothing vector that is lost on its way to the file: what a wrong fold does."""
-    write = llm.write_sidecars
-
-    def spoil(checkpoint: Checkpoint, staging: Path, *settings: Any) -> None:
-        tensors = load_file(staging / "model.safetensors")
-        name = "model.layers.0.mlp.down_proj.pre_quant_scale"
-        tensors[name] = tensors[name] * 1.5
-        save_file(tensors, staging / "model.safetensors", metadata={"format": "pt"})
-        write(checkpoint, staging, *settings)
-
-    monkeypatch.setattr(llm, "write_sidecars", spoil)
+    spoil_written(monkeypatch, "model.layers.0.mlp.down_proj.pre_quant_scale", 1.5)
     with pytest.raises(BuildError, match=r"model.layers.0.mlp.down_proj: the written weight is off by"):
         quantized(bases["llama"], tmp_path / "out", "int4_awq")
     assert list(tmp_path.iterdir()) == []
@@ -411,7 +410,7 @@ def test_records_become_one_stream_and_no_held_out_token_is_calibrated_with(
     said = tokenizer.decode(used + held)
     assert "<|im_start|>user" in said
     assert said.index("alpha") < said.index("beta") < said.index("gamma") < said.index("delta")
-    assert len(held) == len(used + held) // 5
+    assert 0 <= len(held) - len(used + held) // 5 < 16  # a last short window is not calibrated with
 
 
 def test_full_disk_is_foreseen(bases: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -422,7 +421,7 @@ def test_full_disk_is_foreseen(bases: dict[str, Path], tmp_path: Path, monkeypat
 def test_predicted_size_is_near_what_is_written(made: dict[Any, Quantized], bases: dict[str, Path]) -> None:
     for (family, name), result in made.items():
         checkpoint = Checkpoint(bases[family])
-        job = plan.plan_base(checkpoint, plan.base_config(checkpoint), name, None, (), False)
+        job = plan.plan_base(base_of(checkpoint), name, None, (), False)
         written = result.manifest["files"]["model.safetensors"]["bytes"]
         assert plan.size_bytes(checkpoint, job) == pytest.approx(written, rel=0.15)
 

@@ -1,0 +1,203 @@
+"""The directory of an unfinished calibration, beside the output: finished parts, and where the next one begins.
+
+Knows files, their hashes and the request they belong to. Knows nothing of what a part is.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from edgespec import bundle
+from edgespec.errors import BuildError, BundleError, OutputError
+from edgespec.quantize.tensors import array_piece, to_numpy, write_safetensors
+
+FORMAT = 1
+REQUEST, PROGRESS, LOCK = "request.json", "progress.json", "lock"
+_NAME = re.compile(r"(part|states)-(\d{5})\.safetensors")
+_VERSIONS = ("edgespec", "nvidia-modelopt", "torch", "transformers")
+
+
+def directory_of(out: Path) -> Path:
+    return out.absolute().parent / f".{out.absolute().name}.quantize"
+
+
+def versions() -> dict[str, str | None]:
+    return {name: bundle.installed_version(name) for name in _VERSIONS}
+
+
+class Work:
+    """Parts and states by their number. A part or state counts once progress.json has its hash."""
+
+    def __init__(self, directory: Path, stale: str = "") -> None:
+        self.directory = directory
+        self.stale = stale  # why an earlier directory was removed
+        self.entries: dict[str, dict[str, Any]] = recorded_entries(directory)
+        self.parts = {number for number in self.numbers("part") if self.sound(part_name(number))}
+        self.resumed_at: int | None = None  # the first part that an earlier run had not finished
+
+    def numbers(self, kind: str) -> list[int]:
+        return [int(match[2]) for name in self.entries if (match := _NAME.fullmatch(name)) and match[1] == kind]
+
+    def sound(self, name: str) -> bool:
+        """Whether a file is what was recorded; what is not is forgotten, and made again."""
+        path, entry = self.directory / name, self.entries[name]
+        if path.is_file() and path.stat().st_size == entry["bytes"] and bundle.sha256_file(path) == entry["sha256"]:
+            return True
+        del self.entries[name]
+        return False
+
+    def path(self, number: int) -> Path:
+        return self.directory / part_name(number)
+
+    def keep_part(self, number: int, tensors: Mapping[str, Any]) -> None:
+        self._keep(part_name(number), tensors)
+        self.parts.add(number)
+
+    def keep_states(self, number: int, states: Sequence[Any]) -> None:
+        """The states that part `number` begins with; those of earlier parts are not needed any more."""
+        old = [states_name(found) for found in self.numbers("states") if found != number]
+        self._keep(states_name(number), {f"{i:05}": state for i, state in enumerate(states)}, forget=old)
+        for name in old:
+            (self.directory / name).unlink(missing_ok=True)
+
+    def states(self, number: int) -> tuple[int, list[Any]] | None:
+        """The latest kept states that part `number` can be reached from, and whose they are."""
+        from safetensors.torch import load_file
+
+        for found in sorted(self.numbers("states"), reverse=True):
+            if found <= number and self.sound(states_name(found)):
+                tensors = load_file(self.directory / states_name(found))
+                return found, [tensors[name] for name in sorted(tensors)]
+        return None
+
+    def _keep(self, name: str, tensors: Mapping[str, Any], forget: Sequence[str] = ()) -> None:
+        path = self.directory / name
+        staged = path.with_suffix(".tmp")
+        write_safetensors(staged, [array_piece(key, to_numpy(value)) for key, value in tensors.items()], lambda _: None)
+        entry = {"bytes": staged.stat().st_size, "sha256": bundle.sha256_file(staged)}
+        staged.replace(path)
+        left = {key: value for key, value in self.entries.items() if key not in forget}
+        bundle.write_json(self.directory / PROGRESS, left | {name: entry})
+        self.entries = left | {name: entry}
+
+
+def part_name(number: int) -> str:
+    return f"part-{number:05}.safetensors"
+
+
+def states_name(number: int) -> str:
+    return f"states-{number:05}.safetensors"
+
+
+def recorded_entries(directory: Path) -> dict[str, dict[str, Any]]:
+    """What progress.json lists; nothing where it is not there or cannot be read."""
+    if not (directory / PROGRESS).is_file():
+        return {}
+    try:
+        listed = bundle.listed_files(directory, bundle.read_json(directory / PROGRESS))
+    except BundleError:
+        return {}
+    return {name: entry for name, entry in listed.items() if _NAME.fullmatch(name)}
+
+
+@contextmanager
+def opened(out: Path, request: Mapping[str, Any]) -> Iterator[Work]:
+    """The work directory of a request, new or resumed; it stays where a part is finished, until `finish` removes it.
+
+    Raises OutputError where another run works on it, or an unfinished run of another request is there.
+    """
+    directory = directory_of(out)
+    made = not directory.parent.exists()
+    with bundle.writing(directory):
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(exist_ok=True)
+    with (directory / LOCK).open("a") as lock:
+        lock_or_refuse(lock, directory)
+        wanted = json.loads(json.dumps({"format": FORMAT, "request": request, "versions": versions()}))
+        stale = why_stale(directory, wanted, out)
+        if stale is not None:
+            clear(directory)
+            with bundle.writing(directory):
+                bundle.write_json(directory / REQUEST, wanted)
+        work = Work(directory, stale or "")
+        try:
+            with bundle.writing(directory):
+                yield work
+        except OutputError as error:
+            raise OutputError(error.what, f"{error.remedy} {kept(out)}".strip()) from error
+        except BuildError:
+            finish(directory)  # it would fail again
+            raise
+        finally:
+            if not work.parts:
+                finish(directory)
+                if made:
+                    bundle.remove_if_empty(directory.parent)
+
+
+def lock_or_refuse(lock: Any, directory: Path) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise OutputError(
+            f"another run works on {directory}.", "Wait for it, or choose another --output-dir."
+        ) from error
+
+
+def why_stale(directory: Path, wanted: Mapping[str, Any], out: Path) -> str | None:
+    """None: what is there is this request's. Empty: nothing is there. Raises OutputError for another request's."""
+    if not (directory / REQUEST).is_file():
+        return ""
+    try:
+        found = bundle.read_json(directory / REQUEST)
+    except BundleError:
+        return ""
+    if found == wanted:
+        return None
+    if found.get("format") != FORMAT or found.get("versions") != wanted["versions"]:
+        return "an unfinished run of other versions was removed"
+    if found["request"]["source"] != wanted["request"]["source"]:
+        return "an unfinished run was removed: the checkpoint has changed since"
+    if not recorded_entries(directory):
+        return ""
+    theirs, ours = found["request"]["options"], wanted["request"]["options"]
+    apart = [f"{key} {theirs.get(key)!r} instead of {ours[key]!r}" for key in ours if theirs.get(key) != ours[key]]
+    raise OutputError(
+        f"an unfinished run to {out} was asked for {'; '.join(apart)}.",
+        f"Run its command again to finish it, choose another --output-dir, or start anew: rm -r {directory}",
+    )
+
+
+def forget_finished(out: Path) -> None:
+    """The directory of a run that was stopped after its result was there."""
+    directory = directory_of(out)
+    if (directory / REQUEST).is_file():
+        with (directory / LOCK).open("a") as lock:
+            lock_or_refuse(lock, directory)
+            finish(directory)
+
+
+def clear(directory: Path) -> None:
+    for path in directory.iterdir():
+        if path.name != LOCK:
+            path.unlink()
+
+
+def finish(directory: Path) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def kept(out: Path) -> str:
+    """What to tell who stopped a run; empty where nothing is kept."""
+    count = sum(name.startswith("part-") for name in recorded_entries(directory_of(out)))
+    if not count:
+        return ""
+    there = f"{count} finished {'layer is' if count == 1 else 'layers are'} kept in {directory_of(out)}"
+    return f"{there}: the same command goes on from there."
