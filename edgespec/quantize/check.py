@@ -145,12 +145,13 @@ class Sums:
 def compare(
     base: Base, written: Checkpoint, plan: Plan, windows: Sequence[Sequence[int]], advance: Callable[[int], None]
 ) -> Report:
-    """Two passes over the held-out windows, `advance` after each layer of each and each block of the head."""
+    """Both over the held-out windows, `advance` after each layer of each and each block of the head."""
     import torch
 
-    original, quantised = Source(base), Written(base, written, plan)
+    original = Source(base)
+    quantised = Written(original, written, plan)
     with torch.no_grad():
-        states = [hidden_states(base, weights, windows, advance) for weights in (original, quantised)]  # [tokens, H]
+        states = hidden_states(base, (original, quantised), windows, advance)  # [tokens, H] of each
         rows = Rows(torch.tensor([target for window in windows for target in (*window[1:], -1)]))
         for low in range(0, original.head_rows, HEAD_ROWS):
             before = original.head(low)
@@ -195,21 +196,28 @@ class Source:
         self.base, self.checkpoint = base, base.checkpoint
         self.table = f"{base.source_of(HEAD)}.weight"
         self.head_rows = self.checkpoint.tensors[self.table].shape[0]
+        self.kept: dict[str, Any] = {}  # of this layer: what is written is compared with it
 
     def tensor(self, name: str) -> Any:
-        return to_torch(self.checkpoint.read(name).astype(np.float32))
+        if name not in self.kept:
+            self.kept[name] = to_torch(self.checkpoint.read(name)).float()
+        return self.kept[name]
+
+    def forget(self) -> None:
+        self.kept.clear()
 
     def head(self, low: int) -> Any:
         """HEAD_ROWS rows of the head from `low` on."""
-        return to_torch(read_rows(self.checkpoint, self.table, low, low + HEAD_ROWS).astype(np.float32))
+        return to_torch(read_rows(self.checkpoint, self.table, low, low + HEAD_ROWS)).float()
 
 
 class Written(Source):
     """The quantised one, and how far its weights are from the original's."""
 
-    def __init__(self, base: Base, checkpoint: Checkpoint, plan: Plan) -> None:
+    def __init__(self, source: Source, checkpoint: Checkpoint, plan: Plan) -> None:
+        base = source.base
         super().__init__(base)
-        self.source, self.checkpoint, self.plan = Source(base), checkpoint, plan
+        self.source, self.checkpoint, self.plan = source, checkpoint, plan
         quantization = read_quantization(checkpoint)
         if quantization is None:
             raise BuildError(f"{checkpoint.path} was written without quantisation settings.", "Please report this.")
@@ -286,17 +294,22 @@ def stored_and_wanted(weight: QuantizedWeight, original: Any, rows: slice = slic
     return value, original if weight.pre_quant_scale is None else original / to_torch(weight.pre_quant_scale)
 
 
-def hidden_states(base: Base, weights: Source, windows: Sequence[Sequence[int]], advance: Callable[[int], None]) -> Any:
-    """After the final norm, float32 [tokens, H]. All windows go through a layer before the next is read."""
+def hidden_states(
+    base: Base, models: Sequence[Source], windows: Sequence[Sequence[int]], advance: Callable[[int], None]
+) -> list[Any]:
+    """After the final norm of each model, float32 [tokens, H]. All goes through a layer before the next is read."""
     import torch
 
     decoder = Decoder(base, torch.float32)
     longest = max(map(len, windows))
     padded = [[*window, *[0] * (longest - len(window))] for window in windows]  # a causal model does not look ahead
-    state = decoder.embed(padded)
+    states = [decoder.embed(padded)] * len(models)
     for i in range(base.num_layers):
-        with decoder.loaded(i, weights.tensor) as layer:
-            state = decoder.run(i, layer, state)
-        advance(1)
-    state = decoder.finish(state, weights.tensor)
-    return torch.cat([row[: len(window)] for row, window in zip(state, windows, strict=True)])
+        for k, weights in enumerate(models):
+            with decoder.loaded(i, weights.tensor) as layer:
+                states[k] = decoder.run(i, layer, states[k])
+            advance(1)
+        for weights in models:
+            weights.forget()
+    final = [decoder.finish(state, weights.tensor) for state, weights in zip(states, models, strict=True)]
+    return [torch.cat([row[: len(window)] for row, window in zip(state, windows, strict=True)]) for state in final]
