@@ -89,6 +89,16 @@ def test_several_batches_are_calibrated_with_alike(
     assert whole_model.differing(ours, theirs) == []
 
 
+def test_mxfp8_with_a_quantised_cache_is_calibrated_for_the_cache_alone(bases: dict[str, Path], tmp_path: Path) -> None:
+    quantized(bases["llama"], tmp_path / "plain", "mxfp8")
+    quantized(bases["llama"], tmp_path / "cache", "mxfp8", fp8_cache=True)
+    plain, cache = (whole_model.tensors_of(tmp_path / side) for side in ("plain", "cache"))
+    scales = {name: cache.pop(name) for name in list(cache) if name.endswith(("k_scale", "v_scale"))}
+    assert whole_model.differing(plain, cache) == []
+    assert len(scales) == 2 * SIZES["layers"]
+    assert len({float(scale) for scale in scales.values()}) > 1
+
+
 def test_scales_of_shared_inputs_are_shared(bases: dict[str, Path], tmp_path: Path) -> None:
     quantized(bases["qwen3"], tmp_path / "out", "nvfp4")
     tensors = whole_model.tensors_of(tmp_path / "out")

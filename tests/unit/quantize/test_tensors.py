@@ -1,0 +1,81 @@
+"""Claims about quantize/tensors.py: shards as transformers writes them, and rows without the rest."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from edgespec.checkpoint.files import Checkpoint
+from edgespec.errors import CheckpointError
+from edgespec.quantize.tensors import copied, read_rows, stored_pieces, write_model, write_safetensors
+from tests import toys
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return Checkpoint(toys.make_base(tmp_path_factory.mktemp("tensors") / "base", layers=2, dtype="bfloat16"))
+
+
+def test_large_results_are_sharded_and_read_alike(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    told: list[int] = []
+    limit = 40_000
+    write_model(tmp_path, [copied(checkpoint, name) for name in checkpoint.tensors], told.append, limit)
+    files = sorted(tmp_path.glob("*.safetensors"))
+    assert [file.name for file in files] == [
+        f"model-{i:05}-of-{len(files):05}.safetensors" for i in range(1, 1 + len(files))
+    ]
+    sizes = [sum(tensor.nbytes for tensor in load_file(file).values()) for file in files]
+    assert len(files) > 2
+    assert max(sizes) <= limit
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == sum(sizes) == sum(told)
+    (tmp_path / "config.json").write_text("{}")
+    again = Checkpoint(tmp_path)
+    assert list(again.tensors) == list(checkpoint.tensors)
+    assert all(again.read(name).tobytes() == checkpoint.read(name).tobytes() for name in again.tensors)
+    from transformers import AutoModelForCausalLM
+
+    (tmp_path / "config.json").write_text(json.dumps(checkpoint.config))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    name = "model.layers.1.mlp.up_proj.weight"
+    assert torch.equal(model.get_parameter(name).bfloat16(), load_file(checkpoint.path / "model.safetensors")[name])
+
+
+def test_tensor_larger_than_a_shard_has_one_of_its_own(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    write_model(tmp_path, [copied(checkpoint, name) for name in checkpoint.tensors], lambda _: None, 1)
+    assert len(list(tmp_path.glob("*.safetensors"))) == len(checkpoint.tensors)
+
+
+def test_small_results_are_one_file_without_an_index(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    write_model(tmp_path, [copied(checkpoint, name) for name in checkpoint.tensors], lambda _: None)
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+def test_pieces_of_a_file_are_copied_byte_for_byte(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    source = checkpoint.path / "model.safetensors"
+    write_safetensors(tmp_path / "copy", stored_pieces(source), lambda _: None)
+    ours, theirs = load_file(tmp_path / "copy"), load_file(source)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (3, 8), (250, 999)])
+def test_rows_are_those_of_the_whole(checkpoint: Checkpoint, low: int, high: int) -> None:
+    name = "model.embed_tokens.weight"
+    rows = read_rows(checkpoint, name, low, high)
+    assert rows.dtype == checkpoint.read(name).dtype
+    assert np.array_equal(rows, checkpoint.read(name)[low:high])
+
+
+def test_file_that_became_shorter_is_told(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(toys.make_base(tmp_path / "base", layers=1))
+    last = max(checkpoint.tensors.values(), key=lambda info: info.offset)
+    data = (checkpoint.path / "model.safetensors").read_bytes()
+    (checkpoint.path / "model.safetensors").write_bytes(data[:-8])
+    with pytest.raises(CheckpointError, match="became shorter"):
+        read_rows(checkpoint, last.name, 0, last.shape[0])
