@@ -24,7 +24,7 @@ from edgespec.runtime.stages import StageLog, StageTimes
 from edgespec.runtime.tree import DraftPlan, DraftTree
 from edgespec.runtime.verify import Verdict, walk
 
-PREFILL_CHUNK = 512  # tokens a call: bounds the mask and the activations of a long prompt
+PREFILL_CHUNK = 256  # tokens a call: bounds the mask and the activations of a long prompt
 
 Candidates = list[tuple[int, float]]  # ids with their log-probabilities, descending
 

@@ -15,8 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 
+import numpy as np
+
 PAGE_BYTES = 2 << 20
-PIECE_BYTES = 32 << 20
+SMALL_BYTES = 4096
+ENTRY_BYTES, PRESENT_BIT = 8, 63  # of /proc/self/pagemap
 LEAST_BYTES = 4 << 20  # smaller pieces are not weights
 NAME = "huge pages"
 COLLAPSE = 25  # MADV_COLLAPSE: move what is there to huge pages now
@@ -38,8 +41,17 @@ def in_huge_pages() -> Iterator[None]:
 
 def collapse_all(ranges: Iterable[Range]) -> None:
     for start, end in ranges:
-        for piece in range(start, end, PIECE_BYTES):  # in pieces: other threads wait for each at most
-            collapse(piece, min(piece + PIECE_BYTES, end))
+        for page in written(start, end):
+            collapse(page, page + PAGE_BYTES)
+
+
+def written(start: int, end: int, pagemap: Path = Path("/proc/self/pagemap")) -> list[int]:
+    """The huge pages, by address, of which at least half is in use: allocators reserve more than they fill."""
+    with pagemap.open("rb", buffering=0) as file:
+        file.seek(start // SMALL_BYTES * ENTRY_BYTES)
+        entries = np.frombuffer(file.read((end - start) // SMALL_BYTES * ENTRY_BYTES), np.uint64)
+    present = (entries >> np.uint64(PRESENT_BIT)).reshape(-1, PAGE_BYTES // SMALL_BYTES).mean(axis=1)
+    return [start + int(i) * PAGE_BYTES for i in np.flatnonzero(present >= 0.5)]
 
 
 def private_ranges(maps: Path = Path("/proc/self/maps")) -> list[Range]:
