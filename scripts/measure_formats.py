@@ -62,6 +62,7 @@ FORMATS = (
     Format("nvfp4", ("--quantization", "nvfp4")),
     # down_proj has 704 inputs, which is no multiple of the block of 128
     Format("int4_awq", ("--quantization", "int4_awq", "--exclude", "*.down_proj")),
+    Format("build int8, by row", build=("--weights", "int8", "--weight-block", "0")),
     Format("build int8, block 128", build=("--weights", "int8")),
     Format("build int4, block 32", build=("--weights", "int4", "--weight-block", "32")),
     Format("build int4, block 128", build=("--weights", "int4")),
