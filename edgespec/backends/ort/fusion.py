@@ -21,7 +21,8 @@ def join_products(
     nodes: list[ir.Node], sizes: list[int], kernel: nbits.Kernel, codes: ir.Value, scales: ir.Value
 ) -> None:
     """MatMuls of the same input to so many outputs; `kernel` is that of all their weights, one below the other."""
-    graph, name = nodes[0].graph, f"{nodes[0].name}+{len(nodes) - 1}"
+    graph, names = nodes[0].graph, [str(node.name) for node in nodes]
+    name = "+".join((names[0], *(other.rpartition("/")[2] for other in names[1:])))
     assert isinstance(graph, ir.Graph)
     assert sum(sizes) == kernel.out_features
     joined = ir.node("MatMul", [nodes[0].inputs[0], codes], name=name)
