@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from edgespec.cli.flags import INTERRUPTED, EdgeCommand
 from edgespec.cli.progress import Bars
-from edgespec.schemes import MADE
+from edgespec.schemes import MADE, TARGETS
 
 if TYPE_CHECKING:
     from edgespec.quantize.llm import Options, Quantized
@@ -51,6 +51,7 @@ def common(function: Callable[..., None]) -> Callable[..., None]:
         click.option("--num-samples", type=click.IntRange(1), help="Default: 16 on a CPU, 512 on CUDA."),
         click.option("--calib-seq-len", type=click.IntRange(16), help="Tokens in each. Default: 256, on CUDA 512."),
         click.option("--device", type=click.Choice(("cpu", "cuda")), default="cpu", show_default=True),
+        click.option("--target", type=click.Choice(tuple(TARGETS)), help="Refuse formats that this device cannot run."),
         click.option("--allow-pickle", is_flag=True, help="Read pytorch_model.bin too, with weights_only."),
         click.option("--json", "as_json", is_flag=True, help="Print the manifest as JSON."),
     )):  # fmt: skip

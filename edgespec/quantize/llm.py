@@ -30,6 +30,7 @@ from edgespec.quantize.plan import (
     size_bytes,
 )
 from edgespec.quantize.tensors import write_model
+from edgespec.schemes import check_target, scheme_to_make
 
 HF_QUANT_CONFIG = "hf_quant_config.json"
 _KEPT_APART = {bundle.CONFIG, bundle.MANIFEST, HF_QUANT_CONFIG, "model.safetensors.index.json"}
@@ -38,7 +39,10 @@ _TEXTS = {".json", ".jinja", ".model", ".txt"}
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The flags of `edgespec quantize`. Sizes of None: what suits the device."""
+    """The flags of `edgespec quantize`. Sizes of None: what suits the device.
+
+    Raises UnsupportedModel for a format that the `target`, where one is named, cannot run.
+    """
 
     quantization: str
     lm_head_quantization: str | None = None
@@ -49,6 +53,12 @@ class Options:
     calib_seq_len: int | None = None
     device: str = "cpu"
     allow_pickle: bool = False
+    target: str | None = None
+
+    def __post_init__(self) -> None:
+        asked = (self.quantization, self.lm_head_quantization, "fp8" if self.fp8_cache else None)
+        for name in filter(None, asked if self.target else ()):
+            check_target(scheme_to_make(name), str(self.target))
 
     @property
     def samples(self) -> int:

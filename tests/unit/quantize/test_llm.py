@@ -438,3 +438,18 @@ def test_missing_and_foreign_packages_are_refused(
     versions.clear()
     if not torch.cuda.is_available():
         refused(EnvironmentProblem, "no CUDA device", bases["llama"], tmp_path / "o", "fp8", device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ({"quantization": "nvfp4"}, "nvfp4"),
+        ({"quantization": "int4_awq", "lm_head_quantization": "mxfp8"}, "mxfp8"),
+        ({"quantization": "int8_sq", "fp8_cache": True}, "fp8"),
+    ],
+)
+def test_what_the_target_cannot_run_is_refused_at_once(flags: dict[str, Any], named: str) -> None:
+    with pytest.raises(UnsupportedModel, match=f"^{named} needs compute capability .*; orin has 8.7"):
+        Options(**flags, target="orin")
+    Options(**flags, target="thor")
+    Options(**flags)
