@@ -28,7 +28,7 @@ ROUNDED_TOLERANCE = 0.1
 ROUNDING_MARGIN = 2.0  # two logits may move apart
 ROUNDING_TRIALS = 4
 LEAST_ROUNDING = 0.1  # nats: a short prompt may have met no edge by chance
-MOVED = np.float32(1e-5)  # of each embedding
+MOVED = 1e-5  # of each embedding
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def check_cosine(label: str, found: Agreement, least: float) -> None:
         raise BuildError(what, remedy)
 
 
-def rounding(runner: Runner, golden: Golden, rope: RopeConfig, capacity: int) -> float:
+def rounding(runner: Runner, golden: Golden, rope: RopeConfig, capacity: int, moved_by: float = MOVED) -> float:
     """The margin, in nats, within which kernels for one row and for many may choose another token.
 
     The golden prompt at once against row by row, and again with its embeddings moved by less than any difference that
@@ -110,7 +110,7 @@ def rounding(runner: Runner, golden: Golden, rope: RopeConfig, capacity: int) ->
     rng, worst = np.random.default_rng(0), 0.0
     at_once = runner.run(prompt).logits[0].copy()
     for _ in range(ROUNDING_TRIALS):
-        noise = 1 + MOVED * rng.standard_normal(prompt.inputs_embeds.shape, np.float32)
+        noise = 1 + np.float32(moved_by) * rng.standard_normal(prompt.inputs_embeds.shape, np.float32)
         moved = replace(prompt, inputs_embeds=prompt.inputs_embeds * noise)
         for i, row in enumerate(at_once):
             worst = max(worst, float(np.abs(runner.run(row_of(moved, i)).logits[0, 0] - row).max()))

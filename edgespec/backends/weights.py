@@ -56,6 +56,11 @@ def weights_of(config: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def are_few_bits(weights: Mapping[str, Any]) -> bool:
+    """Whether the kernels read 4 or 8 bits: all other weights are float32 when they are multiplied."""
+    return weights["scheme"] != "fp32" and "float32" not in weights.get("compute", "")
+
+
 def rounding_of(config: Mapping[str, Any], float32: float) -> float:
     """How far apart two candidates may be, in nats, where kernels for one row and for many choose differently."""
     return float(weights_of(config).get("rounding", float32))

@@ -53,7 +53,7 @@ DIRECTORY = click.Path(path_type=Path)
 )  # fmt: skip
 @click.option(
     "--share-embedding/--no-share-embedding", default=True, show_default=True,
-    help="With int8 or int4, let a tied head's weights be the embedding too, instead of a file of their own.",
+    help="With int8 or int4 in blocks, let a tied head's weights be the embedding too, instead of a file of its own.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(

@@ -360,7 +360,8 @@ def check_exact(engine_dir: Path, config: dict[str, Any]) -> None:
     if why := why_not_exact(config):
         what = f"the engine in {engine_dir} cannot be exact: {why}"
         known = "--weights fp32, int4 --weight-block 32 or int8 --weight-block 0"
-        raise LimitError(what, f"Build it for one sequence, with {known}; of quantised exports int8_sq is exact.")
+        quantised = "of quantised exports int8_sq, int8_token and int4 in blocks of 32 are exact"
+        raise LimitError(what, f"Build it for one sequence, with {known}; {quantised}.")
 
 
 def told_as(error: EdgeSpecError | MemoryError) -> EdgeSpecError:

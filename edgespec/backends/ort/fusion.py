@@ -47,6 +47,8 @@ def join_residuals(graph: ir.Graph) -> None:
     """Where a sum of two computed values is normed over its last axis."""
     for norm in [node for node in graph if node.op_type == "RMSNormalization" and node.domain == ""]:
         total = norm.inputs[0].producer() if norm.inputs[0] is not None else None
+        if norm.outputs[0].is_graph_output():  # the state that some drafts recycle
+            continue
         if total is None or not is_residual(total, graph) or not is_over_rows(norm):
             continue
         epsilon = norm.attributes["epsilon"].as_float()

@@ -8,10 +8,11 @@ kernel cannot do it (before 6.1, or forbidden), nothing changes. No result depen
 from __future__ import annotations
 
 import ctypes
+import mmap
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
 
@@ -40,9 +41,10 @@ def in_huge_pages() -> Iterator[None]:
 
 
 def collapse_all(ranges: Iterable[Range]) -> None:
-    for start, end in ranges:
-        for page in written(start, end):
-            collapse(page, page + PAGE_BYTES)
+    with suppress(OSError):  # what is in use may not be told: pages stay small then
+        for start, end in ranges:
+            for page in written(start, end):
+                collapse(page, page + PAGE_BYTES)
 
 
 def written(start: int, end: int, pagemap: Path = Path("/proc/self/pagemap")) -> list[int]:
@@ -56,9 +58,9 @@ def written(start: int, end: int, pagemap: Path = Path("/proc/self/pagemap")) ->
 
 def private_ranges(maps: Path = Path("/proc/self/maps")) -> list[Range]:
     """Writable memory of this process that no file backs; none where the system does not tell."""
-    if not sys.platform.startswith("linux") or not maps.is_file():
+    if not sys.platform.startswith("linux") or mmap.PAGESIZE != SMALL_BYTES or not maps.is_file():
         return []
-    return [(int(start, 16), int(end, 16)) for start, end, _ in _ANONYMOUS.findall(maps.read_text())]
+    return [(int(start, 16), int(end, 16)) for start, end, _ in _ANONYMOUS.findall(maps.read_text(errors="replace"))]
 
 
 def new_ranges(before: list[Range], after: list[Range]) -> list[Range]:

@@ -23,7 +23,7 @@ from edgespec.backends.ort.cache import KvCache, cache_bytes
 from edgespec.backends.ort.huge_pages import in_huge_pages
 from edgespec.backends.ort.nbits import HeadTable, Kernel
 from edgespec.backends.ort.nodes import session_options
-from edgespec.backends.weights import weights_of
+from edgespec.backends.weights import are_few_bits, weights_of
 from edgespec.contract import (
     GraphContract,
     Role,
@@ -178,14 +178,17 @@ def open_engine(engine_dir: Path, role: Role, config: dict[str, Any], entry: dic
     lanes, capacity = limits["max_batch_size"], limits["max_kv_cache_capacity"]
     contract = lowered_contract(canonical_contract(shape_of(config)), batched=lanes > 1)
     weights = weights_of(config)
-    few_bits = "float32" not in weights.get("compute", "fp32" if weights["scheme"] == "fp32" else "")
     path = engine_dir / f"{STEMS[role]}.onnx"
-    runner = OrtRunner(path, contract, capacity, lanes, padding_of(limits), few_bits)
-    if shared := weights_of(config).get("embedding"):
-        kernel = Kernel(shared["bits"], shared["block"], contract.shape.hidden_size, shared["rows"])
-        data = path.with_name(f"{path.name}.data")
-        runner.table = HeadTable(data, kernel, shared["offset"], shared["scales_offset"])
+    runner = OrtRunner(path, contract, capacity, lanes, padding_of(limits), are_few_bits(weights))
+    if "embedding" in weights:
+        runner.table = head_table(path, weights["embedding"], contract.shape.hidden_size)
     return runner
+
+
+def head_table(path: Path, shared: Mapping[str, int], hidden_size: int) -> HeadTable:
+    """The embedding that an engine's config says its head to be."""
+    kernel = Kernel(4 if shared["bits"] == 4 else 8, shared["block"], hidden_size, shared["rows"])
+    return HeadTable(path.with_name(f"{path.name}.data"), kernel, shared["offset"], shared["scales_offset"])
 
 
 def padding_of(limits: Mapping[str, Any]) -> int:

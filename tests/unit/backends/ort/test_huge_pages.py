@@ -62,7 +62,13 @@ def can_collapse() -> bool:
     return huge_pages.collapse(start, start + PAGE_BYTES)
 
 
-@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").is_file() or not can_collapse(), reason="no huge pages here")
+def asked_for() -> bool:
+    """Whether memory stands in huge pages only where it asks for them."""
+    enabled = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    return Path("/proc/self/smaps_rollup").is_file() and enabled.is_file() and "[madvise]" in enabled.read_text()
+
+
+@pytest.mark.skipif(not asked_for() or not can_collapse(), reason="no huge pages here, or always")
 def test_memory_allocated_inside_stands_in_huge_pages_with_its_content() -> None:
     before = huge_bytes()
     with in_huge_pages():
@@ -77,3 +83,17 @@ def test_memory_allocated_inside_stands_in_huge_pages_with_its_content() -> None
     assert 24 * MB <= huge_bytes() - before <= 34 * MB  # and nothing of what was reserved alone
     reserved.close()
     np.testing.assert_array_equal(content, np.arange(32 * MB, dtype=np.uint32).astype(np.uint8))
+
+
+def test_where_pages_cannot_be_looked_at_nothing_happens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    maps = tmp_path / "maps"
+    maps.write_bytes(b"7f0000000000-7f0000800000 r--p 00000000 fe:00 1  /lib/\xff.so\n" + MAPS.encode())
+    assert len(private_ranges(maps)) == 2
+
+    def refused(start: int, end: int) -> list[int]:
+        raise PermissionError
+
+    monkeypatch.setattr(huge_pages, "written", refused)
+    huge_pages.collapse_all([(0, 8 * MB)])
+    monkeypatch.setattr(mmap, "PAGESIZE", 65536)
+    assert private_ranges(maps) == []
