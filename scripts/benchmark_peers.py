@@ -1,11 +1,16 @@
 """Compares int4 decoding of Qwen3-0.6B's shape with llama.cpp (Q4_0) and onnxruntime-genai (int4), plain, batch 1.
 
-    pip install llama-cpp-python==0.3.36 gguf==0.19.0      # builds for the machine at hand: about ten minutes
-    python -m venv peer && peer/bin/pip install onnxruntime-genai==0.18.0    # its onnxruntime replaces the -gpu build
+    python scripts/benchmark.py --only build                # makes WORK/base and WORK/onnx-base
+    for block in 128 32; do edgespec build --onnx-dir WORK/onnx-base/llm --engine-dir WORK/engines-int4-$block \\
+      --weights int4 --weight-block $block --max-input-len 2048 --max-kv-cache-capacity 2304; done
+    pip install llama-cpp-python==0.3.36 gguf==0.19.0       # builds for the machine at hand: about ten minutes
+    python -m venv peer && peer/bin/pip install onnxruntime-genai==0.18.0   # its onnxruntime replaces the -gpu build
+    python -m onnxruntime_genai.models.builder -i WORK/base -o WORK/genai-int4 -p int4 -e cpu   # where torch is, too
     python scripts/benchmark_peers.py --genai-python peer/bin/python --runs 5
 
 All have the same random weights, prompts (128 and 2048 tokens), and 64 greedy tokens after each. Every run is a process
 of its own; engines take turns. Prints one JSON object: medians, ratios to ours pair by pair, each run, memory and disk.
+WORK is --work, by default edgespec-benchmark in the system's directory for temporary files.
 """
 
 from __future__ import annotations
@@ -62,7 +67,7 @@ def run_ours(directory: Path) -> dict[str, Any]:
     return found
 
 
-def run_llama(path: Path) -> dict[str, Any]:
+def run_llama(path: Path, *, kept: bool) -> dict[str, Any]:
     from llama_cpp import Llama
 
     began, found = time.perf_counter(), {}
@@ -73,10 +78,10 @@ def run_llama(path: Path) -> dict[str, Any]:
     found["load_s"] = time.perf_counter() - began
     for context in CONTEXTS:
         model.reset()
-        stamps, kept = [], path.with_suffix(f".{context}.state")
+        stamps = []
         began = time.perf_counter()
-        if kept.is_file():
-            read_state(model, kept, context)
+        if kept:
+            read_state(model, state_of(path, context), context)
             token = 0
         else:
             model.eval(prompt_of(context))
@@ -86,9 +91,13 @@ def run_llama(path: Path) -> dict[str, Any]:
             model.eval([token])
             token = model.sample(temp=0.0, repeat_penalty=1.0)
         found[str(context)] = rates(began, stamps, context)
-        if kept.is_file():
+        if kept:
             del found[str(context)]["prefill_tokens_per_s"]
     return found
+
+
+def state_of(path: Path, context: int) -> Path:
+    return path.with_suffix(f".{context}.state")
 
 
 def keep_states(path: Path) -> None:
@@ -101,8 +110,9 @@ def keep_states(path: Path) -> None:
         for token in prompt_of(context):
             model.eval([token])
         ids = (llama_cpp.llama_token * context)(*prompt_of(context))
-        name = str(path.with_suffix(f".{context}.state")).encode()
-        assert llama_cpp.llama_state_save_file(model.ctx, name, ids, context)
+        part = path.with_suffix(".part")
+        assert llama_cpp.llama_state_save_file(model.ctx, str(part).encode(), ids, context)
+        part.rename(state_of(path, context))
 
 
 def read_state(model: Any, kept: Path, context: int) -> None:
@@ -144,7 +154,7 @@ def rates(began: float, stamps: list[float], context: int) -> dict[str, float]:
     }
 
 
-ENGINES = {"ours": run_ours, "llama": run_llama, "genai": run_genai}
+ENGINES = {"ours": run_ours, "genai": run_genai}
 
 
 # ---- making the peers' files -----------------------------------------------------------------------------------
@@ -160,7 +170,8 @@ def write_gguf(base: Path, path: Path) -> None:
 
     checkpoint = open_checkpoint(str(base))
     config = checkpoint.config
-    writer = gguf.GGUFWriter(str(path), "qwen3")
+    part = path.with_suffix(".part")
+    writer = gguf.GGUFWriter(str(part), "qwen3")
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -191,6 +202,7 @@ def write_gguf(base: Path, path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    part.rename(path)
 
 
 def size_mb(path: Path) -> float:
@@ -201,8 +213,8 @@ def size_mb(path: Path) -> float:
 # ---- taking turns ----------------------------------------------------------------------------------------------
 
 
-def measured(python: str, engine: str, path: Path) -> dict[str, Any]:
-    command = [python, str(Path(__file__).resolve()), "--one", engine, str(path)]
+def measured(python: str, engine: str, path: Path, flags: list[str]) -> dict[str, Any]:
+    command = [python, str(Path(__file__).resolve()), "--one", engine, str(path), *flags]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{engine} failed:\n{done.stderr}")
@@ -237,7 +249,6 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--llama-python", default=sys.executable, help="a Python that has llama_cpp and gguf")
     parser.add_argument("--genai-python", help="a Python that has onnxruntime_genai")
-    parser.add_argument("--genai-model", type=Path, help="what its builder made of WORK/base: -p int4 -e cpu")
     parser.add_argument(
         "--llama-one-by-one", action="store_true",
         help="feed llama.cpp its prompts token by token, once; its prefill is not measured then",
@@ -247,26 +258,36 @@ def main() -> None:
     parser.add_argument("--keep-states", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
-        found = ENGINES[args.one[0]](Path(args.one[1]))
+        name, path = args.one
+        found = run_llama(Path(path), kept=args.llama_one_by_one) if name == "llama" else ENGINES[name](Path(path))
         print(json.dumps(found | {"peak_mb": peak_mb()}))
         return
-    if args.gguf or args.keep_states:
-        write_gguf(*args.gguf) if args.gguf else keep_states(args.keep_states)
+    if args.gguf:
+        write_gguf(*args.gguf)
+        return
+    if args.keep_states:
+        keep_states(args.keep_states)
         return
     work: Path = args.work
     engines = {f"ours block {block}": ("ours", sys.executable, work / f"engines-int4-{block}") for block in (128, 32)}
+    if not (work / "base").is_dir():
+        parser.error(f"{work / 'base'} is not there: --help says how it is made")
     gguf = work / "q4_0.gguf"
     if not gguf.is_file():
         subprocess.run([args.llama_python, __file__, "--gguf", str(work / "base"), str(gguf)], check=True)
-    if args.llama_one_by_one and not gguf.with_suffix(f".{CONTEXTS[-1]}.state").is_file():
+    if args.llama_one_by_one and not state_of(gguf, CONTEXTS[-1]).is_file():
         subprocess.run([args.llama_python, __file__, "--keep-states", str(gguf)], check=True)
     engines["llama.cpp Q4_0"] = ("llama", args.llama_python, gguf)
     if args.genai_python:
-        engines["onnxruntime-genai int4"] = ("genai", args.genai_python, args.genai_model)
+        engines["onnxruntime-genai int4"] = ("genai", args.genai_python, work / "genai-int4")
+    for _, _, path in engines.values():
+        if not path.exists():
+            parser.error(f"{path} is not there: --help says how it is made")
+    flags = ["--llama-one-by-one"] if args.llama_one_by_one else []
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in engines}
     for _ in range(args.runs):
         for name, (engine, python, path) in engines.items():
-            runs[name].append(measured(python, engine, path))
+            runs[name].append(measured(python, engine, path, flags))
     result = {
         "machine": {"cpus": os.cpu_count(), "load": os.getloadavg(), "arch": platform.machine()},
         "disk_mb": {name: round(size_mb(path), 1) for name, (_, _, path) in engines.items()},
