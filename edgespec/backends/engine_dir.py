@@ -88,7 +88,7 @@ def check_limits(limits: Limits) -> None:
 def check_pairing(base: Mapping[str, Any], draft: Mapping[str, Any]) -> None:
     """Refuse a base and a draft, by their configs, that do not belong together."""
     pair, layers = draft["pair"], base["num_hidden_layers"]
-    if pair["base_identity"] is not None and draft_root(pair) != root_of(base):
+    if pair["base_identity"] not in (None, base["identity"]) and draft_root(pair) != root_of(base):
         raise PairingError(
             "the draft was exported for another base checkpoint than the one in this engine directory",
             "Export the draft again with --base-model-dir naming the base, or use another engine directory.",
