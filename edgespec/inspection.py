@@ -26,6 +26,7 @@ from edgespec.errors import BundleError, EdgeSpecError, noted
 SMALL_BYTES = 1 << 20  # files up to this size are compared by their hash in any case
 _OURS = ("quantize", "export", "engine")
 _STAGING = re.compile(r"\.(.+)\.tmp-(\d+)")
+_UNFINISHED = re.compile(r"\.(.+)\.quantize")
 _TAKES = "edgespec inspect takes a checkpoint, what export or build wrote, or a .safetensors file."
 
 
@@ -89,6 +90,9 @@ def manifest_kind(path: Path) -> str | None:
 
 def refuse_staging(path: Path) -> None:
     """What a run has not finished yet, or never will."""
+    if _UNFINISHED.fullmatch(path.absolute().name) and (path / "progress.json").is_file():
+        what = f"{path} is an unfinished run of edgespec quantize"
+        raise BundleError(what, "Run its command again: it goes on at the layer where it was.")
     match = _STAGING.fullmatch(path.absolute().name)
     if match is None:
         return

@@ -21,14 +21,14 @@ def text_of(found: Inspection, *, layers: bool, verify: bool) -> list[str]:
     head, rows = SHOWN[found.facts["kind"]](found.facts, layers)
     rows += [("note", note) for note in found.notes]
     if not found.problems:
-        rows.append(("whole", "sizes and hashes are as recorded" if verify else wholeness(found.facts)))
+        rows.append(("whole", wholeness(found.facts, verify)))
     return [f"{head}: {found.path}{size_of(found.facts)}", *aligned(rows)]
 
 
-def wholeness(facts: Mapping[str, Any]) -> str:
+def wholeness(facts: Mapping[str, Any], verify: bool) -> str:
     if facts["kind"] == "safetensors" or (facts["kind"] == "checkpoint" and not facts.get("quantized")):
         return "not looked into" if facts.get("pickled") else "as far as its headers tell"
-    return "sizes are as recorded; --verify compares hashes"
+    return "sizes and hashes are as recorded" if verify else "sizes are as recorded; --verify compares hashes"
 
 
 def size_of(facts: Mapping[str, Any]) -> str:

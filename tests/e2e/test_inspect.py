@@ -142,6 +142,14 @@ def test_what_quantize_left_out_is_told_folded_and_by_name(quantised: Path, look
     assert "kept        lm_head, model.layers.0-3.mlp.down_proj" in cli("inspect", quantised / "base_int4_awq").out
 
 
+def test_hashes_are_as_recorded_only_where_some_are(shop: Path, quantised: Path, cli: Cli) -> None:
+    for path in (shop / "base", shop / "base" / "model.safetensors"):
+        assert "as far as its headers tell" in cli("inspect", path, "--verify").out
+    for path in (shop / "onnx_base" / "llm", quantised / "base_fp8"):
+        assert "sizes are as recorded; --verify compares hashes" in cli("inspect", path).out
+        assert "sizes and hashes are as recorded" in cli("inspect", path, "--verify").out
+
+
 def test_a_quantised_draft_keeps_fc_and_names_its_base(quantised: Path, look: Look) -> None:
     found = look(quantised / "draft_fp8")
     assert "fc" in found["quantization"]["kept"]
@@ -326,6 +334,14 @@ def test_what_a_killed_run_left_is_told(shop: Path, tmp_path: Path, cli: Cli) ->
     assert "not of edgespec: notes.txt" in done.out
     staged = path / ".base.tmp-999999999"
     assert "left unfinished" in cli("inspect", staged).err
+    unfinished = tmp_path / ".out.quantize"
+    unfinished.mkdir()
+    (unfinished / "progress.json").write_text("{}")
+    (unfinished / "part-00000.safetensors").touch()
+    told = cli("inspect", unfinished)
+    assert told.code == 3
+    assert "is an unfinished run of edgespec quantize" in told.err
+    assert "Run its command again" in told.err
     living = staged.rename(path / f".base.tmp-{os.getppid()}")
     assert f"is being written by process {os.getppid()}" in cli("inspect", living).err
 
