@@ -112,6 +112,21 @@ class Checkpoint:
             raise _changed(info, data.size)
         return data.view(_numpy_dtype(info.dtype)).reshape(info.shape)
 
+    def read_rows(self, name: str, low: int, high: int) -> np.ndarray[Any, Any]:
+        """Rows of a matrix as a fresh array; the others are neither read nor copied."""
+        info = self.tensors[name]
+        if info.file is None:
+            return self._weights.unpickled[name][low:high].copy()
+        high = min(high, info.shape[0])
+        width = info.num_bytes // info.shape[0]
+        try:
+            data = np.fromfile(info.file, np.uint8, (high - low) * width, offset=info.offset + low * width)
+        except OSError as error:
+            raise _unreadable(info.file, error) from error
+        if data.size != (high - low) * width:
+            raise _changed(info, low * width + data.size)
+        return data.view(_numpy_dtype(info.dtype)).reshape(high - low, *info.shape[1:])
+
     def write_to(self, name: str, fh: ByteSink) -> None:
         """Copy the tensor's raw little-endian bytes to `fh`, at most 8 MiB at a time."""
         info = self.tensors[name]

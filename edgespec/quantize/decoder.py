@@ -15,7 +15,7 @@ import numpy as np
 from edgespec.checkpoint.files import some_of
 from edgespec.errors import CheckpointError
 from edgespec.quantize.base import EMBEDDING, HEAD, STACK, Base
-from edgespec.quantize.tensors import read_rows, to_torch
+from edgespec.quantize.tensors import to_torch
 
 Read = Callable[[str], Any]  # a tensor by its name on disk
 Shape = tuple[int, int]  # [B, S]
@@ -39,7 +39,7 @@ class Decoder:
 
         name = f"{self.base.stored(EMBEDDING)}.weight"
         needed, places = np.unique(np.asarray(ids), return_inverse=True)
-        rows = np.concatenate([read_rows(self.base.checkpoint, name, row, row + 1) for row in needed.tolist()])
+        rows = np.concatenate([self.base.checkpoint.read_rows(name, row, row + 1) for row in needed.tolist()])
         return to_torch(rows).to(self.dtype)[torch.from_numpy(places.reshape(-1))].view(len(ids), len(ids[0]), -1)
 
     @contextmanager

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from edgespec.checkpoint.files import ByteSink, Checkpoint
 from edgespec.quantize.base import EMBEDDING, HEAD, Base, left_alone
 from edgespec.quantize.plan import Plan
-from edgespec.quantize.tensors import Piece, as_bytes, copied, read_rows, write_model
+from edgespec.quantize.tensors import Piece, as_bytes, copied, write_model
 
 BLOCK, E4M3_MAX = 32, np.float32(448.0)
 PRODUCER = {"name": "modelopt", "version": "0.47.0"}  # whose layout this is: readers go by it
@@ -53,10 +53,10 @@ def pieces(base: Base, plan: Plan) -> Iterator[Piece]:
     for name in checkpoint.tensors:
         module = name.removesuffix(".weight")
         if module in plan.layers and name != module:
-            yield from linear_pieces(checkpoint, name, module)
+            yield from linear_pieces(checkpoint, f"{base.source_of(module)}.weight", module)
         else:
             yield copied(checkpoint, name)
-    if HEAD in plan.layers and base.tied_head:
+    if HEAD in plan.layers and f"{HEAD}.weight" not in checkpoint.tensors:
         yield from linear_pieces(checkpoint, f"{base.source_of(HEAD)}.weight", HEAD)
 
 
@@ -67,7 +67,7 @@ def linear_pieces(checkpoint: Checkpoint, source: str, module: str) -> Iterator[
     def write_codes(file: ByteSink) -> None:
         rows = max(1, _ROWS_BYTES // (4 * in_features))
         for low in range(0, out_features, rows):
-            codes, scales[low : low + rows] = mxfp8(read_rows(checkpoint, source, low, low + rows))
+            codes, scales[low : low + rows] = mxfp8(checkpoint.read_rows(source, low, low + rows))
             file.write(as_bytes(codes))
 
     yield Piece(f"{module}.weight", "float8_e4m3fn", (out_features, in_features), write_codes)

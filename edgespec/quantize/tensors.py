@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.checkpoint.files import ByteSink, Checkpoint
-from edgespec.errors import CheckpointError
 
 CODES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3",
@@ -57,19 +56,6 @@ def array_piece(name: str, array: NDArray[Any]) -> Piece:
 
 def as_bytes(array: NDArray[Any]) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-
-
-def read_rows(checkpoint: Checkpoint, name: str, low: int, high: int) -> NDArray[Any]:
-    """Rows of a matrix, without reading the others."""
-    info = checkpoint.tensors[name]
-    if info.file is None:
-        return checkpoint.read(name)[low:high]
-    high = min(high, info.shape[0])
-    width = info.num_bytes // info.shape[0]
-    data = np.fromfile(info.file, np.uint8, (high - low) * width, offset=info.offset + low * width)
-    if data.size != (high - low) * width:
-        raise CheckpointError(f"{info.file} became shorter while it was read.", "Download it again.")
-    return data.view(np.dtype(getattr(ml_dtypes, info.dtype, info.dtype))).reshape(high - low, *info.shape[1:])
 
 
 def stored_pieces(path: Path) -> list[Piece]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from safetensors.torch import load_file
 
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.errors import CheckpointError
-from edgespec.quantize.tensors import copied, read_rows, stored_pieces, write_model, write_safetensors
+from edgespec.quantize.tensors import copied, stored_pieces, write_model, write_safetensors
 from tests import toys
 
 
@@ -67,7 +68,7 @@ def test_pieces_of_a_file_are_copied_byte_for_byte(checkpoint: Checkpoint, tmp_p
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (3, 8), (250, 999)])
 def test_rows_are_those_of_the_whole(checkpoint: Checkpoint, low: int, high: int) -> None:
     name = "model.embed_tokens.weight"
-    rows = read_rows(checkpoint, name, low, high)
+    rows = checkpoint.read_rows(name, low, high)
     assert rows.dtype == checkpoint.read(name).dtype
     assert np.array_equal(rows, checkpoint.read(name)[low:high])
 
@@ -78,4 +79,22 @@ def test_file_that_became_shorter_is_told(tmp_path: Path) -> None:
     data = (checkpoint.path / "model.safetensors").read_bytes()
     (checkpoint.path / "model.safetensors").write_bytes(data[:-8])
     with pytest.raises(CheckpointError, match="became shorter"):
-        read_rows(checkpoint, last.name, 0, last.shape[0])
+        checkpoint.read_rows(last.name, 0, last.shape[0])
+
+
+def test_a_row_of_a_pickled_table_is_all_that_is_copied(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    name, table = "model.embed_tokens.weight", torch.arange(4096.0 * 64).reshape(4096, 64)
+    torch.save({name: table}, tmp_path / "pytorch_model.bin")
+    pickled = Checkpoint(tmp_path, allow_pickle=True)
+    assert pickled.tensors[name].num_bytes == table.nbytes
+    tracemalloc.start()
+    try:
+        row = pickled.read_rows(name, 7, 8)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert np.array_equal(row, table[7:8].numpy())
+    assert peak < table.nbytes / 16
+    row[:] = 0
+    assert pickled.read_rows(name, 7, 8).any()
