@@ -187,13 +187,18 @@ def remove_if_empty(directory: Path) -> None:
 
 def make_staging(parent: Path, name: str) -> Path:
     """A new directory .NAME.tmp-PID; those that killed runs have left are removed."""
+    remove_dead_staging(parent, name)
+    staging = parent / f".{name}.tmp-{os.getpid()}"
+    staging.mkdir()
+    return staging
+
+
+def remove_dead_staging(parent: Path, name: str) -> None:
+    """What killed runs have left of `name`: a whole model may lie there, and the disk is asked for room."""
     for old in parent.glob(f".{name}.tmp-*"):
         pid = old.name.rpartition("-")[2]
         if pid == str(os.getpid()) or not process_lives(pid):
             shutil.rmtree(old, ignore_errors=True)
-    staging = parent / f".{name}.tmp-{os.getpid()}"
-    staging.mkdir()
-    return staging
 
 
 def process_lives(pid: str) -> bool:

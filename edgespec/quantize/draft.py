@@ -6,6 +6,7 @@ Knows the order of the work. `fc` stays as it is, as the mirrored tool has it fo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from edgespec.checkpoint.files import Checkpoint, open_checkpoint
 from edgespec.checkpoint.layouts import read_quantization, read_weight
 from edgespec.config import DraftConfig, ModelConfig, resolve_taps
 from edgespec.errors import BuildError, PairingError, UnsupportedModel
-from edgespec.quantize import calibration, modelopt
+from edgespec.quantize import calibration, modelopt, work
 from edgespec.quantize import check as checking
 from edgespec.quantize.base import EMBEDDING, HEAD, base_config, refuse_quantised
 from edgespec.quantize.layerwise import Progress
@@ -27,6 +28,7 @@ from edgespec.quantize.llm import (
     already_there,
     notes_of,
     prepare,
+    read_all,
     request_of,
     tokenizer_of,
     write_manifest,
@@ -60,13 +62,16 @@ def quantize_draft(
     plan = plan_draft(draft, names, options)
     texts = calibration.read_texts(options.calib_data, options.samples)
     request = request_of(draft, options, texts)
-    request["base"] = {"name": base.path.name, "identity": base.identity(), "taps": list(taps)}
-    if (there := already_there(out, request)) is not None:
+    request["base"] = {"name": base.path.resolve().name, "identity": base.identity(), "taps": list(taps)}
+    if (there := already_there(out, request, {"source": draft, "base": base}, progress)) is not None:
         return there
     bundle.refuse_occupied(out)
     modelopt.check_installed()
+    work.refuse_unfinished(out, request)
+    bundle.remove_dead_staging(out.parent, out.name)
     refuse_full_disk(out, size_bytes(draft, plan, lambda module: stored(names, module)))
-    prepare(draft, options, progress, log, with_modelopt=True)
+    digests = {"source": read_all(draft, progress), "base": read_all(base, progress)}
+    prepare(options, progress, log, with_modelopt=True)
     windows = calibration.cut(texts, tokenizer_of(base, log), options.samples, min(options.seq_len, model.max_position))
     with bundle.staged_directory(out) as staging:
         progress.start("features", len(windows.calibration) + len(windows.held_out))
@@ -77,12 +82,12 @@ def quantize_draft(
         progress.start("export", size_bytes(draft, plan, lambda module: stored(names, module)))
         pieces = written_pieces(draft, names, plan, packed)
         write_safetensors(staging / "model.safetensors", pieces, progress.advance)
-        settings = (renamed(beside, names), renamed(inside, names))
-        write_sidecars(draft, staging, *settings, more=recorded_base(draft, base, base_dir))
+        beside, inside = (modelopt.renamed(one, partial(on_disk, names)) for one in (beside, inside))
+        write_sidecars(draft, staging, beside, inside, more=recorded_base(draft, base, base_dir))
         report = compare(config, weights, Checkpoint(staging), names, plan, pairs[1], progress)
         checking.refuse_broken(report, plan)
-        manifest = write_manifest(staging, request, plan, windows, report.as_json())
-    notes = (*notes_of(plan, windows, options, texts), f"fc is left as it is; made for {base.path.name}")
+        manifest = write_manifest(staging, request, digests, plan, windows, report.as_json())
+    notes = (*notes_of(plan, windows, options, texts), f"fc is left as it is; made for {request['base']['name']}")
     return Quantized(out, manifest, notes)
 
 
@@ -213,15 +218,9 @@ def written_pieces(draft: Checkpoint, names: Mapping[str, str], plan: Plan, pack
     return pieces
 
 
-def renamed(settings: Any, names: Mapping[str, str]) -> Any:
-    """The settings with our names of Linears replaced by those on disk."""
-    if isinstance(settings, dict):
-        return {renamed(key, names): renamed(value, names) for key, value in settings.items()}
-    if isinstance(settings, list):
-        return [renamed(value, names) for value in settings]
-    if isinstance(settings, str) and f"{settings}.weight" in names:
-        return stored(names, settings)
-    return settings
+def on_disk(names: Mapping[str, str], name: str) -> str:
+    """The name on disk of one of our Linears; any other string as it is."""
+    return stored(names, name) if f"{name}.weight" in names else name
 
 
 def recorded_base(draft: Checkpoint, base: Checkpoint, base_dir: str) -> dict[str, Any]:
@@ -245,13 +244,15 @@ def compare(
 
     from edgespec.quantize.eagle import Eagle3
 
-    quantization = read_quantization(written)
+    with checking.read_back():
+        quantization = read_quantization(written)
     assert quantization is not None
     progress.start("check", len(pairs))
     original = {name: tensor.float() for name, tensor in weights.items()}
     quantised, errors = dict(original), {}
     for module, scheme in plan.layers.items():
-        weight = read_weight(written, quantization, stored(names, module))
+        with checking.read_back():
+            weight = read_weight(written, quantization, stored(names, module))
         if weight is None or weight.scheme is not scheme:
             raise BuildError(f"{module} was not written as {scheme.name}.", "Please report this.")
         quantised[f"{module}.weight"], errors[module] = checking.effective(weight, original[f"{module}.weight"])

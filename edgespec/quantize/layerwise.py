@@ -158,12 +158,12 @@ def settings_on_disk(decoder: Decoder, plan: Plan, log: modelopt.Log) -> modelop
     base = decoder.base
     stack = f"{base.stack}."
     own = [f"{STACK}.{name.removeprefix(stack)}" if name.startswith(stack) else name for name in plan.left_out]
-    beside, inside = modelopt.insert_quantizers(decoder.model, plan, own, log)
+    settings = modelopt.insert_quantizers(decoder.model, plan, own, log)
+    beside, inside = (modelopt.renamed(one, base.stored) for one in settings)
     more = left_alone(base.checkpoint)
     for holder, key in ((beside["quantization"], "exclude_modules"), (inside, "ignore")):
         if key in holder:
-            names = [base.stored(name) for name in holder[key]]
-            holder[key] = names + [glob for glob in more if glob not in names]
+            holder[key] += [glob for glob in more if glob not in holder[key]]
     return beside, inside
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,13 +89,15 @@ def quantize_llm(model_dir: str, out: Path, options: Options, progress: Progress
     plan = plan_base(base, options.quantization, options.lm_head_quantization, options.exclude, options.fp8_cache)
     texts = calibration.read_texts(options.calib_data, options.samples)
     request = request_of(base.checkpoint, options, texts)
-    if (there := already_there(out, request)) is not None:
-        work.forget_finished(out)
+    if (there := already_there(out, request, {"source": base.checkpoint}, progress)) is not None:
+        work.forget_finished(out, request)
         return there
     bundle.refuse_occupied(out)
     modelopt.check_installed()
+    bundle.remove_dead_staging(out.parent, out.name)
     job = Job(base, plan, out, options, texts, request, progress, log)
     if plan.streamed:
+        work.refuse_unfinished(out, request)
         refuse_full_disk(out, size_bytes(base.checkpoint, plan, base.source_of))
         return written(job, None)
     with work.opened(out, request) as kept:
@@ -120,7 +123,10 @@ class Job:
 
 def written(job: Job, kept: work.Work | None) -> Quantized:
     base, plan, options, progress = job.base, job.plan, job.options, job.progress
-    prepare(base.checkpoint, options, progress, job.log, with_modelopt=not plan.streamed)
+    digest = read_all(base.checkpoint, progress)
+    if kept is not None:
+        kept.check_weights(digest, job.out)
+    prepare(options, progress, job.log, with_modelopt=not plan.streamed)
     tokenizer = tokenizer_of(base.checkpoint, job.log)
     windows = calibration.cut(job.texts, tokenizer, options.samples, min(options.seq_len, base.max_position))
     settings = None if kept is None else calibrate(job, windows, kept)
@@ -134,17 +140,19 @@ def written(job: Job, kept: work.Work | None) -> Quantized:
         with modelopt.captured(job.log):
             report = checking.compare(base, Checkpoint(staging), plan, windows.held_out, progress.advance)
         checking.refuse_broken(report, plan)
-        manifest = write_manifest(staging, job.request, plan, windows, report.as_json())
+        manifest = write_manifest(staging, job.request, {"source": digest}, plan, windows, report.as_json())
     notes = (*resumed_notes(base, kept), *notes_of(plan, windows, options, job.texts), *later_notes(base))
     return Quantized(job.out, manifest, notes)
 
 
-def prepare(
-    checkpoint: Checkpoint, options: Options, progress: Progress, log: modelopt.Log, *, with_modelopt: bool
-) -> None:
-    """What must be known before the first byte is written, and the imports."""
+def read_all(checkpoint: Checkpoint, progress: Progress) -> str:
+    """The sha256 of all weights. Raises CheckpointError where some are not finite."""
     progress.start("weights", sum(info.num_bytes for info in checkpoint.tensors.values()))
-    refuse_not_finite(checkpoint, progress.advance)
+    return refuse_not_finite(checkpoint, progress.advance)
+
+
+def prepare(options: Options, progress: Progress, log: modelopt.Log, *, with_modelopt: bool) -> None:
+    """The imports and the device, before the first byte is written."""
     progress.start("import", 1)
     if with_modelopt:
         modelopt.start(log)
@@ -221,11 +229,14 @@ def side_files(checkpoint: Checkpoint) -> list[Path]:
 
 
 def request_of(checkpoint: Checkpoint, options: Options, texts: calibration.Texts) -> dict[str, Any]:
-    """What was asked for, as the manifest records it: the same request is not worked on twice."""
+    """What was asked for, as the manifest records it: the same request is not worked on twice.
+
+    A `name` is only told: requests that differ in nothing else are the same (`work.nameless`).
+    """
     digest = hashlib.sha256()
     for path in (checkpoint.path / bundle.CONFIG, *side_files(checkpoint)):
         digest.update(f"{path.name}:{bundle.sha256_file(path)}\n".encode())
-    source = {"name": checkpoint.path.name, "identity": checkpoint.identity(), "texts": digest.hexdigest()}
+    source = {"name": checkpoint.path.resolve().name, "identity": checkpoint.identity(), "texts": digest.hexdigest()}
     asked = {
         "quantization": options.quantization,
         "lm_head_quantization": options.lm_head_quantization,
@@ -239,8 +250,13 @@ def request_of(checkpoint: Checkpoint, options: Options, texts: calibration.Text
     return {"source": source, "options": asked}
 
 
-def already_there(target: Path, request: dict[str, Any]) -> Quantized | None:
-    """What an earlier run of the same request wrote, if all of it is still there and unchanged."""
+def already_there(
+    target: Path, request: dict[str, Any], read: Mapping[str, Checkpoint], progress: Progress
+) -> Quantized | None:
+    """What an earlier run of the same request wrote, if all of it is still there and unchanged.
+
+    The weights that went into it are `read` again: a checkpoint's identity knows only the first bytes of each tensor.
+    """
     if not (target / bundle.MANIFEST).is_file():
         return None
     manifest = bundle.read_manifest(target)
@@ -248,21 +264,25 @@ def already_there(target: Path, request: dict[str, Any]) -> Quantized | None:
         "kind": "quantize",
         "edgespec": bundle.installed_version("edgespec"),
     }
-    if any(manifest.get(key) != value for key, value in wanted.items()):
+    if any(work.nameless(manifest.get(key)) != work.nameless(value) for key, value in wanted.items()):
+        return None
+    if manifest.get("weights") != {role: read_all(checkpoint, progress) for role, checkpoint in read.items()}:
         return None
     bundle.check_files(target, manifest.get("files"))
     return Quantized(target, manifest, ("already there and unchanged: nothing was written",))
 
 
 def write_manifest(
-    staging: Path, request: dict[str, Any], plan: Plan, windows: calibration.Windows, report: dict[str, Any]
-) -> dict[str, Any]:
+    staging: Path, request: dict[str, Any], weights: dict[str, str], plan: Plan, windows: calibration.Windows,
+    report: dict[str, Any],
+) -> dict[str, Any]:  # fmt: skip
     packages = {name: bundle.installed_version(name) for name in ("nvidia-modelopt", "torch", "transformers")}
     origin = bundle.provenance()
     manifest = {
         "format": bundle.MANIFEST_FORMAT,
         "kind": "quantize",
         **request,
+        "weights": weights,
         **origin,
         "packages": origin["packages"] | packages,
         "calibrated": {

@@ -113,6 +113,15 @@ def insert_quantizers(model: Any, plan: Plan, left_out: Sequence[str], log: Log)
         return beside, convert_hf_quant_config_format(beside)
 
 
+def renamed(settings: Any, name_of: Callable[[str], str]) -> Any:
+    """Settings with every string given another name, keys too: modules are named in many places."""
+    if isinstance(settings, dict):
+        return {name_of(key): renamed(value, name_of) for key, value in settings.items()}
+    if isinstance(settings, list):
+        return [renamed(value, name_of) for value in settings]
+    return name_of(settings) if isinstance(settings, str) else settings
+
+
 def steps(plan: Plan, num_inputs: int) -> int:
     """What `calibrate` will advance by."""
     return num_inputs * sum(plan.body.passes)

@@ -5,6 +5,8 @@ Knows names, shapes and bytes of a checkpoint's tensors. Knows no ModelOpt and n
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
@@ -49,6 +51,7 @@ def plan_base(base: Base, quantization: str, head: str | None, exclude: tuple[st
     Names are those on disk.
     """
     tensors = base.checkpoint.tensors
+    refuse_surplus_layers(base)
     linear = re.compile(rf"({re.escape(base.stack)}\.layers\.\d+\..+(?:_proj|\.in_proj_qkv|\.in_proj_z))\.weight")
     shapes = {
         match[1]: matrix(info)
@@ -58,6 +61,18 @@ def plan_base(base: Base, quantization: str, head: str | None, exclude: tuple[st
     if head is not None and (table := tensors.get(f"{base.source_of(HEAD)}.weight")) is not None:
         shapes[HEAD] = matrix(table)
     return make_plan(shapes, quantization, head, exclude, fp8_cache)
+
+
+def refuse_surplus_layers(base: Base) -> None:
+    """Layers that config.json does not count would be told as quantised and never be reached."""
+    layer = re.compile(rf"{re.escape(base.stack)}\.layers\.(\d+)\.")
+    numbers = {int(match[1]) for name in base.checkpoint.tensors if (match := layer.match(name))}
+    if surplus := sorted(number for number in numbers if number >= base.num_layers):
+        raise CheckpointError(
+            f"{base.checkpoint.path} has tensors of layer {surplus[0]}, and its config.json counts {base.num_layers} "
+            "layers from 0.",
+            "Correct num_hidden_layers in config.json, or download the checkpoint again.",
+        )
 
 
 def make_plan(
@@ -163,13 +178,18 @@ def refuse_full_disk(target: Path, needed_bytes: int) -> None:
         )
 
 
-def refuse_not_finite(checkpoint: Checkpoint, advance: Callable[[int], None]) -> None:
-    """Read every floating-point tensor and refuse NaN and infinity, naming the tensors."""
-    bad = []
+def refuse_not_finite(checkpoint: Checkpoint, advance: Callable[[int], None]) -> str:
+    """Read every tensor and refuse NaN and infinity, naming the tensors. Returns the sha256 of names and bytes.
+
+    Other than a checkpoint's identity it changes with every byte; it too is the same however the tensors are sharded.
+    """
+    bad, digests = [], {}
     for name, info in checkpoint.tensors.items():
+        array = checkpoint.read(name).reshape(-1)
+        digests[name] = hashlib.sha256(array.view(np.uint8).data).hexdigest()
         if info.dtype in _EXPONENT:
             integer, mask = _EXPONENT[info.dtype]
-            bits = checkpoint.read(name).reshape(-1).view(integer)
+            bits = array.view(integer)
             step = 1 << 22
             if any(((bits[i : i + step] & mask) == mask).any() for i in range(0, bits.size, step)):
                 bad.append(name)
@@ -179,3 +199,4 @@ def refuse_not_finite(checkpoint: Checkpoint, advance: Callable[[int], None]) ->
             f"{checkpoint.path} has weights that are not finite (NaN or infinity): {some_of(bad)}.",
             "Download it again, or ask whoever trained it: such weights cannot be quantised.",
         )
+    return hashlib.sha256(json.dumps(sorted(digests.items())).encode()).hexdigest()

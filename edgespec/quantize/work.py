@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ from edgespec import bundle
 from edgespec.errors import BuildError, BundleError, OutputError
 from edgespec.quantize.tensors import array_piece, to_numpy, write_safetensors
 
-FORMAT = 1
-REQUEST, PROGRESS, LOCK = "request.json", "progress.json", "lock"
+FORMAT = 2
+REQUEST, PROGRESS, WEIGHTS, LOCK = "request.json", "progress.json", "weights.json", "lock"
 _NAME = re.compile(r"(part|states)-(\d{5})\.safetensors")
 _VERSIONS = ("edgespec", "nvidia-modelopt", "torch", "transformers")
 
@@ -30,6 +30,10 @@ def directory_of(out: Path) -> Path:
 
 def versions() -> dict[str, str | None]:
     return {name: bundle.installed_version(name) for name in _VERSIONS}
+
+
+class OtherRun(OutputError):
+    """What is kept belongs to another run: the same command would not go on from it."""
 
 
 class Work:
@@ -62,10 +66,11 @@ class Work:
 
     def keep_states(self, number: int, states: Sequence[Any]) -> None:
         """The states that part `number` begins with; those of earlier parts are not needed any more."""
-        old = [states_name(found) for found in self.numbers("states") if found != number]
+        old = [states_name(found) for found in self.numbers("states") if found < number]
         self._keep(states_name(number), {f"{i:05}": state for i, state in enumerate(states)}, forget=old)
-        for name in old:
-            (self.directory / name).unlink(missing_ok=True)
+        for path in self.directory.glob("states-*.safetensors"):
+            if path.name not in self.entries:
+                path.unlink(missing_ok=True)
 
     def states(self, number: int) -> tuple[int, list[Any]] | None:
         """The latest kept states that part `number` can be reached from, and whose they are."""
@@ -76,6 +81,16 @@ class Work:
                 tensors = load_file(self.directory / states_name(found))
                 return found, [tensors[name] for name in sorted(tensors)]
         return None
+
+    def check_weights(self, digest: str, out: Path) -> None:
+        """Raises OtherRun where finished parts were made from other weights than those of `digest`."""
+        path = self.directory / WEIGHTS
+        if self.entries:
+            with suppress(BundleError):
+                if bundle.read_json(path).get("sha256") == digest:
+                    return
+            raise OtherRun(f"the weights have changed since an unfinished run to {out} began.", anew(self.directory))
+        bundle.write_json(path, {"sha256": digest})
 
     def _keep(self, name: str, tensors: Mapping[str, Any], forget: Sequence[str] = ()) -> None:
         path = self.directory / name
@@ -115,12 +130,8 @@ def opened(out: Path, request: Mapping[str, Any]) -> Iterator[Work]:
     """
     directory = directory_of(out)
     made = not directory.parent.exists()
-    with bundle.writing(directory):
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        directory.mkdir(exist_ok=True)
-    with (directory / LOCK).open("a") as lock:
-        lock_or_refuse(lock, directory)
-        wanted = json.loads(json.dumps({"format": FORMAT, "request": request, "versions": versions()}))
+    with locked(directory):
+        wanted = recorded(request)
         stale = why_stale(directory, wanted, out)
         if stale is not None:
             clear(directory)
@@ -130,6 +141,8 @@ def opened(out: Path, request: Mapping[str, Any]) -> Iterator[Work]:
         try:
             with bundle.writing(directory):
                 yield work
+        except OtherRun:
+            raise
         except OutputError as error:
             raise OutputError(error.what, f"{error.remedy} {kept(out)}".strip()) from error
         except BuildError:
@@ -142,6 +155,28 @@ def opened(out: Path, request: Mapping[str, Any]) -> Iterator[Work]:
                     bundle.remove_if_empty(directory.parent)
 
 
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Alone with the directory, which is made where it is not there. Raises OutputError where another run works on it.
+
+    A run that ends takes the directory away, lock and all: what was opened before may not be what is there now.
+    """
+    path = directory / LOCK
+    while True:
+        with bundle.writing(directory):
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            directory.mkdir(exist_ok=True)
+            try:
+                lock = path.open("a")
+            except FileNotFoundError:
+                continue
+        with lock:
+            lock_or_refuse(lock, directory)
+            if is_at(lock, path):
+                yield
+                return
+
+
 def lock_or_refuse(lock: Any, directory: Path) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -151,37 +186,83 @@ def lock_or_refuse(lock: Any, directory: Path) -> None:
         ) from error
 
 
+def is_at(file: Any, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def recorded(request: Mapping[str, Any]) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(json.dumps({"format": FORMAT, "request": request, "versions": versions()}))
+    return value
+
+
+def nameless(value: Any) -> Any:
+    """What identifies a request. Names are only told: '.' and a link are the same checkpoint."""
+    if isinstance(value, dict):
+        return {key: nameless(inner) for key, inner in value.items() if key != "name"}
+    return value
+
+
 def why_stale(directory: Path, wanted: Mapping[str, Any], out: Path) -> str | None:
-    """None: what is there is this request's. Empty: nothing is there. Raises OutputError for another request's."""
-    if not (directory / REQUEST).is_file():
+    """None: what is there is this request's. Empty: nothing is there. Raises OtherRun for another request's."""
+    found = found_request(directory)
+    if found is None or not recorded_entries(directory):
         return ""
+    theirs, ours = found["request"], wanted["request"]
+    if nameless(theirs["source"]) != nameless(ours["source"]):
+        what = f"an unfinished run to {out} is of {told(theirs['source'])}, this one of {told(ours['source'])}."
+        raise OtherRun(what, anew(directory))
+    theirs, ours = theirs["options"], ours["options"]
+    apart = [
+        f"{key} {theirs.get(key)!r} instead of {ours[key]!r}"
+        for key in ours
+        if nameless(theirs.get(key)) != nameless(ours[key])
+    ]
+    if apart:
+        raise OtherRun(f"an unfinished run to {out} was asked for {'; '.join(apart)}.", anew(directory))
+    if found.get("format") != FORMAT or found.get("versions") != wanted["versions"]:
+        return "an unfinished run of other versions was removed"
+    return None
+
+
+def found_request(directory: Path) -> dict[str, Any] | None:
+    """request.json of an unfinished run; None where there is none that can be read."""
     try:
         found = bundle.read_json(directory / REQUEST)
     except BundleError:
-        return ""
-    if found == wanted:
         return None
-    if found.get("format") != FORMAT or found.get("versions") != wanted["versions"]:
-        return "an unfinished run of other versions was removed"
-    if found["request"]["source"] != wanted["request"]["source"]:
-        return "an unfinished run was removed: the checkpoint has changed since"
-    if not recorded_entries(directory):
-        return ""
-    theirs, ours = found["request"]["options"], wanted["request"]["options"]
-    apart = [f"{key} {theirs.get(key)!r} instead of {ours[key]!r}" for key in ours if theirs.get(key) != ours[key]]
-    raise OutputError(
-        f"an unfinished run to {out} was asked for {'; '.join(apart)}.",
-        f"Run its command again to finish it, choose another --output-dir, or start anew: rm -r {directory}",
-    )
+    request = found.get("request")
+    sections = [request.get(key) for key in ("source", "options")] if isinstance(request, dict) else [None]
+    return found if all(isinstance(section, dict) for section in sections) else None
 
 
-def forget_finished(out: Path) -> None:
-    """The directory of a run that was stopped after its result was there."""
+def told(source: Mapping[str, Any]) -> str:
+    weights, texts = (str(source.get(key))[:12] for key in ("identity", "texts"))
+    return f"{source.get('name')} (weights {weights}, config and texts {texts})"
+
+
+def anew(directory: Path) -> str:
+    return f"Run its command again to finish it, choose another --output-dir, or start anew: rm -r {directory}"
+
+
+def refuse_unfinished(out: Path, request: Mapping[str, Any]) -> None:
+    """For work that keeps no parts. Raises OutputError where an unfinished run of another request is beside `out`."""
     directory = directory_of(out)
     if (directory / REQUEST).is_file():
-        with (directory / LOCK).open("a") as lock:
-            lock_or_refuse(lock, directory)
-            finish(directory)
+        with locked(directory):
+            why_stale(directory, recorded(request), out)
+
+
+def forget_finished(out: Path, request: Mapping[str, Any]) -> None:
+    """The directory of a run that was stopped after its result was there; not that of another request."""
+    directory = directory_of(out)
+    if (directory / REQUEST).is_file():
+        with locked(directory):
+            found = found_request(directory)
+            if found is not None and nameless(found["request"]) == nameless(recorded(request)["request"]):
+                finish(directory)
 
 
 def clear(directory: Path) -> None:
@@ -191,7 +272,11 @@ def clear(directory: Path) -> None:
 
 
 def finish(directory: Path) -> None:
-    shutil.rmtree(directory, ignore_errors=True)
+    """Remove it, the lock last: from then on it is the next run's."""
+    with suppress(OSError):
+        clear(directory)
+        (directory / LOCK).unlink(missing_ok=True)
+        directory.rmdir()
 
 
 def kept(out: Path) -> str:

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -261,7 +262,7 @@ def test_the_same_request_is_not_worked_on_twice(made: dict[Any, Quantized], bas
     done = made["llama", "fp8"]
     told = Told()
     again = quantized(bases["llama"], done.directory, "fp8", told)
-    assert told.stages == {}
+    assert list(told.stages) == ["weights"]
     assert again.manifest == done.manifest
     with pytest.raises(OutputError, match="already exists"):
         quantized(bases["llama"], done.directory, "nvfp4")
@@ -285,6 +286,63 @@ def test_table_that_was_changed_is_refused(
     spoil_written(monkeypatch, name, 1.5, row=VOCAB - 1)
     with pytest.raises(BuildError, match=rf"{name} is not quantised and was changed"):
         quantized(bases["llama"], tmp_path / "out", "mxfp8")
+
+
+@pytest.mark.parametrize("name", ["fp8", "mxfp8"])
+def test_a_result_that_cannot_be_read_back_is_our_fault(
+    bases: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    write = llm.write_sidecars
+
+    def spoil(checkpoint: Checkpoint, staging: Path, *settings: Any) -> None:
+        tensors = load_file(staging / "model.safetensors")
+        del tensors["model.layers.1.mlp.up_proj.weight_scale"]
+        save_file(tensors, staging / "model.safetensors", metadata={"format": "pt"})
+        write(checkpoint, staging, *settings)
+
+    monkeypatch.setattr(llm, "write_sidecars", spoil)
+    with pytest.raises(BuildError, match="what was written cannot be read back"):
+        quantized(bases["llama"], tmp_path / "out", name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_settings_that_cannot_be_read_back_are_our_fault(
+    bases: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = llm.write_sidecars
+
+    def spoil(checkpoint: Checkpoint, staging: Path, *settings: Any) -> None:
+        write(checkpoint, staging, *settings)
+        bundle.write_json(staging / "hf_quant_config.json", {"quantization": 1})
+
+    monkeypatch.setattr(llm, "write_sidecars", spoil)
+    with pytest.raises(BuildError, match="what was written cannot be read back"):
+        quantized(bases["llama"], tmp_path / "out", "fp8")
+
+
+def test_a_linear_of_the_plan_that_was_not_checked_is_told(made: dict[Any, Quantized], bases: dict[str, Path]) -> None:
+    base = base_of(Checkpoint(bases["llama"]))
+    asked = plan.plan_base(base, "fp8", None, (), False)
+    more = replace(asked, layers={**asked.layers, "model.layers.2.mlp.up_proj": asked.body})
+    written = Checkpoint(made["llama", "fp8"].directory)
+    check.compare(base, written, asked, [[3, 4, 5]], lambda _: None)
+    with pytest.raises(BuildError, match=r"not checked: model\.layers\.2\.mlp\.up_proj"):
+        check.compare(base, written, more, [[3, 4, 5]], lambda _: None)
+
+
+@pytest.mark.parametrize("name", ["fp8", "mxfp8"])
+def test_a_tied_head_that_is_stored_too_is_written_once(bases: dict[str, Path], tmp_path: Path, name: str) -> None:
+    stored = Path(shutil.copytree(bases["qwen3"], tmp_path / "stored"))
+    tensors = load_file(stored / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, stored / "model.safetensors", metadata={"format": "pt"})
+    quantized(stored, tmp_path / "ours", name, lm_head_quantization=name)
+    quantized(bases["qwen3"], tmp_path / "theirs", name, lm_head_quantization=name)
+    ours, theirs = (load_file(tmp_path / side / "model.safetensors") for side in ("ours", "theirs"))
+    assert ours.keys() == theirs.keys()
+    assert all(
+        torch.equal(ours[key].view(-1).view(torch.uint8), theirs[key].view(-1).view(torch.uint8)) for key in ours
+    )
 
 
 @pytest.mark.parametrize("stage", ["calibrate", "check"])

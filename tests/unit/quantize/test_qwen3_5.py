@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,34 @@ def test_exclusions_go_by_the_names_on_disk(bases: dict[str, Path], tmp_path: Pa
     found = whole_model.tensors_of(tmp_path / "out")
     assert found["model.language_model.layers.0.linear_attn.out_proj.weight"].dtype == torch.bfloat16
     assert found["model.language_model.layers.0.mlp.up_proj.weight"].dtype == torch.float8_e4m3fn
+
+
+def test_a_head_of_another_format_leaves_the_names_on_disk(bases: dict[str, Path], tmp_path: Path) -> None:
+    """Settings of two formats name every Linear, as keys and in groups."""
+    quantized(bases["images"], tmp_path / "out", "fp8", lm_head_quantization="nvfp4")
+    for file in ("hf_quant_config.json", "config.json"):
+        text = (tmp_path / "out" / file).read_text()
+        assert "model.language_model.layers.0.mlp.up_proj" in text
+        assert '"model.layers.' not in text
+    settings = read_quantization(Checkpoint(tmp_path / "out"))
+    assert settings is not None
+    for module, scheme in (("model.language_model.layers.0.mlp.up_proj", "fp8"), ("lm_head", "nvfp4")):
+        rule = settings.rule(module)
+        assert rule is not None
+        assert rule.scheme.name == scheme
+
+
+@pytest.mark.parametrize("family", ["text", "images"])
+@pytest.mark.parametrize("name", ["fp8", "mxfp8"])
+def test_layers_that_the_config_does_not_count_are_refused(
+    bases: dict[str, Path], tmp_path: Path, family: str, name: str
+) -> None:
+    surplus = Path(shutil.copytree(bases[family], tmp_path / "surplus"))
+    config = json.loads((surplus / "config.json").read_text())
+    (config if family == "text" else config["text_config"])["num_hidden_layers"] = 3
+    (surplus / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"has tensors of layer 3, and its config\.json counts 3 layers"):
+        quantized(surplus, tmp_path / "out", name)
 
 
 def test_broken_checkpoints_are_refused(bases: dict[str, Path], tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,8 +14,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from edgespec import bundle
+from edgespec.checkpoint.files import Checkpoint
 from edgespec.errors import BuildError, OutputError
 from edgespec.quantize import layerwise, llm, modelopt, work
 from edgespec.quantize.llm import Options, Quantized, quantize_llm
@@ -163,12 +166,121 @@ def test_run_of_another_version_is_stale(base: Path, tmp_path: Path) -> None:
     assert not any("resumed" in note for note in notes)
 
 
-def test_run_of_a_checkpoint_that_has_changed_is_stale(base: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", ["weights", "texts"])
+def test_layers_of_another_checkpoint_are_refused_and_kept(base: Path, tmp_path: Path, what: str) -> None:
     there = stopped(base, tmp_path / "out")
-    request = bundle.read_json(there / work.REQUEST)
-    request["request"]["source"]["identity"] = "0" * 64
-    bundle.write_json(there / work.REQUEST, request)
-    assert any("the checkpoint has changed since" in note for note in quantized(base, tmp_path / "out").notes)
+    other = Path(shutil.copytree(base, tmp_path / "other"))
+    if what == "weights":
+        scaled(other, "model.norm.weight", slice(None))
+    else:
+        (other / "notes.txt").write_text("mine")
+    with pytest.raises(OutputError) as refused:
+        quantized(other, tmp_path / "out")
+    assert "is of base (weights " in refused.value.what
+    assert "this one of other (weights " in refused.value.what
+    assert f"choose another --output-dir, or start anew: rm -r {there}" in refused.value.remedy
+    assert work.Work(there).parts == {0, 1}
+
+
+@pytest.mark.parametrize("how", ["dot", "link", "copy"])
+def test_a_checkpoint_under_another_name_is_the_same(
+    base: Path, whole: Path, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped(base, tmp_path / "out")
+    again = tmp_path / "again"
+    if how == "dot":
+        monkeypatch.chdir(base)
+        again = Path()
+    elif how == "link":
+        again.symlink_to(base)
+    else:
+        shutil.copytree(base, again)
+    result = quantized(again, tmp_path / "out")
+    assert f"resumed at layer 3 of {LAYERS}" in result.notes
+    assert result.manifest["source"]["name"] == ("again" if how == "copy" else "base")
+    assert same_files(tmp_path / "out", whole)
+    assert "already there and unchanged: nothing was written" in quantized(base, tmp_path / "out").notes
+
+
+def scaled(path: Path, name: str, rows: slice) -> None:
+    tensors = load_file(path / "model.safetensors")
+    tensors[name][rows] *= 1.5
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_weights_that_changed_past_the_first_bytes_are_noticed(base: Path, tmp_path: Path) -> None:
+    """The identity of a checkpoint knows the first 4 KiB of each tensor."""
+    other = Path(shutil.copytree(base, tmp_path / "other"))
+    there = stopped(other, tmp_path / "out")
+    before = Checkpoint(other).identity()
+    scaled(other, "model.layers.0.mlp.up_proj.weight", slice(100, None))
+    assert Checkpoint(other).identity() == before
+    with pytest.raises(OutputError, match="the weights have changed since an unfinished run") as refused:
+        quantized(other, tmp_path / "out")
+    assert refused.value.remedy.endswith(f"rm -r {there}")
+    assert work.Work(there).parts == {0, 1}
+    quantized(other, tmp_path / "elsewhere")
+    scaled(other, "model.layers.0.mlp.up_proj.weight", slice(100, None))
+    with pytest.raises(OutputError, match="elsewhere already exists"):
+        quantized(other, tmp_path / "elsewhere")
+
+
+def test_work_that_keeps_no_layers_leaves_those_of_another_request(base: Path, tmp_path: Path) -> None:
+    there = stopped(base, tmp_path / "out")
+    with pytest.raises(OutputError, match="quantization 'int8_sq' instead of 'mxfp8'"):
+        quantized(base, tmp_path / "out", "mxfp8")
+    aside = there.rename(tmp_path / "aside")
+    quantized(base, tmp_path / "out", "mxfp8")
+    aside.rename(there)
+    assert "already there and unchanged: nothing was written" in quantized(base, tmp_path / "out", "mxfp8").notes
+    assert work.Work(there).parts == {0, 1}
+
+
+def test_a_directory_that_a_run_took_away_is_not_locked_by_its_old_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that ends between our opening of the lock and our lock, and a third one that begins there."""
+    there, real, calls = work.directory_of(tmp_path / "out"), work.lock_or_refuse, []
+
+    def late(lock: Any, directory: Path) -> None:
+        calls.append(directory)
+        if len(calls) < 3:
+            work.finish(directory)
+        if len(calls) == 2:
+            directory.mkdir()
+            (directory / work.LOCK).touch()
+        real(lock, directory)
+
+    monkeypatch.setattr(work, "lock_or_refuse", late)
+    with work.locked(there):
+        assert len(calls) == 3
+        with pytest.raises(OutputError, match="another run works on"), work.locked(there):
+            pass
+
+
+def test_later_states_outlive_an_earlier_layer_made_again(base: Path, tmp_path: Path) -> None:
+    there = stopped(base, tmp_path / "out")
+    kept = work.Work(there)
+    (there / "states-00001.safetensors").write_bytes(b"of a run killed before it could remove them")
+    kept.keep_states(0, [torch.zeros(2)])
+    assert sorted(kept.numbers("states")) == [0, 2]
+    assert {path.name for path in there.glob("states-*")} == {"states-00000.safetensors", "states-00002.safetensors"}
+    kept.keep_states(2, [torch.zeros(2)])
+    assert [path.name for path in there.glob("states-*")] == ["states-00002.safetensors"]
+
+
+def test_a_dead_merge_is_gone_before_room_is_asked_for(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = tmp_path / ".out.tmp-999999999"
+    for name in ("mxfp8", "fp8"):
+        dead.mkdir()
+        seen: list[bool] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(llm, "refuse_full_disk", lambda *_, seen=seen: seen.append(dead.exists()))
+            quantized(base, tmp_path / "out", name)
+        assert seen == [False]
+        shutil.rmtree(tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -251,7 +363,7 @@ def test_states_are_kept_once(base: Path, tmp_path: Path) -> None:
     there = stopped(base, tmp_path / "out")
     names = {path.name for path in there.iterdir()}
     assert names == {"part-00000.safetensors", "part-00001.safetensors", "states-00002.safetensors", work.REQUEST,
-                     work.PROGRESS, work.LOCK}  # fmt: skip
+                     work.PROGRESS, work.WEIGHTS, work.LOCK}  # fmt: skip
     listed = json.loads((there / work.PROGRESS).read_text())
     assert set(listed) == {name for name in names if name.endswith(".safetensors")}
     found = work.Work(there).states(3)
