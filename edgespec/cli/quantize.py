@@ -79,8 +79,8 @@ def llm(
     The result is an ordinary Hugging Face directory in ModelOpt's layout. Its weights are read back and compared with
     the original over text that was not calibrated with; a broken result is refused and removed.
 
-    One layer is in memory at a time. A run that was stopped goes on with the same command: finished layers wait in
-    .DIR.quantize beside the output.
+    One layer is in memory at a time, and the largest tensor. A run that was stopped goes on with the same command:
+    finished layers wait in .DIR.quantize beside the output. mxfp8 has no calibration and starts anew.
 
     \b
     edgespec quantize llm --model-dir Qwen/Qwen3-0.6B --quantization fp8 --output-dir qwen3-fp8
