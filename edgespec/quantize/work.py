@@ -146,7 +146,7 @@ def opened(out: Path, request: Mapping[str, Any]) -> Iterator[Work]:
         except OutputError as error:
             raise OutputError(error.what, f"{error.remedy} {kept(out)}".strip()) from error
         except BuildError:
-            finish(directory)  # it would fail again
+            work.parts.clear()  # it would fail again
             raise
         finally:
             if not work.parts:

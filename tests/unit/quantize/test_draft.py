@@ -5,21 +5,22 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization, read_weight
 from edgespec.config import DraftConfig
-from edgespec.errors import EdgeSpecError, PairingError, UnsupportedModel
-from edgespec.quantize import draft, modelopt
+from edgespec.errors import EdgeSpecError, OutputError, PairingError, UnsupportedModel
+from edgespec.quantize import draft, modelopt, work
 from edgespec.quantize.eagle import Eagle3, features_of
-from edgespec.quantize.llm import Options, Quantized
+from edgespec.quantize.llm import Options, Quantized, quantize_llm
 from edgespec.schemes import MADE
 from tests import toys
 from tests.reference import Eagle3Reference
@@ -158,3 +159,37 @@ def test_what_does_not_belong_together_is_refused(base: Path, drafts: dict[str, 
     quantized(base, drafts["eagle"], out, "fp8")
     with pytest.raises(UnsupportedModel, match="quantised already"):
         quantized(base, out, tmp_path / "again", "fp8")
+
+
+@pytest.mark.parametrize("whose", ["base", "draft"])
+def test_a_pair_whose_weights_changed_past_the_first_bytes_is_not_there_already(
+    base: Path, drafts: dict[str, Path], tmp_path: Path, whose: str
+) -> None:
+    """The result depends on all bytes of both; a checkpoint's identity knows the first 4 KiB of each tensor."""
+    paths = [
+        Path(shutil.copytree(path, tmp_path / name)) for name, path in (("base", base), ("draft", drafts["eagle"]))
+    ]
+    quantized(*paths, tmp_path / "out", "fp8")
+    assert "already there" in quantized(*paths, tmp_path / "out", "fp8").notes[0]
+    file = tmp_path / whose / "model.safetensors"
+    tensors, before = load_file(file), Checkpoint(tmp_path / whose).identity()
+    next(tensor for name, tensor in tensors.items() if name.endswith("up_proj.weight"))[100:] *= 1.5
+    save_file(tensors, file, metadata={"format": "pt"})
+    assert Checkpoint(tmp_path / whose).identity() == before
+    with pytest.raises(OutputError, match="already exists"):
+        quantized(*paths, tmp_path / "out", "fp8")
+
+
+def test_a_draft_is_not_written_over_an_unfinished_base(base: Path, drafts: dict[str, Path], tmp_path: Path) -> None:
+    class Stopping(Told):
+        def start(self, stage: str, total: int) -> None:
+            super().start(stage, total)
+            if stage == "export":
+                raise KeyboardInterrupt
+
+    options = Options("fp8", num_samples=2, calib_seq_len=32)
+    with pytest.raises(KeyboardInterrupt):
+        quantize_llm(str(base), tmp_path / "out", options, Stopping(), modelopt.Log())
+    with pytest.raises(OutputError, match=r"an unfinished run to .*out is of base .*, this one of eagle"):
+        quantized(base, drafts["eagle"], tmp_path / "out", "fp8")
+    assert len(work.Work(work.directory_of(tmp_path / "out")).parts) == 7
