@@ -89,7 +89,8 @@ class Work:
             with suppress(BundleError):
                 if bundle.read_json(path).get("sha256") == digest:
                     return
-            raise OtherRun(f"the weights have changed since an unfinished run to {out} began.", anew(self.directory))
+            what = f"the weights have changed since an unfinished run to {out} began."
+            raise OtherRun(what, anew(self.directory, "Put the old ones back"))
         bundle.write_json(path, {"sha256": digest})
 
     def _keep(self, name: str, tensors: Mapping[str, Any], forget: Sequence[str] = ()) -> None:
@@ -243,8 +244,8 @@ def told(source: Mapping[str, Any]) -> str:
     return f"{source.get('name')} (weights {weights}, config and texts {texts})"
 
 
-def anew(directory: Path) -> str:
-    return f"Run its command again to finish it, choose another --output-dir, or start anew: rm -r {directory}"
+def anew(directory: Path, finish: str = "Run its command again to finish it") -> str:
+    return f"{finish}, choose another --output-dir, or start anew: rm -r {directory}"
 
 
 def refuse_unfinished(out: Path, request: Mapping[str, Any]) -> None:

@@ -217,6 +217,7 @@ def test_weights_that_changed_past_the_first_bytes_are_noticed(base: Path, tmp_p
     assert Checkpoint(other).identity() == before
     with pytest.raises(OutputError, match="the weights have changed since an unfinished run") as refused:
         quantized(other, tmp_path / "out")
+    assert refused.value.remedy.startswith("Put the old ones back, choose another --output-dir")
     assert refused.value.remedy.endswith(f"rm -r {there}")
     assert work.Work(there).parts == {0, 1}
     quantized(other, tmp_path / "elsewhere")
