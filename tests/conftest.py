@@ -32,13 +32,18 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 
 
 @pytest.fixture(scope="session")
-def modelopt_exports(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tiny checkpoints that ModelOpt quantised. Without ModelOpt their tests are skipped, but never in CI."""
+def needs_modelopt() -> None:
+    """Without ModelOpt these tests are skipped, but never in CI."""
     if importlib.util.find_spec("modelopt") is None:
         reason = "nvidia-modelopt is not installed (the extra [quantize])"
         if os.environ.get("CI"):
             pytest.fail(reason)
         pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def modelopt_exports(needs_modelopt: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tiny checkpoints that ModelOpt quantised."""
     out = tmp_path_factory.mktemp("modelopt")
     command = [sys.executable, "-m", "tests.modelopt_exports", str(out)]
     done = subprocess.run(command, cwd=GOLDEN.parents[1], capture_output=True, text=True)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from edgespec.cli.main import run
 from edgespec.schemes import MADE
 from tests import toys
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("needs_modelopt")]
 TAPPED = ["--eagle-base", "--aux-layers", "1,2,3"]
 SIZES = ["--num-samples", "2", "--calib-seq-len", "32"]
 REQUESTS = {
@@ -26,14 +24,6 @@ REQUESTS = {
         {"messages": [{"role": "user", "content": "the mill"}], "temperature": 0.8, "seed": 3},
     ],
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _modelopt() -> None:
-    if importlib.util.find_spec("modelopt") is None:
-        if os.environ.get("CI"):
-            pytest.fail("nvidia-modelopt is not installed (the extra [quantize])")
-        pytest.skip("nvidia-modelopt is not installed (the extra [quantize])")
 
 
 class Shop:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -39,18 +39,33 @@ class StoredWeight:
     num_bytes: int
 
 
+Kernel = TypeVar("Kernel", nbits.Kernel, integer.Kernel)
+
+
 @dataclass(frozen=True, slots=True)
-class RoundedWeight:
-    """A weight [out, in] that MatMulNBits will read: its source, and where codes and scales will stand."""
+class CodesAndScales(Generic[Kernel]):
+    """A weight [out, in] of few bits: its source, its kernel, and where codes and scales will stand."""
 
     source: ir.ExternalTensor | StoredCodes
-    kernel: nbits.Kernel
+    kernel: Kernel
     offset: int  # of the codes
     scales_offset: int
 
     @property
     def num_bytes(self) -> int:
         return self.kernel.codes_bytes + self.kernel.scales_bytes
+
+
+class RoundedWeight(CodesAndScales[nbits.Kernel]):
+    """One that MatMulNBits reads."""
+
+    __slots__ = ()
+
+
+class IntegerWeight(CodesAndScales[integer.Kernel]):
+    """One that is multiplied as integers."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,20 +84,6 @@ class Product:
             return id(self)
         (node,), kernel = self.nodes, self.kernel
         return id(node.graph), id(node.inputs[0]), kernel.in_features, kernel.bits, kernel.block
-
-
-@dataclass(frozen=True, slots=True)
-class IntegerWeight:
-    """A weight [out, in] that is multiplied as integers: its source, and where codes and scales will stand."""
-
-    source: ir.ExternalTensor | StoredCodes
-    kernel: integer.Kernel
-    offset: int  # of the codes
-    scales_offset: int
-
-    @property
-    def num_bytes(self) -> int:
-        return self.kernel.codes_bytes + self.kernel.scales_bytes
 
 
 @dataclass(frozen=True, slots=True)

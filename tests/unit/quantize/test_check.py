@@ -11,7 +11,9 @@ import torch
 from edgespec.quantize import check, modelopt
 from edgespec.quantize.llm import Options, quantize_llm
 from tests import toys
-from tests.unit.quantize.test_llm import Told, _modelopt  # noqa: F401
+from tests.unit.quantize.test_llm import Told
+
+pytestmark = pytest.mark.usefixtures("needs_modelopt")
 
 
 @pytest.mark.parametrize("width", [7, 64, 1000])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -26,13 +24,7 @@ from tests import toys
 from tests.reference import Eagle3Reference
 from tests.unit.quantize.test_llm import HIDDEN, INNER, VOCAB, Told, header, table
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _modelopt() -> None:
-    if importlib.util.find_spec("modelopt") is None:
-        if os.environ.get("CI"):
-            pytest.fail("nvidia-modelopt is not installed (the extra [quantize])")
-        pytest.skip("nvidia-modelopt is not installed (the extra [quantize])")
+pytestmark = pytest.mark.usefixtures("needs_modelopt")
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,9 @@ from edgespec.quantize.llm import Options, quantize_llm
 from edgespec.schemes import MADE
 from tests import toys
 from tests.unit.quantize import whole_model
-from tests.unit.quantize.test_llm import Told, _modelopt  # noqa: F401
+from tests.unit.quantize.test_llm import Told
+
+pytestmark = pytest.mark.usefixtures("needs_modelopt")
 
 SIZES: dict[str, Any] = {"layers": 3, "hidden": 128, "intermediate": 256, "vocab": 320}
 

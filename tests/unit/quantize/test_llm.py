@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -53,13 +52,7 @@ class Told:
             raise KeyboardInterrupt
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _modelopt() -> None:
-    """Without ModelOpt these tests are skipped, but never in CI."""
-    if importlib.util.find_spec("modelopt") is None:
-        if os.environ.get("CI"):
-            pytest.fail("nvidia-modelopt is not installed (the extra [quantize])")
-        pytest.skip("nvidia-modelopt is not installed (the extra [quantize])")
+pytestmark = pytest.mark.usefixtures("needs_modelopt")
 
 
 @pytest.fixture(scope="module")

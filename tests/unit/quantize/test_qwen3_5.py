@@ -17,7 +17,9 @@ from edgespec.quantized import dequantize
 from edgespec.schemes import MADE
 from tests.unit.quantize import qwen3_5, whole_model
 from tests.unit.quantize.test_layerwise import batches_of, quantized
-from tests.unit.quantize.test_llm import _modelopt, table  # noqa: F401
+from tests.unit.quantize.test_llm import table
+
+pytestmark = pytest.mark.usefixtures("needs_modelopt")
 
 SHORT = {"F32": torch.float32, "BF16": torch.bfloat16, "F8_E4M3": torch.float8_e4m3fn, "U8": torch.uint8,
          "I8": torch.int8, "?": torch.bfloat16}  # fmt: skip

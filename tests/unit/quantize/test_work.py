@@ -24,7 +24,9 @@ from edgespec.quantize.llm import Options, Quantized, quantize_llm
 from edgespec.schemes import SCHEMES
 from tests import toys
 from tests.unit.quantize import whole_model
-from tests.unit.quantize.test_llm import Told, _modelopt  # noqa: F401
+from tests.unit.quantize.test_llm import Told
+
+pytestmark = pytest.mark.usefixtures("needs_modelopt")
 
 LAYERS = 4
 OPTIONS: dict[str, Any] = {"num_samples": 2, "calib_seq_len": 32}
