@@ -1,4 +1,4 @@
-"""Claims about config.py, held against transformers' own configurations and models."""
+"""Claims about config, held against transformers' own configurations and models."""
 
 from __future__ import annotations
 

@@ -1,0 +1,270 @@
+"""EAGLE-3 drafts of every published flavour, from config.json and the shapes of the tensors. Knows no bases."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from edgespec.config.bases import (
+    BY_MODEL_TYPE,
+    FAMILIES,
+    check_divides,
+    even_head_dim,
+    one_window,
+    refuse_other_activations,
+)
+from edgespec.config.fields import Fields, is_int, shortened
+from edgespec.config.ropes import one_rope
+from edgespec.config.values import DecoderConfig, DraftConfig, DraftKind, Shapes, TapConvention
+from edgespec.errors import CheckpointError, UnsupportedModel
+
+
+def parse_draft_config(raw: Mapping[str, Any], shapes: Shapes, source: str = "config.json") -> DraftConfig:
+    """An EAGLE-3 draft of any published flavour from its config.json and the shapes of its tensors.
+
+    A quantised Linear is in `shapes` as the weight that it stands for.
+
+    Where config and tensors both speak (head_dim, taps, vocabulary), they must agree. What only the tensors tell:
+    number of layers and taps, biases, q/k norm, whether it has an embedding and a head of its own.
+    Raises CheckpointError for contradictions, UnsupportedModel for relatives of EAGLE-3 that differ in their graph.
+    """
+    top = Fields(raw, source)
+    shapes = {name.removeprefix("model."): shape for name, shape in shapes.items()}
+    flavour = _draft_flavour(raw, shapes)
+    layer = top.section("transformer_layer_config") if flavour == "speculators" else top
+    decoder = _draft_decoder(layer, shapes)
+    _refuse_unusual_eagle(top, decoder.num_layers)
+    target_hidden_size = top.size("target_hidden_size", decoder.hidden_size)
+    num_taps = _num_taps(shapes, decoder.hidden_size, target_hidden_size, source)
+    tap_ids, convention = _draft_taps(top, flavour, num_taps)
+    vocab_size = layer.size("vocab_size")
+    draft = DraftConfig(
+        kind=DraftKind.EAGLE3,
+        flavour=flavour,
+        decoder=decoder,
+        vocab_size=vocab_size,
+        draft_vocab_size=top.size("draft_vocab_size", vocab_size),
+        target_hidden_size=target_hidden_size,
+        num_taps=num_taps,
+        tap_ids=tap_ids,
+        own_embedding="embed_tokens.weight" in shapes,
+        own_head="lm_head.weight" in shapes,
+        norm_before_residual=_norm_before_residual(top, flavour),
+        norm_before_fc=_norm_before_fc(top, shapes),
+        fc_norm=_fc_norm(top, shapes, num_taps),
+        norm_output=_norm_output(top, shapes, flavour),
+        base_name=_base_name(top),
+        tap_convention=convention,
+    )
+    _check_vocabulary(draft, shapes, tied=top.flag("tie_word_embeddings", False), source=source)
+    return draft
+
+
+def _draft_flavour(raw: Mapping[str, Any], shapes: Shapes) -> str:
+    if "speculators_model_type" in raw or "transformer_layer_config" in raw:
+        return "speculators"
+    return "eagle" if _first_layer(shapes) == "midlayer" else "modelopt"
+
+
+def _first_layer(shapes: Shapes) -> str:
+    return "midlayer" if any(name.startswith("midlayer.") for name in shapes) else "layers.0"
+
+
+def _draft_decoder(layer: Fields, shapes: Shapes) -> DecoderConfig:
+    refuse_other_activations(layer)
+    family = FAMILIES[BY_MODEL_TYPE.get(layer.text("model_type") or "llama", "LlamaForCausalLM")]
+    first = _first_layer(shapes)
+    hidden_size = layer.size("hidden_size")
+    num_heads, num_kv_heads, head_dim = _draft_heads(layer, shapes, first, hidden_size)
+    max_position = layer.size("max_position_embeddings") if layer.get("max_position_embeddings") is not None else None
+    num_layers = _count_layers(shapes, layer.source)
+    return DecoderConfig(
+        hidden_size=hidden_size,
+        intermediate_size=layer.size("intermediate_size"),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        rms_norm_eps=layer.number("rms_norm_eps"),
+        rope=one_rope(layer, head_dim, max_position, text_mrope=True),
+        qkv_bias=f"{first}.self_attn.q_proj.bias" in shapes,
+        o_bias=f"{first}.self_attn.o_proj.bias" in shapes,
+        mlp_bias=f"{first}.mlp.gate_proj.bias" in shapes,
+        qk_norm=f"{first}.self_attn.q_norm.weight" in shapes,
+        sliding_window=one_window(layer, family, num_layers),
+    )
+
+
+def _draft_heads(layer: Fields, shapes: Shapes, first: str, hidden_size: int) -> tuple[int, int, int]:
+    """num_heads, num_kv_heads, head_dim; the projections must have the sizes that the config tells."""
+    q_out, q_in = matrix(shapes, f"{first}.self_attn.q_proj.weight", layer.source)
+    k_out, _ = matrix(shapes, f"{first}.self_attn.k_proj.weight", layer.source)
+    if q_in != 2 * hidden_size:
+        raise CheckpointError(
+            f"{first}.self_attn.q_proj.weight takes {q_in} inputs; an EAGLE-3 draft with the hidden_size {hidden_size} "
+            f"of {layer.source} takes {2 * hidden_size} (embedding and hidden state)."
+        )
+    num_heads = layer.size("num_attention_heads")
+    check_divides(layer, "num_attention_heads", num_heads, f"output of {first}.self_attn.q_proj", q_out)
+    head_dim = even_head_dim(layer, layer.size("head_dim", q_out // num_heads))
+    num_kv_heads = layer.size("num_key_value_heads", max(1, k_out // head_dim))
+    for name, rows, heads in (("q_proj", q_out, num_heads), ("k_proj", k_out, num_kv_heads)):
+        if rows != heads * head_dim:
+            raise CheckpointError(
+                f"{first}.self_attn.{name}.weight has {rows} rows; {layer.source} tells of {heads} heads of {head_dim}."
+            )
+    check_divides(layer, "num_key_value_heads", num_kv_heads, "num_attention_heads", num_heads)
+    return num_heads, num_kv_heads, head_dim
+
+
+def matrix(shapes: Shapes, name: str, source: str) -> tuple[int, int]:
+    """Rows and columns of a tensor that every EAGLE-3 draft has."""
+    if name not in shapes:
+        raise CheckpointError(
+            f"the draft of {source} has no tensor {name!r}, which every EAGLE-3 draft has.",
+            "Check that the directory holds a draft of Llama's layer form, and the whole of it.",
+        )
+    shape = shapes[name]
+    if len(shape) != 2:
+        raise CheckpointError(f"tensor {name!r} has the shape {list(shape)}, not two dimensions.")
+    return shape[0], shape[1]
+
+
+def _count_layers(shapes: Shapes, source: str) -> int:
+    """The tensors decide: some configs copy num_hidden_layers from the base."""
+    numbers = {int(found[1]) for name in shapes if (found := re.match(r"layers\.(\d{1,6})\.", name))}
+    if any(name.startswith("midlayer.") for name in shapes):
+        if 0 in numbers:
+            raise CheckpointError(f"the draft of {source} has both 'midlayer.' and 'layers.0.' tensors.")
+        numbers.add(0)
+    if numbers != set(range(len(numbers))):
+        raise CheckpointError(f"the draft of {source} lacks a layer: its tensors have the layers {sorted(numbers)}.")
+    return len(numbers)
+
+
+# ModelOpt's switches: the value of published EAGLE-3 drafts, and what the other one makes of the draft.
+_EAGLE_SWITCHES: tuple[tuple[str, bool | int, str], ...] = (
+    ("use_aux_hidden_state", True, "a draft without tapped layers (EAGLE-1)"),
+    ("use_input_layernorm_in_first_layer", True, "no norm over the embedding"),
+    ("use_last_layernorm", True, "no norm before lm_head"),
+    ("use_mtp_layernorm", False, "the norms of an MTP head"),
+    ("parallel_draft_step", 1, "several tokens per draft step"),
+)
+
+
+def _refuse_unusual_eagle(top: Fields, num_layers: int) -> None:
+    eagle = top.optional_section("eagle_config")
+    regular: tuple[str, bool | int, str] = ("next_layer_regular", True, "later layers that take the embedding as well")
+    for key, usual, meaning in (*_EAGLE_SWITCHES, *([regular] if num_layers > 1 else [])):
+        value = eagle.get(key)
+        if value is not None and value != usual:
+            raise UnsupportedModel(
+                f"{eagle.source}: {key} is {shortened(value)}: {meaning}; this version needs {usual}."
+            )
+
+
+def _num_taps(shapes: Shapes, hidden_size: int, target_hidden_size: int, source: str) -> int:
+    rows, columns = matrix(shapes, "fc.weight", source)
+    if rows != hidden_size or columns % target_hidden_size or not columns:
+        raise CheckpointError(
+            f"fc.weight has the shape [{rows}, {columns}]; {source} tells of [{hidden_size}, k * {target_hidden_size}] "
+            "(hidden_size, taps * target_hidden_size)."
+        )
+    return columns // target_hidden_size
+
+
+def _draft_taps(top: Fields, flavour: str, num_taps: int) -> tuple[tuple[int, ...] | None, TapConvention]:
+    """The ids a draft names and how they count; None where it names none."""
+    key = "eagle_aux_hidden_state_layer_ids"
+    eagle = top.optional_section("eagle_config")
+    nested, plain = _tap_list(eagle, key), _tap_list(top, key)
+    ids = plain if nested is None or flavour == "speculators" else nested
+    if ids is None:
+        return None, "hs"
+    if len(ids) != num_taps:
+        raise CheckpointError(f"{top.source}: {key} names {len(ids)} layers, but fc.weight takes {num_taps}.")
+    if flavour == "speculators":
+        return ids, "hs"
+    if ids is plain:
+        return ids, "unknown"  # vLLM reads this key as hs indices, others write layer outputs there
+    return tuple(i + 1 for i in ids), "hs" if flavour == "modelopt" else "output"
+
+
+def _tap_list(fields: Fields, key: str) -> tuple[int, ...] | None:
+    ids = fields.get(key)
+    if ids is None or ids == []:
+        return None
+    if not isinstance(ids, list) or not all(is_int(i) and 0 <= i < 2**31 for i in ids):
+        raise fields.wrong(key, "a list of layer numbers")
+    return tuple(ids)
+
+
+def _norm_before_residual(top: Fields, flavour: str) -> bool:
+    """Heads of speculators before 0.2 leave the key out and rely on vLLM's default, which is true."""
+    version = re.match(r"(\d+)\.(\d+)", top.text("speculators_version") or "")
+    early = flavour == "speculators" and version is not None and (int(version[1]), int(version[2])) < (0, 2)
+    return top.flag("norm_before_residual", early)
+
+
+def _norm_before_fc(top: Fields, shapes: Shapes) -> bool:
+    return _norm_by_presence(top, "norm_before_fc", "input_norm.weight", shapes)
+
+
+def _fc_norm(top: Fields, shapes: Shapes, num_taps: int) -> bool:
+    present = _norm_by_presence(top, "fc_norm", "fc_norm.0.weight", shapes)
+    if present and "input_norm.weight" in shapes:
+        raise CheckpointError(f"the draft of {top.source} has both input_norm and fc_norm: they exclude each other.")
+    missing = [i for i in range(num_taps) if f"fc_norm.{i}.weight" not in shapes]
+    if present and missing:
+        raise CheckpointError(f"the draft of {top.source} has {num_taps} taps, but no fc_norm.{missing[0]}.weight.")
+    return present
+
+
+def _norm_by_presence(top: Fields, key: str, tensor: str, shapes: Shapes) -> bool:
+    present = tensor in shapes
+    if top.flag(key, present) != present:
+        raise CheckpointError(
+            f"{top.source}: '{key}' is {top.get(key)}, but tensor {tensor!r} is {'there' if present else 'missing'}."
+        )
+    return present
+
+
+def _norm_output(top: Fields, shapes: Shapes, flavour: str) -> bool:
+    """One key, two meanings: in SpecForge it says that `norm` comes before lm_head, which it always does here."""
+    recycles = flavour == "speculators" or "fc_norm.0.weight" in shapes
+    if not recycles and not top.flag("norm_output", True):
+        raise UnsupportedModel(
+            f"{top.source}: norm_output is false, which in this format means no norm before lm_head.",
+            "If it was meant as EAGLE-3's usual form, remove the key.",
+        )
+    return recycles and top.flag("norm_output", False)
+
+
+def _base_name(top: Fields) -> str | None:
+    verifier = top.optional_section("speculators_config").optional_section("verifier")
+    return verifier.text("name_or_path") or top.text("base_model_name_or_path")
+
+
+def _check_vocabulary(draft: DraftConfig, shapes: Shapes, *, tied: bool, source: str) -> None:
+    """A head and an embedding that the base lends must fit; tie_word_embeddings is often just copied from the base."""
+    vocab, reduced = draft.vocab_size, draft.draft_vocab_size
+    if reduced > vocab:
+        raise CheckpointError(f"{source}: draft_vocab_size {reduced} is greater than vocab_size {vocab}.")
+    if draft.own_head and matrix(shapes, "lm_head.weight", source)[0] != reduced:
+        raise CheckpointError(
+            f"lm_head.weight has the shape {list(shapes['lm_head.weight'])}; {source} tells of {reduced} draft tokens."
+        )
+    if not draft.own_head and tied and draft.own_embedding:
+        raise UnsupportedModel(f"{source}: a draft whose head is its own embedding (tie_word_embeddings).")
+    own_width = draft.decoder.hidden_size != draft.target_hidden_size
+    if not draft.own_head and (own_width or reduced < vocab):
+        raise CheckpointError(
+            f"the draft of {source} has no lm_head.weight, and the base's does not fit: {reduced} of {vocab} tokens, "
+            f"width {draft.decoder.hidden_size} on a base of {draft.target_hidden_size}."
+        )
+    if not draft.own_embedding and own_width:
+        raise CheckpointError(
+            f"the draft of {source} has no embed_tokens.weight, and the base's does not fit: width "
+            f"{draft.decoder.hidden_size} on a base of {draft.target_hidden_size}."
+        )

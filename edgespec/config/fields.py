@@ -1,0 +1,105 @@
+"""A JSON object of a configuration file, each read of which is checked. Knows no models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from edgespec.errors import CheckpointError, UnsupportedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """A JSON object with its name: each read is checked, and null reads as missing."""
+
+    raw: Mapping[str, Any]
+    source: str
+
+    def get(self, key: str) -> Any:
+        return self.raw.get(key)
+
+    def wrong(self, key: str, wanted: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self.source}: '{key}' is {shortened(self.get(key))}, not {wanted}.",
+            "Correct the file, or download the checkpoint again.",
+        )
+
+    def missing(self, key: str) -> CheckpointError:
+        return CheckpointError(f"{self.source}: '{key}' is missing.", "Add it, or download the checkpoint again.")
+
+    def size(self, key: str, default: int | None = None) -> int:
+        value = self.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            raise self.missing(key)
+        if not is_int(value) or not 1 <= value < 2**31:
+            raise self.wrong(key, "a positive whole number below 2^31")
+        return cast(int, value)
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            raise self.missing(key)
+        if not (is_int(value) or isinstance(value, float)) or not 0 < value < 2**63:
+            raise self.wrong(key, "a positive number")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.wrong(key, "true or false")
+        return value
+
+    def text(self, key: str) -> str | None:
+        value = self.get(key)
+        if value is not None and not isinstance(value, str):
+            raise self.wrong(key, "a text")
+        return value
+
+    def section(self, key: str) -> Fields:
+        value = self.get(key)
+        if value is None:
+            raise self.missing(key)
+        if not isinstance(value, Mapping):
+            raise self.wrong(key, "an object")
+        return Fields(value, f"{self.source} ({key})")
+
+    def optional_section(self, key: str) -> Fields:
+        return Fields({}, self.source) if self.get(key) is None else self.section(key)
+
+
+def is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def shortened(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # Python prints no whole number of more than 4300 digits
+        return "a number of thousands of digits"
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def token_ids(fields: Fields, key: str) -> tuple[int, ...]:
+    value = fields.get(key)
+    if value is None:
+        return ()
+    ids = value if isinstance(value, list) else [value]
+    if not all(is_int(i) and 0 <= i < 2**31 for i in ids):
+        raise fields.wrong(key, "a token id or a list of them")
+    return tuple(dict.fromkeys(ids))
+
+
+def dtype_of(fields: Fields) -> str:
+    name = (fields.text("torch_dtype") or fields.text("dtype") or "float32").removeprefix("torch.")
+    if name not in ("float32", "float16", "bfloat16"):
+        raise UnsupportedModel(
+            f"{fields.source}: weights of type {name!r}; this version exports float32, float16 and bfloat16."
+        )
+    return name

@@ -1,0 +1,125 @@
+"""Rotary embeddings as configurations tell them: the semantics of transformers 5.14, modeling_rope_utils.py."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import cast, get_args
+
+from edgespec.config.fields import Fields
+from edgespec.config.values import RopeConfig, RopeKind
+from edgespec.errors import UnsupportedModel
+
+
+def one_rope(fields: Fields, head_dim: int, max_position: int | None, *, text_mrope: bool = False) -> RopeConfig:
+    """The one rotary embedding of a config: `rope_theta` with `rope_scaling`, or `rope_parameters`.
+
+    `text_mrope` accepts "mrope" as default: on text, the three axes of a position are equal.
+    """
+    entries = _rope_entries(fields)
+    ropes = {name: _parse_rope(entry, fields, head_dim, max_position, text_mrope) for name, entry in entries.items()}
+    if len(set(ropes.values())) > 1:
+        raise UnsupportedModel(
+            f"{fields.source}: more than one rotary embedding ({', '.join(ropes)} differ); this version needs the same "
+            "in all layers."
+        )
+    return next(iter(ropes.values()))
+
+
+def _rope_entries(fields: Fields) -> dict[str, Fields]:
+    """What describes a rotary embedding, by name; one entry per layer type where the file nests them."""
+    entries: dict[str, Fields] = {}
+    for key in ("rope_scaling", "rope_parameters"):
+        if not fields.get(key):
+            continue
+        raw = fields.section(key).raw
+        nested = {name: value for name, value in raw.items() if isinstance(value, Mapping)}
+        shared = {name: value for name, value in raw.items() if name not in nested}
+        for name, entry in nested.items() or [("", {})]:
+            label = f"{key}.{name}" if name else key
+            entries[label] = Fields({**shared, **entry}, f"{fields.source} ({label})")
+    return entries or {"rope_theta": Fields({}, fields.source)}
+
+
+def _parse_rope(entry: Fields, fields: Fields, head_dim: int, max_position: int | None, text_mrope: bool) -> RopeConfig:
+    kind = entry.text("rope_type") or entry.text("type") or "default"
+    if kind == "mrope" and text_mrope:
+        kind = "default"
+    if kind not in get_args(RopeKind):
+        raise UnsupportedModel(
+            f"{entry.source}: rotary embedding of type {kind!r}; this version knows {', '.join(get_args(RopeKind))}."
+        )
+    _refuse_partial_rotary(entry, fields)
+    theta = entry.number("rope_theta", fields.number("rope_theta", 10000.0))
+    if theta <= 1:
+        raise fields.wrong("rope_theta", "a base greater than 1")
+    rope = RopeConfig(theta=theta, rotary_dim=head_dim, kind=cast(RopeKind, kind))
+    match rope.kind:
+        case "default":
+            return rope
+        case "linear":
+            return replace(rope, factor=entry.number("factor"))
+        case "dynamic":  # sets in at max_position_embeddings, whatever original_max_position_embeddings says
+            original = max_position or fields.size("max_position_embeddings")
+            return replace(rope, factor=entry.number("factor"), original_max_position=original)
+        case "llama3":
+            return _llama3(rope, entry, _original_max_position(entry, fields, max_position))
+        case "yarn":
+            return _yarn(rope, entry, _original_max_position(entry, fields, max_position), max_position)
+
+
+def _refuse_partial_rotary(entry: Fields, fields: Fields) -> None:
+    """transformers ignores the factor in these families where vLLM applies it: no reading of it is safe."""
+    for place in (entry, fields):
+        if place.number("partial_rotary_factor", 1.0) != 1.0:
+            raise UnsupportedModel(
+                f"{place.source}: partial_rotary_factor {place.get('partial_rotary_factor')}; "
+                "this version rotates whole heads only."
+            )
+
+
+def _original_max_position(entry: Fields, fields: Fields, max_position: int | None) -> int:
+    """The length before scaling; transformers lets the top level win over the rope's own entry."""
+    for place in (fields, entry):
+        if place.get("original_max_position_embeddings") is not None:
+            return place.size("original_max_position_embeddings")
+    return max_position or fields.size("max_position_embeddings")
+
+
+def _llama3(rope: RopeConfig, entry: Fields, original: int) -> RopeConfig:
+    low, high = entry.number("low_freq_factor"), entry.number("high_freq_factor")
+    if high <= low:
+        raise entry.wrong("high_freq_factor", f"greater than low_freq_factor {low}")
+    return replace(
+        rope,
+        factor=entry.number("factor"),
+        original_max_position=original,
+        low_freq_factor=low,
+        high_freq_factor=high,
+    )
+
+
+def _yarn(rope: RopeConfig, entry: Fields, original: int, max_position: int | None) -> RopeConfig:
+    """arXiv 2309.00071; without a factor, the ratio of the two lengths."""
+    ratio = max_position / original if max_position else None
+    factor = entry.number("factor", ratio)
+    return replace(
+        rope,
+        factor=factor,
+        original_max_position=original,
+        beta_fast=entry.number("beta_fast") if entry.get("beta_fast") else 32.0,
+        beta_slow=entry.number("beta_slow") if entry.get("beta_slow") else 1.0,
+        truncate=entry.flag("truncate", True),
+        attention_factor=entry.number("attention_factor", _yarn_attention_factor(entry, factor)),
+    )
+
+
+def _yarn_attention_factor(entry: Fields, factor: float) -> float:
+    if entry.get("mscale") and entry.get("mscale_all_dim"):
+        return _mscale(factor, entry.number("mscale")) / _mscale(factor, entry.number("mscale_all_dim"))
+    return _mscale(factor, 1.0)
+
+
+def _mscale(factor: float, weight: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
