@@ -3,17 +3,20 @@
 Both wings meet here: the host writes graphs that keep a contract, the device runs engines by it. Knows no ONNX and
 no engine.
 
-Symbols: B batch, S tokens of this call, C slots of the KV cache, G rows that go through the head.
+Symbols: B batch, S tokens of this call, C slots of the KV cache, G rows that go through the head, P rows of earlier
+calls that a recurrent layer has still to take into its state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 OPSET = 24
 MAX_BATCH_SIZE = 16
+RECURRENT_CHUNK = 64  # rows of a prompt in a call where layers are recurrent: their work grows with the rows' square
 Dim = int | str
 
 # Keys of a quantised MatMul's metadata: standard ONNX cannot say them, and backends need them (decision 0007)
@@ -40,6 +43,37 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class RecurrentShape:
+    """The sizes of gated delta net layers, the layers `layers` of a decoder."""
+
+    layers: tuple[int, ...]
+    num_key_heads: int
+    num_value_heads: int
+    key_head_dim: int
+    value_head_dim: int
+    conv_kernel: int
+
+    @property
+    def conv_width(self) -> int:
+        """Channels of the convolution: q, k and v side by side."""
+        return 2 * self.num_key_heads * self.key_head_dim + self.num_value_heads * self.value_head_dim
+
+    @property
+    def row_parts(self) -> tuple[int, int, int]:
+        """What a row leaves behind for the state: its key, its update and its decay."""
+        values = self.num_value_heads * self.value_head_dim
+        return self.num_key_heads * self.key_head_dim, values, self.num_value_heads
+
+    @property
+    def row_width(self) -> int:
+        return sum(self.row_parts)
+
+    @property
+    def state_dims(self) -> tuple[int, int, int]:
+        return self.num_value_heads, self.key_head_dim, self.value_head_dim
+
+
+@dataclass(frozen=True, slots=True)
 class GraphShape:
     """The sizes that a decoder's contract depends on. `features` is the width of the taps or of the recycled state."""
 
@@ -52,6 +86,24 @@ class GraphShape:
     vocab_size: int  # of the logits
     features: int = 0  # base: k*H, width of `hidden_states`; draft: Hd; llm: 0, no such output
     base_features: int = 0  # draft: k*H, width of `base_hidden`
+    recurrent: RecurrentShape | None = None  # where some layers keep a state instead of keys and values
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> GraphShape:
+        """From `dataclasses.asdict`, or from the JSON made of it."""
+        recurrent = raw.get("recurrent")
+        if recurrent is not None:
+            recurrent = RecurrentShape(**recurrent | {"layers": tuple(recurrent["layers"])})
+        return cls(**dict(raw) | {"role": Role(raw["role"]), "recurrent": recurrent})
+
+    @property
+    def recurrent_layers(self) -> tuple[int, ...]:
+        return self.recurrent.layers if self.recurrent else ()
+
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """The layers with keys and values of their own."""
+        return tuple(i for i in range(self.num_layers) if i not in self.recurrent_layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +121,20 @@ def present_names(layer: int) -> tuple[str, str]:
     return f"present_key_{layer}", f"present_value_{layer}"
 
 
+def conv_names(layer: int) -> tuple[str, str]:
+    """The convolution's rows before this call, and this call's own."""
+    return f"conv_state_{layer}", f"conv_rows_{layer}"
+
+
+def state_names(layer: int) -> tuple[str, str]:
+    return f"recurrent_state_{layer}", f"present_recurrent_state_{layer}"
+
+
+def delta_names(layer: int) -> tuple[str, str]:
+    """The committed rows that the state does not hold yet, and this call's rows."""
+    return f"committed_rows_{layer}", f"delta_rows_{layer}"
+
+
 def canonical_contract(shape: GraphShape) -> GraphContract:
     """The contract of the exported graph.
 
@@ -76,6 +142,12 @@ def canonical_contract(shape: GraphShape) -> GraphContract:
     of this call's first KV row. `gather_idx` picks the rows that go through the head. A draft reads `base_hidden`
     where `use_base_hidden` is true and its own recycled `draft_hidden` where it is false; the other one is not read and
     may have no rows (S_base or S_draft is S or 0).
+
+    Recurrent layers cannot forget a row. So a call leaves its rows outside the state, as `conv_rows` and `delta_rows`,
+    and the next one is given those that were kept, on one path and in its order, as `committed_rows` (rows of zeroes
+    change nothing) and as the last conv_kernel-1 rows of `conv_state`; it takes them in before its own rows begin, and
+    `present_recurrent_state` is the state at that place. `tree_mask` says which rows of the call each row follows,
+    itself included: all of one path, and those before what comes after.
     """
     embeds = TensorSpec("inputs_embeds", "float32", ("B", "S", shape.hidden_size))
     rope: Dim = shape.rotary_dim // 2
@@ -93,14 +165,45 @@ def canonical_contract(shape: GraphShape) -> GraphContract:
             TensorSpec("draft_hidden", "float32", ("B", "S_draft", shape.features)),
             TensorSpec("use_base_hidden", "bool", ()),
         ]
+    if shape.recurrent:
+        inputs.append(TensorSpec("tree_mask", "bool", ("B", "S", "S")))
     outputs = [TensorSpec("logits", "float32", ("B", "G", shape.vocab_size))]
     if shape.features:
         outputs.append(TensorSpec("hidden_states", "float32", ("B", "S", shape.features)))
+    layers = range(shape.num_layers)
     return GraphContract(
         shape,
-        (*inputs, *kv_specs(shape, past_names)),
-        (*outputs, *kv_specs(shape, present_names)),
+        (*inputs, *(spec for i in layers for spec in memory_inputs(shape, i))),
+        (*outputs, *(spec for i in layers for spec in memory_outputs(shape, i))),
     )
+
+
+def memory_inputs(shape: GraphShape, layer: int) -> tuple[TensorSpec, ...]:
+    """What a layer reads of earlier calls."""
+    if layer in shape.recurrent_layers and shape.recurrent:
+        sizes = shape.recurrent
+        return (
+            TensorSpec(conv_names(layer)[0], "float32", ("B", sizes.conv_kernel - 1, sizes.conv_width)),
+            TensorSpec(state_names(layer)[0], "float32", ("B", *sizes.state_dims)),
+            TensorSpec(delta_names(layer)[0], "float32", ("B", "P", sizes.row_width)),
+        )
+    return tuple(TensorSpec(name, "float32", kv_dims(shape)) for name in past_names(layer))
+
+
+def memory_outputs(shape: GraphShape, layer: int) -> tuple[TensorSpec, ...]:
+    """What a layer leaves for later calls."""
+    if layer in shape.recurrent_layers and shape.recurrent:
+        sizes = shape.recurrent
+        return (
+            TensorSpec(conv_names(layer)[1], "float32", ("B", "S", sizes.conv_width)),
+            TensorSpec(state_names(layer)[1], "float32", ("B", *sizes.state_dims)),
+            TensorSpec(delta_names(layer)[1], "float32", ("B", "S", sizes.row_width)),
+        )
+    return tuple(TensorSpec(name, "float32", kv_dims(shape)) for name in present_names(layer))
+
+
+def kv_dims(shape: GraphShape) -> tuple[Dim, ...]:
+    return ("B", shape.num_kv_heads, "C", shape.head_dim)
 
 
 def lowered_contract(canonical: GraphContract, batched: bool = False) -> GraphContract:
@@ -118,11 +221,6 @@ def lowered_contract(canonical: GraphContract, batched: bool = False) -> GraphCo
         elif spec.name != "write_indices":
             inputs.append(spec)
     return GraphContract(canonical.shape, tuple(inputs), canonical.outputs)
-
-
-def kv_specs(shape: GraphShape, names: Callable[[int], tuple[str, str]]) -> Iterable[TensorSpec]:
-    dims: tuple[Dim, ...] = ("B", shape.num_kv_heads, "C", shape.head_dim)
-    return [TensorSpec(name, "float32", dims) for i in range(shape.num_layers) for name in names(i)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,8 +151,7 @@ def engine_config(onnx: OnnxDir, limits: Limits) -> dict[str, Any]:
 
 
 def shape_of(config: Mapping[str, Any]) -> GraphShape:
-    graph = dict(config["graph"])
-    return GraphShape(**graph | {"role": Role(graph["role"])})
+    return GraphShape.from_dict(config["graph"])
 
 
 def rope_of(config: Mapping[str, Any]) -> RopeConfig:

@@ -146,7 +146,7 @@ def export_base(
         raise PairingError("--aux-layers needs --eagle-base", "Without it the graph emits no hidden states.")
     taps = base_taps(config, options) if options.eagle_base else ()
     graph = BASES[config.architecture].open(checkpoint, config, taps)
-    info = checkpoint.tensors[decoder.EMBEDDING]
+    info = embedding_of(graph)
     with bundle.staged_directory(target) as staging:
         sidecars.copy_tokenizer(checkpoint, staging)
         plan = WeightPlan(bundle.MODEL_DATA)
@@ -277,6 +277,12 @@ def draft_notes(config: DraftConfig, taps: tuple[int, ...] | None, base: Checkpo
     return tuple(notes)
 
 
+def embedding_of(graph: decoder.Decoder) -> TensorInfo:
+    """The embedding table of a base, as its checkpoint has it."""
+    checkpoint, name = graph.table.source(decoder.EMBEDDING)
+    return checkpoint.tensors[name]
+
+
 def rows_of(checkpoint: Checkpoint, info: TensorInfo) -> Callable[[NDArray[Any]], NDArray[Any]]:
     """ids [S] -> float32 rows [S, H] of a table, read when asked."""
     return lambda ids: checkpoint.read(info.name)[ids].astype(np.float32)
@@ -289,7 +295,7 @@ def draft_rows(
     if own:
         return rows_of(checkpoint, checkpoint.tensors[own])
     if base:
-        return rows_of(base, base.tensors[decoder.EMBEDDING])
+        return rows_of(base, base.tensors[decoder.stored_name(decoder.EMBEDDING, base)])
     width = config.decoder.hidden_size
     return lambda ids: np.stack([np.random.default_rng(int(i)).standard_normal(width, np.float32) for i in ids])
 

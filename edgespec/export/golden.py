@@ -16,7 +16,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edgespec.config import RopeConfig
-from edgespec.contract import Role, past_names, present_names
+from edgespec.contract import GraphShape, Role, memory_inputs, memory_outputs
 from edgespec.graphs.assembly import DecoderGraph, Piece, head_piece, layer_piece, stem_piece
 from edgespec.graphs.builder import WeightPlan
 from edgespec.rope import RopeTable
@@ -106,6 +106,7 @@ def golden_passes(
             "attention_mask": mask[None, None, start : start + len(ids)],
             "write_indices": np.array([start], np.int64),
             "gather_idx": np.arange(len(ids), dtype=np.int64)[None],
+            "tree_mask": mask[None, start : start + len(ids), start : start + len(ids)],
         }
         if graph.shape.role is Role.DRAFT:
             own = start > 0
@@ -124,15 +125,33 @@ def run_layer(
 ) -> list[Array]:  # fmt: skip
     piece = layer_piece(graph, plan, layer)
     session = open_piece(piece, directory)
-    cache_shape = (1, graph.shape.num_kv_heads, capacity, graph.shape.head_dim)
-    cache = [np.zeros(cache_shape, np.float32), np.zeros(cache_shape, np.float32)]
+    memory = empty_memory(graph.shape, layer, capacity)
+    names = [spec.name for spec in memory_outputs(graph.shape, layer)]
     outs = []
     for p, x in zip(passes, streams, strict=True):
-        feeds = {"x": x, **dict(zip(past_names(layer), cache, strict=True)), **p.feeds}
+        feeds = {"x": x, **memory, **p.feeds}
         feeds = {name: feeds[name] for name in piece.inputs} | piece.fed
-        out, *cache = session.run(["x_out", *present_names(layer)], feeds)
+        out, *left = session.run(["x_out", *names], feeds)
+        memory = kept_memory(graph.shape, layer, left)
         outs.append(out)
     return outs
+
+
+def empty_memory(shape: GraphShape, layer: int, capacity: int) -> dict[str, Array]:
+    """What a layer reads before the first call."""
+    sizes = {"B": 1, "C": capacity, "P": 1}
+    return {
+        spec.name: np.zeros([sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape], np.float32)
+        for spec in memory_inputs(shape, layer)
+    }
+
+
+def kept_memory(shape: GraphShape, layer: int, left: list[Array]) -> dict[str, Array]:
+    """What a layer reads after a call whose rows were all kept; of the convolution the last rows are enough."""
+    names = [spec.name for spec in memory_inputs(shape, layer)]
+    if layer in shape.recurrent_layers and shape.recurrent:
+        left = [left[0][:, -(shape.recurrent.conv_kernel - 1) :], *left[1:]]
+    return dict(zip(names, left, strict=True))
 
 
 def run_head(

@@ -13,12 +13,21 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgespec.contract import GraphContract, GraphShape, TensorSpec, canonical_contract, past_names, present_names
+from edgespec.contract import (
+    GraphContract,
+    GraphShape,
+    TensorSpec,
+    canonical_contract,
+    memory_inputs,
+    memory_outputs,
+    past_names,
+)
 from edgespec.graphs.builder import GraphBuilder, WeightPlan
 from edgespec.graphs.layers import LayerCache, StepInputs
 from edgespec.graphs.weights import WeightTable
 
 Inputs = dict[str, ir.Value]
+Memory = tuple[ir.Value, ...]  # what a layer leaves for later calls, in the order of `contract.memory_outputs`
 
 
 class DecoderGraph(Protocol):
@@ -36,9 +45,7 @@ class DecoderGraph(Protocol):
     def stem(self, b: GraphBuilder, inputs: Inputs) -> ir.Value:
         """The residual stream [B, S, H] that the first layer reads."""
 
-    def layer(
-        self, b: GraphBuilder, index: int, x: ir.Value, inputs: Inputs, cache: LayerCache
-    ) -> tuple[ir.Value, LayerCache]: ...
+    def layer(self, b: GraphBuilder, index: int, x: ir.Value, inputs: Inputs) -> tuple[ir.Value, Memory]: ...
 
     def head(self, b: GraphBuilder, x: ir.Value, inputs: Inputs) -> tuple[ir.Value, ir.Value | None]:
         """Logits [B, G, V] of the gathered rows, and the state that a draft recycles."""
@@ -60,6 +67,11 @@ def step_inputs(inputs: Inputs) -> StepInputs:
     return StepInputs(inputs["rope_cos"], inputs["rope_sin"], inputs["attention_mask"], inputs["write_indices"])
 
 
+def layer_cache(inputs: Inputs, index: int) -> LayerCache:
+    """The keys and values that layer `index` has written so far."""
+    return LayerCache(*(inputs[name] for name in past_names(index)))
+
+
 def whole(graph: DecoderGraph, plan: WeightPlan) -> tuple[ir.Model, GraphContract]:
     """The canonical graph of a role, and the contract that it keeps."""
     contract = canonical_contract(graph.shape)
@@ -67,12 +79,11 @@ def whole(graph: DecoderGraph, plan: WeightPlan) -> tuple[ir.Model, GraphContrac
     inputs = {spec.name: b.input(spec) for spec in contract.inputs}
     specs = {spec.name: spec for spec in contract.outputs}
     x, tapped = graph.stem(b, inputs), {}
-    presents: list[tuple[str, ir.Value]] = []
+    kept: list[tuple[TensorSpec, ir.Value]] = []
     for i in range(graph.shape.num_layers):
         tapped[i] = x
-        key, value = (inputs[name] for name in past_names(i))
-        x, cache = graph.layer(b, i, x, inputs, LayerCache(key, value))
-        presents += zip(present_names(i), (cache.key, cache.value), strict=True)
+        x, memory = graph.layer(b, i, x, inputs)
+        kept += zip(memory_outputs(graph.shape, i), memory, strict=True)
     tapped[graph.shape.num_layers] = x
     logits, recycled = graph.head(b, x, inputs)
     b.output(logits, specs["logits"])
@@ -80,8 +91,8 @@ def whole(graph: DecoderGraph, plan: WeightPlan) -> tuple[ir.Model, GraphContrac
         recycled = b.op("Concat", *(tapped[t] for t in graph.taps), name="taps", axis=-1)
     if recycled is not None:
         b.output(recycled, specs["hidden_states"])
-    for name, value in presents:
-        b.output(value, specs[name])
+    for spec, value in kept:
+        b.output(value, spec)
     return b.model(), contract
 
 
@@ -94,22 +105,21 @@ def stem_piece(graph: DecoderGraph, plan: WeightPlan) -> Piece:
 
 
 STEM_INPUTS = ("inputs_embeds", "base_hidden", "draft_hidden", "use_base_hidden")
+NOT_A_LAYERS = ("gather_idx", "base_hidden", "draft_hidden", "use_base_hidden")
 
 
 def layer_piece(graph: DecoderGraph, plan: WeightPlan, index: int) -> Piece:
-    """x, past -> x_out, present, of layer `index`."""
+    """x, memory -> x_out, memory, of layer `index`."""
     b = GraphBuilder(f"layer{index}", plan, feeds_weights=True)
-    wanted = ("inputs_embeds", "rope_cos", "rope_sin", "attention_mask", "write_indices", *past_names(index))
-    specs = {spec.name: spec for spec in canonical_contract(graph.shape).inputs}
-    inputs = {name: b.input(specs[name]) for name in wanted}
+    others = {spec.name for i in range(graph.shape.num_layers) if i != index for spec in memory_inputs(graph.shape, i)}
+    specs = [s for s in canonical_contract(graph.shape).inputs if s.name not in others and s.name not in NOT_A_LAYERS]
+    inputs = {spec.name: b.input(spec) for spec in specs}
     x = b.input(TensorSpec("x", "float32", ("B", "S", graph.shape.hidden_size)))
-    key, value = (inputs[name] for name in past_names(index))
-    out, cache = graph.layer(b, index, x, inputs, LayerCache(key, value))
+    out, memory = graph.layer(b, index, x, inputs)
     b.output(out, TensorSpec("x_out", "float32", ("B", "S", graph.shape.hidden_size)))
-    kv = ("B", graph.shape.num_kv_heads, "C", graph.shape.head_dim)
-    for name, present in zip(present_names(index), (cache.key, cache.value), strict=True):
-        b.output(present, TensorSpec(name, "float32", kv))
-    return Piece(b.model(), ("x", *wanted), b.fed)
+    for spec, value in zip(memory_outputs(graph.shape, index), memory, strict=True):
+        b.output(value, spec)
+    return Piece(b.model(), ("x", *inputs), b.fed)
 
 
 def head_piece(graph: DecoderGraph, plan: WeightPlan) -> Piece:

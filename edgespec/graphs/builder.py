@@ -5,10 +5,10 @@ Knows ONNX values and nodes. Knows no model: what a layer is stands in `layers` 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import onnx_ir as ir
@@ -86,7 +86,7 @@ class GraphBuilder:
         self.plan = plan
         self.feeds_weights = feeds_weights
         self.fed: dict[str, NDArray[np.float32]] = {}
-        self.shared: dict[Hashable, ir.Value] = {}  # values that several readers may have in common
+        self.shared: dict[Hashable, Any] = {}  # values that several readers may have in common
         self.nodes: list[ir.Node] = []
         self.inputs: list[ir.Value] = []
         self.outputs: list[ir.Value] = []
@@ -117,6 +117,36 @@ class GraphBuilder:
         node.outputs[0].name = f"{name}:0"
         self.nodes.append(node)
         return node.outputs[0]
+
+    def split(self, x: ir.Value, sizes: Sequence[int], axis: int, name: str) -> tuple[ir.Value, ...]:
+        """Parts of so many entries along an axis."""
+        node = ir.node("Split", [x, self.shape(*sizes)], {"axis": axis}, num_outputs=len(sizes), name=name)
+        return self.parts(node)
+
+    def halves(self, x: ir.Value, axis: int, name: str) -> tuple[ir.Value, ...]:
+        """Both halves along an axis of even, perhaps symbolic length."""
+        return self.parts(ir.node("Split", [x], {"axis": axis, "num_outputs": 2}, num_outputs=2, name=name))
+
+    def loop(
+        self, times: ir.Value, start: ir.Value, body: Callable[[ir.Value, ir.Value], ir.Value], name: str
+    ) -> ir.Value:
+        """`body(round, value)` as often as `times` says, beginning with `start`; its nodes may read values outside."""
+        spec = TensorSpec(f"{name}/round", "int64", ())
+        round_, going = typed(ir.Value(name=spec.name), spec), ir.Value(name=f"{name}/going")
+        typed(going, TensorSpec(f"{name}/going", "bool", ()))
+        value = ir.Value(name=f"{name}/value", type=ir.TensorType(ir.DataType.FLOAT))
+        before = len(self.nodes)
+        result = body(round_, value)
+        on = self.op("Identity", going, name=f"{name}/on")
+        nodes, self.nodes[before:] = self.nodes[before:], []
+        graph = ir.Graph([round_, going, value], [on, result], nodes=nodes, name=name)
+        return self.op("Loop", times, None, start, name=name, body=graph)
+
+    def parts(self, node: ir.Node) -> tuple[ir.Value, ...]:
+        for i, output in enumerate(node.outputs):
+            output.name = f"{node.name}:{i}"
+        self.nodes.append(node)
+        return tuple(node.outputs)
 
     def constant(self, name: str, array: NDArray[np.generic]) -> ir.Value:
         """A small constant kept in the graph itself; the same name is the same constant."""

@@ -1,4 +1,4 @@
-"""Llama, Mistral, Qwen2 and Qwen3: one dense decoder, told apart by biases, head norms and their configuration.
+"""Llama, Mistral, Qwen2, Qwen3 and Qwen3.5: one decoder, told apart by biases, norms, gates and kinds of layers.
 
 Knows the tensors of these checkpoints and the canonical graph made of them.
 """
@@ -13,15 +13,29 @@ from edgespec.checkpoint.detect import check_tensors
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization
 from edgespec.config import DecoderConfig, ModelConfig
-from edgespec.contract import GraphShape, Role
-from edgespec.graphs.assembly import Inputs, step_inputs
+from edgespec.contract import GraphShape, Role, memory_inputs
+from edgespec.graphs import delta_net
+from edgespec.graphs.assembly import Inputs, Memory, layer_cache, step_inputs
 from edgespec.graphs.builder import GraphBuilder
-from edgespec.graphs.layers import LayerCache, decoder_layer, gather_rows, rms_norm
+from edgespec.graphs.layers import decoder_layer, feed_forward, gather_rows, norm
 from edgespec.graphs.linear import linear
 from edgespec.graphs.weights import WeightTable
 
 EMBEDDING = "model.embed_tokens.weight"
+MULTIMODAL = "model.language_model."  # where a model that also sees has its text part; elsewhere it is under `model.`
+NOT_TEXT = ("model.visual.", "mtp.")  # parts of such a checkpoint that its decoder does not need
 IGNORED = ("rotary_emb.inv_freq", "self_attn.rotary_emb.inv_freq")  # buffers that old checkpoints carry
+
+
+def is_recurrent(config: DecoderConfig, layer: int) -> bool:
+    return bool(config.layer_kinds) and config.layer_kinds[layer] == "linear_attention"
+
+
+def recurrent_tensors(config: DecoderConfig, prefix: str) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of the tensors of a layer with a gated delta net."""
+    ordinary = layer_tensors(config, prefix)
+    kept = {name: shape for name, shape in ordinary.items() if ".self_attn." not in name}
+    return kept | delta_net.tensors(config, f"{prefix}.linear_attn")
 
 
 def layer_tensors(config: DecoderConfig, prefix: str, attention_in: int | None = None) -> dict[str, tuple[int, ...]]:
@@ -30,7 +44,7 @@ def layer_tensors(config: DecoderConfig, prefix: str, attention_in: int | None =
     wide = attention_in or hidden
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     linears = {
-        "self_attn.q_proj": (q, wide, config.qkv_bias),
+        "self_attn.q_proj": (2 * q if config.gated_attention else q, wide, config.qkv_bias),
         "self_attn.k_proj": (kv, wide, config.qkv_bias),
         "self_attn.v_proj": (kv, wide, config.qkv_bias),
         "self_attn.o_proj": (hidden, q, config.o_bias),
@@ -54,7 +68,8 @@ def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     hidden = config.decoder.hidden_size
     tensors: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, hidden), "model.norm.weight": (hidden,)}
     for i in range(config.decoder.num_layers):
-        tensors |= layer_tensors(config.decoder, f"model.layers.{i}")
+        make = recurrent_tensors if is_recurrent(config.decoder, i) else layer_tensors
+        tensors |= make(config.decoder, f"model.layers.{i}")
     if not config.tied_head:
         tensors["lm_head.weight"] = (config.vocab_size, hidden)
     return tensors
@@ -63,52 +78,86 @@ def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 def ignorable(config: ModelConfig, checkpoint: Checkpoint) -> set[str]:
     """Tensors that may stand there and are not needed: rotary buffers, and the stored copy of a tied head."""
     names = {name for name in checkpoint.tensors if name.endswith(IGNORED)}
+    if config.decoder.layer_kinds:
+        names |= {name for name in checkpoint.tensors if name.startswith(NOT_TEXT)}
     return names | {"lm_head.weight"} if config.tied_head else names
+
+
+def stored_name(name: str, checkpoint: Checkpoint) -> str:
+    """Where the tensor of an own name, or a Linear, stands in a checkpoint."""
+    multimodal = f"{MULTIMODAL}embed_tokens.weight" in checkpoint.tensors
+    return MULTIMODAL + name.removeprefix("model.") if multimodal and name.startswith("model.") else name
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """The graph of a dense base; with `taps` it verifies drafts, without it decodes plainly."""
+    """The graph of a base. It decodes plainly; with `taps`, or with `emits_final`, it verifies drafts and emits what
+    they read: the residual stream at those places, or the state after the last norm (MTP)."""
 
     config: ModelConfig
     table: WeightTable
     taps: tuple[int, ...] = ()
+    emits_final: bool = False
 
     @classmethod
-    def open(cls, checkpoint: Checkpoint, config: ModelConfig, taps: tuple[int, ...] = ()) -> Decoder:
+    def open(
+        cls, checkpoint: Checkpoint, config: ModelConfig, taps: tuple[int, ...] = (), *, emits_final: bool = False
+    ) -> Decoder:
         expected, quantization = expected_tensors(config), read_quantization(checkpoint)
-        check_tensors(expected, checkpoint, ignorable(config, checkpoint), quantization)
-        stored = {name: name for name in expected}
+        stored = {name: stored_name(name, checkpoint) for name in expected}
+        there = {stored[name]: shape for name, shape in expected.items()}
+        check_tensors(there, checkpoint, ignorable(config, checkpoint), quantization)
         if config.tied_head:
-            stored["lm_head.weight"] = EMBEDDING
-        return cls(config, WeightTable(checkpoint, stored, quantization=quantization), taps)
+            stored["lm_head.weight"] = stored[EMBEDDING]
+        return cls(config, WeightTable(checkpoint, stored, quantization=quantization), taps, emits_final)
 
     @property
     def shape(self) -> GraphShape:
         decoder = self.config.decoder
+        recurrent = tuple(i for i in range(decoder.num_layers) if is_recurrent(decoder, i))
+        emitted = len(self.taps) + self.emits_final
         return GraphShape(
-            role=Role.BASE if self.taps else Role.LLM,
+            role=Role.BASE if emitted else Role.LLM,
             hidden_size=decoder.hidden_size,
             num_layers=decoder.num_layers,
             num_kv_heads=decoder.num_kv_heads,
             head_dim=decoder.head_dim,
             rotary_dim=decoder.rope.rotary_dim,
             vocab_size=self.config.vocab_size,
-            features=len(self.taps) * decoder.hidden_size,
+            features=emitted * decoder.hidden_size,
+            recurrent=delta_net.recurrent_shape(decoder.linear, recurrent) if decoder.linear else None,
         )
 
     def stem(self, b: GraphBuilder, inputs: Inputs) -> ir.Value:
         return inputs["inputs_embeds"]
 
-    def layer(
-        self, b: GraphBuilder, index: int, x: ir.Value, inputs: Inputs, cache: LayerCache
-    ) -> tuple[ir.Value, LayerCache]:
-        step = step_inputs(inputs)
-        return decoder_layer(
-            b, self.table, self.config.decoder, x, step, cache, f"model.layers.{index}", f"layers.{index}"
-        )
+    def layer(self, b: GraphBuilder, index: int, x: ir.Value, inputs: Inputs) -> tuple[ir.Value, Memory]:
+        config, weight, name = self.config.decoder, f"model.layers.{index}", f"layers.{index}"
+        if is_recurrent(config, index):
+            return self.recurrent_layer(b, index, x, inputs, weight, name)
+        step, cache = step_inputs(inputs), layer_cache(inputs, index)
+        x, cache = decoder_layer(b, self.table, config, x, step, cache, weight, name)
+        return x, (cache.key, cache.value)
 
-    def head(self, b: GraphBuilder, x: ir.Value, inputs: Inputs) -> tuple[ir.Value, None]:
-        rows = gather_rows(b, x, inputs["gather_idx"])
-        normed = rms_norm(b, self.table, rows, "model.norm", self.config.decoder.rms_norm_eps, "norm")
-        return linear(b, self.table, normed, "lm_head", "lm_head"), None
+    def recurrent_layer(
+        self, b: GraphBuilder, index: int, x: ir.Value, inputs: Inputs, weight: str, name: str
+    ) -> tuple[ir.Value, Memory]:
+        config = self.config.decoder
+        assert config.linear is not None
+        memory = delta_net.Kept(*(inputs[spec.name] for spec in memory_inputs(self.shape, index)))
+        rows = delta_net.rows_of_call(b, inputs["tree_mask"], config.linear.conv_kernel)
+        normed = norm(b, self.table, config, x, f"{weight}.input_layernorm", f"{name}/input_norm")
+        mixed, left = delta_net.delta_net(
+            b, self.table, config, normed, rows, memory, f"{weight}.linear_attn", f"{name}/linear_attn"
+        )
+        x = b.op("Add", x, mixed, name=f"{name}/linear_attn_residual")
+        return feed_forward(b, self.table, config, x, weight, name), (left.conv, left.state, left.rows)
+
+    def head(self, b: GraphBuilder, x: ir.Value, inputs: Inputs) -> tuple[ir.Value, ir.Value | None]:
+        config = self.config.decoder
+        if self.emits_final:
+            x = norm(b, self.table, config, x, "model.norm", "norm")
+            rows = gather_rows(b, x, inputs["gather_idx"])
+        else:
+            rows = norm(b, self.table, config, gather_rows(b, x, inputs["gather_idx"]), "model.norm", "norm")
+        return linear(b, self.table, rows, "lm_head", "lm_head"), x if self.emits_final else None

@@ -17,9 +17,17 @@ from edgespec.config import DraftConfig
 from edgespec.contract import GraphShape, Role
 from edgespec.errors import PairingError
 from edgespec.graphs import decoder
-from edgespec.graphs.assembly import Inputs, step_inputs
+from edgespec.graphs.assembly import Inputs, Memory, layer_cache, step_inputs
 from edgespec.graphs.builder import GraphBuilder, branch
-from edgespec.graphs.layers import LayerCache, attention, decoder_layer, feed_forward, gather_rows, rms_norm
+from edgespec.graphs.layers import (
+    LayerCache,
+    StepInputs,
+    attention,
+    decoder_layer,
+    feed_forward,
+    gather_rows,
+    rms_norm,
+)
 from edgespec.graphs.linear import linear
 from edgespec.graphs.weights import WeightTable
 
@@ -124,13 +132,23 @@ class Eagle3Draft:
             taps = b.op("Concat", *normed, name="fuse/taps", axis=-1)
         return linear(b, self.table, taps, "fc", "fuse/fc")
 
-    def layer(
-        self, b: GraphBuilder, index: int, x: ir.Value, inputs: Inputs, cache: LayerCache
+    def layer(self, b: GraphBuilder, index: int, x: ir.Value, inputs: Inputs) -> tuple[ir.Value, Memory]:
+        step, cache = step_inputs(inputs), layer_cache(inputs, index)
+        run = self.first_layer if index == 0 else self.later_layer
+        x, cache = run(b, f"layers.{index}", x, inputs["inputs_embeds"], step, cache)
+        return x, (cache.key, cache.value)
+
+    def later_layer(
+        self, b: GraphBuilder, name: str, x: ir.Value, embeds: ir.Value, step: StepInputs, cache: LayerCache
     ) -> tuple[ir.Value, LayerCache]:
-        step, config, name = step_inputs(inputs), self.config.decoder, f"layers.{index}"
-        if index:
-            return decoder_layer(b, self.table, config, x, step, cache, name, name)
-        embeds, eps = inputs["inputs_embeds"], config.rms_norm_eps
+        del embeds
+        return decoder_layer(b, self.table, self.config.decoder, x, step, cache, name, name)
+
+    def first_layer(
+        self, b: GraphBuilder, name: str, x: ir.Value, embeds: ir.Value, step: StepInputs, cache: LayerCache
+    ) -> tuple[ir.Value, LayerCache]:
+        config = self.config.decoder
+        eps = config.rms_norm_eps
         normed = rms_norm(b, self.table, embeds, f"{name}.input_layernorm", eps, f"{name}/input_norm")
         state = rms_norm(b, self.table, x, f"{name}.hidden_norm", eps, f"{name}/hidden_norm")
         wide = b.op("Concat", normed, state, name=f"{name}/embedding_and_state", axis=-1)

@@ -35,9 +35,19 @@ class LayerCache:
     value: ir.Value
 
 
-def rms_norm(b: GraphBuilder, table: WeightTable, x: ir.Value, weight: str, eps: float, name: str) -> ir.Value:
+def rms_norm(
+    b: GraphBuilder, table: WeightTable, x: ir.Value, weight: str, eps: float, name: str, *, unit_offset: bool = False
+) -> ir.Value:
+    """x / rms(x) * w over the last axis; with `unit_offset` w is stored as its distance from 1."""
     scale = fp32(b, table.value(b, f"{weight}.weight"), f"{name}/weight")
+    if unit_offset:
+        scale = b.op("Add", scale, b.constant("one", np.array(1, np.float32)), name=f"{name}/weight/offset")
     return b.op("RMSNormalization", x, scale, name=name, axis=-1, epsilon=eps, stash_type=1)
+
+
+def norm(b: GraphBuilder, table: WeightTable, config: DecoderConfig, x: ir.Value, weight: str, name: str) -> ir.Value:
+    """RMSNorm as the model has it."""
+    return rms_norm(b, table, x, weight, config.rms_norm_eps, name, unit_offset=config.unit_offset_norms)
 
 
 def heads(b: GraphBuilder, x: ir.Value, num_heads: int, head_dim: int, name: str) -> ir.Value:
@@ -45,10 +55,12 @@ def heads(b: GraphBuilder, x: ir.Value, num_heads: int, head_dim: int, name: str
     return b.op("Reshape", x, b.shape(0, 0, num_heads, head_dim), name=f"{name}/heads")
 
 
-def rotated(b: GraphBuilder, x: ir.Value, step: StepInputs, name: str) -> ir.Value:
-    """[B, S, N, D] -> [B, N, S, D] with rotary embedding (rotate-half) over all of D."""
+def rotated(b: GraphBuilder, config: DecoderConfig, x: ir.Value, step: StepInputs, name: str) -> ir.Value:
+    """[B, S, N, D] -> [B, N, S, D] with rotary embedding (rotate-half) over D, or over the head of it."""
     turned = b.op("Transpose", x, name=f"{name}/transpose", perm=(0, 2, 1, 3))
-    return b.op("RotaryEmbedding", turned, step.rope_cos, step.rope_sin, name=f"{name}/rope")
+    width = config.rope.rotary_dim
+    partial: dict[str, int] = {} if width == config.head_dim else {"rotary_embedding_dim": width}
+    return b.op("RotaryEmbedding", turned, step.rope_cos, step.rope_sin, name=f"{name}/rope", domain="", **partial)
 
 
 def attention(
@@ -60,27 +72,33 @@ def attention(
     Q carries the scale 1/sqrt(D) and Attention takes `scale=1.0`: TensorRT's importer would multiply the whole cache
     by sqrt(scale) otherwise. Returns ([B, S, H], the updated cache).
     """
-    q = heads(
-        b, linear(b, table, x, f"{weight}.q_proj", f"{name}/q_proj"), config.num_heads, config.head_dim, f"{name}/q"
-    )
-    k = heads(
-        b, linear(b, table, x, f"{weight}.k_proj", f"{name}/k_proj"), config.num_kv_heads, config.head_dim, f"{name}/k"
-    )
-    v = heads(
-        b, linear(b, table, x, f"{weight}.v_proj", f"{name}/v_proj"), config.num_kv_heads, config.head_dim, f"{name}/v"
-    )
+    q = linear(b, table, x, f"{weight}.q_proj", f"{name}/q_proj")
+    gate = None
+    if config.gated_attention:
+        both = heads(b, q, config.num_heads, 2 * config.head_dim, f"{name}/q")
+        q, gate = b.split(both, (config.head_dim, config.head_dim), -1, f"{name}/q/gate")
+    else:
+        q = heads(b, q, config.num_heads, config.head_dim, f"{name}/q")
+    k, v = (
+        heads(b, linear(b, table, x, f"{weight}.{part}_proj", f"{name}/{part}_proj"), config.num_kv_heads,
+              config.head_dim, f"{name}/{part}")
+        for part in ("k", "v")
+    )  # fmt: skip
     if config.qk_norm:
-        q = rms_norm(b, table, q, f"{weight}.q_norm", config.rms_norm_eps, f"{name}/q_norm")
-        k = rms_norm(b, table, k, f"{weight}.k_norm", config.rms_norm_eps, f"{name}/k_norm")
+        q = norm(b, table, config, q, f"{weight}.q_norm", f"{name}/q_norm")
+        k = norm(b, table, config, k, f"{weight}.k_norm", f"{name}/k_norm")
     scale = b.constant("attention_scale", np.array(1 / math.sqrt(config.head_dim), np.float32))
-    q = b.op("Mul", rotated(b, q, step, f"{name}/q"), scale, name=f"{name}/q/scale")
-    k = rotated(b, k, step, f"{name}/k")
+    q = b.op("Mul", rotated(b, config, q, step, f"{name}/q"), scale, name=f"{name}/q/scale")
+    k = rotated(b, config, k, step, f"{name}/k")
     v = b.op("Transpose", v, name=f"{name}/v/transpose", perm=(0, 2, 1, 3))
     key = b.op("TensorScatter", cache.key, k, step.write_indices, name=f"{name}/k/cache", axis=-2, mode="linear")
     value = b.op("TensorScatter", cache.value, v, step.write_indices, name=f"{name}/v/cache", axis=-2, mode="linear")
     mixed = b.op("Attention", q, key, value, step.attention_mask, name=f"{name}/attention", scale=1.0)
     turned = b.op("Transpose", mixed, name=f"{name}/out/transpose", perm=(0, 2, 1, 3))
     flat = b.op("Reshape", turned, b.shape(0, 0, config.num_heads * config.head_dim), name=f"{name}/out/flat")
+    if gate is not None:
+        wide = b.op("Reshape", gate, b.shape(0, 0, config.num_heads * config.head_dim), name=f"{name}/gate/flat")
+        flat = b.op("Mul", flat, b.op("Sigmoid", wide, name=f"{name}/gate/sigmoid"), name=f"{name}/gate")
     return linear(b, table, flat, f"{weight}.o_proj", f"{name}/o_proj"), LayerCache(key, value)
 
 
@@ -97,7 +115,7 @@ def decoder_layer(
     weight: str, name: str,
 ) -> tuple[ir.Value, LayerCache]:  # fmt: skip
     """A pre-norm layer: attention and MLP, each on the normed stream and added to it."""
-    normed = rms_norm(b, table, x, f"{weight}.input_layernorm", config.rms_norm_eps, f"{name}/input_norm")
+    normed = norm(b, table, config, x, f"{weight}.input_layernorm", f"{name}/input_norm")
     mixed, cache = attention(b, table, config, normed, step, cache, f"{weight}.self_attn", f"{name}/attn")
     x = b.op("Add", x, mixed, name=f"{name}/attn_residual")
     return feed_forward(b, table, config, x, weight, name), cache
@@ -106,8 +124,7 @@ def decoder_layer(
 def feed_forward(
     b: GraphBuilder, table: WeightTable, config: DecoderConfig, x: ir.Value, weight: str, name: str
 ) -> ir.Value:
-    norm = f"{weight}.post_attention_layernorm"
-    normed = rms_norm(b, table, x, norm, config.rms_norm_eps, f"{name}/post_attention_norm")
+    normed = norm(b, table, config, x, f"{weight}.post_attention_layernorm", f"{name}/post_attention_norm")
     return b.op("Add", x, mlp(b, table, normed, f"{weight}.mlp", f"{name}/mlp"), name=f"{name}/mlp_residual")
 
 

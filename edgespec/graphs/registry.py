@@ -9,4 +9,6 @@ BASES: dict[str, type[Decoder]] = {
     "MistralForCausalLM": Decoder,
     "Qwen2ForCausalLM": Decoder,
     "Qwen3ForCausalLM": Decoder,
+    "Qwen3_5ForCausalLM": Decoder,
+    "Qwen3_5ForConditionalGeneration": Decoder,
 }

@@ -26,7 +26,7 @@ class KvCache:
     """
 
     def __init__(self, shape: GraphShape, lanes: int, slots: int, following: bool) -> None:
-        self.dims = (2 * shape.num_layers, lanes, shape.num_kv_heads)
+        self.dims = (2 * len(shape.attention_layers), lanes, shape.num_kv_heads)
         self.slots, self.head_dim, self.following = slots, shape.head_dim, following
         # Zeroes, not empty memory: a NaN in an unwritten row would poison kernels that multiply before masking.
         # Memory is taken page by page as it is written.
@@ -102,4 +102,4 @@ def close_stride(rows: int, slots: int) -> int:
 
 
 def cache_bytes(shape: GraphShape, lanes: int, slots: int) -> int:
-    return 8 * shape.num_layers * lanes * shape.num_kv_heads * slots * shape.head_dim
+    return 8 * len(shape.attention_layers) * lanes * shape.num_kv_heads * slots * shape.head_dim
