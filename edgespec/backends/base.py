@@ -31,6 +31,7 @@ class Call:
     gather_idx: NDArray[np.int64]  # [B, G]
     base_hidden: Floats | None = None  # drafts: exactly one of the two, [B, S, k*H]
     draft_hidden: Floats | None = None  # [B, S, Hd]
+    tree_mask: NDArray[np.bool_] | None = None  # recurrent layers: [B, S, S], which rows of the call a row follows
     first_lane: int = 0
 
 
@@ -49,6 +50,30 @@ class Table(Protocol):
         """[S] or [B, S] ids -> [..., H]."""
 
 
+class Sized(Protocol):
+    @property
+    def nbytes(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LaneRows:
+    """What a lane remembers of a sequence's head. Keys and values can be cut to a shorter head, a state cannot."""
+
+    kv: Floats  # [2*attention layers, Hkv, tokens, D]
+    state: Sized | None = None  # of recurrent layers, as the backend has it
+
+    def __len__(self) -> int:
+        return int(self.kv.shape[2])
+
+    @property
+    def nbytes(self) -> int:
+        return self.kv.nbytes + (self.state.nbytes if self.state is not None else 0)
+
+    def head(self, count: int) -> LaneRows:
+        assert self.state is None or count == len(self)
+        return LaneRows(self.kv[:, :, :count], self.state)
+
+
 class Runner(Protocol):
     """An open engine with its own zero-filled KV cache."""
 
@@ -59,13 +84,15 @@ class Runner(Protocol):
 
     def run(self, call: Call) -> Result: ...
 
-    def move_rows(self, lane: int, slots: NDArray[np.int64], start: int) -> None:
-        """Copy the KV rows of `slots` (ascending, each >= its target) to start, start+1, ... in every layer."""
+    def keep_rows(self, lane: int, slots: NDArray[np.int64], start: int) -> None:
+        """Commit rows that stand behind the first `start` ones: copy the KV rows of `slots` (ascending, each >= its
+        target) to start, start+1, ... in every layer. Where layers are recurrent, the rows are one path of the last
+        call's, and each call but the first continues what was committed."""
 
-    def read_rows(self, lane: int, count: int) -> Floats:
-        """A copy of the first `count` KV rows of a lane, [2*layers, Hkv, count, D]."""
+    def read_rows(self, lane: int, count: int) -> LaneRows:
+        """A copy of the first `count` rows of a lane; of recurrent layers, of all that it has committed."""
 
-    def write_rows(self, lane: int, rows: Floats) -> None:
+    def write_rows(self, lane: int, rows: LaneRows) -> None:
         """Put such a copy at the head of a lane and give up what stood behind."""
 
     def clear(self, lane: int) -> None:

@@ -56,6 +56,7 @@ def check_golden(
         wanted, tolerance = dict(golden), ROUNDED_TOLERANCE
         for label, call in calls.items():
             result = runner.run(call)
+            keep_prompt(runner, label, call)
             found |= agreement(golden, label, result, 0)
             check_cosine(label, found, min_cosine)
             wanted |= {f"{label}_{name}": value.copy() for name, value in outputs(result).items()}
@@ -64,7 +65,15 @@ def check_golden(
             for member, result in arrange(runner, call):
                 one = agreement(wanted, label, result, member, tolerance)
                 found = found | one if min_cosine is None else found
+            keep_prompt(runner, label, call, lanes=1 if arrange is alone else 2)
     return found
+
+
+def keep_prompt(runner: Runner, label: str, call: Call, lanes: int = 1) -> None:
+    """The tree stands behind the prompt's rows."""
+    if label == "prompt":
+        for lane in range(lanes):
+            runner.keep_rows(lane, np.arange(call.inputs_embeds.shape[1]), 0)
 
 
 def agreement(golden: Golden, label: str, result: Result, member: int, tolerance: float | None = None) -> Agreement:
@@ -114,6 +123,7 @@ def rounding(runner: Runner, golden: Golden, rope: RopeConfig, capacity: int, mo
         moved = replace(prompt, inputs_embeds=prompt.inputs_embeds * noise)
         for i, row in enumerate(at_once):
             worst = max(worst, float(np.abs(runner.run(row_of(moved, i)).logits[0, 0] - row).max()))
+            runner.keep_rows(0, np.array([i]), i)
     return max(ROUNDING_MARGIN * worst, LEAST_ROUNDING)
 
 
@@ -127,6 +137,7 @@ def row_of(call: Call, row: int) -> Call:
         write_indices=np.array([row], np.int64), gather_idx=np.zeros((1, 1), np.int64),
         base_hidden=None if call.base_hidden is None else np.ascontiguousarray(call.base_hidden[:, here]),
         draft_hidden=None if call.draft_hidden is None else np.ascontiguousarray(call.draft_hidden[:, here]),
+        tree_mask=np.ones((1, 1, 1), bool),
     )  # fmt: skip
 
 
@@ -187,6 +198,7 @@ def golden_calls(golden: Golden, rope: RopeTable) -> list[Call]:
                 np.arange(len(ids), dtype=np.int64)[None],
                 used(golden, f"{label}_base_hidden"),
                 used(golden, f"{label}_draft_hidden"),
+                np.ascontiguousarray(mask[:, 0, :, width - len(ids) : width]),
             )
         )
     return calls

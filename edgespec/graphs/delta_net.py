@@ -179,8 +179,9 @@ def convolution(
     series = b.op("Concat", kept.conv, mixed, name=f"{name}/series", axis=1)
     window = b.op("GatherND", series, rows.window, name=f"{name}/window", batch_dims=1)  # [B, S, K, C], itself first
     stored = fp32(b, table.value(b, f"{weight}.conv1d.weight"), f"{name}/weight")
-    taps = b.op("Transpose", stored, name=f"{name}/taps", perm=(1, 2, 0))  # [1, K, C], itself last
-    ends = b.shape(-1), b.shape(-(2**31)), b.shape(1), b.shape(-1)
+    flat = b.op("Squeeze", stored, b.shape(1), name=f"{name}/weight/flat")
+    taps = b.op("Transpose", flat, name=f"{name}/taps", perm=(1, 0))  # [K, C], itself last
+    ends = b.shape(-1), b.shape(-(2**31)), b.shape(0), b.shape(-1)
     taps = b.op("Slice", taps, *ends, name=f"{name}/taps/turned")
     total = b.op("ReduceSum", b.op("Mul", window, taps, name=f"{name}/products"), b.shape(2), name=name, keepdims=0)
     return b.op("Mul", total, b.op("Sigmoid", total, name=f"{name}/sigmoid"), name=f"{name}/silu")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.base import Call, Runner, Table
+from edgespec.backends.base import Call, LaneRows, Runner, Table
 from edgespec.rope import RopeTable
 
 Floats = NDArray[np.float32]
@@ -80,6 +80,11 @@ class CachedDecoder:
         """Rows of a lane."""
         return self.runner.capacity
 
+    @property
+    def recurrent(self) -> bool:
+        """Whether some layers keep a state, which holds all that is committed and cannot be cut to a shorter head."""
+        return self.runner.contract.shape.recurrent is not None
+
     def room(self, lane: int) -> int:
         """Rows that can still be written."""
         return self.capacity - self.lanes[lane].end
@@ -119,6 +124,7 @@ class CachedDecoder:
             stacked([part.gather for part in parts]),
             stacked_hidden([part.base_hidden for part in parts], self.min_rows),
             stacked_hidden([part.draft_hidden for part in parts], self.min_rows),
+            self.tree_mask(parts) if self.recurrent else None,
             first_lane,
         )  # fmt: skip
 
@@ -137,6 +143,15 @@ class CachedDecoder:
                 lane_mask[:count, :end] &= part.positions[:, None] - slots < self.sliding_window
             filling = np.arange(count, rows)
             lane_mask[filling, state.end + filling] = True
+        return mask
+
+    def tree_mask(self, parts: Sequence[Rows]) -> Mask:
+        """[B, S, S]: which rows of the call each row follows; recurrent layers continue what is committed."""
+        assert not any(len(self.lanes[part.lane].scratch) for part in parts)
+        rows = max(self.min_rows, *(len(part.tokens) for part in parts))
+        mask = np.broadcast_to(np.eye(rows, dtype=bool), (len(parts), rows, rows)).copy()
+        for lane_mask, part in zip(mask, parts, strict=True):
+            lane_mask[: len(part.tokens), : len(part.tokens)] = part.visible
         return mask
 
     def idle(self, lane: int, like: Rows) -> Rows:
@@ -163,7 +178,7 @@ class CachedDecoder:
     def commit(self, lane: int, path: Ids) -> None:
         """Keep the scratch rows `path` (ascending, counted from the first scratch row) and drop the others."""
         state = self.lanes[lane]
-        self.runner.move_rows(lane, state.length + path, state.length)
+        self.runner.keep_rows(lane, state.length + path, state.length)
         state.length += len(path)
         self.drop_scratch(lane)
 
@@ -175,15 +190,15 @@ class CachedDecoder:
         self.lanes[lane] = Lane()
         self.runner.clear(lane)
 
-    def snapshot(self, lane: int, count: int) -> Floats:
-        """A copy of a lane's first `count` committed rows, [2*layers, Hkv, count, D]."""
+    def snapshot(self, lane: int, count: int) -> LaneRows:
+        """A copy of a lane's first `count` committed rows; of recurrent layers, only of all of them."""
         assert count <= self.lanes[lane].length
         return self.runner.read_rows(lane, count)
 
-    def restore(self, lane: int, rows: Floats) -> None:
+    def restore(self, lane: int, rows: LaneRows) -> None:
         """Begin a lane with rows that `snapshot` took."""
         self.runner.write_rows(lane, rows)
-        self.lanes[lane] = Lane(rows.shape[2])
+        self.lanes[lane] = Lane(len(rows))
 
     def move(self, source: int, target: int) -> None:
         """Let a lane's sequence go on in another lane."""

@@ -7,12 +7,13 @@ Knows nothing of text, files or what kind of drafter it has.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.contract import RECURRENT_CHUNK
 from edgespec.errors import EdgeSpecError, LimitError
 from edgespec.prompts import END_OF_SEQUENCE, ERROR, MAX_LENGTH
 from edgespec.runtime import stages
@@ -77,6 +78,7 @@ class Running:
     tokens: list[int]
     slot: int = 0  # the lane that it began in
     reused: int = 0  # tokens of the prompt whose rows were there already
+    feature: NDArray[np.float32] | None = None  # of the last committed position, where a state is to be kept with it
     times: StageTimes = field(default_factory=StageTimes)  # of the passes that it took part in
 
     @property
@@ -116,7 +118,7 @@ class Session:
             self.drafter.reset(one.lane)
         self.reuse(one)
         step = self.ended(one, self.prefill(one))
-        if task.keep:
+        if task.keep and not self.base.recurrent:
             self.remember(one, task.keep)
         self.running.append(one)
         self.leave([(one, step)])
@@ -157,9 +159,8 @@ class Session:
         """
         prompt = np.array(one.task.prompt, np.int64)
         step = Step([], verified=False)
-        for start in range(one.reused, len(prompt), PREFILL_CHUNK):
-            chunk = prompt[start : start + PREFILL_CHUNK]
-            end = start + len(chunk)
+        for start, end in self.chunks(one):
+            chunk = prompt[start:end]
             with self.log.timed(stages.PREFILL, one.times):
                 rows = self.base.causal(one.lane, chunk, np.array([len(chunk) - 1]))
                 (result,) = self.base.extend([rows])
@@ -172,7 +173,25 @@ class Session:
                 assert result.hidden_states is not None
                 with self.log.timed(stages.DRAFT_PREFILL, one.times):
                     drafter.observe([Seen(one.lane, result.hidden_states, following)])
+                    self.keep_feature(one, result.hidden_states[-1])
+            if end == one.task.keep and self.base.recurrent:
+                self.remember(one, end)
         return step
+
+    def chunks(self, one: Running) -> Iterator[tuple[int, int]]:
+        """Where each call over the prompt begins and ends. A state can be kept only as it is at the end of a call."""
+        size = min(PREFILL_CHUNK, RECURRENT_CHUNK) if self.base.recurrent else PREFILL_CHUNK
+        start, total = one.reused, len(one.task.prompt)
+        while start < total:
+            end = min(start + size, total)
+            if self.base.recurrent and start < one.task.keep < end:
+                end = one.task.keep
+            yield start, end
+            start = end
+
+    def keep_feature(self, one: Running, feature: NDArray[np.float32]) -> None:
+        if self.base.recurrent:
+            one.feature = feature.copy()
 
     def reuse(self, one: Running) -> None:
         """Begin with the longest head of the prompt whose rows were kept."""
@@ -181,24 +200,33 @@ class Session:
         if found is None:
             return
         prefix, one.reused = found
-        self.base.restore(one.lane, prefix.base[:, :, : one.reused])
-        if drafter is not None:
-            assert prefix.draft is not None
-            drafter.restore(one.lane, prefix.draft[:, :, : one.reused])
+        self.base.restore(one.lane, prefix.base.head(one.reused))
+        if drafter is None:
+            return
+        assert prefix.draft is not None
+        drafter.restore(one.lane, prefix.draft.head(min(one.reused, len(prefix.draft))))
+        if len(prefix.draft) < one.reused:
+            assert prefix.feature is not None
+            following = np.array(one.task.prompt[one.reused : one.reused + 1], np.int64)
+            drafter.observe([Seen(one.lane, prefix.feature[None], following)])
 
     def remember(self, one: Running, count: int) -> None:
         """Keep the rows of a sequence's first `count` tokens, or of as many as the budget holds.
 
         No request fails for it: where memory is short all that was kept goes.
         """
-        drafter = self.drafter_of(one)
-        most = min(count, self.base.lanes[one.lane].length, self.prefixes.budget_bytes // self.bytes_of_token(one))
+        drafter, length = self.drafter_of(one), self.base.lanes[one.lane].length
+        if self.base.recurrent:
+            most = length
+        else:
+            most = min(count, length, self.prefixes.budget_bytes // self.bytes_of_token(one))
         tokens = one.tokens[:most]
         if not tokens or self.prefixes.holds(tokens, drafting=drafter is not None):
             return
         try:
             draft = None if drafter is None else drafter.snapshot(one.lane, len(tokens) - 1)
-            self.prefixes.keep(Prefix(np.array(tokens, np.int64), self.base.snapshot(one.lane, len(tokens)), draft))
+            kept = self.base.snapshot(one.lane, len(tokens))
+            self.prefixes.keep(Prefix(np.array(tokens, np.int64), kept, draft, one.feature))
         except MemoryError:
             self.prefixes.clear()
 
@@ -261,7 +289,10 @@ class Session:
         logprobs = self.logprobs(one, result, verdict.path, verdict.emitted)
         step = Step(verdict.emitted, len(tree) - 1, len(path) - 1, logprobs=logprobs)
         hidden = result.hidden_states if self.drafter_of(one) else None
-        return step, None if hidden is None else hidden[path]
+        if hidden is None:
+            return step, None
+        self.keep_feature(one, hidden[path[-1]])
+        return step, hidden[path]
 
     def tree_rows(self, one: Running, tree: DraftTree) -> Rows:
         positions = self.base.lanes[one.lane].length + tree.depths

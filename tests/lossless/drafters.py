@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from edgespec.backends.base import LaneRows
 from edgespec.runtime.drafters.base import Seen, Wish
 from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.tree import DraftPlan, DraftTree
@@ -59,11 +60,11 @@ class ScriptedDrafter:
     def move(self, source: int, target: int) -> None:
         self.lanes[target] = self.lanes.pop(source)
 
-    def snapshot(self, lane: int, count: int) -> np.ndarray:
-        return np.array(self.lanes[lane].tokens[:count], np.float32)[None, None, :, None]
+    def snapshot(self, lane: int, count: int) -> LaneRows:
+        return LaneRows(np.array(self.lanes[lane].tokens[:count], np.float32)[None, None, :, None])
 
-    def restore(self, lane: int, rows: np.ndarray) -> None:
-        tokens = rows[0, 0, :, 0].astype(int).tolist()
+    def restore(self, lane: int, rows: LaneRows) -> None:
+        tokens = rows.kv[0, 0, :, 0].astype(int).tolist()
         self.lanes[lane] = Memory([np.zeros(0)] * len(tokens), tokens)
 
     def observe(self, seen: Sequence[Seen]) -> None:

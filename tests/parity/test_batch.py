@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edgespec import bundle
-from edgespec.backends.base import Call, Result
+from edgespec.backends.base import Call, LaneRows, Result
 from edgespec.backends.engine_dir import rope_of
 from edgespec.backends.loader import open_runner
 from edgespec.backends.ort.build import build
@@ -146,8 +146,8 @@ class Sequence:
             result = runner.run(call)
             hidden = None if result.hidden_states is None else result.hidden_states[0].copy()
             end = length + call.inputs_embeds.shape[1]
-            found = result.logits[0].copy(), hidden, runner.read_rows(0, end)
-            runner.move_rows(0, length + kept, length)
+            found = result.logits[0].copy(), hidden, runner.read_rows(0, end).kv
+            runner.keep_rows(0, length + kept, length)
             length += len(kept)
         return found
 
@@ -195,7 +195,7 @@ def assert_as_if_alone(pair: Pair, sequences: list[Sequence], result: Result, fi
         assert result.hidden_states is not None
         assert hidden is not None
         assert close(result.hidden_states[member, :count], hidden)
-        assert close(pair.many.read_rows(first_lane + member, rows.shape[2]), rows)
+        assert close(pair.many.read_rows(first_lane + member, rows.shape[2]).kv, rows)
 
 
 def started(pair: Pair, lengths: tuple[int, ...], first_lane: int = 0) -> list[Sequence]:
@@ -218,7 +218,7 @@ def run_trees(pair: Pair, sequences: list[Sequence], trees: list[Tree], first_la
         sequence.keep(call, kept)
     assert_as_if_alone(pair, sequences, result, first_lane)
     for lane, (start, (_, kept)) in enumerate(zip(starts, trees, strict=True), first_lane):
-        pair.many.move_rows(lane, start + kept, start)
+        pair.many.keep_rows(lane, start + kept, start)
 
 
 # Batches
@@ -236,11 +236,11 @@ def test_each_sequence_of_a_ragged_batch_is_as_if_alone(pair: Pair, seed: int) -
 def test_lanes_outside_the_call_are_untouched(pair: Pair) -> None:
     outer = started(pair, (6,)), started(pair, (8,), first_lane=3)
     inner = started(pair, (5, 11), first_lane=1)
-    before = pair.many.read_rows(0, 6), pair.many.read_rows(3, 8)
+    before = pair.many.read_rows(0, 6).kv, pair.many.read_rows(3, 8).kv
     rng = np.random.default_rng(0)
     for _ in range(2):
         run_trees(pair, inner, [random_tree(rng, 9), random_tree(rng, 3)], first_lane=1)
-    after = pair.many.read_rows(0, 6), pair.many.read_rows(3, 8)
+    after = pair.many.read_rows(0, 6).kv, pair.many.read_rows(3, 8).kv
     for old, new in zip(before, after, strict=True):
         np.testing.assert_array_equal(old, new)
     for lane, (sequence,) in zip((0, 3), outer, strict=True):
@@ -249,11 +249,11 @@ def test_lanes_outside_the_call_are_untouched(pair: Pair) -> None:
 
 def test_rows_before_a_call_s_own_are_untouched(llama: Pair) -> None:
     sequences = started(llama, (5, 11))
-    before = llama.many.read_rows(0, 5), llama.many.read_rows(1, 11)
+    before = llama.many.read_rows(0, 5).kv, llama.many.read_rows(1, 11).kv
     trees = [random_tree(np.random.default_rng(0), size) for size in (9, 4)]
     llama.many.run(batch_of([s.tree(parents) for s, (parents, _) in zip(sequences, trees, strict=True)]))
-    np.testing.assert_array_equal(llama.many.read_rows(0, 5), before[0])
-    np.testing.assert_array_equal(llama.many.read_rows(1, 11), before[1])
+    np.testing.assert_array_equal(llama.many.read_rows(0, 5).kv, before[0])
+    np.testing.assert_array_equal(llama.many.read_rows(1, 11).kv, before[1])
 
 
 def test_what_stands_in_padding_rows_changes_nothing(pair: Pair) -> None:
@@ -269,7 +269,7 @@ def test_what_stands_in_padding_rows_changes_nothing(pair: Pair) -> None:
 
 
 def kept_rows(pair: Pair) -> tuple[Array, Array]:
-    return pair.many.read_rows(0, 5 + 3), pair.many.read_rows(1, 11 + 9)
+    return pair.many.read_rows(0, 5 + 3).kv, pair.many.read_rows(1, 11 + 9).kv
 
 
 @pytest.mark.parametrize("tree_size", [TREE_SIZE, TREE_SIZE + 1])
@@ -306,7 +306,7 @@ def test_a_copied_lane_goes_on_as_the_one_it_was_copied_from(pair: Pair) -> None
     started(pair, (20,), first_lane=2)
     pair.many.copy_lane(0, 2, 9)
     copy = Sequence(pair, np.random.default_rng(9), 9, [(cut(sequence.calls[0][0], 9), np.arange(9))])
-    np.testing.assert_array_equal(pair.many.read_rows(2, 9), pair.many.read_rows(0, 9))
+    np.testing.assert_array_equal(pair.many.read_rows(2, 9).kv, pair.many.read_rows(0, 9).kv)
     run_trees(pair, [copy], [random_tree(np.random.default_rng(0), 6)], first_lane=2)
     run_trees(pair, [sequence], [random_tree(np.random.default_rng(1), 6)])
 
@@ -324,20 +324,20 @@ def cut(call: Call, rows: int) -> Call:
 
 def test_rows_that_were_read_go_on_where_they_are_written(pair: Pair) -> None:
     (sequence,) = started(pair, (13,))
-    rows = pair.many.read_rows(0, 13)
+    rows = pair.many.read_rows(0, 13).kv
     assert rows.shape == (2 * pair.shape.num_layers, pair.shape.num_kv_heads, 13, pair.shape.head_dim)
     started(pair, (20, 3))  # over it
-    pair.many.write_rows(3, rows)
-    np.testing.assert_array_equal(pair.many.read_rows(3, 13), rows)
+    pair.many.write_rows(3, LaneRows(rows))
+    np.testing.assert_array_equal(pair.many.read_rows(3, 13).kv, rows)
     run_trees(pair, [sequence], [random_tree(np.random.default_rng(0), 6)], first_lane=3)
 
 
 def test_rows_of_one_engine_go_on_in_the_other(llama: Pair) -> None:
     """A prefix that was kept from an engine for several sequences serves an engine for one, and back."""
     (sequence,) = started(llama, (13,))
-    theirs = llama.many.read_rows(0, 13)
-    llama.one.write_rows(0, theirs)
-    np.testing.assert_array_equal(llama.one.read_rows(0, 13), theirs)
+    theirs = llama.many.read_rows(0, 13).kv
+    llama.one.write_rows(0, LaneRows(theirs))
+    np.testing.assert_array_equal(llama.one.read_rows(0, 13).kv, theirs)
     call = sequence.tree(random_tree(np.random.default_rng(0), 6)[0])
     wanted = llama.one.run(call).logits.copy()
     assert close(llama.many.run(call).logits, wanted)
@@ -382,7 +382,7 @@ def test_a_ragged_batch_is_what_the_canonical_graph_computes(llama: Pair) -> Non
     call = batch_of([s.tree(random_tree(rng, size)[0]) for s, size in zip(sequences, (9, 4), strict=True)])
     session = ort.InferenceSession(str(llama.onnx_dir / bundle.MODEL), providers=["CPUExecutionProvider"])
     slab = np.zeros((14, 2, 2, CAPACITY, 16), np.float32)
-    slab[:, 0, :, :5], slab[:, 1, :, :11] = llama.many.read_rows(0, 5), llama.many.read_rows(1, 11)
+    slab[:, 0, :, :5], slab[:, 1, :, :11] = llama.many.read_rows(0, 5).kv, llama.many.read_rows(1, 11).kv
     width = call.attention_mask.shape[3]
     feeds = {name: getattr(call, name) for name in ("inputs_embeds", "rope_cos", "rope_sin", "gather_idx")}
     feeds["attention_mask"] = np.pad(call.attention_mask, [(0, 0)] * 3 + [(0, CAPACITY - width)])

@@ -143,10 +143,16 @@ def replace_attention(graph: ir.Graph, node: ir.Node, shared: Shared) -> None:
         return nodes[-1].outputs[0], heads
 
     def rotated(rope: ir.Node, label: str) -> tuple[ir.Value, int]:
-        require(not rope.attributes and len(rope.inputs) == 3, rope, "rotated halves of the whole head")
+        require(len(rope.inputs) == 3, rope, "cos and sin of each row")
+        require(set(rope.attributes) <= {"rotary_embedding_dim"}, rope, "rotated halves")
         x, heads = flat(producer(required(rope.inputs[0]), "Transpose", node), label)
         nodes.append(
-            ir.node("RotaryEmbedding", [x, *rope.inputs[1:]], {"num_heads": heads}, name=f"{name}/{label}/rope")
+            ir.node(
+                "RotaryEmbedding",
+                [x, *rope.inputs[1:]],
+                {"num_heads": heads, **dict(rope.attributes)},
+                name=f"{name}/{label}/rope",
+            )
         )
         return nodes[-1].outputs[0], heads
 
@@ -169,15 +175,19 @@ def replace_attention(graph: ir.Graph, node: ir.Node, shared: Shared) -> None:
 
 
 def head_shape(node: ir.Node, where: ir.Node) -> tuple[int, int]:
-    """(N, D) of a value [B, S, N, D]: told by the Reshape that split the heads, through a head norm if there is one."""
+    """(N, D) of a value [B, S, N, D]: told by the Reshape that split the heads, through a head norm if there is one,
+    and through the Split of a gated head into query and gate."""
     if node.op_type == "RMSNormalization":
-        node = producer(required(node.inputs[0]), "Reshape", where)
+        node = producer(required(node.inputs[0]), None, where)
+    parts = 1
+    if node.op_type == "Split":
+        parts, node = len(node.outputs), producer(required(node.inputs[0]), "Reshape", where)
     require(node.op_type == "Reshape", where, "heads split by a Reshape")
     shape = required(node.inputs[1]).const_value
     require(shape is not None and shape.size == 4, where, "heads split into four dimensions")
     assert shape is not None
     _, _, heads, dim = shape.numpy().tolist()
-    return heads, dim
+    return heads, dim // parts
 
 
 # ---- small things ----------------------------------------------------------------------------------------------

@@ -16,13 +16,14 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from edgespec.backends.base import Call, Result, Table
+from edgespec.backends.base import Call, LaneRows, Result, Table
 from edgespec.backends.engine_dir import STEMS, shape_of
 from edgespec.backends.ort import fingerprint
 from edgespec.backends.ort.cache import KvCache, cache_bytes
 from edgespec.backends.ort.huge_pages import in_huge_pages
 from edgespec.backends.ort.nbits import HeadTable, Kernel
 from edgespec.backends.ort.nodes import session_options
+from edgespec.backends.ort.recurrent import LaneState, RecurrentCache
 from edgespec.backends.weights import are_few_bits, weights_of
 from edgespec.contract import (
     GraphContract,
@@ -57,6 +58,7 @@ class OrtRunner:
             self.cache = KvCache(shape, lanes, capacity + padding, following=lanes > 1)
         except MemoryError:
             raise cache_too_large(contract, capacity, lanes) from None
+        self.recurrent = RecurrentCache(shape.recurrent, lanes) if shape.recurrent else None
         self.buffers: dict[str, NDArray[Any]] = {}
         self.binding = self.session.io_binding()
         self.table: Table | None = None
@@ -73,6 +75,8 @@ class OrtRunner:
         check_call(call, starts, self.lanes, self.cache.slots)
         self.cache.reserve(call.first_lane, starts, rows, call.attention_mask.shape[3])
         self.bind_cache(call.first_lane, batch)
+        if self.recurrent is not None:
+            self.recurrent.bind(self.binding, call.first_lane, starts, rows)
         shape = self.contract.shape
         logits = self.buffer("logits", (batch, call.gather_idx.shape[1], shape.vocab_size))
         hidden = self.buffer("hidden_states", (batch, rows, shape.features)) if shape.features else None
@@ -89,6 +93,8 @@ class OrtRunner:
             remedy = "If memory ran out, close other programs or build with a smaller --max-kv-cache-capacity."
             what = f"ONNX Runtime failed in a call of {batch} x {rows} rows: {error}"
             raise EnvironmentProblem(what, remedy) from error
+        if self.recurrent is not None:
+            self.recurrent.after_call(batch)
         return Result(logits, hidden)
 
     def bind_cache(self, first_lane: int, batch: int) -> None:
@@ -98,7 +104,7 @@ class OrtRunner:
         self.bound = (first_lane, batch, self.cache.stride)
         slab = self.slab
         dims, address = [batch, *slab.shape[2:]], slab.ctypes.data + first_lane * slab.strides[1]
-        for layer in range(self.contract.shape.num_layers):
+        for layer in self.contract.shape.attention_layers:
             for past, present in zip(past_names(layer), present_names(layer), strict=True):
                 self.binding.bind_input(past, "cpu", 0, np.float32, dims, address)
                 self.binding.bind_output(present, "cpu", 0, np.float32, dims, address)
@@ -114,6 +120,9 @@ class OrtRunner:
         }
         if self.lanes > 1:
             feeds |= {"attention_mask": self.wide_mask(call.attention_mask), "write_indices": call.write_indices}
+        if self.recurrent is not None:
+            assert call.tree_mask is not None
+            feeds["tree_mask"] = call.tree_mask
         if self.contract.shape.role is Role.DRAFT:
             assert (call.base_hidden is None) != (call.draft_hidden is None)
             for name, width in unused_widths(self.contract).items():
@@ -139,20 +148,33 @@ class OrtRunner:
     def bind_output(self, name: str, array: NDArray[np.float32]) -> None:
         self.binding.bind_output(name, "cpu", 0, array.dtype, list(array.shape), array.ctypes.data)
 
-    def move_rows(self, lane: int, slots: NDArray[np.int64], start: int) -> None:
+    def keep_rows(self, lane: int, slots: NDArray[np.int64], start: int) -> None:
         self.cache.move_rows(lane, slots, start)
+        if self.recurrent is not None:
+            self.recurrent.keep(lane, slots - start)
 
-    def read_rows(self, lane: int, count: int) -> NDArray[np.float32]:
-        return self.cache.read_rows(lane, count)
+    def read_rows(self, lane: int, count: int) -> LaneRows:
+        if self.recurrent is None:
+            return LaneRows(self.cache.read_rows(lane, count))
+        assert count == self.recurrent.lengths[lane]
+        return LaneRows(self.cache.read_rows(lane, count), self.recurrent.read(lane))
 
-    def write_rows(self, lane: int, rows: NDArray[np.float32]) -> None:
-        self.cache.write_rows(lane, rows)
+    def write_rows(self, lane: int, rows: LaneRows) -> None:
+        self.cache.write_rows(lane, rows.kv)
+        if self.recurrent is not None:
+            assert isinstance(rows.state, LaneState)
+            self.recurrent.write(lane, rows.state, len(rows))
 
     def clear(self, lane: int) -> None:
         self.cache.clear(lane)
+        if self.recurrent is not None:
+            self.recurrent.clear(lane)
 
     def copy_lane(self, source: int, target: int, count: int) -> None:
         self.cache.copy_lane(source, target, count)
+        if self.recurrent is not None:
+            assert count == self.recurrent.lengths[source]
+            self.recurrent.copy_lane(source, target)
 
     def close(self) -> None:
         """Let go of the engine; nothing can be run afterwards, and closing twice is harmless."""

@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.backends.base import LaneRows
 from edgespec.runtime.tree import DraftPlan, DraftTree
 
 
@@ -43,10 +44,10 @@ class Drafter(Protocol):
     def move(self, source: int, target: int) -> None:
         """The sequence of one lane goes on in another."""
 
-    def snapshot(self, lane: int, count: int) -> NDArray[np.float32]:
-        """What it remembers of a lane's first `count` pairs, or of as many as it has seen, along axis 2."""
+    def snapshot(self, lane: int, count: int) -> LaneRows:
+        """What it remembers of a lane's first `count` pairs, or of as many as it has seen."""
 
-    def restore(self, lane: int, rows: NDArray[np.float32]) -> None:
+    def restore(self, lane: int, rows: LaneRows) -> None:
         """Begin a lane with what `snapshot` gave; at least one more pair is observed before anything is proposed."""
 
     @property

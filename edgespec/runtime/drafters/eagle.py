@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.backends.base import LaneRows
 from edgespec.runtime.decoder import CachedDecoder, Rows
 from edgespec.runtime.drafters.base import Seen, Wish
 from edgespec.runtime.tree import DraftTree, TreePool
@@ -142,10 +143,10 @@ class EagleDrafter:
         self.lanes[target] = self.lanes[source]
         self.lanes[source] = LaneState()
 
-    def snapshot(self, lane: int, count: int) -> Floats:
+    def snapshot(self, lane: int, count: int) -> LaneRows:
         return self.decoder.snapshot(lane, min(count, self.decoder.lanes[lane].length))
 
-    def restore(self, lane: int, rows: Floats) -> None:
+    def restore(self, lane: int, rows: LaneRows) -> None:
         self.reset(lane)
         self.decoder.restore(lane, rows)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from edgespec.backends.base import Call, Floats, Result
+from edgespec.backends.base import Call, Floats, LaneRows, Result
 from edgespec.backends.golden import GOLDEN_TOLERANCE, Golden, check_golden
 from edgespec.config import RopeConfig
 from edgespec.contract import GraphContract, GraphShape, Role, canonical_contract
@@ -47,12 +47,12 @@ class Answers:
             value[-1, 0] += self.change.get(f"{label}_{name}", 0.0)
         return outputs
 
-    def move_rows(self, lane: int, slots: np.ndarray, start: int) -> None: ...
+    def keep_rows(self, lane: int, slots: np.ndarray, start: int) -> None: ...
 
-    def read_rows(self, lane: int, count: int) -> Floats:
+    def read_rows(self, lane: int, count: int) -> LaneRows:
         raise NotImplementedError
 
-    def write_rows(self, lane: int, rows: Floats) -> None: ...
+    def write_rows(self, lane: int, rows: LaneRows) -> None: ...
 
     def copy_lane(self, source: int, target: int, count: int) -> None: ...
 

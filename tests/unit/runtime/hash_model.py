@@ -9,16 +9,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
-from edgespec.backends.base import Call, Result
+from edgespec.backends.base import Call, LaneRows, Result
+from edgespec.contract import GraphContract, GraphShape, Role, canonical_contract
 from edgespec.prompts import END_OF_SEQUENCE, MAX_LENGTH
 from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.sampling import Sampler
 
 VOCAB = 9
+CONTRACT = canonical_contract(GraphShape(Role.BASE, 1, 1, 1, 2, 2, VOCAB, features=3))
 GREEDY = Sampler()
 
 
@@ -34,7 +35,7 @@ class HashRunner:
 
     capacity: int
     lanes: int = 1
-    contract: Any = None
+    contract: GraphContract = CONTRACT
     slots: list[list[tuple[int, int]]] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)  # of each call
     batches: list[int] = field(default_factory=list)  # of each call
@@ -68,17 +69,17 @@ class HashRunner:
             hidden.append([*slots[first + row], visible.sum()])
         return np.stack(logits)[call.gather_idx[b]], np.array(hidden, np.float32)
 
-    def move_rows(self, lane: int, slots: np.ndarray, start: int) -> None:
+    def keep_rows(self, lane: int, slots: np.ndarray, start: int) -> None:
         assert (np.diff(slots) > 0).all()
         assert (slots >= start + np.arange(len(slots))).all()
         self.moved += int((slots != start + np.arange(len(slots))).sum())
         self.slots[lane][start : start + len(slots)] = [self.slots[lane][slot] for slot in slots]
 
-    def read_rows(self, lane: int, count: int) -> np.ndarray:
-        return np.array(self.slots[lane][:count], np.float32).reshape(1, 1, count, 2)
+    def read_rows(self, lane: int, count: int) -> LaneRows:
+        return LaneRows(np.array(self.slots[lane][:count], np.float32).reshape(1, 1, count, 2))
 
-    def write_rows(self, lane: int, rows: np.ndarray) -> None:
-        for slot, (position, token) in enumerate(rows[0, 0].astype(int).tolist()):
+    def write_rows(self, lane: int, rows: LaneRows) -> None:
+        for slot, (position, token) in enumerate(rows.kv[0, 0].astype(int).tolist()):
             self.slots[lane][slot] = (position, token)
 
     def clear(self, lane: int) -> None:

@@ -47,7 +47,7 @@ def call(rows: int, slots: int, gathered: int) -> Call:
 def test_moved_rows_stand_in_a_row_and_all_others_stay(runner: OrtRunner, slots: list[int]) -> None:
     runner.slab[:] = np.random.default_rng(0).standard_normal(runner.slab.shape, np.float32)
     before = runner.slab.copy()
-    runner.move_rows(0, np.array(slots), 2)
+    runner.keep_rows(0, np.array(slots), 2)
     np.testing.assert_array_equal(runner.slab[:, :, :, 2:5], before[:, :, :, slots])
     np.testing.assert_array_equal(runner.slab[:, :, :, :2], before[:, :, :, :2])
     np.testing.assert_array_equal(runner.slab[:, :, :, 5:], before[:, :, :, 5:])

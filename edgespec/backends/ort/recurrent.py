@@ -1,0 +1,133 @@
+"""What recurrent layers remember of each lane: a state that cannot forget a row, and the rows it has not taken in yet.
+
+A call leaves its rows outside the state (`contract.canonical_contract`). Those that are kept wait here, one path a
+lane, for the next call, which takes them in. So a commit copies rows and touches no state, and memory is bound by the
+rows of one call. Knows lanes and rows, and how to bind them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from edgespec.contract import GraphShape, RecurrentShape, conv_names, delta_names, state_names
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class LaneState:
+    """A copy of what a lane's recurrent layers remember."""
+
+    conv: Floats  # [layers, K-1, C]
+    state: Floats  # [layers, Hv, dk, dv]
+    waiting: Floats  # [layers, P, row width]
+
+    @property
+    def nbytes(self) -> int:
+        return self.conv.nbytes + self.state.nbytes + self.waiting.nbytes
+
+
+class RecurrentCache:
+    """Of `lanes` sequences. `lengths` counts the rows that a lane has committed, those that wait included."""
+
+    def __init__(self, shape: RecurrentShape, lanes: int) -> None:
+        self.shape, layers = shape, len(shape.layers)
+        self.state = np.zeros((layers, lanes, *shape.state_dims), np.float32)
+        self.conv = np.zeros((layers, lanes, shape.conv_kernel - 1, shape.conv_width), np.float32)
+        self.waiting = [self.nothing() for _ in range(lanes)]
+        self.lengths = [0] * lanes
+        self.buffers: dict[str, Floats] = {}
+        self.first_lane = 0  # of the last call
+        self.conv_rows = self.delta_rows = np.empty((layers, 0, 0, 0), np.float32)  # [layers, B, S, ...] of it
+        self.bound: tuple[int, ...] = ()
+
+    def nothing(self) -> Floats:
+        return np.empty((len(self.shape.layers), 0, self.shape.row_width), np.float32)
+
+    def buffer(self, name: str, *dims: int) -> Floats:
+        """An array in memory that is kept from call to call."""
+        size = int(np.prod(dims))
+        if name not in self.buffers or self.buffers[name].size < size:
+            self.buffers[name] = np.empty(size, np.float32)
+            self.bound = ()
+        return self.buffers[name][:size].reshape(dims)
+
+    def bind(self, binding: ort.IOBinding, first_lane: int, starts: list[int], rows: int) -> None:
+        """Bind a call of `rows` rows from `starts` on, one start a lane; a lane that starts at 0 begins anew."""
+        lanes = range(first_lane, first_lane + len(starts))
+        for lane, start in zip(lanes, starts, strict=True):
+            if start == 0:
+                self.clear(lane)
+            assert self.lengths[lane] == start
+        taken = self.taken_in(lanes)
+        layers, batch = len(self.shape.layers), len(starts)
+        self.first_lane = first_lane
+        self.conv_rows = self.buffer("conv_rows", layers, batch, rows, self.shape.conv_width)
+        self.delta_rows = self.buffer("delta_rows", layers, batch, rows, self.shape.row_width)
+        bound = (first_lane, batch, rows, taken.shape[2])
+        if self.bound == bound:  # it takes hundreds of microseconds
+            return
+        self.bound = bound
+        here = slice(first_lane, first_lane + batch)
+        for index, layer in enumerate(self.shape.layers):
+            names = conv_names(layer), state_names(layer), delta_names(layer)
+            state = self.state[index, here]  # read before it is written: both may be the same memory
+            given = self.conv[index, here], state, taken[index]
+            left = self.conv_rows[index], state, self.delta_rows[index]
+            for (name_in, name_out), array_in, array_out in zip(names, given, left, strict=True):
+                binding.bind_input(name_in, "cpu", 0, np.float32, list(array_in.shape), array_in.ctypes.data)
+                binding.bind_output(name_out, "cpu", 0, np.float32, list(array_out.shape), array_out.ctypes.data)
+
+    def taken_in(self, lanes: range) -> Floats:
+        """[layers, B, P, row width]: the rows that wait, filled up with zeroes, which change nothing."""
+        longest = max(1, *(self.waiting[lane].shape[1] for lane in lanes))
+        taken = self.buffer("taken", len(self.shape.layers), len(lanes), longest, self.shape.row_width)
+        for place, lane in enumerate(lanes):
+            waiting = self.waiting[lane]
+            taken[:, place, : waiting.shape[1]] = waiting
+            taken[:, place, waiting.shape[1] :] = 0.0
+        return taken
+
+    def after_call(self, batch: int) -> None:
+        """The states of the call's lanes now hold what waited."""
+        for lane in range(self.first_lane, self.first_lane + batch):
+            self.waiting[lane] = self.nothing()
+
+    def keep(self, lane: int, path: Ids) -> None:
+        """Commit rows of the last call, one path of them in its order."""
+        place = lane - self.first_lane
+        conv = np.concatenate([self.conv[:, lane], self.conv_rows[:, place, path]], 1)
+        self.conv[:, lane] = conv[:, len(path) :]
+        self.waiting[lane] = self.delta_rows[:, place, path]
+        self.lengths[lane] += len(path)
+
+    def read(self, lane: int) -> LaneState:
+        return LaneState(self.conv[:, lane].copy(), self.state[:, lane].copy(), self.waiting[lane].copy())
+
+    def write(self, lane: int, kept: LaneState, length: int) -> None:
+        self.conv[:, lane], self.state[:, lane], self.waiting[lane] = kept.conv, kept.state, kept.waiting
+        self.lengths[lane] = length
+
+    def copy_lane(self, source: int, target: int) -> None:
+        self.write(target, self.read(source), self.lengths[source])
+
+    def clear(self, lane: int) -> None:
+        self.conv[:, lane] = 0.0
+        self.state[:, lane] = 0.0
+        self.waiting[lane], self.lengths[lane] = self.nothing(), 0
+
+
+def recurrent_bytes(shape: GraphShape, lanes: int, rows: int) -> tuple[int, int]:
+    """Bytes of the states of `lanes` sequences, and of what a call of `rows` rows each leaves for its commit."""
+    if shape.recurrent is None:
+        return 0, 0
+    sizes, layers = shape.recurrent, len(shape.recurrent.layers)
+    state = int(np.prod(sizes.state_dims)) + (sizes.conv_kernel - 1) * sizes.conv_width
+    # The rows go out, wait, and are given to the next call, side by side with those of the other lanes.
+    row = sizes.conv_width + 3 * sizes.row_width
+    return 4 * layers * lanes * state, 4 * layers * lanes * rows * row
