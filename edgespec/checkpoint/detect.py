@@ -38,7 +38,7 @@ from edgespec.config import (
 from edgespec.errors import CheckpointError, UnsupportedModel
 
 _FLOATS = ("float32", "float16", "bfloat16")
-_SUPPORTED = "This version takes Llama, Mistral, Qwen2 and Qwen3 base models and EAGLE-3 drafts."
+_SUPPORTED = "This version takes Llama, Mistral, Qwen2, Qwen3 and Qwen3.5 base models and EAGLE-3 drafts."
 
 
 def detect(checkpoint: Checkpoint) -> ModelConfig | DraftConfig:
@@ -157,6 +157,7 @@ class _Kind:
 
 
 _EAGLE3 = "an EAGLE-3 draft"
+_QWEN_DENSE = ("qwen3_5", "qwen3_5_text")
 
 
 def _is_speculators_eagle3(config: Mapping[str, Any], _: Checkpoint) -> bool:
@@ -188,7 +189,25 @@ def _is_eagle1(config: Mapping[str, Any], checkpoint: Checkpoint) -> bool:
     return "layers.0.self_attn.q_proj.weight" in shapes and "layers.0.input_layernorm.weight" not in shapes
 
 
-def _is_qwen_mtp(config: Mapping[str, Any], checkpoint: Checkpoint) -> bool:
+def _is_qwen_next(config: Mapping[str, Any], _: Checkpoint) -> bool:
+    return config.get("model_type") == "qwen3_next" or "Qwen3NextForCausalLM" in _architectures(config)
+
+
+def _is_qwen_experts(config: Mapping[str, Any], _: Checkpoint) -> bool:
+    names = [config.get("model_type"), *_architectures(config)]
+    return any(isinstance(name, str) and name.lower().startswith(("qwen3_5_moe", "qwen3_5moe")) for name in names)
+
+
+def _is_qwen_dense(config: Mapping[str, Any]) -> bool:
+    return config.get("model_type") in _QWEN_DENSE or any(
+        name in ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration") for name in _architectures(config)
+    )
+
+
+def _is_other_mtp(config: Mapping[str, Any], checkpoint: Checkpoint) -> bool:
+    """A dense Qwen3.5 is a base like another: its head is left out, or exported beside it."""
+    if _is_qwen_dense(config):
+        return False
     text = config.get("text_config")
     places = (config, text) if isinstance(text, Mapping) else (config,)
     if any(place.get("mtp_num_hidden_layers") for place in places):
@@ -203,7 +222,7 @@ def _is_deepseek_mtp(config: Mapping[str, Any], checkpoint: Checkpoint) -> bool:
 
 
 def _is_vision_language(config: Mapping[str, Any], _: Checkpoint) -> bool:
-    return bool(config.get("vision_config") or config.get("visual"))
+    return not _is_qwen_dense(config) and bool(config.get("vision_config") or config.get("visual"))
 
 
 # The first that recognises a checkpoint decides; what none recognises is a plain causal language model. Medusa comes
@@ -214,7 +233,9 @@ _KINDS = (
     _Kind("a set of Medusa heads", _is_medusa),
     _Kind(_EAGLE3, _is_eagle3),
     _Kind("an EAGLE-1 or EAGLE-2 draft", _is_eagle1),
-    _Kind("a Qwen model with multi-token prediction (MTP) heads", _is_qwen_mtp),
+    _Kind("a Qwen3-Next model", _is_qwen_next),
+    _Kind("a Qwen3.5 mixture of experts", _is_qwen_experts),
+    _Kind("a model with a multi-token prediction (MTP) head, and not Qwen3.5", _is_other_mtp),
     _Kind("a DeepSeek or GLM model with multi-token prediction (MTP) layers", _is_deepseek_mtp),
     _Kind("a vision-language model", _is_vision_language),
 )

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from edgespec.config import hybrid
 from edgespec.config.fields import Fields, dtype_of, is_int, token_ids
 from edgespec.config.ropes import one_rope
 from edgespec.config.values import DecoderConfig, ModelConfig
@@ -18,13 +19,30 @@ def parse_model_config(raw: Mapping[str, Any], source: str = "config.json") -> M
     A missing `torch_dtype` reads as float32: the tensors know better (see checkpoint/detect.py).
     Raises CheckpointError for missing or impossible values, UnsupportedModel for what this version cannot do.
     """
-    fields = Fields(raw, source)
-    architecture = _architecture(fields)
+    top = Fields(raw, source)
+    architecture = _architecture(top)
     family = FAMILIES[architecture]
+    fields = top.section(family.nested) if family.nested else top
+    refuse_other_activations(fields)
+    max_position = fields.size("max_position_embeddings")
+    bos = _told(top, fields, "bos_token_id")
+    return ModelConfig(
+        architecture=architecture,
+        decoder=_decoder(fields, family, max_position),
+        vocab_size=fields.size("vocab_size"),
+        tied_head=top.flag("tie_word_embeddings", fields.flag("tie_word_embeddings", False)),
+        max_position=max_position,
+        dtype=dtype_of(fields if fields.get("dtype") or fields.get("torch_dtype") else top),
+        eos_token_ids=_told(top, fields, "eos_token_id"),
+        bos_token_id=bos[0] if bos else None,
+        mtp_layers=hybrid.num_mtp_layers(fields) if family.hybrid else 0,
+    )
+
+
+def _decoder(fields: Fields, family: Family, max_position: int) -> DecoderConfig:
     num_heads, num_kv_heads, head_dim = _base_heads(fields, family)
     num_layers = fields.size("num_hidden_layers")
-    max_position = fields.size("max_position_embeddings")
-    refuse_other_activations(fields)
+    partial = hybrid.PARTIAL_ROTARY if family.hybrid else None
     decoder = DecoderConfig(
         hidden_size=fields.size("hidden_size"),
         intermediate_size=fields.size("intermediate_size"),
@@ -33,24 +51,23 @@ def parse_model_config(raw: Mapping[str, Any], source: str = "config.json") -> M
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         rms_norm_eps=fields.number("rms_norm_eps"),
-        rope=one_rope(fields, head_dim, max_position),
+        rope=one_rope(fields, head_dim, max_position, text_mrope=family.hybrid, partial=partial),
         qkv_bias=_bias(fields, family.qkv_bias),
         o_bias=_bias(fields, family.o_bias),
         mlp_bias=_bias(fields, family.mlp_bias),
         qk_norm=family.qk_norm,
-        sliding_window=one_window(fields, family, num_layers),
     )
-    bos = token_ids(fields, "bos_token_id")
-    return ModelConfig(
-        architecture=architecture,
-        decoder=decoder,
-        vocab_size=fields.size("vocab_size"),
-        tied_head=fields.flag("tie_word_embeddings", False),
-        max_position=max_position,
-        dtype=dtype_of(fields),
-        eos_token_ids=parse_eos(raw, source),
-        bos_token_id=bos[0] if bos else None,
-    )
+    if not family.hybrid:
+        return replace(decoder, sliding_window=one_window(fields, family, num_layers))
+    hybrid.refuse_other_gates(fields)
+    kinds = hybrid.layer_kinds(fields, num_layers)
+    linear = hybrid.linear_attention(fields) if "linear_attention" in kinds else None
+    return replace(decoder, gated_attention=True, unit_offset_norms=True, layer_kinds=kinds, linear=linear)
+
+
+def _told(top: Fields, fields: Fields, key: str) -> tuple[int, ...]:
+    """Token ids of the text part, or those of the whole where it has none."""
+    return token_ids(fields, key) or token_ids(top, key)
 
 
 def parse_eos(raw: Mapping[str, Any], source: str = "config.json") -> tuple[int, ...]:
@@ -77,6 +94,8 @@ class Family:
     qk_norm: bool
     window: Literal["none", "all", "late"]  # late: from layer max_window_layers on, if use_sliding_window
     head_dim: int | None = None  # where the key is missing; None: hidden_size / num_attention_heads
+    hybrid: bool = False  # gated attention and gated delta nets, norms around 0
+    nested: str = ""  # the key under which the text part stands
 
 
 FAMILIES = {
@@ -84,6 +103,12 @@ FAMILIES = {
     "MistralForCausalLM": Family("mistral", False, False, False, False, "all"),
     "Qwen2ForCausalLM": Family("qwen2", True, False, False, False, "late"),
     "Qwen3ForCausalLM": Family("qwen3", "attention_bias", "attention_bias", False, True, "late", head_dim=128),
+    "Qwen3_5ForCausalLM": Family(
+        "qwen3_5_text", "attention_bias", "attention_bias", False, True, "none", head_dim=256, hybrid=True
+    ),
+    "Qwen3_5ForConditionalGeneration": Family(
+        "qwen3_5", "attention_bias", "attention_bias", False, True, "none", 256, hybrid=True, nested="text_config"
+    ),
 }
 BY_MODEL_TYPE = {family.model_type: name for name, family in FAMILIES.items()}
 
@@ -95,9 +120,11 @@ def _architecture(fields: Fields) -> str:
     if not isinstance(architectures, list) or not isinstance(architectures[0], str):
         raise fields.wrong("architectures", "a list with the name of one class")
     name = architectures[0]
-    if name not in FAMILIES or len(architectures) > 1:
+    known = model_type is None or model_type in BY_MODEL_TYPE
+    if name not in FAMILIES or len(architectures) > 1 or not known:
+        names = [*map(str, architectures), *([] if known else [f"with model_type {model_type!r}"])]
         raise UnsupportedModel(
-            f"{fields.source}: architecture {', '.join(map(str, architectures))} is not one that this version knows.",
+            f"{fields.source}: architecture {', '.join(names)} is not one that this version knows.",
             f"Supported base models: {', '.join(FAMILIES)}.",
         )
     if model_type is not None and model_type != FAMILIES[name].model_type:

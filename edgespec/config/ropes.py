@@ -9,16 +9,22 @@ from typing import cast, get_args
 
 from edgespec.config.fields import Fields
 from edgespec.config.values import RopeConfig, RopeKind
-from edgespec.errors import UnsupportedModel
+from edgespec.errors import CheckpointError, UnsupportedModel
 
 
-def one_rope(fields: Fields, head_dim: int, max_position: int | None, *, text_mrope: bool = False) -> RopeConfig:
+def one_rope(
+    fields: Fields, head_dim: int, max_position: int | None, *, text_mrope: bool = False, partial: float | None = None
+) -> RopeConfig:
     """The one rotary embedding of a config: `rope_theta` with `rope_scaling`, or `rope_parameters`.
 
-    `text_mrope` accepts "mrope" as default: on text, the three axes of a position are equal.
+    `text_mrope` accepts "mrope" as default: on text, the three axes of a position are equal. `partial` is the part of
+    a head that is rotated where the key is missing; None: the family rotates whole heads.
     """
     entries = _rope_entries(fields)
-    ropes = {name: _parse_rope(entry, fields, head_dim, max_position, text_mrope) for name, entry in entries.items()}
+    ropes = {
+        name: _parse_rope(entry, fields, _rotary_dim(entry, fields, head_dim, partial), max_position, text_mrope)
+        for name, entry in entries.items()
+    }
     if len(set(ropes.values())) > 1:
         raise UnsupportedModel(
             f"{fields.source}: more than one rotary embedding ({', '.join(ropes)} differ); this version needs the same "
@@ -42,7 +48,9 @@ def _rope_entries(fields: Fields) -> dict[str, Fields]:
     return entries or {"rope_theta": Fields({}, fields.source)}
 
 
-def _parse_rope(entry: Fields, fields: Fields, head_dim: int, max_position: int | None, text_mrope: bool) -> RopeConfig:
+def _parse_rope(
+    entry: Fields, fields: Fields, rotary_dim: int, max_position: int | None, text_mrope: bool
+) -> RopeConfig:
     kind = entry.text("rope_type") or entry.text("type") or "default"
     if kind == "mrope" and text_mrope:
         kind = "default"
@@ -50,11 +58,10 @@ def _parse_rope(entry: Fields, fields: Fields, head_dim: int, max_position: int 
         raise UnsupportedModel(
             f"{entry.source}: rotary embedding of type {kind!r}; this version knows {', '.join(get_args(RopeKind))}."
         )
-    _refuse_partial_rotary(entry, fields)
     theta = entry.number("rope_theta", fields.number("rope_theta", 10000.0))
     if theta <= 1:
         raise fields.wrong("rope_theta", "a base greater than 1")
-    rope = RopeConfig(theta=theta, rotary_dim=head_dim, kind=cast(RopeKind, kind))
+    rope = RopeConfig(theta=theta, rotary_dim=rotary_dim, kind=cast(RopeKind, kind))
     match rope.kind:
         case "default":
             return rope
@@ -69,14 +76,27 @@ def _parse_rope(entry: Fields, fields: Fields, head_dim: int, max_position: int 
             return _yarn(rope, entry, _original_max_position(entry, fields, max_position), max_position)
 
 
-def _refuse_partial_rotary(entry: Fields, fields: Fields) -> None:
-    """transformers ignores the factor in these families where vLLM applies it: no reading of it is safe."""
-    for place in (entry, fields):
-        if place.number("partial_rotary_factor", 1.0) != 1.0:
-            raise UnsupportedModel(
-                f"{place.source}: partial_rotary_factor {place.get('partial_rotary_factor')}; "
-                "this version rotates whole heads only."
-            )
+def _rotary_dim(entry: Fields, fields: Fields, head_dim: int, partial: float | None) -> int:
+    """How much of a head is rotated; as in transformers, the rope's own entry wins over the top level.
+
+    Families of whole heads refuse the factor: transformers ignores it there and vLLM applies it, so that no reading of
+    it is safe.
+    """
+    key = "partial_rotary_factor"
+    if partial is None:
+        for place in (entry, fields):
+            if place.number(key, 1.0) != 1.0:
+                raise UnsupportedModel(
+                    f"{place.source}: {key} {place.get(key)}; this version rotates whole heads only in this family."
+                )
+        return head_dim
+    factor = entry.number(key, fields.number(key, partial))
+    rotary_dim = int(head_dim * factor)
+    if not 2 <= rotary_dim <= head_dim or rotary_dim % 2:
+        raise CheckpointError(
+            f"{entry.source}: {key} {factor} rotates {rotary_dim} of {head_dim} elements of a head, not an even part."
+        )
+    return rotary_dim
 
 
 def _original_max_position(entry: Fields, fields: Fields, max_position: int | None) -> int:

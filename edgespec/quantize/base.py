@@ -11,14 +11,13 @@ from typing import Any
 from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization
+from edgespec.checkpoint.names import BESIDE, STACK, stored_name, text_stack
 from edgespec.config import DraftConfig, ModelConfig, parse_model_config
 from edgespec.errors import CheckpointError, UnsupportedModel
 
-HEAD, EMBEDDING, STACK = "lm_head", "model.embed_tokens", "model"
+HEAD, EMBEDDING = "lm_head", "model.embed_tokens"
 # model_type -> what we call it, and what of a layer is quantised beside *_proj. Its export comes later.
 NOT_EXPORTED = {"qwen3_5": "Qwen3.5", "qwen3_5_text": "Qwen3.5"}
-# MTP heads and towers: roots of tensors that belong to no layer of the decoder
-_BESIDE = ("model.visual.", "visual.", "mtp.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ class Base:
 
     def stored(self, name: str) -> str:
         """The name on disk of one of ours."""
-        return f"{self.stack}{name.removeprefix(STACK)}" if name.startswith(f"{STACK}.") else name
+        return stored_name(name, self.stack)
 
     def source_of(self, module: str) -> str:
         """The module on disk that a Linear's weight is made from: a tied head's is the embedding."""
@@ -78,13 +77,18 @@ def _not_exported(checkpoint: Checkpoint, family: str) -> Base:
     text = checkpoint.config.get("text_config") or checkpoint.config
     if not isinstance(text, dict):
         raise CheckpointError(f"{checkpoint.path / 'config.json'}: 'text_config' is no object.", "Download it again.")
-    nested = f"{STACK}.language_model"
-    stack = nested if any(name.startswith(f"{nested}.") for name in checkpoint.tensors) else STACK
     tied = f"{HEAD}.weight" not in checkpoint.tensors
     if tied and not any(part.get("tie_word_embeddings") for part in (text, checkpoint.config)):
         raise CheckpointError(f"{checkpoint.path} has no {HEAD}.weight, and its config.json ties none.")
     num_layers = _count(checkpoint, text, "num_hidden_layers")
-    return Base(checkpoint, num_layers, _count(checkpoint, text, "max_position_embeddings"), tied, stack, family)
+    return Base(
+        checkpoint,
+        num_layers,
+        _count(checkpoint, text, "max_position_embeddings"),
+        tied,
+        text_stack(checkpoint),
+        family,
+    )
 
 
 def _count(checkpoint: Checkpoint, config: dict[str, Any], key: str) -> int:
@@ -96,4 +100,4 @@ def _count(checkpoint: Checkpoint, config: dict[str, Any], key: str) -> int:
 
 def left_alone(checkpoint: Checkpoint) -> list[str]:
     """Globs of what stands beside the decoder, as settings name what is not quantised."""
-    return [f"{root.removesuffix('.')}*" for root in _BESIDE if any(n.startswith(root) for n in checkpoint.tensors)]
+    return [f"{root.removesuffix('.')}*" for root in BESIDE if any(n.startswith(root) for n in checkpoint.tensors)]

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from edgespec.checkpoint.files import some_of
+from edgespec.checkpoint.names import STACK
 from edgespec.errors import CheckpointError
-from edgespec.quantize.base import EMBEDDING, HEAD, STACK, Base
+from edgespec.quantize.base import EMBEDDING, HEAD, Base
 from edgespec.quantize.tensors import to_torch
 
 Read = Callable[[str], Any]  # a tensor by its name on disk

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from edgespec.checkpoint.files import Checkpoint
+from edgespec.checkpoint.names import STACK
 from edgespec.quantize import modelopt
-from edgespec.quantize.base import HEAD, STACK, left_alone
+from edgespec.quantize.base import HEAD, left_alone
 from edgespec.quantize.decoder import Decoder
 from edgespec.quantize.plan import Plan
 from edgespec.quantize.tensors import Piece, copied, stored_pieces, to_torch

@@ -131,8 +131,15 @@ OTHERS: list[tuple[str, dict[str, Any], dict[str, tuple[int, ...]]]] = [
     ("EAGLE-1", {"eagle_config": {"use_aux_hidden_state": False}}, {}),
     ("Medusa", {"medusa_num_heads": 3}, {}),
     ("Medusa", {"medusa": {"num_medusa_heads": 3}}, {}),
-    (r"Qwen.*\(MTP\)", {"text_config": {"mtp_num_hidden_layers": 1}, "vision_config": {}}, {}),
-    (r"Qwen.*\(MTP\)", {"architectures": ["Qwen3_5ForCausalLM"]}, {"mtp.fc.weight": (8, 16)}),
+    (r"\(MTP\) head, and not Qwen3.5", {"text_config": {"mtp_num_hidden_layers": 1}, "vision_config": {}}, {}),
+    (r"\(MTP\) head, and not Qwen3.5", {"architectures": ["LlamaForCausalLM"]}, {"mtp.fc.weight": (8, 16)}),
+    (
+        "Qwen3-Next",
+        {"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "mtp_num_hidden_layers": 1},
+        {},
+    ),
+    ("experts", {"architectures": ["Qwen3_5MoeForConditionalGeneration"], "vision_config": {"depth": 2}}, {}),
+    ("experts", {"architectures": ["Qwen3_5MoeForCausalLM"], "model_type": "qwen3_5_moe_text"}, {}),
     (
         r"DeepSeek.*\(MTP\)",
         {"architectures": ["DeepseekV3ForCausalLM"], "num_nextn_predict_layers": 1},

@@ -1,0 +1,80 @@
+"""The Qwen3.5 line: layers of full attention among gated delta nets. What its configurations say beside the usual.
+
+Defaults for missing keys are those of transformers 5.14. Knows the text part only.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from edgespec.config.fields import Fields, is_int, shortened
+from edgespec.config.values import LayerKind, LinearAttentionConfig
+from edgespec.errors import CheckpointError, UnsupportedModel
+
+PARTIAL_ROTARY = 0.25
+_FULL_ATTENTION_INTERVAL = 4
+# Older transformers wrote other names.
+_KINDS: dict[str, LayerKind] = {
+    "full_attention": "full_attention",
+    "linear_attention": "linear_attention",
+    "attention": "full_attention",
+    "mamba": "linear_attention",
+}
+
+
+def layer_kinds(fields: Fields, num_layers: int) -> tuple[LayerKind, ...]:
+    """What each layer is: `layer_types`, or every `full_attention_interval`-th layer with full attention."""
+    named = fields.get("layer_types")
+    if named is None:
+        interval = fields.size("full_attention_interval", _FULL_ATTENTION_INTERVAL)
+        named = ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(num_layers)]
+    if not isinstance(named, list) or len(named) != num_layers or not all(isinstance(kind, str) for kind in named):
+        raise fields.wrong("layer_types", f"a list of {num_layers} names")
+    strange = next((kind for kind in named if kind not in _KINDS), None)
+    if strange is not None:
+        raise UnsupportedModel(
+            f"{fields.source}: layer_types has {shortened(strange)}; this version knows full_attention and "
+            "linear_attention."
+        )
+    kinds = tuple(_KINDS[kind] for kind in named)
+    if "full_attention" not in kinds:
+        raise UnsupportedModel(f"{fields.source}: no layer has full attention; this version needs at least one.")
+    return kinds
+
+
+def linear_attention(fields: Fields) -> LinearAttentionConfig:
+    """The sizes of the gated delta nets."""
+    linear = LinearAttentionConfig(
+        num_key_heads=fields.size("linear_num_key_heads", 16),
+        num_value_heads=fields.size("linear_num_value_heads", 32),
+        key_head_dim=fields.size("linear_key_head_dim", 128),
+        value_head_dim=fields.size("linear_value_head_dim", 128),
+        conv_kernel=fields.size("linear_conv_kernel_dim", 4),
+    )
+    if linear.num_value_heads % linear.num_key_heads:
+        raise CheckpointError(
+            f"{fields.source}: linear_num_value_heads {linear.num_value_heads} is not a multiple of "
+            f"linear_num_key_heads {linear.num_key_heads}."
+        )
+    if linear.conv_kernel < 2:
+        raise UnsupportedModel(f"{fields.source}: linear_conv_kernel_dim is 1; this version needs at least 2.")
+    return linear
+
+
+def num_mtp_layers(fields: Fields) -> int:
+    """`mtp_num_hidden_layers`; 0 and a missing key mean that there is no head."""
+    value = fields.get("mtp_num_hidden_layers") or 0
+    if not is_int(value) or not 0 <= value < 2**31:
+        raise fields.wrong("mtp_num_hidden_layers", "a number of layers")
+    return cast(int, value)
+
+
+def refuse_other_gates(fields: Fields) -> None:
+    """The gate of full attention is there and a sigmoid, the one of the delta net is SiLU; there are no experts."""
+    if not fields.flag("attn_output_gate", True):
+        raise UnsupportedModel(f"{fields.source}: attn_output_gate is false; this version knows gated attention only.")
+    gate = fields.text("output_gate_type")
+    if gate not in (None, "silu", "swish"):
+        raise UnsupportedModel(f"{fields.source}: output_gate_type is {gate!r}; this version knows silu only.")
+    if fields.get("num_experts"):
+        raise UnsupportedModel(f"{fields.source}: num_experts is {fields.get('num_experts')}; experts are not done.")
