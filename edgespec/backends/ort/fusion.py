@@ -40,7 +40,7 @@ def take_place(new: ir.Value, old: ir.Value) -> None:
     """Let `new` have the name and the users of `old`."""
     new.name, new.shape, new.type = old.name, old.shape, old.type
     old.name = f"{old.name}/apart"
-    old.replace_all_uses_with(new)
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
 
 
 def join_residuals(graph: ir.Graph) -> None:
