@@ -28,7 +28,7 @@ from edgespec.config import DecoderConfig, LinearAttentionConfig
 from edgespec.contract import RecurrentShape
 from edgespec.graphs.builder import GraphBuilder
 from edgespec.graphs.layers import rms_norm
-from edgespec.graphs.linear import fp32, linear
+from edgespec.graphs.linear import float32_linear, fp32, linear
 from edgespec.graphs.weights import WeightTable
 
 MAX_LEVELS = 16  # of blocks that are merged: calls of up to 65536 rows
@@ -153,9 +153,8 @@ def delta_net(
     sizes = recurrent_shape(config.linear, ())
     keys, values, _ = sizes.row_parts
     mixed = linear(b, table, x, f"{weight}.in_proj_qkv", f"{name}/in_proj_qkv")
-    z, decay_rate, rate = (
-        linear(b, table, x, f"{weight}.in_proj_{part}", f"{name}/in_proj_{part}") for part in ("z", "a", "b")
-    )
+    z = linear(b, table, x, f"{weight}.in_proj_z", f"{name}/in_proj_z")
+    decay_rate, rate = (rates(b, table, x, f"{weight}.in_proj_{part}", f"{name}/in_proj_{part}") for part in "ab")
     q, k, v = b.split(convolution(b, table, mixed, rows, kept, weight, name), (keys, keys, values), -1, f"{name}/qkv")
     q = unit_heads(b, q, sizes, 1 / sizes.key_head_dim, f"{name}/q")  # 1/sqrt(dk) for the length, and for the scale
     k = unit_heads(b, k, sizes, 1 / math.sqrt(sizes.key_head_dim), f"{name}/k")
@@ -169,6 +168,13 @@ def delta_net(
     flat = b.op("Reshape", normed, b.shape(0, 0, values), name=f"{name}/norm/flat")
     gated = b.op("Mul", flat, gate, name=f"{name}/gated")
     return linear(b, table, gated, f"{weight}.out_proj", f"{name}/out_proj"), Kept(mixed, state, left)
+
+
+def rates(b: GraphBuilder, table: WeightTable, x: ir.Value, weight: str, name: str) -> ir.Value:
+    """A number a head, [B, S, Hv]: a few rows of weights that act on all that a state remembers, so no build rounds
+    them."""
+    make = float32_linear if table.packing(weight) is None else linear
+    return make(b, table, x, weight, name)
 
 
 def convolution(

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from edgespec.contract import ACTIVATIONS, INPUT_SCALE, SCHEME
+from edgespec.contract import ACTIVATIONS, FLOAT32_ONLY, INPUT_SCALE, SCHEME
+from edgespec.errors import UnsupportedModel
 from edgespec.graphs.builder import DTYPES, GraphBuilder
 from edgespec.graphs.packing import Packing
 from edgespec.graphs.weights import WeightTable
@@ -40,6 +41,18 @@ def linear(builder: GraphBuilder, table: WeightTable, x: ir.Value, weight: str, 
     if table.has(f"{weight}.bias"):
         bias = fp32(builder, table.value(builder, f"{weight}.bias"), f"{name}/bias")
         y = builder.op("Add", y, bias, name=f"{name}/add_bias")
+    return y
+
+
+def float32_linear(builder: GraphBuilder, table: WeightTable, x: ir.Value, weight: str, name: str) -> ir.Value:
+    """The same for a Linear that nobody may round: not the checkpoint, and no build."""
+    if table.packing(weight) is not None:
+        what = f"{weight} of {table.checkpoint.path} is quantised, and its values are too large to be rounded"
+        raise UnsupportedModel(what, "Give the original checkpoint, or one that was quantised without it.")
+    y = builder.op("MatMul", x, plain_weight(builder, table, weight, name), name=name)
+    node = y.producer()
+    assert node is not None
+    node.metadata_props[FLOAT32_ONLY] = "true"
     return y
 
 

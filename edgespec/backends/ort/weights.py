@@ -22,6 +22,7 @@ from edgespec.backends.ort.emulate import Emulation
 from edgespec.backends.ort.fusion import join_products
 from edgespec.backends.ort.stored_codes import StoredCodes, read, stored_codes
 from edgespec.backends.weights import FP32, WeightFormat
+from edgespec.contract import FLOAT32_ONLY
 from edgespec.errors import BuildError
 from edgespec.quantized import QuantizedWeight, dequantize_stored, quantize_rtn
 
@@ -276,9 +277,12 @@ def as_integers(
 
 
 def matmuls(value: ir.Value) -> list[ir.Node]:
-    """The MatMuls that have `value` as their weight; none where something else reads it too."""
+    """The MatMuls that have `value` as their weight; none where something else reads it, or one that must not round."""
     uses = list(value.uses())
-    fitting = all(node.op_type == "MatMul" and node.domain == "" and index == 1 for node, index in uses)
+    fitting = all(
+        node.op_type == "MatMul" and node.domain == "" and index == 1 and FLOAT32_ONLY not in node.metadata_props
+        for node, index in uses
+    )
     return [node for node, _ in uses] if fitting else []
 
 
