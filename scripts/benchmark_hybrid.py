@@ -121,7 +121,9 @@ def bench_prefill(work: Path, weights: list[str], tokens: int, rounds: int) -> d
             began = time.perf_counter()
             run()
             times[name].append(time.perf_counter() - began)
-    return {name: {"tokens_per_s": round(tokens / statistics.median(t[1:]), 1), "s": t[1:]} for name, t in times.items()}
+    return {
+        name: {"tokens_per_s": round(tokens / statistics.median(t[1:]), 1), "s": t[1:]} for name, t in times.items()
+    }
 
 
 def main() -> None:

@@ -66,10 +66,22 @@ def rounding_of(config: Mapping[str, Any], float32: float) -> float:
     return float(weights_of(config).get("rounding", float32))
 
 
+def are_rounded(weights: Mapping[str, Any]) -> bool:
+    """Whether an engine's outputs are compared by their direction: not so where only the order of sums differs."""
+    return "rounding" in weights and weights["scheme"] != "fp32"
+
+
+def rounds_by(weights: Mapping[str, Any]) -> str:
+    """What makes kernels for one row and for many round differently."""
+    return str(weights["scheme"]) if weights["scheme"] != "fp32" else "recurrent layers"
+
+
 def why_not_exact(config: Mapping[str, Any]) -> str | None:
     """What keeps an engine's chains from being the same bits in every pass; None where nothing does."""
     if config["builder_config"]["max_batch_size"] > 1:
         return f"it was built for {config['builder_config']['max_batch_size']} sequences"
+    if config["graph"].get("recurrent"):
+        return "its recurrent layers take in what was accepted at once"
     return why_rows_differ(weights_of(config))
 
 

@@ -23,7 +23,7 @@ from edgespec.backends import engine_dir as engines
 from edgespec.backends.base import Table
 from edgespec.backends.engine_dir import rope_of
 from edgespec.backends.loader import open_runner
-from edgespec.backends.weights import rounding_of, weights_of, why_not_exact
+from edgespec.backends.weights import rounding_of, rounds_by, weights_of, why_not_exact
 from edgespec.contract import Role
 from edgespec.errors import EdgeSpecError, EnvironmentProblem, LimitError, RequestError
 from edgespec.prompts import CANCELLED, Message, SamplingParams
@@ -141,7 +141,7 @@ class Engine:
         if emulated := weights.get("emulated"):
             notes.append(f"weights in {weights['scheme']}: {emulated}")
         if self.rounding > NEAR_TIE and self.drafter is not None:
-            notes.append(f"{weights['scheme']}: lossless up to kernel rounding (margin {self.rounding:.2g} nats)")
+            notes.append(f"{rounds_by(weights)}: lossless up to kernel rounding (margin {self.rounding:.2g} nats)")
         return tuple(notes)
 
     def __enter__(self) -> Engine:

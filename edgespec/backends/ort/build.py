@@ -18,15 +18,16 @@ from safetensors.numpy import load_file
 from edgespec import bundle
 from edgespec.backends import engine_dir as engines
 from edgespec.backends.base import Advance
-from edgespec.backends.golden import MOVED, Agreement, check_golden, rounding
+from edgespec.backends.golden import MOVED, RECURRENT, ROUNDED, Agreement, check_golden, rounding
 from edgespec.backends.ort import fingerprint
 from edgespec.backends.ort.cache import cache_bytes
 from edgespec.backends.ort.lowering import Lowered, lower
+from edgespec.backends.ort.recurrent import recurrent_bytes
 from edgespec.backends.ort.runner import OrtRunner, head_table, padding_of
 from edgespec.backends.ort.stored_codes import StoredCodes
 from edgespec.backends.ort.weights import AnyWeight, IntegerWeight, RoundedWeight, WorthWeight, pieces
-from edgespec.backends.weights import EXACT_BLOCK, FP32, KEPT, WeightFormat, why_rows_differ
-from edgespec.contract import Limits, Role, canonical_contract, lowered_contract
+from edgespec.backends.weights import EXACT_BLOCK, FP32, KEPT, WeightFormat, are_rounded, why_rows_differ
+from edgespec.contract import RECURRENT_CHUNK, Limits, Role, canonical_contract, lowered_contract
 from edgespec.errors import BuildError
 from edgespec.schemes import EMULATED, SCHEMES, Scheme
 
@@ -40,8 +41,8 @@ MIN_COSINE = {4: 0.65, 8: SCHEMES["int8_wo"].min_logits_cosine}
 # Each rounding is proven by itself before.
 EXPORTED_COSINE = {"nvfp4": 0.7, "mxfp8": 0.95, "fp8_token": 0.95, "int8_token": 0.98}
 STATIC_COSINE = 0.99
-# Where layers are recurrent: what they read of their state is normed, however small it is, and so is its error. Measured
-# on random weights of 4 and 24 layers: int4 0.54 and 0.48, int8 0.97 and more.
+# Where layers are recurrent: what they read of their state is normed, however small it is, and so is its error.
+# Measured on random weights of 4 and 24 layers: int4 0.54 and 0.48, int8 0.97 and more.
 RECURRENT_COSINE = {4: 0.3, 8: 0.9}
 UNMEASURED_ROUNDING = 1.0  # nats, where there are no golden outputs to measure it on
 # Where edges of activations are few, 1e-5 met none on a golden prompt, and another prompt did: of FP4's sixteen values,
@@ -103,7 +104,7 @@ def build(
         if made:
             bundle.remove_if_empty(engine_dir)
     size = sum(file["bytes"] for file in engines.read_engines(engine_dir)[onnx.role.value]["files"].values())
-    agreement, rounded = written.agreement, "rounding" in written.weights
+    agreement, rounded = written.agreement, are_rounded(written.weights)
     return Built(
         onnx.role, engine_dir / written.path.name, size, agreement.difference if agreement else None,
         time.monotonic() - began, (*remarks(onnx, limits), *weight_remarks(onnx.role, written.weights)),
@@ -124,7 +125,21 @@ def remarks(onnx: engines.OnnxDir, limits: Limits) -> tuple[str, ...]:
             f"the KV cache takes {size / 1e9:.2f} GB when all {limits.max_batch_size} sequences are {capacity} tokens "
             "long; memory is taken as it is written"
         )
-    return tuple(notes)
+    return (*notes, *recurrent_remarks(onnx, limits))
+
+
+def recurrent_remarks(onnx: engines.OnnxDir, limits: Limits) -> tuple[str, ...]:
+    """What states cost, and what a partial acceptance costs beside them: the cap of it."""
+    shape = engines.shape_of(onnx.config)
+    if shape.recurrent is None:
+        return ()
+    rows = max(RECURRENT_CHUNK, limits.max_verify_tree_size if onnx.role is Role.BASE else 1)
+    states, kept = recurrent_bytes(shape, limits.max_batch_size, rows)
+    sequences = f"{limits.max_batch_size} sequences take" if limits.max_batch_size > 1 else "a sequence takes"
+    each = states // limits.max_batch_size
+    cap = f"at most {kept / 1e6:.1f} MB more, for {rows} rows a pass"
+    instead = f"a state a row would take {rows * each / 1e6:.0f} MB"
+    return (f"the recurrent state of {sequences} {states / 1e6:.1f} MB; what may be rejected {cap} ({instead})",)
 
 
 def weight_remarks(role: Role, weights: Mapping[str, Any]) -> tuple[str, ...]:
@@ -134,7 +149,9 @@ def weight_remarks(role: Role, weights: Mapping[str, Any]) -> tuple[str, ...]:
         notes.append(f"{weights['scheme']} is {emulated}")
     elif "float32" in weights.get("compute", ""):
         notes.append(f"{weights['scheme']} is computed in float32 here: as large and as slow as unquantised weights")
-    if "rounding" not in weights:
+    if "rounding" in weights and not are_rounded(weights) and role is not Role.DRAFT:
+        notes.append(f"recurrent layers: lossless up to kernel rounding (margin {weights['rounding']:.2g} nats)")
+    if not are_rounded(weights):
         return tuple(notes)
     block = f" in blocks of {weights['block']}" if "block" in weights else ""
     if "embedding" in weights:
@@ -231,7 +248,8 @@ def measured(
     """What the engine's config says of its weights, and how it agrees with the golden outputs, if there are any."""
     weights = promise.weights
     if not (onnx.path / bundle.GOLDEN).is_file():
-        return weights | ({"rounding": UNMEASURED_ROUNDING} if promise.rounds else {}), None
+        unmeasured = promise.rounds or engines.shape_of(onnx.config).recurrent is not None
+        return weights | ({"rounding": UNMEASURED_ROUNDING} if unmeasured else {}), None
     golden, rope = load_file(onnx.path / bundle.GOLDEN), engines.rope_of(onnx.config)
     if "embedding" in weights:  # what the engine will read
         table = head_table(path, weights["embedding"], engines.shape_of(onnx.config).hidden_size)
@@ -241,8 +259,10 @@ def measured(
     runner = OrtRunner(path, contract, capacity, lanes=2 if batched else 1)
     try:
         agreement = check_golden(runner, golden, rope, capacity, promise.min_cosine)
-        if promise.rounds:
-            weights = weights | {"rounding": rounding(runner, golden, rope, capacity, promise.moved_by)}
+        recurrent = contract.shape.recurrent is not None
+        if promise.rounds or recurrent:
+            margin = ROUNDED if promise.rounds else RECURRENT
+            weights = weights | {"rounding": rounding(runner, golden, rope, capacity, promise.moved_by, margin)}
         return weights, agreement
     finally:
         runner.close()
@@ -276,4 +296,4 @@ def manifest_entry(onnx: engines.OnnxDir, written: Written) -> dict[str, Any]:
         "golden_difference": agreement.difference if agreement else None,
         "weights": dict(written.weights),
     }
-    return entry | ({"golden_cosine": agreement.cosine} if agreement and "rounding" in written.weights else {})
+    return entry | ({"golden_cosine": agreement.cosine} if agreement and are_rounded(written.weights) else {})
