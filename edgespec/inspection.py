@@ -16,11 +16,12 @@ from typing import Any
 from edgespec import bundle
 from edgespec.backends.engine_dir import STEMS
 from edgespec.backends.facts import engines_facts, export_facts
+from edgespec.checkpoint import dflash
 from edgespec.checkpoint.detect import check_tensors, read_d2t
 from edgespec.checkpoint.facts import checkpoint_facts, safetensors_facts
 from edgespec.checkpoint.files import Checkpoint, some_of
 from edgespec.checkpoint.layouts import read_quantization
-from edgespec.config import DraftConfig, ModelConfig
+from edgespec.config import DFlashConfig, DraftConfig, ModelConfig
 from edgespec.errors import BundleError, EdgeSpecError, noted
 
 SMALL_BYTES = 1 << 20  # files up to this size are compared by their hash in any case
@@ -132,7 +133,7 @@ def look_at_checkpoint(path: Path, problems: list[EdgeSpecError], read_up_to: fl
     if found is not None:
         with noted(problems):
             check_whole(checkpoint, found)
-        if isinstance(found, DraftConfig) and read_up_to == math.inf:
+        if isinstance(found, DraftConfig | DFlashConfig) and read_up_to == math.inf:
             with noted(problems):
                 read_d2t(checkpoint, found)
     return facts
@@ -144,14 +145,18 @@ def only_pickled(path: Path) -> str | None:
     return pickled[0] if pickled and not any(path.glob("*.safetensors*")) else None
 
 
-def check_whole(checkpoint: Checkpoint, found: ModelConfig | DraftConfig) -> None:
+def check_whole(checkpoint: Checkpoint, found: ModelConfig | DraftConfig | DFlashConfig) -> None:
     """Whether the tensors are those that export asks for. Raises CheckpointError that names what is not."""
     from edgespec.graphs import decoder, eagle
 
     quantization = read_quantization(checkpoint)
     if isinstance(found, ModelConfig):
-        ignorable = decoder.ignorable(found, checkpoint)
-        check_tensors(decoder.expected_tensors(found), checkpoint, ignorable, quantization)
+        whole = {decoder.stored_name(name, checkpoint): size for name, size in decoder.expected_tensors(found).items()}
+        check_tensors(whole, checkpoint, decoder.ignorable(found, checkpoint), quantization)
+        return
+    if isinstance(found, DFlashConfig):
+        named = dflash.named_as_ours(checkpoint, found)
+        check_tensors(dflash.expected_tensors(found), named, dflash.IGNORED, quantization)
         return
     expected = eagle.expected_tensors(found)
     stored = eagle.stored_names(expected, checkpoint)

@@ -1,4 +1,4 @@
-"""What a checkpoint is: a base model, an EAGLE-3 draft, or something that this version refuses by name.
+"""What a checkpoint is: a base model, an EAGLE-3 or DFlash draft, or something that this version refuses by name.
 
 Knows the signs by which published kinds are told apart, compares tensors with what a graph expects,
 and reads the draft's vocabulary map. Knows no graphs.
@@ -27,9 +27,11 @@ from edgespec.checkpoint.layouts import (
 )
 from edgespec.checkpoint.quantization import Quantization
 from edgespec.config import (
+    DFlashConfig,
     DraftConfig,
     ModelConfig,
     Shapes,
+    parse_dflash_config,
     parse_draft_config,
     parse_eos,
     parse_model_config,
@@ -38,10 +40,10 @@ from edgespec.config import (
 from edgespec.errors import CheckpointError, UnsupportedModel
 
 _FLOATS = ("float32", "float16", "bfloat16")
-_SUPPORTED = "This version takes Llama, Mistral, Qwen2, Qwen3 and Qwen3.5 base models and EAGLE-3 drafts."
+_SUPPORTED = "This version takes Llama, Mistral, Qwen2, Qwen3 and Qwen3.5 base models, EAGLE-3 and DFlash drafts."
 
 
-def detect(checkpoint: Checkpoint) -> ModelConfig | DraftConfig:
+def detect(checkpoint: Checkpoint) -> ModelConfig | DraftConfig | DFlashConfig:
     """The checkpoint's configuration; the base's dtype is that of its tensors, its ends those of both configs.
 
     Raises UnsupportedModel for kinds that are recognised and not supported, CheckpointError for broken ones.
@@ -50,9 +52,9 @@ def detect(checkpoint: Checkpoint) -> ModelConfig | DraftConfig:
     _refuse_other_speculators(config, source)
     for kind in _KINDS:
         if kind.recognises(config, checkpoint):
-            if kind.name != _EAGLE3:
+            if kind.parse is None:
                 raise UnsupportedModel(f"{checkpoint.path} is {kind.name}, which this version does not do.", _SUPPORTED)
-            return parse_draft_config(config, logical_shapes(checkpoint, read_quantization(checkpoint)), source)
+            return kind.parse(config, logical_shapes(checkpoint, read_quantization(checkpoint)), source)
     read_quantization(checkpoint)
     model = parse_model_config(config, source)
     if model.tied_head and is_quantised(checkpoint, "lm_head"):  # ModelOpt leaves the flag of the source as it was
@@ -123,7 +125,7 @@ def _misshapen(name: str, shape: tuple[int, ...], expected: Mapping[str, tuple[i
     return f"{name} {list(shape)} instead of {list(expected[name])}"
 
 
-def read_d2t(checkpoint: Checkpoint, config: DraftConfig) -> NDArray[np.int64] | None:
+def read_d2t(checkpoint: Checkpoint, config: DraftConfig | DFlashConfig) -> NDArray[np.int64] | None:
     """Offsets [draft_vocab_size]: target id = draft id + offset. None where the draft has the base's vocabulary.
 
     A table of absolute ids is recognised and converted; a missing table is made from t2d. Raises
@@ -154,9 +156,10 @@ def read_d2t(checkpoint: Checkpoint, config: DraftConfig) -> NDArray[np.int64] |
 class _Kind:
     name: str  # as it follows "this is"
     recognises: Callable[[Mapping[str, Any], Checkpoint], bool]
+    parse: Callable[[Mapping[str, Any], Shapes, str], DraftConfig | DFlashConfig] | None = None
 
 
-_EAGLE3 = "an EAGLE-3 draft"
+_BLOCK_DRAFTS = ("dflash", "dspark", "dflare", "domino", "jetspec")
 _QWEN_DENSE = ("qwen3_5", "qwen3_5_text")
 
 
@@ -165,7 +168,11 @@ def _is_speculators_eagle3(config: Mapping[str, Any], _: Checkpoint) -> bool:
 
 
 def _is_dflash(config: Mapping[str, Any], _: Checkpoint) -> bool:
-    return config.get("dflash_config") is not None or "DFlashDraftModel" in _architectures(config)
+    """Its relatives are recognised as well: its parser refuses them by their names."""
+    if config.get("dflash_config") is not None or config.get("speculators_model_type") in _BLOCK_DRAFTS:
+        return True
+    names = [name.lower() for name in _architectures(config) if isinstance(name, str)]
+    return any(word in name for name in names for word in _BLOCK_DRAFTS)
 
 
 def _is_medusa(config: Mapping[str, Any], _: Checkpoint) -> bool:
@@ -228,10 +235,10 @@ def _is_vision_language(config: Mapping[str, Any], _: Checkpoint) -> bool:
 # The first that recognises a checkpoint decides; what none recognises is a plain causal language model. Medusa comes
 # before the kinds that need a look at the tensors, because its heads are often pickled.
 _KINDS = (
-    _Kind(_EAGLE3, _is_speculators_eagle3),
-    _Kind("a DFlash draft", _is_dflash),
+    _Kind("an EAGLE-3 draft", _is_speculators_eagle3, parse_draft_config),
+    _Kind("a DFlash draft", _is_dflash, parse_dflash_config),
     _Kind("a set of Medusa heads", _is_medusa),
-    _Kind(_EAGLE3, _is_eagle3),
+    _Kind("an EAGLE-3 draft", _is_eagle3, parse_draft_config),
     _Kind("an EAGLE-1 or EAGLE-2 draft", _is_eagle1),
     _Kind("a Qwen3-Next model", _is_qwen_next),
     _Kind("a Qwen3.5 mixture of experts", _is_qwen_experts),
@@ -243,7 +250,7 @@ _KINDS = (
 
 def _refuse_other_speculators(config: Mapping[str, Any], source: str) -> None:
     kind = config.get("speculators_model_type", "eagle3")
-    if kind != "eagle3":
+    if kind != "eagle3" and not (isinstance(kind, str) and kind.startswith(_BLOCK_DRAFTS)):
         raise UnsupportedModel(f"{source}: a speculators draft of the type {kind!r}.", _SUPPORTED)
 
 
@@ -269,12 +276,12 @@ def _stored_dtype(checkpoint: Checkpoint) -> str | None:
 # The draft's vocabulary
 
 
-def _read_table(checkpoint: Checkpoint, name: str, config: DraftConfig) -> NDArray[np.int64]:
+def _read_table(checkpoint: Checkpoint, name: str, config: DraftConfig | DFlashConfig) -> NDArray[np.int64]:
     _check_map(checkpoint, checkpoint.tensors[name], (config.draft_vocab_size,), ("int64", "int32"))
     return checkpoint.read(name).astype(np.int64)
 
 
-def _read_t2d(checkpoint: Checkpoint, name: str, config: DraftConfig) -> NDArray[np.bool_]:
+def _read_t2d(checkpoint: Checkpoint, name: str, config: DraftConfig | DFlashConfig) -> NDArray[np.bool_]:
     """Which of the base's tokens the draft knows: bool [vocab_size]."""
     _check_map(checkpoint, checkpoint.tensors[name], (config.vocab_size,), ("bool", "uint8", "int8", "int32", "int64"))
     return checkpoint.read(name).astype(np.bool_)
@@ -292,7 +299,7 @@ def _target_ids(
     table: NDArray[np.int64],
     draft_ids: NDArray[np.int64],
     used: NDArray[np.bool_] | None,
-    config: DraftConfig,
+    config: DraftConfig | DFlashConfig,
     checkpoint: Checkpoint,
 ) -> NDArray[np.int64]:
     """The base's id of each draft token, by whichever of the two readings of d2t holds."""
@@ -333,7 +340,7 @@ def _fault(ids: NDArray[np.int64], used: NDArray[np.bool_] | None, vocab_size: i
     return None
 
 
-def _check_t2d_count(used: NDArray[np.bool_], config: DraftConfig, checkpoint: Checkpoint) -> None:
+def _check_t2d_count(used: NDArray[np.bool_], config: DraftConfig | DFlashConfig, checkpoint: Checkpoint) -> None:
     if int(used.sum()) != config.draft_vocab_size:
         raise CheckpointError(
             f"t2d of {checkpoint.path} marks {int(used.sum())} tokens; its config.json tells of a draft_vocab_size of "

@@ -18,7 +18,7 @@ from edgespec.checkpoint.files import Checkpoint, TensorInfo, read_header
 from edgespec.checkpoint.layouts import kv_scale_names, logical_shapes, read_quantization, rule_at
 from edgespec.checkpoint.origin import origin_of
 from edgespec.checkpoint.quantization import Quantization
-from edgespec.config import DraftConfig, ModelConfig
+from edgespec.config import DFlashConfig, DraftConfig, ModelConfig
 from edgespec.errors import BundleError, EdgeSpecError, noted
 
 _NO_PARAMETERS = re.compile(r"(^|\.)(d2t|t2d)$|inv_freq$")
@@ -42,7 +42,7 @@ def safetensors_facts(path: Path) -> dict[str, Any]:
 
 def checkpoint_facts(
     checkpoint: Checkpoint, problems: list[EdgeSpecError], read_up_to: float
-) -> tuple[dict[str, Any], ModelConfig | DraftConfig | None]:
+) -> tuple[dict[str, Any], ModelConfig | DraftConfig | DFlashConfig | None]:
     """The facts, and what the checkpoint was recognised as. Hashes files of up to `read_up_to` bytes."""
     facts: dict[str, Any] = {
         "kind": "checkpoint",
@@ -55,7 +55,7 @@ def checkpoint_facts(
         facts |= weight_facts(checkpoint)
         with noted(problems):
             found = detect(checkpoint)
-            facts |= {"role": "draft" if isinstance(found, DraftConfig) else "base", "config": asdict(found)}
+            facts |= {"role": "base" if isinstance(found, ModelConfig) else "draft", "config": asdict(found)}
         facts |= layer_facts(checkpoint)
         facts |= manifest_facts(checkpoint, problems, read_up_to)
     return facts, found

@@ -14,7 +14,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeGuard
@@ -63,6 +63,15 @@ class TensorInfo:
     file: Path | None
     offset: int
     num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows `low` to `high` of the tensor `name` as it is stored; without `high`, all of it."""
+
+    name: str
+    low: int = 0
+    high: int | None = None
 
 
 class ByteSink(Protocol):
@@ -156,6 +165,10 @@ class Checkpoint:
             digest.update(self._first_bytes(info, min(info.num_bytes, 4096)))
         return digest.hexdigest()
 
+    def renamed(self, sources: Mapping[str, Rows]) -> Checkpoint:
+        """The same files under other names: own name -> what of them it stands for. The identity stays the same."""
+        return _Renamed(self, sources)
+
     def _first_bytes(self, info: TensorInfo, count: int) -> bytes:
         if info.file is None:
             return self._weights.unpickled[info.name].reshape(-1).view(np.uint8)[:count].tobytes()
@@ -174,6 +187,41 @@ class _Weights:
 
     tensors: Mapping[str, TensorInfo]
     unpickled: Mapping[str, np.ndarray[Any, Any]]
+
+
+class _Renamed(Checkpoint):
+    """A checkpoint whose tensors have other names, some of them parts of stored ones."""
+
+    def __init__(self, original: Checkpoint, sources: Mapping[str, Rows]) -> None:
+        self.path = original.path
+        self.config = original.config
+        self.generation_config = original.generation_config
+        self._original = original
+        self._sources = sources
+
+    def identity(self) -> str:
+        return self._original.identity()
+
+    @cached_property
+    def _weights(self) -> _Weights:
+        arrays = self._original._weights.unpickled
+        return _Weights(
+            {name: _rows_of(self._original.tensors[rows.name], name, rows) for name, rows in self._sources.items()},
+            {name: arrays[rows.name][rows.low : rows.high] for name, rows in self._sources.items() if arrays},
+        )
+
+
+def _rows_of(info: TensorInfo, name: str, rows: Rows) -> TensorInfo:
+    if rows.high is None:
+        return replace(info, name=name)
+    width = info.num_bytes // info.shape[0]
+    return replace(
+        info,
+        name=name,
+        shape=(rows.high - rows.low, *info.shape[1:]),
+        offset=info.offset + rows.low * width,
+        num_bytes=(rows.high - rows.low) * width,
+    )
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 NUM_WORST = 3  # layers that are named without --layers
 INDENT = 14
 Rows = list[tuple[str, str]]
+_METHODS = {"eagle3": "EAGLE-3", "dflash": "DFlash"}
 
 
 def text_of(found: Inspection, *, layers: bool, verify: bool) -> list[str]:
@@ -47,8 +48,9 @@ def checkpoint_text(facts: Mapping[str, Any], layers: bool) -> tuple[str, Rows]:
     rows: Rows = []
     config = facts.get("config")
     if config and facts["role"] == "draft":
-        name = f"EAGLE-3 draft ({config['flavour']} layout)"
+        name = f"{_METHODS[config['kind']]} draft ({config['flavour']} layout)"
         rows += decoder_rows(config["decoder"]) + draft_rows(config)
+        rows += block_rows(config) if config["kind"] == "dflash" else []
     elif config:
         rows += decoder_rows(config["decoder"]) + base_rows(config)
     if "types" in facts:
@@ -66,7 +68,11 @@ def decoder_rows(decoder: Mapping[str, Any]) -> Rows:
     heads = f"{decoder['num_heads']} heads ({decoder['num_kv_heads']} KV) of {decoder['head_dim']}"
     sizes = f"{decoder['num_layers']} layers, hidden {decoder['hidden_size']}, MLP {decoder['intermediate_size']}"
     window = f", window {decoder['sliding_window']}" if decoder["sliding_window"] else ""
-    return [("sizes", f"{sizes}, {heads}{window}"), ("RoPE", rope_text(decoder["rope"]))]
+    recurrent = list(decoder["layer_kinds"]).count("linear_attention")
+    kinds = f", {recurrent} layers are gated delta nets" if recurrent else ""
+    rotated = decoder["rope"]["rotary_dim"]
+    part = f", {rotated} of {decoder['head_dim']} elements" if rotated < decoder["head_dim"] else ""
+    return [("sizes", f"{sizes}, {heads}{window}{kinds}"), ("RoPE", f"{rope_text(decoder['rope'])}{part}")]
 
 
 def rope_text(rope: Mapping[str, Any]) -> str:
@@ -77,20 +83,41 @@ def rope_text(rope: Mapping[str, Any]) -> str:
 def base_rows(config: Mapping[str, Any]) -> Rows:
     head = "head tied to the embedding" if config["tied_head"] else "a head of its own"
     ends = f"ends at {', '.join(map(str, config['eos_token_ids']))}" if config["eos_token_ids"] else "names no end"
-    return [("vocabulary", f"{config['vocab_size']}, {head}, {ends}"), ("positions", str(config["max_position"]))]
+    rows = [("vocabulary", f"{config['vocab_size']}, {head}, {ends}"), ("positions", str(config["max_position"]))]
+    return [*rows, ("MTP head", f"{config['mtp_layers']} layer, by config.json")] if config["mtp_layers"] else rows
 
 
 def draft_rows(config: Mapping[str, Any]) -> Rows:
     taps = ", ".join(map(str, config["tap_ids"])) if config["tap_ids"] else "EAGLE-3's default for the base's depth"
-    if config["tap_ids"] and config["tap_convention"] != "hs":
+    if config["tap_ids"] and config.get("tap_convention", "hs") != "hs":
         taps += " (a numbering that the base's depth settles)"
     own = {"embedding": config["own_embedding"], "head": config["own_head"]}
     whose = [f"{name} {'of its own' if its else 'of the base'}" for name, its in own.items()]
     return [
         ("vocabulary", f"{config['draft_vocab_size']} of {config['vocab_size']}; {', '.join(whose)}"),
-        ("taps", f"{config['num_taps']} of width {config['target_hidden_size']}: {taps}"),
+        ("taps", f"{config.get('num_taps') or len(config['tap_ids'])} of width {config['target_hidden_size']}: {taps}"),
         ("made for", config["base_name"] or "it does not say"),
     ]
+
+
+def block_rows(config: Mapping[str, Any]) -> Rows:
+    rows: Rows = [
+        ("block", f"{config['block_size']} tokens, the anchor included; mask token {config['mask_token_id']}")
+    ]
+    layers = zip(config["windows"], config["causal"], strict=True)
+    kinds = [attention_text(window, causal) for window, causal in layers]
+    return [
+        *rows,
+        (
+            "attention",
+            "; ".join(f"{kinds.count(kind)} of {len(kinds)} layers: {kind}" for kind in dict.fromkeys(kinds)),
+        ),
+    ]
+
+
+def attention_text(window: int | None, causal: bool) -> str:
+    seen = f"a window of {window}" if window else "all of the context"
+    return f"{seen}, {'causal' if causal else 'both ways'} inside the block"
 
 
 def tensor_rows(facts: Mapping[str, Any]) -> Rows:

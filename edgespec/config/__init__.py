@@ -7,6 +7,7 @@ Tap indices are normalised here: everywhere inside they are Hugging Face `hidden
 from __future__ import annotations
 
 from edgespec.config.bases import parse_eos, parse_model_config, with_eos
+from edgespec.config.dflash import parse_dflash_config
 from edgespec.config.eagle import parse_draft_config
 from edgespec.config.taps import default_tap_ids, normalise_taps, resolve_taps
 from edgespec.config.values import (
@@ -37,6 +38,7 @@ __all__ = [
     "TapConvention",
     "default_tap_ids",
     "normalise_taps",
+    "parse_dflash_config",
     "parse_draft_config",
     "parse_eos",
     "parse_model_config",

@@ -173,7 +173,7 @@ def refuse_other_activations(fields: Fields) -> None:
 def one_window(fields: Fields, family: Family, num_layers: int) -> int | None:
     """The window of all layers, or None; layers that differ are refused."""
     window = _window_size(fields, family)
-    kinds = set(_layer_types(fields, family, num_layers, window))
+    kinds = set(layer_types(fields, family, num_layers, window))
     if not kinds <= {"full_attention", "sliding_attention"} or len(kinds) > 1:
         raise UnsupportedModel(
             f"{fields.source}: layers of different or unknown kinds ({', '.join(sorted(kinds))}), from layer_types or "
@@ -196,7 +196,7 @@ def _window_size(fields: Fields, family: Family) -> int | None:
     return fields.size("sliding_window", 4096)  # transformers' default for Mistral, Qwen2 and Qwen3
 
 
-def _layer_types(fields: Fields, family: Family, num_layers: int, window: int | None) -> list[str]:
+def layer_types(fields: Fields, family: Family, num_layers: int, window: int | None) -> list[str]:
     named = fields.get("layer_types")
     if named is not None:
         if not isinstance(named, list) or not all(isinstance(kind, str) for kind in named) or len(named) < num_layers:

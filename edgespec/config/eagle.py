@@ -54,7 +54,7 @@ def parse_draft_config(raw: Mapping[str, Any], shapes: Shapes, source: str = "co
         norm_before_fc=_norm_before_fc(top, shapes),
         fc_norm=_fc_norm(top, shapes, num_taps),
         norm_output=_norm_output(top, shapes, flavour),
-        base_name=_base_name(top),
+        base_name=base_name(top),
         tap_convention=convention,
     )
     _check_vocabulary(draft, shapes, tied=top.flag("tie_word_embeddings", False), source=source)
@@ -241,7 +241,7 @@ def _norm_output(top: Fields, shapes: Shapes, flavour: str) -> bool:
     return recycles and top.flag("norm_output", False)
 
 
-def _base_name(top: Fields) -> str | None:
+def base_name(top: Fields) -> str | None:
     verifier = top.optional_section("speculators_config").optional_section("verifier")
     return verifier.text("name_or_path") or top.text("base_model_name_or_path")
 

@@ -19,7 +19,7 @@ from edgespec import bundle
 from edgespec.checkpoint.detect import detect, read_d2t
 from edgespec.checkpoint.files import Checkpoint, TensorInfo, open_checkpoint
 from edgespec.checkpoint.origin import Origin, origin_of
-from edgespec.config import DraftConfig, ModelConfig, RopeConfig, default_tap_ids, resolve_taps
+from edgespec.config import DFlashConfig, DraftConfig, ModelConfig, RopeConfig, default_tap_ids, resolve_taps
 from edgespec.errors import ContractError, PairingError, UnsupportedModel
 from edgespec.export import sidecars, writer
 from edgespec.export.golden import make_golden
@@ -75,6 +75,8 @@ def export(model: str, out: Path, options: ExportOptions, progress: Progress | N
     target = out / "llm"
     checkpoint = open_checkpoint(model, allow_pickle=options.allow_pickle)
     found = detect(checkpoint)
+    if isinstance(found, DFlashConfig):
+        raise UnsupportedModel(f"{checkpoint.path} is a DFlash draft, which this version cannot export yet.")
     if isinstance(found, DraftConfig) and options.base_model_dir is None:
         options = replace(options, base_model_dir=recorded_base(found))
     origin = base_origin(checkpoint, found, options)

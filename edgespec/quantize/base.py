@@ -12,7 +12,7 @@ from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization
 from edgespec.checkpoint.names import BESIDE, STACK, stored_name, text_stack
-from edgespec.config import DraftConfig, ModelConfig, parse_model_config
+from edgespec.config import ModelConfig, parse_model_config
 from edgespec.errors import CheckpointError, UnsupportedModel
 
 HEAD, EMBEDDING = "lm_head", "model.embed_tokens"
@@ -56,9 +56,9 @@ def base_config(checkpoint: Checkpoint) -> ModelConfig:
     if any(name.startswith("mtp.") for name in checkpoint.tensors):
         return parse_model_config(checkpoint.config, str(checkpoint.path / "config.json"))
     found = detect(checkpoint)
-    if isinstance(found, DraftConfig):
+    if not isinstance(found, ModelConfig):
         raise UnsupportedModel(
-            f"{checkpoint.path} is an EAGLE-3 draft, not a base model.",
+            f"{checkpoint.path} is a draft, not a base model.",
             "edgespec quantize draft --base-model-dir BASE --draft-model-dir DRAFT ... quantises drafts.",
         )
     return found

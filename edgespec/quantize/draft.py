@@ -16,7 +16,7 @@ from edgespec import bundle
 from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import Checkpoint, open_checkpoint
 from edgespec.checkpoint.layouts import read_quantization, read_weight
-from edgespec.config import DraftConfig, ModelConfig, resolve_taps
+from edgespec.config import DFlashConfig, DraftConfig, ModelConfig, resolve_taps
 from edgespec.errors import BuildError, PairingError, UnsupportedModel
 from edgespec.quantize import calibration, modelopt, work
 from edgespec.quantize import check as checking
@@ -52,6 +52,8 @@ def quantize_draft(
     draft = open_checkpoint(draft_dir, allow_pickle=options.allow_pickle)
     refuse_quantised(draft)
     config = detect(draft)
+    if isinstance(config, DFlashConfig):
+        raise UnsupportedModel(f"{draft.path} is a DFlash draft; this version quantises EAGLE-3 drafts.")
     if not isinstance(config, DraftConfig):
         raise UnsupportedModel(f"{draft.path} is a base model, not a draft.", "edgespec quantize llm takes it.")
     base = open_checkpoint(base_dir, allow_pickle=options.allow_pickle)

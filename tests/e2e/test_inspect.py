@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from edgespec import bundle
 from edgespec.cli.main import run
@@ -169,6 +170,34 @@ def test_every_layout_of_modelopt_is_told_apart(modelopt_exports: Path, look: Lo
     assert set(look(modelopt_exports / "mixed")["quantization"]["schemes"]) == {"fp8", "nvfp4"}
 
 
+def test_a_block_draft_is_told_with_its_block_and_attention(shop: Path, tmp_path: Path, cli: Cli) -> None:
+    kinds = ["sliding_attention", "full_attention"]
+    path = toys.make_dflash(tmp_path / "draft", shop / "base", layer_types=kinds, window=20, fused=True)
+    done = cli("inspect", path)
+    assert done.code == 0
+    assert "DFlash draft (z-lab layout)" in done.out
+    assert "4 tokens, the anchor included; mask token 255" in done.out
+    assert (
+        "1 of 2 layers: a window of 20, causal inside the block; 1 of 2 layers: all of the context, both ways"
+        in done.out
+    )
+    left = load_file(path / "model.safetensors")
+    del left["layers.1.mlp.down_proj.weight"]
+    save_file(left, path / "model.safetensors")
+    done = cli("inspect", path)
+    assert done.code == 3
+    assert "missing (1): layers.1.mlp.down_proj.weight" in done.err
+
+
+@pytest.mark.parametrize("images", [False, True])
+def test_a_hybrid_base_is_told_with_its_layers_and_its_head(images: bool, tmp_path: Path, cli: Cli) -> None:
+    done = cli("inspect", toys.make_qwen3_5(tmp_path / "base", images=images))
+    assert done.code == 0
+    assert "3 layers are gated delta nets" in done.out
+    assert "theta 1e+07, 8 of 32 elements" in done.out
+    assert "MTP head    1 layer, by config.json" in done.out
+
+
 def test_pickled_weights_are_not_looked_into(tmp_path: Path, cli: Cli) -> None:
     toys.write_pickle(toys.make_base(tmp_path / "base", layers=1))
     done = cli("inspect", tmp_path / "base")
@@ -179,10 +208,10 @@ def test_pickled_weights_are_not_looked_into(tmp_path: Path, cli: Cli) -> None:
 
 def test_what_this_version_does_not_read_is_named_and_told_all_the_same(shop: Path, tmp_path: Path, cli: Cli) -> None:
     path = copied(shop / "base", tmp_path)
-    changed(path / "config.json", dflash_config={})
+    changed(path / "config.json", medusa_num_heads=3)
     done = cli("inspect", path)
     assert done.code == 3
-    assert "is a DFlash draft, which this version does not do" in done.err
+    assert "is a set of Medusa heads, which this version does not do" in done.err
     assert "parameters" in done.out
 
 

@@ -117,12 +117,9 @@ def test_draft_that_copied_its_base_s_mtp_keys_is_still_a_draft(base: Path, tmp_
 
 OTHERS: list[tuple[str, dict[str, Any], dict[str, tuple[int, ...]]]] = [
     ("'mlp'", {"speculators_model_type": "mlp"}, {}),
-    ("'dflash'", {"speculators_model_type": "dflash"}, {}),
-    (
-        "DFlash",
-        {"dflash_config": {"mask_token_id": 1}},
-        {"fc.weight": (8, 40), "hidden_norm.weight": (8,)},
-    ),
+    ("DSpark", {"architectures": ["Qwen3DSparkModel"]}, {}),
+    ("DSpark", {"speculators_model_type": "dspark"}, {}),
+    ("DFlash2", {"dflash_config": {"mask_token_id": 1, "selector_rank": 8}}, {"fc.weight": (8, 40)}),
     (
         "EAGLE-1",
         {"architectures": ["LlamaForCausalLM"], "hidden_size": 8},

@@ -1,0 +1,98 @@
+"""The tensors of a DFlash draft under our own names, whatever its layout calls and fuses.
+
+Knows names and rows. Knows no graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from edgespec.checkpoint.files import Checkpoint, Rows
+from edgespec.checkpoint.layouts import is_quantised
+from edgespec.config import DFlashConfig
+from edgespec.config.dflash import FUSED, own_name
+from edgespec.errors import CheckpointError, UnsupportedModel
+
+# What speculators keeps of the base beside the draft: the base's own are the same.
+IGNORED = ("verifier_lm_head.weight", "verifier_norm.weight", "rotary_emb.inv_freq", "t2d", "d2t")
+
+
+def named_as_ours(checkpoint: Checkpoint, config: DFlashConfig) -> Checkpoint:
+    """The same checkpoint with fc, hidden_norm, layers.0.self_attn.q_proj ..., norm; a fused Linear as its parts.
+
+    Raises CheckpointError for two tensors of one name and for fused ones of another size, UnsupportedModel for a
+    fused Linear that is quantised.
+    """
+    sources: dict[str, Rows] = {}
+    for stored in checkpoint.tensors:
+        for name, rows in _parts(checkpoint, config, stored):
+            if name in sources:
+                raise CheckpointError(f"{checkpoint.path} has {name!r} twice: {sources[name].name} and {stored}.")
+            sources[name] = rows
+    return checkpoint.renamed(sources)
+
+
+def expected_tensors(config: DFlashConfig) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of everything that a draft of this configuration holds, its vocabulary map apart."""
+    layer = config.decoder
+    hidden, inner, head = layer.hidden_size, layer.intermediate_size, layer.head_dim
+    queries, keys = layer.num_heads * head, layer.num_kv_heads * head
+    linears = {
+        "self_attn.q_proj": (queries, hidden, layer.qkv_bias),
+        "self_attn.k_proj": (keys, hidden, layer.qkv_bias),
+        "self_attn.v_proj": (keys, hidden, layer.qkv_bias),
+        "self_attn.o_proj": (hidden, queries, layer.o_bias),
+        "mlp.gate_proj": (inner, hidden, layer.mlp_bias),
+        "mlp.up_proj": (inner, hidden, layer.mlp_bias),
+        "mlp.down_proj": (hidden, inner, layer.mlp_bias),
+    }
+    norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
+    if layer.qk_norm:
+        norms |= {"self_attn.q_norm": head, "self_attn.k_norm": head}
+    tensors: dict[str, tuple[int, ...]] = {
+        "fc.weight": (hidden, len(config.tap_ids) * config.target_hidden_size),
+        "hidden_norm.weight": (hidden,),
+        "norm.weight": (hidden,),
+    }
+    for i in range(layer.num_layers):
+        for name, (rows, columns, bias) in linears.items():
+            tensors[f"layers.{i}.{name}.weight"] = (rows, columns)
+            if bias:
+                tensors[f"layers.{i}.{name}.bias"] = (rows,)
+        tensors |= {f"layers.{i}.{name}.weight": (size,) for name, size in norms.items()}
+    if config.own_embedding:
+        tensors["embed_tokens.weight"] = (config.vocab_size, hidden)
+    if config.own_head:
+        tensors["lm_head.weight"] = (config.draft_vocab_size, hidden)
+    return tensors
+
+
+def _parts(checkpoint: Checkpoint, config: DFlashConfig, stored: str) -> Iterator[tuple[str, Rows]]:
+    name = own_name(stored)
+    module, _, part = name.rpartition(".")
+    fused = next((key for key in FUSED if module.endswith(f".{key}")), None)
+    if fused is None:
+        yield name, Rows(stored)
+        return
+    if is_quantised(checkpoint, stored.rpartition(".")[0]):
+        raise UnsupportedModel(
+            f"{checkpoint.path}: {module} is fused and quantised; this version reads fused Linears in float only.",
+            "Give the draft as it was before quantising, and quantise it with edgespec quantize draft.",
+        )
+    sizes = _sizes(config)[fused]
+    shape = checkpoint.tensors[stored].shape
+    if shape[:1] != (sum(sizes),):
+        raise CheckpointError(f"tensor {stored!r} has the shape {list(shape)}; expected {sum(sizes)} rows.")
+    start = 0
+    for own, size in zip(FUSED[fused], sizes, strict=True):
+        parent = module.removesuffix(fused.rpartition(".")[2])
+        yield f"{parent}{own}.{part}", Rows(stored, start, start + size)
+        start += size
+
+
+def _sizes(config: DFlashConfig) -> dict[str, tuple[int, ...]]:
+    """Rows of what a fused Linear is made of."""
+    layer = config.decoder
+    queries, keys = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
+    inner = layer.intermediate_size
+    return {"self_attn.qkv_proj": (queries, keys, keys), "mlp.gate_up_proj": (inner, inner)}
