@@ -73,6 +73,12 @@ class RecurrentShape:
     def state_dims(self) -> tuple[int, int, int]:
         return self.num_value_heads, self.key_head_dim, self.value_head_dim
 
+    @property
+    def state_bytes(self) -> int:
+        """What a sequence has in all layers, whatever its length: states, and the rows before the convolution."""
+        heads, keys, values = self.state_dims
+        return 4 * len(self.layers) * (heads * keys * values + (self.conv_kernel - 1) * self.conv_width)
+
 
 @dataclass(frozen=True, slots=True)
 class GraphShape:

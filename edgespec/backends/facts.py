@@ -52,7 +52,8 @@ def component_facts(config: dict[str, Any], where: Path) -> dict[str, Any]:
     role = engines.role_of(config, where.parent)
     if missing := [key for key in (*_DECODER, *_OF_ROLE[role]) if key not in config]:
         raise BundleError(f"{where} lacks {', '.join(missing)}", _MADE_AGAIN)
-    per_token = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"] * CACHE_BYTES
+    layers = config["num_hidden_layers"] - len((config["graph"].get("recurrent") or {}).get("layers", ()))
+    per_token = 2 * layers * config["num_key_value_heads"] * config["head_dim"] * CACHE_BYTES
     return {"role": role.value, "config": config, "cache_bytes_per_token": per_token}
 
 

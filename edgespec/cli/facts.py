@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from edgespec.contract import GraphShape
+
 if TYPE_CHECKING:
     from edgespec.inspection import Inspection
 
@@ -218,6 +220,9 @@ def component_rows(facts: Mapping[str, Any]) -> Rows:
         rows.append(("taps", ", ".join(map(str, taps))))
     origin = config.get("quantized_from")
     rows.append(("identity", config["identity"][:12] + (f", quantised from {origin[:12]}" if origin else "")))
+    if recurrent := GraphShape.from_dict(config["graph"]).recurrent:
+        count = f"{len(recurrent.layers)} of {config['num_hidden_layers']} layers"
+        rows.append(("state", f"{megabytes(recurrent.state_bytes)} a sequence, in {count}"))
     return [*rows, ("KV cache", f"{facts['cache_bytes_per_token'] / 1024:.1f} KiB a token")]
 
 

@@ -1,4 +1,4 @@
-"""Toy pairs, exported and built once: a plain one, and one whose window is shorter than the answers."""
+"""Toy pairs, exported and built once: a plain one, one whose window is shorter than the answers, and a hybrid base."""
 
 from __future__ import annotations
 
@@ -14,4 +14,5 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {
         "llama": make_pair(tmp_path_factory.mktemp("llama"), "llama", "eagle", None),
         "mistral-window-5": make_pair(tmp_path_factory.mktemp("mistral"), "mistral", "modelopt", 5),
+        "qwen3_5": make_pair(tmp_path_factory.mktemp("qwen3_5"), "qwen3_5", "modelopt", None),
     }

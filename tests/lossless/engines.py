@@ -18,7 +18,7 @@ from edgespec.contract import Limits
 from edgespec.export.components import ExportOptions, export
 from edgespec.runtime.engine import Engine
 from tests import toys
-from tests.lossless.pairs import LIMITS
+from tests.lossless.pairs import LIMITS, Family, make_base
 
 LANES = 4
 
@@ -30,11 +30,11 @@ class Engines:
 
 
 def make_engines(
-    path: Path, family: toys.Family = "llama", *, sliding_window: int | None = None, vocab: int = 256,
+    path: Path, family: Family = "llama", *, sliding_window: int | None = None, vocab: int = 256,
     eos: list[int] | None = None, chat_template: str = toys.CHAT_TEMPLATE, limits: Limits = LIMITS,
 ) -> Path:  # fmt: skip
     """Engine directories `one` and `four` below `path`, of a base and its draft of the `eagle` flavour."""
-    base = toys.make_base(path / "base", family, layers=8, sliding_window=sliding_window, vocab=vocab, eos=eos)
+    base = make_base(path / "base", family, sliding_window=sliding_window, vocab=vocab, eos=eos)
     config = base / "tokenizer_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": chat_template}))
     draft = toys.make_draft(path / "draft", base, "eagle")

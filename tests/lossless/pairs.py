@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, Literal
 
 from edgespec.backends.ort.build import build
 from edgespec.contract import Limits
@@ -12,9 +13,19 @@ from tests import toys
 LIMITS = Limits(max_input_len=48, max_kv_cache_capacity=64, max_verify_tree_size=60, max_draft_tree_size=60)
 
 
-def make_pair(path: Path, family: toys.Family, flavour: toys.Flavour, sliding_window: int | None) -> Path:
+Family = toys.Family | Literal["qwen3_5"]
+
+
+def make_base(path: Path, family: Family, *, sliding_window: int | None = None, **options: Any) -> Path:
+    """A random base of eight layers."""
+    if family == "qwen3_5":
+        return toys.make_qwen3_5(path, layers=8, **options)
+    return toys.make_base(path, family, layers=8, sliding_window=sliding_window, **options)
+
+
+def make_pair(path: Path, family: Family, flavour: toys.Flavour, sliding_window: int | None) -> Path:
     """The engine directory; the exported components stand beside it, in onnx_base and onnx_draft."""
-    base = toys.make_base(path / "base", family, layers=8, sliding_window=sliding_window)
+    base = make_base(path / "base", family, sliding_window=sliding_window)
     draft = toys.make_draft(path / "draft", base, flavour)
     export(str(base), path / "onnx_base", ExportOptions(eagle_base=True))
     export(str(draft), path / "onnx_draft", ExportOptions(base_model_dir=str(base)))

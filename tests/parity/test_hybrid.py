@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from edgespec.backends.loader import open_runner
 from edgespec.backends.ort.build import build
-from edgespec.backends.ort.recurrent import recurrent_bytes
+from edgespec.backends.ort.recurrent import uncommitted_bytes
 from edgespec.contract import RECURRENT_CHUNK, Limits, Role
 from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.embedding import EmbeddingTable
@@ -35,6 +35,7 @@ TOLERANCE = 2e-3
 SAME_ENGINE = 5e-4  # the same, between two ways of ours to the same row
 TAPS = (1, 2, 4)  # 4: the last layer's output, before the final norm
 CAPACITY = 160
+LONGEST_CALL = 100  # rows, of these tests
 
 ROWS: dict[str, dict[str, Any]] = {
     "untied": {},
@@ -100,7 +101,9 @@ def test_decoding_one_token_at_a_time_equals_one_pass(pair: Pair, decoder: OneLa
     assert_close(np.concatenate(found), pair.reference(ids)[0])
 
 
-@pytest.mark.parametrize("sizes", [(1, 23), (2, 1, 21), (RECURRENT_CHUNK, RECURRENT_CHUNK, 9), (100, 30)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [(1, 23), (2, 1, 21), (RECURRENT_CHUNK, RECURRENT_CHUNK, 9), (LONGEST_CALL, 30)], ids=str
+)
 def test_prefill_in_chunks_equals_one_pass(pair: Pair, decoder: OneLane, sizes: tuple[int, ...]) -> None:
     ids = some_ids(sum(sizes), seed=2)
     chunks = np.split(ids, np.cumsum(sizes)[:-1])
@@ -244,5 +247,10 @@ def test_only_the_whole_of_a_state_can_be_kept(pair: Pair, lanes: CachedDecoder)
 def test_what_is_remembered_of_each_lane_is_of_the_size_that_build_tells(pair: Pair) -> None:
     recurrent = pair.component.runner.recurrent
     assert recurrent is not None
-    state, _ = recurrent_bytes(pair.component.runner.contract.shape, 1, 1)
-    assert state == recurrent.state.nbytes + recurrent.conv.nbytes
+    assert recurrent.shape.state_bytes == recurrent.state.nbytes + recurrent.conv.nbytes
+    decoder, tree = pair.component.decoder(), random_tree(0)
+    verified(decoder, some_ids(len(tree)), tree)
+    decoder.commit(path_to(tree, len(tree) - 1))
+    waiting = sum(rows.nbytes for rows in recurrent.waiting)
+    waiting += sum(buffer.nbytes for buffer in recurrent.buffers.values())
+    assert waiting <= uncommitted_bytes(recurrent.shape, 1, LONGEST_CALL)

@@ -22,7 +22,7 @@ from edgespec.backends.golden import MOVED, RECURRENT, ROUNDED, Agreement, check
 from edgespec.backends.ort import fingerprint
 from edgespec.backends.ort.cache import cache_bytes
 from edgespec.backends.ort.lowering import Lowered, lower
-from edgespec.backends.ort.recurrent import recurrent_bytes
+from edgespec.backends.ort.recurrent import uncommitted_bytes
 from edgespec.backends.ort.runner import OrtRunner, head_table, padding_of
 from edgespec.backends.ort.stored_codes import StoredCodes
 from edgespec.backends.ort.weights import AnyWeight, IntegerWeight, RoundedWeight, WorthWeight, pieces
@@ -130,16 +130,15 @@ def remarks(onnx: engines.OnnxDir, limits: Limits) -> tuple[str, ...]:
 
 def recurrent_remarks(onnx: engines.OnnxDir, limits: Limits) -> tuple[str, ...]:
     """What states cost, and what a partial acceptance costs beside them: the cap of it."""
-    shape = engines.shape_of(onnx.config)
-    if shape.recurrent is None:
+    shape = engines.shape_of(onnx.config).recurrent
+    if shape is None:
         return ()
-    rows = max(RECURRENT_CHUNK, limits.max_verify_tree_size if onnx.role is Role.BASE else 1)
-    states, kept = recurrent_bytes(shape, limits.max_batch_size, rows)
-    sequences = f"{limits.max_batch_size} sequences take" if limits.max_batch_size > 1 else "a sequence takes"
-    each = states // limits.max_batch_size
-    cap = f"at most {kept / 1e6:.1f} MB more, for {rows} rows a pass"
-    instead = f"a state a row would take {rows * each / 1e6:.0f} MB"
-    return (f"the recurrent state of {sequences} {states / 1e6:.1f} MB; what may be rejected {cap} ({instead})",)
+    lanes, rows = limits.max_batch_size, max(RECURRENT_CHUNK, limits.max_verify_tree_size)
+    sequences = f"{lanes} sequences take" if lanes > 1 else "a sequence takes"
+    states = f"the recurrent state of {sequences} {lanes * shape.state_bytes / 1e6:.1f} MB"
+    cap = f"rows that may be rejected at most {uncommitted_bytes(shape, lanes, rows) / 1e6:.1f} MB, for {rows} a pass"
+    instead = f"a state a row would take {rows * lanes * shape.state_bytes / 1e6:.0f} MB"
+    return (f"{states}; {cap} ({instead})",)
 
 
 def weight_remarks(role: Role, weights: Mapping[str, Any]) -> tuple[str, ...]:
@@ -261,8 +260,8 @@ def measured(
         agreement = check_golden(runner, golden, rope, capacity, promise.min_cosine)
         recurrent = contract.shape.recurrent is not None
         if promise.rounds or recurrent:
-            margin = ROUNDED if promise.rounds else RECURRENT
-            weights = weights | {"rounding": rounding(runner, golden, rope, capacity, promise.moved_by, margin)}
+            margin, moved_by = (ROUNDED, promise.moved_by) if promise.rounds else (RECURRENT, 0.0)
+            weights = weights | {"rounding": rounding(runner, golden, rope, capacity, moved_by, margin)}
         return weights, agreement
     finally:
         runner.close()

@@ -13,7 +13,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from edgespec.contract import GraphShape, RecurrentShape, conv_names, delta_names, state_names
+from edgespec.contract import RecurrentShape, conv_names, delta_names, state_names
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -122,12 +122,7 @@ class RecurrentCache:
         self.waiting[lane], self.lengths[lane] = self.nothing(), 0
 
 
-def recurrent_bytes(shape: GraphShape, lanes: int, rows: int) -> tuple[int, int]:
-    """Bytes of the states of `lanes` sequences, and of what a call of `rows` rows each leaves for its commit."""
-    if shape.recurrent is None:
-        return 0, 0
-    sizes, layers = shape.recurrent, len(shape.recurrent.layers)
-    state = int(np.prod(sizes.state_dims)) + (sizes.conv_kernel - 1) * sizes.conv_width
-    # The rows go out, wait, and are given to the next call, side by side with those of the other lanes.
-    row = sizes.conv_width + 3 * sizes.row_width
-    return 4 * layers * lanes * state, 4 * layers * lanes * rows * row
+def uncommitted_bytes(shape: RecurrentShape, lanes: int, rows: int) -> int:
+    """What calls of `rows` rows in each of `lanes` lanes leave for their commit, at most: the rows go out, wait, and
+    are given to the next call, side by side with those of the other lanes."""
+    return 4 * len(shape.layers) * lanes * rows * (shape.conv_width + 3 * shape.row_width)
