@@ -16,12 +16,10 @@ from typing import Any
 from edgespec import bundle
 from edgespec.backends.engine_dir import STEMS
 from edgespec.backends.facts import engines_facts, export_facts
-from edgespec.checkpoint import dflash
-from edgespec.checkpoint.detect import check_tensors, read_d2t
+from edgespec.checkpoint.detect import read_d2t
 from edgespec.checkpoint.facts import checkpoint_facts, safetensors_facts
 from edgespec.checkpoint.files import Checkpoint, some_of
-from edgespec.checkpoint.layouts import read_quantization
-from edgespec.config import DFlashConfig, DraftConfig, ModelConfig
+from edgespec.config import DFlashConfig, DraftConfig
 from edgespec.errors import BundleError, EdgeSpecError, noted
 
 SMALL_BYTES = 1 << 20  # files up to this size are compared by their hash in any case
@@ -131,6 +129,8 @@ def look_at_checkpoint(path: Path, problems: list[EdgeSpecError], read_up_to: fl
         return {"kind": "checkpoint", **names, "pickled": pickled}
     facts, found = checkpoint_facts(checkpoint, problems, read_up_to)
     if found is not None:
+        from edgespec.graphs.wholeness import check_whole
+
         with noted(problems):
             check_whole(checkpoint, found)
         if isinstance(found, DraftConfig | DFlashConfig) and read_up_to == math.inf:
@@ -143,25 +143,6 @@ def only_pickled(path: Path) -> str | None:
     """Pickled weights are not looked into: that would take torch, and reading all of them."""
     pickled = [name for name in ("pytorch_model.bin", "pytorch_model.bin.index.json") if (path / name).is_file()]
     return pickled[0] if pickled and not any(path.glob("*.safetensors*")) else None
-
-
-def check_whole(checkpoint: Checkpoint, found: ModelConfig | DraftConfig | DFlashConfig) -> None:
-    """Whether the tensors are those that export asks for. Raises CheckpointError that names what is not."""
-    from edgespec.graphs import decoder, eagle
-
-    quantization = read_quantization(checkpoint)
-    if isinstance(found, ModelConfig):
-        whole = {decoder.stored_name(name, checkpoint): size for name, size in decoder.expected_tensors(found).items()}
-        check_tensors(whole, checkpoint, decoder.ignorable(found, checkpoint), quantization)
-        return
-    if isinstance(found, DFlashConfig):
-        named = dflash.named_as_ours(checkpoint, found)
-        check_tensors(dflash.expected_tensors(found), named, dflash.IGNORED, quantization)
-        return
-    expected = eagle.expected_tensors(found)
-    stored = eagle.stored_names(expected, checkpoint)
-    maps = [name for name in checkpoint.tensors if name.removeprefix("model.") in eagle.MAPS]
-    check_tensors({stored[name]: shape for name, shape in expected.items()}, checkpoint, maps, quantization)
 
 
 def notes_of(path: Path, facts: dict[str, Any]) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ COMMANDS = {
         "edgespec.cli.inspect",
         "Look into a checkpoint, an export or an engine directory: what it is, and if it is whole.",
     ),
+    "check": ("edgespec.cli.check", "Check whether a base and a draft belong together, without running them."),
     "chat": ("edgespec.cli.chat", "Talk with a model in the terminal."),
 }
 

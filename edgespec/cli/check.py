@@ -1,0 +1,79 @@
+"""`edgespec check`: `edgespec.pairing` looks, this shows a verdict a line or JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from edgespec.cli.export import layer_list
+from edgespec.cli.flags import EdgeCommand
+from edgespec.cli.terminal import harmless
+
+if TYPE_CHECKING:
+    from edgespec.pairing.verdicts import Report
+
+REFUSED = 3
+LEVEL_WIDTH, TOPIC_WIDTH = 9, 14
+METHODS = {"eagle3": "EAGLE-3", "dflash": "DFlash", "mtp": "MTP", "": "unknown"}
+
+
+@click.command("check", cls=EdgeCommand)
+@click.argument("base", metavar="BASE")
+@click.argument("draft", metavar="[DRAFT]", required=False)
+@click.option("--mtp", is_flag=True, help="Check the base's own MTP head, as is done without a draft.")
+@click.option(
+    "--aux-layers",
+    callback=layer_list,
+    metavar="I,J,K",
+    help="Taps as hidden_states indices, instead of the draft's own.",
+)
+@click.option("--allow-pickle", is_flag=True, help="Read pytorch_model.bin too, with weights_only.")
+@click.option("--json", "as_json", is_flag=True, help="Print the verdicts as JSON.")
+def command(
+    base: str, draft: str | None, mtp: bool, aux_layers: tuple[int, ...] | None, allow_pickle: bool, as_json: bool
+) -> int:
+    """Say whether BASE and DRAFT belong together, without running them.
+
+    Both are checkpoint directories or hub ids. Without DRAFT, the base's own MTP head is checked. Each line is a
+    verdict: ok, a warning (it runs and costs acceptance), or refused, with the remedy. The exit code is 3 where
+    something is refused. JSON and headers are read, no weights.
+
+    \b
+    edgespec check Qwen3-8B Qwen3-8B-DFlash-b16
+    edgespec check Qwen3.5-4B
+    """
+    if mtp and draft is not None:
+        raise click.UsageError("--mtp checks the base's own head: leave DRAFT out, or --mtp.")
+    if aux_layers is not None and draft is None:
+        raise click.UsageError("--aux-layers belongs to a draft: give DRAFT as well.")
+    from edgespec.pairing.check import check
+
+    report = check(base, draft, aux_layers=aux_layers, allow_pickle=allow_pickle)
+    if as_json:
+        counts = {"warnings": report.count("warning"), "refused": report.count("refused")}
+        shown = {"base": base, "draft": draft, **asdict(report), **counts}
+        click.echo(json.dumps(shown, indent=2, ensure_ascii=False))
+    else:
+        for line in text_of(report):
+            click.echo(harmless(line))
+    return REFUSED if report.count("refused") else 0
+
+
+def text_of(report: Report) -> list[str]:
+    lines = []
+    for verdict in report.verdicts:
+        what, remedy = verdict.what.rstrip("."), verdict.remedy
+        lines.append(f"{verdict.level:{LEVEL_WIDTH}}{verdict.topic:{TOPIC_WIDTH}}{what}")
+        lines += [f"{'':{LEVEL_WIDTH + TOPIC_WIDTH}}{remedy}"] if remedy else []
+    return [*lines, summary(report)]
+
+
+def summary(report: Report) -> str:
+    refused, warnings = report.count("refused"), report.count("warning")
+    told = f", {warnings} warning{'s' if warnings > 1 else ''}" if warnings else ""
+    if refused:
+        return f"{METHODS[report.method]}: does not fit, {refused} refused{told}"
+    return f"{METHODS[report.method]}: fits{told}"

@@ -1,0 +1,27 @@
+"""Whether a checkpoint has the tensors that its graph asks for, by names and shapes alone."""
+
+from __future__ import annotations
+
+from edgespec.checkpoint import dflash
+from edgespec.checkpoint.detect import check_tensors
+from edgespec.checkpoint.files import Checkpoint
+from edgespec.checkpoint.layouts import read_quantization
+from edgespec.config import DFlashConfig, DraftConfig, ModelConfig
+from edgespec.graphs import decoder, eagle
+
+
+def check_whole(checkpoint: Checkpoint, found: ModelConfig | DraftConfig | DFlashConfig) -> None:
+    """Raises CheckpointError that names what is missing, unknown or misshapen. `found` is what detect said."""
+    quantization = read_quantization(checkpoint)
+    if isinstance(found, ModelConfig):
+        whole = {decoder.stored_name(name, checkpoint): size for name, size in decoder.expected_tensors(found).items()}
+        check_tensors(whole, checkpoint, decoder.ignorable(found, checkpoint), quantization)
+        return
+    if isinstance(found, DFlashConfig):
+        named = dflash.named_as_ours(checkpoint, found)
+        check_tensors(dflash.expected_tensors(found), named, dflash.IGNORED, quantization)
+        return
+    expected = eagle.expected_tensors(found)
+    stored = eagle.stored_names(expected, checkpoint)
+    maps = [name for name in checkpoint.tensors if name.removeprefix("model.") in eagle.MAPS]
+    check_tensors({stored[name]: shape for name, shape in expected.items()}, checkpoint, maps, quantization)

@@ -1,0 +1,68 @@
+"""Claims about `edgespec check` as users type it: lines, JSON, exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests import toys
+from tests.e2e.workshop import Cli, cli
+
+__all__ = ["cli"]
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("check")
+    base = toys.make_base(path / "base", "qwen3", layers=8)
+    toys.make_dflash(path / "dflash", base, taps=[2, 6], mask_token=0)
+    toys.make_qwen3_5(path / "hybrid", images=True)
+    return path
+
+
+def test_a_pair_that_fits_ends_with_zero(shop: Path, cli: Cli) -> None:
+    done = cli("check", shop / "base", shop / "dflash")
+    assert done.code == 0
+    assert "ok       tokenizer     the base's, 256 ids" in done.out
+    assert done.out.splitlines()[-1] == "DFlash: fits"
+
+
+@pytest.mark.parametrize("flags", [[], ["--mtp"]])
+def test_a_base_alone_is_checked_for_its_own_head(shop: Path, cli: Cli, flags: list[str]) -> None:
+    assert cli("check", shop / "hybrid", *flags).out.splitlines()[-1] == "MTP: fits"
+    done = cli("check", shop / "base", *flags)
+    assert done.code == 3
+    assert "refused  head" in done.out
+    assert done.out.splitlines()[-1] == "MTP: does not fit, 1 refused"
+
+
+def test_json_has_every_verdict(shop: Path, cli: Cli) -> None:
+    done = cli("check", shop / "hybrid", shop / "dflash", "--json")
+    said = json.loads(done.out)
+    assert (done.code, said["method"], said["refused"]) == (3, "dflash", 2)
+    refused = [verdict for verdict in said["verdicts"] if verdict["level"] == "refused"]
+    assert [verdict["topic"] for verdict in refused] == ["made for", "taps"]
+    assert all(verdict["remedy"] for verdict in refused)
+    assert said["warnings"] == sum(verdict["level"] == "warning" for verdict in said["verdicts"])
+
+
+def test_flags_that_exclude_each_other_are_a_matter_of_usage(shop: Path, cli: Cli) -> None:
+    assert cli("check", shop / "base", shop / "dflash", "--mtp").code == 2
+    assert cli("check", shop / "base", "--aux-layers", "1,2").code == 2
+
+
+def test_control_characters_of_strangers_are_spelt_out(tmp_path: Path, shop: Path, cli: Cli) -> None:
+    draft = toys.make_draft(tmp_path / "draft", shop / "base", "specforge")
+    config = json.loads((draft / "config.json").read_text())
+    (draft / "config.json").write_text(json.dumps(config | {"base_model_name_or_path": "a\x1b[2Jb"}))
+    done = cli("check", shop / "base", draft)
+    assert "\x1b" not in done.out
+    assert "a\\x1b[2Jb" in done.out
+
+
+def test_a_directory_that_is_none_is_an_error_with_a_remedy(tmp_path: Path, cli: Cli) -> None:
+    done = cli("check", tmp_path)
+    assert done.code == 3
+    assert "has no config.json" in done.err
