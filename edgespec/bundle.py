@@ -12,8 +12,8 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -178,6 +178,36 @@ def staged_directory(target: Path) -> Iterator[Path]:
         shutil.rmtree(staging, ignore_errors=True)
         if made:
             remove_if_empty(target.parent)
+
+
+@contextmanager
+def staged_directories(*targets: Path) -> Iterator[list[Path]]:
+    """The same for several targets: in the end all are there, or none."""
+    new_parents = [target.parent for target in targets if not target.parent.exists()]
+    moved_in: list[Path] = []
+    try:
+        with ExitStack() as stack:
+            stagings = []
+            for target in targets:
+                stack.push(where_it_ended_well(moved_in.append, target))
+                stagings.append(stack.enter_context(staged_directory(target)))
+            yield stagings
+    except BaseException:
+        for target in moved_in:
+            shutil.rmtree(target, ignore_errors=True)
+        for parent in new_parents:
+            remove_if_empty(parent)
+        raise
+
+
+def where_it_ended_well(call: Callable[[Path], None], target: Path) -> Callable[..., None]:
+    """A callback of an ExitStack, entered before a block: what to call after the block if it did not fail."""
+
+    def ended(kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            call(target)
+
+    return ended
 
 
 def remove_if_empty(directory: Path) -> None:

@@ -1,0 +1,93 @@
+"""The head for multi-token prediction (MTP) of Qwen3.5: one decoder layer of full attention that is used again for
+every step, over the base's last state and the next token's embedding.
+
+It keeps a draft's contract, so that EAGLE's search runs it as a chain: `base_hidden` is the base's state after its last
+norm, and what is recycled is the head's own after its norm, of the same width. Knows the tensors of the head, which
+stand in the base's checkpoint, and the canonical graph made of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
+
+from edgespec.checkpoint.detect import check_tensors
+from edgespec.checkpoint.files import Checkpoint
+from edgespec.checkpoint.layouts import read_quantization
+from edgespec.checkpoint.mtp import LAYER, ROOT, mtp_head
+from edgespec.config import DecoderConfig, ModelConfig
+from edgespec.contract import GraphShape, Role
+from edgespec.graphs import decoder
+from edgespec.graphs.assembly import Inputs, Memory, layer_cache, step_inputs
+from edgespec.graphs.builder import GraphBuilder, branch
+from edgespec.graphs.layers import decoder_layer, gather_rows, norm
+from edgespec.graphs.linear import linear
+from edgespec.graphs.weights import WeightTable
+
+
+def layer_config(config: ModelConfig) -> DecoderConfig:
+    """The head's one layer: full attention in the base's own form, whatever the base's layers are."""
+    return replace(config.decoder, num_layers=1, layer_kinds=(), linear=None)
+
+
+@dataclass(frozen=True)
+class MtpDraft:
+    """The graph of a head. Embedding and lm_head are the base's; the graph holds the lm_head."""
+
+    config: ModelConfig  # of the base
+    table: WeightTable
+    taps: tuple[int, ...] = ()  # a draft emits its own state, no taps
+
+    @classmethod
+    def open(cls, checkpoint: Checkpoint, config: ModelConfig) -> MtpDraft:
+        """Raises UnsupportedModel where the checkpoint has no head of this form, CheckpointError for a damaged one."""
+        own, quantization = mtp_head(checkpoint, config), read_quantization(checkpoint)
+        base = decoder.Decoder.open(checkpoint, config)
+        expected = {base.table.stored[name]: shape for name, shape in decoder.expected_tensors(config).items()}
+        others = {name for name in checkpoint.tensors if not name.startswith(ROOT)}
+        check_tensors(expected | own, checkpoint, others, quantization)
+        borrowed = {"lm_head.weight": base.table}
+        return cls(config, WeightTable(checkpoint, {name: name for name in own}, borrowed, quantization))
+
+    @property
+    def shape(self) -> GraphShape:
+        layer = layer_config(self.config)
+        return GraphShape(
+            role=Role.DRAFT,
+            hidden_size=layer.hidden_size,
+            num_layers=layer.num_layers,
+            num_kv_heads=layer.num_kv_heads,
+            head_dim=layer.head_dim,
+            rotary_dim=layer.rope.rotary_dim,
+            vocab_size=self.config.vocab_size,
+            features=layer.hidden_size,
+            base_features=layer.hidden_size,
+        )
+
+    def stem(self, b: GraphBuilder, inputs: Inputs) -> ir.Value:
+        """fc over embedding and state, each normed, the embedding first."""
+        state = self.state(b, inputs)
+        embeds = norm(b, self.table, self.config.decoder, inputs["inputs_embeds"], "mtp.pre_fc_norm_embedding",
+                      "fuse/embedding_norm")  # fmt: skip
+        state = norm(b, self.table, self.config.decoder, state, "mtp.pre_fc_norm_hidden", "fuse/state_norm")
+        wide = b.op("Concat", embeds, state, name="fuse/embedding_and_state", axis=-1)
+        return linear(b, self.table, wide, "mtp.fc", "fuse/fc")
+
+    def state(self, b: GraphBuilder, inputs: Inputs) -> ir.Value:
+        """The base's state or the head's own last one: an explicit flag decides, never a shape."""
+        sides = []
+        for name in ("base_hidden", "draft_hidden"):
+            value = b.op("Identity", inputs[name], name=f"fuse/{name}")
+            sides.append(branch(name, [b.nodes.pop()], value))
+        base, own = sides
+        return b.op("If", inputs["use_base_hidden"], name="fuse/choose", then_branch=base, else_branch=own)
+
+    def layer(self, b: GraphBuilder, index: int, x: ir.Value, inputs: Inputs) -> tuple[ir.Value, Memory]:
+        step, cache = step_inputs(inputs), layer_cache(inputs, index)
+        x, cache = decoder_layer(b, self.table, layer_config(self.config), x, step, cache, LAYER, f"layers.{index}")
+        return x, (cache.key, cache.value)
+
+    def head(self, b: GraphBuilder, x: ir.Value, inputs: Inputs) -> tuple[ir.Value, ir.Value]:
+        x = norm(b, self.table, self.config.decoder, x, "mtp.norm", "norm")
+        return linear(b, self.table, gather_rows(b, x, inputs["gather_idx"]), "lm_head", "lm_head"), x

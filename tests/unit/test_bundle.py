@@ -1,0 +1,73 @@
+"""Claims about bundle.py: several directories are written together or not at all."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from edgespec import bundle
+from edgespec.errors import OutputError
+
+
+def write(path: Path) -> None:
+    (path / "file").write_text("whole")
+
+
+def test_all_targets_are_there_in_the_end(tmp_path: Path) -> None:
+    targets = [tmp_path / "out" / "a", tmp_path / "out" / "b"]
+    with bundle.staged_directories(*targets) as stagings:
+        for staging in stagings:
+            write(staging)
+        assert not any(target.exists() for target in targets)
+    assert [(target / "file").read_text() for target in targets] == ["whole", "whole"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a", "b"]
+
+
+def test_failure_in_the_block_leaves_none(tmp_path: Path) -> None:
+    def fail() -> None:
+        with bundle.staged_directories(tmp_path / "out" / "a", tmp_path / "out" / "b") as stagings:
+            write(stagings[0])
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("failing", ["a", "b"])
+@pytest.mark.parametrize("made_before", [True, False])
+def test_one_that_cannot_move_in_takes_the_other_out_again(tmp_path: Path, failing: str, made_before: bool) -> None:
+    real, out = Path.replace, tmp_path / "out"
+    if made_before:
+        out.mkdir()
+
+    def replace(self: Path, target: Path) -> Path:
+        if target.name == failing:
+            raise OSError(errno.ENOSPC, "full", str(target))
+        return real(self, target)
+
+    def move_in() -> None:
+        with bundle.staged_directories(out / "a", out / "b") as stagings:
+            for staging in stagings:
+                write(staging)
+
+    with mock.patch.object(Path, "replace", replace), pytest.raises(OutputError, match="full"):
+        move_in()
+    assert out.exists() == made_before
+    assert not made_before or not any(out.iterdir())
+
+
+@pytest.mark.parametrize("occupied", ["a", "b"])
+def test_what_stands_in_the_way_stays(tmp_path: Path, occupied: str) -> None:
+    (tmp_path / occupied).mkdir()
+    write(tmp_path / occupied)
+    with (
+        pytest.raises(OutputError, match=f"{occupied} already exists"),
+        bundle.staged_directories(tmp_path / "a", tmp_path / "b"),
+    ):
+        raise AssertionError
+    assert (tmp_path / occupied / "file").read_text() == "whole"
+    assert [path.name for path in tmp_path.iterdir()] == [occupied]
