@@ -23,7 +23,7 @@ from edgespec.errors import BundleError, LimitError, PairingError
 STEMS = {Role.LLM: "llm", Role.BASE: "spec_base", Role.DRAFT: "spec_draft"}
 CONFIGS = {Role.LLM: "config.json", Role.BASE: "base_config.json", Role.DRAFT: "draft_config.json"}
 DRAFT_EMBEDDING = "draft_embedding.safetensors"
-SPEC_DECODE_TYPES = ("none", "eagle3")
+SPEC_DECODE_TYPES = ("none", "eagle3", "mtp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,7 @@ def check_limits(limits: Limits) -> None:
 
 def check_pairing(base: Mapping[str, Any], draft: Mapping[str, Any]) -> None:
     """Refuse a base and a draft, by their configs, that do not belong together."""
+    check_kinds(base["spec_decode_type"], draft["spec_decode_type"])
     pair, layers = draft["pair"], base["num_hidden_layers"]
     if pair["base_identity"] not in (None, base["identity"]) and draft_root(pair) != root_of(base):
         raise PairingError(
@@ -102,6 +103,8 @@ def check_pairing(base: Mapping[str, Any], draft: Mapping[str, Any]) -> None:
     if not pair["own_embedding"] and draft["hidden_size"] != base["hidden_size"]:
         what = f"the draft shares the base's embedding but is {draft['hidden_size']} wide, not {base['hidden_size']}"
         raise PairingError(what, "Use a draft that was trained for this base.")
+    if draft["spec_decode_type"] == "mtp":
+        return
     wanted, emitted = list(pair["tap_ids"] or default_tap_ids(layers)), base["eagle_hidden_state_layers"]
     if wanted != emitted:
         flag = ",".join(map(str, wanted))
@@ -110,6 +113,24 @@ def check_pairing(base: Mapping[str, Any], draft: Mapping[str, Any]) -> None:
     if draft["graph"]["base_features"] != base["graph"]["features"]:
         what = f"the draft reads {pair['num_taps']} taps, the base emits {len(base['eagle_hidden_state_layers'])}"
         raise PairingError(what, "Export the base again with --aux-layers naming as many as the draft was trained on.")
+
+
+def check_kinds(base: str, draft: str) -> None:
+    """Refuse a base that emits what another kind of draft reads."""
+    if base != draft:
+        what = f"the draft is {KINDS[draft].name}, the base was exported for {KINDS[base].name}"
+        raise PairingError(what, f"Export the base again: edgespec export MODEL OUT {KINDS[draft].flag}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of draft: as it follows "for", and the flag that exports its base."""
+
+    name: str
+    flag: str
+
+
+KINDS = {"eagle3": Kind("an EAGLE-3 draft", "--eagle-base"), "mtp": Kind("an MTP head", "--mtp")}
 
 
 def root_of(base: Mapping[str, Any]) -> str:
@@ -244,7 +265,8 @@ def open_engine(engine_dir: Path, role: Role) -> tuple[dict[str, Any], dict[str,
 
 
 def missing_remedy(role: Role) -> str:
-    made = {Role.LLM: "edgespec export MODEL OUT", Role.BASE: "edgespec export MODEL OUT --eagle-base"}
+    flags = " or ".join(kind.flag for kind in KINDS.values())
+    made = {Role.LLM: "edgespec export MODEL OUT", Role.BASE: f"edgespec export MODEL OUT with {flags}"}
     export = made.get(role, "edgespec export DRAFT OUT")
     return f"Run {export}, then edgespec build with --engine-dir naming this directory."
 

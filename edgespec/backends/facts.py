@@ -22,7 +22,7 @@ _DECODER = ("model", "vocab_size", "hidden_size", "intermediate_size", "num_hidd
             "num_key_value_heads", "head_dim", "rope", "identity", "graph")  # fmt: skip
 _OF_ROLE = {
     Role.LLM: ("max_position_embeddings", "eos_token_id"),
-    Role.BASE: ("max_position_embeddings", "eos_token_id", "eagle_hidden_state_layers"),
+    Role.BASE: ("max_position_embeddings", "eos_token_id"),
     Role.DRAFT: ("draft_vocab_size", "pair"),
 }
 _MADE_AGAIN = "Make the directory again."
@@ -50,7 +50,8 @@ def export_facts(path: Path, problems: list[EdgeSpecError], read_up_to: float) -
 
 def component_facts(config: dict[str, Any], where: Path) -> dict[str, Any]:
     role = engines.role_of(config, where.parent)
-    if missing := [key for key in (*_DECODER, *_OF_ROLE[role]) if key not in config]:
+    taps = ("eagle_hidden_state_layers",) if config["spec_decode_type"] == "eagle3" and role is Role.BASE else ()
+    if missing := [key for key in (*_DECODER, *_OF_ROLE[role], *taps) if key not in config]:
         raise BundleError(f"{where} lacks {', '.join(missing)}", _MADE_AGAIN)
     layers = config["num_hidden_layers"] - len((config["graph"].get("recurrent") or {}).get("layers", ()))
     per_token = 2 * layers * config["num_key_value_heads"] * config["head_dim"] * CACHE_BYTES

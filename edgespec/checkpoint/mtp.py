@@ -25,7 +25,7 @@ def mtp_head(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, tuple[int
     Raises UnsupportedModel where there is no head, where the head that the config tells of was lost, and for heads of
     other forms; CheckpointError where a part of it is missing.
     """
-    _refuse_other_forms(checkpoint)
+    refuse_other_forms(checkpoint)
     stored = [name for name in checkpoint.tensors if name.startswith(ROOT)]
     if not config.mtp_layers:
         raise _no_head(checkpoint, stored)
@@ -86,7 +86,7 @@ def _no_head(checkpoint: Checkpoint, stored: list[str]) -> UnsupportedModel:
     return UnsupportedModel(f"{checkpoint.path} has no MTP head: its config.json tells of none.", _WITHOUT)
 
 
-def _refuse_other_forms(checkpoint: Checkpoint) -> None:
+def refuse_other_forms(checkpoint: Checkpoint) -> None:
     """DeepSeek and GLM keep the head as a layer behind the last; speculators as a draft of its own."""
     nextn = next((name for name in checkpoint.tensors if _NEXTN.match(name)), None)
     if nextn is not None or checkpoint.config.get("num_nextn_predict_layers"):

@@ -107,7 +107,11 @@ def command(
     with Engine(engine_dir, spec_decode=wanted, prefix_cache_bytes=prefix_cache_mb * MIB) as engine:
         plan = engine.plan(*sizes) if engine.spec_decode else None
         screen = Screen(sys.stdout)
-        screen.note(plan_line(plan, chosen=not any(sizes)) if plan else "decoding plainly, without drafts")
+        kind = engine.config["spec_decode_type"]
+        chosen = not any(sizes)
+        screen.note(
+            plan_line(plan, chosen=chosen, spec_decode_type=kind) if plan else "decoding plainly, without drafts"
+        )
         for note in engine.notes:
             screen.note(note)
         chat = Chat(

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from edgespec.cli.flags import EdgeCommand
 from edgespec.errors import UnsupportedModel
 
+if TYPE_CHECKING:
+    from edgespec.export.components import Exported
+
 # Flags of the mirrored tool whose work belongs to later versions: known, and refused by name.
 NOT_YET = {
-    "mtp": "MTP heads",
     "dflash_base": "DFlash",
     "dflash_tree_base": "DFlash",
     "dflash_draft": "DFlash",
@@ -34,6 +37,10 @@ def layer_list(ctx: click.Context, param: click.Parameter, value: str | None) ->
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
 @click.option("--eagle-base", is_flag=True, help="Export the base of an EAGLE draft: its graph also emits the taps.")
 @click.option(
+    "--mtp", is_flag=True,
+    help="Export a base and the MTP head in its checkpoint, to OUT/llm and OUT/mtp_draft (Qwen3.5).",
+)  # fmt: skip
+@click.option(
     "--base-model-dir",
     metavar="BASE",
     help="For a draft: the base that it was made for, for pairing and for what it borrows. Default: what its config "
@@ -48,13 +55,12 @@ def layer_list(ctx: click.Context, param: click.Parameter, value: str | None) ->
 @click.option("--allow-pickle", is_flag=True, help="Read pytorch_model.bin too, with weights_only.")
 @click.option("--no-golden", is_flag=True, help="Skip the golden inputs and outputs that build checks engines with.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-@click.option("--mtp", is_flag=True, hidden=True)
 @click.option("--dflash-base", is_flag=True, hidden=True)
 @click.option("--dflash-tree-base", is_flag=True, hidden=True)
 @click.option("--dflash-draft", is_flag=True, hidden=True)
 @click.option("--dflash-draft-dir", hidden=True)
 def command(
-    model: str, out: Path, eagle_base: bool, base_model_dir: str | None, aux_layers: tuple[int, ...] | None,
+    model: str, out: Path, eagle_base: bool, mtp: bool, base_model_dir: str | None, aux_layers: tuple[int, ...] | None,
     allow_pickle: bool, no_golden: bool, as_json: bool, **later: object,
 ) -> None:  # fmt: skip
     """Write the ONNX graph of MODEL, a directory or a hub id, to OUT/llm.
@@ -65,6 +71,7 @@ def command(
     \b
     edgespec export Qwen/Qwen3-8B onnx/base --eagle-base
     edgespec export Tengyunw/qwen3_8b_eagle3 onnx/draft --base-model-dir Qwen/Qwen3-8B
+    edgespec export Qwen/Qwen3.5-4B onnx --mtp
     """
     for flag, method in NOT_YET.items():
         if later.get(flag):
@@ -73,14 +80,20 @@ def command(
     from edgespec.cli.progress import Bars
     from edgespec.export.components import ExportOptions, export
 
-    options = ExportOptions(eagle_base, base_model_dir, aux_layers, allow_pickle, not no_golden)
+    options = ExportOptions(eagle_base, base_model_dir, aux_layers, allow_pickle, not no_golden, mtp)
     with Bars() as bars:
         result = export(model, out, options, bars)
     if as_json:
-        shown = {"directory": str(result.directory), "role": result.role, "files": result.files, "notes": result.notes}
-        click.echo(json.dumps(shown, indent=2))
+        click.echo(json.dumps(shown(result), indent=2))
         return
-    size = sum(entry["bytes"] for entry in result.files.values())
-    click.echo(f"{result.role}: {result.directory} ({size / 1e6:.1f} MB)")
-    for note in result.notes:
-        click.echo(f"  {note}")
+    for part in (result, *result.beside):
+        size = sum(entry["bytes"] for entry in part.files.values())
+        click.echo(f"{part.role}: {part.directory} ({size / 1e6:.1f} MB)")
+        for note in part.notes:
+            click.echo(f"  {note}")
+
+
+def shown(part: Exported) -> dict[str, object]:
+    """A component for --json; what was written beside it stands in it."""
+    out = {"directory": str(part.directory), "role": part.role, "files": part.files, "notes": part.notes}
+    return out | ({"beside": [shown(other) for other in part.beside]} if part.beside else {})

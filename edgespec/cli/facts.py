@@ -206,7 +206,8 @@ def component_rows(facts: Mapping[str, Any]) -> Rows:
     rows = [("model", f"{config['model']}, {sizes}"), ("vocabulary", str(config["vocab_size"]))]
     if facts["role"] == "draft":
         pair = config["pair"]
-        taps = ", ".join(map(str, pair["tap_ids"])) if pair["tap_ids"] else "EAGLE-3's default"
+        default = "the state after the last norm" if config["spec_decode_type"] == "mtp" else "EAGLE-3's default"
+        taps = ", ".join(map(str, pair["tap_ids"])) if pair["tap_ids"] else default
         known = pair["base_identity"]
         rows = [
             rows[0],

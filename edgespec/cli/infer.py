@@ -128,7 +128,9 @@ def command(
     with Engine(engine_dir, spec_decode=spec_decode, exact=exact, prefix_cache_bytes=prefix_cache_mb * MIB) as engine:
         plan = engine.plan(*sizes) if spec_decode else None
         engine.check_batch_size(requests.batch_size)
-        notes = ([report.plan_line(plan, chosen=not any(sizes))] if plan else []) + [*engine.notes]
+        kind = engine.config["spec_decode_type"]
+        said = [report.plan_line(plan, chosen=not any(sizes), spec_decode_type=kind)] if plan else []
+        notes = [*said, *engine.notes]
         with Journal(output_file) as journal, Stopper(lambda: kept_in(journal)) as stopper:
             if journal.leftover:
                 notes.append(f"{journal.leftover} is from a run that was killed; it is left as it is")

@@ -26,8 +26,11 @@ from edgespec.runtime.tree import DraftPlan
 MIN_WIDTH = 100  # characters
 
 
-def plan_line(plan: DraftPlan, *, chosen: bool) -> str:
-    kind = "chain" if plan.top_k == 1 else "tree"
+DRAFTERS = {"mtp": " with the MTP head"}  # where it is no model of its own
+
+
+def plan_line(plan: DraftPlan, *, chosen: bool, spec_decode_type: str | None = None) -> str:
+    kind = ("chain" if plan.top_k == 1 else "tree") + DRAFTERS.get(spec_decode_type or "", "")
     sizes = f"top-k {plan.top_k}, step {plan.steps}, verify size {plan.verify_size}"
     return f"drafting a {kind}: {sizes}" + (" (the default on a CPU)" if chosen else "")
 

@@ -18,16 +18,27 @@ from numpy.typing import NDArray
 from edgespec import bundle
 from edgespec.checkpoint.detect import detect, read_d2t
 from edgespec.checkpoint.files import Checkpoint, TensorInfo, open_checkpoint
+from edgespec.checkpoint.mtp import refuse_other_forms
 from edgespec.checkpoint.origin import Origin, origin_of
-from edgespec.config import DFlashConfig, DraftConfig, ModelConfig, RopeConfig, default_tap_ids, resolve_taps
+from edgespec.config import (
+    DFlashConfig,
+    DraftConfig,
+    DraftKind,
+    ModelConfig,
+    RopeConfig,
+    default_tap_ids,
+    resolve_taps,
+)
 from edgespec.errors import ContractError, PairingError, UnsupportedModel
 from edgespec.export import sidecars, writer
 from edgespec.export.golden import make_golden
-from edgespec.graphs import builder, decoder, eagle
+from edgespec.graphs import builder, decoder, eagle, mtp
 from edgespec.graphs.assembly import DecoderGraph, whole
 from edgespec.graphs.builder import Weight, WeightPlan, save
 from edgespec.graphs.linear import products
 from edgespec.graphs.registry import BASES
+
+LLM, MTP_DRAFT = "llm", "mtp_draft"  # directories of components
 
 
 class Progress(Protocol):
@@ -55,25 +66,30 @@ class ExportOptions:
     aux_layers: tuple[int, ...] | None = None
     allow_pickle: bool = False
     golden: bool = True
+    mtp: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written: the component's directory and role, and remarks for the user."""
+    """What was written: the component's directory and role, remarks for the user, and what was written beside it."""
 
     directory: Path
     role: str
     files: dict[str, dict[str, Any]]
     notes: tuple[str, ...]
+    beside: tuple[Exported, ...] = ()
 
 
 def export(model: str, out: Path, options: ExportOptions, progress: Progress | None = None) -> Exported:
-    """Write OUT/llm from a checkpoint directory or hub id; nothing is left behind when it fails.
+    """Write OUT/llm from a checkpoint directory or hub id, and OUT/mtp_draft with `mtp`; nothing is left behind when it
+    fails.
 
     Raises CheckpointError, UnsupportedModel, PairingError or OutputError before anything is written under its name.
     """
-    target = out / "llm"
+    target = out / LLM
     checkpoint = open_checkpoint(model, allow_pickle=options.allow_pickle)
+    if options.mtp:
+        refuse_other_forms(checkpoint)
     found = detect(checkpoint)
     if isinstance(found, DFlashConfig):
         raise UnsupportedModel(f"{checkpoint.path} is a DFlash draft, which this version cannot export yet.")
@@ -81,6 +97,9 @@ def export(model: str, out: Path, options: ExportOptions, progress: Progress | N
         options = replace(options, base_model_dir=recorded_base(found))
     origin = base_origin(checkpoint, found, options)
     request = request_of(checkpoint, options, origin)
+    if options.mtp:
+        done = export_mtp(checkpoint, found, out, options, request, progress or Silent())
+        return replace(done, notes=(*done.notes, origin.doubt)) if origin.doubt else done
     if (there := already_there(target, request)) is not None:
         return there
     bundle.refuse_occupied(target)
@@ -122,6 +141,8 @@ def request_of(checkpoint: Checkpoint, options: ExportOptions, origin: Origin) -
     if origin.identity:
         source["base_quantized_from" if named else "quantized_from"] = origin.identity
     asked = {"eagle_base": options.eagle_base, "aux_layers": options.aux_layers, "golden": options.golden}
+    if options.mtp:
+        asked["mtp"] = True
     return {"source": source, "options": asked}
 
 
@@ -148,23 +169,38 @@ def export_base(
         raise PairingError("--aux-layers needs --eagle-base", "Without it the graph emits no hidden states.")
     taps = base_taps(config, options) if options.eagle_base else ()
     graph = BASES[config.architecture].open(checkpoint, config, taps)
-    info = embedding_of(graph)
     with bundle.staged_directory(target) as staging:
-        sidecars.copy_tokenizer(checkpoint, staging)
-        plan = WeightPlan(bundle.MODEL_DATA)
-        if config.tied_head:
-            plan.point("lm_head.weight", Weight(checkpoint, info, bundle.EMBEDDING, builder.ALIGN_BYTES))
-        text = sidecars.base_config(checkpoint, config, graph.shape, taps, request["source"].get("quantized_from"))
-        job = Job(graph, plan, staging, progress)
-        hashes = job.write(text, (checkpoint, info))
-        if options.golden:
-            job.golden(rows_of(checkpoint, info), config.decoder.rope, config.vocab_size)
-        files = job.manifest(request, hashes)
-    notes = [f"taps: hidden_states {', '.join(map(str, taps))}" if taps else "plain decoder: no taps"]
-    notes += sidecars.quantization_notes(text.get("quantization"))
+        done = write_base(graph, DraftKind.EAGLE3 if taps else None, staging, options, request, progress)
+    return replace(done, directory=target)
+
+
+def write_base(
+    graph: decoder.Decoder, kind: DraftKind | None, staging: Path, options: ExportOptions, request: dict[str, Any],
+    progress: Progress,
+) -> Exported:  # fmt: skip
+    """The files of a base for drafts of a kind, or of a plain decoder, in `staging`."""
+    checkpoint, config, info = graph.table.checkpoint, graph.config, embedding_of(graph)
+    sidecars.copy_tokenizer(checkpoint, staging)
+    plan = WeightPlan(bundle.MODEL_DATA)
+    if config.tied_head:
+        plan.point("lm_head.weight", Weight(checkpoint, info, bundle.EMBEDDING, builder.ALIGN_BYTES))
+    origin = request["source"].get("quantized_from")
+    text = sidecars.base_config(checkpoint, config, graph.shape, kind, graph.taps, origin)
+    job = Job(graph, plan, staging, progress)
+    hashes = job.write(text, (checkpoint, info))
+    if options.golden:
+        job.golden(rows_of(checkpoint, info), config.decoder.rope, config.vocab_size)
+    files = job.manifest(request, hashes)
+    notes = [emitted_note(graph), *sidecars.quantization_notes(text.get("quantization"))]
     if not config.eos_token_ids:
         notes.append("the checkpoint names no eos_token_id: answers end by length alone")
-    return Exported(target, text["engine_role"], files, tuple(notes))
+    return Exported(staging, text["engine_role"], files, tuple(notes))
+
+
+def emitted_note(graph: decoder.Decoder) -> str:
+    if graph.emits_final:
+        return "base of an MTP head: it emits the state after its last norm"
+    return f"taps: hidden_states {', '.join(map(str, graph.taps))}" if graph.taps else "plain decoder: no taps"
 
 
 def base_taps(config: ModelConfig, options: ExportOptions) -> tuple[int, ...]:
@@ -201,6 +237,58 @@ def export_draft(
         files = job.manifest(request, hashes)
     notes = (*draft_notes(config, taps, base), *sidecars.quantization_notes(text.get("quantization")))
     return Exported(target, text["engine_role"], files, notes)
+
+
+def export_mtp(
+    checkpoint: Checkpoint, config: ModelConfig | DraftConfig, out: Path, options: ExportOptions,
+    request: dict[str, Any], progress: Progress,
+) -> Exported:  # fmt: skip
+    """Write OUT/llm and OUT/mtp_draft from one checkpoint: in the end both are there, or neither was written."""
+    if isinstance(config, DraftConfig):
+        what = f"{checkpoint.path} is an EAGLE-3 draft; --mtp belongs to the export of a base that has an MTP head"
+        raise UnsupportedModel(what, "Leave --mtp out: a draft is recognised by itself.")
+    refuse_beside_mtp(options)
+    head = mtp.MtpDraft.open(checkpoint, config)
+    base = BASES[config.architecture].open(checkpoint, config, emits_final=True)
+    parts: dict[Path, Callable[[Path], Exported]] = {
+        out / LLM: lambda staging: write_base(base, DraftKind.MTP, staging, options, request, progress),
+        out / MTP_DRAFT: lambda staging: write_mtp(head, embedding_of(base), staging, options, request, progress),
+    }
+    done = {target: found for target in parts if (found := already_there(target, request)) is not None}
+    missing = [target for target in parts if target not in done]
+    with bundle.staged_directories(*missing) as stagings:
+        for target, staging in zip(missing, stagings, strict=True):
+            done[target] = replace(parts[target](staging), directory=target)
+    return replace(done[out / LLM], beside=(done[out / MTP_DRAFT],))
+
+
+def refuse_beside_mtp(options: ExportOptions) -> None:
+    """Flags that contradict --mtp."""
+    if options.eagle_base:
+        what = "--mtp and --eagle-base exclude each other: a base emits what one kind of draft reads"
+        raise PairingError(what, "Export once for each kind, to different OUT directories.")
+    if options.aux_layers:
+        what = "--aux-layers means nothing with --mtp: the head reads the state after the base's last norm"
+        raise PairingError(what, "Leave --aux-layers out.")
+    if options.base_model_dir:
+        what = "--base-model-dir means nothing with --mtp: the head stands in the checkpoint of its base"
+        raise PairingError(what, "Leave --base-model-dir out, and give the base as MODEL.")
+
+
+def write_mtp(
+    graph: mtp.MtpDraft, embedding: TensorInfo, staging: Path, options: ExportOptions, request: dict[str, Any],
+    progress: Progress,
+) -> Exported:  # fmt: skip
+    """The files of a head in `staging`. The embedding stays with the base."""
+    checkpoint, layer = graph.table.checkpoint, mtp.layer_config(graph.config)
+    text = sidecars.mtp_config(checkpoint, graph.config, layer, graph.shape, request["source"].get("quantized_from"))
+    job = Job(graph, WeightPlan(bundle.MODEL_DATA), staging, progress)
+    hashes = job.write(text, None)
+    if options.golden:
+        job.golden(rows_of(checkpoint, embedding), layer.rope, graph.config.vocab_size)
+    files = job.manifest(request, hashes)
+    notes = ("MTP head: one layer, used again for each step", *sidecars.quantization_notes(text.get("quantization")))
+    return Exported(staging, text["engine_role"], files, notes)
 
 
 def open_base(config: DraftConfig, options: ExportOptions) -> tuple[Checkpoint | None, ModelConfig | None]:

@@ -17,19 +17,21 @@ from edgespec import bundle
 from edgespec.checkpoint.files import Checkpoint, some_of
 from edgespec.checkpoint.layouts import all_kv_scales
 from edgespec.checkpoint.quantization import Quantization
-from edgespec.config import DecoderConfig, DraftConfig, ModelConfig
+from edgespec.config import DecoderConfig, DraftConfig, DraftKind, ModelConfig
 from edgespec.contract import GraphShape
 from edgespec.errors import CheckpointError, MissingDependency
 from edgespec.schemes import SCHEMES
 
 
 def base_config(
-    checkpoint: Checkpoint, config: ModelConfig, shape: GraphShape, taps: tuple[int, ...], quantized_from: str | None
-) -> dict[str, Any]:
-    """config.json of a base or a plain decoder; `quantized_from` is the identity of its original, if it has one."""
+    checkpoint: Checkpoint, config: ModelConfig, shape: GraphShape, kind: DraftKind | None, taps: tuple[int, ...],
+    quantized_from: str | None,
+) -> dict[str, Any]:  # fmt: skip
+    """config.json of a base for drafts of a kind, or of a plain decoder; `quantized_from` is the identity of its
+    original, if it has one."""
     out = {
         "model": config.architecture,
-        "spec_decode_type": "eagle3" if taps else "none",
+        "spec_decode_type": kind.value if kind else "none",
         "engine_role": shape.role.value,
         "vocab_size": config.vocab_size,
         **decoder_keys(config.decoder),
@@ -41,6 +43,7 @@ def base_config(
     }
     if quantized_from:
         out["quantized_from"] = quantized_from
+    out |= hybrid_keys(shape)
     return out | ({"eagle_hidden_state_layers": list(taps)} if taps else {})
 
 
@@ -76,6 +79,55 @@ def draft_config(
     }
 
 
+def mtp_config(
+    checkpoint: Checkpoint, config: ModelConfig, layer: DecoderConfig, shape: GraphShape, quantized_from: str | None
+) -> dict[str, Any]:
+    """config.json of an MTP head, which has the vocabulary, the embedding and the identity of its base."""
+    root = {"base_quantized_from": quantized_from} if quantized_from else {}
+    return {
+        "model": "Mtp",
+        "spec_decode_type": DraftKind.MTP.value,
+        "engine_role": shape.role.value,
+        "vocab_size": config.vocab_size,
+        "draft_vocab_size": shape.vocab_size,
+        **decoder_keys(layer),
+        "base_model_hidden_size": shape.base_features,
+        "identity": checkpoint.identity(),
+        "pair": {
+            "base_identity": checkpoint.identity(),
+            **root,
+            "base_name": checkpoint.path.name,
+            "tap_ids": None,
+            "num_taps": 1,
+            "target_hidden_size": shape.base_features,
+            "own_embedding": False,
+        },
+        "graph": asdict(shape),
+    }
+
+
+def hybrid_keys(shape: GraphShape) -> dict[str, Any]:
+    """What a base with recurrent layers says of them; nothing of another base."""
+    sizes = shape.recurrent
+    if sizes is None:
+        return {}
+    kinds = ["mamba" if i in sizes.layers else "attention" for i in range(shape.num_layers)]
+    cache = {"num_kv_heads": shape.num_kv_heads, "head_dim": shape.head_dim}
+    return {
+        "num_linear_attn_layers": len(sizes.layers),
+        "num_attention_layers": len(shape.attention_layers),
+        "recurrent_state_num_heads": sizes.num_value_heads,
+        "recurrent_state_head_dim": sizes.key_head_dim,
+        "recurrent_state_size": sizes.value_head_dim,
+        "conv_dim": sizes.conv_width,
+        "conv_kernel": sizes.conv_kernel,
+        "recurrent_state_dtype": "fp32",
+        "conv_state_dtype": "fp32",
+        "layer_types": kinds,
+        "kv_layer_configs": [None if kind == "mamba" else cache for kind in kinds],
+    }
+
+
 def decoder_keys(decoder: DecoderConfig) -> dict[str, Any]:
     return {
         "hidden_size": decoder.hidden_size,
@@ -86,6 +138,7 @@ def decoder_keys(decoder: DecoderConfig) -> dict[str, Any]:
         "head_dim": decoder.head_dim,
         "sliding_window": decoder.sliding_window,
         "rope_theta": decoder.rope.theta,
+        "partial_rotary_factor": decoder.rope.rotary_dim / decoder.head_dim,
         "rope": asdict(decoder.rope),
         "kv_cache_dtype": "fp32",
     }

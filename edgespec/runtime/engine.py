@@ -120,7 +120,7 @@ class Engine:
         own = path / engines.DRAFT_EMBEDDING
         table: Table = EmbeddingTable(own) if config["pair"]["own_embedding"] else shared
         rope = RopeTable.of(rope_of(config), runner.capacity)
-        d2t = load_file(path / bundle.D2T)["d2t"].astype(np.int64)
+        d2t = vocabulary_offsets(path, config)
         decoder = CachedDecoder(runner, table, rope, config["sliding_window"])
         return EagleDrafter(decoder, d2t), config
 
@@ -353,6 +353,14 @@ class Engine:
         (result,) = self.base.extend([rows])
         logits: NDArray[np.float32] = result.logits[0]
         return logits
+
+
+def vocabulary_offsets(engine_dir: Path, config: dict[str, Any]) -> NDArray[np.int64]:
+    """[Vd], what is added to a draft's id to have the base's; an MTP head has the base's own ids."""
+    if config["spec_decode_type"] == "mtp":
+        return np.zeros(config["draft_vocab_size"], np.int64)
+    offsets: NDArray[np.int64] = load_file(engine_dir / bundle.D2T)["d2t"].astype(np.int64)
+    return offsets
 
 
 def check_exact(engine_dir: Path, config: dict[str, Any]) -> None:

@@ -24,12 +24,13 @@ class PlanLimits:
     max_verify_tree_size: int
     max_draft_tree_size: int
     draft_vocab_size: int
+    kind: str = "eagle3"
 
     @classmethod
     def of(cls, base: Mapping[str, Any], draft: Mapping[str, Any]) -> PlanLimits:
         """From the configs of the two engines."""
         verify, own = base["builder_config"]["max_verify_tree_size"], draft["builder_config"]["max_draft_tree_size"]
-        return cls(verify, own, draft["draft_vocab_size"])
+        return cls(verify, own, draft["draft_vocab_size"], draft["spec_decode_type"])
 
     def plan(self, top_k: int | None, steps: int | None, verify_size: int | None) -> DraftPlan:
         """The values given, and others chosen to go with them; LimitError where it cannot be."""
@@ -48,6 +49,9 @@ class PlanLimits:
         k, s, n = plan.top_k, plan.steps, plan.verify_size
         if min(k, s, n) < 1:
             raise LimitError(f"draft top-k {k}, step {s} and verify size {n} must be at least 1", "Raise it.")
+        if self.kind == "mtp" and k != 1:
+            what = f"--spec-draft-top-k {k}: an MTP head drafts a chain, one token a step, and no trees"
+            raise LimitError(what, "Set it to 1, or leave it out.")
         if n > tree_pool_size(k, s):
             what = f"--spec-verify-size {n}: with top-k {k} and step {s} only {tree_pool_size(k, s)} nodes can exist"
             raise LimitError(what, "That is 1 + K + (S-1)*K*K. Lower the verify size, or raise top-k or step.")

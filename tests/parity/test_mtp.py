@@ -191,6 +191,9 @@ def test_configurations_say_what_they_are(pair: Pair) -> None:
     assert (draft["spec_decode_type"], draft["engine_role"]) == ("mtp", "draft")
     assert (draft["draft_vocab_size"], draft["base_model_hidden_size"]) == (base["vocab_size"], hidden)
     assert draft["num_hidden_layers"] == 1
+    assert (base["layer_types"], base["num_linear_attn_layers"]) == (["mamba"] * 3 + ["attention"], 3)
+    assert [kept is None for kept in base["kv_layer_configs"]] == [True, True, True, False]
+    assert base["partial_rotary_factor"] == draft["partial_rotary_factor"] < 1
     assert not (pair.out / "mtp_draft" / bundle.EMBEDDING).exists()
 
 

@@ -10,9 +10,14 @@ from edgespec.backends.engine_dir import check_pairing
 from edgespec.errors import PairingError
 
 BASE: dict[str, Any] = {"num_hidden_layers": 8, "vocab_size": 64, "hidden_size": 16, "graph": {"features": 48},
-                        "eagle_hidden_state_layers": [2, 4, 5]}  # fmt: skip
+                        "spec_decode_type": "eagle3", "eagle_hidden_state_layers": [2, 4, 5]}  # fmt: skip
 PAIR: dict[str, Any] = {"target_hidden_size": 16, "own_embedding": False, "tap_ids": [2, 4, 5], "num_taps": 3}
-DRAFT: dict[str, Any] = {"vocab_size": 64, "hidden_size": 16, "graph": {"base_features": 48}}
+DRAFT: dict[str, Any] = {
+    "spec_decode_type": "eagle3",
+    "vocab_size": 64,
+    "hidden_size": 16,
+    "graph": {"base_features": 48},
+}
 
 
 def check(base: dict[str, Any], pair: dict[str, Any]) -> None:
@@ -43,3 +48,28 @@ def test_other_weights_of_one_origin_are_a_pair(base: dict[str, Any], pair: dict
 def test_another_base_is_refused(origin: dict[str, Any]) -> None:
     with pytest.raises(PairingError, match="another base checkpoint"):
         check({"identity": "nvfp4", "quantized_from": "original"}, {"base_identity": "fp8"} | origin)
+
+
+MTP_BASE = {key: value for key, value in BASE.items() if key != "eagle_hidden_state_layers"} | {
+    "spec_decode_type": "mtp", "identity": "a", "graph": {"features": 16}}  # fmt: skip
+MTP_PAIR = PAIR | {"tap_ids": None, "num_taps": 1, "base_identity": "a"}
+MTP = DRAFT | {"spec_decode_type": "mtp", "graph": {"base_features": 16}, "pair": MTP_PAIR}
+
+
+def test_head_and_its_base_are_a_pair() -> None:
+    check_pairing(MTP_BASE, MTP)
+
+
+def test_head_of_another_base_is_refused() -> None:
+    with pytest.raises(PairingError, match="another base checkpoint"):
+        check_pairing(MTP_BASE | {"identity": "b"}, MTP)
+
+
+def test_base_of_another_kind_is_refused_with_the_flag_that_would_fit() -> None:
+    eagle = {"pair": PAIR | {"base_identity": "a"}}
+    with pytest.raises(PairingError, match="an EAGLE-3 draft, the base was exported for an MTP head") as found:
+        check_pairing(MTP_BASE, DRAFT | eagle)
+    assert "--eagle-base" in found.value.remedy
+    with pytest.raises(PairingError, match="an MTP head, the base was exported for an EAGLE-3 draft") as found:
+        check_pairing(BASE | {"identity": "a"}, MTP)
+    assert "--mtp" in found.value.remedy

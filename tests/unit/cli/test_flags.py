@@ -10,13 +10,17 @@ import pytest
 from edgespec.cli.flags import kebab
 from edgespec.cli.main import COMMANDS, cli
 
-# The mirrored tool's guide, EAGLE-3 for text, without its quantise steps.
+# The mirrored tool's guide, EAGLE-3 for text and MTP, without its quantise steps.
 GUIDE = """\
 export M/quantized-base M/onnx/base_export --eagle-base
 export M/quantized-draft M/onnx/draft_export
 build --onnxDir W/M/onnx/base --engineDir W/M/engines --maxBatchSize 1 --maxInputLen 1024 --maxKVCacheCapacity 4096 --maxVerifyTreeSize 60 --specBase
 build --onnxDir W/M/onnx/draft --engineDir W/M/engines --maxBatchSize 1 --maxInputLen 1024 --maxKVCacheCapacity 4096 --maxDraftTreeSize 60 --specDraft
 infer --engineDir W/M/engines --inputFile W/input.json --outputFile W/output.json --specDecode
+export Qwen/Qwen3.5-4B W/M/onnx --mtp
+build --onnxDir W/M/onnx/llm --engineDir W/M/engines --maxBatchSize 1 --maxInputLen 2048 --maxKVCacheCapacity 4096 --maxVerifyTreeSize 7 --specBase
+build --onnxDir W/M/onnx/mtp_draft --engineDir W/M/engines --maxBatchSize 1 --maxInputLen 2048 --maxKVCacheCapacity 4096 --maxDraftTreeSize 7 --specDraft
+infer --engineDir W/M/engines --inputFile W/input.json --outputFile W/output.json --specDecode --specDraftTopK 1 --specDraftStep 3 --specVerifySize 4
 """  # noqa: E501
 
 KEBAB = {
@@ -33,6 +37,9 @@ KEBAB = {
     "--inputFile": "--input-file",
     "--outputFile": "--output-file",
     "--specDecode": "--spec-decode",
+    "--specDraftTopK": "--spec-draft-top-k",
+    "--specDraftStep": "--spec-draft-step",
+    "--specVerifySize": "--spec-verify-size",
 }
 CAMEL = {"--eagle-base": "--eagleBase"} | {flag: flag for flag in KEBAB if flag != "--eagle-base"}
 SNAKE = {flag: "--" + name[2:].replace("-", "_") for flag, name in KEBAB.items()}
@@ -46,6 +53,16 @@ MEANT: list[dict[str, object]] = [
     {"onnx_dir": "W/M/onnx/base", "engine_dir": "W/M/engines", "spec_base": True, "spec_draft": False, **LIMITS},
     {"onnx_dir": "W/M/onnx/draft", "engine_dir": "W/M/engines", "spec_base": False, "spec_draft": True, **LIMITS},
     {**FILES, "spec_decode": True, "spec_draft_top_k": None, "check_lossless": False},
+    {"model": "Qwen/Qwen3.5-4B", "out": "W/M/onnx", "mtp": True, "eagle_base": False},
+    {
+        "onnx_dir": "W/M/onnx/llm",
+        "spec_base": True,
+        "spec_draft": False,
+        "max_input_len": 2048,
+        "max_verify_tree_size": 7,
+    },
+    {"onnx_dir": "W/M/onnx/mtp_draft", "spec_base": False, "spec_draft": True, "max_draft_tree_size": 7},
+    {**FILES, "spec_decode": True, "spec_draft_top_k": 1, "spec_draft_step": 3, "spec_verify_size": 4},
 ]
 
 

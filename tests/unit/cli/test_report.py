@@ -197,3 +197,8 @@ def test_bar_is_silent_where_there_is_no_terminal(capsys: pytest.CaptureFixture[
 )
 def test_plan_is_told_in_one_line(plan: DraftPlan, chosen: bool, said: str) -> None:
     assert report.plan_line(plan, chosen=chosen) == said
+
+
+def test_plan_says_what_drafts_where_it_is_no_draft_model() -> None:
+    said = report.plan_line(DraftPlan(1, 3, 4), chosen=False, spec_decode_type="mtp")
+    assert said == "drafting a chain with the MTP head: top-k 1, step 3, verify size 4"
