@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
+
+import torch
+from safetensors.torch import load_file, save_file
 
 from edgespec.backends.ort.build import build
 from edgespec.contract import Limits
@@ -32,3 +36,28 @@ def make_pair(path: Path, family: Family, flavour: toys.Flavour, sliding_window:
     for component in ("onnx_base", "onnx_draft"):
         build(path / component / "llm", path / "engines", LIMITS)
     return path / "engines"
+
+
+def make_mtp_pair(path: Path, *lanes: int, vocab: int = 256, limits: Limits = LIMITS) -> Path:
+    """Engines of a hybrid base and its MTP head, for so many sequences each, below `path`; the head is often right."""
+    base = toys.make_qwen3_5(path / "base", layers=4, vocab=vocab)
+    agree(base / "model.safetensors")
+    export(str(base), path / "onnx", ExportOptions(mtp=True))
+    for count in lanes:
+        for component in ("llm", "mtp_draft"):
+            build(path / "onnx" / component, path / f"engines-{count}", replace(limits, max_batch_size=count))
+    return path
+
+
+def agree(weights: Path) -> None:
+    """Let the last token decide the next one, in base and head alike, and all else have a say."""
+    tensors = load_file(weights)
+    embedding = tensors["model.embed_tokens.weight"]
+    vocab, width = embedding.shape
+    following = torch.randperm(vocab, generator=torch.Generator().manual_seed(7))
+    tensors["lm_head.weight"] = torch.zeros_like(embedding).index_copy_(0, following, embedding)
+    for name, tensor in tensors.items():
+        if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
+            tensors[name] = 0.25 * tensor
+    tensors["mtp.fc.weight"] = torch.cat([torch.eye(width), 0.6 * torch.eye(width).roll(1, 0)], 1)
+    save_file(tensors, weights, metadata={"format": "pt"})
