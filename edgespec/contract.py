@@ -4,7 +4,7 @@ Both wings meet here: the host writes graphs that keep a contract, the device ru
 no engine.
 
 Symbols: B batch, S tokens of this call, C slots of the KV cache, G rows that go through the head, P rows of earlier
-calls that a recurrent layer has still to take into its state.
+calls that a recurrent layer has still to take into its state, L rows of new context that a block draft reads.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ SCHEME = "edgespec.scheme"
 ACTIVATIONS = "edgespec.activations"  # only where the graph leaves the rounding of the activations to the backend
 FLOAT32_ONLY = "edgespec.float32_only"  # a MatMul whose weight no build may round
 INPUT_SCALE = "edgespec.input_scale"  # nvfp4: the activations' global scale
+FLOAT32_ONLY = "edgespec.float32_only"  # a MatMul whose weight no build may round
 
 
 class Role(StrEnum):
@@ -92,7 +93,9 @@ class GraphShape:
     rotary_dim: int
     vocab_size: int  # of the logits
     features: int = 0  # base: k*H, width of `hidden_states`; draft: Hd; llm: 0, no such output
-    base_features: int = 0  # draft: k*H, width of `base_hidden`
+    base_features: int = 0  # draft: k*H, width of `base_hidden`, or of `target_hidden`
+    block: bool = False  # a draft that makes a whole block in one call
+    sliding: bool = False  # such a draft with a second mask, for its layers with a window
     recurrent: RecurrentShape | None = None  # where some layers keep a state instead of keys and values
 
     @classmethod
@@ -150,6 +153,10 @@ def canonical_contract(shape: GraphShape) -> GraphContract:
     where `use_base_hidden` is true and its own recycled `draft_hidden` where it is false; the other one is not read and
     may have no rows (S_base or S_draft is S or 0).
 
+    A draft that makes blocks reads two kinds of rows: `target_hidden`, the base's taps at L new context positions,
+    which only leave keys and values, and the S rows of a block. `write_indices` is where the L go; the S go behind
+    them. Masks say what the rows of the block see of both; the next call writes over the block.
+
     Recurrent layers cannot forget a row. So a call leaves its rows outside the state, as `conv_rows` and `delta_rows`,
     and the next one is given those that were kept, on one path and in its order, as `committed_rows` (rows of zeroes
     change nothing) and as the last conv_kernel-1 rows of `conv_state`; it takes them in before its own rows begin, and
@@ -166,7 +173,15 @@ def canonical_contract(shape: GraphShape) -> GraphContract:
         TensorSpec("write_indices", "int64", ("B",)),
         TensorSpec("gather_idx", "int64", ("B", "G")),
     ]
-    if shape.role is Role.DRAFT:
+    if shape.block:
+        inputs += [
+            TensorSpec("target_hidden", "float32", ("B", "L", shape.base_features)),
+            TensorSpec("context_cos", "float32", ("B", "L", rope)),
+            TensorSpec("context_sin", "float32", ("B", "L", rope)),
+        ]
+        if shape.sliding:
+            inputs.append(TensorSpec("sliding_attention_mask", "bool", ("B", 1, "S", "C")))
+    elif shape.role is Role.DRAFT:
         inputs += [
             TensorSpec("base_hidden", "float32", ("B", "S_base", shape.base_features)),
             TensorSpec("draft_hidden", "float32", ("B", "S_draft", shape.features)),
@@ -217,9 +232,10 @@ def lowered_contract(canonical: GraphContract, batched: bool = False) -> GraphCo
     """The contract after lowering to ONNX Runtime's CPU kernels; `batched` is the form for more than one sequence.
 
     For one sequence the mask is T = written slots wide instead of C, and this call's rows land in the last S of them,
-    so that `write_indices` falls away. Batched, it is the canonical contract: the runner keeps C near T.
+    so that `write_indices` falls away. Batched, it is the canonical contract: the runner keeps C near T. So it is
+    for drafts that make blocks: the other form's kernel lets no row see a later slot.
     """
-    if batched:
+    if batched or canonical.shape.block:
         return canonical
     inputs = []
     for spec in canonical.inputs:

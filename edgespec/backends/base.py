@@ -33,6 +33,16 @@ class Call:
     draft_hidden: Floats | None = None  # [B, S, Hd]
     tree_mask: NDArray[np.bool_] | None = None  # recurrent layers: [B, S, S], which rows of the call a row follows
     first_lane: int = 0
+    target_hidden: Floats | None = None  # drafts of blocks, this and the next two: [B, L, k*H], written before the S
+    context_cos: Floats | None = None  # [B, L, rotary/2]
+    context_sin: Floats | None = None
+    sliding_attention_mask: NDArray[np.bool_] | None = None  # [B, 1, S, T], for their layers with a window
+
+    @property
+    def written(self) -> int:
+        """Rows that the call writes into each lane."""
+        context = 0 if self.target_hidden is None else self.target_hidden.shape[1]
+        return int(self.inputs_embeds.shape[1] + context)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,14 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from edgespec import bundle
-from edgespec.config import RopeConfig, default_tap_ids
+from edgespec.config import DraftKind, RopeConfig, default_tap_ids
 from edgespec.contract import MAX_BATCH_SIZE, GraphShape, Limits, Role
 from edgespec.errors import BundleError, LimitError, PairingError
 
 STEMS = {Role.LLM: "llm", Role.BASE: "spec_base", Role.DRAFT: "spec_draft"}
 CONFIGS = {Role.LLM: "config.json", Role.BASE: "base_config.json", Role.DRAFT: "draft_config.json"}
 DRAFT_EMBEDDING = "draft_embedding.safetensors"
-SPEC_DECODE_TYPES = ("none", "eagle3", "mtp")
+SPEC_DECODE_TYPES = ("none", "eagle3", "mtp", "dflash")
+COMPONENTS = ("llm", "mtp_draft", "dflash_draft")  # where export puts what it makes
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +45,9 @@ def open_onnx_dir(path: Path, *, spec_base: bool, spec_draft: bool) -> OnnxDir:
         )
     if not path.is_dir():
         raise BundleError(f"--onnx-dir {path} is not a directory", "Give a directory that edgespec export wrote.")
-    if not (path / bundle.CONFIG).is_file() and (path / "llm" / bundle.CONFIG).is_file():
-        raise BundleError(f"{path} holds no config.json", f"Give the component itself: --onnx-dir {path / 'llm'}")
+    inside = [path / name for name in COMPONENTS if (path / name / bundle.CONFIG).is_file()]
+    if inside and not (path / bundle.CONFIG).is_file():
+        raise BundleError(f"{path} holds no config.json", f"Give the component itself: --onnx-dir {inside[0]}")
     config, manifest = bundle.read_json(path / bundle.CONFIG), bundle.read_manifest(path)
     role = role_of(config, path)
     asked = Role.BASE if spec_base else Role.DRAFT if spec_draft else role
@@ -85,6 +87,16 @@ def check_limits(limits: Limits) -> None:
         )
 
 
+def check_block_limit(onnx: OnnxDir, limits: Limits) -> None:
+    """A draft that makes blocks writes a whole one in a call."""
+    if onnx.role is not Role.DRAFT or onnx.config["spec_decode_type"] != DraftKind.DFLASH:
+        return
+    size = onnx.config["dflash_config"]["block_size"]
+    if limits.max_draft_tree_size < size:
+        what = f"--max-draft-tree-size {limits.max_draft_tree_size}: the draft makes blocks of {size}"
+        raise LimitError(what, f"Build with --max-draft-tree-size {size} or more.")
+
+
 def check_pairing(base: Mapping[str, Any], draft: Mapping[str, Any]) -> None:
     """Refuse a base and a draft, by their configs, that do not belong together."""
     check_kinds(base["spec_decode_type"], draft["spec_decode_type"])
@@ -105,6 +117,8 @@ def check_pairing(base: Mapping[str, Any], draft: Mapping[str, Any]) -> None:
         raise PairingError(what, "Use a draft that was trained for this base.")
     if draft["spec_decode_type"] == "mtp":
         return
+    if draft["spec_decode_type"] == DraftKind.DFLASH:
+        return check_block_pair(base, draft)
     wanted, emitted = list(pair["tap_ids"] or default_tap_ids(layers)), base["eagle_hidden_state_layers"]
     if wanted != emitted:
         flag = ",".join(map(str, wanted))
@@ -130,7 +144,30 @@ class Kind:
     flag: str
 
 
-KINDS = {"eagle3": Kind("an EAGLE-3 draft", "--eagle-base"), "mtp": Kind("an MTP head", "--mtp")}
+KINDS = {
+    "eagle3": Kind("an EAGLE-3 draft", "--eagle-base"),
+    "mtp": Kind("an MTP head", "--mtp"),
+    "dflash": Kind("a DFlash draft", "--dflash-base --dflash-draft-dir DRAFT"),
+}
+
+
+def check_block_pair(base: Mapping[str, Any], draft: Mapping[str, Any]) -> None:
+    """What is a DFlash pair's own: the layers read, and a mask token that the base knows."""
+    pair, again = draft["pair"], f"Export the base again with {KINDS['dflash'].flag}."
+    depth, layers = pair["num_target_layers"], base["num_hidden_layers"]
+    if depth not in (None, layers):
+        what = f"the draft was trained for a base of {depth} layers, this one has {layers}"
+        raise PairingError(what, "Use a draft that was trained for this base.")
+    wanted, emitted = (config["dflash_config"]["target_layer_ids"] for config in (draft, base))
+    if wanted != emitted:
+        what = f"the base emits the outputs of layers {emitted}, the draft was trained on those of {wanted}"
+        raise PairingError(what, again)
+    if draft["graph"]["base_features"] != base["graph"]["features"]:
+        what = (
+            f"the draft reads features {draft['graph']['base_features']} wide, the base emits "
+            f"{base['graph']['features']}"
+        )
+        raise PairingError(what, again)
 
 
 def root_of(base: Mapping[str, Any]) -> str:

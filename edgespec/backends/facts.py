@@ -25,6 +25,11 @@ _OF_ROLE = {
     Role.BASE: ("max_position_embeddings", "eos_token_id"),
     Role.DRAFT: ("draft_vocab_size", "pair"),
 }
+_OF_KIND: dict[tuple[str, Role], tuple[str, ...]] = {
+    ("eagle3", Role.BASE): ("eagle_hidden_state_layers",),
+    ("dflash", Role.BASE): ("dflash_config",),
+    ("dflash", Role.DRAFT): ("dflash_config",),
+}
 _MADE_AGAIN = "Make the directory again."
 CACHE_BYTES = 4  # of one element: caches are float32
 
@@ -50,8 +55,8 @@ def export_facts(path: Path, problems: list[EdgeSpecError], read_up_to: float) -
 
 def component_facts(config: dict[str, Any], where: Path) -> dict[str, Any]:
     role = engines.role_of(config, where.parent)
-    taps = ("eagle_hidden_state_layers",) if config["spec_decode_type"] == "eagle3" and role is Role.BASE else ()
-    if missing := [key for key in (*_DECODER, *_OF_ROLE[role], *taps) if key not in config]:
+    own = _OF_KIND.get((config["spec_decode_type"], role), ())
+    if missing := [key for key in (*_DECODER, *_OF_ROLE[role], *own) if key not in config]:
         raise BundleError(f"{where} lacks {', '.join(missing)}", _MADE_AGAIN)
     layers = config["num_hidden_layers"] - len((config["graph"].get("recurrent") or {}).get("layers", ()))
     per_token = 2 * layers * config["num_key_value_heads"] * config["head_dim"] * CACHE_BYTES

@@ -135,6 +135,9 @@ def rounding(
     for _ in range(ROUNDING_TRIALS):
         noise = 1 + np.float32(moved_by) * rng.standard_normal(prompt.inputs_embeds.shape, np.float32)
         moved = replace(prompt, inputs_embeds=prompt.inputs_embeds * noise)
+        if prompt.target_hidden is not None:  # its rows see each other: there is no one row alone
+            worst = max(worst, float(np.abs(runner.run(moved).logits[0] - at_once).max()))
+            continue
         for i, row in enumerate(at_once):
             worst = max(worst, float(np.abs(runner.run(row_of(moved, i)).logits[0, 0] - row).max()))
             runner.keep_rows(0, np.array([i]), i)
@@ -191,11 +194,14 @@ def joined(first: Call, second: Call) -> Call:
 
 def disturbed(call: Call) -> Call:
     """The same call of another sequence: its rows in another order."""
-    return replace(call, inputs_embeds=np.ascontiguousarray(call.inputs_embeds[:, ::-1]))
+    taps = None if call.target_hidden is None else np.ascontiguousarray(call.target_hidden[:, ::-1])
+    return replace(call, inputs_embeds=np.ascontiguousarray(call.inputs_embeds[:, ::-1]), target_hidden=taps)
 
 
 def golden_calls(golden: Golden, rope: RopeTable) -> list[Call]:
     """The calls that a golden file stands for: the prompt into an empty cache, then the tree behind it."""
+    if "prompt_target_hidden" in golden:
+        return [block_call(golden, rope, label) for label in ("prompt", "tree")]
     calls = []
     for label in ("prompt", "tree"):
         ids, positions = golden[f"{label}_ids"], golden[f"{label}_positions"]
@@ -216,6 +222,22 @@ def golden_calls(golden: Golden, rope: RopeTable) -> list[Call]:
             )
         )
     return calls
+
+
+def block_call(golden: Golden, rope: RopeTable, label: str) -> Call:
+    """Rows of context, and the block behind them."""
+    context, ids = golden[f"{label}_context_positions"], golden[f"{label}_ids"]
+    width = int(context[-1]) + 1 + len(ids)
+    cos, sin = rope.rows(golden[f"{label}_positions"][None])
+    context_cos, context_sin = rope.rows(context[None])
+    sliding = golden.get(f"{label}_sliding_attention_mask")
+    return Call(
+        golden[f"{label}_inputs_embeds"], cos, sin,
+        np.ascontiguousarray(golden[f"{label}_attention_mask"][..., :width]),
+        context[:1].astype(np.int64), np.arange(len(ids), dtype=np.int64)[None],
+        target_hidden=golden[f"{label}_target_hidden"], context_cos=context_cos, context_sin=context_sin,
+        sliding_attention_mask=None if sliding is None else np.ascontiguousarray(sliding[..., :width]),
+    )  # fmt: skip
 
 
 def used(golden: Golden, name: str) -> Floats | None:

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from edgespec.cli.flags import EdgeCommand
-from edgespec.errors import UnsupportedModel
 
 if TYPE_CHECKING:
     from edgespec.export.components import Exported
-
-# Flags of the mirrored tool whose work belongs to later versions: known, and refused by name.
-NOT_YET = {
-    "dflash_base": "DFlash",
-    "dflash_tree_base": "DFlash",
-    "dflash_draft": "DFlash",
-    "dflash_draft_dir": "DFlash",
-}
 
 
 def layer_list(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
@@ -36,6 +28,13 @@ def layer_list(ctx: click.Context, param: click.Parameter, value: str | None) ->
 @click.argument("model", metavar="MODEL")
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
 @click.option("--eagle-base", is_flag=True, help="Export the base of an EAGLE draft: its graph also emits the taps.")
+@click.option("--dflash-base", is_flag=True, help="Export the base of the DFlash draft in --dflash-draft-dir.")
+@click.option("--dflash-tree-base", is_flag=True, help="The same: bases always verify trees.")
+@click.option(
+    "--dflash-draft", is_flag=True,
+    help="Export the DFlash draft in --dflash-draft-dir, to OUT/dflash_draft; MODEL is its base.",
+)  # fmt: skip
+@click.option("--dflash-draft-dir", metavar="DRAFT", help="The DFlash draft of MODEL: a directory or a hub id.")
 @click.option(
     "--mtp", is_flag=True,
     help="Export a base and the MTP head in its checkpoint, to OUT/llm and OUT/mtp_draft (Qwen3.5).",
@@ -55,34 +54,35 @@ def layer_list(ctx: click.Context, param: click.Parameter, value: str | None) ->
 @click.option("--allow-pickle", is_flag=True, help="Read pytorch_model.bin too, with weights_only.")
 @click.option("--no-golden", is_flag=True, help="Skip the golden inputs and outputs that build checks engines with.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-@click.option("--dflash-base", is_flag=True, hidden=True)
-@click.option("--dflash-tree-base", is_flag=True, hidden=True)
-@click.option("--dflash-draft", is_flag=True, hidden=True)
-@click.option("--dflash-draft-dir", hidden=True)
 def command(
-    model: str, out: Path, eagle_base: bool, mtp: bool, base_model_dir: str | None, aux_layers: tuple[int, ...] | None,
-    allow_pickle: bool, no_golden: bool, as_json: bool, **later: object,
+    model: str, out: Path, eagle_base: bool, mtp: bool, dflash_base: bool, dflash_tree_base: bool, dflash_draft: bool,
+    dflash_draft_dir: str | None, base_model_dir: str | None, aux_layers: tuple[int, ...] | None,
+    allow_pickle: bool, no_golden: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Write the ONNX graph of MODEL, a directory or a hub id, to OUT/llm.
+    """Write the ONNX graph of MODEL, a directory or a hub id, to OUT/llm; that of a DFlash draft to OUT/dflash_draft.
 
-    An EAGLE-3 draft is recognised by itself, in each of its published layouts. Base and draft need different OUT
-    directories. Weights keep the checkpoint's type; nothing of it is run.
+    An EAGLE-3 or DFlash draft is recognised by itself, in each of its published layouts. Base and EAGLE-3 draft need
+    different OUT directories. Weights keep the checkpoint's type; nothing of it is run.
 
     \b
     edgespec export Qwen/Qwen3-8B onnx/base --eagle-base
     edgespec export Tengyunw/qwen3_8b_eagle3 onnx/draft --base-model-dir Qwen/Qwen3-8B
     edgespec export Qwen/Qwen3.5-4B onnx --mtp
+    edgespec export Qwen/Qwen3-8B onnx/base --dflash-base --dflash-draft-dir z-lab/Qwen3-8B-DFlash-b16
+    edgespec export z-lab/Qwen3-8B-DFlash-b16 onnx/draft --base-model-dir Qwen/Qwen3-8B
     """
-    for flag, method in NOT_YET.items():
-        if later.get(flag):
-            name = "--" + flag.replace("_", "-")
-            raise UnsupportedModel(f"{name}: this version does not export {method}", "It exports EAGLE-3 pairs.")
     from edgespec.cli.progress import Bars
     from edgespec.export.components import ExportOptions, export
 
-    options = ExportOptions(eagle_base, base_model_dir, aux_layers, allow_pickle, not no_golden, mtp)
+    options = ExportOptions(
+        eagle_base, base_model_dir, aux_layers, allow_pickle, not no_golden, mtp,
+        dflash_base=dflash_base or dflash_tree_base, dflash_draft=dflash_draft, dflash_draft_dir=dflash_draft_dir,
+    )  # fmt: skip
     with Bars() as bars:
         result = export(model, out, options, bars)
+    if dflash_tree_base:
+        told = "--dflash-tree-base is --dflash-base here: every base verifies trees"
+        result = replace(result, notes=(*result.notes, told))
     if as_json:
         click.echo(json.dumps(shown(result), indent=2))
         return

@@ -33,7 +33,7 @@ ALIASES = {
 # Flags of the mirrored tool that this version cannot honour, and why.
 NOT_YET = {
     "multimodal_engine_dir": "this version takes text only",
-    "dflash_block_size": "this version drafts with EAGLE only",
+    "dflash_block_size": "a block is as long as the draft was trained for; --spec-verify-size shortens it",
     "output_audio_dir": "this version takes and gives text only",
 }
 FAILED, SOME_FAILED = 1, 5
@@ -131,6 +131,9 @@ def command(
         kind = engine.config["spec_decode_type"]
         said = [report.plan_line(plan, chosen=not any(sizes), spec_decode_type=kind)] if plan else []
         notes = [*said, *engine.notes]
+        asked = [r.enable_thinking for r in requests.requests if r.apply_chat_template and not r.disable_spec_decode]
+        if plan and (note := engine.thinking_note(asked)):
+            notes.append(note)
         with Journal(output_file) as journal, Stopper(lambda: kept_in(journal)) as stopper:
             if journal.leftover:
                 notes.append(f"{journal.leftover} is from a run that was killed; it is left as it is")

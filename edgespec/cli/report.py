@@ -21,7 +21,7 @@ from edgespec.prompts import Request
 from edgespec.runtime.answers import Answer
 from edgespec.runtime.jobs import Chunk
 from edgespec.runtime.profile import RunFigures, summary
-from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.tree import BlockPlan, DraftPlan
 
 MIN_WIDTH = 100  # characters
 
@@ -31,7 +31,8 @@ DRAFTERS = {"mtp": " with the MTP head"}  # where it is no model of its own
 
 def plan_line(plan: DraftPlan, *, chosen: bool, spec_decode_type: str | None = None) -> str:
     kind = ("chain" if plan.top_k == 1 else "tree") + DRAFTERS.get(spec_decode_type or "", "")
-    sizes = f"top-k {plan.top_k}, step {plan.steps}, verify size {plan.verify_size}"
+    depth = f"blocks of {plan.steps + 1}" if isinstance(plan, BlockPlan) else f"step {plan.steps}"
+    sizes = f"top-k {plan.top_k}, {depth}, verify size {plan.verify_size}"
     return f"drafting a {kind}: {sizes}" + (" (the default on a CPU)" if chosen else "")
 
 

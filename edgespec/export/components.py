@@ -30,15 +30,16 @@ from edgespec.config import (
     resolve_taps,
 )
 from edgespec.errors import ContractError, PairingError, UnsupportedModel
-from edgespec.export import sidecars, writer
+from edgespec.export import dflash, sidecars, writer
 from edgespec.export.golden import make_golden
 from edgespec.graphs import builder, decoder, eagle, mtp
+from edgespec.graphs import dflash as block_graph
 from edgespec.graphs.assembly import DecoderGraph, whole
 from edgespec.graphs.builder import Weight, WeightPlan, save
 from edgespec.graphs.linear import products
 from edgespec.graphs.registry import BASES
 
-LLM, MTP_DRAFT = "llm", "mtp_draft"  # directories of components
+LLM, MTP_DRAFT, DFLASH_DRAFT = "llm", "mtp_draft", "dflash_draft"  # directories of components
 
 
 class Progress(Protocol):
@@ -67,6 +68,9 @@ class ExportOptions:
     allow_pickle: bool = False
     golden: bool = True
     mtp: bool = False
+    dflash_base: bool = False
+    dflash_draft: bool = False
+    dflash_draft_dir: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,19 +85,18 @@ class Exported:
 
 
 def export(model: str, out: Path, options: ExportOptions, progress: Progress | None = None) -> Exported:
-    """Write OUT/llm from a checkpoint directory or hub id, and OUT/mtp_draft with `mtp`; nothing is left behind when it
-    fails.
+    """Write OUT/llm, with `mtp` OUT/mtp_draft too, or OUT/dflash_draft, from a checkpoint directory or hub id; nothing
+    is left behind when it fails.
 
     Raises CheckpointError, UnsupportedModel, PairingError or OutputError before anything is written under its name.
     """
-    target = out / LLM
+    model, options = with_draft_as_model(model, options)
     checkpoint = open_checkpoint(model, allow_pickle=options.allow_pickle)
     if options.mtp:
         refuse_other_forms(checkpoint)
     found = detect(checkpoint)
-    if isinstance(found, DFlashConfig):
-        raise UnsupportedModel(f"{checkpoint.path} is a DFlash draft, which this version cannot export yet.")
-    if isinstance(found, DraftConfig) and options.base_model_dir is None:
+    target = out / (DFLASH_DRAFT if isinstance(found, DFlashConfig) else LLM)
+    if isinstance(found, DraftConfig | DFlashConfig) and options.base_model_dir is None:
         options = replace(options, base_model_dir=recorded_base(found))
     origin = base_origin(checkpoint, found, options)
     request = request_of(checkpoint, options, origin)
@@ -105,12 +108,34 @@ def export(model: str, out: Path, options: ExportOptions, progress: Progress | N
     bundle.refuse_occupied(target)
     if isinstance(found, DraftConfig):
         done = export_draft(checkpoint, found, target, options, request, progress or Silent())
+    elif isinstance(found, DFlashConfig):
+        done = export_dflash_draft(checkpoint, found, target, options, request, progress or Silent())
     else:
         done = export_base(checkpoint, found, target, options, request, progress or Silent())
     return replace(done, notes=(*done.notes, origin.doubt)) if origin.doubt else done
 
 
-def recorded_base(config: DraftConfig) -> str | None:
+def with_draft_as_model(model: str, options: ExportOptions) -> tuple[str, ExportOptions]:
+    """The mirrored tool's way to export a DFlash draft, base first and draft by a flag, turned into ours."""
+    asked = "--dflash-draft" if options.dflash_draft else "--dflash-base" if options.dflash_base else None
+    if options.dflash_draft_dir is None:
+        if asked:
+            what = f"{asked} needs --dflash-draft-dir: the draft says which layers it reads"
+            raise PairingError(what, "Pass --dflash-draft-dir with the directory or hub id of the draft.")
+        return model, options
+    if asked is None or (options.dflash_draft and options.dflash_base):
+        what = "--dflash-draft-dir goes with one of --dflash-base and --dflash-draft"
+        raise PairingError(what, "Pass the one whose component is to be written.")
+    if options.base_model_dir or options.aux_layers or options.eagle_base:
+        what = f"{asked} goes with --dflash-draft-dir alone: MODEL is the base, and the draft names its layers"
+        raise PairingError(what, "Leave --base-model-dir, --aux-layers and --eagle-base out.")
+    if options.dflash_base:
+        return model, options
+    dflash.open_draft(options.dflash_draft_dir, allow_pickle=options.allow_pickle)
+    return options.dflash_draft_dir, replace(options, dflash_draft=False, dflash_draft_dir=None, base_model_dir=model)
+
+
+def recorded_base(config: DraftConfig | DFlashConfig) -> str | None:
     """The base that the draft's own config names: where it is a directory here, or where the draft cannot do without.
 
     A hub id alone is not followed: it would fetch a whole model only to compare shapes, which build does anyway.
@@ -119,7 +144,9 @@ def recorded_base(config: DraftConfig) -> str | None:
     return name if name and (Path(name).is_dir() or not config.own_head) else None
 
 
-def base_origin(checkpoint: Checkpoint, found: ModelConfig | DraftConfig, options: ExportOptions) -> Origin:
+def base_origin(
+    checkpoint: Checkpoint, found: ModelConfig | DraftConfig | DFlashConfig, options: ExportOptions
+) -> Origin:
     """What the base was quantised from: this checkpoint, or the one that a draft is exported for."""
     if isinstance(found, ModelConfig):
         return origin_of(checkpoint)
@@ -140,9 +167,14 @@ def request_of(checkpoint: Checkpoint, options: ExportOptions, origin: Origin) -
     }
     if origin.identity:
         source["base_quantized_from" if named else "quantized_from"] = origin.identity
-    asked = {"eagle_base": options.eagle_base, "aux_layers": options.aux_layers, "golden": options.golden}
+    asked: dict[str, Any] = {
+        "eagle_base": options.eagle_base, "aux_layers": options.aux_layers, "golden": options.golden,
+    }  # fmt: skip
     if options.mtp:
         asked["mtp"] = True
+    if options.dflash_draft_dir:
+        _, draft = dflash.open_draft(options.dflash_draft_dir, allow_pickle=options.allow_pickle)
+        asked["dflash_base"] = dflash.block_keys(draft)
     return {"source": source, "options": asked}
 
 
@@ -167,16 +199,18 @@ def export_base(
         raise PairingError(what, "Leave --base-model-dir out, or give the draft's directory as MODEL.")
     if options.aux_layers and not options.eagle_base:
         raise PairingError("--aux-layers needs --eagle-base", "Without it the graph emits no hidden states.")
-    taps = base_taps(config, options) if options.eagle_base else ()
+    block = reading_draft(checkpoint, config, options)
+    taps = block.tap_ids if block else base_taps(config, options) if options.eagle_base else ()
     graph = BASES[config.architecture].open(checkpoint, config, taps)
     with bundle.staged_directory(target) as staging:
-        done = write_base(graph, DraftKind.EAGLE3 if taps else None, staging, options, request, progress)
+        kind = DraftKind.DFLASH if block else DraftKind.EAGLE3 if taps else None
+        done = write_base(graph, kind, staging, options, request, progress, block)
     return replace(done, directory=target)
 
 
 def write_base(
     graph: decoder.Decoder, kind: DraftKind | None, staging: Path, options: ExportOptions, request: dict[str, Any],
-    progress: Progress,
+    progress: Progress, block: DFlashConfig | None = None,
 ) -> Exported:  # fmt: skip
     """The files of a base for drafts of a kind, or of a plain decoder, in `staging`."""
     checkpoint, config, info = graph.table.checkpoint, graph.config, embedding_of(graph)
@@ -186,6 +220,8 @@ def write_base(
         plan.point("lm_head.weight", Weight(checkpoint, info, bundle.EMBEDDING, builder.ALIGN_BYTES))
     origin = request["source"].get("quantized_from")
     text = sidecars.base_config(checkpoint, config, graph.shape, kind, graph.taps, origin)
+    if block:
+        text = dflash.base_config(text, block)
     job = Job(graph, plan, staging, progress)
     hashes = job.write(text, (checkpoint, info))
     if options.golden:
@@ -201,6 +237,15 @@ def emitted_note(graph: decoder.Decoder) -> str:
     if graph.emits_final:
         return "base of an MTP head: it emits the state after its last norm"
     return f"taps: hidden_states {', '.join(map(str, graph.taps))}" if graph.taps else "plain decoder: no taps"
+
+
+def reading_draft(checkpoint: Checkpoint, config: ModelConfig, options: ExportOptions) -> DFlashConfig | None:
+    """The DFlash draft that a base is exported for."""
+    if options.dflash_draft_dir is None:
+        return None
+    _, block = dflash.open_draft(options.dflash_draft_dir, allow_pickle=options.allow_pickle)
+    dflash.check_pair(block, config, checkpoint)
+    return block
 
 
 def base_taps(config: ModelConfig, options: ExportOptions) -> tuple[int, ...]:
@@ -240,12 +285,12 @@ def export_draft(
 
 
 def export_mtp(
-    checkpoint: Checkpoint, config: ModelConfig | DraftConfig, out: Path, options: ExportOptions,
+    checkpoint: Checkpoint, config: ModelConfig | DraftConfig | DFlashConfig, out: Path, options: ExportOptions,
     request: dict[str, Any], progress: Progress,
 ) -> Exported:  # fmt: skip
     """Write OUT/llm and OUT/mtp_draft from one checkpoint: in the end both are there, or neither was written."""
-    if isinstance(config, DraftConfig):
-        what = f"{checkpoint.path} is an EAGLE-3 draft; --mtp belongs to the export of a base that has an MTP head"
+    if not isinstance(config, ModelConfig):
+        what = f"{checkpoint.path} is a draft; --mtp belongs to the export of a base that has an MTP head"
         raise UnsupportedModel(what, "Leave --mtp out: a draft is recognised by itself.")
     refuse_beside_mtp(options)
     head = mtp.MtpDraft.open(checkpoint, config)
@@ -264,8 +309,9 @@ def export_mtp(
 
 def refuse_beside_mtp(options: ExportOptions) -> None:
     """Flags that contradict --mtp."""
-    if options.eagle_base:
-        what = "--mtp and --eagle-base exclude each other: a base emits what one kind of draft reads"
+    if options.eagle_base or options.dflash_base:
+        flag = "--eagle-base" if options.eagle_base else "--dflash-base"
+        what = f"--mtp and {flag} exclude each other: a base emits what one kind of draft reads"
         raise PairingError(what, "Export once for each kind, to different OUT directories.")
     if options.aux_layers:
         what = "--aux-layers means nothing with --mtp: the head reads the state after the base's last norm"
@@ -291,7 +337,34 @@ def write_mtp(
     return Exported(staging, text["engine_role"], files, notes)
 
 
-def open_base(config: DraftConfig, options: ExportOptions) -> tuple[Checkpoint | None, ModelConfig | None]:
+def export_dflash_draft(
+    checkpoint: Checkpoint, config: DFlashConfig, target: Path, options: ExportOptions, request: dict[str, Any],
+    progress: Progress,
+) -> Exported:  # fmt: skip
+    if options.eagle_base or options.dflash_base or options.aux_layers:
+        what = f"{checkpoint.path} is a DFlash draft, which names its layers itself"
+        raise UnsupportedModel(what, "Leave --eagle-base, --dflash-base and --aux-layers out; for the base, pass it.")
+    base, base_model = open_base(config, options)
+    offsets = read_d2t(checkpoint, config)
+    graph = block_graph.DFlashDraft.open(checkpoint, config, lending_base(base, base_model))
+    own = block_graph.EMBEDDING if config.own_embedding else None
+    named, quantized_from = graph.table.checkpoint, request["source"].get("base_quantized_from")
+    with bundle.staged_directory(target) as staging:
+        text = dflash.draft_config(checkpoint, config, graph.shape, base, base_model, quantized_from)
+        job = Job(graph, WeightPlan(bundle.MODEL_DATA), staging, progress)
+        hashes = job.write(text, (named, named.tensors[own]) if own else None)
+        if offsets is not None:
+            writer.write_small({"d2t": offsets.astype(np.int32)}, staging / bundle.D2T)
+        if options.golden:
+            job.golden(draft_rows(named, config, own, base), config.decoder.rope, config.vocab_size)
+        files = job.manifest(request, hashes)
+    notes = (*dflash.draft_notes(config, base), *sidecars.quantization_notes(text.get("quantization")))
+    return Exported(target, text["engine_role"], files, notes)
+
+
+def open_base(
+    config: DraftConfig | DFlashConfig, options: ExportOptions
+) -> tuple[Checkpoint | None, ModelConfig | None]:
     """The base named by the flag; it must be one that the draft could have been made for."""
     if options.base_model_dir is None:
         return None, None
@@ -299,7 +372,10 @@ def open_base(config: DraftConfig, options: ExportOptions) -> tuple[Checkpoint |
     model = detect(base)
     if not isinstance(model, ModelConfig):
         raise PairingError(f"--base-model-dir {base.path} is itself a draft", "Name the base model's directory.")
-    check_pair(config, model, base)
+    if isinstance(config, DFlashConfig):
+        dflash.check_pair(config, model, base)
+    else:
+        check_pair(config, model, base)
     return base, model
 
 
@@ -379,7 +455,7 @@ def rows_of(checkpoint: Checkpoint, info: TensorInfo) -> Callable[[NDArray[Any]]
 
 
 def draft_rows(
-    checkpoint: Checkpoint, config: DraftConfig, own: str | None, base: Checkpoint | None
+    checkpoint: Checkpoint, config: DraftConfig | DFlashConfig, own: str | None, base: Checkpoint | None
 ) -> Callable[[NDArray[Any]], NDArray[Any]]:
     """Embedding rows for a draft's golden inputs; made-up ones where the base's table is not at hand."""
     if own:

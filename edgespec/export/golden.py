@@ -23,6 +23,9 @@ from edgespec.rope import RopeTable
 
 PROMPT_TOKENS = 12
 TREE_PARENTS = (-1, 0, 0, 1, 1, 2, 3)  # node 3 is not beside its parent's row: a chain would pass where a tree must
+BLOCK_ROWS = len(TREE_PARENTS)
+NEW_CONTEXT = 3  # between the two blocks of a block draft
+GOLDEN_WINDOW = 4  # context rows that its second mask, if it has one, shows
 Array = NDArray[Any]
 
 
@@ -57,10 +60,13 @@ def make_golden(
     """Inputs and outputs to store: `prompt_*` of a causal pass over an empty cache, `tree_*` of a tree after it.
 
     `embed` maps ids [S] to rows [S, H]; `done` is called after each piece. A draft reads made-up features in the
-    prompt and made-up states of its own in the tree.
+    prompt and made-up states of its own in the tree. Of a draft that makes blocks, `prompt_*` is a block behind the
+    prompt's context, and `tree_*` another one behind three rows more, which stand where the first block stood.
     """
-    capacity = PROMPT_TOKENS + len(TREE_PARENTS)
-    passes = golden_passes(graph, embed, rope, vocab_size, capacity)
+    block = graph.shape.block
+    capacity = PROMPT_TOKENS + len(TREE_PARENTS) + (NEW_CONTEXT if block else 0)
+    make = block_passes if block else golden_passes
+    passes = make(graph, embed, rope, vocab_size, capacity)
     streams = [run(stem_piece(graph, plan), directory, p.feeds)[0] for p in passes]
     done()
     for layer in range(graph.shape.num_layers):
@@ -119,6 +125,40 @@ def golden_passes(
     return passes[0], passes[1]
 
 
+def block_passes(
+    graph: DecoderGraph, embed: Callable[[Array], Array], rope: RopeConfig, vocab_size: int, capacity: int
+) -> tuple[Pass, Pass]:
+    table, (_, ids), rng = RopeTable.of(rope, capacity), golden_ids(vocab_size), np.random.default_rng(0)
+    passes = []
+    for start, count in ((0, PROMPT_TOKENS), (PROMPT_TOKENS, NEW_CONTEXT)):
+        end = start + count
+        positions, context = end + np.arange(BLOCK_ROWS), start + np.arange(count)
+        mask = np.zeros((2, BLOCK_ROWS, capacity), bool)
+        mask[0, :, : end + BLOCK_ROWS] = True
+        mask[1, :, end - GOLDEN_WINDOW : end] = True
+        mask[1, :, end : end + BLOCK_ROWS] = np.tri(BLOCK_ROWS, dtype=bool)
+        cos, sin = table.rows(positions[None])
+        context_cos, context_sin = table.rows(context[None])
+        feeds: dict[str, Array] = {
+            "ids": ids,
+            "positions": positions,
+            "inputs_embeds": embed(ids)[None],
+            "rope_cos": cos,
+            "rope_sin": sin,
+            "target_hidden": rng.standard_normal((1, count, graph.shape.base_features), np.float32),
+            "context_positions": context,
+            "context_cos": context_cos,
+            "context_sin": context_sin,
+            "attention_mask": mask[None, :1],
+            "write_indices": np.array([start], np.int64),
+            "gather_idx": np.arange(BLOCK_ROWS, dtype=np.int64)[None],
+        }
+        if graph.shape.sliding:
+            feeds["sliding_attention_mask"] = mask[None, 1:]
+        passes.append(Pass(feeds))
+    return passes[0], passes[1]
+
+
 def run_layer(
     graph: DecoderGraph, plan: WeightPlan, directory: Path, layer: int, passes: tuple[Pass, Pass],
     streams: list[Array], capacity: int,
@@ -160,7 +200,10 @@ def run_head(
     piece = head_piece(graph, plan)
     session = open_piece(piece, directory)
     stored: dict[str, Array] = {}
-    keep = ("ids", "positions", "inputs_embeds", "attention_mask", "base_hidden", "draft_hidden", "use_base_hidden")
+    keep = (
+        "ids", "positions", "inputs_embeds", "attention_mask", "base_hidden", "draft_hidden", "use_base_hidden",
+        "target_hidden", "context_positions", "sliding_attention_mask",
+    )  # fmt: skip
     for label, p, x in zip(("prompt", "tree"), passes, streams, strict=True):
         logits, *recycled = session.run(None, {"x": x, "gather_idx": p.feeds["gather_idx"], **piece.fed})
         if graph.taps:

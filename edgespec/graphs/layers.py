@@ -87,19 +87,31 @@ def attention(
     if config.qk_norm:
         q = norm(b, table, config, q, f"{weight}.q_norm", f"{name}/q_norm")
         k = norm(b, table, config, k, f"{weight}.k_norm", f"{name}/k_norm")
+    flat, cache = over_cache(b, config, q, k, v, step, step, cache, name)
+    if gate is not None:
+        wide = b.op("Reshape", gate, b.shape(0, 0, config.num_heads * config.head_dim), name=f"{name}/gate/flat")
+        flat = b.op("Mul", flat, b.op("Sigmoid", wide, name=f"{name}/gate/sigmoid"), name=f"{name}/gate")
+    return linear(b, table, flat, f"{weight}.o_proj", f"{name}/o_proj"), cache
+
+
+def over_cache(
+    b: GraphBuilder, config: DecoderConfig, q: ir.Value, k: ir.Value, v: ir.Value, step: StepInputs,
+    key_step: StepInputs, cache: LayerCache, name: str,
+) -> tuple[ir.Value, LayerCache]:  # fmt: skip
+    """Rotate q [B, S, N, D] and the keys, write the rows of k and v into the cache, and mix: [B, S, N*D].
+
+    There may be more keys than queries: `key_step` has their rotations.
+    """
     scale = b.constant("attention_scale", np.array(1 / math.sqrt(config.head_dim), np.float32))
     q = b.op("Mul", rotated(b, config, q, step, f"{name}/q"), scale, name=f"{name}/q/scale")
-    k = rotated(b, config, k, step, f"{name}/k")
+    k = rotated(b, config, k, key_step, f"{name}/k")
     v = b.op("Transpose", v, name=f"{name}/v/transpose", perm=(0, 2, 1, 3))
     key = b.op("TensorScatter", cache.key, k, step.write_indices, name=f"{name}/k/cache", axis=-2, mode="linear")
     value = b.op("TensorScatter", cache.value, v, step.write_indices, name=f"{name}/v/cache", axis=-2, mode="linear")
     mixed = b.op("Attention", q, key, value, step.attention_mask, name=f"{name}/attention", scale=1.0)
     turned = b.op("Transpose", mixed, name=f"{name}/out/transpose", perm=(0, 2, 1, 3))
     flat = b.op("Reshape", turned, b.shape(0, 0, config.num_heads * config.head_dim), name=f"{name}/out/flat")
-    if gate is not None:
-        wide = b.op("Reshape", gate, b.shape(0, 0, config.num_heads * config.head_dim), name=f"{name}/gate/flat")
-        flat = b.op("Mul", flat, b.op("Sigmoid", wide, name=f"{name}/gate/sigmoid"), name=f"{name}/gate")
-    return linear(b, table, flat, f"{weight}.o_proj", f"{name}/o_proj"), LayerCache(key, value)
+    return flat, LayerCache(key, value)
 
 
 def mlp(b: GraphBuilder, table: WeightTable, x: ir.Value, weight: str, name: str) -> ir.Value:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 import secrets
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,19 +20,22 @@ from safetensors.numpy import load_file
 
 from edgespec import bundle
 from edgespec.backends import engine_dir as engines
-from edgespec.backends.base import Table
+from edgespec.backends.base import Runner, Table
 from edgespec.backends.engine_dir import rope_of
 from edgespec.backends.loader import open_runner
 from edgespec.backends.weights import rounding_of, rounds_by, weights_of, why_not_exact
+from edgespec.config import DraftKind
 from edgespec.contract import Role
 from edgespec.errors import EdgeSpecError, EnvironmentProblem, LimitError, RequestError
 from edgespec.prompts import CANCELLED, Message, SamplingParams
 from edgespec.rope import RopeTable
+from edgespec.runtime.block import BlockDecoder, Sight
 from edgespec.runtime.decoder import CachedDecoder
+from edgespec.runtime.drafters.dflash import DFlashDrafter
 from edgespec.runtime.drafters.eagle import EagleDrafter
 from edgespec.runtime.embedding import EmbeddingTable
 from edgespec.runtime.jobs import Answering, Chunk, Job, Response
-from edgespec.runtime.plans import PlanLimits
+from edgespec.runtime.plans import BlockLimits, PlanLimits
 from edgespec.runtime.prefix import PrefixCache
 from edgespec.runtime.sampling import NEAR_TIE
 from edgespec.runtime.session import Running, Session, Step
@@ -106,7 +109,7 @@ class Engine:
             runner, table, RopeTable.of(rope_of(self.config), runner.capacity), self.config["sliding_window"],
             min_rows=EXACT_ROWS if exact else 1,
         )  # fmt: skip
-        self.drafter: EagleDrafter | None = None
+        self.drafter: EagleDrafter | DFlashDrafter | None = None
         self.draft_config: dict[str, Any] | None = None
         if self.spec_decode:
             self.drafter, self.draft_config = self.open_draft(path, table)
@@ -114,12 +117,14 @@ class Engine:
         self.stop_ids = frozenset(self.config["eos_token_id"])
         self.notes = self.remarks()
 
-    def open_draft(self, path: Path, shared: Table) -> tuple[EagleDrafter, dict[str, Any]]:
+    def open_draft(self, path: Path, shared: Table) -> tuple[EagleDrafter | DFlashDrafter, dict[str, Any]]:
         runner, config = open_runner(path, Role.DRAFT)
         engines.check_pairing(self.config, config)
         own = path / engines.DRAFT_EMBEDDING
         table: Table = EmbeddingTable(own) if config["pair"]["own_embedding"] else shared
         rope = RopeTable.of(rope_of(config), runner.capacity)
+        if config["spec_decode_type"] == DraftKind.DFLASH:
+            return block_drafter(runner, table, rope, config, path), config
         d2t = vocabulary_offsets(path, config)
         decoder = CachedDecoder(runner, table, rope, config["sliding_window"])
         return EagleDrafter(decoder, d2t), config
@@ -144,6 +149,18 @@ class Engine:
             notes.append(f"{rounds_by(weights)}: lossless up to kernel rounding (margin {self.rounding:.2g} nats)")
         return tuple(notes)
 
+    def thinking_note(self, asked: Sequence[bool]) -> str | None:
+        """A warning where requests, by their `enable_thinking`, are not in the mode that the draft was trained in."""
+        expected = (self.draft_config or {}).get("pair", {}).get("enable_thinking")
+        strange = sum(one is not expected for one in asked)
+        if expected is None or not strange:
+            return None
+        mode, other = ("on", "off") if expected else ("off", "on")
+        return (
+            f"{strange} of {len(asked)} requests have enable_thinking {other}, and drafts for this base are trained "
+            f"with it {mode}: fewer of them will be accepted, the answers are the same"
+        )
+
     def __enter__(self) -> Engine:
         return self
 
@@ -162,7 +179,8 @@ class Engine:
 
         With no value a short chain, the choice for a CPU. A value left open follows from the others: top_k 1, steps 3
         (verify_size - 1 for a chain), and verify_size the smallest of 60, the nodes that can exist and what the base
-        was built for. Only values that were not given shrink to what the engines were built for.
+        was built for. Only values that were not given shrink to what the engines were built for. With a DFlash draft
+        `steps` is 1 or left open: see `BlockLimits.plan`.
         """
         plan = self.plan_limits().plan(top_k, steps, verify_size)
         self.check_chain(plan)
@@ -173,11 +191,12 @@ class Engine:
             what = f"--spec-draft-top-k {plan.top_k} drafts trees, and only chains are exact"
             raise LimitError(what, "Set it to 1, or leave --exact out.")
 
-    def plan_limits(self) -> PlanLimits:
+    def plan_limits(self) -> PlanLimits | BlockLimits:
         if self.draft_config is None:
             what = "a drafting plan was asked for, and this engine was opened without its draft"
             raise LimitError(what, "Open it with spec_decode=True, or decode without a plan.")
-        return PlanLimits.of(self.config, self.draft_config)
+        makes_blocks = self.draft_config["spec_decode_type"] == DraftKind.DFLASH
+        return (BlockLimits if makes_blocks else PlanLimits).of(self.config, self.draft_config)
 
     @property
     def max_batch_size(self) -> int:
@@ -361,6 +380,17 @@ def vocabulary_offsets(engine_dir: Path, config: dict[str, Any]) -> NDArray[np.i
         return np.zeros(config["draft_vocab_size"], np.int64)
     offsets: NDArray[np.int64] = load_file(engine_dir / bundle.D2T)["d2t"].astype(np.int64)
     return offsets
+
+
+def block_drafter(
+    runner: Runner, table: Table, rope: RopeTable, config: Mapping[str, Any], path: Path
+) -> DFlashDrafter:
+    """The drafter of a DFlash engine."""
+    block, vocabulary = config["dflash_config"], path / bundle.D2T
+    d2t = load_file(vocabulary)["d2t"].astype(np.int64) if vocabulary.is_file() else None
+    sights = {Sight(*pair) for pair in zip(block["windows"], block["causal"], strict=True)}
+    ordered = sorted(sights, key=lambda sight: sight.window is not None)  # the mask for layers without a window first
+    return DFlashDrafter(BlockDecoder(runner, table, rope, ordered), block["mask_token_id"], block["block_size"], d2t)
 
 
 def check_exact(engine_dir: Path, config: dict[str, Any]) -> None:

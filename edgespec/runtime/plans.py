@@ -11,10 +11,15 @@ from typing import Any
 
 from edgespec.contract import tree_pool_size
 from edgespec.errors import LimitError
-from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.tree import BlockPlan, DraftPlan, full_tree_size
 
 CPU_PLAN = DraftPlan(top_k=1, steps=3, verify_size=4)  # more rows cost more than they bring on a CPU
 GUIDE_VERIFY_SIZE = 60
+# A block costs one draft pass however long it is, so more than EAGLE's chain; on a CPU each further row of the base's
+# pass costs nearly in full from about here on (decision 0003)
+CPU_BLOCK = 8
+MOST_BLOCK_TOP_K = 8
+MOST_BLOCK_NODES = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +69,54 @@ class PlanLimits:
             raise LimitError(what, f"Lower them, or build the draft with --max-draft-tree-size {k * s}.")
         if k > self.draft_vocab_size:
             raise LimitError(f"--spec-draft-top-k {k} exceeds the draft's vocabulary", "Lower it.")
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLimits:
+    """What base and draft were built for, where the draft makes blocks (DFlash)."""
+
+    max_verify_tree_size: int
+    block_size: int
+    draft_vocab_size: int
+
+    @classmethod
+    def of(cls, base: Mapping[str, Any], draft: Mapping[str, Any]) -> BlockLimits:
+        """From the configs of the two engines."""
+        verify, block = base["builder_config"]["max_verify_tree_size"], draft["dflash_config"]["block_size"]
+        return cls(verify, block, draft["draft_vocab_size"])
+
+    def plan(self, top_k: int | None, steps: int | None, verify_size: int | None) -> BlockPlan:
+        """A chain of one block, or with a top-k above 1 a tree; LimitError where it cannot be."""
+        if steps not in (None, 1):
+            what = f"--spec-draft-step {steps}: a DFlash draft makes its block in one step"
+            raise LimitError(what, "Set it to 1, or leave it out; --spec-verify-size says how much is drafted.")
+        k = 1 if top_k is None else top_k
+        if verify_size is None:
+            wanted = CPU_BLOCK if k == 1 else GUIDE_VERIFY_SIZE
+            most = min(wanted, self.max_verify_tree_size)
+            verify_size = full_tree_size(max(k, 1), self.block_size - 1, most)
+        plan = BlockPlan(k, max(1, min(self.block_size, verify_size) - 1), verify_size)
+        self.check(plan)
+        return plan
+
+    def check(self, plan: DraftPlan) -> None:
+        k, n, block = plan.top_k, plan.verify_size, self.block_size
+        if min(k, n, plan.steps) < 1:
+            raise LimitError(f"draft top-k {k} and verify size {n} must be at least 1", "Raise it.")
+        if k > MOST_BLOCK_TOP_K:
+            what = f"--spec-draft-top-k {k}: trees of a DFlash draft have at most {MOST_BLOCK_TOP_K} children a node"
+            raise LimitError(what, f"Set it to 1 for a chain, or to 2 to {MOST_BLOCK_TOP_K} for a tree.")
+        if k > self.draft_vocab_size:
+            raise LimitError(f"--spec-draft-top-k {k} exceeds the draft's vocabulary", "Lower it.")
+        if n > self.max_verify_tree_size:
+            what = f"--spec-verify-size {n} exceeds the {self.max_verify_tree_size} that the base engine was built for"
+            raise LimitError(what, f"Lower it, or build the base with --max-verify-tree-size {n}.")
+        if n > MOST_BLOCK_NODES:
+            what = f"--spec-verify-size {n}: trees of a DFlash draft have at most {MOST_BLOCK_NODES} nodes"
+            raise LimitError(what, f"Set it to {MOST_BLOCK_NODES} or less.")
+        if plan.steps > block - 1:
+            what = f"a plan of {plan.steps} levels; the draft makes blocks of {block}, the pending token included"
+            raise LimitError(what, f"Draft at most {block - 1} levels.")
+        if n > (most := full_tree_size(k, block - 1, n)):
+            what = f"--spec-verify-size {n}: with top-k {k} the draft's blocks of {block} make {most} nodes at most"
+            raise LimitError(what, f"Set it to {most} or less" + (", or raise --spec-draft-top-k." if k == 1 else "."))

@@ -68,6 +68,27 @@ class DraftPlan:
         return DraftPlan(self.top_k, steps, max(1, min(self.verify_size, nodes, pool)))
 
 
+@dataclass(frozen=True, slots=True)
+class BlockPlan(DraftPlan):
+    """The same where a block is drafted at once: `steps` are its slots but the first, and every path may go on."""
+
+    def within(self, levels: int, nodes: int) -> BlockPlan:
+        steps = max(0, min(self.steps, levels))
+        size = max(1, min(self.verify_size, nodes))
+        return BlockPlan(self.top_k, steps, min(size, full_tree_size(self.top_k, steps, size)))
+
+
+def full_tree_size(top_k: int, levels: int, most: int) -> int:
+    """Nodes of the tree in which every node has `top_k` children, the root included; `most` where there are more."""
+    size, level = 1, 1
+    for _ in range(levels):
+        level *= top_k
+        size += level
+        if size >= most:
+            return most
+    return size
+
+
 class TreePool:
     """All candidates of one dynamic tree, level by level; `select` keeps the best of them."""
 

@@ -333,11 +333,6 @@ def test_unsupported_architecture_by_its_name(broken_base: Path, tmp_path: Path,
     refused(REFUSED, ["GemmaForCausalLM", "LlamaForCausalLM"], "export", broken_base, tmp_path / "out")
 
 
-@pytest.mark.parametrize("flag", ["--dflash-base", "--dflash-tree-base", "--dflash-draft"])
-def test_methods_of_later_versions_by_their_flags(shop: Shop, tmp_path: Path, refused: Refused, flag: str) -> None:
-    refused(REFUSED, [flag, "EAGLE-3"], "export", shop.base, tmp_path / "out", flag)
-
-
 # Flags of export that do not fit the checkpoint
 
 

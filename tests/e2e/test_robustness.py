@@ -578,7 +578,7 @@ def test_json_and_dumps_exclude_each_other(engines: Path, tmp_path: Path, cli: C
     [
         ("--multimodalEngineDir", "this version takes text only"),
         ("--multimodal-engine-dir", "this version takes text only"),
-        ("--dflashBlockSize", "this version drafts with EAGLE only"),
+        ("--dflashBlockSize", "a block is as long as the draft was trained for"),
         ("--outputAudioDir", "this version takes and gives text only"),
     ],
 )

@@ -89,6 +89,7 @@ def build(
     began = time.monotonic()
     engines.check_limits(limits)
     onnx = engines.open_onnx_dir(onnx_dir, spec_base=spec_base, spec_draft=spec_draft)
+    engines.check_block_limit(onnx, limits)
     engines.check_against_other(engine_dir, onnx)
     engines.read_engines(engine_dir)
     made = not engine_dir.exists()
@@ -119,8 +120,9 @@ def remarks(onnx: engines.OnnxDir, limits: Limits) -> tuple[str, ...]:
     if most is not None and capacity > most:
         notes.append(f"the capacity of {capacity} goes beyond the {most} positions the model was made for")
     if limits.max_batch_size > 1:
-        slots = capacity + padding_of(engines.engine_config(onnx, limits)["builder_config"])
-        size = cache_bytes(engines.shape_of(onnx.config), limits.max_batch_size, slots)
+        shape = engines.shape_of(onnx.config)
+        slots = capacity + padding_of(engines.engine_config(onnx, limits)["builder_config"], block=shape.block)
+        size = cache_bytes(shape, limits.max_batch_size, slots)
         notes.append(
             f"the KV cache takes {size / 1e9:.2f} GB when all {limits.max_batch_size} sequences are {capacity} tokens "
             "long; memory is taken as it is written"

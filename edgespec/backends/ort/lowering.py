@@ -40,6 +40,7 @@ def lower(model: ir.Model, data_name: str, batched: bool = False, weight_format:
     """
     graph = model.graph
     attentions = canonical_attentions(graph)
+    batched = batched or "target_hidden" in {value.name for value in graph.inputs}  # blocks see later slots
     if not batched:
         group_attention(graph, attentions)
     weights = lower_weights(model, data_name, weight_format)
@@ -70,7 +71,8 @@ def canonical_attentions(graph: ir.Graph) -> list[ir.Node]:
 
 def check_attention(node: ir.Node, inputs: dict[str | None, ir.Value]) -> None:
     """What GroupQueryAttention is not told of must not be there: another mask, softcap, a second output."""
-    require(len(node.inputs) == 4 and node.inputs[3] is inputs["attention_mask"], node, "attention_mask as its mask")
+    masks = (inputs["attention_mask"], inputs.get("sliding_attention_mask"))
+    require(len(node.inputs) == 4 and node.inputs[3] in masks, node, "attention_mask as its mask")
     require(set(node.attributes) == {"scale"}, node, "no attribute but scale")
     require(node.attributes["scale"].as_float() == 1.0, node, "scale 1.0")
     require(len(node.outputs) == 1, node, "one output")

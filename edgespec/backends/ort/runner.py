@@ -55,7 +55,8 @@ class OrtRunner:
             self.session = open_session(path, spinning=shape.role is not Role.DRAFT)
         check_signature(self.session, contract, path)
         try:
-            self.cache = KvCache(shape, lanes, capacity + padding, following=lanes > 1)
+            self.batched = "write_indices" in {spec.name for spec in contract.inputs}
+            self.cache = KvCache(shape, lanes, capacity + padding, following=self.batched)
         except MemoryError:
             raise cache_too_large(contract, capacity, lanes) from None
         self.recurrent = RecurrentCache(shape.recurrent, lanes) if shape.recurrent else None
@@ -72,8 +73,8 @@ class OrtRunner:
         """Run one call; its KV rows are in the cache afterwards."""
         batch, rows = call.inputs_embeds.shape[:2]
         starts: list[int] = call.write_indices.tolist()
-        check_call(call, starts, self.lanes, self.cache.slots)
-        self.cache.reserve(call.first_lane, starts, rows, call.attention_mask.shape[3])
+        check_call(call, starts, self.lanes, self.cache.slots, batched=self.batched)
+        self.cache.reserve(call.first_lane, starts, call.written, call.attention_mask.shape[3])
         self.bind_cache(call.first_lane, batch)
         if self.recurrent is not None:
             self.recurrent.bind(self.binding, call.first_lane, starts, rows)
@@ -118,11 +119,14 @@ class OrtRunner:
             "attention_mask": call.attention_mask,
             "gather_idx": call.gather_idx,
         }
-        if self.lanes > 1:
-            feeds |= {"attention_mask": self.wide_mask(call.attention_mask), "write_indices": call.write_indices}
+        if self.batched:
+            wide = self.wide_mask("attention_mask", call.attention_mask)
+            feeds |= {"attention_mask": wide, "write_indices": call.write_indices}
         if self.recurrent is not None:
             assert call.tree_mask is not None
             feeds["tree_mask"] = call.tree_mask
+        if self.contract.shape.block:
+            return feeds | self.block_feeds(call)
         if self.contract.shape.role is Role.DRAFT:
             assert (call.base_hidden is None) != (call.draft_hidden is None)
             for name, width in unused_widths(self.contract).items():
@@ -131,9 +135,17 @@ class OrtRunner:
             feeds["use_base_hidden"] = np.array(call.base_hidden is not None)
         return feeds
 
-    def wide_mask(self, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def block_feeds(self, call: Call) -> dict[str, NDArray[Any]]:
+        """What drafts that make blocks read besides."""
+        named = {name: getattr(call, name) for name in ("target_hidden", "context_cos", "context_sin")}
+        if self.contract.shape.sliding:
+            assert call.sliding_attention_mask is not None
+            named["sliding_attention_mask"] = self.wide_mask("sliding_attention_mask", call.sliding_attention_mask)
+        return named
+
+    def wide_mask(self, name: str, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """[B, 1, S, stride]: nothing is seen behind the T slots of the call's own mask."""
-        wide = self.buffer("attention_mask", (*mask.shape[:3], self.cache.stride), np.bool_)
+        wide = self.buffer(name, (*mask.shape[:3], self.cache.stride), np.bool_)
         width = mask.shape[3]
         wide[..., :width], wide[..., width:] = mask, False
         return wide
@@ -182,15 +194,15 @@ class OrtRunner:
         self.__dict__.pop("session", None)
 
 
-def check_call(call: Call, starts: list[int], lanes: int, slots: int) -> None:
+def check_call(call: Call, starts: list[int], lanes: int, slots: int, *, batched: bool) -> None:
     """What would be our own mistake: shapes that contradict each other, and rows that go nowhere."""
     (batch, rows), width = call.inputs_embeds.shape[:2], call.attention_mask.shape[3]
     assert call.attention_mask.shape[:3] == (batch, 1, rows)
     assert len(starts) == len(call.gather_idx) == batch
     assert 0 <= call.first_lane <= call.first_lane + batch <= lanes
     assert min(starts) >= 0
-    assert max(starts) + rows <= width <= slots
-    assert lanes > 1 or starts == [width - rows]  # the kernel for one sequence writes the last rows that it reads
+    assert max(starts) + call.written <= width <= slots
+    assert batched or starts == [width - rows]  # the kernel for one sequence writes the last rows that it reads
 
 
 def open_engine(engine_dir: Path, role: Role, config: dict[str, Any], entry: dict[str, Any]) -> OrtRunner:
@@ -201,7 +213,9 @@ def open_engine(engine_dir: Path, role: Role, config: dict[str, Any], entry: dic
     contract = lowered_contract(canonical_contract(shape_of(config)), batched=lanes > 1)
     weights = weights_of(config)
     path = engine_dir / f"{STEMS[role]}.onnx"
-    runner = OrtRunner(path, contract, capacity, lanes, padding_of(limits), are_few_bits(weights))
+    runner = OrtRunner(
+        path, contract, capacity, lanes, padding_of(limits, block=contract.shape.block), are_few_bits(weights)
+    )
     if "embedding" in weights:
         runner.table = head_table(path, weights["embedding"], contract.shape.hidden_size)
     return runner
@@ -213,12 +227,14 @@ def head_table(path: Path, shared: Mapping[str, int], hidden_size: int) -> HeadT
     return HeadTable(path.with_name(f"{path.name}.data"), kernel, shared["offset"], shared["scales_offset"])
 
 
-def padding_of(limits: Mapping[str, Any]) -> int:
+def padding_of(limits: Mapping[str, Any], *, block: bool = False) -> int:
     """Slots behind the capacity of a batched engine, by its `builder_config`: a lane may have room for one row when
-    its neighbours run a whole tree. One for a single sequence: its last row may be filled up to two."""
+    its neighbours run a whole tree; with drafts of blocks a tree's context and a block. One for a single sequence: its
+    last row may be filled up to two."""
     if limits["max_batch_size"] == 1:
         return 1
-    return int(max(limits.get("max_verify_tree_size", 0), limits.get("max_draft_tree_size", 0))) + 1
+    rows = int(max(limits.get("max_verify_tree_size", 0), limits.get("max_draft_tree_size", 0)))
+    return (2 * rows if block else rows) + 1
 
 
 def open_session(path: Path, *, spinning: bool = True) -> ort.InferenceSession:

@@ -110,6 +110,11 @@ def test_padding_has_room_for_the_largest_tree_beside_a_full_lane(limits: dict[s
     assert padding_of(limits) == padding
 
 
+def test_padding_of_block_drafts_has_room_for_a_neighbours_context_too() -> None:
+    assert padding_of({"max_batch_size": 2, "max_draft_tree_size": 9}, block=True) == 19
+    assert padding_of({"max_batch_size": 1, "max_draft_tree_size": 9}, block=True) == 1
+
+
 @pytest.mark.parametrize(
     ("lanes", "said", "remedy"),
     [
