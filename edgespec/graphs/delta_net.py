@@ -155,7 +155,8 @@ def delta_net(
     mixed = linear(b, table, x, f"{weight}.in_proj_qkv", f"{name}/in_proj_qkv")
     z = linear(b, table, x, f"{weight}.in_proj_z", f"{name}/in_proj_z")
     decay_rate, rate = (rates(b, table, x, f"{weight}.in_proj_{part}", f"{name}/in_proj_{part}") for part in "ab")
-    q, k, v = b.split(convolution(b, table, mixed, rows, kept, weight, name), (keys, keys, values), -1, f"{name}/qkv")
+    convolved = convolution(b, table, config.linear, mixed, rows, kept, weight, name)
+    q, k, v = b.split(convolved, (keys, keys, values), -1, f"{name}/qkv")
     q = unit_heads(b, q, sizes, 1 / sizes.key_head_dim, f"{name}/q")  # 1/sqrt(dk) for the length, and for the scale
     k = unit_heads(b, k, sizes, 1 / math.sqrt(sizes.key_head_dim), f"{name}/k")
     decays = path_decays(b, table, decay_rate, rows, weight, name)
@@ -178,8 +179,9 @@ def rates(b: GraphBuilder, table: WeightTable, x: ir.Value, weight: str, name: s
 
 
 def convolution(
-    b: GraphBuilder, table: WeightTable, mixed: ir.Value, rows: RowsOfCall, kept: Kept, weight: str, name: str
-) -> ir.Value:
+    b: GraphBuilder, table: WeightTable, config: LinearAttentionConfig, mixed: ir.Value, rows: RowsOfCall, kept: Kept,
+    weight: str, name: str,
+) -> ir.Value:  # fmt: skip
     """silu of the causal depthwise convolution along each row's path, [B, S, C]."""
     name = f"{name}/conv"
     series = b.op("Concat", kept.conv, mixed, name=f"{name}/series", axis=1)
@@ -189,7 +191,17 @@ def convolution(
     taps = b.op("Transpose", flat, name=f"{name}/taps", perm=(1, 0))  # [K, C], itself last
     ends = b.shape(-1), b.shape(-(2**31)), b.shape(0), b.shape(-1)
     taps = b.op("Slice", taps, *ends, name=f"{name}/taps/turned")
-    total = b.op("ReduceSum", b.op("Mul", window, taps, name=f"{name}/products"), b.shape(2), name=name, keepdims=0)
+    # One product a tap and a sum of them: ONNX Runtime is slow to reduce an axis that is not the last
+    kernel = config.conv_kernel
+    rows_of_tap, taps_of = (
+        b.split(window, (1,) * kernel, 2, f"{name}/rows"),
+        b.split(taps, (1,) * kernel, 0, f"{name}/tap"),
+    )
+    products = [
+        b.op("Mul", row, tap, name=f"{name}/product.{i}")
+        for i, (row, tap) in enumerate(zip(rows_of_tap, taps_of, strict=True))
+    ]
+    total = b.op("Squeeze", b.op("Sum", *products, name=f"{name}/sum"), b.shape(2), name=name)
     return b.op("Mul", total, b.op("Sigmoid", total, name=f"{name}/sigmoid"), name=f"{name}/silu")
 
 

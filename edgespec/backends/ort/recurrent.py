@@ -100,9 +100,10 @@ class RecurrentCache:
 
     def keep(self, lane: int, path: Ids) -> None:
         """Commit rows of the last call, one path of them in its order."""
-        place = lane - self.first_lane
-        conv = np.concatenate([self.conv[:, lane], self.conv_rows[:, place, path]], 1)
-        self.conv[:, lane] = conv[:, len(path) :]
+        place, conv = lane - self.first_lane, self.conv[:, lane]
+        last = path[-conv.shape[1] :]
+        conv[:, : conv.shape[1] - len(last)] = conv[:, len(last) :]
+        conv[:, conv.shape[1] - len(last) :] = self.conv_rows[:, place, last]
         self.waiting[lane] = self.delta_rows[:, place, path]
         self.lengths[lane] += len(path)
 
