@@ -1,5 +1,6 @@
 """`golden(name, text)` compares a text with the file under review; `pytest --update-golden` writes the files anew.
-`modelopt_exports` are checkpoints that ModelOpt itself quantised, made once a run."""
+`modelopt_exports` are checkpoints that ModelOpt itself quantised, `modelopt_drafts` DFlash drafts of its own and their
+base; both are made once a run."""
 
 from __future__ import annotations
 
@@ -45,7 +46,21 @@ def needs_modelopt() -> None:
 def modelopt_exports(needs_modelopt: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Tiny checkpoints that ModelOpt quantised."""
     out = tmp_path_factory.mktemp("modelopt")
-    command = [sys.executable, "-m", "tests.modelopt_exports", str(out)]
+    run_module("tests.modelopt_exports", out)
+    return out
+
+
+@pytest.fixture(scope="session")
+def modelopt_drafts(needs_modelopt: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`base`, and the drafts that ModelOpt made for it; see tests/modelopt_drafts.py."""
+    from tests.toys import make_base
+
+    out = tmp_path_factory.mktemp("modelopt_drafts")
+    run_module("tests.modelopt_drafts", make_base(out / "base", "qwen3", layers=8), out)
+    return out
+
+
+def run_module(name: str, *paths: Path) -> None:
+    command = [sys.executable, "-m", name, *map(str, paths)]
     done = subprocess.run(command, cwd=GOLDEN.parents[1], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return out

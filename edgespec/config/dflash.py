@@ -65,7 +65,7 @@ def parse_dflash_config(raw: Mapping[str, Any], shapes: Shapes, source: str = "c
         tap_ids=taps,
         block_size=_block_size(top, inner),
         mask_token_id=_mask_token(top, inner, vocab_size),
-        windows=_windows(top, inner, layer, kinds),
+        windows=_windows(inner, layer, kinds),
         causal=_causal(top, inner, layer, kinds),
         own_embedding="embed_tokens.weight" in shapes,
         own_head="lm_head.weight" in shapes,
@@ -178,14 +178,12 @@ def _qwen_window(layer: Fields) -> int | None:
     return layer.size("sliding_window") if on else None
 
 
-def _windows(top: Fields, inner: Fields, layer: Fields, kinds: list[str]) -> tuple[int | None, ...]:
+def _windows(inner: Fields, layer: Fields, kinds: list[str]) -> tuple[int | None, ...]:
     """Per layer, how far back the context is seen: all layers slide with use_swa, else those that layer_types names."""
     slides = [inner.flag("use_swa", False) or kind == "sliding_attention" for kind in kinds]
     if not any(slides):
         return (None,) * len(kinds)
     place, key = (inner, "swa_window_size") if inner.get("swa_window_size") is not None else (layer, "sliding_window")
-    if place.get(key) is None and top.get("sliding_window") is not None:
-        place = top
     window = place.size(key)
     return tuple(window if slide else None for slide in slides)
 

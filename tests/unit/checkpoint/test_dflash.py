@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,44 @@ def test_reduced_vocabulary_is_mapped(base: Path, tmp_path: Path) -> None:
     used = load_file(tmp_path / "model.safetensors")["t2d"].nonzero()[:, 0].numpy()
     np.testing.assert_array_equal(np.arange(96) + offsets, used)
     check_tensors(expected_tensors(config), named_as_ours(checkpoint, config), IGNORED)
+
+
+# What ModelOpt itself writes
+
+
+@pytest.mark.parametrize(
+    ("name", "windows", "causal", "rope"),
+    [
+        ("plain", None, False, "default"),
+        ("windowed", 16, False, "default"),
+        ("causal", None, True, "default"),
+        ("stretched", None, False, "yarn"),
+    ],
+)
+def test_modelopt_s_own_export_is_read(
+    name: str, windows: int | None, causal: bool, rope: str, modelopt_drafts: Path
+) -> None:
+    checkpoint = open_checkpoint(modelopt_drafts / name)
+    config = config_of(checkpoint)
+    assert (config.flavour, config.tap_ids, config.num_target_layers) == ("modelopt", (2, 6), 8)
+    assert (config.windows, config.causal) == ((windows,) * 2, (causal,) * 2)
+    assert (config.block_size, config.mask_token_id, config.decoder.rope.kind) == (4, 3, rope)
+    check_tensors(expected_tensors(config), named_as_ours(checkpoint, config))
+
+
+@pytest.mark.parametrize(("name", "said"), [("dspark", "DSpark"), ("domino", "Domino"), ("sinks", "attention sinks")])
+@pytest.mark.parametrize("by", ["config", "tensors"])
+def test_modelopt_s_own_relatives_are_refused_by_name(
+    name: str, said: str, by: str, modelopt_drafts: Path, tmp_path: Path
+) -> None:
+    path = Path(shutil.copytree(modelopt_drafts / name, tmp_path / name))
+    if by == "tensors":
+        shutil.copy(modelopt_drafts / "plain" / "config.json", path)
+    with pytest.raises(UnsupportedModel, match=said):
+        detect(open_checkpoint(path))
+
+
+# What does not fit
 
 
 def edit(path: Path, **changes: torch.Tensor) -> Checkpoint:

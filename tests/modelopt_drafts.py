@@ -1,0 +1,74 @@
+"""DFlash drafts and relatives that NVIDIA ModelOpt itself makes and writes: `python -m tests.modelopt_drafts BASE OUT`.
+
+A process of its own, because importing ModelOpt takes seconds and patches transformers. Beside `plain` stands
+`reference.safetensors`: a block and features that went into ModelOpt's own module, and what came out. Knows nothing of
+edgespec.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+LAYERS: dict[str, Any] = {
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 96,
+}
+BLOCK, CONTEXT = 4, 9
+DRAFTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "windowed": {"dflash_swa_window_size": 16},
+    "causal": {"dflash_draft_attention": "causal"},
+    "stretched": {
+        "dflash_export_rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+    },
+    "sinks": {"dflash_attention_sink": True},
+    "dspark": {"dflash_architecture_config": {"projector_type": "dspark", "markov_rank": 8}},
+    "domino": {"dflash_architecture_config": {"projector_type": "domino", "emb_dim": 8, "gru_hidden_dim": 8}},
+}
+
+
+def main(base: Path, out: Path) -> None:
+    import modelopt.torch.speculative as mtsp
+    import torch
+    from modelopt.torch.export.plugins import hf_spec_export
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(1)
+    exporters: dict[str, Any] = {"dspark": hf_spec_export.DSparkExporter, "domino": hf_spec_export.DominoExporter}
+    for name, options in DRAFTS.items():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+        layers = LAYERS | options.get("dflash_architecture_config", {})
+        usual = {"dflash_block_size": BLOCK, "dflash_mask_token_id": 3, "dflash_use_torch_compile": False}
+        mtsp.convert(model, [("dflash", usual | options | {"dflash_architecture_config": layers})])
+        for key, parameter in model.dflash_module.named_parameters():
+            if "norm" in key:
+                torch.nn.init.uniform_(parameter, 0.5, 2.0)
+            elif parameter.ndim == 2:
+                torch.nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
+        exporters.get(name, hf_spec_export.DFlashExporter)(model).export(out / name)
+        if name == "plain":
+            save_reference(model.dflash_module.eval(), out / name)
+
+
+def save_reference(module: Any, path: Path) -> None:
+    """One block behind CONTEXT tokens: embeddings [1, B, H] and features [1, S, kH] in, normed states [1, B, H] out."""
+    import torch
+    from safetensors.torch import save_file
+
+    generator = torch.Generator().manual_seed(1)
+    block = torch.randn(1, BLOCK, module.hidden_norm.weight.numel(), generator=generator)
+    features = torch.randn(1, CONTEXT, module.fc.in_features, generator=generator)
+    positions = torch.arange(CONTEXT + BLOCK)[None]
+    with torch.inference_mode():
+        out = module(block, features, positions)
+    save_file({"block": block, "features": features, "out": out.contiguous()}, path / "reference.safetensors")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
