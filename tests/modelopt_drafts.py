@@ -1,7 +1,7 @@
 """DFlash drafts and relatives that NVIDIA ModelOpt itself makes and writes: `python -m tests.modelopt_drafts BASE OUT`.
 
 A process of its own, because importing ModelOpt takes seconds and patches transformers. Beside `plain` stands
-`reference.safetensors`: a block and features that went into ModelOpt's own module, and what came out. Knows nothing of
+`reference.safetensors`: features that went into ModelOpt's own module, and the logits that came out. Knows nothing of
 edgespec.
 """
 
@@ -18,7 +18,7 @@ LAYERS: dict[str, Any] = {
     "head_dim": 16,
     "intermediate_size": 96,
 }
-BLOCK, CONTEXT = 4, 9
+BLOCK, CONTEXT, MASK, PENDING = 4, 9, 3, 17
 DRAFTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "windowed": {"dflash_swa_window_size": 16},
@@ -43,8 +43,11 @@ def main(base: Path, out: Path) -> None:
     for name, options in DRAFTS.items():
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-        layers = LAYERS | options.get("dflash_architecture_config", {})
-        usual = {"dflash_block_size": BLOCK, "dflash_mask_token_id": 3, "dflash_use_torch_compile": False}
+        # Its module asks the base for `rope_theta`, which transformers 5 keeps elsewhere, and would rotate by 10000;
+        # its exporter writes the base's.
+        rope = {"rope_parameters": dict(model.config.rope_parameters)}
+        layers = LAYERS | rope | options.get("dflash_architecture_config", {})
+        usual = {"dflash_block_size": BLOCK, "dflash_mask_token_id": MASK, "dflash_use_torch_compile": False}
         mtsp.convert(model, [("dflash", usual | options | {"dflash_architecture_config": layers})])
         for key, parameter in model.dflash_module.named_parameters():
             if "norm" in key:
@@ -53,21 +56,21 @@ def main(base: Path, out: Path) -> None:
                 torch.nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
         exporters.get(name, hf_spec_export.DFlashExporter)(model).export(out / name)
         if name == "plain":
-            save_reference(model.dflash_module.eval(), out / name)
+            save_reference(model, out / name)
 
 
-def save_reference(module: Any, path: Path) -> None:
-    """One block behind CONTEXT tokens: embeddings [1, B, H] and features [1, S, kH] in, normed states [1, B, H] out."""
+def save_reference(model: Any, path: Path) -> None:
+    """One block behind CONTEXT tokens: features [S, k*H] and the pending token in, logits [B, V] of the base's head."""
     import torch
     from safetensors.torch import save_file
 
-    generator = torch.Generator().manual_seed(1)
-    block = torch.randn(1, BLOCK, module.hidden_norm.weight.numel(), generator=generator)
-    features = torch.randn(1, CONTEXT, module.fc.in_features, generator=generator)
+    module = model.dflash_module.eval()
+    ids = torch.tensor([[PENDING, *[MASK] * (BLOCK - 1)]])
+    features = 20 * torch.randn(1, CONTEXT, module.fc.in_features, generator=torch.Generator().manual_seed(1))
     positions = torch.arange(CONTEXT + BLOCK)[None]
     with torch.inference_mode():
-        out = module(block, features, positions)
-    save_file({"block": block, "features": features, "out": out.contiguous()}, path / "reference.safetensors")
+        logits = model.lm_head(module(model.model.embed_tokens(ids), features, positions))
+    save_file({"features": features[0], "logits": logits[0].contiguous()}, path / "reference.safetensors")
 
 
 if __name__ == "__main__":

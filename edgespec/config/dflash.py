@@ -22,6 +22,8 @@ from edgespec.errors import CheckpointError, UnsupportedModel
 # Stored Linear -> the ones it is made of, by rows
 FUSED = {"self_attn.qkv_proj": ("q_proj", "k_proj", "v_proj"), "mlp.gate_up_proj": ("gate_proj", "up_proj")}
 _RENAMED = {"context_proj": "fc", "context_norm": "hidden_norm", "final_norm": "norm"}
+# Whether a draft was trained on answers with thinking, by the architecture of its base: published drafts of each agree
+THINKING = {"Qwen3ForCausalLM": False, "Qwen3_5ForCausalLM": True, "Qwen3_5ForConditionalGeneration": True}
 _KEYS = (
     *("mask_token_id", "mask_token", "target_layer_ids", "block_size", "num_target_layers"),
     *("use_swa", "swa_window_size", "causal", "is_causal", "attention_sink_bias"),

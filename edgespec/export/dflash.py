@@ -11,13 +11,12 @@ from typing import Any
 from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import Checkpoint, open_checkpoint
 from edgespec.config import DFlashConfig, ModelConfig
+from edgespec.config.dflash import THINKING
 from edgespec.contract import GraphShape
 from edgespec.errors import PairingError, UnsupportedModel
 from edgespec.export.sidecars import decoder_keys
 
 _OTHER_BASE = "Name the base that this draft was trained for, or the draft of this base."
-# Whether a draft was trained on answers with thinking, by the architecture of its base: published drafts of each agree
-THINKING = {"Qwen3ForCausalLM": False, "Qwen3_5ForCausalLM": True, "Qwen3_5ForConditionalGeneration": True}
 
 
 def open_draft(draft_dir: str, *, allow_pickle: bool) -> tuple[Checkpoint, DFlashConfig]:

@@ -8,16 +8,19 @@ from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization
 from edgespec.config import DFlashConfig, DraftConfig, ModelConfig
 from edgespec.graphs import decoder, eagle
+from edgespec.graphs.dflash import check_masks
 
 
 def check_whole(checkpoint: Checkpoint, found: ModelConfig | DraftConfig | DFlashConfig) -> None:
-    """Raises CheckpointError that names what is missing, unknown or misshapen. `found` is what detect said."""
+    """Raises CheckpointError that names what is missing, unknown or misshapen, and UnsupportedModel for a DFlash draft
+    of more masks than its graph has. `found` is what detect said."""
     quantization = read_quantization(checkpoint)
     if isinstance(found, ModelConfig):
         whole = {decoder.stored_name(name, checkpoint): size for name, size in decoder.expected_tensors(found).items()}
         check_tensors(whole, checkpoint, decoder.ignorable(found, checkpoint), quantization)
         return
     if isinstance(found, DFlashConfig):
+        check_masks(found)
         named = dflash.named_as_ours(checkpoint, found)
         check_tensors(dflash.expected_tensors(found), named, dflash.IGNORED, quantization)
         return

@@ -9,7 +9,7 @@ from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import is_quantised
 from edgespec.checkpoint.mtp import mtp_head
 from edgespec.checkpoint.origin import origin_of
-from edgespec.config import DFlashConfig, DraftConfig, normalise_taps, resolve_taps
+from edgespec.config import DFlashConfig, DraftConfig, resolve_taps
 from edgespec.pairing.pair import Pair
 from edgespec.pairing.verdicts import Verdict
 
@@ -97,9 +97,16 @@ def taps(pair: Pair) -> Iterator[Verdict]:
     layers = pair.model.decoder.num_layers
     if isinstance(config, DraftConfig):
         found, reading = resolve_taps(config, layers, pair.aux_layers), _eagle_reading(config, pair)
+    elif pair.aux_layers is not None:
+        what = "--aux-layers means nothing to a DFlash draft, which names its layers or follows a rule of its own"
+        yield Verdict("refused", "taps", what, "Leave --aux-layers out.")
+        return
     else:
-        found = normalise_taps(config.tap_ids if pair.aux_layers is None else pair.aux_layers, layers, "hs")
-        reading = _dflash_reading(config, pair)
+        found, reading = config.tap_ids, _dflash_reading(config)
+    if found[-1] > layers:
+        what = f"hidden_states {_listed(found)}, {reading}; the base has {layers} layers"
+        yield Verdict("refused", "taps", what, _OTHER_BASE)
+        return
     if found[-1] == layers:
         what = f"hidden_states {_listed(found)}, {reading}: the last is read before the base's final norm"
         remedy = "Hugging Face's own list has the normed state there: make sure that the draft was trained on this one."
@@ -123,9 +130,7 @@ def _listed(ids: tuple[int, ...]) -> str:
     return ", ".join(map(str, ids))
 
 
-def _dflash_reading(config: DFlashConfig, pair: Pair) -> str:
-    if pair.aux_layers is not None:
-        return "as --aux-layers says"
+def _dflash_reading(config: DFlashConfig) -> str:
     if config.flavour == "speculators":
         return "as the draft names them"
     return f"which the draft names as layer outputs {_listed(tuple(tap - 1 for tap in config.tap_ids))}"

@@ -11,14 +11,13 @@ from edgespec.checkpoint.facts import quantization_facts
 from edgespec.checkpoint.files import Checkpoint, read_json
 from edgespec.checkpoint.layouts import logical_shapes, read_quantization
 from edgespec.config import DFlashConfig, RopeConfig
+from edgespec.config.dflash import THINKING
 from edgespec.contract import Limits
 from edgespec.pairing.pair import Pair
 from edgespec.pairing.verdicts import Verdict
 from edgespec.schemes import SCHEMES
 
 _FAR = 2.0  # a ratio of two thetas from which on positions mean something else
-# Architectures whose DFlash drafts were trained on answers with thinking, or without
-_THINKS = {"Qwen3ForCausalLM": False, "Qwen3_5ForCausalLM": True, "Qwen3_5ForConditionalGeneration": True}
 
 
 def rope(pair: Pair) -> Iterator[Verdict]:
@@ -91,7 +90,7 @@ def block(pair: Pair) -> Iterator[Verdict]:
 
 def thinking(pair: Pair) -> Iterator[Verdict]:
     """DFlash drafts know the answers of one mode; in the other one few of their tokens stand."""
-    wanted = _THINKS.get(pair.model.architecture)
+    wanted = THINKING.get(pair.model.architecture)
     if wanted is None:
         yield Verdict("ok", "thinking", "nothing is known of a mode that drafts of this family want")
         return

@@ -248,11 +248,30 @@ def test_a_draft_of_another_vocabulary_or_width_is_refused(shop: Path, tmp_path:
 
 def test_taps_beyond_the_base_are_refused_and_the_last_one_is_a_warning(shop: Path, tmp_path: Path) -> None:
     flat = toys.make_base(tmp_path / "flat", "qwen3", layers=5, vocab=300, tokenizer=False)
-    assert "not all in 1..5" in one("taps", flat, shop / "dflash").what
+    told = one("taps", flat, shop / "dflash")
+    assert (told.level, told.what) == (
+        "refused", "hidden_states 2, 6, which the draft names as layer outputs 1, 5; the base has 5 layers",
+    )  # fmt: skip
+    assert "not all in 1..5" in one("taps", flat, shop / "eagle", aux_layers=(1, 2, 6)).what
     last = toys.make_dflash(tmp_path / "last", shop / "base", taps=[2, 8])
     told = one("taps", shop / "base", last)
     assert told.level == "warning"
     assert "read before the base's final norm" in told.what
+
+
+def test_a_dflash_draft_takes_no_other_taps(shop: Path) -> None:
+    told = one("taps", shop / "base", shop / "dflash", aux_layers=(2, 6))
+    assert (told.level, told.remedy) == ("refused", "Leave --aux-layers out.")
+
+
+def test_masks_that_no_graph_has_are_refused(shop: Path, tmp_path: Path, copied: Callable[[str], Path]) -> None:
+    draft = toys.make_dflash(tmp_path / "draft", shop / "base", taps=[2, 6], mask_token=299)
+    changed(draft / "config.json", layer_types=["sliding_attention", "full_attention"], sliding_window=9)
+    assert one("whole", shop / "base", draft).level == "ok"
+    changed(draft / "config.json", dflash_config={"mask_token_id": 299, "use_swa": True, "swa_window_size": 9})
+    told = one("whole", shop / "base", draft)
+    assert told.level == "refused"
+    assert "layer 0: window 9, causal True; layer 1" in told.what.replace(", layer 1", "; layer 1")
 
 
 def test_taps_that_can_be_read_two_ways_are_refused_with_both(shop: Path, copied: Callable[[str], Path]) -> None:
