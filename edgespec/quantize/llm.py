@@ -141,7 +141,7 @@ def written(job: Job, kept: work.Work | None) -> Quantized:
             report = checking.compare(base, Checkpoint(staging), plan, windows.held_out, progress.advance)
         checking.refuse_broken(report, plan)
         manifest = write_manifest(staging, job.request, {"source": digest}, plan, windows, report.as_json())
-    notes = (*resumed_notes(base, kept), *notes_of(plan, windows, options, job.texts), *later_notes(base))
+    notes = (*resumed_notes(base, kept), *notes_of(plan, windows, options, job.texts))
     return Quantized(job.out, manifest, notes)
 
 
@@ -317,10 +317,6 @@ def resumed_notes(base: Base, kept: work.Work | None) -> tuple[str, ...]:
     if kept.resumed_at is not None:
         notes.append(f"resumed at {layerwise.place(kept.resumed_at, base.num_layers)}")
     return tuple(notes)
-
-
-def later_notes(base: Base) -> tuple[str, ...]:
-    return (f"{base.not_exported}: this version cannot export it yet",) if base.not_exported else ()
 
 
 def refuse_tower(visual: str | None, checkpoint_name: str) -> None:

@@ -146,7 +146,7 @@ def test_what_does_not_belong_together_is_refused(base: Path, drafts: dict[str, 
     other = toys.make_base(tmp_path / "other", "llama", layers=7, hidden=HIDDEN, intermediate=INNER, vocab=400)
     refused(PairingError, "vocabulary", other, drafts["eagle"])
     refused(UnsupportedModel, "is a base model, not a draft", base, base)
-    refused(UnsupportedModel, "is a draft, not a base", drafts["eagle"], drafts["modelopt"])
+    refused(UnsupportedModel, "is an EAGLE-3 draft, not a base", drafts["eagle"], drafts["modelopt"])
     refused(UnsupportedModel, "a draft's cache stays as it is", base, drafts["eagle"], fp8_cache=True)
     quantized(base, drafts["eagle"], out, "fp8")
     with pytest.raises(UnsupportedModel, match="quantised already"):
