@@ -112,7 +112,8 @@ def command(
         screen.note(
             plan_line(plan, chosen=chosen, spec_decode_type=kind) if plan else "decoding plainly, without drafts"
         )
-        for note in engine.notes:
+        thinking_note = engine.thinking_note([enable_thinking]) if plan else None
+        for note in (*engine.notes, *([thinking_note] if thinking_note else [])):
             screen.note(note)
         chat = Chat(
             engine, plan, params, screen, conversation,

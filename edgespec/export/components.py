@@ -262,9 +262,10 @@ def export_draft(
     checkpoint: Checkpoint, config: DraftConfig, target: Path, options: ExportOptions, request: dict[str, Any],
     progress: Progress,
 ) -> Exported:  # fmt: skip
-    if options.eagle_base:
-        what = f"{checkpoint.path} is an EAGLE-3 draft; --eagle-base belongs to the export of its base"
-        raise UnsupportedModel(what, "Leave --eagle-base out: a draft is recognised by itself.")
+    if options.eagle_base or options.dflash_base:
+        flag = "--eagle-base" if options.eagle_base else "--dflash-base"
+        what = f"{checkpoint.path} is an EAGLE-3 draft; {flag} belongs to the export of its base"
+        raise UnsupportedModel(what, f"Leave {flag} out: a draft is recognised by itself.")
     base, base_model = open_base(config, options)
     taps = draft_taps(config, base_model, options)
     offsets = read_d2t(checkpoint, config)
@@ -342,8 +343,8 @@ def export_dflash_draft(
     progress: Progress,
 ) -> Exported:  # fmt: skip
     if options.eagle_base or options.dflash_base or options.aux_layers:
-        what = f"{checkpoint.path} is a DFlash draft, which names its layers itself"
-        raise UnsupportedModel(what, "Leave --eagle-base, --dflash-base and --aux-layers out; for the base, pass it.")
+        what = f"{checkpoint.path} is a DFlash draft, and names the layers that it reads"
+        raise UnsupportedModel(what, "Leave --eagle-base, --dflash-base and --aux-layers out; they belong to a base.")
     base, base_model = open_base(config, options)
     offsets = read_d2t(checkpoint, config)
     graph = block_graph.DFlashDraft.open(checkpoint, config, lending_base(base, base_model))

@@ -13,11 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 
+from edgespec import bundle
 from edgespec.backends.ort.build import build
+from edgespec.backends.weights import WeightFormat
 from edgespec.contract import Limits
+from edgespec.errors import BuildError
 from edgespec.export.components import ExportOptions, export
 from edgespec.runtime.block import BlockRows
 from edgespec.runtime.drafters.base import Seen, Wish
@@ -317,3 +322,74 @@ def test_lanes_of_one_call_do_not_know_of_each_other(tmp_path: Path) -> None:
             for part, logits in zip(parts, decoder.run(parts), strict=True):
                 wanted = ref.block(torch.tensor(known[part.lane]), 10 + part.lane, len(part.tokens))[1:]
                 np.testing.assert_allclose(logits, wanted.numpy(), **CLOSE)
+
+
+# What builds may round
+
+
+ROUNDED = [WeightFormat("int4", 32), WeightFormat("int8", 128), WeightFormat("int8", 0)]
+
+
+@pytest.mark.parametrize("weight_format", ROUNDED, ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_fc_is_a_float32_product_whatever_a_build_rounds(
+    tmp_path: Path, weight_format: WeightFormat, dtype: toys.Dtype
+) -> None:
+    base = toys.make_base(tmp_path / "base", "qwen3", layers=LAYERS, dtype=dtype)
+    draft = toys.make_dflash(tmp_path / "draft", base, dtype=dtype)
+    export(str(draft), tmp_path, ExportOptions(base_model_dir=str(base)))
+    built = build(tmp_path / "dflash_draft", tmp_path / "engine", LIMITS, weight_format=weight_format)
+    assert built.golden_cosine is not None
+    graph = onnx.load(tmp_path / "engine" / "spec_draft.onnx", load_external_data=False).graph
+    floats = [node for node in graph.node if node.op_type == "MatMul"]
+    assert [node.name for node in floats] == ["context/fc"]
+    types = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    assert types[floats[0].input[1]] == onnx.TensorProto.FLOAT
+    # The layers' Linears and the head are all rounded: q, and k with v, and so on may be one product.
+    products = [node for node in graph.node if node.op_type in ("MatMulNBits", "MatMulIntegerToFloat", "MatMulInteger")]
+    assert len(products) > 2 * 4
+
+
+def test_features_beyond_the_range_of_halves_are_read(open_pair: Callable[[str], Pair]) -> None:
+    """Taps of 2e4 are known of published bases; their sums in fc go beyond 65504."""
+    pair = open_pair("z-lab-bfloat16-sharded")
+    large = pair.features * np.float32(3e4 / np.abs(pair.features).max())
+    large[:, 0] = 6e4
+    block = np.full(pair.ref.block_size, pair.ref.mask_token)
+    (logits,) = pair.drafter.decoder.run([BlockRows(0, large, block)])
+    wanted = pair.ref.block(torch.tensor(large), pair.ref.mask_token, pair.ref.block_size)[1:]
+    assert (torch.tensor(large) @ pair.ref.weights["fc.weight"].T).abs().max() > 1e4
+    np.testing.assert_allclose(logits, wanted.numpy(), **CLOSE)
+
+
+def test_a_block_graph_keeps_standard_attention_for_one_sequence(tmp_path: Path) -> None:
+    """GroupQueryAttention would let no row of a block see the later ones."""
+    base = toys.make_base(tmp_path / "base", "qwen3", layers=LAYERS)
+    draft = toys.make_dflash(tmp_path / "draft", base)
+    export(str(draft), tmp_path, ExportOptions(base_model_dir=str(base), golden=False))
+    build(tmp_path / "dflash_draft", tmp_path / "engine", LIMITS)
+    graph = onnx.load(tmp_path / "engine" / "spec_draft.onnx", load_external_data=False).graph
+    kinds = {node.op_type for node in graph.node}
+    assert "GroupQueryAttention" not in kinds
+    assert {"Attention", "TensorScatter"} <= kinds
+
+
+@pytest.mark.parametrize("name", ["attention_mask", "sliding_attention_mask", "target_hidden", "inputs_embeds"])
+@pytest.mark.parametrize("label", ["prompt", "tree"])
+def test_an_engine_that_computes_something_else_is_not_kept(tmp_path: Path, name: str, label: str) -> None:
+    """What the golden calls of a block draft show: each input of each call matters."""
+    base = toys.make_base(tmp_path / "base", "qwen3", layers=LAYERS)
+    draft = toys.make_dflash(tmp_path / "draft", base, layer_types=MIXED, window=4)
+    export(str(draft), tmp_path, ExportOptions(base_model_dir=str(base)))
+    onnx_dir = tmp_path / "dflash_draft"
+    golden = load_file(onnx_dir / bundle.GOLDEN)
+    golden[f"{label}_{name}"] = np.ascontiguousarray(golden[f"{label}_{name}"][:, :, ::-1])
+    if name == "attention_mask":
+        golden[f"{label}_{name}"][..., :3] = False
+    save_file(golden, onnx_dir / bundle.GOLDEN)
+    manifest = bundle.read_json(onnx_dir / bundle.MANIFEST)
+    manifest["files"] = bundle.file_entries(onnx_dir, {})
+    manifest["files"].pop(bundle.MANIFEST, None)
+    bundle.write_json(onnx_dir / bundle.MANIFEST, manifest)
+    with pytest.raises(BuildError, match=f"golden {label}"):
+        build(onnx_dir, tmp_path / "engine", LIMITS)

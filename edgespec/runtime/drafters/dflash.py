@@ -54,7 +54,9 @@ class DFlashDrafter:
         """Keep the new features; the engine reads them with the next block, or by themselves where they are many."""
         for one in seen:
             state = self.lanes[one.lane]
-            state.full = state.full or state.count + len(one.features) > self.decoder.room(one.lane)
+            fits = state.count + len(one.features) <= self.decoder.room(one.lane)
+            # What is no number must not get into the cache: it would poison the lane's next sequence too
+            state.full = state.full or not fits or not np.isfinite(one.features).all()
             if state.full:
                 state.waiting = []
                 continue

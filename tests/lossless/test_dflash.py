@@ -1,0 +1,315 @@
+"""Block drafts on real engines: chains and trees, greedy and sampled, alone and in batches, right and wrong.
+
+What comes out is what plain decoding says; and every block was drafted from what the base really says of the tokens
+that were kept, by the slow reference.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+
+from edgespec.backends.base import LaneRows
+from edgespec.backends.ort.build import build
+from edgespec.contract import Limits
+from edgespec.errors import EdgeSpecError
+from edgespec.export.components import ExportOptions, export
+from edgespec.prompts import SamplingParams
+from edgespec.runtime.block import BlockDecoder
+from edgespec.runtime.drafters import dflash
+from edgespec.runtime.drafters.base import Seen, Wish
+from edgespec.runtime.drafters.dflash import DFlashDrafter
+from edgespec.runtime.engine import Engine
+from edgespec.runtime.jobs import Chunk, Job, Response
+from edgespec.runtime.law import first_difference
+from edgespec.runtime.prefix import PrefixCache
+from edgespec.runtime.tree import BlockPlan, DraftPlan, DraftTree
+from tests import reference, toys
+from tests.parity.dflash_reference import DFlashReference
+
+VOCAB, CAPACITY, BLOCK, LANES = 256, 64, 8, 4
+LIMITS = Limits(max_input_len=60, max_kv_cache_capacity=CAPACITY, max_verify_tree_size=40, max_draft_tree_size=BLOCK)
+CHAIN, SHORT, NARROW, WIDE = BlockPlan(1, 7, 8), BlockPlan(1, 2, 3), BlockPlan(2, 7, 12), BlockPlan(8, 7, 40)
+GREEDY = SamplingParams(temperature=0.0, seed=0)
+SAMPLED = SamplingParams(temperature=1.0, top_k=0, top_p=0.9, seed=5)
+CLOSE = {"rtol": 2e-4, "atol": 2e-4}
+
+
+@dataclass(frozen=True)
+class Block:
+    """What the draft said of a block behind `before`, the tokens known by then; the pending one is the last of them."""
+
+    before: tuple[int, ...]
+    logits: np.ndarray
+
+
+class Knowing(DFlashDrafter):
+    """The real drafter, whose logits are turned towards the truth: a slot's true token becomes the best one with
+    probability `right`, else the second. What the draft itself said is kept in `blocks`."""
+
+    def __init__(self, real: DFlashDrafter, scripts: Sequence[Sequence[int]], right: float) -> None:
+        super().__init__(real.decoder, real.mask_token, real.max_block, real.d2t)
+        self.scripts, self.right, self.rng = scripts, right, np.random.default_rng(0)
+        self.told: dict[int, list[int]] = {lane: [] for lane in range(len(self.lanes))}
+        self.blocks: list[Block] = []
+
+    def observe(self, seen: Sequence[Seen]) -> None:
+        for one in seen:
+            self.told[one.lane] += one.tokens.tolist()
+        super().observe(seen)
+
+    def reset(self, lane: int) -> None:
+        super().reset(lane)
+        self.told[lane] = []
+
+    def restore(self, lane: int, rows: LaneRows) -> None:
+        super().restore(lane, rows)
+        self.told[lane] = next([*script[1 : len(rows) + 1]] for script in self.scripts if len(script) > len(rows))
+
+    def move(self, source: int, target: int) -> None:
+        super().move(source, target)
+        self.told[target] = self.told[source]
+
+    def tree(self, wish: Wish, logits: np.ndarray) -> DraftTree:
+        told = self.told[wish.lane]
+        script = next((s for s in self.scripts if list(s[1 : len(told) + 1]) == told), [])
+        self.blocks.append(Block((*script[:1], *told), logits.copy()))
+        turned = logits.copy()
+        for slot, token in zip(turned, script[len(told) + 1 :], strict=False):
+            best = float(slot.max())
+            if self.rng.random() < self.right:
+                slot[token] = best + 3
+            elif slot.argmax() != token:
+                slot[token] = best - 1e-3
+            else:
+                slot[(token + 1) % VOCAB] = best + 1e-3
+        return super().tree(wish, turned)
+
+
+@dataclass(frozen=True)
+class Pair:
+    one: Engine
+    four: Engine
+    ref: DFlashReference
+    model: Any
+
+    def features(self, tokens: Sequence[int]) -> torch.Tensor:
+        _, hidden_states = reference.base_hidden_states(self.model, torch.tensor([list(tokens)]))
+        return reference.gather_taps(hidden_states, self.ref.taps)[0]
+
+    def assert_true(self, blocks: Sequence[Block]) -> None:
+        """Each block against the reference, from the features of all tokens but the pending one."""
+        for block in blocks:
+            assert len(block.before) > 1
+            *committed, pending = block.before
+            wanted = self.ref.block(self.features(committed), pending, len(block.logits) + 1)[1:]
+            np.testing.assert_allclose(block.logits, wanted.numpy(), **CLOSE)
+
+
+def make_checkpoints(path: Path) -> tuple[Path, Path]:
+    base = toys.make_base(path / "base", "qwen3", layers=8, vocab=VOCAB)
+    kinds = ["sliding_attention", "full_attention"]
+    return base, toys.make_dflash(path / "draft", base, block_size=BLOCK, layer_types=kinds, window=10)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("dflash")
+    base, draft = make_checkpoints(path)
+    export(str(base), path, ExportOptions(dflash_base=True, dflash_draft_dir=str(draft)))
+    export(str(draft), path, ExportOptions(base_model_dir=str(base)))
+    for name, lanes, capacity in (("one", 1, CAPACITY), ("four", LANES, CAPACITY), ("short", 1, 40)):
+        build(path / "llm", path / name, replace(LIMITS, max_batch_size=lanes))
+        mine = replace(LIMITS, max_batch_size=lanes, max_kv_cache_capacity=capacity, max_input_len=40)
+        build(path / "dflash_draft", path / name, mine if name == "short" else replace(LIMITS, max_batch_size=lanes))
+    return path
+
+
+@pytest.fixture(scope="module")
+def opened(made: Path) -> Iterator[Pair]:
+    with Engine(made / "one") as one, Engine(made / "four") as four:
+        for engine in (one, four):
+            engine.stop_ids = frozenset()
+        yield Pair(one, four, DFlashReference(made / "draft", made / "base"), toys.load_base(made / "base"))
+
+
+@pytest.fixture
+def pair(opened: Pair) -> Iterator[Pair]:
+    yield opened
+    for engine in (opened.one, opened.four):
+        engine.session.drafter, engine.session.prefixes = engine.drafter, PrefixCache(0)
+
+
+@contextmanager
+def knowing(engine: Engine, scripts: Sequence[Sequence[int]], right: float) -> Iterator[Knowing]:
+    assert isinstance(engine.drafter, DFlashDrafter)
+    drafter = Knowing(engine.drafter, scripts, right)
+    engine.session.drafter = drafter
+    yield drafter
+    engine.session.drafter = engine.drafter
+
+
+def prompt_of(length: int) -> list[int]:
+    return np.random.default_rng([7, length]).integers(3, VOCAB, length).tolist()
+
+
+def plainly(pair: Pair, prompt: Sequence[int], sampling: SamplingParams, count: int) -> Response:
+    return pair.one.plainly(prompt, replace(sampling, max_generate_length=count))
+
+
+def assert_equal(pair: Pair, plain: Response, found: Response, sampling: SamplingParams) -> None:
+    assert first_difference(pair.one, plain, found, sampling) is None
+    assert (found.token_ids, found.finish_reason) == (plain.token_ids, plain.finish_reason)
+
+
+@pytest.mark.parametrize("plan", [CHAIN, SHORT, NARROW, WIDE], ids=str)
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("right", [None, 0, 0.7, 1])
+def test_one_sequence_says_what_it_says_plainly(
+    pair: Pair, plan: DraftPlan, sampling: SamplingParams, right: float | None
+) -> None:
+    prompt = prompt_of(9)
+    plain = plainly(pair, prompt, sampling, 30)
+    if right is None:
+        found = pair.one.finish(prompt, replace(sampling, max_generate_length=30), plan)
+        assert_equal(pair, plain, found, sampling)
+        return
+    with knowing(pair.one, [[*prompt, *plain.token_ids]], right) as drafter:
+        found = pair.one.finish(prompt, replace(sampling, max_generate_length=30), plan)
+    assert_equal(pair, plain, found, sampling)
+    accepted = found.metrics.per_step_accepted
+    if right == 1:  # nothing is turned down: the fewest steps that there can be
+        assert len(accepted) == -(-29 // (plan.steps + 1))
+    if right == 0.7:
+        assert len(set(accepted)) > 1
+    pair.assert_true(drafter.blocks)
+    assert len(drafter.blocks) >= len(accepted) - 1
+
+
+@pytest.mark.parametrize("right", [None, 0.6])
+def test_a_batch_says_what_each_says_alone(pair: Pair, right: float | None) -> None:
+    """Ten sequences through four lanes: plain ones, chains and trees, of lengths that end at different times."""
+    sizes = [(1, 9), (30, 22), (12, 30), (5, 1), (22, 5), (3, 16), (17, 27), (9, 12), (40, 20), (52, 12)]
+    plans = [CHAIN, None, NARROW, SHORT, WIDE]
+    jobs = [
+        Job(prompt_of(n), replace((GREEDY, SAMPLED)[i % 2], max_generate_length=new), plans[i % 5])
+        for i, (n, new) in enumerate(sizes)
+    ]
+    plain = [plainly(pair, job.prompt_ids, job.sampling, job.sampling.max_generate_length) for job in jobs]
+    if right is None:
+        for job, wanted, found in zip(jobs, plain, served(pair.four, jobs), strict=True):
+            assert_equal(pair, wanted, found, job.sampling)
+        return
+    scripts = [[*job.prompt_ids, *one.token_ids] for job, one in zip(jobs, plain, strict=True)]
+    with (
+        knowing(pair.four, scripts, right) as drafter,
+        mock.patch.object(BlockDecoder, "run", autospec=True, side_effect=BlockDecoder.run) as run,
+    ):
+        answers = served(pair.four, jobs)
+    for job, wanted, found in zip(jobs, plain, answers, strict=True):
+        assert_equal(pair, wanted, found, job.sampling)
+    pair.assert_true(drafter.blocks)
+    assert max(len(call.args[1]) for call in run.mock_calls) >= 3
+    assert sum(sum(one.metrics.per_step_accepted) for one in answers) > 20
+
+
+def served(engine: Engine, jobs: Sequence[Job]) -> list[Response]:
+    found: dict[Job, Response] = {}
+    for job, event in engine.serve(deque(jobs), LANES):
+        assert not isinstance(event, EdgeSpecError), event
+        if not isinstance(event, Chunk):
+            found[job] = event
+    return [found[job] for job in jobs]
+
+
+def test_one_call_of_the_draft_a_step(pair: Pair) -> None:
+    """The context of a short prompt goes with the first block."""
+    prompt = prompt_of(9)
+    with mock.patch.object(BlockDecoder, "run", autospec=True, side_effect=BlockDecoder.run) as run:
+        found = pair.one.finish(prompt, replace(GREEDY, max_generate_length=12), CHAIN)
+    steps = len(found.metrics.per_step_accepted)
+    assert len(run.mock_calls) == steps - 1  # in the last one there is nothing left to draft
+    assert len(run.mock_calls[0].args[1][0].features) == len(prompt)
+
+
+def test_a_long_context_goes_in_pieces(pair: Pair) -> None:
+    prompt = prompt_of(41)
+    plain = plainly(pair, prompt, GREEDY, 12)
+    with (
+        mock.patch.object(dflash, "CONTEXT_CHUNK", 16),
+        knowing(pair.one, [[*prompt, *plain.token_ids]], 0.5) as drafter,
+        mock.patch.object(BlockDecoder, "run", autospec=True, side_effect=BlockDecoder.run) as run,
+    ):
+        found = pair.one.finish(prompt, replace(GREEDY, max_generate_length=12), CHAIN)
+    assert [len(call.args[1][0].features) for call in run.mock_calls[:3]] == [16, 16, 9]
+    assert_equal(pair, plain, found, GREEDY)
+    pair.assert_true(drafter.blocks)
+
+
+@pytest.mark.parametrize("four", [False, True], ids=["one lane", "four lanes"])
+def test_rows_kept_of_an_earlier_prompt_serve_the_next(pair: Pair, *, four: bool) -> None:
+    engine = pair.four if four else pair.one
+    engine.session.prefixes = PrefixCache(2**24)
+    head = prompt_of(20)
+    first = plainly(pair, head, GREEDY, 12)
+    longer = [*head, *first.token_ids, *prompt_of(5)]
+    plain = plainly(pair, longer, GREEDY, 14)
+    with knowing(engine, [[*longer, *plain.token_ids]], 0.6) as drafter:
+        for prompt, count in ((head, 12), (longer, 14)):
+            (*_, answer) = engine.stream(prompt, replace(GREEDY, max_generate_length=count), CHAIN, keep=True)
+    assert isinstance(answer, Response)
+    assert_equal(pair, plain, answer, GREEDY)
+    assert answer.metrics.reused_tokens > 20
+    pair.assert_true(drafter.blocks)
+    assert any(len(block.before) > len(longer) for block in drafter.blocks)
+
+
+def test_nothing_is_drafted_beyond_the_drafts_cache(made: Path, pair: Pair) -> None:
+    prompt = prompt_of(20)
+    plain = plainly(pair, prompt, GREEDY, 40)
+    with Engine(made / "short") as short:
+        short.stop_ids = frozenset()
+        assert "beyond 40 nothing is drafted" in " ".join(short.notes)
+        with knowing(short, [[*prompt, *plain.token_ids]], 0.5) as drafter:
+            found = short.finish(prompt, replace(GREEDY, max_generate_length=40), CHAIN)
+    assert found.token_ids == plain.token_ids
+    pair.assert_true(drafter.blocks)
+    ends = [len(block.before) + len(block.logits) for block in drafter.blocks]
+    assert max(ends) == 40
+
+
+def test_features_that_are_no_numbers_draft_nothing(pair: Pair) -> None:
+    prompt = prompt_of(9)
+    plain = plainly(pair, prompt, GREEDY, 12)
+    drafter = pair.one.drafter
+    assert isinstance(drafter, DFlashDrafter)
+
+    def spoilt(seen: Sequence[Seen]) -> None:
+        DFlashDrafter.observe(drafter, [replace(one, features=one.features * np.float32(np.nan)) for one in seen])
+
+    with mock.patch.object(drafter, "observe", spoilt):
+        found = pair.one.finish(prompt, replace(GREEDY, max_generate_length=12), CHAIN)
+    assert found.token_ids == plain.token_ids
+    assert not any(found.metrics.per_step_accepted)
+    assert drafter.lanes[0].full
+
+
+def test_a_lane_that_held_no_numbers_serves_the_next_sequence(pair: Pair) -> None:
+    """Rows that nobody sees are multiplied by nought all the same, and a NaN by nought is a NaN."""
+    test_features_that_are_no_numbers_draft_nothing(pair)
+    prompt = prompt_of(4)
+    plain = plainly(pair, prompt, GREEDY, 12)
+    with knowing(pair.one, [[*prompt, *plain.token_ids]], 0.6) as drafter:
+        found = pair.one.finish(prompt, replace(GREEDY, max_generate_length=12), CHAIN)
+    assert_equal(pair, plain, found, GREEDY)
+    assert drafter.blocks
+    pair.assert_true(drafter.blocks)
