@@ -24,7 +24,6 @@ SCHEME = "edgespec.scheme"
 ACTIVATIONS = "edgespec.activations"  # only where the graph leaves the rounding of the activations to the backend
 FLOAT32_ONLY = "edgespec.float32_only"  # a MatMul whose weight no build may round
 INPUT_SCALE = "edgespec.input_scale"  # nvfp4: the activations' global scale
-FLOAT32_ONLY = "edgespec.float32_only"  # a MatMul whose weight no build may round
 
 
 class Role(StrEnum):

@@ -7,7 +7,7 @@ that were kept, by the slow reference.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -115,16 +115,17 @@ class Pair:
             np.testing.assert_allclose(block.logits, wanted.numpy(), **CLOSE)
 
 
-def make_checkpoints(path: Path) -> tuple[Path, Path]:
-    base = toys.make_base(path / "base", "qwen3", layers=8, vocab=VOCAB)
-    kinds = ["sliding_attention", "full_attention"]
-    return base, toys.make_dflash(path / "draft", base, block_size=BLOCK, layer_types=kinds, window=10)
+BASES: dict[str, Callable[[Path], Path]] = {
+    "dense": lambda path: toys.make_base(path, "qwen3", layers=8, vocab=VOCAB),
+    "hybrid": lambda path: toys.make_qwen3_5(path, layers=8, vocab=VOCAB),
+}
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=BASES)
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("dflash")
-    base, draft = make_checkpoints(path)
+    base, kinds = BASES[request.param](path / "base"), ["sliding_attention", "full_attention"]
+    draft = toys.make_dflash(path / "draft", base, block_size=BLOCK, layer_types=kinds, window=10)
     export(str(base), path, ExportOptions(dflash_base=True, dflash_draft_dir=str(draft)))
     export(str(draft), path, ExportOptions(base_model_dir=str(base)))
     for name, lanes, capacity in (("one", 1, CAPACITY), ("four", LANES, CAPACITY), ("short", 1, 40)):
@@ -224,7 +225,7 @@ def test_a_batch_says_what_each_says_alone(pair: Pair, right: float | None) -> N
 
 def served(engine: Engine, jobs: Sequence[Job]) -> list[Response]:
     found: dict[Job, Response] = {}
-    for job, event in engine.serve(deque(jobs), LANES):
+    for job, event in engine.serve(deque(jobs), engine.max_batch_size):
         assert not isinstance(event, EdgeSpecError), event
         if not isinstance(event, Chunk):
             found[job] = event
@@ -257,20 +258,31 @@ def test_a_long_context_goes_in_pieces(pair: Pair) -> None:
 
 @pytest.mark.parametrize("four", [False, True], ids=["one lane", "four lanes"])
 def test_rows_kept_of_an_earlier_prompt_serve_the_next(pair: Pair, *, four: bool) -> None:
+    """A system prompt's, as the first request left them; then, where no state stands in the way, a whole turn's."""
     engine = pair.four if four else pair.one
+    cut = not engine.base.recurrent
     engine.session.prefixes = PrefixCache(2**24)
     head = prompt_of(20)
-    first = plainly(pair, head, GREEDY, 12)
-    longer = [*head, *first.token_ids, *prompt_of(5)]
-    plain = plainly(pair, longer, GREEDY, 14)
-    with knowing(engine, [[*longer, *plain.token_ids]], 0.6) as drafter:
-        for prompt, count in ((head, 12), (longer, 14)):
-            (*_, answer) = engine.stream(prompt, replace(GREEDY, max_generate_length=count), CHAIN, keep=True)
-    assert isinstance(answer, Response)
-    assert_equal(pair, plain, answer, GREEDY)
-    assert answer.metrics.reused_tokens > 20
+    prompts = [[*head, *prompt_of(4)], [*head, *prompt_of(9)]]
+    plain = [plainly(pair, prompt, GREEDY, 12) for prompt in prompts]
+    longer = [*prompts[1], *plain[1].token_ids, 5, 6, 7]
+    prompts.append(longer)
+    plain.append(plainly(pair, longer, GREEDY, 12))
+    scripts = [[*prompt, *one.token_ids] for prompt, one in zip(prompts, plain, strict=True)]
+    sampling = replace(GREEDY, max_generate_length=12)
+    with knowing(engine, scripts, 0.6) as drafter:
+        for prompt, wanted in zip(prompts, plain, strict=True):
+            drafter.scripts = [[*prompt, *wanted.token_ids]]
+            (answer,) = served(engine, [Job(prompt, sampling, CHAIN, len(head), keep_all=cut)])
+            assert_equal(pair, wanted, answer, GREEDY)
+            reused = answer.metrics.reused_tokens
+            if prompt is prompts[0]:
+                assert reused == 0
+            elif prompt is longer and cut:
+                assert reused > len(prompts[1])
+            else:
+                assert reused in (len(head) - 1, len(head))
     pair.assert_true(drafter.blocks)
-    assert any(len(block.before) > len(longer) for block in drafter.blocks)
 
 
 def test_nothing_is_drafted_beyond_the_drafts_cache(made: Path, pair: Pair) -> None:
