@@ -102,10 +102,11 @@ def draft(
     base_model_dir: str, draft_model_dir: str, output_dir: Path, as_json: bool, kv_cache_quantization: str | None,
     **flags: Any,
 ) -> None:  # fmt: skip
-    """Quantise an EAGLE-3 draft.
+    """Quantise an EAGLE-3 or DFlash draft.
 
-    It is calibrated on what its base feeds it: features of the base at the draft's taps, and the next token. fc, the
-    embedding and the vocabulary map stay as they are.
+    It is calibrated on what its base feeds it: features of the base at the draft's taps, with the next token or with a
+    block behind them. fc, the embedding and the vocabulary map stay as they are. With --lm-head-quantization a DFlash
+    draft that borrows its base's head gets a quantised one of its own.
 
     \b
     edgespec quantize draft --base-model-dir Qwen/Qwen3-8B --draft-model-dir Tengyunw/qwen3_8b_eagle3 \\

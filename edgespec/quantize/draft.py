@@ -6,6 +6,7 @@ Knows the order of the work. `fc` stays as it is, as the mirrored tool has it fo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from edgespec import bundle
 from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import Checkpoint, open_checkpoint
 from edgespec.checkpoint.layouts import read_quantization, read_weight
+from edgespec.checkpoint.names import stored_name, text_stack
 from edgespec.config import DFlashConfig, DraftConfig, ModelConfig, resolve_taps
 from edgespec.errors import BuildError, PairingError, UnsupportedModel
 from edgespec.quantize import calibration, modelopt, work
@@ -34,10 +36,14 @@ from edgespec.quantize.llm import (
     write_manifest,
     write_sidecars,
 )
-from edgespec.quantize.plan import Plan, make_plan, refuse_full_disk, size_bytes
+from edgespec.quantize.plan import Plan, make_plan, quantised_bytes, refuse_full_disk, size_bytes
 from edgespec.quantize.tensors import Piece, array_piece, copied, to_numpy, to_torch, write_safetensors
 
-Pair = tuple[Any, Any]  # features [S, taps * Ht] of tokens t, embeddings [S, H] of tokens t + 1
+# EAGLE-3: features [S, taps * Ht] of tokens t, embeddings [S, H] of tokens t + 1. DFlash: features [n, taps * Ht] of a
+# context, embeddings [B, H] of the block behind it.
+Pair = tuple[Any, Any]
+AnyDraft = DraftConfig | DFlashConfig
+LENT_HEAD = f"{HEAD}.weight"
 
 
 def quantize_draft(
@@ -52,16 +58,14 @@ def quantize_draft(
     draft = open_checkpoint(draft_dir, allow_pickle=options.allow_pickle)
     refuse_quantised(draft)
     config = detect(draft)
-    if isinstance(config, DFlashConfig):
-        raise UnsupportedModel(f"{draft.path} is a DFlash draft; this version quantises EAGLE-3 drafts.")
-    if not isinstance(config, DraftConfig):
+    if isinstance(config, ModelConfig):
         raise UnsupportedModel(f"{draft.path} is a base model, not a draft.", "edgespec quantize llm takes it.")
     base = open_checkpoint(base_dir, allow_pickle=options.allow_pickle)
     model = base_config(base)
     check_pair(config, model, base)
-    taps = resolve_taps(config, model.decoder.num_layers)
-    names = stored_names(draft, config)
-    plan = plan_draft(draft, names, options)
+    taps = taps_of(config, model, base)
+    named, names = own_names(draft, config)
+    plan = plan_draft(named, names, lent_shape(config, options), options)
     texts = calibration.read_texts(options.calib_data, options.samples)
     request = request_of(draft, options, texts)
     request["base"] = {"name": base.path.resolve().name, "identity": base.identity(), "taps": list(taps)}
@@ -71,29 +75,32 @@ def quantize_draft(
     modelopt.check_installed()
     work.refuse_unfinished(out, request)
     bundle.remove_dead_staging(out.parent, out.name)
-    refuse_full_disk(out, size_bytes(draft, plan, lambda module: stored(names, module)))
+    needed = size_to_write(named, names, plan, lent_shape(config, options))
+    refuse_full_disk(out, needed)
     digests = {"source": read_all(draft, progress), "base": read_all(base, progress)}
     prepare(options, progress, log, with_modelopt=True)
     windows = calibration.cut(texts, tokenizer_of(base, log), options.samples, min(options.seq_len, model.max_position))
     with bundle.staged_directory(out) as staging:
         progress.start("features", len(windows.calibration) + len(windows.held_out))
-        table = embedding(draft, base, names)
-        pairs = pairs_of(base, table, taps, windows, options, progress, log)
-        weights = read_weights(draft, base, names, config)
+        table = embedding(named, base, names)
+        pairs = pairs_of(config, base, table, taps, windows, options, progress, log)
+        weights = read_weights(named, base, names, config)
         packed, beside, inside = calibrated(config, weights, plan, pairs[0], options, progress, log)
-        progress.start("export", size_bytes(draft, plan, lambda module: stored(names, module)))
-        pieces = written_pieces(draft, names, plan, packed)
+        progress.start("export", needed)
+        pieces = written_pieces(named, names, plan, packed)
         write_safetensors(staging / "model.safetensors", pieces, progress.advance)
         beside, inside = (modelopt.renamed(one, partial(on_disk, names)) for one in (beside, inside))
         write_sidecars(draft, staging, beside, inside, more=recorded_base(draft, base, base_dir))
         report = compare(config, weights, Checkpoint(staging), names, plan, pairs[1], progress)
         checking.refuse_broken(report, plan)
         manifest = write_manifest(staging, request, digests, plan, windows, report.as_json())
-    notes = (*notes_of(plan, windows, options, texts), f"fc is left as it is; made for {request['base']['name']}")
-    return Quantized(out, manifest, notes)
+    notes = [*notes_of(plan, windows, options, texts), f"fc is left as it is; made for {request['base']['name']}"]
+    if HEAD in plan.layers and f"{HEAD}.weight" not in names:
+        notes.append("its lm_head is the base's, quantised: from here on the draft has a head of its own")
+    return Quantized(out, manifest, tuple(notes))
 
 
-def check_pair(config: DraftConfig, model: ModelConfig, base: Checkpoint) -> None:
+def check_pair(config: AnyDraft, model: ModelConfig, base: Checkpoint) -> None:
     remedy = "Pass --base-model-dir with the base that this draft was trained for."
     for what, ours, theirs in (
         ("vocabulary", config.vocab_size, model.vocab_size),
@@ -101,6 +108,48 @@ def check_pair(config: DraftConfig, model: ModelConfig, base: Checkpoint) -> Non
     ):
         if ours != theirs:
             raise PairingError(f"the draft's {what} is {ours}, that of {base.path} {theirs}.", remedy)
+
+
+def taps_of(config: AnyDraft, model: ModelConfig, base: Checkpoint) -> tuple[int, ...]:
+    """The taps as hidden_states indices, which the base must have."""
+    layers = model.decoder.num_layers
+    if isinstance(config, DraftConfig):
+        return resolve_taps(config, layers)
+    if config.num_target_layers not in (None, layers) or config.tap_ids[-1] > layers:
+        what = (
+            f"the draft reads hidden_states up to {config.tap_ids[-1]} of a base of {config.num_target_layers} layers"
+        )
+        remedy = "Pass --base-model-dir with the base that this draft was trained for."
+        raise PairingError(f"{what}; {base.path} has {layers} layers.", remedy)
+    return config.tap_ids
+
+
+def own_names(draft: Checkpoint, config: AnyDraft) -> tuple[Checkpoint, dict[str, str]]:
+    """The draft under the names that will be written, and own name -> that name of each tensor of the graph."""
+    if isinstance(config, DraftConfig):
+        return draft, stored_names(draft, config)
+    from edgespec.checkpoint import dflash
+    from edgespec.checkpoint.detect import check_tensors
+
+    named, expected = dflash.named_as_ours(draft, config), dflash.expected_tensors(config)
+    check_tensors(expected, named, dflash.IGNORED)
+    return named, {name: name for name in expected}
+
+
+def lent_shape(config: AnyDraft, options: Options) -> tuple[int, int] | None:
+    """Of a head that the base lends and that is to be quantised for the draft; it is whole, or the draft could not
+    borrow it. The mirrored tool does so for DFlash."""
+    if isinstance(config, DraftConfig) or config.own_head or not options.lm_head_quantization:
+        return None
+    return config.draft_vocab_size, config.decoder.hidden_size
+
+
+def size_to_write(named: Checkpoint, names: Mapping[str, str], plan: Plan, lent: tuple[int, int] | None) -> int:
+    """About what will be written."""
+    own = replace(plan, layers={module: s for module, s in plan.layers.items() if f"{module}.weight" in names})
+    beside = replace(plan, layers={module: s for module, s in plan.layers.items() if module not in own.layers})
+    size = size_bytes(named, own, lambda module: stored(names, module))
+    return size + (quantised_bytes(beside, {HEAD: lent}) if lent else 0)
 
 
 def stored_names(draft: Checkpoint, config: DraftConfig) -> dict[str, str]:
@@ -119,9 +168,9 @@ def stored(names: Mapping[str, str], module: str) -> str:
     return names[f"{module}.weight"].removesuffix(".weight")
 
 
-def plan_draft(draft: Checkpoint, names: Mapping[str, str], options: Options) -> Plan:
-    """The Linears of the layers and, if asked for, the draft's own head."""
-    shapes = {}
+def plan_draft(draft: Checkpoint, names: Mapping[str, str], lent: tuple[int, int] | None, options: Options) -> Plan:
+    """The Linears of the layers and, if asked for, the draft's own head or the one that it is lent."""
+    shapes = {HEAD: lent} if lent else {}
     for own, name in names.items():
         shape = draft.tensors[name].shape
         module = own.removesuffix(".weight")
@@ -141,12 +190,17 @@ def plan_draft(draft: Checkpoint, names: Mapping[str, str], options: Options) ->
 
 def embedding(draft: Checkpoint, base: Checkpoint, names: Mapping[str, str]) -> Any:
     own = names.get("embed_tokens.weight")
-    return to_torch(draft.read(own) if own else base.read(f"{EMBEDDING}.weight"))
+    return to_torch(draft.read(own) if own else base.read(of_base(base, f"{EMBEDDING}.weight")))
+
+
+def of_base(base: Checkpoint, name: str) -> str:
+    """The name on disk of one of the base's tensors."""
+    return stored_name(name, text_stack(base))
 
 
 def pairs_of(
-    base: Checkpoint, table: Any, taps: tuple[int, ...], windows: calibration.Windows, options: Options,
-    progress: Progress, log: modelopt.Log,
+    config: AnyDraft, base: Checkpoint, table: Any, taps: tuple[int, ...], windows: calibration.Windows,
+    options: Options, progress: Progress, log: modelopt.Log,
 ) -> tuple[list[Pair], list[Pair]]:  # fmt: skip
     """What the base feeds the draft: for calibration, and held out. The base is let go after that."""
     import torch
@@ -155,14 +209,36 @@ def pairs_of(
 
     model = load_model(base, options.device, log)
 
-    def pair(window: Sequence[int]) -> Pair:
+    def pairs(window: Sequence[int]) -> list[Pair]:
         ids = torch.tensor([window], device=options.device)
         with modelopt.captured(log):
-            features = features_of(model, taps, ids)[:-1].cpu()
+            features = features_of(model, taps, ids).cpu()
         progress.advance(1)
-        return features, table[ids[0, 1:].cpu()]
+        return pairs_in(config, features, ids[0].cpu(), table)
 
-    return [pair(window) for window in windows.calibration], [pair(window) for window in windows.held_out]
+    def all_of(several: Sequence[Sequence[int]]) -> list[Pair]:
+        return [pair for window in several for pair in pairs(window)]
+
+    return all_of(windows.calibration), all_of(windows.held_out)
+
+
+def pairs_in(config: AnyDraft, features: Any, ids: Any, table: Any) -> list[Pair]:
+    """What one window of text feeds the draft."""
+    if isinstance(config, DraftConfig):
+        return [(features[:-1], table[ids[1:]])]
+    from edgespec.quantize.dflash import blocks_of
+
+    return blocks_of(config, features, ids, table)
+
+
+def module_of(config: AnyDraft) -> Any:
+    if isinstance(config, DraftConfig):
+        from edgespec.quantize.eagle import Eagle3
+
+        return Eagle3(config)
+    from edgespec.quantize.dflash import DFlash
+
+    return DFlash(config)
 
 
 def load_model(checkpoint: Checkpoint, device: str, log: modelopt.Log) -> Any:
@@ -173,26 +249,25 @@ def load_model(checkpoint: Checkpoint, device: str, log: modelopt.Log) -> Any:
         return model.eval().to(device)
 
 
-def read_weights(draft: Checkpoint, base: Checkpoint, names: Mapping[str, str], config: DraftConfig) -> dict[str, Any]:
+def read_weights(draft: Checkpoint, base: Checkpoint, names: Mapping[str, str], config: AnyDraft) -> dict[str, Any]:
     """Own name -> tensor in its own type; the head is the base's where the draft has none."""
     weights = {own: to_torch(draft.read(name)) for own, name in names.items() if own != "embed_tokens.weight"}
     if not config.own_head:
-        lent = f"{HEAD}.weight"
-        weights[lent] = to_torch(base.read(lent if lent in base.tensors else f"{EMBEDDING}.weight"))
+        tied = of_base(base, f"{EMBEDDING}.weight")
+        weights[LENT_HEAD] = to_torch(base.read(LENT_HEAD if LENT_HEAD in base.tensors else tied))
     return weights
 
 
 def calibrated(
-    config: DraftConfig, weights: Mapping[str, Any], plan: Plan, pairs: Sequence[Pair], options: Options,
+    config: AnyDraft, weights: Mapping[str, Any], plan: Plan, pairs: Sequence[Pair], options: Options,
     progress: Progress, log: modelopt.Log,
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:  # fmt: skip
-    from edgespec.quantize.eagle import Eagle3
-
     dtype = weights["fc.weight"].dtype
-    module = Eagle3(config).to(dtype).eval()
+    module = module_of(config).to(dtype).eval()
     module.load_state_dict({name: tensor.to(dtype) for name, tensor in weights.items()})
     module.to(options.device)
-    inputs = [tuple(part.to(options.device, dtype) for part in pair) for pair in pairs]
+    features_dtype = dtype if isinstance(config, DraftConfig) else None  # DFlash has fc in float32 whatever it reads
+    inputs = [(f.to(options.device, features_dtype or f.dtype), e.to(options.device, dtype)) for f, e in pairs]
     progress.start("calibrate", modelopt.steps(plan, len(inputs)))
     settings = modelopt.insert_quantizers(module, plan, plan.left_out, log)
     modelopt.calibrate(module, plan, inputs, lambda pair: module(*pair), progress.advance, log)
@@ -205,9 +280,9 @@ def calibrated(
 
 def written_pieces(draft: Checkpoint, names: Mapping[str, str], plan: Plan, packed: Mapping[str, Any]) -> list[Piece]:
     """The draft's tensors byte for byte, those of quantised Linears replaced by what stands for them."""
-    modules = {names[f"{module}.weight"]: module for module in plan.layers}
+    modules = {names.get(f"{module}.weight", f"{module}.weight"): module for module in plan.layers}
     pieces = []
-    for name in draft.tensors:
+    for name in dict.fromkeys((*draft.tensors, *modules)):  # a lent head is not there yet
         if name not in modules:
             pieces.append(copied(draft, name))
             continue
@@ -238,13 +313,11 @@ def recorded_base(draft: Checkpoint, base: Checkpoint, base_dir: str) -> dict[st
 
 
 def compare(
-    config: DraftConfig, weights: Mapping[str, Any], written: Checkpoint, names: Mapping[str, str], plan: Plan,
+    config: AnyDraft, weights: Mapping[str, Any], written: Checkpoint, names: Mapping[str, str], plan: Plan,
     pairs: Sequence[Pair], progress: Progress,
 ) -> checking.Report:  # fmt: skip
     """The draft before and after, on pairs that were held out; in float32."""
     import torch
-
-    from edgespec.quantize.eagle import Eagle3
 
     with checking.read_back():
         quantization = read_quantization(written)
@@ -254,14 +327,14 @@ def compare(
     quantised, errors = dict(original), {}
     for module, scheme in plan.layers.items():
         with checking.read_back():
-            weight = read_weight(written, quantization, stored(names, module))
+            weight = read_weight(written, quantization, on_disk(names, module))
         if weight is None or weight.scheme is not scheme:
             raise BuildError(f"{module} was not written as {scheme.name}.", "Please report this.")
         quantised[f"{module}.weight"], errors[module] = checking.effective(weight, original[f"{module}.weight"])
     for own, name in names.items():
         if own.removesuffix(".weight") not in plan.layers and own in original:
             assert np.array_equal(to_numpy(original[own]), written.read(name).astype(np.float32))
-    before, after = Eagle3(config).eval(), Eagle3(config).eval()
+    before, after = module_of(config).eval(), module_of(config).eval()
     before.load_state_dict(original)
     after.load_state_dict(quantised)
     sums = checking.Sums()

@@ -69,9 +69,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class MLP(nn.Module):
-    def __init__(self, config: DraftConfig) -> None:
+    def __init__(self, hidden: int, inner: int, *, bias: bool) -> None:
         super().__init__()
-        hidden, inner, bias = config.decoder.hidden_size, config.decoder.intermediate_size, config.decoder.mlp_bias
         self.gate_proj = nn.Linear(hidden, inner, bias=bias)
         self.up_proj = nn.Linear(hidden, inner, bias=bias)
         self.down_proj = nn.Linear(inner, hidden, bias=bias)
@@ -87,7 +86,7 @@ class Layer(nn.Module):
         super().__init__()
         hidden, eps = config.decoder.hidden_size, config.decoder.rms_norm_eps
         self.self_attn = Attention(config, 2 * hidden if first else hidden)
-        self.mlp = MLP(config)
+        self.mlp = MLP(hidden, config.decoder.intermediate_size, bias=config.decoder.mlp_bias)
         self.input_layernorm = RMSNorm(hidden, eps)
         self.post_attention_layernorm = RMSNorm(hidden, eps)
         if first:
@@ -144,7 +143,8 @@ def features_of(base: Any, taps: tuple[int, ...], ids: Tensor) -> Tensor:
 
         return hook
 
-    hooks = [base.model.layers[tap - 1].register_forward_hook(keep(tap)) for tap in taps]
+    stack = getattr(base.model, "language_model", base.model)
+    hooks = [stack.layers[tap - 1].register_forward_hook(keep(tap)) for tap in taps]
     try:
         with torch.no_grad():
             base.model(input_ids=ids, use_cache=False)
