@@ -36,7 +36,10 @@ DIRECTORY = click.Path(path_type=Path)
     "--max-verify-tree-size", default=DEFAULTS.max_verify_tree_size, show_default=True, help="Nodes a base pass."
 )
 @click.option(
-    "--max-draft-tree-size", default=DEFAULTS.max_draft_tree_size, show_default=True, help="Draft top-k times step."
+    "--max-draft-tree-size",
+    default=DEFAULTS.max_draft_tree_size,
+    show_default=True,
+    help="Draft top-k times step; a DFlash draft: at least its block.",
 )
 @click.option(
     "--weights",

@@ -219,6 +219,12 @@ def component_rows(facts: Mapping[str, Any]) -> Rows:
         rows.append(("positions", f"at most {config['max_position_embeddings']}"))
     if taps := config.get("eagle_hidden_state_layers"):
         rows.append(("taps", ", ".join(map(str, taps))))
+    if block := config.get("dflash_config"):
+        layers = ", ".join(map(str, block["target_layer_ids"]))
+        told = (
+            f"{block['block_size']} tokens, mask token {block['mask_token_id']}, behind the outputs of layers {layers}"
+        )
+        rows.append(("block", told))
     origin = config.get("quantized_from")
     rows.append(("identity", config["identity"][:12] + (f", quantised from {origin[:12]}" if origin else "")))
     if recurrent := GraphShape.from_dict(config["graph"]).recurrent:

@@ -61,7 +61,7 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option("--spec-decode", is_flag=True, help="Draft and verify; the engine directory holds base and draft.")
 @click.option("--spec-draft-top-k", type=click.IntRange(1), help="Candidates a node; 1 is a chain.")
-@click.option("--spec-draft-step", type=click.IntRange(1), help="Levels of the tree.")
+@click.option("--spec-draft-step", type=click.IntRange(1), help="Levels of the tree; 1 for DFlash.")
 @click.option("--spec-verify-size", type=click.IntRange(1), help="Nodes a base pass, the root included.")
 @click.option("--batch-size", type=int, help="Requests at a time; override the file's, as all down to --num-logprobs.")
 @click.option("--max-generate-length", type=int, help="Tokens an answer.")
@@ -101,6 +101,9 @@ def command(
     requests at hand. Without the three sizes a short chain is drafted: top-k 1, step 3, verify size 4, what a CPU
     is served by (the guide's 10, 6, 60 are for a GPU). A size left out follows from those given: with a verify size
     alone, a chain of one level less.
+
+    A DFlash draft makes a block in one step: without sizes a chain of 8 nodes, the root included, or of its block if
+    that is shorter. The verify size may go up to the block; with a top-k of 2 to 8 a tree is made of the block.
 
     Ctrl-C ends after the step under way and writes what there is (exit 130); a second one stops at once. Finished
     responses are also kept in OUTPUT.partial.jsonl until the output is written.

@@ -156,7 +156,11 @@ def test_tree_base_is_the_same_base_and_says_so(shop: Shop, tmp_path: Path, cli:
 
 
 def test_inspect_tells_of_every_stage(shop: Shop, cli: Cli) -> None:
-    for path, said in ((shop.root / "onnx" / "draft", "DFlash"), (shop.engines, "pairing")):
+    for path, said in (
+        (shop.root / "onnx" / "draft", "8 tokens, mask token 255, behind the outputs of layers 1, 5"),
+        (shop.root / "onnx" / "base", "8 tokens, mask token 255, behind the outputs of layers 1, 5"),
+        (shop.engines, "pairing"),
+    ):
         done = cli("inspect", path)
         assert done.code == 0, done.err
         assert said in done.out

@@ -294,7 +294,7 @@ def test_a_block_that_stayed_in_the_cache_would_be_seen(open_pair: Callable[[str
 
 
 def test_lanes_of_one_call_do_not_know_of_each_other(tmp_path: Path) -> None:
-    """Contexts and blocks of different lengths, and a lane between them that takes no part."""
+    """Contexts and blocks of different lengths, a lane between them that takes no part, and one that is nearly full."""
     base = toys.make_base(tmp_path / "base", "qwen3", layers=LAYERS)
     draft = toys.make_dflash(tmp_path / "draft", base, block_size=6, layer_types=MIXED, window=4)
     export(str(draft), tmp_path, ExportOptions(base_model_dir=str(base)))
@@ -305,12 +305,14 @@ def test_lanes_of_one_call_do_not_know_of_each_other(tmp_path: Path) -> None:
     ref, rng = DFlashReference(draft, base), np.random.default_rng(3)
     with Engine(tmp_path / "engine", spec_decode=True) as engine:
         assert isinstance(engine.drafter, DFlashDrafter)
-        decoder, known = engine.drafter.decoder, [np.zeros((0, 2 * 64), np.float32)] * 4
+        decoder = engine.drafter.decoder
         known = [rng.standard_normal((0, decoder.runner.contract.shape.base_features), np.float32)] * 4
         for lanes, counts, sizes in (
             ((0, 2), (7, 2), (6, 3)),
             ((1, 2, 3), (3, 1, 6), (2, 6, 4)),
             ((0, 3), (1, 5), (5, 6)),
+            ((0,), (21,), (2,)),
+            ((0, 1), (1, 6), (2, 6)),  # the first lane's last two slots, and its mate's rows fill it up by ten
         ):
             parts = []
             for lane, count, size in zip(lanes, counts, sizes, strict=True):
