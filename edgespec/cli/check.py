@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -31,27 +32,43 @@ METHODS = {"eagle3": "EAGLE-3", "dflash": "DFlash", "mtp": "MTP", "": "unknown"}
     help="Taps as hidden_states indices, instead of the draft's own.",
 )
 @click.option("--allow-pickle", is_flag=True, help="Read pytorch_model.bin too, with weights_only.")
+@click.option("--probe", is_flag=True, help="If all fits, count how often both say the same on a little text.")
+@click.option(
+    "--probe-text", type=click.Path(path_type=Path), metavar="FILE", help="The text, instead of a shipped one."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the verdicts as JSON.")
 def command(
-    base: str, draft: str | None, mtp: bool, aux_layers: tuple[int, ...] | None, allow_pickle: bool, as_json: bool
-) -> int:
+    base: str, draft: str | None, mtp: bool, aux_layers: tuple[int, ...] | None, allow_pickle: bool, probe: bool,
+    probe_text: Path | None, as_json: bool,
+) -> int:  # fmt: skip
     """Say whether BASE and DRAFT belong together, without running them.
 
     Both are checkpoint directories or hub ids. Without DRAFT, the base's own MTP head is checked. Each line is a
     verdict: ok, a warning (it runs and costs acceptance), or refused, with the remedy. The exit code is 3 where
     something is refused. JSON and headers are read, no weights.
 
+    With --probe the pair is run on some 200 tokens, without engines and a layer at a time: how often the draft's
+    first token is the base's next one, as the checkpoints say the features are meant, and in the ways in which they
+    are silently mistaken. It takes as long as reading all weights once.
+
     \b
     edgespec check Qwen3-8B Qwen3-8B-DFlash-b16
-    edgespec check Qwen3.5-4B
+    edgespec check Qwen3.5-4B --probe
     """
     if mtp and draft is not None:
         raise click.UsageError("--mtp checks the base's own head: leave DRAFT out, or --mtp.")
     if aux_layers is not None and draft is None:
         raise click.UsageError("--aux-layers belongs to a draft: give DRAFT as well.")
+    if probe_text is not None and not probe:
+        raise click.UsageError("--probe-text means nothing without --probe.")
+    from edgespec.cli.progress import Bars
     from edgespec.pairing.check import check
 
-    report = check(base, draft, aux_layers=aux_layers, allow_pickle=allow_pickle)
+    with Bars() as bars:
+        report = check(
+            base, draft, aux_layers=aux_layers, allow_pickle=allow_pickle,
+            probe_text=text_for(probe_text) if probe else None, progress=bars,
+        )  # fmt: skip
     if as_json:
         counts = {"warnings": report.count("warning"), "refused": report.count("refused")}
         shown = {"base": base, "draft": draft, **asdict(report), **counts}
@@ -60,6 +77,12 @@ def command(
         for line in text_of(report):
             click.echo(harmless(line))
     return REFUSED if report.count("refused") else 0
+
+
+def text_for(path: Path | None) -> str:
+    from edgespec.pairing.probe import read_text
+
+    return read_text(path)
 
 
 def text_of(report: Report) -> list[str]:

@@ -6,16 +6,36 @@ Knows the order of the checks. What each looks at stands in `tokens`, `fit` and 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Protocol
 
 from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import Checkpoint, open_checkpoint
 from edgespec.config import DFlashConfig, DraftConfig, DraftKind, ModelConfig
-from edgespec.errors import EdgeSpecError
+from edgespec.errors import CheckpointError, EdgeSpecError, PairingError, UnsupportedModel
 from edgespec.pairing import fit, habits, tokens
 from edgespec.pairing.pair import Pair
 from edgespec.pairing.verdicts import Report, Verdict
 
 Check = Callable[[Pair], Iterator[Verdict]]
+
+
+class Progress(Protocol):
+    """Told how far a probe is: `start` names it and how many pieces of graphs it runs."""
+
+    def start(self, stage: str, total: int) -> None: ...
+
+    def advance(self, amount: int) -> None: ...
+
+
+class Silent:
+    def start(self, stage: str, total: int) -> None:
+        del stage, total
+
+    def advance(self, amount: int) -> None:
+        del amount
+
+
 _COMMON: tuple[tuple[str, Check], ...] = (
     ("whole", fit.whole),
     ("origin", fit.origin),
@@ -49,11 +69,13 @@ CHECKS: dict[DraftKind, tuple[tuple[str, Check], ...]] = {
 
 
 def check(
-    base: str, draft: str | None, *, aux_layers: tuple[int, ...] | None = None, allow_pickle: bool = False
-) -> Report:
+    base: str, draft: str | None, *, aux_layers: tuple[int, ...] | None = None, allow_pickle: bool = False,
+    probe_text: str | None = None, progress: Progress | None = None,
+) -> Report:  # fmt: skip
     """Look at a base and a draft; without a draft, at the base's own MTP head.
 
-    What is wrong is told in the report. Raises CheckpointError only where a directory cannot be opened.
+    With a `probe_text` what fits is also run on it. What is wrong is told in the report. Raises CheckpointError only
+    where a directory cannot be opened, and RequestError for a text that is too short.
     """
     first = open_checkpoint(base, allow_pickle=allow_pickle)
     second = open_checkpoint(draft, allow_pickle=allow_pickle) if draft is not None else None
@@ -65,7 +87,23 @@ def check(
         pair = Pair(first, model, second, config, aux_layers)
         for topic, look in CHECKS[kind]:
             verdicts += _told(topic, look, pair)
+        report = Report(kind, tuple(verdicts))
+        return report if probe_text is None else _probed(pair, report, probe_text, progress or Silent())
     return Report(kind or "", tuple(verdicts))
+
+
+def _probed(pair: Pair, report: Report, text: str, progress: Progress) -> Report:
+    """The report with a probe's verdict and figures; what does not fit is not run."""
+    from edgespec.pairing.probe import probe, told
+
+    if report.count("refused"):
+        return report
+    try:
+        found = probe(pair, text, progress)
+    except (CheckpointError, PairingError, UnsupportedModel) as error:
+        refused = Verdict("refused", "probe", error.what, error.remedy)
+        return replace(report, verdicts=(*report.verdicts, refused))
+    return replace(report, verdicts=(*report.verdicts, told(found, pair)), probe=found)
 
 
 def _base(checkpoint: Checkpoint, verdicts: list[Verdict]) -> ModelConfig | None:

@@ -17,11 +17,34 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """How often draft and base agreed where the features were read in one way; no taps: the state behind the norm.
+
+    `gained` are positions where they agree in this reading and not in the stated one, `lost` those of the contrary.
+    """
+
+    name: str
+    taps: tuple[int, ...]
+    share: float
+    gained: int = 0
+    lost: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """What a probe found; the first of `shares` is the reading that the checkpoints state."""
+
+    positions: int
+    shares: tuple[Share, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """`method` is the name of the way of drafting; empty where it could not be told."""
 
     method: str
     verdicts: tuple[Verdict, ...]
+    probe: Probed | None = None
 
     def count(self, level: Level) -> int:
         return sum(verdict.level == level for verdict in self.verdicts)

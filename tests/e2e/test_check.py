@@ -66,3 +66,26 @@ def test_a_directory_that_is_none_is_an_error_with_a_remedy(tmp_path: Path, cli:
     done = cli("check", tmp_path)
     assert done.code == 3
     assert "has no config.json" in done.err
+
+
+def test_probe_tells_how_often_both_agree(shop: Path, tmp_path: Path, cli: Cli) -> None:
+    text = tmp_path / "text"
+    text.write_text("The ferry leaves at seven in the morning and comes back at noon. " * 2)
+    for pair, method in (([shop / "base", shop / "dflash"], "dflash"), ([shop / "hybrid"], "mtp")):
+        done = cli("check", *pair, "--probe", "--probe-text", text)
+        assert done.code == 0, done.out
+        assert "the draft's first token is the base's next one at" in done.out
+        said = json.loads(cli("check", *pair, "--probe", "--probe-text", text, "--json").out)
+        assert (said["method"], said["verdicts"][-1]["topic"]) == (method, "probe")
+        assert said["probe"]["positions"] > 20
+        assert said["probe"]["shares"][0]["name"] == "as stated"
+    assert json.loads(cli("check", *pair, "--json").out)["probe"] is None
+
+
+def test_probe_s_text_must_be_there_and_be_asked_for(shop: Path, tmp_path: Path, cli: Cli) -> None:
+    assert cli("check", shop / "hybrid", "--probe-text", tmp_path).code == 2
+    done = cli("check", shop / "hybrid", "--probe", "--probe-text", tmp_path / "nowhere")
+    assert (done.code, "--probe-text" in done.err) == (3, True)
+    (tmp_path / "short").write_text("one")
+    done = cli("check", shop / "hybrid", "--probe", "--probe-text", tmp_path / "short")
+    assert (done.code, "at least 16" in done.err) == (3, True)

@@ -22,7 +22,7 @@ LEANS_ON: dict[str, tuple[str, ...]] = {
     "graphs": ("checkpoint", *GROUND),
     "export": ("graphs", "checkpoint", *GROUND),
     "quantize": ("graphs", "checkpoint", *GROUND),
-    "pairing": ("graphs", "checkpoint", *GROUND),
+    "pairing": ("export", "graphs", "checkpoint", *GROUND),
     "train": ("graphs", "checkpoint", *GROUND),
     "backends": GROUND,
     "runtime": ("backends", *GROUND),

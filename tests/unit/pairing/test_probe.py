@@ -1,0 +1,214 @@
+"""Claims about the probe: a draft that knows its base is told from one that was tapped in another place.
+
+The drafts are made, not trained: their one projection is the least-squares answer to what their base says on a text,
+for the features of a reading. With about as many tokens as features they know the text by heart in that reading alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from edgespec.checkpoint.files import open_checkpoint
+from edgespec.errors import CheckpointError, RequestError
+from edgespec.pairing import probe
+from edgespec.pairing.check import check
+from edgespec.pairing.verdicts import Report, Share, Verdict
+from tests import reference, toys
+from tests.reference_mtp import PRE_NORM, MtpReference
+
+TEXT, SHORT = (probe.read_text(None)[:count] for count in (330, 125))  # for 192 features, and for 64
+
+
+def answer(inputs: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """[out, in], what makes `wanted` [n, out] of `inputs` [n, in] as nearly as can be."""
+    return torch.linalg.lstsq(inputs.double(), wanted.double()).solution.T.float()
+
+
+def only_projecting(tensors: dict[str, torch.Tensor]) -> None:
+    """Layers that add nothing, and a last norm that scales nothing."""
+    for name, tensor in tensors.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            tensor.zero_()
+
+
+def changed(file: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def knowing_draft(path: Path, base: Path, taps: tuple[int, ...], **keys: Any) -> Path:
+    """An EAGLE-3 draft that knows TEXT by heart where it is given these taps."""
+    draft = toys.make_draft(path, base, "modelopt", draft_vocab=None, **keys)
+    tokens = torch.from_numpy(probe.tokens_of(open_checkpoint(str(base)), TEXT))
+    logits, hidden = reference.base_hidden_states(toys.load_base(base), tokens[None])
+    given = reference.gather_taps(hidden, taps)[0, :-1]
+
+    def learn(tensors: dict[str, torch.Tensor]) -> None:
+        only_projecting(tensors)
+        tensors["norm.weight"].fill_(1)
+        tensors["fc.weight"] = answer(given, tensors["lm_head.weight"][logits[0, 1:].argmax(-1)])
+
+    changed(draft / "model.safetensors", learn)
+    return draft
+
+
+def knowing_head(path: Path, mistake: str | None) -> Path:
+    """A hybrid base whose head knows SHORT by heart from the states of one reading."""
+    base = toys.make_qwen3_5(path)
+    changed(base / "model.safetensors", spread_last_norm)
+    model = toys.load_base(base)
+    tokens = torch.from_numpy(probe.tokens_of(open_checkpoint(str(base)), SHORT))
+    ref = MtpReference(base, model, mistake)
+    with torch.no_grad():
+        given = ref.norms["pre_fc_norm_hidden"](ref.base_states(tokens)[:-1])
+        best = model(tokens[None]).logits[0, 1:].argmax(-1)
+
+    def learn(tensors: dict[str, torch.Tensor]) -> None:
+        only_projecting({name: tensor for name, tensor in tensors.items() if name.startswith("mtp.")})
+        tensors["mtp.norm.weight"].zero_()
+        half = answer(given, tensors["lm_head.weight"][best])
+        tensors["mtp.fc.weight"] = torch.cat([torch.zeros_like(half), half], 1)
+
+    changed(base / "model.safetensors", learn)
+    return base
+
+
+def spread_last_norm(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["model.norm.weight"] *= 3
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return toys.make_base(tmp_path_factory.mktemp("base") / "base", layers=8)
+
+
+def probed(base: Path, draft: Path | None = None, **keys: Any) -> tuple[Verdict, Report]:
+    report = check(str(base), str(draft) if draft else None, probe_text=TEXT if draft else SHORT, **keys)
+    (verdict,) = [verdict for verdict in report.verdicts if verdict.topic == "probe"]
+    return verdict, report
+
+
+def shares(report: Report) -> dict[tuple[int, ...], float]:
+    assert report.probe is not None
+    return {share.taps: share.share for share in report.probe.shares}
+
+
+def test_draft_on_the_taps_that_it_knows_is_ok(base: Path, tmp_path: Path) -> None:
+    verdict, report = probed(base, knowing_draft(tmp_path / "draft", base, (2, 4, 5)))
+    assert verdict.level == "ok", verdict
+    assert shares(report)[2, 4, 5] > 0.9
+    assert set(shares(report)) == {(2, 4, 5), (1, 3, 4), (3, 5, 6)}
+    assert max(shares(report)[1, 3, 4], shares(report)[3, 5, 6]) < 0.5
+    assert report.probe is not None
+    assert report.probe.positions == len(probe.tokens_of(open_checkpoint(str(base)), TEXT)) - 1
+
+
+@pytest.mark.parametrize(("taps", "flag"), [((3, 5, 6), "3,5,6"), ((1, 3, 4), "1,3,4")])
+def test_draft_that_states_other_taps_than_it_knows_is_found_out(
+    base: Path, tmp_path: Path, taps: tuple[int, ...], flag: str
+) -> None:
+    draft = knowing_draft(tmp_path / "draft", base, taps)
+    verdict, report = probed(base, draft)
+    assert verdict.level == "warning"
+    assert "it was trained on what it reads with taps one layer" in verdict.what
+    assert f"--aux-layers {flag}" in verdict.remedy
+    assert report.count("refused") == 0
+    mended, report = probed(base, draft, aux_layers=taps)
+    assert mended.level == "ok"
+    assert next(iter(shares(report))) == taps
+
+
+def test_draft_that_knows_nothing_of_its_base_is_told(base: Path, tmp_path: Path) -> None:
+    verdict, _ = probed(base, toys.make_draft(tmp_path / "draft", base, "eagle"))
+    assert (verdict.level, "hardly knows this base" in verdict.what) == ("warning", True)
+    assert "--probe-text" in verdict.remedy
+
+
+@pytest.mark.parametrize(("mistake", "level"), [(None, "ok"), (PRE_NORM, "warning")])
+def test_head_is_asked_for_the_state_before_the_norm_too(tmp_path: Path, mistake: str | None, level: str) -> None:
+    verdict, report = probed(knowing_head(tmp_path / "base", mistake))
+    assert verdict.level == level, verdict
+    after, before = shares(report)[()], shares(report)[4,]
+    assert (max if mistake is None else min)(after, before) == after
+    assert max(after, before) > 0.9
+    assert min(after, before) < 0.6
+
+
+def test_pair_that_does_not_fit_is_not_run(base: Path, tmp_path: Path) -> None:
+    other = toys.make_base(tmp_path / "other", layers=8, vocab=300)
+    report = check(str(other), str(toys.make_draft(tmp_path / "draft", base, "eagle")), probe_text=TEXT)
+    assert report.count("refused") > 0
+    assert report.probe is None
+
+
+def test_progress_is_told_piece_by_piece(base: Path, tmp_path: Path) -> None:
+    class Told:
+        total = done = 0
+
+        def start(self, stage: str, total: int) -> None:
+            self.total += total
+
+        def advance(self, amount: int) -> None:
+            self.done += amount
+
+    told = Told()
+    probed(base, toys.make_draft(tmp_path / "draft", base, "eagle"), progress=told)
+    assert told.done == told.total == 8 + 1 + 4
+
+
+def test_nothing_is_left_on_disk(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "temporary"
+    place.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(place))
+    probed(base, toys.make_draft(tmp_path / "draft", base, "eagle"))
+    assert not any(place.iterdir())
+
+
+# The text
+
+
+def test_shipped_text_is_long_enough_and_short() -> None:
+    assert 150 <= len(probe.read_text(None).split()) <= 250
+
+
+def test_text_that_cannot_be_used_is_refused(base: Path, tmp_path: Path) -> None:
+    (tmp_path / "latin").write_bytes("Straße".encode("latin1"))
+    with pytest.raises(RequestError, match="not UTF-8"):
+        probe.read_text(tmp_path / "latin")
+    with pytest.raises(RequestError, match="No such file"):
+        probe.read_text(tmp_path / "nowhere")
+    with pytest.raises(RequestError, match="at least 16"):
+        probe.tokens_of(open_checkpoint(str(base)), "one")
+
+
+def test_long_text_is_cut(base: Path) -> None:
+    ids = probe.tokens_of(open_checkpoint(str(base)), TEXT * 100)
+    assert len(ids) == probe.MAX_TOKENS
+    assert np.array_equal(ids[:20], probe.tokens_of(open_checkpoint(str(base)), TEXT)[:20])
+
+
+def test_damaged_tokenizer_is_refused(tmp_path: Path) -> None:
+    path = toys.make_base(tmp_path / "base")
+    (path / "tokenizer.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
+        probe.tokens_of(open_checkpoint(str(path)), TEXT)
+
+
+@pytest.mark.parametrize(
+    ("gained", "lost", "positions", "better"),
+    [(60, 20, 300, True), (12, 0, 300, True), (60, 40, 300, False), (9, 0, 100, False), (70, 10, 4000, False)],
+)
+def test_other_reading_is_told_where_it_is_better_beyond_chance_and_by_enough(
+    gained: int, lost: int, positions: int, better: bool
+) -> None:
+    stated = Share("as stated", (2, 4, 5), 0.5)
+    other = Share("with taps one layer higher", (3, 5, 6), 0.5 + (gained - lost) / positions, gained, lost)
+    assert probe.is_clearly_better(other, stated) == better
