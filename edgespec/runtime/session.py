@@ -223,6 +223,8 @@ class Session:
         tokens = one.tokens[:most]
         if not tokens or self.prefixes.holds(tokens, drafting=drafter is not None):
             return
+        if self.base.recurrent and len(tokens) < length:  # it ended within what was accepted, and a state has it all
+            return
         try:
             draft = None if drafter is None else drafter.snapshot(one.lane, len(tokens) - 1)
             kept = self.base.snapshot(one.lane, len(tokens))

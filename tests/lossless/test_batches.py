@@ -204,6 +204,25 @@ def test_rows_kept_of_one_lane_serve_another(engines: Engines, plan: DraftPlan |
     assert reused == [0] + [20 if plan is None or engines.four.base.recurrent else 19] * 4
 
 
+@pytest.mark.parametrize("index", [2, 3, 4, 5])
+def test_conversation_goes_on_after_a_stop_within_what_was_accepted(engines: Engines, index: int) -> None:
+    """Rows behind the stop were accepted and are not part of the text."""
+    first = job(11, 12, DraftPlan(1, 4, 5))
+    script(engines, [first], right=1)
+    truth = alone(engines, first).token_ids
+    for engine in (engines.one, engines.four):
+        engine.session.prefixes, engine.stop_ids = PrefixCache(2**24), frozenset({truth[index]})
+    (found,) = served(engines.four, [replace(first, keep_all=True)])
+    assert isinstance(found, Response)
+    end = truth.index(truth[index]) + 1
+    assert found.token_ids == truth[:end]
+    for engine in (engines.one, engines.four):
+        engine.stop_ids = frozenset()
+    engines.four.session.drafter = engines.four.drafter
+    follow_up = Job([*first.prompt_ids, *truth[:end], 7, 8], replace(GREEDY, max_generate_length=9))
+    assert_as_alone(engines, [follow_up], served(engines.four, [follow_up]))
+
+
 def test_one_that_is_cancelled_leaves_its_mates_as_they_were(engines: Engines) -> None:
     jobs = [job(n, 20, PLANS[n % 4], SAMPLED) for n in (4, 5, 6, 7, 8)]
     found: dict[Job, Response] = {}
