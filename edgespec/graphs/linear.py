@@ -131,12 +131,12 @@ def mark(y: ir.Value, packing: Packing) -> None:
 def products(model: ir.Model) -> Iterator[tuple[str, str | None, int | None]]:
     """Each Linear of a graph by its node's name: its scheme (None: not quantised) and its block (None: no blocks)."""
     for node in model.graph.all_nodes():
-        if node.op_type != "MatMul":
-            continue
-        weight = node.inputs[1]
-        assert weight is not None
-        maker = weight.producer()
-        if maker is not None and maker.op_type == "Transpose" and maker.inputs[0] is not None:
-            maker = maker.inputs[0].producer()
+        weight = node.inputs[1] if node.op_type == "MatMul" else None
+        maker = weight.producer() if weight is not None else None
+        while maker is not None and maker.op_type in ("Transpose", "Cast"):
+            weight = maker.inputs[0]
+            maker = weight.producer() if weight is not None else None
+        if weight is None or not (weight.is_initializer() or (maker and maker.op_type == "DequantizeLinear")):
+            continue  # a product of two computed values
         block = maker.attributes.get("block_size") if maker is not None else None
         yield node.name or "", node.metadata_props.get(SCHEME), block.as_int() if block is not None else None

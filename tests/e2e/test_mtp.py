@@ -169,7 +169,7 @@ def test_base_without_a_head(tmp_path: Path, refused: Refused) -> None:
 
 def test_eagle_draft(tmp_path: Path, refused: Refused) -> None:
     draft = toys.make_draft(tmp_path / "draft", toys.make_base(tmp_path / "base", layers=8), "modelopt")
-    refused([draft, "EAGLE-3 draft", "--mtp"], "export", draft, tmp_path / "onnx", "--mtp")
+    refused([draft, "is a draft", "--mtp"], "export", draft, tmp_path / "onnx", "--mtp")
 
 
 def test_head_that_transformers_dropped(checkpoint: Path, tmp_path: Path, refused: Refused) -> None:

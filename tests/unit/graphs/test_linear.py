@@ -147,7 +147,8 @@ def test_what_a_graph_says_of_its_products() -> None:
     nvfp4 = replace(weight("nvfp4"), global_scale=0.5, input_scale=0.25)
     for each, name in ((weight(), "a"), (weight("int8_wo", (1, IN)), "b"), (nvfp4, "c")):
         linear(b, table_of(each), x, NAME, name)
-    b.op("MatMul", x, x, name="d")
+    b.op("MatMul", x, b.constant("plain", np.zeros((IN, OUT), np.float32)), name="d")
+    b.op("MatMul", x, x, name="no Linear")
     assert list(products(b.model())) == [
         ("a", "int4_wo", 16),
         ("b", "int8_wo", None),
