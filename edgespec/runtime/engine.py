@@ -397,6 +397,8 @@ def check_exact(engine_dir: Path, config: dict[str, Any]) -> None:
     """LimitError where passes of one and of many rows give other bits."""
     if why := why_not_exact(config):
         what = f"the engine in {engine_dir} cannot be exact: {why}"
+        if config["graph"].get("recurrent"):
+            raise LimitError(what, "Leave --exact out: no engine of such a base is.")
         known = "--weights fp32, int4 --weight-block 32 or int8 --weight-block 0"
         quantised = "of quantised exports int8_sq, int8_token and int4 in blocks of 32 are exact"
         raise LimitError(what, f"Build it for one sequence, with {known}; {quantised}.")

@@ -15,12 +15,14 @@ import pytest
 
 import edgespec
 from edgespec.backends.ort.recurrent import RecurrentCache
+from edgespec.errors import LimitError
 from edgespec.prompts import END_OF_SEQUENCE, MAX_LENGTH
 from edgespec.runtime import session as session_module
 from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.jobs import Response
 from edgespec.runtime.law import first_difference
+from edgespec.runtime.sampling import NEAR_TIE
 from edgespec.runtime.tree import DraftPlan, DraftTree
 from tests.lossless.drafters import ScriptedDrafter, accept_one_more
 
@@ -196,6 +198,12 @@ def test_seed_decides_a_sampled_answer_and_is_told_where_it_was_drawn(engine: En
     repeated = edgespec.SamplingParams(1.5, 1.0, 0, one.seed, 20)
     assert engine.plainly(prompt, repeated).token_ids == one.token_ids
     assert engine.generate(prompt, limited(GREEDY, 4)).seed is None
+
+
+def test_recurrent_layers_are_not_exact(pairs: dict[str, Path], engine: Engine) -> None:
+    assert (engine.rounding > NEAR_TIE) == engine.base.recurrent
+    with pytest.raises(LimitError, match="recurrent layers"):
+        edgespec.load(pairs["qwen3_5"], exact=True)
 
 
 # The comparison can see

@@ -108,7 +108,7 @@ def build(
     agreement, rounded = written.agreement, are_rounded(written.weights)
     return Built(
         onnx.role, engine_dir / written.path.name, size, agreement.difference if agreement else None,
-        time.monotonic() - began, (*remarks(onnx, limits), *weight_remarks(onnx.role, written.weights)),
+        time.monotonic() - began, (*remarks(onnx, limits), *weight_remarks(onnx, written.weights)),
         written.weights, agreement.cosine if agreement and rounded else None,
     )  # fmt: skip
 
@@ -143,9 +143,9 @@ def recurrent_remarks(onnx: engines.OnnxDir, limits: Limits) -> tuple[str, ...]:
     return (f"{states}; {cap} ({instead})",)
 
 
-def weight_remarks(role: Role, weights: Mapping[str, Any]) -> tuple[str, ...]:
+def weight_remarks(onnx: engines.OnnxDir, weights: Mapping[str, Any]) -> tuple[str, ...]:
     """What weights that are not float32 mean for the answers."""
-    notes = []
+    notes, role, recurrent = [], onnx.role, engines.shape_of(onnx.config).recurrent
     if emulated := weights.get("emulated"):
         notes.append(f"{weights['scheme']} is {emulated}")
     elif "float32" in weights.get("compute", ""):
@@ -161,7 +161,7 @@ def weight_remarks(role: Role, weights: Mapping[str, Any]) -> tuple[str, ...]:
     what = f"the weights of its matrix products are {weights['scheme']}{block}, {method}"
     if role is Role.DRAFT:
         return (*notes, f"{what}; a draft's weights change how much is accepted, not what is said")
-    bitwise = ", and bitwise with --exact" if why_rows_differ(weights) is None else ""
+    bitwise = ", and bitwise with --exact" if recurrent is None and why_rows_differ(weights) is None else ""
     margin = weights["rounding"]
     return (*notes, f"{what}; speculation is lossless up to kernel rounding (margin {margin:.2g} nats){bitwise}")
 
