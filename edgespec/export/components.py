@@ -291,7 +291,8 @@ def export_mtp(
 ) -> Exported:  # fmt: skip
     """Write OUT/llm and OUT/mtp_draft from one checkpoint: in the end both are there, or neither was written."""
     if not isinstance(config, ModelConfig):
-        what = f"{checkpoint.path} is a draft; --mtp belongs to the export of a base that has an MTP head"
+        kind = "a DFlash" if isinstance(config, DFlashConfig) else "an EAGLE-3"
+        what = f"{checkpoint.path} is {kind} draft; --mtp belongs to the export of a base that has an MTP head"
         raise UnsupportedModel(what, "Leave --mtp out: a draft is recognised by itself.")
     refuse_beside_mtp(options)
     head = mtp.MtpDraft.open(checkpoint, config)

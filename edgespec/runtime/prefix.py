@@ -68,10 +68,7 @@ class PrefixCache:
     def holds(self, tokens: Sequence[int], *, drafting: bool) -> bool:
         """Whether all of `tokens` is there already."""
         wanted = np.asarray(tokens, np.int64)
-        return any(
-            common_length(entry.tokens, wanted) == len(wanted) and (entry.draft is not None or not drafting)
-            for entry in self.entries
-        )
+        return any(serves(entry, wanted) and (entry.draft is not None or not drafting) for entry in self.entries)
 
     def keep(self, new: Prefix) -> None:
         """Add a prefix; what it covers goes, and the least recently used go until it fits."""
@@ -84,7 +81,13 @@ class PrefixCache:
 
 
 def covers(new: Prefix, old: Prefix) -> bool:
-    return common_length(new.tokens, old.tokens) == len(old.tokens) and (new.draft is not None or old.draft is None)
+    return serves(new, old.tokens) and (new.draft is not None or old.draft is None)
+
+
+def serves(entry: Prefix, tokens: NDArray[np.int64]) -> bool:
+    """Whether all of `tokens` can be taken from an entry; a state is of use whole or not at all."""
+    whole = entry.base.state is None or len(entry.tokens) == len(tokens)
+    return whole and common_length(entry.tokens, tokens) == len(tokens)
 
 
 def common_length(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:

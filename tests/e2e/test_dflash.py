@@ -126,6 +126,21 @@ def test_metrics_count_blocks_by_their_levels(shop: Shop, tmp_path: Path, cli: C
     assert f'"num_spec_tokens": {BLOCK - 1}' in json.dumps(answers(tmp_path))
 
 
+@pytest.mark.usefixtures("needs_modelopt")
+def test_the_guides_quantised_draft_joins_its_base(shop: Shop, tmp_path: Path, cli: Cli) -> None:
+    pair = ["--base_model_dir", shop.base, "--draft_model_dir", shop.draft, "--output_dir", tmp_path / "q"]
+    formats = ["--quantization", "nvfp4", "--lm_head_quantization", "nvfp4"]
+    done = cli("quantize", "draft", *pair, *formats, "--num-samples", 1, "--calib-seq-len", 32)
+    assert done.code == 0, done.err
+    assert "a head of its own" in done.out
+    assert cli("export", shop.base, tmp_path, "--dflash-draft", "--dflash-draft-dir", tmp_path / "q").code == 0
+    engines = shutil.copytree(shop.engines, tmp_path / "engines")
+    done = cli("build", "--onnx-dir", tmp_path / "dflash_draft", "--engine-dir", engines, *SIZES)
+    assert done.code == 0, done.err
+    line = infer(engines, tmp_path, max_generate_length=12)
+    assert cli(*line, "--spec-decode", "--check-lossless").code == 0
+
+
 def test_a_draft_is_recognised_by_itself(shop: Shop, tmp_path: Path, cli: Cli) -> None:
     done = cli("export", shop.draft, tmp_path, "--base-model-dir", shop.base)
     assert done.code == 0

@@ -258,7 +258,7 @@ def test_a_long_context_goes_in_pieces(pair: Pair) -> None:
 
 @pytest.mark.parametrize("four", [False, True], ids=["one lane", "four lanes"])
 def test_rows_kept_of_an_earlier_prompt_serve_the_next(pair: Pair, *, four: bool) -> None:
-    """A system prompt's, as the first request left them; then, where no state stands in the way, a whole turn's."""
+    """A system prompt's, as the first request left them; then a whole turn's, where that was kept."""
     engine = pair.four if four else pair.one
     cut = not engine.base.recurrent
     engine.session.prefixes = PrefixCache(2**24)
@@ -273,7 +273,7 @@ def test_rows_kept_of_an_earlier_prompt_serve_the_next(pair: Pair, *, four: bool
     with knowing(engine, scripts, 0.6) as drafter:
         for prompt, wanted in zip(prompts, plain, strict=True):
             drafter.scripts = [[*prompt, *wanted.token_ids]]
-            (answer,) = served(engine, [Job(prompt, sampling, CHAIN, len(head), keep_all=cut)])
+            (answer,) = served(engine, [Job(prompt, sampling, CHAIN, len(head), keep_all=True)])
             assert_equal(pair, wanted, answer, GREEDY)
             reused = answer.metrics.reused_tokens
             if prompt is prompts[0]:
@@ -281,7 +281,7 @@ def test_rows_kept_of_an_earlier_prompt_serve_the_next(pair: Pair, *, four: bool
             elif prompt is longer and cut:
                 assert reused > len(prompts[1])
             else:
-                assert reused in (len(head) - 1, len(head))
+                assert reused >= len(head) - 1
     pair.assert_true(drafter.blocks)
 
 
