@@ -20,6 +20,7 @@ import math
 import sysconfig
 import time
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 CHAT_TEMPLATE = (
@@ -39,8 +40,12 @@ CHAT_TEMPLATE = (
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
 )
+DEMO_BASE = Path(__file__).resolve().parent.parent / "recipes" / "demo" / "base"
+MAX_PROMPT = 192  # tokens; longer ones are left out where answers are drafted
 STEP_DECAY = 0.8  # weight of unrolled step k is STEP_DECAY ** k, as the paper's trainer has it
 console = Console(stderr=True)
+
+Pair = tuple[list[int], list[int]]  # prompt, answer
 
 
 @dataclass(frozen=True)
@@ -233,7 +238,7 @@ def fit(what: str, module: nn.Module, steps: int, lr: float, loss_of_step) -> No
                 console.print(f"{what}: step {step + 1}/{steps}, loss {shown:.3f}, {rate:.2f} steps/s")
 
 
-def train_base(what: str, model: Qwen3ForCausalLM, batches: Batches | ChatBatches, steps: int, lr: float) -> None:
+def train_base(what: str, model: PreTrainedModel, batches: Batches | ChatBatches, steps: int, lr: float) -> None:
     def loss_of_step(step: int) -> torch.Tensor:
         ids = batches.next()
         with torch.autocast("cpu", torch.bfloat16):
@@ -246,7 +251,7 @@ def train_base(what: str, model: Qwen3ForCausalLM, batches: Batches | ChatBatche
 
 
 @torch.no_grad()
-def continue_prompts(base: Qwen3ForCausalLM, prompts: list[list[int]], new: int, eos: int, temperature: float,
+def continue_prompts(base: PreTrainedModel, prompts: list[list[int]], new: int, eos: int, temperature: float,
                      batch: int = 96) -> list[list[int]]:  # fmt: skip
     """The base's own answers, so that the draft sees what it will be asked to foresee."""
     out = []
@@ -264,6 +269,22 @@ def continue_prompts(base: Qwen3ForCausalLM, prompts: list[list[int]], new: int,
     return out
 
 
+def prompts_of(files: list[Path], tokenizer: PreTrainedTokenizerFast, seed: int, count: int) -> list[list[int]]:
+    """`count` chat prompts from functions of these modules, in random order, the overlong left out."""
+    heads = [head for path in files for head, _ in functions(read_source(path))]
+    order = np.random.default_rng(seed).permutation(len(heads))
+    short = (ids for i in order if len(ids := tokenizer(as_chat(heads[i])).input_ids) <= MAX_PROMPT)
+    return list(islice(short, count))
+
+
+def own_answers(base: PreTrainedModel, prompts: list[list[int]], new: int) -> list[Pair]:
+    """Each prompt with the base's greedy answer to it, the answers of a token or two left out."""
+    rows = sorted(prompts, key=len)
+    whole = continue_prompts(base, rows, new, base.config.eos_token_id, 0.0)
+    pairs = [(row, full[len(row) :]) for row, full in zip(rows, whole, strict=True)]
+    return [(prompt, answer) for prompt, answer in pairs if len(answer) > 2]
+
+
 # ---- the draft -------------------------------------------------------------------------------------------------
 
 
@@ -275,6 +296,14 @@ class RMSNorm(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x32 = x.float()
         return self.weight * (x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+
+
+def rotate(x: torch.Tensor, positions: torch.Tensor, theta: float) -> torch.Tensor:  # [B, heads, T, D], [B, T]
+    half = x.shape[-1] // 2
+    inv = theta ** (-torch.arange(half, dtype=torch.float32) / half)
+    angle = positions[:, None, :, None] * inv
+    a, b = x.float().chunk(2, -1)
+    return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1).to(x.dtype)
 
 
 class Attention(nn.Module):
@@ -319,13 +348,6 @@ class Eagle3(nn.Module):
         self.norm = RMSNorm(size.hidden, eps)
         self.lm_head = nn.Linear(size.hidden, size.draft_vocab, bias=False)
 
-    def rotate(self, x: torch.Tensor, offset: int) -> torch.Tensor:  # [B, heads, T, D]
-        half = x.shape[-1] // 2
-        inv = self.theta ** (-torch.arange(half, dtype=torch.float32) / half)
-        angle = (torch.arange(x.shape[-2]) + offset)[:, None] * inv
-        a, b = x.float().chunk(2, -1)
-        return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1).to(x.dtype)
-
     def project(self, embeds: torch.Tensor, hidden: torch.Tensor, offset: int) -> tuple[torch.Tensor, ...]:
         layer, size = self.midlayer, self.size
         x = torch.cat([layer.input_layernorm(embeds), layer.hidden_norm(hidden)], -1)
@@ -333,7 +355,8 @@ class Eagle3(nn.Module):
         attn, repeats = layer.self_attn, size.heads // size.kv_heads
         q, k = split(attn.q_proj(x), size.heads), split(attn.k_proj(x), size.kv_heads)
         v = split(attn.v_proj(x), size.kv_heads).repeat_interleave(repeats, 1)
-        return self.rotate(q, offset), self.rotate(k, offset).repeat_interleave(repeats, 1), v
+        at = torch.arange(x.shape[1])[None] + offset
+        return rotate(q, at, self.theta), rotate(k, at, self.theta).repeat_interleave(repeats, 1), v
 
     def unroll(self, features: torch.Tensor, embeds: list[torch.Tensor]) -> list[torch.Tensor]:
         """Logits [B, T, draft_vocab] of each unrolled step.

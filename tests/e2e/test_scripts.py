@@ -1,4 +1,4 @@
-"""The scripts run: the demo on the committed pair, and the training that made it, in toy sizes."""
+"""The scripts run: the demo on the committed pairs, and the trainings that made them, in toy sizes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import open_checkpoint
@@ -58,3 +61,99 @@ def test_training_script_writes_a_pair_that_exports(tmp_path: Path) -> None:
         ("draft", ExportOptions(base_model_dir=str(tmp_path / "base"))),
     ):
         assert export(str(tmp_path / name), tmp_path / f"onnx_{name}", options).role == name
+
+
+DFLASH_LAYER = {"input_layernorm", "post_attention_layernorm"}
+DFLASH_LAYER |= {f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")}
+DFLASH_LAYER |= {f"mlp.{name}" for name in ("gate_proj", "up_proj", "down_proj")}
+
+
+def check_dflash_draft(path: Path, base: Path) -> None:
+    """The layout that z-lab publishes, and a mask token that no text has."""
+    checkpoint = open_checkpoint(path)
+    raw, inner = checkpoint.config, checkpoint.config["dflash_config"]
+    names = {"fc", "hidden_norm", "norm"}
+    names |= {f"layers.{i}.{name}" for i in range(raw["num_hidden_layers"]) for name in DFLASH_LAYER}
+    assert set(checkpoint.tensors) == {f"{name}.weight" for name in names}
+    assert raw["architectures"] == ["DFlashDraftModel"]
+    assert raw["num_target_layers"] == open_checkpoint(base).config["num_hidden_layers"]
+    width = len(inner["target_layer_ids"]) * raw["hidden_size"]
+    assert checkpoint.tensors["fc.weight"].shape == (raw["hidden_size"], width)
+    assert max(inner["target_layer_ids"]) < raw["num_target_layers"] - 1
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(base)
+    assert tokenizer.decode([inner["mask_token_id"]]) == "\ufffd"  # a byte that is never UTF-8
+    assert inner["mask_token_id"] not in tokenizer("ÿ\N{GRINNING FACE}\x7f").input_ids
+
+
+def test_dflash_training_script_writes_a_draft_that_loses_nothing(tmp_path: Path) -> None:
+    kept = tmp_path / "answers.json"
+    sizes = ("--smoke", "--prompts", "2", "--tokens", "12")
+    said = json.loads(script("train_demo_dflash.py", "--out", tmp_path / "draft", *sizes, "--answers", kept))
+    check_dflash_draft(tmp_path / "draft", RECIPE / "base")
+    assert said["answers_that_differ"] == 0
+    assert said["acceptance_length"] == pytest.approx(said["tokens"] / said["steps"], abs=1e-3)
+    assert len(json.loads(kept.read_text())) > 0
+    again = json.loads(script("train_demo_dflash.py", "--out", tmp_path / "draft", *sizes, "--measure"))
+    assert again == said
+
+
+def test_dflash_trains_on_what_it_drafts_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of many anchors in one line give what each gives alone, over the context before its anchor."""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import train_demo_dflash as script_
+
+    torch.manual_seed(0)
+    base = Qwen3ForCausalLM.from_pretrained(RECIPE / "base", dtype=torch.float32)
+    draft, size = script_.DFlash(script_.SMOKE, base), script_.SMOKE
+    features, anchors = torch.randn(1, 20, len(size.taps) * size.hidden), torch.tensor([3, 11, 17])
+    embeds = torch.randn(3, size.block, size.hidden)
+    at = anchors[:, None] + torch.arange(size.block)
+    seen = torch.arange(20) < anchors.repeat_interleave(size.block)[:, None]
+    with torch.no_grad():
+        together = draft(features, embeds.flatten(0, 1)[None], at.flatten()[None], seen[None])[0].view_as(embeds)
+        for i, anchor in enumerate(anchors.tolist()):
+            whole = torch.ones(1, size.block, anchor, dtype=torch.bool)
+            alone = draft(features[:, :anchor], embeds[i : i + 1], at[i : i + 1], whole)
+            torch.testing.assert_close(together[i], alone[0], atol=1e-5, rtol=1e-5)
+
+
+def test_dflash_layer_is_a_qwen3_layer_that_looks_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import train_demo_dflash as script_
+
+    torch.manual_seed(0)
+    base = Qwen3ForCausalLM.from_pretrained(RECIPE / "base", dtype=torch.float32, attn_implementation="eager")
+    size = script_.Size(intermediate=base.config.intermediate_size)
+    layer, theirs = script_.DFlash(size, base).layers[0], base.model.layers[5]
+    assert isinstance(theirs, Qwen3DecoderLayer)
+    layer.load_state_dict(theirs.state_dict())
+    x, at = torch.randn(1, size.block, size.hidden), torch.arange(40, 40 + size.block)[None]
+    with torch.no_grad():
+        mine = layer(x, x[:, :0], at, torch.zeros(1, size.block, 0, dtype=torch.bool))
+        expected = theirs(x, position_embeddings=base.model.rotary_emb(x, at), attention_mask=None)
+    torch.testing.assert_close(mine, expected, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("right", "stop", "accepted"),
+    [(0, 9, [0, 0, 0, 0, 0, 0]), (1, 9, [1, 1, 1]), (3, 9, [3, 2]), (3, 99, [3, 3])],
+)
+def test_plain_cycle_counts_what_stands(
+    right: int, stop: int, accepted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A base that counts upwards, and a draft that is right `right` times of three; what follows a stop is nothing."""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    from draft_cycle import decode
+
+    def states(ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.tensor(ids)[None, :, None], torch.nn.functional.one_hot(torch.tensor(ids) + 1, 200).float()
+
+    def drafts(features: torch.Tensor, ids: list[int], pending: int) -> list[int]:
+        assert features.flatten().tolist() == ids  # of committed tokens alone
+        assert pending == ids[-1] + 1
+        return [pending + 1 + k if k < right else 0 for k in range(3)]
+
+    answer, counts = decode(states, drafts, [1, 2], [stop], new=8)
+    assert counts == accepted
+    assert answer == list(range(3, min(stop, answer[-1]) + 1))
+    assert answer[-1] == stop or len(answer) >= 8
