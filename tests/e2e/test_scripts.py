@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen3_5ForCausalLM, Qwen3ForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from edgespec.checkpoint.detect import detect
@@ -66,6 +66,8 @@ def test_training_script_writes_a_pair_that_exports(tmp_path: Path) -> None:
 DFLASH_LAYER = {"input_layernorm", "post_attention_layernorm"}
 DFLASH_LAYER |= {f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")}
 DFLASH_LAYER |= {f"mlp.{name}" for name in ("gate_proj", "up_proj", "down_proj")}
+MTP = {"mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm"}
+MTP |= {f"mtp.layers.0.{name}" for name in DFLASH_LAYER}
 
 
 def check_dflash_draft(path: Path, base: Path) -> None:
@@ -132,6 +134,51 @@ def test_dflash_layer_is_a_qwen3_layer_that_looks_both_ways(monkeypatch: pytest.
         mine = layer(x, x[:, :0], at, torch.zeros(1, size.block, 0, dtype=torch.bool))
         expected = theirs(x, position_embeddings=base.model.rotary_emb(x, at), attention_mask=None)
     torch.testing.assert_close(mine, expected, atol=2e-5, rtol=1e-4)
+
+
+def test_mtp_training_script_writes_a_hybrid_with_its_head(tmp_path: Path) -> None:
+    sizes = ("--smoke", "--prompts", "2", "--tokens", "12")
+    said = json.loads(script("train_demo_mtp.py", "--out", tmp_path / "hybrid", *sizes))
+    assert said["answers_that_differ"] == 0
+    assert said["acceptance_length"] == pytest.approx(said["tokens"] / said["steps"], abs=1e-3)
+    checkpoint = open_checkpoint(tmp_path / "hybrid")
+    assert {name for name in checkpoint.tensors if name.startswith("mtp.")} == {f"{name}.weight" for name in MTP}
+    assert checkpoint.config["architectures"] == ["Qwen3_5ForCausalLM"]
+    assert checkpoint.config["mtp_num_hidden_layers"] == 1
+    assert checkpoint.config["layer_types"] == ["linear_attention"] * 3 + ["full_attention"]
+    _, told = Qwen3_5ForCausalLM.from_pretrained(tmp_path / "hybrid", output_loading_info=True)
+    assert not told["missing_keys"]
+    assert not told["unexpected_keys"]
+
+
+def test_mtp_head_is_a_qwen35_layer_and_trains_on_what_it_drafts_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import train_demo_mtp as script_
+
+    torch.manual_seed(0)
+    size = script_.SMOKE
+    base = script_.make_base(size, vocab=64, eos=2).eval()
+    head = script_.make_head(base)
+    for name, weight in head.named_parameters():
+        if "norm" in name:
+            torch.nn.init.normal_(weight, std=0.3)
+    hidden, embeds = torch.randn(1, 9, size.hidden), [torch.randn(1, 9, size.hidden) for _ in range(3)]
+    with torch.no_grad():
+        outs = head.unroll(hidden, embeds)
+        base.model.layers[-1].load_state_dict(head.layers[0].state_dict())
+        joined = torch.cat([head.pre_fc_norm_embedding(embeds[0]), head.pre_fc_norm_hidden(hidden)], -1)
+        turned = base.model.rotary_emb(hidden, torch.arange(9)[None])
+        causal = torch.full((9, 9), float("-inf")).triu(1)[None, None]
+        theirs = base.model.layers[-1](head.fc(joined), position_embeddings=turned, attention_mask=causal)
+        torch.testing.assert_close(outs[0], head.norm(theirs), atol=1e-5, rtol=1e-5)
+        # Chain 4, drafted step by step: its own outputs stand where true hidden states would.
+        states, tokens = hidden[:, :5], embeds[0][:, :5]
+        for step in range(3):
+            last = head.unroll(states, [tokens])[0][:, -1:]
+            torch.testing.assert_close(last[:, 0], outs[step][:, 4], atol=1e-5, rtol=1e-5)
+            if step < 2:
+                states = torch.cat([states, last], 1)
+                tokens = torch.cat([tokens, embeds[step + 1][:, 4:5]], 1)
 
 
 @pytest.mark.parametrize(
