@@ -1,6 +1,7 @@
 # Few verbs, each the exact thing that CI runs. `make` alone prints them.
 
 PYTHON ?= python3
+METHOD ?= eagle3
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -33,8 +34,8 @@ test: $(FULL) ## all tests that a CPU can run
 test-fast: $(FULL) ## unit tests without the slow ones
 	$(PY) -m pytest tests/unit -m "not slow"
 
-demo: $(LIGHT) ## from a checkpoint to fast answers, without torch
-	$(PY) scripts/demo.py
+demo: $(if $(filter mtp,$(METHOD)),$(FULL),$(LIGHT)) ## from a checkpoint to fast answers; METHOD=mtp or METHOD=dflash takes another draft
+	$(PY) scripts/demo.py --method $(METHOD)
 
 bench: $(LIGHT) ## measure export, build, load and steps on a checkpoint of 0.6 B parameters
 	$(PY) scripts/benchmark.py

@@ -1,7 +1,8 @@
-"""The main job on the demo pair: export, build, infer. What `make demo` runs.
+"""The main job on a demo pair: export, build, infer. What `make demo` runs.
 
     python scripts/demo.py                    # into ./demo-out, made anew each time
-    python scripts/demo.py --out /tmp/demo
+    python scripts/demo.py --method dflash    # the same base with another draft
+    python scripts/demo.py --method mtp       # a Qwen3.5 hybrid, trained first where build/demo-mtp is not there
 
 Each step is the command that a user would type; it is shown before it runs. Then the answers are streamed through the
 Python API, and `infer --check-lossless` compares every one of them with plain decoding.
@@ -10,20 +11,83 @@ Python API, and `infer --check-lossless` compares every one of them with plain d
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import shlex
 import shutil
+import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
+from edgespec.checkpoint.files import open_checkpoint
 from edgespec.cli.main import run
+from edgespec.errors import EdgeSpecError
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPE = ROOT / "recipes" / "demo"
-CHAIN = ["--spec-draft-top-k", "1", "--spec-draft-step", "4", "--spec-verify-size", "5"]
+HYBRID = ROOT / "build" / "demo-mtp"
 console = Console(highlight=False)
+
+
+@dataclass(frozen=True)
+class Method:
+    """How a pair is exported, and what a step drafts and verifies."""
+
+    export: Callable[[Path], tuple[Path, Path]]  # directory for exports -> those of base and draft
+    top_k: int
+    steps: int
+    verify_size: int
+
+
+def export_eagle3(out: Path) -> tuple[Path, Path]:
+    step("export", RECIPE / "base", out / "base", "--eagle-base")
+    step("export", RECIPE / "draft", out / "draft", "--base-model-dir", RECIPE / "base")
+    return out / "base" / "llm", out / "draft" / "llm"
+
+
+def export_mtp(out: Path) -> tuple[Path, Path]:
+    step("export", the_hybrid(), out, "--mtp")
+    return out / "llm", out / "mtp_draft"
+
+
+def export_dflash(out: Path) -> tuple[Path, Path]:
+    base, draft = RECIPE / "base", RECIPE / "dflash_draft"
+    step("export", base, out / "base_export", "--dflash-base", "--dflash-draft-dir", draft)
+    step("export", base, out / "draft_export", "--dflash-draft", "--dflash-draft-dir", draft)
+    return out / "base_export" / "llm", out / "draft_export" / "dflash_draft"
+
+
+METHODS = {
+    "eagle3": Method(export_eagle3, top_k=1, steps=4, verify_size=5),
+    "mtp": Method(export_mtp, top_k=1, steps=3, verify_size=4),
+    "dflash": Method(export_dflash, top_k=1, steps=1, verify_size=8),
+}
+
+
+def the_hybrid() -> Path:
+    """The checkpoint with the MTP head: trained here unless it is there and whole."""
+    if is_whole(HYBRID):
+        return HYBRID
+    if importlib.util.find_spec("transformers") is None:
+        sys.exit("The model of this demo is trained first, with torch and transformers. Run: make demo METHOD=mtp")
+    console.print("\n$ python scripts/train_demo_mtp.py --out build/demo-mtp --prompts 0", style="bold", markup=False)
+    trainer = Path(__file__).with_name("train_demo_mtp.py")
+    code = subprocess.run([sys.executable, trainer, "--out", HYBRID, "--prompts", "0"], check=False).returncode
+    if code:
+        sys.exit(code)
+    return HYBRID
+
+
+def is_whole(hybrid: Path) -> bool:
+    try:
+        return hybrid.is_dir() and "mtp.fc.weight" in open_checkpoint(hybrid).tensors
+    except EdgeSpecError as error:
+        console.print(f"{hybrid} is made anew: {error}", markup=False)
+        return False
 
 
 def step(*args: str | Path) -> None:
@@ -36,14 +100,14 @@ def step(*args: str | Path) -> None:
         sys.exit(code)
 
 
-def stream(engine_dir: Path, requests_file: Path) -> None:
+def stream(engine_dir: Path, requests_file: Path, method: Method) -> None:
     """Print the answers as they come; tokens that the draft foresaw are green on a terminal."""
     import edgespec
     from edgespec.prompts import read_requests
     from edgespec.runtime.jobs import Chunk
 
     with edgespec.load(engine_dir) as engine:
-        plan = engine.plan(1, 4, 5)
+        plan = engine.plan(method.top_k, method.steps, method.verify_size)
         for request in read_requests(requests_file).requests:
             console.print(f"\n{request.messages[-1].content}", style="dim", markup=False)
             for item in engine.stream(engine.encode(request.messages), request.sampling, plan):
@@ -54,16 +118,18 @@ def stream(engine_dir: Path, requests_file: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--method", choices=METHODS, default="eagle3")
     parser.add_argument("--out", type=Path, default=Path("demo-out"), help="directory for graphs, engines and output")
-    out = parser.parse_args().out.resolve()
+    args = parser.parse_args()
+    method, out = METHODS[args.method], args.out.resolve()
     shutil.rmtree(out, ignore_errors=True)
-    step("export", RECIPE / "base", out / "onnx" / "base", "--eagle-base")
-    step("export", RECIPE / "draft", out / "onnx" / "draft", "--base-model-dir", RECIPE / "base")
-    for role in ("base", "draft"):
-        step("build", "--onnx-dir", out / "onnx" / role / "llm", "--engine-dir", out / "engines", f"--spec-{role}")
-    stream(out / "engines", RECIPE / "input.json")
+    for role, onnx_dir in zip(("base", "draft"), method.export(out / "onnx"), strict=True):
+        step("build", "--onnx-dir", onnx_dir, "--engine-dir", out / "engines", f"--spec-{role}")
+    stream(out / "engines", RECIPE / "input.json", method)
     files = ("--input-file", RECIPE / "input.json", "--output-file", out / "output.json")
-    step("infer", "--engine-dir", out / "engines", *files, "--spec-decode", *CHAIN, "--check-lossless")
+    sizes = ("--spec-draft-top-k", method.top_k, "--spec-draft-step", method.steps)
+    chain = [str(word) for word in (*sizes, "--spec-verify-size", method.verify_size)]
+    step("infer", "--engine-dir", out / "engines", *files, "--spec-decode", *chain, "--check-lossless")
 
 
 if __name__ == "__main__":

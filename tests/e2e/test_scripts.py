@@ -30,8 +30,9 @@ def script(name: str, *args: str | Path) -> str:
     return done.stdout
 
 
-def test_demo_saves_base_passes_and_loses_nothing(tmp_path: Path) -> None:
-    said = script("demo.py", "--out", tmp_path / "demo")
+@pytest.mark.parametrize("method", ["eagle3"])
+def test_demo_saves_base_passes_and_loses_nothing(method: str, tmp_path: Path) -> None:
+    said = script("demo.py", "--method", method, "--out", tmp_path / "demo")
     assert said.count("golden outputs reproduced") == 2
     assert said.split("lossless")[-1].split()[0] == "yes"
     blocks = [
@@ -204,3 +205,15 @@ def test_plain_cycle_counts_what_stands(
     assert counts == accepted
     assert answer == list(range(3, min(stop, answer[-1]) + 1))
     assert answer[-1] == stop or len(answer) >= 8
+
+
+def test_demo_trains_its_hybrid_unless_a_whole_one_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import demo
+
+    assert not demo.is_whole(tmp_path / "hybrid")
+    script("train_demo_mtp.py", "--out", tmp_path / "hybrid", "--smoke", "--prompts", "0")
+    assert demo.is_whole(tmp_path / "hybrid")
+    weights = tmp_path / "hybrid" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    assert not demo.is_whole(tmp_path / "hybrid")
