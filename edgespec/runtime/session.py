@@ -141,7 +141,7 @@ class Session:
         going = [
             Seen(one.lane, features, np.array(step.tokens, np.int64))
             for (one, step), (_, features) in zip(steps, verified, strict=True)
-            if features is not None and step.finish_reason is None
+            if features is not None and (step.finish_reason is None or self.is_kept_whole(one, step, features))
         ]
         self.replay(going, spent)
         for one in self.running:
@@ -299,6 +299,10 @@ class Session:
     def tree_rows(self, one: Running, tree: DraftTree) -> Rows:
         positions = self.base.lanes[one.lane].length + tree.depths
         return Rows(one.lane, tree.tokens, positions, tree.mask, np.arange(len(tree)))
+
+    def is_kept_whole(self, one: Running, step: Step, features: NDArray[np.float32]) -> bool:
+        """Whether a sequence that ends is kept with its state, which needs all of the draft's rows beside it."""
+        return one.task.keep_all and self.base.recurrent and len(step.tokens) == len(features)
 
     def logprobs(
         self, one: Running, result: LaneResult, rows: Sequence[int], tokens: Sequence[int]

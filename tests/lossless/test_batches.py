@@ -204,6 +204,22 @@ def test_rows_kept_of_one_lane_serve_another(engines: Engines, plan: DraftPlan |
     assert reused == [0] + [20 if plan is None or engines.four.base.recurrent else 19] * 4
 
 
+@pytest.mark.parametrize("plan", [None, DraftPlan(1, 4, 5)])
+def test_next_turn_reads_only_what_is_new(engines: Engines, plan: DraftPlan | None) -> None:
+    first = job(11, 12, plan)
+    script(engines, [first], right=1)
+    engines.four.session.prefixes = PrefixCache(2**24)
+    (found,) = served(engines.four, [replace(first, keep_all=True)])
+    assert isinstance(found, Response)
+    assert plan is None or max(found.metrics.per_step_accepted) > 0
+    follow_up = Job([*first.prompt_ids, *found.token_ids, 7, 8], replace(GREEDY, max_generate_length=9), plan)
+    script(engines, [follow_up], right=1)
+    (answer,) = served(engines.four, [follow_up])
+    assert_as_alone(engines, [follow_up], [answer])
+    assert isinstance(answer, Response)
+    assert answer.metrics.reused_tokens >= 11 + 12 - 1 - (0 if engines.four.base.recurrent else 5)
+
+
 @pytest.mark.parametrize("index", [2, 3, 4, 5])
 def test_conversation_goes_on_after_a_stop_within_what_was_accepted(engines: Engines, index: int) -> None:
     """Rows behind the stop were accepted and are not part of the text."""
