@@ -49,22 +49,23 @@ def run_stepwise(
     streams: list[dict[int, Array]] = [{} for _ in passes]
     with TemporaryDirectory() as name, writing(Path(name)):
         place = Path(name)
-        stem, session = opened(lambda plan: stem_piece(graph, plan), place)
-        xs = [session.run(None, needed(stem, feeds))[0] for feeds in passes]
+        xs = through(lambda plan: stem_piece(graph, plan), "x", passes, place)
         done()
         for layer in range(num_layers):
             keep_streams(streams, xs, layer, keep)
-            piece, session = opened(lambda plan, i=layer: layer_piece(graph, plan, i), place)  # type: ignore[misc]
-            xs = [
-                session.run(["x_out"], needed(piece, feeds | memory(graph, layer, feeds) | {"x": x}))[0]
-                for feeds, x in zip(passes, xs, strict=True)
-            ]
+            fed = [f | memory(graph, layer, f) | {"x": x} for f, x in zip(passes, xs, strict=True)]
+            xs = through(lambda plan, i=layer: layer_piece(graph, plan, i), "x_out", fed, place)  # type: ignore[misc]
             done()
         keep_streams(streams, xs, num_layers, keep)
-        head, session = opened(lambda plan: head_piece(graph, plan), place)
-        found = [through_head(head, session, feeds["gather_idx"], x) for feeds, x in zip(passes, xs, strict=True)]
+        found = through_head(graph, passes, xs, place)
         done()
     return [Passed(best, kept, state) for (best, state), kept in zip(found, streams, strict=True)]
+
+
+def through(make: Callable[[WeightPlan], Piece], output: str, passes: Sequence[Feeds], place: Path) -> list[Array]:
+    """One output of a piece for each pass. Copies: what a session returns keeps all of its memory alive."""
+    piece, session = opened(make, place)
+    return [session.run([output], needed(piece, feeds))[0].copy() for feeds in passes]
 
 
 def opened(make: Callable[[WeightPlan], Piece], place: Path) -> tuple[Piece, ort.InferenceSession]:
@@ -91,15 +92,20 @@ def keep_streams(streams: list[dict[int, Array]], xs: list[Array], layer: int, k
 
 
 def through_head(
-    piece: Piece, session: ort.InferenceSession, gather_idx: Array, x: Array
-) -> tuple[NDArray[np.int64], Array | None]:
-    best, state = [], None
-    for start in range(0, gather_idx.shape[1], HEAD_ROWS):
-        rows = gather_idx[:, start : start + HEAD_ROWS]
-        logits, *emitted = session.run(None, {"x": x, "gather_idx": rows} | piece.fed)
-        best.append(logits[0].argmax(-1))
-        state = emitted[0][0] if emitted else None
-    return np.concatenate(best), state
+    graph: DecoderGraph, passes: Sequence[Feeds], xs: Sequence[Array], place: Path
+) -> list[tuple[NDArray[np.int64], Array | None]]:
+    """The best token of each gathered row, and the state that the head emits, for each pass."""
+    piece, session = opened(lambda plan: head_piece(graph, plan), place)
+    found = []
+    for feeds, x in zip(passes, xs, strict=True):
+        best, state = [], None
+        for start in range(0, feeds["gather_idx"].shape[1], HEAD_ROWS):
+            rows = feeds["gather_idx"][:, start : start + HEAD_ROWS]
+            logits, *emitted = session.run(None, {"x": x, "gather_idx": rows} | piece.fed)
+            best.append(logits[0].argmax(-1))
+            state = emitted[0][0].copy() if emitted else None
+        found.append((np.concatenate(best), state))
+    return found
 
 
 def causal_feeds(embeds: Array, cos: Array, sin: Array, window: int | None = None) -> Feeds:

@@ -147,6 +147,7 @@ def test_first_tokens_in_every_reading(row: Row, tmp_path: Path, monkeypatch: py
     keep = {tap for reading in readings for tap in reading.taps}
     (truth,) = run_stepwise(base, [sequence(pair.model.decoder, rows)], keep)
     assert truth.best.tolist() == logits[0].argmax(-1).tolist()
+    assert all(owns_its_memory(stream) for stream in truth.streams.values())
     assert len(readings) == (2 if pair.draft is None else 3)
 
     said = []
@@ -159,3 +160,8 @@ def test_first_tokens_in_every_reading(row: Row, tmp_path: Path, monkeypatch: py
         said.append(tuple(found))
     assert len(set(said)) == len(readings)  # so that another reading would have been seen
     assert len(draft.positions()) > 50
+
+
+def owns_its_memory(array: np.ndarray) -> bool:
+    """A session's output does not: as long as it lives, so does all that the session took."""
+    return array.flags.owndata or (isinstance(array.base, np.ndarray) and owns_its_memory(array.base))
