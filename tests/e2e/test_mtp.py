@@ -167,9 +167,16 @@ def test_base_without_a_head(tmp_path: Path, refused: Refused) -> None:
         refused([path, "no MTP head", "--mtp"], "export", path, tmp_path / "onnx", "--mtp")
 
 
-def test_eagle_draft(tmp_path: Path, refused: Refused) -> None:
-    draft = toys.make_draft(tmp_path / "draft", toys.make_base(tmp_path / "base", layers=8), "modelopt")
-    refused([draft, "is a draft", "--mtp"], "export", draft, tmp_path / "onnx", "--mtp")
+def test_draft(tmp_path: Path, refused: Refused) -> None:
+    base = toys.make_base(tmp_path / "base", layers=8)
+    for draft in (toys.make_draft(tmp_path / "eagle", base, "modelopt"), toys.make_dflash(tmp_path / "dflash", base)):
+        refused([draft, "draft; --mtp belongs to"], "export", draft, tmp_path / "onnx", "--mtp")
+
+
+def test_base_for_block_drafts_at_the_same_time(checkpoint: Path, tmp_path: Path, refused: Refused) -> None:
+    draft = toys.make_dflash(tmp_path / "dflash", checkpoint, taps=[1, 2])
+    flags = ["--dflash-base", "--dflash-draft-dir", draft]
+    refused(["--mtp", "--dflash-base"], "export", checkpoint, tmp_path / "onnx", "--mtp", *flags)
 
 
 def test_head_that_transformers_dropped(checkpoint: Path, tmp_path: Path, refused: Refused) -> None:
