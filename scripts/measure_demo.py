@@ -1,6 +1,6 @@
-"""Measures the demo pair on functions of held-out modules of the standard library, which training never saw.
+"""Measures demo pairs on functions of held-out modules of the standard library, which training never saw.
 
-    python scripts/measure_demo.py --engine-dir demo-out/engines --prompts 64
+    python scripts/measure_demo.py --engine-dir demo-out/engines --prompts 64     # several: one pair after the other
 
 Prints acceptance for chains and trees, greedy and sampled, beside plain decoding in the same run, and whether every
 answer equals the plain one. The hold-out is that of `train_demo_model.py`; run it with the Python that trained.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,17 @@ from edgespec.runtime.law import first_difference
 from edgespec.runtime.metrics import Pooled
 from edgespec.runtime.tree import DraftPlan
 
-PLANS = {"chain 1/3/4": (1, 3, 4), "chain 1/4/5": (1, 4, 5), "tree 4/4/16": (4, 4, 16), "tree 10/6/60": (10, 6, 60)}
+# By method: top-k, step and verify size
+PLANS = {
+    "eagle3": {
+        "chain 1/3/4": (1, 3, 4),
+        "chain 1/4/5": (1, 4, 5),
+        "tree 4/4/16": (4, 4, 16),
+        "tree 10/6/60": (10, 6, 60),
+    },
+    "mtp": {"chain 1/3/4": (1, 3, 4), "chain 1/5/6": (1, 5, 6)},
+    "dflash": {"block 1/1/8": (1, 1, 8), "tree 4/1/16": (4, 1, 16), "tree 8/1/32": (8, 1, 32)},
+}
 
 
 def prompts(count: int) -> list[Message]:
@@ -46,35 +57,43 @@ def run(
     return plain, found
 
 
+def measured(engine: Engine, messages: list[Message], sampling: SamplingParams) -> Iterator[dict[str, object]]:
+    """A row a plan of the pair's method."""
+    method = engine.config["spec_decode_type"]
+    for name, sizes in PLANS[method].items():
+        plain, found = run(engine, messages, sampling, engine.plan(*sizes))
+        pairs = zip(plain, found, strict=True)
+        differing = [d for p, s in pairs if (d := first_difference(engine, p, s, sampling))]
+        pool, base = Pooled([r.metrics for r in found]), Pooled([r.metrics for r in plain])
+        yield {
+            "method": method,
+            "temperature": sampling.temperature,
+            "plan": name,
+            "tokens": pool.decode_tokens,
+            "acceptance_length": round(pool.acceptance_length or 0, 3),
+            "per_position": [round(r, 3) for r in pool.per_position_acceptance],
+            "base_passes_per_token": round(pool.steps / pool.decode_tokens, 3),
+            "base_passes_saved": round(1 - pool.steps / base.steps, 3),
+            "speed_over_plain": round(pool.tokens_per_s / base.tokens_per_s, 3),
+            "differences": len(differing),
+            "near_ties": sum(d.near_tie for d in differing),
+        }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engine-dir", type=Path, required=True)
+    parser.add_argument("--engine-dir", type=Path, required=True, action="append")
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--temperature", type=float, action="append", help="default: 0 and 0.7")
     args = parser.parse_args()
-    messages, rows = prompts(args.prompts), []
-    with edgespec.load(args.engine_dir, spec_decode=True) as engine:
-        for temperature in (0.0, 0.7):
-            sampling = SamplingParams(temperature, top_p=0.95, top_k=50, seed=1, max_generate_length=args.tokens)
-            for name, sizes in PLANS.items():
-                plain, found = run(engine, messages, sampling, engine.plan(*sizes))
-                pairs = zip(plain, found, strict=True)
-                differing = [d for p, s in pairs if (d := first_difference(engine, p, s, sampling))]
-                pool, base = Pooled([r.metrics for r in found]), Pooled([r.metrics for r in plain])
-                rows.append(
-                    {
-                        "temperature": temperature,
-                        "plan": name,
-                        "tokens": pool.decode_tokens,
-                        "acceptance_length": round(pool.acceptance_length or 0, 3),
-                        "per_position": [round(r, 3) for r in pool.per_position_acceptance],
-                        "base_passes_saved": round(1 - pool.steps / base.steps, 3),
-                        "speed_over_plain": round(pool.tokens_per_s / base.tokens_per_s, 3),
-                        "differences": len(differing),
-                        "near_ties": sum(d.near_tie for d in differing),
-                    }
-                )
-                print(json.dumps(rows[-1]), flush=True)
+    messages = prompts(args.prompts)
+    for path in args.engine_dir:
+        with edgespec.load(path, spec_decode=True) as engine:
+            for temperature in args.temperature or (0.0, 0.7):
+                sampling = SamplingParams(temperature, top_p=0.95, top_k=50, seed=1, max_generate_length=args.tokens)
+                for row in measured(engine, messages, sampling):
+                    print(json.dumps(row), flush=True)
     print(json.dumps({"python": platform.python_version(), "prompts": len(messages)}))
 
 
