@@ -83,7 +83,7 @@ def keep_taps(graph: DecoderGraph, layer: int, passes: tuple[Pass, Pass], stream
     """hidden_states[layer] is the input of layer `layer`; the last index is the output of the last layer."""
     if layer in graph.taps:
         for p, x in zip(passes, streams, strict=True):
-            p.taps[layer] = x
+            p.taps[layer] = x.copy()  # what a session returns keeps all of its memory alive
 
 
 def golden_passes(
