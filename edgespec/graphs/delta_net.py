@@ -32,6 +32,7 @@ from edgespec.graphs.linear import float32_linear, fp32, linear
 from edgespec.graphs.weights import WeightTable
 
 MAX_LEVELS = 16  # of blocks that are merged: calls of up to 65536 rows
+MOST_DECAY = -60.0  # exp of it is 9e-27
 L2_EPS = 1e-6  # under the root of a key's squared length
 
 
@@ -40,10 +41,10 @@ class RowsOfCall:
     """What every recurrent layer of a call needs to know of its rows' tree."""
 
     path: ir.Value  # [B, S, S], 1 where the column is the row itself or an ancestor
+    of_heads: ir.Value  # [B, 1, S, S], the same
     ancestors: ir.Value  # [B, 1, S, S], the same without the row itself
-    bias: ir.Value  # [B, 1, S, S], 0 on the path, -inf elsewhere
     itself: ir.Value  # [S, S], 1 on the diagonal
-    window: ir.Value  # [B, S, K, 1], the rows that the convolution of each row reads: itself, its parent, ...
+    window: tuple[ir.Value, ...]  # each [B, S, 1]: the row itself, its parent, ..., as the convolution reads them
     merges: ir.Value  # [levels, S, S], see `solve`
 
 
@@ -88,12 +89,10 @@ def rows_of_call(b: GraphBuilder, tree_mask: ir.Value, kernel: int) -> RowsOfCal
         square = b.op("Gather", path, b.constant("first", np.array(0, np.int64)), name="rows/square", axis=0)
         itself = b.op("EyeLike", square, name="rows/itself")
         wide = b.op("Unsqueeze", path, b.shape(1), name="rows/path/heads")
-        on_path = b.op("Unsqueeze", tree_mask, b.shape(1), name="rows/on_path")
-        zero, never = b.constant("zero", np.array(0, np.float32)), b.constant("never", np.array(-np.inf, np.float32))
         b.shared["rows_of_call"] = RowsOfCall(
             path,
+            wide,
             b.op("Sub", wide, itself, name="rows/ancestors"),
-            b.op("Where", on_path, zero, never, name="rows/bias"),
             itself,
             convolution_window(b, path, kernel),
             block_merges(b, square),
@@ -102,8 +101,8 @@ def rows_of_call(b: GraphBuilder, tree_mask: ir.Value, kernel: int) -> RowsOfCal
     return rows
 
 
-def convolution_window(b: GraphBuilder, path: ir.Value, kernel: int) -> ir.Value:
-    """[B, S, K, 1]: of the K-1 rows before the call and its own S ones, the K last on each row's path.
+def convolution_window(b: GraphBuilder, path: ir.Value, kernel: int) -> tuple[ir.Value, ...]:
+    """K times [B, S, 1]: of the K-1 rows before the call and its own S ones, the last on each row's path, backwards.
 
     Parents stand before their children, so the last ones are those with the greatest index.
     """
@@ -119,7 +118,7 @@ def convolution_window(b: GraphBuilder, path: ir.Value, kernel: int) -> ir.Value
         num_outputs=2, name=f"{name}/last",
     )  # fmt: skip
     _, found = b.parts(node)
-    return b.op("Unsqueeze", found, b.shape(-1), name=name)
+    return b.split(found, (1,) * kernel, -1, name)
 
 
 def block_merges(b: GraphBuilder, square: ir.Value) -> ir.Value:
@@ -155,7 +154,7 @@ def delta_net(
     mixed = linear(b, table, x, f"{weight}.in_proj_qkv", f"{name}/in_proj_qkv")
     z = linear(b, table, x, f"{weight}.in_proj_z", f"{name}/in_proj_z")
     decay_rate, rate = (rates(b, table, x, f"{weight}.in_proj_{part}", f"{name}/in_proj_{part}") for part in "ab")
-    convolved = convolution(b, table, config.linear, mixed, rows, kept, weight, name)
+    convolved = convolution(b, table, mixed, rows, kept, weight, name)
     q, k, v = b.split(convolved, (keys, keys, values), -1, f"{name}/qkv")
     q = unit_heads(b, q, sizes, 1 / sizes.key_head_dim, f"{name}/q")  # 1/sqrt(dk) for the length, and for the scale
     k = unit_heads(b, k, sizes, 1 / math.sqrt(sizes.key_head_dim), f"{name}/k")
@@ -179,29 +178,25 @@ def rates(b: GraphBuilder, table: WeightTable, x: ir.Value, weight: str, name: s
 
 
 def convolution(
-    b: GraphBuilder, table: WeightTable, config: LinearAttentionConfig, mixed: ir.Value, rows: RowsOfCall, kept: Kept,
-    weight: str, name: str,
-) -> ir.Value:  # fmt: skip
+    b: GraphBuilder, table: WeightTable, mixed: ir.Value, rows: RowsOfCall, kept: Kept, weight: str, name: str
+) -> ir.Value:
     """silu of the causal depthwise convolution along each row's path, [B, S, C]."""
     name = f"{name}/conv"
     series = b.op("Concat", kept.conv, mixed, name=f"{name}/series", axis=1)
-    window = b.op("GatherND", series, rows.window, name=f"{name}/window", batch_dims=1)  # [B, S, K, C], itself first
+    before = [
+        b.op("GatherND", series, index, name=f"{name}/back.{i}", batch_dims=1)
+        for i, index in enumerate(rows.window[1:], start=1)
+    ]
     stored = fp32(b, table.value(b, f"{weight}.conv1d.weight"), f"{name}/weight")
     flat = b.op("Squeeze", stored, b.shape(1), name=f"{name}/weight/flat")
     taps = b.op("Transpose", flat, name=f"{name}/taps", perm=(1, 0))  # [K, C], itself last
-    ends = b.shape(-1), b.shape(-(2**31)), b.shape(0), b.shape(-1)
-    taps = b.op("Slice", taps, *ends, name=f"{name}/taps/turned")
     # One product a tap and a sum of them: ONNX Runtime is slow to reduce an axis that is not the last
-    kernel = config.conv_kernel
-    rows_of_tap, taps_of = (
-        b.split(window, (1,) * kernel, 2, f"{name}/rows"),
-        b.split(taps, (1,) * kernel, 0, f"{name}/tap"),
-    )
+    each = reversed(b.split(taps, (1,) * len(rows.window), 0, f"{name}/tap"))
     products = [
         b.op("Mul", row, tap, name=f"{name}/product.{i}")
-        for i, (row, tap) in enumerate(zip(rows_of_tap, taps_of, strict=True))
+        for i, (row, tap) in enumerate(zip((mixed, *before), each, strict=True))
     ]
-    total = b.op("Squeeze", b.op("Sum", *products, name=f"{name}/sum"), b.shape(2), name=name)
+    total = b.op("Sum", *products, name=name)
     return b.op("Mul", total, b.op("Sigmoid", total, name=f"{name}/sigmoid"), name=f"{name}/silu")
 
 
@@ -225,17 +220,24 @@ def path_decays(
     return b.op("MatMul", rows.path, own, name=name)
 
 
+def remaining(b: GraphBuilder, decay: ir.Value, name: str) -> ir.Value:
+    """What a decay leaves. No less than MOST_DECAY: what float32 cannot tell from nothing would become numbers so small
+    that processors take many times as long for each."""
+    limits = b.constant("most_decay", np.array(MOST_DECAY, np.float32)), b.constant("zero", np.array(0, np.float32))
+    return b.op("Exp", b.op("Clip", decay, *limits, name=f"{name}/log"), name=name)
+
+
 def taken_in(b: GraphBuilder, sizes: RecurrentShape, kept: Kept, name: str) -> ir.Value:
     """The state with the committed rows in it, [B, Hv, dk, dv]."""
     k, u, g = b.split(kept.rows, sizes.row_parts, -1, f"{name}/parts")
     whole = b.op("ReduceMin", g, b.shape(1), name=f"{name}/decay", keepdims=1)  # decays only grow along a path
-    left = b.op("Exp", b.op("Sub", whole, g, name=f"{name}/since"), name=f"{name}/left")
+    left = remaining(b, b.op("Sub", whole, g, name=f"{name}/since"), f"{name}/left")
     u = b.op("Mul", by_head(b, u, sizes, f"{name}/u"), columns(b, left, f"{name}/left"), name=f"{name}/u/left")
     split = b.op("Reshape", k, b.shape(0, 0, sizes.num_key_heads, sizes.key_head_dim), name=f"{name}/k/heads")
     k = b.op("Transpose", split, name=f"{name}/k/t", perm=(0, 2, 3, 1))
     k = repeated(b, k, sizes, (sizes.key_head_dim, -1), f"{name}/k")
     learnt = b.op("MatMul", k, u, name=f"{name}/learnt")
-    factor = columns(b, b.op("Exp", whole, name=f"{name}/factor"), f"{name}/factor")
+    factor = columns(b, remaining(b, whole, f"{name}/factor"), f"{name}/factor")
     return b.op("Add", b.op("Mul", kept.state, factor, name=f"{name}/decayed"), learnt, name=f"{name}/state")
 
 
@@ -258,9 +260,9 @@ def mixed_rows(
     keys_alike, queries_alike = b.halves(alike, 2, f"{name}/alike/parts")
     down = columns(b, decays, f"{name}/down")  # [B, Hv, S, 1]
     across = b.op("Transpose", down, name=f"{name}/across", perm=(0, 1, 3, 2))
-    apart = b.op("Add", b.op("Sub", down, across, name=f"{name}/apart"), rows.bias, name=f"{name}/apart/on_path")
-    between = b.op("Exp", apart, name=f"{name}/between")
-    left = b.op("Exp", down, name=f"{name}/left")
+    between = remaining(b, b.op("Sub", down, across, name=f"{name}/apart"), f"{name}/between")
+    between = b.op("Mul", between, rows.of_heads, name=f"{name}/between/on_path")
+    left = remaining(b, down, f"{name}/left")
     beta = columns(b, b.op("Sigmoid", rate, name=f"{name}/beta"), f"{name}/beta")
     known = b.op("Mul", known, left, name=f"{name}/known")
     new = b.op(
