@@ -46,7 +46,7 @@ class Size:
     hidden: int = 256
     batch: int = 8
     anchors: int = 32
-    steps: int = 1700
+    steps: int = 1300
     answers: int = 4096
     new_tokens: int = 160
 

@@ -47,6 +47,8 @@ def test_demo_saves_base_passes_and_loses_nothing(method: str, tmp_path: Path) -
 def test_committed_pair_is_small_and_what_it_says() -> None:
     size = sum(path.stat().st_size for path in RECIPE.rglob("*") if path.is_file())
     assert size < 24e6
+    drafts = [path.stat().st_size for name in ("draft", "dflash_draft") for path in (RECIPE / name).iterdir()]
+    assert sum(drafts) < 8e6
     base, draft = (detect(open_checkpoint(RECIPE / name)) for name in ("base", "draft"))
     assert isinstance(base, ModelConfig)
     assert isinstance(draft, DraftConfig)
@@ -86,6 +88,15 @@ def check_dflash_draft(path: Path, base: Path) -> None:
     tokenizer = PreTrainedTokenizerFast.from_pretrained(base)
     assert tokenizer.decode([inner["mask_token_id"]]) == "\ufffd"  # a byte that is never UTF-8
     assert inner["mask_token_id"] not in tokenizer("ÿ\N{GRINNING FACE}\x7f").input_ids
+
+
+def test_committed_dflash_draft_is_what_it_says() -> None:
+    check_dflash_draft(RECIPE / "dflash_draft", RECIPE / "base")
+    assert open_checkpoint(RECIPE / "dflash_draft").config["block_size"] == 8
+    measured = ("--measure", "--prompts", "6", "--tokens", "64")
+    said = json.loads(script("train_demo_dflash.py", "--out", RECIPE / "dflash_draft", *measured))
+    assert said["acceptance_length"] > 1.5
+    assert said["answers_that_differ"] == 0
 
 
 def test_dflash_training_script_writes_a_draft_that_loses_nothing(tmp_path: Path) -> None:
