@@ -108,6 +108,9 @@ class Runner(Protocol):
     def clear(self, lane: int) -> None:
         """Give up all rows of a lane: what a lane holds, all lanes pay for."""
 
+    def wipe(self, lane: int) -> None:
+        """The same for rows that may hold what is no number: kernels may multiply before they mask."""
+
     def copy_lane(self, source: int, target: int, count: int) -> None:
         """Copy the first `count` KV rows of one lane to the head of another, whose rows behind are given up."""
 

@@ -127,6 +127,11 @@ class BlockDecoder:
         self.lanes[lane] = BlockLane()
         self.runner.clear(lane)
 
+    def wipe(self, lane: int) -> None:
+        """Forget a lane's sequence, whose rows may hold what is no number."""
+        self.lanes[lane] = BlockLane()
+        self.runner.wipe(lane)
+
     def snapshot(self, lane: int, count: int) -> LaneRows:
         """A copy of the first `count` committed rows, or of as many as there are."""
         return self.runner.read_rows(lane, min(count, self.lanes[lane].length))

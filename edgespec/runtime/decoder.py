@@ -14,11 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.base import Call, LaneRows, Runner, Table
+from edgespec.contract import RECURRENT_CHUNK
 from edgespec.rope import RopeTable
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 Mask = NDArray[np.bool_]
+PREFILL_CHUNK = 256  # tokens a call: bounds the mask and the activations of a long prompt
 NO_ROWS: Ids = np.empty(0, np.int64)
 
 
@@ -175,6 +177,14 @@ class CachedDecoder:
             self.commit(part.lane, np.arange(len(part.tokens)))
         return results
 
+    def read(self, lane: int, tokens: Ids) -> LaneResult:
+        """Commit tokens in calls of a bounded size; the result is that of the last token."""
+        size = RECURRENT_CHUNK if self.recurrent else PREFILL_CHUNK
+        for start in range(0, len(tokens), size):
+            chunk = tokens[start : start + size]
+            (result,) = self.extend([self.causal(lane, chunk, np.array([len(chunk) - 1]))])
+        return result
+
     def commit(self, lane: int, path: Ids) -> None:
         """Keep the scratch rows `path` (ascending, counted from the first scratch row) and drop the others."""
         state = self.lanes[lane]
@@ -189,6 +199,11 @@ class CachedDecoder:
         """Forget a lane's sequence. Old rows stay in memory and are not seen."""
         self.lanes[lane] = Lane()
         self.runner.clear(lane)
+
+    def wipe(self, lane: int) -> None:
+        """Forget a lane's sequence, whose rows may hold what is no number."""
+        self.lanes[lane] = Lane()
+        self.runner.wipe(lane)
 
     def snapshot(self, lane: int, count: int) -> LaneRows:
         """A copy of a lane's first `count` committed rows; of recurrent layers, only of all of them."""

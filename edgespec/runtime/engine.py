@@ -284,7 +284,8 @@ class Engine:
             while queue and len(active) < batch_size:
                 yield from self.admit(queue.popleft(), active)
                 self.check_epoch(epoch)
-            yield from self.cancel(active)
+            yield from self.cancel(active, epoch)
+            self.check_epoch(epoch)
             yield from self.advance(active)
             self.check_epoch(epoch)
 
@@ -325,9 +326,10 @@ class Engine:
         if step.finish_reason is not None:
             yield answering.job, answering.response(step.finish_reason, running)
 
-    def cancel(self, active: dict[Running, Answering]) -> Iterator[tuple[Job, Event]]:
+    def cancel(self, active: dict[Running, Answering], epoch: int) -> Iterator[tuple[Job, Event]]:
         for running, answering in [*active.items()]:
             if answering.job.cancelled:
+                self.check_epoch(epoch)
                 self.session.end(running)
                 del active[running]
                 yield answering.job, answering.chunk(Step([], finish_reason=CANCELLED))
@@ -365,12 +367,10 @@ class Engine:
         return last
 
     def next_logits(self, prefix: Sequence[int]) -> NDArray[np.float32]:
-        """The base's logits [V] after `prefix`, computed in one pass; ends whatever was running."""
+        """The base's logits [V] after `prefix`, computed as a prompt; ends whatever was running."""
         self.session.restart()
         self.base.reset(0)
-        rows = self.base.causal(0, np.array(prefix, np.int64), np.array([len(prefix) - 1]))
-        (result,) = self.base.extend([rows])
-        logits: NDArray[np.float32] = result.logits[0]
+        logits: NDArray[np.float32] = self.base.read(0, np.array(prefix, np.int64)).logits[0]
         return logits
 
 

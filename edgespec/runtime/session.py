@@ -17,15 +17,13 @@ from edgespec.contract import RECURRENT_CHUNK
 from edgespec.errors import EdgeSpecError, LimitError
 from edgespec.prompts import END_OF_SEQUENCE, ERROR, MAX_LENGTH
 from edgespec.runtime import stages
-from edgespec.runtime.decoder import CachedDecoder, LaneResult, Rows
+from edgespec.runtime.decoder import PREFILL_CHUNK, CachedDecoder, LaneResult, Rows
 from edgespec.runtime.drafters.base import Drafter, Seen, Wish
 from edgespec.runtime.prefix import Prefix, PrefixCache
 from edgespec.runtime.sampling import Sampler, top_log_probs
 from edgespec.runtime.stages import StageLog, StageTimes
 from edgespec.runtime.tree import DraftPlan, DraftTree
 from edgespec.runtime.verify import Verdict, walk
-
-PREFILL_CHUNK = 256  # tokens a call: bounds the mask and the activations of a long prompt
 
 Candidates = list[tuple[int, float]]  # ids with their log-probabilities, descending
 
@@ -117,7 +115,11 @@ class Session:
         if self.drafter is not None:
             self.drafter.reset(one.lane)
         self.reuse(one)
-        step = self.ended(one, self.prefill(one))
+        try:
+            step = self.ended(one, self.prefill(one))
+        except EdgeSpecError:
+            self.base.wipe(one.lane)
+            raise
         if task.keep and not self.base.recurrent:
             self.remember(one, task.keep)
         self.running.append(one)
@@ -227,6 +229,8 @@ class Session:
             return
         try:
             draft = None if drafter is None else drafter.snapshot(one.lane, len(tokens) - 1)
+            if self.base.recurrent and draft is not None and len(draft) < len(tokens) - 1:
+                draft = None  # it never saw the last features: of use for plain requests alone
             kept = self.base.snapshot(one.lane, len(tokens))
             self.prefixes.keep(Prefix(np.array(tokens, np.int64), kept, draft, one.feature))
         except MemoryError:
@@ -284,12 +288,13 @@ class Session:
         self, one: Running, tree: DraftTree, result: LaneResult, verdict: Verdict | EdgeSpecError
     ) -> tuple[Step, NDArray[np.float32] | None]:
         if isinstance(verdict, EdgeSpecError):
-            self.base.drop_scratch(one.lane)
+            self.base.wipe(one.lane)
             return Step([], len(tree) - 1, finish_reason=ERROR, error=verdict), None
-        path = np.array(verdict.path, np.int64)
+        stop = next((i for i, token in enumerate(verdict.emitted) if token in one.task.stop_ids), len(verdict.path))
+        path = np.array(verdict.path[: stop + 1], np.int64)  # what comes after the end is no part of the text
         self.base.commit(one.lane, path)
         logprobs = self.logprobs(one, result, verdict.path, verdict.emitted)
-        step = Step(verdict.emitted, len(tree) - 1, len(path) - 1, logprobs=logprobs)
+        step = Step(verdict.emitted, len(tree) - 1, len(verdict.path) - 1, logprobs=logprobs)
         hidden = result.hidden_states if self.drafter_of(one) else None
         if hidden is None:
             return step, None
@@ -301,8 +306,8 @@ class Session:
         return Rows(one.lane, tree.tokens, positions, tree.mask, np.arange(len(tree)))
 
     def is_kept_whole(self, one: Running, step: Step, features: NDArray[np.float32]) -> bool:
-        """Whether a sequence that ends is kept with its state, which needs all of the draft's rows beside it."""
-        return one.task.keep_all and self.base.recurrent and len(step.tokens) == len(features)
+        """Whether a sequence that ends is kept up to its last row; the draft's rows are to be there as well."""
+        return one.task.keep_all and len(step.tokens) == len(features)
 
     def logprobs(
         self, one: Running, result: LaneResult, rows: Sequence[int], tokens: Sequence[int]

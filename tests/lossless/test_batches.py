@@ -15,10 +15,12 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from edgespec.backends.base import Table
 from edgespec.backends.ort.cache import KvCache
 from edgespec.errors import EdgeSpecError, EnvironmentProblem
 from edgespec.prompts import CANCELLED, END_OF_SEQUENCE, MAX_LENGTH, SamplingParams
 from edgespec.rope import RopeTable
+from edgespec.runtime import decoder as decoder_module
 from edgespec.runtime.decoder import CachedDecoder, LaneResult, Rows
 from edgespec.runtime.drafters.base import Wish
 from edgespec.runtime.drafters.eagle import EagleDrafter
@@ -220,9 +222,12 @@ def test_next_turn_reads_only_what_is_new(engines: Engines, plan: DraftPlan | No
     assert answer.metrics.reused_tokens >= 11 + 12 - 1 - (0 if engines.four.base.recurrent else 5)
 
 
+@pytest.mark.parametrize("plan", [None, DraftPlan(1, 4, 5)])
 @pytest.mark.parametrize("index", [2, 3, 4, 5])
-def test_conversation_goes_on_after_a_stop_within_what_was_accepted(engines: Engines, index: int) -> None:
-    """Rows behind the stop were accepted and are not part of the text."""
+def test_conversation_goes_on_after_a_stop_within_what_was_accepted(
+    engines: Engines, index: int, plan: DraftPlan | None
+) -> None:
+    """Rows behind the stop were accepted and are not part of the text; all before them is kept."""
     first = job(11, 12, DraftPlan(1, 4, 5))
     script(engines, [first], right=1)
     truth = alone(engines, first).token_ids
@@ -234,9 +239,63 @@ def test_conversation_goes_on_after_a_stop_within_what_was_accepted(engines: Eng
     assert found.token_ids == truth[:end]
     for engine in (engines.one, engines.four):
         engine.stop_ids = frozenset()
-    engines.four.session.drafter = engines.four.drafter
-    follow_up = Job([*first.prompt_ids, *truth[:end], 7, 8], replace(GREEDY, max_generate_length=9))
-    assert_as_alone(engines, [follow_up], served(engines.four, [follow_up]))
+    follow_up = Job([*first.prompt_ids, *truth[:end], 7, 8], replace(GREEDY, max_generate_length=9), plan)
+    script(engines, [follow_up], right=1)
+    (answer,) = served(engines.four, [follow_up])
+    assert_as_alone(engines, [follow_up], [answer])
+    assert isinstance(answer, Response)
+    assert answer.metrics.reused_tokens == 11 + end - 1 - (plan is not None and not engines.four.base.recurrent)
+
+
+class Spoilt:
+    """An embedding with a row that is no number."""
+
+    def __init__(self, table: Table, token: int) -> None:
+        self.table, self.token = table, token
+
+    def rows(self, tokens: np.ndarray) -> np.ndarray:
+        rows = self.table.rows(tokens).copy()
+        rows[tokens == self.token] = np.nan
+        return rows
+
+
+@pytest.mark.parametrize("place", ["prompt", "answer"])
+def test_what_is_no_number_harms_no_later_request(engines: Engines, place: str) -> None:
+    """Four lanes, each of which had one; kernels that multiply before they mask would spread it."""
+    first = job(9, 12, PLANS[2])
+    truth = alone(engines, first).token_ids
+    spoilt = first.prompt_ids[4] if place == "prompt" else truth[5]
+    bad = [replace(first, prompt_ids=[*first.prompt_ids]) for _ in range(LANES)]
+    good = [job(n, 12, PLANS[n % 4]) for n in (4, 5, 6, 7, 8, 10)]
+    engines.four.session.prefixes = PrefixCache(0)
+    for decoder in (engines.four.base, engines.four.drafter.decoder):
+        decoder.embedding = Spoilt(decoder.embedding, spoilt)
+    try:
+        failed = served(engines.four, bad)
+    finally:
+        for decoder in (engines.four.base, engines.four.drafter.decoder):
+            decoder.embedding = decoder.embedding.table
+    assert all(isinstance(one, EdgeSpecError) for one in failed)
+    found = served(engines.four, good)
+    assert_as_alone(engines, good, found)
+    assert [one.metrics.per_step_accepted for one in found] == [
+        one.metrics.per_step_accepted for one in served(engines.four, again(good))
+    ]
+
+
+def test_logits_behind_a_long_text_are_computed_as_a_prompt(engines: Engines) -> None:
+    text = prompt_of(48)
+    sizes = []
+    real = CachedDecoder.run
+
+    def run(self: CachedDecoder, parts: Sequence[Rows]) -> list[LaneResult]:
+        sizes.append(len(parts[0].tokens))
+        return real(self, parts)
+
+    with mock.patch.object(decoder_module, "RECURRENT_CHUNK", 16), mock.patch.object(CachedDecoder, "run", run):
+        logits = engines.one.next_logits(text).copy()
+    assert (max(sizes) == 16) == engines.one.base.recurrent
+    assert int(logits.argmax()) == engines.one.plainly(text, replace(GREEDY, max_generate_length=1)).token_ids[0]
 
 
 def test_one_that_is_cancelled_leaves_its_mates_as_they_were(engines: Engines) -> None:

@@ -136,7 +136,7 @@ def recurrent_remarks(onnx: engines.OnnxDir, limits: Limits) -> tuple[str, ...]:
     if shape is None:
         return ()
     lanes, rows = limits.max_batch_size, max(RECURRENT_CHUNK, limits.max_verify_tree_size)
-    sequences = f"{lanes} sequences take" if lanes > 1 else "a sequence takes"
+    sequences = f"{lanes} sequences takes" if lanes > 1 else "a sequence takes"
     states = f"the recurrent state of {sequences} {lanes * shape.state_bytes / 1e6:.1f} MB"
     cap = f"rows that may be rejected at most {uncommitted_bytes(shape, lanes, rows) / 1e6:.1f} MB, for {rows} a pass"
     instead = f"a state a row would take {rows * lanes * shape.state_bytes / 1e6:.0f} MB"

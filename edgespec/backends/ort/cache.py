@@ -89,6 +89,11 @@ class KvCache:
     def clear(self, lane: int) -> None:
         self.extents[lane] = 0
 
+    def wipe(self, lane: int) -> None:
+        """Make a lane's rows zeroes again: what is no number harms even where nobody sees it."""
+        self.slab[:, lane] = 0.0
+        self.extents[lane] = 0
+
     def copy_lane(self, source: int, target: int, count: int) -> None:
         assert source != target
         assert count <= self.extents[source]

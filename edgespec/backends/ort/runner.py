@@ -182,6 +182,11 @@ class OrtRunner:
         if self.recurrent is not None:
             self.recurrent.clear(lane)
 
+    def wipe(self, lane: int) -> None:
+        self.cache.wipe(lane)
+        if self.recurrent is not None:
+            self.recurrent.clear(lane)
+
     def copy_lane(self, source: int, target: int, count: int) -> None:
         self.cache.copy_lane(source, target, count)
         if self.recurrent is not None:

@@ -86,7 +86,9 @@ class DFlashDrafter:
         for wish, logits in zip(able, self.decoder.run(parts) if parts else [], strict=True):
             state = self.lanes[wish.lane]
             state.waiting, state.full = [], not np.isfinite(logits).all()
-            if not state.full:
+            if state.full:
+                self.decoder.wipe(wish.lane)
+            else:
                 trees[wish.lane] = self.tree(wish, logits)
         return [trees[wish.lane] for wish in wishes]
 

@@ -59,6 +59,7 @@ class EagleDrafter:
         for one in seen:
             state = self.lanes[one.lane]
             state.full = state.full or len(one.tokens) > self.decoder.room(one.lane)
+            state.full = state.full or not np.isfinite(one.features).all()
         taken = [one for one in seen if not self.lanes[one.lane].full]
         if not taken:
             return
@@ -68,7 +69,8 @@ class EagleDrafter:
             assert result.hidden_states is not None
             state = self.lanes[one.lane]
             state.last_logits, state.last_hidden = result.logits[0].copy(), result.hidden_states[-1].copy()
-            state.full = not np.isfinite(state.last_logits).all()
+            if not np.isfinite(state.last_logits).all():
+                self.give_up(one.lane)
 
     def propose(self, wishes: Sequence[Wish]) -> list[DraftTree]:
         """Grow K candidates a level, keep the K best of K*K as the next level, verify the best of all."""
@@ -102,7 +104,7 @@ class EagleDrafter:
             assert result.hidden_states is not None
             pool, top_k = growth.pool, growth.wish.plan.top_k
             if not np.isfinite(result.logits).all():
-                growth.steps = 0
+                growth.steps, self.lanes[growth.wish.lane].full = 0, True
                 continue
             ids, log_probs = top_log_probs(result.logits, top_k)
             children: list[int] = []
@@ -122,8 +124,16 @@ class EagleDrafter:
         positions = np.full(count, self.decoder.lanes[lane].length + level - 1)
         return Rows(lane, tokens, positions, visible, np.arange(count), draft_hidden=growth.hidden)
 
+    def give_up(self, lane: int) -> None:
+        """No drafts from here on: the rows may hold what is no number."""
+        self.lanes[lane].full = True
+        self.decoder.wipe(lane)
+
     def finish(self, growth: Growth) -> DraftTree:
-        self.decoder.drop_scratch(growth.wish.lane)
+        lane = growth.wish.lane
+        self.decoder.drop_scratch(lane)
+        if self.lanes[lane].full:
+            self.give_up(lane)
         size = min(growth.wish.plan.verify_size, 1 + len(growth.pool.tokens))
         return growth.pool.select(growth.wish.pending, size)
 

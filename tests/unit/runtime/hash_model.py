@@ -85,6 +85,8 @@ class HashRunner:
     def clear(self, lane: int) -> None:
         self.slots[lane] = [(-1, -1)] * len(self.slots[lane])
 
+    wipe = clear
+
     def copy_lane(self, source: int, target: int, count: int) -> None:
         self.slots[target][:count] = self.slots[source][:count]
 
