@@ -19,8 +19,9 @@ from edgespec.backends.facts import engines_facts, export_facts
 from edgespec.checkpoint.detect import read_d2t
 from edgespec.checkpoint.facts import checkpoint_facts, safetensors_facts
 from edgespec.checkpoint.files import Checkpoint, some_of
-from edgespec.config import DFlashConfig, DraftConfig
-from edgespec.errors import BundleError, EdgeSpecError, noted
+from edgespec.checkpoint.mtp import ROOT
+from edgespec.config import DFlashConfig, DraftConfig, ModelConfig
+from edgespec.errors import BundleError, EdgeSpecError, UnsupportedModel, noted
 
 SMALL_BYTES = 1 << 20  # files up to this size are compared by their hash in any case
 _OURS = ("quantize", "export", "engine")
@@ -133,10 +134,25 @@ def look_at_checkpoint(path: Path, problems: list[EdgeSpecError], read_up_to: fl
 
         with noted(problems):
             check_whole(checkpoint, found)
+            if isinstance(found, ModelConfig):
+                facts |= head_facts(checkpoint, found)
         if isinstance(found, DraftConfig | DFlashConfig) and read_up_to == math.inf:
             with noted(problems):
                 read_d2t(checkpoint, found)
     return facts
+
+
+def head_facts(checkpoint: Checkpoint, model: ModelConfig) -> dict[str, Any]:
+    """`mtp_head`: why a base's MTP head is not to be had, or null. Raises CheckpointError where it is damaged."""
+    from edgespec.graphs.mtp import MtpDraft
+
+    if not model.mtp_layers and not any(name.startswith(ROOT) for name in checkpoint.tensors):
+        return {}
+    try:
+        MtpDraft.open(checkpoint, model)
+    except UnsupportedModel as error:
+        return {"mtp_head": f"{error.what} {error.remedy}"}
+    return {"mtp_head": None}
 
 
 def only_pickled(path: Path) -> str | None:
@@ -149,6 +165,8 @@ def notes_of(path: Path, facts: dict[str, Any]) -> tuple[str, ...]:
     notes = []
     if pickled := facts.get("pickled"):
         notes.append(f"{pickled}: pickled weights are not looked into; export reads them with --allow-pickle")
+    if lost := facts.get("mtp_head"):
+        notes.append(lost)
     if path.is_dir():
         left = sorted(file.name for file in path.iterdir() if _STAGING.fullmatch(file.name))
         notes += [f"{name} is of a run that was killed, or is not over" for name in left]

@@ -16,7 +16,7 @@ from edgespec.errors import CheckpointError, UnsupportedModel
 ROOT = "mtp."
 LAYER = "mtp.layers.0"
 _NEXTN = re.compile(r"model\.layers\.\d{1,6}\.eh_proj\.")
-_WITHOUT = "Leave --mtp out, or use an EAGLE-3 or DFlash draft with this base."
+_WITHOUT = "Draft for this base with an EAGLE-3 or DFlash checkpoint; without --mtp the head is left aside."
 
 
 def mtp_head(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -33,7 +33,8 @@ def mtp_head(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, tuple[int
         raise UnsupportedModel(
             f"{checkpoint.path}: config.json tells of an MTP head (mtp_num_hidden_layers {config.mtp_layers}), but "
             "there are no mtp.* tensors.",
-            "transformers leaves mtp.* out when it saves a model. Use the original download, or leave --mtp out.",
+            "transformers leaves mtp.* out when it saves a model. Use the original download, or do without the head, "
+            "which is without --mtp.",
         )
     if config.mtp_layers > 1:
         raise UnsupportedModel(
@@ -93,7 +94,7 @@ def refuse_other_forms(checkpoint: Checkpoint) -> None:
         raise UnsupportedModel(
             f"{checkpoint.path}: an MTP head as DeepSeek and GLM name it "
             f"({nextn or 'num_nextn_predict_layers'}); this version knows Qwen3.5's form.",
-            "It would need a graph of that family's layer (enorm, hnorm, eh_proj, shared_head). " + _WITHOUT,
+            "It would need graphs of that family's layers (enorm, hnorm, eh_proj, shared_head). Take a Qwen3.5 base.",
         )
 
 
@@ -121,7 +122,7 @@ def _check_whole(checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]]
     if missing:
         raise CheckpointError(
             f"{checkpoint.path}: the MTP head lacks {some_of(missing)}.",
-            "Download the checkpoint again, all shards of it, or leave --mtp out.",
+            "Download the checkpoint again, all shards of it, or do without the head, which is without --mtp.",
         )
 
 

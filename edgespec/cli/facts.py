@@ -86,7 +86,9 @@ def base_rows(config: Mapping[str, Any]) -> Rows:
     head = "head tied to the embedding" if config["tied_head"] else "a head of its own"
     ends = f"ends at {', '.join(map(str, config['eos_token_ids']))}" if config["eos_token_ids"] else "names no end"
     rows = [("vocabulary", f"{config['vocab_size']}, {head}, {ends}"), ("positions", str(config["max_position"]))]
-    return [*rows, ("MTP head", f"{config['mtp_layers']} layer, by config.json")] if config["mtp_layers"] else rows
+    layers = config["mtp_layers"]
+    told = f"{layers} layer{'s' if layers > 1 else ''}, by config.json"
+    return [*rows, ("MTP head", told)] if layers else rows
 
 
 def draft_rows(config: Mapping[str, Any]) -> Rows:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import is_quantised
-from edgespec.checkpoint.mtp import mtp_head
 from edgespec.checkpoint.origin import origin_of
 from edgespec.config import DFlashConfig, DraftConfig, resolve_taps
 from edgespec.pairing.pair import Pair
@@ -163,7 +162,9 @@ def _shared(pair: Pair, topic: str, own: bool) -> Verdict:
 
 
 def mtp(pair: Pair) -> Iterator[Verdict]:
-    """The base's own head, which shares its embedding and its head and has nothing else to fit."""
-    found = mtp_head(pair.base, pair.model)
+    """The base's own head: its tensors by names and shapes; what it shares with its base fits by itself."""
+    from edgespec.graphs.mtp import MtpDraft
+
+    found = MtpDraft.open(pair.base, pair.model).table.stored
     what = f"an MTP head of {len(found)} tensors; embedding, lm_head and RoPE are the base's"
     yield Verdict("ok", "head", what)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from edgespec.checkpoint.facts import quantization_facts
 from edgespec.checkpoint.files import Checkpoint, read_json
 from edgespec.checkpoint.layouts import logical_shapes, read_quantization
+from edgespec.checkpoint.mtp import ROOT
 from edgespec.config import DFlashConfig, RopeConfig
 from edgespec.config.dflash import THINKING
 from edgespec.contract import Limits
@@ -48,7 +49,9 @@ def quantisation(pair: Pair) -> Iterator[Verdict]:
     else:
         yield Verdict("ok", "quantisation", f"the base is {', '.join(base)}, which costs little acceptance")
     if pair.draft is None:
-        heads = [name for name, modules in base.items() if any(module.startswith("mtp.") for module in modules)]
+        if not any(name.startswith(ROOT) for name in pair.base.tensors):
+            return
+        heads = [name for name, modules in base.items() if any(module.startswith(ROOT) for module in modules)]
         told = f"is {', '.join(heads)}: a little less acceptance, the same output" if heads else "is not quantised"
         yield Verdict("ok", "quantisation", f"the MTP head {told}")
         return

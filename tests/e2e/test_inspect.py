@@ -196,6 +196,27 @@ def test_a_hybrid_base_is_told_with_its_layers_and_its_head(images: bool, tmp_pa
     assert "3 layers are gated delta nets" in done.out
     assert "theta 1e+07, 8 of 32 elements" in done.out
     assert "MTP head    1 layer, by config.json" in done.out
+    assert "mtp.*" not in done.out
+
+
+def test_a_lost_head_is_a_note_and_a_damaged_one_a_fault(tmp_path: Path, cli: Cli) -> None:
+    path = toys.make_qwen3_5(tmp_path / "base")
+    whole = load_file(path / "model.safetensors")
+    save_file(
+        {name: tensor for name, tensor in whole.items() if not name.startswith("mtp.")}, path / "model.safetensors"
+    )
+    lost = cli("inspect", path)
+    assert lost.code == 0
+    assert "but there are no mtp.* tensors" in lost.out
+    damaged = {
+        "lacks mtp.fc.weight": {name: tensor for name, tensor in whole.items() if name != "mtp.fc.weight"},
+        "of another shape (1): mtp.norm.weight": whole | {"mtp.norm.weight": whole["mtp.norm.weight"][1:].clone()},
+    }
+    for said, tensors in damaged.items():
+        save_file(tensors, path / "model.safetensors")
+        done = cli("inspect", path)
+        assert done.code == 3
+        assert said in done.err
 
 
 def test_pickled_weights_are_not_looked_into(tmp_path: Path, cli: Cli) -> None:

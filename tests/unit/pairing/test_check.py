@@ -412,9 +412,19 @@ def test_a_head_that_is_missing_or_lost_is_refused_with_the_remedy(shop: Path, c
     told = one("head", shop / "base")
     assert (told.level, told.remedy) == (
         "refused",
-        "Leave --mtp out, or use an EAGLE-3 or DFlash draft with this base.",
+        "Draft for this base with an EAGLE-3 or DFlash checkpoint; without --mtp the head is left aside.",
     )
+    assert len(about("quantisation", check(str(shop / "base"), None))) == 1  # none is told of a head that is not there
     base = copied("hybrid")
     names = [name for name in load_file(base / "model.safetensors") if name.startswith("mtp.")]
     tensors_changed(base, **dict.fromkeys(names))
     assert "transformers leaves mtp.* out" in one("head", base).remedy
+
+
+def test_a_misshapen_head_does_not_fit(copied: Callable[[str], Path]) -> None:
+    base = copied("hybrid")
+    fc = load_file(base / "model.safetensors")["mtp.fc.weight"]
+    tensors_changed(base, **{"mtp.fc.weight": fc[:, : fc.shape[1] // 2].contiguous()})
+    told = one("head", base)
+    assert told.level == "refused"
+    assert "mtp.fc.weight" in told.what
