@@ -24,6 +24,8 @@ STEMS = {Role.LLM: "llm", Role.BASE: "spec_base", Role.DRAFT: "spec_draft"}
 CONFIGS = {Role.LLM: "config.json", Role.BASE: "base_config.json", Role.DRAFT: "draft_config.json"}
 DRAFT_EMBEDDING = "draft_embedding.safetensors"
 SPEC_DECODE_TYPES = ("none", "eagle3", "mtp", "dflash")
+ELSEWHERE = "use another engine directory"
+OTHER_DRAFT = f"Take a draft that was trained for this base, or {ELSEWHERE}."
 COMPONENTS = ("llm", "mtp_draft", "dflash_draft")  # where export puts what it makes
 
 
@@ -97,24 +99,24 @@ def check_block_limit(onnx: OnnxDir, limits: Limits) -> None:
         raise LimitError(what, f"Build with --max-draft-tree-size {size} or more.")
 
 
-def check_pairing(base: Mapping[str, Any], draft: Mapping[str, Any]) -> None:
-    """Refuse a base and a draft, by their configs, that do not belong together."""
-    check_kinds(base["spec_decode_type"], draft["spec_decode_type"])
+def check_pairing(base: Mapping[str, Any], draft: Mapping[str, Any], built: Role | None = None) -> None:
+    """Refuse a base and a draft, by their configs, that do not belong together.
+
+    `built` is the one that is being built beside the other; None where both are there.
+    """
+    check_kinds(base["spec_decode_type"], draft["spec_decode_type"], built)
     pair, layers = draft["pair"], base["num_hidden_layers"]
     if pair["base_identity"] not in (None, base["identity"]) and draft_root(pair) != root_of(base):
-        raise PairingError(
-            "the draft was exported for another base checkpoint than the one in this engine directory",
-            "Export the draft again with --base-model-dir naming the base, or use another engine directory.",
-        )
+        raise PairingError(*another_base(draft["spec_decode_type"], built))
     if draft["vocab_size"] != base["vocab_size"]:
         what = f"the draft was made for a vocabulary of {draft['vocab_size']}, the base has {base['vocab_size']}"
-        raise PairingError(what, "Use a draft that was trained for this base.")
+        raise PairingError(what, OTHER_DRAFT)
     if pair["target_hidden_size"] != base["hidden_size"]:
         what = f"the draft reads features {pair['target_hidden_size']} wide, the base's are {base['hidden_size']}"
-        raise PairingError(what, "Use a draft that was trained for this base.")
+        raise PairingError(what, OTHER_DRAFT)
     if not pair["own_embedding"] and draft["hidden_size"] != base["hidden_size"]:
         what = f"the draft shares the base's embedding but is {draft['hidden_size']} wide, not {base['hidden_size']}"
-        raise PairingError(what, "Use a draft that was trained for this base.")
+        raise PairingError(what, OTHER_DRAFT)
     if draft["spec_decode_type"] == "mtp":
         return
     if draft["spec_decode_type"] == DraftKind.DFLASH:
@@ -123,17 +125,35 @@ def check_pairing(base: Mapping[str, Any], draft: Mapping[str, Any]) -> None:
     if wanted != emitted:
         flag = ",".join(map(str, wanted))
         what = f"the base emits hidden_states {emitted}, the draft was trained on {wanted}"
-        raise PairingError(what, f"Export the base again with --eagle-base --aux-layers {flag}.")
+        raise PairingError(what, f"Export the base again with --eagle-base --aux-layers {flag}, or {ELSEWHERE}.")
     if draft["graph"]["base_features"] != base["graph"]["features"]:
         what = f"the draft reads {pair['num_taps']} taps, the base emits {len(base['eagle_hidden_state_layers'])}"
-        raise PairingError(what, "Export the base again with --aux-layers naming as many as the draft was trained on.")
+        remedy = f"Export the base again with --aux-layers naming as many as the draft was trained on, or {ELSEWHERE}."
+        raise PairingError(what, remedy)
 
 
-def check_kinds(base: str, draft: str) -> None:
+def another_base(kind: str, built: Role | None) -> tuple[str, str]:
+    """What and remedy where the draft was exported for other weights; each side keeps the other out, so it can be
+    mended here only where the base is to stay and the draft can be exported anew."""
+    if kind == "mtp":
+        what = "the MTP head and the base were exported from different checkpoints"
+        return what, f"Export both at once (edgespec export MODEL OUT --mtp), and {ELSEWHERE}."
+    what = "the draft was exported for another base checkpoint than the one in this engine directory"
+    if built is Role.BASE:
+        what = "the draft in this engine directory was exported for another base checkpoint than this one"
+        return what, f"{ELSEWHERE.capitalize()} for this base and a draft of its own."
+    return what, f"Export the draft again with --base-model-dir naming the base, or {ELSEWHERE}."
+
+
+def check_kinds(base: str, draft: str, built: Role | None = None) -> None:
     """Refuse a base that emits what another kind of draft reads."""
-    if base != draft:
-        what = f"the draft is {KINDS[draft].name}, the base was exported for {KINDS[base].name}"
-        raise PairingError(what, f"Export the base again: edgespec export MODEL OUT {KINDS[draft].flag}.")
+    if base == draft:
+        return
+    what = f"the draft is {KINDS[draft].name}, the base was exported for {KINDS[base].name}"
+    again = f"xport the base again for that draft: edgespec export MODEL OUT {KINDS[draft].flag}"
+    if built is Role.BASE:
+        raise PairingError(what, f"{ELSEWHERE.capitalize()} for this base and its own draft, or e{again}.")
+    raise PairingError(what, f"E{again}, or {ELSEWHERE}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,11 +173,11 @@ KINDS = {
 
 def check_block_pair(base: Mapping[str, Any], draft: Mapping[str, Any]) -> None:
     """What is a DFlash pair's own: the layers read, and a mask token that the base knows."""
-    pair, again = draft["pair"], f"Export the base again with {KINDS['dflash'].flag}."
+    pair, again = draft["pair"], f"Export the base again with {KINDS['dflash'].flag}, or {ELSEWHERE}."
     depth, layers = pair["num_target_layers"], base["num_hidden_layers"]
     if depth not in (None, layers):
         what = f"the draft was trained for a base of {depth} layers, this one has {layers}"
-        raise PairingError(what, "Use a draft that was trained for this base.")
+        raise PairingError(what, OTHER_DRAFT)
     wanted, emitted = (config["dflash_config"]["target_layer_ids"] for config in (draft, base))
     if wanted != emitted:
         what = f"the base emits the outputs of layers {emitted}, the draft was trained on those of {wanted}"
@@ -196,7 +216,7 @@ def check_against_other(engine_dir: Path, built: OnnxDir) -> None:
         return
     partner = bundle.read_json(engine_dir / CONFIGS[other])
     base, draft = (built.config, partner) if built.role is Role.BASE else (partner, built.config)
-    check_pairing(base, draft)
+    check_pairing(base, draft, built.role)
 
 
 def engine_config(onnx: OnnxDir, limits: Limits) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from edgespec.backends.engine_dir import check_pairing
+from edgespec.contract import Role
 from edgespec.errors import PairingError
 
 BASE: dict[str, Any] = {"num_hidden_layers": 8, "vocab_size": 64, "hidden_size": 16, "graph": {"features": 48},
@@ -61,8 +62,36 @@ def test_head_and_its_base_are_a_pair() -> None:
 
 
 def test_head_of_another_base_is_refused() -> None:
-    with pytest.raises(PairingError, match="another base checkpoint"):
-        check_pairing(MTP_BASE | {"identity": "b"}, MTP)
+    for built in (None, Role.BASE, Role.DRAFT):
+        with pytest.raises(PairingError, match="different checkpoints") as found:
+            check_pairing(MTP_BASE | {"identity": "b"}, MTP, built)
+        assert "--base-model-dir" not in found.value.remedy  # which an export with --mtp refuses
+        assert "--mtp" in found.value.remedy
+        assert "another engine directory" in found.value.remedy
+
+
+def test_only_a_draft_that_is_being_built_can_be_exported_for_the_other_base() -> None:
+    pair, base = DRAFT | {"pair": PAIR | {"base_identity": "a"}}, BASE | {"identity": "b"}
+    with pytest.raises(PairingError, match="the one in this engine directory") as found:
+        check_pairing(base, pair, Role.DRAFT)
+    assert found.value.remedy.startswith("Export the draft again with --base-model-dir")
+    with pytest.raises(PairingError, match="than this one") as found:
+        check_pairing(base, pair, Role.BASE)
+    assert found.value.remedy.startswith("Use another engine directory for this base")
+
+
+def test_every_refusal_of_a_pair_names_another_directory() -> None:
+    base, pair = BASE | {"identity": "a"}, PAIR | {"base_identity": "a"}
+    wrong: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        (base | {"vocab_size": 65}, pair), (base | {"hidden_size": 17}, pair),
+        (base | {"eagle_hidden_state_layers": [1, 4, 5]}, pair), (base | {"graph": {"features": 32}}, pair),
+        (base, pair | {"base_identity": "b"}), (MTP_BASE, pair),
+    ]  # fmt: skip
+    for built in (None, Role.BASE, Role.DRAFT):
+        for one, its in wrong:
+            with pytest.raises(PairingError) as found:
+                check_pairing(one, DRAFT | {"pair": its}, built)
+            assert "se another engine directory" in found.value.remedy
 
 
 def test_base_of_another_kind_is_refused_with_the_flag_that_would_fit() -> None:
@@ -70,6 +99,9 @@ def test_base_of_another_kind_is_refused_with_the_flag_that_would_fit() -> None:
     with pytest.raises(PairingError, match="an EAGLE-3 draft, the base was exported for an MTP head") as found:
         check_pairing(MTP_BASE, DRAFT | eagle)
     assert "--eagle-base" in found.value.remedy
+    with pytest.raises(PairingError) as found:
+        check_pairing(MTP_BASE, DRAFT | eagle, Role.BASE)
+    assert found.value.remedy.startswith("Use another engine directory for this base")
     with pytest.raises(PairingError, match="an MTP head, the base was exported for an EAGLE-3 draft") as found:
         check_pairing(BASE | {"identity": "a"}, MTP)
     assert "--mtp" in found.value.remedy
