@@ -33,6 +33,11 @@ def plan_line(plan: DraftPlan, *, chosen: bool, spec_decode_type: str | None = N
     kind = ("chain" if plan.top_k == 1 else "tree") + DRAFTERS.get(spec_decode_type or "", "")
     depth = f"blocks of {plan.steps + 1}" if isinstance(plan, BlockPlan) else f"step {plan.steps}"
     sizes = f"top-k {plan.top_k}, {depth}, verify size {plan.verify_size}"
+    if plan.verify_size == 1:
+        return (
+            f"drafting in vain: {sizes}, which is the pending token alone. Raise --spec-verify-size, or "
+            "build the base with a larger --max-verify-tree-size"
+        )
     return f"drafting a {kind}: {sizes}" + (" (the default on a CPU)" if chosen else "")
 
 

@@ -42,7 +42,8 @@ class PlanLimits:
         k = CPU_PLAN.top_k if top_k is None else top_k
         if steps is None:
             chain = k == 1 and verify_size is not None and verify_size > 1
-            fitting = max(1, min(CPU_PLAN.steps, self.max_draft_tree_size // max(k, 1)))
+            verified = self.max_verify_tree_size - 1
+            fitting = max(1, min(CPU_PLAN.steps, verified, self.max_draft_tree_size // max(k, 1)))
             steps = verify_size - 1 if chain and verify_size else fitting
         if verify_size is None:
             verify_size = min(GUIDE_VERIFY_SIZE, self.max_verify_tree_size, tree_pool_size(k, steps))
@@ -59,7 +60,10 @@ class PlanLimits:
             raise LimitError(what, "Set it to 1, or leave it out.")
         if n > tree_pool_size(k, s):
             what = f"--spec-verify-size {n}: with top-k {k} and step {s} only {tree_pool_size(k, s)} nodes can exist"
-            raise LimitError(what, "That is 1 + K + (S-1)*K*K. Lower the verify size, or raise top-k or step.")
+            remedy = "That is 1 + K + (S-1)*K*K. Lower the verify size, or raise top-k or step."
+            if self.kind == "mtp":
+                remedy = f"Lower it to {s + 1}, or raise --spec-draft-step to {n - 1}."
+            raise LimitError(what, remedy)
         if n > self.max_verify_tree_size:
             what = f"--spec-verify-size {n} exceeds the {self.max_verify_tree_size} that the base engine was built for"
             raise LimitError(what, f"Lower it, or build the base with --max-verify-tree-size {n}.")

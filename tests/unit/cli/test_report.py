@@ -199,6 +199,12 @@ def test_plan_is_told_in_one_line(plan: DraftPlan, chosen: bool, said: str) -> N
     assert report.plan_line(plan, chosen=chosen) == said
 
 
+def test_a_plan_that_verifies_no_draft_says_so() -> None:
+    said = report.plan_line(DraftPlan(1, 1, 1), chosen=True)
+    assert said.startswith("drafting in vain: top-k 1, step 1, verify size 1")
+    assert "--max-verify-tree-size" in said
+
+
 def test_plan_says_what_drafts_where_it_is_no_draft_model() -> None:
     said = report.plan_line(DraftPlan(1, 3, 4), chosen=False, spec_decode_type="mtp")
     assert said == "drafting a chain with the MTP head: top-k 1, step 3, verify size 4"
