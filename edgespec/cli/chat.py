@@ -112,7 +112,7 @@ def command(
         screen.note(
             plan_line(plan, chosen=chosen, spec_decode_type=kind) if plan else "decoding plainly, without drafts"
         )
-        thinking_note = engine.thinking_note([enable_thinking]) if plan else None
+        thinking_note = engine.thinking_note([enable_thinking], by_flag=True) if plan else None
         for note in (*engine.notes, *([thinking_note] if thinking_note else [])):
             screen.note(note)
         chat = Chat(

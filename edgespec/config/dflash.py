@@ -31,10 +31,6 @@ _KEYS = (
 )
 
 
-# Whether the drafts of a base, by its architecture, were trained on answers with thinking
-THINKING = {"Qwen3ForCausalLM": False, "Qwen3_5ForCausalLM": True, "Qwen3_5ForConditionalGeneration": True}
-
-
 def own_name(stored: str) -> str:
     """z-lab's name of a tensor that is stored under a spelling of others; fused Linears keep theirs."""
     root, dot, rest = stored.removeprefix("model.").partition(".")

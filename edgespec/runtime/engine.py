@@ -25,6 +25,7 @@ from edgespec.backends.engine_dir import rope_of
 from edgespec.backends.loader import open_runner
 from edgespec.backends.weights import rounding_of, rounds_by, weights_of, why_not_exact
 from edgespec.config import DraftKind
+from edgespec.config.dflash import THINKING
 from edgespec.contract import Role
 from edgespec.errors import EdgeSpecError, EnvironmentProblem, LimitError, RequestError
 from edgespec.prompts import CANCELLED, Message, SamplingParams
@@ -44,6 +45,10 @@ from edgespec.runtime.tree import DraftPlan
 
 SEED_BITS = 63
 EXACT_ROWS = 2  # from here on kernels give a row the same bits whatever their number
+THINKING_UNKNOWN = (
+    "drafts for this base are trained with thinking, and its chat template has no such mode: {} "
+    "Export the base again with the chat template of the original download."
+)
 PREFIX_CACHE_BYTES = 256 * 2**20
 Event = Chunk | Response | EdgeSpecError
 FAULTS = (EdgeSpecError, MemoryError)  # what ends a request, or a batch, and not the run
@@ -149,17 +154,35 @@ class Engine:
             notes.append(f"{rounds_by(weights)}: lossless up to kernel rounding (margin {self.rounding:.2g} nats)")
         return tuple(notes)
 
-    def thinking_note(self, asked: Sequence[bool]) -> str | None:
-        """A warning where requests, by their `enable_thinking`, are not in the mode that the draft was trained in."""
-        expected = (self.draft_config or {}).get("pair", {}).get("enable_thinking")
+    def thinking_note(self, asked: Sequence[bool], *, by_flag: bool = False) -> str | None:
+        """A warning where requests, by their `enable_thinking`, are not in the mode that the draft was trained in.
+
+        With `by_flag` the mode is that of a chat, set by --enable-thinking.
+        """
+        expected = self.trained_with_thinking()
         strange = sum(one is not expected for one in asked)
         if expected is None or not strange:
             return None
+        costs = "fewer of them will be accepted, the answers are the same."
+        if not self.tokenizer.knows_thinking():
+            return THINKING_UNKNOWN.format(costs) if expected else None  # a request for it is refused by itself
         mode, other = ("on", "off") if expected else ("off", "on")
-        return (
-            f"{strange} of {len(asked)} requests have enable_thinking {other}, and drafts for this base are trained "
-            f"with it {mode}: fewer of them will be accepted, the answers are the same"
-        )
+        who = "--enable-thinking is" if by_flag else f"{strange} of {len(asked)} requests have enable_thinking"
+        remedies = {
+            (True, True): "Give --enable-thinking.",
+            (True, False): "Leave --enable-thinking out.",
+            (False, True): 'Set "enable_thinking": true.',
+            (False, False): 'Leave "enable_thinking" out.',
+        }
+        told = f"{who} {other}, and drafts for this base are trained with it {mode}"
+        return f"{told}: {costs} {remedies[by_flag, expected]}"
+
+    def trained_with_thinking(self) -> bool | None:
+        """The mode of a block draft: as its export says, or, without a base then, by the base that is here now."""
+        if self.draft_config is None or self.draft_config["spec_decode_type"] != DraftKind.DFLASH:
+            return None
+        told: bool | None = self.draft_config["pair"].get("enable_thinking")
+        return THINKING.get(self.config["model"]) if told is None else told
 
     def __enter__(self) -> Engine:
         return self

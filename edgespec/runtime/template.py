@@ -12,6 +12,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -38,6 +39,8 @@ WRITE_IT_YOURSELF = 'set "apply_chat_template": false and write the whole prompt
 class ChatTemplate(Protocol):
     """Makes one text of a conversation. Raises RequestError where it cannot, or cannot as it is asked to."""
 
+    def knows_thinking(self) -> bool: ...
+
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool, enable_thinking: bool) -> str: ...
 
 
@@ -56,6 +59,9 @@ def read_template(directory: Path) -> ChatTemplate:
 
 
 class NoTemplate:
+    def knows_thinking(self) -> bool:
+        return False
+
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool, enable_thinking: bool) -> str:
         raise RequestError("This model has no chat template.", _sentence(WRITE_IT_YOURSELF))
 
@@ -94,6 +100,9 @@ class FlatTemplate:
         default = [] if given or not self.default_system_prompt else [Message("system", self.default_system_prompt)]
         text = "".join(self._turn(message) for message in (*default, *messages))
         return text + (opening or "") if add_generation_prompt else text
+
+    def knows_thinking(self) -> bool:
+        return self.generation_prompt_thinking is not None
 
     def _opening(self, enable_thinking: bool) -> str | None:
         if not enable_thinking:
@@ -181,6 +190,12 @@ class JinjaTemplate:
                     f"Change the messages, or {WRITE_IT_YOURSELF}",
                 ) from error
         return text
+
+    def knows_thinking(self) -> bool:
+        """Whether the template reads enable_thinking; one that cannot be read knows nothing, and says so when used."""
+        with self._lock, suppress(RequestError):
+            _ = self._compiled or self._compile()
+        return THINKING in self._reads
 
     def _compile(self) -> jinja2.Template:
         size_bytes = len(self._source.encode(errors="surrogatepass"))

@@ -51,6 +51,10 @@ class Tokenizer:
             messages, add_generation_prompt=add_generation_prompt, enable_thinking=enable_thinking
         )
 
+    def knows_thinking(self) -> bool:
+        """Whether the chat template has a thinking mode; False where it cannot be read."""
+        return self._template.knows_thinking()
+
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Ids of a text. A chat template writes its special tokens itself; plain text wants `add_special_tokens`."""
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 
 import edgespec
 from edgespec.errors import LimitError, RequestError
 from edgespec.prompts import CANCELLED, Message, SamplingParams
 from edgespec.runtime.engine import Engine
+from edgespec.runtime.template import JinjaTemplate
+from edgespec.runtime.tokenizer import Tokenizer
 from tests.lossless.pairs import make_pair
 
 GREEDY = SamplingParams(temperature=0, max_generate_length=6)
@@ -37,6 +40,37 @@ def test_ids_of_numpy_are_ids(engine: Engine) -> None:
 def test_prompt_that_is_a_mixture_is_refused(engine: Engine, prompt: list[object]) -> None:
     with pytest.raises(RequestError, match="a list of token ids"):
         engine.encode(prompt)
+
+
+def thinking_note(trained: bool | None, model: str, asked: list[bool], *, switch: bool, by_flag: bool = False) -> str:
+    """What is said for a DFlash draft that was `trained` so, its base's template with a switch or without."""
+    engine = Engine.__new__(Engine)
+    engine.draft_config = {"spec_decode_type": "dflash", "pair": {"enable_thinking": trained}}
+    engine.config = {"model": model}
+    template = "{% if enable_thinking %}<think>{% endif %}" if switch else "plain"
+    engine.tokenizer = Tokenizer(tokenizers.Tokenizer(tokenizers.models.BPE()), JinjaTemplate(template, {}))
+    return engine.thinking_note(asked, by_flag=by_flag) or ""
+
+
+def test_note_on_thinking_names_what_to_change() -> None:
+    qwen3, hybrid = "Qwen3ForCausalLM", "Qwen3_5ForCausalLM"
+    for trained in (True, None):  # null: exported without a base, whose architecture tells
+        told = thinking_note(trained, hybrid, [True, False], switch=True)
+        assert told.startswith("1 of 2 requests have enable_thinking off")
+        assert told.endswith('Set "enable_thinking": true.')
+    assert thinking_note(False, qwen3, [True], switch=True).endswith('Leave "enable_thinking" out.')
+    chat = thinking_note(True, hybrid, [False], switch=True, by_flag=True)
+    assert chat.startswith("--enable-thinking is off")
+    assert chat.endswith("Give --enable-thinking.")
+    assert thinking_note(True, hybrid, [True], switch=True) == ""
+    assert thinking_note(None, "LlamaForCausalLM", [True], switch=True) == ""
+
+
+def test_no_mode_is_advised_that_the_template_has_not() -> None:
+    told = thinking_note(True, "Qwen3_5ForCausalLM", [False], switch=False)
+    assert "its chat template has no such mode" in told
+    assert "Export the base again with the chat template" in told
+    assert '"enable_thinking": true' not in told
 
 
 @pytest.mark.parametrize("token", [-1, 10_000])

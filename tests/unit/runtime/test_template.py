@@ -200,6 +200,7 @@ def test_template_that_fails_or_reaches_out_of_its_sandbox_is_refused(tmp_path: 
 def test_thinking_is_refused_where_the_template_never_asks_for_it(tmp_path: Path, template: str) -> None:
     save(tmp_path, {"chat_template": template})
     render(tmp_path, enable_thinking=False)
+    assert not read_template(tmp_path).knows_thinking()
     with pytest.raises(RequestError, match="no thinking mode") as caught:
         render(tmp_path, enable_thinking=True)
     assert caught.value.remedy == 'Remove "enable_thinking" or set it false.'
@@ -216,6 +217,7 @@ def test_thinking_is_refused_where_the_template_never_asks_for_it(tmp_path: Path
 def test_thinking_reaches_a_template_that_asks_for_it(tmp_path: Path, template: str) -> None:
     save(tmp_path, {"chat_template": template})
     assert [render(tmp_path, enable_thinking=flag) for flag in (True, False)] == ["True", "False"]
+    assert read_template(tmp_path).knows_thinking()
 
 
 # --- the flattened template -------------------------------------------------------------------------------------------
@@ -257,6 +259,8 @@ def test_flattened_template_says_what_its_file_says(
     tmp_path: Path, messages: list[Message], flags: dict[str, bool], expected: str
 ) -> None:
     assert render(flat(tmp_path), messages, **flags) == expected
+    assert read_template(tmp_path).knows_thinking()
+    assert not read_template(flat(tmp_path, generation_prompt_thinking=...)).knows_thinking()
 
 
 @pytest.mark.parametrize("default", ["", None, ...])
