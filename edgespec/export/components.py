@@ -136,12 +136,12 @@ def with_draft_as_model(model: str, options: ExportOptions) -> tuple[str, Export
 
 
 def recorded_base(config: DraftConfig | DFlashConfig) -> str | None:
-    """The base that the draft's own config names: where it is a directory here, or where the draft cannot do without.
+    """The base that the draft's own config names, where it is a directory here.
 
-    A hub id alone is not followed: it would fetch a whole model only to compare shapes, which build does anyway.
+    A name of the hub is not followed: it would fetch a whole model that nobody asked for.
     """
     name = config.base_name
-    return name if name and (Path(name).is_dir() or not config.own_head) else None
+    return name if name and Path(name).is_dir() else None
 
 
 def base_origin(
@@ -369,6 +369,7 @@ def open_base(
 ) -> tuple[Checkpoint | None, ModelConfig | None]:
     """The base named by the flag; it must be one that the draft could have been made for."""
     if options.base_model_dir is None:
+        refuse_headless(config)
         return None, None
     base = open_checkpoint(options.base_model_dir, allow_pickle=options.allow_pickle)
     model = detect(base)
@@ -379,6 +380,16 @@ def open_base(
     else:
         check_pair(config, model, base)
     return base, model
+
+
+def refuse_headless(config: DraftConfig | DFlashConfig) -> None:
+    """A draft without a head of its own cannot be exported alone."""
+    if config.own_head:
+        return
+    name = config.base_name
+    named = f"; its config.json names {name!r} as its base, which is no directory here" if name else ""
+    what = f"this draft has no lm_head of its own and borrows its base's{named}"
+    raise PairingError(what, "Pass --base-model-dir with the directory or hub id of the base that it was trained for.")
 
 
 def check_pair(config: DraftConfig, model: ModelConfig, base: Checkpoint) -> None:

@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from edgespec import bundle
 from edgespec.backends import engine_dir as engines
@@ -158,3 +159,26 @@ def test_base_that_the_draft_records_is_taken_where_it_is_a_directory(tmp_path: 
     export(str(base), tmp_path / "onnx_base", ExportOptions(eagle_base=True, golden=False))
     pair = bundle.read_json(tmp_path / "onnx" / "llm" / bundle.CONFIG)["pair"]
     assert pair["base_identity"] == bundle.read_json(tmp_path / "onnx_base" / "llm" / bundle.CONFIG)["identity"]
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+def test_a_hub_name_in_a_draft_is_told_and_not_followed(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("the hub was asked"))
+    base = toys.make_base(tmp_path / "base", "llama", layers=8)
+    if kind == "eagle3":
+        draft = toys.make_draft(tmp_path / "draft", base, "speculators", own_head=False, draft_vocab=None)
+    else:
+        draft = toys.make_dflash(tmp_path / "draft", base, "speculators")
+        tensors = load_file(draft / "model.safetensors")
+        tensors.pop("lm_head.weight", None)
+        save_file(tensors, draft / "model.safetensors")
+    config = json.loads((draft / "config.json").read_text())
+    config["speculators_config"]["verifier"]["name_or_path"] = "somebody/a-large-model"
+    (draft / "config.json").write_text(json.dumps(config))
+    assert run(["export", str(draft), str(tmp_path / "out")]) == 3
+    told = capfd.readouterr().err
+    assert "its config.json names 'somebody/a-large-model'" in told
+    assert "--base-model-dir" in told
+    assert not (tmp_path / "out").exists()
