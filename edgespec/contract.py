@@ -245,6 +245,9 @@ def lowered_contract(canonical: GraphContract, batched: bool = False) -> GraphCo
     return GraphContract(canonical.shape, tuple(inputs), canonical.outputs)
 
 
+MOST_BLOCK_NODES = 128  # of a block draft's tree that a pass verifies
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What an engine is built for, in tokens; the flags of `edgespec build` by their own names."""

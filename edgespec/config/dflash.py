@@ -19,6 +19,7 @@ from edgespec.config.ropes import one_rope
 from edgespec.config.values import DecoderConfig, DFlashConfig, DraftKind, Shapes
 from edgespec.errors import CheckpointError, UnsupportedModel
 
+MOST_BLOCK = 1024  # published drafts have up to 16; a pass computes the whole block
 # Stored Linear -> the ones it is made of, by rows
 FUSED = {"self_attn.qkv_proj": ("q_proj", "k_proj", "v_proj"), "mlp.gate_up_proj": ("gate_proj", "up_proj")}
 _RENAMED = {"context_proj": "fc", "context_norm": "hidden_norm", "final_norm": "norm"}
@@ -270,8 +271,9 @@ def _block_size(top: Fields, inner: Fields) -> int:
         raise CheckpointError(
             f"{top.source}: 'block_size' is missing, at the top level and in {SECTION}.", "Download the draft again."
         )
-    if size < 2:
-        raise (top if top.get("block_size") is not None else inner).wrong("block_size", "at least 2")
+    if not 2 <= size <= MOST_BLOCK:
+        wanted = "at least 2" if size < 2 else f"at most {MOST_BLOCK}"
+        raise (top if top.get("block_size") is not None else inner).wrong("block_size", wanted)
     return size
 
 

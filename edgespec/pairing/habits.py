@@ -13,7 +13,7 @@ from edgespec.checkpoint.layouts import logical_shapes, read_quantization
 from edgespec.checkpoint.mtp import ROOT
 from edgespec.config import DFlashConfig, RopeConfig
 from edgespec.config.dflash import THINKING
-from edgespec.contract import Limits
+from edgespec.contract import MOST_BLOCK_NODES, Limits
 from edgespec.pairing.pair import Pair
 from edgespec.pairing.verdicts import Verdict
 from edgespec.schemes import SCHEMES
@@ -85,8 +85,11 @@ def block(pair: Pair) -> Iterator[Verdict]:
     size, limit = config.block_size, Limits().max_verify_tree_size
     what = f"{size} tokens, of which one pass drafts {size - 1}"
     if size > limit:
-        remedy = f"Build with --max-verify-tree-size {size}, or draft less with --spec-verify-size."
-        yield Verdict("warning", "block", f"{what}; engines are built to verify {limit} unless told otherwise", remedy)
+        most = min(size, MOST_BLOCK_NODES)
+        remedy = f"Build with --max-verify-tree-size {most}, or draft less with --spec-verify-size."
+        beyond = f", and {MOST_BLOCK_NODES} at most" if size > most else ""
+        told = f"{what}; engines are built to verify {limit} unless told otherwise{beyond}"
+        yield Verdict("warning", "block", told, remedy)
         return
     yield Verdict("ok", "block", f"{what}; --spec-verify-size is at most {size}, fewer are drafted as well")
 

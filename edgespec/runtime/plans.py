@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edgespec.contract import tree_pool_size
+from edgespec.contract import MOST_BLOCK_NODES, tree_pool_size
 from edgespec.errors import LimitError
 from edgespec.runtime.tree import BlockPlan, DraftPlan, full_tree_size
 
@@ -19,7 +19,6 @@ GUIDE_VERIFY_SIZE = 60
 # pass costs nearly in full from about here on (decision 0003)
 CPU_BLOCK = 8
 MOST_BLOCK_TOP_K = 8
-MOST_BLOCK_NODES = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +111,12 @@ class BlockLimits:
             raise LimitError(what, f"Set it to 1 for a chain, or to 2 to {MOST_BLOCK_TOP_K} for a tree.")
         if k > self.draft_vocab_size:
             raise LimitError(f"--spec-draft-top-k {k} exceeds the draft's vocabulary", "Lower it.")
-        if n > self.max_verify_tree_size:
-            what = f"--spec-verify-size {n} exceeds the {self.max_verify_tree_size} that the base engine was built for"
-            raise LimitError(what, f"Lower it, or build the base with --max-verify-tree-size {n}.")
         if n > MOST_BLOCK_NODES:
             what = f"--spec-verify-size {n}: trees of a DFlash draft have at most {MOST_BLOCK_NODES} nodes"
             raise LimitError(what, f"Set it to {MOST_BLOCK_NODES} or less.")
+        if n > self.max_verify_tree_size:
+            what = f"--spec-verify-size {n} exceeds the {self.max_verify_tree_size} that the base engine was built for"
+            raise LimitError(what, f"Lower it, or build the base with --max-verify-tree-size {n}.")
         if plan.steps > block - 1:
             what = f"a plan of {plan.steps} levels; the draft makes blocks of {block}, the pending token included"
             raise LimitError(what, f"Draft at most {block - 1} levels.")

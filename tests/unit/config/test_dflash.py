@@ -233,6 +233,7 @@ def test_switches_of_relatives_that_are_off_are_plain_dflash() -> None:
         (z_lab(mask_token_id=91), "'mask_token_id' is 91 at the top level and 90"),
         (z_lab(block_size=...), "'block_size' is missing"),
         (z_lab(block_size=1), "'block_size' is 1, not at least 2"),
+        (z_lab(block_size=1025), "'block_size' is 1025, not at most 1024"),
         (z_lab({"target_layer_ids": [5, 1, 9]}), r"\[6, 2, 10\]; expected ascending"),
         (z_lab({"target_layer_ids": [1, 5, 12]}), r"\[2, 6, 13\]; expected ascending ones of 1\.\.12"),
         (z_lab({"target_layer_ids": [1, 5]}), r"fc.weight has the shape \[32, 96\].*\[32, 64\]"),

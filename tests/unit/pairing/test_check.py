@@ -326,6 +326,10 @@ def test_a_block_beyond_what_engines_verify_is_a_warning(shop: Path, tmp_path: P
     told = one("block", shop / "base", draft)
     assert told.level == "warning"
     assert "--max-verify-tree-size 64" in told.remedy
+    changed(draft / "config.json", block_size=256)
+    told = one("block", shop / "base", draft)
+    assert "128 at most" in told.what
+    assert "--max-verify-tree-size 128," in told.remedy
 
 
 def test_a_mask_that_text_is_made_of_is_a_warning(shop: Path, tmp_path: Path) -> None:
