@@ -33,7 +33,10 @@ DIRECTORY = click.Path(path_type=Path)
     "--max-kv-cache-capacity", default=DEFAULTS.max_kv_cache_capacity, show_default=True, help="Prompt and answer."
 )
 @click.option(
-    "--max-verify-tree-size", default=DEFAULTS.max_verify_tree_size, show_default=True, help="Nodes a base pass."
+    "--max-verify-tree-size",
+    default=DEFAULTS.max_verify_tree_size,
+    show_default=True,
+    help="Nodes a base pass; with a DFlash draft at most 128 are used.",
 )
 @click.option(
     "--max-draft-tree-size",

@@ -46,9 +46,15 @@ MAKE_ROOM = "/undo drops the last exchange, /reset all of them."
     "--spec-decode/--no-spec-decode", default=None,
     help="Draft and verify, or decode plainly. By default drafts are used where the directory holds a draft engine.",
 )  # fmt: skip
-@click.option("--spec-draft-top-k", type=click.IntRange(1), help="Candidates a node; 1 is a chain.")
-@click.option("--spec-draft-step", type=click.IntRange(1), help="Levels of the tree.")
-@click.option("--spec-verify-size", type=click.IntRange(1), help="Nodes a base pass, the root included.")
+@click.option(
+    "--spec-draft-top-k",
+    type=click.IntRange(1),
+    help="Candidates a node; 1 is a chain, and all that an MTP head drafts; at most 8 for DFlash.",
+)
+@click.option("--spec-draft-step", type=click.IntRange(1), help="Levels of the tree; 1 for DFlash.")
+@click.option(
+    "--spec-verify-size", type=click.IntRange(1), help="Nodes a base pass, the root included; at most 128 for DFlash."
+)
 @click.option(
     "--show-speculation", is_flag=True,
     help="Accepted drafts in green (on a terminal, unless NO_COLOR is set); figures after each answer, on stderr.",
@@ -78,9 +84,9 @@ def command(
 ) -> int:  # fmt: skip
     """Talk with a model in the terminal.
 
-    The text streams as it becomes certain. With drafts it is the text of plain decoding, greedy and sampled. /help
-    lists the commands (/system, /undo, /reset, /exit); a turn that begins with a slash is written with two. A line
-    that ends with a backslash goes on in the next one; empty lines are skipped.
+    The text streams as it becomes certain. With drafts it is the text of plain decoding, greedy and sampled (see infer
+    --help). /help lists the commands (/system, /undo, /reset, /exit); a turn that begins with a slash is written with
+    two. A line that ends with a backslash goes on in the next one; empty lines are skipped.
 
     Ctrl-C ends an answer after the step under way and keeps what there is; a second one leaves at once (exit 130).
     At the prompt the first clears the line and the second leaves; Ctrl-D leaves too.

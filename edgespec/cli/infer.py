@@ -60,9 +60,14 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
     "--output-file", required=True, type=FILE, metavar="FILE", help="Where the responses and their metrics go, as JSON."
 )
 @click.option("--spec-decode", is_flag=True, help="Draft and verify; the engine directory holds base and draft.")
-@click.option("--spec-draft-top-k", type=click.IntRange(1), help="Candidates a node; 1 is a chain.")
+@click.option(
+    "--spec-draft-top-k", type=click.IntRange(1),
+    help="Candidates a node; 1 is a chain, and all that an MTP head drafts; at most 8 for DFlash.",
+)  # fmt: skip
 @click.option("--spec-draft-step", type=click.IntRange(1), help="Levels of the tree; 1 for DFlash.")
-@click.option("--spec-verify-size", type=click.IntRange(1), help="Nodes a base pass, the root included.")
+@click.option(
+    "--spec-verify-size", type=click.IntRange(1), help="Nodes a base pass, the root included; at most 128 for DFlash."
+)
 @click.option("--batch-size", type=int, help="Requests at a time; override the file's, as all down to --num-logprobs.")
 @click.option("--max-generate-length", type=int, help="Tokens an answer.")
 @click.option("--temperature", type=float, help="0 is greedy.")
@@ -76,7 +81,7 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--exact", is_flag=True,
     help="Drafts leave every bit as it is: fp32, int4 in blocks of 32, or products of integers (int8_sq, int8_token, "
-    "--weight-block 0); chains only, one request at a time.",
+    "--weight-block 0); chains only, one request at a time. Not for bases with recurrent layers (Qwen3.5).",
 )  # fmt: skip
 @click.option(
     "--prefix-cache-mb", type=click.IntRange(0), default=256, show_default=True,
@@ -97,13 +102,15 @@ def command(
 ) -> int:  # fmt: skip
     """Answer the requests of --input-file with the engines of --engine-dir.
 
-    With --spec-decode the output equals that of plain decoding, greedy and sampled; --check-lossless proves it on the
-    requests at hand. Without the three sizes a short chain is drafted: top-k 1, step 3, verify size 4, what a CPU
+    With --spec-decode the output equals that of plain decoding, greedy and sampled: in float32 token for token, with
+    rounded weights or recurrent layers up to the margin that is told; --check-lossless proves it on the requests at
+    hand. Without the three sizes a short chain is drafted: top-k 1, step 3, verify size 4, what a CPU
     is served by (the guide's 10, 6, 60 are for a GPU). A size left out follows from those given: with a verify size
     alone, a chain of one level less.
 
     A DFlash draft makes a block in one step: without sizes a chain of 8 nodes, the root included, or of its block if
-    that is shorter. The verify size may go up to the block; with a top-k of 2 to 8 a tree is made of the block.
+    that is shorter. The verify size may go up to the block; with a top-k of 2 to 8 a tree of up to 128 nodes is made of
+    the block. An MTP head drafts chains: top-k 1, verify size step + 1.
 
     Ctrl-C ends after the step under way and writes what there is (exit 130); a second one stops at once. Finished
     responses are also kept in OUTPUT.partial.jsonl until the output is written.
