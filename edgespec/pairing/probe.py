@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 SHIPPED = Path(__file__).with_name("probe.txt")
 MIN_TOKENS, MAX_TOKENS = 16, 512
+MOST_CHARACTERS = MAX_TOKENS * 128  # of a text: hardly a token is so long
 SIGMAS, MATTERS = 3.0, 0.03  # by which another reading must be better to be told: one layer is often worth little
 SELDOM = 0.1  # a draft that agrees less often hardly knows its base
 AS_STATED = "as stated"
@@ -122,10 +123,11 @@ def remedy_of(better: Share, pair: Pair) -> str:
 
 
 def read_text(source: Path | None) -> str:
-    """The text of a file, or the shipped one. Raises RequestError."""
+    """The text of a file, as much of it as may be needed, or the shipped one. Raises RequestError."""
     path = source or SHIPPED
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            return file.read(MOST_CHARACTERS)
     except UnicodeDecodeError as error:
         raise RequestError(f"{path} is not UTF-8.", "Convert it: iconv -f latin1 -t utf-8.") from error
     except OSError as error:

@@ -181,6 +181,10 @@ def test_shipped_text_is_long_enough_and_short() -> None:
 
 def test_text_that_cannot_be_used_is_refused(base: Path, tmp_path: Path) -> None:
     (tmp_path / "latin").write_bytes("Straße".encode("latin1"))
+    (tmp_path / "large").write_text("größer\r\n" * 40_000)
+    head = probe.read_text(tmp_path / "large")
+    assert len(head) == 2**16  # more than is used, whatever the size of the file
+    assert head.startswith("größer\ngrößer")
     with pytest.raises(RequestError, match="not UTF-8"):
         probe.read_text(tmp_path / "latin")
     with pytest.raises(RequestError, match="No such file"):
