@@ -12,9 +12,10 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib import metadata
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -164,8 +165,8 @@ def staged_directory(target: Path) -> Iterator[Path]:
     `target` must not exist, or be an empty directory. Raises OutputError where it cannot be written.
     """
     refuse_occupied(target)
-    made = not target.parent.exists()
-    with writing(target):
+    new = missing_parents(target)
+    with writing(target), removed_if_it_fails(new):
         target.parent.mkdir(parents=True, exist_ok=True)
         staging = make_staging(target.parent, target.name)
     try:
@@ -176,14 +177,13 @@ def staged_directory(target: Path) -> Iterator[Path]:
             staging.replace(target)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-        if made:
-            remove_if_empty(target.parent)
+        remove_if_empty(*new)
 
 
 @contextmanager
 def staged_directories(*targets: Path) -> Iterator[list[Path]]:
     """The same for several targets: in the end all are there, or none."""
-    new_parents = [target.parent for target in targets if not target.parent.exists()]
+    new_parents = [parent for target in targets for parent in missing_parents(target)]
     moved_in: list[Path] = []
     try:
         with ExitStack() as stack:
@@ -195,8 +195,7 @@ def staged_directories(*targets: Path) -> Iterator[list[Path]]:
     except BaseException:
         for target in moved_in:
             shutil.rmtree(target, ignore_errors=True)
-        for parent in new_parents:
-            remove_if_empty(parent)
+        remove_if_empty(*new_parents)
         raise
 
 
@@ -210,9 +209,26 @@ def where_it_ended_well(call: Callable[[Path], None], target: Path) -> Callable[
     return ended
 
 
-def remove_if_empty(directory: Path) -> None:
-    with suppress(OSError):
-        directory.rmdir()
+def missing_parents(target: Path) -> list[Path]:
+    """Directories above `target` that are not there yet, the nearest first."""
+    return list(takewhile(lambda parent: not parent.exists(), target.parents))
+
+
+@contextmanager
+def removed_if_it_fails(new: Sequence[Path]) -> Iterator[None]:
+    """New directories that the block makes do not outlive its failure."""
+    try:
+        yield
+    except BaseException:
+        remove_if_empty(*new)
+        raise
+
+
+def remove_if_empty(*directories: Path) -> None:
+    """In this order, so that one that is empty without the other goes too."""
+    for directory in directories:
+        with suppress(OSError):
+            directory.rmdir()
 
 
 def make_staging(parent: Path, name: str) -> Path:

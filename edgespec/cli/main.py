@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from importlib import import_module
 from typing import Any
@@ -10,6 +11,7 @@ import click
 
 from edgespec import __version__
 from edgespec.cli.flags import INTERRUPTED
+from edgespec.cli.signals import Terminated, exit_code, terminable
 from edgespec.cli.terminal import report
 from edgespec.errors import EdgeSpecError, EnvironmentProblem
 
@@ -73,8 +75,9 @@ def main(argv: list[str] | None = None) -> None:
 def run(args: list[str]) -> int:
     """Run one command line; returns its exit code. With --debug errors pass through with their traceback."""
     try:
-        code: Any = cli.main(args=hoisted(args), prog_name="edgespec", standalone_mode=False)
-        return code if isinstance(code, int) else 0
+        with terminable():
+            code: Any = cli.main(args=hoisted(args), prog_name="edgespec", standalone_mode=False)
+            return code if isinstance(code, int) else 0
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except click.ClickException as error:
@@ -85,6 +88,9 @@ def run(args: list[str]) -> int:
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted: nothing half-written is left", err=True)
         return INTERRUPTED
+    except Terminated:
+        click.echo("stopped by SIGTERM: nothing half-written is left", err=True)
+        return exit_code(signal.SIGTERM)
     except Exception as error:
         if "--debug" in args:
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from edgespec.cli.flags import INTERRUPTED, EdgeCommand
 from edgespec.cli.progress import Bars
+from edgespec.cli.signals import Terminated, exit_code
 from edgespec.schemes import MADE, TARGETS
 
 if TYPE_CHECKING:
@@ -137,11 +139,12 @@ def show(run: Callable[[Bars, Log], Quantized], out: Path, as_json: bool) -> Non
     try:
         with Steps() as bars:
             result = run(bars, log)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Terminated) as stop:
         if not (there := kept(out)):
             raise
         click.echo(f"interrupted: {there}", err=True)
-        raise click.exceptions.Exit(INTERRUPTED) from None
+        by_ctrl_c = isinstance(stop, KeyboardInterrupt)
+        raise click.exceptions.Exit(INTERRUPTED if by_ctrl_c else exit_code(signal.SIGTERM)) from None
     finally:
         if (click.get_current_context().obj or {}).get("debug"):
             click.echo(log.getvalue(), err=True)

@@ -1,4 +1,5 @@
 """Ctrl-C and SIGTERM while requests are answered: the first asks to stop after the step, a second one stops at once.
+Elsewhere SIGTERM ends a command as Ctrl-C does, with what is half-written removed.
 
 Knows signals. An engine's call may take seconds, in which Python runs no handler of its own: a thread of ours reads
 the signals from the descriptor that the interpreter's C handler writes to.
@@ -11,8 +12,8 @@ import select
 import signal
 import socket
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -21,11 +22,34 @@ from edgespec.errors import EnvironmentProblem
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 STOP_THREAD = b"\0"
+DEFAULT = signal.SIG_DFL
 
 
 def exit_code(number: int) -> int:
     """As a shell counts them: 130 for SIGINT, 143 for SIGTERM."""
     return 128 + number
+
+
+class Terminated(BaseException):
+    """SIGTERM, as KeyboardInterrupt is SIGINT; no kind of it, since at a chat's prompt Ctrl-C does not end the run."""
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM raises Terminated inside; further ones are ignored, so that what is half-written can be removed."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) is not DEFAULT:
+        yield
+        return
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, DEFAULT)
+
+
+def terminate(number: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise Terminated
 
 
 class Stopper:

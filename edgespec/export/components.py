@@ -103,6 +103,7 @@ def export(model: str, out: Path, options: ExportOptions, progress: Progress | N
     if options.mtp:
         done = export_mtp(checkpoint, found, out, options, request, progress or Silent())
         return replace(done, notes=(*done.notes, origin.doubt)) if origin.doubt else done
+    bundle.remove_dead_staging(target.parent, target.name)
     if (there := already_there(target, request)) is not None:
         return there
     bundle.refuse_occupied(target)
@@ -301,11 +302,14 @@ def export_mtp(
         out / LLM: lambda staging: write_base(base, DraftKind.MTP, staging, options, request, progress),
         out / MTP_DRAFT: lambda staging: write_mtp(head, embedding_of(base), staging, options, request, progress),
     }
+    for target in parts:
+        bundle.remove_dead_staging(target.parent, target.name)
     done = {target: found for target in parts if (found := already_there(target, request)) is not None}
     missing = [target for target in parts if target not in done]
     with bundle.staged_directories(*missing) as stagings:
         for target, staging in zip(missing, stagings, strict=True):
-            done[target] = replace(parts[target](staging), directory=target)
+            with bundle.writing(target):  # which of them it is that has no room
+                done[target] = replace(parts[target](staging), directory=target)
     return replace(done[out / LLM], beside=(done[out / MTP_DRAFT],))
 
 

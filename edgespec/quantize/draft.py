@@ -69,12 +69,12 @@ def quantize_draft(
     texts = calibration.read_texts(options.calib_data, options.samples)
     request = request_of(draft, options, texts)
     request["base"] = {"name": base.path.resolve().name, "identity": base.identity(), "taps": list(taps)}
+    bundle.remove_dead_staging(out.parent, out.name)
     if (there := already_there(out, request, {"source": draft, "base": base}, progress)) is not None:
         return there
     bundle.refuse_occupied(out)
     modelopt.check_installed()
     work.refuse_unfinished(out, request)
-    bundle.remove_dead_staging(out.parent, out.name)
     needed = size_to_write(named, names, plan, lent_shape(config, options))
     refuse_full_disk(out, needed)
     digests = {"source": read_all(draft, progress), "base": read_all(base, progress)}

@@ -89,12 +89,12 @@ def quantize_llm(model_dir: str, out: Path, options: Options, progress: Progress
     plan = plan_base(base, options.quantization, options.lm_head_quantization, options.exclude, options.fp8_cache)
     texts = calibration.read_texts(options.calib_data, options.samples)
     request = request_of(base.checkpoint, options, texts)
+    bundle.remove_dead_staging(out.parent, out.name)
     if (there := already_there(out, request, {"source": base.checkpoint}, progress)) is not None:
         work.forget_finished(out, request)
         return there
     bundle.refuse_occupied(out)
     modelopt.check_installed()
-    bundle.remove_dead_staging(out.parent, out.name)
     job = Job(base, plan, out, options, texts, request, progress, log)
     if plan.streamed:
         work.refuse_unfinished(out, request)

@@ -1078,23 +1078,31 @@ def stopped(signal_number: int, place: str, calls: int, *args: object, halt_s: f
         return child.returncode, err
 
 
-def test_ctrl_c_during_export_leaves_nothing(shop: Shop, tmp_path: Path) -> None:
+STOPPED = {
+    signal.SIGINT: (INTERRUPTED, "interrupted: nothing half-written is left"),
+    signal.SIGTERM: (128 + signal.SIGTERM, "stopped by SIGTERM: nothing half-written is left"),
+}
+
+
+@pytest.mark.parametrize("number", STOPPED)
+def test_a_signal_during_export_leaves_nothing(shop: Shop, tmp_path: Path, number: signal.Signals) -> None:
     args = ["export", shop.draft, tmp_path / "out", "--base-model-dir", shop.base]
-    code, err = stopped(signal.SIGINT, "edgespec.export.components.make_golden", 0, *args)
-    assert code == INTERRUPTED
-    assert err.splitlines()[-1] == "interrupted: nothing half-written is left"
+    code, err = stopped(number, "edgespec.export.components.make_golden", 0, *args)
+    assert (code, err.splitlines()[-1]) == STOPPED[number]
     assert "Traceback" not in err
     assert snapshot(tmp_path) == {}
 
 
-def test_ctrl_c_during_build_leaves_the_engines_that_were_there(shop: Shop, tmp_path: Path, cli: Cli) -> None:
+@pytest.mark.parametrize("number", STOPPED)
+def test_a_signal_during_build_leaves_the_engines_that_were_there(
+    shop: Shop, tmp_path: Path, cli: Cli, number: signal.Signals
+) -> None:
     engine = tmp_path / "engine"
     assert cli(*build_args(shop.base_onnx, engine)).code == 0
     before = snapshot(tmp_path)
     args = build_args(shop.draft_onnx, engine)
-    code, err = stopped(signal.SIGINT, "edgespec.backends.ort.build.check_golden", 0, *args)
-    assert code == INTERRUPTED
-    assert err.splitlines()[-1] == "interrupted: nothing half-written is left"
+    code, err = stopped(number, "edgespec.backends.ort.build.check_golden", 0, *args)
+    assert (code, err.splitlines()[-1]) == STOPPED[number]
     assert "Traceback" not in err
     assert snapshot(tmp_path) == before
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from edgespec.export import components
 from tests import toys
 from tests.e2e.workshop import Cli, Outcome, asked, cli, halted, infer, responses
 
@@ -104,8 +106,11 @@ def test_second_run_writes_nothing_and_a_lost_half_is_made_again(checkpoint: Pat
     args = ("export", checkpoint, tmp_path / "onnx", "--mtp")
     assert cli(*args).code == 0
     before = everything(tmp_path)
+    dead = tmp_path / "onnx" / ".llm.tmp-4194305"  # beyond the largest process id
+    dead.mkdir()
     assert cli(*args).out.count("nothing was written") == 2
     assert everything(tmp_path) == before
+    assert not dead.exists()
     for part in ("llm", "mtp_draft"):
         shutil.rmtree(tmp_path / "onnx" / part)
         assert cli(*args).out.count("nothing was written") == 1
@@ -125,6 +130,24 @@ def test_killed_run_leaves_neither_and_the_next_one_writes_both(
     assert [path.name for path in (tmp_path / "onnx").iterdir() if not path.name.startswith(".")] == []
     assert cli(*args).code == 0
     assert sorted(path.name for path in (tmp_path / "onnx").iterdir()) == ["llm", "mtp_draft"]
+
+
+@pytest.mark.parametrize(("calls", "part"), [(1, "llm"), (2, "mtp_draft")])
+def test_full_disk_is_told_of_the_part_that_has_no_room(
+    checkpoint: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, calls: int, part: str
+) -> None:
+    real, made = components.make_golden, iter(range(1, 3))
+
+    def full(*args: Any) -> Any:
+        if next(made) == calls:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(*args)
+
+    monkeypatch.setattr(components, "make_golden", full)
+    done = cli("export", checkpoint, tmp_path / "new" / "onnx", "--mtp")
+    assert done.code == ENVIRONMENT
+    assert f"{tmp_path / 'new' / 'onnx' / part}: No space left" in done.err
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("occupied", ["llm", "mtp_draft"])
@@ -241,7 +264,7 @@ def test_head_of_other_weights_is_refused_at_build(
     engines = tmp_path / "engines"
     assert cli("build", "--onnx-dir", tmp_path / "one" / "llm", "--engine-dir", engines, *SIZES).code == 0
     args = ["build", "--onnx-dir", tmp_path / "two" / "mtp_draft", "--engine-dir", engines, *SIZES]
-    refused(["another base checkpoint"], *args)
+    refused(["different checkpoints"], *args)
 
 
 def test_inspect_tells_of_the_head(checkpoint: Path, tmp_path: Path, cli: Cli) -> None:

@@ -71,3 +71,16 @@ def test_what_stands_in_the_way_stays(tmp_path: Path, occupied: str) -> None:
         raise AssertionError
     assert (tmp_path / occupied / "file").read_text() == "whole"
     assert [path.name for path in tmp_path.iterdir()] == [occupied]
+
+
+def test_new_parents_do_not_outlive_a_failure(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+
+    def fail(*targets: Path) -> None:
+        with bundle.staged_directories(*targets):
+            raise KeyboardInterrupt
+
+    for parent in (tmp_path / "new" / "newer", tmp_path / "there" / "new"):
+        with pytest.raises(KeyboardInterrupt):
+            fail(parent / "a", parent / "b")
+    assert [path.relative_to(tmp_path) for path in tmp_path.rglob("*")] == [Path("there")]
