@@ -1,6 +1,6 @@
 """The main job on a demo pair: export, build, infer. What `make demo` runs.
 
-    python scripts/demo.py                    # into ./demo-out, made anew each time
+    python scripts/demo.py                    # into ./demo-out, emptied each time
     python scripts/demo.py --method dflash    # the same base with another draft
     python scripts/demo.py --method mtp       # a Qwen3.5 hybrid, trained first where build/demo-mtp is not there
 
@@ -30,6 +30,8 @@ from edgespec.errors import EdgeSpecError
 ROOT = Path(__file__).resolve().parent.parent
 RECIPE = ROOT / "recipes" / "demo"
 HYBRID = ROOT / "build" / "demo-mtp"
+DEFAULT_OUT, MARK = "demo-out", ".edgespec-demo"
+INTERRUPTED = 130
 console = Console(highlight=False)
 
 
@@ -90,6 +92,25 @@ def is_whole(hybrid: Path) -> bool:
         return False
 
 
+def make_anew(out: Path) -> None:
+    """Empty the directory of an earlier demo, which its mark tells; nothing else is ever removed."""
+    theirs = (HYBRID, RECIPE, ROOT)
+    if any(place.is_relative_to(out) for place in theirs) or out.is_relative_to(RECIPE) or out.is_relative_to(HYBRID):
+        sys.exit(f"{out} holds what the demo reads. Give --out a directory of its own.")
+    if out.exists() and not out.is_dir():
+        sys.exit(f"{out} is a file. Give --out a directory.")
+    there = [*out.iterdir()] if out.is_dir() else []
+    if there and not (out / MARK).is_file() and out.name != DEFAULT_OUT:
+        sys.exit(f"{out} is not empty, and no demo made it. Give --out another directory, or empty this one.")
+    for path in there:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    out.mkdir(parents=True, exist_ok=True)
+    (out / MARK).touch()
+
+
 def step(*args: str | Path) -> None:
     """Show a command and run it; the demo ends with its exit code if it fails."""
     words = [str(arg) for arg in args]
@@ -119,10 +140,10 @@ def stream(engine_dir: Path, requests_file: Path, method: Method) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--method", choices=METHODS, default="eagle3")
-    parser.add_argument("--out", type=Path, default=Path("demo-out"), help="directory for graphs, engines and output")
+    parser.add_argument("--out", type=Path, default=Path(DEFAULT_OUT), help="directory for graphs, engines and output")
     args = parser.parse_args()
     method, out = METHODS[args.method], args.out.resolve()
-    shutil.rmtree(out, ignore_errors=True)
+    make_anew(out)
     for role, onnx_dir in zip(("base", "draft"), method.export(out / "onnx"), strict=True):
         step("build", "--onnx-dir", onnx_dir, "--engine-dir", out / "engines", f"--spec-{role}")
     stream(out / "engines", RECIPE / "input.json", method)
@@ -133,4 +154,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)

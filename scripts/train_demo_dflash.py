@@ -212,7 +212,8 @@ def save_draft(draft: DFlash, base: Qwen3ForCausalLM, mask_id: int, path: Path) 
     path.mkdir(parents=True, exist_ok=True)
     size = draft.size
     tensors = {n: p.detach().to(torch.bfloat16).contiguous() for n, p in draft.state_dict().items()}
-    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    weights, text = path / "model.safetensors", path / "config.json"
+    save_file(tensors, beside(weights), metadata={"format": "pt"})
     config = {
         "architectures": ["DFlashDraftModel"], "model_type": "qwen3", "block_size": size.block,
         "dflash_config": {"mask_token_id": mask_id, "target_layer_ids": list(size.taps)},
@@ -225,7 +226,14 @@ def save_draft(draft: DFlash, base: Qwen3ForCausalLM, mask_id: int, path: Path) 
         "use_sliding_window": False, "max_window_layers": size.layers, "tie_word_embeddings": True,
         "dtype": "bfloat16",
     }  # fmt: skip
-    (path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    beside(text).write_text(json.dumps(config, indent=2) + "\n")
+    for file in (weights, text):
+        beside(file).replace(file)
+
+
+def beside(file: Path) -> Path:
+    """Where a file is written before it takes the place of an older one."""
+    return file.with_name(f"{file.name}.part")
 
 
 def load_draft(path: Path, base: Qwen3ForCausalLM) -> tuple[DFlash, int]:

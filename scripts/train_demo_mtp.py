@@ -18,6 +18,7 @@ import functools
 import json
 import math
 import shutil
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -324,4 +325,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -228,3 +228,25 @@ def test_demo_trains_its_hybrid_unless_a_whole_one_is_there(tmp_path: Path, monk
     weights = tmp_path / "hybrid" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     assert not demo.is_whole(tmp_path / "hybrid")
+
+
+def test_demo_empties_only_what_a_demo_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import demo
+
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("the only copy")
+    read = [(ROOT, "what the demo reads"), (demo.HYBRID.parent, "what the demo reads")]
+    for out, said in [(mine, "no demo made it"), (mine / "thesis.txt", "is a file"), *read]:
+        with pytest.raises(SystemExit, match=said):
+            demo.make_anew(out)
+    assert (mine / "thesis.txt").read_text() == "the only copy"
+    for out in (tmp_path / "new", tmp_path / "demo-out"):
+        for _ in range(2):
+            demo.make_anew(out)
+            assert [path.name for path in out.iterdir()] == [".edgespec-demo"]
+            (out / "onnx").mkdir()
+            (out / "onnx" / "file").touch()
+            (out / "mine").symlink_to(mine)
+    assert (mine / "thesis.txt").is_file()
