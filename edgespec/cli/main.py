@@ -11,7 +11,7 @@ import click
 
 from edgespec import __version__
 from edgespec.cli.flags import INTERRUPTED
-from edgespec.cli.signals import Terminated, exit_code, terminable
+from edgespec.cli.signals import Raising, Terminated, exit_code
 from edgespec.cli.terminal import report
 from edgespec.errors import EdgeSpecError, EnvironmentProblem
 
@@ -74,8 +74,9 @@ def main(argv: list[str] | None = None) -> None:
 
 def run(args: list[str]) -> int:
     """Run one command line; returns its exit code. With --debug errors pass through with their traceback."""
+    signals = Raising()
     try:
-        with terminable():
+        with signals:
             code: Any = cli.main(args=hoisted(args), prog_name="edgespec", standalone_mode=False)
             return code if isinstance(code, int) else 0
     except click.exceptions.Exit as stop:
@@ -85,18 +86,23 @@ def run(args: list[str]) -> int:
         return error.exit_code
     except SystemExit:  # click's own, where the reader of stdout has gone
         return BROKEN_PIPE
-    except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted: nothing half-written is left", err=True)
-        return INTERRUPTED
-    except Terminated:
-        click.echo("stopped by SIGTERM: nothing half-written is left", err=True)
-        return exit_code(signal.SIGTERM)
+    except (KeyboardInterrupt, click.Abort, Terminated) as stop:
+        return stopped(stop)
     except Exception as error:
+        if signals.raised is not None and isinstance(error, ImportError):
+            return stopped(signals.raised)  # extension modules hide what ends their import
         if "--debug" in args:
             raise
         shown = presentable(error)
         report(shown)
         return shown.exit_code
+
+
+def stopped(stop: BaseException) -> int:
+    """Tell of a signal; returns its exit code."""
+    by_sigterm = isinstance(stop, Terminated)
+    click.echo(f"{'stopped by SIGTERM' if by_sigterm else 'interrupted'}: nothing half-written is left", err=True)
+    return exit_code(signal.SIGTERM) if by_sigterm else INTERRUPTED
 
 
 def presentable(error: Exception) -> EdgeSpecError:

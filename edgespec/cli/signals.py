@@ -12,8 +12,8 @@ import select
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -22,7 +22,7 @@ from edgespec.errors import EnvironmentProblem
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 STOP_THREAD = b"\0"
-DEFAULT = signal.SIG_DFL
+DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
 
 
 def exit_code(number: int) -> int:
@@ -34,22 +34,31 @@ class Terminated(BaseException):
     """SIGTERM, as KeyboardInterrupt is SIGINT; no kind of it, since at a chat's prompt Ctrl-C does not end the run."""
 
 
-@contextmanager
-def terminable() -> Iterator[None]:
-    """SIGTERM raises Terminated inside; further ones are ignored, so that what is half-written can be removed."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) is not DEFAULT:
-        yield
-        return
-    signal.signal(signal.SIGTERM, terminate)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, DEFAULT)
+class Raising:
+    """In a `with` block of the main thread SIGINT raises KeyboardInterrupt and SIGTERM Terminated, the latter once:
+    what is half-written is then removed undisturbed. Handlers that somebody else has set stay."""
 
+    def __init__(self) -> None:
+        self.raised: BaseException | None = None  # kept: a library may turn it into an error of its own
+        self.handlers: dict[int, Any] = {}
 
-def terminate(number: int, frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise Terminated
+    def __enter__(self) -> Raising:
+        if threading.current_thread() is threading.main_thread():
+            found = {number: signal.getsignal(number) for number in SIGNALS}
+            self.handlers = {number: handler for number, handler in found.items() if handler in DEFAULTS}
+        for number in self.handlers:
+            signal.signal(number, self.rise)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
+
+    def rise(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGTERM:
+            signal.signal(number, signal.SIG_IGN)
+        self.raised = Terminated() if number == signal.SIGTERM else KeyboardInterrupt()
+        raise self.raised
 
 
 class Stopper:

@@ -1094,6 +1094,26 @@ def test_a_signal_during_export_leaves_nothing(shop: Shop, tmp_path: Path, numbe
 
 
 @pytest.mark.parametrize("number", STOPPED)
+def test_a_signal_that_an_import_hides_is_still_one(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """ONNX Runtime says that numpy cannot be imported where the signal came meanwhile."""
+
+    def importing(*_: object, **__: object) -> None:
+        try:
+            signal.raise_signal(number)
+        except BaseException:
+            hidden = ImportError("import numpy failed")
+        raise hidden
+
+    monkeypatch.setattr("edgespec.export.components.export", importing)
+    found = cli("export", tmp_path, tmp_path / "out")
+    assert (found.code, found.err.strip()) == STOPPED[number]
+    monkeypatch.setattr("edgespec.export.components.export", lambda *_: __import__("no_such_module"))
+    assert "fault of edgespec" in cli("export", tmp_path, tmp_path / "out").err
+
+
+@pytest.mark.parametrize("number", STOPPED)
 def test_a_signal_during_build_leaves_the_engines_that_were_there(
     shop: Shop, tmp_path: Path, cli: Cli, number: signal.Signals
 ) -> None:
