@@ -67,8 +67,8 @@ class Size:
     seq_len: int = 256
     batch: int = 16
     head_batch: int = 8
-    base_steps: int = 320
-    head_steps: int = 160
+    base_steps: int = 250
+    head_steps: int = 130
     answers: int = 512
     new_tokens: int = 96
     unroll: int = 3
