@@ -69,7 +69,8 @@ def test_int4_awq_as_json_with_what_modelopt_said_under_debug(base: Path, tmp_pa
 
 @needs_modelopt
 @pytest.mark.slow
-def test_ctrl_c_keeps_finished_layers_and_the_same_command_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_keeps_finished_layers_and_the_same_command_goes_on(tmp_path: Path, number: int, code: int) -> None:
     base = toys.make_base(tmp_path / "base", "llama", layers=24, hidden=256, intermediate=512, vocab=320)
     out, kept = tmp_path / "out", tmp_path / ".out.quantize"
     line = ["quantize", "llm", "--model-dir", base, "--quantization", "int8_sq", "--output-dir", out]
@@ -78,9 +79,9 @@ def test_ctrl_c_keeps_finished_layers_and_the_same_command_goes_on(tmp_path: Pat
     deadline = time.monotonic() + 120
     while not (kept / "part-00001.safetensors").exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, said = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == code
     assert f"kept in {kept}: the same command goes on from there" in said
     assert not out.exists()
     again = edgespec(*line)
