@@ -21,9 +21,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from benchmark import measured, write_tokenizer
 
 from edgespec.runtime.engine import Engine
-from scripts.benchmark import measured, write_tokenizer
 
 VOCAB, CONTEXT = 248320, 256
 SHAPE = {
