@@ -30,7 +30,7 @@ def script(name: str, *args: str | Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("method", ["eagle3"])
+@pytest.mark.parametrize("method", ["eagle3", "dflash"])
 def test_demo_saves_base_passes_and_loses_nothing(method: str, tmp_path: Path) -> None:
     said = script("demo.py", "--method", method, "--out", tmp_path / "demo")
     assert said.count("golden outputs reproduced") == 2
