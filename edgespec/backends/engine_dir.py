@@ -91,7 +91,7 @@ def check_limits(limits: Limits) -> None:
 
 def check_block_limit(onnx: OnnxDir, limits: Limits) -> None:
     """A draft that makes blocks writes a whole one in a call."""
-    if onnx.role is not Role.DRAFT or onnx.config["spec_decode_type"] != DraftKind.DFLASH:
+    if not shape_of(onnx.config).block:
         return
     size = onnx.config["dflash_config"]["block_size"]
     if limits.max_draft_tree_size < size:

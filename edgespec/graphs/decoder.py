@@ -17,7 +17,7 @@ from edgespec.contract import GraphShape, Role, memory_inputs
 from edgespec.graphs import delta_net
 from edgespec.graphs.assembly import Inputs, Memory, layer_cache, step_inputs
 from edgespec.graphs.builder import GraphBuilder
-from edgespec.graphs.layers import decoder_layer, feed_forward, gather_rows, norm
+from edgespec.graphs.layers import decoder_layer, feed_forward, gather_rows, graph_shape, norm
 from edgespec.graphs.linear import linear
 from edgespec.graphs.weights import WeightTable
 
@@ -116,13 +116,9 @@ class Decoder:
         decoder = self.config.decoder
         recurrent = tuple(i for i in range(decoder.num_layers) if is_recurrent(decoder, i))
         emitted = len(self.taps) + self.emits_final
-        return GraphShape(
-            role=Role.BASE if emitted else Role.LLM,
-            hidden_size=decoder.hidden_size,
-            num_layers=decoder.num_layers,
-            num_kv_heads=decoder.num_kv_heads,
-            head_dim=decoder.head_dim,
-            rotary_dim=decoder.rope.rotary_dim,
+        return graph_shape(
+            decoder,
+            Role.BASE if emitted else Role.LLM,
             vocab_size=self.config.vocab_size,
             features=emitted * decoder.hidden_size,
             recurrent=delta_net.recurrent_shape(decoder.linear, recurrent) if decoder.linear else None,

@@ -20,7 +20,7 @@ from edgespec.errors import PairingError, UnsupportedModel
 from edgespec.graphs import decoder
 from edgespec.graphs.assembly import Inputs, Memory, layer_cache, step_inputs
 from edgespec.graphs.builder import GraphBuilder
-from edgespec.graphs.layers import StepInputs, feed_forward, gather_rows, heads, norm, over_cache
+from edgespec.graphs.layers import StepInputs, feed_forward, gather_rows, graph_shape, heads, norm, over_cache
 from edgespec.graphs.linear import float32_linear, linear
 from edgespec.graphs.weights import WeightTable
 
@@ -47,13 +47,9 @@ class DFlashDraft:
     @property
     def shape(self) -> GraphShape:
         layer = self.config.decoder
-        return GraphShape(
-            role=Role.DRAFT,
-            hidden_size=layer.hidden_size,
-            num_layers=layer.num_layers,
-            num_kv_heads=layer.num_kv_heads,
-            head_dim=layer.head_dim,
-            rotary_dim=layer.rope.rotary_dim,
+        return graph_shape(
+            layer,
+            Role.DRAFT,
             vocab_size=self.config.draft_vocab_size,
             base_features=len(self.config.tap_ids) * self.config.target_hidden_size,
             block=True,

@@ -26,6 +26,7 @@ from edgespec.graphs.layers import (
     decoder_layer,
     feed_forward,
     gather_rows,
+    graph_shape,
     rms_norm,
 )
 from edgespec.graphs.linear import linear
@@ -91,13 +92,9 @@ class Eagle3Draft:
     @property
     def shape(self) -> GraphShape:
         layer = self.config.decoder
-        return GraphShape(
-            role=Role.DRAFT,
-            hidden_size=layer.hidden_size,
-            num_layers=layer.num_layers,
-            num_kv_heads=layer.num_kv_heads,
-            head_dim=layer.head_dim,
-            rotary_dim=layer.rope.rotary_dim,
+        return graph_shape(
+            layer,
+            Role.DRAFT,
             vocab_size=self.config.draft_vocab_size,
             features=layer.hidden_size,
             base_features=self.config.num_taps * self.config.target_hidden_size,

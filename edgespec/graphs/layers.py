@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from edgespec.config import DecoderConfig
+from edgespec.contract import GraphShape, Role
 from edgespec.graphs.builder import GraphBuilder
 from edgespec.graphs.linear import fp32, linear
 from edgespec.graphs.weights import WeightTable
@@ -33,6 +35,14 @@ class LayerCache:
 
     key: ir.Value
     value: ir.Value
+
+
+def graph_shape(config: DecoderConfig, role: Role, **others: Any) -> GraphShape:
+    """The sizes of a graph of such layers; `others` are those that its layers do not tell."""
+    return GraphShape(
+        role, config.hidden_size, config.num_layers, config.num_kv_heads, config.head_dim, config.rope.rotary_dim,
+        **others,
+    )  # fmt: skip
 
 
 def rms_norm(

@@ -21,7 +21,7 @@ from edgespec.contract import GraphShape, Role
 from edgespec.graphs import decoder
 from edgespec.graphs.assembly import Inputs, Memory, layer_cache, step_inputs
 from edgespec.graphs.builder import GraphBuilder, branch
-from edgespec.graphs.layers import decoder_layer, gather_rows, norm
+from edgespec.graphs.layers import decoder_layer, gather_rows, graph_shape, norm
 from edgespec.graphs.linear import linear
 from edgespec.graphs.weights import WeightTable
 
@@ -53,13 +53,9 @@ class MtpDraft:
     @property
     def shape(self) -> GraphShape:
         layer = layer_config(self.config)
-        return GraphShape(
-            role=Role.DRAFT,
-            hidden_size=layer.hidden_size,
-            num_layers=layer.num_layers,
-            num_kv_heads=layer.num_kv_heads,
-            head_dim=layer.head_dim,
-            rotary_dim=layer.rope.rotary_dim,
+        return graph_shape(
+            layer,
+            Role.DRAFT,
             vocab_size=self.config.vocab_size,
             features=layer.hidden_size,
             base_features=layer.hidden_size,

@@ -21,10 +21,9 @@ from safetensors.numpy import load_file
 from edgespec import bundle
 from edgespec.backends import engine_dir as engines
 from edgespec.backends.base import Runner, Table
-from edgespec.backends.engine_dir import rope_of
+from edgespec.backends.engine_dir import rope_of, shape_of
 from edgespec.backends.loader import open_runner
 from edgespec.backends.weights import rounding_of, rounds_by, weights_of, why_not_exact
-from edgespec.config import DraftKind
 from edgespec.config.dflash import THINKING
 from edgespec.contract import Role
 from edgespec.errors import EdgeSpecError, EnvironmentProblem, LimitError, RequestError
@@ -128,7 +127,7 @@ class Engine:
         own = path / engines.DRAFT_EMBEDDING
         table: Table = EmbeddingTable(own) if config["pair"]["own_embedding"] else shared
         rope = RopeTable.of(rope_of(config), runner.capacity)
-        if config["spec_decode_type"] == DraftKind.DFLASH:
+        if shape_of(config).block:
             return block_drafter(runner, table, rope, config, path), config
         d2t = vocabulary_offsets(path, config)
         decoder = CachedDecoder(runner, table, rope, config["sliding_window"])
@@ -179,7 +178,7 @@ class Engine:
 
     def trained_with_thinking(self) -> bool | None:
         """The mode of a block draft: as its export says, or, without a base then, by the base that is here now."""
-        if self.draft_config is None or self.draft_config["spec_decode_type"] != DraftKind.DFLASH:
+        if self.draft_config is None or not shape_of(self.draft_config).block:
             return None
         told: bool | None = self.draft_config["pair"].get("enable_thinking")
         return THINKING.get(self.config["model"]) if told is None else told
@@ -218,7 +217,7 @@ class Engine:
         if self.draft_config is None:
             what = "a drafting plan was asked for, and this engine was opened without its draft"
             raise LimitError(what, "Open it with spec_decode=True, or decode without a plan.")
-        makes_blocks = self.draft_config["spec_decode_type"] == DraftKind.DFLASH
+        makes_blocks = shape_of(self.draft_config).block
         return (BlockLimits if makes_blocks else PlanLimits).of(self.config, self.draft_config)
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +10,7 @@ import pytest
 import tokenizers
 
 import edgespec
+from edgespec.contract import GraphShape, Role
 from edgespec.errors import LimitError, RequestError
 from edgespec.prompts import CANCELLED, Message, SamplingParams
 from edgespec.runtime.engine import Engine
@@ -45,7 +46,8 @@ def test_prompt_that_is_a_mixture_is_refused(engine: Engine, prompt: list[object
 def thinking_note(trained: bool | None, model: str, asked: list[bool], *, switch: bool, by_flag: bool = False) -> str:
     """What is said for a DFlash draft that was `trained` so, its base's template with a switch or without."""
     engine = Engine.__new__(Engine)
-    engine.draft_config = {"spec_decode_type": "dflash", "pair": {"enable_thinking": trained}}
+    block = GraphShape(Role.DRAFT, 64, 1, 2, 16, 16, 256, block=True)
+    engine.draft_config = {"graph": asdict(block), "pair": {"enable_thinking": trained}}
     engine.config = {"model": model}
     template = "{% if enable_thinking %}<think>{% endif %}" if switch else "plain"
     engine.tokenizer = Tokenizer(tokenizers.Tokenizer(tokenizers.models.BPE()), JinjaTemplate(template, {}))
