@@ -13,7 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Chunk", "DraftPlan", "Engine", "Message", "Response", "SamplingParams", "Stream", "load"]
+__all__ = [
+    "Chunk",
+    "DraftPlan",
+    "Engine",
+    "Message",
+    "Response",
+    "SamplingParams",
+    "Stream",
+    "load",
+]
 
 if TYPE_CHECKING:
     from edgespec.prompts import Message, SamplingParams
@@ -33,8 +42,8 @@ HOMES = {
 
 
 def load(engine_dir: str | Path, *, spec_decode: bool | None = None, exact: bool = False) -> Engine:
-    """Open an engine directory. `spec_decode` None: with drafts where the directory holds a draft engine; `exact` is
-    that of `infer --exact`.
+    """Open an engine directory. `spec_decode` None: with drafts where the directory holds a draft
+    engine; `exact` is that of `infer --exact`.
 
     Raises BundleError, PairingError, EngineMismatch or EnvironmentProblem, each with its remedy.
     """

@@ -1,4 +1,5 @@
-"""Directories on disk: their file names, their `manifest.json`, hashes, and writes that are whole or not there.
+"""Directories on disk: their file names, their `manifest.json`, hashes, and writes that are whole
+or not there.
 
 Knows files. Knows nothing of what stands in a graph, a tokenizer or a request.
 """
@@ -47,8 +48,11 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def file_entries(directory: Path, known: Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:
-    """Size and hash of each file beside the manifest; `known` holds hashes that were made while writing."""
+def file_entries(
+    directory: Path, known: Mapping[str, str] | None = None
+) -> dict[str, dict[str, Any]]:
+    """Size and hash of each file beside the manifest; `known` holds hashes that were made while
+    writing."""
     entries = {}
     for path in sorted(directory.iterdir()):
         if path.name == MANIFEST or not path.is_file():
@@ -59,8 +63,11 @@ def file_entries(directory: Path, known: Mapping[str, str] | None = None) -> dic
 
 
 def provenance() -> dict[str, Any]:
-    """Who wrote a directory: our version, the command line, and the versions that shape its content."""
-    versions = {name: installed_version(name) for name in ("numpy", "onnx", "onnx-ir", "safetensors")}
+    """Who wrote a directory: our version, the command line, and the versions that shape its
+    content."""
+    versions = {
+        name: installed_version(name) for name in ("numpy", "onnx", "onnx-ir", "safetensors")
+    }
     command = [Path(sys.argv[0]).name, *sys.argv[1:]]
     return {"edgespec": installed_version("edgespec"), "command": command, "packages": versions}
 
@@ -73,7 +80,8 @@ def installed_version(package: str) -> str | None:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write JSON so that the file is the old one or the whole new one, whatever happens between. Raises OSError."""
+    """Write JSON so that the file is the old one or the whole new one, whatever happens between.
+    Raises OSError."""
     staged = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
         with staged.open("w", encoding="utf-8") as file:
@@ -91,9 +99,13 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise BundleError(f"{path} does not exist", "Export or build the directory again.") from None
+        raise BundleError(
+            f"{path} does not exist", "Export or build the directory again."
+        ) from None
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise BundleError(f"{path} cannot be read: {error}", "Export or build the directory again.") from None
+        raise BundleError(
+            f"{path} cannot be read: {error}", "Export or build the directory again."
+        ) from None
     if not isinstance(value, dict):
         raise BundleError(f"{path} holds no JSON object", "Export or build the directory again.")
     return value
@@ -103,7 +115,8 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     manifest = read_json(directory / MANIFEST)
     if manifest.get("format") != MANIFEST_FORMAT:
         raise BundleError(
-            f"{directory / MANIFEST} has format {manifest.get('format')!r}, this version reads {MANIFEST_FORMAT}",
+            f"{directory / MANIFEST} has format {manifest.get('format')!r}, this version reads"
+            f" {MANIFEST_FORMAT}",
             "Remove the directory and export the checkpoint again with this version of edgespec.",
         )
     return manifest
@@ -112,7 +125,8 @@ def read_manifest(directory: Path) -> dict[str, Any]:
 def check_files(directory: Path, files: object, *, trust_unchanged: bool = False) -> None:
     """Compare files with their manifest entries, as read; BundleError names the first that differs.
 
-    With `trust_unchanged` a file whose size and modification time are those recorded is not read again.
+    With `trust_unchanged` a file whose size and modification time are those recorded is not read
+    again.
     """
     for fault in faults(directory, files, trust_unchanged=trust_unchanged):
         raise fault
@@ -121,48 +135,69 @@ def check_files(directory: Path, files: object, *, trust_unchanged: bool = False
 def faults(
     directory: Path, files: object, *, read_up_to: float = math.inf, trust_unchanged: bool = False
 ) -> Iterator[BundleError]:
-    """Each file that is not what its manifest entry says; of one with more bytes than `read_up_to` the size decides."""
+    """Each file that is not what its manifest entry says; of one with more bytes than `read_up_to`
+    the size decides."""
     for name, entry in listed_files(directory, files).items():
         path = contained(directory, name)
         if not path.is_file():
-            yield BundleError(f"{path} is missing", "Copy or make the directory again; it is not whole.")
+            yield BundleError(
+                f"{path} is missing", "Copy or make the directory again; it is not whole."
+            )
             continue
         stat = path.stat()
         if stat.st_size != entry["bytes"]:
             what = f"{path} has {stat.st_size} bytes, its manifest says {entry['bytes']}"
-            yield BundleError(what, "The file is truncated or was replaced: copy or make the directory again.")
+            yield BundleError(
+                what, "The file is truncated or was replaced: copy or make the directory again."
+            )
             continue
-        if stat.st_size > read_up_to or (trust_unchanged and entry.get("mtime_ns") == stat.st_mtime_ns):
+        if stat.st_size > read_up_to or (
+            trust_unchanged and entry.get("mtime_ns") == stat.st_mtime_ns
+        ):
             continue
         if sha256_file(path) != entry["sha256"]:
             what = f"{path} does not have the hash that its manifest records"
-            yield BundleError(what, "The file is damaged or was replaced: copy or make the directory again.")
+            yield BundleError(
+                what, "The file is damaged or was replaced: copy or make the directory again."
+            )
 
 
 def listed_files(directory: Path, files: object) -> dict[str, dict[str, Any]]:
     """The files that a manifest lists, each with `bytes` and `sha256`."""
     if not isinstance(files, dict) or not all(map(is_entry, files.values())):
         what = f"{directory / MANIFEST} does not list its files with their sizes and hashes"
-        raise BundleError(what, "The file is damaged or was edited: copy or make the directory again.")
+        raise BundleError(
+            what, "The file is damaged or was edited: copy or make the directory again."
+        )
     return files
 
 
 def is_entry(value: object) -> bool:
-    return isinstance(value, dict) and type(value.get("bytes")) is int and isinstance(value.get("sha256"), str)
+    return (
+        isinstance(value, dict)
+        and type(value.get("bytes")) is int
+        and isinstance(value.get("sha256"), str)
+    )
 
 
 def contained(directory: Path, name: str) -> Path:
-    """`directory/name` for a plain file name; anything that could leave the directory is refused."""
+    """`directory/name` for a plain file name; anything that could leave the directory is
+    refused."""
     if not name or name in {".", ".."} or Path(name).name != name:
-        raise BundleError(f"{directory / MANIFEST} names the file {name!r}", "File names in it must be plain names.")
+        raise BundleError(
+            f"{directory / MANIFEST} names the file {name!r}",
+            "File names in it must be plain names.",
+        )
     return directory / name
 
 
 @contextmanager
 def staged_directory(target: Path) -> Iterator[Path]:
-    """A temporary sibling that becomes `target` when the block ends well, and vanishes when it does not.
+    """A temporary sibling that becomes `target` when the block ends well, and vanishes when it does
+    not.
 
-    `target` must not exist, or be an empty directory. Raises OutputError where it cannot be written.
+    `target` must not exist, or be an empty directory. Raises OutputError where it cannot be
+    written.
     """
     refuse_occupied(target)
     new = missing_parents(target)
@@ -200,7 +235,8 @@ def staged_directories(*targets: Path) -> Iterator[list[Path]]:
 
 
 def where_it_ended_well(call: Callable[[Path], None], target: Path) -> Callable[..., None]:
-    """A callback of an ExitStack, entered before a block: what to call after the block if it did not fail."""
+    """A callback of an ExitStack, entered before a block: what to call after the block if it did
+    not fail."""
 
     def ended(kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
@@ -240,7 +276,8 @@ def make_staging(parent: Path, name: str) -> Path:
 
 
 def remove_dead_staging(parent: Path, name: str) -> None:
-    """What killed runs have left of `name`: a whole model may lie there, and the disk is asked for room."""
+    """What killed runs have left of `name`: a whole model may lie there, and the disk is asked for
+    room."""
     for old in parent.glob(f".{name}.tmp-*"):
         pid = old.name.rpartition("-")[2]
         if pid == str(os.getpid()) or not process_lives(pid):
@@ -261,7 +298,9 @@ def refuse_occupied(target: Path) -> None:
     if target.is_dir() and not any(target.iterdir()):
         return
     if target.exists():
-        raise OutputError(f"{target} already exists", "Choose another directory, or remove this one first.")
+        raise OutputError(
+            f"{target} already exists", "Choose another directory, or remove this one first."
+        )
 
 
 @contextmanager
@@ -271,7 +310,10 @@ def writing(target: Path) -> Iterator[None]:
         yield
     except OSError as error:
         remedies = {
-            errno.ENOSPC: "The disk is full: free some space, or choose another place. Nothing half-written is left.",
+            errno.ENOSPC: (
+                "The disk is full: free some space, or choose another place. Nothing half-written"
+                " is left."
+            ),
             errno.EDQUOT: "The quota is used up: free some space, or choose another place.",
             errno.EACCES: "Check the permissions of this path, or choose another.",
             errno.EPERM: "Check the permissions of this path, or choose another.",
@@ -281,5 +323,7 @@ def writing(target: Path) -> Iterator[None]:
         }
         if error.errno not in remedies:
             raise
-        culprit = error.filename if error.filename and ".tmp-" not in str(error.filename) else target
+        culprit = (
+            error.filename if error.filename and ".tmp-" not in str(error.filename) else target
+        )
         raise OutputError(f"{culprit}: {error.strerror}", remedies[error.errno]) from error

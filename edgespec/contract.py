@@ -1,10 +1,11 @@
 """What every graph promises: names, dtypes and symbolic shapes of its inputs and outputs, per role.
 
-Both wings meet here: the host writes graphs that keep a contract, the device runs engines by it. Knows no ONNX and
-no engine.
+Both wings meet here: the host writes graphs that keep a contract, the device runs engines by it.
+Knows no ONNX and no engine.
 
-Symbols: B batch, S tokens of this call, C slots of the KV cache, G rows that go through the head, P rows of earlier
-calls that a recurrent layer has still to take into its state, L rows of new context that a block draft reads.
+Symbols: B batch, S tokens of this call, C slots of the KV cache, G rows that go through the head, P
+rows of earlier calls that a recurrent layer has still to take into its state, L rows of new context
+that a block draft reads.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from typing import Any
 
 OPSET = 24
 MAX_BATCH_SIZE = 16
-RECURRENT_CHUNK = 64  # rows of a prompt in a call where layers are recurrent: their work grows with the rows' square
+# rows of a prompt in a call where layers are recurrent: their work grows with the rows' square
+RECURRENT_CHUNK = 64
 Dim = int | str
 
-# Keys of a quantised MatMul's metadata: standard ONNX cannot say them, and backends need them (decision 0007)
+# Keys of a quantised MatMul's metadata: standard ONNX cannot say them, and backends need them
+# (decision 0007)
 SCHEME = "edgespec.scheme"
-ACTIVATIONS = "edgespec.activations"  # only where the graph leaves the rounding of the activations to the backend
+# only where the graph leaves the rounding of the activations to the backend
+ACTIVATIONS = "edgespec.activations"
 FLOAT32_ONLY = "edgespec.float32_only"  # a MatMul whose weight no build may round
 INPUT_SCALE = "edgespec.input_scale"  # nvfp4: the activations' global scale
 
@@ -57,7 +61,9 @@ class RecurrentShape:
     @property
     def conv_width(self) -> int:
         """Channels of the convolution: q, k and v side by side."""
-        return 2 * self.num_key_heads * self.key_head_dim + self.num_value_heads * self.value_head_dim
+        return (
+            2 * self.num_key_heads * self.key_head_dim + self.num_value_heads * self.value_head_dim
+        )
 
     @property
     def row_parts(self) -> tuple[int, int, int]:
@@ -75,14 +81,20 @@ class RecurrentShape:
 
     @property
     def state_bytes(self) -> int:
-        """What a sequence has in all layers, whatever its length: states, and the rows before the convolution."""
+        """What a sequence has in all layers, whatever its length: states, and the rows before the
+        convolution."""
         heads, keys, values = self.state_dims
-        return 4 * len(self.layers) * (heads * keys * values + (self.conv_kernel - 1) * self.conv_width)
+        return (
+            4
+            * len(self.layers)
+            * (heads * keys * values + (self.conv_kernel - 1) * self.conv_width)
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class GraphShape:
-    """The sizes that a decoder's contract depends on. `features` is the width of the taps or of the recycled state."""
+    """The sizes that a decoder's contract depends on. `features` is the width of the taps or of the
+    recycled state."""
 
     role: Role
     hidden_size: int
@@ -95,7 +107,9 @@ class GraphShape:
     base_features: int = 0  # draft: k*H, width of `base_hidden`, or of `target_hidden`
     block: bool = False  # a draft that makes a whole block in one call
     sliding: bool = False  # such a draft with a second mask, for its layers with a window
-    recurrent: RecurrentShape | None = None  # where some layers keep a state instead of keys and values
+    recurrent: RecurrentShape | None = (
+        None  # where some layers keep a state instead of keys and values
+    )
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> GraphShape:
@@ -147,20 +161,23 @@ def delta_names(layer: int) -> tuple[str, str]:
 def canonical_contract(shape: GraphShape) -> GraphContract:
     """The contract of the exported graph.
 
-    `attention_mask` is True where a row may attend; each row attends at least to itself. `write_indices` is the slot
-    of this call's first KV row. `gather_idx` picks the rows that go through the head. A draft reads `base_hidden`
-    where `use_base_hidden` is true and its own recycled `draft_hidden` where it is false; the other one is not read and
-    may have no rows (S_base or S_draft is S or 0).
+    `attention_mask` is True where a row may attend; each row attends at least to itself.
+    `write_indices` is the slot of this call's first KV row. `gather_idx` picks the rows that go
+    through the head. A draft reads `base_hidden` where `use_base_hidden` is true and its own
+    recycled `draft_hidden` where it is false; the other one is not read and may have no rows
+    (S_base or S_draft is S or 0).
 
-    A draft that makes blocks reads two kinds of rows: `target_hidden`, the base's taps at L new context positions,
-    which only leave keys and values, and the S rows of a block. `write_indices` is where the L go; the S go behind
-    them. Masks say what the rows of the block see of both; the next call writes over the block.
+    A draft that makes blocks reads two kinds of rows: `target_hidden`, the base's taps at L new
+    context positions, which only leave keys and values, and the S rows of a block. `write_indices`
+    is where the L go; the S go behind them. Masks say what the rows of the block see of both; the
+    next call writes over the block.
 
-    Recurrent layers cannot forget a row. So a call leaves its rows outside the state, as `conv_rows` and `delta_rows`,
-    and the next one is given those that were kept, on one path and in its order, as `committed_rows` (rows of zeroes
-    change nothing) and as the last conv_kernel-1 rows of `conv_state`; it takes them in before its own rows begin, and
-    `present_recurrent_state` is the state at that place. `tree_mask` says which rows of the call each row follows,
-    itself included: all of one path, and those before what comes after.
+    Recurrent layers cannot forget a row. So a call leaves its rows outside the state, as
+    `conv_rows` and `delta_rows`, and the next one is given those that were kept, on one path and in
+    its order, as `committed_rows` (rows of zeroes change nothing) and as the last conv_kernel-1
+    rows of `conv_state`; it takes them in before its own rows begin, and `present_recurrent_state`
+    is the state at that place. `tree_mask` says which rows of the call each row follows, itself
+    included: all of one path, and those before what comes after.
     """
     embeds = TensorSpec("inputs_embeds", "float32", ("B", "S", shape.hidden_size))
     rope: Dim = shape.rotary_dim // 2
@@ -204,7 +221,9 @@ def memory_inputs(shape: GraphShape, layer: int) -> tuple[TensorSpec, ...]:
     if layer in shape.recurrent_layers and shape.recurrent:
         sizes = shape.recurrent
         return (
-            TensorSpec(conv_names(layer)[0], "float32", ("B", sizes.conv_kernel - 1, sizes.conv_width)),
+            TensorSpec(
+                conv_names(layer)[0], "float32", ("B", sizes.conv_kernel - 1, sizes.conv_width)
+            ),
             TensorSpec(state_names(layer)[0], "float32", ("B", *sizes.state_dims)),
             TensorSpec(delta_names(layer)[0], "float32", ("B", "P", sizes.row_width)),
         )
@@ -228,11 +247,13 @@ def kv_dims(shape: GraphShape) -> tuple[Dim, ...]:
 
 
 def lowered_contract(canonical: GraphContract, batched: bool = False) -> GraphContract:
-    """The contract after lowering to ONNX Runtime's CPU kernels; `batched` is the form for more than one sequence.
+    """The contract after lowering to ONNX Runtime's CPU kernels; `batched` is the form for more
+    than one sequence.
 
-    For one sequence the mask is T = written slots wide instead of C, and this call's rows land in the last S of them,
-    so that `write_indices` falls away. Batched, it is the canonical contract: the runner keeps C near T. So it is
-    for drafts that make blocks: the other form's kernel lets no row see a later slot.
+    For one sequence the mask is T = written slots wide instead of C, and this call's rows land in
+    the last S of them, so that `write_indices` falls away. Batched, it is the canonical contract:
+    the runner keeps C near T. So it is for drafts that make blocks: the other form's kernel lets no
+    row see a later slot.
     """
     if batched or canonical.shape.block:
         return canonical
@@ -245,7 +266,7 @@ def lowered_contract(canonical: GraphContract, batched: bool = False) -> GraphCo
     return GraphContract(canonical.shape, tuple(inputs), canonical.outputs)
 
 
-MOST_BLOCK_NODES = 128  # of a block draft's tree that a pass verifies
+MAX_BLOCK_NODES = 128  # of a block draft's tree that a pass verifies
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,18 @@
 """The tree of errors. Each says what happened, with the value, and how to mend it.
 
     EdgeSpecError                 exit 1
-      CheckpointError             exit 3   a checkpoint is incomplete, damaged or contradicts itself
-      UnsupportedModel            exit 3   recognised, and not something this version can do
-      PairingError                exit 3   base and draft do not belong together
-      RequestError                exit 3   input.json or a request in it
-      BundleError                 exit 3   an exported or built directory is damaged or is not what was asked for
-      LimitError                  exit 3   a size beyond what the engine was built for, or beyond what can exist
-      ContractError               exit 1   a graph does not keep its contract: a fault of ours
-      BuildError                  exit 1   an engine was built and is wrong, or could not be built
-      EnvironmentProblem          exit 4   this machine cannot do it
-        MissingDependency         exit 4   a package of an extra is not installed
-        EngineMismatch            exit 4   the engine was built by another runtime version or for another CPU
-        OutputError               exit 4   a path cannot be written, or the disk is full
+      CheckpointError             exit 3  a checkpoint is incomplete, damaged or contradicts itself
+      UnsupportedModel            exit 3  recognised, and not something this version can do
+      PairingError                exit 3  base and draft do not belong together
+      RequestError                exit 3  input.json or a request in it
+      BundleError                 exit 3  an export or engine is damaged, or not what was asked for
+      LimitError                  exit 3  a size beyond what was built or can exist
+      ContractError               exit 1  a graph does not keep its contract: a fault of ours
+      BuildError                  exit 1  an engine was built and is wrong, or could not be built
+      EnvironmentProblem          exit 4  this machine cannot do it
+        MissingDependency         exit 4  a package of an extra is not installed
+        EngineMismatch            exit 4  the engine was built by another runtime or for another CPU
+        OutputError               exit 4  a path cannot be written, or the disk is full
 
 Knows nothing else of the project.
 """
@@ -24,7 +24,8 @@ from contextlib import contextmanager
 
 
 class EdgeSpecError(Exception):
-    """Base of all errors meant for users: `what` happened, and the `remedy` (where none is given, the usual one)."""
+    """Base of all errors meant for users: `what` happened, and the `remedy` (where none is given,
+    the usual one)."""
 
     exit_code = 1
     usual_remedy = ""
@@ -38,7 +39,9 @@ class EdgeSpecError(Exception):
 
 class CheckpointError(EdgeSpecError):
     exit_code = 3
-    usual_remedy = "Check that config.json and weights belong together, or download the checkpoint again."
+    usual_remedy = (
+        "Check that config.json and weights belong together, or download the checkpoint again."
+    )
 
 
 class UnsupportedModel(EdgeSpecError):

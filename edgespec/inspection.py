@@ -1,7 +1,9 @@
-"""What lies at a path: a checkpoint, an exported directory, an engine directory, a safetensors file, or nothing known.
+"""What lies at a path: a checkpoint, an exported directory, an engine directory, a safetensors
+file, or nothing known.
 
-Knows by which files these are told apart. What there is to tell of each stands in the room that knows it. Nothing is
-run, and of weights only the headers are read, unless hashes are to be compared.
+Knows by which files these are told apart. What there is to tell of each stands in the room that
+knows it. Nothing is run, and of weights only the headers are read, unless hashes are to be
+compared.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ _TAKES = "edgespec inspect takes a checkpoint, what export or build wrote, or a 
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """`facts` as --json prints them; `problems` are what is wrong, each with its remedy; `notes` what is not."""
+    """`facts` as --json prints them; `problems` are what is wrong, each with its remedy; `notes`
+    what is not."""
 
     path: Path
     facts: dict[str, Any]
@@ -43,7 +46,8 @@ class Inspection:
 def inspect(path: Path, *, verify: bool = False) -> Inspection:
     """Look at a path; with `verify` every file is hashed that a manifest lists.
 
-    Raises BundleError where nothing known is there, CheckpointError where nothing at all can be told of it.
+    Raises BundleError where nothing known is there, CheckpointError where nothing at all can be
+    told of it.
     """
     problems: list[EdgeSpecError] = []
     read_up_to = math.inf if verify else SMALL_BYTES
@@ -61,7 +65,9 @@ def kind_of(path: Path) -> str:
     if path.is_file():
         return kind_of_file(path)
     if not path.is_dir():
-        raise BundleError(f"{path} does not exist", "Give a directory or a .safetensors file that is there.")
+        raise BundleError(
+            f"{path} does not exist", "Give a directory or a .safetensors file that is there."
+        )
     refuse_staging(path)
     names = {file.name for file in path.iterdir()}
     if not names:
@@ -78,12 +84,17 @@ def kind_of(path: Path) -> str:
 def kind_of_file(path: Path) -> str:
     if path.suffix == ".safetensors":
         return "safetensors"
-    remedy = f"Give its directory: {path.parent}" if path.suffix in (".json", ".onnx", ".data") else _TAKES
+    remedy = (
+        f"Give its directory: {path.parent}"
+        if path.suffix in (".json", ".onnx", ".data")
+        else _TAKES
+    )
     raise BundleError(f"{path} is a file of another kind", remedy)
 
 
 def manifest_kind(path: Path) -> str | None:
-    """Which of our commands wrote the directory; None where its manifest.json is somebody else's."""
+    """Which of our commands wrote the directory; None where its manifest.json is somebody
+    else's."""
     kind = bundle.read_json(path / bundle.MANIFEST).get("kind")
     return kind if kind in _OURS else None
 
@@ -97,40 +108,64 @@ def refuse_staging(path: Path) -> None:
     if match is None:
         return
     if match[2] != str(os.getpid()) and bundle.process_lives(match[2]):
-        raise BundleError(f"{path} is being written by process {match[2]}", f"Wait for it: {match[1]} will be there.")
-    raise BundleError(f"{path} was left unfinished by a run that was killed", "Remove it, and run the command again.")
+        raise BundleError(
+            f"{path} is being written by process {match[2]}",
+            f"Wait for it: {match[1]} will be there.",
+        )
+    raise BundleError(
+        f"{path} was left unfinished by a run that was killed",
+        "Remove it, and run the command again.",
+    )
 
 
 def refuse_without_manifest(path: Path, names: set[str]) -> None:
     stems = [f"{stem}.onnx" for stem in STEMS.values()]
     for files, command in (([bundle.MODEL], "export"), (stems, "build")):
         if found := [name for name in files if name in names]:
-            what = f"{path} has {found[0]} and no {bundle.MANIFEST} of edgespec: it is half-written, or part of a copy"
+            what = (
+                f"{path} has {found[0]} and no {bundle.MANIFEST} of edgespec: it is half-written,"
+                " or part of a copy"
+            )
             raise BundleError(what, f"Copy the whole directory, or run edgespec {command} again.")
 
 
 def nothing_known(path: Path) -> BundleError:
-    names = [f"{depth}{name}" for depth in ("*/", "*/*/", "*/*/*/") for name in (bundle.MANIFEST, bundle.CONFIG)]
+    names = [
+        f"{depth}{name}"
+        for depth in ("*/", "*/*/", "*/*/*/")
+        for name in (bundle.MANIFEST, bundle.CONFIG)
+    ]
     marks = sorted({file.parent for name in names for file in path.glob(name)})
-    shown = [str(mark) for mark in marks if not any(_STAGING.fullmatch(part) for part in mark.parts)]
+    shown = [
+        str(mark) for mark in marks if not any(_STAGING.fullmatch(part) for part in mark.parts)
+    ]
     if shown:
-        return BundleError(f"{path} holds nothing known itself", f"Look at one of these: {some_of(shown)}")
+        return BundleError(
+            f"{path} holds nothing known itself", f"Look at one of these: {some_of(shown)}"
+        )
     if any(path.glob("*.bin")) or any(path.glob("*.gguf")):
-        return BundleError(f"{path} has weights and no config.json", "Download the whole checkpoint.")
-    return BundleError(f"{path} holds nothing known: {some_of(sorted(file.name for file in path.iterdir()))}", _TAKES)
+        return BundleError(
+            f"{path} has weights and no config.json", "Download the whole checkpoint."
+        )
+    return BundleError(
+        f"{path} holds nothing known: {some_of(sorted(file.name for file in path.iterdir()))}",
+        _TAKES,
+    )
 
 
 # A checkpoint
 
 
-def look_at_checkpoint(path: Path, problems: list[EdgeSpecError], read_up_to: float) -> dict[str, Any]:
+def look_at_checkpoint(
+    path: Path, problems: list[EdgeSpecError], read_up_to: float
+) -> dict[str, Any]:
     checkpoint = Checkpoint(path)
     if (pickled := only_pickled(path)) is not None:
         names = {key: checkpoint.config.get(key) for key in ("architectures", "model_type")}
         return {"kind": "checkpoint", **names, "pickled": pickled}
     facts, found = checkpoint_facts(checkpoint, problems, read_up_to)
     if found is not None:
-        from edgespec.graphs.wholeness import check_whole
+        from edgespec.graphs.completeness import check_whole
 
         with noted(problems):
             check_whole(checkpoint, found)
@@ -143,7 +178,8 @@ def look_at_checkpoint(path: Path, problems: list[EdgeSpecError], read_up_to: fl
 
 
 def head_facts(checkpoint: Checkpoint, model: ModelConfig) -> dict[str, Any]:
-    """`mtp_head`: why a base's MTP head is not to be had, or null. Raises CheckpointError where it is damaged."""
+    """`mtp_head`: why a base's MTP head is not to be had, or null. Raises CheckpointError where it
+    is damaged."""
     from edgespec.graphs.mtp import MtpDraft
 
     if not model.mtp_layers and not any(name.startswith(ROOT) for name in checkpoint.tensors):
@@ -157,14 +193,20 @@ def head_facts(checkpoint: Checkpoint, model: ModelConfig) -> dict[str, Any]:
 
 def only_pickled(path: Path) -> str | None:
     """Pickled weights are not looked into: that would take torch, and reading all of them."""
-    pickled = [name for name in ("pytorch_model.bin", "pytorch_model.bin.index.json") if (path / name).is_file()]
+    pickled = [
+        name
+        for name in ("pytorch_model.bin", "pytorch_model.bin.index.json")
+        if (path / name).is_file()
+    ]
     return pickled[0] if pickled and not any(path.glob("*.safetensors*")) else None
 
 
 def notes_of(path: Path, facts: dict[str, Any]) -> tuple[str, ...]:
     notes = []
     if pickled := facts.get("pickled"):
-        notes.append(f"{pickled}: pickled weights are not looked into; export reads them with --allow-pickle")
+        notes.append(
+            f"{pickled}: pickled weights are not looked into; export reads them with --allow-pickle"
+        )
     if lost := facts.get("mtp_head"):
         notes.append(lost)
     if path.is_dir():

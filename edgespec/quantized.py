@@ -1,6 +1,7 @@
 """One quantised weight as a value, what it stands for, and rounding an unquantised one to it.
 
-Knows the arithmetic of codes, scales and zero points. Knows no files: where the parts come from is for layouts.py.
+Knows the arithmetic of codes, scales and zero points. Knows no files: where the parts come from is
+for layouts.py.
 """
 
 from __future__ import annotations
@@ -16,28 +17,37 @@ from numpy.typing import NDArray
 from edgespec.errors import CheckpointError
 from edgespec.schemes import SCHEMES, Scheme
 
-_CHUNK = 256 * 1024  # weights worked on at a time: what stays in a cache, which makes rounding three times as fast
+_CHUNK = (
+    256 * 1024
+)  # weights worked on at a time: what stays in a cache, which makes rounding three times as fast
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedWeight:
     """A Linear's weight, whatever the layout it was read from.
 
-    What it multiplies is x[..., input_order] * pre_quant_scale, where it has these. Codes are one to a byte and their
-    dtype is the format (ml_dtypes); zero points only where they are not the middle, and then the codes are unsigned.
-    weight[o, i] = (codes[o, i] - zero_points[g]) * scales[g] * global_scale with g = [o // block[0], i // block[1]].
+    What it multiplies is x[..., input_order] * pre_quant_scale, where it has these. Codes are one
+    to a byte and their dtype is the format (ml_dtypes); zero points only where they are not the
+    middle, and then the codes are unsigned. weight[o, i] = (codes[o, i] - zero_points[g]) *
+    scales[g] * global_scale with g = [o // block[0], i // block[1]].
     """
 
     name: str  # of the module: model.layers.0.mlp.up_proj
     scheme: Scheme
     codes: NDArray[Any]  # [out, in]: int4, uint4, int8, uint8, float8_e4m3fn, float4_e2m1fn
-    scales: NDArray[Any]  # [ceil(out / block[0]), ceil(in / block[1])]: as stored, float8_e8m0fnu for powers of two
+    scales: NDArray[
+        Any
+    ]  # [ceil(out / block[0]), ceil(in / block[1])]: as stored, float8_e8m0fnu for powers of two
     block: tuple[int, int]  # weights along out and in that share a scale
     zero_points: NDArray[Any] | None = None  # of the scales' shape and the codes' dtype
     global_scale: float | None = None  # nvfp4: float32, times every scale
-    input_scale: float | None = None  # static activations: x / input_scale is rounded; nvfp4: their global scale
+    input_scale: float | None = (
+        None  # static activations: x / input_scale is rounded; nvfp4: their global scale
+    )
     pre_quant_scale: NDArray[np.float32] | None = None  # [in]
-    input_order: NDArray[np.intp] | None = None  # [in]: GPTQ with desc_act; column j belongs to input input_order[j]
+    input_order: NDArray[np.intp] | None = (
+        None  # [in]: GPTQ with desc_act; column j belongs to input input_order[j]
+    )
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -51,16 +61,19 @@ class QuantizedWeight:
 
 
 def dequantize(weight: QuantizedWeight, rows: slice = slice(None)) -> NDArray[np.float32]:
-    """The weight as raw activations meet it, [out, in]: compare this one with the original. `rows` of out only."""
+    """The weight as raw activations meet it, [out, in]: compare this one with the original. `rows`
+    of out only."""
     stored = dequantize_stored(weight, rows)
     if weight.pre_quant_scale is not None:
-        # The activations are scaled before they are put in order, so the scales follow the inputs' own order.
+        # The activations are scaled before they are put in order, so the scales follow the inputs'
+        # own order.
         stored *= weight.pre_quant_scale
     return stored
 
 
 def dequantize_stored(weight: QuantizedWeight, rows: slice = slice(None)) -> NDArray[np.float32]:
-    """The weight for activations that pre_quant_scale has multiplied already: [out, in], inputs in their own order."""
+    """The weight for activations that pre_quant_scale has multiplied already: [out, in], inputs in
+    their own order."""
     out_features, in_features = weight.shape
     start, stop, step = rows.indices(out_features)
     assert step == 1
@@ -82,19 +95,21 @@ def dequantize_stored(weight: QuantizedWeight, rows: slice = slice(None)) -> NDA
     return result
 
 
-# Full range: the scale is the least positive one that reaches both ends of -8..7, so that an extreme on the negative
-# side gets the eighth step. A tighter scale clips the extreme and rounds all others finer: whichever of these is best
-# by its squared error. For normal weights in blocks of 128 this leaves 0.102 of relative error; -7..7 leaves 0.117.
+# Full range: the scale is the least positive one that reaches both ends of -8..7, so that an
+# extreme on the negative side gets the eighth step. A tighter scale clips the extreme and rounds
+# all others finer: whichever of these is best by its squared error. For normal weights in blocks of
+# 128 this leaves 0.102 of relative error; -7..7 leaves 0.117.
 _SHRINK: dict[int, tuple[float, ...]] = {4: (1.0, 0.95, 0.9, 0.85), 8: (1.0,)}
 
 
 def quantize_rtn(
     array: NDArray[Any], bits: Literal[4, 8], block: int | None = None, name: str = "the weight"
 ) -> QuantizedWeight:
-    """Round [out, in] to the nearest of 4 or 8 bits: int4_wo or int8_wo, symmetric, float32 scales above zero.
+    """Round [out, in] to the nearest of 4 or 8 bits: int4_wo or int8_wo, symmetric, float32 scales
+    above zero.
 
-    `block` counts weights along in that share a scale (the last may be short); None: the whole row. Beside the result
-    only some rows are held. Raises CheckpointError for NaN and infinity.
+    `block` counts weights along in that share a scale (the last may be short); None: the whole row.
+    Beside the result only some rows are held. Raises CheckpointError for NaN and infinity.
     """
     assert array.ndim == 2
     out_features, in_features = array.shape
@@ -116,7 +131,9 @@ def quantize_rtn(
     return QuantizedWeight(name, SCHEMES[f"int{bits}_wo"], codes, scales, (1, width))
 
 
-def _round(blocks: NDArray[np.float32], bits: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def _round(
+    blocks: NDArray[np.float32], bits: int
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Codes [rows, blocks, width] and scales [rows, blocks, 1]."""
     top = 2 ** (bits - 1) - 1
     high, low = blocks.max(-1, keepdims=True), blocks.min(-1, keepdims=True)
@@ -137,7 +154,11 @@ def _round(blocks: NDArray[np.float32], bits: int) -> tuple[NDArray[np.float32],
 
 def _spread(per_block: NDArray[np.float32], width: int, in_features: int) -> NDArray[np.float32]:
     """[rows, blocks] -> [rows, in]; what is per row or per tensor stays one column."""
-    return per_block if per_block.shape[1] == 1 else np.repeat(per_block, width, axis=1)[:, :in_features]
+    return (
+        per_block
+        if per_block.shape[1] == 1
+        else np.repeat(per_block, width, axis=1)[:, :in_features]
+    )
 
 
 def _row_chunks(start: int, stop: int, in_features: int) -> Iterator[tuple[int, int]]:

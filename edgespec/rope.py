@@ -1,8 +1,10 @@
-"""Rotary embedding: the rows of cos and sin that graphs take as inputs, for every scaling, in one place.
+"""Rotary embedding: the rows of cos and sin that graphs take as inputs, for every scaling, in one
+place.
 
-Knows frequencies and positions. A row depends on its own position alone, so that a token has the same row in prefill,
-decoding and verification. Follows the definitions of transformers' `modeling_rope_utils`; dynamic NTK scaling is
-evaluated at each token's own length, which is what decoding token by token gives there.
+Knows frequencies and positions. A row depends on its own position alone, so that a token has the
+same row in prefill, decoding and verification. Follows the definitions of transformers'
+`modeling_rope_utils`; dynamic NTK scaling is evaluated at each token's own length, which is what
+decoding token by token gives there.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ class RopeTable:
 
 
 def frequencies(config: RopeConfig, positions: NDArray[np.int64]) -> Rows:
-    """Inverse frequencies, [rotary/2] or, where they hang on the position, [len(positions), rotary/2]."""
+    """Inverse frequencies, [rotary/2] or, where they hang on the position, [len(positions),
+    rotary/2]."""
     if config.kind == "dynamic":
         return dynamic(config, positions)
     plain = inverse_powers(np.float32(config.theta), config.rotary_dim)
@@ -66,7 +69,8 @@ def dynamic(config: RopeConfig, positions: NDArray[np.int64]) -> Rows:
 
 
 def llama3(config: RopeConfig, plain: Rows) -> Rows:
-    """Low frequencies divided by the factor, high ones kept, a linear passage between (Llama 3.1)."""
+    """Low frequencies divided by the factor, high ones kept, a linear passage between (Llama
+    3.1)."""
     wavelength = 2 * math.pi / plain
     low = config.original_max_position / config.low_freq_factor
     high = config.original_max_position / config.high_freq_factor

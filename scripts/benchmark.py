@@ -1,10 +1,11 @@
 """Measures export, build, load, steps and batches on a checkpoint of Qwen3-0.6B's shape.
 
-    python scripts/benchmark.py                 # everything, medians of 5; needs 12 GB of disk under --work
-    python scripts/benchmark.py --only export   # or: build, steps, batches, start
+    python scripts/benchmark.py                 # everything, medians of 5; needs 12 GB of disk
+    under --work python scripts/benchmark.py --only export   # or: build, steps, batches, start
 
-Weights are random, so speeds and sizes are representative and the text is not: acceptance is that of a made-up draft.
-Prints one JSON object with every run, its median and the machine's circumstances.
+Weights are random, so speeds and sizes are representative and the text is not: acceptance is that
+of a made-up draft. Prints one JSON object with every run, its median and the machine's
+circumstances.
 """
 
 from __future__ import annotations
@@ -30,40 +31,81 @@ import ml_dtypes
 import numpy as np
 
 from edgespec import SamplingParams
-from edgespec.runtime.drafters.base import Wish
+from edgespec.runtime.drafters.base import DraftRequest
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.jobs import Job, Response
 from edgespec.runtime.tree import DraftPlan, DraftTree
 
-HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCAB, DRAFT_VOCAB = 1024, 3072, 28, 16, 8, 128, 151936, 32000
+HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCAB, DRAFT_VOCAB = (
+    1024,
+    3072,
+    28,
+    16,
+    8,
+    128,
+    151936,
+    32000,
+)
 BASE_CONFIG = {
-    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": HIDDEN, "intermediate_size": INNER,
-    "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM,
-    "vocab_size": VOCAB, "tie_word_embeddings": True, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0,
-    "rope_scaling": None, "max_position_embeddings": 40960, "torch_dtype": "bfloat16", "hidden_act": "silu",
-    "attention_bias": False, "eos_token_id": 151645, "use_sliding_window": False,
-}  # fmt: skip
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": HIDDEN,
+    "intermediate_size": INNER,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "head_dim": HEAD_DIM,
+    "vocab_size": VOCAB,
+    "tie_word_embeddings": True,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "rope_scaling": None,
+    "max_position_embeddings": 40960,
+    "torch_dtype": "bfloat16",
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "eos_token_id": 151645,
+    "use_sliding_window": False,
+}
 DRAFT_CONFIG = {
-    "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_size": HIDDEN,
-    "intermediate_size": INNER, "num_hidden_layers": 1, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS,
-    "head_dim": HEAD_DIM, "vocab_size": VOCAB, "draft_vocab_size": DRAFT_VOCAB, "rms_norm_eps": 1e-6,
-    "rope_theta": 1000000.0, "hidden_act": "silu", "max_position_embeddings": 2048, "torch_dtype": "bfloat16",
-}  # fmt: skip
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "model_type": "llama",
+    "hidden_size": HIDDEN,
+    "intermediate_size": INNER,
+    "num_hidden_layers": 1,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "head_dim": HEAD_DIM,
+    "vocab_size": VOCAB,
+    "draft_vocab_size": DRAFT_VOCAB,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "hidden_act": "silu",
+    "max_position_embeddings": 2048,
+    "torch_dtype": "bfloat16",
+}
 
 
 def layer(prefix: str, wide: int) -> dict[str, tuple[int, ...]]:
     q, kv = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
     return {
-        f"{prefix}.self_attn.q_proj.weight": (q, wide), f"{prefix}.self_attn.k_proj.weight": (kv, wide),
-        f"{prefix}.self_attn.v_proj.weight": (kv, wide), f"{prefix}.self_attn.o_proj.weight": (HIDDEN, q),
-        f"{prefix}.mlp.gate_proj.weight": (INNER, HIDDEN), f"{prefix}.mlp.up_proj.weight": (INNER, HIDDEN),
-        f"{prefix}.mlp.down_proj.weight": (HIDDEN, INNER), f"{prefix}.input_layernorm.weight": (HIDDEN,),
+        f"{prefix}.self_attn.q_proj.weight": (q, wide),
+        f"{prefix}.self_attn.k_proj.weight": (kv, wide),
+        f"{prefix}.self_attn.v_proj.weight": (kv, wide),
+        f"{prefix}.self_attn.o_proj.weight": (HIDDEN, q),
+        f"{prefix}.mlp.gate_proj.weight": (INNER, HIDDEN),
+        f"{prefix}.mlp.up_proj.weight": (INNER, HIDDEN),
+        f"{prefix}.mlp.down_proj.weight": (HIDDEN, INNER),
+        f"{prefix}.input_layernorm.weight": (HIDDEN,),
         f"{prefix}.post_attention_layernorm.weight": (HIDDEN,),
-    }  # fmt: skip
+    }
 
 
 def base_tensors() -> dict[str, tuple[int, ...]]:
-    tensors: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCAB, HIDDEN), "model.norm.weight": (HIDDEN,)}
+    tensors: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (VOCAB, HIDDEN),
+        "model.norm.weight": (HIDDEN,),
+    }
     for i in range(LAYERS):
         tensors |= layer(f"model.layers.{i}", HIDDEN)
         norms = ("q_norm", "k_norm")
@@ -72,11 +114,17 @@ def base_tensors() -> dict[str, tuple[int, ...]]:
 
 
 def draft_tensors() -> dict[str, tuple[int, ...]]:
-    rest = {"fc.weight": (HIDDEN, 3 * HIDDEN), "midlayer.hidden_norm.weight": (HIDDEN,), "norm.weight": (HIDDEN,)}
+    rest = {
+        "fc.weight": (HIDDEN, 3 * HIDDEN),
+        "midlayer.hidden_norm.weight": (HIDDEN,),
+        "norm.weight": (HIDDEN,),
+    }
     return rest | layer("midlayer", 2 * HIDDEN) | {"lm_head.weight": (DRAFT_VOCAB, HIDDEN)}
 
 
-def write_checkpoint(path: Path, config: dict[str, object], tensors: dict[str, tuple[int, ...]]) -> None:
+def write_checkpoint(
+    path: Path, config: dict[str, object], tensors: dict[str, tuple[int, ...]]
+) -> None:
     """Random bfloat16 weights, written one tensor at a time; norms are ones."""
     path.mkdir(parents=True)
     (path / "config.json").write_text(json.dumps(config))
@@ -87,7 +135,11 @@ def write_checkpoint(path: Path, config: dict[str, object], tensors: dict[str, t
         end += size
     extra = {"d2t": vocabulary_map()} if "fc.weight" in tensors else {}
     for name, array in extra.items():
-        header[name] = {"dtype": "I64", "shape": array.shape, "data_offsets": [end, end + array.nbytes]}
+        header[name] = {
+            "dtype": "I64",
+            "shape": array.shape,
+            "data_offsets": [end, end + array.nbytes],
+        }
         end += array.nbytes
     text = json.dumps(header).encode()
     rng = np.random.default_rng(0)
@@ -95,7 +147,9 @@ def write_checkpoint(path: Path, config: dict[str, object], tensors: dict[str, t
         file.write(len(text).to_bytes(8, "little") + text)
         for shape in tensors.values():
             one = len(shape) == 1
-            values = np.ones(shape, np.float32) if one else rng.standard_normal(shape, np.float32) * 0.02
+            values = (
+                np.ones(shape, np.float32) if one else rng.standard_normal(shape, np.float32) * 0.02
+            )
             file.write(values.astype(ml_dtypes.bfloat16).tobytes())
         for array in extra.values():
             file.write(array.tobytes())
@@ -129,24 +183,35 @@ def measured(args: list[str]) -> dict[str, float]:
     """Wall and CPU seconds and peak memory of one command of ours, in a process of its own."""
     before = time.monotonic()
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen([sys.executable, "-m", "edgespec.cli.main", *args], stdout=log, stderr=log)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "edgespec.cli.main", *args], stdout=log, stderr=log
+        )
         _, status, usage = os.wait4(process.pid, 0)
         if status:
             log.seek(0)
             raise SystemExit(f"edgespec {' '.join(args)} failed:\n{log.read().decode()}")
     wall = time.monotonic() - before
-    return {"wall_s": wall, "cpu_s": usage.ru_utime + usage.ru_stime, "peak_gb": usage.ru_maxrss * 1024 / 1e9}
+    return {
+        "wall_s": wall,
+        "cpu_s": usage.ru_utime + usage.ru_stime,
+        "peak_gb": usage.ru_maxrss * 1024 / 1e9,
+    }
 
 
 def medians(runs: list[dict[str, float]]) -> dict[str, object]:
-    return {"median": {key: round(statistics.median(r[key] for r in runs), 4) for key in runs[0]}, "runs": runs}
+    return {
+        "median": {key: round(statistics.median(r[key] for r in runs), 4) for key in runs[0]},
+        "runs": runs,
+    }
 
 
 def bench_export(work: Path, runs: int) -> dict[str, object]:
     out, found = work / "export", []
     for _ in range(runs):
         shutil.rmtree(out, ignore_errors=True)
-        found.append(measured(["export", str(work / "base"), str(out), "--eagle-base", "--no-golden"]))
+        found.append(
+            measured(["export", str(work / "base"), str(out), "--eagle-base", "--no-golden"])
+        )
     return medians(found)
 
 
@@ -155,29 +220,41 @@ def bench_build(work: Path) -> dict[str, object]:
     engines, batched = work / "engines", work / "engines-8"
     for directory in (engines, batched):
         shutil.rmtree(directory, ignore_errors=True)
-    for name, args in (("base", ["--eagle-base"]), ("draft", ["--base-model-dir", str(work / "base")])):
+    for name, args in (
+        ("base", ["--eagle-base"]),
+        ("draft", ["--base-model-dir", str(work / "base")]),
+    ):
         shutil.rmtree(work / f"onnx-{name}", ignore_errors=True)
         measured(["export", str(work / name), str(work / f"onnx-{name}"), *args])
     found: dict[str, object] = {}
     for name in ("base", "draft"):
         onnx = str(work / f"onnx-{name}" / "llm")
         found[name] = measured(["build", "--onnx-dir", onnx, "--engine-dir", str(engines)])
-        measured(["build", "--onnx-dir", onnx, "--engine-dir", str(batched), "--max-batch-size", "8"])
+        measured(
+            ["build", "--onnx-dir", onnx, "--engine-dir", str(batched), "--max-batch-size", "8"]
+        )
     found["engine_dir_gb"] = sum(f.stat().st_size for f in engines.iterdir()) / 1e9
     return found
 
 
 def bench_steps(work: Path, tokens: int) -> dict[str, object]:
-    """Host time a step, for the default chain and the guide's tree, beside plain decoding in the same process."""
+    """Host time a step, for the default chain and the guide's tree, beside plain decoding in the
+    same process."""
     began = time.monotonic()
     with Engine(work / "engines", spec_decode=True) as engine:
         out: dict[str, object] = {"load_s": time.monotonic() - began}
         out["after_load_gb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
         prompt = list(np.random.default_rng(1).integers(0, 256, 128))
-        plans = {"plain": None, "chain 1/3/4": engine.plan(1, 3, 4), "tree 10/6/60": engine.plan(10, 6, 60)}
+        plans = {
+            "plain": None,
+            "chain 1/3/4": engine.plan(1, 3, 4),
+            "tree 10/6/60": engine.plan(10, 6, 60),
+        }
         for label, plan in plans.items():
             response = None
-            for item in engine.stream(prompt, SamplingParams(temperature=0, max_generate_length=tokens), plan):
+            for item in engine.stream(
+                prompt, SamplingParams(temperature=0, max_generate_length=tokens), plan
+            ):
                 response = item if isinstance(item, Response) else None
             assert response is not None
             times, steps = response.metrics.stages, response.metrics.steps
@@ -189,28 +266,36 @@ def bench_steps(work: Path, tokens: int) -> dict[str, object]:
                 "step_ms": 1000 * total / steps,
                 "host_ms": 1000 * host / steps,
                 "host_share": host / total,
-                "stages_ms": {name: 1000 * getattr(times, name) / steps for name in ("draft", "verify", "commit")},
+                "stages_ms": {
+                    name: 1000 * getattr(times, name) / steps
+                    for name in ("draft", "verify", "commit")
+                },
             }
         out["peak_gb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
     return out
 
 
 class Oracle:
-    """The engine's own drafter at its own cost, with its acceptance set: each token of a chain is right at `rate`."""
+    """The engine's own drafter at its own cost, with its acceptance set: each token of a chain is
+    right at `rate`."""
 
-    def __init__(self, engine: Engine, truth: dict[tuple[int, ...], list[int]], rate: float) -> None:
+    def __init__(
+        self, engine: Engine, truth: dict[tuple[int, ...], list[int]], rate: float
+    ) -> None:
         self.real, self.session, self.truth, self.rate = engine.drafter, engine.session, truth, rate
         self.rng = np.random.default_rng(0)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.real, name)
 
-    def propose(self, wishes: Sequence[Wish]) -> list[DraftTree]:
-        trees = self.real.propose(wishes)
-        return [self.corrected(wish, tree) for wish, tree in zip(wishes, trees, strict=True)]
+    def propose(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        trees = self.real.propose(requests)
+        return [
+            self.corrected(request, tree) for request, tree in zip(requests, trees, strict=True)
+        ]
 
-    def corrected(self, wish: Wish, tree: DraftTree) -> DraftTree:
-        one = self.session.running[wish.lane]
+    def corrected(self, request: DraftRequest, tree: DraftTree) -> DraftTree:
+        one = self.session.running[request.lane]
         coming = self.truth[tuple(one.task.prompt)][one.emitted :]
         tokens = tree.tokens.copy()
         for node, true in enumerate(coming[: len(tokens) - 1], start=1):
@@ -219,14 +304,19 @@ class Oracle:
 
 
 def bench_batches(work: Path, tokens: int, runs: int) -> dict[str, object]:
-    """Throughput of 8 requests at 1, 4 and 8 at a time, plain and with the default chain, in alternating runs.
+    """Throughput of 8 requests at 1, 4 and 8 at a time, plain and with the default chain, in
+    alternating runs.
 
-    Prompts of 64 to 120 tokens, prefill counts. `for 1` is the engine built for one sequence, `for 8` the one built for
-    eight. The random draft is never right: 0.7 a token is set by an oracle that pays the draft's whole cost.
+    Prompts of 64 to 120 tokens, prefill counts. `for 1` is the engine built for one sequence, `for
+    8` the one built for eight. The random draft is never right: 0.7 a token is set by an oracle
+    that pays the draft's whole cost.
     """
     found: dict[str, list[float]] = {}
     for _ in range(runs):
-        for label, engines, batches in (("for 1", "engines", (1,)), ("for 8", "engines-8", (1, 4, 8))):
+        for label, engines, batches in (
+            ("for 1", "engines", (1,)),
+            ("for 8", "engines-8", (1, 4, 8)),
+        ):
             with Engine(work / engines, spec_decode=True) as engine:
                 for batch in batches:
                     plain, truth = throughput(engine, batch, None, tokens)
@@ -234,19 +324,27 @@ def bench_batches(work: Path, tokens: int, runs: int) -> dict[str, object]:
                     drafted, _ = throughput(engine, batch, engine.plan(1, 3, 4), tokens)
                     engine.session.drafter = engine.drafter
                     found.setdefault(f"{label}, batch {batch}, plain", []).append(plain)
-                    found.setdefault(f"{label}, batch {batch}, chain 1/3/4 at 0.7", []).append(drafted)
-    return {name: {"tokens_per_s": round(statistics.median(rates), 2), "runs": rates} for name, rates in found.items()}
+                    found.setdefault(f"{label}, batch {batch}, chain 1/3/4 at 0.7", []).append(
+                        drafted
+                    )
+    return {
+        name: {"tokens_per_s": round(statistics.median(rates), 2), "runs": rates}
+        for name, rates in found.items()
+    }
 
 
 def throughput(
     engine: Engine, batch: int, plan: DraftPlan | None, tokens: int
 ) -> tuple[float, dict[tuple[int, ...], list[int]]]:
-    """Tokens a second over 8 requests from the first prefill to the last token, and each prompt's answer."""
+    """Tokens a second over 8 requests from the first prefill to the last token, and each prompt's
+    answer."""
     rng = np.random.default_rng(1)
     sampling = SamplingParams(temperature=0, max_generate_length=tokens)
     jobs = [Job(rng.integers(0, 256, 64 + 8 * i).tolist(), sampling, plan) for i in range(8)]
     began = time.perf_counter()
-    answers = [event for _, event in engine.serve(deque(jobs), batch) if isinstance(event, Response)]
+    answers = [
+        event for _, event in engine.serve(deque(jobs), batch) if isinstance(event, Response)
+    ]
     made = sum(len(answer.token_ids) for answer in answers)
     return made / (time.perf_counter() - began), {tuple(a.prompt_ids): a.token_ids for a in answers}
 
@@ -256,16 +354,25 @@ def bench_start(runs: int) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "edgespec-benchmark")
-    parser.add_argument("--only", choices=("export", "build", "steps", "batches", "start"), action="append")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--work", type=Path, default=Path(tempfile.gettempdir()) / "edgespec-benchmark"
+    )
+    parser.add_argument(
+        "--only", choices=("export", "build", "steps", "batches", "start"), action="append"
+    )
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=48)
     args = parser.parse_args()
     wanted = args.only or ["start", "export", "build", "steps", "batches"]
     if not (args.work / "base").is_dir() and set(wanted) != {"start"}:
-        # In a process of its own: a child inherits its parent's peak memory, and this one's must stay small.
-        maker = multiprocessing.get_context("spawn").Process(target=write_checkpoints, args=(args.work,))
+        # In a process of its own: a child inherits its parent's peak memory, and this one's must
+        # stay small.
+        maker = multiprocessing.get_context("spawn").Process(
+            target=write_checkpoints, args=(args.work,)
+        )
         maker.start()
         maker.join()
     result: dict[str, object] = {
@@ -275,7 +382,9 @@ def main() -> None:
         result["help"] = bench_start(args.runs)
     if "export" in wanted:
         result["export"] = bench_export(args.work, args.runs)
-    if "build" in wanted or ({"steps", "batches"} & set(wanted) and not (args.work / "engines-8").is_dir()):
+    if "build" in wanted or (
+        {"steps", "batches"} & set(wanted) and not (args.work / "engines-8").is_dir()
+    ):
         result["build"] = bench_build(args.work)
     if "steps" in wanted:
         result["steps"] = bench_steps(args.work, args.tokens)

@@ -1,10 +1,12 @@
-"""Measures steps, rollback and prefill on a checkpoint of Qwen3.5-0.8B's shape, beside transformers.
+"""Measures steps, rollback and prefill on a checkpoint of Qwen3.5-0.8B's shape, beside
+transformers.
 
-    python scripts/benchmark_hybrid.py                    # all; needs 12 GB of disk under --work and 10 GB of memory
-    python scripts/benchmark_hybrid.py --only steps       # or: prefill
+    python scripts/benchmark_hybrid.py                    # all; needs 12 GB of disk under --work
+    and 10 GB of memory python scripts/benchmark_hybrid.py --only steps       # or: prefill
 
-Weights are random, so speeds are representative and the text is not. Rounds alternate between what is compared, and
-medians are told. `--weights` are those of `edgespec build`: fp32, int8, int8/0 (whole channels), int4.
+Weights are random, so speeds are representative and the text is not. Rounds alternate between what
+is compared, and medians are told. `--weights` are those of `edgespec build`: fp32, int8, int8/0
+(whole channels), int4.
 """
 
 from __future__ import annotations
@@ -27,11 +29,20 @@ from edgespec.runtime.engine import Engine
 
 VOCAB, CONTEXT = 248320, 256
 SHAPE = {
-    "vocab_size": VOCAB, "hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 24,
-    "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "linear_num_key_heads": 16,
-    "linear_num_value_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
-    "tie_word_embeddings": True, "max_position_embeddings": 32768,
-}  # fmt: skip
+    "vocab_size": VOCAB,
+    "hidden_size": 1024,
+    "intermediate_size": 3584,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 32768,
+}
 
 
 def write_checkpoint(path: Path) -> None:
@@ -53,12 +64,22 @@ def engine_of(work: Path, weights: str) -> Path:
             measured(["export", str(work / "hybrid"), str(work / "hybrid-onnx"), "--eagle-base"])
         kind, _, block = weights.partition("/")
         options = ["--weights", kind, *(["--weight-block", block] if block else [])]
-        measured(["build", "--onnx-dir", str(work / "hybrid-onnx" / "llm"), "--engine-dir", str(path), *options])
+        measured(
+            [
+                "build",
+                "--onnx-dir",
+                str(work / "hybrid-onnx" / "llm"),
+                "--engine-dir",
+                str(path),
+                *options,
+            ]
+        )
     return path
 
 
 def bench_steps(work: Path, weights: str, rounds: int) -> dict[str, object]:
-    """A base pass over a chain of so many rows and the commit of some of them, behind a context of 256 tokens."""
+    """A base pass over a chain of so many rows and the commit of some of them, behind a context of
+    256 tokens."""
     rng = np.random.default_rng(1)
     cases = [(1, 1), (4, 1), (4, 4), (8, 1), (8, 4), (8, 8), (16, 8)]
     passes: dict[tuple[int, int], list[float]] = {case: [] for case in cases}
@@ -71,7 +92,9 @@ def bench_steps(work: Path, weights: str, rounds: int) -> dict[str, object]:
         for _ in range(rounds):
             for rows, kept in cases:
                 part = base.causal(0, rng.integers(0, 256, rows), np.arange(rows))
-                for _ in range(2):  # the second call of a kind: what waits is as long as after any such step
+                for _ in range(
+                    2
+                ):  # the second call of a kind: what waits is as long as after any such step
                     part = base.causal(0, rng.integers(0, 256, rows), np.arange(rows))
                     began = time.perf_counter()
                     base.run([part])
@@ -85,9 +108,11 @@ def bench_steps(work: Path, weights: str, rounds: int) -> dict[str, object]:
     for case in cases:
         run, commit = statistics.median(passes[case]), statistics.median(commits[case])
         found["verify {} keep {}".format(*case)] = {
-            "step_ms": round(1000 * (run + commit), 2), "commit_ms": round(1000 * commit, 3),
-            "commit_share": round(commit / (run + commit), 4), "to_decode": round((run + commit) / decode, 3),
-        }  # fmt: skip
+            "step_ms": round(1000 * (run + commit), 2),
+            "commit_ms": round(1000 * commit, 3),
+            "commit_share": round(commit / (run + commit), 4),
+            "to_decode": round((run + commit) / decode, 3),
+        }
     return found
 
 
@@ -122,15 +147,22 @@ def bench_prefill(work: Path, weights: list[str], tokens: int, rounds: int) -> d
             run()
             times[name].append(time.perf_counter() - began)
     return {
-        name: {"tokens_per_s": round(tokens / statistics.median(t[1:]), 1), "s": t[1:]} for name, t in times.items()
+        name: {"tokens_per_s": round(tokens / statistics.median(t[1:]), 1), "s": t[1:]}
+        for name, t in times.items()
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "edgespec-benchmark")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--work", type=Path, default=Path(tempfile.gettempdir()) / "edgespec-benchmark"
+    )
     parser.add_argument("--only", choices=("steps", "prefill"), action="append")
-    parser.add_argument("--weights", action="append", help="of the engines; default: fp32, int8/0 and int4")
+    parser.add_argument(
+        "--weights", action="append", help="of the engines; default: fp32, int8/0 and int4"
+    )
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--tokens", type=int, default=512)
     args = parser.parse_args()

@@ -1,4 +1,5 @@
-"""Compares int4 decoding of Qwen3-0.6B's shape with llama.cpp (Q4_0) and onnxruntime-genai (int4), plain, batch 1.
+"""Compares int4 decoding of Qwen3-0.6B's shape with llama.cpp (Q4_0) and onnxruntime-genai (int4),
+plain, batch 1.
 
     python scripts/benchmark.py --only build                # makes WORK/base and WORK/onnx-base
     for block in 128 32; do edgespec build --onnx-dir WORK/onnx-base/llm --engine-dir WORK/engines-int4-$block \\
@@ -8,9 +9,10 @@
     python -m onnxruntime_genai.models.builder -i WORK/base -o WORK/genai-int4 -p int4 -e cpu   # where torch is, too
     python scripts/benchmark_peers.py --genai-python peer/bin/python --runs 5
 
-All have the same random weights, prompts (128 and 2048 tokens), and 64 greedy tokens after each. Every run is a process
-of its own; engines take turns. Prints one JSON object: medians, ratios to ours pair by pair, each run, memory and disk.
-WORK is --work, by default edgespec-benchmark in the system's directory for temporary files.
+All have the same random weights, prompts (128 and 2048 tokens), and 64 greedy tokens after each.
+Every run is a process of its own; engines take turns. Prints one JSON object: medians, ratios to
+ours pair by pair, each run, memory and disk. WORK is --work, by default edgespec-benchmark in the
+system's directory for temporary files.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ def prompt_of(length: int) -> list[int]:
     return ids
 
 
-# ---- one engine in this process --------------------------------------------------------------------------------
+# ---- one engine in this process
 
 
 def run_ours(directory: Path) -> dict[str, Any]:
@@ -72,9 +74,14 @@ def run_llama(path: Path, *, kept: bool) -> dict[str, Any]:
 
     began, found = time.perf_counter(), {}
     model = Llama(
-        str(path), n_ctx=CAPACITY, n_batch=512, n_threads=os.cpu_count(), n_threads_batch=os.cpu_count(),
-        flash_attn=True, verbose=False,
-    )  # fmt: skip
+        str(path),
+        n_ctx=CAPACITY,
+        n_batch=512,
+        n_threads=os.cpu_count(),
+        n_threads_batch=os.cpu_count(),
+        flash_attn=True,
+        verbose=False,
+    )
     found["load_s"] = time.perf_counter() - began
     for context in CONTEXTS:
         model.reset()
@@ -101,10 +108,13 @@ def state_of(path: Path, context: int) -> Path:
 
 
 def keep_states(path: Path) -> None:
-    """Run the prompts token by token and keep the caches: for CPUs on which its kernels for many rows crash."""
+    """Run the prompts token by token and keep the caches: for CPUs on which its kernels for many
+    rows crash."""
     import llama_cpp
 
-    model = llama_cpp.Llama(str(path), n_ctx=CAPACITY, n_threads=os.cpu_count(), flash_attn=True, verbose=False)
+    model = llama_cpp.Llama(
+        str(path), n_ctx=CAPACITY, n_threads=os.cpu_count(), flash_attn=True, verbose=False
+    )
     for context in CONTEXTS:
         model.reset()
         for token in prompt_of(context):
@@ -121,7 +131,9 @@ def read_state(model: Any, kept: Path, context: int) -> None:
     import llama_cpp
 
     ids, count = (llama_cpp.llama_token * context)(), ctypes.c_size_t()
-    assert llama_cpp.llama_state_load_file(model.ctx, str(kept).encode(), ids, context, ctypes.byref(count))
+    assert llama_cpp.llama_state_load_file(
+        model.ctx, str(kept).encode(), ids, context, ctypes.byref(count)
+    )
     model.n_tokens = count.value
     assert count.value == context
 
@@ -157,11 +169,12 @@ def rates(began: float, stamps: list[float], context: int) -> dict[str, float]:
 ENGINES = {"ours": run_ours, "genai": run_genai}
 
 
-# ---- making the peers' files -----------------------------------------------------------------------------------
+# ---- making the peers' files
 
 
 def write_gguf(base: Path, path: Path) -> None:
-    """Q4_0 of every matrix, the tied table among them, and float32 norms: what llama-quantize --pure writes."""
+    """Q4_0 of every matrix, the tied table among them, and float32 norms: what llama-quantize
+    --pure writes."""
     import gguf
     import numpy as np
     from gguf.quants import quantize
@@ -210,7 +223,7 @@ def size_mb(path: Path) -> float:
     return sum(file.stat().st_size for file in files) / 1e6
 
 
-# ---- taking turns ----------------------------------------------------------------------------------------------
+# ---- taking turns
 
 
 def measured(python: str, engine: str, path: Path, flags: list[str]) -> dict[str, Any]:
@@ -226,9 +239,13 @@ def summary(runs: dict[str, list[dict[str, Any]]], baseline: str) -> dict[str, A
     """Medians per engine, and the baseline's decode rate over each other one's, run by run."""
     result: dict[str, Any] = {}
     for name, found in runs.items():
-        row: dict[str, Any] = {key: median(run[key] for run in found) for key in ("load_s", "peak_mb")}
+        row: dict[str, Any] = {
+            key: median(run[key] for run in found) for key in ("load_s", "peak_mb")
+        }
         for context in map(str, CONTEXTS):
-            row[context] = {key: median(run[context][key] for run in found) for key in found[0][context]}
+            row[context] = {
+                key: median(run[context][key] for run in found) for key in found[0][context]
+            }
             if name != baseline:
                 ratios = [
                     ours[context]["decode_tokens_per_s"] / other[context]["decode_tokens_per_s"]
@@ -244,22 +261,33 @@ def median(values: Any) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "edgespec-benchmark")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--work", type=Path, default=Path(tempfile.gettempdir()) / "edgespec-benchmark"
+    )
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--llama-python", default=sys.executable, help="a Python that has llama_cpp and gguf")
+    parser.add_argument(
+        "--llama-python", default=sys.executable, help="a Python that has llama_cpp and gguf"
+    )
     parser.add_argument("--genai-python", help="a Python that has onnxruntime_genai")
     parser.add_argument(
-        "--llama-one-by-one", action="store_true",
+        "--llama-one-by-one",
+        action="store_true",
         help="feed llama.cpp its prompts token by token, once; its prefill is not measured then",
-    )  # fmt: skip
+    )
     parser.add_argument("--one", nargs=2, metavar=("ENGINE", "PATH"), help=argparse.SUPPRESS)
     parser.add_argument("--gguf", nargs=2, type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--keep-states", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
         name, path = args.one
-        found = run_llama(Path(path), kept=args.llama_one_by_one) if name == "llama" else ENGINES[name](Path(path))
+        found = (
+            run_llama(Path(path), kept=args.llama_one_by_one)
+            if name == "llama"
+            else ENGINES[name](Path(path))
+        )
         print(json.dumps(found | {"peak_mb": peak_mb()}))
         return
     if args.gguf:
@@ -269,12 +297,17 @@ def main() -> None:
         keep_states(args.keep_states)
         return
     work: Path = args.work
-    engines = {f"ours block {block}": ("ours", sys.executable, work / f"engines-int4-{block}") for block in (128, 32)}
+    engines = {
+        f"ours block {block}": ("ours", sys.executable, work / f"engines-int4-{block}")
+        for block in (128, 32)
+    }
     if not (work / "base").is_dir():
         parser.error(f"{work / 'base'} is not there: --help says how it is made")
     gguf = work / "q4_0.gguf"
     if not gguf.is_file():
-        subprocess.run([args.llama_python, __file__, "--gguf", str(work / "base"), str(gguf)], check=True)
+        subprocess.run(
+            [args.llama_python, __file__, "--gguf", str(work / "base"), str(gguf)], check=True
+        )
     if args.llama_one_by_one and not state_of(gguf, CONTEXTS[-1]).is_file():
         subprocess.run([args.llama_python, __file__, "--keep-states", str(gguf)], check=True)
     engines["llama.cpp Q4_0"] = ("llama", args.llama_python, gguf)

@@ -1,11 +1,12 @@
 """The main job on a demo pair: export, build, infer. What `make demo` runs.
 
-    python scripts/demo.py                    # into ./demo-out, emptied each time
-    python scripts/demo.py --method dflash    # the same base with another draft
-    python scripts/demo.py --method mtp       # a Qwen3.5 hybrid, trained first where build/demo-mtp is not there
+    python scripts/demo.py                    # into ./demo-out, emptied each time python
+    scripts/demo.py --method dflash    # the same base with another draft python scripts/demo.py
+    --method mtp       # a Qwen3.5 hybrid, trained first where build/demo-mtp is not there
 
-Each step is the command that a user would type; it is shown before it runs. Then the answers are streamed through the
-Python API, and `infer --check-lossless` compares every one of them with plain decoding.
+Each step is the command that a user would type; it is shown before it runs. Then the answers are
+streamed through the Python API, and `infer --check-lossless` compares every one of them with plain
+decoding.
 """
 
 from __future__ import annotations
@@ -75,10 +76,19 @@ def the_hybrid() -> Path:
     if is_whole(HYBRID):
         return HYBRID
     if importlib.util.find_spec("transformers") is None:
-        sys.exit("The model of this demo is trained first, with torch and transformers. Run: make demo METHOD=mtp")
-    console.print("\n$ python scripts/train_demo_mtp.py --out build/demo-mtp --prompts 0", style="bold", markup=False)
+        sys.exit(
+            "The model of this demo is trained first, with torch and transformers. Run: make demo"
+            " METHOD=mtp"
+        )
+    console.print(
+        "\n$ python scripts/train_demo_mtp.py --out build/demo-mtp --prompts 0",
+        style="bold",
+        markup=False,
+    )
     trainer = Path(__file__).with_name("train_demo_mtp.py")
-    code = subprocess.run([sys.executable, trainer, "--out", HYBRID, "--prompts", "0"], check=False).returncode
+    code = subprocess.run(
+        [sys.executable, trainer, "--out", HYBRID, "--prompts", "0"], check=False
+    ).returncode
     if code:
         sys.exit(code)
     return HYBRID
@@ -93,15 +103,23 @@ def is_whole(hybrid: Path) -> bool:
 
 
 def make_anew(out: Path) -> None:
-    """Empty the directory of an earlier demo, which its mark tells; nothing else is ever removed."""
+    """Empty the directory of an earlier demo, which its mark tells; nothing else is ever
+    removed."""
     theirs = (HYBRID, RECIPE, ROOT)
-    if any(place.is_relative_to(out) for place in theirs) or out.is_relative_to(RECIPE) or out.is_relative_to(HYBRID):
+    if (
+        any(place.is_relative_to(out) for place in theirs)
+        or out.is_relative_to(RECIPE)
+        or out.is_relative_to(HYBRID)
+    ):
         sys.exit(f"{out} holds what the demo reads. Give --out a directory of its own.")
     if out.exists() and not out.is_dir():
         sys.exit(f"{out} is a file. Give --out a directory.")
     there = [*out.iterdir()] if out.is_dir() else []
     if there and not (out / MARK).is_file() and out.name != DEFAULT_OUT:
-        sys.exit(f"{out} is not empty, and no demo made it. Give --out another directory, or empty this one.")
+        sys.exit(
+            f"{out} is not empty, and no demo made it. Give --out another directory, or empty this"
+            " one."
+        )
     for path in there:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -114,7 +132,10 @@ def make_anew(out: Path) -> None:
 def step(*args: str | Path) -> None:
     """Show a command and run it; the demo ends with its exit code if it fails."""
     words = [str(arg) for arg in args]
-    shown = [str(Path(word).relative_to(Path.cwd())) if word.startswith(str(Path.cwd())) else word for word in words]
+    shown = [
+        str(Path(word).relative_to(Path.cwd())) if word.startswith(str(Path.cwd())) else word
+        for word in words
+    ]
     console.print(f"\n$ edgespec {shlex.join(shown)}", style="bold", markup=False, soft_wrap=True)
     code = run(words)
     if code:
@@ -138,9 +159,16 @@ def stream(engine_dir: Path, requests_file: Path, method: Method) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--method", choices=METHODS, default="eagle3")
-    parser.add_argument("--out", type=Path, default=Path(DEFAULT_OUT), help="directory for graphs, engines and output")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path(DEFAULT_OUT),
+        help="directory for graphs, engines and output",
+    )
     args = parser.parse_args()
     method, out = METHODS[args.method], args.out.resolve()
     make_anew(out)
@@ -150,7 +178,15 @@ def main() -> None:
     files = ("--input-file", RECIPE / "input.json", "--output-file", out / "output.json")
     sizes = ("--spec-draft-top-k", method.top_k, "--spec-draft-step", method.steps)
     chain = [str(word) for word in (*sizes, "--spec-verify-size", method.verify_size)]
-    step("infer", "--engine-dir", out / "engines", *files, "--spec-decode", *chain, "--check-lossless")
+    step(
+        "infer",
+        "--engine-dir",
+        out / "engines",
+        *files,
+        "--spec-decode",
+        *chain,
+        "--check-lossless",
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """The plain cycle of draft and verify on torch modules, to measure a draft that was just trained.
 
-Knows the cycle alone: draft after the pending token, verify in one pass of the base, keep what stands. Nothing is
-cached, each pass reads its whole sequence anew; so it is slow, and owes nothing to the engines that it foretells.
+Knows the cycle alone: draft after the pending token, verify in one pass of the base, keep what
+stands. Nothing is cached, each pass reads its whole sequence anew; so it is slow, and owes nothing
+to the engines that it foretells.
 """
 
 from __future__ import annotations
@@ -12,13 +13,20 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-States = Callable[[list[int]], tuple[torch.Tensor, torch.Tensor]]  # ids -> features [1, n, F], logits [n, vocab]
-Drafts = Callable[[torch.Tensor, list[int], int], list[int]]  # features of ids, ids, pending token -> drafted tokens
+States = Callable[
+    [list[int]], tuple[torch.Tensor, torch.Tensor]
+]  # ids -> features [1, n, F], logits [n, vocab]
+Drafts = Callable[
+    [torch.Tensor, list[int], int], list[int]
+]  # features of ids, ids, pending token -> drafted tokens
 
 
 @torch.no_grad()
-def decode(states: States, drafts: Drafts, prompt: list[int], stop: list[int], new: int) -> tuple[list[int], list[int]]:
-    """A greedy answer of `new` tokens or up to a stop token, and the accepted drafts of each step."""
+def decode(
+    states: States, drafts: Drafts, prompt: list[int], stop: list[int], new: int
+) -> tuple[list[int], list[int]]:
+    """A greedy answer of `new` tokens or up to a stop token, and the accepted drafts of each
+    step."""
     ids, accepted = list(prompt), []
     features, logits = states(ids)
     pending = int(logits[-1].argmax())
@@ -34,12 +42,18 @@ def decode(states: States, drafts: Drafts, prompt: list[int], stop: list[int], n
     return [*ids[len(prompt) :], pending], accepted
 
 
-def measure(base: PreTrainedModel, states: States, drafts: Drafts, prompts: list[list[int]], new: int) -> dict:
+def measure(
+    base: PreTrainedModel, states: States, drafts: Drafts, prompts: list[list[int]], new: int
+) -> dict:
     """Pooled over prompts. Every answer is compared with the base's own greedy one."""
     end, counts, tokens, differing = base.generation_config.eos_token_id, [], 0, 0
     for prompt in prompts:
-        answer, accepted = decode(states, drafts, prompt, [end] if isinstance(end, int) else end, new)
-        plain = base.generate(torch.tensor([prompt]), max_new_tokens=len(answer), do_sample=False)[0].tolist()
+        answer, accepted = decode(
+            states, drafts, prompt, [end] if isinstance(end, int) else end, new
+        )
+        plain = base.generate(torch.tensor([prompt]), max_new_tokens=len(answer), do_sample=False)[
+            0
+        ].tolist()
         differing += plain[len(prompt) :] != answer
         counts += accepted
         tokens += len(answer) - 1  # the first one is the prefill's
@@ -49,6 +63,8 @@ def measure(base: PreTrainedModel, states: States, drafts: Drafts, prompts: list
         "tokens": tokens,
         "steps": len(counts),
         "acceptance_length": round(tokens / len(counts), 3) if counts else None,
-        "per_position": [round(float((taken >= k).mean()), 3) for k in range(1, max(counts, default=0) + 1)],
+        "per_position": [
+            round(float((taken >= k).mean()), 3) for k in range(1, max(counts, default=0) + 1)
+        ],
         "answers_that_differ": differing,
     }

@@ -1,4 +1,5 @@
-"""Writes docs/cli.md from `--help`, so that the page cannot say anything else; `--check` fails where it does.
+"""Writes docs/cli.md from `--help`, so that the page cannot say anything else; `--check` fails
+where it does.
 
 Knows click's command tree and one file. Knows nothing of what the commands do.
 """
@@ -25,7 +26,11 @@ HEAD = """\
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail with a diff where the page is stale")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="write nothing; fail with a diff where the page is stale",
+    )
     options = parser.parse_args(arguments)
 
     from edgespec.cli.main import cli
@@ -44,7 +49,11 @@ def render(command: click.Command, name: str) -> str:
 
 
 def sections(command: click.Command, name: str, parent: click.Context | None) -> Iterator[str]:
-    settings = {"terminal_width": WIDTH, "max_content_width": WIDTH, "help_option_names": ["-h", "--help"]}
+    settings = {
+        "terminal_width": WIDTH,
+        "max_content_width": WIDTH,
+        "help_option_names": ["-h", "--help"],
+    }
     context = click.Context(command, info_name=name, parent=parent, **settings)
     help_text = click.unstyle(command.get_help(context)).rstrip()
     help_text = "\n".join(line.rstrip() for line in help_text.splitlines())
@@ -61,7 +70,10 @@ def check(page: str) -> int:
     if found == page:
         return 0
     diff = difflib.unified_diff(
-        found.splitlines(keepends=True), page.splitlines(keepends=True), "docs/cli.md", "docs/cli.md from --help"
+        found.splitlines(keepends=True),
+        page.splitlines(keepends=True),
+        "docs/cli.md",
+        "docs/cli.md from --help",
     )
     sys.stderr.writelines(diff)
     print("docs/cli.md is stale. Run: make docs", file=sys.stderr)

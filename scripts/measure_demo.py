@@ -1,9 +1,12 @@
-"""Measures demo pairs on functions of held-out modules of the standard library, which training never saw.
+"""Measures demo pairs on functions of held-out modules of the standard library, which training
+never saw.
 
-    python scripts/measure_demo.py --engine-dir demo-out/engines --prompts 64     # several: one pair after the other
+    python scripts/measure_demo.py --engine-dir demo-out/engines --prompts 64     # several: one
+    pair after the other
 
-Prints acceptance for chains and trees, greedy and sampled, beside plain decoding in the same run, and whether every
-answer equals the plain one. The hold-out is that of `train_demo_model.py`; run it with the Python that trained.
+Prints acceptance for chains and trees, greedy and sampled, beside plain decoding in the same run,
+and whether every answer equals the plain one. The hold-out is that of `train_demo_model.py`; run it
+with the Python that trained.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import edgespec
 from edgespec.prompts import Message, SamplingParams
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.jobs import Response
-from edgespec.runtime.law import first_difference
+from edgespec.runtime.lossless_check import first_difference
 from edgespec.runtime.metrics import Pooled
 from edgespec.runtime.tree import DraftPlan
 
@@ -57,7 +60,9 @@ def run(
     return plain, found
 
 
-def measured(engine: Engine, messages: list[Message], sampling: SamplingParams) -> Iterator[dict[str, object]]:
+def measured(
+    engine: Engine, messages: list[Message], sampling: SamplingParams
+) -> Iterator[dict[str, object]]:
     """A row a plan of the pair's method."""
     method = engine.config["spec_decode_type"]
     for name, sizes in PLANS[method].items():
@@ -81,7 +86,9 @@ def measured(engine: Engine, messages: list[Message], sampling: SamplingParams) 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--engine-dir", type=Path, required=True, action="append")
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=128)
@@ -91,7 +98,9 @@ def main() -> None:
     for path in args.engine_dir:
         with edgespec.load(path, spec_decode=True) as engine:
             for temperature in args.temperature or (0.0, 0.7):
-                sampling = SamplingParams(temperature, top_p=0.95, top_k=50, seed=1, max_generate_length=args.tokens)
+                sampling = SamplingParams(
+                    temperature, top_p=0.95, top_k=50, seed=1, max_generate_length=args.tokens
+                )
                 for row in measured(engine, messages, sampling):
                     print(json.dumps(row), flush=True)
     print(json.dumps({"python": platform.python_version(), "prompts": len(messages)}))

@@ -1,11 +1,13 @@
-"""The demo pair in every weight format: sizes, perplexity through the engine, acceptance, and whether drafts change it.
+"""The demo pair in every weight format: sizes, perplexity through the engine, acceptance, and
+whether drafts change it.
 
     python scripts/measure_formats.py --out formats-out
 
-Quantises, exports, builds and measures one format after the other. What is measured is kept in OUT/FORMAT.json: a run
-that was stopped goes on there, and a format is measured anew when its file (or OUT) is removed. Prints the table of
-docs/quantization.md; the same figures are in OUT/formats.json. Texts are the functions of held-out modules of the
-standard library, see train_demo_model.py; run it with the Python that trained.
+Quantises, exports, builds and measures one format after the other. What is measured is kept in
+OUT/FORMAT.json: a run that was stopped goes on there, and a format is measured anew when its file
+(or OUT) is removed. Prints the table of docs/quantization.md; the same figures are in
+OUT/formats.json. Texts are the functions of held-out modules of the standard library, see
+train_demo_model.py; run it with the Python that trained.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from edgespec.cli.main import run
 from edgespec.prompts import Message, SamplingParams
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.jobs import Response
-from edgespec.runtime.law import Difference, first_difference
+from edgespec.runtime.lossless_check import Difference, first_difference
 from edgespec.runtime.metrics import Pooled
 
 RECIPE = Path(__file__).resolve().parent.parent / "recipes" / "demo"
@@ -47,7 +49,8 @@ Sizes = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Format:
-    """How a format is made: by `quantize` on the host with its options, or by `build` on the device with its own."""
+    """How a format is made: by `quantize` on the host with its options, or by `build` on the device
+    with its own."""
 
     name: str
     quantize: tuple[str, ...] = ()
@@ -79,7 +82,8 @@ def pairs(paths: list[Path], count: int, seed: int) -> list[Pair]:
 
 
 def write_calibration(path: Path, training: list[Path], count: int) -> None:
-    """Conversations of the kind that the model was made for, from some of the modules that it was trained on."""
+    """Conversations of the kind that the model was made for, from some of the modules that it was
+    trained on."""
     rows = [
         {"messages": [{"role": "user", "content": head}, {"role": "assistant", "content": body}]}
         for head, body in pairs(training[::16], count, seed=1)
@@ -99,13 +103,23 @@ def call(*args: str | Path) -> None:
 
 
 def make(form: Format, work: Path, calibration: Path) -> dict[str, Path]:
-    """Engine directories of the base with the plain draft and with the draft in the same format; checkpoints beside."""
+    """Engine directories of the base with the plain draft and with the draft in the same format;
+    checkpoints beside."""
     base, draft = RECIPE / "base", RECIPE / "draft"
     found = {"base": base, "draft": draft}
     if form.quantize:
         data = ("--calib-data", calibration, "--num-samples", "16")
         found = {"base": work / "base", "draft": work / "draft"}
-        call("quantize", "llm", "--model-dir", base, "--output-dir", found["base"], *form.quantize, *data)
+        call(
+            "quantize",
+            "llm",
+            "--model-dir",
+            base,
+            "--output-dir",
+            found["base"],
+            *form.quantize,
+            *data,
+        )
         both = ("--base-model-dir", base, "--draft-model-dir", draft)
         call("quantize", "draft", *both, "--output-dir", found["draft"], *form.quantize, *data)
     onnx = work / "onnx"
@@ -114,8 +128,24 @@ def make(form: Format, work: Path, calibration: Path) -> dict[str, Path]:
     call("export", found["draft"], onnx / "draft", "--base-model-dir", base)
     for engines, component, flags in (("plain", "plain", ()), ("same", "draft", form.build)):
         found[engines] = work / engines
-        call("build", "--onnx-dir", onnx / "base" / "llm", "--engine-dir", found[engines], *LIMITS, *form.build)
-        call("build", "--onnx-dir", onnx / component / "llm", "--engine-dir", found[engines], *LIMITS, *flags)
+        call(
+            "build",
+            "--onnx-dir",
+            onnx / "base" / "llm",
+            "--engine-dir",
+            found[engines],
+            *LIMITS,
+            *form.build,
+        )
+        call(
+            "build",
+            "--onnx-dir",
+            onnx / component / "llm",
+            "--engine-dir",
+            found[engines],
+            *LIMITS,
+            *flags,
+        )
     return found
 
 
@@ -123,7 +153,8 @@ def make(form: Format, work: Path, calibration: Path) -> dict[str, Path]:
 
 
 def scored(engine: Engine, text: list[Pair]) -> tuple[float, np.ndarray[Any, Any]]:
-    """Perplexity of the bodies behind their heads, and the first choice at each of their tokens, by the engine itself.
+    """Perplexity of the bodies behind their heads, and the first choice at each of their tokens, by
+    the engine itself.
 
     The whole text is one pass, so activations are rounded as they are in prefill.
     """
@@ -138,7 +169,9 @@ def scored(engine: Engine, text: list[Pair]) -> tuple[float, np.ndarray[Any, Any
         logits = result.logits.astype(np.float64)
         logits -= logits.max(-1, keepdims=True)
         targets = ids[len(prompt) :]
-        loss += float((np.log(np.exp(logits).sum(-1)) - logits[np.arange(len(targets)), targets]).sum())
+        loss += float(
+            (np.log(np.exp(logits).sum(-1)) - logits[np.arange(len(targets)), targets]).sum()
+        )
         choices.append(logits.argmax(-1))
     every = np.concatenate(choices)
     return float(np.exp(loss / len(every))), every
@@ -146,23 +179,34 @@ def scored(engine: Engine, text: list[Pair]) -> tuple[float, np.ndarray[Any, Any
 
 def samplings(tokens: int) -> dict[str, SamplingParams]:
     return {
-        str(temperature): SamplingParams(temperature, top_p=0.95, top_k=50, seed=1, max_generate_length=tokens)
+        str(temperature): SamplingParams(
+            temperature, top_p=0.95, top_k=50, seed=1, max_generate_length=tokens
+        )
         for temperature in TEMPERATURES
     }
 
 
-def answered(engine: Engine, prompts: list[Pair], sampling: SamplingParams, sizes: Sizes | None) -> list[Response]:
+def answered(
+    engine: Engine, prompts: list[Pair], sampling: SamplingParams, sizes: Sizes | None
+) -> list[Response]:
     plan = engine.plan(*sizes) if sizes else None
-    return [engine.finish(engine.encode([Message("user", head)]), sampling, plan) for head, _ in prompts]
+    return [
+        engine.finish(engine.encode([Message("user", head)]), sampling, plan) for head, _ in prompts
+    ]
 
 
-def drafted(engine: Engine, prompts: list[Pair], tokens: int, plain: dict[str, list[Response]]) -> dict[str, Any]:
-    """Acceptance and what drafts changed, greedy and sampled, against the plain answers of the same base."""
+def drafted(
+    engine: Engine, prompts: list[Pair], tokens: int, plain: dict[str, list[Response]]
+) -> dict[str, Any]:
+    """Acceptance and what drafts changed, greedy and sampled, against the plain answers of the same
+    base."""
     figures: dict[str, Any] = {}
     for temperature, sampling in samplings(tokens).items():
         found = answered(engine, prompts, sampling, PLAN)
         twins = zip(plain[temperature], found, strict=True)
-        differing = [difference for p, s in twins if (difference := first_difference(engine, p, s, sampling))]
+        differing = [
+            difference for p, s in twins if (difference := first_difference(engine, p, s, sampling))
+        ]
         pool = Pooled([response.metrics for response in found])
         figures[temperature] = {
             "acceptance_length": pool.acceptance_length,
@@ -183,11 +227,15 @@ def differences(found: list[Difference], engine: Engine) -> dict[str, Any]:
     }
 
 
-def measure(form: Format, made: dict[str, Path], text: list[Pair], prompts: list[Pair], tokens: int) -> dict[str, Any]:
+def measure(
+    form: Format, made: dict[str, Path], text: list[Pair], prompts: list[Pair], tokens: int
+) -> dict[str, Any]:
     plain: dict[str, list[Response]] = {}
     row: dict[str, Any] = {"format": form.name, "quantize": form.quantize, "build": form.build}
     for role in ("base", "draft"):
-        row[f"{role}_checkpoint_bytes"] = sum(file.stat().st_size for file in made[role].glob("*.safetensors"))
+        row[f"{role}_checkpoint_bytes"] = sum(
+            file.stat().st_size for file in made[role].glob("*.safetensors")
+        )
         files = read_engines(made["same"])[role]["files"]
         row[f"{role}_engine_bytes"] = sum(entry["bytes"] for entry in files.values())
     for draft in ("plain", "same"):
@@ -198,10 +246,13 @@ def measure(form: Format, made: dict[str, Path], text: list[Pair], prompts: list
                 row["perplexity"], choices = scored(engine, text)
                 row["choices"] = choices.tolist()
                 plain = {
-                    name: answered(engine, prompts, sampling, None) for name, sampling in samplings(tokens).items()
+                    name: answered(engine, prompts, sampling, None)
+                    for name, sampling in samplings(tokens).items()
                 }
             unchanged = draft == "same" and not (form.quantize or form.build)
-            row[f"{draft}_draft"] = row["plain_draft"] if unchanged else drafted(engine, prompts, tokens, plain)
+            row[f"{draft}_draft"] = (
+                row["plain_draft"] if unchanged else drafted(engine, prompts, tokens, plain)
+            )
     return row
 
 
@@ -211,19 +262,26 @@ def measure(form: Format, made: dict[str, Path], text: list[Pair], prompts: list
 def machine() -> dict[str, Any]:
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
-    names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+    names = [
+        line.partition(":")[2].strip()
+        for line in info.read_text().splitlines()
+        if line.startswith("model name")
+    ]
     return {
         "cpu": names[0] if names else cpu,
         "cores": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
-        "versions": {name: bundle.installed_version(name) for name in ("onnxruntime-gpu", "nvidia-modelopt", "torch")},
+        "versions": {
+            name: bundle.installed_version(name)
+            for name in ("onnxruntime-gpu", "nvidia-modelopt", "torch")
+        },
     }
 
 
 HEAD = (
-    "| format | checkpoint | engine | perplexity | same first choice | greedy, plain draft | greedy, draft alike "
-    "| 0.7, plain draft | 0.7, draft alike | answers that differ | largest margin / stated |\n"
-    "|---|---|---|---|---|---|---|---|---|---|---|\n"
+    "| format | checkpoint | engine | perplexity | same first choice | greedy, plain draft |"
+    " greedy, draft alike | 0.7, plain draft | 0.7, draft alike | answers that differ | largest"
+    " margin / stated |\n|---|---|---|---|---|---|---|---|---|---|---|\n"
 )
 
 
@@ -237,8 +295,13 @@ def cells(row: dict[str, Any], first: dict[str, Any]) -> list[str]:
     ratio = row["perplexity"] / first["perplexity"] - 1
     same = np.mean(np.array(row["choices"]) == np.array(first["choices"]))
     runs = [row[f"{draft}_draft"][str(t)] for t in TEMPERATURES for draft in ("plain", "same")]
-    differing, beyond = (sum(run[key] for run in runs) for key in ("answers_that_differ", "beyond_the_margin"))
-    size = lambda what: f"{row[f'base_{what}_bytes'] / 1e6:.1f} + {row[f'draft_{what}_bytes'] / 1e6:.1f}"  # noqa: E731
+    differing, beyond = (
+        sum(run[key] for run in runs) for key in ("answers_that_differ", "beyond_the_margin")
+    )
+
+    def size(what):
+        return f"{row[f'base_{what}_bytes'] / 1e6:.1f} + {row[f'draft_{what}_bytes'] / 1e6:.1f}"
+
     return [
         row["format"],
         size("checkpoint"),
@@ -246,18 +309,27 @@ def cells(row: dict[str, Any], first: dict[str, Any]) -> list[str]:
         f"{row['perplexity']:.3f} ({ratio:+.1%})",
         f"{same:.1%}",
         *(f"{run['acceptance_length']:.2f}" for run in runs),
-        f"{differing} of {sum(run['num_answers'] for run in runs)}" + (f", {beyond} BEYOND" if beyond else ""),
+        f"{differing} of {sum(run['num_answers'] for run in runs)}"
+        + (f", {beyond} BEYOND" if beyond else ""),
         f"{max(run['largest_margin'] for run in runs):.2g} / {runs[0]['stated_margin']:.2g}",
     ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="figures, and what is made on the way")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, help="figures, and what is made on the way"
+    )
     parser.add_argument("--prompts", type=int, default=16, help="functions that are continued")
     parser.add_argument("--tokens", type=int, default=48, help="tokens of each answer")
-    parser.add_argument("--text", type=int, default=48, help="functions that are scored for perplexity")
-    parser.add_argument("--formats", default="", help="only those whose name contains one of these, by commas")
+    parser.add_argument(
+        "--text", type=int, default=48, help="functions that are scored for perplexity"
+    )
+    parser.add_argument(
+        "--formats", default="", help="only those whose name contains one of these, by commas"
+    )
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     training, held = stdlib_files()
@@ -277,7 +349,12 @@ def main() -> None:
 
 
 def kept_or_measured(
-    form: Format, out: Path, setting: dict[str, Any], text: list[Pair], prompts: list[Pair], calibration: Path
+    form: Format,
+    out: Path,
+    setting: dict[str, Any],
+    text: list[Pair],
+    prompts: list[Pair],
+    calibration: Path,
 ) -> dict[str, Any]:
     """The figures of an earlier run with the same setting, or those of one now."""
     path = out / f"{form.name.replace(',', '').replace(' ', '_')}.json"

@@ -1,11 +1,12 @@
-"""Compares speculative answers with plain ones, token for token, over many requests of the demo pair.
+"""Compares speculative answers with plain ones, token for token, over many requests of the demo
+pair.
 
     python scripts/parity_run.py --tokens 50000
 
-Plain decoding runs one sequence at a time on an engine built for one; speculation runs in batches, chains and trees in
-turn, with prefixes reused, on engines built for eight. Sampling goes through every parameter. A difference is explained
-only by two candidates that tie within 1e-5 of the warped, noised score. Prints one JSON object; exits 1 where a
-difference is unexplained.
+Plain decoding runs one sequence at a time on an engine built for one; speculation runs in batches,
+chains and trees in turn, with prefixes reused, on engines built for eight. Sampling goes through
+every parameter. A difference is explained only by two candidates that tie within 1e-5 of the
+warped, noised score. Prints one JSON object; exits 1 where a difference is unexplained.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from edgespec.export.components import ExportOptions, export
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.jobs import Job, Response
-from edgespec.runtime.law import first_difference
+from edgespec.runtime.lossless_check import first_difference
 
 RECIPE = Path(__file__).resolve().parent.parent / "recipes" / "demo"
 BATCH = 8
@@ -38,28 +39,42 @@ SAMPLINGS = (
     SamplingParams(temperature=0, repetition_penalty=1.2),
     SamplingParams(temperature=0.7, top_k=50, top_p=0.95),
     SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.05),
-    SamplingParams(temperature=1.3, top_k=20, top_p=0.9, repetition_penalty=1.1, logit_bias={10: 2.0, 32: -1.0}),
+    SamplingParams(
+        temperature=1.3, top_k=20, top_p=0.9, repetition_penalty=1.1, logit_bias={10: 2.0, 32: -1.0}
+    ),
 )
 
 
 def build_engines(work: Path) -> tuple[Path, Path]:
     """(for one sequence, for eight)."""
     export(str(RECIPE / "base"), work / "base", ExportOptions(eagle_base=True))
-    export(str(RECIPE / "draft"), work / "draft", ExportOptions(base_model_dir=str(RECIPE / "base")))
+    export(
+        str(RECIPE / "draft"), work / "draft", ExportOptions(base_model_dir=str(RECIPE / "base"))
+    )
     for name, size in (("one", 1), ("eight", BATCH)):
         for role in ("base", "draft"):
-            build(work / role / "llm", work / name, Limits(max_batch_size=size, max_kv_cache_capacity=1024))
+            build(
+                work / role / "llm",
+                work / name,
+                Limits(max_batch_size=size, max_kv_cache_capacity=1024),
+            )
     return work / "one", work / "eight"
 
 
 def served(engine: Engine, jobs: list[Job], batch_size: int) -> dict[Job, Response]:
-    found = {job: event for job, event in engine.serve(deque(jobs), batch_size) if isinstance(event, Response)}
+    found = {
+        job: event
+        for job, event in engine.serve(deque(jobs), batch_size)
+        if isinstance(event, Response)
+    }
     assert len(found) == len(jobs)
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tokens", type=int, default=50_000, help="tokens to compare, at least")
     parser.add_argument("--prompts", type=int, default=32, help="prompts a round")
     parser.add_argument("--length", type=int, default=160, help="tokens an answer, at most")
@@ -69,13 +84,19 @@ def main() -> None:
         one, eight = build_engines(Path(work))
         with Engine(one, spec_decode=False) as plain_engine, Engine(eight) as engine:
             ids = [engine.encode([message]) for message in prompts(args.prompts)]
-            for seed, (sampling, sizes) in enumerate(itertools.cycle(itertools.product(SAMPLINGS, PLANS))):
+            for seed, (sampling, sizes) in enumerate(
+                itertools.cycle(itertools.product(SAMPLINGS, PLANS))
+            ):
                 if counts["tokens"] >= args.tokens:
                     break
                 wanted = replace(sampling, seed=seed, max_generate_length=args.length)
                 plan = engine.plan(*sizes)
-                # A third of the batch decodes plainly beside those that draft, and heads are kept for the next round.
-                jobs = [Job(p, wanted, None if i % 3 == 2 else plan, keep=len(p) // 2) for i, p in enumerate(ids)]
+                # A third of the batch decodes plainly beside those that draft, and heads are kept
+                # for the next round.
+                jobs = [
+                    Job(p, wanted, None if i % 3 == 2 else plan, keep=len(p) // 2)
+                    for i, p in enumerate(ids)
+                ]
                 drafted = served(engine, jobs, BATCH)
                 plain = served(plain_engine, [Job(p, wanted) for p in ids], 1)
                 by_prompt = {tuple(r.prompt_ids): r for r in plain.values()}
@@ -91,7 +112,11 @@ def main() -> None:
                         margins.append(difference.margin)
                 counts["rounds"] += 1
                 print(json.dumps(counts), file=sys.stderr, flush=True)
-    print(json.dumps(counts | {"margins": margins, "seconds": round(time.monotonic() - began, 1)}, indent=2))
+    print(
+        json.dumps(
+            counts | {"margins": margins, "seconds": round(time.monotonic() - began, 1)}, indent=2
+        )
+    )
     sys.exit(bool(counts["unexplained"]))
 
 

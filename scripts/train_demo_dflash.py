@@ -1,14 +1,17 @@
 """Train a DFlash draft for the demo base: a small block drafter in the layout that z-lab publishes.
 
-Knows how the draft committed under `recipes/demo/dflash_draft` was made, and measures it with the plain cycle of draft
-and verify. Knows nothing of engines; text, base and tokenizer are those of `train_demo_model.py`.
+Knows how the draft committed under `recipes/demo/dflash_draft` was made, and measures it with the
+plain cycle of draft and verify. Knows nothing of engines; text, base and tokenizer are those of
+`train_demo_model.py`.
 
-    python scripts/train_demo_dflash.py --out recipes/demo/dflash_draft            # about half an hour on one core
-    python scripts/train_demo_dflash.py --out recipes/demo/dflash_draft --measure  # only measure what is there
-    python scripts/train_demo_dflash.py --out /tmp/tiny --smoke                    # seconds, to see that it runs
+    python scripts/train_demo_dflash.py --out recipes/demo/dflash_draft            # about half an
+    hour on one core python scripts/train_demo_dflash.py --out recipes/demo/dflash_draft --measure
+    # only measure what is there python scripts/train_demo_dflash.py --out /tmp/tiny --smoke
+    # seconds, to see that it runs
 
-The draft reads hidden states of the base for all tokens before an anchor, and fills a block [anchor, MASK, MASK, ...]
-in one pass: slot k foresees the token k places after the anchor. Near slots weigh more in the loss (arXiv 2602.06036).
+The draft reads hidden states of the base for all tokens before an anchor, and fills a block
+[anchor, MASK, MASK, ...] in one pass: slot k foresees the token k places after the anchor. Near
+slots weigh more in the loss (arXiv 2602.06036).
 """
 
 from __future__ import annotations
@@ -25,7 +28,18 @@ import torch.nn.functional as F
 from draft_cycle import measure
 from safetensors.torch import load_file, save_file
 from torch import nn
-from train_demo_model import DEMO_BASE, MLP, Pair, RMSNorm, console, fit, own_answers, prompts_of, rotate, stdlib_files
+from train_demo_model import (
+    DEMO_BASE,
+    MLP,
+    Pair,
+    RMSNorm,
+    console,
+    fit,
+    own_answers,
+    prompts_of,
+    rotate,
+    stdlib_files,
+)
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 MASK_TOKEN = "ÿ"  # byte 0xFF as byte-level BPE writes it: no UTF-8 text has it
@@ -34,14 +48,20 @@ GAMMA = 4.0  # slot k weighs exp(-(k - 1) / GAMMA): the published value for bloc
 
 @dataclass(frozen=True)
 class Size:
-    """Shapes of the draft and amounts of one run. Widths that the base must share come from the base."""
+    """Shapes of the draft and amounts of one run. Widths that the base must share come from the
+    base."""
 
     layers: int = 4
     intermediate: int = 384
     heads: int = 4
     kv_heads: int = 2
     head_dim: int = 64
-    taps: tuple[int, ...] = (1, 3, 5, 6)  # target_layer_ids: outputs of these layers of the base
+    aux_layers: tuple[int, ...] = (
+        1,
+        3,
+        5,
+        6,
+    )  # target_layer_ids: outputs of these layers of the base
     block: int = 8
     hidden: int = 256
     batch: int = 8
@@ -51,15 +71,27 @@ class Size:
     new_tokens: int = 160
 
 
-SMOKE = Size(layers=2, intermediate=64, heads=2, kv_heads=1, head_dim=32, taps=(1, 5), batch=2, anchors=4, steps=3,
-             answers=4, new_tokens=16)  # fmt: skip
+SMOKE = Size(
+    layers=2,
+    intermediate=64,
+    heads=2,
+    kv_heads=1,
+    head_dim=32,
+    aux_layers=(1, 5),
+    batch=2,
+    anchors=4,
+    steps=3,
+    answers=4,
+    new_tokens=16,
+)
 
 
-# ---- the draft -------------------------------------------------------------------------------------------------
+# ---- the draft
 
 
 class Attention(nn.Module):
-    """Queries from the block; keys and values from the context's features and from the block, in this order."""
+    """Queries from the block; keys and values from the context's features and from the block, in
+    this order."""
 
     def __init__(self, size: Size, eps: float, theta: float) -> None:
         super().__init__()
@@ -70,17 +102,26 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(size.heads * size.head_dim, size.hidden, bias=False)
         self.q_norm, self.k_norm = RMSNorm(size.head_dim, eps), RMSNorm(size.head_dim, eps)
 
-    def split(self, x: torch.Tensor, heads: int) -> torch.Tensor:  # [B, T, heads * D] -> [B, heads, T, D]
+    def split(
+        self, x: torch.Tensor, heads: int
+    ) -> torch.Tensor:  # [B, T, heads * D] -> [B, heads, T, D]
         return x.unflatten(-1, (heads, self.size.head_dim)).transpose(1, 2)
 
-    def keys_values(self, x: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def keys_values(
+        self, x: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         repeats = self.size.heads // self.size.kv_heads
         k = self.k_norm(self.split(self.k_proj(x), self.size.kv_heads))
         v = self.split(self.v_proj(x), self.size.kv_heads)
-        return rotate(k, positions, self.theta).repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
+        return rotate(k, positions, self.theta).repeat_interleave(repeats, 1), v.repeat_interleave(
+            repeats, 1
+        )
 
-    def forward(self, x: torch.Tensor, context: torch.Tensor, at: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-        """x: A blocks a row in one line [B, A * block, H]; at: their positions; seen [B, A * block, C]: context."""
+    def forward(
+        self, x: torch.Tensor, context: torch.Tensor, at: torch.Tensor, seen: torch.Tensor
+    ) -> torch.Tensor:
+        """x: A blocks a row in one line [B, A * block, H]; at: their positions; seen [B, A * block,
+        C]: context."""
         size, rows = self.size, len(x)
         places = torch.arange(context.shape[1]).expand(rows, -1)
         q = rotate(self.q_norm(self.split(self.q_proj(x), size.heads)), at, self.theta)
@@ -97,29 +138,36 @@ class Attention(nn.Module):
 class Layer(nn.Module):
     def __init__(self, size: Size, eps: float, theta: float) -> None:
         super().__init__()
-        self.input_layernorm, self.post_attention_layernorm = RMSNorm(size.hidden, eps), RMSNorm(size.hidden, eps)
+        self.input_layernorm, self.post_attention_layernorm = (
+            RMSNorm(size.hidden, eps),
+            RMSNorm(size.hidden, eps),
+        )
         self.self_attn, self.mlp = Attention(size, eps, theta), MLP(size)
 
-    def forward(self, x: torch.Tensor, context: torch.Tensor, at: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, context: torch.Tensor, at: torch.Tensor, seen: torch.Tensor
+    ) -> torch.Tensor:
         x = x + self.self_attn(self.input_layernorm(x), context, at, seen)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class DFlash(nn.Module):
-    """The published draft: parameter names are the checkpoint's names. Embedding and head are the base's."""
+    """The published draft: parameter names are the checkpoint's names. Embedding and head are the
+    base's."""
 
     def __init__(self, size: Size, base: Qwen3ForCausalLM) -> None:
         super().__init__()
         eps, self.theta = base.config.rms_norm_eps, base.config.rope_parameters["rope_theta"]
         self.size, self.eps = size, eps
-        self.fc = nn.Linear(len(size.taps) * size.hidden, size.hidden, bias=False)
+        self.fc = nn.Linear(len(size.aux_layers) * size.hidden, size.hidden, bias=False)
         self.hidden_norm, self.norm = RMSNorm(size.hidden, eps), RMSNorm(size.hidden, eps)
         self.layers = nn.ModuleList(Layer(size, eps, self.theta) for _ in range(size.layers))
 
     def forward(
         self, features: torch.Tensor, embeds: torch.Tensor, at: torch.Tensor, seen: torch.Tensor
     ) -> torch.Tensor:
-        """features [B, C, taps * H] of the context, embeds [B, A * block, H] -> hidden states for the base's head."""
+        """features [B, C, taps * H] of the context, embeds [B, A * block, H] -> hidden states for
+        the base's head."""
         context = self.hidden_norm(self.fc(features))
         for layer in self.layers:
             embeds = layer(embeds, context, at, seen)
@@ -128,10 +176,12 @@ class DFlash(nn.Module):
 
 def features_of(hidden_states: tuple[torch.Tensor, ...], size: Size) -> torch.Tensor:
     """hidden_states[0] is the embedding, so layer i's output is hidden_states[i + 1]."""
-    return torch.cat([hidden_states[i + 1] for i in size.taps], -1)
+    return torch.cat([hidden_states[i + 1] for i in size.aux_layers], -1)
 
 
-def answers_of(base: Qwen3ForCausalLM, prompts: list[list[int]], kept: Path | None, size: Size) -> list[Pair]:
+def answers_of(
+    base: Qwen3ForCausalLM, prompts: list[list[int]], kept: Path | None, size: Size
+) -> list[Pair]:
     """The base's answers, from the file where they were kept or generated now."""
     if kept is not None and kept.exists():
         return [(prompt, answer) for prompt, answer in json.loads(kept.read_text())]
@@ -141,11 +191,12 @@ def answers_of(base: Qwen3ForCausalLM, prompts: list[list[int]], kept: Path | No
     return pairs
 
 
-# ---- training --------------------------------------------------------------------------------------------------
+# ---- training
 
 
 def batches(pairs: list[Pair], size: Size, seed: int) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Rows of about one length, right-padded, with random anchors on the answer: (ids, lengths, anchors [B, A])."""
+    """Rows of about one length, right-padded, with random anchors on the answer: (ids, lengths,
+    anchors [B, A])."""
     rng = np.random.default_rng(seed)
     rows = sorted(pairs, key=lambda p: len(p[0]) + len(p[1]))
     groups = [rows[i : i + size.batch] for i in range(0, len(rows), size.batch)]
@@ -154,8 +205,14 @@ def batches(pairs: list[Pair], size: Size, seed: int) -> Iterator[tuple[torch.Te
             whole = [prompt + answer for prompt, answer in groups[g]]
             width = max(map(len, whole))
             ids = torch.tensor([row + [0] * (width - len(row)) for row in whole])
-            anchors = [rng.integers(len(p), len(p) + len(a) - 1, size.anchors) for p, a in groups[g]]
-            yield ids, torch.tensor([len(row) for row in whole]), torch.from_numpy(np.stack(anchors))
+            anchors = [
+                rng.integers(len(p), len(p) + len(a) - 1, size.anchors) for p, a in groups[g]
+            ]
+            yield (
+                ids,
+                torch.tensor([len(row) for row in whole]),
+                torch.from_numpy(np.stack(anchors)),
+            )
 
 
 def train(base: Qwen3ForCausalLM, pairs: list[Pair], mask_id: int, size: Size) -> DFlash:
@@ -177,7 +234,9 @@ def train(base: Qwen3ForCausalLM, pairs: list[Pair], mask_id: int, size: Size) -
         with torch.autocast("cpu", torch.bfloat16):
             hidden = draft(features, table[block.flatten(1)], at.flatten(1), seen)
             logits = hidden.view(*at.shape, -1)[:, :, 1:] @ table.T
-        nll = F.cross_entropy(logits.float().flatten(0, 2), tokens[..., 1:].flatten(), reduction="none")
+        nll = F.cross_entropy(
+            logits.float().flatten(0, 2), tokens[..., 1:].flatten(), reduction="none"
+        )
         keep = (at[..., 1:] < lengths[:, None, None]) * weight
         return (nll * keep.flatten()).sum() / keep.sum()
 
@@ -185,10 +244,12 @@ def train(base: Qwen3ForCausalLM, pairs: list[Pair], mask_id: int, size: Size) -
     return draft.eval()
 
 
-# ---- measuring -------------------------------------------------------------------------------------------------
+# ---- measuring
 
 
-def measure_draft(base: Qwen3ForCausalLM, draft: DFlash, mask_id: int, prompts: list[list[int]], new: int) -> dict:
+def measure_draft(
+    base: Qwen3ForCausalLM, draft: DFlash, mask_id: int, prompts: list[list[int]], new: int
+) -> dict:
     """Acceptance of greedy blocks on these prompts."""
     size, table = draft.size, base.get_input_embeddings().weight
 
@@ -205,7 +266,7 @@ def measure_draft(base: Qwen3ForCausalLM, draft: DFlash, mask_id: int, prompts: 
     return measure(base, states, drafts, prompts, new)
 
 
-# ---- files -----------------------------------------------------------------------------------------------------
+# ---- files
 
 
 def save_draft(draft: DFlash, base: Qwen3ForCausalLM, mask_id: int, path: Path) -> None:
@@ -215,17 +276,32 @@ def save_draft(draft: DFlash, base: Qwen3ForCausalLM, mask_id: int, path: Path) 
     weights, text = path / "model.safetensors", path / "config.json"
     save_file(tensors, beside(weights), metadata={"format": "pt"})
     config = {
-        "architectures": ["DFlashDraftModel"], "model_type": "qwen3", "block_size": size.block,
-        "dflash_config": {"mask_token_id": mask_id, "target_layer_ids": list(size.taps)},
-        "num_target_layers": base.config.num_hidden_layers, "hidden_size": size.hidden,
-        "intermediate_size": size.intermediate, "num_hidden_layers": size.layers,
-        "num_attention_heads": size.heads, "num_key_value_heads": size.kv_heads, "head_dim": size.head_dim,
-        "vocab_size": base.config.vocab_size, "rms_norm_eps": draft.eps, "rope_theta": draft.theta,
-        "rope_scaling": None, "hidden_act": "silu", "attention_bias": False, "attention_dropout": 0.0,
-        "layer_types": ["full_attention"] * size.layers, "max_position_embeddings": 4096, "sliding_window": None,
-        "use_sliding_window": False, "max_window_layers": size.layers, "tie_word_embeddings": True,
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "block_size": size.block,
+        "dflash_config": {"mask_token_id": mask_id, "target_layer_ids": list(size.aux_layers)},
+        "num_target_layers": base.config.num_hidden_layers,
+        "hidden_size": size.hidden,
+        "intermediate_size": size.intermediate,
+        "num_hidden_layers": size.layers,
+        "num_attention_heads": size.heads,
+        "num_key_value_heads": size.kv_heads,
+        "head_dim": size.head_dim,
+        "vocab_size": base.config.vocab_size,
+        "rms_norm_eps": draft.eps,
+        "rope_theta": draft.theta,
+        "rope_scaling": None,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "layer_types": ["full_attention"] * size.layers,
+        "max_position_embeddings": 4096,
+        "sliding_window": None,
+        "use_sliding_window": False,
+        "max_window_layers": size.layers,
+        "tie_word_embeddings": True,
         "dtype": "bfloat16",
-    }  # fmt: skip
+    }
     beside(text).write_text(json.dumps(config, indent=2) + "\n")
     for file in (weights, text):
         beside(file).replace(file)
@@ -240,23 +316,38 @@ def load_draft(path: Path, base: Qwen3ForCausalLM) -> tuple[DFlash, int]:
     raw = json.loads((path / "config.json").read_text())
     inner = raw["dflash_config"]
     size = Size(
-        layers=raw["num_hidden_layers"], intermediate=raw["intermediate_size"], heads=raw["num_attention_heads"],
-        kv_heads=raw["num_key_value_heads"], head_dim=raw["head_dim"], taps=tuple(inner["target_layer_ids"]),
-        block=raw["block_size"], hidden=raw["hidden_size"],
-    )  # fmt: skip
+        layers=raw["num_hidden_layers"],
+        intermediate=raw["intermediate_size"],
+        heads=raw["num_attention_heads"],
+        kv_heads=raw["num_key_value_heads"],
+        head_dim=raw["head_dim"],
+        aux_layers=tuple(inner["target_layer_ids"]),
+        block=raw["block_size"],
+        hidden=raw["hidden_size"],
+    )
     draft = DFlash(size, base)
     draft.load_state_dict(load_file(path / "model.safetensors"))
     return draft.eval(), inner["mask_token_id"]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True, help="directory of the draft")
     parser.add_argument("--base", type=Path, default=DEMO_BASE)
     parser.add_argument("--smoke", action="store_true", help="toy sizes, to test the script itself")
-    parser.add_argument("--answers", type=Path, help="JSON of [prompt, answer] ids: read, or written for another run")
-    parser.add_argument("--measure", action="store_true", help="measure the draft in OUT and train nothing")
-    parser.add_argument("--prompts", type=int, default=64, help="held-out prompts to measure with, 0: not at all")
+    parser.add_argument(
+        "--answers",
+        type=Path,
+        help="JSON of [prompt, answer] ids: read, or written for another run",
+    )
+    parser.add_argument(
+        "--measure", action="store_true", help="measure the draft in OUT and train nothing"
+    )
+    parser.add_argument(
+        "--prompts", type=int, default=64, help="held-out prompts to measure with, 0: not at all"
+    )
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
@@ -268,7 +359,9 @@ def main() -> None:
     training, held = stdlib_files()
     if not args.measure:
         modules = training[:20] if args.smoke else training
-        pairs = answers_of(base, prompts_of(modules, tokenizer, args.seed, size.answers), args.answers, size)
+        pairs = answers_of(
+            base, prompts_of(modules, tokenizer, args.seed, size.answers), args.answers, size
+        )
         mask_id = tokenizer.convert_tokens_to_ids(MASK_TOKEN)
         save_draft(train(base, pairs, mask_id, size), base, mask_id, args.out)
         console.print(f"wrote {args.out}")

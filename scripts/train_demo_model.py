@@ -1,13 +1,16 @@
-"""Train the demo pair: a small Qwen3 base and an EAGLE-3 draft for it, on the Python standard library.
+"""Train the demo pair: a small Qwen3 base and an EAGLE-3 draft for it, on the Python standard
+library.
 
-Knows how the two committed checkpoints under `recipes/demo/` were made, from text that every machine with Python
-has. Knows nothing of engines: what it writes are ordinary Hugging Face directories.
+Knows how the two committed checkpoints under `recipes/demo/` were made, from text that every
+machine with Python has. Knows nothing of engines: what it writes are ordinary Hugging Face
+directories.
 
     python scripts/train_demo_model.py --out recipes/demo            # about an hour on two cores
     python scripts/train_demo_model.py --out /tmp/tiny --smoke       # a minute, to see that it runs
 
-The draft is trained by EAGLE-3's training-time test (arXiv 2503.01840, section 3.2): the head is unrolled over its
-own outputs, and every unrolled step is scored against the base's distribution over the draft vocabulary.
+The draft is trained by EAGLE-3's training-time test (arXiv 2503.01840, section 3.2): the head is
+unrolled over its own outputs, and every unrolled step is scored against the base's distribution
+over the draft vocabulary.
 """
 
 from __future__ import annotations
@@ -69,17 +72,40 @@ class Size:
     unroll: int = 5
 
 
-SMOKE = Size(vocab=512, draft_vocab=256, hidden=64, intermediate=128, heads=2, kv_heads=1, head_dim=32,
-             seq_len=128, batch=4, base_steps=4, chat_steps=2, draft_steps=3, generated=4, unroll=3)  # fmt: skip
+SMOKE = Size(
+    vocab=512,
+    draft_vocab=256,
+    hidden=64,
+    intermediate=128,
+    heads=2,
+    kv_heads=1,
+    head_dim=32,
+    seq_len=128,
+    batch=4,
+    base_steps=4,
+    chat_steps=2,
+    draft_steps=3,
+    generated=4,
+    unroll=3,
+)
 
 
-# ---- text ------------------------------------------------------------------------------------------------------
+# ---- text
 
 
 def stdlib_files() -> tuple[list[Path], list[Path]]:
-    """The standard library's own modules as (training, held out); the split hangs on the path alone."""
+    """The standard library's own modules as (training, held out); the split hangs on the path
+    alone."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    skipped = {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "__pycache__"}
+    skipped = {
+        "site-packages",
+        "dist-packages",
+        "test",
+        "tests",
+        "idle_test",
+        "lib2to3",
+        "__pycache__",
+    }
     train, held = [], []
     for path in sorted(root.rglob("*.py")):
         name = path.relative_to(root)
@@ -98,7 +124,8 @@ def read_source(path: Path) -> str:
 
 
 def functions(source: str) -> list[tuple[str, str]]:
-    """Each function of a module as (head, body): signature with docstring, and the code that follows."""
+    """Each function of a module as (head, body): signature with docstring, and the code that
+    follows."""
     try:
         tree = ast.parse(source)
     except SyntaxError:
@@ -112,7 +139,10 @@ def functions(source: str) -> list[tuple[str, str]]:
         if not code or code[0].lineno <= node.lineno or node.end_lineno is None:
             continue
         cut = lambda a, b: "\n".join(x[node.col_offset :] for x in lines[a:b])  # noqa: B023, E731
-        head, body = cut(node.lineno - 1, code[0].lineno - 1), cut(code[0].lineno - 1, node.end_lineno)
+        head, body = (
+            cut(node.lineno - 1, code[0].lineno - 1),
+            cut(code[0].lineno - 1, node.end_lineno),
+        )
         if 24 <= len(head) <= 1200 and 24 <= len(body) <= 2400:
             pairs.append((head.rstrip(), body.rstrip()))
     return pairs
@@ -138,7 +168,9 @@ def train_tokenizer(texts: list[str], vocab: int) -> PreTrainedTokenizerFast:
         vocab_size=vocab, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(texts, trainer)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    )
     fast.chat_template = CHAT_TEMPLATE
     return fast
 
@@ -148,11 +180,16 @@ def token_stream(tokenizer: PreTrainedTokenizerFast, documents: list[str]) -> np
     return np.concatenate([np.array(e.ids, np.int64) for e in encoded])
 
 
-def conversations(tokenizer: PreTrainedTokenizerFast, pairs: list[tuple[str, str]]) -> list[list[int]]:
-    """Prompt and answer tokenised apart, as they are when an answer is generated: encoded in one piece, the prompt's
-    last newline would merge with the answer's indentation."""
+def conversations(
+    tokenizer: PreTrainedTokenizerFast, pairs: list[tuple[str, str]]
+) -> list[list[int]]:
+    """Prompt and answer tokenised apart, as they are when an answer is generated: encoded in one
+    piece, the prompt's last newline would merge with the answer's indentation."""
     encode = tokenizer.backend_tokenizer.encode_batch
-    prompts, answers = encode([as_chat(h) for h, _ in pairs]), encode([f"{b}<|im_end|>\n" for _, b in pairs])
+    prompts, answers = (
+        encode([as_chat(h) for h, _ in pairs]),
+        encode([f"{b}<|im_end|>\n" for _, b in pairs]),
+    )
     return [p.ids + a.ids for p, a in zip(prompts, answers, strict=True)]
 
 
@@ -184,16 +221,25 @@ class ChatBatches:
         return out[:width]
 
 
-# ---- the base --------------------------------------------------------------------------------------------------
+# ---- the base
 
 
 def make_base(size: Size, eos: int) -> Qwen3ForCausalLM:
     config = Qwen3Config(
-        vocab_size=size.vocab, hidden_size=size.hidden, intermediate_size=size.intermediate,
-        num_hidden_layers=size.layers, num_attention_heads=size.heads, num_key_value_heads=size.kv_heads,
-        head_dim=size.head_dim, max_position_embeddings=4096, rope_theta=10000.0, tie_word_embeddings=True,
-        eos_token_id=eos, bos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
+        vocab_size=size.vocab,
+        hidden_size=size.hidden,
+        intermediate_size=size.intermediate,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.kv_heads,
+        head_dim=size.head_dim,
+        max_position_embeddings=4096,
+        rope_theta=10000.0,
+        tie_word_embeddings=True,
+        eos_token_id=eos,
+        bos_token_id=None,
+        pad_token_id=0,
+    )
     return Qwen3ForCausalLM(config)
 
 
@@ -203,7 +249,9 @@ def optimizers(module: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
     inner = [p for n, p in named if p.ndim == 2 and "embed" not in n and "lm_head" not in n]
     outer = [p for n, p in named if not any(p is q for q in inner)]
     return [
-        torch.optim.Muon(inner, lr=lr, momentum=0.95, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.Muon(
+            inner, lr=lr, momentum=0.95, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"
+        ),
         torch.optim.AdamW(outer, lr=lr, betas=(0.9, 0.95), weight_decay=0.0),
     ]
 
@@ -214,10 +262,15 @@ def schedule(step: int, steps: int) -> float:
 
 
 def fit(what: str, module: nn.Module, steps: int, lr: float, loss_of_step) -> None:
-    """Run `steps` optimizer steps of `loss_of_step(step)` with a progress bar and the smoothed loss."""
+    """Run `steps` optimizer steps of `loss_of_step(step)` with a progress bar and the smoothed
+    loss."""
     opts, shown, last = optimizers(module, lr), None, time.monotonic()
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"),
-               TimeRemainingColumn())  # fmt: skip
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=steps)
         for step in range(steps):
@@ -235,10 +288,14 @@ def fit(what: str, module: nn.Module, steps: int, lr: float, loss_of_step) -> No
             if not console.is_terminal and (step + 1) % 50 == 0:
                 rate = 50 / (time.monotonic() - last)
                 last = time.monotonic()
-                console.print(f"{what}: step {step + 1}/{steps}, loss {shown:.3f}, {rate:.2f} steps/s")
+                console.print(
+                    f"{what}: step {step + 1}/{steps}, loss {shown:.3f}, {rate:.2f} steps/s"
+                )
 
 
-def train_base(what: str, model: PreTrainedModel, batches: Batches | ChatBatches, steps: int, lr: float) -> None:
+def train_base(
+    what: str, model: PreTrainedModel, batches: Batches | ChatBatches, steps: int, lr: float
+) -> None:
     def loss_of_step(step: int) -> torch.Tensor:
         ids = batches.next()
         with torch.autocast("cpu", torch.bfloat16):
@@ -251,8 +308,14 @@ def train_base(what: str, model: PreTrainedModel, batches: Batches | ChatBatches
 
 
 @torch.no_grad()
-def continue_prompts(base: PreTrainedModel, prompts: list[list[int]], new: int, eos: int, temperature: float,
-                     batch: int = 96) -> list[list[int]]:  # fmt: skip
+def continue_prompts(
+    base: PreTrainedModel,
+    prompts: list[list[int]],
+    new: int,
+    eos: int,
+    temperature: float,
+    batch: int = 96,
+) -> list[list[int]]:
     """The base's own answers, so that the draft sees what it will be asked to foresee."""
     out = []
     for start in range(0, len(prompts), batch):
@@ -260,8 +323,19 @@ def continue_prompts(base: PreTrainedModel, prompts: list[list[int]], new: int, 
         width = max(map(len, rows))
         ids = torch.tensor([[0] * (width - len(r)) + r for r in rows])
         mask = torch.tensor([[0] * (width - len(r)) + [1] * len(r) for r in rows])
-        sampling = {"do_sample": True, "temperature": temperature, "top_k": 50} if temperature else {"do_sample": False}
-        full = base.generate(ids, attention_mask=mask, max_new_tokens=new, eos_token_id=eos, pad_token_id=0, **sampling)
+        sampling = (
+            {"do_sample": True, "temperature": temperature, "top_k": 50}
+            if temperature
+            else {"do_sample": False}
+        )
+        full = base.generate(
+            ids,
+            attention_mask=mask,
+            max_new_tokens=new,
+            eos_token_id=eos,
+            pad_token_id=0,
+            **sampling,
+        )
         for row, prompt in zip(full.tolist(), rows, strict=True):
             answer = row[width:]
             out.append(prompt + (answer[: answer.index(eos) + 1] if eos in answer else answer))
@@ -269,8 +343,11 @@ def continue_prompts(base: PreTrainedModel, prompts: list[list[int]], new: int, 
     return out
 
 
-def prompts_of(files: list[Path], tokenizer: PreTrainedTokenizerFast, seed: int, count: int) -> list[list[int]]:
-    """`count` chat prompts from functions of these modules, in random order, the overlong left out."""
+def prompts_of(
+    files: list[Path], tokenizer: PreTrainedTokenizerFast, seed: int, count: int
+) -> list[list[int]]:
+    """`count` chat prompts from functions of these modules, in random order, the overlong left
+    out."""
     heads = [head for path in files for head, _ in functions(read_source(path))]
     order = np.random.default_rng(seed).permutation(len(heads))
     short = (ids for i in order if len(ids := tokenizer(as_chat(heads[i])).input_ids) <= MAX_PROMPT)
@@ -285,7 +362,7 @@ def own_answers(base: PreTrainedModel, prompts: list[list[int]], new: int) -> li
     return [(prompt, answer) for prompt, answer in pairs if len(answer) > 2]
 
 
-# ---- the draft -------------------------------------------------------------------------------------------------
+# ---- the draft
 
 
 class RMSNorm(nn.Module):
@@ -295,15 +372,21 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x32 = x.float()
-        return self.weight * (x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+        return self.weight * (x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + self.eps)).to(
+            x.dtype
+        )
 
 
-def rotate(x: torch.Tensor, positions: torch.Tensor, theta: float) -> torch.Tensor:  # [B, heads, T, D], [B, T]
+def rotate(
+    x: torch.Tensor, positions: torch.Tensor, theta: float
+) -> torch.Tensor:  # [B, heads, T, D], [B, T]
     half = x.shape[-1] // 2
     inv = theta ** (-torch.arange(half, dtype=torch.float32) / half)
     angle = positions[:, None, :, None] * inv
     a, b = x.float().chunk(2, -1)
-    return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1).to(x.dtype)
+    return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1).to(
+        x.dtype
+    )
 
 
 class Attention(nn.Module):
@@ -348,7 +431,9 @@ class Eagle3(nn.Module):
         self.norm = RMSNorm(size.hidden, eps)
         self.lm_head = nn.Linear(size.hidden, size.draft_vocab, bias=False)
 
-    def project(self, embeds: torch.Tensor, hidden: torch.Tensor, offset: int) -> tuple[torch.Tensor, ...]:
+    def project(
+        self, embeds: torch.Tensor, hidden: torch.Tensor, offset: int
+    ) -> tuple[torch.Tensor, ...]:
         layer, size = self.midlayer, self.size
         x = torch.cat([layer.input_layernorm(embeds), layer.hidden_norm(hidden)], -1)
         split = lambda y, n: y.unflatten(-1, (n, size.head_dim)).transpose(1, 2)  # noqa: E731
@@ -361,8 +446,8 @@ class Eagle3(nn.Module):
     def unroll(self, features: torch.Tensor, embeds: list[torch.Tensor]) -> list[torch.Tensor]:
         """Logits [B, T, draft_vocab] of each unrolled step.
 
-        Chain i starts at the true feature of position i; its step k reads embeds[k][:, i] (token i+1+k) at rotary
-        position i+k and sees the true slots 0..i and its own earlier steps.
+        Chain i starts at the true feature of position i; its step k reads embeds[k][:, i] (token
+        i+1+k) at rotary position i+k and sees the true slots 0..i and its own earlier steps.
         """
         hidden, logits, keys, values = self.fc(features), [], [], []
         width = features.shape[1]
@@ -384,12 +469,14 @@ class Eagle3(nn.Module):
         return logits
 
 
-def tap_ids(layers: int) -> tuple[int, int, int]:
+def aux_layer_ids(layers: int) -> tuple[int, int, int]:
     """EAGLE-3's default taps as hidden_states indices."""
     return 2, layers // 2, layers - 3
 
 
-def train_draft(base: Qwen3ForCausalLM, batches: ChatBatches, draft_ids: torch.Tensor, size: Size) -> Eagle3:
+def train_draft(
+    base: Qwen3ForCausalLM, batches: ChatBatches, draft_ids: torch.Tensor, size: Size
+) -> Eagle3:
     draft = Eagle3(size)
     table = base.get_input_embeddings().weight.detach()
     with torch.no_grad():
@@ -402,7 +489,9 @@ def train_draft(base: Qwen3ForCausalLM, batches: ChatBatches, draft_ids: torch.T
         width = size.seq_len
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
             out = base(ids, output_hidden_states=True)
-        features = torch.cat([out.hidden_states[i] for i in tap_ids(size.layers)], -1)[:, : width - 1]
+        features = torch.cat([out.hidden_states[i] for i in aux_layer_ids(size.layers)], -1)[
+            :, : width - 1
+        ]
         embeds = [table[ids[:, 1 + k : width + k]] for k in range(size.unroll)]
         with torch.autocast("cpu", torch.bfloat16):
             logits = draft.unroll(features, embeds)
@@ -419,10 +508,12 @@ def train_draft(base: Qwen3ForCausalLM, batches: ChatBatches, draft_ids: torch.T
     return draft.eval()
 
 
-# ---- files -----------------------------------------------------------------------------------------------------
+# ---- files
 
 
-def save_base(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, path: Path, eos: list[int]) -> None:
+def save_base(
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, path: Path, eos: list[int]
+) -> None:
     model.to(torch.bfloat16)
     model.generation_config.eos_token_id = eos
     model.generation_config.pad_token_id = 0
@@ -432,20 +523,32 @@ def save_base(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, path:
 
 
 def save_draft(draft: Eagle3, draft_ids: torch.Tensor, size: Size, path: Path) -> None:
-    """The common on-disk layout: `midlayer.*`, `fc`, `norm`, `lm_head`, `d2t` (offsets), `t2d` (membership)."""
+    """The common on-disk layout: `midlayer.*`, `fc`, `norm`, `lm_head`, `d2t` (offsets), `t2d`
+    (membership)."""
     path.mkdir(parents=True, exist_ok=True)
     tensors = {n: p.detach().to(torch.bfloat16).contiguous() for n, p in draft.state_dict().items()}
     tensors["d2t"] = draft_ids - torch.arange(len(draft_ids))
     tensors["t2d"] = torch.zeros(size.vocab, dtype=torch.bool).index_fill_(0, draft_ids, True)
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
     config = {
-        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_size": size.hidden,
-        "intermediate_size": size.intermediate, "num_hidden_layers": 1, "num_attention_heads": size.heads,
-        "num_key_value_heads": size.kv_heads, "head_dim": size.head_dim, "vocab_size": size.vocab,
-        "draft_vocab_size": size.draft_vocab, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
-        "attention_bias": False, "max_position_embeddings": 4096, "tie_word_embeddings": False,
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "hidden_size": size.hidden,
+        "intermediate_size": size.intermediate,
+        "num_hidden_layers": 1,
+        "num_attention_heads": size.heads,
+        "num_key_value_heads": size.kv_heads,
+        "head_dim": size.head_dim,
+        "vocab_size": size.vocab,
+        "draft_vocab_size": size.draft_vocab,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
-    }  # fmt: skip
+    }
     (path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
@@ -457,12 +560,18 @@ def draft_vocabulary(stream: np.ndarray, size: Size, always: list[int]) -> torch
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True, help="writes OUT/base and OUT/draft")
     parser.add_argument("--smoke", action="store_true", help="toy sizes, to test the script itself")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--start-at", choices=("base", "chat", "draft"), default="base",
-                        help="take the base found in OUT/base and go on from this stage")  # fmt: skip
+    parser.add_argument(
+        "--start-at",
+        choices=("base", "chat", "draft"),
+        default="base",
+        help="take the base found in OUT/base and go on from this stage",
+    )
     args = parser.parse_args()
     size = SMOKE if args.smoke else Size()
     torch.manual_seed(args.seed)
@@ -472,7 +581,9 @@ def main() -> None:
         train = train[:20]
     sources = [s for s in map(read_source, train) if s]
     pairs = [pair for s in sources for pair in functions(s)]
-    console.print(f"{len(train)} modules for training, {len(held)} held out, {len(pairs)} functions")
+    console.print(
+        f"{len(train)} modules for training, {len(held)} held out, {len(pairs)} functions"
+    )
     base_dir = args.out / "base"
     if args.start_at == "base":
         tokenizer = train_tokenizer(sources, size.vocab)
@@ -481,10 +592,15 @@ def main() -> None:
     end, eos = tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_end|>"])
     chats = [as_chat(h, b) for h, b in pairs]
     rng = np.random.default_rng(args.seed)
-    documents = [s + "<|endoftext|>" for s in sources] + [chats[i] for i in rng.permutation(len(chats))]
+    documents = [s + "<|endoftext|>" for s in sources] + [
+        chats[i] for i in rng.permutation(len(chats))
+    ]
     stream = token_stream(tokenizer, documents)
     chat_ids = conversations(tokenizer, pairs)
-    console.print(f"{len(stream) / 1e6:.2f} M tokens, {size.batch * size.seq_len * size.base_steps / 1e6:.1f} M to see")
+    console.print(
+        f"{len(stream) / 1e6:.2f} M tokens, {size.batch * size.seq_len * size.base_steps / 1e6:.1f}"
+        " M to see"
+    )
 
     if args.start_at == "base":
         base = make_base(size, eos)
@@ -501,7 +617,9 @@ def main() -> None:
     picked = [pairs[i][0] for i in rng.permutation(len(pairs))[: size.generated]]
     heads = sorted((tokenizer(as_chat(h)).input_ids[-192:] for h in picked), key=len)
     new = 16 if args.smoke else 160
-    answers = continue_prompts(base, heads[::2], new, eos, 0.0) + continue_prompts(base, heads[1::2], new, eos, 0.8)
+    answers = continue_prompts(base, heads[::2], new, eos, 0.0) + continue_prompts(
+        base, heads[1::2], new, eos, 0.8
+    )
     own = np.concatenate([np.array(answer, np.int64) for answer in answers])
     draft_ids = draft_vocabulary(np.concatenate([stream, own, own]), size, [end, eos])
     # Half of what the draft sees are the base's own answers, half the library's.

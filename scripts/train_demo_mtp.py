@@ -1,14 +1,17 @@
 """Train a tiny Qwen3.5 hybrid with an MTP head: what `make demo METHOD=mtp` speculates with.
 
-Knows how such a checkpoint lies on disk: transformers' `Qwen3_5ForCausalLM`, and the head's `mtp.*` tensors at the
-root beside it. Knows nothing of engines; text and tokenizer are those of `train_demo_model.py`.
+Knows how such a checkpoint lies on disk: transformers' `Qwen3_5ForCausalLM`, and the head's `mtp.*`
+tensors at the root beside it. Knows nothing of engines; text and tokenizer are those of
+`train_demo_model.py`.
 
-    python scripts/train_demo_mtp.py --out build/demo-mtp            # under ten minutes on two cores
-    python scripts/train_demo_mtp.py --out build/demo-mtp --measure  # only measure what is there
-    python scripts/train_demo_mtp.py --out /tmp/tiny --smoke         # seconds, to see that it runs
+    python scripts/train_demo_mtp.py --out build/demo-mtp            # under ten minutes on two
+    cores python scripts/train_demo_mtp.py --out build/demo-mtp --measure  # only measure what is
+    there python scripts/train_demo_mtp.py --out /tmp/tiny --smoke         # seconds, to see that it
+    runs
 
-The head reads the base's last hidden state after its final norm, and the token that followed; it foresees the token
-after that. Its own normed output takes the hidden state's place for the next token: training unrolls it that way.
+The head reads the base's last hidden state after its final norm, and the token that followed; it
+foresees the token after that. Its own normed output takes the hidden state's place for the next
+token: training unrolls it that way.
 """
 
 from __future__ import annotations
@@ -47,7 +50,9 @@ from train_demo_model import (
 from transformers import PreTrainedTokenizerFast, Qwen3_5ForCausalLM, Qwen3_5TextConfig
 from transformers.models.qwen3_5.modeling_qwen3_5 import torch_chunk_gated_delta_rule
 
-DELTA_CHUNK = 16  # the torch delta rule goes row by row inside a chunk: twice as fast as with its 64 rows
+DELTA_CHUNK = (
+    16  # the torch delta rule goes row by row inside a chunk: twice as fast as with its 64 rows
+)
 
 
 @dataclass(frozen=True)
@@ -74,27 +79,58 @@ class Size:
     unroll: int = 3
 
 
-SMOKE = Size(hidden=64, intermediate=128, heads=2, kv_heads=1, head_dim=32, linear_key_heads=1, linear_value_heads=2,
-             linear_head_dim=16, seq_len=64, batch=2, head_batch=2, base_steps=3, head_steps=3, answers=4,
-             new_tokens=8)  # fmt: skip
+SMOKE = Size(
+    hidden=64,
+    intermediate=128,
+    heads=2,
+    kv_heads=1,
+    head_dim=32,
+    linear_key_heads=1,
+    linear_value_heads=2,
+    linear_head_dim=16,
+    seq_len=64,
+    batch=2,
+    head_batch=2,
+    base_steps=3,
+    head_steps=3,
+    answers=4,
+    new_tokens=8,
+)
 
 
-# ---- the base --------------------------------------------------------------------------------------------------
+# ---- the base
 
 
 def make_base(size: Size, vocab: int, eos: int) -> Qwen3_5ForCausalLM:
     pairs = int(size.head_dim * size.rotary) // 2
-    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": size.rotary,
-            "mrope_interleaved": True, "mrope_section": [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3]}  # fmt: skip
+    rope = {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": size.rotary,
+        "mrope_interleaved": True,
+        "mrope_section": [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3],
+    }
     config = Qwen3_5TextConfig(
-        vocab_size=vocab, hidden_size=size.hidden, intermediate_size=size.intermediate,
-        num_hidden_layers=size.layers, num_attention_heads=size.heads, num_key_value_heads=size.kv_heads,
-        head_dim=size.head_dim, linear_num_key_heads=size.linear_key_heads,
-        linear_num_value_heads=size.linear_value_heads, linear_key_head_dim=size.linear_head_dim,
-        linear_value_head_dim=size.linear_head_dim, max_position_embeddings=4096, rope_parameters=rope,
-        tie_word_embeddings=True, eos_token_id=eos, bos_token_id=None, pad_token_id=0, mtp_num_hidden_layers=1,
+        vocab_size=vocab,
+        hidden_size=size.hidden,
+        intermediate_size=size.intermediate,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.kv_heads,
+        head_dim=size.head_dim,
+        linear_num_key_heads=size.linear_key_heads,
+        linear_num_value_heads=size.linear_value_heads,
+        linear_key_head_dim=size.linear_head_dim,
+        linear_value_head_dim=size.linear_head_dim,
+        max_position_embeddings=4096,
+        rope_parameters=rope,
+        tie_word_embeddings=True,
+        eos_token_id=eos,
+        bos_token_id=None,
+        pad_token_id=0,
+        mtp_num_hidden_layers=1,
         mtp_use_dedicated_embeddings=False,
-    )  # fmt: skip
+    )
     return with_short_chunks(Qwen3_5ForCausalLM(config))
 
 
@@ -106,7 +142,7 @@ def with_short_chunks(model: Qwen3_5ForCausalLM) -> Qwen3_5ForCausalLM:
     return model
 
 
-# ---- the head --------------------------------------------------------------------------------------------------
+# ---- the head
 
 
 class Norm(nn.Module):
@@ -118,7 +154,9 @@ class Norm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x32 = x.float()
-        return (x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + self.eps) * (1 + self.weight)).to(x.dtype)
+        return (
+            x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + self.eps) * (1 + self.weight)
+        ).to(x.dtype)
 
 
 class Attention(nn.Module):
@@ -126,14 +164,21 @@ class Attention(nn.Module):
 
     def __init__(self, config: Qwen3_5TextConfig) -> None:
         super().__init__()
-        self.heads, self.kv_heads, self.width = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        self.heads, self.kv_heads, self.width = (
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            config.head_dim,
+        )
         self.theta = config.rope_parameters["rope_theta"]
         self.rotary = int(self.width * config.rope_parameters["partial_rotary_factor"])
         self.q_proj = nn.Linear(config.hidden_size, 2 * self.heads * self.width, bias=False)
         self.k_proj = nn.Linear(config.hidden_size, self.kv_heads * self.width, bias=False)
         self.v_proj = nn.Linear(config.hidden_size, self.kv_heads * self.width, bias=False)
         self.o_proj = nn.Linear(self.heads * self.width, config.hidden_size, bias=False)
-        self.q_norm, self.k_norm = Norm(self.width, config.rms_norm_eps), Norm(self.width, config.rms_norm_eps)
+        self.q_norm, self.k_norm = (
+            Norm(self.width, config.rms_norm_eps),
+            Norm(self.width, config.rms_norm_eps),
+        )
 
     def place(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:  # [B, heads, T, D]
         turned, kept = x.split([self.rotary, self.width - self.rotary], -1)
@@ -174,14 +219,17 @@ class MTP(nn.Module):
     def unroll(self, hidden: torch.Tensor, embeds: list[torch.Tensor]) -> list[torch.Tensor]:
         """Normed output [B, T, H] of each unrolled step; the base's head makes logits of it.
 
-        Chain i starts at the base's normed hidden state of position i. Its step k reads embeds[k][:, i] (token
-        i + 1 + k) and its own output before, at rotary position i + k, and sees slots 0..i and its own earlier steps.
+        Chain i starts at the base's normed hidden state of position i. Its step k reads
+        embeds[k][:, i] (token i + 1 + k) and its own output before, at rotary position i + k, and
+        sees slots 0..i and its own earlier steps.
         """
         layer, outs, keys, values = self.layers[0], [], [], []
         width = hidden.shape[1]
         hide = torch.full((width, width), float("-inf")).triu(1)
         for step, embed in enumerate(embeds):
-            x = self.fc(torch.cat([self.pre_fc_norm_embedding(embed), self.pre_fc_norm_hidden(hidden)], -1))
+            x = self.fc(
+                torch.cat([self.pre_fc_norm_embedding(embed), self.pre_fc_norm_hidden(hidden)], -1)
+            )
             at = (torch.arange(width) + step).expand(len(x), -1)
             q, k, v, gate = layer.self_attn.project(layer.input_layernorm(x), at)
             keys.append(k)
@@ -221,7 +269,9 @@ def train_head(base: Qwen3_5ForCausalLM, batches: ChatBatches, size: Size) -> MT
             outs = head.unroll(hidden[:, : width - 1], embeds)
             logits = [out @ table.T for out in outs]
         for k, mine in enumerate(logits):
-            nll = F.cross_entropy(mine.float().flatten(0, 1), target[:, 1 + k : width + k].flatten(0, 1))
+            nll = F.cross_entropy(
+                mine.float().flatten(0, 1), target[:, 1 + k : width + k].flatten(0, 1)
+            )
             total = total + STEP_DECAY**k * nll
         return total
 
@@ -229,12 +279,15 @@ def train_head(base: Qwen3_5ForCausalLM, batches: ChatBatches, size: Size) -> MT
     return head.eval()
 
 
-# ---- measuring -------------------------------------------------------------------------------------------------
+# ---- measuring
 
 
 @torch.no_grad()
-def chain(base: Qwen3_5ForCausalLM, head: MTP, hidden: torch.Tensor, tokens: list[int], steps: int) -> list[int]:
-    """Greedy drafts after `tokens` (t_1 .. t_n), each paired with the hidden state before it [1, n, H]."""
+def chain(
+    base: Qwen3_5ForCausalLM, head: MTP, hidden: torch.Tensor, tokens: list[int], steps: int
+) -> list[int]:
+    """Greedy drafts after `tokens` (t_1 .. t_n), each paired with the hidden state before it [1, n,
+    H]."""
     table = base.get_input_embeddings().weight
     for _ in range(steps):
         out = head.unroll(hidden, [table[torch.tensor([tokens])]])[0][:, -1:]
@@ -243,7 +296,9 @@ def chain(base: Qwen3_5ForCausalLM, head: MTP, hidden: torch.Tensor, tokens: lis
     return tokens[-steps:]
 
 
-def measure_head(base: Qwen3_5ForCausalLM, head: MTP, prompts: list[list[int]], steps: int, new: int) -> dict:
+def measure_head(
+    base: Qwen3_5ForCausalLM, head: MTP, prompts: list[list[int]], steps: int, new: int
+) -> dict:
     """Acceptance of greedy chains of `steps` drafts."""
 
     def states(ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -256,10 +311,16 @@ def measure_head(base: Qwen3_5ForCausalLM, head: MTP, prompts: list[list[int]], 
     return measure(base, states, drafts, prompts, new)
 
 
-# ---- files -----------------------------------------------------------------------------------------------------
+# ---- files
 
 
-def save(base: Qwen3_5ForCausalLM, head: MTP, tokenizer: PreTrainedTokenizerFast, path: Path, eos: list[int]) -> None:
+def save(
+    base: Qwen3_5ForCausalLM,
+    head: MTP,
+    tokenizer: PreTrainedTokenizerFast,
+    path: Path,
+    eos: list[int],
+) -> None:
     """Written beside its place and renamed: a directory that is there is whole."""
     part = path.with_name(path.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
@@ -268,7 +329,9 @@ def save(base: Qwen3_5ForCausalLM, head: MTP, tokenizer: PreTrainedTokenizerFast
     base.to(torch.bfloat16).save_pretrained(part)
     tokenizer.save_pretrained(part)
     tensors = load_file(part / "model.safetensors")
-    tensors |= {f"mtp.{n}": p.detach().to(torch.bfloat16).contiguous() for n, p in head.state_dict().items()}
+    tensors |= {
+        f"mtp.{n}": p.detach().to(torch.bfloat16).contiguous() for n, p in head.state_dict().items()
+    }
     save_file(tensors, part / "model.safetensors", metadata={"format": "pt"})
     shutil.rmtree(path, ignore_errors=True)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -279,11 +342,15 @@ def load(path: Path) -> tuple[Qwen3_5ForCausalLM, MTP]:
     base = with_short_chunks(Qwen3_5ForCausalLM.from_pretrained(path, dtype=torch.float32)).eval()
     tensors = load_file(path / "model.safetensors")
     head = MTP(base.config)
-    head.load_state_dict({n.removeprefix("mtp."): t for n, t in tensors.items() if n.startswith("mtp.")})
+    head.load_state_dict(
+        {n.removeprefix("mtp."): t for n, t in tensors.items() if n.startswith("mtp.")}
+    )
     return base, head.eval()
 
 
-def train(out: Path, tokenizer: PreTrainedTokenizerFast, modules: list[Path], size: Size, seed: int) -> None:
+def train(
+    out: Path, tokenizer: PreTrainedTokenizerFast, modules: list[Path], size: Size, seed: int
+) -> None:
     end, eos = tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_end|>"])
     pairs = [pair for path in modules for pair in functions(read_source(path))]
     chats = conversations(tokenizer, pairs)
@@ -295,7 +362,9 @@ def train(out: Path, tokenizer: PreTrainedTokenizerFast, modules: list[Path], si
     prompts = prompts_of(modules, tokenizer, seed, size.answers)
     own = own_answers(base, prompts, size.new_tokens)
     answers = [prompt + answer for prompt, answer in own]
-    some = [chats[i] for i in np.random.default_rng(seed).permutation(len(chats))[: len(answers) // 2]]
+    some = [
+        chats[i] for i in np.random.default_rng(seed).permutation(len(chats))[: len(answers) // 2]
+    ]
     rows = ChatBatches(answers + some, replace(size, batch=size.head_batch), seed + 1)
     head = train_head(base, rows, size)
     save(base, head, tokenizer, out, [eos, end])
@@ -303,11 +372,22 @@ def train(out: Path, tokenizer: PreTrainedTokenizerFast, modules: list[Path], si
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="directory of the checkpoint; one that is there goes")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        help="directory of the checkpoint; one that is there goes",
+    )
     parser.add_argument("--smoke", action="store_true", help="toy sizes, to test the script itself")
-    parser.add_argument("--measure", action="store_true", help="measure the checkpoint in OUT and train nothing")
-    parser.add_argument("--prompts", type=int, default=32, help="held-out prompts to measure with, 0: not at all")
+    parser.add_argument(
+        "--measure", action="store_true", help="measure the checkpoint in OUT and train nothing"
+    )
+    parser.add_argument(
+        "--prompts", type=int, default=32, help="held-out prompts to measure with, 0: not at all"
+    )
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--steps", type=int, default=3, help="drafts in a chain")
     parser.add_argument("--seed", type=int, default=0)

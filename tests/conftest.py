@@ -1,6 +1,7 @@
-"""`golden(name, text)` compares a text with the file under review; `pytest --update-golden` writes the files anew.
-`modelopt_exports` are checkpoints that ModelOpt itself quantised, `modelopt_drafts` DFlash drafts of its own and their
-base; both are made once a run."""
+"""`golden(name, text)` compares a text with the file under review; `pytest --update-golden` writes
+the files anew. `modelopt_exports` are checkpoints that ModelOpt itself quantised, `modelopt_drafts`
+DFlash drafts of its own and their base; both are made once a run.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,11 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-golden", action="store_true", help="write tests/golden anew; the diff is the review")
+    parser.addoption(
+        "--update-golden",
+        action="store_true",
+        help="write tests/golden anew; the diff is the review",
+    )
 
 
 @pytest.fixture
@@ -27,7 +32,9 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         if request.config.getoption("--update-golden"):
             path.write_text(text, encoding="utf-8")
         assert path.is_file(), f"{name} is not there yet: pytest --update-golden"
-        assert text == path.read_text(encoding="utf-8"), f"{name} differs; if that is meant: pytest --update-golden"
+        assert text == path.read_text(encoding="utf-8"), (
+            f"{name} differs; if that is meant: pytest --update-golden"
+        )
 
     return check
 

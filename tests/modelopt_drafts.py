@@ -1,8 +1,9 @@
-"""DFlash drafts and relatives that NVIDIA ModelOpt itself makes and writes: `python -m tests.modelopt_drafts BASE OUT`.
+"""DFlash drafts and relatives that NVIDIA ModelOpt itself makes and writes: `python -m
+tests.modelopt_drafts BASE OUT`.
 
-A process of its own, because importing ModelOpt takes seconds and patches transformers. Beside `plain` stands
-`reference.safetensors`: features that went into ModelOpt's own module, and the logits that came out. Knows nothing of
-edgespec.
+A process of its own, because importing ModelOpt takes seconds and patches transformers. Beside
+`plain` stands `reference.safetensors`: features that went into ModelOpt's own module, and the
+logits that came out. Knows nothing of edgespec.
 """
 
 from __future__ import annotations
@@ -24,11 +25,21 @@ DRAFTS: dict[str, dict[str, Any]] = {
     "windowed": {"dflash_swa_window_size": 16},
     "causal": {"dflash_draft_attention": "causal"},
     "stretched": {
-        "dflash_export_rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+        "dflash_export_rope_scaling": {
+            "type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 128,
+        }
     },
     "sinks": {"dflash_attention_sink": True},
     "dspark": {"dflash_architecture_config": {"projector_type": "dspark", "markov_rank": 8}},
-    "domino": {"dflash_architecture_config": {"projector_type": "domino", "emb_dim": 8, "gru_hidden_dim": 8}},
+    "domino": {
+        "dflash_architecture_config": {
+            "projector_type": "domino",
+            "emb_dim": 8,
+            "gru_hidden_dim": 8,
+        }
+    },
 }
 
 
@@ -39,15 +50,22 @@ def main(base: Path, out: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(1)
-    exporters: dict[str, Any] = {"dspark": hf_spec_export.DSparkExporter, "domino": hf_spec_export.DominoExporter}
+    exporters: dict[str, Any] = {
+        "dspark": hf_spec_export.DSparkExporter,
+        "domino": hf_spec_export.DominoExporter,
+    }
     for name, options in DRAFTS.items():
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-        # Its module asks the base for `rope_theta`, which transformers 5 keeps elsewhere, and would rotate by 10000;
-        # its exporter writes the base's.
+        # Its module asks the base for `rope_theta`, which transformers 5 keeps elsewhere, and would
+        # rotate by 10000; its exporter writes the base's.
         rope = {"rope_parameters": dict(model.config.rope_parameters)}
         layers = LAYERS | rope | options.get("dflash_architecture_config", {})
-        usual = {"dflash_block_size": BLOCK, "dflash_mask_token_id": MASK, "dflash_use_torch_compile": False}
+        usual = {
+            "dflash_block_size": BLOCK,
+            "dflash_mask_token_id": MASK,
+            "dflash_use_torch_compile": False,
+        }
         mtsp.convert(model, [("dflash", usual | options | {"dflash_architecture_config": layers})])
         for key, parameter in model.dflash_module.named_parameters():
             if "norm" in key:
@@ -60,17 +78,22 @@ def main(base: Path, out: Path) -> None:
 
 
 def save_reference(model: Any, path: Path) -> None:
-    """One block behind CONTEXT tokens: features [S, k*H] and the pending token in, logits [B, V] of the base's head."""
+    """One block behind CONTEXT tokens: features [S, k*H] and the pending token in, logits [B, V] of
+    the base's head."""
     import torch
     from safetensors.torch import save_file
 
     module = model.dflash_module.eval()
     ids = torch.tensor([[PENDING, *[MASK] * (BLOCK - 1)]])
-    features = 20 * torch.randn(1, CONTEXT, module.fc.in_features, generator=torch.Generator().manual_seed(1))
+    features = 20 * torch.randn(
+        1, CONTEXT, module.fc.in_features, generator=torch.Generator().manual_seed(1)
+    )
     positions = torch.arange(CONTEXT + BLOCK)[None]
     with torch.inference_mode():
         logits = model.lm_head(module(model.model.embed_tokens(ids), features, positions))
-    save_file({"features": features[0], "logits": logits[0].contiguous()}, path / "reference.safetensors")
+    save_file(
+        {"features": features[0], "logits": logits[0].contiguous()}, path / "reference.safetensors"
+    )
 
 
 if __name__ == "__main__":

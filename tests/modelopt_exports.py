@@ -1,10 +1,11 @@
-"""Checkpoints that NVIDIA ModelOpt itself quantises and writes, for tests: `python -m tests.modelopt_exports OUT`.
+"""Checkpoints that NVIDIA ModelOpt itself quantises and writes, for tests: `python -m
+tests.modelopt_exports OUT`.
 
-A process of its own, because importing ModelOpt takes seconds, patches transformers and is noisy. Beside each export
-stands `reference.safetensors`: what ModelOpt says its weights are worth, by its own fake quantisers or dequantisers;
-in `activations.safetensors`, hard values and what its formats make of them.
-Those of the float32 source (llama) are exact; in bfloat16 (qwen3) ModelOpt divides by scales in bfloat16 as it packs.
-Knows nothing of edgespec.
+A process of its own, because importing ModelOpt takes seconds, patches transformers and is noisy.
+Beside each export stands `reference.safetensors`: what ModelOpt says its weights are worth, by its
+own fake quantisers or dequantisers; in `activations.safetensors`, hard values and what its formats
+make of them. Those of the float32 source (llama) are exact; in bfloat16 (qwen3) ModelOpt divides by
+scales in bfloat16 as it packs. Knows nothing of edgespec.
 """
 
 from __future__ import annotations
@@ -57,32 +58,38 @@ def main(out: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(1)
-    # Folding smoothing scales into norms is wrong for norms of (1 + w); every Linear keeps its own instead.
+    # Folding smoothing scales into norms is wrong for norms of (1 + w); every Linear keeps its own
+    # instead.
     unified_export_hf.fuse_prequant_layernorm = lambda *args, **kwargs: None
     dtypes = {"qwen3": "bfloat16", "llama": "float32", "qwen2": "float32"}
     sources = {family: make_source(family, out, dtype) for family, dtype in dtypes.items()}
-    worth: dict[str, Any] = {}
+    dequantized: dict[str, Any] = {}
     resmooth = unified_export_hf.requantize_resmooth_fused_llm_layers
 
     def resmooth_and_look(model: Any) -> None:
-        """The export itself averages the smoothing scales of Linears that share an input: look after that."""
+        """The export itself averages the smoothing scales of Linears that share an input: look
+        after that."""
         resmooth(model)
-        worth.update(fake_quantised(model))
+        dequantized.update(fake_quantised(model))
 
     for name, (family, preset, more) in EXPORTS.items():
         model = AutoModelForCausalLM.from_pretrained(sources[family], dtype="auto").eval()
         config = copy.deepcopy(getattr(mtq, preset))
         for what in more:
             config["quant_cfg"] += extra(mtq, what, config["quant_cfg"])
-        ids = torch.randint(0, SIZES["vocab_size"], (2, 32), generator=torch.Generator().manual_seed(1))
+        ids = torch.randint(
+            0, SIZES["vocab_size"], (2, 32), generator=torch.Generator().manual_seed(1)
+        )
         mtq.quantize(model, config, lambda model, ids=ids: model(ids))
         weights = {key: module.weight.detach().clone() for key, module in linears(model)}
         faked = name not in NEEDS_CUDA
-        worth.clear()
-        unified_export_hf.requantize_resmooth_fused_llm_layers = resmooth_and_look if faked else resmooth
+        dequantized.clear()
+        unified_export_hf.requantize_resmooth_fused_llm_layers = (
+            resmooth_and_look if faked else resmooth
+        )
         with torch.inference_mode():
             export_hf_checkpoint(model, export_dir=out / name)
-        save_reference(out / name, worth if faked else dequantised(out / name, weights))
+        save_reference(out / name, dequantized if faked else dequantised(out / name, weights))
     save_file(rounded_activations(), out / "activations.safetensors")
 
 
@@ -90,8 +97,8 @@ GLOBAL_SCALES = (1e-4, 0.0123, 3.0)  # of NVFP4
 
 
 def rounded_activations() -> dict[str, Any]:
-    """Rows that are hard to round as `x`, and rounded in each format: by the classes that pack weights, or, where a row
-    has a scale, by the fake quantiser."""
+    """Rows that are hard to round as `x`, and rounded in each format: by the classes that pack
+    weights, or, where a row has a scale, by the fake quantiser."""
     import torch
     from modelopt.torch.quantization.qtensor import MXFP8QTensor, NVFP4QTensor
     from modelopt.torch.quantization.tensor_quant import fp8_eager
@@ -102,12 +109,23 @@ def rounded_activations() -> dict[str, Any]:
     sizes = torch.exp2(torch.randint(-120, 100, normal.shape, generator=generator).float())
     steps = torch.randint(-24, 25, normal.shape, generator=generator) / 4
     silent = torch.where(torch.arange(256) % 64 < 32, 0.0, normal)
-    x = torch.cat([normal, torch.where(loud, normal * 300, normal), normal * sizes, steps, silent, normal * 1e-40])
+    x = torch.cat(
+        [
+            normal,
+            torch.where(loud, normal * 300, normal),
+            normal * sizes,
+            steps,
+            silent,
+            normal * 1e-40,
+        ]
+    )
     found = {"x": x}
     for scale in GLOBAL_SCALES:
         double = torch.tensor(scale)
         packed, block_scales, _ = NVFP4QTensor.quantize(x.clone(), 16, None, double)
-        found[f"nvfp4/{scale}"] = packed.dequantize(scale=block_scales, double_scale=double, block_sizes={-1: 16})
+        found[f"nvfp4/{scale}"] = packed.dequantize(
+            scale=block_scales, double_scale=double, block_sizes={-1: 16}
+        )
     packed, exponents = MXFP8QTensor.quantize(x.clone())
     found["mxfp8"] = packed.dequantize(scale=exponents, block_sizes={-1: 32})
     found["fp8_token"] = fp8_eager(x, x.abs().amax(-1, keepdim=True))
@@ -118,7 +136,8 @@ NEEDS_CUDA = ("nvfp4", "llama_nvfp4", "w4a16_nvfp4", "mxfp8", "mixed")  # to fak
 
 
 def make_source(family: str, out: Path, dtype: str) -> Path:
-    """A random model: norms that differ per channel give smoothing something to do, and biases matter."""
+    """A random model: norms that differ per channel give smoothing something to do, and biases
+    matter."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -140,14 +159,26 @@ def extra(mtq: Any, what: str, preset: list[dict[str, Any]]) -> list[dict[str, A
         return list(copy.deepcopy(mtq.FP8_KV_CFG["quant_cfg"]))
     if what == "nvfp4_mlp":
         entries = [entry for entry in mtq.NVFP4_DEFAULT_CFG["quant_cfg"] if entry.get("cfg")]
-        return [entry | {"quantizer_name": f"*mlp.{entry['quantizer_name']}"} for entry in copy.deepcopy(entries)]
+        return [
+            entry | {"quantizer_name": f"*mlp.{entry['quantizer_name']}"}
+            for entry in copy.deepcopy(entries)
+        ]
     wanted = ("*weight_quantizer", "*input_quantizer")
-    entries = [entry for entry in preset if entry.get("quantizer_name") in wanted and entry.get("cfg")]
-    return [copy.deepcopy(entry) | {"quantizer_name": f"*{what}.{entry['quantizer_name'][1:]}"} for entry in entries]
+    entries = [
+        entry for entry in preset if entry.get("quantizer_name") in wanted and entry.get("cfg")
+    ]
+    return [
+        copy.deepcopy(entry) | {"quantizer_name": f"*{what}.{entry['quantizer_name'][1:]}"}
+        for entry in entries
+    ]
 
 
 def linears(model: Any) -> list[tuple[str, Any]]:
-    return [(name, module) for name, module in model.named_modules() if hasattr(module, "weight_quantizer")]
+    return [
+        (name, module)
+        for name, module in model.named_modules()
+        if hasattr(module, "weight_quantizer")
+    ]
 
 
 def fake_quantised(model: Any) -> dict[str, Any]:
@@ -164,7 +195,7 @@ def dequantised(path: Path, weights: dict[str, Any]) -> dict[str, Any]:
     from modelopt.torch.quantization.qtensor import MXFP8QTensor, NVFP4QTensor
     from safetensors.torch import load_file
 
-    stored, worth = load_file(path / "model.safetensors"), {}
+    stored, dequantized = load_file(path / "model.safetensors"), {}
     for name, weight in weights.items():
         codes, scale = stored[f"{name}.weight"], stored.get(f"{name}.weight_scale")
         if scale is None or f"{name}.weight" not in stored:
@@ -172,19 +203,24 @@ def dequantised(path: Path, weights: dict[str, Any]) -> dict[str, Any]:
         if codes.dtype == torch.uint8:
             tensor = NVFP4QTensor(weight.shape, torch.float32, codes)
             double = stored[f"{name}.weight_scale_2"]
-            worth[name] = tensor.dequantize(scale=scale, double_scale=double, block_sizes={-1: 16})
+            dequantized[name] = tensor.dequantize(
+                scale=scale, double_scale=double, block_sizes={-1: 16}
+            )
         elif scale.dtype == torch.uint8:
             tensor = MXFP8QTensor(weight.shape, torch.float32, codes)
-            worth[name] = tensor.dequantize(scale=scale, block_sizes={-1: 32})
+            dequantized[name] = tensor.dequantize(scale=scale, block_sizes={-1: 32})
         else:
-            worth[name] = codes.float() * scale
-    return worth
+            dequantized[name] = codes.float() * scale
+    return dequantized
 
 
-def save_reference(path: Path, worth: dict[str, Any]) -> None:
+def save_reference(path: Path, dequantized: dict[str, Any]) -> None:
     from safetensors.torch import save_file
 
-    save_file({name: tensor.float().contiguous() for name, tensor in worth.items()}, path / "reference.safetensors")
+    save_file(
+        {name: tensor.float().contiguous() for name, tensor in dequantized.items()},
+        path / "reference.safetensors",
+    )
 
 
 if __name__ == "__main__":

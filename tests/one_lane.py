@@ -19,14 +19,23 @@ class OneLane:
     def length(self) -> int:
         return self.decoder.lanes[self.lane].length
 
-    def causal(self, tokens: np.ndarray, gather: np.ndarray, base_hidden: np.ndarray | None = None) -> Result:
-        (result,) = self.decoder.extend([self.decoder.causal(self.lane, tokens, gather, base_hidden)])
+    def causal(
+        self, tokens: np.ndarray, gather: np.ndarray, base_hidden: np.ndarray | None = None
+    ) -> Result:
+        (result,) = self.decoder.extend(
+            [self.decoder.causal(self.lane, tokens, gather, base_hidden)]
+        )
         return batch_of_one(result)
 
     def run(
-        self, tokens: np.ndarray, positions: np.ndarray, visible: np.ndarray, gather: np.ndarray,
-        base_hidden: np.ndarray | None = None, draft_hidden: np.ndarray | None = None,
-    ) -> Result:  # fmt: skip
+        self,
+        tokens: np.ndarray,
+        positions: np.ndarray,
+        visible: np.ndarray,
+        gather: np.ndarray,
+        base_hidden: np.ndarray | None = None,
+        draft_hidden: np.ndarray | None = None,
+    ) -> Result:
         rows = Rows(self.lane, tokens, positions, visible, gather, base_hidden, draft_hidden)
         return batch_of_one(self.decoder.run([rows])[0])
 

@@ -1,4 +1,5 @@
-"""Slow and plain second opinions in torch: an EAGLE-3 draft, an EAGLE-2 tree, a base's hidden states.
+"""Slow and plain second opinions in torch: an EAGLE-3 draft, an EAGLE-2 tree, a base's hidden
+states.
 
 Written from the papers (EAGLE-2, EAGLE-3); reads checkpoints in its own way and shares no line with
 edgespec. Everything is float32, nothing is fast.
@@ -16,13 +17,17 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
-Cache = list[tuple[torch.Tensor, torch.Tensor]]  # per layer: keys and values [B, num_kv_heads, T, head_dim]
+Cache = list[
+    tuple[torch.Tensor, torch.Tensor]
+]  # per layer: keys and values [B, num_kv_heads, T, head_dim]
 
 
 class Eagle3Reference:
-    """An EAGLE-3 draft (arXiv 2503.01840), read from its directory; embedding and head from the base where it has none.
+    """An EAGLE-3 draft (arXiv 2503.01840), read from its directory; embedding and head from the
+    base where it has none.
 
-    `embed_tokens` [V, Hd], `lm_head` [Vd, Hd] and `d2t` (absolute base ids, int64 [Vd]) are there to be used.
+    `embed_tokens` [V, Hd], `lm_head` [Vd, Hd] and `d2t` (absolute base ids, int64 [Vd]) are there
+    to be used.
     """
 
     def __init__(self, draft_path: str | Path, base_path: str | Path) -> None:
@@ -37,15 +42,18 @@ class Eagle3Reference:
         self.eps: float = layer["rms_norm_eps"]
         self.theta = _rope_theta(layer)
         self.target_hidden_size: int = raw.get("target_hidden_size", self.hidden_size)
-        self.num_taps = self.weights["fc.weight"].shape[1] // self.target_hidden_size
+        self.num_aux_layers = self.weights["fc.weight"].shape[1] // self.target_hidden_size
         self.norm_before_residual = _norm_before_residual(raw)
         self.norm_before_fc = bool(raw.get("norm_before_fc", False))
         self.fc_norm = bool(raw.get("fc_norm", False))
-        # SpecForge says norm_output for "the head has a norm"; the recycled state is meant by speculators, and by 3.1.
+        # SpecForge says norm_output for "the head has a norm"; the recycled state is meant by
+        # speculators, and by 3.1.
         recycles_norm = "speculators_model_type" in raw or self.fc_norm
         self.norm_output = recycles_norm and bool(raw.get("norm_output", False))
-        self.first_layer = "midlayer" if "midlayer.hidden_norm.weight" in self.weights else "layers.0"
-        self._tap_ids = _named_tap_ids(raw)
+        self.first_layer = (
+            "midlayer" if "midlayer.hidden_norm.weight" in self.weights else "layers.0"
+        )
+        self._aux_layer_ids = _named_aux_layer_ids(raw)
 
         base = _float_tensors(base_path)
         embedding = base["model.embed_tokens.weight"]
@@ -55,18 +63,20 @@ class Eagle3Reference:
         assert self.embed_tokens.shape[1] == self.hidden_size
         assert self.lm_head.shape == (len(self.d2t), self.hidden_size)
 
-    def tap_ids(self, num_base_layers: int) -> tuple[int, ...]:
+    def aux_layer_ids(self, num_base_layers: int) -> tuple[int, ...]:
         """hidden_states indices in ascending order: the draft's own, or EAGLE-3's default."""
         default = (2, num_base_layers // 2, num_base_layers - 3)
-        return tuple(sorted(self._tap_ids or default))
+        return tuple(sorted(self._aux_layer_ids or default))
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
-        """Base features [B, S, num_taps * Ht] -> [B, S, Hd]."""
+        """Base features [B, S, num_aux_layers * Ht] -> [B, S, Hd]."""
         if self.norm_before_fc:
             features = self._norm(features, "input_norm")
         if self.fc_norm:
-            taps = features.split(self.target_hidden_size, dim=-1)
-            features = torch.cat([self._norm(tap, f"fc_norm.{i}") for i, tap in enumerate(taps)], dim=-1)
+            aux_layers = features.split(self.target_hidden_size, dim=-1)
+            features = torch.cat(
+                [self._norm(layer, f"fc_norm.{i}") for i, layer in enumerate(aux_layers)], dim=-1
+            )
         return features @ self.weights["fc.weight"].T
 
     def forward(
@@ -77,21 +87,26 @@ class Eagle3Reference:
         mask: torch.Tensor,  # bool [B, S, T], T = cached + S, True = attend
         cache: Cache | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, Cache]:
-        """Logits [B, S, Vd], the hidden states to recycle [B, S, Hd], and the cache with S more rows at its end."""
+        """Logits [B, S, Vd], the hidden states to recycle [B, S, Hd], and the cache with S more
+        rows at its end."""
         new_cache: Cache = []
         stream = hidden
         for i in range(self.num_layers):
             layer = self.first_layer if i == 0 else f"layers.{i}"
             if i == 0:
                 normed = self._norm(hidden, f"{layer}.hidden_norm")
-                attention_in = torch.cat([self._norm(embeds, f"{layer}.input_layernorm"), normed], dim=-1)
+                attention_in = torch.cat(
+                    [self._norm(embeds, f"{layer}.input_layernorm"), normed], dim=-1
+                )
                 stream = normed if self.norm_before_residual else hidden
             else:
                 attention_in = self._norm(stream, f"{layer}.input_layernorm")
             past = cache[i] if cache is not None else None
             attended, rows = self._attend(attention_in, layer, positions, mask, past)
             stream = stream + attended
-            stream = stream + self._mlp(self._norm(stream, f"{layer}.post_attention_layernorm"), layer)
+            stream = stream + self._mlp(
+                self._norm(stream, f"{layer}.post_attention_layernorm"), layer
+            )
             new_cache.append(rows)
         final = self._norm(stream, "norm")
         return final @ self.lm_head.T, final if self.norm_output else stream, new_cache
@@ -114,7 +129,9 @@ class Eagle3Reference:
         if past is not None:
             keys, values = torch.cat([past[0], keys], dim=2), torch.cat([past[1], values], dim=2)
         group = self.num_heads // self.num_kv_heads
-        scores = queries @ keys.repeat_interleave(group, dim=1).mT * self.head_dim**-0.5  # [B, heads, S, T]
+        scores = (
+            queries @ keys.repeat_interleave(group, dim=1).mT * self.head_dim**-0.5
+        )  # [B, heads, S, T]
         scores = scores.masked_fill(~mask[:, None], -torch.inf)
         mixed = scores.softmax(dim=-1) @ values.repeat_interleave(group, dim=1)
         joined = mixed.transpose(1, 2).flatten(2)
@@ -122,10 +139,13 @@ class Eagle3Reference:
 
     def _heads(self, x: torch.Tensor, name: str, num_heads: int) -> torch.Tensor:
         projected = x @ self.weights[f"{name}.weight"].T
-        return projected.unflatten(-1, (num_heads, self.head_dim)).transpose(1, 2)  # [B, heads, S, D]
+        return projected.unflatten(-1, (num_heads, self.head_dim)).transpose(
+            1, 2
+        )  # [B, heads, S, D]
 
     def _rotate(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Rotary embedding, half and half: pair i is (x[i], x[i + D/2]), turned by position * theta^(-2i/D)."""
+        """Rotary embedding, half and half: pair i is (x[i], x[i + D/2]), turned by position *
+        theta^(-2i/D)."""
         half = self.head_dim // 2
         frequencies = self.theta ** (-torch.arange(half, dtype=torch.float64) / half)
         angles = positions[:, None, :, None].double() * frequencies  # [B, 1, S, D/2]
@@ -134,11 +154,17 @@ class Eagle3Reference:
         return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
     def _mlp(self, x: torch.Tensor, layer: str) -> torch.Tensor:
-        gate, up, down = (self.weights[f"{layer}.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
+        gate, up, down = (
+            self.weights[f"{layer}.mlp.{name}_proj.weight"] for name in ("gate", "up", "down")
+        )
         return (F.silu(x @ gate.T) * (x @ up.T)) @ down.T
 
     def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + self.eps) * self.weights[f"{name}.weight"]
+        return (
+            x
+            * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + self.eps)
+            * self.weights[f"{name}.weight"]
+        )
 
 
 def d2t_table(draft_path: str | Path) -> np.ndarray:
@@ -150,7 +176,9 @@ def d2t_table(draft_path: str | Path) -> np.ndarray:
         return np.arange(vocab, dtype=np.int64)
     tensors = _tensors(draft_path)
     if "d2t" not in tensors:
-        raise ValueError(f"{draft_path}: draft_vocab_size is {num_draft} of {vocab} and there is no d2t")
+        raise ValueError(
+            f"{draft_path}: draft_vocab_size is {num_draft} of {vocab} and there is no d2t"
+        )
     table = tensors["d2t"].numpy().astype(np.int64)
     allowed = tensors["t2d"].numpy() if "t2d" in tensors else np.ones(vocab, dtype=bool)
 
@@ -160,7 +188,9 @@ def d2t_table(draft_path: str | Path) -> np.ndarray:
 
     readings = [targets for targets in (np.arange(num_draft) + table, table) if fits(targets)]
     if len(readings) != 1:
-        raise ValueError(f"{draft_path}: d2t has {len(readings)} readings as a vocabulary map, not one")
+        raise ValueError(
+            f"{draft_path}: d2t has {len(readings)} readings as a vocabulary map, not one"
+        )
     return readings[0]
 
 
@@ -179,25 +209,32 @@ class _Node:
 def draft_tree(
     ref: Eagle3Reference,
     embed_table: torch.Tensor,  # [V, Hd]
-    prefix_features: torch.Tensor,  # [n, num_taps * Ht]: f_0 .. f_{n-1}
+    prefix_features: torch.Tensor,  # [n, num_aux_layers * Ht]: f_0 .. f_{n-1}
     next_tokens: list[int],  # [n]: t_1 .. t_n; t_n is the pending token, the root
     top_k: int,
     steps: int,
     size: int,
 ) -> tuple[list[int], list[int], list[int]]:
-    """An EAGLE-2 tree (arXiv 2406.16858): tokens (base ids), parents (root: -1) and depths (root: 0), `size` nodes.
+    """An EAGLE-2 tree (arXiv 2406.16858): tokens (base ids), parents (root: -1) and depths (root:
+    0), `size` nodes.
 
-    `steps` is the number of levels below the root, so the pool holds K + (steps - 1) * K * K candidates; fewer than
-    `size` nodes come back where that is not enough. Each node's path is computed from its first slot on, with no cache.
+    `steps` is the number of levels below the root, so the pool holds K + (steps - 1) * K * K
+    candidates; fewer than `size` nodes come back where that is not enough. Each node's path is
+    computed from its first slot on, with no cache.
     """
     fused = ref.fuse(prefix_features[None].float())[0]
     top_k = min(top_k, len(ref.d2t))
 
-    def run(tokens: tuple[int, ...], hidden: tuple[torch.Tensor, ...]) -> tuple[np.ndarray, torch.Tensor]:
-        """Log-probabilities [Vd] and recycled hidden [Hd] after the committed pairs and one chain of drafted tokens."""
+    def run(
+        tokens: tuple[int, ...], hidden: tuple[torch.Tensor, ...]
+    ) -> tuple[np.ndarray, torch.Tensor]:
+        """Log-probabilities [Vd] and recycled hidden [Hd] after the committed pairs and one chain
+        of drafted tokens."""
         ids = torch.tensor([*next_tokens, *tokens])
         states = torch.cat([fused, *(h[None] for h in hidden)])[None]
-        positions = torch.arange(len(ids))[None]  # committed 0 .. n-1, a node of depth d at n + d - 1
+        positions = torch.arange(len(ids))[
+            None
+        ]  # committed 0 .. n-1, a node of depth d at n + d - 1
         mask = torch.ones(1, len(ids), len(ids), dtype=torch.bool).tril()
         logits, out, _ = ref.forward(embed_table[ids][None].float(), states, positions, mask)
         return logits[0, -1].log_softmax(dim=-1).numpy(), out[0, -1]
@@ -219,7 +256,9 @@ def draft_tree(
         pool += [child for index in beam for child in children(index, pool[index])]
         beam = sorted(range(level_start, len(pool)), key=lambda i: (-pool[i].score, i))[:top_k]
 
-    kept = sorted(sorted(range(len(pool)), key=lambda i: (-pool[i].score, pool[i].depth, i))[: size - 1])
+    kept = sorted(
+        sorted(range(len(pool)), key=lambda i: (-pool[i].score, pool[i].depth, i))[: size - 1]
+    )
     node_of = {-1: 0} | {pool_index: i + 1 for i, pool_index in enumerate(kept)}
     tokens = [next_tokens[-1], *(pool[i].token for i in kept)]
     parents = [-1, *(node_of[pool[i].parent] for i in kept)]
@@ -230,10 +269,12 @@ def draft_tree(
 def base_hidden_states(
     model: Any,
     ids: torch.Tensor,  # int [B, S]
-    mask4d: torch.Tensor | None = None,  # bool (True = attend) or additive float, [B, 1, S, S]; None: causal
+    mask4d: torch.Tensor
+    | None = None,  # bool (True = attend) or additive float, [B, 1, S, S]; None: causal
     position_ids: torch.Tensor | None = None,  # int [B, S]
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-    """Logits [B, S, V] and hs[0..L], each [B, S, H]: embeddings, then the un-normed output of each layer.
+    """Logits [B, S, V] and hs[0..L], each [B, S, H]: embeddings, then the un-normed output of each
+    layer.
 
     A mask of one's own replaces the causal one and any sliding window.
     """
@@ -254,9 +295,12 @@ def base_hidden_states(
     return out.logits, (*out.hidden_states[:-1], before_norm[0])
 
 
-def gather_taps(hidden_states: tuple[torch.Tensor, ...], tap_ids: tuple[int, ...]) -> torch.Tensor:
-    """The features that a draft reads: [B, S, num_taps * H], in the order of `tap_ids`."""
-    return torch.cat([hidden_states[i] for i in tap_ids], dim=-1)
+def gather_aux_hidden_states(
+    hidden_states: tuple[torch.Tensor, ...], aux_layer_ids: tuple[int, ...]
+) -> torch.Tensor:
+    """The features that a draft reads: [B, S, num_aux_layers * H], in the order of
+    `aux_layer_ids`."""
+    return torch.cat([hidden_states[i] for i in aux_layer_ids], dim=-1)
 
 
 def _read_config(path: str | Path) -> dict[str, Any]:
@@ -279,8 +323,9 @@ def _norm_before_residual(raw: dict[str, Any]) -> bool:
     return tuple(int(part) for part in version.split(".")[:2]) < (0, 2)
 
 
-def _named_tap_ids(raw: dict[str, Any]) -> tuple[int, ...] | None:
-    """hidden_states indices: speculators writes these, the nested eagle_config counts layers by their output."""
+def _named_aux_layer_ids(raw: dict[str, Any]) -> tuple[int, ...] | None:
+    """hidden_states indices: speculators writes these, the nested eagle_config counts layers by
+    their output."""
     if raw.get("eagle_aux_hidden_state_layer_ids"):
         return tuple(raw["eagle_aux_hidden_state_layer_ids"])
     outputs = raw.get("eagle_config", {}).get("eagle_aux_hidden_state_layer_ids")
@@ -292,8 +337,16 @@ def _tensors(path: str | Path) -> dict[str, torch.Tensor]:
     if pickled.exists():
         loaded: dict[str, torch.Tensor] = torch.load(pickled, weights_only=True)
         return loaded
-    return {name: t for file in sorted(Path(path).glob("*.safetensors")) for name, t in load_file(file).items()}
+    return {
+        name: t
+        for file in sorted(Path(path).glob("*.safetensors"))
+        for name, t in load_file(file).items()
+    }
 
 
 def _float_tensors(path: str | Path) -> dict[str, torch.Tensor]:
-    return {name: tensor.float() for name, tensor in _tensors(path).items() if tensor.is_floating_point()}
+    return {
+        name: tensor.float()
+        for name, tensor in _tensors(path).items()
+        if tensor.is_floating_point()
+    }

@@ -1,4 +1,5 @@
-"""Toy checkpoints in the formats that are found on disk: base models, EAGLE-3 and DFlash drafts, tokenizers.
+"""Toy checkpoints in the formats that are found on disk: base models, EAGLE-3 and DFlash drafts,
+tokenizers.
 
 Knows how published checkpoints spell their configurations and name their tensors, and writes
 small random ones. Knows nothing of edgespec: what it writes is what edgespec is tested on.
@@ -17,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 Family = Literal["llama", "mistral", "qwen2", "qwen3"]
-Flavour = Literal["eagle", "specforge", "modelopt", "speculators"]
+DraftLayout = Literal["eagle", "specforge", "modelopt", "speculators"]
 Layout = Literal["z-lab", "modelopt", "speculators"]
 RopeSpelling = Literal["old", "new"]
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -26,11 +27,13 @@ SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # ids 0, 1, 2
 ENDOFTEXT, IM_START, IM_END = 0, 1, 2
 
 CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content']"
+    " }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
-torch.set_num_threads(1)  # toys are too small to share out: with more threads these tests take four times as long
+torch.set_num_threads(
+    1
+)  # toys are too small to share out: with more threads these tests take four times as long
 
 _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -84,9 +87,10 @@ def make_base(
 ) -> Path:
     """Write a random base checkpoint and return its directory.
 
-    `rope` is what transformers 5 calls `rope_parameters`, `rope_theta` included or not. EAGLE-3's default taps
-    (2, L//2, L-3) are distinct from 7 layers on. `attention_bias` is for llama and qwen3 (q, k, v and o); qwen2 always
-    has its q, k, v bias. `eos` replaces both the config's and the generation config's ids (default: 2, and [2, 0]).
+    `rope` is what transformers 5 calls `rope_parameters`, `rope_theta` included or not. EAGLE-3's
+    default taps (2, L//2, L-3) are distinct from 7 layers on. `attention_bias` is for llama and
+    qwen3 (q, k, v and o); qwen2 always has its q, k, v bias. `eos` replaces both the config's and
+    the generation config's ids (default: 2, and [2, 0]).
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -162,17 +166,20 @@ def make_qwen3_5(
     tokenizer: bool = True,
     eos: int | list[int] | None = None,
 ) -> Path:
-    """Write a random dense Qwen3.5 checkpoint and return its directory; `images` puts the text beside a small tower.
+    """Write a random dense Qwen3.5 checkpoint and return its directory; `images` puts the text
+    beside a small tower.
 
-    Every fourth layer has full attention, unless `layer_types` says otherwise. `mtp` adds the head, which transformers
-    neither reads nor writes. A quarter of a head is rotated, unless `rope` says otherwise. A_log and the delta nets'
-    own norm are float32 in every dtype, as published.
+    Every fourth layer has full attention, unless `layer_types` says otherwise. `mtp` adds the head,
+    which transformers neither reads nor writes. A quarter of a head is rotated, unless `rope` says
+    otherwise. A_log and the delta nets' own norm are float32 in every dtype, as published.
     """
     from transformers import AutoConfig, Qwen3_5ForCausalLM, Qwen3_5ForConditionalGeneration
 
     path = Path(path)
     path.mkdir(parents=True, exist_ok=True)
-    kinds = layer_types or ["full_attention" if i % 4 == 3 else "linear_attention" for i in range(layers)]
+    kinds = layer_types or [
+        "full_attention" if i % 4 == 3 else "linear_attention" for i in range(layers)
+    ]
     text: dict[str, Any] = {
         "attention_bias": attention_bias,
         "attn_output_gate": True,
@@ -232,7 +239,9 @@ def make_qwen3_5(
         }
     _write_json(path / "config.json", config)
     generation_eos = [IM_END, ENDOFTEXT] if eos is None else eos
-    _write_json(path / "generation_config.json", {"bos_token_id": IM_START, "eos_token_id": generation_eos})
+    _write_json(
+        path / "generation_config.json", {"bos_token_id": IM_START, "eos_token_id": generation_eos}
+    )
     if tokenizer:
         _write_tokenizer(path, vocab, max_position)
 
@@ -266,7 +275,8 @@ def _tower(width: int) -> dict[str, Any]:
 
 
 def _mtp_shapes(config: Any) -> dict[str, tuple[int, ...]]:
-    """The head's tensors: one decoder layer of full attention, two norms and a projection before it, a norm behind."""
+    """The head's tensors: one decoder layer of full attention, two norms and a projection before
+    it, a norm behind."""
     from copy import deepcopy
 
     from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer
@@ -277,13 +287,16 @@ def _mtp_shapes(config: Any) -> dict[str, tuple[int, ...]]:
         layer = Qwen3_5DecoderLayer(config, 0)
     width = config.hidden_size
     shapes: dict[str, tuple[int, ...]] = {"mtp.fc.weight": (width, 2 * width)}
-    shapes |= {f"mtp.layers.0.{name}": tuple(tensor.shape) for name, tensor in layer.state_dict().items()}
+    shapes |= {
+        f"mtp.layers.0.{name}": tuple(tensor.shape) for name, tensor in layer.state_dict().items()
+    }
     norms = ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
     return shapes | {f"mtp.{name}.weight": (width,) for name in norms}
 
 
 def _centred(tensors: dict[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
-    """Qwen3.5's own spread: norms around 0 but for the delta nets' own and the tower's, decays from short to long."""
+    """Qwen3.5's own spread: norms around 0 but for the delta nets' own and the tower's, decays from
+    short to long."""
     generator = torch.Generator().manual_seed(seed + 1000)
     for name, tensor in tensors.items():
         noise = torch.randn(tensor.shape, generator=generator)
@@ -304,7 +317,9 @@ def load_base(path: str | Path) -> Any:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+    model = AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, attn_implementation="eager"
+    )
     return model.eval()
 
 
@@ -332,9 +347,14 @@ def _family_keys(
         return {"attention_bias": bool(attention_bias), "mlp_bias": mlp_bias}
     if family == "mistral":
         return {"sliding_window": sliding_window}
-    keys: dict[str, Any] = {"use_sliding_window": sliding_window is not None, "sliding_window": sliding_window}
+    keys: dict[str, Any] = {
+        "use_sliding_window": sliding_window is not None,
+        "sliding_window": sliding_window,
+    }
     if family == "qwen2" and sliding_window is None:
-        keys["sliding_window"] = 16  # Qwen2 publishes a width that use_sliding_window=false switches off
+        keys["sliding_window"] = (
+            16  # Qwen2 publishes a width that use_sliding_window=false switches off
+        )
     # transformers: layers from max_window_layers on use the window. 0 makes all of them do so.
     keys["max_window_layers"] = 0 if sliding_window is not None else 28
     if family == "qwen3":
@@ -342,7 +362,9 @@ def _family_keys(
     return keys
 
 
-def _rope_keys(rope: Mapping[str, Any] | None, spelling: RopeSpelling, default_theta: float | None) -> dict[str, Any]:
+def _rope_keys(
+    rope: Mapping[str, Any] | None, spelling: RopeSpelling, default_theta: float | None
+) -> dict[str, Any]:
     scaling = dict(rope or {})
     theta = scaling.pop("rope_theta", default_theta)
     if spelling == "new":
@@ -350,7 +372,9 @@ def _rope_keys(rope: Mapping[str, Any] | None, spelling: RopeSpelling, default_t
             scaling["rope_theta"] = theta
         return {"rope_parameters": {"rope_type": "default"} | scaling}
     keys: dict[str, Any] = {} if theta is None else {"rope_theta": theta}
-    plain = scaling.get("rope_type", scaling.get("type", "default")) == "default" and len(scaling) <= 1
+    plain = (
+        scaling.get("rope_type", scaling.get("type", "default")) == "default" and len(scaling) <= 1
+    )
     return keys | {"rope_scaling": None if plain else scaling}
 
 
@@ -363,11 +387,15 @@ def _version_keys(spelling: RopeSpelling, dtype: Dtype) -> dict[str, Any]:
 # Tokenizers
 
 
-def make_sentencepiece(path: str | Path, *, vocab: int = 400, tokenizer_config: bool = False) -> Path:
-    """Give `path` a SentencePiece `tokenizer.model` (BPE, byte fallback) and nothing else that is a tokenizer.
+def make_sentencepiece(
+    path: str | Path, *, vocab: int = 400, tokenizer_config: bool = False
+) -> Path:
+    """Give `path` a SentencePiece `tokenizer.model` (BPE, byte fallback) and nothing else that is a
+    tokenizer.
 
-    Files of a fast tokenizer that are there already are removed. Ids: <unk> 0, <s> 1, </s> 2, then the 256 bytes;
-    the trained vocabulary has at most `vocab` pieces. With `tokenizer_config`, a LlamaTokenizer config is written too.
+    Files of a fast tokenizer that are there already are removed. Ids: <unk> 0, <s> 1, </s> 2, then
+    the 256 bytes; the trained vocabulary has at most `vocab` pieces. With `tokenizer_config`, a
+    LlamaTokenizer config is written too.
     """
     import sentencepiece
 
@@ -437,21 +465,29 @@ def _write_tokenizer(path: Path, vocab: int, max_position: int) -> None:
 
 @cache
 def _train_bpe(vocab: int) -> str:
-    """A byte-level BPE of at most `vocab` ids. Below 300 only ASCII is in the alphabet: 256 bytes would not fit."""
+    """A byte-level BPE of at most `vocab` ids. Below 300 only ASCII is in the alphabet: 256 bytes
+    would not fit."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     if vocab < 110:
-        raise ValueError(f"a vocabulary of {vocab} cannot hold ASCII and {len(SPECIAL_TOKENS)} special tokens")
+        raise ValueError(
+            f"a vocabulary of {vocab} cannot hold ASCII and {len(SPECIAL_TOKENS)} special tokens"
+        )
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     if vocab < 300:
         ascii_text = "".join(map(chr, range(32, 127))) + "\n\t"
-        alphabet = sorted({char for piece, _ in byte_level.pre_tokenize_str(ascii_text) for char in piece})
+        alphabet = sorted(
+            {char for piece, _ in byte_level.pre_tokenize_str(ascii_text) for char in piece}
+        )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = byte_level
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab, special_tokens=list(SPECIAL_TOKENS), initial_alphabet=alphabet, show_progress=False
+        vocab_size=vocab,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=alphabet,
+        show_progress=False,
     )
     tokenizer.train_from_iterator(_TEXT.splitlines(keepends=True), trainer)
     assert tokenizer.get_vocab_size() <= vocab
@@ -464,7 +500,7 @@ def _train_bpe(vocab: int) -> str:
 def make_draft(
     path: str | Path,
     base_path: str | Path,
-    flavour: Flavour,
+    layout: DraftLayout,
     *,
     draft_vocab: int | None = 96,
     hidden: int | None = None,
@@ -483,7 +519,7 @@ def make_draft(
     norm_before_fc: bool = False,
     fc_norm: bool = False,
     norm_output: bool | None = None,
-    taps: Iterable[int] | None = None,
+    aux_layers: Iterable[int] | None = None,
     qk_norm: bool = False,
     rope_theta: float | None = None,
     rope_spelling: RopeSpelling = "old",
@@ -493,9 +529,10 @@ def make_draft(
 ) -> Path:
     """Write a random EAGLE-3 draft for the base at `base_path` and return its directory.
 
-    Sizes default to the base's. `taps` are hidden_states indices, written in the flavour's own convention; the EAGLE
-    repository has no key for them. `draft_vocab=None` leaves out `draft_vocab_size` and means the base's vocabulary,
-    for which there is no d2t; `d2t=None` with a smaller one is a broken checkpoint. None for a norm_x: no such key.
+    Sizes default to the base's. `aux_layers` are hidden_states indices, written in the layout's own
+    convention; the EAGLE repository has no key for them. `draft_vocab=None` leaves out
+    `draft_vocab_size` and means the base's vocabulary, for which there is no d2t; `d2t=None` with a
+    smaller one is a broken checkpoint. None for a norm_x: no such key.
     """
     path, base = Path(path), _read_base_config(Path(base_path))
     path.mkdir(parents=True, exist_ok=True)
@@ -503,12 +540,12 @@ def make_draft(
     num_draft = vocab if draft_vocab is None else draft_vocab
     target_hidden_size = target_hidden_size or width != base["hidden_size"]
     _check_draft(
-        flavour,
+        layout,
         borrows_head=not own_head,
         whole_vocab=num_draft == vocab,
         borrows_embedding=not own_embedding,
         own_width=width != base["hidden_size"],
-        names_taps=taps is not None,
+        names_taps=aux_layers is not None,
         norm_before_fc=norm_before_fc,
         fc_norm=fc_norm,
         norm_output=norm_output,
@@ -524,7 +561,9 @@ def make_draft(
         "num_hidden_layers": layers,
     }
     base_layers = base["num_hidden_layers"]
-    tap_ids = tuple(taps) if taps is not None else (2, base_layers // 2, base_layers - 3)
+    aux_layer_ids = (
+        tuple(aux_layers) if aux_layers is not None else (2, base_layers // 2, base_layers - 3)
+    )
     norms = {
         "norm_before_residual": norm_before_residual,
         "norm_before_fc": norm_before_fc or None,
@@ -552,12 +591,12 @@ def make_draft(
         **rope_keys,
     }
     config = _draft_config(
-        flavour,
+        layout,
         layer_keys,
         head_keys,
         base=base,
-        tap_ids=tap_ids,
-        taps_named=taps is not None,
+        aux_layer_ids=aux_layer_ids,
+        taps_named=aux_layers is not None,
         dtype=dtype,
         rope_spelling=rope_spelling,
         speculators_version=speculators_version,
@@ -566,9 +605,9 @@ def make_draft(
 
     shapes = _draft_shapes(
         decoder,
-        first_layer="midlayer" if flavour in ("eagle", "specforge") else "layers.0",
+        first_layer="midlayer" if layout in ("eagle", "specforge") else "layers.0",
         tap_width=base["hidden_size"],
-        num_taps=len(tap_ids),
+        num_aux_layers=len(aux_layer_ids),
         qk_norm=qk_norm,
         norm_before_fc=norm_before_fc,
         fc_norm=fc_norm,
@@ -582,7 +621,7 @@ def make_draft(
         used = _draft_vocabulary(vocab, num_draft, base["eos_ids"], seed)
         if d2t is not None:
             tensors["d2t"] = used if d2t == "absolute" else used - torch.arange(num_draft)
-        if t2d and flavour != "modelopt":
+        if t2d and layout != "modelopt":
             tensors["t2d"] = torch.zeros(vocab, dtype=torch.bool).index_fill_(0, used, True)
     _save(path, tensors, shards=1)
     return write_pickle(path) if pickle else path
@@ -601,7 +640,7 @@ def make_dflash(
     block_size: int = 4,
     block_in: Literal["top", "inner", "both"] = "top",
     mask_token: int | None = None,
-    taps: Iterable[int] | None = None,
+    aux_layers: Iterable[int] | None = None,
     layer_types: list[str] | None = None,
     window: int | None = None,
     use_swa: bool = False,
@@ -619,16 +658,19 @@ def make_dflash(
 ) -> Path:
     """Write a random DFlash draft for the base at `base_path` and return its directory.
 
-    `taps` are hidden_states indices, written in the layout's own convention; None leaves them out, which means z-lab's
-    rule, and that many as the draft has layers (speculators has no such rule and names them). The mask is the last id
-    of the vocabulary where none is given. `fused` stores q, k, v in one; `renamed` is the spelling with context_proj.
+    `aux_layers` are hidden_states indices, written in the layout's own convention; None leaves them
+    out, which means z-lab's rule, and that many as the draft has layers (speculators has no such
+    rule and names them). The mask is the last id of the vocabulary where none is given. `fused`
+    stores q, k, v in one; `renamed` is the spelling with context_proj.
     """
     path, base = Path(path), _read_base_config(Path(base_path))
     path.mkdir(parents=True, exist_ok=True)
     width, vocab, depth = base["hidden_size"], base["vocab_size"], base["num_hidden_layers"]
     span = max(1, depth - 3) - 1
-    ruled = [depth // 2] if layers == 1 else [round(1 + i * span / (layers - 1)) for i in range(layers)]
-    tap_ids = [i + 1 for i in ruled] if taps is None else list(taps)
+    ruled = (
+        [depth // 2] if layers == 1 else [round(1 + i * span / (layers - 1)) for i in range(layers)]
+    )
+    aux_layer_ids = [i + 1 for i in ruled] if aux_layers is None else list(aux_layers)
     mask = vocab - 1 if mask_token is None else mask_token
     base_rope = base.get("rope_parameters") or {}
     layer_keys: dict[str, Any] = {
@@ -652,8 +694,8 @@ def make_dflash(
     if window is not None:
         layer_keys |= {"sliding_window": window, "use_sliding_window": layer_types is not None}
     inner: dict[str, Any] = {"mask_token_id": mask}
-    if taps is not None or layout == "modelopt":
-        inner["target_layer_ids"] = [i - 1 for i in tap_ids]
+    if aux_layers is not None or layout == "modelopt":
+        inner["target_layer_ids"] = [i - 1 for i in aux_layer_ids]
     if use_swa:
         inner |= {"use_swa": True, "swa_window_size": window}
     if causal is not None or layout == "modelopt":
@@ -670,13 +712,16 @@ def make_dflash(
         **top,
     }
     if layout == "z-lab":
-        config |= {"auto_map": {"AutoModel": "dflash.DFlashDraftModel"}, **_version_keys("old", dtype)}
+        config |= {
+            "auto_map": {"AutoModel": "dflash.DFlashDraftModel"},
+            **_version_keys("old", dtype),
+        }
     elif layout == "modelopt":
         config["torch_dtype"] = dtype
     else:
         config = {
             "architectures": ["DFlashSpeculator"],
-            "aux_hidden_state_layer_ids": tap_ids,
+            "aux_hidden_state_layer_ids": aux_layer_ids,
             "block_size": block_size,
             "draft_vocab_size": draft_vocab or vocab,
             "mask_token_id": mask,
@@ -684,7 +729,9 @@ def make_dflash(
             "speculators_config": {
                 "algorithm": "dflash",
                 "default_proposal_method": "greedy",
-                "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": block_size - 1}],
+                "proposal_methods": [
+                    {"proposal_type": "greedy", "speculative_tokens": block_size - 1}
+                ],
                 "verifier": {"name_or_path": base["name"], "architectures": base["architectures"]},
             },
             "speculators_model_type": "dflash",
@@ -697,14 +744,21 @@ def make_dflash(
     _write_json(path / "config.json", config)
 
     shapes: dict[str, tuple[int, ...]] = {
-        "fc.weight": (width, len(tap_ids) * width),
+        "fc.weight": (width, len(aux_layer_ids) * width),
         "hidden_norm.weight": (width,),
         "norm.weight": (width,),
     }
     for i in range(layers):
-        shapes |= _dflash_layer(f"layers.{i}", width, heads * head_dim, kv_heads * head_dim, intermediate, head_dim)
+        shapes |= _dflash_layer(
+            f"layers.{i}", width, heads * head_dim, kv_heads * head_dim, intermediate, head_dim
+        )
         if attention_bias:
-            rows = {"q": heads * head_dim, "k": kv_heads * head_dim, "v": kv_heads * head_dim, "o": width}
+            rows = {
+                "q": heads * head_dim,
+                "k": kv_heads * head_dim,
+                "v": kv_heads * head_dim,
+                "o": width,
+            }
             shapes |= {f"layers.{i}.self_attn.{x}_proj.bias": (count,) for x, count in rows.items()}
     if draft_vocab is not None:
         shapes["lm_head.weight"] = (draft_vocab, width)
@@ -719,7 +773,9 @@ def make_dflash(
     return path
 
 
-def _dflash_layer(layer: str, width: int, q: int, kv: int, inner: int, dim: int) -> dict[str, tuple[int, ...]]:
+def _dflash_layer(
+    layer: str, width: int, q: int, kv: int, inner: int, dim: int
+) -> dict[str, tuple[int, ...]]:
     return {
         f"{layer}.self_attn.q_proj.weight": (q, width),
         f"{layer}.self_attn.k_proj.weight": (kv, width),
@@ -735,24 +791,35 @@ def _dflash_layer(layer: str, width: int, q: int, kv: int, inner: int, dim: int)
     }
 
 
-def _respelt(tensors: dict[str, torch.Tensor], layers: int, *, fused: bool, renamed: bool) -> dict[str, torch.Tensor]:
+def _respelt(
+    tensors: dict[str, torch.Tensor], layers: int, *, fused: bool, renamed: bool
+) -> dict[str, torch.Tensor]:
     """The same draft under the names of other exports."""
-    groups = {"self_attn.qkv_proj": ("q_proj", "k_proj", "v_proj"), "mlp.gate_up_proj": ("gate_proj", "up_proj")}
+    groups = {
+        "self_attn.qkv_proj": ("q_proj", "k_proj", "v_proj"),
+        "mlp.gate_up_proj": ("gate_proj", "up_proj"),
+    }
     for layer in range(layers if fused else 0):
         for joint, parts in groups.items():
             parent = f"layers.{layer}.{joint.partition('.')[0]}"
             for kind in ("weight", "bias"):
                 names = [f"{parent}.{part}.{kind}" for part in parts]
                 if names[0] in tensors:
-                    tensors[f"layers.{layer}.{joint}.{kind}"] = torch.cat([tensors.pop(name) for name in names])
+                    tensors[f"layers.{layer}.{joint}.{kind}"] = torch.cat(
+                        [tensors.pop(name) for name in names]
+                    )
     if renamed:
-        for ours, theirs in (("fc", "context_proj"), ("hidden_norm", "context_norm"), ("norm", "final_norm")):
+        for ours, theirs in (
+            ("fc", "context_proj"),
+            ("hidden_norm", "context_norm"),
+            ("norm", "final_norm"),
+        ):
             tensors[f"{theirs}.weight"] = tensors.pop(f"{ours}.weight")
     return tensors
 
 
 def _check_draft(
-    flavour: Flavour,
+    layout: DraftLayout,
     *,
     borrows_head: bool,
     whole_vocab: bool,
@@ -764,35 +831,42 @@ def _check_draft(
     norm_output: bool | None,
 ) -> None:
     if borrows_head and (not whole_vocab or own_width):
-        raise ValueError("a draft that borrows the base's head needs draft_vocab=None and the base's width")
+        raise ValueError(
+            "a draft that borrows the base's head needs draft_vocab=None and the base's width"
+        )
     if borrows_embedding and own_width:
         raise ValueError("a draft with a width of its own needs own_embedding=True")
-    if names_taps and flavour == "eagle":
-        raise ValueError("the EAGLE repository's config has no key for taps; use specforge, modelopt or speculators")
+    if names_taps and layout == "eagle":
+        raise ValueError(
+            "the EAGLE repository's config has no key for taps; use specforge, modelopt or"
+            " speculators"
+        )
     if norm_before_fc and fc_norm:
         raise ValueError("norm_before_fc and fc_norm exclude each other")
-    if norm_output is False and flavour == "specforge":
-        raise ValueError("SpecForge's norm_output=false means a head without norm, which no toy has")
+    if norm_output is False and layout == "specforge":
+        raise ValueError(
+            "SpecForge's norm_output=false means a head without norm, which no toy has"
+        )
 
 
 def _draft_config(
-    flavour: Flavour,
+    layout: DraftLayout,
     layer_keys: dict[str, Any],
     head_keys: dict[str, Any],
     *,
     base: dict[str, Any],
-    tap_ids: tuple[int, ...],
+    aux_layer_ids: tuple[int, ...],
     taps_named: bool,
     dtype: Dtype,
     rope_spelling: RopeSpelling,
     speculators_version: str,
 ) -> dict[str, Any]:
     version = _version_keys(rope_spelling, dtype)
-    if flavour == "speculators":
+    if layout == "speculators":
         return {
             "architectures": ["Eagle3Speculator"],
             **head_keys,
-            "eagle_aux_hidden_state_layer_ids": list(tap_ids),
+            "eagle_aux_hidden_state_layer_ids": list(aux_layer_ids),
             "speculators_config": {
                 "algorithm": "eagle3",
                 "default_proposal_method": "greedy",
@@ -812,18 +886,25 @@ def _draft_config(
             "transformer_layer_config": layer_keys,
             **version,
         }
-    tokens = {"bos_token_id": base["bos_token_id"], "eos_token_id": base["eos_token_id"], "pad_token_id": 0}
+    tokens = {
+        "bos_token_id": base["bos_token_id"],
+        "eos_token_id": base["eos_token_id"],
+        "pad_token_id": 0,
+    }
     config = {**tokens, **layer_keys, **head_keys, **version}
-    output_ids = [i - 1 for i in tap_ids]  # "output of layer i" is hs[i + 1]
-    if flavour == "eagle":
+    output_ids = [i - 1 for i in aux_layer_ids]  # "output of layer i" is hs[i + 1]
+    if layout == "eagle":
         config["architectures"] = ["LlamaForCausalLM"]
         if config["head_dim"] * config["num_attention_heads"] == config["hidden_size"]:
             del config["head_dim"]
         return config
     config["architectures"] = ["LlamaForCausalLMEagle3"]
-    if flavour == "specforge" and taps_named:
-        config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": output_ids, "use_aux_hidden_state": True}
-    if flavour == "modelopt":
+    if layout == "specforge" and taps_named:
+        config["eagle_config"] = {
+            "eagle_aux_hidden_state_layer_ids": output_ids,
+            "use_aux_hidden_state": True,
+        }
+    if layout == "modelopt":
         config["eagle_config"] = {
             "eagle_aux_hidden_state_layer_ids": output_ids,
             "next_layer_regular": True,
@@ -841,18 +922,21 @@ def _draft_shapes(
     *,
     first_layer: str,
     tap_width: int,
-    num_taps: int,
+    num_aux_layers: int,
     qk_norm: bool,
     norm_before_fc: bool,
     fc_norm: bool,
 ) -> dict[str, tuple[int, ...]]:
     width, inner, dim = decoder["hidden_size"], decoder["intermediate_size"], decoder["head_dim"]
     q, kv = decoder["num_attention_heads"] * dim, decoder["num_key_value_heads"] * dim
-    shapes: dict[str, tuple[int, ...]] = {"fc.weight": (width, num_taps * tap_width), "norm.weight": (width,)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "fc.weight": (width, num_aux_layers * tap_width),
+        "norm.weight": (width,),
+    }
     if norm_before_fc:
-        shapes["input_norm.weight"] = (num_taps * tap_width,)
+        shapes["input_norm.weight"] = (num_aux_layers * tap_width,)
     if fc_norm:
-        shapes |= {f"fc_norm.{i}.weight": (tap_width,) for i in range(num_taps)}
+        shapes |= {f"fc_norm.{i}.weight": (tap_width,) for i in range(num_aux_layers)}
     for i in range(decoder["num_hidden_layers"]):
         layer = first_layer if i == 0 else f"layers.{i}"
         attention_width = 2 * width if i == 0 else width
@@ -882,7 +966,8 @@ def _draft_vocabulary(vocab: int, num_draft: int, eos_ids: list[int], seed: int)
 
 
 def _read_base_config(base_path: Path) -> dict[str, Any]:
-    """The base's config.json, with `name` and `eos_ids` (config and generation config together) added.
+    """The base's config.json, with `name` and `eos_ids` (config and generation config together)
+    added.
 
     Where the text part is nested, its keys are raised to the top.
     """
@@ -898,11 +983,15 @@ def _read_base_config(base_path: Path) -> dict[str, Any]:
 # Tensors and files
 
 
-def _random_tensors(shapes: Mapping[str, tuple[int, ...]], seed: int, dtype: Dtype) -> dict[str, torch.Tensor]:
-    """Weights with enough spread to tell one reading of a checkpoint from another: no norm is 1, no bias is 0.
+def _random_tensors(
+    shapes: Mapping[str, tuple[int, ...]], seed: int, dtype: Dtype
+) -> dict[str, torch.Tensor]:
+    """Weights with enough spread to tell one reading of a checkpoint from another: no norm is 1, no
+    bias is 0.
 
-    Layers add at least as much to the residual stream as they find there (0.3 from the embedding, 1 from fc): with
-    weaker ones a draft repeats one token, whatever its positions and its recycled state are.
+    Layers add at least as much to the residual stream as they find there (0.3 from the embedding, 1
+    from fc): with weaker ones a draft repeats one token, whatever its positions and its recycled
+    state are.
     """
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
@@ -934,7 +1023,8 @@ def _save(path: Path, tensors: Mapping[str, torch.Tensor], shards: int) -> None:
         weight_map |= dict.fromkeys(part, file)
     size_bytes = sum(tensor.nbytes for tensor in tensors.values())
     _write_json(
-        path / "model.safetensors.index.json", {"metadata": {"total_size": size_bytes}, "weight_map": weight_map}
+        path / "model.safetensors.index.json",
+        {"metadata": {"total_size": size_bytes}, "weight_map": weight_map},
     )
 
 

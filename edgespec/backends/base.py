@@ -1,4 +1,5 @@
-"""What a backend offers: a runner that executes one engine. Knows the contract, no engine library."""
+"""What a backend offers: a runner that executes one engine. Knows the contract, no engine
+library."""
 
 from __future__ import annotations
 
@@ -18,9 +19,10 @@ Floats = NDArray[np.float32]
 class Call:
     """One run of an engine over B neighbouring lanes, `first_lane` the first of them.
 
-    A lane is the KV cache of one sequence. This call's S rows go into a lane's slots from its write index on, and what
-    stood there and behind is given up; T is at least S beyond the largest write index. T may be greater than the
-    capacity by the padding of a batched engine, so that a full lane can be padded to its neighbours' rows.
+    A lane is the KV cache of one sequence. This call's S rows go into a lane's slots from its write
+    index on, and what stood there and behind is given up; T is at least S beyond the largest write
+    index. T may be greater than the capacity by the padding of a batched engine, so that a full
+    lane can be padded to its neighbours' rows.
     """
 
     inputs_embeds: Floats  # [B, S, H]
@@ -31,12 +33,18 @@ class Call:
     gather_idx: NDArray[np.int64]  # [B, G]
     base_hidden: Floats | None = None  # drafts: exactly one of the two, [B, S, k*H]
     draft_hidden: Floats | None = None  # [B, S, Hd]
-    tree_mask: NDArray[np.bool_] | None = None  # recurrent layers: [B, S, S], which rows of the call a row follows
+    tree_mask: NDArray[np.bool_] | None = (
+        None  # recurrent layers: [B, S, S], which rows of the call a row follows
+    )
     first_lane: int = 0
-    target_hidden: Floats | None = None  # drafts of blocks, this and the next two: [B, L, k*H], written before the S
+    target_hidden: Floats | None = (
+        None  # drafts of blocks, this and the next two: [B, L, k*H], written before the S
+    )
     context_cos: Floats | None = None  # [B, L, rotary/2]
     context_sin: Floats | None = None
-    sliding_attention_mask: NDArray[np.bool_] | None = None  # [B, 1, S, T], for their layers with a window
+    sliding_attention_mask: NDArray[np.bool_] | None = (
+        None  # [B, 1, S, T], for their layers with a window
+    )
 
     @property
     def written(self) -> int:
@@ -47,7 +55,8 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Outputs of one run. They are views of the runner's buffers: copy what must outlive the next call."""
+    """Outputs of one run. They are views of the runner's buffers: copy what must outlive the next
+    call."""
 
     logits: Floats  # [B, G, V]
     hidden_states: Floats | None  # [B, S, features]
@@ -67,7 +76,8 @@ class Sized(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LaneRows:
-    """What a lane remembers of a sequence's head. Keys and values can be cut to a shorter head, a state cannot."""
+    """What a lane remembers of a sequence's head. Keys and values can be cut to a shorter head, a
+    state cannot."""
 
     kv: Floats  # [2*attention layers, Hkv, tokens, D]
     state: Sized | None = None  # of recurrent layers, as the backend has it
@@ -95,12 +105,15 @@ class Runner(Protocol):
     def run(self, call: Call) -> Result: ...
 
     def keep_rows(self, lane: int, slots: NDArray[np.int64], start: int) -> None:
-        """Commit rows that stand behind the first `start` ones: copy the KV rows of `slots` (ascending, each >= its
-        target) to start, start+1, ... in every layer. Where layers are recurrent, the rows are one path of the last
-        call's, and each call but the first continues what was committed."""
+        """Commit rows that stand behind the first `start` ones: copy the KV rows of `slots`
+        (ascending, each >= its target) to start, start+1, ... in every layer. Where layers are
+        recurrent, the rows are one path of the last call's, and each call but the first continues
+        what was committed.
+        """
 
     def read_rows(self, lane: int, count: int) -> LaneRows:
-        """A copy of the first `count` rows of a lane; of recurrent layers, of all that it has committed."""
+        """A copy of the first `count` rows of a lane; of recurrent layers, of all that it has
+        committed."""
 
     def write_rows(self, lane: int, rows: LaneRows) -> None:
         """Put such a copy at the head of a lane and give up what stood behind."""
@@ -109,10 +122,12 @@ class Runner(Protocol):
         """Give up all rows of a lane: what a lane holds, all lanes pay for."""
 
     def wipe(self, lane: int) -> None:
-        """The same for rows that may hold what is no number: kernels may multiply before they mask."""
+        """The same for rows that may hold what is no number: kernels may multiply before they
+        mask."""
 
     def copy_lane(self, source: int, target: int, count: int) -> None:
-        """Copy the first `count` KV rows of one lane to the head of another, whose rows behind are given up."""
+        """Copy the first `count` KV rows of one lane to the head of another, whose rows behind are
+        given up."""
 
     def close(self) -> None: ...
 

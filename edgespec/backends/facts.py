@@ -1,6 +1,8 @@
-"""What can be told of an exported directory and of an engine directory from their JSON: no engine is opened.
+"""What can be told of an exported directory and of an engine directory from their JSON: no engine
+is opened.
 
-Knows what is worth telling. What cannot be told leaves a problem behind, and all else is told all the same.
+Knows what is worth telling. What cannot be told leaves a problem behind, and all else is told all
+the same.
 """
 
 from __future__ import annotations
@@ -18,8 +20,19 @@ from edgespec.contract import Role
 from edgespec.errors import BundleError, EdgeSpecError, EnvironmentProblem, PairingError, noted
 
 # What any component's config.json holds, and what those of one role hold beside it
-_DECODER = ("model", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-            "num_key_value_heads", "head_dim", "rope", "identity", "graph")  # fmt: skip
+_DECODER = (
+    "model",
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "rope",
+    "identity",
+    "graph",
+)
 _OF_ROLE = {
     Role.LLM: ("max_position_embeddings", "eos_token_id"),
     Role.BASE: ("max_position_embeddings", "eos_token_id"),
@@ -37,7 +50,10 @@ CACHE_BYTES = 4  # of one element: caches are float32
 def export_facts(path: Path, problems: list[EdgeSpecError], read_up_to: float) -> dict[str, Any]:
     """What edgespec export wrote. Hashes files of up to `read_up_to` bytes."""
     manifest = bundle.read_manifest(path)
-    facts: dict[str, Any] = {"kind": "export", "manifest": {k: v for k, v in manifest.items() if k != "files"}}
+    facts: dict[str, Any] = {
+        "kind": "export",
+        "manifest": {k: v for k, v in manifest.items() if k != "files"},
+    }
     faults = list(bundle.faults(path, manifest.get("files"), read_up_to=read_up_to))
     problems += faults
     files = bundle.listed_files(path, manifest.get("files"))
@@ -58,13 +74,17 @@ def component_facts(config: dict[str, Any], where: Path) -> dict[str, Any]:
     own = _OF_KIND.get((config["spec_decode_type"], role), ())
     if missing := [key for key in (*_DECODER, *_OF_ROLE[role], *own) if key not in config]:
         raise BundleError(f"{where} lacks {', '.join(missing)}", _MADE_AGAIN)
-    layers = config["num_hidden_layers"] - len((config["graph"].get("recurrent") or {}).get("layers", ()))
+    layers = config["num_hidden_layers"] - len(
+        (config["graph"].get("recurrent") or {}).get("layers", ())
+    )
     per_token = 2 * layers * config["num_key_value_heads"] * config["head_dim"] * CACHE_BYTES
     return {"role": role.value, "config": config, "cache_bytes_per_token": per_token}
 
 
 def strangers(path: Path, known: set[str]) -> list[str]:
-    names = {file.name for file in path.iterdir() if file.is_file() and not file.name.startswith(".")}
+    names = {
+        file.name for file in path.iterdir() if file.is_file() and not file.name.startswith(".")
+    }
     return sorted(names - known - {bundle.MANIFEST})
 
 
@@ -72,30 +92,49 @@ def strangers(path: Path, known: set[str]) -> list[str]:
 
 
 def engines_facts(path: Path, problems: list[EdgeSpecError], read_up_to: float) -> dict[str, Any]:
-    """What edgespec build made: each engine, whether this machine runs it, and whether base and draft are a pair."""
+    """What edgespec build made: each engine, whether this machine runs it, and whether base and
+    draft are a pair."""
     entries = engines.read_engines(path)
     facts: dict[str, Any] = {"kind": "engines", "engines": {}, "pairing": None}
     for name, entry in entries.items():
         with noted(problems):
             facts["engines"][name] = engine_facts(path, name, entry, problems, read_up_to)
-    known = engines.names_of(entry for entry in entries.values() if isinstance(entry["files"], dict))
+    known = engines.names_of(
+        entry for entry in entries.values() if isinstance(entry["files"], dict)
+    )
     facts["bytes"] = sum((path / name).stat().st_size for name in known if (path / name).is_file())
     facts["not_in_manifest"] = strangers(path, known)
-    unfinished = [name for name in facts["not_in_manifest"] if name.endswith((".onnx", ".onnx.data"))]
+    unfinished = [
+        name for name in facts["not_in_manifest"] if name.endswith((".onnx", ".onnx.data"))
+    ]
     if unfinished or not entries:
-        what = f"{path} has no finished engine" + (f" for {', '.join(unfinished)}" if unfinished else "")
-        problems.append(BundleError(what, "A build was interrupted, or files were lost: run edgespec build again."))
-    base, draft = (facts["engines"].get(role.value, {}).get("config") for role in (Role.BASE, Role.DRAFT))
+        what = f"{path} has no finished engine" + (
+            f" for {', '.join(unfinished)}" if unfinished else ""
+        )
+        problems.append(
+            BundleError(
+                what, "A build was interrupted, or files were lost: run edgespec build again."
+            )
+        )
+    base, draft = (
+        facts["engines"].get(role.value, {}).get("config") for role in (Role.BASE, Role.DRAFT)
+    )
     if base and draft:
         facts["pairing"] = pairing_facts(base, draft, problems)
     return facts
 
 
 def engine_facts(
-    path: Path, name: str, entry: Mapping[str, Any], problems: list[EdgeSpecError], read_up_to: float
+    path: Path,
+    name: str,
+    entry: Mapping[str, Any],
+    problems: list[EdgeSpecError],
+    read_up_to: float,
 ) -> dict[str, Any]:
     if name not in engines.CONFIGS:
-        raise BundleError(f"{path / bundle.MANIFEST} names an engine {name!r}", "Build the engines again.")
+        raise BundleError(
+            f"{path / bundle.MANIFEST} names an engine {name!r}", "Build the engines again."
+        )
     where = path / engines.CONFIGS[Role(name)]
     faults = list(bundle.faults(path, entry["files"], read_up_to=read_up_to))
     problems += faults
@@ -144,7 +183,9 @@ def runs_here(entry: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {"answer": True, "why": None}
 
 
-def pairing_facts(base: Mapping[str, Any], draft: Mapping[str, Any], problems: list[EdgeSpecError]) -> dict[str, Any]:
+def pairing_facts(
+    base: Mapping[str, Any], draft: Mapping[str, Any], problems: list[EdgeSpecError]
+) -> dict[str, Any]:
     """Whether they fit, and by what that was told."""
     try:
         engines.check_pairing(base, draft)

@@ -19,32 +19,37 @@ from edgespec.rope import RopeTable
 
 Golden = dict[str, NDArray[Any]]
 
-# Largest difference from the golden outputs, relative to their largest value. Sums in float32 in another order differ
-# by about 1e-6 here; a wrong mask, layout or weight by more than 1e-2.
+# Largest difference from the golden outputs, relative to their largest value. Sums in float32 in
+# another order differ by about 1e-6 here; a wrong mask, layout or weight by more than 1e-2.
 GOLDEN_TOLERANCE = 1e-4
-# The same between a batch and a sequence alone on an engine whose kernels round activations to 8 bits: up to 0.02 was
-# measured; sequences that are mixed up differ by more than 0.3.
+# The same between a batch and a sequence alone on an engine whose kernels round activations to 8
+# bits: up to 0.02 was measured; sequences that are mixed up differ by more than 0.3.
 ROUNDED_TOLERANCE = 0.1
 ROUNDING_TRIALS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Margin:
-    """From the largest difference between rows at once and one by one to the margin that is promised, in nats."""
+    """From the largest difference between rows at once and one by one to the margin that is
+    promised, in nats."""
 
     times: float
     least: float
 
 
-ROUNDED = Margin(2.0, 0.1)  # two logits may move apart; a short prompt may have met no edge by chance
-# Float32, where a state sums up the whole text: it was off by 1.5 to 6 times as much on 137 tokens as on the prompt
+ROUNDED = Margin(
+    2.0, 0.1
+)  # two logits may move apart; a short prompt may have met no edge by chance
+# Float32, where a state sums up the whole text: it was off by 1.5 to 6 times as much on 137 tokens
+# as on the prompt
 RECURRENT = Margin(20.0, 1e-4)
 MOVED = 1e-5  # of each embedding
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How an engine's outputs agree with the golden ones: the largest relative difference, the smallest cosine."""
+    """How an engine's outputs agree with the golden ones: the largest relative difference, the
+    smallest cosine."""
 
     difference: float = 0.0
     cosine: float = 1.0
@@ -58,11 +63,13 @@ def check_golden(
 ) -> Agreement:
     """How the engine agrees with the golden outputs; BuildError where it does not.
 
-    With `min_cosine`, for weights that are rounded, the direction of each output is compared, and batches with what the
-    engine itself says of one sequence alone.
+    With `min_cosine`, for weights that are rounded, the direction of each output is compared, and
+    batches with what the engine itself says of one sequence alone.
     """
     found, wanted, tolerance = Agreement(), golden, GOLDEN_TOLERANCE
-    calls = dict(zip(("prompt", "tree"), golden_calls(golden, RopeTable.of(rope, capacity)), strict=True))
+    calls = dict(
+        zip(("prompt", "tree"), golden_calls(golden, RopeTable.of(rope, capacity)), strict=True)
+    )
     if min_cosine is not None:
         wanted, tolerance = dict(golden), ROUNDED_TOLERANCE
         for label, call in calls.items():
@@ -87,17 +94,28 @@ def keep_prompt(runner: Runner, label: str, call: Call, lanes: int = 1) -> None:
             runner.keep_rows(lane, np.arange(call.inputs_embeds.shape[1]), 0)
 
 
-def agreement(golden: Golden, label: str, result: Result, member: int, tolerance: float | None = None) -> Agreement:
+def agreement(
+    golden: Golden, label: str, result: Result, member: int, tolerance: float | None = None
+) -> Agreement:
     """How one sequence of a batch agrees with a golden call; BuildError beyond the tolerance."""
     worst = Agreement()
     for name, found in outputs(result).items():
         wanted = golden.get(f"{label}_{name}")
         if wanted is None:
             continue
-        difference = float(np.abs(found[member] - wanted[0]).max()) / max(float(np.abs(wanted).max()), 1e-6)
-        if tolerance is not None and not difference <= tolerance:  # a NaN is not within any tolerance
-            what = f"the engine's {name} on the golden {label} differ by {difference:.1e} of their largest value"
-            raise BuildError(what, f"Allowed is {tolerance:.0e}. This ONNX Runtime computes another result.")
+        difference = float(np.abs(found[member] - wanted[0]).max()) / max(
+            float(np.abs(wanted).max()), 1e-6
+        )
+        if (
+            tolerance is not None and not difference <= tolerance
+        ):  # a NaN is not within any tolerance
+            what = (
+                f"the engine's {name} on the golden {label} differ by {difference:.1e} of their"
+                " largest value"
+            )
+            raise BuildError(
+                what, f"Allowed is {tolerance:.0e}. This ONNX Runtime computes another result."
+            )
         worst |= Agreement(difference, cosine(found[member], wanted[0]))
     return worst
 
@@ -114,26 +132,39 @@ def cosine(one: Floats, other: Floats) -> float:
 
 def check_cosine(label: str, found: Agreement, least: float) -> None:
     if not found.cosine >= least:
-        what = f"with what it rounds the engine's outputs on the golden {label} have a cosine of {found.cosine:.3f}"
-        finer = "Build with finer weights (--weights int8, --weight-block 32 or fp32), or export a finer format."
+        what = (
+            f"with what it rounds the engine's outputs on the golden {label} have a cosine of"
+            f" {found.cosine:.3f}"
+        )
+        finer = (
+            "Build with finer weights (--weights int8, --weight-block 32 or fp32), or export a"
+            " finer format."
+        )
         remedy = f"At least {least} is asked for. {finer}"
         raise BuildError(what, remedy)
 
 
 def rounding(
-    runner: Runner, golden: Golden, rope: RopeConfig, capacity: int, moved_by: float = MOVED,
+    runner: Runner,
+    golden: Golden,
+    rope: RopeConfig,
+    capacity: int,
+    moved_by: float = MOVED,
     margin: Margin = ROUNDED,
-) -> float:  # fmt: skip
+) -> float:
     """The margin, in nats, within which kernels for one row and for many may choose another token.
 
-    The golden prompt at once against row by row, and again with its embeddings moved by less than any difference that
-    counts: kernels that round activations to 8 bits pass on that a value stands near an edge, or do not, by chance.
+    The golden prompt at once against row by row, and again with its embeddings moved by less than
+    any difference that counts: kernels that round activations to 8 bits pass on that a value stands
+    near an edge, or do not, by chance.
     """
     prompt, _ = golden_calls(golden, RopeTable.of(rope, capacity))
     rng, worst = np.random.default_rng(0), 0.0
     at_once = runner.run(prompt).logits[0].copy()
     for _ in range(ROUNDING_TRIALS):
-        noise = 1 + np.float32(moved_by) * rng.standard_normal(prompt.inputs_embeds.shape, np.float32)
+        noise = 1 + np.float32(moved_by) * rng.standard_normal(
+            prompt.inputs_embeds.shape, np.float32
+        )
         moved = replace(prompt, inputs_embeds=prompt.inputs_embeds * noise)
         if prompt.target_hidden is not None:  # its rows see each other: there is no one row alone
             worst = max(worst, float(np.abs(runner.run(moved).logits[0] - at_once).max()))
@@ -148,14 +179,21 @@ def row_of(call: Call, row: int) -> Call:
     """One row of a prompt's call, as plain decoding would read it."""
     here = slice(row, row + 1)
     return replace(
-        call, inputs_embeds=np.ascontiguousarray(call.inputs_embeds[:, here]),
-        rope_cos=np.ascontiguousarray(call.rope_cos[:, here]), rope_sin=np.ascontiguousarray(call.rope_sin[:, here]),
+        call,
+        inputs_embeds=np.ascontiguousarray(call.inputs_embeds[:, here]),
+        rope_cos=np.ascontiguousarray(call.rope_cos[:, here]),
+        rope_sin=np.ascontiguousarray(call.rope_sin[:, here]),
         attention_mask=np.ascontiguousarray(call.attention_mask[:, :, here, : row + 1]),
-        write_indices=np.array([row], np.int64), gather_idx=np.zeros((1, 1), np.int64),
-        base_hidden=None if call.base_hidden is None else np.ascontiguousarray(call.base_hidden[:, here]),
-        draft_hidden=None if call.draft_hidden is None else np.ascontiguousarray(call.draft_hidden[:, here]),
+        write_indices=np.array([row], np.int64),
+        gather_idx=np.zeros((1, 1), np.int64),
+        base_hidden=(
+            None if call.base_hidden is None else np.ascontiguousarray(call.base_hidden[:, here])
+        ),
+        draft_hidden=(
+            None if call.draft_hidden is None else np.ascontiguousarray(call.draft_hidden[:, here])
+        ),
         tree_mask=np.ones((1, 1, 1), bool),
-    )  # fmt: skip
+    )
 
 
 Members = Iterator[tuple[int, Result]]  # which sequence of the batch is to be golden
@@ -179,7 +217,8 @@ def behind_another(runner: Runner, call: Call) -> Members:
     yield 1, runner.run(joined(disturbed(call), call))
 
 
-# How the golden calls are put to an engine: a batch kernel that mixes up its sequences passes with equal ones.
+# How the golden calls are put to an engine: a batch kernel that mixes up its sequences passes with
+# equal ones.
 ARRANGEMENTS = (alone, twice, before_another, behind_another)
 
 
@@ -194,12 +233,19 @@ def joined(first: Call, second: Call) -> Call:
 
 def disturbed(call: Call) -> Call:
     """The same call of another sequence: its rows in another order."""
-    taps = None if call.target_hidden is None else np.ascontiguousarray(call.target_hidden[:, ::-1])
-    return replace(call, inputs_embeds=np.ascontiguousarray(call.inputs_embeds[:, ::-1]), target_hidden=taps)
+    target_hidden = (
+        None if call.target_hidden is None else np.ascontiguousarray(call.target_hidden[:, ::-1])
+    )
+    return replace(
+        call,
+        inputs_embeds=np.ascontiguousarray(call.inputs_embeds[:, ::-1]),
+        target_hidden=target_hidden,
+    )
 
 
 def golden_calls(golden: Golden, rope: RopeTable) -> list[Call]:
-    """The calls that a golden file stands for: the prompt into an empty cache, then the tree behind it."""
+    """The calls that a golden file stands for: the prompt into an empty cache, then the tree behind
+    it."""
     if "prompt_target_hidden" in golden:
         return [block_call(golden, rope, label) for label in ("prompt", "tree")]
     calls = []
@@ -232,12 +278,19 @@ def block_call(golden: Golden, rope: RopeTable, label: str) -> Call:
     context_cos, context_sin = rope.rows(context[None])
     sliding = golden.get(f"{label}_sliding_attention_mask")
     return Call(
-        golden[f"{label}_inputs_embeds"], cos, sin,
+        golden[f"{label}_inputs_embeds"],
+        cos,
+        sin,
         np.ascontiguousarray(golden[f"{label}_attention_mask"][..., :width]),
-        context[:1].astype(np.int64), np.arange(len(ids), dtype=np.int64)[None],
-        target_hidden=golden[f"{label}_target_hidden"], context_cos=context_cos, context_sin=context_sin,
-        sliding_attention_mask=None if sliding is None else np.ascontiguousarray(sliding[..., :width]),
-    )  # fmt: skip
+        context[:1].astype(np.int64),
+        np.arange(len(ids), dtype=np.int64)[None],
+        target_hidden=golden[f"{label}_target_hidden"],
+        context_cos=context_cos,
+        context_sin=context_sin,
+        sliding_attention_mask=(
+            None if sliding is None else np.ascontiguousarray(sliding[..., :width])
+        ),
+    )
 
 
 def used(golden: Golden, name: str) -> Floats | None:

@@ -29,6 +29,8 @@ def open_runner(engine_dir: Path, role: Role) -> tuple[Runner, dict[str, Any]]:
     backend = entry.get("backend")
     if backend not in BACKENDS:
         what = f"the {role.value} engine in {engine_dir} was built for the backend {backend!r}"
-        raise BundleError(what, f"This version runs: {', '.join(BACKENDS)}. Build the engine again.")
+        raise BundleError(
+            what, f"This version runs: {', '.join(BACKENDS)}. Build the engine again."
+        )
     runner: Runner = import_module(BACKENDS[backend]).open_engine(engine_dir, role, config, entry)
     return runner, config

@@ -1,4 +1,5 @@
-"""What the weights of an engine are, how its config records them, and how far its kernels may round.
+"""What the weights of an engine are, how its config records them, and how far its kernels may
+round.
 
 Knows formats and promises. Knows no kernel and no layout: those are the backend's.
 """
@@ -10,14 +11,18 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 KEPT = "as exported"
-EXACT_BLOCK = 32  # the widest block of 4 bits whose kernel gives a row the same bits whatever stands beside it
-BY_ROW = 0  # int8: a scale per row of activations and per channel of the weight, multiplied as integers
+# the widest block of 4 bits whose kernel gives a row the same bits whatever stands beside it
+EXACT_BLOCK = 32
+BY_ROW = (
+    0  # int8: a scale per row of activations and per channel of the weight, multiplied as integers
+)
 BLOCKS = (BY_ROW, EXACT_BLOCK, 128)
 
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """What `build` makes of the weights that MatMuls read: float32 as they are, or 4 or 8 bits in blocks along in.
+    """What `build` makes of the weights that MatMuls read: float32 as they are, or 4 or 8 bits in
+    blocks along in.
 
     With `share_embedding` the codes of a tied head serve as the embedding as well.
     """
@@ -51,23 +56,27 @@ FP32 = WeightFormat()
 
 
 def weights_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The `weights` of an engine's config; an engine of an earlier version has those of its export, in float32."""
+    """The `weights` of an engine's config; an engine of an earlier version has those of its export,
+    in float32."""
     found: dict[str, Any] = config.get("weights") or FP32.to_dict()
     return found
 
 
 def are_few_bits(weights: Mapping[str, Any]) -> bool:
-    """Whether the kernels read 4 or 8 bits: all other weights are float32 when they are multiplied."""
+    """Whether the kernels read 4 or 8 bits: all other weights are float32 when they are
+    multiplied."""
     return weights["scheme"] != "fp32" and "float32" not in weights.get("compute", "")
 
 
 def rounding_of(config: Mapping[str, Any], float32: float) -> float:
-    """How far apart two candidates may be, in nats, where kernels for one row and for many choose differently."""
+    """How far apart two candidates may be, in nats, where kernels for one row and for many choose
+    differently."""
     return float(weights_of(config).get("rounding", float32))
 
 
 def are_rounded(weights: Mapping[str, Any]) -> bool:
-    """Whether an engine's outputs are compared by their direction: not so where only the order of sums differs."""
+    """Whether an engine's outputs are compared by their direction: not so where only the order of
+    sums differs."""
     return "rounding" in weights and weights["scheme"] != "fp32"
 
 
@@ -77,7 +86,8 @@ def rounds_by(weights: Mapping[str, Any]) -> str:
 
 
 def why_not_exact(config: Mapping[str, Any]) -> str | None:
-    """What keeps an engine's chains from being the same bits in every pass; None where nothing does."""
+    """What keeps an engine's chains from being the same bits in every pass; None where nothing
+    does."""
     if config["builder_config"]["max_batch_size"] > 1:
         return f"it was built for {config['builder_config']['max_batch_size']} sequences"
     if config["graph"].get("recurrent"):
@@ -86,10 +96,14 @@ def why_not_exact(config: Mapping[str, Any]) -> str | None:
 
 
 def why_rows_differ(weights: Mapping[str, Any]) -> str | None:
-    """Why a row may have other bits beside others than alone; `exact` is told by the forms that its products have."""
+    """Why a row may have other bits beside others than alone; `exact` is told by the forms that its
+    products have."""
     if weights.get("emulated"):
         return f"its {weights['scheme']} is {weights['emulated']}"
-    known = weights["scheme"] == "fp32" or (weights["scheme"], weights.get("block")) == ("int4", EXACT_BLOCK)
+    known = weights["scheme"] == "fp32" or (weights["scheme"], weights.get("block")) == (
+        "int4",
+        EXACT_BLOCK,
+    )
     if known or weights.get("exact"):
         return None
     block = f" in blocks of {weights['block']}" if "block" in weights else ""

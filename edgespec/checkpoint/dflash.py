@@ -18,22 +18,26 @@ IGNORED = ("verifier_lm_head.weight", "verifier_norm.weight", "rotary_emb.inv_fr
 
 
 def named_as_ours(checkpoint: Checkpoint, config: DFlashConfig) -> Checkpoint:
-    """The same checkpoint with fc, hidden_norm, layers.0.self_attn.q_proj ..., norm; a fused Linear as its parts.
+    """The same checkpoint with fc, hidden_norm, layers.0.self_attn.q_proj ..., norm; a fused Linear
+    as its parts.
 
-    Raises CheckpointError for two tensors of one name and for fused ones of another size, UnsupportedModel for a
-    fused Linear that is quantised.
+    Raises CheckpointError for two tensors of one name and for fused ones of another size,
+    UnsupportedModel for a fused Linear that is quantised.
     """
     sources: dict[str, Rows] = {}
     for stored in checkpoint.tensors:
         for name, rows in _parts(checkpoint, config, stored):
             if name in sources:
-                raise CheckpointError(f"{checkpoint.path} has {name!r} twice: {sources[name].name} and {stored}.")
+                raise CheckpointError(
+                    f"{checkpoint.path} has {name!r} twice: {sources[name].name} and {stored}."
+                )
             sources[name] = rows
     return checkpoint.renamed(sources)
 
 
 def expected_tensors(config: DFlashConfig) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of everything that a draft of this configuration holds, its vocabulary map apart."""
+    """Name -> shape of everything that a draft of this configuration holds, its vocabulary map
+    apart."""
     layer = config.decoder
     hidden, inner, head = layer.hidden_size, layer.intermediate_size, layer.head_dim
     queries, keys = layer.num_heads * head, layer.num_kv_heads * head
@@ -50,7 +54,7 @@ def expected_tensors(config: DFlashConfig) -> dict[str, tuple[int, ...]]:
     if layer.qk_norm:
         norms |= {"self_attn.q_norm": head, "self_attn.k_norm": head}
     tensors: dict[str, tuple[int, ...]] = {
-        "fc.weight": (hidden, len(config.tap_ids) * config.target_hidden_size),
+        "fc.weight": (hidden, len(config.aux_layer_ids) * config.target_hidden_size),
         "hidden_norm.weight": (hidden,),
         "norm.weight": (hidden,),
     }
@@ -76,13 +80,17 @@ def _parts(checkpoint: Checkpoint, config: DFlashConfig, stored: str) -> Iterato
         return
     if is_quantised(checkpoint, stored.rpartition(".")[0]):
         raise UnsupportedModel(
-            f"{checkpoint.path}: {module} is fused and quantised; this version reads fused Linears in float only.",
-            "Give the draft as it was before quantising, and quantise it with edgespec quantize draft.",
+            f"{checkpoint.path}: {module} is fused and quantised; this version reads fused Linears"
+            " in float only.",
+            "Give the draft as it was before quantising, and quantise it with edgespec quantize"
+            " draft.",
         )
     sizes = _sizes(config)[fused]
     shape = checkpoint.tensors[stored].shape
     if shape[:1] != (sum(sizes),):
-        raise CheckpointError(f"tensor {stored!r} has the shape {list(shape)}; expected {sum(sizes)} rows.")
+        raise CheckpointError(
+            f"tensor {stored!r} has the shape {list(shape)}; expected {sum(sizes)} rows."
+        )
     start = 0
     for own, size in zip(FUSED[fused], sizes, strict=True):
         parent = module.removesuffix(fused.rpartition(".")[2])

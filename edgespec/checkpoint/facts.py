@@ -1,6 +1,8 @@
-"""What can be told of a checkpoint from its JSON and the headers of its weights: kind, sizes, quantisation, its check.
+"""What can be told of a checkpoint from its JSON and the headers of its weights: kind, sizes,
+quantisation, its check.
 
-Knows what is worth telling. What cannot be told leaves a problem behind, and all else is told all the same.
+Knows what is worth telling. What cannot be told leaves a problem behind, and all else is told all
+the same.
 """
 
 from __future__ import annotations
@@ -37,25 +39,36 @@ _FIGURES = ("logits_cosine", "logits_kl", "top1_agreement", "num_tokens", "max_w
 def safetensors_facts(path: Path) -> dict[str, Any]:
     """One file's header. Raises CheckpointError where it is damaged."""
     infos = read_header(path)
-    return {"kind": "safetensors", "bytes": path.stat().st_size, "tensors": listed(infos), "types": types_of(infos)}
+    return {
+        "kind": "safetensors",
+        "bytes": path.stat().st_size,
+        "tensors": listed(infos),
+        "types": types_of(infos),
+    }
 
 
 def checkpoint_facts(
     checkpoint: Checkpoint, problems: list[EdgeSpecError], read_up_to: float
 ) -> tuple[dict[str, Any], ModelConfig | DraftConfig | DFlashConfig | None]:
-    """The facts, and what the checkpoint was recognised as. Hashes files of up to `read_up_to` bytes."""
+    """The facts, and what the checkpoint was recognised as. Hashes files of up to `read_up_to`
+    bytes."""
     facts: dict[str, Any] = {
         "kind": "checkpoint",
         "architectures": checkpoint.config.get("architectures"),
         "model_type": checkpoint.config.get("model_type"),
-        "tokenizer": [name for name in bundle.TOKENIZER_FILES if (checkpoint.path / name).is_file()],
+        "tokenizer": [
+            name for name in bundle.TOKENIZER_FILES if (checkpoint.path / name).is_file()
+        ],
     }
     found = None
     with noted(problems):
         facts |= weight_facts(checkpoint)
         with noted(problems):
             found = detect(checkpoint)
-            facts |= {"role": "base" if isinstance(found, ModelConfig) else "draft", "config": asdict(found)}
+            facts |= {
+                "role": "base" if isinstance(found, ModelConfig) else "draft",
+                "config": asdict(found),
+            }
         facts |= layer_facts(checkpoint)
         facts |= manifest_facts(checkpoint, problems, read_up_to)
     return facts, found
@@ -73,7 +86,10 @@ def weight_facts(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def listed(infos: Iterable[TensorInfo]) -> dict[str, dict[str, Any]]:
-    return {info.name: {"dtype": info.dtype, "shape": list(info.shape), "bytes": info.num_bytes} for info in infos}
+    return {
+        info.name: {"dtype": info.dtype, "shape": list(info.shape), "bytes": info.num_bytes}
+        for info in infos
+    }
 
 
 def types_of(infos: Iterable[TensorInfo]) -> dict[str, dict[str, int]]:
@@ -90,11 +106,16 @@ def types_of(infos: Iterable[TensorInfo]) -> dict[str, dict[str, int]]:
 
 
 def layer_facts(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Parameters by kind, a quantised weight as what it stands for; and which Linears are quantised how."""
+    """Parameters by kind, a quantised weight as what it stands for; and which Linears are quantised
+    how."""
     quantization = read_quantization(checkpoint)
     shapes = logical_shapes(checkpoint, quantization)
     facts: dict[str, Any] = {"parameters": parameters_of(shapes, set(kv_scale_names(checkpoint)))}
-    return facts | {"quantization": quantization_facts(checkpoint, quantization, shapes) if quantization else None}
+    return facts | {
+        "quantization": quantization_facts(checkpoint, quantization, shapes)
+        if quantization
+        else None
+    }
 
 
 def parameters_of(shapes: Mapping[str, tuple[int, ...]], scales: set[str]) -> dict[str, int]:
@@ -124,7 +145,8 @@ def quantization_facts(
             kept.append(module)
             continue
         row = schemes.setdefault(
-            rule.scheme.name, {"linears": 0, "blocks": [], "activations": rule.scheme.activations, "modules": []}
+            rule.scheme.name,
+            {"linears": 0, "blocks": [], "activations": rule.scheme.activations, "modules": []},
         )
         row["linears"] += 1
         row["modules"].append(module)
@@ -137,20 +159,27 @@ def quantization_facts(
         "source": Path(quantization.source.partition(" (")[0]).name,
         "schemes": schemes,
         "kept": kept,
-        "kv_cache": {"type": quantization.kv_cache, "scales": scales} if quantization.kv_cache else None,
+        "kv_cache": {"type": quantization.kv_cache, "scales": scales}
+        if quantization.kv_cache
+        else None,
     }
 
 
 # The manifest of edgespec quantize
 
 
-def manifest_facts(checkpoint: Checkpoint, problems: list[EdgeSpecError], read_up_to: float) -> dict[str, Any]:
-    """`quantized`: what edgespec quantize recorded, without the list of files; None where there is no such record."""
+def manifest_facts(
+    checkpoint: Checkpoint, problems: list[EdgeSpecError], read_up_to: float
+) -> dict[str, Any]:
+    """`quantized`: what edgespec quantize recorded, without the list of files; None where there is
+    no such record."""
     origin = origin_of(checkpoint, hashes=False)
     before = len(problems)
     if origin.manifest is not None:
         with noted(problems):
-            problems += bundle.faults(checkpoint.path, origin.manifest.get("files"), read_up_to=read_up_to)
+            problems += bundle.faults(
+                checkpoint.path, origin.manifest.get("files"), read_up_to=read_up_to
+            )
             refuse_unreadable(checkpoint.path / bundle.MANIFEST, origin.manifest)
     if origin.doubt and len(problems) == before:
         problems.append(BundleError(origin.doubt, "Quantise the original again."))
@@ -161,14 +190,24 @@ def manifest_facts(checkpoint: Checkpoint, problems: list[EdgeSpecError], read_u
 
 def refuse_unreadable(path: Path, manifest: Mapping[str, Any]) -> None:
     """Whether the record has the form that edgespec quantize writes."""
-    sections = {name: manifest.get(name) for name in ("source", "options", "calibrated", "check", "packages")}
+    sections = {
+        name: manifest.get(name)
+        for name in ("source", "options", "calibrated", "check", "packages")
+    }
     strange = [name for name, section in sections.items() if not isinstance(section, dict)]
     check = manifest.get("check")
     if isinstance(check, dict):
         errors = check.get("weight_errors")
-        numbers = [check.get(name) for name in _FIGURES] + list(errors.values() if isinstance(errors, dict) else [None])
+        numbers = [check.get(name) for name in _FIGURES] + list(
+            errors.values() if isinstance(errors, dict) else [None]
+        )
         told = [check.get(name) for name in ("perplexity_before", "perplexity_after")]
-        if not all(isinstance(number, int | float) for number in [*numbers, *(n for n in told if n is not None)]):
+        if not all(
+            isinstance(number, int | float)
+            for number in [*numbers, *(n for n in told if n is not None)]
+        ):
             strange.append("check")
     if strange:
-        raise BundleError(f"{path} has no readable {strange[0]!r}", "It was edited or damaged: quantise again.")
+        raise BundleError(
+            f"{path} has no readable {strange[0]!r}", "It was edited or damaged: quantise again."
+        )

@@ -1,8 +1,10 @@
-"""The files of a checkpoint: its config, the list of its tensors, and each tensor's bytes when asked for.
+"""The files of a checkpoint: its config, the list of its tensors, and each tensor's bytes when
+asked for.
 
-Knows safetensors (one file or shards), pickled PyTorch weights behind `allow_pickle`, and the Hugging Face hub. Knows
-nothing of models: which tensors there should be is for detect.py. Never maps a file and never holds more than the one
-tensor that is read (pickled weights excepted: torch maps them).
+Knows safetensors (one file or shards), pickled PyTorch weights behind `allow_pickle`, and the
+Hugging Face hub. Knows nothing of models: which tensors there should be is for detect.py. Never
+maps a file and never holds more than the one tensor that is read (pickled weights excepted: torch
+maps them).
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor lies: `offset` counts from the start of `file`. `file` is None for pickled weights."""
+    """Where a tensor lies: `offset` counts from the start of `file`. `file` is None for pickled
+    weights."""
 
     name: str
     dtype: str
@@ -83,24 +86,30 @@ class ByteSink(Protocol):
 def open_checkpoint(source: str | Path, *, allow_pickle: bool = False) -> Checkpoint:
     """A checkpoint from a directory or, where no such directory exists, from the Hugging Face hub.
 
-    Raises CheckpointError for a directory without a readable config.json, and for a download that fails.
+    Raises CheckpointError for a directory without a readable config.json, and for a download that
+    fails.
     """
     path = Path(source)
     if path.is_dir():
         return Checkpoint(path, allow_pickle=allow_pickle)
     if path.exists():
-        raise CheckpointError(f"{path} is a file, not a checkpoint directory.", f"Pass {path.parent} instead.")
+        raise CheckpointError(
+            f"{path} is a file, not a checkpoint directory.", f"Pass {path.parent} instead."
+        )
     return Checkpoint(_download(str(source), allow_pickle), allow_pickle=allow_pickle)
 
 
 class Checkpoint:
-    """A directory with a config.json and weights. The weights' headers are read at the first use of `tensors`."""
+    """A directory with a config.json and weights. The weights' headers are read at the first use of
+    `tensors`."""
 
     def __init__(self, path: Path, *, allow_pickle: bool = False) -> None:
         self.path = path
         self.config: dict[str, Any] = read_json(path / "config.json")
         generation = path / "generation_config.json"
-        self.generation_config: dict[str, Any] | None = read_json(generation) if generation.exists() else None
+        self.generation_config: dict[str, Any] | None = (
+            read_json(generation) if generation.exists() else None
+        )
         self._allow_pickle = allow_pickle
 
     @property
@@ -129,7 +138,9 @@ class Checkpoint:
         high = min(high, info.shape[0])
         width = info.num_bytes // info.shape[0]
         try:
-            data = np.fromfile(info.file, np.uint8, (high - low) * width, offset=info.offset + low * width)
+            data = np.fromfile(
+                info.file, np.uint8, (high - low) * width, offset=info.offset + low * width
+            )
         except OSError as error:
             raise _unreadable(info.file, error) from error
         if data.size != (high - low) * width:
@@ -157,7 +168,8 @@ class Checkpoint:
     def identity(self) -> str:
         """sha256 over the tensors' names, dtypes and shapes and the first 4 KiB of each.
 
-        Cheap, and the same for the same weights however they are sharded; a fine-tuned copy has another.
+        Cheap, and the same for the same weights however they are sharded; a fine-tuned copy has
+        another.
         """
         digest = hashlib.sha256()
         for name, info in sorted(self.tensors.items()):
@@ -166,7 +178,8 @@ class Checkpoint:
         return digest.hexdigest()
 
     def renamed(self, sources: Mapping[str, Rows]) -> Checkpoint:
-        """The same files under other names: own name -> what of them it stands for. The identity stays the same."""
+        """The same files under other names: own name -> what of them it stands for. The identity
+        stays the same."""
         return _Renamed(self, sources)
 
     def _first_bytes(self, info: TensorInfo, count: int) -> bytes:
@@ -206,8 +219,15 @@ class _Renamed(Checkpoint):
     def _weights(self) -> _Weights:
         arrays = self._original._weights.unpickled
         return _Weights(
-            {name: _rows_of(self._original.tensors[rows.name], name, rows) for name, rows in self._sources.items()},
-            {name: arrays[rows.name][rows.low : rows.high] for name, rows in self._sources.items() if arrays},
+            {
+                name: _rows_of(self._original.tensors[rows.name], name, rows)
+                for name, rows in self._sources.items()
+            },
+            {
+                name: arrays[rows.name][rows.low : rows.high]
+                for name, rows in self._sources.items()
+                if arrays
+            },
         )
 
 
@@ -230,7 +250,8 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_bytes())
     except FileNotFoundError as error:
         raise CheckpointError(
-            f"{path.parent} has no {path.name}.", "Pass a checkpoint's own directory; a download may be incomplete."
+            f"{path.parent} has no {path.name}.",
+            "Pass a checkpoint's own directory; a download may be incomplete.",
         ) from error
     except OSError as error:
         raise _unreadable(path, error) from error
@@ -250,7 +271,9 @@ def _numpy_dtype(name: str) -> np.dtype[Any]:
 
 def _download(repo_id: str, allow_pickle: bool) -> Path:
     if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", repo_id):
-        raise CheckpointError(f"there is no directory {repo_id!r}.", "Pass a directory or a Hugging Face repository.")
+        raise CheckpointError(
+            f"there is no directory {repo_id!r}.", "Pass a directory or a Hugging Face repository."
+        )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -262,8 +285,8 @@ def _download(repo_id: str, allow_pickle: bool) -> Path:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(
             f"could not get {repo_id!r} from the Hugging Face hub: {reason}",
-            "If this was meant as a directory, it does not exist. Otherwise check the name, the network and, for a "
-            "gated repository, `hf auth login`.",
+            "If this was meant as a directory, it does not exist. Otherwise check the name, the"
+            " network and, for a gated repository, `hf auth login`.",
         ) from error
 
 
@@ -303,7 +326,8 @@ def _from_safetensors(files: Iterable[Path]) -> _Weights:
 
 
 def _from_index(index: Path) -> _Weights:
-    """The shards of an index. A tensor that several shards hold is the one of the shard that the index names."""
+    """The shards of an index. A tensor that several shards hold is the one of the shard that the
+    index names."""
     weight_map = _read_weight_map(index)
     files = _shards(index, weight_map)
     tensors: dict[str, TensorInfo] = {}
@@ -320,11 +344,15 @@ def _read_weight_map(index: Path) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index} has no weight_map.", "Download it again.")
     for name, file in weight_map.items():
-        plain = isinstance(file, str) and file not in ("", ".", "..") and not set(file) & set("/\\:\0")
+        plain = (
+            isinstance(file, str) and file not in ("", ".", "..") and not set(file) & set("/\\:\0")
+        )
         if not plain:
             raise CheckpointError(
-                f"{index} puts tensor {name!r} into {file!r}, which is not the plain name of a file beside it.",
-                "Do not use this checkpoint unless you trust where it comes from; correct the index.",
+                f"{index} puts tensor {name!r} into {file!r}, which is not the plain name of a file"
+                " beside it.",
+                "Do not use this checkpoint unless you trust where it comes from; correct the"
+                " index.",
             )
     return weight_map
 
@@ -334,13 +362,16 @@ def _shards(index: Path, weight_map: Mapping[str, str]) -> tuple[Path, ...]:
     missing = [file.name for file in files if not file.is_file()]
     if missing:
         raise CheckpointError(
-            f"{index} names {len(missing)} of {len(files)} shards that are not there: {some_of(missing)}.",
+            f"{index} names {len(missing)} of {len(files)} shards that are not there:"
+            f" {some_of(missing)}.",
             "Download the missing files into the same directory.",
         )
     return files
 
 
-def _check_index_complete(index: Path, weight_map: Mapping[str, str], found: Mapping[str, object]) -> None:
+def _check_index_complete(
+    index: Path, weight_map: Mapping[str, str], found: Mapping[str, object]
+) -> None:
     lost = [f"{name} ({file})" for name, file in weight_map.items() if name not in found]
     if lost:
         raise CheckpointError(
@@ -359,12 +390,15 @@ def some_of(names: Iterable[str]) -> str:
 
 
 def read_header(path: Path) -> list[TensorInfo]:
-    """The tensors of one safetensors file in the order of their bytes, which must fill it without gaps."""
+    """The tensors of one safetensors file in the order of their bytes, which must fill it without
+    gaps."""
     with _open(path) as file:
         size_bytes = os.fstat(file.fileno()).st_size
         start = _read(file, 8, path)
         if start == b"version ":  # a git-lfs pointer begins "version https://git-lfs..."
-            raise CheckpointError(f"{path} is a Git LFS pointer, not the weights.", "Run `git lfs pull` in it.")
+            raise CheckpointError(
+                f"{path} is a Git LFS pointer, not the weights.", "Run `git lfs pull` in it."
+            )
         header_bytes = int.from_bytes(start, "little")
         if len(start) == 8 and header_bytes > _MAX_HEADER_BYTES:
             raise _damaged(path, f"its header would be {header_bytes} bytes long")
@@ -398,10 +432,14 @@ def _parse_entry(path: Path, name: str, entry: object, data_start: int) -> Tenso
     if not isinstance(entry, dict):
         raise _damaged(path, f"its header tells nothing of tensor {name!r}")
     dtype, shape, span = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
-    if not (isinstance(dtype, str) and _is_naturals(shape) and _is_naturals(span) and len(span) == 2):
+    if not (
+        isinstance(dtype, str) and _is_naturals(shape) and _is_naturals(span) and len(span) == 2
+    ):
         raise _damaged(path, f"its header tells nothing usable of tensor {name!r}")
     if dtype not in _DTYPES:
-        raise UnsupportedModel(f"{path}: tensor {name!r} has the type {dtype!r}, which this version cannot read.")
+        raise UnsupportedModel(
+            f"{path}: tensor {name!r} has the type {dtype!r}, which this version cannot read."
+        )
     begin, end = span
     num_bytes = math.prod(shape) * _numpy_dtype(_DTYPES[dtype]).itemsize
     if end - begin != num_bytes:
@@ -410,15 +448,21 @@ def _parse_entry(path: Path, name: str, entry: object, data_start: int) -> Tenso
 
 
 def _is_naturals(value: object) -> TypeGuard[list[int]]:
-    """Whether this is a list of whole numbers such as a shape has; 2^63 is where file offsets end."""
-    return isinstance(value, list) and all(type(item) is int and 0 <= item < 2**63 for item in value)
+    """Whether this is a list of whole numbers such as a shape has; 2^63 is where file offsets
+    end."""
+    return isinstance(value, list) and all(
+        type(item) is int and 0 <= item < 2**63 for item in value
+    )
 
 
 def _check_layout(path: Path, infos: list[TensorInfo], data_start: int, size_bytes: int) -> None:
     end = data_start
     for info in infos:
         if info.offset != end:
-            raise _damaged(path, f"tensor {info.name!r} begins at byte {info.offset}, the one before ends at {end}")
+            raise _damaged(
+                path,
+                f"tensor {info.name!r} begins at byte {info.offset}, the one before ends at {end}",
+            )
         end += info.num_bytes
     if size_bytes < end:
         raise _truncated(path, end, size_bytes)
@@ -434,13 +478,14 @@ def _from_pickle(path: Path, allow_pickle: bool) -> _Weights:
     if not single.exists() and not index.exists():
         raise CheckpointError(
             f"{path} has no weights: neither *.safetensors nor pytorch_model.bin.",
-            "Download the weights as well. If a Hugging Face repository has only pickled weights, pass --allow-pickle.",
+            "Download the weights as well. If a Hugging Face repository has only pickled weights,"
+            " pass --allow-pickle.",
         )
     if not allow_pickle:
         raise CheckpointError(
             f"{path} has only pickled weights ({single.name if single.exists() else index.name}).",
-            "Pass --allow-pickle (they are loaded with weights_only, which runs no code of theirs), "
-            "or convert them to safetensors.",
+            "Pass --allow-pickle (they are loaded with weights_only, which runs no code of theirs),"
+            " or convert them to safetensors.",
         )
     if single.exists():
         files: tuple[Path, ...] = (single,)
@@ -450,7 +495,10 @@ def _from_pickle(path: Path, allow_pickle: bool) -> _Weights:
         files = _shards(index, weight_map)
     arrays = {name: array for file in files for name, array in _unpickle(file).items()}
     _check_index_complete(index, weight_map, arrays)
-    tensors = {name: TensorInfo(name, str(a.dtype), a.shape, None, 0, a.nbytes) for name, a in arrays.items()}
+    tensors = {
+        name: TensorInfo(name, str(a.dtype), a.shape, None, 0, a.nbytes)
+        for name, a in arrays.items()
+    }
     return _Weights(tensors, arrays)
 
 
@@ -462,15 +510,20 @@ def _unpickle(path: Path) -> dict[str, np.ndarray[Any, Any]]:
         import torch
     except ImportError as error:
         raise MissingDependency(
-            f"reading {path.name} needs torch, which is not installed.", "pip install edgespec[torch]"
+            f"reading {path.name} needs torch, which is not installed.",
+            "pip install edgespec[torch]",
         ) from error
     try:
         state = torch.load(path, weights_only=True, map_location="cpu", mmap=_is_zip(path))
     except (OSError, RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
         reason = str(error).partition("\n")[0]
-        raise CheckpointError(f"{path} could not be unpickled: {reason}", _DOWNLOAD_AGAIN) from error
+        raise CheckpointError(
+            f"{path} could not be unpickled: {reason}", _DOWNLOAD_AGAIN
+        ) from error
     if not isinstance(state, dict):
-        raise CheckpointError(f"{path} holds a {type(state).__name__}, not a dictionary of tensors.")
+        raise CheckpointError(
+            f"{path} holds a {type(state).__name__}, not a dictionary of tensors."
+        )
     return {name: _to_array(path, name, tensor) for name, tensor in state.items()}
 
 
@@ -484,11 +537,14 @@ def _to_array(path: Path, name: object, tensor: object) -> np.ndarray[Any, Any]:
     import torch
 
     if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
-        raise CheckpointError(f"{path}: entry {name!r} is a {type(tensor).__name__}, not a named tensor.")
+        raise CheckpointError(
+            f"{path}: entry {name!r} is a {type(tensor).__name__}, not a named tensor."
+        )
     dtype = str(tensor.dtype).removeprefix("torch.")
     if dtype not in _DTYPES.values() or tensor.layout != torch.strided:
         raise UnsupportedModel(
-            f"{path}: tensor {name!r} is {tensor.layout} of {dtype}, which this version cannot read."
+            f"{path}: tensor {name!r} is {tensor.layout} of {dtype}, which this version cannot"
+            " read."
         )
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
     return flat.view(_numpy_dtype(dtype)).reshape(tuple(tensor.shape))
@@ -512,7 +568,9 @@ def _read(file: BinaryIO, size_bytes: int, path: Path) -> bytes:
 
 
 def _unreadable(path: Path, error: OSError) -> CheckpointError:
-    return CheckpointError(f"{path} cannot be read: {error.strerror or error}.", "Check its permissions and the disk.")
+    return CheckpointError(
+        f"{path} cannot be read: {error.strerror or error}.", "Check its permissions and the disk."
+    )
 
 
 def _damaged(path: Path, how: str) -> CheckpointError:
@@ -521,7 +579,8 @@ def _damaged(path: Path, how: str) -> CheckpointError:
 
 def _truncated(path: Path, expected_bytes: int, size_bytes: int) -> CheckpointError:
     return CheckpointError(
-        f"{path} is truncated: expected at least {expected_bytes} bytes, found {size_bytes}.", _DOWNLOAD_AGAIN
+        f"{path} is truncated: expected at least {expected_bytes} bytes, found {size_bytes}.",
+        _DOWNLOAD_AGAIN,
     )
 
 

@@ -1,7 +1,7 @@
 """Quantised weights as they stand on disk -> one layout, a Linear at a time.
 
-Knows how ModelOpt 0.47, AutoAWQ (GEMM), GPTQ, DeepSeek's fp8 and compressed-tensors pack codes and name their scales.
-Knows no graph, and needs no torch.
+Knows how ModelOpt 0.47, AutoAWQ (GEMM), GPTQ, DeepSeek's fp8 and compressed-tensors pack codes and
+name their scales. Knows no graph, and needs no torch.
 """
 
 from __future__ import annotations
@@ -25,16 +25,19 @@ _FLOATS = ("float32", "float16", "bfloat16")
 
 
 def read_quantization(checkpoint: Checkpoint) -> Quantization | None:
-    """The settings of a checkpoint from config.json and hf_quant_config.json; None: it is not quantised."""
+    """The settings of a checkpoint from config.json and hf_quant_config.json; None: it is not
+    quantised."""
     beside = checkpoint.path / "hf_quant_config.json"
     settings = read_json(beside) if beside.exists() else None
     return quantization_of(checkpoint.config, settings, str(checkpoint.path / "config.json"))
 
 
 def rule_at(checkpoint: Checkpoint, quantization: Quantization, module: str) -> Rule | None:
-    """What the Linear `module` (model.layers.0.mlp.up_proj) is: settings and the tensors' names must agree.
+    """What the Linear `module` (model.layers.0.mlp.up_proj) is: settings and the tensors' names
+    must agree.
 
-    None: it stands as an ordinary floating-point `module`.weight. Reads headers only. Raises CheckpointError.
+    None: it stands as an ordinary floating-point `module`.weight. Reads headers only. Raises
+    CheckpointError.
     """
     rule = quantization.rule(module)
     has = checkpoint.tensors.keys()
@@ -42,26 +45,30 @@ def rule_at(checkpoint: Checkpoint, quantization: Quantization, module: str) -> 
     plain = checkpoint.tensors.get(f"{module}.weight")
     if rule is None and marks:
         raise CheckpointError(
-            f"{quantization.source} leaves {module} unquantised, but {checkpoint.path} has {marks[0]}.",
+            f"{quantization.source} leaves {module} unquantised, but {checkpoint.path} has"
+            f" {marks[0]}.",
             "Download the settings and the weights again: they do not belong together.",
         )
     if rule is not None and not marks and plain is not None and plain.dtype in _FLOATS:
         if quantization.tensors_decide:
             return None
         raise CheckpointError(
-            f"{quantization.source} says that {module} is {rule.scheme.name}, but {plain.name} is {plain.dtype} and "
-            "has no scales.",
+            f"{quantization.source} says that {module} is {rule.scheme.name}, but {plain.name} is"
+            f" {plain.dtype} and has no scales.",
             "Download the settings and the weights again: they do not belong together.",
         )
     return rule
 
 
 def tensor_names(checkpoint: Checkpoint, module: str) -> tuple[str, ...]:
-    """The checkpoint's tensors that belong to the Linear's weight, in whatever layout; its bias is not among them."""
+    """The checkpoint's tensors that belong to the Linear's weight, in whatever layout; its bias is
+    not among them."""
     return tuple(name for part in _PARTS if (name := f"{module}.{part}") in checkpoint.tensors)
 
 
-def stored_shape(checkpoint: Checkpoint, quantization: Quantization, module: str) -> tuple[int, int]:
+def stored_shape(
+    checkpoint: Checkpoint, quantization: Quantization, module: str
+) -> tuple[int, int]:
     """[out, in] of a Linear, quantised or not, from headers alone. Raises CheckpointError."""
     rule = rule_at(checkpoint, quantization, module)
     parts = _Parts(checkpoint, quantization, module)
@@ -70,11 +77,14 @@ def stored_shape(checkpoint: Checkpoint, quantization: Quantization, module: str
     return _SHAPES[quantization.layout](parts, rule)
 
 
-def read_weight(checkpoint: Checkpoint, quantization: Quantization, module: str) -> QuantizedWeight | None:
-    """The weight of the Linear `module`; None where it is not quantised. Holds this one weight, a byte a code.
+def read_weight(
+    checkpoint: Checkpoint, quantization: Quantization, module: str
+) -> QuantizedWeight | None:
+    """The weight of the Linear `module`; None where it is not quantised. Holds this one weight, a
+    byte a code.
 
-    Raises CheckpointError for missing, misshapen or impossible tensors (NaN, infinite or negative scales), and
-    UnsupportedModel for what the settings did not tell; each names the tensor.
+    Raises CheckpointError for missing, misshapen or impossible tensors (NaN, infinite or negative
+    scales), and UnsupportedModel for what the settings did not tell; each names the tensor.
     """
     rule = rule_at(checkpoint, quantization, module)
     if rule is None:
@@ -82,15 +92,20 @@ def read_weight(checkpoint: Checkpoint, quantization: Quantization, module: str)
     return _READERS[quantization.layout](_Parts(checkpoint, quantization, module), rule)
 
 
-def logical_shapes(checkpoint: Checkpoint, quantization: Quantization | None) -> dict[str, tuple[int, ...]]:
-    """Shapes by name, each quantised Linear as the floating-point weight that it stands for. Raises CheckpointError."""
+def logical_shapes(
+    checkpoint: Checkpoint, quantization: Quantization | None
+) -> dict[str, tuple[int, ...]]:
+    """Shapes by name, each quantised Linear as the floating-point weight that it stands for. Raises
+    CheckpointError."""
     shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
     if quantization is None:
         return shapes
     modules = {name.rpartition(".")[0] for name in shapes if name.rpartition(".")[2] in _MARKS}
     parts = {name for module in modules for name in tensor_names(checkpoint, module)}
     kept = {name: shape for name, shape in shapes.items() if name not in parts}
-    return kept | {f"{module}.weight": stored_shape(checkpoint, quantization, module) for module in modules}
+    return kept | {
+        f"{module}.weight": stored_shape(checkpoint, quantization, module) for module in modules
+    }
 
 
 def is_quantised(checkpoint: Checkpoint, module: str) -> bool:
@@ -99,11 +114,14 @@ def is_quantised(checkpoint: Checkpoint, module: str) -> bool:
 
 
 def read_kv_scales(checkpoint: Checkpoint, attention: str) -> tuple[float, float] | None:
-    """Scales of a quantised cache's keys and values for `attention` (model.layers.0.self_attn); None: there are none.
+    """Scales of a quantised cache's keys and values for `attention` (model.layers.0.self_attn);
+    None: there are none.
 
     ModelOpt writes them at k_proj and v_proj, compressed-tensors at the attention itself.
     """
-    for keys, values in ((f"{attention}.{key}", f"{attention}.{value}") for key, value in _KV_SCALES):
+    for keys, values in (
+        (f"{attention}.{key}", f"{attention}.{value}") for key, value in _KV_SCALES
+    ):
         if keys in checkpoint.tensors or values in checkpoint.tensors:
             return _scalar(checkpoint, keys), _scalar(checkpoint, values)
     return None
@@ -120,7 +138,11 @@ def all_kv_scales(checkpoint: Checkpoint) -> tuple[tuple[float, float], ...]:
 def kv_scale_names(checkpoint: Checkpoint) -> tuple[str, ...]:
     """The checkpoint's tensors that are scales of a quantised cache."""
     ends = "|".join(re.escape(name) for pair in _KV_SCALES for name in pair)
-    return tuple(name for name in checkpoint.tensors if re.search(rf"layers\.\d{{1,6}}\.self_attn\.({ends})$", name))
+    return tuple(
+        name
+        for name in checkpoint.tensors
+        if re.search(rf"layers\.\d{{1,6}}\.self_attn\.({ends})$", name)
+    )
 
 
 _KV_SCALES = (("k_proj.k_scale", "v_proj.v_scale"), ("k_scale", "v_scale"))
@@ -128,7 +150,14 @@ _KV_SCALES = (("k_proj.k_scale", "v_proj.v_scale"), ("k_scale", "v_scale"))
 
 # Everything that may stand beside a weight, and what of it tells that the weight is quantised
 _PARTS = (
-    *("weight", "weight_scale", "weight_scale_2", "weight_scale_inv", "input_scale", "pre_quant_scale"),
+    *(
+        "weight",
+        "weight_scale",
+        "weight_scale_2",
+        "weight_scale_inv",
+        "input_scale",
+        "pre_quant_scale",
+    ),
     *("qweight", "qzeros", "scales", "g_idx"),
     *("weight_packed", "weight_shape", "weight_zero_point", "weight_g_idx"),
 )
@@ -150,9 +179,10 @@ class _Parts:
         name = f"{self.module}.{part}"
         if name not in self.checkpoint.tensors:
             raise CheckpointError(
-                f"{self.checkpoint.path} has no tensor {name!r}, which {self.quantization.source} promises "
-                f"({self.quantization.layout}).",
-                "Download the settings and the weights again: they do not belong together, or a part is missing.",
+                f"{self.checkpoint.path} has no tensor {name!r}, which {self.quantization.source}"
+                f" promises ({self.quantization.layout}).",
+                "Download the settings and the weights again: they do not belong together, or a"
+                " part is missing.",
             )
         info = self.checkpoint.tensors[name]
         if info.dtype not in dtypes:
@@ -194,7 +224,8 @@ class _Parts:
         return found[1]
 
     def width(self, part: str, rule: Rule, in_features: int, count: int) -> int:
-        """Weights that share a scale when `in_features` have `count` of them; must be the group size that was told."""
+        """Weights that share a scale when `in_features` have `count` of them; must be the group
+        size that was told."""
         told = rule.group_size
         width = in_features // count
         if width * count != in_features or (told is not None and width != min(told, in_features)):
@@ -209,7 +240,8 @@ class _Parts:
 
 def _refuse(info: TensorInfo, fault: str) -> NoReturn:
     raise CheckpointError(
-        f"tensor {info.name!r} {fault}.", "Download the checkpoint again, or quantise the original anew."
+        f"tensor {info.name!r} {fault}.",
+        "Download the checkpoint again, or quantise the original anew.",
     )
 
 
@@ -231,7 +263,9 @@ def _scalar(checkpoint: Checkpoint, name: str) -> float:
     """One scale of a whole tensor, which must be above zero."""
     info = checkpoint.tensors.get(name)
     if info is None:
-        raise CheckpointError(f"{checkpoint.path} has no tensor {name!r}, though its other half is there.")
+        raise CheckpointError(
+            f"{checkpoint.path} has no tensor {name!r}, though its other half is there."
+        )
     if info.dtype not in _FLOATS or info.shape not in ((), (1,)):
         _refuse(info, f"is {info.dtype} {list(info.shape)}; expected one floating-point number")
     value = float(checkpoint.read(name).astype(np.float32).reshape(()))
@@ -288,10 +322,14 @@ def _modelopt_codes(parts: _Parts, scheme: Scheme, shape: tuple[int, int]) -> ND
     packed = parts.read("weight", ("uint8",), (out_features // 2, in_features))
     codes = np.empty((out_features // 2, 2, in_features), np.uint8)
     codes[:, 0], codes[:, 1] = packed & 0xF, packed >> 4
-    return codes.reshape(shape).view(ml_dtypes.int4)  # ml_dtypes keeps two's complement in the low nibble
+    return codes.reshape(shape).view(
+        ml_dtypes.int4
+    )  # ml_dtypes keeps two's complement in the low nibble
 
 
-def _modelopt_scales(parts: _Parts, rule: Rule, shape: tuple[int, int]) -> tuple[NDArray[Any], tuple[int, int]]:
+def _modelopt_scales(
+    parts: _Parts, rule: Rule, shape: tuple[int, int]
+) -> tuple[NDArray[Any], tuple[int, int]]:
     out_features, in_features = shape
     part, scheme = "weight_scale", rule.scheme
     if scheme.scaling == "tensor":
@@ -305,7 +343,9 @@ def _modelopt_scales(parts: _Parts, rule: Rule, shape: tuple[int, int]) -> tuple
     dtypes = {"float4_e2m1fn": ("float8_e4m3fn",), "float8_e4m3fn": ("uint8", "float8_e8m0fnu")}
     allowed = dtypes.get(scheme.weight, _FLOATS)
     count = parts.columns(part, allowed, out_features)
-    told = rule if scheme.weight == "int4" else Rule(scheme, scheme.block)  # the others have one size each
+    told = (
+        rule if scheme.weight == "int4" else Rule(scheme, scheme.block)
+    )  # the others have one size each
     width = parts.width(part, told, in_features, count)
     scales = parts.read(part, allowed, (out_features, count))
     if scales.dtype == np.uint8:
@@ -318,7 +358,9 @@ def _pre_quant_scale(parts: _Parts, scheme: Scheme, in_features: int) -> NDArray
     if not parts.has("pre_quant_scale"):
         return None
     if not scheme.pre_quant_scale:
-        raise UnsupportedModel(f"{parts.module} is {scheme.name} and has a pre_quant_scale, which it should not have.")
+        raise UnsupportedModel(
+            f"{parts.module} is {scheme.name} and has a pre_quant_scale, which it should not have."
+        )
     scale = parts.scales("pre_quant_scale", _FLOATS, (in_features,)).astype(np.float32)
     if not scale.all():
         _refuse(parts.info("pre_quant_scale", _FLOATS), "has zeros")
@@ -327,7 +369,16 @@ def _pre_quant_scale(parts: _Parts, scheme: Scheme, in_features: int) -> NDArray
 
 # AutoAWQ, GEMM: qweight int32 [in, out / 8], qzeros int32 [groups, out / 8], scales [groups, out]
 
-_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which of a word's eight columns stands in each nibble, lowest first
+_AWQ_ORDER = (
+    0,
+    2,
+    4,
+    6,
+    1,
+    3,
+    5,
+    7,
+)  # which of a word's eight columns stands in each nibble, lowest first
 
 
 def _awq_shape(parts: _Parts, _: Rule) -> tuple[int, int]:
@@ -353,7 +404,8 @@ def _awq_columns(packed: NDArray[np.int32]) -> NDArray[np.uint8]:
     return columns.reshape(rows, words * 8)
 
 
-# GPTQ: qweight int32 [in / per_word, out], qzeros int32 [groups, out / per_word], scales [groups, out], g_idx [in]
+# GPTQ: qweight int32 [in / per_word, out], qzeros int32 [groups, out / per_word], scales [groups,
+# out], g_idx [in]
 
 
 def _gptq_shape(parts: _Parts, rule: Rule) -> tuple[int, int]:
@@ -368,27 +420,33 @@ def _read_gptq(parts: _Parts, rule: Rule) -> QuantizedWeight:
     count = parts.matrix("scales", _FLOATS)[0]
     width = parts.width("scales", rule, in_features, count)
     scales = parts.scales("scales", _FLOATS, (count, out_features))
-    codes = unpack_words(parts.read("qweight", ("int32",), (in_features // per_word, out_features)).T, bits)
-    zeros = unpack_words(parts.read("qzeros", ("int32",), (count, -(-out_features // per_word))), bits)
+    codes = unpack_words(
+        parts.read("qweight", ("int32",), (in_features // per_word, out_features)).T, bits
+    )
+    zeros = unpack_words(
+        parts.read("qzeros", ("int32",), (count, -(-out_features // per_word))), bits
+    )
     zeros = _gptq_zeros(parts, zeros[:, :out_features], bits)
     order = _input_order(parts, "g_idx", in_features, width)
     return _integers(parts, rule, codes, scales.T, zeros.T, width, order)
 
 
 def _gptq_zeros(parts: _Parts, zeros: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """The first format stores them less one. What 0 became there, its readers understand as 0 or as 2^bits."""
+    """The first format stores them less one. What 0 became there, its readers understand as 0 or as
+    2^bits."""
     offset, top = parts.quantization.zero_offset, 2**bits - 1
     if offset and (zeros == top).any():
         raise UnsupportedModel(
-            f"{parts.module}.qzeros stores the zero point {top} in GPTQ's first format, where it means 0 to some "
-            f"readers and {top + 1} to others.",
+            f"{parts.module}.qzeros stores the zero point {top} in GPTQ's first format, where it"
+            f" means 0 to some readers and {top + 1} to others.",
             "Give a checkpoint in the format gptq_v2, or a symmetric one.",
         )
     return zeros + np.uint8(offset)
 
 
 def _input_order(parts: _Parts, part: str, in_features: int, width: int) -> NDArray[np.intp] | None:
-    """With desc_act, the group of each input: the columns are sorted by it, so that groups are blocks again."""
+    """With desc_act, the group of each input: the columns are sorted by it, so that groups are
+    blocks again."""
     if not parts.has(part):
         return None
     groups = parts.read(part, ("int32", "int64"), (in_features,))
@@ -396,11 +454,15 @@ def _input_order(parts: _Parts, part: str, in_features: int, width: int) -> NDAr
         return None
     inside = groups.min() >= 0 and groups.max() < in_features // width
     if not inside or (np.bincount(groups) != width).any():
-        _refuse(parts.info(part, ("int32", "int64")), f"does not put {width} inputs into each of its groups")
+        _refuse(
+            parts.info(part, ("int32", "int64")),
+            f"does not put {width} inputs into each of its groups",
+        )
     return np.argsort(groups, kind="stable")
 
 
-# DeepSeek's fp8: weight float8 [out, in], weight_scale_inv one for 128 by 128 weights (it multiplies, despite its name)
+# DeepSeek's fp8: weight float8 [out, in], weight_scale_inv one for 128 by 128 weights (it
+# multiplies, despite its name)
 
 
 def _fp8_shape(parts: _Parts, _: Rule) -> tuple[int, int]:
@@ -410,22 +472,31 @@ def _fp8_shape(parts: _Parts, _: Rule) -> tuple[int, int]:
 def _read_fp8(parts: _Parts, rule: Rule) -> QuantizedWeight:
     shape, side = _fp8_shape(parts, rule), rule.scheme.block
     scales = parts.scales("weight_scale_inv", _FLOATS, (-(-shape[0] // side), -(-shape[1] // side)))
-    return QuantizedWeight(parts.module, rule.scheme, parts.float8("weight", shape), scales, (side, side))
+    return QuantizedWeight(
+        parts.module, rule.scheme, parts.float8("weight", shape), scales, (side, side)
+    )
 
 
-# compressed-tensors: packed integers have an offset of half their range; others stand in `weight` as they are
+# compressed-tensors: packed integers have an offset of half their range; others stand in `weight`
+# as they are
 
 
 def _compressed_shape(parts: _Parts, rule: Rule) -> tuple[int, int]:
     if not parts.has("weight_packed"):
         return parts.matrix("weight", ("int8", "float8_e4m3fn"))
     rows, words = parts.matrix("weight_packed", ("int32",))
-    out_features, in_features = (int(size) for size in parts.read("weight_shape", ("int64", "int32"), (2,)))
+    out_features, in_features = (
+        int(size) for size in parts.read("weight_shape", ("int64", "int32"), (2,))
+    )
     per_word = 32 // rule.scheme.bits
-    if out_features != rows or not 0 < in_features <= words * per_word or -(-in_features // per_word) != words:
+    if (
+        out_features != rows
+        or not 0 < in_features <= words * per_word
+        or -(-in_features // per_word) != words
+    ):
         raise CheckpointError(
-            f"{parts.module}.weight_shape tells of [{out_features}, {in_features}], and weight_packed has the shape "
-            f"[{rows}, {words}], {per_word} weights to a word.",
+            f"{parts.module}.weight_shape tells of [{out_features}, {in_features}], and"
+            f" weight_packed has the shape [{rows}, {words}], {per_word} weights to a word.",
             "Download the checkpoint again: its tensors do not belong together.",
         )
     return out_features, in_features
@@ -437,24 +508,42 @@ def _read_compressed(parts: _Parts, rule: Rule) -> QuantizedWeight:
         return _read_packed(parts, rule, shape)
     fp8 = rule.scheme.weight == "float8_e4m3fn"
     codes = parts.float8("weight", shape) if fp8 else parts.read("weight", ("int8",), shape)
-    if parts.has("weight_zero_point") and parts.checkpoint.read(f"{parts.module}.weight_zero_point").any():
-        raise UnsupportedModel(f"{parts.module}.weight_zero_point: signed weights with a zero point.")
+    if (
+        parts.has("weight_zero_point")
+        and parts.checkpoint.read(f"{parts.module}.weight_zero_point").any()
+    ):
+        raise UnsupportedModel(
+            f"{parts.module}.weight_zero_point: signed weights with a zero point."
+        )
     scales, block = _compressed_scales(parts, rule.scheme, shape)
     static = rule.scheme.activations == "static tensor"
     return QuantizedWeight(
-        parts.module, rule.scheme, codes, scales, block, input_scale=parts.scalar("input_scale") if static else None
+        parts.module,
+        rule.scheme,
+        codes,
+        scales,
+        block,
+        input_scale=parts.scalar("input_scale") if static else None,
     )
 
 
-def _compressed_scales(parts: _Parts, scheme: Scheme, shape: tuple[int, int]) -> tuple[NDArray[Any], tuple[int, int]]:
-    """One scale, one a row, or one a square: the tensor's shape tells; a scheme says only what is usual."""
+def _compressed_scales(
+    parts: _Parts, scheme: Scheme, shape: tuple[int, int]
+) -> tuple[NDArray[Any], tuple[int, int]]:
+    """One scale, one a row, or one a square: the tensor's shape tells; a scheme says only what is
+    usual."""
     out_features, in_features = shape
     if scheme.scaling == "square":
         side = scheme.block
-        return parts.scales("weight_scale", _FLOATS, (-(-out_features // side), -(-in_features // side))), (side, side)
+        return parts.scales(
+            "weight_scale", _FLOATS, (-(-out_features // side), -(-in_features // side))
+        ), (side, side)
     if parts.info("weight_scale", _FLOATS).shape in ((), (1,)):
         return parts.scales("weight_scale", _FLOATS, (1, 1), (), (1,)), shape
-    return parts.scales("weight_scale", _FLOATS, (out_features, 1), (out_features,)), (1, in_features)
+    return parts.scales("weight_scale", _FLOATS, (out_features, 1), (out_features,)), (
+        1,
+        in_features,
+    )
 
 
 def _read_packed(parts: _Parts, rule: Rule, shape: tuple[int, int]) -> QuantizedWeight:

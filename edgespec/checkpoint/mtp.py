@@ -1,6 +1,8 @@
-"""The head for multi-token prediction (MTP) that a base's checkpoint brings along: is it there, and is it whole.
+"""The head for multi-token prediction (MTP) that a base's checkpoint brings along: is it there, and
+is it whole.
 
-Knows Qwen3.5's names, which are `mtp.*` at the root, and those by which other families are told. Knows no graphs.
+Knows Qwen3.5's names, which are `mtp.*` at the root, and those by which other families are told.
+Knows no graphs.
 """
 
 from __future__ import annotations
@@ -16,14 +18,18 @@ from edgespec.errors import CheckpointError, UnsupportedModel
 ROOT = "mtp."
 LAYER = "mtp.layers.0"
 _NEXTN = re.compile(r"model\.layers\.\d{1,6}\.eh_proj\.")
-_WITHOUT = "Draft for this base with an EAGLE-3 or DFlash checkpoint; without --mtp the head is left aside."
+_WITHOUT = (
+    "Draft for this base with an EAGLE-3 or DFlash checkpoint; without --mtp the head is left"
+    " aside."
+)
 
 
 def mtp_head(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of the head's tensors, as on disk; a quantised Linear as the weight that it stands for.
+    """Name -> shape of the head's tensors, as on disk; a quantised Linear as the weight that it
+    stands for.
 
-    Raises UnsupportedModel where there is no head, where the head that the config tells of was lost, and for heads of
-    other forms; CheckpointError where a part of it is missing.
+    Raises UnsupportedModel where there is no head, where the head that the config tells of was
+    lost, and for heads of other forms; CheckpointError where a part of it is missing.
     """
     refuse_other_forms(checkpoint)
     stored = [name for name in checkpoint.tensors if name.startswith(ROOT)]
@@ -31,15 +37,15 @@ def mtp_head(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, tuple[int
         raise _no_head(checkpoint, stored)
     if not stored:
         raise UnsupportedModel(
-            f"{checkpoint.path}: config.json tells of an MTP head (mtp_num_hidden_layers {config.mtp_layers}), but "
-            "there are no mtp.* tensors.",
-            "transformers leaves mtp.* out when it saves a model. Use the original download, or do without the head, "
-            "which is without --mtp.",
+            f"{checkpoint.path}: config.json tells of an MTP head (mtp_num_hidden_layers"
+            f" {config.mtp_layers}), but there are no mtp.* tensors.",
+            "transformers leaves mtp.* out when it saves a model. Use the original download, or do"
+            " without the head, which is without --mtp.",
         )
     if config.mtp_layers > 1:
         raise UnsupportedModel(
-            f"{checkpoint.path}: an MTP head of {config.mtp_layers} layers; this version takes one layer, used again "
-            "for every step.",
+            f"{checkpoint.path}: an MTP head of {config.mtp_layers} layers; this version takes one"
+            " layer, used again for every step.",
             _WITHOUT,
         )
     _refuse_own_embedding(checkpoint, stored)
@@ -49,7 +55,8 @@ def mtp_head(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, tuple[int
 
 
 def mtp_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of a head with one layer, which is a layer of full attention of the base's own form."""
+    """Name -> shape of a head with one layer, which is a layer of full attention of the base's own
+    form."""
     layer = config.decoder
     hidden, inner, head = layer.hidden_size, layer.intermediate_size, layer.head_dim
     queries, keys = layer.num_heads * head, layer.num_kv_heads * head
@@ -63,7 +70,12 @@ def mtp_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         f"{LAYER}.mlp.up_proj": (inner, hidden),
         f"{LAYER}.mlp.down_proj": (hidden, inner),
     }
-    biased = {"q_proj": layer.qkv_bias, "k_proj": layer.qkv_bias, "v_proj": layer.qkv_bias, "o_proj": layer.o_bias}
+    biased = {
+        "q_proj": layer.qkv_bias,
+        "k_proj": layer.qkv_bias,
+        "v_proj": layer.qkv_bias,
+        "o_proj": layer.o_bias,
+    }
     norms = {
         "mtp.pre_fc_norm_embedding": hidden,
         "mtp.pre_fc_norm_hidden": hidden,
@@ -73,28 +85,39 @@ def mtp_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         f"{LAYER}.self_attn.q_norm": head,
         f"{LAYER}.self_attn.k_norm": head,
     }
-    tensors: dict[str, tuple[int, ...]] = {f"{name}.weight": shape for name, shape in linears.items()}
-    biases = {f"{name}.bias": (rows,) for name, (rows, _) in linears.items() if biased.get(name.rpartition(".")[2])}
+    tensors: dict[str, tuple[int, ...]] = {
+        f"{name}.weight": shape for name, shape in linears.items()
+    }
+    biases = {
+        f"{name}.bias": (rows,)
+        for name, (rows, _) in linears.items()
+        if biased.get(name.rpartition(".")[2])
+    }
     return tensors | biases | {f"{name}.weight": (size,) for name, size in norms.items()}
 
 
 def _no_head(checkpoint: Checkpoint, stored: list[str]) -> UnsupportedModel:
     if stored:
         return UnsupportedModel(
-            f"{checkpoint.path} has {len(stored)} mtp.* tensors, but its config.json tells of no MTP head.",
+            f"{checkpoint.path} has {len(stored)} mtp.* tensors, but its config.json tells of no"
+            " MTP head.",
             "Use the config.json of the original download: mtp_num_hidden_layers was lost.",
         )
-    return UnsupportedModel(f"{checkpoint.path} has no MTP head: its config.json tells of none.", _WITHOUT)
+    return UnsupportedModel(
+        f"{checkpoint.path} has no MTP head: its config.json tells of none.", _WITHOUT
+    )
 
 
 def refuse_other_forms(checkpoint: Checkpoint) -> None:
-    """DeepSeek and GLM keep the head as a layer behind the last; speculators as a draft of its own."""
+    """DeepSeek and GLM keep the head as a layer behind the last; speculators as a draft of its
+    own."""
     nextn = next((name for name in checkpoint.tensors if _NEXTN.match(name)), None)
     if nextn is not None or checkpoint.config.get("num_nextn_predict_layers"):
         raise UnsupportedModel(
             f"{checkpoint.path}: an MTP head as DeepSeek and GLM name it "
             f"({nextn or 'num_nextn_predict_layers'}); this version knows Qwen3.5's form.",
-            "It would need graphs of that family's layers (enorm, hnorm, eh_proj, shared_head). Take a Qwen3.5 base.",
+            "It would need graphs of that family's layers (enorm, hnorm, eh_proj, shared_head)."
+            " Take a Qwen3.5 base.",
         )
 
 
@@ -104,25 +127,31 @@ def _refuse_own_embedding(checkpoint: Checkpoint, stored: list[str]) -> None:
     own = [name for name in stored if re.match(r"mtp\.(embed_tokens|lm_head)\.", name)]
     if own or any(place.get("mtp_use_dedicated_embeddings") for place in places):
         raise UnsupportedModel(
-            f"{checkpoint.path}: an MTP head with an embedding of its own "
-            f"({own[0] if own else 'mtp_use_dedicated_embeddings'}); this version shares the base's.",
+            f"{checkpoint.path}: an MTP head with an embedding of its own"
+            f" ({own[0] if own else 'mtp_use_dedicated_embeddings'}); this version shares the"
+            " base's.",
             _WITHOUT,
         )
 
 
-def _check_whole(checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]], stored: list[str]) -> None:
+def _check_whole(
+    checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]], stored: list[str]
+) -> None:
     parts = {name: _parts_of(checkpoint, name) for name in expected}
     missing = [name for name, found in parts.items() if not found]
     known = {part for found in parts.values() for part in found}
     strange = [name for name in stored if name not in known]
     if strange:
         raise UnsupportedModel(
-            f"{checkpoint.path}: the MTP head has parts that a dense one has not: {some_of(strange)}.", _WITHOUT
+            f"{checkpoint.path}: the MTP head has parts that a dense one has not:"
+            f" {some_of(strange)}.",
+            _WITHOUT,
         )
     if missing:
         raise CheckpointError(
             f"{checkpoint.path}: the MTP head lacks {some_of(missing)}.",
-            "Download the checkpoint again, all shards of it, or do without the head, which is without --mtp.",
+            "Download the checkpoint again, all shards of it, or do without the head, which is"
+            " without --mtp.",
         )
 
 

@@ -1,4 +1,5 @@
-"""Where the text part of a checkpoint stands: alone under `model.`, or beside a tower under `model.language_model.`.
+"""Where the text part of a checkpoint stands: alone under `model.`, or beside a tower under
+`model.language_model.`.
 
 Our own names are always those of a text model: model.layers.0, lm_head.
 """
@@ -9,7 +10,8 @@ from edgespec.checkpoint.files import Checkpoint
 
 STACK = "model"
 NESTED = "model.language_model"
-# Roots of tensors that belong to no layer of the decoder: towers of other senses, heads for multi-token prediction
+# Roots of tensors that belong to no layer of the decoder: towers of other senses, heads for
+# multi-token prediction
 BESIDE = ("model.visual.", "visual.", "mtp.")
 
 

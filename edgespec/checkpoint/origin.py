@@ -1,7 +1,9 @@
-"""What a checkpoint was quantised from, as the manifest.json says that `edgespec quantize` wrote beside its weights.
+"""What a checkpoint was quantised from, as the manifest.json says that `edgespec quantize` wrote
+beside its weights.
 
-A pair belongs together by the weights that its draft was trained on; quantising them changes the checkpoint's identity
-and not the pair. Knows when such a manifest is not to be believed: copied beside other weights, say.
+A pair belongs together by the weights that its draft was trained on; quantising them changes the
+checkpoint's identity and not the pair. Knows when such a manifest is not to be believed: copied
+beside other weights, say.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ _DISBELIEVED = "so it is not known what these weights were quantised from"
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """`identity` is the original checkpoint's, None where it is not known; `doubt` says why a manifest is not believed.
+    """`identity` is the original checkpoint's, None where it is not known; `doubt` says why a
+    manifest is not believed.
 
     `manifest` is what was read, believed or not; None where quantize wrote none.
     """
@@ -31,7 +34,8 @@ class Origin:
 
 
 def origin_of(checkpoint: Checkpoint, *, hashes: bool = True) -> Origin:
-    """The origin of a quantised checkpoint. Reads all of its weights, or with `hashes` False their sizes alone.
+    """The origin of a quantised checkpoint. Reads all of its weights, or with `hashes` False their
+    sizes alone.
 
     Texts beside the weights (a chat template, say) may be changed without another origin.
     """
@@ -57,7 +61,11 @@ def _identity(checkpoint: Checkpoint, manifest: Mapping[str, Any], hashes: bool)
     weights = {info.file.name if info.file else "" for info in checkpoint.tensors.values()}
     if strange := sorted(weights - listed.keys()):
         raise BundleError(f"{where} does not list {strange[0] or 'pickled weights'}", again)
-    entries = {name: entry for name, entry in listed.items() if name in weights or name.endswith(".safetensors")}
+    entries = {
+        name: entry
+        for name, entry in listed.items()
+        if name in weights or name.endswith(".safetensors")
+    }
     for fault in bundle.faults(checkpoint.path, entries, read_up_to=math.inf if hashes else 0):
         raise fault
     source = manifest.get("source")

@@ -1,7 +1,8 @@
-"""What a checkpoint's JSON says of its quantisation: the layout on disk, and which scheme each module has.
+"""What a checkpoint's JSON says of its quantisation: the layout on disk, and which scheme each
+module has.
 
-Knows the spellings of ModelOpt, AutoAWQ, GPTQ, DeepSeek's fp8 and compressed-tensors. Knows no tensors: where a hub
-layout leaves open which modules are quantised, layouts.py asks the tensors.
+Knows the spellings of ModelOpt, AutoAWQ, GPTQ, DeepSeek's fp8 and compressed-tensors. Knows no
+tensors: where a hub layout leaves open which modules are quantised, layouts.py asks the tensors.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ KvCache = Literal["fp8", "nvfp4"]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a module's weight is to be. `group_size` counts weights along in; None: not told, or the whole row."""
+    """What a module's weight is to be. `group_size` counts weights along in; None: not told, or the
+    whole row."""
 
     scheme: Scheme
     group_size: int | None = None
@@ -32,7 +34,9 @@ class Quantization:
     """The settings of one checkpoint. `source` names the file in errors."""
 
     layout: Layout
-    groups: tuple[tuple[tuple[str, ...], Rule], ...]  # patterns of module names, and what these are; the first counts
+    groups: tuple[
+        tuple[tuple[str, ...], Rule], ...
+    ]  # patterns of module names, and what these are; the first counts
     excluded: tuple[str, ...]  # patterns of modules that stay as they are
     kv_cache: KvCache | None
     source: str
@@ -40,7 +44,8 @@ class Quantization:
     tensors_decide: bool = False  # a module without quantised tensors is simply not quantised
 
     def rule(self, module: str) -> Rule | None:
-        """What the settings say of a Linear such as model.layers.0.mlp.up_proj; None: it is not quantised."""
+        """What the settings say of a Linear such as model.layers.0.mlp.up_proj; None: it is not
+        quantised."""
         if any(matches(pattern, module) for pattern in self.excluded):
             return None
         for patterns, rule in self.groups:
@@ -50,22 +55,31 @@ class Quantization:
 
 
 def matches(pattern: str, module: str) -> bool:
-    """A name (its submodules too), a glob as ModelOpt writes it, or `re:` and a regular expression from the start."""
+    """A name (its submodules too), a glob as ModelOpt writes it, or `re:` and a regular expression
+    from the start."""
     if pattern.startswith("re:"):
         return re.match(pattern[3:], module) is not None
     return fnmatchcase(module, pattern) or module.startswith(f"{pattern}.")
 
 
 def quantization_of(
-    config: Mapping[str, Any], hf_quant_config: Mapping[str, Any] | None = None, source: str = "config.json"
+    config: Mapping[str, Any],
+    hf_quant_config: Mapping[str, Any] | None = None,
+    source: str = "config.json",
 ) -> Quantization | None:
-    """The settings in config.json and, where there is one, hf_quant_config.json; None: nothing is quantised.
+    """The settings in config.json and, where there is one, hf_quant_config.json; None: nothing is
+    quantised.
 
-    Raises UnsupportedModel for methods and algorithms that are not read, CheckpointError for settings that contradict
-    each other or are not of the form that their writers use.
+    Raises UnsupportedModel for methods and algorithms that are not read, CheckpointError for
+    settings that contradict each other or are not of the form that their writers use.
     """
     embedded = next(
-        (_Settings(config[key], f"{source} ({key})") for key in _SECTIONS if config.get(key) not in (None, {})), None
+        (
+            _Settings(config[key], f"{source} ({key})")
+            for key in _SECTIONS
+            if config.get(key) not in (None, {})
+        ),
+        None,
     )
     beside = None
     if hf_quant_config is not None:
@@ -78,12 +92,14 @@ def quantization_of(
     assert embedded is not None
     if beside is not None and beside.get("quant_algo"):
         raise CheckpointError(
-            f"{embedded.source} tells of {method!r}, {beside.source} of ModelOpt's {beside.get('quant_algo')!r}.",
+            f"{embedded.source} tells of {method!r}, {beside.source} of ModelOpt's"
+            f" {beside.get('quant_algo')!r}.",
             "Remove the file that does not belong to these weights.",
         )
     if method not in _METHODS:
         raise UnsupportedModel(
-            f"{embedded.source}: quantised with the method {method!r}, which this version does not read.",
+            f"{embedded.source}: quantised with the method {method!r}, which this version does not"
+            " read.",
             f"It reads {', '.join(('modelopt', *_METHODS))}. Give the original checkpoint.",
         )
     return _METHODS[method](embedded)
@@ -102,7 +118,9 @@ class _Settings:
 
     def __post_init__(self) -> None:
         if not isinstance(self.raw, Mapping):
-            raise CheckpointError(f"{self.source} is not an object.", "Correct the file, or download it again.")
+            raise CheckpointError(
+                f"{self.source} is not an object.", "Correct the file, or download it again."
+            )
 
     def get(self, key: str) -> Any:
         return self.raw.get(key)
@@ -111,7 +129,8 @@ class _Settings:
         value = repr(self.get(key))
         value = value if len(value) <= 80 else f"{value[:77]}..."
         return CheckpointError(
-            f"{self.source}: '{key}' is {value}, not {wanted}.", "Correct the file, or download the checkpoint again."
+            f"{self.source}: '{key}' is {value}, not {wanted}.",
+            "Correct the file, or download the checkpoint again.",
         )
 
     def optional_section(self, key: str) -> _Settings | None:
@@ -150,7 +169,9 @@ class _Settings:
         try:
             re.compile(name[3:])
         except re.error as error:
-            raise CheckpointError(f"{self.source}: '{key}' has {name!r}, no regular expression: {error}.") from error
+            raise CheckpointError(
+                f"{self.source}: '{key}' has {name!r}, no regular expression: {error}."
+            ) from error
 
     def group_size(self) -> int | None:
         """-1 and, in ModelOpt's files, 0 mean the whole row."""
@@ -166,25 +187,30 @@ class _Settings:
         if value not in allowed:
             wanted = " or ".join(repr(item) for item in allowed)
             raise UnsupportedModel(
-                f"{self.source}: '{key}' is {value!r}; this version reads {wanted}.", "Give another checkpoint."
+                f"{self.source}: '{key}' is {value!r}; this version reads {wanted}.",
+                "Give another checkpoint.",
             )
 
 
 def _method(embedded: _Settings) -> str:
     """Old files of ModelOpt do not name the method, but the algorithm."""
-    return embedded.text("quant_method", "modelopt" if embedded.get("quant_algo") else "a method without a name")
+    return embedded.text(
+        "quant_method", "modelopt" if embedded.get("quant_algo") else "a method without a name"
+    )
 
 
 # ModelOpt
 
 
 def _modelopt(embedded: _Settings | None, beside: _Settings | None) -> Quantization | None:
-    """The file beside config.json tells more (group sizes); where both are there they must agree."""
+    """The file beside config.json tells more (group sizes); where both are there they must
+    agree."""
     settings = beside or embedded
     assert settings is not None
     if beside is not None and embedded is not None and _algo(beside) != _algo(embedded):
         raise CheckpointError(
-            f"{beside.source} says {_algo(beside) or 'nothing'} and {embedded.source} {_algo(embedded) or 'nothing'}.",
+            f"{beside.source} says {_algo(beside) or 'nothing'} and {embedded.source}"
+            f" {_algo(embedded) or 'nothing'}.",
             "Remove the file that does not belong to these weights.",
         )
     algo = _algo(settings)
@@ -206,7 +232,9 @@ def _algo(settings: _Settings) -> str | None:
 
 def _algo_rule(settings: _Settings, algo: str, where: str) -> Rule:
     if settings.flag("has_zero_point", False):
-        raise UnsupportedModel(f"{where}: {algo} with zero points, which ModelOpt 0.47 does not write.")
+        raise UnsupportedModel(
+            f"{where}: {algo} with zero points, which ModelOpt 0.47 does not write."
+        )
     return Rule(scheme_of_algo(algo, where), settings.group_size())
 
 
@@ -222,7 +250,8 @@ def _mixed(settings: _Settings) -> tuple[tuple[tuple[str, ...], Rule], ...]:
 
 
 def _kv_cache(beside: _Settings | None, embedded: _Settings | None) -> KvCache | None:
-    """hf_quant_config names an algorithm; config.json has {num_bits, type} for fp8 and a plain name for others."""
+    """hf_quant_config names an algorithm; config.json has {num_bits, type} for fp8 and a plain name
+    for others."""
     if beside is not None and beside.get("kv_cache_quant_algo") is not None:
         return _kv_algo(beside, "kv_cache_quant_algo")
     if embedded is None or embedded.get("kv_cache_scheme") is None:
@@ -254,7 +283,9 @@ def _kv_scheme(settings: _Settings) -> KvCache | None:
 
 def _awq(settings: _Settings) -> Quantization:
     settings.need("bits", settings.get("bits") or settings.get("w_bit"), 4)
-    settings.need("version", settings.text("version", settings.text("format", "gemm")).lower(), "gemm")
+    settings.need(
+        "version", settings.text("version", settings.text("format", "gemm")).lower(), "gemm"
+    )
     settings.need("backend", settings.text("backend", "autoawq"), "autoawq", "auto")
     settings.need("zero_point", settings.flag("zero_point", True), True)
     return _by_tensors("awq", Rule(SCHEMES["int4_wo"], settings.group_size()), settings)
@@ -269,7 +300,9 @@ def _gptq(settings: _Settings) -> Quantization:
     dynamic = settings.optional_section("dynamic")
     for pattern in dynamic.raw if dynamic is not None else ():
         if not pattern.startswith("-:"):  # these are left out, which the tensors tell as well
-            raise UnsupportedModel(f"{settings.source}: GPTQ with settings of its own for {pattern!r} ('dynamic').")
+            raise UnsupportedModel(
+                f"{settings.source}: GPTQ with settings of its own for {pattern!r} ('dynamic')."
+            )
     rule = Rule(SCHEMES[f"int{bits}_wo"], settings.group_size())
     return _by_tensors("gptq", rule, settings, zero_offset=1 if form == "gptq" else 0)
 
@@ -282,7 +315,9 @@ def _fp8(settings: _Settings) -> Quantization:
     return _by_tensors("fp8", Rule(SCHEMES["fp8_block"], 128), settings)
 
 
-def _by_tensors(layout: Layout, rule: Rule, settings: _Settings, zero_offset: int = 0) -> Quantization:
+def _by_tensors(
+    layout: Layout, rule: Rule, settings: _Settings, zero_offset: int = 0
+) -> Quantization:
     groups = ((("*",), rule),)
     return Quantization(layout, groups, (), None, settings.source, zero_offset, tensors_decide=True)
 
@@ -299,7 +334,9 @@ def _compressed(settings: _Settings) -> Quantization:
     found = [_compressed_group(groups.section(name), form) for name in groups.raw]
     found.sort(key=lambda group: "*" in group[0])  # modules by name come before all Linears
     ignored = (*settings.names("ignore"), _EMBEDDING)
-    return Quantization("compressed-tensors", tuple(found), ignored, _kv_scheme(settings), settings.source)
+    return Quantization(
+        "compressed-tensors", tuple(found), ignored, _kv_scheme(settings), settings.source
+    )
 
 
 _EMBEDDING = "re:.*embed_tokens$"  # no Linear, but a tied head is read from it
@@ -307,17 +344,24 @@ _EMBEDDING = "re:.*embed_tokens$"  # no Linear, but a tied head is read from it
 
 def _compressed_group(group: _Settings, form: str) -> tuple[tuple[str, ...], Rule]:
     form = group.text("format", form)
-    group.need("format", form, "pack-quantized", "float-quantized", "int-quantized", "naive-quantized")
+    group.need(
+        "format", form, "pack-quantized", "float-quantized", "int-quantized", "naive-quantized"
+    )
     if group.get("output_activations") is not None:
         raise UnsupportedModel(f"{group.source}: quantised outputs (output_activations).")
     weights, inputs = group.section("weights"), group.optional_section("input_activations")
     weights.need("num_bits", weights.get("num_bits"), 4, 8)
-    kind = (weights.text("type"), weights.get("num_bits"), form == "pack-quantized", _inputs(inputs))
+    kind = (
+        weights.text("type"),
+        weights.get("num_bits"),
+        form == "pack-quantized",
+        _inputs(inputs),
+    )
     if kind not in _COMPRESSED:
         type_name, bits, _, activations = kind
         raise UnsupportedModel(
-            f"{group.source}: {form} weights of {bits} bits ({type_name}) with activations {activations!r}, which this "
-            "version does not read."
+            f"{group.source}: {form} weights of {bits} bits ({type_name}) with activations"
+            f" {activations!r}, which this version does not read."
         )
     weights.need("strategy", weights.text("strategy"), "tensor", "channel", "group", "block")
     squares = weights.text("strategy") == "block"

@@ -1,7 +1,7 @@
 """`edgespec chat`: a conversation in the terminal, each token shown as soon as its text is certain.
 
-Knows lines, commands that begin with a slash, the history, and what a terminal may be shown. Knows nothing of how an
-answer comes about: that is the engine's.
+Knows lines, commands that begin with a slash, the history, and what a terminal may be shown. Knows
+nothing of how an answer comes about: that is the engine's.
 """
 
 from __future__ import annotations
@@ -40,12 +40,18 @@ MAKE_ROOM = "/undo drops the last exchange, /reset all of them."
 
 
 @click.command("chat", cls=EdgeCommand, aliases=ALIASES)
-@click.option("--engine-dir", required=True, type=click.Path(path_type=Path), help="What edgespec build made.")
+@click.option(
+    "--engine-dir", required=True, type=click.Path(path_type=Path), help="What edgespec build made."
+)
 @click.option("--system", default="", metavar="TEXT", help="The system prompt.")
 @click.option(
-    "--spec-decode/--no-spec-decode", default=None,
-    help="Draft and verify, or decode plainly. By default drafts are used where the directory holds a draft engine.",
-)  # fmt: skip
+    "--spec-decode/--no-spec-decode",
+    default=None,
+    help=(
+        "Draft and verify, or decode plainly. By default drafts are used where the directory holds"
+        " a draft engine."
+    ),
+)
 @click.option(
     "--spec-draft-top-k",
     type=click.IntRange(1),
@@ -53,49 +59,92 @@ MAKE_ROOM = "/undo drops the last exchange, /reset all of them."
 )
 @click.option("--spec-draft-step", type=click.IntRange(1), help="Levels of the tree; 1 for DFlash.")
 @click.option(
-    "--spec-verify-size", type=click.IntRange(1), help="Nodes a base pass, the root included; at most 128 for DFlash."
+    "--spec-verify-size",
+    type=click.IntRange(1),
+    help="Nodes a base pass, the root included; at most 128 for DFlash.",
 )
 @click.option(
-    "--show-speculation", is_flag=True,
-    help="Accepted drafts in green (on a terminal, unless NO_COLOR is set); figures after each answer, on stderr.",
-)  # fmt: skip
-@click.option(
-    "--max-generate-length", type=int, default=DEFAULTS.max_generate_length, show_default=True, help="Tokens an answer."
+    "--show-speculation",
+    is_flag=True,
+    help=(
+        "Accepted drafts in green (on a terminal, unless NO_COLOR is set); figures after each"
+        " answer, on stderr."
+    ),
 )
-@click.option("--temperature", type=float, default=DEFAULTS.temperature, show_default=True, help="0 is greedy.")
+@click.option(
+    "--max-generate-length",
+    type=int,
+    default=DEFAULTS.max_generate_length,
+    show_default=True,
+    help="Tokens an answer.",
+)
+@click.option(
+    "--temperature",
+    type=float,
+    default=DEFAULTS.temperature,
+    show_default=True,
+    help="0 is greedy.",
+)
 @click.option("--top-k", type=int, default=DEFAULTS.top_k, show_default=True, help="0 is off.")
 @click.option("--top-p", type=float, default=DEFAULTS.top_p, show_default=True, help="1 is off.")
 @click.option("--min-p", type=float, default=DEFAULTS.min_p, show_default=True, help="0 is off.")
 @click.option(
-    "--repetition-penalty", type=float, default=DEFAULTS.repetition_penalty, show_default=True, help="1 is off."
+    "--repetition-penalty",
+    type=float,
+    default=DEFAULTS.repetition_penalty,
+    show_default=True,
+    help="1 is off.",
 )
 @click.option("--seed", type=int, help="For every answer; without it one is drawn for each.")
-@click.option("--stop", multiple=True, metavar="TEXT", help="End an answer before this text; may be given repeatedly.")
-@click.option("--enable-thinking", is_flag=True, help="What the chat template is told; the thoughts are shown as text.")
 @click.option(
-    "--prefix-cache-mb", type=click.IntRange(0), default=256, show_default=True,
+    "--stop",
+    multiple=True,
+    metavar="TEXT",
+    help="End an answer before this text; may be given repeatedly.",
+)
+@click.option(
+    "--enable-thinking",
+    is_flag=True,
+    help="What the chat template is told; the thoughts are shown as text.",
+)
+@click.option(
+    "--prefix-cache-mb",
+    type=click.IntRange(0),
+    default=256,
+    show_default=True,
     help="Memory for KV rows of earlier turns, so that a turn computes only what is new; 0 is off.",
-)  # fmt: skip
+)
 @click.pass_context
 def command(
-    ctx: click.Context, /, engine_dir: Path, system: str, spec_decode: bool | None, spec_draft_top_k: int | None,
-    spec_draft_step: int | None, spec_verify_size: int | None, show_speculation: bool, enable_thinking: bool,
-    prefix_cache_mb: int, **sampling: Any,
-) -> int:  # fmt: skip
+    ctx: click.Context,
+    /,
+    engine_dir: Path,
+    system: str,
+    spec_decode: bool | None,
+    spec_draft_top_k: int | None,
+    spec_draft_step: int | None,
+    spec_verify_size: int | None,
+    show_speculation: bool,
+    enable_thinking: bool,
+    prefix_cache_mb: int,
+    **sampling: Any,
+) -> int:
     """Talk with a model in the terminal.
 
-    The text streams as it becomes certain. With drafts it is the text of plain decoding, greedy and sampled (see infer
-    --help). /help lists the commands (/system, /undo, /reset, /exit); a turn that begins with a slash is written with
-    two. A line that ends with a backslash goes on in the next one; empty lines are skipped.
+    The text streams as it becomes certain. With drafts it is the text of plain decoding, greedy and
+    sampled (see infer --help). /help lists the commands (/system, /undo, /reset, /exit); a turn
+    that begins with a slash is written with two. A line that ends with a backslash goes on in the
+    next one; empty lines are skipped.
 
-    Ctrl-C ends an answer after the step under way and keeps what there is; a second one leaves at once (exit 130).
-    At the prompt the first clears the line and the second leaves; Ctrl-D leaves too.
+    Ctrl-C ends an answer after the step under way and keeps what there is; a second one leaves at
+    once (exit 130). At the prompt the first clears the line and the second leaves; Ctrl-D leaves
+    too.
 
-    Where input is no terminal each line is a turn (or a command), answers go to stdout, each ended by a newline, and
-    the exit code is 5 if a turn failed; Ctrl-C ends the run after the step.
+    Where input is no terminal each line is a turn (or a command), answers go to stdout, each ended
+    by a newline, and the exit code is 5 if a turn failed; Ctrl-C ends the run after the step.
 
-    Control characters of the model's act on no terminal: ESC is shown as \\x1b. Into a file or a pipe the text goes as
-    it is.
+    Control characters of the model's act on no terminal: ESC is shown as \\x1b. Into a file or a
+    pipe the text goes as it is.
 
     \b
     edgespec chat --engine-dir engines --show-speculation
@@ -116,15 +165,23 @@ def command(
         kind = engine.config["spec_decode_type"]
         chosen = not any(sizes)
         screen.note(
-            plan_line(plan, chosen=chosen, spec_decode_type=kind) if plan else "decoding plainly, without drafts"
+            plan_line(plan, chosen=chosen, spec_decode_type=kind)
+            if plan
+            else "decoding plainly, without drafts"
         )
         thinking_note = engine.thinking_note([enable_thinking], by_flag=True) if plan else None
         for note in (*engine.notes, *([thinking_note] if thinking_note else [])):
             screen.note(note)
         chat = Chat(
-            engine, plan, params, screen, conversation,
-            thinking=enable_thinking, show_speculation=show_speculation, interactive=sys.stdin.isatty(),
-        )  # fmt: skip
+            engine,
+            plan,
+            params,
+            screen,
+            conversation,
+            thinking=enable_thinking,
+            show_speculation=show_speculation,
+            interactive=sys.stdin.isatty(),
+        )
         return chat.run(terminal_reader() if chat.interactive else read_pipe)
 
 
@@ -153,7 +210,8 @@ class Screen:
         self.has_colours = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
     def show(self, text: str, *, accepted: bool = False) -> None:
-        """Text of an answer; with `accepted` in the colour of accepted drafts. What the encoding lacks is escaped."""
+        """Text of an answer; with `accepted` in the colour of accepted drafts. What the encoding
+        lacks is escaped."""
         encoding = self.out.encoding or "utf-8"
         text = text.encode(encoding, "backslashreplace").decode(encoding)
         if self.is_terminal:
@@ -164,7 +222,8 @@ class Screen:
         self.out.flush()
 
     def note(self, text: str) -> None:
-        """What is not of the model, on stderr; click takes the style away where that is no terminal."""
+        """What is not of the model, on stderr; click takes the style away where that is no
+        terminal."""
         click.echo(click.style(text, dim=True) if self.has_colours else text, err=True)
 
 
@@ -172,13 +231,24 @@ class Chat:
     """One conversation with an open engine. A turn that fails leaves no trace in the history."""
 
     def __init__(
-        self, engine: Engine, plan: DraftPlan | None, sampling: SamplingParams, screen: Screen,
-        conversation: Conversation, *, thinking: bool = False, show_speculation: bool = False,
+        self,
+        engine: Engine,
+        plan: DraftPlan | None,
+        sampling: SamplingParams,
+        screen: Screen,
+        conversation: Conversation,
+        *,
+        thinking: bool = False,
+        show_speculation: bool = False,
         interactive: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.engine, self.plan, self.sampling = engine, plan, sampling
         self.screen, self.conversation = screen, conversation
-        self.thinking, self.show_speculation, self.interactive = thinking, show_speculation, interactive
+        self.thinking, self.show_speculation, self.interactive = (
+            thinking,
+            show_speculation,
+            interactive,
+        )
         self.some_failed = False
         self.code: int | None = None  # the exit code, once the chat is over
 
@@ -200,7 +270,9 @@ class Chat:
                 warned = True
                 self.screen.note("\nonce more leaves, and so does Ctrl-D")
             except UnicodeDecodeError:
-                self.failed(RequestError("this turn is not UTF-8", "Send it again, encoded as UTF-8."))
+                self.failed(
+                    RequestError("this turn is not UTF-8", "Send it again, encoded as UTF-8.")
+                )
             except EdgeSpecError as error:
                 self.failed(error)
         return self.code
@@ -215,14 +287,18 @@ class Chat:
         if said.startswith("/") and not said.startswith("//"):
             self.obey(said)
         elif said.strip():
-            self.turn(message_text(said.removeprefix("/") if said.startswith("//") else said, Place("this turn")))
+            self.turn(
+                message_text(
+                    said.removeprefix("/") if said.startswith("//") else said, Place("this turn")
+                )
+            )
 
     def at_the_end(self) -> None:
         if self.interactive:
             self.screen.note("")
         self.leave()
 
-    # ---- a turn ------------------------------------------------------------------------------------------------
+    # ---- a turn
 
     def turn(self, said: str) -> None:
         """Send what was said, show the answer as it comes, and keep both."""
@@ -230,7 +306,9 @@ class Chat:
         ids = self.engine.tokenizer.encode(prompt)
         with Stopper() as stopper:
             try:
-                response = self.answer(self.engine.stream(ids, self.sampling, self.plan, keep=True), stopper)
+                response = self.answer(
+                    self.engine.stream(ids, self.sampling, self.plan, keep=True), stopper
+                )
                 self.conversation.add(said, response.text)
             except LimitError as error:
                 raise self.with_a_way_out(error) from error
@@ -245,7 +323,8 @@ class Chat:
             self.code = exit_code(number)
 
     def answer(self, stream: Stream, stopper: Stopper) -> Response:
-        """The response, once all of it is shown. What is shown of an answer that fails ends with its line."""
+        """The response, once all of it is shown. What is shown of an answer that fails ends with
+        its line."""
         from edgespec.runtime.jobs import Chunk, Response
 
         shown = 0
@@ -278,19 +357,32 @@ class Chat:
         if response.finish_reason == MAX_LENGTH:
             most = self.sampling.max_generate_length
             at_most = response.metrics.completion_tokens == most
-            found.append(f"[cut at --max-generate-length {most}]" if at_most else f"[cut: no room left. {MAKE_ROOM}]")
-        return [*found, figures(response, drafted=self.plan is not None)] if self.show_speculation else found
+            found.append(
+                f"[cut at --max-generate-length {most}]"
+                if at_most
+                else f"[cut: no room left. {MAKE_ROOM}]"
+            )
+        return (
+            [*found, figures(response, drafted=self.plan is not None)]
+            if self.show_speculation
+            else found
+        )
 
-    # ---- commands ----------------------------------------------------------------------------------------------
+    # ---- commands
 
     def obey(self, said: str) -> None:
         name, text = [*said.split(maxsplit=1), ""][:2]
         if name not in SLASHES:
             what = f"there is no command {name}"
-            raise RequestError(what, f"Commands: {', '.join(SLASHES)}. To send a turn that begins with /, write //.")
+            raise RequestError(
+                what,
+                f"Commands: {', '.join(SLASHES)}. To send a turn that begins with /, write //.",
+            )
         slash = SLASHES[name]
         if text and not slash.takes:
-            raise RequestError(f"{name} takes no text", f"To send it as a turn, write /{name} with it.")
+            raise RequestError(
+                f"{name} takes no text", f"To send it as a turn, write /{name} with it."
+            )
         slash.act(self, text.rstrip())
 
     def leave(self, _: str = "") -> None:
@@ -298,11 +390,17 @@ class Chat:
 
     def list_commands(self, _: str) -> None:
         names = {name: f"{name} {slash.takes}".strip() for name, slash in SLASHES.items()}
-        self.screen.note("\n".join(f"{names[name]:14} {slash.does}" for name, slash in SLASHES.items()))
+        self.screen.note(
+            "\n".join(f"{names[name]:14} {slash.does}" for name, slash in SLASHES.items())
+        )
 
     def reset(self, _: str) -> None:
         self.conversation.exchanges.clear()
-        self.screen.note("[a new conversation; the system prompt stays]" if self.conversation.system else "[anew]")
+        self.screen.note(
+            "[a new conversation; the system prompt stays]"
+            if self.conversation.system
+            else "[anew]"
+        )
 
     def set_system(self, text: str) -> None:
         self.conversation.system = message_text(text, Place("the system prompt"))
@@ -325,11 +423,15 @@ class Slash(NamedTuple):
 
 SLASHES = {
     "/help": Slash(Chat.list_commands, "This list."),
-    "/system": Slash(Chat.set_system, "Set the system prompt; without text, remove it. The turns so far stay.", "TEXT"),
+    "/system": Slash(
+        Chat.set_system,
+        "Set the system prompt; without text, remove it. The turns so far stay.",
+        "TEXT",
+    ),
     "/undo": Slash(Chat.undo, "Take back the last turn and its answer."),
     "/reset": Slash(Chat.reset, "Begin a new conversation, with the same system prompt."),
     "/exit": Slash(Chat.leave, "Leave."),
-}  # fmt: skip
+}
 
 
 def figures(response: Response, *, drafted: bool) -> str:
@@ -346,7 +448,7 @@ def figures(response: Response, *, drafted: bool) -> str:
     return f"[{', '.join(form.format(value) for value, form in shown if value is not None)}]"
 
 
-# ---- reading ---------------------------------------------------------------------------------------------------
+# ---- reading
 
 
 def read_turn(read: Read) -> str:

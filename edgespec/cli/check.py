@@ -14,7 +14,7 @@ from edgespec.cli.flags import EdgeCommand
 from edgespec.cli.terminal import harmless
 
 if TYPE_CHECKING:
-    from edgespec.pairing.verdicts import Report
+    from edgespec.pairing.check_result import Report
 
 REFUSED = 3
 LEVEL_WIDTH, TOPIC_WIDTH = 9, 14
@@ -24,7 +24,9 @@ METHODS = {"eagle3": "EAGLE-3", "dflash": "DFlash", "mtp": "MTP", "": "unknown"}
 @click.command("check", cls=EdgeCommand)
 @click.argument("base", metavar="BASE")
 @click.argument("draft", metavar="[DRAFT]", required=False)
-@click.option("--mtp", is_flag=True, help="Check the base's own MTP head, as is done without a draft.")
+@click.option(
+    "--mtp", is_flag=True, help="Check the base's own MTP head, as is done without a draft."
+)
 @click.option(
     "--aux-layers",
     callback=layer_list,
@@ -32,24 +34,36 @@ METHODS = {"eagle3": "EAGLE-3", "dflash": "DFlash", "mtp": "MTP", "": "unknown"}
     help="Taps as hidden_states indices, instead of the draft's own.",
 )
 @click.option("--allow-pickle", is_flag=True, help="Read pytorch_model.bin too, with weights_only.")
-@click.option("--probe", is_flag=True, help="If all fits, count how often both say the same on a little text.")
 @click.option(
-    "--probe-text", type=click.Path(path_type=Path), metavar="FILE", help="The text, instead of a shipped one."
+    "--probe", is_flag=True, help="If all fits, count how often both say the same on a little text."
+)
+@click.option(
+    "--probe-text",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The text, instead of a shipped one.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the verdicts as JSON.")
 def command(
-    base: str, draft: str | None, mtp: bool, aux_layers: tuple[int, ...] | None, allow_pickle: bool, probe: bool,
-    probe_text: Path | None, as_json: bool,
-) -> int:  # fmt: skip
+    base: str,
+    draft: str | None,
+    mtp: bool,
+    aux_layers: tuple[int, ...] | None,
+    allow_pickle: bool,
+    probe: bool,
+    probe_text: Path | None,
+    as_json: bool,
+) -> int:
     """Say whether BASE and DRAFT belong together, without running them.
 
-    Both are checkpoint directories or hub ids. Without DRAFT, the base's own MTP head is checked. Each line is a
-    verdict: ok, a warning (it runs and costs acceptance), or refused, with the remedy. The exit code is 3 where
-    something is refused. JSON and headers are read, no weights.
+    Both are checkpoint directories or hub ids. Without DRAFT, the base's own MTP head is checked.
+    Each line is a verdict: ok, a warning (it runs and costs acceptance), or refused, with the
+    remedy. The exit code is 3 where something is refused. JSON and headers are read, no weights.
 
-    With --probe the pair is run on some 200 tokens, without engines and a layer at a time: how often the draft's
-    first token is the base's next one, as the checkpoints say the features are meant, and in the ways in which they
-    are silently mistaken. It takes as long as reading all weights once.
+    With --probe the pair is run on some 200 tokens, without engines and a layer at a time: how
+    often the draft's first token is the base's next one, as the checkpoints say the features are
+    meant, and in the ways in which they are silently mistaken. It takes as long as reading all
+    weights once.
 
     \b
     edgespec check Qwen3-8B Qwen3-8B-DFlash-b16
@@ -66,9 +80,13 @@ def command(
 
     with Bars() as bars:
         report = check(
-            base, draft, aux_layers=aux_layers, allow_pickle=allow_pickle,
-            probe_text=text_for(probe_text) if probe else None, progress=bars,
-        )  # fmt: skip
+            base,
+            draft,
+            aux_layers=aux_layers,
+            allow_pickle=allow_pickle,
+            probe_text=text_for(probe_text) if probe else None,
+            progress=bars,
+        )
     if as_json:
         counts = {"warnings": report.count("warning"), "refused": report.count("refused")}
         shown = {"base": base, "draft": draft, **asdict(report), **counts}
@@ -87,9 +105,9 @@ def text_for(path: Path | None) -> str:
 
 def text_of(report: Report) -> list[str]:
     lines = []
-    for verdict in report.verdicts:
-        what, remedy = verdict.what.rstrip("."), verdict.remedy
-        lines.append(f"{verdict.level:{LEVEL_WIDTH}}{verdict.topic:{TOPIC_WIDTH}}{what}")
+    for result in report.results:
+        what, remedy = result.what.rstrip("."), result.remedy
+        lines.append(f"{result.level:{LEVEL_WIDTH}}{result.topic:{TOPIC_WIDTH}}{what}")
         lines += [f"{'':{LEVEL_WIDTH + TOPIC_WIDTH}}{remedy}"] if remedy else []
     return [*lines, summary(report)]
 

@@ -15,54 +15,93 @@ if TYPE_CHECKING:
     from edgespec.export.components import Exported
 
 
-def layer_list(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+def layer_list(
+    ctx: click.Context, param: click.Parameter, value: str | None
+) -> tuple[int, ...] | None:
     if value is None:
         return None
     try:
         return tuple(int(part) for part in value.split(","))
     except ValueError:
-        raise click.BadParameter(f"{value!r} is no list of layer indices such as 2,14,25", ctx, param) from None
+        raise click.BadParameter(
+            f"{value!r} is no list of layer indices such as 2,14,25", ctx, param
+        ) from None
 
 
 @click.command("export", cls=EdgeCommand)
 @click.argument("model", metavar="MODEL")
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
-@click.option("--eagle-base", is_flag=True, help="Export the base of an EAGLE draft: its graph also emits the taps.")
-@click.option("--dflash-base", is_flag=True, help="Export the base of the DFlash draft in --dflash-draft-dir.")
+@click.option(
+    "--eagle-base",
+    is_flag=True,
+    help="Export the base of an EAGLE draft: its graph also emits the taps.",
+)
+@click.option(
+    "--dflash-base", is_flag=True, help="Export the base of the DFlash draft in --dflash-draft-dir."
+)
 @click.option("--dflash-tree-base", is_flag=True, help="The same: bases always verify trees.")
 @click.option(
-    "--dflash-draft", is_flag=True,
+    "--dflash-draft",
+    is_flag=True,
     help="Export the DFlash draft in --dflash-draft-dir, to OUT/dflash_draft; MODEL is its base.",
-)  # fmt: skip
-@click.option("--dflash-draft-dir", metavar="DRAFT", help="The DFlash draft of MODEL: a directory or a hub id.")
+)
 @click.option(
-    "--mtp", is_flag=True,
-    help="Export a base and the MTP head in its checkpoint, to OUT/llm and OUT/mtp_draft (Qwen3.5).",
-)  # fmt: skip
+    "--dflash-draft-dir",
+    metavar="DRAFT",
+    help="The DFlash draft of MODEL: a directory or a hub id.",
+)
+@click.option(
+    "--mtp",
+    is_flag=True,
+    help=(
+        "Export a base and the MTP head in its checkpoint, to OUT/llm and OUT/mtp_draft (Qwen3.5)."
+    ),
+)
 @click.option(
     "--base-model-dir",
     metavar="BASE",
-    help="For a draft: the base that it was made for, for pairing and for what it borrows. Default: what its config "
-    "records, if that is a directory.",
+    help=(
+        "For a draft: the base that it was made for, for pairing and for what it borrows. Default:"
+        " what its config records, if that is a directory."
+    ),
 )
 @click.option(
     "--aux-layers",
     callback=layer_list,
     metavar="I,J,K",
-    help="Taps as hidden_states indices (0 is the embedding), instead of EAGLE-3's 2, L//2, L-3 or the draft's own.",
+    help=(
+        "Taps as hidden_states indices (0 is the embedding), instead of EAGLE-3's 2, L//2, L-3 or"
+        " the draft's own."
+    ),
 )
 @click.option("--allow-pickle", is_flag=True, help="Read pytorch_model.bin too, with weights_only.")
-@click.option("--no-golden", is_flag=True, help="Skip the golden inputs and outputs that build checks engines with.")
+@click.option(
+    "--no-golden",
+    is_flag=True,
+    help="Skip the golden inputs and outputs that build checks engines with.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(
-    model: str, out: Path, eagle_base: bool, mtp: bool, dflash_base: bool, dflash_tree_base: bool, dflash_draft: bool,
-    dflash_draft_dir: str | None, base_model_dir: str | None, aux_layers: tuple[int, ...] | None,
-    allow_pickle: bool, no_golden: bool, as_json: bool,
-) -> None:  # fmt: skip
-    """Write the ONNX graph of MODEL, a directory or a hub id, to OUT/llm; that of a DFlash draft to OUT/dflash_draft.
+    model: str,
+    out: Path,
+    eagle_base: bool,
+    mtp: bool,
+    dflash_base: bool,
+    dflash_tree_base: bool,
+    dflash_draft: bool,
+    dflash_draft_dir: str | None,
+    base_model_dir: str | None,
+    aux_layers: tuple[int, ...] | None,
+    allow_pickle: bool,
+    no_golden: bool,
+    as_json: bool,
+) -> None:
+    """Write the ONNX graph of MODEL, a directory or a hub id, to OUT/llm; that of a DFlash draft to
+    OUT/dflash_draft.
 
-    An EAGLE-3 or DFlash draft is recognised by itself, in each of its published layouts. Base and EAGLE-3 draft need
-    different OUT directories. Weights keep the checkpoint's type; nothing of it is run.
+    An EAGLE-3 or DFlash draft is recognised by itself, in each of its published layouts. Base and
+    EAGLE-3 draft need different OUT directories. Weights keep the checkpoint's type; nothing of it
+    is run.
 
     \b
     edgespec export Qwen/Qwen3-8B onnx/base --eagle-base
@@ -75,9 +114,16 @@ def command(
     from edgespec.export.components import ExportOptions, export
 
     options = ExportOptions(
-        eagle_base, base_model_dir, aux_layers, allow_pickle, not no_golden, mtp,
-        dflash_base=dflash_base or dflash_tree_base, dflash_draft=dflash_draft, dflash_draft_dir=dflash_draft_dir,
-    )  # fmt: skip
+        eagle_base,
+        base_model_dir,
+        aux_layers,
+        allow_pickle,
+        not no_golden,
+        mtp,
+        dflash_base=dflash_base or dflash_tree_base,
+        dflash_draft=dflash_draft,
+        dflash_draft_dir=dflash_draft_dir,
+    )
     with Bars() as bars:
         result = export(model, out, options, bars)
     if dflash_tree_base:
@@ -95,5 +141,10 @@ def command(
 
 def shown(part: Exported) -> dict[str, object]:
     """A component for --json; what was written beside it stands in it."""
-    out = {"directory": str(part.directory), "role": part.role, "files": part.files, "notes": part.notes}
+    out = {
+        "directory": str(part.directory),
+        "role": part.role,
+        "files": part.files,
+        "notes": part.notes,
+    }
     return out | ({"beside": [shown(other) for other in part.beside]} if part.beside else {})

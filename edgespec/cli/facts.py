@@ -1,6 +1,7 @@
 """The facts of `edgespec inspect` as aligned text: a head, and rows of a label and a value.
 
-Knows words and columns. What the facts are stands in `edgespec.inspection` and the rooms that it asks.
+Knows words and columns. What the facts are stands in `edgespec.inspection` and the rooms that it
+asks.
 """
 
 from __future__ import annotations
@@ -29,9 +30,15 @@ def text_of(found: Inspection, *, layers: bool, verify: bool) -> list[str]:
 
 
 def wholeness(facts: Mapping[str, Any], verify: bool) -> str:
-    if facts["kind"] == "safetensors" or (facts["kind"] == "checkpoint" and not facts.get("quantized")):
+    if facts["kind"] == "safetensors" or (
+        facts["kind"] == "checkpoint" and not facts.get("quantized")
+    ):
         return "not looked into" if facts.get("pickled") else "as far as its headers tell"
-    return "sizes and hashes are as recorded" if verify else "sizes are as recorded; --verify compares hashes"
+    return (
+        "sizes and hashes are as recorded"
+        if verify
+        else "sizes are as recorded; --verify compares hashes"
+    )
 
 
 def size_of(facts: Mapping[str, Any]) -> str:
@@ -50,7 +57,7 @@ def checkpoint_text(facts: Mapping[str, Any], layers: bool) -> tuple[str, Rows]:
     rows: Rows = []
     config = facts.get("config")
     if config and facts["role"] == "draft":
-        name = f"{_METHODS[config['kind']]} draft ({config['flavour']} layout)"
+        name = f"{_METHODS[config['kind']]} draft ({config['layout']} layout)"
         rows += decoder_rows(config["decoder"]) + draft_rows(config)
         rows += block_rows(config) if config["kind"] == "dflash" else []
     elif config:
@@ -68,13 +75,19 @@ def checkpoint_text(facts: Mapping[str, Any], layers: bool) -> tuple[str, Rows]:
 
 def decoder_rows(decoder: Mapping[str, Any]) -> Rows:
     heads = f"{decoder['num_heads']} heads ({decoder['num_kv_heads']} KV) of {decoder['head_dim']}"
-    sizes = f"{decoder['num_layers']} layers, hidden {decoder['hidden_size']}, MLP {decoder['intermediate_size']}"
+    sizes = (
+        f"{decoder['num_layers']} layers, hidden {decoder['hidden_size']}, MLP"
+        f" {decoder['intermediate_size']}"
+    )
     window = f", window {decoder['sliding_window']}" if decoder["sliding_window"] else ""
     recurrent = list(decoder["layer_kinds"]).count("linear_attention")
     kinds = f", {recurrent} layers are gated delta nets" if recurrent else ""
     rotated = decoder["rope"]["rotary_dim"]
     part = f", {rotated} of {decoder['head_dim']} elements" if rotated < decoder["head_dim"] else ""
-    return [("sizes", f"{sizes}, {heads}{window}{kinds}"), ("RoPE", f"{rope_text(decoder['rope'])}{part}")]
+    return [
+        ("sizes", f"{sizes}, {heads}{window}{kinds}"),
+        ("RoPE", f"{rope_text(decoder['rope'])}{part}"),
+    ]
 
 
 def rope_text(rope: Mapping[str, Any]) -> str:
@@ -84,29 +97,55 @@ def rope_text(rope: Mapping[str, Any]) -> str:
 
 def base_rows(config: Mapping[str, Any]) -> Rows:
     head = "head tied to the embedding" if config["tied_head"] else "a head of its own"
-    ends = f"ends at {', '.join(map(str, config['eos_token_ids']))}" if config["eos_token_ids"] else "names no end"
-    rows = [("vocabulary", f"{config['vocab_size']}, {head}, {ends}"), ("positions", str(config["max_position"]))]
+    ends = (
+        f"ends at {', '.join(map(str, config['eos_token_ids']))}"
+        if config["eos_token_ids"]
+        else "names no end"
+    )
+    rows = [
+        ("vocabulary", f"{config['vocab_size']}, {head}, {ends}"),
+        ("positions", str(config["max_position"])),
+    ]
     layers = config["mtp_layers"]
     told = f"{layers} layer{'s' if layers > 1 else ''}, by config.json"
     return [*rows, ("MTP head", told)] if layers else rows
 
 
 def draft_rows(config: Mapping[str, Any]) -> Rows:
-    taps = ", ".join(map(str, config["tap_ids"])) if config["tap_ids"] else "EAGLE-3's default for the base's depth"
-    if config["tap_ids"] and config.get("tap_convention", "hs") != "hs":
-        taps += " (a numbering that the base's depth settles)"
+    aux_layers = (
+        ", ".join(map(str, config["aux_layer_ids"]))
+        if config["aux_layer_ids"]
+        else "EAGLE-3's default for the base's depth"
+    )
+    if config["aux_layer_ids"] and config.get("aux_layer_convention", "hs") != "hs":
+        aux_layers += " (a numbering that the base's depth settles)"
     own = {"embedding": config["own_embedding"], "head": config["own_head"]}
     whose = [f"{name} {'of its own' if its else 'of the base'}" for name, its in own.items()]
     return [
-        ("vocabulary", f"{config['draft_vocab_size']} of {config['vocab_size']}; {', '.join(whose)}"),
-        ("taps", f"{config.get('num_taps') or len(config['tap_ids'])} of width {config['target_hidden_size']}: {taps}"),
+        (
+            "vocabulary",
+            f"{config['draft_vocab_size']} of {config['vocab_size']}; {', '.join(whose)}",
+        ),
+        (
+            "taps",
+            (
+                f"{config.get('num_aux_layers') or len(config['aux_layer_ids'])} of width"
+                f" {config['target_hidden_size']}: {aux_layers}"
+            ),
+        ),
         ("made for", config["base_name"] or "it does not say"),
     ]
 
 
 def block_rows(config: Mapping[str, Any]) -> Rows:
     rows: Rows = [
-        ("block", f"{config['block_size']} tokens, the anchor included; mask token {config['mask_token_id']}")
+        (
+            "block",
+            (
+                f"{config['block_size']} tokens, the anchor included; mask token"
+                f" {config['mask_token_id']}"
+            ),
+        )
     ]
     layers = zip(config["windows"], config["causal"], strict=True)
     kinds = [attention_text(window, causal) for window, causal in layers]
@@ -114,7 +153,10 @@ def block_rows(config: Mapping[str, Any]) -> Rows:
         *rows,
         (
             "attention",
-            "; ".join(f"{kinds.count(kind)} of {len(kinds)} layers: {kind}" for kind in dict.fromkeys(kinds)),
+            "; ".join(
+                f"{kinds.count(kind)} of {len(kinds)} layers: {kind}"
+                for kind in dict.fromkeys(kinds)
+            ),
         ),
     ]
 
@@ -127,14 +169,18 @@ def attention_text(window: int | None, causal: bool) -> str:
 def tensor_rows(facts: Mapping[str, Any]) -> Rows:
     rows: Rows = []
     if parts := facts.get("parameters"):
-        shares = ", ".join(f"{kind} {count_text(count)}" for kind, count in parts.items() if kind != "total")
+        shares = ", ".join(
+            f"{kind} {count_text(count)}" for kind, count in parts.items() if kind != "total"
+        )
         rows.append(("parameters", f"{count_text(parts['total'])}: {shares}"))
     files = f"{len(facts['files'])} files" if len(facts["files"]) != 1 else facts["files"][0]
     return [*rows, ("tensors", f"{facts['num_tensors']} in {files}: {types_text(facts['types'])}")]
 
 
 def types_text(types: Mapping[str, Mapping[str, int]]) -> str:
-    return ", ".join(f"{name} {row['tensors']} ({megabytes(row['bytes'])})" for name, row in types.items())
+    return ", ".join(
+        f"{name} {row['tensors']} ({megabytes(row['bytes'])})" for name, row in types.items()
+    )
 
 
 def quantization_rows(found: Mapping[str, Any] | None, layers: bool) -> Rows:
@@ -142,12 +188,22 @@ def quantization_rows(found: Mapping[str, Any] | None, layers: bool) -> Rows:
         return [("quantised", "no")]
     rows: Rows = [("layout", f"{found['layout']}, by {found['source']}")]
     for name, row in found["schemes"].items():
-        rows.append((name, f"{row['linears']} Linears{blocks_text(row['blocks'])}, activations {row['activations']}"))
+        rows.append(
+            (
+                name,
+                (
+                    f"{row['linears']} Linears{blocks_text(row['blocks'])}, activations"
+                    f" {row['activations']}"
+                ),
+            )
+        )
         rows += [("", module) for module in row["modules"] if layers]
     if found["kept"]:
         rows.append(("kept", ", ".join(found["kept"] if layers else folded(found["kept"]))))
     if found["kv_cache"]:
-        rows.append(("KV cache", f"{found['kv_cache']['type']}, {found['kv_cache']['scales']} scales"))
+        rows.append(
+            ("KV cache", f"{found['kv_cache']['type']}, {found['kv_cache']['scales']} scales")
+        )
     return rows
 
 
@@ -158,20 +214,34 @@ def blocks_text(blocks: list[int]) -> str:
 def quantized_rows(manifest: Mapping[str, Any], layers: bool) -> Rows:
     """What edgespec quantize recorded: from what, with what, and what the check said."""
     check, packages = manifest["check"], manifest["packages"]
-    used = [f"{name} {packages[name]}" for name in ("nvidia-modelopt", "torch", "transformers") if packages.get(name)]
+    used = [
+        f"{name} {packages[name]}"
+        for name in ("nvidia-modelopt", "torch", "transformers")
+        if packages.get(name)
+    ]
     agreed = f"same first choice {check['top1_agreement']:.1%} of {check['num_tokens']} tokens"
     rows = [
-        ("made from", f"{manifest['source'].get('name')} ({str(manifest['source'].get('identity'))[:12]})"),
+        (
+            "made from",
+            f"{manifest['source'].get('name')} ({str(manifest['source'].get('identity'))[:12]})",
+        ),
         ("made with", ", ".join([f"edgespec {manifest.get('edgespec')}", *used])),
         ("calibration", calibration_text(manifest)),
-        ("check", f"cosine {check['logits_cosine']:.4f}, KL {check['logits_kl']:.4f} nats, {agreed}"),
+        (
+            "check",
+            f"cosine {check['logits_cosine']:.4f}, KL {check['logits_kl']:.4f} nats, {agreed}",
+        ),
     ]
     before, after = check.get("perplexity_before"), check.get("perplexity_after")
     if before and after:
-        rows.append(("perplexity", f"{before:.3f} before, {after:.3f} after ({after / before - 1:+.2%})"))
+        rows.append(
+            ("perplexity", f"{before:.3f} before, {after:.3f} after ({after / before - 1:+.2%})")
+        )
     errors = sorted(check["weight_errors"].items(), key=lambda item: -item[1])
     shown = errors if layers else errors[:NUM_WORST]
-    rows.append(("weights", f"off by at most {check['max_weight_error']:.4f} of their size; the worst:"))
+    rows.append(
+        ("weights", f"off by at most {check['max_weight_error']:.4f} of their size; the worst:")
+    )
     return rows + [("", f"{error:.4f} {name}") for name, error in shown]
 
 
@@ -182,7 +252,9 @@ def calibration_text(manifest: Mapping[str, Any]) -> str:
     data = manifest["options"].get("calib_data")
     name = data.get("name") if isinstance(data, dict) else data
     name = "the shipped text" if name == "shipped" else name
-    return f"{calibrated.get('num_samples')} samples, {calibrated.get('num_tokens')} tokens of {name}"
+    return (
+        f"{calibrated.get('num_samples')} samples, {calibrated.get('num_tokens')} tokens of {name}"
+    )
 
 
 # Exports and engines
@@ -193,7 +265,11 @@ def export_text(facts: Mapping[str, Any], layers: bool) -> tuple[str, Rows]:
     rows = component_rows(facts) if "config" in facts else []
     if "config" in facts:
         rows += exported_rows(facts["config"].get("quantization"))
-    golden = "golden inputs and outputs are there" if facts.get("golden") else "no golden outputs: build checks nothing"
+    golden = (
+        "golden inputs and outputs are there"
+        if facts.get("golden")
+        else "no golden outputs: build checks nothing"
+    )
     rows += [("golden", golden), ("made from", source_text(manifest.get("source")))]
     rows.append(("made with", f"edgespec {manifest.get('edgespec')}"))
     if layers:
@@ -203,32 +279,51 @@ def export_text(facts: Mapping[str, Any], layers: bool) -> tuple[str, Rows]:
 
 def component_rows(facts: Mapping[str, Any]) -> Rows:
     config = facts["config"]
-    heads = f"{config['num_attention_heads']} heads ({config['num_key_value_heads']} KV) of {config['head_dim']}"
+    heads = (
+        f"{config['num_attention_heads']} heads ({config['num_key_value_heads']} KV) of"
+        f" {config['head_dim']}"
+    )
     sizes = f"{config['num_hidden_layers']} layers, hidden {config['hidden_size']}, {heads}"
     rows = [("model", f"{config['model']}, {sizes}"), ("vocabulary", str(config["vocab_size"]))]
     if facts["role"] == "draft":
         pair = config["pair"]
-        default = "the state after the last norm" if config["spec_decode_type"] == "mtp" else "EAGLE-3's default"
-        taps = ", ".join(map(str, pair["tap_ids"])) if pair["tap_ids"] else default
+        default = (
+            "the state after the last norm"
+            if config["spec_decode_type"] == "mtp"
+            else "EAGLE-3's default"
+        )
+        aux_layers = ", ".join(map(str, pair["tap_ids"])) if pair["tap_ids"] else default
         known = pair["base_identity"]
         rows = [
             rows[0],
             ("vocabulary", f"{config['draft_vocab_size']} of {config['vocab_size']}"),
-            ("taps", taps),
-            ("made for", f"{pair['base_name'] or 'a base'} ({known[:12] if known else 'not compared with a base'})"),
+            ("taps", aux_layers),
+            (
+                "made for",
+                (
+                    f"{pair['base_name'] or 'a base'}"
+                    f" ({known[:12] if known else 'not compared with a base'})"
+                ),
+            ),
         ]
     else:
         rows.append(("positions", f"at most {config['max_position_embeddings']}"))
-    if taps := config.get("eagle_hidden_state_layers"):
-        rows.append(("taps", ", ".join(map(str, taps))))
+    if aux_layers := config.get("eagle_hidden_state_layers"):
+        rows.append(("taps", ", ".join(map(str, aux_layers))))
     if block := config.get("dflash_config"):
         layers = ", ".join(map(str, block["target_layer_ids"]))
         told = (
-            f"{block['block_size']} tokens, mask token {block['mask_token_id']}, behind the outputs of layers {layers}"
+            f"{block['block_size']} tokens, mask token {block['mask_token_id']}, behind the outputs"
+            f" of layers {layers}"
         )
         rows.append(("block", told))
     origin = config.get("quantized_from")
-    rows.append(("identity", config["identity"][:12] + (f", quantised from {origin[:12]}" if origin else "")))
+    rows.append(
+        (
+            "identity",
+            config["identity"][:12] + (f", quantised from {origin[:12]}" if origin else ""),
+        )
+    )
     if recurrent := GraphShape.from_dict(config["graph"]).recurrent:
         count = f"{len(recurrent.layers)} of {config['num_hidden_layers']} layers"
         rows.append(("state", f"{megabytes(recurrent.state_bytes)} a sequence, in {count}"))
@@ -242,12 +337,20 @@ def exported_rows(quantization: Mapping[str, Any] | None) -> Rows:
     for name, row in quantization["schemes"].items():
         rounded = "in the graph" if row["activations_in_graph"] else "by engines that can"
         where = "" if row["activations"] == "none" else f", rounded {rounded}"
-        text = f"{row['linears']} Linears{blocks_text(row['blocks'])}, activations {row['activations']}{where}"
+        text = (
+            f"{row['linears']} Linears{blocks_text(row['blocks'])}, activations"
+            f" {row['activations']}{where}"
+        )
         rows.append((name, text))
     if quantization["unquantised"]:
         rows.append(("kept", ", ".join(folded(quantization["unquantised"]))))
     if quantization["kv_cache"]:
-        rows.append(("scales", f"of a {quantization['kv_cache']['type']} cache are recorded, and not applied"))
+        rows.append(
+            (
+                "scales",
+                f"of a {quantization['kv_cache']['type']} cache are recorded, and not applied",
+            )
+        )
     return rows
 
 
@@ -260,7 +363,15 @@ def source_text(source: object) -> str:
 def engines_text(facts: Mapping[str, Any], layers: bool) -> tuple[str, Rows]:
     rows: Rows = []
     for role, engine in facts["engines"].items():
-        rows.append((role, f"{engine['backend']}, {megabytes(engine['bytes'])}, from {source_text(engine['source'])}"))
+        rows.append(
+            (
+                role,
+                (
+                    f"{engine['backend']}, {megabytes(engine['bytes'])}, from"
+                    f" {source_text(engine['source'])}"
+                ),
+            )
+        )
         rows += [("", text) for text in engine_lines(engine, speaks=role != "draft")]
         if layers:
             rows += [("", f"{name} ({megabytes(size)})") for name, size in engine["files"].items()]
@@ -282,19 +393,34 @@ def engine_lines(engine: Mapping[str, Any], *, speaks: bool) -> list[str]:
     lines = []
     if "config" in engine:
         lines += [weights_text(engine), *(losslessness(engine) if speaks else ())]
-        limits = {name: n for name, n in engine["config"]["builder_config"].items() if name.startswith("max_")}
-        lines.append("at most " + ", ".join(f"{name[4:].replace('_', ' ')} {n}" for name, n in limits.items()))
+        limits = {
+            name: n
+            for name, n in engine["config"]["builder_config"].items()
+            if name.startswith("max_")
+        }
+        lines.append(
+            "at most "
+            + ", ".join(f"{name[4:].replace('_', ' ')} {n}" for name, n in limits.items())
+        )
     difference, cosine = engine["golden_difference"], engine["golden_cosine"]
     if difference is not None:
         close = f"{difference:.1e}" if cosine is None else f"cosine {cosine:.4f}"
         lines.append(f"golden outputs reproduced to {close}")
     here = engine["runs_here"]
-    return [*lines, "runs on this machine" if here["answer"] else f"does not run here: {here['why']}"]
+    return [
+        *lines,
+        "runs on this machine" if here["answer"] else f"does not run here: {here['why']}",
+    ]
 
 
 def weights_text(engine: Mapping[str, Any]) -> str:
     weights = engine["weights"]
-    parts = [f"weights {weights['scheme']}{blocks_text([weights['block']] if 'block' in weights else [])}"]
+    parts = [
+        (
+            "weights"
+            f" {weights['scheme']}{blocks_text([weights['block']] if 'block' in weights else [])}"
+        )
+    ]
     parts.append(f"computed in {weights['compute']}" if "compute" in weights else weights["method"])
     if weights.get("emulated"):
         parts.append(weights["emulated"])
@@ -302,7 +428,11 @@ def weights_text(engine: Mapping[str, Any]) -> str:
 
 
 def losslessness(engine: Mapping[str, Any]) -> list[str]:
-    margin = f" up to kernel rounding (margin {engine['rounding']:.2g} nats)" if engine["rounding"] else ""
+    margin = (
+        f" up to kernel rounding (margin {engine['rounding']:.2g} nats)"
+        if engine["rounding"]
+        else ""
+    )
     exact = "--exact is possible" if engine["exact"] is None else f"no --exact: {engine['exact']}"
     return [f"lossless{margin}; {exact}"]
 
@@ -321,14 +451,20 @@ def file_text(facts: Mapping[str, Any], layers: bool) -> tuple[str, Rows]:
     return "safetensors", rows
 
 
-SHOWN = {"checkpoint": checkpoint_text, "export": export_text, "engines": engines_text, "safetensors": file_text}
+SHOWN = {
+    "checkpoint": checkpoint_text,
+    "export": export_text,
+    "engines": engines_text,
+    "safetensors": file_text,
+}
 
 
 # Words
 
 
 def folded(names: Iterable[str]) -> list[str]:
-    """Names that differ in one number as one: layers.0.up_proj, layers.1.up_proj -> layers.0-1.up_proj."""
+    """Names that differ in one number as one: layers.0.up_proj, layers.1.up_proj ->
+    layers.0-1.up_proj."""
     groups: dict[str, list[int]] = {}
     for name in names:
         number = re.search(r"(?<=\.)\d+(?=\.)", name)

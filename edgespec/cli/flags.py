@@ -16,7 +16,8 @@ INTERRUPTED = 130
 
 
 def kebab(flag: str) -> str:
-    """--maxKVCacheCapacity, --max_kv_cache_capacity -> --max-kv-cache-capacity; a value after `=` stays as it is."""
+    """--maxKVCacheCapacity, --max_kv_cache_capacity -> --max-kv-cache-capacity; a value after `=`
+    stays as it is."""
     if not flag.startswith("--") or len(flag) < 3:
         return flag
     name, equals, value = flag[2:].partition("=")
@@ -24,14 +25,17 @@ def kebab(flag: str) -> str:
 
 
 class EdgeCommand(click.Command):
-    """A command that takes every spelling of its flags; `aliases` maps the mirrored tool's other names to ours."""
+    """A command that takes every spelling of its flags; `aliases` maps the mirrored tool's other
+    names to ours."""
 
     def __init__(self, *args: Any, aliases: Mapping[str, str] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.aliases = dict(aliases or {})
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, [self.canonical(arg) for arg in until_separator(args)] + rest(args))
+        return super().parse_args(
+            ctx, [self.canonical(arg) for arg in until_separator(args)] + rest(args)
+        )
 
     def canonical(self, arg: str) -> str:
         flag = kebab(arg)

@@ -33,7 +33,9 @@ ALIASES = {
 # Flags of the mirrored tool that this version cannot honour, and why.
 NOT_YET = {
     "multimodal_engine_dir": "this version takes text only",
-    "dflash_block_size": "a block is as long as the draft was trained for; --spec-verify-size shortens it",
+    "dflash_block_size": (
+        "a block is as long as the draft was trained for; --spec-verify-size shortens it"
+    ),
     "output_audio_dir": "this version takes and gives text only",
 }
 FAILED, SOME_FAILED = 1, 5
@@ -48,27 +50,53 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Hidden options for the flags that are refused by name."""
     for name in NOT_YET:
         flag = f"--{name.replace('_', '-')}"
-        command = click.option(flag, name, hidden=True, expose_value=False, callback=refuse)(command)
+        command = click.option(flag, name, hidden=True, expose_value=False, callback=refuse)(
+            command
+        )
     return command
 
 
 @click.command("infer", cls=EdgeCommand, aliases=ALIASES)
-@click.option("--engine-dir", required=True, type=click.Path(path_type=Path), help="What edgespec build made.")
-@click.option("--input-file", type=FILE, metavar="FILE", help="Requests: messages and sampling, as JSON.")
-@click.option("--prompts", type=FILE, metavar="FILE", help="Instead: a JSONL prompt set with turns, as MT-Bench's.")
 @click.option(
-    "--output-file", required=True, type=FILE, metavar="FILE", help="Where the responses and their metrics go, as JSON."
+    "--engine-dir", required=True, type=click.Path(path_type=Path), help="What edgespec build made."
 )
-@click.option("--spec-decode", is_flag=True, help="Draft and verify; the engine directory holds base and draft.")
 @click.option(
-    "--spec-draft-top-k", type=click.IntRange(1),
+    "--input-file", type=FILE, metavar="FILE", help="Requests: messages and sampling, as JSON."
+)
+@click.option(
+    "--prompts",
+    type=FILE,
+    metavar="FILE",
+    help="Instead: a JSONL prompt set with turns, as MT-Bench's.",
+)
+@click.option(
+    "--output-file",
+    required=True,
+    type=FILE,
+    metavar="FILE",
+    help="Where the responses and their metrics go, as JSON.",
+)
+@click.option(
+    "--spec-decode",
+    is_flag=True,
+    help="Draft and verify; the engine directory holds base and draft.",
+)
+@click.option(
+    "--spec-draft-top-k",
+    type=click.IntRange(1),
     help="Candidates a node; 1 is a chain, and all that an MTP head drafts; at most 8 for DFlash.",
-)  # fmt: skip
+)
 @click.option("--spec-draft-step", type=click.IntRange(1), help="Levels of the tree; 1 for DFlash.")
 @click.option(
-    "--spec-verify-size", type=click.IntRange(1), help="Nodes a base pass, the root included; at most 128 for DFlash."
+    "--spec-verify-size",
+    type=click.IntRange(1),
+    help="Nodes a base pass, the root included; at most 128 for DFlash.",
 )
-@click.option("--batch-size", type=int, help="Requests at a time; override the file's, as all down to --num-logprobs.")
+@click.option(
+    "--batch-size",
+    type=int,
+    help="Requests at a time; override the file's, as all down to --num-logprobs.",
+)
 @click.option("--max-generate-length", type=int, help="Tokens an answer.")
 @click.option("--temperature", type=float, help="0 is greedy.")
 @click.option("--top-k", type=int, help="0 is off.")
@@ -77,43 +105,81 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--repetition-penalty", type=float, help="1 is off.")
 @click.option("--seed", type=int, help="For every request; one is drawn where neither says.")
 @click.option("--num-logprobs", type=int, help="Candidates a token in the output, 0 to 50.")
-@click.option("--check-lossless", is_flag=True, help="Decode each request plainly too and compare token for token.")
 @click.option(
-    "--exact", is_flag=True,
-    help="Drafts leave every bit as it is: fp32, int4 in blocks of 32, or products of integers (int8_sq, int8_token, "
-    "--weight-block 0); chains only, one request at a time. Not for bases with recurrent layers (Qwen3.5).",
-)  # fmt: skip
+    "--check-lossless",
+    is_flag=True,
+    help="Decode each request plainly too and compare token for token.",
+)
 @click.option(
-    "--prefix-cache-mb", type=click.IntRange(0), default=256, show_default=True,
-    help="Memory for KV rows of system prompts and turns, reused by prompts that begin alike; 0 is off.",
-)  # fmt: skip
-@click.option("--warmup", type=click.IntRange(0), default=0, help="Run the first batch so often before, unmeasured.")
-@click.option("--profile-output-file", type=FILE, metavar="FILE", help="Where times by stage go, as JSON.")
+    "--exact",
+    is_flag=True,
+    help=(
+        "Drafts leave every bit as it is: fp32, int4 in blocks of 32, or products of integers"
+        " (int8_sq, int8_token, --weight-block 0); chains only, one request at a time. Not for"
+        " bases with recurrent layers (Qwen3.5)."
+    ),
+)
+@click.option(
+    "--prefix-cache-mb",
+    type=click.IntRange(0),
+    default=256,
+    show_default=True,
+    help=(
+        "Memory for KV rows of system prompts and turns, reused by prompts that begin alike; 0 is"
+        " off."
+    ),
+)
+@click.option(
+    "--warmup",
+    type=click.IntRange(0),
+    default=0,
+    help="Run the first batch so often before, unmeasured.",
+)
+@click.option(
+    "--profile-output-file", type=FILE, metavar="FILE", help="Where times by stage go, as JSON."
+)
 @click.option("--dump-profile", is_flag=True, help="Show times by stage.")
 @click.option("--dump-output", is_flag=True, help="Show the answers' text.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @options
 @click.pass_context
 def command(
-    ctx: click.Context, /, engine_dir: Path, input_file: Path | None, prompts: Path | None, output_file: Path,
-    spec_decode: bool, spec_draft_top_k: int | None, spec_draft_step: int | None, spec_verify_size: int | None,
-    check_lossless: bool, exact: bool, prefix_cache_mb: int, warmup: int, profile_output_file: Path | None,
-    dump_profile: bool, dump_output: bool, as_json: bool, **overrides: Any,
-) -> int:  # fmt: skip
+    ctx: click.Context,
+    /,
+    engine_dir: Path,
+    input_file: Path | None,
+    prompts: Path | None,
+    output_file: Path,
+    spec_decode: bool,
+    spec_draft_top_k: int | None,
+    spec_draft_step: int | None,
+    spec_verify_size: int | None,
+    check_lossless: bool,
+    exact: bool,
+    prefix_cache_mb: int,
+    warmup: int,
+    profile_output_file: Path | None,
+    dump_profile: bool,
+    dump_output: bool,
+    as_json: bool,
+    **overrides: Any,
+) -> int:
     """Answer the requests of --input-file with the engines of --engine-dir.
 
-    With --spec-decode the output equals that of plain decoding, greedy and sampled: in float32 token for token, with
-    rounded weights or recurrent layers up to the margin that is told; --check-lossless proves it on the requests at
-    hand. Without the three sizes a short chain is drafted: top-k 1, step 3, verify size 4, what a CPU
-    is served by (the guide's 10, 6, 60 are for a GPU). A size left out follows from those given: with a verify size
-    alone, a chain of one level less.
+    With --spec-decode the output equals that of plain decoding, greedy and sampled: in float32
+    token for token, with rounded weights or recurrent layers up to the margin that is told;
+    --check-lossless proves it on the requests at hand. Without the three sizes a short chain is
+    drafted: top-k 1, step 3, verify size 4, what a CPU is served by (the guide's 10, 6, 60 are for
+    a GPU). A size left out follows from those given: with a verify size alone, a chain of one level
+    less.
 
-    A DFlash draft makes a block in one step: without sizes a chain of 8 nodes, the root included, or of its block if
-    that is shorter. The verify size may go up to the block; with a top-k of 2 to 8 a tree of up to 128 nodes is made of
-    the block. An MTP head drafts chains: top-k 1, verify size step + 1.
+    A DFlash draft makes a block in one step: without sizes a chain of 8 nodes, the root included,
+    or of its block if that is shorter. The verify size may go up to the block; with a top-k of 2 to
+    8 a tree of up to 128 nodes is made of the block. An MTP head drafts chains: top-k 1, verify
+    size step + 1.
 
-    Ctrl-C ends after the step under way and writes what there is (exit 130); a second one stops at once. Finished
-    responses are also kept in OUTPUT.partial.jsonl until the output is written.
+    Ctrl-C ends after the step under way and writes what there is (exit 130); a second one stops at
+    once. Finished responses are also kept in OUTPUT.partial.jsonl until the output is written.
 
     \b
     edgespec infer --engine-dir engines --input-file input.json --output-file output.json --spec-decode
@@ -126,30 +192,51 @@ def command(
     if (input_file is None) == (prompts is None):
         raise click.UsageError("give either --input-file or --prompts", ctx)
     if as_json and (dump_output or dump_profile):
-        raise click.UsageError("--json prints the summary alone: leave --dump-output and --dump-profile out", ctx)
+        raise click.UsageError(
+            "--json prints the summary alone: leave --dump-output and --dump-profile out", ctx
+        )
     from edgespec.cli import report
     from edgespec.prompts import Journal, read_prompt_set, read_requests
     from edgespec.runtime.answers import Answers
     from edgespec.runtime.engine import Engine
     from edgespec.runtime.profile import profile
 
-    requests = read_requests(input_file, **overrides) if input_file else read_prompt_set(prompts or "", **overrides)
+    requests = (
+        read_requests(input_file, **overrides)
+        if input_file
+        else read_prompt_set(prompts or "", **overrides)
+    )
     check_outputs(requests, output_file, profile_output_file)
-    with Engine(engine_dir, spec_decode=spec_decode, exact=exact, prefix_cache_bytes=prefix_cache_mb * MIB) as engine:
+    with Engine(
+        engine_dir, spec_decode=spec_decode, exact=exact, prefix_cache_bytes=prefix_cache_mb * MIB
+    ) as engine:
         plan = engine.plan(*sizes) if spec_decode else None
         engine.check_batch_size(requests.batch_size)
         kind = engine.config["spec_decode_type"]
-        said = [report.plan_line(plan, chosen=not any(sizes), spec_decode_type=kind)] if plan else []
+        said = (
+            [report.plan_line(plan, chosen=not any(sizes), spec_decode_type=kind)] if plan else []
+        )
         notes = [*said, *engine.notes]
-        asked = [r.enable_thinking for r in requests.requests if r.apply_chat_template and not r.disable_spec_decode]
+        asked = [
+            r.enable_thinking
+            for r in requests.requests
+            if r.apply_chat_template and not r.disable_spec_decode
+        ]
         if plan and (note := engine.thinking_note(asked)):
             notes.append(note)
         with Journal(output_file) as journal, Stopper(lambda: kept_in(journal)) as stopper:
             if journal.leftover:
-                notes.append(f"{journal.leftover} is from a run that was killed; it is left as it is")
+                notes.append(
+                    f"{journal.leftover} is from a run that was killed; it is left as it is"
+                )
             for note in notes:
                 click.echo(note, err=True)
-            run = Run(engine, requests, Answers(engine, plan, requests.batch_size, stopping=stopper), journal)
+            run = Run(
+                engine,
+                requests,
+                Answers(engine, plan, requests.batch_size, stopping=stopper),
+                journal,
+            )
             run.warm_up(warmup)
             run.answer(check_lossless=check_lossless)
             journal.finish([run.entry(a) for a in run.in_order()], str(requests.path))
@@ -176,15 +263,23 @@ def check_outputs(requests: RequestFile, *outputs: Path | None) -> None:
         if output is None:
             continue
         if output.exists() and output.samefile(requests.path):
-            raise RequestError(f"{output} is the input file", "Give another file for what is written.")
+            raise RequestError(
+                f"{output} is the input file", "Give another file for what is written."
+            )
         check_writable(output)
     given = [os.path.realpath(output) for output in outputs if output]
     if len(given) != len(set(given)):
-        raise RequestError(f"{given[0]} is to hold both the responses and the profile", "Give two files.")
+        raise RequestError(
+            f"{given[0]} is to hold both the responses and the profile", "Give two files."
+        )
 
 
 def kept_in(journal: Journal) -> str:
-    return f"; what was finished is in {journal.path}" if journal.num_lines else "; nothing was finished"
+    return (
+        f"; what was finished is in {journal.path}"
+        if journal.num_lines
+        else "; nothing was finished"
+    )
 
 
 def write_profile(path: Path, figures: RunFigures) -> None:
@@ -200,11 +295,19 @@ def outcome(figures: RunFigures, stopped_by: int | None, *, check_lossless: bool
     """The exit code, and on stderr what is behind it."""
     if check_lossless and not any(a.plain for a in figures.answers):
         click.echo("nothing was compared: no request was answered with drafts", err=True)
-    uncompared = sum(a.speculative and a.response is not None and a.plain is None for a in figures.answers)
+    uncompared = sum(
+        a.speculative and a.response is not None and a.plain is None for a in figures.answers
+    )
     if check_lossless and uncompared:
-        click.echo(f"not compared: {uncompared} answers, whose plain run failed or was stopped", err=True)
+        click.echo(
+            f"not compared: {uncompared} answers, whose plain run failed or was stopped", err=True
+        )
     if any(a.difference is not None and not a.difference.near_tie for a in figures.answers):
-        click.echo("NOT lossless: a difference beyond a near-tie is a bug; please report it with the output", err=True)
+        click.echo(
+            "NOT lossless: a difference beyond a near-tie is a bug; please report it with the"
+            " output",
+            err=True,
+        )
         return FAILED
     if stopped_by is not None:
         return exit_code(stopped_by)
@@ -212,9 +315,12 @@ def outcome(figures: RunFigures, stopped_by: int | None, *, check_lossless: bool
 
 
 class Run:
-    """One run over a file's requests: the answers so far, and the fault that ended it early, if one did."""
+    """One run over a file's requests: the answers so far, and the fault that ended it early, if one
+    did."""
 
-    def __init__(self, engine: Engine, requests: RequestFile, answers: Answers, journal: Journal) -> None:
+    def __init__(
+        self, engine: Engine, requests: RequestFile, answers: Answers, journal: Journal
+    ) -> None:
         self.engine, self.requests, self.answers, self.journal = engine, requests, answers, journal
         self.done: dict[tuple[int, int], Answer] = {}
         self.fault: Exception | None = None
@@ -223,7 +329,8 @@ class Run:
         self.passes: dict[str, list[float]] = {}
 
     def warm_up(self, times: int) -> None:
-        """The first batch's first turns, unmeasured; what they left in the prefix cache goes too."""
+        """The first batch's first turns, unmeasured; what they left in the prefix cache goes
+        too."""
         first = [replace(r, turns=()) for r in self.requests.requests[: self.requests.batch_size]]
         for _ in range(times):
             if not self.answers.stopping():
@@ -231,7 +338,8 @@ class Run:
         self.engine.session.prefixes.clear()
 
     def answer(self, *, check_lossless: bool) -> None:
-        """All requests, each kept in the journal as it ends. A fault of ours ends the run, not what is done."""
+        """All requests, each kept in the journal as it ends. A fault of ours ends the run, not what
+        is done."""
         from edgespec.cli.report import TokenBar
 
         with TokenBar(self.requests.requests) as bar:
@@ -263,7 +371,11 @@ class Run:
         self.journal.add(self.entry(found))
         if self.journal.failure is not None and not failed_before:
             said = self.journal.failure.strerror or self.journal.failure
-            click.echo(f"{self.journal.path} cannot be written ({said}): answers are in memory alone for now", err=True)
+            click.echo(
+                f"{self.journal.path} cannot be written ({said}): answers are in memory alone"
+                " for now",
+                err=True,
+            )
 
     def check(self) -> None:
         """Every drafted answer again, plainly, from nothing that drafting left behind."""
@@ -290,6 +402,11 @@ class Run:
         from edgespec.runtime.profile import RunFigures
 
         return RunFigures(
-            self.in_order(), self.wall_s, self.passes, self.requests.batch_size, spec_decode, self.check_wall_s,
+            self.in_order(),
+            self.wall_s,
+            self.passes,
+            self.requests.batch_size,
+            spec_decode,
+            self.check_wall_s,
             self.peak_bytes,
-        )  # fmt: skip
+        )

@@ -15,15 +15,21 @@ REFUSED = 3
 
 @click.command("inspect", cls=EdgeCommand)
 @click.argument("path", metavar="PATH", type=click.Path(path_type=Path))
-@click.option("--layers", is_flag=True, help="Name every Linear with its format and error, every tensor of a file.")
-@click.option("--verify", is_flag=True, help="Compare hashes, which reads all of every file; else sizes.")
+@click.option(
+    "--layers",
+    is_flag=True,
+    help="Name every Linear with its format and error, every tensor of a file.",
+)
+@click.option(
+    "--verify", is_flag=True, help="Compare hashes, which reads all of every file; else sizes."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print all that is known as JSON.")
 def command(path: Path, layers: bool, verify: bool, as_json: bool) -> int:
     """Say what is at PATH, and whether it is whole.
 
-    PATH is a checkpoint (a base or a draft, quantised or not), what edgespec export or build wrote, or one .safetensors
-    file. Headers and JSON are read, no weights. What is damaged, half-written or beyond this version is told with its
-    remedy, and the exit code is 3.
+    PATH is a checkpoint (a base or a draft, quantised or not), what edgespec export or build wrote,
+    or one .safetensors file. Headers and JSON are read, no weights. What is damaged, half-written
+    or beyond this version is told with its remedy, and the exit code is 3.
 
     \b
     edgespec inspect qwen3-fp8 --layers

@@ -1,4 +1,5 @@
-"""The command line's front door: finds the command, keeps start-up light, and gives errors their exit codes."""
+"""The command line's front door: finds the command, keeps start-up light, and gives errors their
+exit codes."""
 
 from __future__ import annotations
 
@@ -17,15 +18,24 @@ from edgespec.errors import EdgeSpecError, EnvironmentProblem
 
 # Name -> (module, one line for the list). Modules load when their command is called.
 COMMANDS = {
-    "quantize": ("edgespec.cli.quantize", "Quantise a checkpoint with NVIDIA ModelOpt: a base or a draft."),
-    "export": ("edgespec.cli.export", "Write the ONNX graph of a checkpoint: a base, a plain decoder or a draft."),
+    "quantize": (
+        "edgespec.cli.quantize",
+        "Quantise a checkpoint with NVIDIA ModelOpt: a base or a draft.",
+    ),
+    "export": (
+        "edgespec.cli.export",
+        "Write the ONNX graph of a checkpoint: a base, a plain decoder or a draft.",
+    ),
     "build": ("edgespec.cli.build", "Build the engine of an exported directory for this machine."),
     "infer": ("edgespec.cli.infer", "Answer the requests of input.json, with drafts or without."),
     "inspect": (
         "edgespec.cli.inspect",
         "Look into a checkpoint, an export or an engine directory: what it is, and if it is whole.",
     ),
-    "check": ("edgespec.cli.check", "Check whether a base and a draft belong together, without running them."),
+    "check": (
+        "edgespec.cli.check",
+        "Check whether a base and a draft belong together, without running them.",
+    ),
     "chat": ("edgespec.cli.chat", "Talk with a model in the terminal."),
 }
 
@@ -50,18 +60,21 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(__version__, prog_name="edgespec")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.pass_context
 def cli(ctx: click.Context, debug: bool) -> None:
     """Lossless speculative decoding for edge devices.
 
-    From a Hugging Face checkpoint and its draft to running engines: export, build, infer, chat. Flags may be spelt
-    --kebab-case, --snake_case or --camelCase.
+    From a Hugging Face checkpoint and its draft to running engines: export, build, infer, chat.
+    Flags may be spelt --kebab-case, --snake_case or --camelCase.
 
-    Exit codes: 0 done, 1 our failure, 2 usage, 3 input refused, 4 this machine cannot do it, 5 some requests failed,
-    130 interrupted (143 by SIGTERM).
+    Exit codes: 0 done, 1 our failure, 2 usage, 3 input refused, 4 this machine cannot do it, 5 some
+    requests failed, 130 interrupted (143 by SIGTERM).
     """
     ctx.obj = {"debug": debug}
 
@@ -73,7 +86,8 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def run(args: list[str]) -> int:
-    """Run one command line; returns its exit code. With --debug errors pass through with their traceback."""
+    """Run one command line; returns its exit code. With --debug errors pass through with their
+    traceback."""
     signals = Raising()
     try:
         with signals:
@@ -101,7 +115,10 @@ def run(args: list[str]) -> int:
 def stopped(stop: BaseException) -> int:
     """Tell of a signal; returns its exit code."""
     by_sigterm = isinstance(stop, Terminated)
-    click.echo(f"{'stopped by SIGTERM' if by_sigterm else 'interrupted'}: nothing half-written is left", err=True)
+    click.echo(
+        f"{'stopped by SIGTERM' if by_sigterm else 'interrupted'}: nothing half-written is left",
+        err=True,
+    )
     return exit_code(signal.SIGTERM) if by_sigterm else INTERRUPTED
 
 
@@ -111,11 +128,17 @@ def presentable(error: Exception) -> EdgeSpecError:
         return error
     if isinstance(error, OSError):
         place = f"{error.filename}: " if error.filename else ""
-        return EnvironmentProblem(f"{place}{error.strerror or error}", "Check the path, its permissions and the disk.")
+        return EnvironmentProblem(
+            f"{place}{error.strerror or error}", "Check the path, its permissions and the disk."
+        )
     if isinstance(error, MemoryError):
-        return EnvironmentProblem("not enough memory", "Close other programs, or use a smaller model.")
+        return EnvironmentProblem(
+            "not enough memory", "Close other programs, or use a smaller model."
+        )
     what = f"{type(error).__name__}: {error}"
-    return EdgeSpecError(what, "This is a fault of edgespec: please report it with what --debug prints.")
+    return EdgeSpecError(
+        what, "This is a fault of edgespec: please report it with what --debug prints."
+    )
 
 
 def hoisted(args: list[str]) -> list[str]:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 
 class Bars:
@@ -13,8 +20,15 @@ class Bars:
 
     def __init__(self) -> None:
         console = Console(stderr=True)
-        self.columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-        self.progress = Progress(*self.columns, console=console, transient=True, disable=not console.is_terminal)
+        self.columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            TimeRemainingColumn(),
+        )
+        self.progress = Progress(
+            *self.columns, console=console, transient=True, disable=not console.is_terminal
+        )
         self.task: TaskID | None = None
 
     def __enter__(self) -> Bars:
@@ -22,7 +36,10 @@ class Bars:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.progress.stop()
 

@@ -1,4 +1,5 @@
-"""`edgespec quantize`: strings into values, then `edgespec.quantize` does the work; a table of how well it went."""
+"""`edgespec quantize`: strings into values, then `edgespec.quantize` does the work; a table of how
+well it went."""
 
 from __future__ import annotations
 
@@ -11,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from edgespec.cli.flags import INTERRUPTED, EdgeCommand
 from edgespec.cli.progress import Bars
@@ -27,36 +35,83 @@ ALIASES = {"--text-dataset": "--calib-data"}
 
 
 class Steps(Bars):
-    """Bars that count samples and layers. They write to the stderr of now, which ModelOpt's capture leaves alone."""
+    """Bars that count samples and layers. They write to the stderr of now, which ModelOpt's capture
+    leaves alone."""
 
     def __init__(self) -> None:
         super().__init__()
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
         console = Console(file=sys.stderr)
         self.progress = Progress(
-            *columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal,
-            redirect_stdout=False, redirect_stderr=False, speed_estimate_period=3600,  # a layer may take a minute
-        )  # fmt: skip
+            *columns,
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+            redirect_stdout=False,
+            redirect_stderr=False,
+            speed_estimate_period=3600,  # a layer may take a minute
+        )
 
 
 def common(function: Callable[..., None]) -> Callable[..., None]:
     """The flags that both commands have, in the order of --help."""
-    for option in reversed((
-        click.option("--quantization", type=click.Choice(MADE), required=True, help="Format of the Linears."),
-        click.option("--lm-head-quantization", type=click.Choice(HEADS), help="Format of lm_head; default: as it is."),
-        click.option("--exclude", multiple=True, metavar="GLOB", help="Leave such Linears as they are: '*.down_proj'."),
-        click.option(
-            "--calib-data", metavar="FILE",
-            help='Text, or JSONL with "messages", "text" or "turns"; cnn_dailymail and wikitext come from the hub. '
-            "Default: a text that comes with edgespec.",
-        ),
-        click.option("--num-samples", type=click.IntRange(1), help="Default: 16 on a CPU, 512 on CUDA."),
-        click.option("--calib-seq-len", type=click.IntRange(16), help="Tokens in each. Default: 256, on CUDA 512."),
-        click.option("--device", type=click.Choice(("cpu", "cuda")), default="cpu", show_default=True),
-        click.option("--target", type=click.Choice(tuple(TARGETS)), help="Refuse formats that this device cannot run."),
-        click.option("--allow-pickle", is_flag=True, help="Read pytorch_model.bin too, with weights_only."),
-        click.option("--json", "as_json", is_flag=True, help="Print the manifest as JSON."),
-    )):  # fmt: skip
+    for option in reversed(
+        (
+            click.option(
+                "--quantization",
+                type=click.Choice(MADE),
+                required=True,
+                help="Format of the Linears.",
+            ),
+            click.option(
+                "--lm-head-quantization",
+                type=click.Choice(HEADS),
+                help="Format of lm_head; default: as it is.",
+            ),
+            click.option(
+                "--exclude",
+                multiple=True,
+                metavar="GLOB",
+                help="Leave such Linears as they are: '*.down_proj'.",
+            ),
+            click.option(
+                "--calib-data",
+                metavar="FILE",
+                help=(
+                    'Text, or JSONL with "messages", "text" or "turns"; cnn_dailymail and wikitext'
+                    " come from the hub. Default: a text that comes with edgespec."
+                ),
+            ),
+            click.option(
+                "--num-samples", type=click.IntRange(1), help="Default: 16 on a CPU, 512 on CUDA."
+            ),
+            click.option(
+                "--calib-seq-len",
+                type=click.IntRange(16),
+                help="Tokens in each. Default: 256, on CUDA 512.",
+            ),
+            click.option(
+                "--device", type=click.Choice(("cpu", "cuda")), default="cpu", show_default=True
+            ),
+            click.option(
+                "--target",
+                type=click.Choice(tuple(TARGETS)),
+                help="Refuse formats that this device cannot run.",
+            ),
+            click.option(
+                "--allow-pickle",
+                is_flag=True,
+                help="Read pytorch_model.bin too, with weights_only.",
+            ),
+            click.option("--json", "as_json", is_flag=True, help="Print the manifest as JSON."),
+        )
+    ):
         function = option(function)
     return function
 
@@ -70,19 +125,27 @@ def command() -> None:
 @click.option("--model-dir", required=True, metavar="MODEL", help="A directory or a hub id.")
 @click.option("--output-dir", required=True, metavar="DIR", type=click.Path(path_type=Path))
 @common
-@click.option("--kv-cache-quantization", type=click.Choice(("fp8",)), help="Scales for an FP8 cache.")
+@click.option(
+    "--kv-cache-quantization", type=click.Choice(("fp8",)), help="Scales for an FP8 cache."
+)
 @click.option("--visual-quantization", type=click.Choice(("fp8",)), hidden=True)
 def llm(
-    model_dir: str, output_dir: Path, as_json: bool, kv_cache_quantization: str | None,
-    visual_quantization: str | None, **flags: Any,
-) -> None:  # fmt: skip
+    model_dir: str,
+    output_dir: Path,
+    as_json: bool,
+    kv_cache_quantization: str | None,
+    visual_quantization: str | None,
+    **flags: Any,
+) -> None:
     """Quantise a base model.
 
-    The result is an ordinary Hugging Face directory in ModelOpt's layout. Its weights are read back and compared with
-    the original over text that was not calibrated with; a broken result is refused and removed.
+    The result is an ordinary Hugging Face directory in ModelOpt's layout. Its weights are read back
+    and compared with the original over text that was not calibrated with; a broken result is
+    refused and removed.
 
-    One layer is in memory at a time, and the largest tensor. A run that was stopped goes on with the same command:
-    finished layers wait in .DIR.quantize beside the output. mxfp8 has no calibration and starts anew.
+    One layer is in memory at a time, and the largest tensor. A run that was stopped goes on with
+    the same command: finished layers wait in .DIR.quantize beside the output. mxfp8 has no
+    calibration and starts anew.
 
     \b
     edgespec quantize llm --model-dir Qwen/Qwen3-0.6B --quantization fp8 --output-dir qwen3-fp8
@@ -91,24 +154,38 @@ def llm(
 
     refuse_tower(visual_quantization, model_dir)
     options = options_of(flags, fp8_cache=kv_cache_quantization == "fp8")
-    show(lambda bars, log: quantize_llm(model_dir, output_dir, options, bars, log), output_dir, as_json)
+    show(
+        lambda bars, log: quantize_llm(model_dir, output_dir, options, bars, log),
+        output_dir,
+        as_json,
+    )
 
 
 @command.command("draft", cls=EdgeCommand, aliases=ALIASES)
-@click.option("--base-model-dir", required=True, metavar="BASE", help="The base that the draft was trained for.")
+@click.option(
+    "--base-model-dir",
+    required=True,
+    metavar="BASE",
+    help="The base that the draft was trained for.",
+)
 @click.option("--draft-model-dir", required=True, metavar="DRAFT", help="A directory or a hub id.")
 @click.option("--output-dir", required=True, metavar="DIR", type=click.Path(path_type=Path))
 @common
 @click.option("--kv-cache-quantization", type=click.Choice(("fp8",)), hidden=True)
 def draft(
-    base_model_dir: str, draft_model_dir: str, output_dir: Path, as_json: bool, kv_cache_quantization: str | None,
+    base_model_dir: str,
+    draft_model_dir: str,
+    output_dir: Path,
+    as_json: bool,
+    kv_cache_quantization: str | None,
     **flags: Any,
-) -> None:  # fmt: skip
+) -> None:
     """Quantise an EAGLE-3 or DFlash draft.
 
-    It is calibrated on what its base feeds it: features of the base at the draft's taps, with the next token or with a
-    block behind them. fc, the embedding and the vocabulary map stay as they are. With --lm-head-quantization a DFlash
-    draft that borrows its base's head gets a quantised one of its own.
+    It is calibrated on what its base feeds it: features of the base at the draft's taps, with the
+    next token or with a block behind them. fc, the embedding and the vocabulary map stay as they
+    are. With --lm-head-quantization a DFlash draft that borrows its base's head gets a quantised
+    one of its own.
 
     \b
     edgespec quantize draft --base-model-dir Qwen/Qwen3-8B --draft-model-dir Tengyunw/qwen3_8b_eagle3 \\
@@ -131,7 +208,8 @@ def options_of(flags: dict[str, Any], *, fp8_cache: bool = False) -> Options:
 
 
 def show(run: Callable[[Bars, Log], Quantized], out: Path, as_json: bool) -> None:
-    """Run the work under its bars and print what came of it; with --debug also what ModelOpt said."""
+    """Run the work under its bars and print what came of it; with --debug also what ModelOpt
+    said."""
     from edgespec.quantize.modelopt import Log
     from edgespec.quantize.work import kept
 
@@ -144,12 +222,18 @@ def show(run: Callable[[Bars, Log], Quantized], out: Path, as_json: bool) -> Non
             raise
         click.echo(f"interrupted: {there}", err=True)
         by_ctrl_c = isinstance(stop, KeyboardInterrupt)
-        raise click.exceptions.Exit(INTERRUPTED if by_ctrl_c else exit_code(signal.SIGTERM)) from None
+        raise click.exceptions.Exit(
+            INTERRUPTED if by_ctrl_c else exit_code(signal.SIGTERM)
+        ) from None
     finally:
         if (click.get_current_context().obj or {}).get("debug"):
             click.echo(log.getvalue(), err=True)
     if as_json:
-        shown = {"directory": str(result.directory), "notes": result.notes, "manifest": result.manifest}
+        shown = {
+            "directory": str(result.directory),
+            "notes": result.notes,
+            "manifest": result.manifest,
+        }
         click.echo(json.dumps(shown, indent=2))
         return
     for line in table(result):

@@ -35,8 +35,8 @@ def plan_line(plan: DraftPlan, *, chosen: bool, spec_decode_type: str | None = N
     sizes = f"top-k {plan.top_k}, {depth}, verify size {plan.verify_size}"
     if plan.verify_size == 1:
         return (
-            f"drafting in vain: {sizes}, which is the pending token alone. Raise --spec-verify-size, or "
-            "build the base with a larger --max-verify-tree-size"
+            f"drafting in vain: {sizes}, which is the pending token alone. Raise"
+            " --spec-verify-size, or build the base with a larger --max-verify-tree-size"
         )
     return f"drafting a {kind}: {sizes}" + (" (the default on a CPU)" if chosen else "")
 
@@ -51,7 +51,9 @@ class TokenBar:
             BarColumn(),
             TextColumn("{task.fields[tokens]} tokens"),
         )
-        self.progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self.progress = Progress(
+            *columns, console=console, transient=True, disable=not console.is_terminal
+        )
         total = sum(1 + len(request.turns) for request in requests)
         self.task = self.progress.add_task("", total=total, tokens=0)
         self.tokens = 0
@@ -61,7 +63,10 @@ class TokenBar:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.progress.stop()
 
@@ -87,7 +92,8 @@ def show(run: RunFigures, *, as_json: bool) -> None:
 
 
 def show_output(answers: Sequence[Answer]) -> None:
-    """The answers' text on stdout; what the encoding lacks is escaped, and what would act on a terminal."""
+    """The answers' text on stdout; what the encoding lacks is escaped, and what would act on a
+    terminal."""
     encoding = sys.stdout.encoding or "utf-8"
     for answer in answers:
         if answer.response is not None:
@@ -101,9 +107,10 @@ def place_of(answer: Answer) -> str:
     return f"request {answer.request.index}{turn}"
 
 
-# ---- the summary -----------------------------------------------------------------------------------------------
+# ---- the summary
 
-# A figure of each column; a mean of requests only where it reads otherwise than the pooled figure above it.
+# A figure of each column; a mean of requests only where it reads otherwise than the pooled figure
+# above it.
 ROWS = (
     ("tokens", "completion_tokens", "{}"),
     ("base passes after prefill", "base_passes_after_prefill", "{}"),
@@ -121,11 +128,15 @@ MEAN = "_mean_of_requests"
 
 
 def columns_of(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The figures of plain and speculative decoding, as far as each was run; those of the run itself come last."""
+    """The figures of plain and speculative decoding, as far as each was run; those of the run
+    itself come last."""
     names = [name for name in ("plain", "speculative") if name in found]
     if not names or (found["batch_size"] == 1 and found["requests"] == 1):
         return {name: found[name] for name in names}
-    whole = {"plain": found.get("check_output_tokens_per_s"), names[-1]: found["output_tokens_per_s"]}
+    whole = {
+        "plain": found.get("check_output_tokens_per_s"),
+        names[-1]: found["output_tokens_per_s"],
+    }
     return {name: found[name] | {"output_tokens_per_s": whole[name]} for name in names}
 
 
@@ -162,7 +173,7 @@ def run_rows(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "lossless", found["lossless"]
 
 
-# ---- the profile -----------------------------------------------------------------------------------------------
+# ---- the profile
 
 
 def show_profile(profile: dict[str, Any]) -> None:
@@ -179,7 +190,12 @@ def profile_table(profile: dict[str, Any]) -> Table:
     for stage in profile["stages"]:
         total, stats = stage["total_gpu_time_ms"], stage["gpu_time_stats"]
         times = (total, stats["mean_ms"], stats["median_ms"], stats["p95_ms"])
-        out.add_row(stage["stage_id"], str(stage["total_runs"]), *map("{:.2f}".format, times), share(total, wall_ms))
+        out.add_row(
+            stage["stage_id"],
+            str(stage["total_runs"]),
+            *map("{:.2f}".format, times),
+            share(total, wall_ms),
+        )
     rest = max(0.0, wall_ms - sum(stage["total_gpu_time_ms"] for stage in profile["stages"]))
     out.add_row("outside the stages", "", f"{rest:.2f}", "", "", "", share(rest, wall_ms))
     return out

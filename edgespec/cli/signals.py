@@ -1,8 +1,9 @@
-"""Ctrl-C and SIGTERM while requests are answered: the first asks to stop after the step, a second one stops at once.
-Elsewhere SIGTERM ends a command as Ctrl-C does, with what is half-written removed.
+"""Ctrl-C and SIGTERM while requests are answered: the first asks to stop after the step, a second
+one stops at once. Elsewhere SIGTERM ends a command as Ctrl-C does, with what is half-written
+removed.
 
-Knows signals. An engine's call may take seconds, in which Python runs no handler of its own: a thread of ours reads
-the signals from the descriptor that the interpreter's C handler writes to.
+Knows signals. An engine's call may take seconds, in which Python runs no handler of its own: a
+thread of ours reads the signals from the descriptor that the interpreter's C handler writes to.
 """
 
 from __future__ import annotations
@@ -31,21 +32,28 @@ def exit_code(number: int) -> int:
 
 
 class Terminated(BaseException):
-    """SIGTERM, as KeyboardInterrupt is SIGINT; no kind of it, since at a chat's prompt Ctrl-C does not end the run."""
+    """SIGTERM, as KeyboardInterrupt is SIGINT; no kind of it, since at a chat's prompt Ctrl-C does
+    not end the run."""
 
 
 class Raising:
-    """In a `with` block of the main thread SIGINT raises KeyboardInterrupt and SIGTERM Terminated, the latter once:
-    what is half-written is then removed undisturbed. Handlers that somebody else has set stay."""
+    """In a `with` block of the main thread SIGINT raises KeyboardInterrupt and SIGTERM Terminated,
+    the latter once: what is half-written is then removed undisturbed. Handlers that somebody else
+    has set stay.
+    """
 
     def __init__(self) -> None:
-        self.raised: BaseException | None = None  # kept: a library may turn it into an error of its own
+        self.raised: BaseException | None = (
+            None  # kept: a library may turn it into an error of its own
+        )
         self.handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Raising:
         if threading.current_thread() is threading.main_thread():
             found = {number: signal.getsignal(number) for number in SIGNALS}
-            self.handlers = {number: handler for number, handler in found.items() if handler in DEFAULTS}
+            self.handlers = {
+                number: handler for number, handler in found.items() if handler in DEFAULTS
+            }
         for number in self.handlers:
             signal.signal(number, self.rise)
         return self
@@ -82,7 +90,9 @@ class Stopper:
         except RuntimeError as error:
             self.reading.close()
             self.writing.close()
-            remedy = "Close other programs, or raise the limits of memory and of processes (ulimit -a)."
+            remedy = (
+                "Close other programs, or raise the limits of memory and of processes (ulimit -a)."
+            )
             raise EnvironmentProblem(f"no thread can be started: {error}", remedy) from error
         for number in SIGNALS:
             self.handlers[number] = signal.signal(number, nothing)
@@ -90,7 +100,10 @@ class Stopper:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         signal.set_wakeup_fd(self.old_fd)
         for number, handler in self.handlers.items():

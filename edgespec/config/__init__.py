@@ -1,16 +1,19 @@
-"""What a model is, as pure values: read from the dictionaries of Hugging Face, ModelOpt, speculators and EAGLE.
+"""What a model is, as pure values: read from the dictionaries of Hugging Face, ModelOpt,
+speculators and EAGLE.
 
-Knows the spellings that published configurations use, and turns them into one. Knows no files, tensors or graphs.
-Tap indices are normalised here: everywhere inside they are Hugging Face `hidden_states` indices.
+Knows the spellings that published configurations use, and turns them into one. Knows no files,
+tensors or graphs. Tap indices are normalised here: everywhere inside they are Hugging Face
+`hidden_states` indices.
 """
 
 from __future__ import annotations
 
+from edgespec.config.aux_layers import default_aux_layers, normalize_aux_layers, resolve_aux_layers
 from edgespec.config.bases import parse_eos, parse_model_config, with_eos
 from edgespec.config.dflash import parse_dflash_config
 from edgespec.config.eagle import parse_draft_config
-from edgespec.config.taps import default_tap_ids, normalise_taps, resolve_taps
 from edgespec.config.values import (
+    AuxLayerConvention,
     DecoderConfig,
     DFlashConfig,
     DraftConfig,
@@ -21,10 +24,10 @@ from edgespec.config.values import (
     RopeConfig,
     RopeKind,
     Shapes,
-    TapConvention,
 )
 
 __all__ = [
+    "AuxLayerConvention",
     "DFlashConfig",
     "DecoderConfig",
     "DraftConfig",
@@ -35,13 +38,12 @@ __all__ = [
     "RopeConfig",
     "RopeKind",
     "Shapes",
-    "TapConvention",
-    "default_tap_ids",
-    "normalise_taps",
+    "default_aux_layers",
+    "normalize_aux_layers",
     "parse_dflash_config",
     "parse_draft_config",
     "parse_eos",
     "parse_model_config",
-    "resolve_taps",
+    "resolve_aux_layers",
     "with_eos",
 ]

@@ -1,4 +1,5 @@
-"""Base models from their config.json: the families, and what each leaves unsaid. Knows no drafts."""
+"""Base models from their config.json: the families, and what each leaves unsaid. Knows no
+drafts."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ def parse_model_config(raw: Mapping[str, Any], source: str = "config.json") -> M
     """A base model from its config.json; `source` names the file in errors.
 
     A missing `torch_dtype` reads as float32: the tensors know better (see checkpoint/detect.py).
-    Raises CheckpointError for missing or impossible values, UnsupportedModel for what this version cannot do.
+    Raises CheckpointError for missing or impossible values, UnsupportedModel for what this version
+    cannot do.
     """
     top = Fields(raw, source)
     architecture = _architecture(top)
@@ -62,7 +64,9 @@ def _decoder(fields: Fields, family: Family, max_position: int) -> DecoderConfig
     hybrid.refuse_other_gates(fields)
     kinds = hybrid.layer_kinds(fields, num_layers)
     linear = hybrid.linear_attention(fields) if "linear_attention" in kinds else None
-    return replace(decoder, gated_attention=True, unit_offset_norms=True, layer_kinds=kinds, linear=linear)
+    return replace(
+        decoder, gated_attention=True, unit_offset_norms=True, layer_kinds=kinds, linear=linear
+    )
 
 
 def _told(top: Fields, fields: Fields, key: str) -> tuple[int, ...]:
@@ -85,29 +89,51 @@ def with_eos(config: ModelConfig, ids: Iterable[int]) -> ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One supported architecture, as transformers 5.14 builds it. A bias is a constant or the key that decides."""
+    """One supported architecture, as transformers 5.14 builds it. A bias is a constant or the key
+    that decides."""
 
     model_type: str
     qkv_bias: bool | str
     o_bias: bool | str
     mlp_bias: bool | str
     qk_norm: bool
-    window: Literal["none", "all", "late"]  # late: from layer max_window_layers on, if use_sliding_window
+    window: Literal[
+        "none", "all", "late"
+    ]  # late: from layer max_window_layers on, if use_sliding_window
     head_dim: int | None = None  # where the key is missing; None: hidden_size / num_attention_heads
     hybrid: bool = False  # gated attention and gated delta nets, norms around 0
     nested: str = ""  # the key under which the text part stands
 
 
 FAMILIES = {
-    "LlamaForCausalLM": Family("llama", "attention_bias", "attention_bias", "mlp_bias", False, "none"),
+    "LlamaForCausalLM": Family(
+        "llama", "attention_bias", "attention_bias", "mlp_bias", False, "none"
+    ),
     "MistralForCausalLM": Family("mistral", False, False, False, False, "all"),
     "Qwen2ForCausalLM": Family("qwen2", True, False, False, False, "late"),
-    "Qwen3ForCausalLM": Family("qwen3", "attention_bias", "attention_bias", False, True, "late", head_dim=128),
+    "Qwen3ForCausalLM": Family(
+        "qwen3", "attention_bias", "attention_bias", False, True, "late", head_dim=128
+    ),
     "Qwen3_5ForCausalLM": Family(
-        "qwen3_5_text", "attention_bias", "attention_bias", False, True, "none", head_dim=256, hybrid=True
+        "qwen3_5_text",
+        "attention_bias",
+        "attention_bias",
+        False,
+        True,
+        "none",
+        head_dim=256,
+        hybrid=True,
     ),
     "Qwen3_5ForConditionalGeneration": Family(
-        "qwen3_5", "attention_bias", "attention_bias", False, True, "none", 256, hybrid=True, nested="text_config"
+        "qwen3_5",
+        "attention_bias",
+        "attention_bias",
+        False,
+        True,
+        "none",
+        256,
+        hybrid=True,
+        nested="text_config",
     ),
 }
 BY_MODEL_TYPE = {family.model_type: name for name, family in FAMILIES.items()}
@@ -129,7 +155,8 @@ def _architecture(fields: Fields) -> str:
         )
     if model_type is not None and model_type != FAMILIES[name].model_type:
         raise CheckpointError(
-            f"{fields.source} contradicts itself: architectures says {name}, model_type says {model_type!r}.",
+            f"{fields.source} contradicts itself: architectures says {name}, model_type says"
+            f" {model_type!r}.",
             f"For {name}, model_type is {FAMILIES[name].model_type!r}.",
         )
     return name
@@ -143,7 +170,9 @@ def _base_heads(fields: Fields, family: Family) -> tuple[int, int, int]:
     num_kv_heads = fields.size("num_key_value_heads", None if lacks_kv_heads else num_heads)
     head_dim = fields.get("head_dim") or family.head_dim
     if head_dim is None:
-        check_divides(fields, "num_attention_heads", num_heads, "hidden_size", fields.size("hidden_size"))
+        check_divides(
+            fields, "num_attention_heads", num_heads, "hidden_size", fields.size("hidden_size")
+        )
         head_dim = fields.size("hidden_size") // num_heads
     check_divides(fields, "num_key_value_heads", num_kv_heads, "num_attention_heads", num_heads)
     return num_heads, num_kv_heads, even_head_dim(fields, fields.size("head_dim", head_dim))
@@ -151,12 +180,16 @@ def _base_heads(fields: Fields, family: Family) -> tuple[int, int, int]:
 
 def check_divides(fields: Fields, part: str, count: int, whole: str, size: int) -> None:
     if size % count:
-        raise CheckpointError(f"{fields.source}: {whole} {size} is not a multiple of {part} {count}.")
+        raise CheckpointError(
+            f"{fields.source}: {whole} {size} is not a multiple of {part} {count}."
+        )
 
 
 def even_head_dim(fields: Fields, head_dim: int) -> int:
     if head_dim % 2:
-        raise CheckpointError(f"{fields.source}: head_dim is {head_dim}; rotary embeddings need an even one.")
+        raise CheckpointError(
+            f"{fields.source}: head_dim is {head_dim}; rotary embeddings need an even one."
+        )
     return head_dim
 
 
@@ -167,7 +200,9 @@ def _bias(fields: Fields, rule: bool | str) -> bool:
 def refuse_other_activations(fields: Fields) -> None:
     activation = fields.text("hidden_act")
     if activation not in (None, "silu", "swish"):
-        raise UnsupportedModel(f"{fields.source}: hidden_act {activation!r}; this version knows silu only.")
+        raise UnsupportedModel(
+            f"{fields.source}: hidden_act {activation!r}; this version knows silu only."
+        )
 
 
 def one_window(fields: Fields, family: Family, num_layers: int) -> int | None:
@@ -176,8 +211,9 @@ def one_window(fields: Fields, family: Family, num_layers: int) -> int | None:
     kinds = set(layer_types(fields, family, num_layers, window))
     if not kinds <= {"full_attention", "sliding_attention"} or len(kinds) > 1:
         raise UnsupportedModel(
-            f"{fields.source}: layers of different or unknown kinds ({', '.join(sorted(kinds))}), from layer_types or "
-            "max_window_layers; this version needs one kind of attention in all layers."
+            f"{fields.source}: layers of different or unknown kinds ({', '.join(sorted(kinds))}),"
+            " from layer_types or max_window_layers; this version needs one kind of attention in"
+            " all layers."
         )
     slides = kinds == {"sliding_attention"}
     if slides != (window is not None) and (slides or family.window == "all"):
@@ -189,7 +225,9 @@ def one_window(fields: Fields, family: Family, num_layers: int) -> int | None:
 
 
 def _window_size(fields: Fields, family: Family) -> int | None:
-    if family.window == "none" or (family.window == "late" and not fields.flag("use_sliding_window", False)):
+    if family.window == "none" or (
+        family.window == "late" and not fields.flag("use_sliding_window", False)
+    ):
         return None
     if "sliding_window" in fields.raw and fields.get("sliding_window") is None:
         return None
@@ -199,10 +237,17 @@ def _window_size(fields: Fields, family: Family) -> int | None:
 def layer_types(fields: Fields, family: Family, num_layers: int, window: int | None) -> list[str]:
     named = fields.get("layer_types")
     if named is not None:
-        if not isinstance(named, list) or not all(isinstance(kind, str) for kind in named) or len(named) < num_layers:
+        if (
+            not isinstance(named, list)
+            or not all(isinstance(kind, str) for kind in named)
+            or len(named) < num_layers
+        ):
             raise fields.wrong("layer_types", f"a list of {num_layers} names")
         return named[:num_layers]
     first = 0 if family.window == "all" else fields.raw.get("max_window_layers", 28)
     if not is_int(first) or first < 0:
         raise fields.wrong("max_window_layers", "a number of layers")
-    return ["sliding_attention" if window is not None and i >= first else "full_attention" for i in range(num_layers)]
+    return [
+        "sliding_attention" if window is not None and i >= first else "full_attention"
+        for i in range(num_layers)
+    ]

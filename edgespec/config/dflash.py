@@ -1,4 +1,5 @@
-"""DFlash block drafts (arXiv 2602.06036) as z-lab, speculators and ModelOpt write them; relatives are told by name.
+"""DFlash block drafts (arXiv 2602.06036) as z-lab, speculators and ModelOpt write them; relatives
+are told by name.
 
 Inside, names of tensors are z-lab's: fc, hidden_norm, layers.0..., norm. Knows no bases.
 """
@@ -11,20 +12,34 @@ from difflib import get_close_matches
 from itertools import pairwise
 from typing import Any
 
-from edgespec.config.bases import FAMILIES, check_divides, even_head_dim, layer_types, refuse_other_activations
+from edgespec.config.bases import (
+    FAMILIES,
+    check_divides,
+    even_head_dim,
+    layer_types,
+    refuse_other_activations,
+)
+from edgespec.config.dflash_variants import SECTION, refuse_relatives
 from edgespec.config.eagle import base_name
 from edgespec.config.fields import Fields, is_int, shortened
-from edgespec.config.relatives import SECTION, refuse_relatives
 from edgespec.config.ropes import one_rope
 from edgespec.config.values import DecoderConfig, DFlashConfig, DraftKind, Shapes
 from edgespec.errors import CheckpointError, UnsupportedModel
 
-MOST_BLOCK = 1024  # published drafts have up to 16; a pass computes the whole block
+MAX_BLOCK = 1024  # published drafts have up to 16; a pass computes the whole block
 # Stored Linear -> the ones it is made of, by rows
-FUSED = {"self_attn.qkv_proj": ("q_proj", "k_proj", "v_proj"), "mlp.gate_up_proj": ("gate_proj", "up_proj")}
+FUSED = {
+    "self_attn.qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "mlp.gate_up_proj": ("gate_proj", "up_proj"),
+}
 _RENAMED = {"context_proj": "fc", "context_norm": "hidden_norm", "final_norm": "norm"}
-# Whether a draft was trained on answers with thinking, by the architecture of its base: published drafts of each agree
-THINKING = {"Qwen3ForCausalLM": False, "Qwen3_5ForCausalLM": True, "Qwen3_5ForConditionalGeneration": True}
+# Whether a draft was trained on answers with thinking, by the architecture of its base: published
+# drafts of each agree
+THINKING = {
+    "Qwen3ForCausalLM": False,
+    "Qwen3_5ForCausalLM": True,
+    "Qwen3_5ForConditionalGeneration": True,
+}
 _KEYS = (
     *("mask_token_id", "mask_token", "target_layer_ids", "block_size", "num_target_layers"),
     *("use_swa", "swa_window_size", "causal", "is_causal", "attention_sink_bias"),
@@ -33,39 +48,43 @@ _KEYS = (
 
 
 def own_name(stored: str) -> str:
-    """z-lab's name of a tensor that is stored under a spelling of others; fused Linears keep theirs."""
+    """z-lab's name of a tensor that is stored under a spelling of others; fused Linears keep
+    theirs."""
     root, dot, rest = stored.removeprefix("model.").partition(".")
     return f"{_RENAMED.get(root, root)}{dot}{rest}"
 
 
-def parse_dflash_config(raw: Mapping[str, Any], shapes: Shapes, source: str = "config.json") -> DFlashConfig:
-    """A DFlash draft of any layout from its config.json and the shapes of its tensors, under stored names or ours.
+def parse_dflash_config(
+    raw: Mapping[str, Any], shapes: Shapes, source: str = "config.json"
+) -> DFlashConfig:
+    """A DFlash draft of any layout from its config.json and the shapes of its tensors, under stored
+    names or ours.
 
-    A quantised Linear is in `shapes` as the weight that it stands for.
-    Raises CheckpointError for contradictions, UnsupportedModel for relatives of DFlash that differ in their graph.
+    A quantised Linear is in `shapes` as the weight that it stands for. Raises CheckpointError for
+    contradictions, UnsupportedModel for relatives of DFlash that differ in their graph.
     """
     top = Fields(raw, source)
     inner = top.optional_section(SECTION)
     shapes = {own_name(name): shape for name, shape in shapes.items()}
     refuse_relatives(raw, shapes, source)
     _refuse_unknown(top, inner)
-    flavour = _flavour(raw)
-    layer = top.section("transformer_layer_config") if flavour == "speculators" else top
+    layout = _layout(raw)
+    layer = top.section("transformer_layer_config") if layout == "speculators" else top
     decoder = _decoder(layer, shapes)
     vocab_size = layer.size("vocab_size")
     target_hidden_size = top.size("target_hidden_size", decoder.hidden_size)
     target_layers = _agreed_size(top, inner, "num_target_layers")
-    taps = _taps(top, inner, decoder.num_layers, target_layers, flavour)
-    _check_fc(shapes, decoder.hidden_size, len(taps) * target_hidden_size, source)
+    aux_layers = _aux_layers(top, inner, decoder.num_layers, target_layers, layout)
+    _check_fc(shapes, decoder.hidden_size, len(aux_layers) * target_hidden_size, source)
     kinds = _layer_kinds(layer, decoder.num_layers)
     draft = DFlashConfig(
         kind=DraftKind.DFLASH,
-        flavour=flavour,
+        layout=layout,
         decoder=decoder,
         vocab_size=vocab_size,
         draft_vocab_size=top.size("draft_vocab_size", vocab_size),
         target_hidden_size=target_hidden_size,
-        tap_ids=taps,
+        aux_layer_ids=aux_layers,
         block_size=_block_size(top, inner),
         mask_token_id=_mask_token(top, inner, vocab_size),
         windows=_windows(inner, layer, kinds),
@@ -85,20 +104,27 @@ def _refuse_unknown(top: Fields, inner: Fields) -> None:
     if strange is not None:
         near = get_close_matches(strange, _KEYS, n=1, cutoff=0)[0]
         raise CheckpointError(
-            f"{inner.source}: the key {shortened(strange)} is not one that is known here; the nearest is {near!r}.",
-            f"Correct the key, or remove it if the draft does not need it. Known keys: {', '.join(_KEYS)}.",
+            f"{inner.source}: the key {shortened(strange)} is not one that is known here; the"
+            f" nearest is {near!r}.",
+            "Correct the key, or remove it if the draft does not need it. Known keys:"
+            f" {', '.join(_KEYS)}.",
         )
     if top.get(SECTION) is not None and not inner.raw:
         raise CheckpointError(f"{inner.source} is empty.", "Download the draft again.")
 
 
-def _flavour(raw: Mapping[str, Any]) -> str:
-    """ModelOpt always tells of causality, and has none of the keys that transformers adds when it saves."""
+def _layout(raw: Mapping[str, Any]) -> str:
+    """ModelOpt always tells of causality, and has none of the keys that transformers adds when it
+    saves."""
     if "speculators_model_type" in raw or "transformer_layer_config" in raw:
         return "speculators"
     inner = raw.get(SECTION)
     told = isinstance(inner, Mapping) and "causal" in inner
-    return "modelopt" if told and "transformers_version" not in raw and "auto_map" not in raw else "z-lab"
+    return (
+        "modelopt"
+        if told and "transformers_version" not in raw and "auto_map" not in raw
+        else "z-lab"
+    )
 
 
 # The layers
@@ -111,9 +137,15 @@ def _decoder(layer: Fields, shapes: Shapes) -> DecoderConfig:
     num_heads = layer.size("num_attention_heads")
     num_kv_heads = layer.size("num_key_value_heads", num_heads)
     check_divides(layer, "num_key_value_heads", num_kv_heads, "num_attention_heads", num_heads)
-    head_dim = even_head_dim(layer, layer.size("head_dim", _told_head_dim(shapes, num_heads, hidden_size)))
+    head_dim = even_head_dim(
+        layer, layer.size("head_dim", _told_head_dim(shapes, num_heads, hidden_size))
+    )
     _check_heads(shapes, num_heads, num_kv_heads, head_dim, layer.source)
-    max_position = layer.size("max_position_embeddings") if layer.get("max_position_embeddings") is not None else None
+    max_position = (
+        layer.size("max_position_embeddings")
+        if layer.get("max_position_embeddings") is not None
+        else None
+    )
     first = "layers.0.self_attn"
     return DecoderConfig(
         hidden_size=hidden_size,
@@ -126,7 +158,9 @@ def _decoder(layer: Fields, shapes: Shapes) -> DecoderConfig:
         rope=one_rope(layer, head_dim, max_position, text_mrope=True),
         qkv_bias=f"{first}.q_proj.bias" in shapes or f"{first}.qkv_proj.bias" in shapes,
         o_bias=f"{first}.o_proj.bias" in shapes,
-        mlp_bias=any(f"layers.0.mlp.{name}.bias" in shapes for name in ("gate_proj", "gate_up_proj")),
+        mlp_bias=any(
+            f"layers.0.mlp.{name}.bias" in shapes for name in ("gate_proj", "gate_up_proj")
+        ),
         qk_norm=f"{first}.q_norm.weight" in shapes,
     )
 
@@ -135,7 +169,8 @@ def _check_layers(shapes: Shapes, num_layers: int, source: str) -> None:
     found = {int(match[1]) for name in shapes if (match := re.match(r"layers\.(\d{1,6})\.", name))}
     if found != set(range(num_layers)):
         raise CheckpointError(
-            f"{source} tells of {num_layers} layers; the tensors are of {len(found)}: {sorted(found)[:8]}.",
+            f"{source} tells of {num_layers} layers; the tensors are of {len(found)}:"
+            f" {sorted(found)[:8]}.",
             "Download the draft again, all of it.",
         )
 
@@ -146,31 +181,36 @@ def _told_head_dim(shapes: Shapes, num_heads: int, hidden_size: int) -> int:
     return max(1, (shape[0] if shape else 0) // num_heads)
 
 
-def _check_heads(shapes: Shapes, num_heads: int, num_kv_heads: int, head_dim: int, source: str) -> None:
+def _check_heads(
+    shapes: Shapes, num_heads: int, num_kv_heads: int, head_dim: int, source: str
+) -> None:
     queries, keys = num_heads * head_dim, num_kv_heads * head_dim
     rows = {"q_proj": queries, "k_proj": keys, "v_proj": keys, "qkv_proj": queries + 2 * keys}
     stored = [name for name in rows if f"layers.0.self_attn.{name}.weight" in shapes]
     if stored not in (["q_proj", "k_proj", "v_proj"], ["qkv_proj"]):
         raise CheckpointError(
-            f"the draft of {source} has {', '.join(stored) or 'no projections'} in layers.0.self_attn; a DFlash draft "
-            "has q_proj, k_proj and v_proj, or all in one as qkv_proj."
+            f"the draft of {source} has {', '.join(stored) or 'no projections'} in"
+            " layers.0.self_attn; a DFlash draft has q_proj, k_proj and v_proj, or all in one as"
+            " qkv_proj."
         )
     for name in stored:
         shape = shapes[f"layers.0.self_attn.{name}.weight"]
         if shape[:1] != (rows[name],):
             raise CheckpointError(
-                f"layers.0.self_attn.{name}.weight has the shape {list(shape)}; {source} tells of {num_heads} heads "
-                f"and {num_kv_heads} key heads of {head_dim}: {rows[name]} rows."
+                f"layers.0.self_attn.{name}.weight has the shape {list(shape)}; {source} tells of"
+                f" {num_heads} heads and {num_kv_heads} key heads of {head_dim}: {rows[name]} rows."
             )
 
 
 def _layer_kinds(layer: Fields, num_layers: int) -> list[str]:
     kinds = layer_types(layer, FAMILIES["Qwen3ForCausalLM"], num_layers, _qwen_window(layer))
-    strange = next((kind for kind in kinds if kind not in ("full_attention", "sliding_attention")), None)
+    strange = next(
+        (kind for kind in kinds if kind not in ("full_attention", "sliding_attention")), None
+    )
     if strange is not None:
         raise UnsupportedModel(
-            f"{layer.source}: layer_types has {shortened(strange)}; a DFlash draft has full_attention and "
-            "sliding_attention."
+            f"{layer.source}: layer_types has {shortened(strange)}; a DFlash draft has"
+            " full_attention and sliding_attention."
         )
     return kinds
 
@@ -182,18 +222,29 @@ def _qwen_window(layer: Fields) -> int | None:
 
 
 def _windows(inner: Fields, layer: Fields, kinds: list[str]) -> tuple[int | None, ...]:
-    """Per layer, how far back the context is seen: all layers slide with use_swa, else those that layer_types names."""
+    """Per layer, how far back the context is seen: all layers slide with use_swa, else those that
+    layer_types names."""
     slides = [inner.flag("use_swa", False) or kind == "sliding_attention" for kind in kinds]
     if not any(slides):
         return (None,) * len(kinds)
-    place, key = (inner, "swa_window_size") if inner.get("swa_window_size") is not None else (layer, "sliding_window")
+    place, key = (
+        (inner, "swa_window_size")
+        if inner.get("swa_window_size") is not None
+        else (layer, "sliding_window")
+    )
     window = place.size(key)
     return tuple(window if slide else None for slide in slides)
 
 
 def _causal(top: Fields, inner: Fields, layer: Fields, kinds: list[str]) -> tuple[bool, ...]:
-    """is_causal wins over dflash_config.causal, and both over the rule: sliding layers are causal, full ones not."""
-    for place, key in ((top, "is_causal"), (layer, "is_causal"), (inner, "is_causal"), (inner, "causal")):
+    """is_causal wins over dflash_config.causal, and both over the rule: sliding layers are causal,
+    full ones not."""
+    for place, key in (
+        (top, "is_causal"),
+        (layer, "is_causal"),
+        (inner, "is_causal"),
+        (inner, "causal"),
+    ):
         if place.get(key) is not None:
             return (place.flag(key, False),) * len(kinds)
     if top.flag("sliding_window_non_causal", False):  # speculators; its full layers never are
@@ -204,39 +255,48 @@ def _causal(top: Fields, inner: Fields, layer: Fields, kinds: list[str]) -> tupl
 # Taps, block and mask
 
 
-def _taps(
-    top: Fields, inner: Fields, num_layers: int, target_layers: int | None, flavour: str
-) -> tuple[int, ...]:  # fmt: skip
-    """hidden_states indices. z-lab counts layer outputs (index - 1), speculators counts as we do."""
+def _aux_layers(
+    top: Fields, inner: Fields, num_layers: int, target_layers: int | None, layout: str
+) -> tuple[int, ...]:
+    """hidden_states indices. z-lab counts layer outputs (index - 1), speculators counts as we
+    do."""
     outputs, indices = _ids(inner, "target_layer_ids"), _ids(top, "aux_hidden_state_layer_ids")
     also = _ids(top, "eagle_aux_hidden_state_layer_ids")
-    taps = indices or (tuple(i + 1 for i in outputs) if outputs else None) or also
-    if taps is None and flavour == "speculators":
+    aux_layers = indices or (tuple(i + 1 for i in outputs) if outputs else None) or also
+    if aux_layers is None and layout == "speculators":
         raise top.missing("aux_hidden_state_layer_ids")
-    if taps is None:
-        taps = tuple(i + 1 for i in default_outputs(target_layers, num_layers, inner))
-    for ids, offset, name in ((outputs, 1, "target_layer_ids"), (also, 0, "eagle_aux_hidden_state_layer_ids")):
-        if ids is not None and tuple(i + offset for i in ids) != taps:
+    if aux_layers is None:
+        aux_layers = tuple(i + 1 for i in default_outputs(target_layers, num_layers, inner))
+    for ids, offset, name in (
+        (outputs, 1, "target_layer_ids"),
+        (also, 0, "eagle_aux_hidden_state_layer_ids"),
+    ):
+        if ids is not None and tuple(i + offset for i in ids) != aux_layers:
             raise CheckpointError(
-                f"{top.source} contradicts itself: {name} {list(ids)} are the hidden_states indices "
-                f"{[i + offset for i in ids]}, not {list(taps)} as the other key says."
+                f"{top.source} contradicts itself: {name} {list(ids)} are the hidden_states indices"
+                f" {[i + offset for i in ids]}, not {list(aux_layers)} as the other key says."
             )
-    ascending = all(low < high for low, high in pairwise(taps))
-    if not ascending or taps[0] < 1 or (target_layers is not None and taps[-1] > target_layers):
+    ascending = all(low < high for low, high in pairwise(aux_layers))
+    if (
+        not ascending
+        or aux_layers[0] < 1
+        or (target_layers is not None and aux_layers[-1] > target_layers)
+    ):
         limit = f"1..{target_layers}" if target_layers else "1 and more"
         raise CheckpointError(
-            f"{top.source}: the tapped layers are the hidden_states indices {list(taps)}; expected ascending ones of "
-            f"{limit}."
+            f"{top.source}: the tapped layers are the hidden_states indices {list(aux_layers)};"
+            f" expected ascending ones of {limit}."
         )
-    return taps
+    return aux_layers
 
 
 def default_outputs(target_layers: int | None, num_layers: int, inner: Fields) -> list[int]:
-    """z-lab's rule: as many layers as the draft has, evenly from the second to the last but two; one: the middle."""
+    """z-lab's rule: as many layers as the draft has, evenly from the second to the last but two;
+    one: the middle."""
     if target_layers is None:
         raise CheckpointError(
-            f"{inner.source}: neither 'target_layer_ids' nor 'num_target_layers' is there, so the tapped layers are "
-            "not known.",
+            f"{inner.source}: neither 'target_layer_ids' nor 'num_target_layers' is there, so the"
+            " tapped layers are not known.",
             "Add target_layer_ids as the draft was trained, or download the draft again.",
         )
     if num_layers == 1:
@@ -260,7 +320,8 @@ def _agreed_size(top: Fields, inner: Fields, key: str) -> int | None:
     told = [place.size(key) for place in (top, inner) if place.get(key) is not None]
     if len(set(told)) > 1:
         raise CheckpointError(
-            f"{top.source} contradicts itself: '{key}' is {told[0]} at the top level and {told[1]} in {SECTION}."
+            f"{top.source} contradicts itself: '{key}' is {told[0]} at the top level and {told[1]}"
+            f" in {SECTION}."
         )
     return told[0] if told else None
 
@@ -269,10 +330,11 @@ def _block_size(top: Fields, inner: Fields) -> int:
     size = _agreed_size(top, inner, "block_size")
     if size is None:
         raise CheckpointError(
-            f"{top.source}: 'block_size' is missing, at the top level and in {SECTION}.", "Download the draft again."
+            f"{top.source}: 'block_size' is missing, at the top level and in {SECTION}.",
+            "Download the draft again.",
         )
-    if not 2 <= size <= MOST_BLOCK:
-        wanted = "at least 2" if size < 2 else f"at most {MOST_BLOCK}"
+    if not 2 <= size <= MAX_BLOCK:
+        wanted = "at least 2" if size < 2 else f"at most {MAX_BLOCK}"
         raise (top if top.get("block_size") is not None else inner).wrong("block_size", wanted)
     return size
 
@@ -290,13 +352,15 @@ def _mask_token(top: Fields, inner: Fields, vocab_size: int) -> int:
         )
     if len(set(told)) > 1:
         raise CheckpointError(
-            f"{top.source} contradicts itself: 'mask_token_id' is {told[0]} at the top level and {told[1]} in "
-            f"{SECTION}."
+            f"{top.source} contradicts itself: 'mask_token_id' is {told[0]} at the top level and"
+            f" {told[1]} in {SECTION}."
         )
     if not 0 <= told[0] < vocab_size:
         raise CheckpointError(
-            f"{places[0].source}: mask_token_id {told[0]} is outside the vocabulary of {vocab_size} tokens.",
-            "Check that the draft is whole and was made for this vocabulary; its config.json may be of another draft.",
+            f"{places[0].source}: mask_token_id {told[0]} is outside the vocabulary of {vocab_size}"
+            " tokens.",
+            "Check that the draft is whole and was made for this vocabulary; its config.json may be"
+            " of another draft.",
         )
     return told[0]
 
@@ -322,15 +386,21 @@ def _check_borrowed(draft: DFlashConfig, shapes: Shapes, source: str) -> None:
     """An embedding and a head that the base lends must fit."""
     reduced, vocab = draft.draft_vocab_size, draft.vocab_size
     if reduced > vocab:
-        raise CheckpointError(f"{source}: draft_vocab_size {reduced} is greater than vocab_size {vocab}.")
+        raise CheckpointError(
+            f"{source}: draft_vocab_size {reduced} is greater than vocab_size {vocab}."
+        )
     width, lent = draft.decoder.hidden_size, draft.target_hidden_size
-    for name, own, rows in (("embed_tokens", draft.own_embedding, vocab), ("lm_head", draft.own_head, reduced)):
+    for name, own, rows in (
+        ("embed_tokens", draft.own_embedding, vocab),
+        ("lm_head", draft.own_head, reduced),
+    ):
         if own and shapes[f"{name}.weight"] != (rows, width):
             raise CheckpointError(
-                f"{name}.weight has the shape {list(shapes[f'{name}.weight'])}; {source} tells of {[rows, width]}."
+                f"{name}.weight has the shape {list(shapes[f'{name}.weight'])}; {source} tells of"
+                f" {[rows, width]}."
             )
         if not own and (width != lent or rows < vocab):
             raise CheckpointError(
-                f"the draft of {source} has no {name}.weight, and the base's does not fit: {rows} of {vocab} tokens, "
-                f"width {width} on a base of {lent}."
+                f"the draft of {source} has no {name}.weight, and the base's does not fit: {rows}"
+                f" of {vocab} tokens, width {width} on a base of {lent}."
             )

@@ -1,4 +1,5 @@
-"""EAGLE-3 drafts of every published flavour, from config.json and the shapes of the tensors. Knows no bases."""
+"""EAGLE-3 drafts of every published layout, from config.json and the shapes of the tensors. Knows
+no bases."""
 
 from __future__ import annotations
 
@@ -16,52 +17,55 @@ from edgespec.config.bases import (
 )
 from edgespec.config.fields import Fields, is_int, shortened
 from edgespec.config.ropes import one_rope
-from edgespec.config.values import DecoderConfig, DraftConfig, DraftKind, Shapes, TapConvention
+from edgespec.config.values import AuxLayerConvention, DecoderConfig, DraftConfig, DraftKind, Shapes
 from edgespec.errors import CheckpointError, UnsupportedModel
 
 
-def parse_draft_config(raw: Mapping[str, Any], shapes: Shapes, source: str = "config.json") -> DraftConfig:
-    """An EAGLE-3 draft of any published flavour from its config.json and the shapes of its tensors.
+def parse_draft_config(
+    raw: Mapping[str, Any], shapes: Shapes, source: str = "config.json"
+) -> DraftConfig:
+    """An EAGLE-3 draft of any published layout from its config.json and the shapes of its tensors.
 
     A quantised Linear is in `shapes` as the weight that it stands for.
 
-    Where config and tensors both speak (head_dim, taps, vocabulary), they must agree. What only the tensors tell:
-    number of layers and taps, biases, q/k norm, whether it has an embedding and a head of its own.
-    Raises CheckpointError for contradictions, UnsupportedModel for relatives of EAGLE-3 that differ in their graph.
+    Where config and tensors both speak (head_dim, taps, vocabulary), they must agree. What only the
+    tensors tell: number of layers and taps, biases, q/k norm, whether it has an embedding and a
+    head of its own. Raises CheckpointError for contradictions, UnsupportedModel for relatives of
+    EAGLE-3 that differ in their graph.
     """
     top = Fields(raw, source)
     shapes = {name.removeprefix("model."): shape for name, shape in shapes.items()}
-    flavour = _draft_flavour(raw, shapes)
-    layer = top.section("transformer_layer_config") if flavour == "speculators" else top
+    layout = _draft_layout(raw, shapes)
+    layer = top.section("transformer_layer_config") if layout == "speculators" else top
     decoder = _draft_decoder(layer, shapes)
     _refuse_unusual_eagle(top, decoder.num_layers)
     target_hidden_size = top.size("target_hidden_size", decoder.hidden_size)
-    num_taps = _num_taps(shapes, decoder.hidden_size, target_hidden_size, source)
-    tap_ids, convention = _draft_taps(top, flavour, num_taps)
+    num_aux_layers = _num_aux_layers(shapes, decoder.hidden_size, target_hidden_size, source)
+    aux_layer_ids, convention = _draft_aux_layers(top, layout, num_aux_layers)
     vocab_size = layer.size("vocab_size")
     draft = DraftConfig(
         kind=DraftKind.EAGLE3,
-        flavour=flavour,
+        layout=layout,
         decoder=decoder,
         vocab_size=vocab_size,
         draft_vocab_size=top.size("draft_vocab_size", vocab_size),
         target_hidden_size=target_hidden_size,
-        num_taps=num_taps,
-        tap_ids=tap_ids,
+        num_aux_layers=num_aux_layers,
+        aux_layer_ids=aux_layer_ids,
         own_embedding="embed_tokens.weight" in shapes,
         own_head="lm_head.weight" in shapes,
-        norm_before_residual=_norm_before_residual(top, flavour),
+        norm_before_residual=_norm_before_residual(top, layout),
         norm_before_fc=_norm_before_fc(top, shapes),
-        fc_norm=_fc_norm(top, shapes, num_taps),
-        norm_output=_norm_output(top, shapes, flavour),
+        fc_norm=_fc_norm(top, shapes, num_aux_layers),
+        norm_output=_norm_output(top, shapes, layout),
         base_name=base_name(top),
-        tap_convention=convention,
+        aux_layer_convention=convention,
     )
     _check_vocabulary(draft, shapes, tied=top.flag("tie_word_embeddings", False), source=source)
     return draft
 
 
-def _draft_flavour(raw: Mapping[str, Any], shapes: Shapes) -> str:
+def _draft_layout(raw: Mapping[str, Any], shapes: Shapes) -> str:
     if "speculators_model_type" in raw or "transformer_layer_config" in raw:
         return "speculators"
     return "eagle" if _first_layer(shapes) == "midlayer" else "modelopt"
@@ -77,7 +81,11 @@ def _draft_decoder(layer: Fields, shapes: Shapes) -> DecoderConfig:
     first = _first_layer(shapes)
     hidden_size = layer.size("hidden_size")
     num_heads, num_kv_heads, head_dim = _draft_heads(layer, shapes, first, hidden_size)
-    max_position = layer.size("max_position_embeddings") if layer.get("max_position_embeddings") is not None else None
+    max_position = (
+        layer.size("max_position_embeddings")
+        if layer.get("max_position_embeddings") is not None
+        else None
+    )
     num_layers = _count_layers(shapes, layer.source)
     return DecoderConfig(
         hidden_size=hidden_size,
@@ -96,23 +104,30 @@ def _draft_decoder(layer: Fields, shapes: Shapes) -> DecoderConfig:
     )
 
 
-def _draft_heads(layer: Fields, shapes: Shapes, first: str, hidden_size: int) -> tuple[int, int, int]:
-    """num_heads, num_kv_heads, head_dim; the projections must have the sizes that the config tells."""
+def _draft_heads(
+    layer: Fields, shapes: Shapes, first: str, hidden_size: int
+) -> tuple[int, int, int]:
+    """num_heads, num_kv_heads, head_dim; the projections must have the sizes that the config
+    tells."""
     q_out, q_in = matrix(shapes, f"{first}.self_attn.q_proj.weight", layer.source)
     k_out, _ = matrix(shapes, f"{first}.self_attn.k_proj.weight", layer.source)
     if q_in != 2 * hidden_size:
         raise CheckpointError(
-            f"{first}.self_attn.q_proj.weight takes {q_in} inputs; an EAGLE-3 draft with the hidden_size {hidden_size} "
-            f"of {layer.source} takes {2 * hidden_size} (embedding and hidden state)."
+            f"{first}.self_attn.q_proj.weight takes {q_in} inputs; an EAGLE-3 draft with the"
+            f" hidden_size {hidden_size} of {layer.source} takes {2 * hidden_size} (embedding and"
+            " hidden state)."
         )
     num_heads = layer.size("num_attention_heads")
-    check_divides(layer, "num_attention_heads", num_heads, f"output of {first}.self_attn.q_proj", q_out)
+    check_divides(
+        layer, "num_attention_heads", num_heads, f"output of {first}.self_attn.q_proj", q_out
+    )
     head_dim = even_head_dim(layer, layer.size("head_dim", q_out // num_heads))
     num_kv_heads = layer.size("num_key_value_heads", max(1, k_out // head_dim))
     for name, rows, heads in (("q_proj", q_out, num_heads), ("k_proj", k_out, num_kv_heads)):
         if rows != heads * head_dim:
             raise CheckpointError(
-                f"{first}.self_attn.{name}.weight has {rows} rows; {layer.source} tells of {heads} heads of {head_dim}."
+                f"{first}.self_attn.{name}.weight has {rows} rows; {layer.source} tells of {heads}"
+                f" heads of {head_dim}."
             )
     check_divides(layer, "num_key_value_heads", num_kv_heads, "num_attention_heads", num_heads)
     return num_heads, num_kv_heads, head_dim
@@ -133,17 +148,24 @@ def matrix(shapes: Shapes, name: str, source: str) -> tuple[int, int]:
 
 def _count_layers(shapes: Shapes, source: str) -> int:
     """The tensors decide: some configs copy num_hidden_layers from the base."""
-    numbers = {int(found[1]) for name in shapes if (found := re.match(r"layers\.(\d{1,6})\.", name))}
+    numbers = {
+        int(found[1]) for name in shapes if (found := re.match(r"layers\.(\d{1,6})\.", name))
+    }
     if any(name.startswith("midlayer.") for name in shapes):
         if 0 in numbers:
-            raise CheckpointError(f"the draft of {source} has both 'midlayer.' and 'layers.0.' tensors.")
+            raise CheckpointError(
+                f"the draft of {source} has both 'midlayer.' and 'layers.0.' tensors."
+            )
         numbers.add(0)
     if numbers != set(range(len(numbers))):
-        raise CheckpointError(f"the draft of {source} lacks a layer: its tensors have the layers {sorted(numbers)}.")
+        raise CheckpointError(
+            f"the draft of {source} lacks a layer: its tensors have the layers {sorted(numbers)}."
+        )
     return len(numbers)
 
 
-# ModelOpt's switches: the value of published EAGLE-3 drafts, and what the other one makes of the draft.
+# ModelOpt's switches: the value of published EAGLE-3 drafts, and what the other one makes of the
+# draft.
 _EAGLE_SWITCHES: tuple[tuple[str, bool | int, str], ...] = (
     ("use_aux_hidden_state", True, "a draft without tapped layers (EAGLE-1)"),
     ("use_input_layernorm_in_first_layer", True, "no norm over the embedding"),
@@ -155,40 +177,49 @@ _EAGLE_SWITCHES: tuple[tuple[str, bool | int, str], ...] = (
 
 def _refuse_unusual_eagle(top: Fields, num_layers: int) -> None:
     eagle = top.optional_section("eagle_config")
-    regular: tuple[str, bool | int, str] = ("next_layer_regular", True, "later layers that take the embedding as well")
+    regular: tuple[str, bool | int, str] = (
+        "next_layer_regular",
+        True,
+        "later layers that take the embedding as well",
+    )
     for key, usual, meaning in (*_EAGLE_SWITCHES, *([regular] if num_layers > 1 else [])):
         value = eagle.get(key)
         if value is not None and value != usual:
             raise UnsupportedModel(
-                f"{eagle.source}: {key} is {shortened(value)}: {meaning}; this version needs {usual}."
+                f"{eagle.source}: {key} is {shortened(value)}: {meaning}; this version needs"
+                f" {usual}."
             )
 
 
-def _num_taps(shapes: Shapes, hidden_size: int, target_hidden_size: int, source: str) -> int:
+def _num_aux_layers(shapes: Shapes, hidden_size: int, target_hidden_size: int, source: str) -> int:
     rows, columns = matrix(shapes, "fc.weight", source)
     if rows != hidden_size or columns % target_hidden_size or not columns:
         raise CheckpointError(
-            f"fc.weight has the shape [{rows}, {columns}]; {source} tells of [{hidden_size}, k * {target_hidden_size}] "
-            "(hidden_size, taps * target_hidden_size)."
+            f"fc.weight has the shape [{rows}, {columns}]; {source} tells of [{hidden_size}, k *"
+            f" {target_hidden_size}] (hidden_size, taps * target_hidden_size)."
         )
     return columns // target_hidden_size
 
 
-def _draft_taps(top: Fields, flavour: str, num_taps: int) -> tuple[tuple[int, ...] | None, TapConvention]:
+def _draft_aux_layers(
+    top: Fields, layout: str, num_aux_layers: int
+) -> tuple[tuple[int, ...] | None, AuxLayerConvention]:
     """The ids a draft names and how they count; None where it names none."""
     key = "eagle_aux_hidden_state_layer_ids"
     eagle = top.optional_section("eagle_config")
     nested, plain = _tap_list(eagle, key), _tap_list(top, key)
-    ids = plain if nested is None or flavour == "speculators" else nested
+    ids = plain if nested is None or layout == "speculators" else nested
     if ids is None:
         return None, "hs"
-    if len(ids) != num_taps:
-        raise CheckpointError(f"{top.source}: {key} names {len(ids)} layers, but fc.weight takes {num_taps}.")
-    if flavour == "speculators":
+    if len(ids) != num_aux_layers:
+        raise CheckpointError(
+            f"{top.source}: {key} names {len(ids)} layers, but fc.weight takes {num_aux_layers}."
+        )
+    if layout == "speculators":
         return ids, "hs"
     if ids is plain:
         return ids, "unknown"  # vLLM reads this key as hs indices, others write layer outputs there
-    return tuple(i + 1 for i in ids), "hs" if flavour == "modelopt" else "output"
+    return tuple(i + 1 for i in ids), "hs" if layout == "modelopt" else "output"
 
 
 def _tap_list(fields: Fields, key: str) -> tuple[int, ...] | None:
@@ -200,10 +231,15 @@ def _tap_list(fields: Fields, key: str) -> tuple[int, ...] | None:
     return tuple(ids)
 
 
-def _norm_before_residual(top: Fields, flavour: str) -> bool:
-    """Heads of speculators before 0.2 leave the key out and rely on vLLM's default, which is true."""
+def _norm_before_residual(top: Fields, layout: str) -> bool:
+    """Heads of speculators before 0.2 leave the key out and rely on vLLM's default, which is
+    true."""
     version = re.match(r"(\d+)\.(\d+)", top.text("speculators_version") or "")
-    early = flavour == "speculators" and version is not None and (int(version[1]), int(version[2])) < (0, 2)
+    early = (
+        layout == "speculators"
+        and version is not None
+        and (int(version[1]), int(version[2])) < (0, 2)
+    )
     return top.flag("norm_before_residual", early)
 
 
@@ -211,13 +247,18 @@ def _norm_before_fc(top: Fields, shapes: Shapes) -> bool:
     return _norm_by_presence(top, "norm_before_fc", "input_norm.weight", shapes)
 
 
-def _fc_norm(top: Fields, shapes: Shapes, num_taps: int) -> bool:
+def _fc_norm(top: Fields, shapes: Shapes, num_aux_layers: int) -> bool:
     present = _norm_by_presence(top, "fc_norm", "fc_norm.0.weight", shapes)
     if present and "input_norm.weight" in shapes:
-        raise CheckpointError(f"the draft of {top.source} has both input_norm and fc_norm: they exclude each other.")
-    missing = [i for i in range(num_taps) if f"fc_norm.{i}.weight" not in shapes]
+        raise CheckpointError(
+            f"the draft of {top.source} has both input_norm and fc_norm: they exclude each other."
+        )
+    missing = [i for i in range(num_aux_layers) if f"fc_norm.{i}.weight" not in shapes]
     if present and missing:
-        raise CheckpointError(f"the draft of {top.source} has {num_taps} taps, but no fc_norm.{missing[0]}.weight.")
+        raise CheckpointError(
+            f"the draft of {top.source} has {num_aux_layers} taps, but no"
+            f" fc_norm.{missing[0]}.weight."
+        )
     return present
 
 
@@ -225,17 +266,20 @@ def _norm_by_presence(top: Fields, key: str, tensor: str, shapes: Shapes) -> boo
     present = tensor in shapes
     if top.flag(key, present) != present:
         raise CheckpointError(
-            f"{top.source}: '{key}' is {top.get(key)}, but tensor {tensor!r} is {'there' if present else 'missing'}."
+            f"{top.source}: '{key}' is {top.get(key)}, but tensor {tensor!r} is"
+            f" {'there' if present else 'missing'}."
         )
     return present
 
 
-def _norm_output(top: Fields, shapes: Shapes, flavour: str) -> bool:
-    """One key, two meanings: in SpecForge it says that `norm` comes before lm_head, which it always does here."""
-    recycles = flavour == "speculators" or "fc_norm.0.weight" in shapes
+def _norm_output(top: Fields, shapes: Shapes, layout: str) -> bool:
+    """One key, two meanings: in SpecForge it says that `norm` comes before lm_head, which it always
+    does here."""
+    recycles = layout == "speculators" or "fc_norm.0.weight" in shapes
     if not recycles and not top.flag("norm_output", True):
         raise UnsupportedModel(
-            f"{top.source}: norm_output is false, which in this format means no norm before lm_head.",
+            f"{top.source}: norm_output is false, which in this format means no norm before"
+            " lm_head.",
             "If it was meant as EAGLE-3's usual form, remove the key.",
         )
     return recycles and top.flag("norm_output", False)
@@ -247,21 +291,28 @@ def base_name(top: Fields) -> str | None:
 
 
 def _check_vocabulary(draft: DraftConfig, shapes: Shapes, *, tied: bool, source: str) -> None:
-    """A head and an embedding that the base lends must fit; tie_word_embeddings is often just copied from the base."""
+    """A head and an embedding that the base lends must fit; tie_word_embeddings is often just
+    copied from the base."""
     vocab, reduced = draft.vocab_size, draft.draft_vocab_size
     if reduced > vocab:
-        raise CheckpointError(f"{source}: draft_vocab_size {reduced} is greater than vocab_size {vocab}.")
+        raise CheckpointError(
+            f"{source}: draft_vocab_size {reduced} is greater than vocab_size {vocab}."
+        )
     if draft.own_head and matrix(shapes, "lm_head.weight", source)[0] != reduced:
         raise CheckpointError(
-            f"lm_head.weight has the shape {list(shapes['lm_head.weight'])}; {source} tells of {reduced} draft tokens."
+            f"lm_head.weight has the shape {list(shapes['lm_head.weight'])}; {source} tells of"
+            f" {reduced} draft tokens."
         )
     if not draft.own_head and tied and draft.own_embedding:
-        raise UnsupportedModel(f"{source}: a draft whose head is its own embedding (tie_word_embeddings).")
+        raise UnsupportedModel(
+            f"{source}: a draft whose head is its own embedding (tie_word_embeddings)."
+        )
     own_width = draft.decoder.hidden_size != draft.target_hidden_size
     if not draft.own_head and (own_width or reduced < vocab):
         raise CheckpointError(
-            f"the draft of {source} has no lm_head.weight, and the base's does not fit: {reduced} of {vocab} tokens, "
-            f"width {draft.decoder.hidden_size} on a base of {draft.target_hidden_size}."
+            f"the draft of {source} has no lm_head.weight, and the base's does not fit: {reduced}"
+            f" of {vocab} tokens, width {draft.decoder.hidden_size} on a base of"
+            f" {draft.target_hidden_size}."
         )
     if not draft.own_embedding and own_width:
         raise CheckpointError(

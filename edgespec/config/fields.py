@@ -26,7 +26,9 @@ class Fields:
         )
 
     def missing(self, key: str) -> CheckpointError:
-        return CheckpointError(f"{self.source}: '{key}' is missing.", "Add it, or download the checkpoint again.")
+        return CheckpointError(
+            f"{self.source}: '{key}' is missing.", "Add it, or download the checkpoint again."
+        )
 
     def size(self, key: str, default: int | None = None) -> int:
         value = self.get(key)
@@ -100,6 +102,7 @@ def dtype_of(fields: Fields) -> str:
     name = (fields.text("torch_dtype") or fields.text("dtype") or "float32").removeprefix("torch.")
     if name not in ("float32", "float16", "bfloat16"):
         raise UnsupportedModel(
-            f"{fields.source}: weights of type {name!r}; this version exports float32, float16 and bfloat16."
+            f"{fields.source}: weights of type {name!r}; this version exports float32, float16 and"
+            " bfloat16."
         )
     return name

@@ -1,4 +1,5 @@
-"""The Qwen3.5 line: layers of full attention among gated delta nets. What its configurations say beside the usual.
+"""The Qwen3.5 line: layers of full attention among gated delta nets. What its configurations say
+beside the usual.
 
 Defaults for missing keys are those of transformers 5.14. Knows the text part only.
 """
@@ -23,22 +24,32 @@ _KINDS: dict[str, LayerKind] = {
 
 
 def layer_kinds(fields: Fields, num_layers: int) -> tuple[LayerKind, ...]:
-    """What each layer is: `layer_types`, or every `full_attention_interval`-th layer with full attention."""
+    """What each layer is: `layer_types`, or every `full_attention_interval`-th layer with full
+    attention."""
     named = fields.get("layer_types")
     if named is None:
         interval = fields.size("full_attention_interval", _FULL_ATTENTION_INTERVAL)
-        named = ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(num_layers)]
-    if not isinstance(named, list) or len(named) != num_layers or not all(isinstance(kind, str) for kind in named):
+        named = [
+            "linear_attention" if (i + 1) % interval else "full_attention"
+            for i in range(num_layers)
+        ]
+    if (
+        not isinstance(named, list)
+        or len(named) != num_layers
+        or not all(isinstance(kind, str) for kind in named)
+    ):
         raise fields.wrong("layer_types", f"a list of {num_layers} names")
     strange = next((kind for kind in named if kind not in _KINDS), None)
     if strange is not None:
         raise UnsupportedModel(
-            f"{fields.source}: layer_types has {shortened(strange)}; this version knows full_attention and "
-            "linear_attention."
+            f"{fields.source}: layer_types has {shortened(strange)}; this version knows"
+            " full_attention and linear_attention."
         )
     kinds = tuple(_KINDS[kind] for kind in named)
     if "full_attention" not in kinds:
-        raise UnsupportedModel(f"{fields.source}: no layer has full attention; this version needs at least one.")
+        raise UnsupportedModel(
+            f"{fields.source}: no layer has full attention; this version needs at least one."
+        )
     return kinds
 
 
@@ -53,11 +64,13 @@ def linear_attention(fields: Fields) -> LinearAttentionConfig:
     )
     if linear.num_value_heads % linear.num_key_heads:
         raise CheckpointError(
-            f"{fields.source}: linear_num_value_heads {linear.num_value_heads} is not a multiple of "
-            f"linear_num_key_heads {linear.num_key_heads}."
+            f"{fields.source}: linear_num_value_heads {linear.num_value_heads} is not a multiple of"
+            f" linear_num_key_heads {linear.num_key_heads}."
         )
     if linear.conv_kernel < 2:
-        raise UnsupportedModel(f"{fields.source}: linear_conv_kernel_dim is 1; this version needs at least 2.")
+        raise UnsupportedModel(
+            f"{fields.source}: linear_conv_kernel_dim is 1; this version needs at least 2."
+        )
     return linear
 
 
@@ -70,11 +83,18 @@ def num_mtp_layers(fields: Fields) -> int:
 
 
 def refuse_other_gates(fields: Fields) -> None:
-    """The gate of full attention is there and a sigmoid, the one of the delta net is SiLU; there are no experts."""
+    """The gate of full attention is there and a sigmoid, the one of the delta net is SiLU; there
+    are no experts."""
     if not fields.flag("attn_output_gate", True):
-        raise UnsupportedModel(f"{fields.source}: attn_output_gate is false; this version knows gated attention only.")
+        raise UnsupportedModel(
+            f"{fields.source}: attn_output_gate is false; this version knows gated attention only."
+        )
     gate = fields.text("output_gate_type")
     if gate not in (None, "silu", "swish"):
-        raise UnsupportedModel(f"{fields.source}: output_gate_type is {gate!r}; this version knows silu only.")
+        raise UnsupportedModel(
+            f"{fields.source}: output_gate_type is {gate!r}; this version knows silu only."
+        )
     if fields.get("num_experts"):
-        raise UnsupportedModel(f"{fields.source}: num_experts is {fields.get('num_experts')}; experts are not done.")
+        raise UnsupportedModel(
+            f"{fields.source}: num_experts is {fields.get('num_experts')}; experts are not done."
+        )

@@ -1,4 +1,5 @@
-"""Rotary embeddings as configurations tell them: the semantics of transformers 5.14, modeling_rope_utils.py."""
+"""Rotary embeddings as configurations tell them: the semantics of transformers 5.14,
+modeling_rope_utils.py."""
 
 from __future__ import annotations
 
@@ -13,28 +14,37 @@ from edgespec.errors import CheckpointError, UnsupportedModel
 
 
 def one_rope(
-    fields: Fields, head_dim: int, max_position: int | None, *, text_mrope: bool = False, partial: float | None = None
+    fields: Fields,
+    head_dim: int,
+    max_position: int | None,
+    *,
+    text_mrope: bool = False,
+    partial: float | None = None,
 ) -> RopeConfig:
     """The one rotary embedding of a config: `rope_theta` with `rope_scaling`, or `rope_parameters`.
 
-    `text_mrope` accepts "mrope" as default: on text, the three axes of a position are equal. `partial` is the part of
-    a head that is rotated where the key is missing; None: the family rotates whole heads.
+    `text_mrope` accepts "mrope" as default: on text, the three axes of a position are equal.
+    `partial` is the part of a head that is rotated where the key is missing; None: the family
+    rotates whole heads.
     """
     entries = _rope_entries(fields)
     ropes = {
-        name: _parse_rope(entry, fields, _rotary_dim(entry, fields, head_dim, partial), max_position, text_mrope)
+        name: _parse_rope(
+            entry, fields, _rotary_dim(entry, fields, head_dim, partial), max_position, text_mrope
+        )
         for name, entry in entries.items()
     }
     if len(set(ropes.values())) > 1:
         raise UnsupportedModel(
-            f"{fields.source}: more than one rotary embedding ({', '.join(ropes)} differ); this version needs the same "
-            "in all layers."
+            f"{fields.source}: more than one rotary embedding ({', '.join(ropes)} differ); this"
+            " version needs the same in all layers."
         )
     return next(iter(ropes.values()))
 
 
 def _rope_entries(fields: Fields) -> dict[str, Fields]:
-    """What describes a rotary embedding, by name; one entry per layer type where the file nests them."""
+    """What describes a rotary embedding, by name; one entry per layer type where the file nests
+    them."""
     entries: dict[str, Fields] = {}
     for key in ("rope_scaling", "rope_parameters"):
         if not fields.get(key):
@@ -56,7 +66,8 @@ def _parse_rope(
         kind = "default"
     if kind not in get_args(RopeKind):
         raise UnsupportedModel(
-            f"{entry.source}: rotary embedding of type {kind!r}; this version knows {', '.join(get_args(RopeKind))}."
+            f"{entry.source}: rotary embedding of type {kind!r}; this version knows"
+            f" {', '.join(get_args(RopeKind))}."
         )
     theta = entry.number("rope_theta", fields.number("rope_theta", 10000.0))
     if theta <= 1:
@@ -67,34 +78,41 @@ def _parse_rope(
             return rope
         case "linear":
             return replace(rope, factor=entry.number("factor"))
-        case "dynamic":  # sets in at max_position_embeddings, whatever original_max_position_embeddings says
+        case (
+            "dynamic"
+        ):  # sets in at max_position_embeddings, whatever original_max_position_embeddings says
             original = max_position or fields.size("max_position_embeddings")
             return replace(rope, factor=entry.number("factor"), original_max_position=original)
         case "llama3":
             return _llama3(rope, entry, _original_max_position(entry, fields, max_position))
         case "yarn":
-            return _yarn(rope, entry, _original_max_position(entry, fields, max_position), max_position)
+            return _yarn(
+                rope, entry, _original_max_position(entry, fields, max_position), max_position
+            )
 
 
 def _rotary_dim(entry: Fields, fields: Fields, head_dim: int, partial: float | None) -> int:
-    """How much of a head is rotated; as in transformers, the rope's own entry wins over the top level.
+    """How much of a head is rotated; as in transformers, the rope's own entry wins over the top
+    level.
 
-    Families of whole heads refuse the factor: transformers ignores it there and vLLM applies it, so that no reading of
-    it is safe.
+    Families of whole heads refuse the factor: transformers ignores it there and vLLM applies it, so
+    that no reading of it is safe.
     """
     key = "partial_rotary_factor"
     if partial is None:
         for place in (entry, fields):
             if place.number(key, 1.0) != 1.0:
                 raise UnsupportedModel(
-                    f"{place.source}: {key} {place.get(key)}; this version rotates whole heads only in this family."
+                    f"{place.source}: {key} {place.get(key)}; this version rotates whole heads only"
+                    " in this family."
                 )
         return head_dim
     factor = entry.number(key, fields.number(key, partial))
     rotary_dim = int(head_dim * factor)
     if not 2 <= rotary_dim <= head_dim or rotary_dim % 2:
         raise CheckpointError(
-            f"{entry.source}: {key} {factor} rotates {rotary_dim} of {head_dim} elements of a head, not an even part."
+            f"{entry.source}: {key} {factor} rotates {rotary_dim} of {head_dim} elements of a head,"
+            " not an even part."
         )
     return rotary_dim
 
@@ -137,7 +155,9 @@ def _yarn(rope: RopeConfig, entry: Fields, original: int, max_position: int | No
 
 def _yarn_attention_factor(entry: Fields, factor: float) -> float:
     if entry.get("mscale") and entry.get("mscale_all_dim"):
-        return _mscale(factor, entry.number("mscale")) / _mscale(factor, entry.number("mscale_all_dim"))
+        return _mscale(factor, entry.number("mscale")) / _mscale(
+            factor, entry.number("mscale_all_dim")
+        )
     return _mscale(factor, 1.0)
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
 LayerKind = Literal["full_attention", "linear_attention"]
-TapConvention = Literal["hs", "output", "unknown"]
+AuxLayerConvention = Literal["hs", "output", "unknown"]
 Shapes = Mapping[str, tuple[int, ...]]  # tensor name -> shape, as on disk
 
 
@@ -17,7 +17,8 @@ Shapes = Mapping[str, tuple[int, ...]]  # tensor name -> shape, as on disk
 class RopeConfig:
     """Rotary embedding of one model; positions are token indices.
 
-    `rotary_dim` counts both halves, and is less than the head_dim where only the first elements of a head are rotated.
+    `rotary_dim` counts both halves, and is less than the head_dim where only the first elements of
+    a head are rotated.
     """
 
     theta: float
@@ -30,12 +31,15 @@ class RopeConfig:
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
     truncate: bool = True  # yarn: round the correction range to whole dimensions
-    attention_factor: float = 1.0  # yarn: multiplies cos and sin, resolved from mscale at parse time
+    attention_factor: float = (
+        1.0  # yarn: multiplies cos and sin, resolved from mscale at parse time
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class LinearAttentionConfig:
-    """A gated delta net (arXiv 2412.06464): num_value_heads / num_key_heads value heads share one key head."""
+    """A gated delta net (arXiv 2412.06464): num_value_heads / num_key_heads value heads share one
+    key head."""
 
     num_key_heads: int
     num_value_heads: int
@@ -61,7 +65,9 @@ class DecoderConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     sliding_window: int | None = None  # tokens seen, the own one included; the same for all layers
-    gated_attention: bool = False  # q_proj holds, per head, the query and then the gate of the output
+    gated_attention: bool = (
+        False  # q_proj holds, per head, the query and then the gate of the output
+    )
     unit_offset_norms: bool = False  # norm weights are stored around 0: x * (1 + w)
     layer_kinds: tuple[LayerKind, ...] = ()  # empty: full attention in all layers
     linear: LinearAttentionConfig | None = None  # of the layers with linear attention
@@ -79,7 +85,9 @@ class ModelConfig:
     dtype: str  # the checkpoint's own: float32, float16, bfloat16
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
-    mtp_layers: int = 0  # of the head for multi-token prediction that the config tells of; 0: no head
+    mtp_layers: int = (
+        0  # of the head for multi-token prediction that the config tells of; 0: no head
+    )
 
 
 class DraftKind(StrEnum):
@@ -90,16 +98,19 @@ class DraftKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DraftConfig:
-    """An EAGLE-3 draft (arXiv 2503.01840): `decoder` describes its own layers, width `decoder.hidden_size`."""
+    """An EAGLE-3 draft (arXiv 2503.01840): `decoder` describes its own layers, width
+    `decoder.hidden_size`."""
 
     kind: DraftKind
-    flavour: str  # the on-disk family, for messages: "eagle", "modelopt", "speculators"
+    layout: str  # the on-disk family, for messages: "eagle", "modelopt", "speculators"
     decoder: DecoderConfig
     vocab_size: int  # of the base
     draft_vocab_size: int
     target_hidden_size: int  # width of one tap
-    num_taps: int
-    tap_ids: tuple[int, ...] | None  # hidden_states indices, but see tap_convention; None: EAGLE-3's default
+    num_aux_layers: int
+    aux_layer_ids: (
+        tuple[int, ...] | None
+    )  # hidden_states indices, but see aux_layer_convention; None: EAGLE-3's default
     own_embedding: bool
     own_head: bool
     norm_before_residual: bool = False  # the residual stream starts at hidden_norm(g), not at g
@@ -107,22 +118,24 @@ class DraftConfig:
     fc_norm: bool = False  # one RMSNorm per tap before fc
     norm_output: bool = False  # the recycled hidden state is the one after `norm`
     base_name: str | None = None  # what the draft's config says that it was made for
-    # How the file counts its taps. hs: for certain, or converted; output: converted as the format suggests, to be
-    # looked at again with the base's depth; unknown: raw. resolve_taps settles all three.
-    tap_convention: TapConvention = "hs"
+    # How the file counts its taps. hs: for certain, or converted; output: converted as the format
+    # suggests, to be looked at again with the base's depth; unknown: raw. resolve_aux_layers
+    # settles all three.
+    aux_layer_convention: AuxLayerConvention = "hs"
 
 
 @dataclass(frozen=True, slots=True)
 class DFlashConfig:
-    """A DFlash block draft (arXiv 2602.06036): `decoder` describes its own layers, which are Qwen3-like."""
+    """A DFlash block draft (arXiv 2602.06036): `decoder` describes its own layers, which are
+    Qwen3-like."""
 
     kind: DraftKind
-    flavour: str  # the on-disk family, for messages: "z-lab", "speculators", "modelopt"
+    layout: str  # the on-disk family, for messages: "z-lab", "speculators", "modelopt"
     decoder: DecoderConfig
     vocab_size: int  # of the base
     draft_vocab_size: int
     target_hidden_size: int  # width of one tap
-    tap_ids: tuple[int, ...]  # hidden_states indices
+    aux_layer_ids: tuple[int, ...]  # hidden_states indices
     block_size: int  # the anchor included
     mask_token_id: int
     windows: tuple[int | None, ...]  # per layer: how far back it sees the context; None: all of it

@@ -1,6 +1,8 @@
-"""From a checkpoint to an exported directory: `export` decides what the checkpoint is and writes its component.
+"""From a checkpoint to an exported directory: `export` decides what the checkpoint is and writes
+its component.
 
-Knows the order of the work and what is refused. How a graph looks stands in `graphs`, how files look in `sidecars`.
+Knows the order of the work and what is refused. How a graph looks stands in `graphs`, how files
+look in `sidecars`.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ from edgespec.config import (
     DraftKind,
     ModelConfig,
     RopeConfig,
-    default_tap_ids,
-    resolve_taps,
+    default_aux_layers,
+    resolve_aux_layers,
 )
 from edgespec.errors import ContractError, PairingError, UnsupportedModel
 from edgespec.export import dflash, sidecars, writer
@@ -75,7 +77,8 @@ class ExportOptions:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written: the component's directory and role, remarks for the user, and what was written beside it."""
+    """What was written: the component's directory and role, remarks for the user, and what was
+    written beside it."""
 
     directory: Path
     role: str
@@ -84,11 +87,14 @@ class Exported:
     beside: tuple[Exported, ...] = ()
 
 
-def export(model: str, out: Path, options: ExportOptions, progress: Progress | None = None) -> Exported:
-    """Write OUT/llm, with `mtp` OUT/mtp_draft too, or OUT/dflash_draft, from a checkpoint directory or hub id; nothing
-    is left behind when it fails.
+def export(
+    model: str, out: Path, options: ExportOptions, progress: Progress | None = None
+) -> Exported:
+    """Write OUT/llm, with `mtp` OUT/mtp_draft too, or OUT/dflash_draft, from a checkpoint directory
+    or hub id; nothing is left behind when it fails.
 
-    Raises CheckpointError, UnsupportedModel, PairingError or OutputError before anything is written under its name.
+    Raises CheckpointError, UnsupportedModel, PairingError or OutputError before anything is written
+    under its name.
     """
     model, options = with_draft_as_model(model, options)
     checkpoint = open_checkpoint(model, allow_pickle=options.allow_pickle)
@@ -110,30 +116,46 @@ def export(model: str, out: Path, options: ExportOptions, progress: Progress | N
     if isinstance(found, DraftConfig):
         done = export_draft(checkpoint, found, target, options, request, progress or Silent())
     elif isinstance(found, DFlashConfig):
-        done = export_dflash_draft(checkpoint, found, target, options, request, progress or Silent())
+        done = export_dflash_draft(
+            checkpoint, found, target, options, request, progress or Silent()
+        )
     else:
         done = export_base(checkpoint, found, target, options, request, progress or Silent())
     return replace(done, notes=(*done.notes, origin.doubt)) if origin.doubt else done
 
 
 def with_draft_as_model(model: str, options: ExportOptions) -> tuple[str, ExportOptions]:
-    """The mirrored tool's way to export a DFlash draft, base first and draft by a flag, turned into ours."""
-    asked = "--dflash-draft" if options.dflash_draft else "--dflash-base" if options.dflash_base else None
+    """The mirrored tool's way to export a DFlash draft, base first and draft by a flag, turned into
+    ours."""
+    asked = (
+        "--dflash-draft"
+        if options.dflash_draft
+        else "--dflash-base"
+        if options.dflash_base
+        else None
+    )
     if options.dflash_draft_dir is None:
         if asked:
             what = f"{asked} needs --dflash-draft-dir: the draft says which layers it reads"
-            raise PairingError(what, "Pass --dflash-draft-dir with the directory or hub id of the draft.")
+            raise PairingError(
+                what, "Pass --dflash-draft-dir with the directory or hub id of the draft."
+            )
         return model, options
     if asked is None or (options.dflash_draft and options.dflash_base):
         what = "--dflash-draft-dir goes with one of --dflash-base and --dflash-draft"
         raise PairingError(what, "Pass the one whose component is to be written.")
     if options.base_model_dir or options.aux_layers or options.eagle_base:
-        what = f"{asked} goes with --dflash-draft-dir alone: MODEL is the base, and the draft names its layers"
+        what = (
+            f"{asked} goes with --dflash-draft-dir alone: MODEL is the base, and the draft names"
+            " its layers"
+        )
         raise PairingError(what, "Leave --base-model-dir, --aux-layers and --eagle-base out.")
     if options.dflash_base:
         return model, options
     dflash.open_draft(options.dflash_draft_dir, allow_pickle=options.allow_pickle)
-    return options.dflash_draft_dir, replace(options, dflash_draft=False, dflash_draft_dir=None, base_model_dir=model)
+    return options.dflash_draft_dir, replace(
+        options, dflash_draft=False, dflash_draft_dir=None, base_model_dir=model
+    )
 
 
 def recorded_base(config: DraftConfig | DFlashConfig) -> str | None:
@@ -148,7 +170,8 @@ def recorded_base(config: DraftConfig | DFlashConfig) -> str | None:
 def base_origin(
     checkpoint: Checkpoint, found: ModelConfig | DraftConfig | DFlashConfig, options: ExportOptions
 ) -> Origin:
-    """What the base was quantised from: this checkpoint, or the one that a draft is exported for."""
+    """What the base was quantised from: this checkpoint, or the one that a draft is exported
+    for."""
     if isinstance(found, ModelConfig):
         return origin_of(checkpoint)
     if options.base_model_dir is None:
@@ -169,8 +192,10 @@ def request_of(checkpoint: Checkpoint, options: ExportOptions, origin: Origin) -
     if origin.identity:
         source["base_quantized_from" if named else "quantized_from"] = origin.identity
     asked: dict[str, Any] = {
-        "eagle_base": options.eagle_base, "aux_layers": options.aux_layers, "golden": options.golden,
-    }  # fmt: skip
+        "eagle_base": options.eagle_base,
+        "aux_layers": options.aux_layers,
+        "golden": options.golden,
+    }
     if options.mtp:
         asked["mtp"] = True
     if options.dflash_draft_dir:
@@ -188,39 +213,67 @@ def already_there(target: Path, request: dict[str, Any]) -> Exported | None:
     if any(manifest.get(key) != value for key, value in wanted.items()):
         return None
     bundle.check_files(target, manifest.get("files"))
-    return Exported(target, manifest["role"], manifest["files"], ("already there and unchanged: nothing was written",))
+    return Exported(
+        target,
+        manifest["role"],
+        manifest["files"],
+        ("already there and unchanged: nothing was written",),
+    )
 
 
 def export_base(
-    checkpoint: Checkpoint, config: ModelConfig, target: Path, options: ExportOptions, request: dict[str, Any],
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    target: Path,
+    options: ExportOptions,
+    request: dict[str, Any],
     progress: Progress,
-) -> Exported:  # fmt: skip
+) -> Exported:
     if options.base_model_dir:
-        what = f"{checkpoint.path} is a base model; --base-model-dir belongs to the export of a draft"
-        raise PairingError(what, "Leave --base-model-dir out, or give the draft's directory as MODEL.")
+        what = (
+            f"{checkpoint.path} is a base model; --base-model-dir belongs to the export of a draft"
+        )
+        raise PairingError(
+            what, "Leave --base-model-dir out, or give the draft's directory as MODEL."
+        )
     if options.aux_layers and not options.eagle_base:
-        raise PairingError("--aux-layers needs --eagle-base", "Without it the graph emits no hidden states.")
+        raise PairingError(
+            "--aux-layers needs --eagle-base", "Without it the graph emits no hidden states."
+        )
     block = reading_draft(checkpoint, config, options)
-    taps = block.tap_ids if block else base_taps(config, options) if options.eagle_base else ()
-    graph = BASES[config.architecture].open(checkpoint, config, taps)
+    aux_layers = (
+        block.aux_layer_ids
+        if block
+        else aux_layers_of_base(config, options)
+        if options.eagle_base
+        else ()
+    )
+    graph = BASES[config.architecture].open(checkpoint, config, aux_layers)
     with bundle.staged_directory(target) as staging:
-        kind = DraftKind.DFLASH if block else DraftKind.EAGLE3 if taps else None
+        kind = DraftKind.DFLASH if block else DraftKind.EAGLE3 if aux_layers else None
         done = write_base(graph, kind, staging, options, request, progress, block)
     return replace(done, directory=target)
 
 
 def write_base(
-    graph: decoder.Decoder, kind: DraftKind | None, staging: Path, options: ExportOptions, request: dict[str, Any],
-    progress: Progress, block: DFlashConfig | None = None,
-) -> Exported:  # fmt: skip
+    graph: decoder.Decoder,
+    kind: DraftKind | None,
+    staging: Path,
+    options: ExportOptions,
+    request: dict[str, Any],
+    progress: Progress,
+    block: DFlashConfig | None = None,
+) -> Exported:
     """The files of a base for drafts of a kind, or of a plain decoder, in `staging`."""
     checkpoint, config, info = graph.table.checkpoint, graph.config, embedding_of(graph)
     sidecars.copy_tokenizer(checkpoint, staging)
     plan = WeightPlan(bundle.MODEL_DATA)
     if config.tied_head:
-        plan.point("lm_head.weight", Weight(checkpoint, info, bundle.EMBEDDING, builder.ALIGN_BYTES))
+        plan.point(
+            "lm_head.weight", Weight(checkpoint, info, bundle.EMBEDDING, builder.ALIGN_BYTES)
+        )
     origin = request["source"].get("quantized_from")
-    text = sidecars.base_config(checkpoint, config, graph.shape, kind, graph.taps, origin)
+    text = sidecars.base_config(checkpoint, config, graph.shape, kind, graph.aux_layers, origin)
     if block:
         text = dflash.base_config(text, block)
     job = Job(graph, plan, staging, progress)
@@ -237,10 +290,16 @@ def write_base(
 def emitted_note(graph: decoder.Decoder) -> str:
     if graph.emits_final:
         return "base of an MTP head: it emits the state after its last norm"
-    return f"taps: hidden_states {', '.join(map(str, graph.taps))}" if graph.taps else "plain decoder: no taps"
+    return (
+        f"taps: hidden_states {', '.join(map(str, graph.aux_layers))}"
+        if graph.aux_layers
+        else "plain decoder: no taps"
+    )
 
 
-def reading_draft(checkpoint: Checkpoint, config: ModelConfig, options: ExportOptions) -> DFlashConfig | None:
+def reading_draft(
+    checkpoint: Checkpoint, config: ModelConfig, options: ExportOptions
+) -> DFlashConfig | None:
     """The DFlash draft that a base is exported for."""
     if options.dflash_draft_dir is None:
         return None
@@ -249,62 +308,98 @@ def reading_draft(checkpoint: Checkpoint, config: ModelConfig, options: ExportOp
     return block
 
 
-def base_taps(config: ModelConfig, options: ExportOptions) -> tuple[int, ...]:
+def aux_layers_of_base(config: ModelConfig, options: ExportOptions) -> tuple[int, ...]:
     """The taps of an EAGLE-3 base, as hidden_states indices."""
     layers = config.decoder.num_layers
-    taps = options.aux_layers or default_tap_ids(layers)
-    if any(not 1 <= tap <= layers for tap in taps) or list(taps) != sorted(set(taps)):
-        what = f"taps {', '.join(map(str, taps))} do not fit a base of {layers} layers"
-        raise PairingError(what, f"Pass --aux-layers with ascending hidden_states indices from 1 to {layers}.")
-    return taps
+    aux_layers = options.aux_layers or default_aux_layers(layers)
+    if any(not 1 <= layer <= layers for layer in aux_layers) or list(aux_layers) != sorted(
+        set(aux_layers)
+    ):
+        what = f"taps {', '.join(map(str, aux_layers))} do not fit a base of {layers} layers"
+        raise PairingError(
+            what, f"Pass --aux-layers with ascending hidden_states indices from 1 to {layers}."
+        )
+    return aux_layers
 
 
 def export_draft(
-    checkpoint: Checkpoint, config: DraftConfig, target: Path, options: ExportOptions, request: dict[str, Any],
+    checkpoint: Checkpoint,
+    config: DraftConfig,
+    target: Path,
+    options: ExportOptions,
+    request: dict[str, Any],
     progress: Progress,
-) -> Exported:  # fmt: skip
+) -> Exported:
     if options.eagle_base or options.dflash_base:
         flag = "--eagle-base" if options.eagle_base else "--dflash-base"
         what = f"{checkpoint.path} is an EAGLE-3 draft; {flag} belongs to the export of its base"
         raise UnsupportedModel(what, f"Leave {flag} out: a draft is recognised by itself.")
     base, base_model = open_base(config, options)
-    taps = draft_taps(config, base_model, options)
+    aux_layers = aux_layers_of_draft(config, base_model, options)
     offsets = read_d2t(checkpoint, config)
     graph = eagle.Eagle3Draft.open(checkpoint, config, lending_base(base, base_model))
-    own = eagle.stored_names({eagle.EMBEDDING: ()}, checkpoint)[eagle.EMBEDDING] if config.own_embedding else None
+    own = (
+        eagle.stored_names({eagle.EMBEDDING: ()}, checkpoint)[eagle.EMBEDDING]
+        if config.own_embedding
+        else None
+    )
     with bundle.staged_directory(target) as staging:
         text = sidecars.draft_config(
-            checkpoint, config, graph.shape, taps, base, request["source"].get("base_quantized_from")
+            checkpoint,
+            config,
+            graph.shape,
+            aux_layers,
+            base,
+            request["source"].get("base_quantized_from"),
         )
         job = Job(graph, WeightPlan(bundle.MODEL_DATA), staging, progress)
         hashes = job.write(text, (checkpoint, checkpoint.tensors[own]) if own else None)
         writer.write_small({"d2t": vocabulary_map(offsets, config)}, staging / bundle.D2T)
         if options.golden:
-            job.golden(draft_rows(checkpoint, config, own, base), config.decoder.rope, config.vocab_size)
+            job.golden(
+                draft_rows(checkpoint, config, own, base), config.decoder.rope, config.vocab_size
+            )
         files = job.manifest(request, hashes)
-    notes = (*draft_notes(config, taps, base), *sidecars.quantization_notes(text.get("quantization")))
+    notes = (
+        *draft_notes(config, aux_layers, base),
+        *sidecars.quantization_notes(text.get("quantization")),
+    )
     return Exported(target, text["engine_role"], files, notes)
 
 
 def export_mtp(
-    checkpoint: Checkpoint, config: ModelConfig | DraftConfig | DFlashConfig, out: Path, options: ExportOptions,
-    request: dict[str, Any], progress: Progress,
-) -> Exported:  # fmt: skip
-    """Write OUT/llm and OUT/mtp_draft from one checkpoint: in the end both are there, or neither was written."""
+    checkpoint: Checkpoint,
+    config: ModelConfig | DraftConfig | DFlashConfig,
+    out: Path,
+    options: ExportOptions,
+    request: dict[str, Any],
+    progress: Progress,
+) -> Exported:
+    """Write OUT/llm and OUT/mtp_draft from one checkpoint: in the end both are there, or neither
+    was written."""
     if not isinstance(config, ModelConfig):
         kind = "a DFlash" if isinstance(config, DFlashConfig) else "an EAGLE-3"
-        what = f"{checkpoint.path} is {kind} draft; --mtp belongs to the export of a base that has an MTP head"
+        what = (
+            f"{checkpoint.path} is {kind} draft; --mtp belongs to the export of a base that has an"
+            " MTP head"
+        )
         raise UnsupportedModel(what, "Leave --mtp out: a draft is recognised by itself.")
     refuse_beside_mtp(options)
     head = mtp.MtpDraft.open(checkpoint, config)
     base = BASES[config.architecture].open(checkpoint, config, emits_final=True)
     parts: dict[Path, Callable[[Path], Exported]] = {
-        out / LLM: lambda staging: write_base(base, DraftKind.MTP, staging, options, request, progress),
-        out / MTP_DRAFT: lambda staging: write_mtp(head, embedding_of(base), staging, options, request, progress),
+        out / LLM: lambda staging: write_base(
+            base, DraftKind.MTP, staging, options, request, progress
+        ),
+        out / MTP_DRAFT: lambda staging: write_mtp(
+            head, embedding_of(base), staging, options, request, progress
+        ),
     }
     for target in parts:
         bundle.remove_dead_staging(target.parent, target.name)
-    done = {target: found for target in parts if (found := already_there(target, request)) is not None}
+    done = {
+        target: found for target in parts if (found := already_there(target, request)) is not None
+    }
     missing = [target for target in parts if target not in done]
     with bundle.staged_directories(*missing) as stagings:
         for target, staging in zip(missing, stagings, strict=True):
@@ -320,43 +415,66 @@ def refuse_beside_mtp(options: ExportOptions) -> None:
         what = f"--mtp and {flag} exclude each other: a base emits what one kind of draft reads"
         raise PairingError(what, "Export once for each kind, to different OUT directories.")
     if options.aux_layers:
-        what = "--aux-layers means nothing with --mtp: the head reads the state after the base's last norm"
+        what = (
+            "--aux-layers means nothing with --mtp: the head reads the state after the base's last"
+            " norm"
+        )
         raise PairingError(what, "Leave --aux-layers out.")
     if options.base_model_dir:
-        what = "--base-model-dir means nothing with --mtp: the head stands in the checkpoint of its base"
+        what = (
+            "--base-model-dir means nothing with --mtp: the head stands in the checkpoint of its"
+            " base"
+        )
         raise PairingError(what, "Leave --base-model-dir out, and give the base as MODEL.")
 
 
 def write_mtp(
-    graph: mtp.MtpDraft, embedding: TensorInfo, staging: Path, options: ExportOptions, request: dict[str, Any],
+    graph: mtp.MtpDraft,
+    embedding: TensorInfo,
+    staging: Path,
+    options: ExportOptions,
+    request: dict[str, Any],
     progress: Progress,
-) -> Exported:  # fmt: skip
+) -> Exported:
     """The files of a head in `staging`. The embedding stays with the base."""
     checkpoint, layer = graph.table.checkpoint, mtp.layer_config(graph.config)
-    text = sidecars.mtp_config(checkpoint, graph.config, layer, graph.shape, request["source"].get("quantized_from"))
+    text = sidecars.mtp_config(
+        checkpoint, graph.config, layer, graph.shape, request["source"].get("quantized_from")
+    )
     job = Job(graph, WeightPlan(bundle.MODEL_DATA), staging, progress)
     hashes = job.write(text, None)
     if options.golden:
         job.golden(rows_of(checkpoint, embedding), layer.rope, graph.config.vocab_size)
     files = job.manifest(request, hashes)
-    notes = ("MTP head: one layer, used again for each step", *sidecars.quantization_notes(text.get("quantization")))
+    notes = (
+        "MTP head: one layer, used again for each step",
+        *sidecars.quantization_notes(text.get("quantization")),
+    )
     return Exported(staging, text["engine_role"], files, notes)
 
 
 def export_dflash_draft(
-    checkpoint: Checkpoint, config: DFlashConfig, target: Path, options: ExportOptions, request: dict[str, Any],
+    checkpoint: Checkpoint,
+    config: DFlashConfig,
+    target: Path,
+    options: ExportOptions,
+    request: dict[str, Any],
     progress: Progress,
-) -> Exported:  # fmt: skip
+) -> Exported:
     if options.eagle_base or options.dflash_base or options.aux_layers:
         what = f"{checkpoint.path} is a DFlash draft, and names the layers that it reads"
-        raise UnsupportedModel(what, "Leave --eagle-base, --dflash-base and --aux-layers out; they belong to a base.")
+        raise UnsupportedModel(
+            what, "Leave --eagle-base, --dflash-base and --aux-layers out; they belong to a base."
+        )
     base, base_model = open_base(config, options)
     offsets = read_d2t(checkpoint, config)
     graph = block_graph.DFlashDraft.open(checkpoint, config, lending_base(base, base_model))
     own = block_graph.EMBEDDING if config.own_embedding else None
     named, quantized_from = graph.table.checkpoint, request["source"].get("base_quantized_from")
     with bundle.staged_directory(target) as staging:
-        text = dflash.draft_config(checkpoint, config, graph.shape, base, base_model, quantized_from)
+        text = dflash.draft_config(
+            checkpoint, config, graph.shape, base, base_model, quantized_from
+        )
         job = Job(graph, WeightPlan(bundle.MODEL_DATA), staging, progress)
         hashes = job.write(text, (named, named.tensors[own]) if own else None)
         if offsets is not None:
@@ -364,7 +482,10 @@ def export_dflash_draft(
         if options.golden:
             job.golden(draft_rows(named, config, own, base), config.decoder.rope, config.vocab_size)
         files = job.manifest(request, hashes)
-    notes = (*dflash.draft_notes(config, base), *sidecars.quantization_notes(text.get("quantization")))
+    notes = (
+        *dflash.draft_notes(config, base),
+        *sidecars.quantization_notes(text.get("quantization")),
+    )
     return Exported(target, text["engine_role"], files, notes)
 
 
@@ -378,7 +499,9 @@ def open_base(
     base = open_checkpoint(options.base_model_dir, allow_pickle=options.allow_pickle)
     model = detect(base)
     if not isinstance(model, ModelConfig):
-        raise PairingError(f"--base-model-dir {base.path} is itself a draft", "Name the base model's directory.")
+        raise PairingError(
+            f"--base-model-dir {base.path} is itself a draft", "Name the base model's directory."
+        )
     if isinstance(config, DFlashConfig):
         dflash.check_pair(config, model, base)
     else:
@@ -391,51 +514,71 @@ def refuse_headless(config: DraftConfig | DFlashConfig) -> None:
     if config.own_head:
         return
     name = config.base_name
-    named = f"; its config.json names {name!r} as its base, which is no directory here" if name else ""
+    named = (
+        f"; its config.json names {name!r} as its base, which is no directory here" if name else ""
+    )
     what = f"this draft has no lm_head of its own and borrows its base's{named}"
-    raise PairingError(what, "Pass --base-model-dir with the directory or hub id of the base that it was trained for.")
+    raise PairingError(
+        what,
+        "Pass --base-model-dir with the directory or hub id of the base that it was trained for.",
+    )
 
 
 def check_pair(config: DraftConfig, model: ModelConfig, base: Checkpoint) -> None:
     """Refuse what cannot be a pair: other vocabulary, other width."""
     remedy = "Pass --base-model-dir with the base that this draft was trained for."
     if config.vocab_size != model.vocab_size:
-        what = f"the draft's vocabulary has {config.vocab_size} tokens, the one of {base.path} {model.vocab_size}"
+        what = (
+            f"the draft's vocabulary has {config.vocab_size} tokens, the one of {base.path}"
+            f" {model.vocab_size}"
+        )
         raise PairingError(what, remedy)
     if config.target_hidden_size != model.decoder.hidden_size:
         what = (
-            f"the draft reads taps {config.target_hidden_size} wide, the hidden size of {base.path} is "
-            f"{model.decoder.hidden_size}"
+            f"the draft reads taps {config.target_hidden_size} wide, the hidden size of {base.path}"
+            f" is {model.decoder.hidden_size}"
         )
         raise PairingError(what, remedy)
     if not config.own_embedding and config.decoder.hidden_size != model.decoder.hidden_size:
         what = (
-            f"the draft borrows the base's embedding, {model.decoder.hidden_size} wide, and is itself "
-            f"{config.decoder.hidden_size} wide"
+            f"the draft borrows the base's embedding, {model.decoder.hidden_size} wide, and is"
+            f" itself {config.decoder.hidden_size} wide"
         )
-        raise PairingError(what, "This draft's checkpoint lacks its own embed_tokens.weight; get the whole checkpoint.")
+        raise PairingError(
+            what,
+            "This draft's checkpoint lacks its own embed_tokens.weight; get the whole checkpoint.",
+        )
 
 
-def draft_taps(config: DraftConfig, model: ModelConfig | None, options: ExportOptions) -> tuple[int, ...] | None:
-    """The taps as far as they can be known here: without the base's depth a draft's default stays open."""
+def aux_layers_of_draft(
+    config: DraftConfig, model: ModelConfig | None, options: ExportOptions
+) -> tuple[int, ...] | None:
+    """The taps as far as they can be known here: without the base's depth a draft's default stays
+    open."""
     if model is not None:
-        return resolve_taps(config, model.decoder.num_layers, options.aux_layers)
+        return resolve_aux_layers(config, model.decoder.num_layers, options.aux_layers)
     if options.aux_layers:
         check_count(options.aux_layers, config)
         return options.aux_layers
-    if config.tap_ids is None and config.num_taps != len(default_tap_ids(0)):
-        what = f"the draft reads {config.num_taps} taps and does not say which"
+    if config.aux_layer_ids is None and config.num_aux_layers != len(default_aux_layers(0)):
+        what = f"the draft reads {config.num_aux_layers} taps and does not say which"
         raise PairingError(what, "Pass --aux-layers with their hidden_states indices.")
-    if config.tap_ids is None or config.tap_convention == "hs":
-        return config.tap_ids
-    what = f"the draft names its taps {list(config.tap_ids)} in a numbering that only its base's depth can settle"
+    if config.aux_layer_ids is None or config.aux_layer_convention == "hs":
+        return config.aux_layer_ids
+    what = (
+        f"the draft names its taps {list(config.aux_layer_ids)} in a numbering that only its base's"
+        " depth can settle"
+    )
     raise PairingError(what, "Pass --base-model-dir, or --aux-layers with hidden_states indices.")
 
 
-def check_count(taps: tuple[int, ...], config: DraftConfig) -> None:
-    if len(taps) != config.num_taps or list(taps) != sorted(set(taps)):
-        what = f"--aux-layers {','.join(map(str, taps))}: the draft reads {config.num_taps} taps"
-        raise PairingError(what, f"Give {config.num_taps} ascending hidden_states indices.")
+def check_count(aux_layers: tuple[int, ...], config: DraftConfig) -> None:
+    if len(aux_layers) != config.num_aux_layers or list(aux_layers) != sorted(set(aux_layers)):
+        what = (
+            f"--aux-layers {','.join(map(str, aux_layers))}: the draft reads"
+            f" {config.num_aux_layers} taps"
+        )
+        raise PairingError(what, f"Give {config.num_aux_layers} ascending hidden_states indices.")
 
 
 def lending_base(base: Checkpoint | None, model: ModelConfig | None) -> decoder.Decoder | None:
@@ -444,19 +587,28 @@ def lending_base(base: Checkpoint | None, model: ModelConfig | None) -> decoder.
 
 def vocabulary_map(offsets: NDArray[np.int64] | None, config: DraftConfig) -> NDArray[np.int32]:
     """Offsets [Vd] as int32, the stored form; zeros where draft and base share the vocabulary."""
-    return (np.zeros(config.draft_vocab_size, np.int64) if offsets is None else offsets).astype(np.int32)
+    return (np.zeros(config.draft_vocab_size, np.int64) if offsets is None else offsets).astype(
+        np.int32
+    )
 
 
-def draft_notes(config: DraftConfig, taps: tuple[int, ...] | None, base: Checkpoint | None) -> tuple[str, ...]:
-    notes = [f"EAGLE-3 draft, {config.flavour} layout"]
+def draft_notes(
+    config: DraftConfig, aux_layers: tuple[int, ...] | None, base: Checkpoint | None
+) -> tuple[str, ...]:
+    notes = [f"EAGLE-3 draft, {config.layout} layout"]
     if config.base_name:
         notes.append(f"it says that it was made for {config.base_name}")
-    if taps:
-        notes.append(f"taps: hidden_states {', '.join(map(str, taps))}")
+    if aux_layers:
+        notes.append(f"taps: hidden_states {', '.join(map(str, aux_layers))}")
     else:
-        notes.append("taps: the draft names none; EAGLE-3's default for the base's depth, checked at build")
+        notes.append(
+            "taps: the draft names none; EAGLE-3's default for the base's depth, checked at build"
+        )
     if base is None:
-        notes.append("no --base-model-dir: the pairing is checked by its shapes at build, not by the base's identity")
+        notes.append(
+            "no --base-model-dir: the pairing is checked by its shapes at build, not by the base's"
+            " identity"
+        )
     return tuple(notes)
 
 
@@ -472,15 +624,21 @@ def rows_of(checkpoint: Checkpoint, info: TensorInfo) -> Callable[[NDArray[Any]]
 
 
 def draft_rows(
-    checkpoint: Checkpoint, config: DraftConfig | DFlashConfig, own: str | None, base: Checkpoint | None
+    checkpoint: Checkpoint,
+    config: DraftConfig | DFlashConfig,
+    own: str | None,
+    base: Checkpoint | None,
 ) -> Callable[[NDArray[Any]], NDArray[Any]]:
-    """Embedding rows for a draft's golden inputs; made-up ones where the base's table is not at hand."""
+    """Embedding rows for a draft's golden inputs; made-up ones where the base's table is not at
+    hand."""
     if own:
         return rows_of(checkpoint, checkpoint.tensors[own])
     if base:
         return rows_of(base, base.tensors[decoder.stored_name(decoder.EMBEDDING, base)])
     width = config.decoder.hidden_size
-    return lambda ids: np.stack([np.random.default_rng(int(i)).standard_normal(width, np.float32) for i in ids])
+    return lambda ids: np.stack(
+        [np.random.default_rng(int(i)).standard_normal(width, np.float32) for i in ids]
+    )
 
 
 @dataclass
@@ -493,7 +651,9 @@ class Job:
     progress: Progress
     quantization: dict[str, Any] | None = None  # as config.json has it, once written
 
-    def write(self, config: dict[str, Any], embedding: tuple[Checkpoint, TensorInfo] | None) -> dict[str, str]:
+    def write(
+        self, config: dict[str, Any], embedding: tuple[Checkpoint, TensorInfo] | None
+    ) -> dict[str, str]:
         """Graph, weights, embedding and config.json; returns the hashes made on the way.
 
         What only the graph tells of its quantised weights is added to `config`.
@@ -516,14 +676,24 @@ class Job:
         bundle.write_json(self.staging / bundle.CONFIG, config)
         return hashes
 
-    def golden(self, embed: Callable[[NDArray[Any]], NDArray[Any]], rope: RopeConfig, vocab_size: int) -> None:
+    def golden(
+        self, embed: Callable[[NDArray[Any]], NDArray[Any]], rope: RopeConfig, vocab_size: int
+    ) -> None:
         self.progress.start("golden", self.graph.shape.num_layers + 2)
         arrays = make_golden(
-            self.graph, self.plan, self.staging, embed, rope, vocab_size, lambda: self.progress.advance(1)
+            self.graph,
+            self.plan,
+            self.staging,
+            embed,
+            rope,
+            vocab_size,
+            lambda: self.progress.advance(1),
         )
         writer.write_small(arrays, self.staging / bundle.GOLDEN)
 
-    def manifest(self, request: dict[str, Any], hashes: dict[str, str]) -> dict[str, dict[str, Any]]:
+    def manifest(
+        self, request: dict[str, Any], hashes: dict[str, str]
+    ) -> dict[str, dict[str, Any]]:
         files = bundle.file_entries(self.staging, hashes)
         value = {
             "format": bundle.MANIFEST_FORMAT,
@@ -543,4 +713,6 @@ def check_graph(path: Path) -> None:
     try:
         onnx.checker.check_model(str(path), full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        raise ContractError(f"the graph written is not valid ONNX: {error}", "Please report this.") from error
+        raise ContractError(
+            f"the graph written is not valid ONNX: {error}", "Please report this."
+        ) from error

@@ -1,7 +1,9 @@
-"""Golden inputs and outputs: a short prompt and a small tree through the canonical graph, one layer at a time.
+"""Golden inputs and outputs: a short prompt and a small tree through the canonical graph, one layer
+at a time.
 
-A device that could not hold the canonical graph compares its engine with these. Knows the pieces that
-`graphs.assembly` makes of a graph, and runs them with ONNX Runtime; memory stays near one layer (or the head).
+A device that could not hold the canonical graph compares its engine with these. Knows the pieces
+that `graphs.assembly` makes of a graph, and runs them with ONNX Runtime; memory stays near one
+layer (or the head).
 """
 
 from __future__ import annotations
@@ -22,7 +24,15 @@ from edgespec.graphs.builder import WeightPlan
 from edgespec.rope import RopeTable
 
 PROMPT_TOKENS = 12
-TREE_PARENTS = (-1, 0, 0, 1, 1, 2, 3)  # node 3 is not beside its parent's row: a chain would pass where a tree must
+TREE_PARENTS = (
+    -1,
+    0,
+    0,
+    1,
+    1,
+    2,
+    3,
+)  # node 3 is not beside its parent's row: a chain would pass where a tree must
 BLOCK_ROWS = len(TREE_PARENTS)
 NEW_CONTEXT = 3  # between the two blocks of a block draft
 GOLDEN_WINDOW = 4  # context rows that its second mask, if it has one, shows
@@ -34,7 +44,7 @@ class Pass:
     """One call of the graph: everything but the cache."""
 
     feeds: dict[str, Array]
-    taps: dict[int, Array] = field(default_factory=dict)
+    aux_layers: dict[int, Array] = field(default_factory=dict)
 
 
 def golden_ids(vocab_size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -54,14 +64,21 @@ def tree_mask(parents: tuple[int, ...]) -> NDArray[np.bool_]:
 
 
 def make_golden(
-    graph: DecoderGraph, plan: WeightPlan, directory: Path, embed: Callable[[Array], Array], rope: RopeConfig,
-    vocab_size: int, done: Callable[[], None],
-) -> dict[str, Array]:  # fmt: skip
-    """Inputs and outputs to store: `prompt_*` of a causal pass over an empty cache, `tree_*` of a tree after it.
+    graph: DecoderGraph,
+    plan: WeightPlan,
+    directory: Path,
+    embed: Callable[[Array], Array],
+    rope: RopeConfig,
+    vocab_size: int,
+    done: Callable[[], None],
+) -> dict[str, Array]:
+    """Inputs and outputs to store: `prompt_*` of a causal pass over an empty cache, `tree_*` of a
+    tree after it.
 
-    `embed` maps ids [S] to rows [S, H]; `done` is called after each piece. A draft reads made-up features in the
-    prompt and made-up states of its own in the tree. Of a draft that makes blocks, `prompt_*` is a block behind the
-    prompt's context, and `tree_*` another one behind three rows more, which stand where the first block stood.
+    `embed` maps ids [S] to rows [S, H]; `done` is called after each piece. A draft reads made-up
+    features in the prompt and made-up states of its own in the tree. Of a draft that makes blocks,
+    `prompt_*` is a block behind the prompt's context, and `tree_*` another one behind three rows
+    more, which stand where the first block stood.
     """
     block = graph.shape.block
     capacity = PROMPT_TOKENS + len(TREE_PARENTS) + (NEW_CONTEXT if block else 0)
@@ -70,24 +87,31 @@ def make_golden(
     streams = [run(stem_piece(graph, plan), directory, p.feeds)[0] for p in passes]
     done()
     for layer in range(graph.shape.num_layers):
-        keep_taps(graph, layer, passes, streams)
+        keep_aux_layers(graph, layer, passes, streams)
         streams = run_layer(graph, plan, directory, layer, passes, streams, capacity)
         done()
-    keep_taps(graph, graph.shape.num_layers, passes, streams)
+    keep_aux_layers(graph, graph.shape.num_layers, passes, streams)
     outputs = run_head(graph, plan, directory, passes, streams)
     done()
     return outputs
 
 
-def keep_taps(graph: DecoderGraph, layer: int, passes: tuple[Pass, Pass], streams: list[Array]) -> None:
-    """hidden_states[layer] is the input of layer `layer`; the last index is the output of the last layer."""
-    if layer in graph.taps:
+def keep_aux_layers(
+    graph: DecoderGraph, layer: int, passes: tuple[Pass, Pass], streams: list[Array]
+) -> None:
+    """hidden_states[layer] is the input of layer `layer`; the last index is the output of the last
+    layer."""
+    if layer in graph.aux_layers:
         for p, x in zip(passes, streams, strict=True):
-            p.taps[layer] = x.copy()  # what a session returns keeps all of its memory alive
+            p.aux_layers[layer] = x.copy()  # what a session returns keeps all of its memory alive
 
 
 def golden_passes(
-    graph: DecoderGraph, embed: Callable[[Array], Array], rope: RopeConfig, vocab_size: int, capacity: int
+    graph: DecoderGraph,
+    embed: Callable[[Array], Array],
+    rope: RopeConfig,
+    vocab_size: int,
+    capacity: int,
 ) -> tuple[Pass, Pass]:
     table = RopeTable.of(rope, capacity)
     prompt, tree = golden_ids(vocab_size)
@@ -119,16 +143,26 @@ def golden_passes(
             feeds["base_hidden"] = rng.standard_normal(
                 (1, 0 if own else len(ids), graph.shape.base_features), np.float32
             )
-            feeds["draft_hidden"] = rng.standard_normal((1, len(ids) if own else 0, graph.shape.features), np.float32)
+            feeds["draft_hidden"] = rng.standard_normal(
+                (1, len(ids) if own else 0, graph.shape.features), np.float32
+            )
             feeds["use_base_hidden"] = np.array(not own)
         passes.append(Pass(feeds))
     return passes[0], passes[1]
 
 
 def block_passes(
-    graph: DecoderGraph, embed: Callable[[Array], Array], rope: RopeConfig, vocab_size: int, capacity: int
+    graph: DecoderGraph,
+    embed: Callable[[Array], Array],
+    rope: RopeConfig,
+    vocab_size: int,
+    capacity: int,
 ) -> tuple[Pass, Pass]:
-    table, (_, ids), rng = RopeTable.of(rope, capacity), golden_ids(vocab_size), np.random.default_rng(0)
+    table, (_, ids), rng = (
+        RopeTable.of(rope, capacity),
+        golden_ids(vocab_size),
+        np.random.default_rng(0),
+    )
     passes = []
     for start, count in ((0, PROMPT_TOKENS), (PROMPT_TOKENS, NEW_CONTEXT)):
         end = start + count
@@ -160,9 +194,14 @@ def block_passes(
 
 
 def run_layer(
-    graph: DecoderGraph, plan: WeightPlan, directory: Path, layer: int, passes: tuple[Pass, Pass],
-    streams: list[Array], capacity: int,
-) -> list[Array]:  # fmt: skip
+    graph: DecoderGraph,
+    plan: WeightPlan,
+    directory: Path,
+    layer: int,
+    passes: tuple[Pass, Pass],
+    streams: list[Array],
+    capacity: int,
+) -> list[Array]:
     piece = layer_piece(graph, plan, layer)
     session = open_piece(piece, directory)
     memory = empty_memory(graph.shape, layer, capacity)
@@ -181,13 +220,16 @@ def empty_memory(shape: GraphShape, layer: int, capacity: int) -> dict[str, Arra
     """What a layer reads before the first call."""
     sizes = {"B": 1, "C": capacity, "P": 1}
     return {
-        spec.name: np.zeros([sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape], np.float32)
+        spec.name: np.zeros(
+            [sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape], np.float32
+        )
         for spec in memory_inputs(shape, layer)
     }
 
 
 def kept_memory(shape: GraphShape, layer: int, left: list[Array]) -> dict[str, Array]:
-    """What a layer reads after a call whose rows were all kept; of the convolution the last rows are enough."""
+    """What a layer reads after a call whose rows were all kept; of the convolution the last rows
+    are enough."""
     names = [spec.name for spec in memory_inputs(shape, layer)]
     if layer in shape.recurrent_layers and shape.recurrent:
         left = [left[0][:, -(shape.recurrent.conv_kernel - 1) :], *left[1:]]
@@ -195,20 +237,38 @@ def kept_memory(shape: GraphShape, layer: int, left: list[Array]) -> dict[str, A
 
 
 def run_head(
-    graph: DecoderGraph, plan: WeightPlan, directory: Path, passes: tuple[Pass, Pass], streams: list[Array]
+    graph: DecoderGraph,
+    plan: WeightPlan,
+    directory: Path,
+    passes: tuple[Pass, Pass],
+    streams: list[Array],
 ) -> dict[str, Array]:
     piece = head_piece(graph, plan)
     session = open_piece(piece, directory)
     stored: dict[str, Array] = {}
     keep = (
-        "ids", "positions", "inputs_embeds", "attention_mask", "base_hidden", "draft_hidden", "use_base_hidden",
-        "target_hidden", "context_positions", "sliding_attention_mask",
-    )  # fmt: skip
+        "ids",
+        "positions",
+        "inputs_embeds",
+        "attention_mask",
+        "base_hidden",
+        "draft_hidden",
+        "use_base_hidden",
+        "target_hidden",
+        "context_positions",
+        "sliding_attention_mask",
+    )
     for label, p, x in zip(("prompt", "tree"), passes, streams, strict=True):
-        logits, *recycled = session.run(None, {"x": x, "gather_idx": p.feeds["gather_idx"], **piece.fed})
-        if graph.taps:
-            recycled = [np.concatenate([p.taps[t] for t in graph.taps], -1)]
-        stored |= {f"{label}_{name}": np.ascontiguousarray(p.feeds[name]) for name in keep if name in p.feeds}
+        logits, *recycled = session.run(
+            None, {"x": x, "gather_idx": p.feeds["gather_idx"], **piece.fed}
+        )
+        if graph.aux_layers:
+            recycled = [np.concatenate([p.aux_layers[t] for t in graph.aux_layers], -1)]
+        stored |= {
+            f"{label}_{name}": np.ascontiguousarray(p.feeds[name])
+            for name in keep
+            if name in p.feeds
+        }
         stored[f"{label}_logits"] = logits
         if recycled:
             stored[f"{label}_hidden_states"] = recycled[0]
@@ -226,6 +286,8 @@ def open_piece(piece: Piece, directory: Path) -> ort.InferenceSession:
 
     options = ort.SessionOptions()
     options.log_severity_level = 3
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(directory))
+    options.add_session_config_entry(
+        "session.model_external_initializers_file_folder_path", str(directory)
+    )
     data = ir.to_proto(piece.model).SerializeToString()
     return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])

@@ -1,7 +1,7 @@
 """What stands beside a graph: the runtime configuration, the tokenizer, the vocabulary map.
 
-File names and keys are those of TensorRT Edge-LLM where it has them, so that its users find what they know. Knows
-nothing of graphs' insides.
+File names and keys are those of TensorRT Edge-LLM where it has them, so that its users find what
+they know. Knows nothing of graphs' insides.
 """
 
 from __future__ import annotations
@@ -24,11 +24,15 @@ from edgespec.schemes import SCHEMES
 
 
 def base_config(
-    checkpoint: Checkpoint, config: ModelConfig, shape: GraphShape, kind: DraftKind | None, taps: tuple[int, ...],
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    shape: GraphShape,
+    kind: DraftKind | None,
+    aux_layers: tuple[int, ...],
     quantized_from: str | None,
-) -> dict[str, Any]:  # fmt: skip
-    """config.json of a base for drafts of a kind, or of a plain decoder; `quantized_from` is the identity of its
-    original, if it has one."""
+) -> dict[str, Any]:
+    """config.json of a base for drafts of a kind, or of a plain decoder; `quantized_from` is the
+    identity of its original, if it has one."""
     out = {
         "model": config.architecture,
         "spec_decode_type": kind.value if kind else "none",
@@ -44,18 +48,19 @@ def base_config(
     if quantized_from:
         out["quantized_from"] = quantized_from
     out |= hybrid_keys(shape)
-    return out | ({"eagle_hidden_state_layers": list(taps)} if taps else {})
+    return out | ({"eagle_hidden_state_layers": list(aux_layers)} if aux_layers else {})
 
 
 def draft_config(
     checkpoint: Checkpoint,
     config: DraftConfig,
     shape: GraphShape,
-    taps: tuple[int, ...] | None,
+    aux_layers: tuple[int, ...] | None,
     base: Checkpoint | None,
     base_quantized_from: str | None,
 ) -> dict[str, Any]:
-    """config.json of a draft. `pair` is what it asks of its base; null where the draft does not say."""
+    """config.json of a draft. `pair` is what it asks of its base; null where the draft does not
+    say."""
     root = {"base_quantized_from": base_quantized_from} if base_quantized_from else {}
     return {
         "model": "Eagle3",
@@ -70,8 +75,8 @@ def draft_config(
             "base_identity": base.identity() if base else None,
             **root,
             "base_name": config.base_name,
-            "tap_ids": list(taps) if taps else None,
-            "num_taps": config.num_taps,
+            "tap_ids": list(aux_layers) if aux_layers else None,
+            "num_taps": config.num_aux_layers,
             "target_hidden_size": config.target_hidden_size,
             "own_embedding": config.own_embedding,
         },
@@ -80,9 +85,14 @@ def draft_config(
 
 
 def mtp_config(
-    checkpoint: Checkpoint, config: ModelConfig, layer: DecoderConfig, shape: GraphShape, quantized_from: str | None
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    layer: DecoderConfig,
+    shape: GraphShape,
+    quantized_from: str | None,
 ) -> dict[str, Any]:
-    """config.json of an MTP head, which has the vocabulary, the embedding and the identity of its base."""
+    """config.json of an MTP head, which has the vocabulary, the embedding and the identity of its
+    base."""
     root = {"base_quantized_from": quantized_from} if quantized_from else {}
     return {
         "model": "Mtp",
@@ -145,12 +155,16 @@ def decoder_keys(decoder: DecoderConfig) -> dict[str, Any]:
 
 
 def quantization_keys(
-    products: Iterable[tuple[str, str | None, int | None]], checkpoint: Checkpoint, quantization: Quantization | None
+    products: Iterable[tuple[str, str | None, int | None]],
+    checkpoint: Checkpoint,
+    quantization: Quantization | None,
 ) -> dict[str, Any] | None:
-    """What config.json says of quantised weights; None: there are none, and no scales of a cache either.
+    """What config.json says of quantised weights; None: there are none, and no scales of a cache
+    either.
 
-    `products` are the graph's Linears with scheme and block. Of each scheme: how many Linears have it, which block
-    sizes, what becomes of the activations, and whether the graph itself rounds them or leaves it to the backend.
+    `products` are the graph's Linears with scheme and block. Of each scheme: how many Linears have
+    it, which block sizes, what becomes of the activations, and whether the graph itself rounds them
+    or leaves it to the backend.
     """
     rows = sorted(products, key=lambda row: row[0])
     names = sorted({name for _, name, _ in rows if name})
@@ -167,9 +181,15 @@ def quantization_keys(
             "activations": activations,
             "activations_in_graph": not activations.startswith("dynamic"),
         }
-    cache = {"type": kv_cache, "scales": [list(pair) for pair in all_kv_scales(checkpoint)], "in_graph": False}
+    cache = {
+        "type": kv_cache,
+        "scales": [list(pair) for pair in all_kv_scales(checkpoint)],
+        "in_graph": False,
+    }
     return {
-        "layout": quantization.layout if quantization is not None else None,  # none: a borrowed head alone
+        "layout": (
+            quantization.layout if quantization is not None else None
+        ),  # none: a borrowed head alone
         "schemes": schemes,
         "lm_head": next((found for node, found, _ in rows if node == "lm_head"), None),
         "unquantised": [node for node, found, _ in rows if found is None],
@@ -178,7 +198,8 @@ def quantization_keys(
     }
 
 
-# How golden outputs are made of quantised weights: as the canonical graph is, but for its rounding of sums
+# How golden outputs are made of quantised weights: as the canonical graph is, but for its rounding
+# of sums
 GOLDEN_WEIGHTS = "dequantised weights in float32; activations rounded where the graph does it"
 
 
@@ -189,13 +210,18 @@ def quantization_notes(keys: dict[str, Any] | None) -> tuple[str, ...]:
     notes = []
     for name, row in keys["schemes"].items():
         blocks = f" in blocks of {', '.join(map(str, row['blocks']))}" if row["blocks"] else ""
-        left = "" if row["activations_in_graph"] else "; its activations are rounded by engines that can, not here"
+        left = (
+            ""
+            if row["activations_in_graph"]
+            else "; its activations are rounded by engines that can, not here"
+        )
         notes.append(f"{name}{blocks}: {row['linears']} Linears{left}")
     if keys["unquantised"]:
         notes.append(f"not quantised: {some_of(keys['unquantised'])}")
     if keys["kv_cache"]:
         notes.append(
-            f"{keys['kv_cache']['type']} cache: its scales are recorded and not applied; the graph's caches are float32"
+            f"{keys['kv_cache']['type']} cache: its scales are recorded and not applied; the"
+            " graph's caches are float32"
         )
     return tuple(notes)
 
@@ -210,7 +236,8 @@ def text_identity(checkpoint: Checkpoint) -> str:
 
 
 def copy_tokenizer(checkpoint: Checkpoint, directory: Path) -> None:
-    """Copy tokenizer and chat template files; a checkpoint with only `tokenizer.model` gets a tokenizer.json."""
+    """Copy tokenizer and chat template files; a checkpoint with only `tokenizer.model` gets a
+    tokenizer.json."""
     for name in bundle.TOKENIZER_FILES:
         source = checkpoint.path / name
         if source.is_file():
@@ -230,6 +257,8 @@ def convert_sentencepiece(source: Path, directory: Path) -> None:
         from transformers import LlamaTokenizer
     except ImportError as error:
         what = f"{source} has only tokenizer.model; converting it needs the package {error.name}"
-        raise MissingDependency(what, "pip install 'edgespec[convert]', or add the model's tokenizer.json.") from error
+        raise MissingDependency(
+            what, "pip install 'edgespec[convert]', or add the model's tokenizer.json."
+        ) from error
     tokenizer = LlamaTokenizer.from_pretrained(source)
     tokenizer.backend_tokenizer.save(str(directory / "tokenizer.json"))

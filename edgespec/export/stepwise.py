@@ -1,7 +1,9 @@
-"""Runs a canonical graph from beginning to end without writing it: one piece after the other, each with its weights.
+"""Runs a canonical graph from beginning to end without writing it: one piece after the other, each
+with its weights.
 
-So a whole model runs in the memory, and on the disk, of one layer or of the head. Several passes go through each piece
-while it is there. Knows the pieces that `graphs.assembly` makes of a graph; each pass starts with nothing remembered.
+So a whole model runs in the memory, and on the disk, of one layer or of the head. Several passes go
+through each piece while it is there. Knows the pieces that `graphs.assembly` makes of a graph; each
+pass starts with nothing remembered.
 """
 
 from __future__ import annotations
@@ -30,8 +32,10 @@ HEAD_ROWS = 64  # that go through the head at a time: logits of a large vocabula
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """What a pass gave: the best token of each gathered row, the residual stream before the layers asked for (the last
-    index is the one behind them all), and the state that the head emits, if it does."""
+    """What a pass gave: the best token of each gathered row, the residual stream before the layers
+    asked for (the last index is the one behind them all), and the state that the head emits, if it
+    does.
+    """
 
     best: NDArray[np.int64]  # [G]
     streams: dict[int, Array]  # [S, H]
@@ -39,9 +43,13 @@ class Passed:
 
 
 def run_stepwise(
-    graph: DecoderGraph, passes: Sequence[Feeds], keep: Collection[int] = (), done: Callable[[], None] = lambda: None
+    graph: DecoderGraph,
+    passes: Sequence[Feeds],
+    keep: Collection[int] = (),
+    done: Callable[[], None] = lambda: None,
 ) -> list[Passed]:
-    """Run passes of one sequence each; `done` is called after each of the graph's num_layers + 2 pieces.
+    """Run passes of one sequence each; `done` is called after each of the graph's num_layers + 2
+    pieces.
 
     Raises OutputError where the temporary directory has no room for a layer.
     """
@@ -62,8 +70,11 @@ def run_stepwise(
     return [Passed(best, kept, state) for (best, state), kept in zip(found, streams, strict=True)]
 
 
-def through(make: Callable[[WeightPlan], Piece], output: str, passes: Sequence[Feeds], place: Path) -> list[Array]:
-    """One output of a piece for each pass. Copies: what a session returns keeps all of its memory alive."""
+def through(
+    make: Callable[[WeightPlan], Piece], output: str, passes: Sequence[Feeds], place: Path
+) -> list[Array]:
+    """One output of a piece for each pass. Copies: what a session returns keeps all of its memory
+    alive."""
     piece, session = opened(make, place)
     return [session.run([output], needed(piece, feeds))[0].copy() for feeds in passes]
 
@@ -85,7 +96,9 @@ def memory(graph: DecoderGraph, layer: int, feeds: Feeds) -> Feeds:
     return empty_memory(graph.shape, layer, feeds["attention_mask"].shape[-1])
 
 
-def keep_streams(streams: list[dict[int, Array]], xs: list[Array], layer: int, keep: Collection[int]) -> None:
+def keep_streams(
+    streams: list[dict[int, Array]], xs: list[Array], layer: int, keep: Collection[int]
+) -> None:
     if layer in keep:
         for kept, x in zip(streams, xs, strict=True):
             kept[layer] = x[0]
@@ -109,7 +122,8 @@ def through_head(
 
 
 def causal_feeds(embeds: Array, cos: Array, sin: Array, window: int | None = None) -> Feeds:
-    """One sequence [S, H] from its first token on, all rows through the head; `window` is how many tokens each sees."""
+    """One sequence [S, H] from its first token on, all rows through the head; `window` is how many
+    tokens each sees."""
     count = len(embeds)
     behind = np.arange(count)[:, None] - np.arange(count)
     seen = (behind >= 0) & (behind < (window or count))

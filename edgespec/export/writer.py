@@ -1,6 +1,7 @@
 """Streams weights from a checkpoint into the files of an exported directory, hashing as it writes.
 
-Knows bytes and offsets. At no time is more in memory than one chunk of a tensor, or one quantised weight.
+Knows bytes and offsets. At no time is more in memory than one chunk of a tensor, or one quantised
+weight.
 """
 
 from __future__ import annotations
@@ -48,9 +49,13 @@ def write_weights(plan: WeightPlan, path: Path, advance: Advance) -> str:
         return file.digest.hexdigest()
 
 
-def write_embedding(checkpoint: Checkpoint, info: TensorInfo, path: Path, advance: Advance) -> tuple[str, int]:
-    """Write a table [vocab, hidden] as the safetensors file that the runtime maps; returns (sha256, offset of the
-    table's first byte). The header is padded to a page so that a graph may point into the file."""
+def write_embedding(
+    checkpoint: Checkpoint, info: TensorInfo, path: Path, advance: Advance
+) -> tuple[str, int]:
+    """Write a table [vocab, hidden] as the safetensors file that the runtime maps; returns (sha256,
+    offset of the table's first byte). The header is padded to a page so that a graph may point into
+    the file.
+    """
     entry = {
         "dtype": SAFETENSORS_DTYPES[info.dtype],
         "shape": list(info.shape),

@@ -1,7 +1,8 @@
-"""Puts a family's parts together: into the whole graph of a role, or into one piece of it at a time.
+"""Puts a family's parts together: into the whole graph of a role, or into one piece of it at a
+time.
 
-The pieces let the exporter compute golden outputs layer by layer, in the memory of one layer, by the very definitions
-that make the whole graph. Knows no family.
+The pieces let the exporter compute golden outputs layer by layer, in the memory of one layer, by
+the very definitions that make the whole graph. Knows no family.
 """
 
 from __future__ import annotations
@@ -27,11 +28,14 @@ from edgespec.graphs.layers import LayerCache, StepInputs
 from edgespec.graphs.weights import WeightTable
 
 Inputs = dict[str, ir.Value]
-Memory = tuple[ir.Value, ...]  # what a layer leaves for later calls, in the order of `contract.memory_outputs`
+Memory = tuple[
+    ir.Value, ...
+]  # what a layer leaves for later calls, in the order of `contract.memory_outputs`
 
 
 class DecoderGraph(Protocol):
-    """A family's graph in three parts. `taps` are the hidden_states indices that a base emits; empty elsewhere."""
+    """A family's graph in three parts. `aux_layers` are the hidden_states indices that a base
+    emits; empty elsewhere."""
 
     @property
     def shape(self) -> GraphShape: ...
@@ -40,20 +44,25 @@ class DecoderGraph(Protocol):
     def table(self) -> WeightTable: ...
 
     @property
-    def taps(self) -> tuple[int, ...]: ...
+    def aux_layers(self) -> tuple[int, ...]: ...
 
     def stem(self, b: GraphBuilder, inputs: Inputs) -> ir.Value:
         """The residual stream [B, S, H] that the first layer reads."""
 
-    def layer(self, b: GraphBuilder, index: int, x: ir.Value, inputs: Inputs) -> tuple[ir.Value, Memory]: ...
+    def layer(
+        self, b: GraphBuilder, index: int, x: ir.Value, inputs: Inputs
+    ) -> tuple[ir.Value, Memory]: ...
 
-    def head(self, b: GraphBuilder, x: ir.Value, inputs: Inputs) -> tuple[ir.Value, ir.Value | None]:
+    def head(
+        self, b: GraphBuilder, x: ir.Value, inputs: Inputs
+    ) -> tuple[ir.Value, ir.Value | None]:
         """Logits [B, G, V] of the gathered rows, and the state that a draft recycles."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a graph that runs alone: a model with external weights, its inputs and outputs by name.
+    """A part of a graph that runs alone: a model with external weights, its inputs and outputs by
+    name.
 
     `fed` are further inputs: the quantised weights, as float32.
     """
@@ -64,7 +73,9 @@ class Piece:
 
 
 def step_inputs(inputs: Inputs) -> StepInputs:
-    return StepInputs(inputs["rope_cos"], inputs["rope_sin"], inputs["attention_mask"], inputs["write_indices"])
+    return StepInputs(
+        inputs["rope_cos"], inputs["rope_sin"], inputs["attention_mask"], inputs["write_indices"]
+    )
 
 
 def layer_cache(inputs: Inputs, index: int) -> LayerCache:
@@ -87,8 +98,8 @@ def whole(graph: DecoderGraph, plan: WeightPlan) -> tuple[ir.Model, GraphContrac
     tapped[graph.shape.num_layers] = x
     logits, recycled = graph.head(b, x, inputs)
     b.output(logits, specs["logits"])
-    if graph.taps:
-        recycled = b.op("Concat", *(tapped[t] for t in graph.taps), name="taps", axis=-1)
+    if graph.aux_layers:
+        recycled = b.op("Concat", *(tapped[t] for t in graph.aux_layers), name="taps", axis=-1)
     if recycled is not None:
         b.output(recycled, specs["hidden_states"])
     for spec, value in kept:
@@ -98,7 +109,11 @@ def whole(graph: DecoderGraph, plan: WeightPlan) -> tuple[ir.Model, GraphContrac
 
 def stem_piece(graph: DecoderGraph, plan: WeightPlan) -> Piece:
     b = GraphBuilder("stem", plan, feeds_weights=True)
-    inputs = {spec.name: b.input(spec) for spec in canonical_contract(graph.shape).inputs if spec.name in STEM_INPUTS}
+    inputs = {
+        spec.name: b.input(spec)
+        for spec in canonical_contract(graph.shape).inputs
+        if spec.name in STEM_INPUTS
+    }
     x = graph.stem(b, inputs)
     b.output(x, TensorSpec("x", "float32", ("B", "S", graph.shape.hidden_size)))
     return Piece(b.model(), tuple(inputs), b.fed)
@@ -111,8 +126,17 @@ NOT_A_LAYERS = ("gather_idx", "base_hidden", "draft_hidden", "use_base_hidden")
 def layer_piece(graph: DecoderGraph, plan: WeightPlan, index: int) -> Piece:
     """x, memory -> x_out, memory, of layer `index`."""
     b = GraphBuilder(f"layer{index}", plan, feeds_weights=True)
-    others = {spec.name for i in range(graph.shape.num_layers) if i != index for spec in memory_inputs(graph.shape, i)}
-    specs = [s for s in canonical_contract(graph.shape).inputs if s.name not in others and s.name not in NOT_A_LAYERS]
+    others = {
+        spec.name
+        for i in range(graph.shape.num_layers)
+        if i != index
+        for spec in memory_inputs(graph.shape, i)
+    }
+    specs = [
+        s
+        for s in canonical_contract(graph.shape).inputs
+        if s.name not in others and s.name not in NOT_A_LAYERS
+    ]
     inputs = {spec.name: b.input(spec) for spec in specs}
     x = b.input(TensorSpec("x", "float32", ("B", "S", graph.shape.hidden_size)))
     out, memory = graph.layer(b, index, x, inputs)

@@ -1,6 +1,8 @@
-"""A thin face over onnx-ir: readable node names, typed inputs, and weights that stay where they are until written.
+"""A thin face over onnx-ir: readable node names, typed inputs, and weights that stay where they are
+until written.
 
-Knows ONNX values and nodes. Knows no model: what a layer is stands in `layers` and in the families' files.
+Knows ONNX values and nodes. Knows no model: what a layer is stands in `layers` and in the families'
+files.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ DTYPES = {
 
 
 class TensorSource(Protocol):
-    """Who writes a tensor's bytes when it is asked: a checkpoint, or what packs a quantised weight anew."""
+    """Who writes a tensor's bytes when it is asked: a checkpoint, or what packs a quantised weight
+    anew."""
 
     def write_to(self, name: str, fh: ByteSink) -> None: ...
 
@@ -52,7 +55,8 @@ class Weight:
 
 @dataclass
 class WeightPlan:
-    """Where each weight will stand in the external data file. One plan serves a graph and the pieces of it."""
+    """Where each weight will stand in the external data file. One plan serves a graph and the
+    pieces of it."""
 
     location: str
     weights: dict[str, Weight] = field(default_factory=dict)
@@ -77,8 +81,9 @@ class WeightPlan:
 class GraphBuilder:
     """Collects the nodes of one graph.
 
-    With `feeds_weights`, quantised weights are not in the graph: they are inputs of it, in float32, whose values are
-    collected in `fed`. So a piece runs where an engine lacks their types, and no protobuf holds them.
+    With `feeds_weights`, quantised weights are not in the graph: they are inputs of it, in float32,
+    whose values are collected in `fed`. So a piece runs where an engine lacks their types, and no
+    protobuf holds them.
     """
 
     def __init__(self, name: str, plan: WeightPlan, *, feeds_weights: bool = False) -> None:
@@ -118,19 +123,30 @@ class GraphBuilder:
         self.nodes.append(node)
         return node.outputs[0]
 
-    def split(self, x: ir.Value, sizes: Sequence[int], axis: int, name: str) -> tuple[ir.Value, ...]:
+    def split(
+        self, x: ir.Value, sizes: Sequence[int], axis: int, name: str
+    ) -> tuple[ir.Value, ...]:
         """Parts of so many entries along an axis."""
-        node = ir.node("Split", [x, self.shape(*sizes)], {"axis": axis}, num_outputs=len(sizes), name=name)
+        node = ir.node(
+            "Split", [x, self.shape(*sizes)], {"axis": axis}, num_outputs=len(sizes), name=name
+        )
         return self.parts(node)
 
     def halves(self, x: ir.Value, axis: int, name: str) -> tuple[ir.Value, ...]:
         """Both halves along an axis of even, perhaps symbolic length."""
-        return self.parts(ir.node("Split", [x], {"axis": axis, "num_outputs": 2}, num_outputs=2, name=name))
+        return self.parts(
+            ir.node("Split", [x], {"axis": axis, "num_outputs": 2}, num_outputs=2, name=name)
+        )
 
     def loop(
-        self, times: ir.Value, start: ir.Value, body: Callable[[ir.Value, ir.Value], ir.Value], name: str
+        self,
+        times: ir.Value,
+        start: ir.Value,
+        body: Callable[[ir.Value, ir.Value], ir.Value],
+        name: str,
     ) -> ir.Value:
-        """`body(round, value)` as often as `times` says, beginning with `start`; its nodes may read values outside."""
+        """`body(round, value)` as often as `times` says, beginning with `start`; its nodes may read
+        values outside."""
         spec = TensorSpec(f"{name}/round", "int64", ())
         round_, going = typed(ir.Value(name=spec.name), spec), ir.Value(name=f"{name}/going")
         typed(going, TensorSpec(f"{name}/going", "bool", ()))
@@ -153,7 +169,10 @@ class GraphBuilder:
         if name not in self.initializers:
             tensor = ir.tensor(array, name=name)
             self.initializers[name] = ir.Value(
-                name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
+                name=name,
+                shape=ir.Shape(array.shape),
+                type=ir.TensorType(tensor.dtype),
+                const_value=tensor,
             )
         return self.initializers[name]
 
@@ -165,8 +184,12 @@ class GraphBuilder:
         if name not in self.initializers:
             info = weight.info
             shape, dtype = ir.Shape(info.shape), DTYPES[info.dtype]
-            tensor = ir.ExternalTensor(weight.location, weight.offset, info.num_bytes, dtype, shape=shape, name=name)
-            self.initializers[name] = ir.Value(name=name, shape=shape, type=ir.TensorType(dtype), const_value=tensor)
+            tensor = ir.ExternalTensor(
+                weight.location, weight.offset, info.num_bytes, dtype, shape=shape, name=name
+            )
+            self.initializers[name] = ir.Value(
+                name=name, shape=shape, type=ir.TensorType(dtype), const_value=tensor
+            )
         return self.initializers[name]
 
     def feed(self, name: str, array: NDArray[np.float32]) -> ir.Value:

@@ -1,4 +1,5 @@
-"""Llama, Mistral, Qwen2, Qwen3 and Qwen3.5: one decoder, told apart by biases, norms, gates and kinds of layers.
+"""Llama, Mistral, Qwen2, Qwen3 and Qwen3.5: one decoder, told apart by biases, norms, gates and
+kinds of layers.
 
 Knows the tensors of these checkpoints and the canonical graph made of them.
 """
@@ -22,9 +23,13 @@ from edgespec.graphs.linear import linear
 from edgespec.graphs.weights import WeightTable
 
 EMBEDDING = "model.embed_tokens.weight"
-MULTIMODAL = "model.language_model."  # where a model that also sees has its text part; elsewhere it is under `model.`
+# where a model that also sees has its text part; elsewhere it is under `model.`
+MULTIMODAL = "model.language_model."
 NOT_TEXT = ("model.visual.", "mtp.")  # parts of such a checkpoint that its decoder does not need
-IGNORED = ("rotary_emb.inv_freq", "self_attn.rotary_emb.inv_freq")  # buffers that old checkpoints carry
+IGNORED = (
+    "rotary_emb.inv_freq",
+    "self_attn.rotary_emb.inv_freq",
+)  # buffers that old checkpoints carry
 
 
 def is_recurrent(config: DecoderConfig, layer: int) -> bool:
@@ -38,8 +43,11 @@ def recurrent_tensors(config: DecoderConfig, prefix: str) -> dict[str, tuple[int
     return kept | delta_net.tensors(config, f"{prefix}.linear_attn")
 
 
-def layer_tensors(config: DecoderConfig, prefix: str, attention_in: int | None = None) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of one ordinary layer's tensors; `attention_in` is the width that q, k and v read."""
+def layer_tensors(
+    config: DecoderConfig, prefix: str, attention_in: int | None = None
+) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of one ordinary layer's tensors; `attention_in` is the width that q, k and v
+    read."""
     hidden, inner = config.hidden_size, config.intermediate_size
     wide = attention_in or hidden
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -66,7 +74,10 @@ def layer_tensors(config: DecoderConfig, prefix: str, attention_in: int | None =
 def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Name -> shape of everything that a checkpoint of this configuration holds."""
     hidden = config.decoder.hidden_size
-    tensors: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, hidden), "model.norm.weight": (hidden,)}
+    tensors: dict[str, tuple[int, ...]] = {
+        EMBEDDING: (config.vocab_size, hidden),
+        "model.norm.weight": (hidden,),
+    }
     for i in range(config.decoder.num_layers):
         make = recurrent_tensors if is_recurrent(config.decoder, i) else layer_tensors
         tensors |= make(config.decoder, f"model.layers.{i}")
@@ -76,7 +87,8 @@ def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def ignorable(config: ModelConfig, checkpoint: Checkpoint) -> set[str]:
-    """Tensors that may stand there and are not needed: rotary buffers, and the stored copy of a tied head."""
+    """Tensors that may stand there and are not needed: rotary buffers, and the stored copy of a
+    tied head."""
     names = {name for name in checkpoint.tensors if name.endswith(IGNORED)}
     if config.decoder.layer_kinds:
         names |= {name for name in checkpoint.tensors if name.startswith(NOT_TEXT)}
@@ -86,22 +98,33 @@ def ignorable(config: ModelConfig, checkpoint: Checkpoint) -> set[str]:
 def stored_name(name: str, checkpoint: Checkpoint) -> str:
     """Where the tensor of an own name, or a Linear, stands in a checkpoint."""
     multimodal = f"{MULTIMODAL}embed_tokens.weight" in checkpoint.tensors
-    return MULTIMODAL + name.removeprefix("model.") if multimodal and name.startswith("model.") else name
+    return (
+        MULTIMODAL + name.removeprefix("model.")
+        if multimodal and name.startswith("model.")
+        else name
+    )
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """The graph of a base. It decodes plainly; with `taps`, or with `emits_final`, it verifies drafts and emits what
-    they read: the residual stream at those places, or the state after the last norm (MTP)."""
+    """The graph of a base. It decodes plainly; with `aux_layers`, or with `emits_final`, it
+    verifies drafts and emits what they read: the residual stream at those places, or the state
+    after the last norm (MTP).
+    """
 
     config: ModelConfig
     table: WeightTable
-    taps: tuple[int, ...] = ()
+    aux_layers: tuple[int, ...] = ()
     emits_final: bool = False
 
     @classmethod
     def open(
-        cls, checkpoint: Checkpoint, config: ModelConfig, taps: tuple[int, ...] = (), *, emits_final: bool = False
+        cls,
+        checkpoint: Checkpoint,
+        config: ModelConfig,
+        aux_layers: tuple[int, ...] = (),
+        *,
+        emits_final: bool = False,
     ) -> Decoder:
         expected, quantization = expected_tensors(config), read_quantization(checkpoint)
         stored = {name: stored_name(name, checkpoint) for name in expected}
@@ -109,25 +132,34 @@ class Decoder:
         check_tensors(there, checkpoint, ignorable(config, checkpoint), quantization)
         if config.tied_head:
             stored["lm_head.weight"] = stored[EMBEDDING]
-        return cls(config, WeightTable(checkpoint, stored, quantization=quantization), taps, emits_final)
+        return cls(
+            config,
+            WeightTable(checkpoint, stored, quantization=quantization),
+            aux_layers,
+            emits_final,
+        )
 
     @property
     def shape(self) -> GraphShape:
         decoder = self.config.decoder
         recurrent = tuple(i for i in range(decoder.num_layers) if is_recurrent(decoder, i))
-        emitted = len(self.taps) + self.emits_final
+        emitted = len(self.aux_layers) + self.emits_final
         return graph_shape(
             decoder,
             Role.BASE if emitted else Role.LLM,
             vocab_size=self.config.vocab_size,
             features=emitted * decoder.hidden_size,
-            recurrent=delta_net.recurrent_shape(decoder.linear, recurrent) if decoder.linear else None,
+            recurrent=delta_net.recurrent_shape(decoder.linear, recurrent)
+            if decoder.linear
+            else None,
         )
 
     def stem(self, b: GraphBuilder, inputs: Inputs) -> ir.Value:
         return inputs["inputs_embeds"]
 
-    def layer(self, b: GraphBuilder, index: int, x: ir.Value, inputs: Inputs) -> tuple[ir.Value, Memory]:
+    def layer(
+        self, b: GraphBuilder, index: int, x: ir.Value, inputs: Inputs
+    ) -> tuple[ir.Value, Memory]:
         config, weight, name = self.config.decoder, f"model.layers.{index}", f"layers.{index}"
         if is_recurrent(config, index):
             return self.recurrent_layer(b, index, x, inputs, weight, name)
@@ -144,16 +176,31 @@ class Decoder:
         rows = delta_net.rows_of_call(b, inputs["tree_mask"], config.linear.conv_kernel)
         normed = norm(b, self.table, config, x, f"{weight}.input_layernorm", f"{name}/input_norm")
         mixed, left = delta_net.delta_net(
-            b, self.table, config, normed, rows, memory, f"{weight}.linear_attn", f"{name}/linear_attn"
+            b,
+            self.table,
+            config,
+            normed,
+            rows,
+            memory,
+            f"{weight}.linear_attn",
+            f"{name}/linear_attn",
         )
         x = b.op("Add", x, mixed, name=f"{name}/linear_attn_residual")
-        return feed_forward(b, self.table, config, x, weight, name), (left.conv, left.state, left.rows)
+        return feed_forward(b, self.table, config, x, weight, name), (
+            left.conv,
+            left.state,
+            left.rows,
+        )
 
-    def head(self, b: GraphBuilder, x: ir.Value, inputs: Inputs) -> tuple[ir.Value, ir.Value | None]:
+    def head(
+        self, b: GraphBuilder, x: ir.Value, inputs: Inputs
+    ) -> tuple[ir.Value, ir.Value | None]:
         config = self.config.decoder
         if self.emits_final:
             x = norm(b, self.table, config, x, "model.norm", "norm")
             rows = gather_rows(b, x, inputs["gather_idx"])
         else:
-            rows = norm(b, self.table, config, gather_rows(b, x, inputs["gather_idx"]), "model.norm", "norm")
+            rows = norm(
+                b, self.table, config, gather_rows(b, x, inputs["gather_idx"]), "model.norm", "norm"
+            )
         return linear(b, self.table, rows, "lm_head", "lm_head"), x if self.emits_final else None

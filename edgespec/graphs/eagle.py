@@ -1,7 +1,8 @@
-"""The EAGLE-3 draft (arXiv 2503.01840): taps fused by `fc`, a first layer that reads embedding and state side by side.
+"""The EAGLE-3 draft (arXiv 2503.01840): taps fused by `fc`, a first layer that reads embedding and
+state side by side.
 
-Knows the tensors of every published flavour and the canonical graph made of them. How drafts are searched stands in
-`runtime/drafters`.
+Knows the tensors of every published layout and the canonical graph made of them. How drafts are
+searched stands in `runtime/drafters`.
 """
 
 from __future__ import annotations
@@ -39,15 +40,18 @@ MAPS = ("d2t", "t2d")  # vocabulary maps: read by `checkpoint.detect.read_d2t`, 
 def expected_tensors(config: DraftConfig) -> dict[str, tuple[int, ...]]:
     """Own name -> shape; own names are those of ModelOpt and speculators (`layers.0.*`)."""
     layer, hidden = config.decoder, config.decoder.hidden_size
-    taps = config.num_taps * config.target_hidden_size
-    tensors: dict[str, tuple[int, ...]] = {"fc.weight": (hidden, taps), "norm.weight": (hidden,)}
+    width = config.num_aux_layers * config.target_hidden_size
+    tensors: dict[str, tuple[int, ...]] = {"fc.weight": (hidden, width), "norm.weight": (hidden,)}
     tensors |= layer_tensors(config) | {"layers.0.hidden_norm.weight": (hidden,)}
     for i in range(1, layer.num_layers):
         tensors |= decoder.layer_tensors(layer, f"layers.{i}")
     if config.norm_before_fc:
-        tensors["input_norm.weight"] = (taps,)
+        tensors["input_norm.weight"] = (width,)
     if config.fc_norm:
-        tensors |= {f"fc_norm.{i}.weight": (config.target_hidden_size,) for i in range(config.num_taps)}
+        tensors |= {
+            f"fc_norm.{i}.weight": (config.target_hidden_size,)
+            for i in range(config.num_aux_layers)
+        }
     if config.own_head:
         tensors["lm_head.weight"] = (config.draft_vocab_size, hidden)
     if config.own_embedding:
@@ -60,7 +64,8 @@ def layer_tensors(config: DraftConfig) -> dict[str, tuple[int, ...]]:
 
 
 def stored_names(expected: dict[str, tuple[int, ...]], checkpoint: Checkpoint) -> dict[str, str]:
-    """Own name -> name on disk: the first layer may stand under `midlayer.`, everything under `model.`."""
+    """Own name -> name on disk: the first layer may stand under `midlayer.`, everything under
+    `model.`."""
     names = {}
     for name in expected:
         spellings = [name, name.replace("layers.0.", "midlayer.", 1)]
@@ -77,15 +82,22 @@ class Eagle3Draft:
 
     config: DraftConfig
     table: WeightTable
-    taps: tuple[int, ...] = ()  # a draft emits its own state, no taps
+    aux_layers: tuple[int, ...] = ()  # a draft emits its own state, no taps
 
     @classmethod
-    def open(cls, checkpoint: Checkpoint, config: DraftConfig, base: decoder.Decoder | None = None) -> Eagle3Draft:
+    def open(
+        cls, checkpoint: Checkpoint, config: DraftConfig, base: decoder.Decoder | None = None
+    ) -> Eagle3Draft:
         expected = expected_tensors(config)
         stored = stored_names(expected, checkpoint)
         maps = {name for name in checkpoint.tensors if name.removeprefix("model.") in MAPS}
         quantization = read_quantization(checkpoint)
-        check_tensors({stored[name]: shape for name, shape in expected.items()}, checkpoint, maps, quantization)
+        check_tensors(
+            {stored[name]: shape for name, shape in expected.items()},
+            checkpoint,
+            maps,
+            quantization,
+        )
         borrowed = {} if config.own_head else {"lm_head.weight": borrowed_head(config, base)}
         return cls(config, WeightTable(checkpoint, stored, borrowed, quantization))
 
@@ -97,59 +109,89 @@ class Eagle3Draft:
             Role.DRAFT,
             vocab_size=self.config.draft_vocab_size,
             features=layer.hidden_size,
-            base_features=self.config.num_taps * self.config.target_hidden_size,
+            base_features=self.config.num_aux_layers * self.config.target_hidden_size,
         )
 
     def stem(self, b: GraphBuilder, inputs: Inputs) -> ir.Value:
-        """The fused taps, or the draft's own last state: an explicit flag decides, never a shape."""
+        """The fused taps, or the draft's own last state: an explicit flag decides, never a
+        shape."""
         before = len(b.nodes)
         fused = self.fuse(b, inputs["base_hidden"])
         fuse_nodes, b.nodes[before:] = b.nodes[before:], []
         kept = b.op("Identity", inputs["draft_hidden"], name="fuse/draft")
         keep_nodes = [b.nodes.pop()]
         return b.op(
-            "If", inputs["use_base_hidden"], name="fuse/choose",
-            then_branch=branch("fuse_base", fuse_nodes, fused), else_branch=branch("keep_draft", keep_nodes, kept),
-        )  # fmt: skip
+            "If",
+            inputs["use_base_hidden"],
+            name="fuse/choose",
+            then_branch=branch("fuse_base", fuse_nodes, fused),
+            else_branch=branch("keep_draft", keep_nodes, kept),
+        )
 
-    def fuse(self, b: GraphBuilder, taps: ir.Value) -> ir.Value:
+    def fuse(self, b: GraphBuilder, hidden: ir.Value) -> ir.Value:
         """[B, S, k*Ht] -> [B, S, Hd]."""
         eps = self.config.decoder.rms_norm_eps
         if self.config.norm_before_fc:
-            taps = rms_norm(b, self.table, taps, "input_norm", eps, "fuse/input_norm")
+            hidden = rms_norm(b, self.table, hidden, "input_norm", eps, "fuse/input_norm")
         if self.config.fc_norm:
             width = self.config.target_hidden_size
             slices = [
-                b.op("Slice", taps, b.shape(i * width), b.shape((i + 1) * width), b.shape(2), name=f"fuse/tap.{i}")
-                for i in range(self.config.num_taps)
+                b.op(
+                    "Slice",
+                    hidden,
+                    b.shape(i * width),
+                    b.shape((i + 1) * width),
+                    b.shape(2),
+                    name=f"fuse/tap.{i}",
+                )
+                for i in range(self.config.num_aux_layers)
             ]
             normed = [
-                rms_norm(b, self.table, s, f"fc_norm.{i}", eps, f"fuse/fc_norm.{i}") for i, s in enumerate(slices)
+                rms_norm(b, self.table, s, f"fc_norm.{i}", eps, f"fuse/fc_norm.{i}")
+                for i, s in enumerate(slices)
             ]
-            taps = b.op("Concat", *normed, name="fuse/taps", axis=-1)
-        return linear(b, self.table, taps, "fc", "fuse/fc")
+            hidden = b.op("Concat", *normed, name="fuse/taps", axis=-1)
+        return linear(b, self.table, hidden, "fc", "fuse/fc")
 
-    def layer(self, b: GraphBuilder, index: int, x: ir.Value, inputs: Inputs) -> tuple[ir.Value, Memory]:
+    def layer(
+        self, b: GraphBuilder, index: int, x: ir.Value, inputs: Inputs
+    ) -> tuple[ir.Value, Memory]:
         step, cache = step_inputs(inputs), layer_cache(inputs, index)
         run = self.first_layer if index == 0 else self.later_layer
         x, cache = run(b, f"layers.{index}", x, inputs["inputs_embeds"], step, cache)
         return x, (cache.key, cache.value)
 
     def later_layer(
-        self, b: GraphBuilder, name: str, x: ir.Value, embeds: ir.Value, step: StepInputs, cache: LayerCache
+        self,
+        b: GraphBuilder,
+        name: str,
+        x: ir.Value,
+        embeds: ir.Value,
+        step: StepInputs,
+        cache: LayerCache,
     ) -> tuple[ir.Value, LayerCache]:
         del embeds
         return decoder_layer(b, self.table, self.config.decoder, x, step, cache, name, name)
 
     def first_layer(
-        self, b: GraphBuilder, name: str, x: ir.Value, embeds: ir.Value, step: StepInputs, cache: LayerCache
+        self,
+        b: GraphBuilder,
+        name: str,
+        x: ir.Value,
+        embeds: ir.Value,
+        step: StepInputs,
+        cache: LayerCache,
     ) -> tuple[ir.Value, LayerCache]:
         config = self.config.decoder
         eps = config.rms_norm_eps
-        normed = rms_norm(b, self.table, embeds, f"{name}.input_layernorm", eps, f"{name}/input_norm")
+        normed = rms_norm(
+            b, self.table, embeds, f"{name}.input_layernorm", eps, f"{name}/input_norm"
+        )
         state = rms_norm(b, self.table, x, f"{name}.hidden_norm", eps, f"{name}/hidden_norm")
         wide = b.op("Concat", normed, state, name=f"{name}/embedding_and_state", axis=-1)
-        mixed, cache = attention(b, self.table, config, wide, step, cache, f"{name}.self_attn", f"{name}/attn")
+        mixed, cache = attention(
+            b, self.table, config, wide, step, cache, f"{name}.self_attn", f"{name}/attn"
+        )
         residual = state if self.config.norm_before_residual else x
         x = b.op("Add", residual, mixed, name=f"{name}/attn_residual")
         return feed_forward(b, self.table, config, x, name, name), cache
@@ -160,7 +202,9 @@ class Eagle3Draft:
             x = rms_norm(b, self.table, x, "norm", eps, "norm")
             rows = gather_rows(b, x, inputs["gather_idx"])
         else:
-            rows = rms_norm(b, self.table, gather_rows(b, x, inputs["gather_idx"]), "norm", eps, "norm")
+            rows = rms_norm(
+                b, self.table, gather_rows(b, x, inputs["gather_idx"]), "norm", eps, "norm"
+            )
         return linear(b, self.table, rows, "lm_head", "lm_head"), x
 
 
@@ -175,5 +219,7 @@ def borrowed_head(config: DraftConfig, base: decoder.Decoder | None) -> WeightTa
         wanted = (config.draft_vocab_size, config.decoder.hidden_size)
         there = (base.config.vocab_size, base.config.decoder.hidden_size)
         what = f"this draft has no lm_head and needs one of shape {wanted}; the base's is {there}"
-        raise PairingError(what, "Pass --base-model-dir with the base that the draft was trained for.")
+        raise PairingError(
+            what, "Pass --base-model-dir with the base that the draft was trained for."
+        )
     return base.table

@@ -1,9 +1,10 @@
-"""The head for multi-token prediction (MTP) of Qwen3.5: one decoder layer of full attention that is used again for
-every step, over the base's last state and the next token's embedding.
+"""The head for multi-token prediction (MTP) of Qwen3.5: one decoder layer of full attention that is
+used again for every step, over the base's last state and the next token's embedding.
 
-It keeps a draft's contract, so that EAGLE's search runs it as a chain: `base_hidden` is the base's state after its last
-norm, and what is recycled is the head's own after its norm, of the same width. Knows the tensors of the head, which
-stand in the base's checkpoint, and the canonical graph made of them.
+It keeps a draft's contract, so that EAGLE's search runs it as a chain: `base_hidden` is the base's
+state after its last norm, and what is recycled is the head's own after its norm, of the same width.
+Knows the tensors of the head, which stand in the base's checkpoint, and the canonical graph made of
+them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from edgespec.graphs.weights import WeightTable
 
 
 def layer_config(config: ModelConfig) -> DecoderConfig:
-    """The head's one layer: full attention in the base's own form, whatever the base's layers are."""
+    """The head's one layer: full attention in the base's own form, whatever the base's layers
+    are."""
     return replace(config.decoder, num_layers=1, layer_kinds=(), linear=None)
 
 
@@ -37,18 +39,24 @@ class MtpDraft:
 
     config: ModelConfig  # of the base
     table: WeightTable
-    taps: tuple[int, ...] = ()  # a draft emits its own state, no taps
+    aux_layers: tuple[int, ...] = ()  # a draft emits its own state, no taps
 
     @classmethod
     def open(cls, checkpoint: Checkpoint, config: ModelConfig) -> MtpDraft:
-        """Raises UnsupportedModel where the checkpoint has no head of this form, CheckpointError for a damaged one."""
+        """Raises UnsupportedModel where the checkpoint has no head of this form, CheckpointError
+        for a damaged one."""
         own, quantization = mtp_head(checkpoint, config), read_quantization(checkpoint)
         base = decoder.Decoder.open(checkpoint, config)
-        expected = {base.table.stored[name]: shape for name, shape in decoder.expected_tensors(config).items()}
+        expected = {
+            base.table.stored[name]: shape
+            for name, shape in decoder.expected_tensors(config).items()
+        }
         others = {name for name in checkpoint.tensors if not name.startswith(ROOT)}
         check_tensors(expected | own, checkpoint, others, quantization)
         borrowed = {"lm_head.weight": base.table}
-        return cls(config, WeightTable(checkpoint, {name: name for name in own}, borrowed, quantization))
+        return cls(
+            config, WeightTable(checkpoint, {name: name for name in own}, borrowed, quantization)
+        )
 
     @property
     def shape(self) -> GraphShape:
@@ -64,9 +72,17 @@ class MtpDraft:
     def stem(self, b: GraphBuilder, inputs: Inputs) -> ir.Value:
         """fc over embedding and state, each normed, the embedding first."""
         state = self.state(b, inputs)
-        embeds = norm(b, self.table, self.config.decoder, inputs["inputs_embeds"], "mtp.pre_fc_norm_embedding",
-                      "fuse/embedding_norm")  # fmt: skip
-        state = norm(b, self.table, self.config.decoder, state, "mtp.pre_fc_norm_hidden", "fuse/state_norm")
+        embeds = norm(
+            b,
+            self.table,
+            self.config.decoder,
+            inputs["inputs_embeds"],
+            "mtp.pre_fc_norm_embedding",
+            "fuse/embedding_norm",
+        )
+        state = norm(
+            b, self.table, self.config.decoder, state, "mtp.pre_fc_norm_hidden", "fuse/state_norm"
+        )
         wide = b.op("Concat", embeds, state, name="fuse/embedding_and_state", axis=-1)
         return linear(b, self.table, wide, "mtp.fc", "fuse/fc")
 
@@ -77,13 +93,21 @@ class MtpDraft:
             value = b.op("Identity", inputs[name], name=f"fuse/{name}")
             sides.append(branch(name, [b.nodes.pop()], value))
         base, own = sides
-        return b.op("If", inputs["use_base_hidden"], name="fuse/choose", then_branch=base, else_branch=own)
+        return b.op(
+            "If", inputs["use_base_hidden"], name="fuse/choose", then_branch=base, else_branch=own
+        )
 
-    def layer(self, b: GraphBuilder, index: int, x: ir.Value, inputs: Inputs) -> tuple[ir.Value, Memory]:
+    def layer(
+        self, b: GraphBuilder, index: int, x: ir.Value, inputs: Inputs
+    ) -> tuple[ir.Value, Memory]:
         step, cache = step_inputs(inputs), layer_cache(inputs, index)
-        x, cache = decoder_layer(b, self.table, layer_config(self.config), x, step, cache, LAYER, f"layers.{index}")
+        x, cache = decoder_layer(
+            b, self.table, layer_config(self.config), x, step, cache, LAYER, f"layers.{index}"
+        )
         return x, (cache.key, cache.value)
 
     def head(self, b: GraphBuilder, x: ir.Value, inputs: Inputs) -> tuple[ir.Value, ir.Value]:
         x = norm(b, self.table, self.config.decoder, x, "mtp.norm", "norm")
-        return linear(b, self.table, gather_rows(b, x, inputs["gather_idx"]), "lm_head", "lm_head"), x
+        return linear(
+            b, self.table, gather_rows(b, x, inputs["gather_idx"]), "lm_head", "lm_head"
+        ), x

@@ -1,7 +1,9 @@
-"""A quantised weight as the canonical graph holds it: which tensors, in which order of axes, in which types.
+"""A quantised weight as the canonical graph holds it: which tensors, in which order of axes, in
+which types.
 
-Knows the layouts that TensorRT documents for DequantizeLinear. Knows no nodes (those are in `linear`) and no files of
-checkpoints: weights come from checkpoint/layouts in one form, whoever wrote them.
+Knows the layouts that TensorRT documents for DequantizeLinear. Knows no nodes (those are in
+`linear`) and no files of checkpoints: weights come from checkpoint/layouts in one form, whoever
+wrote them.
 """
 
 from __future__ import annotations
@@ -30,9 +32,9 @@ _SMALL_SCALES = ("float8_e4m3fn", "float8_e8m0fnu")  # of nvfp4 and mxfp8; all o
 class Packing:
     """The tensors of one Linear, made when they are asked for.
 
-    Codes stand as [in, out], FP4 as [out, in] (TensorRT's form of it). Scales are above zero, as TensorRT demands: a
-    block whose scale is zero gets the scale 1 and codes that are zero.
-    Raises UnsupportedModel, naming the layer, for what the canonical graph has no form for.
+    Codes stand as [in, out], FP4 as [out, in] (TensorRT's form of it). Scales are above zero, as
+    TensorRT demands: a block whose scale is zero gets the scale 1 and codes that are zero. Raises
+    UnsupportedModel, naming the layer, for what the canonical graph has no form for.
     """
 
     weight: QuantizedWeight
@@ -41,12 +43,15 @@ class Packing:
         weight, in_features = self.weight, self.weight.shape[1]
         if not weight.symmetric:
             raise UnsupportedModel(
-                f"{weight.name} is quantised with zero points; this version exports symmetric weights alone.",
-                "Give a symmetric checkpoint (GPTQ with sym, or one made by ModelOpt), or the original weights.",
+                f"{weight.name} is quantised with zero points; this version exports symmetric"
+                " weights alone.",
+                "Give a symmetric checkpoint (GPTQ with sym, or one made by ModelOpt), or the"
+                " original weights.",
             )
         if self.sharing == "block" and in_features % weight.block[1]:
             raise UnsupportedModel(
-                f"{weight.name} has {in_features} inputs, which is no multiple of its blocks of {weight.block[1]}.",
+                f"{weight.name} has {in_features} inputs, which is no multiple of its blocks of"
+                f" {weight.block[1]}.",
                 "Give a checkpoint that leaves this layer unquantised, or one of another scheme.",
             )
 
@@ -92,7 +97,9 @@ class Packing:
         """A part in the shape and type of its `info`; four-bit codes one to a byte."""
         match part:
             case "weight":
-                return np.ascontiguousarray(self._codes() if self.rows_are_outputs else self._codes().T)
+                return np.ascontiguousarray(
+                    self._codes() if self.rows_are_outputs else self._codes().T
+                )
             case "weight_scale":
                 return self._scales()
             case "pre_quant_scale":
@@ -134,12 +141,14 @@ class Packing:
         return np.ascontiguousarray(scales if self.rows_are_outputs else scales.T)
 
     def _scale_rows(self) -> NDArray[Any]:
-        """[out, blocks]: what several rows share is repeated, since DequantizeLinear knows blocks of one axis."""
+        """[out, blocks]: what several rows share is repeated, since DequantizeLinear knows blocks
+        of one axis."""
         return np.repeat(self.weight.scales, self.weight.block[0], axis=0)[: self.weight.shape[0]]
 
 
 class PackingSource:
-    """Writes the parts of a checkpoint's quantised weights. Holds the one weight that was read last."""
+    """Writes the parts of a checkpoint's quantised weights. Holds the one weight that was read
+    last."""
 
     def __init__(self, checkpoint: Checkpoint, quantization: Quantization | None) -> None:
         self.checkpoint, self.quantization = checkpoint, quantization
@@ -165,7 +174,8 @@ class PackingSource:
 
 
 def stored_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """Little-endian bytes as ONNX stores them: of two four-bit values the first is in the low half."""
+    """Little-endian bytes as ONNX stores them: of two four-bit values the first is in the low
+    half."""
     flat = array.reshape(-1).view(np.uint8)
     if array.dtype.name not in _FOUR_BITS:
         return flat

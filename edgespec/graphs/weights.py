@@ -1,8 +1,8 @@
 """Which stored tensor serves which weight of a graph.
 
-Knows names and shapes. A graph asks by its own names; the table knows under which name, and in which checkpoint, the
-tensor stands (a draft may borrow its head from the base). A tensor that nobody asks for is an error elsewhere, in
-`checkpoint.detect.check_tensors`.
+Knows names and shapes. A graph asks by its own names; the table knows under which name, and in
+which checkpoint, the tensor stands (a draft may borrow its head from the base). A tensor that
+nobody asks for is an error elsewhere, in `checkpoint.detect.check_tensors`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from edgespec.graphs.packing import Packing, PackingSource, Part
 
 @dataclass(frozen=True)
 class WeightTable:
-    """Own name -> stored name in `checkpoint`; what is in `borrowed` stands in another table under the same name."""
+    """Own name -> stored name in `checkpoint`; what is in `borrowed` stands in another table under
+    the same name."""
 
     checkpoint: Checkpoint
     stored: Mapping[str, str]
@@ -35,15 +36,22 @@ class WeightTable:
         return name in self.stored or name in self.borrowed
 
     def source(self, name: str) -> tuple[Checkpoint, str]:
-        return self.borrowed[name].source(name) if name in self.borrowed else (self.checkpoint, self.stored[name])
+        return (
+            self.borrowed[name].source(name)
+            if name in self.borrowed
+            else (self.checkpoint, self.stored[name])
+        )
 
     def value(self, builder: GraphBuilder, name: str) -> ir.Value:
         """The weight as a graph value in its stored dtype, placed in the builder's plan."""
         checkpoint, stored = self.source(name)
-        return builder.weight(builder.plan.place(name, checkpoint, checkpoint.tensors[stored]), name)
+        return builder.weight(
+            builder.plan.place(name, checkpoint, checkpoint.tensors[stored]), name
+        )
 
     def packing(self, linear: str) -> Packing | None:
-        """The weight of a Linear as the graph is to hold it; None where it is not quantised. Reads it."""
+        """The weight of a Linear as the graph is to hold it; None where it is not quantised. Reads
+        it."""
         name = f"{linear}.weight"
         if name in self.borrowed:
             return self.borrowed[name].packing(linear)
@@ -52,5 +60,9 @@ class WeightTable:
     def part(self, builder: GraphBuilder, linear: str, packing: Packing, part: Part) -> ir.Value:
         """One tensor of a quantised weight as a graph value, placed in the builder's plan."""
         name = f"{linear}.{part}"
-        source = self.borrowed[f"{linear}.weight"].packed if f"{linear}.weight" in self.borrowed else self.packed
+        source = (
+            self.borrowed[f"{linear}.weight"].packed
+            if f"{linear}.weight" in self.borrowed
+            else self.packed
+        )
         return builder.weight(builder.plan.place(name, source, packing.info(part)), name)

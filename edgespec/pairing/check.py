@@ -1,6 +1,8 @@
-"""Whether base and draft belong together, from JSON and the headers of their weights: a table of checks per method.
+"""Whether base and draft belong together, from JSON and the headers of their weights: a table of
+checks per method.
 
-Knows the order of the checks. What each looks at stands in `tokens`, `fit` and `habits`.
+Knows the order of the checks. What each looks at stands in `tokens`, `fit` and
+`acceptance_warnings`.
 """
 
 from __future__ import annotations
@@ -13,11 +15,11 @@ from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import Checkpoint, open_checkpoint
 from edgespec.config import DFlashConfig, DraftConfig, DraftKind, ModelConfig
 from edgespec.errors import CheckpointError, EdgeSpecError, PairingError, UnsupportedModel
-from edgespec.pairing import fit, habits, tokens
+from edgespec.pairing import acceptance_warnings, fit, tokens
+from edgespec.pairing.check_result import CheckResult, Report
 from edgespec.pairing.pair import Pair
-from edgespec.pairing.verdicts import Report, Verdict
 
-Check = Callable[[Pair], Iterator[Verdict]]
+Check = Callable[[Pair], Iterator[CheckResult]]
 
 
 class Progress(Protocol):
@@ -43,53 +45,63 @@ _COMMON: tuple[tuple[str, Check], ...] = (
     ("tokenizer", tokens.tokenizer),
     ("vocabulary", fit.vocabulary),
     ("hidden size", fit.hidden_size),
-    ("taps", fit.taps),
+    ("taps", fit.aux_layers),
     ("embedding", fit.embedding),
     ("head", fit.head),
     ("d2t", tokens.coverage),
-    ("RoPE", habits.rope),
-    ("quantisation", habits.quantisation),
+    ("RoPE", acceptance_warnings.rope),
+    ("quantisation", acceptance_warnings.quantisation),
 )
 # What is looked at, in this order
 CHECKS: dict[DraftKind, tuple[tuple[str, Check], ...]] = {
     DraftKind.EAGLE3: _COMMON,
     DraftKind.DFLASH: (
         *_COMMON,
-        ("block", habits.block),
+        ("block", acceptance_warnings.block),
         ("mask token", tokens.mask_token),
-        ("thinking", habits.thinking),
+        ("thinking", acceptance_warnings.thinking),
     ),
     DraftKind.MTP: (
         ("whole", fit.whole),
         ("head", fit.mtp),
         ("tokenizer", tokens.tokenizer),
-        ("quantisation", habits.quantisation),
+        ("quantisation", acceptance_warnings.quantisation),
     ),
 }
 
 
 def check(
-    base: str, draft: str | None, *, aux_layers: tuple[int, ...] | None = None, allow_pickle: bool = False,
-    probe_text: str | None = None, progress: Progress | None = None,
-) -> Report:  # fmt: skip
+    base: str,
+    draft: str | None,
+    *,
+    aux_layers: tuple[int, ...] | None = None,
+    allow_pickle: bool = False,
+    probe_text: str | None = None,
+    progress: Progress | None = None,
+) -> Report:
     """Look at a base and a draft; without a draft, at the base's own MTP head.
 
-    With a `probe_text` what fits is also run on it. What is wrong is told in the report. Raises CheckpointError only
-    where a directory cannot be opened, and RequestError for a text that is too short.
+    With a `probe_text` what fits is also run on it. What is wrong is told in the report. Raises
+    CheckpointError only where a directory cannot be opened, and RequestError for a text that is too
+    short.
     """
     first = open_checkpoint(base, allow_pickle=allow_pickle)
     second = open_checkpoint(draft, allow_pickle=allow_pickle) if draft is not None else None
-    verdicts: list[Verdict] = []
-    model = _base(first, verdicts)
-    config = _draft(second, verdicts) if second is not None else None
+    results: list[CheckResult] = []
+    model = _base(first, results)
+    config = _draft(second, results) if second is not None else None
     kind = DraftKind.MTP if second is None else config.kind if config is not None else None
     if model is not None and kind is not None:
         pair = Pair(first, model, second, config, aux_layers)
         for topic, look in CHECKS[kind]:
-            verdicts += _told(topic, look, pair)
-        report = Report(kind, tuple(verdicts))
-        return report if probe_text is None else _probed(pair, report, probe_text, progress or Silent())
-    return Report(kind or "", tuple(verdicts))
+            results += _told(topic, look, pair)
+        report = Report(kind, tuple(results))
+        return (
+            report
+            if probe_text is None
+            else _probed(pair, report, probe_text, progress or Silent())
+        )
+    return Report(kind or "", tuple(results))
 
 
 def _probed(pair: Pair, report: Report, text: str, progress: Progress) -> Report:
@@ -101,51 +113,56 @@ def _probed(pair: Pair, report: Report, text: str, progress: Progress) -> Report
     try:
         found = probe(pair, text, progress)
     except (CheckpointError, PairingError, UnsupportedModel) as error:
-        refused = Verdict("refused", "probe", error.what, error.remedy)
-        return replace(report, verdicts=(*report.verdicts, refused))
-    return replace(report, verdicts=(*report.verdicts, told(found, pair)), probe=found)
+        refused = CheckResult("refused", "probe", error.what, error.remedy)
+        return replace(report, results=(*report.results, refused))
+    return replace(report, results=(*report.results, told(found, pair)), probe=found)
 
 
-def _base(checkpoint: Checkpoint, verdicts: list[Verdict]) -> ModelConfig | None:
-    found = _recognised("base", checkpoint, verdicts)
+def _base(checkpoint: Checkpoint, results: list[CheckResult]) -> ModelConfig | None:
+    found = _recognised("base", checkpoint, results)
     if isinstance(found, ModelConfig):
         layer = found.decoder
         what = f"{found.architecture}: {layer.num_layers} layers, hidden {layer.hidden_size}"
-        verdicts.append(Verdict("ok", "base", what))
+        results.append(CheckResult("ok", "base", what))
         return found
     if found is not None:
         what = f"{checkpoint.path} is a draft, not a base"
-        verdicts.append(Verdict("refused", "base", what, "Give the base first, then the draft."))
+        results.append(CheckResult("refused", "base", what, "Give the base first, then the draft."))
     return None
 
 
-def _draft(checkpoint: Checkpoint, verdicts: list[Verdict]) -> DraftConfig | DFlashConfig | None:
-    found = _recognised("draft", checkpoint, verdicts)
+def _draft(checkpoint: Checkpoint, results: list[CheckResult]) -> DraftConfig | DFlashConfig | None:
+    found = _recognised("draft", checkpoint, results)
     if isinstance(found, ModelConfig):
         what = f"{checkpoint.path} is a base, not a draft"
-        remedy = "Give the base first, then the draft; a base's own MTP head needs no second directory."
-        verdicts.append(Verdict("refused", "draft", what, remedy))
+        remedy = (
+            "Give the base first, then the draft; a base's own MTP head needs no second directory."
+        )
+        results.append(CheckResult("refused", "draft", what, remedy))
         return None
     if found is not None:
         name = {DraftKind.EAGLE3: "EAGLE-3", DraftKind.DFLASH: "DFlash"}[found.kind]
-        what = f"{name}, {found.flavour} layout: {found.decoder.num_layers} layers, hidden {found.decoder.hidden_size}"
-        verdicts.append(Verdict("ok", "draft", what))
+        what = (
+            f"{name}, {found.layout} layout: {found.decoder.num_layers} layers, hidden"
+            f" {found.decoder.hidden_size}"
+        )
+        results.append(CheckResult("ok", "draft", what))
     return found
 
 
 def _recognised(
-    topic: str, checkpoint: Checkpoint, verdicts: list[Verdict]
+    topic: str, checkpoint: Checkpoint, results: list[CheckResult]
 ) -> ModelConfig | DraftConfig | DFlashConfig | None:
     try:
         return detect(checkpoint)
     except EdgeSpecError as error:
-        verdicts.append(Verdict("refused", topic, error.what, error.remedy))
+        results.append(CheckResult("refused", topic, error.what, error.remedy))
         return None
 
 
-def _told(topic: str, look: Check, pair: Pair) -> Iterator[Verdict]:
+def _told(topic: str, look: Check, pair: Pair) -> Iterator[CheckResult]:
     """The verdicts of one check; an error is one of them."""
     try:
         yield from look(pair)
     except EdgeSpecError as error:
-        yield Verdict("refused", topic, error.what, error.remedy)
+        yield CheckResult("refused", topic, error.what, error.remedy)

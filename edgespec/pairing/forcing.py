@@ -1,7 +1,8 @@
-"""A draft under teacher forcing: its graph, and the passes in which it is given what its base truly said.
+"""A draft under teacher forcing: its graph, and the passes in which it is given what its base truly
+said.
 
-Knows, for each method, what a draft reads at a position and which of its tokens is the first. Knows nothing of which
-reading of the base's features is right.
+Knows, for each method, what a draft reads at a position and which of its tokens is the first. Knows
+nothing of which reading of the base's features is right.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class Forced(Protocol):
         """Where the draft is asked, ascending: p asks for the token behind t_0 .. t_p."""
 
     def passes(self, features: Array) -> list[Feeds]:
-        """Passes whose gathered rows are the draft's first token at each position, in order; features [T, k*H]."""
+        """Passes whose gathered rows are the draft's first token at each position, in order;
+        features [T, k*H]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,8 @@ def forced(pair: Pair, base: decoder.Decoder, tokens: Ids) -> Forced:
 
 @dataclass(frozen=True)
 class Pairs:
-    """EAGLE-3 and MTP: the feature of each position beside the token that follows it, all in one pass."""
+    """EAGLE-3 and MTP: the feature of each position beside the token that follows it, all in one
+    pass."""
 
     graph: DecoderGraph
     ids: Ids
@@ -111,7 +114,8 @@ def sequence(layers: DecoderConfig, rows: Array) -> Feeds:
 
 @dataclass(frozen=True)
 class Blocks:
-    """DFlash: at each position a block behind the context up to it, several blocks side by side in a pass."""
+    """DFlash: at each position a block behind the context up to it, several blocks side by side in
+    a pass."""
 
     graph: DecoderGraph
     ids: Ids
@@ -126,7 +130,10 @@ class Blocks:
     def passes(self, features: Array) -> list[Feeds]:
         positions = self.positions()
         count = max(1, BLOCK_ROWS // self.config.block_size)
-        return [self.side_by_side(features, positions[i : i + count]) for i in range(0, len(positions), count)]
+        return [
+            self.side_by_side(features, positions[i : i + count])
+            for i in range(0, len(positions), count)
+        ]
 
     def side_by_side(self, features: Array, positions: Ids) -> Feeds:
         size, context = self.config.block_size, int(positions[-1])
@@ -134,8 +141,13 @@ class Blocks:
         tokens[:, 0] = self.tokens[positions]
         places = (positions[:, None] + np.arange(size)).ravel()
         table = RopeTable.of(self.config.decoder.rope, context + size)
-        (cos, sin), (context_cos, context_sin) = table.rows(places[None]), table.rows(np.arange(context)[None])
-        masks = [self.mask(positions, places, window, causal) for window, causal in self.sights()]
+        (cos, sin), (context_cos, context_sin) = (
+            table.rows(places[None]),
+            table.rows(np.arange(context)[None]),
+        )
+        masks = [
+            self.mask(positions, places, window, causal) for window, causal in self.mask_specs()
+        ]
         feeds = {
             "inputs_embeds": self.rows.of(tokens.ravel())[None],
             "rope_cos": cos,
@@ -149,12 +161,15 @@ class Blocks:
         }
         return feeds | ({"sliding_attention_mask": masks[1]} if len(masks) > 1 else {})
 
-    def sights(self) -> list[tuple[int | None, bool]]:
-        """What rows see in each kind of layer: those without a window first, as the graph names its masks."""
+    def mask_specs(self) -> list[tuple[int | None, bool]]:
+        """What rows see in each kind of layer: those without a window first, as the graph names its
+        masks."""
         kinds = set(zip(self.config.windows, self.config.causal, strict=True))
         return sorted(kinds, key=lambda kind: kind[0] is not None)
 
-    def mask(self, positions: Ids, places: Ids, window: int | None, causal: bool) -> NDArray[np.bool_]:
+    def mask(
+        self, positions: Ids, places: Ids, window: int | None, causal: bool
+    ) -> NDArray[np.bool_]:
         """[1, 1, S, L + S]: the context before the own block, and of the blocks the own one."""
         size = self.config.block_size
         starts, context = np.repeat(positions, size)[:, None], np.arange(positions[-1])

@@ -1,14 +1,21 @@
-"""What goes in and what comes out: `input.json` and prompt sets to requests, responses to `output.json`.
+"""What goes in and what comes out: `input.json` and prompt sets to requests, responses to
+`output.json`.
 
-Knows the keys, their defaults and their limits, and refuses what this version cannot honour. Knows nothing of
-tokens, templates or engines.
+Knows the keys, their defaults and their limits, and refuses what this version cannot honour. Knows
+nothing of tokens, templates or engines.
 """
 
 from __future__ import annotations
 
 from edgespec.prompts.checks import MAX_BATCH_SIZE, MAX_LOGPROBS, LogitBias
 from edgespec.prompts.output import Journal, check_writable, write_output
-from edgespec.prompts.parse import MAX_MESSAGE_BYTES, MAX_MESSAGES, MAX_REQUEST_BYTES, parse_requests, read_requests
+from edgespec.prompts.parse import (
+    MAX_MESSAGE_BYTES,
+    MAX_MESSAGES,
+    MAX_REQUEST_BYTES,
+    parse_requests,
+    read_requests,
+)
 from edgespec.prompts.sets import parse_prompt_set, read_prompt_set
 from edgespec.prompts.source import MAX_FILE_BYTES, parse_json
 from edgespec.prompts.types import (

@@ -1,4 +1,5 @@
-"""What a value may be. A check returns the value in the form that we work with, or refuses it at its place.
+"""What a value may be. A check returns the value in the form that we work with, or refuses it at
+its place.
 
 Knows types and limits. Knows nothing of where a key may stand, nor of files.
 """
@@ -92,16 +93,21 @@ def stop(value: object, here: Place) -> tuple[str, ...]:
     if not isinstance(value, list | tuple):
         here.refuse(f"is {show(value)}", 'Write a string or a list of strings, such as ["\\n\\n"].')
     if len(value) > MAX_STOPS:
-        here.refuse(f"holds {len(value)} strings, and {MAX_STOPS} is the limit", "Keep those that matter.")
+        here.refuse(
+            f"holds {len(value)} strings, and {MAX_STOPS} is the limit", "Keep those that matter."
+        )
     return tuple(_stop_string(item, here.item(index)) for index, item in enumerate(value))
 
 
 def unsupported(reason: str, *neutral: object) -> Check[None]:
-    """A key of the mirrored tool that this version cannot honour: fine while it asks for nothing."""
+    """A key of the mirrored tool that this version cannot honour: fine while it asks for
+    nothing."""
 
     def check(value: object, here: Place) -> None:
         if not any(value == item and type(value) is type(item) for item in (None, *neutral)):
-            here.refuse(f"is {show(value)}, and this version cannot honour it: {reason}", "Remove the key.")
+            here.refuse(
+                f"is {show(value)}, and this version cannot honour it: {reason}", "Remove the key."
+            )
 
     return check
 
@@ -112,7 +118,8 @@ def text_size(text: str, here: Place) -> int:
         return len(text.encode())
     except UnicodeEncodeError as error:
         here.refuse(
-            f"holds half of a surrogate pair, \\u{ord(text[error.start]):04x}, at character {error.start}",
+            f"holds half of a surrogate pair, \\u{ord(text[error.start]):04x}, at character"
+            f" {error.start}",
             "Write both halves, or the character itself.",
         )
 
@@ -126,7 +133,8 @@ SAMPLING: dict[str, Check[object]] = {
     "min_p": number(lambda x: 0 <= x <= 1, "a number from 0 to 1; 0 is off"),
     # Beyond a hundredfold either way logits leave the range that float16 holds.
     "repetition_penalty": number(
-        lambda x: 1 / MAX_PENALTY <= x <= MAX_PENALTY, f"a number from {1 / MAX_PENALTY} to {MAX_PENALTY}; 1 is off"
+        lambda x: 1 / MAX_PENALTY <= x <= MAX_PENALTY,
+        f"a number from {1 / MAX_PENALTY} to {MAX_PENALTY}; 1 is off",
     ),
     "logit_bias": logit_bias,
     "stop": stop,
@@ -141,9 +149,15 @@ def _biases(given: object, here: Place) -> dict[int, float]:
     if given is None:
         return {}
     if not isinstance(given, Mapping):
-        here.refuse(f"is {show(given)}, not an object", 'Write token ids with their bias, such as {"1234": -100}.')
+        here.refuse(
+            f"is {show(given)}, not an object",
+            'Write token ids with their bias, such as {"1234": -100}.',
+        )
     if len(given) > MAX_BIASED_TOKENS:
-        here.refuse(f"holds {len(given)} tokens, and {MAX_BIASED_TOKENS} is the limit", "Keep those that matter.")
+        here.refuse(
+            f"holds {len(given)} tokens, and {MAX_BIASED_TOKENS} is the limit",
+            "Keep those that matter.",
+        )
     found: dict[int, float] = {}
     for key, value in given.items():
         token_id = _token_id(key, here)
@@ -158,7 +172,10 @@ def _token_id(key: object, here: Place) -> int:
     if isinstance(key, str) and len(key) <= 20 and key.isascii() and key.isdigit():
         key = int(key)
     if isinstance(key, bool) or not isinstance(key, int) or not 0 <= key <= MAX_COUNT:
-        here.refuse(f"has the key {show(key)}, which is not a token id", f"Write the ids as 0 to {MAX_COUNT}.")
+        here.refuse(
+            f"has the key {show(key)}, which is not a token id",
+            f"Write the ids as 0 to {MAX_COUNT}.",
+        )
     return key
 
 
@@ -169,7 +186,10 @@ def _stop_string(value: object, here: Place) -> str:
         here.refuse("is an empty string, which every text ends with", "Remove it.")
     size_bytes = text_size(value, here)
     if size_bytes > MAX_STOP_BYTES:
-        here.refuse(f"is {size_bytes} bytes of text, and {MAX_STOP_BYTES} is the limit", "Shorten the stop string.")
+        here.refuse(
+            f"is {size_bytes} bytes of text, and {MAX_STOP_BYTES} is the limit",
+            "Shorten the stop string.",
+        )
     return value
 
 

@@ -1,4 +1,5 @@
-"""Responses on disk: `output.json`, whole or not at all, and until it is written a journal of what is finished.
+"""Responses on disk: `output.json`, whole or not at all, and until it is written a journal of what
+is finished.
 
 Knows files. Knows nothing of what stands in a response.
 """
@@ -37,13 +38,19 @@ def write_output(
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Prove before any work that `output.json` can be written: try, and leave nothing. Raises OutputError."""
+    """Prove before any work that `output.json` can be written: try, and leave nothing. Raises
+    OutputError."""
     target = Path(path)
     try:
         if target.is_dir():
-            raise OutputError(f"{target} is a directory.", "Name a file in it, for example output.json.")
+            raise OutputError(
+                f"{target} is a directory.", "Name a file in it, for example output.json."
+            )
         if target.exists() and not target.is_file():
-            raise OutputError(f"{target} is not an ordinary file.", "Name an ordinary file; it is replaced as a whole.")
+            raise OutputError(
+                f"{target} is not an ordinary file.",
+                "Name an ordinary file; it is replaced as a whole.",
+            )
         if not _follow_links(target).parent.is_dir():
             raise OutputError(
                 f"{target} cannot be written: there is no directory {target.parent}.",
@@ -57,11 +64,13 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 
 
 class Journal:
-    """What is finished, one JSON line a response beside `output.json`, so that no kill and no full disk takes it away.
+    """What is finished, one JSON line a response beside `output.json`, so that no kill and no full
+    disk takes it away.
 
-    Use it in a `with` block: the file `path` is there, locked, until `finish` has written the output. `leftover` is the
-    journal of an earlier run that was killed: it is left alone. `failure` is why a response is not in the journal yet;
-    it does not stop the run, and each `add` tries again. Raises OutputError where another run writes this output now.
+    Use it in a `with` block: the file `path` is there, locked, until `finish` has written the
+    output. `leftover` is the journal of an earlier run that was killed: it is left alone. `failure`
+    is why a response is not in the journal yet; it does not stop the run, and each `add` tries
+    again. Raises OutputError where another run writes this output now.
     """
 
     def __init__(self, output_path: str | os.PathLike[str]) -> None:
@@ -89,19 +98,24 @@ class Journal:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._close()
 
     def add(self, response: Response) -> None:
-        """Append one finished response. A file that cannot be written does not raise: see `failure`."""
+        """Append one finished response. A file that cannot be written does not raise: see
+        `failure`."""
         self._waiting.append(_encode(response) + b"\n")
         self._write_waiting()
 
     def finish(self, responses: Sequence[Response], input_file: str | os.PathLike[str]) -> Path:
         """Write `output.json` and remove the journal; returns the path of the output.
 
-        Raises OutputError when the output cannot be written; it says where the responses are kept instead.
+        Raises OutputError when the output cannot be written; it says where the responses are kept
+        instead.
         """
         try:
             write_output(self.output_path, input_file, responses)
@@ -119,23 +133,27 @@ class Journal:
         if self._is_in_place() and self.num_lines >= len(responses):
             return OutputError(
                 f"{error.what} The responses are kept in {self.path}, one JSON object a line.",
-                f"{error.remedy} Nothing needs to run again: each line of that file is an entry of responses, and "
-                f"jq -s '{{responses: .}}' makes an output.json of them.",
+                f"{error.remedy} Nothing needs to run again: each line of that file is an entry of"
+                " responses, and jq -s '{responses: .}' makes an output.json of them.",
             )
         try:
             kept = _write_elsewhere(_document(input_file, responses))
         except OSError as again:
             return OutputError(
-                f"{error.what} The responses could not be saved anywhere else: {again.strerror}.{self._part_kept()}",
+                f"{error.what} The responses could not be saved anywhere else:"
+                f" {again.strerror}.{self._part_kept()}",
                 f"{error.remedy} Then run again.",
             )
         return OutputError(
             f"{error.what} The responses are kept in {kept}.",
-            f"{error.remedy} Nothing needs to run again: that file is the whole output; move it where you want it.",
+            f"{error.remedy} Nothing needs to run again: that file is the whole output; move it"
+            " where you want it.",
         )
 
     def _part_kept(self) -> str:
-        return f" The first {self.num_lines} are kept in {self.path}." if self._is_in_place() else ""
+        return (
+            f" The first {self.num_lines} are kept in {self.path}." if self._is_in_place() else ""
+        )
 
     def _is_in_place(self) -> bool:
         """True when the file holds what was written, and nobody has removed it."""
@@ -157,7 +175,8 @@ class Journal:
             self._cut()
 
     def _append(self, line: bytes) -> None:
-        """Write behind the last whole line: half of one, from an attempt that was stopped, is written over."""
+        """Write behind the last whole line: half of one, from an attempt that was stopped, is
+        written over."""
         file = self._file = self._file or self._open()
         file.seek(self._size_bytes)
         rest = memoryview(line)
@@ -197,7 +216,8 @@ class Journal:
 
 
 def check_nobody_writes(journal: Path, output: Path) -> None:
-    """OutputError where a run that goes on holds the journal: the last one to end would take the other's output."""
+    """OutputError where a run that goes on holds the journal: the last one to end would take the
+    other's output."""
     try:
         with journal.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -215,12 +235,16 @@ def _partial_names(output: Path) -> Iterator[Path]:
 
 
 def _document(input_file: str | os.PathLike[str], responses: Sequence[Response]) -> bytes:
-    document = {"input_file": os.fsencode(input_file).decode("utf-8", "replace"), "responses": responses}
+    document = {
+        "input_file": os.fsencode(input_file).decode("utf-8", "replace"),
+        "responses": responses,
+    }
     return _encode(document, indent=4) + b"\n"
 
 
 def _encode(value: object, indent: int | None = None) -> bytes:
-    """JSON with its characters as they are; with escapes where one has no UTF-8, as in the name of a file."""
+    """JSON with its characters as they are; with escapes where one has no UTF-8, as in the name of
+    a file."""
     try:
         return json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:
@@ -229,7 +253,9 @@ def _encode(value: object, indent: int | None = None) -> bytes:
 
 def _write_elsewhere(data: bytes) -> Path:
     """The data in a new file, readable by its owner alone, where temporary files go."""
-    descriptor, name = tempfile.mkstemp(prefix="edgespec-output-", suffix=".json", dir=tempfile.gettempdir())
+    descriptor, name = tempfile.mkstemp(
+        prefix="edgespec-output-", suffix=".json", dir=tempfile.gettempdir()
+    )
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
@@ -263,5 +289,6 @@ def _follow_links(path: Path) -> Path:
 
 def _cannot_write(path: Path, error: OSError) -> OutputError:
     return OutputError(
-        f"{path} cannot be written: {error.strerror}.", "Free space or permissions there, or name another path."
+        f"{path} cannot be written: {error.strerror}.",
+        "Free space or permissions there, or name another path.",
     )

@@ -1,7 +1,7 @@
 """`input.json` to requests: which key may stand where, what it defaults to, and which wins.
 
-Knows the keys of the file, and refuses what this version cannot honour. Knows nothing of tokens, templates or engines:
-whether a request fits an engine is asked where the engine is.
+Knows the keys of the file, and refuses what this version cannot honour. Knows nothing of tokens,
+templates or engines: whether a request fits an engine is asked where the engine is.
 """
 
 from __future__ import annotations
@@ -37,24 +37,38 @@ def read_requests(path: str | os.PathLike[str], **overrides: Unpack[Overrides]) 
 
 
 def parse_requests(raw: object, source: str, **overrides: Unpack[Overrides]) -> RequestFile:
-    """Turn the parsed JSON of an input file into requests; `source` is its name in errors. Raises RequestError."""
+    """Turn the parsed JSON of an input file into requests; `source` is its name in errors. Raises
+    RequestError."""
     given = checked_overrides(overrides)
     here = Place(source)
     top = _values(as_object(raw, here), TOP, here)
     base = with_values(PLAIN_REQUEST, top | given)
-    items = as_list(top.get("requests"), here.key("requests"), "add a non-empty list of requests, each with messages")
-    requests = tuple(
-        _request(index, item, base, given, here.key("requests").item(index)) for index, item in enumerate(items)
+    items = as_list(
+        top.get("requests"),
+        here.key("requests"),
+        "add a non-empty list of requests, each with messages",
     )
-    return RequestFile(Path(source), requests, batch_size=(BATCH_OF_ONE | top | given)["batch_size"])
+    requests = tuple(
+        _request(index, item, base, given, here.key("requests").item(index))
+        for index, item in enumerate(items)
+    )
+    return RequestFile(
+        Path(source), requests, batch_size=(BATCH_OF_ONE | top | given)["batch_size"]
+    )
 
 
 def checked_overrides(overrides: Overrides) -> Values:
     """The overrides that are given, checked like the file. Raises RequestError."""
     if strangers := sorted(set(overrides) - set(Overrides.__annotations__)):
-        raise TypeError(f"{strangers[0]} is not an override; there are {', '.join(Overrides.__annotations__)}")
+        raise TypeError(
+            f"{strangers[0]} is not an override; there are {', '.join(Overrides.__annotations__)}"
+        )
     here = Place("command line")
-    return {key: KEYS[key].check(value, here.key(key)) for key, value in overrides.items() if value is not None}
+    return {
+        key: KEYS[key].check(value, here.key(key))
+        for key, value in overrides.items()
+        if value is not None
+    }
 
 
 def with_values(base: Request, values: Values) -> Request:
@@ -62,22 +76,28 @@ def with_values(base: Request, values: Values) -> Request:
     sampling = {key: values[key] for key in checks.SAMPLING if key in values}
     own = {field: values[key] for key, field in FIELDS.items() if key in values}
     # Most requests say nothing of sampling: they share the file's, and nothing is checked again.
-    return replace(base, sampling=replace(base.sampling, **sampling) if sampling else base.sampling, **own)
+    return replace(
+        base, sampling=replace(base.sampling, **sampling) if sampling else base.sampling, **own
+    )
 
 
 def _request(index: int, raw: object, base: Request, given: Values, here: Place) -> Request:
     said = as_object(raw, here)
     own = _values({**said, "messages": said.get("messages")}, REQUEST, here)
-    return replace(with_values(base, {key: own[key] for key in own if key not in given}), index=index)
+    return replace(
+        with_values(base, {key: own[key] for key in own if key not in given}), index=index
+    )
 
 
-# --- messages ---------------------------------------------------------------------------------------------------------
+# --- messages
 
 
 def messages(raw: object, here: Place) -> tuple[Message, ...]:
     items = as_list(raw, here, 'add a list such as [{"role": "user", "content": "Hello"}]')
     if len(items) > MAX_MESSAGES:
-        here.refuse(f"holds {len(items)} messages, and {MAX_MESSAGES} is the limit", "Send fewer messages.")
+        here.refuse(
+            f"holds {len(items)} messages, and {MAX_MESSAGES} is the limit", "Send fewer messages."
+        )
     found = tuple(_message(item, here.item(index)) for index, item in enumerate(items))
     check_total((message.content for message in found), here)
     return found
@@ -87,7 +107,10 @@ def message_text(text: str, here: Place) -> str:
     """The text of one message, within its limit."""
     size_bytes = text_size(text, here)
     if size_bytes > MAX_MESSAGE_BYTES:
-        here.refuse(f"is {size_bytes} bytes of text, and {MAX_MESSAGE_BYTES} is the limit", "Shorten the message.")
+        here.refuse(
+            f"is {size_bytes} bytes of text, and {MAX_MESSAGE_BYTES} is the limit",
+            "Shorten the message.",
+        )
     return text
 
 
@@ -95,7 +118,8 @@ def check_total(texts: Iterable[str], here: Place) -> None:
     size_bytes = sum(len(text.encode()) for text in texts)
     if size_bytes > MAX_REQUEST_BYTES:
         here.refuse(
-            f"holds {size_bytes} bytes of text in all, and {MAX_REQUEST_BYTES} is the limit of a request",
+            f"holds {size_bytes} bytes of text in all, and {MAX_REQUEST_BYTES} is the limit of a"
+            " request",
             "Send fewer messages, or shorter ones.",
         )
 
@@ -105,9 +129,11 @@ def _message(raw: object, here: Place) -> Message:
     check_names(parts, ("role", "content"), here)
     role = parts.get("role")
     if not isinstance(role, str) or role not in ROLES:
-        # Many chat templates skip a role that they do not know without a word, so the door has to be here.
+        # Many chat templates skip a role that they do not know without a word, so the door has to
+        # be here.
         here.key("role").refuse(
-            f"is {show(role)}", f"Write one of {', '.join(ROLES)}.{did_you_mean(role, ROLES, ' Did you mean {}?')}"
+            f"is {show(role)}",
+            f"Write one of {', '.join(ROLES)}.{did_you_mean(role, ROLES, ' Did you mean {}?')}",
         )
     return Message(role=role, content=_content(parts.get("content"), here.key("content")))
 
@@ -115,27 +141,38 @@ def _message(raw: object, here: Place) -> Message:
 def _content(raw: object, here: Place) -> str:
     if isinstance(raw, str):
         return message_text(raw, here)
-    items = as_list(raw, here, 'write a string, or a list such as [{"type": "text", "text": "Hello"}]')
+    items = as_list(
+        raw, here, 'write a string, or a list such as [{"type": "text", "text": "Hello"}]'
+    )
     if len(items) > MAX_CONTENT_ITEMS:
-        here.refuse(f"holds {len(items)} items, and {MAX_CONTENT_ITEMS} is the limit", "Join the text items.")
-    return message_text("".join(_content_item(item, here.item(index)) for index, item in enumerate(items)), here)
+        here.refuse(
+            f"holds {len(items)} items, and {MAX_CONTENT_ITEMS} is the limit",
+            "Join the text items.",
+        )
+    return message_text(
+        "".join(_content_item(item, here.item(index)) for index, item in enumerate(items)), here
+    )
 
 
 def _content_item(raw: object, here: Place) -> str:
     parts = as_object(raw, here)
     kind = parts.get("type")
     if kind in ("image", "audio", "video"):
-        here.refuse(f"is of type {kind}, and this version takes text only", f"Remove the {kind} item.")
+        here.refuse(
+            f"is of type {kind}, and this version takes text only", f"Remove the {kind} item."
+        )
     if kind != "text":
         here.key("type").refuse(f"is {show(kind)}", 'Write {"type": "text", "text": "..."}.')
     check_names(parts, ("type", "text"), here)
     text = parts.get("text")
     if not isinstance(text, str):
-        here.key("text").refuse(f"is {show(text)}, not a string", 'Write {"type": "text", "text": "..."}.')
+        here.key("text").refuse(
+            f"is {show(text)}, not a string", 'Write {"type": "text", "text": "..."}.'
+        )
     return text
 
 
-# --- shapes -----------------------------------------------------------------------------------------------------------
+# --- shapes
 
 
 def as_object(raw: object, here: Place) -> dict[str, object]:
@@ -159,7 +196,7 @@ def as_it_is(value: object, here: Place) -> object:
     return value
 
 
-# --- the table of keys ------------------------------------------------------------------------------------------------
+# --- the table of keys
 
 TOP, REQUEST = "top", "request"
 BOTH = (TOP, REQUEST)
@@ -219,9 +256,15 @@ def _values(given: Mapping[str, object], place: str, here: Place) -> Values:
     for name, value in given.items():
         key = KEYS.get(_row(name))
         if key is None:
-            refuse_name(name, [known for known in KEYS if place in KEYS[known].places and known != TALKER], here)
+            refuse_name(
+                name,
+                [known for known in KEYS if place in KEYS[known].places and known != TALKER],
+                here,
+            )
         if place not in key.places:
-            here.key(name).refuse("is in the wrong place", f'"{name}" belongs {BELONGS[key.places[0]]}.')
+            here.key(name).refuse(
+                "is in the wrong place", f'"{name}" belongs {BELONGS[key.places[0]]}.'
+            )
         values[name] = key.check(value, here.key(name))
     return values
 
@@ -235,7 +278,9 @@ def check_names(given: Mapping[str, object], known: Iterable[str], here: Place) 
 def refuse_name(name: object, known: Iterable[str], here: Place) -> NoReturn:
     meant = ALSO_CALLED.get(str(name), name)
     remedy = did_you_mean(meant, known, "Did you mean {}? If not, remove the key.")
-    here.key(str(name)).refuse("is not a known key", remedy or f"Remove it; the known keys are {', '.join(known)}.")
+    here.key(str(name)).refuse(
+        "is not a known key", remedy or f"Remove it; the known keys are {', '.join(known)}."
+    )
 
 
 def _row(name: object) -> str:

@@ -33,7 +33,10 @@ class Place(NamedTuple):
         return "".join(steps).removeprefix(".")
 
     def refuse(self, what: str, remedy: str) -> NoReturn:
-        raise RequestError(f"{self.source}: {self.path} {what}." if self.steps else f"{self.source} {what}.", remedy)
+        raise RequestError(
+            f"{self.source}: {self.path} {what}." if self.steps else f"{self.source} {what}.",
+            remedy,
+        )
 
 
 def show(value: object) -> str:

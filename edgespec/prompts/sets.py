@@ -1,6 +1,7 @@
 """Prompt sets: one JSON object a line, as MT-Bench, Spec-Bench and HumanEval are published.
 
-Knows their keys. The first turn opens the conversation; each later one is sent after the answer to the one before.
+Knows their keys. The first turn opens the conversation; each later one is sent after the answer to
+the one before.
 """
 
 from __future__ import annotations
@@ -32,12 +33,19 @@ from edgespec.prompts.types import Message, Overrides, Request, RequestFile
 MAX_TURNS = MAX_MESSAGES // 2  # with the answers between them
 
 NAMES = ("question_id", "task_id", "id")  # the first that a line has is the request's name
-NOT_FOR_US = ("category", "reference", "entry_point", "canonical_solution", "test")  # what graders of answers read
+NOT_FOR_US = (
+    "category",
+    "reference",
+    "entry_point",
+    "canonical_solution",
+    "test",
+)  # what graders of answers read
 KNOWN = ("turns", "prompt", *NAMES, *NOT_FOR_US)
 
 
 def read_prompt_set(path: str | os.PathLike[str], **overrides: Unpack[Overrides]) -> RequestFile:
-    """Read a JSONL prompt set: `turns` (or one `prompt`) a line, with the sampling defaults of `input.json`.
+    """Read a JSONL prompt set: `turns` (or one `prompt`) a line, with the sampling defaults of
+    `input.json`.
 
     Raises RequestError, naming the line and what to do.
     """
@@ -45,11 +53,14 @@ def read_prompt_set(path: str | os.PathLike[str], **overrides: Unpack[Overrides]
 
 
 def parse_prompt_set(data: bytes, source: str, **overrides: Unpack[Overrides]) -> RequestFile:
-    """Turn the lines of a prompt set into requests; `source` is its name in errors. Raises RequestError."""
+    """Turn the lines of a prompt set into requests; `source` is its name in errors. Raises
+    RequestError."""
     given = checked_overrides(overrides)
     base = with_values(PLAIN_REQUEST, given)
     requests = tuple(
-        _request(index, parse_json(line, source, line=number), base, Place(f"{source}, line {number}"))
+        _request(
+            index, parse_json(line, source, line=number), base, Place(f"{source}, line {number}")
+        )
         for index, (number, line) in enumerate(_lines(data))
     )
     if not requests:
@@ -58,7 +69,8 @@ def parse_prompt_set(data: bytes, source: str, **overrides: Unpack[Overrides]) -
 
 
 def _lines(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Lines that are not blank, with their numbers. Only \\n ends one: strings may hold U+2028 and its like."""
+    """Lines that are not blank, with their numbers. Only \\n ends one: strings may hold U+2028 and
+    its like."""
     for number, line in enumerate(io.BytesIO(data.removeprefix(b"\xef\xbb\xbf")), 1):
         if line.strip():
             yield number, line
@@ -68,7 +80,13 @@ def _request(index: int, raw: object, base: Request, here: Place) -> Request:
     parts = as_object(raw, here)
     check_names(parts, KNOWN, here)
     first, *later = _turns(parts, here)
-    return replace(base, index=index, messages=(Message("user", first),), turns=tuple(later), name=_name(parts, here))
+    return replace(
+        base,
+        index=index,
+        messages=(Message("user", first),),
+        turns=tuple(later),
+        name=_name(parts, here),
+    )
 
 
 def _turns(parts: dict[str, object], here: Place) -> list[str]:
@@ -77,7 +95,9 @@ def _turns(parts: dict[str, object], here: Place) -> list[str]:
     if "prompt" in parts:
         return [_text(parts["prompt"], here.key("prompt"))]
     there = here.key("turns")
-    items = as_list(parts.get("turns"), there, 'write a list of strings, such as "turns": ["Hello"]')
+    items = as_list(
+        parts.get("turns"), there, 'write a list of strings, such as "turns": ["Hello"]'
+    )
     if len(items) > MAX_TURNS:
         there.refuse(f"holds {len(items)} turns, and {MAX_TURNS} is the limit", "Send fewer turns.")
     found = [_text(item, there.item(index)) for index, item in enumerate(items)]

@@ -1,4 +1,5 @@
-"""Bytes from strangers to JSON values: a bounded file, UTF-8, no duplicate keys, no NaN, bounded depth.
+"""Bytes from strangers to JSON values: a bounded file, UTF-8, no duplicate keys, no NaN, bounded
+depth.
 
 Knows JSON. Knows nothing of requests.
 """
@@ -24,15 +25,19 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
     except (OSError, ValueError) as error:  # ValueError: a path with a null character
         said = error.strerror if isinstance(error, OSError) else str(error)
         raise RequestError(
-            f"{path} cannot be read: {said}.", "Pass the path of a file that exists and is readable."
+            f"{path} cannot be read: {said}.",
+            "Pass the path of a file that exists and is readable.",
         ) from error
     if len(data) > MAX_FILE_BYTES:
-        raise RequestError(f"{path} is larger than {MAX_FILE_BYTES} bytes.", "Split it into several input files.")
+        raise RequestError(
+            f"{path} is larger than {MAX_FILE_BYTES} bytes.", "Split it into several input files."
+        )
     return data
 
 
 def parse_json(data: bytes, source: str, *, line: int | None = None) -> object:
-    """Parse one JSON document; `source` is its name in errors, and `line` where it stands when it fills one line.
+    """Parse one JSON document; `source` is its name in errors, and `line` where it stands when it
+    fills one line.
 
     Raises RequestError.
     """
@@ -43,15 +48,20 @@ def parse_json(data: bytes, source: str, *, line: int | None = None) -> object:
         found = dict(pairs)
         if len(found) < len(pairs):
             raise RequestError(
-                f"{here}: the key {show(_first_repeated(pairs))} stands twice in one object.", "Keep one of the two."
+                f"{here}: the key {show(_first_repeated(pairs))} stands twice in one object.",
+                "Keep one of the two.",
             )
         return found
 
     def refuse_constant(name: str) -> NoReturn:
-        raise RequestError(f"{here}: {name} is not JSON, and not a value to work with.", "Write a finite number.")
+        raise RequestError(
+            f"{here}: {name} is not JSON, and not a value to work with.", "Write a finite number."
+        )
 
     try:
-        parsed: object = json.loads(text, object_pairs_hook=refuse_duplicates, parse_constant=refuse_constant)
+        parsed: object = json.loads(
+            text, object_pairs_hook=refuse_duplicates, parse_constant=refuse_constant
+        )
     except json.JSONDecodeError as error:
         raise RequestError(
             f"{here} is not JSON: {error.msg} at {_position(error.lineno, error.colno, line)}.",
@@ -60,9 +70,13 @@ def parse_json(data: bytes, source: str, *, line: int | None = None) -> object:
             else "Write one whole JSON object a line.",
         ) from error
     except RecursionError as error:
-        raise RequestError(f"{here} is nested too deeply.", "Five levels are all that requests need.") from error
+        raise RequestError(
+            f"{here} is nested too deeply.", "Five levels are all that requests need."
+        ) from error
     except ValueError as error:  # an integer of thousands of digits
-        raise RequestError(f"{here} holds a number that is too long: {error}.", "Write a shorter number.") from error
+        raise RequestError(
+            f"{here} holds a number that is too long: {error}.", "Write a shorter number."
+        ) from error
     return parsed
 
 
@@ -72,7 +86,8 @@ def _decode(data: bytes, here: str, line: int | None) -> str:
     except UnicodeDecodeError as error:
         position = _position(*_line_and_column(error.object[: error.start]), line)
         raise RequestError(
-            f"{here} is not UTF-8: byte 0x{error.object[error.start]:02x} at {position}.", "Save the file as UTF-8."
+            f"{here} is not UTF-8: byte 0x{error.object[error.start]:02x} at {position}.",
+            "Save the file as UTF-8.",
         ) from error
 
 

@@ -34,8 +34,9 @@ class Message:
 class SamplingParams:
     """How to choose the next token, and when to stop.
 
-    `temperature` 0 is greedy; `top_k` 0, `top_p` 1, `min_p` 0 and `repetition_penalty` 1 are off; no `seed` means that
-    one is drawn. A dict with ids or digit strings for `logit_bias`, and a string or a list for `stop`, are taken too.
+    `temperature` 0 is greedy; `top_k` 0, `top_p` 1, `min_p` 0 and `repetition_penalty` 1 are off;
+    no `seed` means that one is drawn. A dict with ids or digit strings for `logit_bias`, and a
+    string or a list for `stop`, are taken too.
     """
 
     temperature: float = 1.0

@@ -1,4 +1,5 @@
-"""What quantising needs to know of a base: how many layers, where its tensors stand, whether its head is tied.
+"""What quantising needs to know of a base: how many layers, where its tensors stand, whether its
+head is tied.
 
 Knows no torch and no formats.
 """
@@ -19,7 +20,8 @@ HEAD, EMBEDDING = "lm_head", "model.embed_tokens"
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """`stack` is where the decoder stands on disk; our own names are those of a text model: model.layers.0 ..."""
+    """`stack` is where the decoder stands on disk; our own names are those of a text model:
+    model.layers.0 ..."""
 
     checkpoint: Checkpoint
     num_layers: int
@@ -32,21 +34,26 @@ class Base:
         return stored_name(name, self.stack)
 
     def source_of(self, module: str) -> str:
-        """The module on disk that a Linear's weight is made from: a tied head's is the embedding."""
+        """The module on disk that a Linear's weight is made from: a tied head's is the
+        embedding."""
         return self.stored(EMBEDDING) if module == HEAD and self.tied_head else module
 
 
 def base_of(checkpoint: Checkpoint) -> Base:
-    """Raises UnsupportedModel for what is no base that can be quantised, CheckpointError for a broken one."""
+    """Raises UnsupportedModel for what is no base that can be quantised, CheckpointError for a
+    broken one."""
     config = base_config(checkpoint)
     if not config.tied_head and f"{HEAD}.weight" not in checkpoint.tensors:
-        raise CheckpointError(f"{checkpoint.path} has no {HEAD}.weight, and its config.json ties none.")
+        raise CheckpointError(
+            f"{checkpoint.path} has no {HEAD}.weight, and its config.json ties none."
+        )
     layers, positions = config.decoder.num_layers, config.max_position
     return Base(checkpoint, layers, positions, config.tied_head, text_stack(checkpoint))
 
 
 def base_config(checkpoint: Checkpoint) -> ModelConfig:
-    """The configuration of a base that is not quantised yet; its `mtp.*` heads do not matter. Raises if it is none."""
+    """The configuration of a base that is not quantised yet; its `mtp.*` heads do not matter.
+    Raises if it is none."""
     refuse_quantised(checkpoint)
     if any(name.startswith("mtp.") for name in checkpoint.tensors):
         return parse_model_config(checkpoint.config, str(checkpoint.path / "config.json"))
@@ -55,7 +62,8 @@ def base_config(checkpoint: Checkpoint) -> ModelConfig:
         kind = "a DFlash" if isinstance(found, DFlashConfig) else "an EAGLE-3"
         raise UnsupportedModel(
             f"{checkpoint.path} is {kind} draft, not a base model.",
-            "edgespec quantize draft --base-model-dir BASE --draft-model-dir DRAFT ... quantises drafts.",
+            "edgespec quantize draft --base-model-dir BASE --draft-model-dir DRAFT ... quantises"
+            " drafts.",
         )
     return found
 
@@ -71,4 +79,8 @@ def refuse_quantised(checkpoint: Checkpoint) -> None:
 
 def left_alone(checkpoint: Checkpoint) -> list[str]:
     """Globs of what stands beside the decoder, as settings name what is not quantised."""
-    return [f"{root.removesuffix('.')}*" for root in BESIDE if any(n.startswith(root) for n in checkpoint.tensors)]
+    return [
+        f"{root.removesuffix('.')}*"
+        for root in BESIDE
+        if any(n.startswith(root) for n in checkpoint.tensors)
+    ]

@@ -1,7 +1,8 @@
-"""Texts to calibrate with, cut into windows of tokens, and the last part of them held back for the check.
+"""Texts to calibrate with, cut into windows of tokens, and the last part of them held back for the
+check.
 
-Knows files of text and JSONL and the names of two hub datasets. Knows no model; tokens come from a tokenizer that is
-given.
+Knows files of text and JSONL and the names of two hub datasets. Knows no model; tokens come from a
+tokenizer that is given.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ HUB = {
 }
 MIN_TOKENS = 64
 MAX_HELD_OUT = 512  # tokens
-_WANTED = 'Each line is an object with "messages", "text" or "turns"; any other file is read as plain text.'
+_WANTED = (
+    'Each line is an object with "messages", "text" or "turns"; any other file is read as plain'
+    " text."
+)
 
 Record = str | list[dict[str, str]]  # a text, or messages for the chat template
 
@@ -43,7 +47,8 @@ class Windows:
 
 
 def read_texts(source: str | None, num_samples: int) -> Texts:
-    """The shipped text, a local file, or a hub dataset. Raises RequestError for what cannot be used."""
+    """The shipped text, a local file, or a hub dataset. Raises RequestError for what cannot be
+    used."""
     if source is None:
         return _from_bytes(SHIPPED.read_bytes(), "shipped", SHIPPED)
     path = Path(source)
@@ -55,7 +60,8 @@ def read_texts(source: str | None, num_samples: int) -> Texts:
         return _from_hub(source, num_samples)
     raise RequestError(
         f"there is no calibration file {source!r}.",
-        f"Give a text or JSONL file, one of the hub's datasets {', '.join(HUB)}, or nothing for the shipped text.",
+        f"Give a text or JSONL file, one of the hub's datasets {', '.join(HUB)}, or nothing for the"
+        " shipped text.",
     )
 
 
@@ -64,9 +70,13 @@ def _from_bytes(data: bytes, name: str, path: Path) -> Texts:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
-        raise RequestError(f"{path} is not UTF-8 (line {line}).", "Convert it: iconv -f latin1 -t utf-8.") from error
+        raise RequestError(
+            f"{path} is not UTF-8 (line {line}).", "Convert it: iconv -f latin1 -t utf-8."
+        ) from error
     if not text.strip():
-        raise RequestError(f"{path} is empty.", "Give a file with some pages of text that the model will meet.")
+        raise RequestError(
+            f"{path} is empty.", "Give a file with some pages of text that the model will meet."
+        )
     is_json = path.suffix in (".jsonl", ".json") or text.lstrip().startswith('{"')
     records = _records(text, path) if is_json else (text,)
     return Texts(records, name, hashlib.sha256(data).hexdigest())
@@ -88,15 +98,28 @@ def _record(line: str, where: str) -> Record:
         return str(value["text"])
     turns = value.get("turns")
     if isinstance(turns, list) and turns and all(isinstance(turn, str) for turn in turns):
-        return [{"role": "user" if i % 2 == 0 else "assistant", "content": turn} for i, turn in enumerate(turns)]
+        return [
+            {"role": "user" if i % 2 == 0 else "assistant", "content": turn}
+            for i, turn in enumerate(turns)
+        ]
     messages = value.get("messages", value.get("conversations"))
-    if isinstance(messages, list) and messages and all(_is_message(message) for message in messages):
+    if (
+        isinstance(messages, list)
+        and messages
+        and all(_is_message(message) for message in messages)
+    ):
         return [{"role": message["role"], "content": message["content"]} for message in messages]
-    raise RequestError(f"{where} has none of messages (with role and content), text and turns.", _WANTED)
+    raise RequestError(
+        f"{where} has none of messages (with role and content), text and turns.", _WANTED
+    )
 
 
 def _is_message(value: object) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("role"), str) and isinstance(value.get("content"), str)
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("role"), str)
+        and isinstance(value.get("content"), str)
+    )
 
 
 def _from_hub(name: str, num_samples: int) -> Texts:
@@ -110,20 +133,27 @@ def _from_hub(name: str, num_samples: int) -> Texts:
     repository, configuration, column = HUB[name]
     try:
         rows = load_dataset(repository, configuration, split="train", streaming=True)
-        texts = tuple(row[column] for row, _ in zip(rows, range(4 * num_samples), strict=False) if row[column].strip())
+        texts = tuple(
+            row[column]
+            for row, _ in zip(rows, range(4 * num_samples), strict=False)
+            if row[column].strip()
+        )
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise EnvironmentProblem(
             f"the dataset {name} could not be had from the hub: {reason}",
-            "Check the network, give a local file to --calib-data, or leave it out for the shipped text.",
+            "Check the network, give a local file to --calib-data, or leave it out for the shipped"
+            " text.",
         ) from error
     return Texts(texts, name, hashlib.sha256("\0".join(texts).encode()).hexdigest())
 
 
 def cut(texts: Texts, tokenizer: Any, num_samples: int, seq_len: int) -> Windows:
-    """All records as one stream of tokens; a fifth of it at the end (512 tokens at most) is held out.
+    """All records as one stream of tokens; a fifth of it at the end (512 tokens at most) is held
+    out.
 
-    Each window begins with the model's own first token, where it has one. Raises RequestError for too little text.
+    Each window begins with the model's own first token, where it has one. Raises RequestError for
+    too little text.
     """
     first = [token for token in tokenizer("")["input_ids"] if token == tokenizer.bos_token_id][:1]
     stream: list[int] = []
@@ -132,14 +162,17 @@ def cut(texts: Texts, tokenizer: Any, num_samples: int, seq_len: int) -> Windows
         stream += tokenizer(text, add_special_tokens=False)["input_ids"]
     if len(stream) < MIN_TOKENS:
         raise RequestError(
-            f"the calibration text {texts.name} has {len(stream)} tokens; at least {MIN_TOKENS} are needed.",
+            f"the calibration text {texts.name} has {len(stream)} tokens; at least {MIN_TOKENS} are"
+            " needed.",
             "Give some pages of text, or leave --calib-data out for the shipped text.",
         )
     held = min(len(stream) // 5, MAX_HELD_OUT)
     width = seq_len - len(first)
     head, tail = stream[:-held], stream[-held:]
     windows = _windows(head, width, first)
-    full = tuple(window for window in windows if len(window) == len(windows[0]))  # AWQ weighs each batch alike
+    full = tuple(
+        window for window in windows if len(window) == len(windows[0])
+    )  # AWQ weighs each batch alike
     return Windows(full[:num_samples], _windows(tail, width, first))
 
 
@@ -160,4 +193,6 @@ def _chat(messages: list[dict[str, str]], tokenizer: Any) -> str:
 def _windows(stream: list[int], width: int, first: list[int]) -> tuple[tuple[int, ...], ...]:
     """Full windows; a last part of at least an eighth counts too, and so does a lone one."""
     parts = [stream[i : i + width] for i in range(0, len(stream), width)]
-    return tuple(tuple(first + part) for part in parts if len(part) >= max(2, width // 8) or len(parts) == 1)
+    return tuple(
+        tuple(first + part) for part in parts if len(part) >= max(2, width // 8) or len(parts) == 1
+    )

@@ -1,7 +1,9 @@
-"""Whether a quantised base still is the model: the written bytes against the original, over text it has not seen.
+"""Whether a quantised base still is the model: the written bytes against the original, over text it
+has not seen.
 
-Runs both through transformers' own code in float32 with one layer and some rows of the head in memory at a time;
-quantised weights are read back with edgespec's own readers. Activations are not quantised here, nor is the cache.
+Runs both through transformers' own code in float32 with one layer and some rows of the head in
+memory at a time; quantised weights are read back with edgespec's own readers. Activations are not
+quantised here, nor is the cache.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ class Report:
 
 
 class Side:
-    """One of two models' logits, some columns of the vocabulary at a time: what softmax and the choice need."""
+    """One of two models' logits, some columns of the vocabulary at a time: what softmax and the
+    choice need."""
 
     def __init__(self, targets: Any) -> None:
         import torch
@@ -63,7 +66,8 @@ class Side:
         self.picked = torch.zeros(count)  # the target's logit
 
     def add(self, low: int, logits: Any) -> tuple[Any, Any]:
-        """Logits [rows, columns] of the vocabulary from `low` on; returns exp(logit - top), and what top has shrunk."""
+        """Logits [rows, columns] of the vocabulary from `low` on; returns exp(logit - top), and
+        what top has shrunk."""
         import torch
 
         high, at = logits.max(-1)
@@ -89,7 +93,8 @@ class Side:
 
 
 class Rows:
-    """Compares logits of the same rows, before and after, of a vocabulary that is never held whole."""
+    """Compares logits of the same rows, before and after, of a vocabulary that is never held
+    whole."""
 
     def __init__(self, targets: Any) -> None:
         import torch
@@ -102,7 +107,9 @@ class Rows:
 
         weights, shrunk = self.before.add(low, before)
         self.after.add(low, after)
-        self.weighted = self.weighted * shrunk + (weights * (before - after)).sum(-1, dtype=torch.float64)
+        self.weighted = self.weighted * shrunk + (weights * (before - after)).sum(
+            -1, dtype=torch.float64
+        )
         self.products += (before * after).sum(-1, dtype=torch.float64)
 
 
@@ -138,15 +145,25 @@ class Sums:
             for loss in (self.loss_before, self.loss_after)
         )
         return Report(
-            self.cosine / self.rows, max(self.kl / self.rows, 0.0), before, after, self.agreed / self.rows, self.rows,
+            self.cosine / self.rows,
+            max(self.kl / self.rows, 0.0),
+            before,
+            after,
+            self.agreed / self.rows,
+            self.rows,
             errors,
-        )  # fmt: skip
+        )
 
 
 def compare(
-    base: Base, written: Checkpoint, plan: Plan, windows: Sequence[Sequence[int]], advance: Callable[[int], None]
+    base: Base,
+    written: Checkpoint,
+    plan: Plan,
+    windows: Sequence[Sequence[int]],
+    advance: Callable[[int], None],
 ) -> Report:
-    """Both over the held-out windows, `advance` after each layer of each and each block of the head."""
+    """Both over the held-out windows, `advance` after each layer of each and each block of the
+    head."""
     import torch
 
     original = Source(base)
@@ -157,11 +174,15 @@ def compare(
         for low in range(0, original.head_rows, HEAD_ROWS):
             before = original.head(low)
             after = before if quantised.same_head else quantised.head(low)
-            rows.add(low, *(state @ head.T for state, head in zip(states, (before, after), strict=True)))
+            rows.add(
+                low, *(state @ head.T for state, head in zip(states, (before, after), strict=True))
+            )
             advance(1)
     quantised.finish()
     if unseen := plan.layers.keys() - quantised.errors.keys():
-        raise BuildError(f"Linears that were not checked: {some_of(sorted(unseen))}.", "Please report this.")
+        raise BuildError(
+            f"Linears that were not checked: {some_of(sorted(unseen))}.", "Please report this."
+        )
     sums = Sums()
     sums.take(rows)
     return sums.report(quantised.errors)
@@ -173,8 +194,12 @@ def num_steps(base: Base) -> int:
 
 
 def refuse_broken(report: Report, plan: Plan) -> None:
-    """Raises BuildError where the figures are below what the scheme gives even on random weights."""
-    told = "The result is broken and was removed. Run it again with more or other text (--calib-data), or take "
+    """Raises BuildError where the figures are below what the scheme gives even on random
+    weights."""
+    told = (
+        "The result is broken and was removed. Run it again with more or other text (--calib-data),"
+        " or take "
+    )
     remedy = f"{told}another scheme than {plan.body.name}; if it happens again, please report it."
     figures = (report.logits_cosine, report.logits_kl, report.max_weight_error)
     if not all(math.isfinite(figure) for figure in figures):
@@ -182,10 +207,16 @@ def refuse_broken(report: Report, plan: Plan) -> None:
     for name, error in report.weight_errors.items():
         if error > plan.layers[name].max_weight_error:
             limit = plan.layers[name].max_weight_error
-            raise BuildError(f"{name}: the written weight is off by {error:.3f} of its size; at most {limit}.", remedy)
+            raise BuildError(
+                f"{name}: the written weight is off by {error:.3f} of its size; at most {limit}.",
+                remedy,
+            )
     least = min(scheme.min_logits_cosine for scheme in plan.layers.values())
     if report.logits_cosine < least:
-        what = f"the quantised model's logits have a cosine of {report.logits_cosine:.4f} with the original's"
+        what = (
+            f"the quantised model's logits have a cosine of {report.logits_cosine:.4f} with the"
+            " original's"
+        )
         raise BuildError(f"{what}; {plan.body.name} gives at least {least}.", remedy)
 
 
@@ -224,7 +255,10 @@ class Written(Source):
         with read_back():
             quantization = read_quantization(checkpoint)
         if quantization is None:
-            raise BuildError(f"{checkpoint.path} was written without quantisation settings.", "Please report this.")
+            raise BuildError(
+                f"{checkpoint.path} was written without quantisation settings.",
+                "Please report this.",
+            )
         self.quantization = quantization
         self.errors: dict[str, float] = {}
         self.same_head = HEAD not in plan.layers
@@ -247,7 +281,9 @@ class Written(Source):
         ours, theirs = self.checkpoint.tensors.get(name), self.source.checkpoint.tensors[name]
         same = ours is not None and (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
         if not same or not same_bytes(self.checkpoint, self.source.checkpoint, name):
-            raise BuildError(f"{name} is not quantised and was changed all the same.", "Please report this.")
+            raise BuildError(
+                f"{name} is not quantised and was changed all the same.", "Please report this."
+            )
 
     def weight(self, module: str) -> QuantizedWeight:
         with read_back():
@@ -255,7 +291,9 @@ class Written(Source):
         wanted = self.plan.layers[module]
         if weight is None or weight.scheme is not wanted:
             found = weight.scheme.name if weight else "unquantised"
-            raise BuildError(f"{module} was written as {found} instead of {wanted.name}.", "Please report this.")
+            raise BuildError(
+                f"{module} was written as {found} instead of {wanted.name}.", "Please report this."
+            )
         return weight
 
     def head(self, low: int) -> Any:
@@ -263,7 +301,11 @@ class Written(Source):
         rows = slice(low, low + HEAD_ROWS)
         value, wanted = stored_and_wanted(self.own_head, self.source.head(low), rows)
         self.head_error += [float((value - wanted).square().sum()), float(wanted.square().sum())]
-        return value if self.own_head.pre_quant_scale is None else value * to_torch(self.own_head.pre_quant_scale)
+        return (
+            value
+            if self.own_head.pre_quant_scale is None
+            else value * to_torch(self.own_head.pre_quant_scale)
+        )
 
     def finish(self) -> None:
         """The head's error is known once all its rows were asked for."""
@@ -278,7 +320,9 @@ def read_back() -> Iterator[None]:
     try:
         yield
     except CheckpointError as error:
-        raise BuildError(f"what was written cannot be read back: {error.what}", "Please report this.") from error
+        raise BuildError(
+            f"what was written cannot be read back: {error.what}", "Please report this."
+        ) from error
 
 
 def same_bytes(ours: Checkpoint, theirs: Checkpoint, name: str) -> bool:
@@ -287,7 +331,8 @@ def same_bytes(ours: Checkpoint, theirs: Checkpoint, name: str) -> bool:
     if len(shape) < 2:
         return bytes(as_bytes(ours.read(name))) == bytes(as_bytes(theirs.read(name)))
     return all(
-        as_bytes(ours.read_rows(name, low, low + HEAD_ROWS)) == as_bytes(theirs.read_rows(name, low, low + HEAD_ROWS))
+        as_bytes(ours.read_rows(name, low, low + HEAD_ROWS))
+        == as_bytes(theirs.read_rows(name, low, low + HEAD_ROWS))
         for low in range(0, shape[0], HEAD_ROWS)
     )
 
@@ -295,28 +340,40 @@ def same_bytes(ours: Checkpoint, theirs: Checkpoint, name: str) -> bool:
 def effective(weight: QuantizedWeight, original: Any) -> tuple[Any, float]:
     """The weight that raw activations meet, and its relative error.
 
-    Smoothing makes some inputs small and others great on purpose: the error is that of the weight as stored, against
-    the original divided by the smoothing, which is where its rounding was done.
+    Smoothing makes some inputs small and others great on purpose: the error is that of the weight
+    as stored, against the original divided by the smoothing, which is where its rounding was done.
     """
     value, wanted = stored_and_wanted(weight, original)
     error = float((value - wanted).norm() / wanted.norm().clamp_min(1e-30))
-    return (value if weight.pre_quant_scale is None else value * to_torch(weight.pre_quant_scale)), error
+    return (
+        value if weight.pre_quant_scale is None else value * to_torch(weight.pre_quant_scale)
+    ), error
 
 
-def stored_and_wanted(weight: QuantizedWeight, original: Any, rows: slice = slice(None)) -> tuple[Any, Any]:
+def stored_and_wanted(
+    weight: QuantizedWeight, original: Any, rows: slice = slice(None)
+) -> tuple[Any, Any]:
     value = to_torch(dequantize_stored(weight, rows))
-    return value, original if weight.pre_quant_scale is None else original / to_torch(weight.pre_quant_scale)
+    return value, (
+        original if weight.pre_quant_scale is None else original / to_torch(weight.pre_quant_scale)
+    )
 
 
 def hidden_states(
-    base: Base, models: Sequence[Source], windows: Sequence[Sequence[int]], advance: Callable[[int], None]
+    base: Base,
+    models: Sequence[Source],
+    windows: Sequence[Sequence[int]],
+    advance: Callable[[int], None],
 ) -> list[Any]:
-    """After the final norm of each model, float32 [tokens, H]. All goes through a layer before the next is read."""
+    """After the final norm of each model, float32 [tokens, H]. All goes through a layer before the
+    next is read."""
     import torch
 
     decoder = Decoder(base, torch.float32)
     longest = max(map(len, windows))
-    padded = [[*window, *[0] * (longest - len(window))] for window in windows]  # a causal model does not look ahead
+    padded = [
+        [*window, *[0] * (longest - len(window))] for window in windows
+    ]  # a causal model does not look ahead
     states = [decoder.embed(padded)] * len(models)
     for i in range(base.num_layers):
         for k, weights in enumerate(models):
@@ -325,5 +382,10 @@ def hidden_states(
             advance(1)
         for weights in models:
             weights.forget()
-    final = [decoder.finish(state, weights.tensor) for state, weights in zip(states, models, strict=True)]
-    return [torch.cat([row[: len(window)] for row, window in zip(state, windows, strict=True)]) for state in final]
+    final = [
+        decoder.finish(state, weights.tensor) for state, weights in zip(states, models, strict=True)
+    ]
+    return [
+        torch.cat([row[: len(window)] for row, window in zip(state, windows, strict=True)])
+        for state in final
+    ]

@@ -1,6 +1,8 @@
-"""transformers' own decoder with one layer in memory at a time: its layers, and what each is called with.
+"""transformers' own decoder with one layer in memory at a time: its layers, and what each is called
+with.
 
-Knows torch and transformers. Weights come from whoever calls, by their names on disk. Knows no quantisation.
+Knows torch and transformers. Weights come from whoever calls, by their names on disk. Knows no
+quantisation.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ class Decoder:
     """Layers are empty until `loaded`; states are [B, S, H] on the host."""
 
     def __init__(self, base: Base, dtype: Any = None, device: str = "cpu") -> None:
-        """`dtype` None: the checkpoint's own. Raises CheckpointError where config.json and tensors do not agree."""
+        """`dtype` None: the checkpoint's own. Raises CheckpointError where config.json and tensors
+        do not agree."""
         self.base, self.device = base, device
         self.model = skeleton(base, dtype)  # with its head
         self.model.model.rotary_emb.to(device)
@@ -40,8 +43,14 @@ class Decoder:
 
         name = f"{self.base.stored(EMBEDDING)}.weight"
         needed, places = np.unique(np.asarray(ids), return_inverse=True)
-        rows = np.concatenate([self.base.checkpoint.read_rows(name, row, row + 1) for row in needed.tolist()])
-        return to_torch(rows).to(self.dtype)[torch.from_numpy(places.reshape(-1))].view(len(ids), len(ids[0]), -1)
+        rows = np.concatenate(
+            [self.base.checkpoint.read_rows(name, row, row + 1) for row in needed.tolist()]
+        )
+        return (
+            to_torch(rows)
+            .to(self.dtype)[torch.from_numpy(places.reshape(-1))]
+            .view(len(ids), len(ids[0]), -1)
+        )
 
     @contextmanager
     def loaded(self, i: int, read: Read) -> Iterator[Any]:
@@ -87,8 +96,11 @@ class Decoder:
 
 
 def give_back() -> None:
-    """glibc keeps what was freed in pieces of many sizes: 50 MB a layer were measured, and grow with each."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl and macOS have none, nor this habit
+    """glibc keeps what was freed in pieces of many sizes: 50 MB a layer were measured, and grow
+    with each."""
+    trim = getattr(
+        ctypes.CDLL(None), "malloc_trim", None
+    )  # musl and macOS have none, nor this habit
     if trim is not None:
         trim(0)
 
@@ -110,7 +122,9 @@ def skeleton(base: Base, dtype: Any) -> Any:
             model: Any = make(text, dtype=dtype, trust_remote_code=False)  # type: ignore[no-untyped-call]
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = str(error).strip().partition("\n")[0]
-        raise CheckpointError(f"transformers makes no model of {path / 'config.json'}: {reason}") from error
+        raise CheckpointError(
+            f"transformers makes no model of {path / 'config.json'}: {reason}"
+        ) from error
     return model.eval()
 
 
@@ -124,11 +138,16 @@ def check_names(decoder: Decoder) -> None:
     for name, parameter in decoder.model.named_parameters():
         info = base.checkpoint.tensors.get(base.stored(name))
         if name != f"{HEAD}.weight" and (info is None or info.shape != tuple(parameter.shape)):
-            found = "missing" if info is None else f"{list(info.shape)} instead of {list(parameter.shape)}"
+            found = (
+                "missing"
+                if info is None
+                else f"{list(info.shape)} instead of {list(parameter.shape)}"
+            )
             wrong.append(f"{base.stored(name)} ({found})")
     if wrong:
         raise CheckpointError(
-            f"the tensors of {base.checkpoint.path} are not those of its config.json: {some_of(wrong)}."
+            f"the tensors of {base.checkpoint.path} are not those of its config.json:"
+            f" {some_of(wrong)}."
         )
 
 

@@ -1,6 +1,8 @@
-"""A DFlash draft as a torch module (arXiv 2602.06036), for calibration and for the check: one block, without a cache.
+"""A DFlash draft as a torch module (arXiv 2602.06036), for calibration and for the check: one
+block, without a cache.
 
-Its parameters have the names of `checkpoint.dflash.expected_tensors`. Knows nothing of files or quantisation.
+Its parameters have the names of `checkpoint.dflash.expected_tensors`. Knows nothing of files or
+quantisation.
 """
 
 from __future__ import annotations
@@ -23,8 +25,16 @@ class BlockAttention(nn.Module):
     def __init__(self, config: DFlashConfig, index: int) -> None:
         super().__init__()
         layer = config.decoder
-        hidden, queries, keys = layer.hidden_size, layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
-        self.num_heads, self.num_kv_heads, self.head_dim = layer.num_heads, layer.num_kv_heads, layer.head_dim
+        hidden, queries, keys = (
+            layer.hidden_size,
+            layer.num_heads * layer.head_dim,
+            layer.num_kv_heads * layer.head_dim,
+        )
+        self.num_heads, self.num_kv_heads, self.head_dim = (
+            layer.num_heads,
+            layer.num_kv_heads,
+            layer.head_dim,
+        )
         self.window, self.causal = config.windows[index], config.causal[index]
         self.q_proj = nn.Linear(hidden, queries, bias=layer.qkv_bias)
         self.k_proj = nn.Linear(hidden, keys, bias=layer.qkv_bias)
@@ -44,16 +54,23 @@ class BlockAttention(nn.Module):
         if self.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate(q, cos[known:], sin[known:]), rotate(k, cos, sin)
-        mixed = F.scaled_dot_product_attention(q[None], k[None], v[None], self.seen(known, len(x)), enable_gqa=True)[0]
+        mixed = F.scaled_dot_product_attention(
+            q[None], k[None], v[None], self.seen(known, len(x)), enable_gqa=True
+        )[0]
         return self.o_proj(mixed.transpose(0, 1).flatten(1))  # type: ignore[no-any-return]
 
     def heads(self, x: Tensor, num_heads: int) -> Tensor:
         return x.view(len(x), num_heads, self.head_dim).transpose(0, 1)  # [heads, S, D]
 
     def seen(self, known: int, rows: int) -> Tensor:
-        """[B, n + B]: the context within the window, and the block up to the row itself where it is causal."""
+        """[B, n + B]: the context within the window, and the block up to the row itself where it is
+        causal."""
         device = self.o_proj.weight.device
-        distance = known + torch.arange(rows, device=device)[:, None] - torch.arange(known + rows, device=device)
+        distance = (
+            known
+            + torch.arange(rows, device=device)[:, None]
+            - torch.arange(known + rows, device=device)
+        )
         near = distance < (self.window or known + rows + 1)
         inside = distance >= 0 if self.causal else torch.ones_like(near)
         return torch.where(torch.arange(known + rows, device=device) < known, near, inside)
@@ -76,21 +93,28 @@ class Layer(nn.Module):
 class DFlash(nn.Module):
     def __init__(self, config: DFlashConfig) -> None:
         super().__init__()
-        self.draft_config = config  # `config` is what ModelOpt takes for a transformers one, and writes to
+        self.draft_config = (
+            config  # `config` is what ModelOpt takes for a transformers one, and writes to
+        )
         layer = config.decoder
         hidden, eps = layer.hidden_size, layer.rms_norm_eps
-        self.fc = nn.Linear(len(config.tap_ids) * config.target_hidden_size, hidden, bias=False)
+        self.fc = nn.Linear(
+            len(config.aux_layer_ids) * config.target_hidden_size, hidden, bias=False
+        )
         self.hidden_norm = RMSNorm(hidden, eps)
         self.layers = nn.ModuleList(Layer(config, i) for i in range(layer.num_layers))
         self.norm = RMSNorm(hidden, eps)
         self.lm_head = nn.Linear(hidden, config.draft_vocab_size, bias=False)
 
     def forward(self, features: Tensor, embeds: Tensor) -> Tensor:
-        """Features [n, taps * Ht] of the context and embeddings [B, H] of a block behind it -> logits [B, Vd].
+        """Features [n, taps * Ht] of the context and embeddings [B, H] of a block behind it ->
+        logits [B, Vd].
 
         fc is computed in float32: sums of such features go beyond the range of halves.
         """
-        context = self.hidden_norm(F.linear(features.float(), self.fc.weight.float()).to(embeds.dtype))
+        context = self.hidden_norm(
+            F.linear(features.float(), self.fc.weight.float()).to(embeds.dtype)
+        )
         table = RopeTable.of(self.draft_config.decoder.rope, len(features) + len(embeds))
         cos, sin = (torch.from_numpy(rows).to(embeds.device) for rows in (table.cos, table.sin))
         x = embeds
@@ -99,12 +123,18 @@ class DFlash(nn.Module):
         return self.lm_head(self.norm(x))  # type: ignore[no-any-return]
 
 
-def blocks_of(config: DFlashConfig, features: Tensor, ids: Tensor, table: Tensor) -> list[tuple[Tensor, Tensor]]:
+def blocks_of(
+    config: DFlashConfig, features: Tensor, ids: Tensor, table: Tensor
+) -> list[tuple[Tensor, Tensor]]:
     """What a window of text [S] feeds the draft: contexts of growing length, a block behind each.
 
     Blocks begin as decoding begins them, with the token that is known; the rest is masks.
     """
     length = len(ids)
-    anchors = sorted({max(1, length * part // BLOCKS_A_WINDOW - 1) for part in range(1, BLOCKS_A_WINDOW + 1)})
+    anchors = sorted(
+        {max(1, length * part // BLOCKS_A_WINDOW - 1) for part in range(1, BLOCKS_A_WINDOW + 1)}
+    )
     masks: list[Any] = [config.mask_token_id] * (config.block_size - 1)
-    return [(features[:anchor], table[torch.tensor([int(ids[anchor]), *masks])]) for anchor in anchors]
+    return [
+        (features[:anchor], table[torch.tensor([int(ids[anchor]), *masks])]) for anchor in anchors
+    ]

@@ -1,6 +1,7 @@
 """From an EAGLE-3 draft to its quantised directory, calibrated on what the base really feeds it.
 
-Knows the order of the work. `fc` stays as it is, as the mirrored tool has it for DFlash: what all else is made from.
+Knows the order of the work. `fc` stays as it is, as the mirrored tool has it for DFlash: what all
+else is made from.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import Checkpoint, open_checkpoint
 from edgespec.checkpoint.layouts import read_quantization, read_weight
 from edgespec.checkpoint.names import stored_name, text_stack
-from edgespec.config import DFlashConfig, DraftConfig, ModelConfig, resolve_taps
+from edgespec.config import DFlashConfig, DraftConfig, ModelConfig, resolve_aux_layers
 from edgespec.errors import BuildError, PairingError, UnsupportedModel
 from edgespec.quantize import calibration, modelopt, work
 from edgespec.quantize import check as checking
@@ -37,40 +38,62 @@ from edgespec.quantize.llm import (
     write_sidecars,
 )
 from edgespec.quantize.plan import Plan, make_plan, quantised_bytes, refuse_full_disk, size_bytes
-from edgespec.quantize.tensors import Piece, array_piece, copied, to_numpy, to_torch, write_safetensors
+from edgespec.quantize.tensors import (
+    Piece,
+    array_piece,
+    copied,
+    to_numpy,
+    to_torch,
+    write_safetensors,
+)
 
-# EAGLE-3: features [S, taps * Ht] of tokens t, embeddings [S, H] of tokens t + 1. DFlash: features [n, taps * Ht] of a
-# context, embeddings [B, H] of the block behind it.
+# EAGLE-3: features [S, taps * Ht] of tokens t, embeddings [S, H] of tokens t + 1. DFlash: features
+# [n, taps * Ht] of a context, embeddings [B, H] of the block behind it.
 Pair = tuple[Any, Any]
 AnyDraft = DraftConfig | DFlashConfig
 LENT_HEAD = f"{HEAD}.weight"
 
 
 def quantize_draft(
-    base_dir: str, draft_dir: str, out: Path, options: Options, progress: Progress, log: modelopt.Log
+    base_dir: str,
+    draft_dir: str,
+    out: Path,
+    options: Options,
+    progress: Progress,
+    log: modelopt.Log,
 ) -> Quantized:
     """Write the quantised draft to `out`; nothing is left behind when it fails.
 
     Raises as `quantize_llm` does, and PairingError where base and draft do not belong together.
     """
     if options.fp8_cache:
-        raise UnsupportedModel("--kv-cache-quantization: a draft's cache stays as it is.", "Leave the flag out.")
+        raise UnsupportedModel(
+            "--kv-cache-quantization: a draft's cache stays as it is.", "Leave the flag out."
+        )
     draft = open_checkpoint(draft_dir, allow_pickle=options.allow_pickle)
     refuse_quantised(draft)
     config = detect(draft)
     if isinstance(config, ModelConfig):
-        raise UnsupportedModel(f"{draft.path} is a base model, not a draft.", "edgespec quantize llm takes it.")
+        raise UnsupportedModel(
+            f"{draft.path} is a base model, not a draft.", "edgespec quantize llm takes it."
+        )
     base = open_checkpoint(base_dir, allow_pickle=options.allow_pickle)
     model = base_config(base)
     check_pair(config, model, base)
-    taps = taps_of(config, model, base)
+    aux_layers = aux_layers_of(config, model, base)
     named, names = own_names(draft, config)
     plan = plan_draft(named, names, lent_shape(config, options), options)
     texts = calibration.read_texts(options.calib_data, options.samples)
     request = request_of(draft, options, texts)
-    request["base"] = {"name": base.path.resolve().name, "identity": base.identity(), "taps": list(taps)}
+    request["base"] = {
+        "name": base.path.resolve().name,
+        "identity": base.identity(),
+        "taps": list(aux_layers),
+    }
     bundle.remove_dead_staging(out.parent, out.name)
-    if (there := already_there(out, request, {"source": draft, "base": base}, progress)) is not None:
+    if (
+        there := already_there(out, request, {"source": draft, "base": base}, progress)
+    ) is not None:
         return there
     bundle.refuse_occupied(out)
     modelopt.check_installed()
@@ -79,24 +102,33 @@ def quantize_draft(
     refuse_full_disk(out, needed)
     digests = {"source": read_all(draft, progress), "base": read_all(base, progress)}
     prepare(options, progress, log, with_modelopt=True)
-    windows = calibration.cut(texts, tokenizer_of(base, log), options.samples, min(options.seq_len, model.max_position))
+    windows = calibration.cut(
+        texts, tokenizer_of(base, log), options.samples, min(options.seq_len, model.max_position)
+    )
     with bundle.staged_directory(out) as staging:
         progress.start("features", len(windows.calibration) + len(windows.held_out))
         table = embedding(named, base, names)
-        pairs = pairs_of(config, base, table, taps, windows, options, progress, log)
+        pairs = pairs_of(config, base, table, aux_layers, windows, options, progress, log)
         weights = read_weights(named, base, names, config)
         packed, beside, inside = calibrated(config, weights, plan, pairs[0], options, progress, log)
         progress.start("export", needed)
         pieces = written_pieces(named, names, plan, packed)
         write_safetensors(staging / "model.safetensors", pieces, progress.advance)
-        beside, inside = (modelopt.renamed(one, partial(on_disk, names)) for one in (beside, inside))
+        beside, inside = (
+            modelopt.renamed(one, partial(on_disk, names)) for one in (beside, inside)
+        )
         write_sidecars(draft, staging, beside, inside, more=recorded_base(draft, base, base_dir))
         report = compare(config, weights, Checkpoint(staging), names, plan, pairs[1], progress)
         checking.refuse_broken(report, plan)
         manifest = write_manifest(staging, request, digests, plan, windows, report.as_json())
-    notes = [*notes_of(plan, windows, options, texts), f"fc is left as it is; made for {request['base']['name']}"]
+    notes = [
+        *notes_of(plan, windows, options, texts),
+        f"fc is left as it is; made for {request['base']['name']}",
+    ]
     if HEAD in plan.layers and f"{HEAD}.weight" not in names:
-        notes.append("its lm_head is the base's, quantised: from here on the draft has a head of its own")
+        notes.append(
+            "its lm_head is the base's, quantised: from here on the draft has a head of its own"
+        )
     return Quantized(out, manifest, tuple(notes))
 
 
@@ -107,25 +139,29 @@ def check_pair(config: AnyDraft, model: ModelConfig, base: Checkpoint) -> None:
         ("tap width", config.target_hidden_size, model.decoder.hidden_size),
     ):
         if ours != theirs:
-            raise PairingError(f"the draft's {what} is {ours}, that of {base.path} {theirs}.", remedy)
+            raise PairingError(
+                f"the draft's {what} is {ours}, that of {base.path} {theirs}.", remedy
+            )
 
 
-def taps_of(config: AnyDraft, model: ModelConfig, base: Checkpoint) -> tuple[int, ...]:
+def aux_layers_of(config: AnyDraft, model: ModelConfig, base: Checkpoint) -> tuple[int, ...]:
     """The taps as hidden_states indices, which the base must have."""
     layers = model.decoder.num_layers
     if isinstance(config, DraftConfig):
-        return resolve_taps(config, layers)
-    if config.num_target_layers not in (None, layers) or config.tap_ids[-1] > layers:
+        return resolve_aux_layers(config, layers)
+    if config.num_target_layers not in (None, layers) or config.aux_layer_ids[-1] > layers:
         what = (
-            f"the draft reads hidden_states up to {config.tap_ids[-1]} of a base of {config.num_target_layers} layers"
+            f"the draft reads hidden_states up to {config.aux_layer_ids[-1]} of a base of"
+            f" {config.num_target_layers} layers"
         )
         remedy = "Pass --base-model-dir with the base that this draft was trained for."
         raise PairingError(f"{what}; {base.path} has {layers} layers.", remedy)
-    return config.tap_ids
+    return config.aux_layer_ids
 
 
 def own_names(draft: Checkpoint, config: AnyDraft) -> tuple[Checkpoint, dict[str, str]]:
-    """The draft under the names that will be written, and own name -> that name of each tensor of the graph."""
+    """The draft under the names that will be written, and own name -> that name of each tensor of
+    the graph."""
     if isinstance(config, DraftConfig):
         return draft, stored_names(draft, config)
     from edgespec.checkpoint import dflash
@@ -137,17 +173,23 @@ def own_names(draft: Checkpoint, config: AnyDraft) -> tuple[Checkpoint, dict[str
 
 
 def lent_shape(config: AnyDraft, options: Options) -> tuple[int, int] | None:
-    """Of a head that the base lends and that is to be quantised for the draft; it is whole, or the draft could not
-    borrow it. The mirrored tool does so for DFlash."""
+    """Of a head that the base lends and that is to be quantised for the draft; it is whole, or the
+    draft could not borrow it. The mirrored tool does so for DFlash."""
     if isinstance(config, DraftConfig) or config.own_head or not options.lm_head_quantization:
         return None
     return config.draft_vocab_size, config.decoder.hidden_size
 
 
-def size_to_write(named: Checkpoint, names: Mapping[str, str], plan: Plan, lent: tuple[int, int] | None) -> int:
+def size_to_write(
+    named: Checkpoint, names: Mapping[str, str], plan: Plan, lent: tuple[int, int] | None
+) -> int:
     """About what will be written."""
-    own = replace(plan, layers={module: s for module, s in plan.layers.items() if f"{module}.weight" in names})
-    beside = replace(plan, layers={module: s for module, s in plan.layers.items() if module not in own.layers})
+    own = replace(
+        plan, layers={module: s for module, s in plan.layers.items() if f"{module}.weight" in names}
+    )
+    beside = replace(
+        plan, layers={module: s for module, s in plan.layers.items() if module not in own.layers}
+    )
     size = size_bytes(named, own, lambda module: stored(names, module))
     return size + (quantised_bytes(beside, {HEAD: lent}) if lent else 0)
 
@@ -168,13 +210,18 @@ def stored(names: Mapping[str, str], module: str) -> str:
     return names[f"{module}.weight"].removesuffix(".weight")
 
 
-def plan_draft(draft: Checkpoint, names: Mapping[str, str], lent: tuple[int, int] | None, options: Options) -> Plan:
-    """The Linears of the layers and, if asked for, the draft's own head or the one that it is lent."""
+def plan_draft(
+    draft: Checkpoint, names: Mapping[str, str], lent: tuple[int, int] | None, options: Options
+) -> Plan:
+    """The Linears of the layers and, if asked for, the draft's own head or the one that it is
+    lent."""
     shapes = {HEAD: lent} if lent else {}
     for own, name in names.items():
         shape = draft.tensors[name].shape
         module = own.removesuffix(".weight")
-        if len(shape) == 2 and (module.endswith("_proj") or (module == HEAD and options.lm_head_quantization)):
+        if len(shape) == 2 and (
+            module.endswith("_proj") or (module == HEAD and options.lm_head_quantization)
+        ):
             shapes[module] = (shape[0], shape[1])
     if options.lm_head_quantization and HEAD not in shapes:
         raise UnsupportedModel(
@@ -199,10 +246,17 @@ def of_base(base: Checkpoint, name: str) -> str:
 
 
 def pairs_of(
-    config: AnyDraft, base: Checkpoint, table: Any, taps: tuple[int, ...], windows: calibration.Windows,
-    options: Options, progress: Progress, log: modelopt.Log,
-) -> tuple[list[Pair], list[Pair]]:  # fmt: skip
-    """What the base feeds the draft: for calibration, and held out. The base is let go after that."""
+    config: AnyDraft,
+    base: Checkpoint,
+    table: Any,
+    aux_layers: tuple[int, ...],
+    windows: calibration.Windows,
+    options: Options,
+    progress: Progress,
+    log: modelopt.Log,
+) -> tuple[list[Pair], list[Pair]]:
+    """What the base feeds the draft: for calibration, and held out. The base is let go after
+    that."""
     import torch
 
     from edgespec.quantize.eagle import features_of
@@ -212,7 +266,7 @@ def pairs_of(
     def pairs(window: Sequence[int]) -> list[Pair]:
         ids = torch.tensor([window], device=options.device)
         with modelopt.captured(log):
-            features = features_of(model, taps, ids).cpu()
+            features = features_of(model, aux_layers, ids).cpu()
         progress.advance(1)
         return pairs_in(config, features, ids[0].cpu(), table)
 
@@ -245,13 +299,21 @@ def load_model(checkpoint: Checkpoint, device: str, log: modelopt.Log) -> Any:
     with modelopt.captured(log):
         from transformers import AutoModelForCausalLM
 
-        model: Any = AutoModelForCausalLM.from_pretrained(checkpoint.path, dtype="auto", trust_remote_code=False)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            checkpoint.path, dtype="auto", trust_remote_code=False
+        )
         return model.eval().to(device)
 
 
-def read_weights(draft: Checkpoint, base: Checkpoint, names: Mapping[str, str], config: AnyDraft) -> dict[str, Any]:
+def read_weights(
+    draft: Checkpoint, base: Checkpoint, names: Mapping[str, str], config: AnyDraft
+) -> dict[str, Any]:
     """Own name -> tensor in its own type; the head is the base's where the draft has none."""
-    weights = {own: to_torch(draft.read(name)) for own, name in names.items() if own != "embed_tokens.weight"}
+    weights = {
+        own: to_torch(draft.read(name))
+        for own, name in names.items()
+        if own != "embed_tokens.weight"
+    }
     if not config.own_head:
         tied = of_base(base, f"{EMBEDDING}.weight")
         weights[LENT_HEAD] = to_torch(base.read(LENT_HEAD if LENT_HEAD in base.tensors else tied))
@@ -259,15 +321,25 @@ def read_weights(draft: Checkpoint, base: Checkpoint, names: Mapping[str, str], 
 
 
 def calibrated(
-    config: AnyDraft, weights: Mapping[str, Any], plan: Plan, pairs: Sequence[Pair], options: Options,
-    progress: Progress, log: modelopt.Log,
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:  # fmt: skip
+    config: AnyDraft,
+    weights: Mapping[str, Any],
+    plan: Plan,
+    pairs: Sequence[Pair],
+    options: Options,
+    progress: Progress,
+    log: modelopt.Log,
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     dtype = weights["fc.weight"].dtype
     module = module_of(config).to(dtype).eval()
     module.load_state_dict({name: tensor.to(dtype) for name, tensor in weights.items()})
     module.to(options.device)
-    features_dtype = dtype if isinstance(config, DraftConfig) else None  # DFlash has fc in float32 whatever it reads
-    inputs = [(f.to(options.device, features_dtype or f.dtype), e.to(options.device, dtype)) for f, e in pairs]
+    features_dtype = (
+        dtype if isinstance(config, DraftConfig) else None
+    )  # DFlash has fc in float32 whatever it reads
+    inputs = [
+        (f.to(options.device, features_dtype or f.dtype), e.to(options.device, dtype))
+        for f, e in pairs
+    ]
     progress.start("calibrate", modelopt.steps(plan, len(inputs)))
     settings = modelopt.insert_quantizers(module, plan, plan.left_out, log)
     modelopt.calibrate(module, plan, inputs, lambda pair: module(*pair), progress.advance, log)
@@ -278,8 +350,11 @@ def calibrated(
 # What is written
 
 
-def written_pieces(draft: Checkpoint, names: Mapping[str, str], plan: Plan, packed: Mapping[str, Any]) -> list[Piece]:
-    """The draft's tensors byte for byte, those of quantised Linears replaced by what stands for them."""
+def written_pieces(
+    draft: Checkpoint, names: Mapping[str, str], plan: Plan, packed: Mapping[str, Any]
+) -> list[Piece]:
+    """The draft's tensors byte for byte, those of quantised Linears replaced by what stands for
+    them."""
     modules = {names.get(f"{module}.weight", f"{module}.weight"): module for module in plan.layers}
     pieces = []
     for name in dict.fromkeys((*draft.tensors, *modules)):  # a lent head is not there yet
@@ -288,7 +363,9 @@ def written_pieces(draft: Checkpoint, names: Mapping[str, str], plan: Plan, pack
             continue
         module, prefix = modules[name], name.removesuffix("weight")
         parts = {
-            own.removeprefix(f"{module}."): tensor for own, tensor in packed.items() if own.startswith(f"{module}.")
+            own.removeprefix(f"{module}."): tensor
+            for own, tensor in packed.items()
+            if own.startswith(f"{module}.")
         }
         for part in ("weight", *sorted(parts.keys() - {"weight", "bias"})):
             pieces.append(array_piece(prefix + part, to_numpy(parts[part])))
@@ -305,7 +382,11 @@ def recorded_base(draft: Checkpoint, base: Checkpoint, base_dir: str) -> dict[st
     name = str(base.path.resolve()) if Path(base_dir).is_dir() else base_dir
     speculators = draft.config.get("speculators_config")
     if isinstance(speculators, dict) and isinstance(speculators.get("verifier"), dict):
-        return {"speculators_config": speculators | {"verifier": speculators["verifier"] | {"name_or_path": name}}}
+        return {
+            "speculators_config": (
+                speculators | {"verifier": speculators["verifier"] | {"name_or_path": name}}
+            )
+        }
     return {"base_model_name_or_path": name}
 
 
@@ -313,9 +394,14 @@ def recorded_base(draft: Checkpoint, base: Checkpoint, base_dir: str) -> dict[st
 
 
 def compare(
-    config: AnyDraft, weights: Mapping[str, Any], written: Checkpoint, names: Mapping[str, str], plan: Plan,
-    pairs: Sequence[Pair], progress: Progress,
-) -> checking.Report:  # fmt: skip
+    config: AnyDraft,
+    weights: Mapping[str, Any],
+    written: Checkpoint,
+    names: Mapping[str, str],
+    plan: Plan,
+    pairs: Sequence[Pair],
+    progress: Progress,
+) -> checking.Report:
     """The draft before and after, on pairs that were held out; in float32."""
     import torch
 
@@ -330,7 +416,9 @@ def compare(
             weight = read_weight(written, quantization, on_disk(names, module))
         if weight is None or weight.scheme is not scheme:
             raise BuildError(f"{module} was not written as {scheme.name}.", "Please report this.")
-        quantised[f"{module}.weight"], errors[module] = checking.effective(weight, original[f"{module}.weight"])
+        quantised[f"{module}.weight"], errors[module] = checking.effective(
+            weight, original[f"{module}.weight"]
+        )
     for own, name in names.items():
         if own.removesuffix(".weight") not in plan.layers and own in original:
             assert np.array_equal(to_numpy(original[own]), written.read(name).astype(np.float32))
@@ -340,6 +428,8 @@ def compare(
     sums = checking.Sums()
     with torch.no_grad():
         for features, embeds in pairs:
-            sums.add(before(features.float(), embeds.float()), after(features.float(), embeds.float()))
+            sums.add(
+                before(features.float(), embeds.float()), after(features.float(), embeds.float())
+            )
             progress.advance(1)
     return sums.report(errors)

@@ -1,6 +1,8 @@
-"""An EAGLE-3 draft as a torch module (arXiv 2503.01840), for calibration and for the check: plain, without a cache.
+"""An EAGLE-3 draft as a torch module (arXiv 2503.01840), for calibration and for the check: plain,
+without a cache.
 
-Its parameters have the names of `graphs.eagle.expected_tensors`. Knows nothing of files or quantisation.
+Its parameters have the names of `graphs.eagle.expected_tensors`. Knows nothing of files or
+quantisation.
 """
 
 from __future__ import annotations
@@ -24,19 +26,31 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.float()
-        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype) * self.weight
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(
+            x.dtype
+        ) * self.weight
 
 
 class Attention(nn.Module):
     def __init__(self, config: DraftConfig, in_features: int) -> None:
         super().__init__()
         layer = config.decoder
-        self.num_heads, self.num_kv_heads, self.head_dim = layer.num_heads, layer.num_kv_heads, layer.head_dim
+        self.num_heads, self.num_kv_heads, self.head_dim = (
+            layer.num_heads,
+            layer.num_kv_heads,
+            layer.head_dim,
+        )
         self.window = layer.sliding_window
         self.q_proj = nn.Linear(in_features, layer.num_heads * layer.head_dim, bias=layer.qkv_bias)
-        self.k_proj = nn.Linear(in_features, layer.num_kv_heads * layer.head_dim, bias=layer.qkv_bias)
-        self.v_proj = nn.Linear(in_features, layer.num_kv_heads * layer.head_dim, bias=layer.qkv_bias)
-        self.o_proj = nn.Linear(layer.num_heads * layer.head_dim, layer.hidden_size, bias=layer.o_bias)
+        self.k_proj = nn.Linear(
+            in_features, layer.num_kv_heads * layer.head_dim, bias=layer.qkv_bias
+        )
+        self.v_proj = nn.Linear(
+            in_features, layer.num_kv_heads * layer.head_dim, bias=layer.qkv_bias
+        )
+        self.o_proj = nn.Linear(
+            layer.num_heads * layer.head_dim, layer.hidden_size, bias=layer.o_bias
+        )
         if layer.qk_norm:
             self.q_norm = RMSNorm(layer.head_dim, layer.rms_norm_eps)
             self.k_norm = RMSNorm(layer.head_dim, layer.rms_norm_eps)
@@ -53,7 +67,9 @@ class Attention(nn.Module):
         distance = places[:, None] - places
         seen = (distance >= 0) & (distance < (self.window or len(x) + 1))
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        mixed = F.scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=seen, enable_gqa=True)[0]
+        mixed = F.scaled_dot_product_attention(
+            q[None], k[None], v[None], attn_mask=seen, enable_gqa=True
+        )[0]
         return self.o_proj(mixed.transpose(0, 1).flatten(1))  # type: ignore[no-any-return]
 
     def heads(self, x: Tensor, num_heads: int) -> Tensor:
@@ -61,7 +77,8 @@ class Attention(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Half and half over the rotary part: pair i is (x[i], x[i + R/2]); cos and sin are [S, R/2]."""
+    """Half and half over the rotary part: pair i is (x[i], x[i + R/2]); cos and sin are [S,
+    R/2]."""
     half = cos.shape[-1]
     first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
@@ -96,7 +113,9 @@ class Layer(nn.Module):
     def forward(self, embeds: Tensor, state: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         if self.first:
             normed = self.hidden_norm(state)
-            attended = self.self_attn(torch.cat([self.input_layernorm(embeds), normed], dim=-1), cos, sin)
+            attended = self.self_attn(
+                torch.cat([self.input_layernorm(embeds), normed], dim=-1), cos, sin
+            )
             state = normed if self.norm_before_residual else state
         else:
             attended = self.self_attn(self.input_layernorm(state), cos, sin)
@@ -107,24 +126,35 @@ class Layer(nn.Module):
 class Eagle3(nn.Module):
     def __init__(self, config: DraftConfig) -> None:
         super().__init__()
-        self.draft_config = config  # `config` is what ModelOpt takes for a transformers one, and writes to
-        hidden, eps, taps = config.decoder.hidden_size, config.decoder.rms_norm_eps, config.num_taps
+        self.draft_config = (
+            config  # `config` is what ModelOpt takes for a transformers one, and writes to
+        )
+        hidden, eps, aux_layers = (
+            config.decoder.hidden_size,
+            config.decoder.rms_norm_eps,
+            config.num_aux_layers,
+        )
         if config.norm_before_fc:
-            self.input_norm = RMSNorm(taps * config.target_hidden_size, eps)
+            self.input_norm = RMSNorm(aux_layers * config.target_hidden_size, eps)
         if config.fc_norm:
-            self.fc_norm = nn.ModuleList(RMSNorm(config.target_hidden_size, eps) for _ in range(taps))
-        self.fc = nn.Linear(taps * config.target_hidden_size, hidden, bias=False)
+            self.fc_norm = nn.ModuleList(
+                RMSNorm(config.target_hidden_size, eps) for _ in range(aux_layers)
+            )
+        self.fc = nn.Linear(aux_layers * config.target_hidden_size, hidden, bias=False)
         self.layers = nn.ModuleList(Layer(config, i == 0) for i in range(config.decoder.num_layers))
         self.norm = RMSNorm(hidden, eps)
         self.lm_head = nn.Linear(hidden, config.draft_vocab_size, bias=False)
 
     def forward(self, features: Tensor, embeds: Tensor) -> Tensor:
-        """Features [S, taps * Ht] of tokens t and embeddings [S, H] of tokens t + 1 -> logits [S, Vd] for t + 2."""
+        """Features [S, taps * Ht] of tokens t and embeddings [S, H] of tokens t + 1 -> logits [S,
+        Vd] for t + 2."""
         if self.draft_config.norm_before_fc:
             features = self.input_norm(features)
         if self.draft_config.fc_norm:
-            parts = features.chunk(self.draft_config.num_taps, dim=-1)
-            features = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+            parts = features.chunk(self.draft_config.num_aux_layers, dim=-1)
+            features = torch.cat(
+                [norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1
+            )
         table = RopeTable.of(self.draft_config.decoder.rope, len(features))
         cos, sin = (torch.from_numpy(rows).to(features.device) for rows in (table.cos, table.sin))
         state = self.fc(features)
@@ -133,22 +163,23 @@ class Eagle3(nn.Module):
         return self.lm_head(self.norm(state))  # type: ignore[no-any-return]
 
 
-def features_of(base: Any, taps: tuple[int, ...], ids: Tensor) -> Tensor:
-    """The base's residual stream at its taps (hidden_states indices), ids [1, S] -> [S, taps * Ht]."""
+def features_of(base: Any, aux_layers: tuple[int, ...], ids: Tensor) -> Tensor:
+    """The base's residual stream at its taps (hidden_states indices), ids [1, S] -> [S, taps *
+    Ht]."""
     seen: dict[int, Tensor] = {}
 
-    def keep(tap: int) -> Any:
+    def keep(layer: int) -> Any:
         def hook(module: object, given: object, output: Any) -> None:
-            seen[tap] = (output[0] if isinstance(output, tuple) else output)[0]
+            seen[layer] = (output[0] if isinstance(output, tuple) else output)[0]
 
         return hook
 
     stack = getattr(base.model, "language_model", base.model)
-    hooks = [stack.layers[tap - 1].register_forward_hook(keep(tap)) for tap in taps]
+    hooks = [stack.layers[layer - 1].register_forward_hook(keep(layer)) for layer in aux_layers]
     try:
         with torch.no_grad():
             base.model(input_ids=ids, use_cache=False)
     finally:
         for handle in hooks:
             handle.remove()
-    return torch.cat([seen[tap] for tap in taps], dim=-1)
+    return torch.cat([seen[layer] for layer in aux_layers], dim=-1)

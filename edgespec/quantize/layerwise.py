@@ -1,7 +1,9 @@
-"""ModelOpt's calibration of one decoder layer after the other: the memory of one, and no finished one is lost.
+"""ModelOpt's calibration of one decoder layer after the other: the memory of one, and no finished
+one is lost.
 
-A part is a layer, and at the end the head where it is quantised: calibrated on what the unquantised layers before it
-make of the windows, packed, and kept in the work directory. Knows the order of the work; formats are ModelOpt's.
+A part is a layer, and at the end the head where it is quantised: calibrated on what the unquantised
+layers before it make of the windows, packed, and kept in the work directory. Knows the order of the
+work; formats are ModelOpt's.
 """
 
 from __future__ import annotations
@@ -44,10 +46,22 @@ class Calibration:
     """A decoder with quantizers, and the states on their way through it."""
 
     def __init__(
-        self, decoder: Decoder, plan: Plan, ids: Sequence[Sequence[Sequence[int]]], work: Work, progress: Progress,
+        self,
+        decoder: Decoder,
+        plan: Plan,
+        ids: Sequence[Sequence[Sequence[int]]],
+        work: Work,
+        progress: Progress,
         log: modelopt.Log,
-    ) -> None:  # fmt: skip
-        self.decoder, self.plan, self.ids, self.work, self.progress, self.log = decoder, plan, ids, work, progress, log
+    ) -> None:
+        self.decoder, self.plan, self.ids, self.work, self.progress, self.log = (
+            decoder,
+            plan,
+            ids,
+            work,
+            progress,
+            log,
+        )
         self.at = 0  # the layer whose inputs `states` are
         self.states: list[Any] | None = None
 
@@ -56,7 +70,9 @@ class Calibration:
 
     def steps(self, number: int) -> int:
         tokens = len(self.ids[0][0]) * sum(map(len, self.ids))
-        return modelopt.steps(self.plan, len(self.ids) if number < self.num_layers else -(-tokens // HEAD_TOKENS))
+        return modelopt.steps(
+            self.plan, len(self.ids) if number < self.num_layers else -(-tokens // HEAD_TOKENS)
+        )
 
     @property
     def num_layers(self) -> int:
@@ -71,7 +87,11 @@ class Calibration:
         missing = [number for number in numbers if number not in self.work.parts]
         if self.work.parts:
             self.work.resumed_at = missing[0] if missing else self.num_parts
-        where = f" (resumed at {place(missing[0], self.num_layers)})" if self.work.parts and missing else ""
+        where = (
+            f" (resumed at {place(missing[0], self.num_layers)})"
+            if self.work.parts and missing
+            else ""
+        )
         self.progress.start(f"calibrate{where}", sum(map(self.steps, numbers)))
         if self.work.parts:
             self.progress.advance(sum(map(self.steps, self.work.parts)))
@@ -84,7 +104,8 @@ class Calibration:
                 self.work.keep_states(self.at, states)
 
     def go_to(self, number: int) -> None:
-        """Have the states that a part begins with: kept ones, or the embeddings and the layers before."""
+        """Have the states that a part begins with: kept ones, or the embeddings and the layers
+        before."""
         if self.states is not None and self.at == number:
             return
         if (found := self.work.states(number)) is not None:
@@ -107,19 +128,26 @@ class Calibration:
             return [self.decoder.run(number, layer, state) for state in states]
 
     def layer(self, number: int) -> tuple[dict[str, Any], list[Any]]:
-        """Its packed tensors by their names on disk, and what it makes of the states unquantised."""
+        """Its packed tensors by their names on disk, and what it makes of the states
+        unquantised."""
         assert self.states is not None
         outputs: dict[int, Any] = {}
         decoder, states = self.decoder, self.states
 
         def call(i: int) -> None:
             output = decoder.run(number, layer, states[i])
-            outputs.setdefault(i, output)  # of the first pass: a quantised cache is on in later ones
+            outputs.setdefault(
+                i, output
+            )  # of the first pass: a quantised cache is on in later ones
 
         with decoder.loaded(number, self.read) as layer:
-            modelopt.calibrate(layer, self.plan, range(len(states)), call, self.progress.advance, self.log)
+            modelopt.calibrate(
+                layer, self.plan, range(len(states)), call, self.progress.advance, self.log
+            )
             few = states[0][:1, :2]
-            packed = modelopt.pack(layer, lambda: decoder.run(number, layer, few), decoder.dtype, self.log)
+            packed = modelopt.pack(
+                layer, lambda: decoder.run(number, layer, few), decoder.dtype, self.log
+            )
         tensors = self.kept(packed, f"{STACK}.layers.{number}.")
         decoder.forget(number)
         return tensors, [outputs[i] for i in range(len(states))]
@@ -131,7 +159,9 @@ class Calibration:
         decoder = self.decoder
         name = f"{decoder.base.source_of(HEAD)}.weight"
         with torch.no_grad():
-            rows: Any = torch.cat([decoder.finish(state, self.read).flatten(0, 1) for state in self.states])
+            rows: Any = torch.cat(
+                [decoder.finish(state, self.read).flatten(0, 1) for state in self.states]
+            )
             holder = decoder.holder_of_head(self.read(name))
         chunks = list(rows.split(HEAD_TOKENS))
 
@@ -143,10 +173,13 @@ class Calibration:
         return self.kept(packed, ""), []
 
     def kept(self, packed: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-        """Weights of the plan, and every scale; norms and biases are copied from the source at the end."""
+        """Weights of the plan, and every scale; norms and biases are copied from the source at the
+        end."""
         base = self.decoder.base
         named = {base.stored(f"{prefix}{name}"): tensor for name, tensor in packed.items()}
-        unchanged = base.checkpoint.tensors.keys() - {f"{module}.weight" for module in self.plan.layers}
+        unchanged = base.checkpoint.tensors.keys() - {
+            f"{module}.weight" for module in self.plan.layers
+        }
         return {name: tensor for name, tensor in named.items() if name not in unchanged}
 
 
@@ -158,7 +191,10 @@ def settings_on_disk(decoder: Decoder, plan: Plan, log: modelopt.Log) -> modelop
     """Give the decoder its quantizers; the settings name modules as they stand on disk."""
     base = decoder.base
     stack = f"{base.stack}."
-    own = [f"{STACK}.{name.removeprefix(stack)}" if name.startswith(stack) else name for name in plan.left_out]
+    own = [
+        f"{STACK}.{name.removeprefix(stack)}" if name.startswith(stack) else name
+        for name in plan.left_out
+    ]
     settings = modelopt.insert_quantizers(decoder.model, plan, own, log)
     beside, inside = (modelopt.renamed(one, base.stored) for one in settings)
     more = left_alone(base.checkpoint)
@@ -169,7 +205,8 @@ def settings_on_disk(decoder: Decoder, plan: Plan, log: modelopt.Log) -> modelop
 
 
 def merged(paths: Sequence[Path], checkpoint: Checkpoint) -> list[Piece]:
-    """The checkpoint's tensors byte for byte and in its order, what a quantised Linear became in its place."""
+    """The checkpoint's tensors byte for byte and in its order, what a quantised Linear became in
+    its place."""
     parts: dict[str, dict[str, Piece]] = {}
     for path in paths:
         for piece in stored_pieces(path):

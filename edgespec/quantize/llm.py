@@ -79,14 +79,19 @@ class Quantized:
     notes: tuple[str, ...]
 
 
-def quantize_llm(model_dir: str, out: Path, options: Options, progress: Progress, log: modelopt.Log) -> Quantized:
-    """Write the quantised checkpoint to `out`. A run that fails or is stopped leaves no `out`, but finished layers.
+def quantize_llm(
+    model_dir: str, out: Path, options: Options, progress: Progress, log: modelopt.Log
+) -> Quantized:
+    """Write the quantised checkpoint to `out`. A run that fails or is stopped leaves no `out`, but
+    finished layers.
 
-    Raises CheckpointError, UnsupportedModel, RequestError, EnvironmentProblem or OutputError before any work, and
-    BuildError where the result is broken.
+    Raises CheckpointError, UnsupportedModel, RequestError, EnvironmentProblem or OutputError before
+    any work, and BuildError where the result is broken.
     """
     base = base_of(open_checkpoint(model_dir, allow_pickle=options.allow_pickle))
-    plan = plan_base(base, options.quantization, options.lm_head_quantization, options.exclude, options.fp8_cache)
+    plan = plan_base(
+        base, options.quantization, options.lm_head_quantization, options.exclude, options.fp8_cache
+    )
     texts = calibration.read_texts(options.calib_data, options.samples)
     request = request_of(base.checkpoint, options, texts)
     bundle.remove_dead_staging(out.parent, out.name)
@@ -101,7 +106,9 @@ def quantize_llm(model_dir: str, out: Path, options: Options, progress: Progress
         refuse_full_disk(out, size_bytes(base.checkpoint, plan, base.source_of))
         return written(job, None)
     with work.opened(out, request) as kept:
-        refuse_full_disk(out, calibrated_bytes(job) - sum(entry["bytes"] for entry in kept.entries.values()))
+        refuse_full_disk(
+            out, calibrated_bytes(job) - sum(entry["bytes"] for entry in kept.entries.values())
+        )
         result = written(job, kept)
         work.finish(kept.directory)
     return result
@@ -128,7 +135,9 @@ def written(job: Job, kept: work.Work | None) -> Quantized:
         kept.check_weights(digest, job.out)
     prepare(options, progress, job.log, with_modelopt=not plan.streamed)
     tokenizer = tokenizer_of(base.checkpoint, job.log)
-    windows = calibration.cut(job.texts, tokenizer, options.samples, min(options.seq_len, base.max_position))
+    windows = calibration.cut(
+        job.texts, tokenizer, options.samples, min(options.seq_len, base.max_position)
+    )
     settings = None if kept is None else calibrate(job, windows, kept)
     with bundle.staged_directory(job.out) as staging:
         if settings is None or kept is None:
@@ -138,9 +147,13 @@ def written(job: Job, kept: work.Work | None) -> Quantized:
         write_sidecars(base.checkpoint, staging, *settings)
         progress.start("check", checking.num_steps(base))
         with modelopt.captured(job.log):
-            report = checking.compare(base, Checkpoint(staging), plan, windows.held_out, progress.advance)
+            report = checking.compare(
+                base, Checkpoint(staging), plan, windows.held_out, progress.advance
+            )
         checking.refuse_broken(report, plan)
-        manifest = write_manifest(staging, job.request, {"source": digest}, plan, windows, report.as_json())
+        manifest = write_manifest(
+            staging, job.request, {"source": digest}, plan, windows, report.as_json()
+        )
     notes = (*resumed_notes(base, kept), *notes_of(plan, windows, options, job.texts))
     return Quantized(job.out, manifest, notes)
 
@@ -151,7 +164,9 @@ def read_all(checkpoint: Checkpoint, progress: Progress) -> str:
     return refuse_not_finite(checkpoint, progress.advance)
 
 
-def prepare(options: Options, progress: Progress, log: modelopt.Log, *, with_modelopt: bool) -> None:
+def prepare(
+    options: Options, progress: Progress, log: modelopt.Log, *, with_modelopt: bool
+) -> None:
     """The imports and the device, before the first byte is written."""
     progress.start("import", 1)
     if with_modelopt:
@@ -168,7 +183,8 @@ def tokenizer_of(checkpoint: Checkpoint, log: modelopt.Log) -> Any:
             return AutoTokenizer.from_pretrained(checkpoint.path, trust_remote_code=False)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
-                f"{checkpoint.path} has no tokenizer that can be read: {str(error).partition(chr(10))[0]}",
+                f"{checkpoint.path} has no tokenizer that can be read:"
+                f" {str(error).partition(chr(10))[0]}",
                 "Put the model's tokenizer files beside its weights.",
             ) from error
 
@@ -205,30 +221,46 @@ def calibrated_bytes(job: Job) -> int:
     shapes = {name: matrix(tensors[f"{base.source_of(name)}.weight"]) for name in plan.layers}
     width = tensors[f"{base.stored(EMBEDDING)}.weight"].shape[1]
     states = 2 * 4 * width * job.options.samples * job.options.seq_len
-    return size_bytes(base.checkpoint, plan, base.source_of) + quantised_bytes(plan, shapes) + states
+    return (
+        size_bytes(base.checkpoint, plan, base.source_of) + quantised_bytes(plan, shapes) + states
+    )
 
 
 # What stands beside the weights
 
 
 def write_sidecars(
-    checkpoint: Checkpoint, staging: Path, beside: dict[str, Any], inside: dict[str, Any],
+    checkpoint: Checkpoint,
+    staging: Path,
+    beside: dict[str, Any],
+    inside: dict[str, Any],
     more: dict[str, Any] | None = None,
-) -> None:  # fmt: skip
-    """The checkpoint's own config.json with the settings (and `more`) in it, hf_quant_config.json, tokenizer."""
+) -> None:
+    """The checkpoint's own config.json with the settings (and `more`) in it, hf_quant_config.json,
+    tokenizer."""
     for path in side_files(checkpoint):
         shutil.copyfile(path, staging / path.name)
     bundle.write_json(staging / HF_QUANT_CONFIG, beside)
-    bundle.write_json(staging / bundle.CONFIG, checkpoint.config | (more or {}) | {"quantization_config": inside})
+    bundle.write_json(
+        staging / bundle.CONFIG, checkpoint.config | (more or {}) | {"quantization_config": inside}
+    )
 
 
 def side_files(checkpoint: Checkpoint) -> list[Path]:
     """Small files that travel with the weights: tokenizer, templates, generation_config.json."""
-    there = sorted(path for path in checkpoint.path.iterdir() if path.suffix in _TEXTS and path.is_file())
-    return [path for path in there if path.name not in _KEPT_APART and not path.name.endswith(".index.json")]
+    there = sorted(
+        path for path in checkpoint.path.iterdir() if path.suffix in _TEXTS and path.is_file()
+    )
+    return [
+        path
+        for path in there
+        if path.name not in _KEPT_APART and not path.name.endswith(".index.json")
+    ]
 
 
-def request_of(checkpoint: Checkpoint, options: Options, texts: calibration.Texts) -> dict[str, Any]:
+def request_of(
+    checkpoint: Checkpoint, options: Options, texts: calibration.Texts
+) -> dict[str, Any]:
     """What was asked for, as the manifest records it: the same request is not worked on twice.
 
     A `name` is only told: requests that differ in nothing else are the same (`work.nameless`).
@@ -236,7 +268,11 @@ def request_of(checkpoint: Checkpoint, options: Options, texts: calibration.Text
     digest = hashlib.sha256()
     for path in (checkpoint.path / bundle.CONFIG, *side_files(checkpoint)):
         digest.update(f"{path.name}:{bundle.sha256_file(path)}\n".encode())
-    source = {"name": checkpoint.path.resolve().name, "identity": checkpoint.identity(), "texts": digest.hexdigest()}
+    source = {
+        "name": checkpoint.path.resolve().name,
+        "identity": checkpoint.identity(),
+        "texts": digest.hexdigest(),
+    }
     asked = {
         "quantization": options.quantization,
         "lm_head_quantization": options.lm_head_quantization,
@@ -255,7 +291,8 @@ def already_there(
 ) -> Quantized | None:
     """What an earlier run of the same request wrote, if all of it is still there and unchanged.
 
-    The weights that went into it are `read` again: a checkpoint's identity knows only the first bytes of each tensor.
+    The weights that went into it are `read` again: a checkpoint's identity knows only the first
+    bytes of each tensor.
     """
     if not (target / bundle.MANIFEST).is_file():
         return None
@@ -264,19 +301,30 @@ def already_there(
         "kind": "quantize",
         "edgespec": bundle.installed_version("edgespec"),
     }
-    if any(work.nameless(manifest.get(key)) != work.nameless(value) for key, value in wanted.items()):
+    if any(
+        work.nameless(manifest.get(key)) != work.nameless(value) for key, value in wanted.items()
+    ):
         return None
-    if manifest.get("weights") != {role: read_all(checkpoint, progress) for role, checkpoint in read.items()}:
+    if manifest.get("weights") != {
+        role: read_all(checkpoint, progress) for role, checkpoint in read.items()
+    }:
         return None
     bundle.check_files(target, manifest.get("files"))
     return Quantized(target, manifest, ("already there and unchanged: nothing was written",))
 
 
 def write_manifest(
-    staging: Path, request: dict[str, Any], weights: dict[str, str], plan: Plan, windows: calibration.Windows,
+    staging: Path,
+    request: dict[str, Any],
+    weights: dict[str, str],
+    plan: Plan,
+    windows: calibration.Windows,
     report: dict[str, Any],
-) -> dict[str, Any]:  # fmt: skip
-    packages = {name: bundle.installed_version(name) for name in ("nvidia-modelopt", "torch", "transformers")}
+) -> dict[str, Any]:
+    packages = {
+        name: bundle.installed_version(name)
+        for name in ("nvidia-modelopt", "torch", "transformers")
+    }
     origin = bundle.provenance()
     manifest = {
         "format": bundle.MANIFEST_FORMAT,
@@ -297,15 +345,24 @@ def write_manifest(
     return manifest
 
 
-def notes_of(plan: Plan, windows: calibration.Windows, options: Options, texts: calibration.Texts) -> tuple[str, ...]:
+def notes_of(
+    plan: Plan, windows: calibration.Windows, options: Options, texts: calibration.Texts
+) -> tuple[str, ...]:
     if plan.streamed:
         notes = ["converted weight by weight: no calibration data is needed"]
     else:
         tokens = sum(map(len, windows.calibration))
         of = f"the {texts.name} text" if texts.name == "shipped" else texts.name
-        notes = [f"calibrated with {len(windows.calibration)} samples, {tokens} tokens of {of}, on {options.device}"]
+        notes = [
+            (
+                f"calibrated with {len(windows.calibration)} samples, {tokens} tokens of {of}, on"
+                f" {options.device}"
+            )
+        ]
         if options.device == "cpu" and options.num_samples is None:
-            notes.append("few samples by default on a CPU: --num-samples and --calib-seq-len take more")
+            notes.append(
+                "few samples by default on a CPU: --num-samples and --calib-seq-len take more"
+            )
     notes.append(checking.NOT_SIMULATED)
     return tuple(notes)
 
@@ -323,6 +380,7 @@ def refuse_tower(visual: str | None, checkpoint_name: str) -> None:
     """A tower is calibrated with images, which this version does not read."""
     if visual is not None:
         raise UnsupportedModel(
-            f"--visual-quantization: this version quantises no vision tower, {checkpoint_name}'s or another's.",
+            f"--visual-quantization: this version quantises no vision tower, {checkpoint_name}'s or"
+            " another's.",
             "Leave the flag out: a tower is kept as it is, byte for byte.",
         )

@@ -1,9 +1,11 @@
-"""NVIDIA ModelOpt 0.47 behind one door: its import, its configurations, calibration, packing, and its noise.
+"""NVIDIA ModelOpt 0.47 behind one door: its import, its configurations, calibration, packing, and
+its noise.
 
-Nothing else in edgespec knows ModelOpt. Its public export takes whole models; a layer goes through the same steps here,
-by names of it that are not public: `collect_shared_input_modules`, `_fuse_shared_input_modules` (without folding
-smoothing into norms, which is silently wrong for norms of (1 + w) and where an unquantised layer shares the norm),
-`_process_quantized_modules`, `get_quant_config`, `postprocess_state_dict` and `convert_hf_quant_config_format`.
+Nothing else in edgespec knows ModelOpt. Its public export takes whole models; a layer goes through
+the same steps here, by names of it that are not public: `collect_shared_input_modules`,
+`_fuse_shared_input_modules` (without folding smoothing into norms, which is silently wrong for
+norms of (1 + w) and where an unquantised layer shares the norm), `_process_quantized_modules`,
+`get_quant_config`, `postprocess_state_dict` and `convert_hf_quant_config_format`.
 """
 
 from __future__ import annotations
@@ -23,8 +25,14 @@ from edgespec.schemes import Scheme
 
 SUPPORTED = "0.47."
 INSTALL = "pip install 'edgespec[quantize]'"
-Settings = tuple[dict[str, Any], dict[str, Any]]  # hf_quant_config.json, and config.json's quantization_config
-_PRIVATE = ("collect_shared_input_modules", "_fuse_shared_input_modules", "_process_quantized_modules")
+Settings = tuple[
+    dict[str, Any], dict[str, Any]
+]  # hf_quant_config.json, and config.json's quantization_config
+_PRIVATE = (
+    "collect_shared_input_modules",
+    "_fuse_shared_input_modules",
+    "_process_quantized_modules",
+)
 
 
 class Log(io.StringIO):
@@ -39,7 +47,9 @@ def captured(log: Log) -> Iterator[None]:
         try:
             yield
         finally:
-            log.writelines(dict.fromkeys(f"{entry.category.__name__}: {entry.message}\n" for entry in caught))
+            log.writelines(
+                dict.fromkeys(f"{entry.category.__name__}: {entry.message}\n" for entry in caught)
+            )
 
 
 def check_installed() -> None:
@@ -52,7 +62,9 @@ def check_installed() -> None:
         raise MissingDependency("quantize needs nvidia-modelopt, which is not installed.", INSTALL)
     if not installed.startswith(SUPPORTED):
         raise EnvironmentProblem(
-            f"nvidia-modelopt {installed} is installed; this version of edgespec works with {SUPPORTED}x.", INSTALL
+            f"nvidia-modelopt {installed} is installed; this version of edgespec works with"
+            f" {SUPPORTED}x.",
+            INSTALL,
         )
 
 
@@ -60,7 +72,9 @@ def check_device(device: str) -> None:
     import torch
 
     if device == "cuda" and not torch.cuda.is_available():
-        raise EnvironmentProblem("--device cuda: torch finds no CUDA device here.", "Leave --device out: cpu works.")
+        raise EnvironmentProblem(
+            "--device cuda: torch finds no CUDA device here.", "Leave --device out: cpu works."
+        )
 
 
 def start(log: Log) -> None:
@@ -77,13 +91,17 @@ def start(log: Log) -> None:
 
 
 def configuration(plan: Plan, left_out: Sequence[str]) -> dict[str, Any]:
-    """ModelOpt's configuration of a plan: the preset of the body, the head's quantizers, and what is left out."""
+    """ModelOpt's configuration of a plan: the preset of the body, the head's quantizers, and what
+    is left out."""
     import modelopt.torch.quantization as mtq
 
     config: dict[str, Any] = copy.deepcopy(getattr(mtq, plan.body.preset))
     entries = config["quant_cfg"]
     if plan.head is not None:
-        entries += [{"quantizer_name": f"*{HEAD}.{name[1:]}", **cfg} for name, cfg in quantizers(mtq, plan.head)]
+        entries += [
+            {"quantizer_name": f"*{HEAD}.{name[1:]}", **cfg}
+            for name, cfg in quantizers(mtq, plan.head)
+        ]
     if plan.fp8_cache:
         entries += copy.deepcopy(mtq.FP8_KV_CFG["quant_cfg"])
         config["algorithm"] = config["algorithm"] or "max"  # MXFP8 needs no data, the cache does
@@ -102,7 +120,8 @@ def quantizers(mtq: Any, scheme: Scheme) -> list[tuple[str, dict[str, Any]]]:
 
 
 def insert_quantizers(model: Any, plan: Plan, left_out: Sequence[str], log: Log) -> Settings:
-    """Give the Linears of a whole model their quantizers, which needs no weights; returns its settings on disk."""
+    """Give the Linears of a whole model their quantizers, which needs no weights; returns its
+    settings on disk."""
     with captured(log):
         import modelopt.torch.quantization as mtq
         from modelopt.torch.export.convert_hf_config import convert_hf_quant_config_format
@@ -128,9 +147,13 @@ def steps(plan: Plan, num_inputs: int) -> int:
 
 
 def calibrate(
-    module: Any, plan: Plan, inputs: Sequence[Any], call: Callable[[Any], object], advance: Callable[[int], None],
+    module: Any,
+    plan: Plan,
+    inputs: Sequence[Any],
+    call: Callable[[Any], object],
+    advance: Callable[[int], None],
     log: Log,
-) -> None:  # fmt: skip
+) -> None:
     """Run the inputs through a module with quantizers, as often as the algorithm asks."""
     passes = 0
 
@@ -174,8 +197,17 @@ def pack(module: Any, probe: Callable[[], object], dtype: Any, log: Log) -> dict
                 exporter._fuse_shared_input_modules(module, shared)
                 cache = get_quant_config(module)["quantization"]["kv_cache_quant_algo"]
                 exporter._process_quantized_modules(module, dtype)
-                packed: Mapping[str, Any] = postprocess_state_dict(module.state_dict(), 448.0, cache)
-        except (AssertionError, AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+                packed: Mapping[str, Any] = postprocess_state_dict(
+                    module.state_dict(), 448.0, cache
+                )
+        except (
+            AssertionError,
+            AttributeError,
+            NotImplementedError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+        ) as error:
             last = str(error).strip().partition("\n")[0]
             raise BuildError(
                 f"ModelOpt could not pack the quantised weights: {type(error).__name__}: {last}",

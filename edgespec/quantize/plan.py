@@ -22,10 +22,19 @@ from edgespec.quantize.base import HEAD, Base
 from edgespec.schemes import Scheme, check_shape, scheme_to_make
 
 HEAD_SCHEMES = ("fp8", "int4_awq", "nvfp4", "mxfp8")
-_EXPONENT = {"float32": (np.uint32, 0x7F800000), "float16": (np.uint16, 0x7C00), "bfloat16": (np.uint16, 0x7F80)}
-# Other heads that go with a body. Missing: all. AWQ smooths an FP8 head too and runs quantised forwards, for which
-# NVFP4 and MXFP8 need CUDA; SmoothQuant gives an FP8 head a scale per input: no layout has that. MXFP8 needs no data.
-_HEADS_BESIDE: dict[str, tuple[str, ...]] = {"int4_awq": ("int4_awq",), "int8_sq": (), "mxfp8": ("mxfp8",)}
+_EXPONENT = {
+    "float32": (np.uint32, 0x7F800000),
+    "float16": (np.uint16, 0x7C00),
+    "bfloat16": (np.uint16, 0x7F80),
+}
+# Other heads that go with a body. Missing: all. AWQ smooths an FP8 head too and runs quantised
+# forwards, for which NVFP4 and MXFP8 need CUDA; SmoothQuant gives an FP8 head a scale per input: no
+# layout has that. MXFP8 needs no data.
+_HEADS_BESIDE: dict[str, tuple[str, ...]] = {
+    "int4_awq": ("int4_awq",),
+    "int8_sq": (),
+    "mxfp8": ("mxfp8",),
+}
 _ROOM = 1.2  # what is asked of the disk, as a multiple of what will be written
 
 
@@ -45,14 +54,19 @@ class Plan:
         return not self.fp8_cache and {scheme.name for scheme in self.layers.values()} == {"mxfp8"}
 
 
-def plan_base(base: Base, quantization: str, head: str | None, exclude: tuple[str, ...], fp8_cache: bool) -> Plan:
-    """Every Linear of the decoder's layers and, with `head`, the head. Raises UnsupportedModel that names the layer.
+def plan_base(
+    base: Base, quantization: str, head: str | None, exclude: tuple[str, ...], fp8_cache: bool
+) -> Plan:
+    """Every Linear of the decoder's layers and, with `head`, the head. Raises UnsupportedModel that
+    names the layer.
 
     Names are those on disk.
     """
     tensors = base.checkpoint.tensors
     refuse_surplus_layers(base)
-    linear = re.compile(rf"({re.escape(base.stack)}\.layers\.\d+\..+(?:_proj|\.in_proj_qkv|\.in_proj_z))\.weight")
+    linear = re.compile(
+        rf"({re.escape(base.stack)}\.layers\.\d+\..+(?:_proj|\.in_proj_qkv|\.in_proj_z))\.weight"
+    )
     shapes = {
         match[1]: matrix(info)
         for name, info in tensors.items()
@@ -69,21 +83,25 @@ def refuse_surplus_layers(base: Base) -> None:
     numbers = {int(match[1]) for name in base.checkpoint.tensors if (match := layer.match(name))}
     if surplus := sorted(number for number in numbers if number >= base.num_layers):
         raise CheckpointError(
-            f"{base.checkpoint.path} has tensors of layer {surplus[0]}, and its config.json counts {base.num_layers} "
-            "layers from 0.",
+            f"{base.checkpoint.path} has tensors of layer {surplus[0]}, and its config.json counts"
+            f" {base.num_layers} layers from 0.",
             "Correct num_hidden_layers in config.json, or download the checkpoint again.",
         )
 
 
 def make_plan(
-    shapes: Mapping[str, tuple[int, int]], quantization: str, head: str | None, exclude: tuple[str, ...],
+    shapes: Mapping[str, tuple[int, int]],
+    quantization: str,
+    head: str | None,
+    exclude: tuple[str, ...],
     fp8_cache: bool = False,
-) -> Plan:  # fmt: skip
+) -> Plan:
     body = scheme_to_make(quantization)
     head_scheme = scheme_to_make(head) if head else None
     if head_scheme is not None and head_scheme.name not in HEAD_SCHEMES:
         raise UnsupportedModel(
-            f"lm_head cannot be {head_scheme.name}.", f"Take one of {', '.join(HEAD_SCHEMES)} for it, or leave it."
+            f"lm_head cannot be {head_scheme.name}.",
+            f"Take one of {', '.join(HEAD_SCHEMES)} for it, or leave it.",
         )
     refuse_mixture(body, head_scheme)
     left_out = matching(shapes, exclude)
@@ -111,7 +129,8 @@ def matching(names: Iterable[str], patterns: tuple[str, ...]) -> tuple[str, ...]
             kinds = sorted({name.rpartition(".")[2] for name in names})
             raise UnsupportedModel(
                 f"--exclude {pattern!r} names no Linear of this checkpoint.",
-                f"Give a name such as {names[0]!r}, or a glob such as '*.{kinds[0]}'; kinds: {', '.join(kinds)}.",
+                f"Give a name such as {names[0]!r}, or a glob such as '*.{kinds[0]}'; kinds:"
+                f" {', '.join(kinds)}.",
             )
         found |= dict.fromkeys(hits)
     return tuple(found)
@@ -123,19 +142,26 @@ def check_layer(scheme: Scheme, shape: tuple[int, int], name: str) -> None:
     except UnsupportedModel as error:
         kind = name.rpartition(".")[2]
         raise UnsupportedModel(
-            error.what, f"Leave such layers as they are with --exclude '*{kind}', or take another scheme."
+            error.what,
+            f"Leave such layers as they are with --exclude '*{kind}', or take another scheme.",
         ) from error
 
 
 def refuse_mixture(body: Scheme, head: Scheme | None) -> None:
-    """Calibrations that ModelOpt cannot run together where there is no CUDA, and data-free ones beside others."""
+    """Calibrations that ModelOpt cannot run together where there is no CUDA, and data-free ones
+    beside others."""
     if head is None or head is body:
         return
     allowed = _HEADS_BESIDE.get(body.name)
     if allowed is not None and head.name not in allowed:
-        remedy = f"take --lm-head-quantization {' or '.join(allowed)}" if allowed else "leave lm_head as it is"
+        remedy = (
+            f"take --lm-head-quantization {' or '.join(allowed)}"
+            if allowed
+            else "leave lm_head as it is"
+        )
         raise UnsupportedModel(
-            f"lm_head as {head.name} beside {body.name}: ModelOpt cannot calibrate both in one run.",
+            f"lm_head as {head.name} beside {body.name}: ModelOpt cannot calibrate both in one"
+            " run.",
             f"With --quantization {body.name} {remedy}.",
         )
 
@@ -151,9 +177,15 @@ def size_bytes(checkpoint: Checkpoint, plan: Plan, stored: Callable[[str], str] 
     `stored` gives the module on disk that a Linear is made from.
     """
     sources = {name: checkpoint.tensors[f"{stored(name)}.weight"] for name in plan.layers}
-    replaced = sum(info.num_bytes for info in sources.values() if not info.name.endswith("embed_tokens.weight"))
+    replaced = sum(
+        info.num_bytes for info in sources.values() if not info.name.endswith("embed_tokens.weight")
+    )
     whole = sum(info.num_bytes for info in checkpoint.tensors.values())
-    return whole - replaced + quantised_bytes(plan, {name: matrix(info) for name, info in sources.items()})
+    return (
+        whole
+        - replaced
+        + quantised_bytes(plan, {name: matrix(info) for name, info in sources.items()})
+    )
 
 
 def quantised_bytes(plan: Plan, shapes: Mapping[str, tuple[int, int]]) -> int:
@@ -162,7 +194,11 @@ def quantised_bytes(plan: Plan, shapes: Mapping[str, tuple[int, int]]) -> int:
     for name, scheme in plan.layers.items():
         shape = shapes[name]
         count = shape[0] * shape[1]
-        scales = count // scheme.block * (1 if scheme.weight.startswith("float") else 4) if scheme.block > 1 else 4
+        scales = (
+            count // scheme.block * (1 if scheme.weight.startswith("float") else 4)
+            if scheme.block > 1
+            else 4
+        )
         total += count * scheme.bits // 8 + scales + 4 * sum(shape)
     return total
 
@@ -173,15 +209,18 @@ def refuse_full_disk(target: Path, needed_bytes: int) -> None:
     free = shutil.disk_usage(place).free
     if free < needed_bytes * _ROOM:
         raise OutputError(
-            f"{place} has {free / 1e9:.2f} GB free; about {needed_bytes / 1e9:.2f} GB and a fifth more are needed",
+            f"{place} has {free / 1e9:.2f} GB free; about {needed_bytes / 1e9:.2f} GB and a fifth"
+            " more are needed",
             "Free some space, or choose another place.",
         )
 
 
 def refuse_not_finite(checkpoint: Checkpoint, advance: Callable[[int], None]) -> str:
-    """Read every tensor and refuse NaN and infinity, naming the tensors. Returns the sha256 of names and bytes.
+    """Read every tensor and refuse NaN and infinity, naming the tensors. Returns the sha256 of
+    names and bytes.
 
-    Other than a checkpoint's identity it changes with every byte; it too is the same however the tensors are sharded.
+    Other than a checkpoint's identity it changes with every byte; it too is the same however the
+    tensors are sharded.
     """
     bad, digests = [], {}
     for name, info in checkpoint.tensors.items():

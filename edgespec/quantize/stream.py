@@ -1,6 +1,8 @@
-"""Formats that need no data, converted from safetensors to safetensors: the memory of one tensor, and no model.
+"""Formats that need no data, converted from safetensors to safetensors: the memory of one tensor,
+and no model.
 
-Knows MXFP8's arithmetic, bit for bit as ModelOpt 0.47 packs it (MXFP8QTensor), and its two JSON files.
+Knows MXFP8's arithmetic, bit for bit as ModelOpt 0.47 packs it (MXFP8QTensor), and its two JSON
+files.
 """
 
 from __future__ import annotations
@@ -30,14 +32,25 @@ def write_mxfp8(
     """Write the weights; returns hf_quant_config.json and config.json's quantization_config."""
     write_model(directory, pieces(base, plan), advance)
     ignored = sorted(unquantised(base, plan)) + left_alone(base.checkpoint)
-    settings = {"quant_algo": "MXFP8", "kv_cache_quant_algo": None, "group_size": BLOCK, "exclude_modules": ignored}
+    settings = {
+        "quant_algo": "MXFP8",
+        "kv_cache_quant_algo": None,
+        "group_size": BLOCK,
+        "exclude_modules": ignored,
+    }
     beside = {"producer": PRODUCER, "quantization": settings}
-    inside = {"ignore": ignored, "quant_algo": "MXFP8", "producer": PRODUCER, "quant_method": "modelopt"}
+    inside = {
+        "ignore": ignored,
+        "quant_algo": "MXFP8",
+        "producer": PRODUCER,
+        "quant_method": "modelopt",
+    }
     return beside, inside
 
 
 def unquantised(base: Base, plan: Plan) -> list[str]:
-    """Modules that ModelOpt could quantise and leaves: the head, the embedding, what is excluded, small projections."""
+    """Modules that ModelOpt could quantise and leaves: the head, the embedding, what is excluded,
+    small projections."""
     small = [
         name.removesuffix(".weight")
         for name in base.checkpoint.tensors
@@ -48,7 +61,8 @@ def unquantised(base: Base, plan: Plan) -> list[str]:
 
 
 def pieces(base: Base, plan: Plan) -> Iterator[Piece]:
-    """Every tensor of the result in the checkpoint's order; a quantised head of a tied model stands at the end."""
+    """Every tensor of the result in the checkpoint's order; a quantised head of a tied model stands
+    at the end."""
     checkpoint = base.checkpoint
     for name in checkpoint.tensors:
         module = name.removesuffix(".weight")
@@ -71,11 +85,14 @@ def linear_pieces(checkpoint: Checkpoint, source: str, module: str) -> Iterator[
             file.write(as_bytes(codes))
 
     yield Piece(f"{module}.weight", "float8_e4m3fn", (out_features, in_features), write_codes)
-    yield Piece(f"{module}.weight_scale", "uint8", scales.shape, lambda file: file.write(as_bytes(scales)))
+    yield Piece(
+        f"{module}.weight_scale", "uint8", scales.shape, lambda file: file.write(as_bytes(scales))
+    )
 
 
 def mxfp8(weight: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.uint8]]:
-    """Codes float8_e4m3fn [out, in], and exponents + 127 [out, in / 32] of the least power of two that fits a block."""
+    """Codes float8_e4m3fn [out, in], and exponents + 127 [out, in / 32] of the least power of two
+    that fits a block."""
     rows, columns = weight.shape
     blocks = weight.astype(np.float32).reshape(rows, columns // BLOCK, BLOCK)
     reach = np.abs(blocks).max(-1) / E4M3_MAX

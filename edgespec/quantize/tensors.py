@@ -1,4 +1,5 @@
-"""Tensors between files, numpy and torch: safetensors files written one tensor at a time, and bytes without a copy.
+"""Tensors between files, numpy and torch: safetensors files written one tensor at a time, and bytes
+without a copy.
 
 Knows bytes and names. Knows nothing of models or schemes.
 """
@@ -20,10 +21,23 @@ from numpy.typing import NDArray
 from edgespec.checkpoint.files import ByteSink, Checkpoint
 
 CODES = {
-    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0", "int64": "I64", "int32": "I32", "int16": "I16",
-    "int8": "I8", "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
-}  # fmt: skip
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e8m0fnu": "F8_E8M0",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint64": "U64",
+    "uint32": "U32",
+    "uint16": "U16",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
 
 
 MAX_SHARD_BYTES = 5 * 10**9
@@ -66,7 +80,12 @@ def stored_pieces(path: Path) -> list[Piece]:
     header.pop("__metadata__", None)
     names = {code: dtype for dtype, code in CODES.items()}
     return [
-        Piece(name, names[entry["dtype"]], tuple(entry["shape"]), _range_of(path, 8 + size, *entry["data_offsets"]))
+        Piece(
+            name,
+            names[entry["dtype"]],
+            tuple(entry["shape"]),
+            _range_of(path, 8 + size, *entry["data_offsets"]),
+        )
         for name, entry in header.items()
     ]
 
@@ -82,9 +101,13 @@ def _range_of(path: Path, start: int, begin: int, end: int) -> Callable[[ByteSin
 
 
 def write_model(
-    directory: Path, pieces: Iterable[Piece], advance: Callable[[int], None], max_bytes: int = MAX_SHARD_BYTES
+    directory: Path,
+    pieces: Iterable[Piece],
+    advance: Callable[[int], None],
+    max_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
-    """model.safetensors, or shards and their index as transformers writes them where that would be too large."""
+    """model.safetensors, or shards and their index as transformers writes them where that would be
+    too large."""
     shards: list[list[Piece]] = [[]]
     size = 0
     for piece in pieces:
@@ -101,9 +124,13 @@ def write_model(
         write_safetensors(directory / name, shard, advance)
     index = {
         "metadata": {"total_size": sum(piece.num_bytes for shard in shards for piece in shard)},
-        "weight_map": {piece.name: name for name, shard in zip(names, shards, strict=True) for piece in shard},
+        "weight_map": {
+            piece.name: name for name, shard in zip(names, shards, strict=True) for piece in shard
+        },
     }
-    (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    (directory / "model.safetensors.index.json").write_text(
+        json.dumps(index, indent=2) + "\n", encoding="utf-8"
+    )
 
 
 def write_safetensors(path: Path, pieces: Iterable[Piece], advance: Callable[[int], None]) -> None:
@@ -113,7 +140,11 @@ def write_safetensors(path: Path, pieces: Iterable[Piece], advance: Callable[[in
     end = 0
     for piece in pieces:
         begin, end = end, end + piece.num_bytes
-        header[piece.name] = {"dtype": CODES[piece.dtype], "shape": list(piece.shape), "data_offsets": [begin, end]}
+        header[piece.name] = {
+            "dtype": CODES[piece.dtype],
+            "shape": list(piece.shape),
+            "data_offsets": [begin, end],
+        }
     text = json.dumps(header, separators=(",", ":")).encode()
     text = text.ljust(-(-len(text) // 8) * 8)
     with path.open("wb") as file:
@@ -138,5 +169,7 @@ def to_numpy(tensor: Any) -> NDArray[Any]:
 
     name = str(tensor.dtype).removeprefix("torch.")
     flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    array: NDArray[Any] = flat.view(np.dtype(getattr(ml_dtypes, name, name))).reshape(tuple(tensor.shape))
+    array: NDArray[Any] = flat.view(np.dtype(getattr(ml_dtypes, name, name))).reshape(
+        tuple(tensor.shape)
+    )
     return array

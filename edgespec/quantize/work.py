@@ -1,4 +1,5 @@
-"""The directory of an unfinished calibration, beside the output: finished parts, and where the next one begins.
+"""The directory of an unfinished calibration, beside the output: finished parts, and where the next
+one begins.
 
 Knows files, their hashes and the request they belong to. Knows nothing of what a part is.
 """
@@ -47,12 +48,20 @@ class Work:
         self.resumed_at: int | None = None  # the first part that an earlier run had not finished
 
     def numbers(self, kind: str) -> list[int]:
-        return [int(match[2]) for name in self.entries if (match := _NAME.fullmatch(name)) and match[1] == kind]
+        return [
+            int(match[2])
+            for name in self.entries
+            if (match := _NAME.fullmatch(name)) and match[1] == kind
+        ]
 
     def sound(self, name: str) -> bool:
         """Whether a file is what was recorded; what is not is forgotten, and made again."""
         path, entry = self.directory / name, self.entries[name]
-        if path.is_file() and path.stat().st_size == entry["bytes"] and bundle.sha256_file(path) == entry["sha256"]:
+        if (
+            path.is_file()
+            and path.stat().st_size == entry["bytes"]
+            and bundle.sha256_file(path) == entry["sha256"]
+        ):
             return True
         del self.entries[name]
         return False
@@ -65,9 +74,12 @@ class Work:
         self.parts.add(number)
 
     def keep_states(self, number: int, states: Sequence[Any]) -> None:
-        """The states that part `number` begins with; those of earlier parts are not needed any more."""
+        """The states that part `number` begins with; those of earlier parts are not needed any
+        more."""
         old = [states_name(found) for found in self.numbers("states") if found < number]
-        self._keep(states_name(number), {f"{i:05}": state for i, state in enumerate(states)}, forget=old)
+        self._keep(
+            states_name(number), {f"{i:05}": state for i, state in enumerate(states)}, forget=old
+        )
         for path in self.directory.glob("states-*.safetensors"):
             if path.name not in self.entries:
                 path.unlink(missing_ok=True)
@@ -83,7 +95,8 @@ class Work:
         return None
 
     def check_weights(self, digest: str, out: Path) -> None:
-        """Raises OtherRun where finished parts were made from other weights than those of `digest`."""
+        """Raises OtherRun where finished parts were made from other weights than those of
+        `digest`."""
         path = self.directory / WEIGHTS
         if self.entries:
             with suppress(BundleError):
@@ -96,7 +109,11 @@ class Work:
     def _keep(self, name: str, tensors: Mapping[str, Any], forget: Sequence[str] = ()) -> None:
         path = self.directory / name
         staged = path.with_suffix(".tmp")
-        write_safetensors(staged, [array_piece(key, to_numpy(value)) for key, value in tensors.items()], lambda _: None)
+        write_safetensors(
+            staged,
+            [array_piece(key, to_numpy(value)) for key, value in tensors.items()],
+            lambda _: None,
+        )
         entry = {"bytes": staged.stat().st_size, "sha256": bundle.sha256_file(staged)}
         staged.replace(path)
         left = {key: value for key, value in self.entries.items() if key not in forget}
@@ -125,9 +142,11 @@ def recorded_entries(directory: Path) -> dict[str, dict[str, Any]]:
 
 @contextmanager
 def opened(out: Path, request: Mapping[str, Any]) -> Iterator[Work]:
-    """The work directory of a request, new or resumed; it stays where a part is finished, until `finish` removes it.
+    """The work directory of a request, new or resumed; it stays where a part is finished, until
+    `finish` removes it.
 
-    Raises OutputError where another run works on it, or an unfinished run of another request is there.
+    Raises OutputError where another run works on it, or an unfinished run of another request is
+    there.
     """
     directory = directory_of(out)
     made = not directory.parent.exists()
@@ -158,9 +177,11 @@ def opened(out: Path, request: Mapping[str, Any]) -> Iterator[Work]:
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Alone with the directory, which is made where it is not there. Raises OutputError where another run works on it.
+    """Alone with the directory, which is made where it is not there. Raises OutputError where
+    another run works on it.
 
-    A run that ends takes the directory away, lock and all: what was opened before may not be what is there now.
+    A run that ends takes the directory away, lock and all: what was opened before may not be what
+    is there now.
     """
     path = directory / LOCK
     while True:
@@ -195,7 +216,9 @@ def is_at(file: Any, path: Path) -> bool:
 
 
 def recorded(request: Mapping[str, Any]) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads(json.dumps({"format": FORMAT, "request": request, "versions": versions()}))
+    value: dict[str, Any] = json.loads(
+        json.dumps({"format": FORMAT, "request": request, "versions": versions()})
+    )
     return value
 
 
@@ -207,13 +230,17 @@ def nameless(value: Any) -> Any:
 
 
 def why_stale(directory: Path, wanted: Mapping[str, Any], out: Path) -> str | None:
-    """None: what is there is this request's. Empty: nothing is there. Raises OtherRun for another request's."""
+    """None: what is there is this request's. Empty: nothing is there. Raises OtherRun for another
+    request's."""
     found = found_request(directory)
     if found is None or not recorded_entries(directory):
         return ""
     theirs, ours = found["request"], wanted["request"]
     if nameless(theirs["source"]) != nameless(ours["source"]):
-        what = f"an unfinished run to {out} is of {told(theirs['source'])}, this one of {told(ours['source'])}."
+        what = (
+            f"an unfinished run to {out} is of {told(theirs['source'])}, this one of"
+            f" {told(ours['source'])}."
+        )
         raise OtherRun(what, anew(directory))
     theirs, ours = theirs["options"], ours["options"]
     apart = [
@@ -222,7 +249,9 @@ def why_stale(directory: Path, wanted: Mapping[str, Any], out: Path) -> str | No
         if nameless(theirs.get(key)) != nameless(ours[key])
     ]
     if apart:
-        raise OtherRun(f"an unfinished run to {out} was asked for {'; '.join(apart)}.", anew(directory))
+        raise OtherRun(
+            f"an unfinished run to {out} was asked for {'; '.join(apart)}.", anew(directory)
+        )
     if found.get("format") != FORMAT or found.get("versions") != wanted["versions"]:
         return "an unfinished run of other versions was removed"
     return None
@@ -235,7 +264,9 @@ def found_request(directory: Path) -> dict[str, Any] | None:
     except BundleError:
         return None
     request = found.get("request")
-    sections = [request.get(key) for key in ("source", "options")] if isinstance(request, dict) else [None]
+    sections = (
+        [request.get(key) for key in ("source", "options")] if isinstance(request, dict) else [None]
+    )
     return found if all(isinstance(section, dict) for section in sections) else None
 
 
@@ -249,7 +280,8 @@ def anew(directory: Path, finish: str = "Run its command again to finish it") ->
 
 
 def refuse_unfinished(out: Path, request: Mapping[str, Any]) -> None:
-    """For work that keeps no parts. Raises OutputError where an unfinished run of another request is beside `out`."""
+    """For work that keeps no parts. Raises OutputError where an unfinished run of another request
+    is beside `out`."""
     directory = directory_of(out)
     if (directory / REQUEST).is_file():
         with locked(directory):
@@ -257,12 +289,15 @@ def refuse_unfinished(out: Path, request: Mapping[str, Any]) -> None:
 
 
 def forget_finished(out: Path, request: Mapping[str, Any]) -> None:
-    """The directory of a run that was stopped after its result was there; not that of another request."""
+    """The directory of a run that was stopped after its result was there; not that of another
+    request."""
     directory = directory_of(out)
     if (directory / REQUEST).is_file():
         with locked(directory):
             found = found_request(directory)
-            if found is not None and nameless(found["request"]) == nameless(recorded(request)["request"]):
+            if found is not None and nameless(found["request"]) == nameless(
+                recorded(request)["request"]
+            ):
                 finish(directory)
 
 
@@ -285,5 +320,7 @@ def kept(out: Path) -> str:
     count = sum(name.startswith("part-") for name in recorded_entries(directory_of(out)))
     if not count:
         return ""
-    there = f"{count} finished {'layer is' if count == 1 else 'layers are'} kept in {directory_of(out)}"
+    there = (
+        f"{count} finished {'layer is' if count == 1 else 'layers are'} kept in {directory_of(out)}"
+    )
     return f"{there}: the same command goes on from there."

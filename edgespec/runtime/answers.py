@@ -15,7 +15,7 @@ from edgespec.errors import EdgeSpecError, RequestError
 from edgespec.prompts import CANCELLED, ERROR, Message, Request
 from edgespec.runtime.engine import Engine, with_seed
 from edgespec.runtime.jobs import Chunk, Job, Response
-from edgespec.runtime.law import Difference, first_difference
+from edgespec.runtime.lossless_check import Difference, first_difference
 from edgespec.runtime.tokenizer import Tokenizer
 from edgespec.runtime.tree import DraftPlan
 
@@ -48,13 +48,18 @@ class Answer:
 
 
 class Answers:
-    """Runs requests `batch_size` at a time. `stopping` is asked after every step: once it says yes, what is under way
-    ends there and the rest is cancelled."""
+    """Runs requests `batch_size` at a time. `stopping` is asked after every step: once it says yes,
+    what is under way ends there and the rest is cancelled."""
 
     def __init__(
-        self, engine: Engine, plan: DraftPlan | None, batch_size: int = 1, *,
-        observe: Observer = lambda chunk: None, stopping: Stopping = lambda: False,
-    ) -> None:  # fmt: skip
+        self,
+        engine: Engine,
+        plan: DraftPlan | None,
+        batch_size: int = 1,
+        *,
+        observe: Observer = lambda chunk: None,
+        stopping: Stopping = lambda: False,
+    ) -> None:
         self.engine, self.plan, self.batch_size = engine, plan, batch_size
         self.observe, self.stopping = observe, stopping
 
@@ -80,14 +85,19 @@ class Answers:
         yield from backlog.refused()
         yield from backlog.never_begun()
 
-    def ask(self, request: Request, turn: int, messages: tuple[Message, ...]) -> tuple[Answer, Job | None]:
-        """A turn as it is put to the engine: its answer to come, and its job, where there can be one."""
+    def ask(
+        self, request: Request, turn: int, messages: tuple[Message, ...]
+    ) -> tuple[Answer, Job | None]:
+        """A turn as it is put to the engine: its answer to come, and its job, where there can be
+        one."""
         plan = None if request.disable_spec_decode else self.plan
         answer = Answer(request, turn, messages, speculative=plan is not None)
         try:
             prompt = self.render(request, messages)
             system_prompt = self.system_prompt(request, messages)
-            ids = self.engine.tokenizer.encode(prompt, add_special_tokens=not request.apply_chat_template)
+            ids = self.engine.tokenizer.encode(
+                prompt, add_special_tokens=not request.apply_chat_template
+            )
         except EdgeSpecError as error:
             return replace(answer, error=error), None
         keep = self.common(ids, system_prompt) if request.keep_system_prompt else 0
@@ -96,17 +106,22 @@ class Answers:
 
     def render(self, request: Request, messages: Sequence[Message]) -> str:
         return self.engine.render(
-            messages, apply_chat_template=request.apply_chat_template,
-            add_generation_prompt=request.add_generation_prompt, enable_thinking=request.enable_thinking,
-        )  # fmt: skip
+            messages,
+            apply_chat_template=request.apply_chat_template,
+            add_generation_prompt=request.add_generation_prompt,
+            enable_thinking=request.enable_thinking,
+        )
 
     def system_prompt(self, request: Request, messages: Sequence[Message]) -> str:
-        """The text of the system messages alone; empty where there are none or the template wants a user as well."""
+        """The text of the system messages alone; empty where there are none or the template wants a
+        user as well."""
         system = [m for m in messages if m.role == "system"]
         if not system or not request.apply_chat_template:
             return ""
         try:
-            return self.engine.render(system, add_generation_prompt=False, enable_thinking=request.enable_thinking)
+            return self.engine.render(
+                system, add_generation_prompt=False, enable_thinking=request.enable_thinking
+            )
         except RequestError:
             return ""
 
@@ -117,7 +132,8 @@ class Answers:
         return next(differing, min(len(ids), len(system)))
 
     def compare(self, answers: Iterable[Answer]) -> Iterator[Answer]:
-        """The speculative ones again, each with the plain answer to the same prompt and seed, and their difference."""
+        """The speculative ones again, each with the plain answer to the same prompt and seed, and
+        their difference."""
         drafted = [a for a in answers if a.response is not None and a.speculative]
         jobs: dict[Job, Answer] = {}
         for answer in drafted:
@@ -141,8 +157,8 @@ class Answers:
 
 
 class Backlog:
-    """The jobs of requests that wait: each is made when its turn comes, and a later turn of a conversation goes before
-    conversations not yet begun, whose rows would drive out its own."""
+    """The jobs of requests that wait: each is made when its turn comes, and a later turn of a
+    conversation goes before conversations not yet begun, whose rows would drive out its own."""
 
     def __init__(self, answers: Answers, requests: Sequence[Request]) -> None:
         self.answers, self.waiting = answers, deque(requests)
@@ -201,7 +217,10 @@ def following(answer: Answer) -> tuple[Message, ...]:
 
 
 def failed_before(request: Request, turn: int) -> RequestError:
-    return RequestError(f"turn {turn} of request {request.index} failed, and this one builds on it", "Mend that one.")
+    return RequestError(
+        f"turn {turn} of request {request.index} failed, and this one builds on it",
+        "Mend that one.",
+    )
 
 
 def unasked(request: Request, first: int, error: EdgeSpecError | None = None) -> Iterator[Answer]:
@@ -217,7 +236,8 @@ def seeded(answer: Answer) -> Any:
 
 
 def to_dict(found: Answer, tokenizer: Tokenizer) -> dict[str, object]:
-    """One entry of output.json's `responses`; the tokenizer spells the candidates of log-probabilities."""
+    """One entry of output.json's `responses`; the tokenizer spells the candidates of
+    log-probabilities."""
     request, response = found.request, found.response
     slot = None if response is None else response.slot
     place: dict[str, object] = {"request_idx": request.index, "batch_idx": slot}
@@ -249,7 +269,9 @@ def to_dict(found: Answer, tokenizer: Tokenizer) -> dict[str, object]:
         "metrics": response.metrics.to_dict(speculative=found.speculative),
     }
     if response.logprobs:
-        out["logprobs"] = [[candidate(tokenizer, i, p) for i, p in step] for step in response.logprobs]
+        out["logprobs"] = [
+            [candidate(tokenizer, i, p) for i, p in step] for step in response.logprobs
+        ]
     return out | ({"lossless": lossless(found)} if found.plain is not None else {})
 
 
@@ -257,7 +279,12 @@ def candidate(tokenizer: Tokenizer, token_id: int, log_prob: float) -> dict[str,
     """The token's own bytes, and as text what of them is UTF-8."""
     raw = tokenizer.token_bytes(token_id)
     finite = log_prob if math.isfinite(log_prob) else None  # JSON has no infinity
-    return {"token_id": token_id, "token": raw.decode("utf-8", "replace"), "bytes": [*raw], "logprob": finite}
+    return {
+        "token_id": token_id,
+        "token": raw.decode("utf-8", "replace"),
+        "bytes": [*raw],
+        "logprob": finite,
+    }
 
 
 def lossless(found: Answer) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""A block draft with memory: an engine whose cache holds what the base's taps left at each committed position.
+"""A block draft with memory: an engine whose cache holds what the base's taps left at each
+committed position.
 
-Knows lanes, slots and positions: committed slot i holds the context of position i, and a block stands behind it for
-one call. Knows nothing of how tokens are chosen.
+Knows lanes, slots and positions: committed slot i holds the context of position i, and a block
+stands behind it for one call. Knows nothing of how tokens are chosen.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ NO_TOKENS: Ids = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
-    """What the rows of a block see in one kind of layer: the context within `window`, and the block up to themselves
-    where `causal`, else all of it."""
+class MaskSpec:
+    """What the rows of a block see in one kind of layer: the context within `window`, and the block
+    up to themselves where `causal`, else all of it."""
 
     window: int | None = None
     causal: bool = False
@@ -33,7 +34,8 @@ class Sight:
 
 @dataclass(frozen=True, slots=True)
 class BlockRows:
-    """One lane's part of a call: the taps of its next positions, and the tokens of a block behind them."""
+    """One lane's part of a call: the taps of its next positions, and the tokens of a block behind
+    them."""
 
     lane: int
     features: Floats  # [L, k*H]
@@ -48,11 +50,19 @@ class BlockLane:
 
 
 class BlockDecoder:
-    """As many sequences as the engine has lanes. `sights` are those of the engine's masks, the first one's first."""
+    """As many sequences as the engine has lanes. `mask_specs` are those of the engine's masks, the
+    first one's first."""
 
-    def __init__(self, runner: Runner, embedding: Table, rope: RopeTable, sights: Sequence[Sight]) -> None:
-        assert len(sights) == 1 + runner.contract.shape.sliding
-        self.runner, self.embedding, self.rope, self.sights = runner, embedding, rope, tuple(sights)
+    def __init__(
+        self, runner: Runner, embedding: Table, rope: RopeTable, mask_specs: Sequence[MaskSpec]
+    ) -> None:
+        assert len(mask_specs) == 1 + runner.contract.shape.sliding
+        self.runner, self.embedding, self.rope, self.mask_specs = (
+            runner,
+            embedding,
+            rope,
+            tuple(mask_specs),
+        )
         self.lanes = [BlockLane() for _ in range(runner.lanes)]
         self.engine_s = 0.0  # seconds spent inside the engine
 
@@ -66,16 +76,19 @@ class BlockDecoder:
         return self.capacity - self.lanes[lane].length
 
     def run(self, parts: Sequence[BlockRows]) -> list[Floats]:
-        """One call: the context of each part is committed, its block is not. Logits [S-1, Vd] of each block's slots but
-        the first, as views that the next call overwrites.
+        """One call: the context of each part is committed, its block is not. Logits [S-1, Vd] of
+        each block's slots but the first, as views that the next call overwrites.
 
-        Lanes with fewer rows than others are filled up, and lanes between them that take no part run a row of nothing:
-        what that writes lies behind their committed rows and is seen by nobody.
+        Lanes with fewer rows than others are filled up, and lanes between them that take no part
+        run a row of nothing: what that writes lies behind their committed rows and is seen by
+        nobody.
         """
         assert all(len(p.features) + len(p.tokens) <= self.room(p.lane) for p in parts)
         of = {part.lane: part for part in parts}
         lanes = range(min(of), max(of) + 1)
-        whole = [of.get(lane) or BlockRows(lane, parts[0].features[:0], NO_TOKENS) for lane in lanes]
+        whole = [
+            of.get(lane) or BlockRows(lane, parts[0].features[:0], NO_TOKENS) for lane in lanes
+        ]
         call = self.call(whole)
         began = time.perf_counter()
         result = self.runner.run(call)
@@ -89,9 +102,14 @@ class BlockDecoder:
         context = max(len(part.features) for part in parts)
         rows = max(1, *(len(part.tokens) for part in parts))
         starts = np.array([self.lanes[part.lane].length for part in parts], np.int64)
-        features = np.zeros((len(parts), context, self.runner.contract.shape.base_features), np.float32)
+        features = np.zeros(
+            (len(parts), context, self.runner.contract.shape.base_features), np.float32
+        )
         tokens = np.zeros((len(parts), rows), np.int64)
-        places, blocks = np.zeros((len(parts), context), np.int64), np.zeros((len(parts), rows), np.int64)
+        places, blocks = (
+            np.zeros((len(parts), context), np.int64),
+            np.zeros((len(parts), rows), np.int64),
+        )
         for i, part in enumerate(parts):
             new, count = len(part.features), len(part.tokens)
             features[i, :new], tokens[i, :count] = part.features, part.tokens
@@ -99,15 +117,23 @@ class BlockDecoder:
             blocks[i, :count] = starts[i] + new + np.arange(count)
         cos, sin = self.rope.rows(blocks)
         context_cos, context_sin = self.rope.rows(places)
-        masks = [self.mask(parts, sight, context, rows) for sight in self.sights]
+        masks = [self.mask(parts, spec, context, rows) for spec in self.mask_specs]
         gather = np.tile(np.arange(1, rows) if rows > 1 else np.zeros(1, np.int64), (len(parts), 1))
         return Call(
-            self.embedding.rows(tokens), cos, sin, masks[0], starts, gather, first_lane=parts[0].lane,
-            target_hidden=features, context_cos=context_cos, context_sin=context_sin,
+            self.embedding.rows(tokens),
+            cos,
+            sin,
+            masks[0],
+            starts,
+            gather,
+            first_lane=parts[0].lane,
+            target_hidden=features,
+            context_cos=context_cos,
+            context_sin=context_sin,
             sliding_attention_mask=masks[1] if len(masks) > 1 else None,
-        )  # fmt: skip
+        )
 
-    def mask(self, parts: Sequence[BlockRows], sight: Sight, context: int, rows: int) -> Mask:
+    def mask(self, parts: Sequence[BlockRows], spec: MaskSpec, context: int, rows: int) -> Mask:
         """[B, 1, S, T]; a row that only fills up sees itself."""
         width = max(self.lanes[part.lane].length for part in parts) + context + rows
         mask = np.zeros((len(parts), 1, rows, width), bool)
@@ -116,10 +142,12 @@ class BlockDecoder:
             known, block = start + len(part.features), start + context
             lane_mask[np.arange(rows), block + np.arange(rows)] = True
             lane_mask[:count, :known] = True
-            if sight.window is not None:
+            if spec.window is not None:
                 distance = known + np.arange(count)[:, None] - np.arange(known)
-                lane_mask[:count, :known] = distance < sight.window
-            lane_mask[:count, block : block + count] = np.tri(count, dtype=bool) if sight.causal else True
+                lane_mask[:count, :known] = distance < spec.window
+            lane_mask[:count, block : block + count] = (
+                np.tri(count, dtype=bool) if spec.causal else True
+            )
         return mask
 
     def reset(self, lane: int) -> None:

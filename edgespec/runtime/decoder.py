@@ -1,7 +1,9 @@
-"""A decoder with memory: an engine, its embedding and rotary tables, and how much of each lane is committed.
+"""A decoder with memory: an engine, its embedding and rotary tables, and how much of each lane is
+committed.
 
-Knows lanes, slots and positions: a lane is the KV cache of one sequence; its committed slot i holds position i, and
-behind the committed slots stand scratch rows that are kept or dropped. Knows nothing of how tokens are chosen.
+Knows lanes, slots and positions: a lane is the KV cache of one sequence; its committed slot i holds
+position i, and behind the committed slots stand scratch rows that are kept or dropped. Knows
+nothing of how tokens are chosen.
 """
 
 from __future__ import annotations
@@ -28,8 +30,9 @@ NO_ROWS: Ids = np.empty(0, np.int64)
 class Rows:
     """One lane's part of a call: S tokens at absolute positions, into its next scratch rows.
 
-    `visible` says which uncommitted rows, earlier scratch first, each token sees; committed rows are all seen, and a
-    sliding window hides what is behind it of both. `gather` are the rows that go through the head.
+    `visible` says which uncommitted rows, earlier scratch first, each token sees; committed rows
+    are all seen, and a sliding window hides what is behind it of both. `gather` are the rows that
+    go through the head.
     """
 
     lane: int
@@ -51,7 +54,8 @@ class LaneResult:
 
 @dataclass
 class Lane:
-    """`length` counts committed rows; `scratch` are the positions of the uncommitted ones behind them, slot by slot."""
+    """`length` counts committed rows; `scratch` are the positions of the uncommitted ones behind
+    them, slot by slot."""
 
     length: int = 0
     scratch: Ids = field(default_factory=lambda: NO_ROWS)
@@ -65,15 +69,25 @@ class Lane:
 class CachedDecoder:
     """As many sequences in one engine as it has lanes.
 
-    A call has `min_rows` rows at least: kernels for one row alone round otherwise than those for many.
+    A call has `min_rows` rows at least: kernels for one row alone round otherwise than those for
+    many.
     """
 
     def __init__(
-        self, runner: Runner, embedding: Table, rope: RopeTable, sliding_window: int | None = None,
+        self,
+        runner: Runner,
+        embedding: Table,
+        rope: RopeTable,
+        sliding_window: int | None = None,
         min_rows: int = 1,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.min_rows = min_rows
-        self.runner, self.embedding, self.rope, self.sliding_window = runner, embedding, rope, sliding_window
+        self.runner, self.embedding, self.rope, self.sliding_window = (
+            runner,
+            embedding,
+            rope,
+            sliding_window,
+        )
         self.lanes = [Lane() for _ in range(runner.lanes)]
         self.engine_s = 0.0  # seconds spent inside the engine
 
@@ -84,7 +98,8 @@ class CachedDecoder:
 
     @property
     def recurrent(self) -> bool:
-        """Whether some layers keep a state, which holds all that is committed and cannot be cut to a shorter head."""
+        """Whether some layers keep a state, which holds all that is committed and cannot be cut to
+        a shorter head."""
         return self.runner.contract.shape.recurrent is not None
 
     def room(self, lane: int) -> int:
@@ -94,8 +109,8 @@ class CachedDecoder:
     def run(self, parts: Sequence[Rows]) -> list[LaneResult]:
         """One call over the lanes of `parts`, whose rows become scratch.
 
-        Lanes with fewer rows than others are filled up, and lanes between them that take no part run one row: what
-        that writes lies behind their scratch rows and is seen by nobody.
+        Lanes with fewer rows than others are filled up, and lanes between them that take no part
+        run one row: what that writes lies behind their scratch rows and is seen by nobody.
         """
         assert all(len(part.tokens) <= self.room(part.lane) for part in parts)
         of = {part.lane: part for part in parts}
@@ -121,14 +136,17 @@ class CachedDecoder:
         """The parts of neighbouring lanes as one call, filled up to the longest."""
         cos, sin = self.rope.rows(stacked([part.positions for part in parts], self.min_rows))
         return Call(
-            self.embedding.rows(stacked([part.tokens for part in parts], self.min_rows)), cos, sin, self.mask(parts),
+            self.embedding.rows(stacked([part.tokens for part in parts], self.min_rows)),
+            cos,
+            sin,
+            self.mask(parts),
             np.array([self.lanes[part.lane].end for part in parts], np.int64),
             stacked([part.gather for part in parts]),
             stacked_hidden([part.base_hidden for part in parts], self.min_rows),
             stacked_hidden([part.draft_hidden for part in parts], self.min_rows),
             self.tree_mask(parts) if self.recurrent else None,
             first_lane,
-        )  # fmt: skip
+        )
 
     def mask(self, parts: Sequence[Rows]) -> Mask:
         """[B, 1, S, T]; a row that only fills up sees itself."""
@@ -148,7 +166,8 @@ class CachedDecoder:
         return mask
 
     def tree_mask(self, parts: Sequence[Rows]) -> Mask:
-        """[B, S, S]: which rows of the call each row follows; recurrent layers continue what is committed."""
+        """[B, S, S]: which rows of the call each row follows; recurrent layers continue what is
+        committed."""
         assert not any(len(self.lanes[part.lane].scratch) for part in parts)
         rows = max(self.min_rows, *(len(part.tokens) for part in parts))
         mask = np.broadcast_to(np.eye(rows, dtype=bool), (len(parts), rows, rows)).copy()
@@ -161,10 +180,15 @@ class CachedDecoder:
         none = np.zeros(1, np.int64)
         visible = np.zeros((1, len(self.lanes[lane].scratch) + 1), bool)
         visible[0, -1] = True
-        base, own = (None if x is None else np.zeros_like(x[:1]) for x in (like.base_hidden, like.draft_hidden))
+        base, own = (
+            None if x is None else np.zeros_like(x[:1])
+            for x in (like.base_hidden, like.draft_hidden)
+        )
         return Rows(lane, none, none, visible, none, base, own)
 
-    def causal(self, lane: int, tokens: Ids, gather: Ids, base_hidden: Floats | None = None) -> Rows:
+    def causal(
+        self, lane: int, tokens: Ids, gather: Ids, base_hidden: Floats | None = None
+    ) -> Rows:
         """Tokens [S] behind the committed ones in a row; the lane must have no scratch rows."""
         order = np.arange(len(tokens))
         positions = self.lanes[lane].length + order
@@ -186,7 +210,8 @@ class CachedDecoder:
         return result
 
     def commit(self, lane: int, path: Ids) -> None:
-        """Keep the scratch rows `path` (ascending, counted from the first scratch row) and drop the others."""
+        """Keep the scratch rows `path` (ascending, counted from the first scratch row) and drop the
+        others."""
         state = self.lanes[lane]
         self.runner.keep_rows(lane, state.length + path, state.length)
         state.length += len(path)
@@ -206,7 +231,8 @@ class CachedDecoder:
         self.runner.wipe(lane)
 
     def snapshot(self, lane: int, count: int) -> LaneRows:
-        """A copy of a lane's first `count` committed rows; of recurrent layers, only of all of them."""
+        """A copy of a lane's first `count` committed rows; of recurrent layers, only of all of
+        them."""
         assert count <= self.lanes[lane].length
         return self.runner.read_rows(lane, count)
 

@@ -1,4 +1,5 @@
-"""The embedding table, mapped from its safetensors file: rows are read when a token asks for them."""
+"""The embedding table, mapped from its safetensors file: rows are read when a token asks for
+them."""
 
 from __future__ import annotations
 
@@ -11,7 +12,11 @@ from numpy.typing import NDArray
 
 from edgespec.errors import BundleError
 
-DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
+DTYPES = {
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
 
 
 class EmbeddingTable:
@@ -22,9 +27,13 @@ class EmbeddingTable:
             with path.open("rb") as file:
                 header_bytes = int.from_bytes(file.read(8), "little")
                 entry = json.loads(file.read(header_bytes))["embedding"]
-            self.table = np.memmap(path, DTYPES[entry["dtype"]], "r", 8 + header_bytes, tuple(entry["shape"]))
+            self.table = np.memmap(
+                path, DTYPES[entry["dtype"]], "r", 8 + header_bytes, tuple(entry["shape"])
+            )
         except (OSError, ValueError, KeyError) as error:
-            raise BundleError(f"{path} is not an embedding table: {error}", "Build the engine again.") from error
+            raise BundleError(
+                f"{path} is not an embedding table: {error}", "Build the engine again."
+            ) from error
 
     def rows(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
         """[S] ids -> [S, hidden]."""

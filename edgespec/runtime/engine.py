@@ -1,7 +1,7 @@
 """The Python API: an open engine directory that turns prompts into text.
 
-Knows what stands in an engine directory and puts the runtime together from it. The loop is `session`, the search is in
-`drafters`.
+Knows what stands in an engine directory and puts the runtime together from it. The loop is
+`session`, the search is in `drafters`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from edgespec.contract import Role
 from edgespec.errors import EdgeSpecError, EnvironmentProblem, LimitError, RequestError
 from edgespec.prompts import CANCELLED, Message, SamplingParams
 from edgespec.rope import RopeTable
-from edgespec.runtime.block import BlockDecoder, Sight
+from edgespec.runtime.block import BlockDecoder, MaskSpec
 from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.drafters.dflash import DFlashDrafter
 from edgespec.runtime.drafters.eagle import EagleDrafter
@@ -77,30 +77,37 @@ class Stream:
         return event
 
     def cancel(self) -> None:
-        """Stop after the step that is under way; the Response still comes, and its finish reason says so."""
+        """Stop after the step that is under way; the Response still comes, and its finish reason
+        says so."""
         self.job.cancel()
 
 
 class Engine:
     """An open engine directory; use it in a `with` block.
 
-    `spec_decode` opens base and draft; without it a plain engine is opened where there is one, else the base alone.
-    With `exact` drafts leave every bit as it is: for float32, int4 in blocks of 32 and products of integers, one
-    sequence, chains only.
-    `prefix_cache_bytes` bounds the KV rows that are kept for later prompts with the same head; 0 keeps none.
-    Raises BundleError, PairingError, EngineMismatch, EnvironmentProblem or, for what cannot be exact, LimitError, with
+    `spec_decode` opens base and draft; without it a plain engine is opened where there is one, else
+    the base alone. With `exact` drafts leave every bit as it is: for float32, int4 in blocks of 32
+    and products of integers, one sequence, chains only. `prefix_cache_bytes` bounds the KV rows
+    that are kept for later prompts with the same head; 0 keeps none. Raises BundleError,
+    PairingError, EngineMismatch, EnvironmentProblem or, for what cannot be exact, LimitError, with
     the remedy.
     """
 
     def __init__(
-        self, engine_dir: str | Path, *, spec_decode: bool | None = None, exact: bool = False,
+        self,
+        engine_dir: str | Path,
+        *,
+        spec_decode: bool | None = None,
+        exact: bool = False,
         prefix_cache_bytes: int = PREFIX_CACHE_BYTES,
-    ) -> None:  # fmt: skip
+    ) -> None:
         path = Path(engine_dir)
         there = engines.read_engines(path) if path.is_dir() else {}
         self.spec_decode = Role.DRAFT.value in there if spec_decode is None else spec_decode
         if self.spec_decode and Role.DRAFT.value not in there:
-            engines.open_engine(path, Role.DRAFT)  # says what is missing before a large base is loaded
+            engines.open_engine(
+                path, Role.DRAFT
+            )  # says what is missing before a large base is loaded
         plain = Role.LLM.value in there and not self.spec_decode
         role = Role.LLM if plain or (not there and not self.spec_decode) else Role.BASE
         runner, self.config = open_runner(path, role)
@@ -110,9 +117,12 @@ class Engine:
         self.tokenizer = Tokenizer.open(path)
         table = runner.table or EmbeddingTable(path / bundle.EMBEDDING)
         self.base = CachedDecoder(
-            runner, table, RopeTable.of(rope_of(self.config), runner.capacity), self.config["sliding_window"],
+            runner,
+            table,
+            RopeTable.of(rope_of(self.config), runner.capacity),
+            self.config["sliding_window"],
             min_rows=EXACT_ROWS if exact else 1,
-        )  # fmt: skip
+        )
         self.drafter: EagleDrafter | DFlashDrafter | None = None
         self.draft_config: dict[str, Any] | None = None
         if self.spec_decode:
@@ -121,7 +131,9 @@ class Engine:
         self.stop_ids = frozenset(self.config["eos_token_id"])
         self.notes = self.remarks()
 
-    def open_draft(self, path: Path, shared: Table) -> tuple[EagleDrafter | DFlashDrafter, dict[str, Any]]:
+    def open_draft(
+        self, path: Path, shared: Table
+    ) -> tuple[EagleDrafter | DFlashDrafter, dict[str, Any]]:
         runner, config = open_runner(path, Role.DRAFT)
         engines.check_pairing(self.config, config)
         own = path / engines.DRAFT_EMBEDDING
@@ -135,7 +147,8 @@ class Engine:
 
     @property
     def rounding(self) -> float:
-        """How far apart, in nats, two candidates may be where a run with drafts takes the other one."""
+        """How far apart, in nats, two candidates may be where a run with drafts takes the other
+        one."""
         return 0.0 if self.exact else rounding_of(self.config, NEAR_TIE)
 
     def remarks(self) -> tuple[str, ...]:
@@ -144,17 +157,22 @@ class Engine:
         if self.drafter is not None and self.drafter.decoder.capacity < self.base.capacity:
             mine, theirs = self.base.capacity, self.drafter.decoder.capacity
             notes.append(
-                f"the draft's KV cache holds {theirs} tokens, the base's {mine}: beyond {theirs} nothing is drafted"
+                f"the draft's KV cache holds {theirs} tokens, the base's {mine}: beyond {theirs}"
+                " nothing is drafted"
             )
         weights = weights_of(self.config)
         if emulated := weights.get("emulated"):
             notes.append(f"weights in {weights['scheme']}: {emulated}")
         if self.rounding > NEAR_TIE and self.drafter is not None:
-            notes.append(f"{rounds_by(weights)}: lossless up to kernel rounding (margin {self.rounding:.2g} nats)")
+            notes.append(
+                f"{rounds_by(weights)}: lossless up to kernel rounding (margin {self.rounding:.2g}"
+                " nats)"
+            )
         return tuple(notes)
 
     def thinking_note(self, asked: Sequence[bool], *, by_flag: bool = False) -> str | None:
-        """A warning where requests, by their `enable_thinking`, are not in the mode that the draft was trained in.
+        """A warning where requests, by their `enable_thinking`, are not in the mode that the draft
+        was trained in.
 
         With `by_flag` the mode is that of a chat, set by --enable-thinking.
         """
@@ -164,9 +182,15 @@ class Engine:
             return None
         costs = "fewer of them will be accepted, the answers are the same."
         if not self.tokenizer.knows_thinking():
-            return THINKING_UNKNOWN.format(costs) if expected else None  # a request for it is refused by itself
+            return (
+                THINKING_UNKNOWN.format(costs) if expected else None
+            )  # a request for it is refused by itself
         mode, other = ("on", "off") if expected else ("off", "on")
-        who = "--enable-thinking is" if by_flag else f"{strange} of {len(asked)} requests have enable_thinking"
+        who = (
+            "--enable-thinking is"
+            if by_flag
+            else f"{strange} of {len(asked)} requests have enable_thinking"
+        )
         remedies = {
             (True, True): "Give --enable-thinking.",
             (True, False): "Leave --enable-thinking out.",
@@ -177,7 +201,8 @@ class Engine:
         return f"{told}: {costs} {remedies[by_flag, expected]}"
 
     def trained_with_thinking(self) -> bool | None:
-        """The mode of a block draft: as its export says, or, without a base then, by the base that is here now."""
+        """The mode of a block draft: as its export says, or, without a base then, by the base that
+        is here now."""
         if self.draft_config is None or not shape_of(self.draft_config).block:
             return None
         told: bool | None = self.draft_config["pair"].get("enable_thinking")
@@ -194,15 +219,19 @@ class Engine:
         if self.drafter is not None:
             self.drafter.decoder.runner.close()
 
-    # ---- what to draft -----------------------------------------------------------------------------------------
+    # ---- what to draft
 
-    def plan(self, top_k: int | None = None, steps: int | None = None, verify_size: int | None = None) -> DraftPlan:
-        """The drafting plan: the values given, the others chosen to go with them; LimitError where it cannot be.
+    def plan(
+        self, top_k: int | None = None, steps: int | None = None, verify_size: int | None = None
+    ) -> DraftPlan:
+        """The drafting plan: the values given, the others chosen to go with them; LimitError where
+        it cannot be.
 
-        With no value a short chain, the choice for a CPU. A value left open follows from the others: top_k 1, steps 3
-        (verify_size - 1 for a chain), and verify_size the smallest of 60, the nodes that can exist and what the base
-        was built for. Only values that were not given shrink to what the engines were built for. With a DFlash draft
-        `steps` is 1 or left open: see `BlockLimits.plan`.
+        With no value a short chain, the choice for a CPU. A value left open follows from the
+        others: top_k 1, steps 3 (verify_size - 1 for a chain), and verify_size the smallest of 60,
+        the nodes that can exist and what the base was built for. Only values that were not given
+        shrink to what the engines were built for. With a DFlash draft `steps` is 1 or left open:
+        see `BlockLimits.plan`.
         """
         plan = self.plan_limits().plan(top_k, steps, verify_size)
         self.check_chain(plan)
@@ -227,19 +256,28 @@ class Engine:
 
     def check_batch_size(self, count: int) -> None:
         """LimitError where an engine was built for smaller batches."""
-        configs = {"base": self.config} | ({"draft": self.draft_config} if self.draft_config else {})
+        configs = {"base": self.config} | (
+            {"draft": self.draft_config} if self.draft_config else {}
+        )
         for role, config in configs.items():
             most = config["builder_config"]["max_batch_size"]
             if count > most:
                 what = f"batch_size {count}; the {role} engine was built for {most}"
-                raise LimitError(what, f"Set batch_size to {most}, or build the {role} with --max-batch-size {count}.")
+                raise LimitError(
+                    what,
+                    f"Set batch_size to {most}, or build the {role} with --max-batch-size {count}.",
+                )
 
-    # ---- generation --------------------------------------------------------------------------------------------
+    # ---- generation
 
     def render(
-        self, messages: Sequence[Message], *, apply_chat_template: bool = True, add_generation_prompt: bool = True,
+        self,
+        messages: Sequence[Message],
+        *,
+        apply_chat_template: bool = True,
+        add_generation_prompt: bool = True,
         enable_thinking: bool = False,
-    ) -> str:  # fmt: skip
+    ) -> str:
         """The text of messages: by the model's chat template, or simply joined."""
         if not apply_chat_template:
             if enable_thinking or not add_generation_prompt:
@@ -267,7 +305,9 @@ class Engine:
     def check_prompt(self, prompt_ids: Sequence[int]) -> None:
         """LimitError or RequestError for a prompt that these engines cannot take."""
         count = len(prompt_ids)
-        configs = {"base": self.config} | ({"draft": self.draft_config} if self.draft_config else {})
+        configs = {"base": self.config} | (
+            {"draft": self.draft_config} if self.draft_config else {}
+        )
         for role, config in configs.items():
             limits = config["builder_config"]
             most = limits["max_input_len"]
@@ -279,7 +319,10 @@ class Engine:
                 raise LimitError(what, f"Shorten it, or build the {role} with {flags} or more.")
         rows = self.config["vocab_size"]
         if strange := [token for token in prompt_ids if not 0 <= token < rows]:
-            what = f"the prompt holds the token id {strange[0]}, the model's vocabulary ends at {rows - 1}"
+            what = (
+                f"the prompt holds the token id {strange[0]}, the model's vocabulary ends at"
+                f" {rows - 1}"
+            )
             raise RequestError(what, "The tokenizer does not fit the model, or the ids are wrong.")
 
     def check(self, job: Job) -> None:
@@ -290,14 +333,19 @@ class Engine:
             self.check_chain(job.plan)
         rows = self.config["vocab_size"]
         if strange := [token for token in job.sampling.logit_bias if token >= rows]:
-            what = f"logit_bias names the token id {strange[0]}, the model's vocabulary ends at {rows - 1}"
+            what = (
+                f"logit_bias names the token id {strange[0]}, the model's vocabulary ends at"
+                f" {rows - 1}"
+            )
             raise RequestError(what, "Remove it.")
 
     def serve(self, queue: Queue, batch_size: int = 1) -> Iterator[tuple[Job, Event]]:
-        """Answer the jobs of `queue`, `batch_size` at a time; while this runs more may be put into it.
+        """Answer the jobs of `queue`, `batch_size` at a time; while this runs more may be put into
+        it.
 
-        Yields each job's Chunks and at last its Response, or the error that it met. A job that ends makes room for the
-        next one; none waits for its batch mates. LimitError if the engines were built for smaller batches.
+        Yields each job's Chunks and at last its Response, or the error that it met. A job that ends
+        makes room for the next one; none waits for its batch mates. LimitError if the engines were
+        built for smaller batches.
         """
         self.check_batch_size(batch_size)
         epoch = self.session.restart()
@@ -324,7 +372,8 @@ class Engine:
         yield from self.told(active, running, step)
 
     def advance(self, active: dict[Running, Answering]) -> Iterator[tuple[Job, Event]]:
-        """One step of all that are running. Where the engine itself fails all of them have failed."""
+        """One step of all that are running. Where the engine itself fails all of them have
+        failed."""
         try:
             steps = self.session.step() if active else []
         except FAULTS as error:
@@ -337,7 +386,9 @@ class Engine:
         for running, step in steps:
             yield from self.told(active, running, step)
 
-    def told(self, active: dict[Running, Answering], running: Running, step: Step) -> Iterator[tuple[Job, Event]]:
+    def told(
+        self, active: dict[Running, Answering], running: Running, step: Step
+    ) -> Iterator[tuple[Job, Event]]:
         answering = active[running]
         if step.finish_reason is not None:
             del active[running]
@@ -359,22 +410,33 @@ class Engine:
 
     def check_epoch(self, epoch: int) -> None:
         if self.session.epoch != epoch:
-            raise LimitError("another request was begun on this engine", "Finish one stream before the next.")
+            raise LimitError(
+                "another request was begun on this engine", "Finish one stream before the next."
+            )
 
     def stream(
-        self, prompt_ids: Sequence[int], sampling: SamplingParams, plan: DraftPlan | None = None, *, keep: bool = False
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        plan: DraftPlan | None = None,
+        *,
+        keep: bool = False,
     ) -> Stream:
         """Yield a Chunk a step and, last, the Response. `plan` None decodes plainly.
 
-        With `keep` the KV rows of prompt and answer are kept for a later prompt that begins with them.
+        With `keep` the KV rows of prompt and answer are kept for a later prompt that begins with
+        them.
         """
         return Stream(self, Job(prompt_ids, sampling, plan, keep_all=keep))
 
     def generate(
-        self, prompt: str | Sequence[Message] | Sequence[int], sampling: SamplingParams | None = None,
+        self,
+        prompt: str | Sequence[Message] | Sequence[int],
+        sampling: SamplingParams | None = None,
         plan: DraftPlan | None = None,
-    ) -> Response:  # fmt: skip
-        """The whole answer. Without a plan an engine with a draft takes `plan()`; see `stream` for plain decoding."""
+    ) -> Response:
+        """The whole answer. Without a plan an engine with a draft takes `plan()`; see `stream` for
+        plain decoding."""
         if plan is None and self.spec_decode:
             plan = self.plan()
         return self.finish(self.encode(prompt), sampling or SamplingParams(), plan)
@@ -383,7 +445,9 @@ class Engine:
         """The same request without drafts: the reference that speculation must equal."""
         return self.finish(prompt_ids, sampling, None)
 
-    def finish(self, prompt_ids: Sequence[int], sampling: SamplingParams, plan: DraftPlan | None) -> Response:
+    def finish(
+        self, prompt_ids: Sequence[int], sampling: SamplingParams, plan: DraftPlan | None
+    ) -> Response:
         *_, last = self.stream(prompt_ids, sampling, plan)
         assert isinstance(last, Response)
         return last
@@ -397,7 +461,8 @@ class Engine:
 
 
 def vocabulary_offsets(engine_dir: Path, config: dict[str, Any]) -> NDArray[np.int64]:
-    """[Vd], what is added to a draft's id to have the base's; an MTP head has the base's own ids."""
+    """[Vd], what is added to a draft's id to have the base's; an MTP head has the base's own
+    ids."""
     if config["spec_decode_type"] == "mtp":
         return np.zeros(config["draft_vocab_size"], np.int64)
     offsets: NDArray[np.int64] = load_file(engine_dir / bundle.D2T)["d2t"].astype(np.int64)
@@ -410,9 +475,13 @@ def block_drafter(
     """The drafter of a DFlash engine."""
     block, vocabulary = config["dflash_config"], path / bundle.D2T
     d2t = load_file(vocabulary)["d2t"].astype(np.int64) if vocabulary.is_file() else None
-    sights = {Sight(*pair) for pair in zip(block["windows"], block["causal"], strict=True)}
-    ordered = sorted(sights, key=lambda sight: sight.window is not None)  # the mask for layers without a window first
-    return DFlashDrafter(BlockDecoder(runner, table, rope, ordered), block["mask_token_id"], block["block_size"], d2t)
+    mask_specs = {MaskSpec(*pair) for pair in zip(block["windows"], block["causal"], strict=True)}
+    ordered = sorted(
+        mask_specs, key=lambda spec: spec.window is not None
+    )  # the mask for layers without a window first
+    return DFlashDrafter(
+        BlockDecoder(runner, table, rope, ordered), block["mask_token_id"], block["block_size"], d2t
+    )
 
 
 def check_exact(engine_dir: Path, config: dict[str, Any]) -> None:
@@ -429,9 +498,15 @@ def check_exact(engine_dir: Path, config: dict[str, Any]) -> None:
 def told_as(error: EdgeSpecError | MemoryError) -> EdgeSpecError:
     if isinstance(error, EdgeSpecError):
         return error
-    return EnvironmentProblem("not enough memory for this request", "Close other programs, or lower the batch size.")
+    return EnvironmentProblem(
+        "not enough memory for this request", "Close other programs, or lower the batch size."
+    )
 
 
 def with_seed(sampling: SamplingParams) -> SamplingParams:
     """A seed drawn once where none was given, so that a run can be repeated from its output."""
-    return sampling if sampling.seed is not None else replace(sampling, seed=secrets.randbits(SEED_BITS))
+    return (
+        sampling
+        if sampling.seed is not None
+        else replace(sampling, seed=secrets.randbits(SEED_BITS))
+    )

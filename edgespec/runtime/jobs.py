@@ -20,7 +20,8 @@ from edgespec.runtime.tree import DraftPlan
 
 @dataclass(eq=False)
 class Job:
-    """Continue a prompt; `plan` None decodes plainly. `keep` and `keep_all` are those of `session.Task`.
+    """Continue a prompt; `plan` None decodes plainly. `keep` and `keep_all` are those of
+    `session.Task`.
 
     `cancel()` takes effect at the next step, from any thread.
     """
@@ -38,9 +39,11 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What one step added. `pieces` is the text that each token made certain: it waits for whole UTF-8 characters and
-    for the end of what might become a stop string; what a cancelled request held back comes as a piece without a token.
-    The first `accepted` tokens are drafts that the base accepted."""
+    """What one step added. `pieces` is the text that each token made certain: it waits for whole
+    UTF-8 characters and for the end of what might become a stop string; what a cancelled request
+    held back comes as a piece without a token. The first `accepted` tokens are drafts that the base
+    accepted.
+    """
 
     token_ids: list[int]
     pieces: list[str]
@@ -54,10 +57,11 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Response:
-    """A finished request. `seed` is the one that was used, drawn where none was given and one was needed.
+    """A finished request. `seed` is the one that was used, drawn where none was given and one was
+    needed.
 
-    `logprobs` has one entry a token where num_logprobs asks for them: its most probable candidates, descending, and the
-    token itself behind them where it is not among them.
+    `logprobs` has one entry a token where num_logprobs asks for them: its most probable candidates,
+    descending, and the token itself behind them where it is not among them.
     """
 
     text: str
@@ -71,7 +75,8 @@ class Response:
 
 
 class Answering:
-    """A job on its way: steps become chunks, and at the end a response. The job's sampling has its seed."""
+    """A job on its way: steps become chunks, and at the end a response. The job's sampling has its
+    seed."""
 
     def __init__(self, job: Job, tokenizer: Tokenizer, stop_ids: frozenset[int]) -> None:
         self.job, self.stop_ids = job, stop_ids
@@ -87,12 +92,20 @@ class Answering:
     def task(self) -> Task:
         job = self.job
         return Task(
-            job.prompt_ids, sampler_of(job.sampling), job.sampling.max_generate_length, self.stop_ids, job.plan,
-            self.watch, job.sampling.num_logprobs, job.keep, job.keep_all,
-        )  # fmt: skip
+            job.prompt_ids,
+            sampler_of(job.sampling),
+            job.sampling.max_generate_length,
+            self.stop_ids,
+            job.plan,
+            self.watch,
+            job.sampling.num_logprobs,
+            job.keep,
+            job.keep_all,
+        )
 
     def watch(self, token: int) -> str | None:
-        """Take in one emitted token; the reason to stop at it, if a stop string or its token says so."""
+        """Take in one emitted token; the reason to stop at it, if a stop string or its token says
+        so."""
         self.pieces.append(self.text.push(token))
         return STOP_WORDS if self.text.stopped or token in self.stop_word_ids else None
 
@@ -115,14 +128,25 @@ class Answering:
         self.metrics.stages, self.metrics.reused_tokens = running.times, running.reused
         seed = self.job.sampling.seed if self.job.sampling.temperature else None
         return Response(
-            "".join(self.pieces) + self.rest, self.token_ids, STOP_WORDS if self.text.stopped else reason, self.metrics,
-            seed, list(self.job.prompt_ids), self.logprobs, running.slot,
-        )  # fmt: skip
+            "".join(self.pieces) + self.rest,
+            self.token_ids,
+            STOP_WORDS if self.text.stopped else reason,
+            self.metrics,
+            seed,
+            list(self.job.prompt_ids),
+            self.logprobs,
+            running.slot,
+        )
 
 
 def sampler_of(sampling: SamplingParams) -> Sampler:
     assert sampling.seed is not None
     return Sampler(
-        sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed, sampling.min_p,
-        sampling.repetition_penalty, sampling.logit_bias,
-    )  # fmt: skip
+        sampling.temperature,
+        sampling.top_k,
+        sampling.top_p,
+        sampling.seed,
+        sampling.min_p,
+        sampling.repetition_penalty,
+        sampling.logit_bias,
+    )

@@ -1,7 +1,8 @@
 """Counts and times of one request and of many, under the names that the field's clients read.
 
-Knows numbers. The per-request block follows the schema that vLLM publishes for `speculative_decoding`. What is not
-defined, such as a latency between tokens where there is one token, is None and never 0.
+Knows numbers. The per-request block follows the schema that vLLM publishes for
+`speculative_decoding`. What is not defined, such as a latency between tokens where there is one
+token, is None and never 0.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from edgespec.runtime.stages import StageTimes
 class RequestMetrics:
     """One request. Times are seconds since the request began; lists have one entry a verify step.
 
-    A request begins when it gets a lane: waiting for one is not counted. In a batch its steps are its mates' too, and
-    where a newcomer is prefilled between two steps that time is in the second one. `stages` are the passes that it took
-    part in: in a batch the rows of its mates are in them, so that their sum over requests exceeds what was spent.
+    A request begins when it gets a lane: waiting for one is not counted. In a batch its steps are
+    its mates' too, and where a newcomer is prefilled between two steps that time is in the second
+    one. `stages` are the passes that it took part in: in a batch the rows of its mates are in them,
+    so that their sum over requests exceeds what was spent.
     """
 
     prompt_tokens: int
@@ -68,7 +70,8 @@ class RequestMetrics:
 
     @property
     def inter_token_latency(self) -> float | None:
-        """Seconds from the first token to the last one a token between: a step's tokens come at once."""
+        """Seconds from the first token to the last one a token between: a step's tokens come at
+        once."""
         return ratio(self.decode_s, self.decode_tokens)
 
     @property
@@ -87,7 +90,8 @@ class RequestMetrics:
         return ratio(sum(self.per_step_accepted), sum(self.per_step_drafted))
 
     def to_dict(self, *, speculative: bool) -> dict[str, Any]:
-        """The `metrics` of output.json. `output_tokens_per_s` is over the whole latency, `tokens_per_s` of decoding."""
+        """The `metrics` of output.json. `output_tokens_per_s` is over the whole latency,
+        `tokens_per_s` of decoding."""
         out: dict[str, Any] = {
             "prompt_tokens": self.prompt_tokens,
             "reused_tokens": self.reused_tokens,
@@ -113,16 +117,20 @@ class RequestMetrics:
             out |= {
                 "acceptance_length": self.acceptance_length,
                 "acceptance_rate": self.acceptance_rate,
-                "per_position_acceptance": per_position(self.per_step_accepted, self.num_spec_tokens),
+                "per_position_acceptance": per_position(
+                    self.per_step_accepted, self.num_spec_tokens
+                ),
                 "speculative_decoding": self.speculative_decoding(),
             }
         return out
 
     def speculative_decoding(self) -> dict[str, Any]:
-        """vLLM's per-request block. acceptance_histogram[a] counts the steps that accepted a drafts.
+        """vLLM's per-request block. acceptance_histogram[a] counts the steps that accepted a
+        drafts.
 
-        mean_acceptance_length is 1 + accepted / steps, the bonus counted in every step, as vLLM defines it; where a
-        stop takes the last step's bonus away our acceptance_length, which counts what was emitted, is a little less.
+        mean_acceptance_length is 1 + accepted / steps, the bonus counted in every step, as vLLM
+        defines it; where a stop takes the last step's bonus away our acceptance_length, which
+        counts what was emitted, is a little less.
         """
         accepted, drafted = sum(self.per_step_accepted), sum(self.per_step_drafted)
         pairs = list(zip(self.per_step_accepted, self.per_step_drafted, strict=True))
@@ -149,13 +157,15 @@ class RequestMetrics:
 
 @dataclass(frozen=True)
 class Pooled:
-    """Many requests as one: sums over sums, so that long requests weigh more. `to_dict` has the means beside them."""
+    """Many requests as one: sums over sums, so that long requests weigh more. `to_dict` has the
+    means beside them."""
 
     requests: Sequence[RequestMetrics]
 
     @property
     def steps(self) -> int:
-        """Base passes after prefill, each sequence's own: in a batch several of them are one pass of the engine."""
+        """Base passes after prefill, each sequence's own: in a batch several of them are one pass
+        of the engine."""
         return sum(r.steps for r in self.requests)
 
     @property
@@ -211,9 +221,11 @@ class Pooled:
         return ratio(self.decode_s, self.decode_tokens)
 
     def to_dict(self, *, speculative: bool) -> dict[str, Any]:
-        """Pooled, and under names that say so the mean over the requests in which a figure is defined.
+        """Pooled, and under names that say so the mean over the requests in which a figure is
+        defined.
 
-        Percentiles over requests where there is more than one; those of a step's latency are over all steps.
+        Percentiles over requests where there is more than one; those of a step's latency are over
+        all steps.
         """
         latencies = [r.inter_token_latency for r in self.requests]
         out: dict[str, Any] = {
@@ -226,12 +238,16 @@ class Pooled:
             **percentiles("step_latency", [s for r in self.requests for s in r.per_step_s]),
         }
         if len(self.requests) > 1:
-            out |= percentiles("time_to_first_token", [r.time_to_first_token for r in self.requests])
+            out |= percentiles(
+                "time_to_first_token", [r.time_to_first_token for r in self.requests]
+            )
             out |= percentiles("inter_token_latency", [s for s in latencies if s is not None])
         if speculative:
             out |= {
                 "acceptance_length": self.acceptance_length,
-                "acceptance_length_mean_of_requests": mean(r.acceptance_length for r in self.requests),
+                "acceptance_length_mean_of_requests": mean(
+                    r.acceptance_length for r in self.requests
+                ),
                 "acceptance_rate": self.acceptance_rate,
                 "acceptance_rate_mean_of_requests": mean(r.acceptance_rate for r in self.requests),
                 "per_position_acceptance": self.per_position_acceptance,
@@ -240,14 +256,21 @@ class Pooled:
 
 
 def per_position(accepted: Sequence[int], levels: int) -> list[float]:
-    """r_k: share of steps with at least k accepted drafts, for k = 1 to the levels drafted; empty without a step."""
+    """r_k: share of steps with at least k accepted drafts, for k = 1 to the levels drafted; empty
+    without a step."""
     deepest = max(levels, max(accepted, default=0))
-    return [sum(a >= k for a in accepted) / len(accepted) for k in range(1, deepest + 1)] if accepted else []
+    return (
+        [sum(a >= k for a in accepted) / len(accepted) for k in range(1, deepest + 1)]
+        if accepted
+        else []
+    )
 
 
 def percentiles(name: str, seconds: Sequence[float]) -> dict[str, float | None]:
     """p50 and p95, between two values in proportion."""
-    return {f"{name}_p{q}_s": float(np.percentile(seconds, q)) if seconds else None for q in (50, 95)}
+    return {
+        f"{name}_p{q}_s": float(np.percentile(seconds, q)) if seconds else None for q in (50, 95)
+    }
 
 
 def ratio(part: float, whole: float) -> float | None:

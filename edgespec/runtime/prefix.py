@@ -1,6 +1,8 @@
-"""Keeps the KV rows of prompts' heads, so that the next prompt with the same head need not compute them again.
+"""Keeps the KV rows of prompts' heads, so that the next prompt with the same head need not compute
+them again.
 
-Knows tokens, rows and a memory budget. Knows no engine: rows are what somebody took and somebody puts back.
+Knows tokens, rows and a memory budget. Knows no engine: rows are what somebody took and somebody
+puts back.
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ from edgespec.backends.base import LaneRows
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """`base` rows hold as many positions as there are tokens. A row of `draft` pairs a position with the token after
-    it, so there is at least one fewer of them; none where the request did not draft. Where the base keeps a state, the
-    prefix is of use whole or not at all, and `feature` [k*H] is the last position's, for the pair that lacks."""
+    """`base` rows hold as many positions as there are tokens. A row of `draft` pairs a position
+    with the token after it, so there is at least one fewer of them; none where the request did not
+    draft. Where the base keeps a state, the prefix is of use whole or not at all, and `feature`
+    [k*H] is the last position's, for the pair that lacks.
+    """
 
     tokens: NDArray[np.int64]
     base: LaneRows
@@ -33,8 +37,16 @@ class Prefix:
         """Positions that a prompt need not compute; its last token always is, for its logits."""
         common = common_length(self.tokens, prompt)
         if self.base.state is not None:
-            drafts = self.draft is not None and self.feature is not None and len(self.draft) == len(self.tokens) - 1
-            return common if len(self.tokens) == common < len(prompt) and (drafts or not drafting) else 0
+            drafts = (
+                self.draft is not None
+                and self.feature is not None
+                and len(self.draft) == len(self.tokens) - 1
+            )
+            return (
+                common
+                if len(self.tokens) == common < len(prompt) and (drafts or not drafting)
+                else 0
+            )
         if drafting:
             common = 0 if self.draft is None else min(common - 1, len(self.draft))
         return max(0, min(common, len(prompt) - 1))
@@ -68,7 +80,10 @@ class PrefixCache:
     def holds(self, tokens: Sequence[int], *, drafting: bool) -> bool:
         """Whether all of `tokens` is there already."""
         wanted = np.asarray(tokens, np.int64)
-        return any(serves(entry, wanted) and (entry.draft is not None or not drafting) for entry in self.entries)
+        return any(
+            serves(entry, wanted) and (entry.draft is not None or not drafting)
+            for entry in self.entries
+        )
 
     def keep(self, new: Prefix) -> None:
         """Add a prefix; what it covers goes, and the least recently used go until it fits."""

@@ -1,4 +1,5 @@
-"""A run as a whole: its summary in the words of the field, and profile.json in the mirrored tool's keys.
+"""A run as a whole: its summary in the words of the field, and profile.json in the mirrored tool's
+keys.
 
 Knows answers and the seconds of the passes behind them. Prints and writes nothing.
 """
@@ -20,27 +21,52 @@ from edgespec.runtime.metrics import Pooled, RequestMetrics, ratio
 from edgespec.runtime.sampling import NEAR_TIE
 
 NOTES = (
-    "Times are wall times of calls on a CPU, host work included; keys that say gpu keep the mirrored tool's names.",
-    "A run in stages is one pass of an engine, which a batch shares; elsewhere it is an answered request.",
-    "total_iterations sums the verify steps of the sequences; generated tokens leave out the one that prefill draws.",
-    "average_acceptance_rate is a length, as there: tokens a verify step, bonus included. See edgespec for the rate.",
-    "The averages of prefill are over computed tokens alone: the mirrored tool counts reused ones too.",
-    "The speed of eagle_generation pays for commit and the draft's replay too, which the mirrored tool does not time.",
+    (
+        "Times are wall times of calls on a CPU, host work included; keys that say gpu keep the"
+        " mirrored tool's names."
+    ),
+    (
+        "A run in stages is one pass of an engine, which a batch shares; elsewhere it is an"
+        " answered request."
+    ),
+    (
+        "total_iterations sums the verify steps of the sequences; generated tokens leave out the"
+        " one that prefill draws."
+    ),
+    (
+        "average_acceptance_rate is a length, as there: tokens a verify step, bonus included. See"
+        " edgespec for the rate."
+    ),
+    (
+        "The averages of prefill are over computed tokens alone: the mirrored tool counts reused"
+        " ones too."
+    ),
+    (
+        "The speed of eagle_generation pays for commit and the draft's replay too, which the"
+        " mirrored tool does not time."
+    ),
     "Passes of requests that failed later are in the times.",
 )
 SHARED = (
-    "Requests with drafts and without shared passes: generation has no times of its own, and those of eagle_generation "
-    "hold the rows of its plain mates."
+    "Requests with drafts and without shared passes: generation has no times of its own, and those"
+    " of eagle_generation hold the rows of its plain mates."
 )
-SPECULATION = (stages.DRAFT_PREFILL, stages.DRAFT_PROPOSAL, stages.VERIFICATION, stages.DRAFT_REPLAY)
+SPECULATION = (
+    stages.DRAFT_PREFILL,
+    stages.DRAFT_PROPOSAL,
+    stages.VERIFICATION,
+    stages.DRAFT_REPLAY,
+)
 
 
 @dataclass(frozen=True)
 class RunFigures:
-    """A run over a file's requests. `passes` are those of its StageLog, `wall_s` the time from first to last of it.
+    """A run over a file's requests. `passes` are those of its StageLog, `wall_s` the time from
+    first to last of it.
 
-    Answers with `plain` are of a check of losslessness, which `wall_s` and `passes` leave out; it took `check_wall_s`.
-    The peak of memory is taken when this is made: before the check, or it is that of both.
+    Answers with `plain` are of a check of losslessness, which `wall_s` and `passes` leave out; it
+    took `check_wall_s`. The peak of memory is taken when this is made: before the check, or it is
+    that of both.
     """
 
     answers: Sequence[Answer]
@@ -73,19 +99,23 @@ class RunFigures:
 
     def commit_s(self, requests: Sequence[RequestMetrics]) -> float:
         """What committing took for `requests`; in a batch it is not told apart."""
-        return sum(r.stages.commit for r in requests) if self.batch_size == 1 else self.seconds(stages.COMMIT)
+        return (
+            sum(r.stages.commit for r in requests)
+            if self.batch_size == 1
+            else self.seconds(stages.COMMIT)
+        )
 
 
-# ---- summary ---------------------------------------------------------------------------------------------------
+# ---- summary
 
 
 def summary(run: RunFigures) -> dict[str, Any]:
     """What `infer --json` prints. A turn counts as a request.
 
-    `output_tokens_per_s` is the throughput of the run: all completion tokens over its wall time, prefill included;
-    `tokens_per_s` is what one user sees while decoding. Speculative figures are over the requests that drafted, plain
-    ones over those decoded plainly; with --check-lossless both, and what was saved, are over the requests that ran
-    both ways.
+    `output_tokens_per_s` is the throughput of the run: all completion tokens over its wall time,
+    prefill included; `tokens_per_s` is what one user sees while decoding. Speculative figures are
+    over the requests that drafted, plain ones over those decoded plainly; with --check-lossless
+    both, and what was saved, are over the requests that ran both ways.
     """
     checked = [a for a in run.answers if a.plain]
     drafted = [a.response.metrics for a in checked if a.response] or run.drafted
@@ -111,10 +141,12 @@ def summary(run: RunFigures) -> dict[str, Any]:
         out["speculative"] = Pooled(drafted).to_dict(speculative=True)
     if checked:
         out["base_passes_saved"] = saved(Pooled(drafted), Pooled(plainly))
-        out["lossless"] = verdict(run.answers)
+        out["lossless"] = result(run.answers)
     if checked and run.check_wall_s is not None:
         out["check_wall_s"] = run.check_wall_s
-        out["check_output_tokens_per_s"] = ratio(Pooled(plainly).completion_tokens, run.check_wall_s)
+        out["check_output_tokens_per_s"] = ratio(
+            Pooled(plainly).completion_tokens, run.check_wall_s
+        )
     return out
 
 
@@ -129,7 +161,7 @@ def saved(done: Pooled, plain: Pooled) -> float | None:
     return 1 - done.steps / plain.steps if plain.steps else None
 
 
-def verdict(answers: Sequence[Answer]) -> str:
+def result(answers: Sequence[Answer]) -> str:
     differing = [a.difference for a in answers if a.difference]
     if not differing:
         return "yes"
@@ -141,11 +173,12 @@ def verdict(answers: Sequence[Answer]) -> str:
     return f"yes, but for {ties} near-ties{within}"
 
 
-# ---- profile.json ----------------------------------------------------------------------------------------------
+# ---- profile.json
 
 
 def profile(run: RunFigures) -> dict[str, Any]:
-    """profile.json: the mirrored tool's keys, 0 where there is nothing to divide as there; ours under `edgespec`."""
+    """profile.json: the mirrored tool's keys, 0 where there is nothing to divide as there; ours
+    under `edgespec`."""
     shared = run.batch_size > 1 and bool(run.drafted) and bool(run.undrafted)
     out: dict[str, Any] = {"device": "cpu", "notes": [*NOTES, *([SHARED] if shared else [])]}
     if run.pool.requests:
@@ -160,7 +193,11 @@ def profile(run: RunFigures) -> dict[str, Any]:
 
 
 def prefill(run: RunFigures) -> dict[str, float]:
-    runs, tokens, seconds = len(run.pool.requests), run.pool.computed_tokens, run.seconds(stages.PREFILL)
+    runs, tokens, seconds = (
+        len(run.pool.requests),
+        run.pool.computed_tokens,
+        run.seconds(stages.PREFILL),
+    )
     return {
         "total_runs": runs,
         "reused_tokens": run.pool.reused_tokens,
@@ -173,7 +210,8 @@ def prefill(run: RunFigures) -> dict[str, float]:
 
 
 def generation(run: RunFigures, pass_s: float | None) -> dict[str, float | None]:
-    """Plain decoding. `pass_s` are the seconds of its base passes, None where they cannot be told apart."""
+    """Plain decoding. `pass_s` are the seconds of its base passes, None where they cannot be told
+    apart."""
     runs, tokens = len(run.undrafted), Pooled(run.undrafted).decode_tokens
     seconds = None if pass_s is None else pass_s + run.commit_s(run.undrafted)
     return {
@@ -199,19 +237,27 @@ def eagle_generation(run: RunFigures) -> dict[str, float]:
 
 
 def stage_times(stage: str, seconds: Sequence[float]) -> dict[str, Any]:
-    """One of `stages`; percentiles lie between two values in proportion, the deviation is that of all passes."""
+    """One of `stages`; percentiles lie between two values in proportion, the deviation is that of
+    all passes."""
     times = 1000 * np.array(seconds)
     median, p95, p99 = np.percentile(times, (50, 95, 99))
     stats = {
-        "min_ms": times.min(), "max_ms": times.max(), "mean_ms": times.mean(), "median_ms": median, "p95_ms": p95,
-        "p99_ms": p99, "stddev_ms": times.std(),
-    }  # fmt: skip
+        "min_ms": times.min(),
+        "max_ms": times.max(),
+        "mean_ms": times.mean(),
+        "median_ms": median,
+        "p95_ms": p95,
+        "p99_ms": p99,
+        "stddev_ms": times.std(),
+    }
     return {
         "stage_id": stage,
         "total_runs": len(times),
         "total_gpu_time_ms": float(times.sum()),
         "average_time_per_run_ms": float(times.mean()),
-        "gpu_time_stats": {"count": len(times)} | {name: float(value) for name, value in stats.items()},
+        "gpu_time_stats": (
+            {"count": len(times)} | {name: float(value) for name, value in stats.items()}
+        ),
     }
 
 

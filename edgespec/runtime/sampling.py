@@ -1,7 +1,9 @@
-"""Chooses a token from logits: greedily, or sampled with noise that hangs on seed and position alone.
+"""Chooses a token from logits: greedily, or sampled with noise that hangs on seed and position
+alone.
 
-Knows one row of logits at a time. Because the noise is a function of (seed, absolute position, token), plain and
-speculative decoding draw the same token from the same logits, whatever tree the row came from.
+Knows one row of logits at a time. Because the noise is a function of (seed, absolute position,
+token), plain and speculative decoding draw the same token from the same logits, whatever tree the
+row came from.
 """
 
 from __future__ import annotations
@@ -17,15 +19,19 @@ from edgespec.errors import EnvironmentProblem
 Row = NDArray[np.float32]
 Adjusted = NDArray[np.float32] | NDArray[np.float64]
 Ids = NDArray[np.int64]
-NEAR_TIE = 1e-5  # two candidates this close in warped, noised score may swap between kernels in float32
+NEAR_TIE = (
+    1e-5  # two candidates this close in warped, noised score may swap between kernels in float32
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """Logit bias, repetition penalty, temperature, top-k, top-p, min-p in this order, then Gumbel-max.
+    """Logit bias, repetition penalty, temperature, top-k, top-p, min-p in this order, then
+    Gumbel-max.
 
-    Temperature 0 is greedy; top_k 0, top_p 1, min_p 0 and repetition_penalty 1 are off. The tokens `before` a draw are
-    all of its own path, the prompt's included: their number is the absolute position that the noise hangs on.
+    Temperature 0 is greedy; top_k 0, top_p 1, min_p 0 and repetition_penalty 1 are off. The tokens
+    `before` a draw are all of its own path, the prompt's included: their number is the absolute
+    position that the noise hangs on.
     """
 
     temperature: float = 0.0
@@ -45,7 +51,9 @@ class Sampler:
         best = int(np.argmax(adjusted))  # the first NaN, where there is one
         if not np.isfinite(adjusted[best]):
             what = f"the engine computed {adjusted[best]} as a logit"
-            raise EnvironmentProblem(what, "The weights are damaged or too large for this engine: build it again.")
+            raise EnvironmentProblem(
+                what, "The weights are damaged or too large for this engine: build it again."
+            )
         if self.temperature == 0:
             return best
         ids, scores = self.noised(adjusted, len(before))
@@ -54,8 +62,8 @@ class Sampler:
     def adjusted(self, logits: Row, before: Sequence[int]) -> Adjusted:
         """Logits with bias and repetition penalty; as they are where neither is asked for.
 
-        The penalty divides the positive and multiplies the negative logits of every token that came before
-        (arXiv 1909.05858, as transformers has it).
+        The penalty divides the positive and multiplies the negative logits of every token that came
+        before (arXiv 1909.05858, as transformers has it).
         """
         if not self.logit_bias and self.repetition_penalty == 1:
             return logits
@@ -69,12 +77,14 @@ class Sampler:
         return out
 
     def noised(self, adjusted: Adjusted, position: int) -> tuple[Ids, NDArray[np.float64]]:
-        """The candidates that warping leaves, ascending, and their noised scores: log p + Gumbel noise."""
+        """The candidates that warping leaves, ascending, and their noised scores: log p + Gumbel
+        noise."""
         ids, log_probs = self.warped(adjusted)
         return ids, log_probs + gumbel(self.seed, position, ids)
 
     def warped(self, adjusted: Adjusted) -> tuple[Ids, NDArray[np.float64]]:
-        """Candidates left by temperature, top-k, top-p and min-p, ascending, with their log-probabilities."""
+        """Candidates left by temperature, top-k, top-p and min-p, ascending, with their
+        log-probabilities."""
         scaled = self.scaled(adjusted)
         ids = np.arange(len(adjusted), dtype=np.int64)
         if 0 < self.top_k < len(adjusted):
@@ -89,39 +99,53 @@ class Sampler:
         return ids, log_probs
 
     def scaled(self, adjusted: Adjusted) -> NDArray[np.float64]:
-        """Logits over temperature, the largest at 0, so that the smallest temperature cannot overflow upwards."""
+        """Logits over temperature, the largest at 0, so that the smallest temperature cannot
+        overflow upwards."""
         centred = adjusted.astype(np.float64) - float(adjusted.max())
         with np.errstate(over="ignore"):
             result: NDArray[np.float64] = centred / self.temperature
         return result
 
     def margin(self, logits: Row, before: Sequence[int], one: int, other: int) -> float:
-        """How small a change would let one of two tokens be drawn after `before` where the other one was.
+        """How small a change would let one of two tokens be drawn after `before` where the other
+        one was.
 
-        The one with the higher noised score yields when the gap of the scores closes or when warping cuts it; one
-        that warping has cut must first come back. The change is one of the engine's logits, in nats (of top-p's mass,
-        no more than that): what a temperature below 1 or a repetition penalty magnifies is counted back.
+        The one with the higher noised score yields when the gap of the scores closes or when
+        warping cuts it; one that warping has cut must first come back. The change is one of the
+        engine's logits, in nats (of top-p's mass, no more than that): what a temperature below 1 or
+        a repetition penalty magnifies is counted back.
         """
         adjusted = self.adjusted(logits, before)
         if self.temperature == 0:
-            return abs(float(adjusted[one]) - float(adjusted[other])) / self.magnification(before, one, other)
-        scaled, noise = self.scaled(adjusted), gumbel(self.seed, len(before), np.array([one, other]))
+            return abs(float(adjusted[one]) - float(adjusted[other])) / self.magnification(
+                before, one, other
+            )
+        scaled, noise = (
+            self.scaled(adjusted),
+            gumbel(self.seed, len(before), np.array([one, other])),
+        )
         scores = scaled[[one, other]] + noise
         high, low = (one, other) if scores[0] >= scores[1] else (other, one)
         gap = abs(float(scores[0] - scores[1]))
         high_slack, low_slack = self.slack(scaled, high), self.slack(scaled, low)
-        return max(min(gap, abs(high_slack)), -high_slack, -low_slack) / self.magnification(before, one, other)
+        return max(min(gap, abs(high_slack)), -high_slack, -low_slack) / self.magnification(
+            before, one, other
+        )
 
     def magnification(self, before: Sequence[int], one: int, other: int) -> float:
-        """How much larger a change of one of two logits is in the score, at most; 1 where it becomes smaller."""
+        """How much larger a change of one of two logits is in the score, at most; 1 where it
+        becomes smaller."""
         penalised = one in before or other in before
         penalty = max(self.repetition_penalty, 1 / self.repetition_penalty) if penalised else 1.0
         return penalty / min(self.temperature or 1, 1)
 
     def slack(self, scaled: NDArray[np.float64], token: int) -> float:
-        """How far a token is from the edge of what warping keeps: positive inside, negative outside."""
+        """How far a token is from the edge of what warping keeps: positive inside, negative
+        outside."""
         slack = float("inf")
-        if self.min_p > 0 and scaled[token] < scaled.max():  # the most probable candidate cannot be cut
+        if (
+            self.min_p > 0 and scaled[token] < scaled.max()
+        ):  # the most probable candidate cannot be cut
             slack = float(scaled[token] - scaled.max() - np.log(self.min_p))
         ids = np.arange(len(scaled))
         if 0 < self.top_k < len(scaled):
@@ -131,11 +155,14 @@ class Sampler:
                 return min(slack, float(scaled[token] - scaled[ids].min()))
             slack = min(slack, float(scaled[token] - outside.max()))
         if self.top_p < 1:
-            slack = min(slack, self.nucleus_slack(scaled[ids], int(np.flatnonzero(ids == token)[0])))
+            slack = min(
+                slack, self.nucleus_slack(scaled[ids], int(np.flatnonzero(ids == token)[0]))
+            )
         return slack
 
     def nucleus_slack(self, scaled: NDArray[np.float64], index: int) -> float:
-        """Slack to the edge of top-p: by the mass before the candidate, or by its rank, whichever is nearer."""
+        """Slack to the edge of top-p: by the mass before the candidate, or by its rank, whichever
+        is nearer."""
         order = np.argsort(-scaled, kind="stable")
         probs = np.exp(log_softmax(scaled))[order]
         before = np.cumsum(probs) - probs
@@ -146,12 +173,14 @@ class Sampler:
             return max(float(self.top_p - before[rank]), float(here - scaled[order[kept - 1]]))
         # The most probable candidate is kept whatever top_p is: it can only lose its rank.
         by_mass = float(self.top_p - before[rank]) if rank else float("inf")
-        return min(by_mass, float(here - scaled[order[kept]]) if kept < len(order) else float("inf"))
+        return min(
+            by_mass, float(here - scaled[order[kept]]) if kept < len(order) else float("inf")
+        )
 
 
 def top_log_probs(logits: Row, count: int, chosen: int) -> list[tuple[int, float]]:
-    """The `count` most probable ids of a row [V] with their log-probabilities at temperature 1, descending; behind
-    them the chosen one where it is not among them."""
+    """The `count` most probable ids of a row [V] with their log-probabilities at temperature 1,
+    descending; behind them the chosen one where it is not among them."""
     log_probs = log_softmax(logits.astype(np.float64))
     best = largest(log_probs, min(count, len(log_probs)))
     ids = best[np.lexsort((best, -log_probs[best]))].tolist()
@@ -181,8 +210,9 @@ def log_softmax(x: NDArray[np.float64]) -> NDArray[np.float64]:
 def gumbel(seed: int, position: int, ids: Ids) -> NDArray[np.float64]:
     """Standard Gumbel noise for each token id, a pure function of (seed, position, id).
 
-    The counter is hashed by SplitMix64 (Steele, Lea and Flood, OOPSLA 2014) twice over; the top 52 bits are the
-    uniform, shifted by half a unit so that it is never 0 or 1 (of 53 bits the largest would round up to 1).
+    The counter is hashed by SplitMix64 (Steele, Lea and Flood, OOPSLA 2014) twice over; the top 52
+    bits are the uniform, shifted by half a unit so that it is never 0 or 1 (of 53 bits the largest
+    would round up to 1).
     """
     with np.errstate(over="ignore"):
         stream = splitmix(splitmix(np.array([seed], np.uint64)) ^ np.array([position], np.uint64))

@@ -1,7 +1,8 @@
 """What a chat template may cost: Jinja's sandbox, as transformers sets it up, on a meter.
 
-Python's own limits do not bound one operation in C, and nothing can interrupt it: so every value is kept small. Then
-each operation is quick, and a clock that is read between them bounds the whole. Knows Jinja; knows no conversation.
+Python's own limits do not bound one operation in C, and nothing can interrupt it: so every value is
+kept small. Then each operation is quick, and a clock that is read between them bounds the whole.
+Knows Jinja; knows no conversation.
 """
 
 from __future__ import annotations
@@ -46,7 +47,15 @@ MADE_PER_VALUE = 64  # all values together, times the largest
 MAX_DEPTH = 50  # of lists in lists: hashing them recurses in C
 MAX_INT_BITS = 1024
 
-CONTAINERS: tuple[type[Iterable[object]], ...] = (list, tuple, set, frozenset, KeysView, ValuesView, ItemsView)
+CONTAINERS: tuple[type[Iterable[object]], ...] = (
+    list,
+    tuple,
+    set,
+    frozenset,
+    KeysView,
+    ValuesView,
+    ItemsView,
+)
 
 T = TypeVar("T")
 
@@ -80,7 +89,8 @@ class Meter:
         return value
 
     def collected(self, values: Iterable[T]) -> Iterator[T]:
-        """A generator made at once, so that its work is done under the meter and not in an operation of C."""
+        """A generator made at once, so that its work is done under the meter and not in an
+        operation of C."""
         found: list[T] = []
         size_bytes = 0
         for value in values:
@@ -93,7 +103,8 @@ class Meter:
 
 
 def _weight(value: object, limit: float) -> int:
-    """Bytes of a value with all that it holds, what it holds twice counted twice: printing it costs that much."""
+    """Bytes of a value with all that it holds, what it holds twice counted twice: printing it costs
+    that much."""
     total, waiting = 0, [(value, 0)]
     while waiting:
         item, depth = waiting.pop()
@@ -122,11 +133,16 @@ def _too_large(limit: float) -> jinja2.TemplateRuntimeError:
     return jinja2.TemplateRuntimeError(f"it makes texts or lists of more than {limit:.0f} bytes")
 
 
-# Operators, filters and methods that make more than they are given, or take longer: how much, from their arguments.
+# Operators, filters and methods that make more than they are given, or take longer: how much, from
+# their arguments.
 
 
 def _product(args: Sequence[Any]) -> int:
-    sizes = [1 + operator.length_hint(arg) for arg in args if hasattr(arg, "__len__") or hasattr(arg, "__next__")]
+    sizes = [
+        1 + operator.length_hint(arg)
+        for arg in args
+        if hasattr(arg, "__len__") or hasattr(arg, "__next__")
+    ]
     return math.prod(sizes) * (1 + sum(_ints(args))) if sizes else 0
 
 
@@ -161,9 +177,22 @@ def _ints(args: Iterable[Any]) -> Iterator[int]:
 
 
 MULTIPLIERS = (
-    "*", "batch", "center", "expandtabs", "indent", "join", "ljust", "lstrip", "rjust", "rstrip", "slice", "strip",
-    "tojson", "trim", "zfill",
-)  # fmt: skip
+    "*",
+    "batch",
+    "center",
+    "expandtabs",
+    "indent",
+    "join",
+    "ljust",
+    "lstrip",
+    "rjust",
+    "rstrip",
+    "slice",
+    "strip",
+    "tojson",
+    "trim",
+    "zfill",
+)
 
 BOUNDS: dict[str, Callable[[Sequence[Any]], int]] = {
     **dict.fromkeys(MULTIPLIERS, _product),
@@ -175,13 +204,58 @@ BOUNDS: dict[str, Callable[[Sequence[Any]], int]] = {
 }
 
 # Methods of texts, numbers, lists and dicts whose cost is known; `format` has a door of its own.
-METHODS = frozenset({
-    "capitalize", "casefold", "center", "copy", "count", "endswith", "expandtabs", "find", "get", "index", "isalnum",
-    "isalpha", "isascii", "isdecimal", "isdigit", "isidentifier", "islower", "isnumeric", "isprintable", "isspace",
-    "istitle", "isupper", "is_integer", "items", "join", "keys", "ljust", "lower", "lstrip", "partition",
-    "removeprefix", "removesuffix", "replace", "rfind", "rindex", "rjust", "rpartition", "rsplit", "rstrip", "split",
-    "splitlines", "startswith", "strip", "swapcase", "title", "upper", "values", "zfill",
-})  # fmt: skip
+METHODS = frozenset(
+    {
+        "capitalize",
+        "casefold",
+        "center",
+        "copy",
+        "count",
+        "endswith",
+        "expandtabs",
+        "find",
+        "get",
+        "index",
+        "isalnum",
+        "isalpha",
+        "isascii",
+        "isdecimal",
+        "isdigit",
+        "isidentifier",
+        "islower",
+        "isnumeric",
+        "isprintable",
+        "isspace",
+        "istitle",
+        "isupper",
+        "is_integer",
+        "items",
+        "join",
+        "keys",
+        "ljust",
+        "lower",
+        "lstrip",
+        "partition",
+        "removeprefix",
+        "removesuffix",
+        "replace",
+        "rfind",
+        "rindex",
+        "rjust",
+        "rpartition",
+        "rsplit",
+        "rstrip",
+        "split",
+        "splitlines",
+        "startswith",
+        "strip",
+        "swapcase",
+        "title",
+        "upper",
+        "values",
+        "zfill",
+    }
+)
 DATA = (str, bytes, int, float, list, tuple, dict, set, frozenset, range, MappingView, type)
 
 # Filters and functions for web pages, whose cost nobody knows; no template in use asks for them.
@@ -190,17 +264,27 @@ REFUSED_GLOBALS = ("lipsum",)
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox as transformers sets it up, with a meter on all that makes a value or repeats."""
+    """Jinja's sandbox as transformers sets it up, with a meter on all that makes a value or
+    repeats."""
 
     intercepted_binops = frozenset({"+", "-", "*", "/", "//", "%", "**"})
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols])
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_GenerationTag, jinja2.ext.loopcontrols],
+        )
         self.meter = Meter([])
         self.finalize = self.made  # each value that is written
-        helpers: dict[str, Callable[..., Any]] = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+        helpers: dict[str, Callable[..., Any]] = {
+            "raise_exception": _raise_exception,
+            "strftime_now": _strftime_now,
+        }
         self.globals = {k: v for k, v in self.globals.items() if k not in REFUSED_GLOBALS} | helpers
-        filters = {k: v for k, v in self.filters.items() if k not in REFUSED_FILTERS} | {"tojson": self.tojson}
+        filters = {k: v for k, v in self.filters.items() if k not in REFUSED_FILTERS} | {
+            "tojson": self.tojson
+        }
         self.filters = {name: self.metered(name, function) for name, function in filters.items()}
         self.filters |= {MADE: _uncompiled(self.made)}
         self.tests = {name: self.metered(name, function) for name, function in self.tests.items()}
@@ -218,11 +302,15 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """How Jinja makes a text of what a template, a macro or a set block writes."""
         return self.meter.made("".join(self.meter.collected(pieces)))
 
-    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
+    def call_binop(
+        self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any
+    ) -> Any:
         self.meter.allow(operator, (left, right), {})
         return self.meter.made(super().call_binop(context, operator, left, right))
 
-    def call(self, context: jinja2.runtime.Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def call(
+        self, context: jinja2.runtime.Context, function: Any, /, *args: Any, **kwargs: Any
+    ) -> Any:
         name, owner = getattr(function, "__name__", ""), getattr(function, "__self__", None)
         if isinstance(owner, DATA) and name not in METHODS:
             raise jinja2.TemplateRuntimeError(f"the method {name!r} is not there for templates")
@@ -231,13 +319,19 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def metered(self, name: str, function: Any) -> Callable[..., Any]:
         """A filter or a test on the meter."""
-        num_passed = 1 if hasattr(function, "jinja_pass_arg") else 0  # the context, which is not the template's
+        num_passed = (
+            1 if hasattr(function, "jinja_pass_arg") else 0
+        )  # the context, which is not the template's
 
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
             self.meter.allow(name, args[num_passed:], kwargs)
             made = function(*args, **kwargs)
-            return self.meter.collected(made) if isinstance(made, types.GeneratorType) else self.meter.made(made)
+            return (
+                self.meter.collected(made)
+                if isinstance(made, types.GeneratorType)
+                else self.meter.made(made)
+            )
 
         return run
 
@@ -248,7 +342,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
         def run(*args: Any, **kwargs: Any) -> str:
             text = value.__self__
-            if any("{" in (format_spec or "") for _, _, format_spec, _ in string.Formatter().parse(text)):
+            if any(
+                "{" in (format_spec or "")
+                for _, _, format_spec, _ in string.Formatter().parse(text)
+            ):
                 raise jinja2.TemplateRuntimeError("a width in str.format is a field itself")
             self.meter.allow("format", (text, *args), kwargs)
             return self.meter.made(sandboxed(*args, **kwargs))
@@ -256,13 +353,17 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return run
 
     def tojson(
-        self, value: Any, ensure_ascii: bool = False, indent: int | None = None,
-        separators: tuple[str, str] | None = None, sort_keys: bool = False,
-    ) -> str:  # fmt: skip
+        self,
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
         """Jinja's own filter escapes HTML characters, and no model was trained on `\\u003c`."""
         encoder = json.JSONEncoder(
             ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-        )  # fmt: skip
+        )
         return self.concat(encoder.iterencode(value))
 
 
@@ -270,11 +371,14 @@ MADE = "edgespec.made"
 
 
 class _Metering(NodeTransformer):
-    """Puts on the meter what the sandbox has no door for: values that are written down, and passes of a loop."""
+    """Puts on the meter what the sandbox has no door for: values that are written down, and passes
+    of a loop."""
 
     def made(self, node: Any, *args: Any) -> jinja2.nodes.Node:
         self.generic_visit(node)
-        if getattr(node, "ctx", "load") != "load" or all(map(_is_constant, node.iter_child_nodes())):
+        if getattr(node, "ctx", "load") != "load" or all(
+            map(_is_constant, node.iter_child_nodes())
+        ):
             return node  # type: ignore[no-any-return]
         return _metered(node)
 
@@ -305,12 +409,14 @@ def _is_constant(node: jinja2.nodes.Node) -> bool:
 
 
 def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter that wants the context is run each time, never once when the template is compiled."""
+    """A filter that wants the context is run each time, never once when the template is
+    compiled."""
     return jinja2.pass_context(lambda context, value: function(value))
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}` marks the assistant's words for training; rendering writes its body as it is."""
+    """`{% generation %}` marks the assistant's words for training; rendering writes its body as it
+    is."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja's own attribute
 

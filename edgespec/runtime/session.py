@@ -1,8 +1,8 @@
 """The loop: draft, verify, commit, for all running sequences at once.
 
-Knows sequences: each is n committed tokens and exactly one pending token, which the base has drawn and not yet read,
-in a lane of its own. A step is one base pass for all of them; to each it gives its accepted drafts and one token more.
-Knows nothing of text, files or what kind of drafter it has.
+Knows sequences: each is n committed tokens and exactly one pending token, which the base has drawn
+and not yet read, in a lane of its own. A step is one base pass for all of them; to each it gives
+its accepted drafts and one token more. Knows nothing of text, files or what kind of drafter it has.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from edgespec.errors import EdgeSpecError, LimitError
 from edgespec.prompts import END_OF_SEQUENCE, ERROR, MAX_LENGTH
 from edgespec.runtime import stages
 from edgespec.runtime.decoder import PREFILL_CHUNK, CachedDecoder, LaneResult, Rows
-from edgespec.runtime.drafters.base import Drafter, Seen, Wish
+from edgespec.runtime.drafters.base import Drafter, DraftRequest, Observation
 from edgespec.runtime.prefix import Prefix, PrefixCache
 from edgespec.runtime.sampling import Sampler, top_log_probs
 from edgespec.runtime.stages import StageLog, StageTimes
 from edgespec.runtime.tree import DraftPlan, DraftTree
-from edgespec.runtime.verify import Verdict, walk
+from edgespec.runtime.verify import AcceptResult, walk
 
 Candidates = list[tuple[int, float]]  # ids with their log-probabilities, descending
 
@@ -34,10 +34,12 @@ def watch_nothing(token: int) -> str | None:
 
 @dataclass(frozen=True)
 class Task:
-    """What one sequence is to do: continue `prompt` until an id of `stop_ids`, or until `max_new` tokens.
+    """What one sequence is to do: continue `prompt` until an id of `stop_ids`, or until `max_new`
+    tokens.
 
-    `watch` is told each emitted token once, in order, and may end the sequence there with a finish reason. The KV rows
-    of the prompt's first `keep` tokens are kept for later prompts; with `keep_all` those of all tokens at the end.
+    `watch` is told each emitted token once, in order, and may end the sequence there with a finish
+    reason. The KV rows of the prompt's first `keep` tokens are kept for later prompts; with
+    `keep_all` those of all tokens at the end.
     """
 
     prompt: Sequence[int]
@@ -53,9 +55,11 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step gave a sequence. `drafted` counts nodes beside the root; prefill is the step with `verified` False.
+    """What one step gave a sequence. `drafted` counts nodes beside the root; prefill is the step
+    with `verified` False.
 
-    `logprobs` are the most probable tokens where each one was drawn, by the model's own logits at temperature 1.
+    `logprobs` are the most probable tokens where each one was drawn, by the model's own logits at
+    temperature 1.
     """
 
     tokens: list[int]
@@ -69,14 +73,17 @@ class Step:
 
 @dataclass(eq=False)
 class Running:
-    """A sequence on its way. `tokens` are the prompt's and all emitted ones, the pending one last."""
+    """A sequence on its way. `tokens` are the prompt's and all emitted ones, the pending one
+    last."""
 
     task: Task
     lane: int
     tokens: list[int]
     slot: int = 0  # the lane that it began in
     reused: int = 0  # tokens of the prompt whose rows were there already
-    feature: NDArray[np.float32] | None = None  # of the last committed position, where a state is to be kept with it
+    feature: NDArray[np.float32] | None = (
+        None  # of the last committed position, where a state is to be kept with it
+    )
     times: StageTimes = field(default_factory=StageTimes)  # of the passes that it took part in
 
     @property
@@ -89,10 +96,14 @@ class Running:
 
 
 class Session:
-    """The sequences of one base, with a drafter or without. Those running fill the first lanes without a gap."""
+    """The sequences of one base, with a drafter or without. Those running fill the first lanes
+    without a gap."""
 
     def __init__(
-        self, base: CachedDecoder, drafter: Drafter | None = None, prefixes: PrefixCache | None = None
+        self,
+        base: CachedDecoder,
+        drafter: Drafter | None = None,
+        prefixes: PrefixCache | None = None,
     ) -> None:
         self.base, self.drafter = base, drafter
         self.prefixes = prefixes or PrefixCache(0)
@@ -101,13 +112,15 @@ class Session:
         self.epoch = 0  # counts the runs begun: lanes remember one run at a time
 
     def restart(self) -> int:
-        """Forget all sequences; returns the new epoch, by which a run can tell that it is not the last one begun."""
+        """Forget all sequences; returns the new epoch, by which a run can tell that it is not the
+        last one begun."""
         self.running, self.log = [], StageLog(self.engine_s)
         self.epoch += 1
         return self.epoch
 
     def begin(self, task: Task) -> tuple[Running, Step]:
-        """Commit the prompt in a free lane and draw the first token. LimitError if it does not fit."""
+        """Commit the prompt in a free lane and draw the first token. LimitError if it does not
+        fit."""
         self.check(task)
         lane = len(self.running)
         one = Running(task, lane, [*task.prompt], lane)
@@ -131,19 +144,28 @@ class Session:
         if not task.prompt:
             raise LimitError("the prompt is empty", "Give at least one token.")
         if len(task.prompt) > self.base.capacity:
-            what = f"the prompt has {len(task.prompt)} tokens, the engine's KV cache holds {self.base.capacity}"
-            raise LimitError(what, "Shorten the prompt, or build with a larger --max-kv-cache-capacity.")
+            what = (
+                f"the prompt has {len(task.prompt)} tokens, the engine's KV cache holds"
+                f" {self.base.capacity}"
+            )
+            raise LimitError(
+                what, "Shorten the prompt, or build with a larger --max-kv-cache-capacity."
+            )
 
     def step(self) -> list[tuple[Running, Step]]:
         """One step of all running sequences; those that it ends leave their lanes."""
         spent = StageTimes()
         trees = self.draft(spent)
         verified = self.verify(trees, spent)
-        steps = [(one, self.ended(one, step)) for one, (step, _) in zip(self.running, verified, strict=True)]
+        steps = [
+            (one, self.ended(one, step))
+            for one, (step, _) in zip(self.running, verified, strict=True)
+        ]
         going = [
-            Seen(one.lane, features, np.array(step.tokens, np.int64))
+            Observation(one.lane, features, np.array(step.tokens, np.int64))
             for (one, step), (_, features) in zip(steps, verified, strict=True)
-            if features is not None and (step.finish_reason is None or self.is_kept_whole(one, step, features))
+            if features is not None
+            and (step.finish_reason is None or self.is_kept_whole(one, step, features))
         ]
         self.replay(going, spent)
         for one in self.running:
@@ -151,13 +173,13 @@ class Session:
         self.leave(steps)
         return steps
 
-    # ---- prefill -----------------------------------------------------------------------------------------------
+    # ---- prefill
 
     def prefill(self, one: Running) -> Step:
         """Commit what of the prompt is not there yet, in chunks, and draw the first token.
 
-        The drafter pairs each feature with the token after it, so the last feature of a chunk goes with the next
-        chunk's first token, and the last one of all with the token drawn.
+        The drafter pairs each feature with the token after it, so the last feature of a chunk goes
+        with the next chunk's first token, and the last one of all with the token drawn.
         """
         prompt = np.array(one.task.prompt, np.int64)
         step = Step([], verified=False)
@@ -169,19 +191,22 @@ class Session:
                 following = prompt[start + 1 : end + 1]
                 if end == len(prompt):
                     first = one.task.sampler.pick(result.logits[0], one.tokens)
-                    step = Step([first], verified=False, logprobs=self.logprobs(one, result, [0], [first]))
+                    step = Step(
+                        [first], verified=False, logprobs=self.logprobs(one, result, [0], [first])
+                    )
                     following = np.append(following, first)
             if drafter := self.drafter_of(one):
                 assert result.hidden_states is not None
                 with self.log.timed(stages.DRAFT_PREFILL, one.times):
-                    drafter.observe([Seen(one.lane, result.hidden_states, following)])
+                    drafter.observe([Observation(one.lane, result.hidden_states, following)])
                     self.keep_feature(one, result.hidden_states[-1])
             if end == one.task.keep and self.base.recurrent:
                 self.remember(one, end)
         return step
 
     def chunks(self, one: Running) -> Iterator[tuple[int, int]]:
-        """Where each call over the prompt begins and ends. A state can be kept only as it is at the end of a call."""
+        """Where each call over the prompt begins and ends. A state can be kept only as it is at the
+        end of a call."""
         size = min(PREFILL_CHUNK, RECURRENT_CHUNK) if self.base.recurrent else PREFILL_CHUNK
         start, total = one.reused, len(one.task.prompt)
         while start < total:
@@ -210,7 +235,7 @@ class Session:
         if len(prefix.draft) < one.reused:
             assert prefix.feature is not None
             following = np.array(one.task.prompt[one.reused : one.reused + 1], np.int64)
-            drafter.observe([Seen(one.lane, prefix.feature[None], following)])
+            drafter.observe([Observation(one.lane, prefix.feature[None], following)])
 
     def remember(self, one: Running, count: int) -> None:
         """Keep the rows of a sequence's first `count` tokens, or of as many as the budget holds.
@@ -225,7 +250,9 @@ class Session:
         tokens = one.tokens[:most]
         if not tokens or self.prefixes.holds(tokens, drafting=drafter is not None):
             return
-        if self.base.recurrent and len(tokens) < length:  # it ended within what was accepted, and a state has it all
+        if (
+            self.base.recurrent and len(tokens) < length
+        ):  # it ended within what was accepted, and a state has it all
             return
         try:
             draft = None if drafter is None else drafter.snapshot(one.lane, len(tokens) - 1)
@@ -242,59 +269,76 @@ class Session:
         own = 0 if drafter is None else drafter.snapshot(one.lane, 1).nbytes
         return self.base.snapshot(one.lane, 1).nbytes + own
 
-    # ---- a step ------------------------------------------------------------------------------------------------
+    # ---- a step
 
     def draft(self, spent: StageTimes) -> list[DraftTree]:
-        """A tree a sequence, that can neither overrun the length nor the cache: with no room to draft, the root."""
-        wishes = []
+        """A tree a sequence, that can neither overrun the length nor the cache: with no room to
+        draft, the root."""
+        requests = []
         for one in self.running:
             if one.task.plan is not None and self.drafter is not None:
                 remaining = one.task.max_new - one.emitted
                 plan = one.task.plan.within(levels=remaining - 1, nodes=self.base.room(one.lane))
-                wishes.append(Wish(one.lane, one.pending, plan))
+                requests.append(DraftRequest(one.lane, one.pending, plan))
         trees = {one.lane: DraftTree.root_only(one.pending) for one in self.running}
-        if wishes and self.drafter is not None:
+        if requests and self.drafter is not None:
             with self.log.timed(stages.DRAFT_PROPOSAL, spent):
-                proposed = self.drafter.propose(wishes)
-            trees |= {wish.lane: tree for wish, tree in zip(wishes, proposed, strict=True)}
+                proposed = self.drafter.propose(requests)
+            trees |= {request.lane: tree for request, tree in zip(requests, proposed, strict=True)}
         return [trees[one.lane] for one in self.running]
 
     def verify(
         self, trees: Sequence[DraftTree], spent: StageTimes
-    ) -> list[tuple[Step, NDArray[np.float32] | None]]:  # fmt: skip
+    ) -> list[tuple[Step, NDArray[np.float32] | None]]:
         """One base pass over all trees, a walk down each, and the commit of what stands.
 
         Returns each one's step, and the features of what stands for the sequences that draft.
         """
         drafting = any(self.drafter_of(one) for one in self.running)
         with self.log.timed(stages.VERIFICATION if drafting else stages.GENERATION, spent):
-            results = self.base.run([self.tree_rows(one, t) for one, t in zip(self.running, trees, strict=True)])
-            verdicts = [
-                self.judged(one, tree, result) for one, tree, result in zip(self.running, trees, results, strict=True)
+            results = self.base.run(
+                [self.tree_rows(one, t) for one, t in zip(self.running, trees, strict=True)]
+            )
+            accepted = [
+                self.accept(one, tree, result)
+                for one, tree, result in zip(self.running, trees, results, strict=True)
             ]
         with self.log.timed(stages.COMMIT, spent):
             return [
-                self.commit(one, tree, result, verdict)
-                for one, tree, result, verdict in zip(self.running, trees, results, verdicts, strict=True)
+                self.commit(one, tree, result, accept)
+                for one, tree, result, accept in zip(
+                    self.running, trees, results, accepted, strict=True
+                )
             ]
 
-    def judged(self, one: Running, tree: DraftTree, result: LaneResult) -> Verdict | EdgeSpecError:
+    def accept(
+        self, one: Running, tree: DraftTree, result: LaneResult
+    ) -> AcceptResult | EdgeSpecError:
         try:
             return walk(tree, result.logits, one.task.sampler, one.tokens)
         except EdgeSpecError as error:  # this sequence's own; its batch mates go on
             return error
 
     def commit(
-        self, one: Running, tree: DraftTree, result: LaneResult, verdict: Verdict | EdgeSpecError
+        self,
+        one: Running,
+        tree: DraftTree,
+        result: LaneResult,
+        accept: AcceptResult | EdgeSpecError,
     ) -> tuple[Step, NDArray[np.float32] | None]:
-        if isinstance(verdict, EdgeSpecError):
+        if isinstance(accept, EdgeSpecError):
             self.base.wipe(one.lane)
-            return Step([], len(tree) - 1, finish_reason=ERROR, error=verdict), None
-        stop = next((i for i, token in enumerate(verdict.emitted) if token in one.task.stop_ids), len(verdict.path))
-        path = np.array(verdict.path[: stop + 1], np.int64)  # what comes after the end is no part of the text
+            return Step([], len(tree) - 1, finish_reason=ERROR, error=accept), None
+        stop = next(
+            (i for i, token in enumerate(accept.emitted) if token in one.task.stop_ids),
+            len(accept.path),
+        )
+        path = np.array(
+            accept.path[: stop + 1], np.int64
+        )  # what comes after the end is no part of the text
         self.base.commit(one.lane, path)
-        logprobs = self.logprobs(one, result, verdict.path, verdict.emitted)
-        step = Step(verdict.emitted, len(tree) - 1, len(verdict.path) - 1, logprobs=logprobs)
+        logprobs = self.logprobs(one, result, accept.path, accept.emitted)
+        step = Step(accept.emitted, len(tree) - 1, len(accept.path) - 1, logprobs=logprobs)
         hidden = result.hidden_states if self.drafter_of(one) else None
         if hidden is None:
             return step, None
@@ -306,7 +350,8 @@ class Session:
         return Rows(one.lane, tree.tokens, positions, tree.mask, np.arange(len(tree)))
 
     def is_kept_whole(self, one: Running, step: Step, features: NDArray[np.float32]) -> bool:
-        """Whether a sequence that ends is kept up to its last row; the draft's rows are to be there as well."""
+        """Whether a sequence that ends is kept up to its last row; the draft's rows are to be there
+        as well."""
         return one.task.keep_all and len(step.tokens) == len(features)
 
     def logprobs(
@@ -317,8 +362,9 @@ class Session:
         pairs = zip(rows, tokens, strict=True) if count else ()
         return [top_log_probs(result.logits[row], count, token) for row, token in pairs]
 
-    def replay(self, going: Sequence[Seen], spent: StageTimes) -> None:
-        """Tell the drafter the true features of what was committed, with the tokens that came after."""
+    def replay(self, going: Sequence[Observation], spent: StageTimes) -> None:
+        """Tell the drafter the true features of what was committed, with the tokens that came
+        after."""
         if going and self.drafter is not None:
             with self.log.timed(stages.DRAFT_REPLAY, spent):
                 self.drafter.observe(going)
@@ -326,7 +372,8 @@ class Session:
     def ended(self, one: Running, step: Step) -> Step:
         """Take a step's tokens up to where the sequence ends, and say why if it does.
 
-        The pending token needs a row of its own in the next pass, so the cache is full when no row is left.
+        The pending token needs a row of its own in the next pass, so the cache is full when no row
+        is left.
         """
         for count, token in enumerate(step.tokens, start=1):
             one.tokens.append(token)
@@ -336,14 +383,16 @@ class Session:
             if reason is not None:
                 tokens, logprobs = step.tokens[:count], step.logprobs[:count]
                 accepted = min(step.accepted, count)
-                return replace(step, tokens=tokens, accepted=accepted, finish_reason=reason, logprobs=logprobs)
+                return replace(
+                    step, tokens=tokens, accepted=accepted, finish_reason=reason, logprobs=logprobs
+                )
         if step.error is not None:
             return step
         assert one.emitted <= one.task.max_new
         full = one.emitted == one.task.max_new or self.base.room(one.lane) == 0
         return replace(step, finish_reason=MAX_LENGTH) if full else step
 
-    # ---- lanes -------------------------------------------------------------------------------------------------
+    # ---- lanes
 
     def leave(self, steps: Sequence[tuple[Running, Step]]) -> None:
         for one, step in steps:

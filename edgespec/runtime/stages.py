@@ -53,7 +53,8 @@ class StageTimes:
 
 @dataclass
 class StageLog:
-    """Seconds of every single pass of each stage, since the log was last cleared. `engine_s` reads a running total."""
+    """Seconds of every single pass of each stage, since the log was last cleared. `engine_s` reads
+    a running total."""
 
     engine_s: Callable[[], float]
     passes: dict[str, list[float]] = field(default_factory=dict)

@@ -1,7 +1,8 @@
-"""A conversation becomes a prompt, as the checkpoint says it: by its Jinja template, or by a flattened one.
+"""A conversation becomes a prompt, as the checkpoint says it: by its Jinja template, or by a
+flattened one.
 
-Knows the files that hold chat templates. What a stranger's program may do and cost stands in `sandbox`. Knows nothing
-of token ids.
+Knows the files that hold chat templates. What a stranger's program may do and cost stands in
+`sandbox`. Knows nothing of token ids.
 """
 
 from __future__ import annotations
@@ -30,25 +31,38 @@ from edgespec.runtime.sandbox import Meter, Sandbox
 
 FLAT_TEMPLATE = "processed_chat_template.json"
 THINKING = "enable_thinking"
-SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+SPECIAL_TOKENS = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
 
 COPY_AGAIN = "Copy it again from the model's checkpoint."
 WRITE_IT_YOURSELF = 'set "apply_chat_template": false and write the whole prompt yourself.'
 
 
 class ChatTemplate(Protocol):
-    """Makes one text of a conversation. Raises RequestError where it cannot, or cannot as it is asked to."""
+    """Makes one text of a conversation. Raises RequestError where it cannot, or cannot as it is
+    asked to."""
 
     def knows_thinking(self) -> bool: ...
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool, enable_thinking: bool) -> str: ...
+    def render(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool, enable_thinking: bool
+    ) -> str: ...
 
 
 def read_template(directory: Path) -> ChatTemplate:
-    """The chat template of a directory: `chat_template.jinja`, that of `tokenizer_config.json`, or the flattened one.
+    """The chat template of a directory: `chat_template.jinja`, that of `tokenizer_config.json`, or
+    the flattened one.
 
-    Jinja wins, since `processed_chat_template.json` was derived from it and says less. Raises BundleError where a file
-    is damaged. Where there is none, it is the rendering that is refused: plain text needs no template.
+    Jinja wins, since `processed_chat_template.json` was derived from it and says less. Raises
+    BundleError where a file is damaged. Where there is none, it is the rendering that is refused:
+    plain text needs no template.
     """
     config = read_object(directory / "tokenizer_config.json") or {}
     source = _read_source(directory, config)
@@ -62,16 +76,19 @@ class NoTemplate:
     def knows_thinking(self) -> bool:
         return False
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool, enable_thinking: bool) -> str:
+    def render(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool, enable_thinking: bool
+    ) -> str:
         raise RequestError("This model has no chat template.", _sentence(WRITE_IT_YOURSELF))
 
 
-# --- the flattened template -------------------------------------------------------------------------------------------
+# --- the flattened template
 
 
 @dataclass(frozen=True, slots=True)
 class FlatTemplate:
-    """What stands before and after each message. A request's own system message replaces the default one."""
+    """What stands before and after each message. A request's own system message replaces the
+    default one."""
 
     roles: Mapping[str, tuple[str, str]]  # prefix and suffix
     default_system_prompt: str
@@ -80,10 +97,17 @@ class FlatTemplate:
 
     @classmethod
     def parse(cls, raw: Mapping[str, object], path: Path) -> FlatTemplate:
-        """Keys that are not known are left alone: the exporters write more than a text prompt needs."""
+        """Keys that are not known are left alone: the exporters write more than a text prompt
+        needs."""
         if "roles" not in raw:
-            raise BundleError(f"{path} has no roles.", f"{COPY_AGAIN} It says what stands around each role's words.")
-        roles = {role: _object(parts, f"{path}: roles.{role}") for role, parts in _object(raw["roles"], path).items()}
+            raise BundleError(
+                f"{path} has no roles.",
+                f"{COPY_AGAIN} It says what stands around each role's words.",
+            )
+        roles = {
+            role: _object(parts, f"{path}: roles.{role}")
+            for role, parts in _object(raw["roles"], path).items()
+        }
         return cls(
             roles={role: _around(parts, f"{path}: roles.{role}") for role, parts in roles.items()},
             default_system_prompt=_text(raw, "default_system_prompt", path) or "",
@@ -91,13 +115,19 @@ class FlatTemplate:
             generation_prompt_thinking=_text(raw, "generation_prompt_thinking", path),
         )
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool, enable_thinking: bool) -> str:
+    def render(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool, enable_thinking: bool
+    ) -> str:
         opening = self._opening(enable_thinking)
         if add_generation_prompt and opening is None:
             what = f"The model's chat template ({FLAT_TEMPLATE}) has no generation_prompt."
             raise RequestError(what, f'Set "add_generation_prompt": false, or {WRITE_IT_YOURSELF}')
         given = any(message.role == "system" for message in messages)
-        default = [] if given or not self.default_system_prompt else [Message("system", self.default_system_prompt)]
+        default = (
+            []
+            if given or not self.default_system_prompt
+            else [Message("system", self.default_system_prompt)]
+        )
         text = "".join(self._turn(message) for message in (*default, *messages))
         return text + (opening or "") if add_generation_prompt else text
 
@@ -115,7 +145,9 @@ class FlatTemplate:
         if message.role not in self.roles:
             what = f"The model's chat template ({FLAT_TEMPLATE}) has no role {message.role!r}."
             there = ", ".join(self.roles) or "none"
-            raise RequestError(what, f"The roles that it has: {there}. Use one of these, or {WRITE_IT_YOURSELF}")
+            raise RequestError(
+                what, f"The roles that it has: {there}. Use one of these, or {WRITE_IT_YOURSELF}"
+            )
         prefix, suffix = self.roles[message.role]
         return f"{prefix}{message.content}{suffix}"
 
@@ -137,7 +169,7 @@ def _object(raw: object, where: object) -> dict[str, object]:
     return raw
 
 
-# --- the Jinja template -----------------------------------------------------------------------------------------------
+# --- the Jinja template
 
 MAX_TEMPLATE_BYTES = 2**16  # twice the longest ones that are in use
 
@@ -157,7 +189,8 @@ TEMPLATE_FAULTS = (
 
 
 class JinjaTemplate:
-    """A chat template as transformers runs it, except that what it may cost is bounded. Compiled when first wanted."""
+    """A chat template as transformers runs it, except that what it may cost is bounded. Compiled
+    when first wanted."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self._source = source
@@ -167,7 +200,9 @@ class JinjaTemplate:
         self._reads: set[str] = set()  # variables that it wants to be given
         self._lock = threading.Lock()  # one rendering at a time is on the meter
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool, enable_thinking: bool) -> str:
+    def render(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool, enable_thinking: bool
+    ) -> str:
         turns = [{"role": message.role, "content": message.content} for message in messages]
         with self._lock:
             template = self._compiled or self._compile()
@@ -192,7 +227,8 @@ class JinjaTemplate:
         return text
 
     def knows_thinking(self) -> bool:
-        """Whether the template reads enable_thinking; one that cannot be read knows nothing, and says so when used."""
+        """Whether the template reads enable_thinking; one that cannot be read knows nothing, and
+        says so when used."""
         with self._lock, suppress(RequestError):
             _ = self._compiled or self._compile()
         return THINKING in self._reads
@@ -200,7 +236,9 @@ class JinjaTemplate:
     def _compile(self) -> jinja2.Template:
         size_bytes = len(self._source.encode(errors="surrogatepass"))
         if size_bytes > MAX_TEMPLATE_BYTES:
-            what = f"The chat template is {size_bytes} bytes, and {MAX_TEMPLATE_BYTES} is the limit."
+            what = (
+                f"The chat template is {size_bytes} bytes, and {MAX_TEMPLATE_BYTES} is the limit."
+            )
             raise RequestError(what, _sentence(WRITE_IT_YOURSELF))
         self._sandbox.meter = Meter([])  # constant expressions are computed here already
         try:
@@ -216,7 +254,10 @@ class JinjaTemplate:
 
 
 def _no_thinking_mode() -> RequestError:
-    return RequestError("The model's chat template has no thinking mode.", 'Remove "enable_thinking" or set it false.')
+    return RequestError(
+        "The model's chat template has no thinking mode.",
+        'Remove "enable_thinking" or set it false.',
+    )
 
 
 def _reason(error: BaseException) -> str:
@@ -228,7 +269,7 @@ def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}"
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
+# --- files
 
 
 def _read_source(directory: Path, config: Mapping[str, object]) -> str | None:
@@ -241,14 +282,16 @@ def _read_source(directory: Path, config: Mapping[str, object]) -> str | None:
         found = named.get("default")
     if found is not None and not isinstance(found, str):
         raise BundleError(
-            f"{directory / 'tokenizer_config.json'}: chat_template is neither a text nor a list of named texts.",
+            f"{directory / 'tokenizer_config.json'}: chat_template is neither a text nor a list of"
+            " named texts.",
             COPY_AGAIN,
         )
     return found
 
 
 def _special_tokens(config: Mapping[str, object]) -> dict[str, str]:
-    """Those that are set. One that is null stays undefined, so that a template prints nothing for it, not `None`."""
+    """Those that are set. One that is null stays undefined, so that a template prints nothing for
+    it, not `None`."""
     texts: dict[str, str] = {}
     for name in SPECIAL_TOKENS:
         token = config.get(name)

@@ -1,7 +1,7 @@
 """Text leaves a stream of ids as early as it is certain, and ends before a stop string.
 
-Knows how decoders hold a character in pieces, and how a stop string may begin in one token and end in another. Knows
-nothing of models, and nothing of stopping by id: that is the session's.
+Knows how decoders hold a character in pieces, and how a stop string may begin in one token and end
+in another. Knows nothing of models, and nothing of stopping by id: that is the session's.
 """
 
 from __future__ import annotations
@@ -14,13 +14,17 @@ REPLACEMENT = "\ufffd"
 
 
 class TextStream:
-    """Ids in, text out; all deltas together are `decode` of all ids, up to the earliest stop string.
+    """Ids in, text out; all deltas together are `decode` of all ids, up to the earliest stop
+    string.
 
-    A delta never holds half a character, nor anything that is or may become part of a stop string. The text is searched
-    as it stands after each push, and ends before the match that begins first. Linear in the length of the text.
+    A delta never holds half a character, nor anything that is or may become part of a stop string.
+    The text is searched as it stands after each push, and ends before the match that begins first.
+    Linear in the length of the text.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, stop: Sequence[str] = (), skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, stop: Sequence[str] = (), skip_special_tokens: bool = True
+    ) -> None:
         self._decoding = _Decoding(tokenizer, skip_special_tokens)
         self._matchers = [_Matcher(text) for text in stop]
         self._held = ""  # the longest end of the certain text with which a stop string begins
@@ -31,7 +35,8 @@ class TextStream:
         return "" if self.stopped else self._certain(self._decoding.push(token_id))
 
     def flush(self) -> str:
-        """The text still held back; half a character comes out as U+FFFD. For the end: a second call gives nothing."""
+        """The text still held back; half a character comes out as U+FFFD. For the end: a second
+        call gives nothing."""
         if self.stopped:
             return ""
         text = self._certain(self._decoding.flush())
@@ -41,17 +46,22 @@ class TextStream:
     def _certain(self, piece: str) -> str:
         text = self._held + piece
         ends = [(matcher, matcher.feed(piece)) for matcher in self._matchers]
-        starts = [len(self._held) + end - len(matcher.stop) for matcher, end in ends if end is not None]
+        starts = [
+            len(self._held) + end - len(matcher.stop) for matcher, end in ends if end is not None
+        ]
         if starts:
             self.stopped = True
             return text[: min(starts)]
-        num_certain = len(text) - max((matcher.num_matched for matcher in self._matchers), default=0)
+        num_certain = len(text) - max(
+            (matcher.num_matched for matcher in self._matchers), default=0
+        )
         self._held = text[num_certain:]
         return text[:num_certain]
 
 
 class _Matcher:
-    """Finds one stop string in a text that comes in pieces, without going back (Knuth, Morris and Pratt 1977)."""
+    """Finds one stop string in a text that comes in pieces, without going back (Knuth, Morris and
+    Pratt 1977)."""
 
     def __init__(self, stop: str) -> None:
         assert stop, "an empty stop string is refused at the door"
@@ -78,15 +88,15 @@ class _Matcher:
 class _Decoding:
     """Ids in, whole characters out; all deltas together are `decode` of all ids.
 
-    `tokenizers.decoders.DecodeStream` is not used: it raises where invalid bytes follow valid ones in a byte-fallback
-    vocabulary, and has no way to hand out what it still holds.
+    `tokenizers.decoders.DecodeStream` is not used: it raises where invalid bytes follow valid ones
+    in a byte-fallback vocabulary, and has no way to hand out what it still holds.
     """
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
-        # Ids since the delta before last: decoders treat the first id apart (a leading space is dropped), so a delta
-        # is what the new ids add to a text that begins earlier.
+        # Ids since the delta before last: decoders treat the first id apart (a leading space is
+        # dropped), so a delta is what the new ids add to a text that begins earlier.
         self._window: list[int] = []
         self._num_emitted = 0  # ids at the head of the window whose text is out
         self._emitted = ""  # their text

@@ -18,7 +18,8 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class DraftTree:
-    """Nodes in an order where parents precede children; node 0 is the pending token, with parent -1."""
+    """Nodes in an order where parents precede children; node 0 is the pending token, with parent
+    -1."""
 
     tokens: Ids  # [N]
     parents: Ids  # [N]
@@ -55,14 +56,16 @@ class DraftTree:
 
 @dataclass(frozen=True, slots=True)
 class DraftPlan:
-    """How much to draft: beam width K, levels S, and nodes to verify with the root (EAGLE-2, arXiv 2406.16858)."""
+    """How much to draft: beam width K, levels S, and nodes to verify with the root (EAGLE-2, arXiv
+    2406.16858)."""
 
     top_k: int
     steps: int
     verify_size: int
 
     def within(self, levels: int, nodes: int) -> DraftPlan:
-        """The plan cut down to at most `levels` levels and `nodes` nodes; no levels or one node is no draft."""
+        """The plan cut down to at most `levels` levels and `nodes` nodes; no levels or one node is
+        no draft."""
         steps = max(0, min(self.steps, levels))
         pool = tree_pool_size(self.top_k, steps) if steps else 1
         return DraftPlan(self.top_k, steps, max(1, min(self.verify_size, nodes, pool)))
@@ -70,7 +73,8 @@ class DraftPlan:
 
 @dataclass(frozen=True, slots=True)
 class BlockPlan(DraftPlan):
-    """The same where a block is drafted at once: `steps` are its slots but the first, and every path may go on."""
+    """The same where a block is drafted at once: `steps` are its slots but the first, and every
+    path may go on."""
 
     def within(self, levels: int, nodes: int) -> BlockPlan:
         steps = max(0, min(self.steps, levels))
@@ -79,7 +83,8 @@ class BlockPlan(DraftPlan):
 
 
 def full_tree_size(top_k: int, levels: int, most: int) -> int:
-    """Nodes of the tree in which every node has `top_k` children, the root included; `most` where there are more."""
+    """Nodes of the tree in which every node has `top_k` children, the root included; `most` where
+    there are more."""
     size, level = 1, 1
     for _ in range(levels):
         level *= top_k
@@ -115,7 +120,8 @@ class TreePool:
     def select(self, pending: int, size: int) -> DraftTree:
         """The tree of the root and the `size` - 1 best entries.
 
-        No child scores above its parent and ties go to the shallower one, so that with a node its ancestors are in.
+        No child scores above its parent and ties go to the shallower one, so that with a node its
+        ancestors are in.
         """
         kept = sorted(self.best(list(range(len(self.tokens))), size - 1))
         place = {entry: node for node, entry in enumerate(kept, start=1)} | {-1: 0}

@@ -1,8 +1,10 @@
-"""Decides which drafted tokens stand. Knows trees and the sampler; knows nothing of engines, caches or text.
+"""Decides which drafted tokens stand. Knows trees and the sampler; knows nothing of engines, caches
+or text.
 
-The rule is sample and walk: at each node the base draws its own token; a child that carries it is accepted, otherwise
-the token drawn is the bonus. For children that were chosen without the base's noise this is exactly the base's law
-(EAGLE's and SpecInfer's rejection of one child after the other comes to the same distribution).
+The rule is sample and walk: at each node the base draws its own token; a child that carries it is
+accepted, otherwise the token drawn is the bonus. For children that were chosen without the base's
+noise this is exactly the base's law (EAGLE's and SpecInfer's rejection of one child after the other
+comes to the same distribution).
 """
 
 from __future__ import annotations
@@ -18,21 +20,24 @@ from edgespec.runtime.tree import DraftTree
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """`path` are the nodes that stand, the root first; `emitted[i]` is what the base drew at `path[i]`, the last one
-    being the bonus. len(emitted) == len(path) == accepted + 1."""
+class AcceptResult:
+    """`path` are the nodes that stand, the root first; `emitted[i]` is what the base drew at
+    `path[i]`, the last one being the bonus. len(emitted) == len(path) == accepted + 1."""
 
     path: list[int]
     emitted: list[int]
 
 
-def walk(tree: DraftTree, logits: NDArray[np.float32], sampler: Sampler, before: Sequence[int]) -> Verdict:
-    """Walk `tree` by the base's logits [N, V]; `before` are all tokens up to the root, the root included."""
+def walk(
+    tree: DraftTree, logits: NDArray[np.float32], sampler: Sampler, before: Sequence[int]
+) -> AcceptResult:
+    """Walk `tree` by the base's logits [N, V]; `before` are all tokens up to the root, the root
+    included."""
     tokens, path = [*before], [0]
     while True:
         node = path[-1]
         tokens.append(sampler.pick(logits[node], tokens))
         child = tree.child(node, tokens[-1])
         if child is None:
-            return Verdict(path, tokens[len(before) :])
+            return AcceptResult(path, tokens[len(before) :])
         path.append(child)

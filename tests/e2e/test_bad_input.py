@@ -1,6 +1,8 @@
-"""What the command line does with damaged, mismatched and impossible input: an exit code, two lines, and nothing left.
+"""What the command line does with damaged, mismatched and impossible input: an exit code, two
+lines, and nothing left.
 
-The commands run in this process on a toy pair that is exported and built once; whoever tampers takes a copy.
+The commands run in this process on a toy pair that is exported and built once; whoever tampers
+takes a copy.
 """
 
 from __future__ import annotations
@@ -34,13 +36,21 @@ __all__ = ["cli"]  # a fixture
 
 OURS, USAGE, REFUSED, ENVIRONMENT, SOME_FAILED, INTERRUPTED = 1, 2, 3, 4, 5, 130
 CAPACITY = 64
-LIMITS = ["--max-input-len", "48", "--max-kv-cache-capacity", CAPACITY, "--max-verify-tree-size", 16]
+LIMITS = [
+    "--max-input-len",
+    "48",
+    "--max-kv-cache-capacity",
+    CAPACITY,
+    "--max-verify-tree-size",
+    16,
+]
 LIMITS += ["--max-draft-tree-size", 12]
 
 
 @dataclass(frozen=True)
 class Shop:
-    """A toy pair at each stage: checkpoints, exported directories, an engine directory. Not to be tampered with."""
+    """A toy pair at each stage: checkpoints, exported directories, an engine directory. Not to be
+    tampered with."""
 
     root: Path
 
@@ -85,7 +95,8 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Shop:
 
 @pytest.fixture
 def refused(cli: Cli, tmp_path: Path) -> Refused:
-    """Run one command line that must fail: with this code, one line that has these words, one remedy, no traces."""
+    """Run one command line that must fail: with this code, one line that has these words, one
+    remedy, no traces."""
 
     def call(code: int, words: list[object], *args: object) -> Outcome:
         before = snapshot(tmp_path)
@@ -156,13 +167,23 @@ def rewrite_tensors(checkpoint: Path, change: Callable[[dict[str, torch.Tensor]]
 
 def write_input(path: Path, *texts: str, **settings: object) -> Path:
     requests = [{"messages": [{"role": "user", "content": text}]} for text in texts or ("one two",)]
-    path.write_text(json.dumps({"temperature": 0.0, "max_generate_length": 6, "requests": requests, **settings}))
+    path.write_text(
+        json.dumps({"temperature": 0.0, "max_generate_length": 6, "requests": requests, **settings})
+    )
     return path
 
 
 def infer_args(engine: Path, tmp_path: Path, *texts: str) -> list[object]:
     source = write_input(tmp_path / "input.json", *texts)
-    return ["infer", "--engine-dir", engine, "--input-file", source, "--output-file", tmp_path / "output.json"]
+    return [
+        "infer",
+        "--engine-dir",
+        engine,
+        "--input-file",
+        source,
+        "--output-file",
+        tmp_path / "output.json",
+    ]
 
 
 # Damaged checkpoints
@@ -180,14 +201,22 @@ def broken_draft(shop: Shop, tmp_path: Path) -> Path:
 
 def test_missing_shard(broken_base: Path, tmp_path: Path, refused: Refused) -> None:
     (broken_base / "model-00002-of-00002.safetensors").unlink()
-    refused(REFUSED, ["model-00002-of-00002.safetensors", "Download"], "export", broken_base, tmp_path / "out")
+    refused(
+        REFUSED,
+        ["model-00002-of-00002.safetensors", "Download"],
+        "export",
+        broken_base,
+        tmp_path / "out",
+    )
 
 
 @pytest.mark.parametrize("kept", [0, 5, 100, -1])
 def test_truncated_shard(broken_base: Path, tmp_path: Path, refused: Refused, kept: int) -> None:
     shard = broken_base / "model-00002-of-00002.safetensors"
     shard.write_bytes(shard.read_bytes()[:kept])
-    refused(REFUSED, [shard, "truncated", "Download it again"], "export", broken_base, tmp_path / "out")
+    refused(
+        REFUSED, [shard, "truncated", "Download it again"], "export", broken_base, tmp_path / "out"
+    )
 
 
 def test_shard_with_a_senseless_header(broken_base: Path, tmp_path: Path, refused: Refused) -> None:
@@ -203,12 +232,20 @@ def test_checkpoint_without_config(broken_base: Path, tmp_path: Path, refused: R
 
 def test_config_that_is_no_json(broken_base: Path, tmp_path: Path, refused: Refused) -> None:
     (broken_base / "config.json").write_text('{"hidden_size": 32,')
-    refused(REFUSED, [broken_base / "config.json", "not JSON"], "export", broken_base, tmp_path / "out")
+    refused(
+        REFUSED, [broken_base / "config.json", "not JSON"], "export", broken_base, tmp_path / "out"
+    )
 
 
 def test_config_without_a_needed_key(broken_base: Path, tmp_path: Path, refused: Refused) -> None:
     edit_json(broken_base / "config.json", lambda config: config.pop("hidden_size"))
-    refused(REFUSED, [broken_base / "config.json", "'hidden_size' is missing"], "export", broken_base, tmp_path / "out")
+    refused(
+        REFUSED,
+        [broken_base / "config.json", "'hidden_size' is missing"],
+        "export",
+        broken_base,
+        tmp_path / "out",
+    )
 
 
 def test_directory_that_is_not_there(tmp_path: Path, refused: Refused) -> None:
@@ -220,14 +257,25 @@ def test_base_without_a_tokenizer(broken_base: Path, tmp_path: Path, refused: Re
     refused(REFUSED, [broken_base, "tokenizer.json"], "export", broken_base, tmp_path / "out")
 
 
-def set_tensor(name: str, make: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[dict[str, torch.Tensor]], object]:
+def set_tensor(
+    name: str, make: Callable[[torch.Tensor], torch.Tensor]
+) -> Callable[[dict[str, torch.Tensor]], object]:
     return lambda tensors: tensors.update({name: make(tensors[name]).contiguous()})
 
 
 WRONG_TENSORS = {
-    "integers": (set_tensor("fc.weight", lambda t: t.to(torch.int32)), ["fc.weight int32", "another type"]),
-    "doubles": (set_tensor("norm.weight", torch.Tensor.double), ["norm.weight float64", "another type"]),
-    "missing": (lambda t: t.pop("layers.0.mlp.up_proj.weight"), ["missing (1): layers.0.mlp.up_proj.weight"]),
+    "integers": (
+        set_tensor("fc.weight", lambda t: t.to(torch.int32)),
+        ["fc.weight int32", "another type"],
+    ),
+    "doubles": (
+        set_tensor("norm.weight", torch.Tensor.double),
+        ["norm.weight float64", "another type"],
+    ),
+    "missing": (
+        lambda t: t.pop("layers.0.mlp.up_proj.weight"),
+        ["missing (1): layers.0.mlp.up_proj.weight"],
+    ),
     "missing-fc": (lambda t: t.pop("fc.weight"), ["'fc.weight'"]),
     "extra": (lambda t: t.update(stray=torch.zeros(3)), ["not part of this model (1): stray"]),
     "misshapen": (set_tensor("norm.weight", lambda t: t[:5]), ["norm.weight [5] instead of [32]"]),
@@ -236,7 +284,10 @@ WRONG_TENSORS = {
         ["layers.0.mlp.up_proj.weight [32, 96] instead of [96, 32]"],
     ),
     "wrong-fc": (set_tensor("fc.weight", lambda t: t[:, :-1]), ["fc.weight", "[32, 95]"]),
-    "wrong-heads": (set_tensor("layers.0.self_attn.q_proj.weight", lambda t: t[:-1]), ["q_proj", "31"]),
+    "wrong-heads": (
+        set_tensor("layers.0.self_attn.q_proj.weight", lambda t: t[:-1]),
+        ["q_proj", "31"],
+    ),
 }
 
 
@@ -246,7 +297,9 @@ def test_draft_whose_tensors_are_not_those_of_its_config(
 ) -> None:
     change, words = WRONG_TENSORS[case]
     rewrite_tensors(broken_draft, change)
-    refused(REFUSED, [*words], "export", broken_draft, tmp_path / "out", "--base-model-dir", shop.base)
+    refused(
+        REFUSED, [*words], "export", broken_draft, tmp_path / "out", "--base-model-dir", shop.base
+    )
 
 
 @pytest.mark.parametrize("change", ["missing", "extra", "misshapen", "integers"])
@@ -266,7 +319,9 @@ def test_base_whose_tensors_are_not_those_of_its_config(
     refused(REFUSED, [stranger], "export", base, tmp_path / "out", "--eagle-base")
 
 
-def test_one_message_names_every_wrong_tensor(shop: Shop, broken_draft: Path, tmp_path: Path, refused: Refused) -> None:
+def test_one_message_names_every_wrong_tensor(
+    shop: Shop, broken_draft: Path, tmp_path: Path, refused: Refused
+) -> None:
     def change(tensors: dict[str, torch.Tensor]) -> None:
         del tensors["layers.0.mlp.up_proj.weight"]
         tensors["stray"] = torch.zeros(1)
@@ -274,39 +329,62 @@ def test_one_message_names_every_wrong_tensor(shop: Shop, broken_draft: Path, tm
 
     rewrite_tensors(broken_draft, change)
     words = ["layers.0.mlp.up_proj.weight", "stray", "norm.weight [5]"]
-    refused(REFUSED, [*words], "export", broken_draft, tmp_path / "out", "--base-model-dir", shop.base)
+    refused(
+        REFUSED, [*words], "export", broken_draft, tmp_path / "out", "--base-model-dir", shop.base
+    )
 
 
 D2T = {
     "out-of-range": (lambda d: d.index_fill(0, torch.tensor([95]), 5000), "outside 0..255"),
     "negative": (lambda d: d.index_fill(0, torch.tensor([0]), -7), "outside 0..255"),
-    "duplicates": (lambda d: d.index_fill(0, torch.tensor([4]), int(d[3]) - 1), "both lead to token"),
+    "duplicates": (
+        lambda d: d.index_fill(0, torch.tensor([4]), int(d[3]) - 1),
+        "both lead to token",
+    ),
     "too-short": (lambda d: d[:-1], "[95]"),
     "floats": (torch.Tensor.float, "float32"),
 }
 
 
 @pytest.mark.parametrize("case", D2T)
-def test_broken_vocabulary_map(shop: Shop, broken_draft: Path, tmp_path: Path, refused: Refused, case: str) -> None:
+def test_broken_vocabulary_map(
+    shop: Shop, broken_draft: Path, tmp_path: Path, refused: Refused, case: str
+) -> None:
     change, words = D2T[case]
     rewrite_tensors(broken_draft, lambda t: t.update(d2t=change(t["d2t"]).contiguous()))
-    refused(REFUSED, ["d2t", words], "export", broken_draft, tmp_path / "out", "--base-model-dir", shop.base)
+    refused(
+        REFUSED,
+        ["d2t", words],
+        "export",
+        broken_draft,
+        tmp_path / "out",
+        "--base-model-dir",
+        shop.base,
+    )
 
 
-def test_reduced_vocabulary_without_a_map(shop: Shop, broken_draft: Path, tmp_path: Path, refused: Refused) -> None:
+def test_reduced_vocabulary_without_a_map(
+    shop: Shop, broken_draft: Path, tmp_path: Path, refused: Refused
+) -> None:
     rewrite_tensors(broken_draft, lambda t: t.pop("d2t"))
     words = ["96 draft tokens of 256", "neither d2t nor t2d"]
-    refused(REFUSED, [*words], "export", broken_draft, tmp_path / "out", "--base-model-dir", shop.base)
+    refused(
+        REFUSED, [*words], "export", broken_draft, tmp_path / "out", "--base-model-dir", shop.base
+    )
 
 
-def test_pickled_weights_need_consent(shop: Shop, tmp_path: Path, refused: Refused, cli: Cli) -> None:
+def test_pickled_weights_need_consent(
+    shop: Shop, tmp_path: Path, refused: Refused, cli: Cli
+) -> None:
     draft = toys.make_draft(tmp_path / "draft", shop.base, "modelopt", pickle=True)
     args = ["export", draft, tmp_path / "out", "--base-model-dir", shop.base]
     refused(REFUSED, [draft, "pytorch_model.bin", "--allow-pickle"], *args)
     assert cli(*args, "--allow-pickle").code == 0
 
 
-def test_pickle_that_would_run_code(shop: Shop, broken_draft: Path, tmp_path: Path, refused: Refused) -> None:
+def test_pickle_that_would_run_code(
+    shop: Shop, broken_draft: Path, tmp_path: Path, refused: Refused
+) -> None:
     import pickle
 
     class Bomb:
@@ -314,8 +392,17 @@ def test_pickle_that_would_run_code(shop: Shop, broken_draft: Path, tmp_path: Pa
             return os.mkdir, (str(tmp_path / "bombed"),)
 
     (broken_draft / "model.safetensors").unlink()
-    (broken_draft / "pytorch_model.bin").write_bytes(pickle.dumps({"fc.weight": Bomb()}, protocol=2))
-    args = ["export", broken_draft, tmp_path / "out", "--base-model-dir", shop.base, "--allow-pickle"]
+    (broken_draft / "pytorch_model.bin").write_bytes(
+        pickle.dumps({"fc.weight": Bomb()}, protocol=2)
+    )
+    args = [
+        "export",
+        broken_draft,
+        tmp_path / "out",
+        "--base-model-dir",
+        shop.base,
+        "--allow-pickle",
+    ]
     refused(REFUSED, ["pytorch_model.bin"], *args)
     assert not (tmp_path / "bombed").exists()
 
@@ -323,21 +410,35 @@ def test_pickle_that_would_run_code(shop: Shop, broken_draft: Path, tmp_path: Pa
 @pytest.mark.parametrize("which", ["base", "draft"])
 def test_quantised_checkpoint(shop: Shop, tmp_path: Path, refused: Refused, which: str) -> None:
     checkpoint = copied(shop.root / which, tmp_path / which)
-    edit_json(checkpoint / "config.json", lambda c: c.update(quantization_config={"quant_method": "awq", "bits": 4}))
+    edit_json(
+        checkpoint / "config.json",
+        lambda c: c.update(quantization_config={"quant_method": "awq", "bits": 4}),
+    )
     refused(REFUSED, ["awq", checkpoint, "original"], "export", checkpoint, tmp_path / "out")
 
 
-def test_unsupported_architecture_by_its_name(broken_base: Path, tmp_path: Path, refused: Refused) -> None:
+def test_unsupported_architecture_by_its_name(
+    broken_base: Path, tmp_path: Path, refused: Refused
+) -> None:
     names = {"architectures": ["GemmaForCausalLM"], "model_type": "gemma"}
     edit_json(broken_base / "config.json", lambda config: config.update(names))
-    refused(REFUSED, ["GemmaForCausalLM", "LlamaForCausalLM"], "export", broken_base, tmp_path / "out")
+    refused(
+        REFUSED, ["GemmaForCausalLM", "LlamaForCausalLM"], "export", broken_base, tmp_path / "out"
+    )
 
 
 # Flags of export that do not fit the checkpoint
 
 
 def test_eagle_base_on_a_draft(shop: Shop, tmp_path: Path, refused: Refused) -> None:
-    refused(REFUSED, [shop.draft, "--eagle-base"], "export", shop.draft, tmp_path / "out", "--eagle-base")
+    refused(
+        REFUSED,
+        [shop.draft, "--eagle-base"],
+        "export",
+        shop.draft,
+        tmp_path / "out",
+        "--eagle-base",
+    )
 
 
 def test_base_model_dir_on_a_base(shop: Shop, tmp_path: Path, refused: Refused) -> None:
@@ -351,12 +452,16 @@ def test_draft_as_its_own_base(shop: Shop, tmp_path: Path, refused: Refused) -> 
 
 
 def test_borrowed_head_without_the_base(shop: Shop, tmp_path: Path, refused: Refused) -> None:
-    draft = toys.make_draft(tmp_path / "draft", shop.base, "eagle", draft_vocab=None, own_head=False)
+    draft = toys.make_draft(
+        tmp_path / "draft", shop.base, "eagle", draft_vocab=None, own_head=False
+    )
     refused(REFUSED, ["lm_head", "--base-model-dir"], "export", draft, tmp_path / "out")
 
 
 @pytest.mark.parametrize("layers", ["2,4,9", "0,2,4", "4,2,5", "2,2,5"])
-def test_taps_that_the_base_does_not_have(shop: Shop, tmp_path: Path, refused: Refused, layers: str) -> None:
+def test_taps_that_the_base_does_not_have(
+    shop: Shop, tmp_path: Path, refused: Refused, layers: str
+) -> None:
     args = ["export", shop.base, tmp_path / "out", "--eagle-base", "--aux-layers", layers]
     refused(REFUSED, [layers.replace(",", ", "), "8 layers", "--aux-layers"], *args)
 
@@ -367,7 +472,9 @@ def test_taps_for_a_plain_decoder(shop: Shop, tmp_path: Path, refused: Refused) 
 
 
 def test_taps_that_are_no_numbers(shop: Shop, tmp_path: Path, misused: Refused) -> None:
-    misused(["two,4"], "export", shop.base, tmp_path / "out", "--eagle-base", "--aux-layers", "two,4")
+    misused(
+        ["two,4"], "export", shop.base, tmp_path / "out", "--eagle-base", "--aux-layers", "two,4"
+    )
 
 
 # A draft for another base
@@ -397,7 +504,7 @@ def test_draft_for_another_base_is_refused_at_export(
 def test_draft_whose_taps_lie_beyond_the_base_is_refused_at_export(
     shop: Shop, tmp_path: Path, refused: Refused, other_base: Callable[..., Path]
 ) -> None:
-    draft = toys.make_draft(tmp_path / "draft", shop.base, "modelopt", taps=(2, 4, 7))
+    draft = toys.make_draft(tmp_path / "draft", shop.base, "modelopt", aux_layers=(2, 4, 7))
     args = ["export", draft, tmp_path / "out", "--base-model-dir", other_base(layers=6)]
     refused(REFUSED, ["[2, 4, 7]", "6 layers", "--aux-layers"], *args)
 
@@ -405,9 +512,16 @@ def test_draft_whose_taps_lie_beyond_the_base_is_refused_at_export(
 @pytest.mark.parametrize("first", ["base", "draft"])
 @pytest.mark.parametrize("what", ["identity", *OTHER_BASES, "taps"])
 def test_draft_for_another_base_is_refused_at_build(
-    shop: Shop, tmp_path: Path, refused: Refused, cli: Cli, other_base: Callable[..., Path], what: str, first: str
+    shop: Shop,
+    tmp_path: Path,
+    refused: Refused,
+    cli: Cli,
+    other_base: Callable[..., Path],
+    what: str,
+    first: str,
 ) -> None:
-    """Whichever of the two is built first; without --base-model-dir the draft knows its base by shapes alone."""
+    """Whichever of the two is built first; without --base-model-dir the draft knows its base by
+    shapes alone."""
     draft, words = shop.draft_onnx, ["another base checkpoint"]
     flags: list[object] = ["--eagle-base"]
     keys: dict[str, Any] = {"seed": 7} if what == "identity" else {}
@@ -415,7 +529,10 @@ def test_draft_for_another_base_is_refused_at_build(
         keys, numbers = OTHER_BASES[what]
         words = [*map(str, numbers)]
     if what == "taps":
-        flags, words = ["--eagle-base", "--aux-layers", "2,4,6"], ["[2, 4, 6]", "[2, 4, 5]", "--aux-layers 2,4,5"]
+        flags, words = (
+            ["--eagle-base", "--aux-layers", "2,4,6"],
+            ["[2, 4, 6]", "[2, 4, 5]", "--aux-layers 2,4,5"],
+        )
     if what != "identity":
         assert cli("export", shop.draft, tmp_path / "draft").code == 0
         draft = tmp_path / "draft" / "llm"
@@ -424,7 +541,9 @@ def test_draft_for_another_base_is_refused_at_build(
     order = [tmp_path / "base" / "llm", draft]
     one, two = order if first == "base" else order[::-1]
     assert cli("build", "--onnx-dir", one, "--engine-dir", tmp_path / "engine", *LIMITS).code == 0
-    refused(REFUSED, [*words], "build", "--onnx-dir", two, "--engine-dir", tmp_path / "engine", *LIMITS)
+    refused(
+        REFUSED, [*words], "build", "--onnx-dir", two, "--engine-dir", tmp_path / "engine", *LIMITS
+    )
 
 
 # Damaged exports
@@ -434,8 +553,12 @@ def build_args(onnx: Path, engine: Path) -> list[object]:
     return ["build", "--onnx-dir", onnx, "--engine-dir", engine, *LIMITS]
 
 
-@pytest.mark.parametrize("name", ["model.onnx", "model.onnx.data", "config.json", "d2t.safetensors"])
-def test_exported_file_with_a_flipped_byte(shop: Shop, tmp_path: Path, refused: Refused, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["model.onnx", "model.onnx.data", "config.json", "d2t.safetensors"]
+)
+def test_exported_file_with_a_flipped_byte(
+    shop: Shop, tmp_path: Path, refused: Refused, name: str
+) -> None:
     onnx = copied(shop.draft_onnx, tmp_path / "llm")
     flip_byte(onnx / name, -40 if name == "config.json" else -1)
     refused(REFUSED, [onnx / name], *build_args(onnx, tmp_path / "engine"))
@@ -450,11 +573,15 @@ def test_exported_file_that_is_missing(shop: Shop, tmp_path: Path, refused: Refu
 def test_exported_file_that_is_truncated(shop: Shop, tmp_path: Path, refused: Refused) -> None:
     onnx = copied(shop.draft_onnx, tmp_path / "llm")
     os.truncate(onnx / "model.onnx.data", 1000)
-    refused(REFUSED, [onnx / "model.onnx.data", "1000 bytes"], *build_args(onnx, tmp_path / "engine"))
+    refused(
+        REFUSED, [onnx / "model.onnx.data", "1000 bytes"], *build_args(onnx, tmp_path / "engine")
+    )
 
 
 @pytest.mark.parametrize("name", ["config.json", "manifest.json"])
-def test_onnx_dir_without_one_of_its_records(shop: Shop, tmp_path: Path, refused: Refused, name: str) -> None:
+def test_onnx_dir_without_one_of_its_records(
+    shop: Shop, tmp_path: Path, refused: Refused, name: str
+) -> None:
     onnx = copied(shop.draft_onnx, tmp_path / "llm")
     (onnx / name).unlink()
     refused(REFUSED, [onnx / name, "does not exist"], *build_args(onnx, tmp_path / "engine"))
@@ -475,7 +602,9 @@ def test_export_manifest_that_leads_out_of_its_directory(
 ) -> None:
     onnx = copied(shop.draft_onnx, tmp_path / "llm")
     (tmp_path / "outside").write_text("x")
-    edit_json(onnx / "manifest.json", lambda m: m["files"].update({name: {"bytes": 1, "sha256": "0"}}))
+    edit_json(
+        onnx / "manifest.json", lambda m: m["files"].update({name: {"bytes": 1, "sha256": "0"}})
+    )
     refused(REFUSED, [onnx / "manifest.json", repr(name)], *build_args(onnx, tmp_path / "engine"))
 
 
@@ -502,8 +631,12 @@ def test_export_manifest_that_is_not_one(
 # Flags of build that do not fit
 
 
-@pytest.mark.parametrize(("flag", "onnx"), [("--spec-base", "draft_onnx"), ("--spec-draft", "base_onnx")])
-def test_flag_for_the_other_one_of_the_pair(shop: Shop, tmp_path: Path, refused: Refused, flag: str, onnx: str) -> None:
+@pytest.mark.parametrize(
+    ("flag", "onnx"), [("--spec-base", "draft_onnx"), ("--spec-draft", "base_onnx")]
+)
+def test_flag_for_the_other_one_of_the_pair(
+    shop: Shop, tmp_path: Path, refused: Refused, flag: str, onnx: str
+) -> None:
     path = getattr(shop, onnx)
     refused(REFUSED, [path, "exported as"], *build_args(path, tmp_path / "engine"), flag)
 
@@ -529,7 +662,9 @@ def test_limits_that_cannot_be(
     refused(REFUSED, words, *build_args(shop.base_onnx, tmp_path / "engine"), flag, value)
 
 
-def test_cache_larger_than_any_memory(shop: Shop, tmp_path: Path, refused: Refused, cli: Cli) -> None:
+def test_cache_larger_than_any_memory(
+    shop: Shop, tmp_path: Path, refused: Refused, cli: Cli
+) -> None:
     """Building takes no cache of that size; running does, and says which flag to lower."""
     engine = tmp_path / "engine"
     args = [*build_args(shop.base_onnx, engine), "--max-kv-cache-capacity", 2**40]
@@ -552,15 +687,25 @@ def engine(shop: Shop, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     "name",
-    ["spec_base.onnx", "spec_base.onnx.data", "spec_draft.onnx.data", "embedding.safetensors", "d2t.safetensors"],
+    [
+        "spec_base.onnx",
+        "spec_base.onnx.data",
+        "spec_draft.onnx.data",
+        "embedding.safetensors",
+        "d2t.safetensors",
+    ],
 )
-def test_engine_file_with_a_flipped_byte(engine: Path, tmp_path: Path, refused: Refused, name: str) -> None:
+def test_engine_file_with_a_flipped_byte(
+    engine: Path, tmp_path: Path, refused: Refused, name: str
+) -> None:
     flip_byte(engine / name)
     refused(REFUSED, [engine / name, "hash"], *infer_args(engine, tmp_path), "--spec-decode")
 
 
 @pytest.mark.parametrize("name", ["base_config.json", "draft_config.json", "tokenizer.json"])
-def test_engine_file_that_is_missing(engine: Path, tmp_path: Path, refused: Refused, name: str) -> None:
+def test_engine_file_that_is_missing(
+    engine: Path, tmp_path: Path, refused: Refused, name: str
+) -> None:
     (engine / name).unlink()
     refused(REFUSED, [engine / name, "missing"], *infer_args(engine, tmp_path), "--spec-decode")
 
@@ -571,7 +716,9 @@ def test_engine_manifest_that_leads_out_of_its_directory(
 ) -> None:
     (tmp_path / "outside").write_text("x")
     entry = {"bytes": 1, "sha256": "0", "mtime_ns": 0}
-    edit_json(engine / "manifest.json", lambda m: m["engines"]["base"]["files"].update({name: entry}))
+    edit_json(
+        engine / "manifest.json", lambda m: m["engines"]["base"]["files"].update({name: entry})
+    )
     refused(REFUSED, [engine / "manifest.json", repr(name)], *infer_args(engine, tmp_path))
 
 
@@ -586,7 +733,15 @@ def test_engine_manifest_that_leads_out_of_its_directory(
         lambda m: m.update(kind="export"),
         lambda m: m.update(format=2),
     ],
-    ids=["no-engines", "engines-a-list", "entry-a-number", "no-files", "no-fingerprint", "kind-export", "format-2"],
+    ids=[
+        "no-engines",
+        "engines-a-list",
+        "entry-a-number",
+        "no-files",
+        "no-fingerprint",
+        "kind-export",
+        "format-2",
+    ],
 )
 def test_engine_manifest_that_is_not_one(
     engine: Path, tmp_path: Path, refused: Refused, change: Callable[[Any], object]
@@ -606,15 +761,23 @@ def test_engine_manifest_that_is_not_one(
 def test_engine_of_another_machine(
     engine: Path, tmp_path: Path, refused: Refused, key: str, value: object, words: list[object]
 ) -> None:
-    edit_json(engine / "manifest.json", lambda m: m["engines"]["base"]["fingerprint"].update({key: value}))
+    edit_json(
+        engine / "manifest.json", lambda m: m["engines"]["base"]["fingerprint"].update({key: value})
+    )
     refused(ENVIRONMENT, [engine, *words, "edgespec build again"], *infer_args(engine, tmp_path))
 
 
 def test_engine_dir_that_is_not_there(tmp_path: Path, refused: Refused) -> None:
-    refused(REFUSED, [tmp_path / "nowhere", "edgespec build"], *infer_args(tmp_path / "nowhere", tmp_path))
+    refused(
+        REFUSED,
+        [tmp_path / "nowhere", "edgespec build"],
+        *infer_args(tmp_path / "nowhere", tmp_path),
+    )
 
 
-def test_spec_decode_without_a_draft(shop: Shop, tmp_path: Path, refused: Refused, cli: Cli) -> None:
+def test_spec_decode_without_a_draft(
+    shop: Shop, tmp_path: Path, refused: Refused, cli: Cli
+) -> None:
     engine = tmp_path / "engine"
     assert cli(*build_args(shop.base_onnx, engine)).code == 0
     refused(REFUSED, [engine, "no draft engine"], *infer_args(engine, tmp_path), "--spec-decode")
@@ -626,31 +789,63 @@ def test_spec_decode_without_a_draft(shop: Shop, tmp_path: Path, refused: Refuse
 @pytest.mark.parametrize(
     ("top_k", "step", "size", "words"),
     [
-        (4, 3, 17, ["--spec-verify-size 17", "16", "--max-verify-tree-size 17"]),  # beyond the base engine
+        (
+            4,
+            3,
+            17,
+            ["--spec-verify-size 17", "16", "--max-verify-tree-size 17"],
+        ),  # beyond the base engine
         (2, 2, 8, ["--spec-verify-size 8", "7 nodes", "1 + K + (S-1)*K*K"]),  # beyond the pool
         (1, 3, 5, ["--spec-verify-size 5", "4 nodes"]),
-        (4, 4, 12, ["--spec-draft-top-k 4", "--spec-draft-step 4", "12", "--max-draft-tree-size 16"]),
+        (
+            4,
+            4,
+            12,
+            ["--spec-draft-top-k 4", "--spec-draft-step 4", "12", "--max-draft-tree-size 16"],
+        ),
     ],
 )
 def test_tree_beyond_what_can_be(
-    shop: Shop, tmp_path: Path, refused: Refused, top_k: int, step: int, size: int, words: list[object]
+    shop: Shop,
+    tmp_path: Path,
+    refused: Refused,
+    top_k: int,
+    step: int,
+    size: int,
+    words: list[object],
 ) -> None:
     sizes = ["--spec-draft-top-k", top_k, "--spec-draft-step", step, "--spec-verify-size", size]
     refused(REFUSED, words, *infer_args(shop.engine, tmp_path), "--spec-decode", *sizes)
 
 
-def test_wider_than_the_drafts_vocabulary(shop: Shop, tmp_path: Path, refused: Refused, cli: Cli) -> None:
+def test_wider_than_the_drafts_vocabulary(
+    shop: Shop, tmp_path: Path, refused: Refused, cli: Cli
+) -> None:
     engine = tmp_path / "engine"
     for onnx in (shop.base_onnx, shop.draft_onnx):
         assert cli(*build_args(onnx, engine), "--max-draft-tree-size", 200).code == 0
     sizes = ["--spec-draft-top-k", 97, "--spec-draft-step", 1, "--spec-verify-size", 4]
-    refused(REFUSED, ["--spec-draft-top-k 97"], *infer_args(engine, tmp_path), "--spec-decode", *sizes)
+    refused(
+        REFUSED, ["--spec-draft-top-k 97"], *infer_args(engine, tmp_path), "--spec-decode", *sizes
+    )
 
 
 @pytest.mark.parametrize("sizes", [(4, 3, 16), (4, 3, 12), (2, 2, 7), (12, 1, 13), (1, 12, 13)])
-def test_tree_at_its_limit_is_taken(shop: Shop, tmp_path: Path, cli: Cli, sizes: tuple[int, int, int]) -> None:
-    flags = ["--spec-draft-top-k", sizes[0], "--spec-draft-step", sizes[1], "--spec-verify-size", sizes[2]]
-    assert cli(*infer_args(shop.engine, tmp_path), "--spec-decode", *flags, "--check-lossless").code == 0
+def test_tree_at_its_limit_is_taken(
+    shop: Shop, tmp_path: Path, cli: Cli, sizes: tuple[int, int, int]
+) -> None:
+    flags = [
+        "--spec-draft-top-k",
+        sizes[0],
+        "--spec-draft-step",
+        sizes[1],
+        "--spec-verify-size",
+        sizes[2],
+    ]
+    assert (
+        cli(*infer_args(shop.engine, tmp_path), "--spec-decode", *flags, "--check-lossless").code
+        == 0
+    )
 
 
 # Requests
@@ -672,14 +867,22 @@ def test_prompt_beyond_the_engine_harms_no_other_request(
     assert failed["finish_reason"] == "error"
     assert failed["output_text"] == ""
     assert "--max-input-len" in failed["error"]
-    assert [first["output_ids"], last["output_ids"]] == [response["output_ids"] for response in alone]
+    assert [first["output_ids"], last["output_ids"]] == [
+        response["output_ids"] for response in alone
+    ]
 
 
 def test_prompt_that_fills_the_cache(shop: Shop, tmp_path: Path, cli: Cli) -> None:
-    """An engine for prompts as long as its cache: the longest one gets one token, a longer one an error."""
+    """An engine for prompts as long as its cache: the longest one gets one token, a longer one an
+    error."""
     engine = tmp_path / "engine"
     for onnx in (shop.base_onnx, shop.draft_onnx):
-        assert cli(*build_args(onnx, engine), "--max-input-len", 20, "--max-kv-cache-capacity", 20).code == 0
+        assert (
+            cli(
+                *build_args(onnx, engine), "--max-input-len", 20, "--max-kv-cache-capacity", 20
+            ).code
+            == 0
+        )
     letters = "abcdefghijklmnopqrstuvwxyz"
     settings = {"apply_chat_template": False}
     args = infer_args(engine, tmp_path)
@@ -707,7 +910,10 @@ MALFORMED = {
     "nan": ('{"temperature": NaN, "requests": []}', "NaN"),
     "unknown-key": ('{"temprature": 1, "requests": []}', '"temperature"'),
     "negative": ('{"temperature": -1, "requests": []}', "temperature is -1"),
-    "role": ('{"requests": [{"messages": [{"role": "usr", "content": "x"}]}]}', "requests[0].messages[0].role"),
+    "role": (
+        '{"requests": [{"messages": [{"role": "usr", "content": "x"}]}]}',
+        "requests[0].messages[0].role",
+    ),
     "not-utf8": (b'{"requests": "\xff"}', "not UTF-8"),
 }
 
@@ -737,29 +943,38 @@ def test_input_file_that_is_a_directory(shop: Shop, tmp_path: Path, refused: Ref
 
 
 def unwritable(tmp_path: Path, kind: str) -> Path:
-    """A path below which nothing can be made; tests may run as root, whom permissions do not bind."""
+    """A path below which nothing can be made; tests may run as root, whom permissions do not
+    bind."""
     (tmp_path / "file").write_text("x")
     (tmp_path / "dangling").symlink_to(tmp_path / "absent")
-    return {"a-file": tmp_path / "file", "below-a-file": tmp_path / "file" / "sub", "dangling": tmp_path / "dangling"}[
-        kind
-    ]
+    return {
+        "a-file": tmp_path / "file",
+        "below-a-file": tmp_path / "file" / "sub",
+        "dangling": tmp_path / "dangling",
+    }[kind]
 
 
 @pytest.mark.parametrize("kind", ["a-file", "below-a-file", "dangling"])
-def test_export_to_where_nothing_can_be_written(shop: Shop, tmp_path: Path, refused: Refused, kind: str) -> None:
+def test_export_to_where_nothing_can_be_written(
+    shop: Shop, tmp_path: Path, refused: Refused, kind: str
+) -> None:
     out = unwritable(tmp_path, kind)
     refused(ENVIRONMENT, [out], "export", shop.draft, out, "--base-model-dir", shop.base)
 
 
 @pytest.mark.parametrize("kind", ["a-file", "below-a-file", "dangling"])
-def test_build_to_where_nothing_can_be_written(shop: Shop, tmp_path: Path, refused: Refused, kind: str) -> None:
+def test_build_to_where_nothing_can_be_written(
+    shop: Shop, tmp_path: Path, refused: Refused, kind: str
+) -> None:
     out = unwritable(tmp_path, kind)
     refused(ENVIRONMENT, [out], *build_args(shop.draft_onnx, out))
 
 
 def test_name_that_no_file_system_takes(shop: Shop, tmp_path: Path, refused: Refused) -> None:
     out = tmp_path / ("x" * 300)
-    refused(ENVIRONMENT, [out, "too long"], "export", shop.draft, out, "--base-model-dir", shop.base)
+    refused(
+        ENVIRONMENT, [out, "too long"], "export", shop.draft, out, "--base-model-dir", shop.base
+    )
     refused(ENVIRONMENT, [out, "too long"], *build_args(shop.draft_onnx, out))
 
 
@@ -771,7 +986,11 @@ def test_output_file_that_cannot_be_written(
     monkeypatch.setattr("edgespec.runtime.engine.Engine.__init__", unreachable)
     (tmp_path / "file").write_text("x")
     (tmp_path / "directory").mkdir()
-    places = {"a-directory": "directory", "below-a-file": "file/output.json", "no-parent": "absent/output.json"}
+    places = {
+        "a-directory": "directory",
+        "below-a-file": "file/output.json",
+        "no-parent": "absent/output.json",
+    }
     args = infer_args(shop.engine, tmp_path)
     args[-1] = tmp_path / places[kind]
     refused(ENVIRONMENT, [tmp_path / places[kind]], *args)
@@ -781,14 +1000,18 @@ def unreachable(*args: object, **kwargs: object) -> NoReturn:
     raise AssertionError("this must not be reached")
 
 
-def test_output_file_that_is_there_is_kept_when_the_run_fails(engine: Path, tmp_path: Path, refused: Refused) -> None:
+def test_output_file_that_is_there_is_kept_when_the_run_fails(
+    engine: Path, tmp_path: Path, refused: Refused
+) -> None:
     (tmp_path / "output.json").write_text("of yesterday")
     flip_byte(engine / "spec_base.onnx.data")
     refused(REFUSED, ["hash"], *infer_args(engine, tmp_path))
 
 
 @pytest.mark.parametrize("kind", ["other-export", "file"])
-def test_export_to_where_something_else_is(shop: Shop, tmp_path: Path, refused: Refused, kind: str) -> None:
+def test_export_to_where_something_else_is(
+    shop: Shop, tmp_path: Path, refused: Refused, kind: str
+) -> None:
     llm = tmp_path / "out" / "llm"
     llm.parent.mkdir()
     if kind == "file":
@@ -853,7 +1076,12 @@ def test_disk_full_while_exporting_the_records(
 
 @pytest.mark.parametrize("name", ["draft_config.json", "spec_draft.onnx.data"])
 def test_disk_full_while_building(
-    shop: Shop, tmp_path: Path, refused: Refused, cli: Cli, monkeypatch: pytest.MonkeyPatch, name: str
+    shop: Shop,
+    tmp_path: Path,
+    refused: Refused,
+    cli: Cli,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
 ) -> None:
     """The base that is there stays as it was, and stays usable."""
     engine = tmp_path / "engine"
@@ -863,7 +1091,11 @@ def test_disk_full_while_building(
             fill_disk_at(patch, name)
         else:
             patch.setattr(ort_build, "write_data", no_space)
-        refused(ENVIRONMENT, [engine, "No space left", "disk is full"], *build_args(shop.draft_onnx, engine))
+        refused(
+            ENVIRONMENT,
+            [engine, "No space left", "disk is full"],
+            *build_args(shop.draft_onnx, engine),
+        )
     assert list(engines.read_engines(engine)) == ["base"]
     assert cli(*infer_args(engine, tmp_path)).code == 0
 
@@ -905,7 +1137,9 @@ def leftovers(root: Path) -> list[str]:
     return [str(path) for path in root.rglob("*") if ".tmp" in path.name]
 
 
-def test_batch_beyond_the_engine_is_refused_with_both_ways_out(shop: Shop, tmp_path: Path, cli: Cli) -> None:
+def test_batch_beyond_the_engine_is_refused_with_both_ways_out(
+    shop: Shop, tmp_path: Path, cli: Cli
+) -> None:
     found = cli(*infer_args(shop.engine, tmp_path), "--batch-size", 2)
     assert found.code == REFUSED
     assert "batch_size 2; the base engine was built for 1" in found.err
@@ -924,7 +1158,9 @@ def test_disk_full_while_writing_the_output(
     kept = tmp_path / "output.json.partial.jsonl"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["input.json", kept.name]
     assert str(kept) in found.err
-    assert [json.loads(line)["finish_reason"] for line in kept.read_text().splitlines()] == ["end-of-sequence"]
+    assert [json.loads(line)["finish_reason"] for line in kept.read_text().splitlines()] == [
+        "end-of-sequence"
+    ]
 
 
 @pytest.fixture
@@ -960,7 +1196,8 @@ def pages(directory: Path) -> int:
 def test_every_size_of_a_full_disk_is_refused_alike_by_export(
     shop: Shop, small_disk: Callable[[int], Path], cli: Cli
 ) -> None:
-    """From the first byte to the last file but one: weights, graph, config, golden outputs, manifest."""
+    """From the first byte to the last file but one: weights, graph, config, golden outputs,
+    manifest."""
     need = pages(shop.draft_onnx)
     for size in [2, need // 2, *range(need - 10, need)]:
         disk = small_disk(size * 4096)
@@ -968,7 +1205,10 @@ def test_every_size_of_a_full_disk_is_refused_alike_by_export(
         assert found.code == ENVIRONMENT, (size, need, found.err)
         assert "disk is full" in found.err
         assert [path for path in disk.rglob("*") if path != disk / "out"] == []
-    assert cli("export", shop.draft, small_disk((need + 8) * 4096), "--base-model-dir", shop.base).code == 0
+    assert (
+        cli("export", shop.draft, small_disk((need + 8) * 4096), "--base-model-dir", shop.base).code
+        == 0
+    )
 
 
 def test_every_size_of_a_full_disk_is_refused_alike_by_build(
@@ -1003,7 +1243,12 @@ def test_missing_argument(shop: Shop, misused: Refused) -> None:
 
 @pytest.mark.parametrize(
     "flags",
-    [["--check-lossless"], ["--spec-draft-top-k", 2], ["--spec-draft-step", 2], ["--spec-verify-size", 2]],
+    [
+        ["--check-lossless"],
+        ["--spec-draft-top-k", 2],
+        ["--spec-draft-step", 2],
+        ["--spec-verify-size", 2],
+    ],
     ids=lambda flags: flags[0],
 )
 def test_flags_of_drafting_without_spec_decode(
@@ -1013,7 +1258,9 @@ def test_flags_of_drafting_without_spec_decode(
 
 
 def test_number_that_is_none(shop: Shop, tmp_path: Path, misused: Refused) -> None:
-    misused(["many"], *infer_args(shop.engine, tmp_path), "--spec-decode", "--spec-draft-step", "many")
+    misused(
+        ["many"], *infer_args(shop.engine, tmp_path), "--spec-decode", "--spec-draft-step", "many"
+    )
 
 
 # The same from outside: exit codes and streams of a process of its own
@@ -1023,7 +1270,9 @@ ENVIRON = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
 
 def process(*args: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "edgespec.cli.main", *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, env=ENVIRON, timeout=120, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, env=ENVIRON, timeout=120, check=False
+    )
 
 
 def test_refusal_of_a_process(shop: Shop, tmp_path: Path) -> None:
@@ -1067,10 +1316,15 @@ main(sys.argv[4:])
 """
 
 
-def stopped(signal_number: int, place: str, calls: int, *args: object, halt_s: float = 60) -> tuple[int, str]:
-    """Run a command that halts at `place` after so many calls of it, and send the signal there: (code, stderr)."""
+def stopped(
+    signal_number: int, place: str, calls: int, *args: object, halt_s: float = 60
+) -> tuple[int, str]:
+    """Run a command that halts at `place` after so many calls of it, and send the signal there:
+    (code, stderr)."""
     command = [sys.executable, "-c", SLOWED, place, str(calls), str(halt_s), *map(str, args)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRON) as child:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRON
+    ) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "at it\n", child.communicate()
         child.send_signal(signal_number)
@@ -1085,7 +1339,9 @@ STOPPED = {
 
 
 @pytest.mark.parametrize("number", STOPPED)
-def test_a_signal_during_export_leaves_nothing(shop: Shop, tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_during_export_leaves_nothing(
+    shop: Shop, tmp_path: Path, number: signal.Signals
+) -> None:
     args = ["export", shop.draft, tmp_path / "out", "--base-model-dir", shop.base]
     code, err = stopped(number, "edgespec.export.components.make_golden", 0, *args)
     assert (code, err.splitlines()[-1]) == STOPPED[number]
@@ -1109,7 +1365,9 @@ def test_a_signal_that_an_import_hides_is_still_one(
     monkeypatch.setattr("edgespec.export.components.export", importing)
     found = cli("export", tmp_path, tmp_path / "out")
     assert (found.code, found.err.strip()) == STOPPED[number]
-    monkeypatch.setattr("edgespec.export.components.export", lambda *_: __import__("no_such_module"))
+    monkeypatch.setattr(
+        "edgespec.export.components.export", lambda *_: __import__("no_such_module")
+    )
     assert "fault of edgespec" in cli("export", tmp_path, tmp_path / "out").err
 
 
@@ -1129,14 +1387,19 @@ def test_a_signal_during_build_leaves_the_engines_that_were_there(
 
 def test_ctrl_c_during_infer_keeps_what_is_finished(shop: Shop, tmp_path: Path) -> None:
     args = infer_args(shop.engine, tmp_path, "one", "two", "three")
-    # Five steps a request after prefill: the eighth is the third of the second one, and it is finished.
+    # Five steps a request after prefill: the eighth is the third of the second one, and it is
+    # finished.
     code, err = stopped(signal.SIGINT, "edgespec.runtime.session.walk", 7, *args, halt_s=1.5)
     assert code == INTERRUPTED
     assert "stopping after this step" in err
     assert err.splitlines()[-1] == f"what was finished is in {tmp_path / 'output.json'}"
     assert "Traceback" not in err
     responses = json.loads((tmp_path / "output.json").read_text())["responses"]
-    assert [response["finish_reason"] for response in responses] == ["max-length", "cancelled", "cancelled"]
+    assert [response["finish_reason"] for response in responses] == [
+        "max-length",
+        "cancelled",
+        "cancelled",
+    ]
     assert [len(response.get("output_ids", [])) for response in responses] == [6, 4, 0]
     assert leftovers(tmp_path) == []
 
@@ -1149,7 +1412,9 @@ def test_ctrl_c_while_an_engine_loads_writes_no_output(shop: Shop, tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["input.json"]
 
 
-def test_killed_export_leaves_nothing_that_looks_finished(shop: Shop, tmp_path: Path, cli: Cli) -> None:
+def test_killed_export_leaves_nothing_that_looks_finished(
+    shop: Shop, tmp_path: Path, cli: Cli
+) -> None:
     args = ["export", shop.draft, tmp_path / "out", "--base-model-dir", shop.base]
     code, _ = stopped(signal.SIGKILL, "edgespec.export.components.make_golden", 0, *args)
     assert code == -signal.SIGKILL
@@ -1157,7 +1422,9 @@ def test_killed_export_leaves_nothing_that_looks_finished(shop: Shop, tmp_path: 
     assert cli(*args).code == 0
 
 
-def test_killed_build_leaves_nothing_that_looks_finished(shop: Shop, tmp_path: Path, cli: Cli) -> None:
+def test_killed_build_leaves_nothing_that_looks_finished(
+    shop: Shop, tmp_path: Path, cli: Cli
+) -> None:
     args = build_args(shop.draft_onnx, tmp_path / "engine")
     code, _ = stopped(signal.SIGKILL, "edgespec.backends.engine_dir.write_engines", 0, *args)
     assert code == -signal.SIGKILL

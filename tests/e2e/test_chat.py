@@ -1,4 +1,5 @@
-"""`edgespec chat` with a toy pair: in this process, through a pipe, and in a terminal of its own with Ctrl-C."""
+"""`edgespec chat` with a toy pair: in this process, through a pipe, and in a terminal of its own
+with Ctrl-C."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ def engine(engines: Path) -> Iterator[Engine]:
         yield opened
 
 
-def chat_of(engine: Engine, sampling: SamplingParams, screen: Screen, plan: DraftPlan, **how: bool) -> Chat:
+def chat_of(
+    engine: Engine, sampling: SamplingParams, screen: Screen, plan: DraftPlan, **how: bool
+) -> Chat:
     return Chat(engine, plan, sampling, screen, Conversation(), **how)
 
 
@@ -73,15 +76,22 @@ def ids_of(engine: Engine, messages: Sequence[Message]) -> list[int]:
 def agreeing(tree: DraftTree, truth: Sequence[int]) -> int:
     """Drafts of a tree that stand on the true path."""
     node, count = 0, 0
-    while found := [c for c in np.flatnonzero(tree.parents == node) if [tree.tokens[c]] == [*truth[count : count + 1]]]:
+    while found := [
+        c
+        for c in np.flatnonzero(tree.parents == node)
+        if [tree.tokens[c]] == [*truth[count : count + 1]]
+    ]:
         node, count = int(found[0]), count + 1
     return count
 
 
 @pytest.mark.parametrize(
-    ("right", "plan"), [(0.0, DraftPlan(3, 3, 9)), (0.6, DraftPlan(3, 3, 9)), (1.0, DraftPlan(1, 3, 4))]
+    ("right", "plan"),
+    [(0.0, DraftPlan(3, 3, 9)), (0.6, DraftPlan(3, 3, 9)), (1.0, DraftPlan(1, 3, 4))],
 )
-def test_what_is_marked_is_what_the_base_accepted(engine: Engine, right: float, plan: DraftPlan) -> None:
+def test_what_is_marked_is_what_the_base_accepted(
+    engine: Engine, right: float, plan: DraftPlan
+) -> None:
     """The marks against the drafts that plain decoding agrees with, step by step."""
     said = "Count to ten."
     ids = ids_of(engine, [Message("user", said)])
@@ -98,7 +108,9 @@ def test_what_is_marked_is_what_the_base_accepted(engine: Engine, right: float, 
         done += right_ones + 1
     assert marked == [text for text in wanted if text]
     assert bool(marked) == bool(right)
-    steps, accepted = re.findall(r"(\d+) base passes after prefill, acceptance length ([\d.]+)", screen.notes[-1])[0]
+    steps, accepted = re.findall(
+        r"(\d+) base passes after prefill, acceptance length ([\d.]+)", screen.notes[-1]
+    )[0]
     assert float(accepted) == pytest.approx(7 / int(steps), abs=0.005)
 
 
@@ -111,7 +123,9 @@ def test_second_turn_reuses_the_first_and_says_what_a_fresh_engine_says(
     chat.turn("Hi")
     chat.turn("On?")
     (_, first), (_, second) = chat.conversation.exchanges
-    reused, total = map(int, re.findall(r"(\d+) of (\d+) prompt tokens reused", screen.notes[-1])[0])
+    reused, total = map(
+        int, re.findall(r"(\d+) of (\d+) prompt tokens reused", screen.notes[-1])[0]
+    )
     history = [Message("user", "Hi"), first, Message("user", "On?")]
     with Engine(engines, spec_decode=False) as fresh:
         fresh.stop_ids = frozenset()
@@ -145,11 +159,23 @@ def test_stream_is_shown_step_by_step(engine: Engine) -> None:
 # Through a pipe
 
 
-def chat(engines: Path, said: str | bytes, flags: str = "", code: int = 0) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "edgespec.cli.main", "chat", "--engine-dir", str(engines), *flags.split()]
+def chat(
+    engines: Path, said: str | bytes, flags: str = "", code: int = 0
+) -> subprocess.CompletedProcess[str]:
+    line = [
+        sys.executable,
+        "-m",
+        "edgespec.cli.main",
+        "chat",
+        "--engine-dir",
+        str(engines),
+        *flags.split(),
+    ]
     raw = said.encode() if isinstance(said, str) else said
     done = subprocess.run(line, input=raw, capture_output=True, timeout=60, check=False)
-    out = subprocess.CompletedProcess(line, done.returncode, done.stdout.decode(), done.stderr.decode())
+    out = subprocess.CompletedProcess(
+        line, done.returncode, done.stdout.decode(), done.stderr.decode()
+    )
     assert out.returncode == code, out.stderr
     return out
 
@@ -165,8 +191,12 @@ def answers(engines: Path, turns: Sequence[str], sampling: SamplingParams) -> li
 
 
 @pytest.mark.parametrize("drafts", ["--spec-draft-top-k 3 --spec-draft-step 2", "--noSpecDecode"])
-def test_piped_lines_are_turns_and_stdout_holds_the_answers_alone(engines: Path, drafts: str) -> None:
-    done = chat(engines, "Hi\n\nOn?\n", f"--temperature 1.5 --seed 3 --maxGenerateLength 5 {drafts}")
+def test_piped_lines_are_turns_and_stdout_holds_the_answers_alone(
+    engines: Path, drafts: str
+) -> None:
+    done = chat(
+        engines, "Hi\n\nOn?\n", f"--temperature 1.5 --seed 3 --maxGenerateLength 5 {drafts}"
+    )
     sampling = SamplingParams(temperature=1.5, seed=3, max_generate_length=5)
     assert done.stdout == "".join(f"{text}\n" for text in answers(engines, ["Hi", "On?"], sampling))
     assert ("drafting a tree: top-k 3" in done.stderr) == ("top-k" in drafts)
@@ -177,7 +207,8 @@ def test_drafts_are_the_default_where_there_are_any_and_figures_go_to_stderr(eng
     done = chat(engines, "Hi", "--temperature 0 --max-generate-length 5 --show-speculation")
     assert "drafting a chain" in done.stderr
     assert re.search(
-        r"\[\d tokens, \d base passes after prefill, acceptance length .* prompt tokens reused\]", done.stderr
+        r"\[\d tokens, \d base passes after prefill, acceptance length .* prompt tokens reused\]",
+        done.stderr,
     )
     assert "\x1b" not in done.stdout + done.stderr
 
@@ -185,9 +216,15 @@ def test_drafts_are_the_default_where_there_are_any_and_figures_go_to_stderr(eng
 def test_full_conversation_is_told_and_reset_makes_room(engines: Path) -> None:
     turns = "Hi\nTell me of the boat, please.\nTell me of the boat, please.\n/reset\nHi\n"
     done = chat(engines, turns, "--temperature 0 --max-generate-length 6", code=5)
-    first, second = answers(engines, ["Hi"], SamplingParams(temperature=0, max_generate_length=6)), done.stdout
+    first, second = (
+        answers(engines, ["Hi"], SamplingParams(temperature=0, max_generate_length=6)),
+        done.stdout,
+    )
     assert second.splitlines()[0] == second.splitlines()[-1] == first[0]
-    assert re.search(r"error: the prompt has \d+ tokens, the base engine was built for 48\n .*/reset", done.stderr)
+    assert re.search(
+        r"error: the prompt has \d+ tokens, the base engine was built for 48\n .*/reset",
+        done.stderr,
+    )
     assert "Traceback" not in done.stderr
 
 
@@ -199,12 +236,14 @@ def test_full_cache_cuts_an_answer_and_says_so(engines: Path) -> None:
 def test_stop_text_ends_an_answer(engines: Path) -> None:
     (whole,) = answers(engines, ["Hi"], SamplingParams(temperature=0, max_generate_length=6))
     stop = whole.strip()[2:4]
-    assert chat(engines, "Hi", f"--temperature 0 --max-generate-length 6 --stop {stop} --stop zz").stdout == (
-        whole[: whole.index(stop)] + "\n"
-    )
+    assert chat(
+        engines, "Hi", f"--temperature 0 --max-generate-length 6 --stop {stop} --stop zz"
+    ).stdout == (whole[: whole.index(stop)] + "\n")
 
 
-def test_directory_without_a_draft_decodes_plainly_unless_drafts_are_asked_for(engines: Path, tmp_path: Path) -> None:
+def test_directory_without_a_draft_decodes_plainly_unless_drafts_are_asked_for(
+    engines: Path, tmp_path: Path
+) -> None:
     only_base = shutil.copytree(engines, tmp_path / "engines")
     manifest = json.loads((only_base / "manifest.json").read_text())
     del manifest["engines"]["draft"]
@@ -216,7 +255,8 @@ def test_directory_without_a_draft_decodes_plainly_unless_drafts_are_asked_for(e
 
 # In a terminal
 
-# The engine's calls take as long as STEP_S says; and the pty becomes the terminal that Ctrl-C comes from.
+# The engine's calls take as long as STEP_S says; and the pty becomes the terminal that Ctrl-C comes
+# from.
 DRIVER = """
 import os, sys, time
 os.close(os.open(os.ttyname(0), os.O_RDWR))
@@ -236,8 +276,13 @@ class Terminal:
     """A chat in a terminal; `sees` waits for a text beyond what was seen before."""
 
     def __init__(
-        self, engines: Path, tmp_path: Path, *flags: str, step_s: float = 0, stdout: Path | None = None
-    ) -> None:  # fmt: skip
+        self,
+        engines: Path,
+        tmp_path: Path,
+        *flags: str,
+        step_s: float = 0,
+        stdout: Path | None = None,
+    ) -> None:
         plain = tmp_path / "inputrc"
         plain.write_text("set enable-bracketed-paste off\n")
         env = {k: v for k, v in os.environ.items() if k != "NO_COLOR"}
@@ -245,7 +290,9 @@ class Terminal:
         self.fd, child = pty.openpty()
         line = [sys.executable, "-c", DRIVER, "--engine-dir", str(engines), *flags]
         out = child if stdout is None else os.open(stdout, os.O_WRONLY | os.O_CREAT)
-        self.process = subprocess.Popen(line, stdin=child, stdout=out, stderr=child, env=env, start_new_session=True)
+        self.process = subprocess.Popen(
+            line, stdin=child, stdout=out, stderr=child, env=env, start_new_session=True
+        )
         for fd in {child, out}:
             os.close(fd)
         self.seen, self.at = "", 0
@@ -254,7 +301,10 @@ class Terminal:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.process.kill()
         self.process.wait()
@@ -281,7 +331,8 @@ class Terminal:
         os.write(self.fd, text.encode())
 
     def interrupts(self) -> None:
-        """Ctrl-C, once the keys before it are read: between two reads readline itself would miss it."""
+        """Ctrl-C, once the keys before it are read: between two reads readline itself would miss
+        it."""
         time.sleep(0.3)
         self.types("\x03")
 
@@ -292,7 +343,9 @@ class Terminal:
         assert self.process.wait(max(0.1, until - time.monotonic())) == code, self.seen
 
 
-def test_terminal_shows_prompt_answer_and_figures_and_ctrl_d_leaves(engines: Path, tmp_path: Path) -> None:
+def test_terminal_shows_prompt_answer_and_figures_and_ctrl_d_leaves(
+    engines: Path, tmp_path: Path
+) -> None:
     (wanted,) = answers(engines, ["Hi"], SamplingParams(temperature=0, max_generate_length=20))
     with Terminal(engines, tmp_path, "--show-speculation") as terminal:
         terminal.sees("> ")
@@ -306,7 +359,9 @@ def test_terminal_shows_prompt_answer_and_figures_and_ctrl_d_leaves(engines: Pat
         terminal.exits(0)
 
 
-def test_interrupt_stops_the_answer_keeps_it_and_the_chat_goes_on(engines: Path, tmp_path: Path) -> None:
+def test_interrupt_stops_the_answer_keeps_it_and_the_chat_goes_on(
+    engines: Path, tmp_path: Path
+) -> None:
     with Terminal(engines, tmp_path, "--show-speculation", step_s=0.4) as terminal:
         terminal.sees("> ")
         terminal.types("Hi\n")
@@ -328,7 +383,9 @@ def test_interrupt_stops_the_answer_keeps_it_and_the_chat_goes_on(engines: Path,
         terminal.exits(130)
 
 
-def test_second_interrupt_leaves_though_the_engine_is_in_a_long_call(engines: Path, tmp_path: Path) -> None:
+def test_second_interrupt_leaves_though_the_engine_is_in_a_long_call(
+    engines: Path, tmp_path: Path
+) -> None:
     with Terminal(engines, tmp_path, step_s=600) as terminal:
         terminal.sees("> ")
         terminal.types("Hi\n")
@@ -354,7 +411,9 @@ def test_interrupt_at_the_prompt_clears_the_line(engines: Path, tmp_path: Path) 
         terminal.exits(0)
 
 
-def test_prompt_stays_in_the_terminal_where_answers_go_to_a_file(engines: Path, tmp_path: Path) -> None:
+def test_prompt_stays_in_the_terminal_where_answers_go_to_a_file(
+    engines: Path, tmp_path: Path
+) -> None:
     (wanted,) = answers(engines, ["Hi"], SamplingParams(temperature=0, max_generate_length=20))
     with Terminal(engines, tmp_path, stdout=tmp_path / "answers.txt") as terminal:
         terminal.sees("> ")
@@ -365,7 +424,9 @@ def test_prompt_stays_in_the_terminal_where_answers_go_to_a_file(engines: Path, 
     assert (tmp_path / "answers.txt").read_text() == f"{wanted}\n"
 
 
-def test_sigterm_during_an_answer_ends_the_chat_after_the_step(engines: Path, tmp_path: Path) -> None:
+def test_sigterm_during_an_answer_ends_the_chat_after_the_step(
+    engines: Path, tmp_path: Path
+) -> None:
     with Terminal(engines, tmp_path, step_s=0.3) as terminal:
         terminal.sees("> ")
         terminal.types("Hi\n")

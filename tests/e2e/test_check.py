@@ -17,7 +17,7 @@ __all__ = ["cli"]
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("check")
     base = toys.make_base(path / "base", "qwen3", layers=8)
-    toys.make_dflash(path / "dflash", base, taps=[2, 6], mask_token=0)
+    toys.make_dflash(path / "dflash", base, aux_layers=[2, 6], mask_token=0)
     toys.make_qwen3_5(path / "hybrid", images=True)
     return path
 
@@ -42,10 +42,10 @@ def test_json_has_every_verdict(shop: Path, cli: Cli) -> None:
     done = cli("check", shop / "hybrid", shop / "dflash", "--json")
     said = json.loads(done.out)
     assert (done.code, said["method"], said["refused"]) == (3, "dflash", 2)
-    refused = [verdict for verdict in said["verdicts"] if verdict["level"] == "refused"]
-    assert [verdict["topic"] for verdict in refused] == ["made for", "taps"]
-    assert all(verdict["remedy"] for verdict in refused)
-    assert said["warnings"] == sum(verdict["level"] == "warning" for verdict in said["verdicts"])
+    refused = [result for result in said["results"] if result["level"] == "refused"]
+    assert [result["topic"] for result in refused] == ["made for", "taps"]
+    assert all(result["remedy"] for result in refused)
+    assert said["warnings"] == sum(result["level"] == "warning" for result in said["results"])
 
 
 def test_flags_that_exclude_each_other_are_a_matter_of_usage(shop: Path, cli: Cli) -> None:
@@ -53,10 +53,14 @@ def test_flags_that_exclude_each_other_are_a_matter_of_usage(shop: Path, cli: Cl
     assert cli("check", shop / "base", "--aux-layers", "1,2").code == 2
 
 
-def test_control_characters_of_strangers_are_spelt_out(tmp_path: Path, shop: Path, cli: Cli) -> None:
+def test_control_characters_of_strangers_are_spelt_out(
+    tmp_path: Path, shop: Path, cli: Cli
+) -> None:
     draft = toys.make_draft(tmp_path / "draft", shop / "base", "specforge")
     config = json.loads((draft / "config.json").read_text())
-    (draft / "config.json").write_text(json.dumps(config | {"base_model_name_or_path": "a\x1b[2Jb"}))
+    (draft / "config.json").write_text(
+        json.dumps(config | {"base_model_name_or_path": "a\x1b[2Jb"})
+    )
     done = cli("check", shop / "base", draft)
     assert "\x1b" not in done.out
     assert "a\\x1b[2Jb" in done.out
@@ -76,7 +80,7 @@ def test_probe_tells_how_often_both_agree(shop: Path, tmp_path: Path, cli: Cli) 
         assert done.code == 0, done.out
         assert "the draft's first token is the base's next one at" in done.out
         said = json.loads(cli("check", *pair, "--probe", "--probe-text", text, "--json").out)
-        assert (said["method"], said["verdicts"][-1]["topic"]) == (method, "probe")
+        assert (said["method"], said["results"][-1]["topic"]) == (method, "probe")
         assert said["probe"]["positions"] > 20
         assert said["probe"]["shares"][0]["name"] == "as stated"
     assert json.loads(cli("check", *pair, "--json").out)["probe"] is None

@@ -1,4 +1,5 @@
-"""From two checkpoints to answers, as a user types it: the guide's commands in processes of their own, then the API."""
+"""From two checkpoints to answers, as a user types it: the guide's commands in processes of their
+own, then the API."""
 
 from __future__ import annotations
 
@@ -24,8 +25,15 @@ REQUESTS = {
     "max_generate_length": 20,
     "requests": [
         {"messages": [{"role": "user", "content": "What is 12 + 30?"}]},
-        {"messages": [{"role": "user", "content": "Tell of the boat."}], "temperature": 1.0, "seed": 5},
-        {"messages": [{"role": "user", "content": "And now plainly."}], "disable_spec_decode": True},
+        {
+            "messages": [{"role": "user", "content": "Tell of the boat."}],
+            "temperature": 1.0,
+            "seed": 5,
+        },
+        {
+            "messages": [{"role": "user", "content": "And now plainly."}],
+            "disable_spec_decode": True,
+        },
     ],
 }
 
@@ -37,12 +45,20 @@ class Workplace:
     path: Path
 
     def edgespec(self, line: str, *, code: int = 0) -> subprocess.CompletedProcess[str]:
-        """Run one command line of the guide here; fails with what it said unless it exits with `code`."""
+        """Run one command line of the guide here; fails with what it said unless it exits with
+        `code`."""
         done = subprocess.run(
-            [sys.executable, "-m", "edgespec.cli.main", *line.split()], cwd=self.path, capture_output=True, text=True,
-            env={**os.environ, "HF_HUB_OFFLINE": "1"}, timeout=120, check=False,
-        )  # fmt: skip
-        assert done.returncode == code, f"{line}\nexit {done.returncode}\n{done.stdout}\n{done.stderr}"
+            [sys.executable, "-m", "edgespec.cli.main", *line.split()],
+            cwd=self.path,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == code, (
+            f"{line}\nexit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        )
         return done
 
     def output(self, name: str = "output.json") -> list[dict[str, Any]]:
@@ -52,13 +68,16 @@ class Workplace:
         return responses
 
 
-BUILD = "build --engineDir toy/engines --maxBatchSize 1 --maxInputLen 1024 --maxKVCacheCapacity 4096"
+BUILD = (
+    "build --engineDir toy/engines --maxBatchSize 1 --maxInputLen 1024 --maxKVCacheCapacity 4096"
+)
 INFER = "infer --engineDir toy/engines --inputFile input.json"
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
-    """Everything up to and with `infer --specDecode`, in the order and the spelling of the guide."""
+    """Everything up to and with `infer --specDecode`, in the order and the spelling of the
+    guide."""
     place = Workplace(tmp_path_factory.mktemp("work"))
     base = toys.make_base(place.path / "Toy-Base", "qwen3", layers=8, vocab=320)
     toys.make_draft(place.path / "Toy_EAGLE3", base, "eagle")
@@ -77,7 +96,9 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
 def checked(done: Workplace) -> dict[str, Any]:
     """The summary of a run with trees and --checkLossless; its output is checked.json."""
     sizes = "--specDraftTopK 4 --specDraftStep 3 --specVerifySize 16"
-    said = done.edgespec(f"{INFER} --outputFile checked.json --specDecode --checkLossless {sizes} --json")
+    said = done.edgespec(
+        f"{INFER} --outputFile checked.json --specDecode --checkLossless {sizes} --json"
+    )
     assert "top-k 4, step 3, verify size 16" in said.stderr
     summary: dict[str, Any] = json.loads(said.stdout)
     return summary
@@ -92,7 +113,11 @@ def plain(done: Workplace) -> list[dict[str, Any]]:
 def assert_counts_reconcile(response: dict[str, Any]) -> None:
     metrics = response["metrics"]
     block = metrics["speculative_decoding"]
-    accepted, drafted, steps = block["per_step_accepted"], block["per_step_drafted"], block["num_spec_steps"]
+    accepted, drafted, steps = (
+        block["per_step_accepted"],
+        block["per_step_drafted"],
+        block["num_spec_steps"],
+    )
     assert len(accepted) == len(drafted) == steps == metrics["base_passes_after_prefill"]
     assert all(0 <= a <= d for a, d in zip(accepted, drafted, strict=True))
     assert block["num_accepted_draft_tokens"] == sum(accepted)
@@ -102,12 +127,16 @@ def assert_counts_reconcile(response: dict[str, Any]) -> None:
     assert block["mean_acceptance_length"] == pytest.approx(1 + sum(accepted) / steps)
     assert block["draft_acceptance_rate"] == pytest.approx(sum(accepted) / sum(drafted))
     whole = 1 + sum(accepted) + steps
-    cut = response["finish_reason"] == "end-of-sequence"  # a stop token inside the last run takes its bonus away
+    cut = (
+        response["finish_reason"] == "end-of-sequence"
+    )  # a stop token inside the last run takes its bonus away
     assert metrics["completion_tokens"] in ((whole, whole - 1) if cut else (whole,))
 
 
 @pytest.mark.parametrize("name", ["output.json", "checked.json"])
-def test_counts_of_each_speculative_response_reconcile(done: Workplace, checked: dict[str, Any], name: str) -> None:
+def test_counts_of_each_speculative_response_reconcile(
+    done: Workplace, checked: dict[str, Any], name: str
+) -> None:
     for response in done.output(name)[:2]:
         assert_counts_reconcile(response)
 
@@ -144,19 +173,27 @@ def test_speculative_answers_equal_those_of_a_plain_run(
 ) -> None:
     wanted = [(r["output_ids"], r["output_text"], r["finish_reason"]) for r in plain]
     for name in ("output.json", "checked.json"):
-        assert [(r["output_ids"], r["output_text"], r["finish_reason"]) for r in done.output(name)] == wanted
+        assert [
+            (r["output_ids"], r["output_text"], r["finish_reason"]) for r in done.output(name)
+        ] == wanted
     assert all("speculative_decoding" not in r["metrics"] for r in plain)
 
 
-def test_request_that_disables_drafts_is_decoded_plainly(done: Workplace, checked: dict[str, Any]) -> None:
+def test_request_that_disables_drafts_is_decoded_plainly(
+    done: Workplace, checked: dict[str, Any]
+) -> None:
     for name in ("output.json", "checked.json"):
         metrics = done.output(name)[2]["metrics"]
         assert "speculative_decoding" not in metrics
         assert metrics["base_passes_after_prefill"] == metrics["completion_tokens"] - 1
 
 
-def test_check_lossless_reports_each_request_and_the_whole(done: Workplace, checked: dict[str, Any]) -> None:
-    assert [response.get("lossless") for response in done.output("checked.json")] == [{"equal": True}] * 2 + [None]
+def test_check_lossless_reports_each_request_and_the_whole(
+    done: Workplace, checked: dict[str, Any]
+) -> None:
+    assert [response.get("lossless") for response in done.output("checked.json")] == [
+        {"equal": True}
+    ] * 2 + [None]
     assert checked["lossless"] == "yes"
     assert (checked["requests"], checked["failed"]) == (3, 0)
 
@@ -166,16 +203,23 @@ def test_summary_is_the_sum_of_the_responses(done: Workplace, checked: dict[str,
     found = checked["speculative"]
     assert checked["without_drafts"] == 1
     assert found["completion_tokens"] == sum(r["metrics"]["completion_tokens"] for r in responses)
-    assert found["base_passes_after_prefill"] == sum(r["metrics"]["base_passes_after_prefill"] for r in responses)
+    assert found["base_passes_after_prefill"] == sum(
+        r["metrics"]["base_passes_after_prefill"] for r in responses
+    )
     blocks = [r["metrics"]["speculative_decoding"] for r in responses]
     assert found["acceptance_rate"] == pytest.approx(
-        sum(b["num_accepted_draft_tokens"] for b in blocks) / sum(b["num_draft_tokens"] for b in blocks)
+        sum(b["num_accepted_draft_tokens"] for b in blocks)
+        / sum(b["num_draft_tokens"] for b in blocks)
     )
-    assert checked["plain"]["completion_tokens"] == sum(r["metrics"]["completion_tokens"] for r in responses)
+    assert checked["plain"]["completion_tokens"] == sum(
+        r["metrics"]["completion_tokens"] for r in responses
+    )
 
 
 def test_plan_within_the_engine_is_needed(done: Workplace) -> None:
-    said = done.edgespec(f"{INFER} --outputFile x.json --specDecode --specDraftTopK 10 --specVerifySize 61", code=3)
+    said = done.edgespec(
+        f"{INFER} --outputFile x.json --specDecode --specDraftTopK 10 --specVerifySize 61", code=3
+    )
     assert "--spec-verify-size 61 exceeds the 60" in said.stderr
     assert "Traceback" not in said.stderr
     assert not (done.path / "x.json").exists()
@@ -221,7 +265,9 @@ def test_stream_gives_the_answer_in_pieces_and_the_response_last(done: Workplace
     assert all(isinstance(chunk, Chunk) for chunk in chunks)
     assert [token for chunk in chunks for token in chunk.token_ids] == response.token_ids
     assert "".join(chunk.text for chunk in chunks) == response.text
-    assert [chunk.finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + [response.finish_reason]
+    assert [chunk.finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + [
+        response.finish_reason
+    ]
     assert [chunk.accepted for chunk in chunks[1:]] == response.metrics.per_step_accepted
 
 
@@ -236,6 +282,8 @@ def test_engine_opened_without_drafts_decodes_plainly_and_refuses_a_plan(done: W
 
 
 @pytest.mark.parametrize("plan", [(10, 7, 60), (10, 6, 61), (2, 2, 8), (0, 3, 4), (1, 3, 0)])
-def test_api_refuses_a_plan_that_the_engines_were_not_built_for(done: Workplace, plan: tuple[int, int, int]) -> None:
+def test_api_refuses_a_plan_that_the_engines_were_not_built_for(
+    done: Workplace, plan: tuple[int, int, int]
+) -> None:
     with edgespec.load(done.path / "toy/engines") as engine, pytest.raises(LimitError):
         engine.generate("The boat", plan=edgespec.DraftPlan(*plan))

@@ -1,6 +1,8 @@
-"""A DFlash pair as a user types it: the guide's commands, and what is said of input that cannot be right.
+"""A DFlash pair as a user types it: the guide's commands, and what is said of input that cannot be
+right.
 
-The commands run in this process on a toy pair that is exported and built once; whoever tampers takes a copy.
+The commands run in this process on a toy pair that is exported and built once; whoever tampers
+takes a copy.
 """
 
 from __future__ import annotations
@@ -57,8 +59,17 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Shop:
     (shop.base / "tokenizer_config.json").write_text(json.dumps(settings))
     toys.make_dflash(shop.draft, shop.base, block_size=BLOCK)
     onnx = shop.root / "onnx"
-    call("export", shop.base, onnx / "base_export", "--dflash-base", "--dflash-draft-dir", shop.draft)
-    call("export", shop.base, onnx / "draft_export", "--dflash-draft", "--dflash-draft-dir", shop.draft)
+    call(
+        "export", shop.base, onnx / "base_export", "--dflash-base", "--dflash-draft-dir", shop.draft
+    )
+    call(
+        "export",
+        shop.base,
+        onnx / "draft_export",
+        "--dflash-draft",
+        "--dflash-draft-dir",
+        shop.draft,
+    )
     shutil.copytree(onnx / "base_export" / "llm", onnx / "base")
     shutil.copytree(onnx / "draft_export" / "dflash_draft", onnx / "draft")
     made = ["--engineDir", shop.engines, *SIZES]
@@ -72,7 +83,8 @@ Refused = Callable[..., Outcome]
 
 @pytest.fixture
 def refused(cli: Cli, tmp_path: Path) -> Refused:
-    """Run one command line that must fail with these words, one line and one remedy, and leave nothing behind."""
+    """Run one command line that must fail with these words, one line and one remedy, and leave
+    nothing behind."""
 
     def call(words: list[object], *args: object) -> Outcome:
         before = {path for path in tmp_path.rglob("*") if path.is_file()}
@@ -106,7 +118,9 @@ def test_the_guides_infer_is_lossless(shop: Shop, tmp_path: Path) -> None:
     assert done.code == 0, done.err
     assert f"drafting a chain: top-k 1, blocks of {BLOCK}, verify size {BLOCK}" in done.err
     assert [len(answer["output_ids"]) for answer in answers(tmp_path)] == [20, 20]
-    assert [line.split() for line in done.out.splitlines() if line.startswith("lossless")] == [["lossless", "yes"]]
+    assert [line.split() for line in done.out.splitlines() if line.startswith("lossless")] == [
+        ["lossless", "yes"]
+    ]
 
 
 def test_a_tree_and_the_default_are_lossless_too(shop: Shop, tmp_path: Path, cli: Cli) -> None:
@@ -128,12 +142,24 @@ def test_metrics_count_blocks_by_their_levels(shop: Shop, tmp_path: Path, cli: C
 
 @pytest.mark.usefixtures("needs_modelopt")
 def test_the_guides_quantised_draft_joins_its_base(shop: Shop, tmp_path: Path, cli: Cli) -> None:
-    pair = ["--base_model_dir", shop.base, "--draft_model_dir", shop.draft, "--output_dir", tmp_path / "q"]
+    pair = [
+        "--base_model_dir",
+        shop.base,
+        "--draft_model_dir",
+        shop.draft,
+        "--output_dir",
+        tmp_path / "q",
+    ]
     formats = ["--quantization", "nvfp4", "--lm_head_quantization", "nvfp4"]
     done = cli("quantize", "draft", *pair, *formats, "--num-samples", 1, "--calib-seq-len", 32)
     assert done.code == 0, done.err
     assert "a head of its own" in done.out
-    assert cli("export", shop.base, tmp_path, "--dflash-draft", "--dflash-draft-dir", tmp_path / "q").code == 0
+    assert (
+        cli(
+            "export", shop.base, tmp_path, "--dflash-draft", "--dflash-draft-dir", tmp_path / "q"
+        ).code
+        == 0
+    )
     engines = shutil.copytree(shop.engines, tmp_path / "engines")
     done = cli("build", "--onnx-dir", tmp_path / "dflash_draft", "--engine-dir", engines, *SIZES)
     assert done.code == 0, done.err
@@ -150,30 +176,50 @@ def test_a_draft_is_recognised_by_itself(shop: Shop, tmp_path: Path, cli: Cli) -
         for path in (tmp_path, shop.root / "onnx" / "draft_export")
     )
     assert one == other
-    assert cli("export", shop.base, tmp_path, "--dflash-draft", "--dflash-draft-dir", shop.draft).code == 0
+    assert (
+        cli("export", shop.base, tmp_path, "--dflash-draft", "--dflash-draft-dir", shop.draft).code
+        == 0
+    )
     assert "already there" in cli("export", shop.draft, tmp_path, "--base-model-dir", shop.base).out
 
 
 def test_configs_have_the_mirrored_tools_keys(shop: Shop) -> None:
-    base, draft = (json.loads((shop.root / "onnx" / part / "config.json").read_text()) for part in ("base", "draft"))
+    base, draft = (
+        json.loads((shop.root / "onnx" / part / "config.json").read_text())
+        for part in ("base", "draft")
+    )
     assert (base["spec_decode_type"], draft["spec_decode_type"]) == ("dflash", "dflash")
-    assert base["dflash_config"] == {"target_layer_ids": [1, 5], "block_size": BLOCK, "mask_token_id": 255}
+    assert base["dflash_config"] == {
+        "target_layer_ids": [1, 5],
+        "block_size": BLOCK,
+        "mask_token_id": 255,
+    }
     assert draft["dflash_config"].items() >= base["dflash_config"].items()
     assert not (shop.engines / bundle.D2T).exists()
 
 
 def test_tree_base_is_the_same_base_and_says_so(shop: Shop, tmp_path: Path, cli: Cli) -> None:
-    done = cli("export", shop.base, tmp_path, "--dflash-tree-base", "--dflash-draft-dir", shop.draft)
+    done = cli(
+        "export", shop.base, tmp_path, "--dflash-tree-base", "--dflash-draft-dir", shop.draft
+    )
     assert done.code == 0
     assert "--dflash-tree-base is --dflash-base here" in done.out
     graph = "model.onnx"
-    assert (tmp_path / "llm" / graph).read_bytes() == (shop.root / "onnx" / "base" / graph).read_bytes()
+    assert (tmp_path / "llm" / graph).read_bytes() == (
+        shop.root / "onnx" / "base" / graph
+    ).read_bytes()
 
 
 def test_inspect_tells_of_every_stage(shop: Shop, cli: Cli) -> None:
     for path, said in (
-        (shop.root / "onnx" / "draft", "8 tokens, mask token 255, behind the outputs of layers 1, 5"),
-        (shop.root / "onnx" / "base", "8 tokens, mask token 255, behind the outputs of layers 1, 5"),
+        (
+            shop.root / "onnx" / "draft",
+            "8 tokens, mask token 255, behind the outputs of layers 1, 5",
+        ),
+        (
+            shop.root / "onnx" / "base",
+            "8 tokens, mask token 255, behind the outputs of layers 1, 5",
+        ),
         (shop.engines, "pairing"),
     ):
         done = cli("inspect", path)
@@ -181,14 +227,19 @@ def test_inspect_tells_of_every_stage(shop: Shop, cli: Cli) -> None:
         assert said in done.out
 
 
-def test_thinking_that_the_draft_was_not_trained_with_is_told_once(shop: Shop, tmp_path: Path, cli: Cli) -> None:
+def test_thinking_that_the_draft_was_not_trained_with_is_told_once(
+    shop: Shop, tmp_path: Path, cli: Cli
+) -> None:
     thinking = asked("one", enable_thinking=True)
     line = infer(shop.engines, tmp_path, thinking, asked("two"), thinking)
     done = cli(*line, "--spec-decode")
     assert done.err.count("2 of 3 requests have enable_thinking on") == 1
     assert "fewer of them will be accepted" in done.err
     assert "enable_thinking" not in cli(*line).err  # without drafts
-    assert "enable_thinking on" not in cli(*infer(shop.engines, tmp_path, asked("two")), "--spec-decode").err
+    assert (
+        "enable_thinking on"
+        not in cli(*infer(shop.engines, tmp_path, asked("two")), "--spec-decode").err
+    )
 
 
 # What cannot be
@@ -200,7 +251,9 @@ def test_a_flag_without_the_draft(shop: Shop, tmp_path: Path, refused: Refused, 
 
 
 def test_the_draft_without_a_flag(shop: Shop, tmp_path: Path, refused: Refused) -> None:
-    refused(["--dflash-base"], "export", shop.base, tmp_path / "out", "--dflash-draft-dir", shop.draft)
+    refused(
+        ["--dflash-base"], "export", shop.base, tmp_path / "out", "--dflash-draft-dir", shop.draft
+    )
 
 
 def test_both_components_at_once(shop: Shop, tmp_path: Path, refused: Refused) -> None:
@@ -223,32 +276,58 @@ def test_a_directory_that_is_no_dflash_draft(shop: Shop, tmp_path: Path, refused
     ],
     ids=str,
 )
-def test_a_draft_of_another_base(shop: Shop, tmp_path: Path, refused: Refused, keys: dict[str, int], said: str) -> None:
+def test_a_draft_of_another_base(
+    shop: Shop, tmp_path: Path, refused: Refused, keys: dict[str, int], said: str
+) -> None:
     other = toys.make_base(tmp_path / "other", "qwen3", **({"layers": 8} | keys))  # type: ignore[arg-type]
     for flag in ("--dflash-base", "--dflash-draft"):
         args = ["export", other, tmp_path / "out", flag, "--dflash-draft-dir", shop.draft]
         refused([said, "trained for"], *args)
 
 
-def test_a_base_of_the_same_sizes_and_other_weights(shop: Shop, tmp_path: Path, refused: Refused, cli: Cli) -> None:
+def test_a_base_of_the_same_sizes_and_other_weights(
+    shop: Shop, tmp_path: Path, refused: Refused, cli: Cli
+) -> None:
     other = toys.make_base(tmp_path / "other", "qwen3", layers=8, seed=9)
-    assert cli("export", other, tmp_path / "o", "--dflash-draft", "--dflash-draft-dir", shop.draft).code == 0
+    assert (
+        cli(
+            "export", other, tmp_path / "o", "--dflash-draft", "--dflash-draft-dir", shop.draft
+        ).code
+        == 0
+    )
     shutil.copytree(shop.engines, tmp_path / "engines")
-    args = ["build", "--onnx-dir", tmp_path / "o" / "dflash_draft", "--engine-dir", tmp_path / "engines"]
+    args = [
+        "build",
+        "--onnx-dir",
+        tmp_path / "o" / "dflash_draft",
+        "--engine-dir",
+        tmp_path / "engines",
+    ]
     refused(["another base checkpoint", "--base-model-dir"], *args)
 
 
-def test_a_draft_that_reads_other_layers(shop: Shop, tmp_path: Path, refused: Refused, cli: Cli) -> None:
-    draft = toys.make_dflash(tmp_path / "draft", shop.base, taps=(1, 4), block_size=BLOCK)
+def test_a_draft_that_reads_other_layers(
+    shop: Shop, tmp_path: Path, refused: Refused, cli: Cli
+) -> None:
+    draft = toys.make_dflash(tmp_path / "draft", shop.base, aux_layers=(1, 4), block_size=BLOCK)
     assert cli("export", draft, tmp_path, "--base-model-dir", shop.base).code == 0
     shutil.copytree(shop.engines, tmp_path / "engines")
     args = ["build", "--onnx-dir", tmp_path / "dflash_draft", "--engine-dir", tmp_path / "engines"]
     refused(["[1, 5]", "[0, 3]", "--dflash-base --dflash-draft-dir"], *args)
 
 
-def test_a_base_that_was_exported_for_eagle(shop: Shop, tmp_path: Path, refused: Refused, cli: Cli) -> None:
+def test_a_base_that_was_exported_for_eagle(
+    shop: Shop, tmp_path: Path, refused: Refused, cli: Cli
+) -> None:
     assert cli("export", shop.base, tmp_path, "--eagle-base", "--aux-layers", "2,6").code == 0
-    engines = ["--engine-dir", tmp_path / "engines", "--max-kv-cache-capacity", 64, "--max-input-len", 64]
+    engines = [
+        "--engine-dir",
+        tmp_path / "engines",
+        "--max-kv-cache-capacity",
+        64,
+        "--max-input-len",
+        64,
+    ]
     assert cli("build", "--onnx-dir", tmp_path / "llm", *engines).code == 0
     draft = ["build", "--onnx-dir", shop.root / "onnx" / "draft", *engines]
     refused(["a DFlash draft", "an EAGLE-3 draft", "--dflash-base"], *draft)
@@ -256,7 +335,9 @@ def test_a_base_that_was_exported_for_eagle(shop: Shop, tmp_path: Path, refused:
 
 def test_a_block_larger_than_the_engine(shop: Shop, tmp_path: Path, refused: Refused) -> None:
     args = ["build", "--onnx-dir", shop.root / "onnx" / "draft", "--engine-dir", tmp_path / "e"]
-    refused([f"blocks of {BLOCK}", "--max-draft-tree-size 8"], *args, "--max-draft-tree-size", BLOCK - 1)
+    refused(
+        [f"blocks of {BLOCK}", "--max-draft-tree-size 8"], *args, "--max-draft-tree-size", BLOCK - 1
+    )
 
 
 def test_the_directory_above_the_draft(shop: Shop, tmp_path: Path, refused: Refused) -> None:
@@ -279,7 +360,9 @@ def edited(path: Path, **keys: object) -> None:
 
 
 @pytest.mark.parametrize("flag", ["--dflash-base", "--dflash-draft"])
-def test_a_mask_token_outside_the_vocabulary(shop: Shop, tmp_path: Path, refused: Refused, flag: str) -> None:
+def test_a_mask_token_outside_the_vocabulary(
+    shop: Shop, tmp_path: Path, refused: Refused, flag: str
+) -> None:
     draft = copied(shop, tmp_path)
     edited(draft, mask_token_id=256)
     args = ["export", shop.base, tmp_path / "out", flag, "--dflash-draft-dir", draft]
@@ -288,7 +371,9 @@ def test_a_mask_token_outside_the_vocabulary(shop: Shop, tmp_path: Path, refused
 
 @pytest.mark.parametrize("flag", ["--dflash-base", "--dflash-draft"])
 @pytest.mark.parametrize("cut", ["weights", "a layer", "no weights"])
-def test_a_cropped_draft_directory(shop: Shop, tmp_path: Path, refused: Refused, flag: str, cut: str) -> None:
+def test_a_cropped_draft_directory(
+    shop: Shop, tmp_path: Path, refused: Refused, flag: str, cut: str
+) -> None:
     draft = copied(shop, tmp_path)
     weights = draft / "model.safetensors"
     if cut == "weights":
@@ -302,10 +387,20 @@ def test_a_cropped_draft_directory(shop: Shop, tmp_path: Path, refused: Refused,
 
 def test_eagle_flags_on_a_dflash_draft(shop: Shop, tmp_path: Path, refused: Refused) -> None:
     for flags in (["--eagle-base"], ["--aux-layers", "1,4"]):
-        refused(["DFlash"], "export", shop.draft, tmp_path / "out", "--base-model-dir", shop.base, *flags)
+        refused(
+            ["DFlash"],
+            "export",
+            shop.draft,
+            tmp_path / "out",
+            "--base-model-dir",
+            shop.base,
+            *flags,
+        )
 
 
-def test_a_draft_without_a_head_and_without_its_base(shop: Shop, tmp_path: Path, refused: Refused) -> None:
+def test_a_draft_without_a_head_and_without_its_base(
+    shop: Shop, tmp_path: Path, refused: Refused
+) -> None:
     refused(["no lm_head", "--base-model-dir"], "export", shop.draft, tmp_path / "out")
 
 

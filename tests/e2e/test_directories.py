@@ -1,4 +1,5 @@
-"""What lies on disk stays true: when inputs change, when runs are killed, when two builds meet in one directory."""
+"""What lies on disk stays true: when inputs change, when runs are killed, when two builds meet in
+one directory."""
 
 from __future__ import annotations
 
@@ -45,7 +46,9 @@ def test_same_export_again_writes_nothing(shop: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "generation_config.json"])
-def test_export_of_a_checkpoint_whose_texts_changed_is_not_the_same(shop: Path, tmp_path: Path, name: str) -> None:
+def test_export_of_a_checkpoint_whose_texts_changed_is_not_the_same(
+    shop: Path, tmp_path: Path, name: str
+) -> None:
     base = Path(shutil.copytree(shop / "base", tmp_path / "base"))
     options = ExportOptions(eagle_base=True, golden=False)
     export(str(base), tmp_path / "onnx", options)
@@ -55,7 +58,9 @@ def test_export_of_a_checkpoint_whose_texts_changed_is_not_the_same(shop: Path, 
         export(str(base), tmp_path / "onnx", options)
 
 
-def test_leftover_of_a_killed_run_with_this_process_id_is_no_obstacle(shop: Path, tmp_path: Path) -> None:
+def test_leftover_of_a_killed_run_with_this_process_id_is_no_obstacle(
+    shop: Path, tmp_path: Path
+) -> None:
     """In a container every run may have the same process id."""
     for parent, name in ((tmp_path / "onnx", "llm"), (tmp_path / "engines", "base")):
         (parent / f".{name}.tmp-{os.getpid()}").mkdir(parents=True)
@@ -85,22 +90,32 @@ def test_two_models_do_not_share_a_directory(shop: Path, tmp_path: Path) -> None
     assert set(engines.read_engines(tmp_path / "engines")) == {"base"}
 
 
-def test_leftover_config_of_an_engine_that_is_not_there_pairs_with_nothing(shop: Path, tmp_path: Path) -> None:
+def test_leftover_config_of_an_engine_that_is_not_there_pairs_with_nothing(
+    shop: Path, tmp_path: Path
+) -> None:
     tmp_path.joinpath(engines.CONFIGS[Role.BASE]).write_text("{}")
     build(shop / "onnx_draft" / "llm", tmp_path, LIMITS)
     assert set(engines.read_engines(tmp_path)) == {"draft"}
 
 
-def test_taps_in_another_number_than_the_draft_reads_are_refused(shop: Path, tmp_path: Path) -> None:
+def test_taps_in_another_number_than_the_draft_reads_are_refused(
+    shop: Path, tmp_path: Path
+) -> None:
     with pytest.raises(PairingError, match="reads 3 taps"):
         export(str(shop / "draft"), tmp_path / "d", ExportOptions(aux_layers=(2, 4), golden=False))
-    export(str(shop / "base"), tmp_path / "b", ExportOptions(eagle_base=True, aux_layers=(2, 4), golden=False))
+    export(
+        str(shop / "base"),
+        tmp_path / "b",
+        ExportOptions(eagle_base=True, aux_layers=(2, 4), golden=False),
+    )
     build(shop / "onnx_draft" / "llm", tmp_path / "engines", LIMITS)
     with pytest.raises(PairingError, match=r"the base emits hidden_states \[2, 4\]"):
         build(tmp_path / "b" / "llm", tmp_path / "engines", LIMITS)
 
 
-def test_install_that_fails_leaves_no_file_behind(shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_install_that_fails_leaves_no_file_behind(
+    shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -117,7 +132,9 @@ def test_fault_in_one_request_keeps_the_answers_before_it(
         build(shop / name / "llm", tmp_path / "engines", LIMITS)
     source, target = tmp_path / "in.json", tmp_path / "out.json"
     messages = [{"messages": [{"role": "user", "content": text}]} for text in ("a", "b", "c")]
-    source.write_text(json.dumps({"temperature": 0, "max_generate_length": 4, "requests": messages}))
+    source.write_text(
+        json.dumps({"temperature": 0, "max_generate_length": 4, "requests": messages})
+    )
     answered, seen = answers_module.answered, []
 
     def faulty(answer: object, event: object) -> object:
@@ -127,7 +144,14 @@ def test_fault_in_one_request_keeps_the_answers_before_it(
         return answered(answer, event)
 
     monkeypatch.setattr(answers_module, "answered", faulty)
-    args = ["--engine-dir", str(tmp_path / "engines"), "--input-file", str(source), "--output-file", str(target)]
+    args = [
+        "--engine-dir",
+        str(tmp_path / "engines"),
+        "--input-file",
+        str(source),
+        "--output-file",
+        str(target),
+    ]
     assert run(["infer", *args, "--spec-decode"]) == 1
     reasons = [r["finish_reason"] for r in json.loads(target.read_text())["responses"]]
     assert reasons == ["max-length", "cancelled", "cancelled"]
@@ -142,33 +166,51 @@ def test_requests_are_not_overwritten_by_their_answers(
     source = tmp_path / "in.json"
     source.write_text(json.dumps({"requests": [{"messages": [{"role": "user", "content": "a"}]}]}))
     before = source.read_text()
-    args = ["--engine-dir", str(tmp_path), "--input-file", str(source), "--output-file", str(source)]
+    args = [
+        "--engine-dir",
+        str(tmp_path),
+        "--input-file",
+        str(source),
+        "--output-file",
+        str(source),
+    ]
     assert run(["infer", *args]) == 3
     assert source.read_text() == before
     assert "is the input file" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("own_head", [True, False])
-def test_base_that_the_draft_records_is_taken_where_it_is_a_directory(tmp_path: Path, own_head: bool) -> None:
+def test_base_that_the_draft_records_is_taken_where_it_is_a_directory(
+    tmp_path: Path, own_head: bool
+) -> None:
     base = toys.make_base(tmp_path / "base", "llama", layers=8)
-    draft = toys.make_draft(tmp_path / "draft", base, "speculators", own_head=own_head, draft_vocab=None)
+    draft = toys.make_draft(
+        tmp_path / "draft", base, "speculators", own_head=own_head, draft_vocab=None
+    )
     config = json.loads((draft / "config.json").read_text())
     config["speculators_config"]["verifier"]["name_or_path"] = str(base)
     (draft / "config.json").write_text(json.dumps(config))
     export(str(draft), tmp_path / "onnx", ExportOptions(golden=False))
     export(str(base), tmp_path / "onnx_base", ExportOptions(eagle_base=True, golden=False))
     pair = bundle.read_json(tmp_path / "onnx" / "llm" / bundle.CONFIG)["pair"]
-    assert pair["base_identity"] == bundle.read_json(tmp_path / "onnx_base" / "llm" / bundle.CONFIG)["identity"]
+    assert (
+        pair["base_identity"]
+        == bundle.read_json(tmp_path / "onnx_base" / "llm" / bundle.CONFIG)["identity"]
+    )
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "dflash"])
 def test_a_hub_name_in_a_draft_is_told_and_not_followed(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("the hub was asked"))
+    monkeypatch.setattr(
+        "huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("the hub was asked")
+    )
     base = toys.make_base(tmp_path / "base", "llama", layers=8)
     if kind == "eagle3":
-        draft = toys.make_draft(tmp_path / "draft", base, "speculators", own_head=False, draft_vocab=None)
+        draft = toys.make_draft(
+            tmp_path / "draft", base, "speculators", own_head=False, draft_vocab=None
+        )
     else:
         draft = toys.make_dflash(tmp_path / "draft", base, "speculators")
         tensors = load_file(draft / "model.safetensors")

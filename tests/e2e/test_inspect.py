@@ -1,4 +1,5 @@
-"""`edgespec inspect`: what it says of each kind of directory, and of what is damaged, half-written or unknown."""
+"""`edgespec inspect`: what it says of each kind of directory, and of what is damaged, half-written
+or unknown."""
 
 from __future__ import annotations
 
@@ -42,16 +43,30 @@ def quantised(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("nvidia-modelopt is not installed (the extra [quantize])")
     path = tmp_path_factory.mktemp("quantised")
     sizes: dict[str, Any] = {"hidden": 128, "intermediate": 256, "heads": 2, "head_dim": 64}
-    base = toys.make_base(path / "base", "qwen3", layers=4, kv_heads=1, vocab=320, dtype="bfloat16", **sizes)
-    draft = toys.make_draft(path / "draft", base, "specforge", taps=(1, 2, 3), dtype="bfloat16")
+    base = toys.make_base(
+        path / "base", "qwen3", layers=4, kv_heads=1, vocab=320, dtype="bfloat16", **sizes
+    )
+    draft = toys.make_draft(
+        path / "draft", base, "specforge", aux_layers=(1, 2, 3), dtype="bfloat16"
+    )
     few = ["--num-samples", "2", "--calib-seq-len", "32", "--quantization"]
     llm = ["quantize", "llm", "--model-dir", base, *few]
     lines = [
         [*llm, "fp8", "--kv-cache-quantization", "fp8", "--output-dir", path / "base_fp8"],
         [*llm, "int4_awq", "--exclude", "*.down_proj", "--output-dir", path / "base_int4_awq"],
-        ["quantize", "draft", "--base-model-dir", base, "--draft-model-dir", draft, *few, "fp8",
-         "--output-dir", path / "draft_fp8"],
-    ]  # fmt: skip
+        [
+            "quantize",
+            "draft",
+            "--base-model-dir",
+            base,
+            "--draft-model-dir",
+            draft,
+            *few,
+            "fp8",
+            "--output-dir",
+            path / "draft_fp8",
+        ],
+    ]
     for line in lines:
         assert run([str(arg) for arg in line]) == 0
     return path
@@ -98,12 +113,20 @@ def flipped(path: Path) -> None:
 def test_parameters_of_a_base_are_those_that_torch_counts(shop: Path, look: Look) -> None:
     found = look(shop / "base")
     model = toys.load_base(shop / "base")
-    kinds = {"norms": "norm", "embedding": "embed_tokens", "lm_head": "lm_head", "attention": "_attn.", "mlp": ".mlp."}
+    kinds = {
+        "norms": "norm",
+        "embedding": "embed_tokens",
+        "lm_head": "lm_head",
+        "attention": "_attn.",
+        "mlp": ".mlp.",
+    }
     counted = {
         kind: sum(tensor.numel() for name, tensor in model.named_parameters() if part in name)
         for kind, part in kinds.items()
     }
-    assert found["parameters"] == counted | {"total": sum(tensor.numel() for tensor in model.parameters())}
+    assert found["parameters"] == counted | {
+        "total": sum(tensor.numel() for tensor in model.parameters())
+    }
     assert (found["role"], found["quantization"], found["quantized"]) == ("base", None, None)
     assert found["config"]["decoder"]["num_layers"] == model.config.num_hidden_layers
     assert found["types"]["float32"]["tensors"] == len(model.state_dict())
@@ -116,8 +139,13 @@ def test_a_draft_is_told_with_its_taps_and_what_it_borrows(shop: Path, cli: Cli)
     assert "96 of 256; embedding of the base, head of its own" in done.out
 
 
-def test_a_checkpoint_from_quantize_is_told_with_its_check(quantised: Path, look: Look, cli: Cli) -> None:
-    found, manifest = look(quantised / "base_fp8"), json.loads((quantised / "base_fp8" / "manifest.json").read_text())
+def test_a_checkpoint_from_quantize_is_told_with_its_check(
+    quantised: Path, look: Look, cli: Cli
+) -> None:
+    found, manifest = (
+        look(quantised / "base_fp8"),
+        json.loads((quantised / "base_fp8" / "manifest.json").read_text()),
+    )
     assert found["quantization"]["schemes"]["fp8"]["linears"] == 4 * 7
     assert found["quantization"]["kept"] == ["lm_head"]
     assert found["quantization"]["kv_cache"] == {"type": "fp8", "scales": 2 * 4}
@@ -134,13 +162,18 @@ def test_a_checkpoint_from_quantize_is_told_with_its_check(quantised: Path, look
     assert all(f"{error:.4f} {name}" in every for name, error in errors)
 
 
-def test_what_quantize_left_out_is_told_folded_and_by_name(quantised: Path, look: Look, cli: Cli) -> None:
+def test_what_quantize_left_out_is_told_folded_and_by_name(
+    quantised: Path, look: Look, cli: Cli
+) -> None:
     found = look(quantised / "base_int4_awq")["quantization"]
     assert found["schemes"]["int4_awq"]["blocks"] == [128]
     assert [name for name in found["kept"] if name != "lm_head"] == [
         f"model.layers.{i}.mlp.down_proj" for i in range(4)
     ]
-    assert "kept        lm_head, model.layers.0-3.mlp.down_proj" in cli("inspect", quantised / "base_int4_awq").out
+    assert (
+        "kept        lm_head, model.layers.0-3.mlp.down_proj"
+        in cli("inspect", quantised / "base_int4_awq").out
+    )
 
 
 def test_hashes_are_as_recorded_only_where_some_are(shop: Path, quantised: Path, cli: Cli) -> None:
@@ -160,26 +193,40 @@ def test_a_quantised_draft_keeps_fc_and_names_its_base(quantised: Path, look: Lo
 
 @pytest.mark.slow
 def test_every_layout_of_modelopt_is_told_apart(modelopt_exports: Path, look: Look) -> None:
-    schemes = {"fp8": "fp8", "llama_int4_awq": "int4_awq", "llama_int8_sq": "int8_sq", "nvfp4": "nvfp4",
-               "mxfp8": "mxfp8", "fp8_block": "fp8_block", "int8_wo": "int8_wo"}  # fmt: skip
+    schemes = {
+        "fp8": "fp8",
+        "llama_int4_awq": "int4_awq",
+        "llama_int8_sq": "int8_sq",
+        "nvfp4": "nvfp4",
+        "mxfp8": "mxfp8",
+        "fp8_block": "fp8_block",
+        "int8_wo": "int8_wo",
+    }
     for name, scheme in schemes.items():
         found = look(modelopt_exports / name)
         assert set(found["quantization"]["schemes"]) == {scheme}
         source = "qwen3" if name in ("fp8", "nvfp4", "mxfp8") else "llama"
-        assert found["parameters"]["total"] == look(modelopt_exports / f"source_{source}")["parameters"]["total"]
+        assert (
+            found["parameters"]["total"]
+            == look(modelopt_exports / f"source_{source}")["parameters"]["total"]
+        )
     assert set(look(modelopt_exports / "mixed")["quantization"]["schemes"]) == {"fp8", "nvfp4"}
 
 
-def test_a_block_draft_is_told_with_its_block_and_attention(shop: Path, tmp_path: Path, cli: Cli) -> None:
+def test_a_block_draft_is_told_with_its_block_and_attention(
+    shop: Path, tmp_path: Path, cli: Cli
+) -> None:
     kinds = ["sliding_attention", "full_attention"]
-    path = toys.make_dflash(tmp_path / "draft", shop / "base", layer_types=kinds, window=20, fused=True)
+    path = toys.make_dflash(
+        tmp_path / "draft", shop / "base", layer_types=kinds, window=20, fused=True
+    )
     done = cli("inspect", path)
     assert done.code == 0
     assert "DFlash draft (z-lab layout)" in done.out
     assert "4 tokens, the anchor included; mask token 255" in done.out
     assert (
-        "1 of 2 layers: a window of 20, causal inside the block; 1 of 2 layers: all of the context, both ways"
-        in done.out
+        "1 of 2 layers: a window of 20, causal inside the block; 1 of 2 layers: all of the context,"
+        " both ways" in done.out
     )
     left = load_file(path / "model.safetensors")
     del left["layers.1.mlp.down_proj.weight"]
@@ -190,7 +237,9 @@ def test_a_block_draft_is_told_with_its_block_and_attention(shop: Path, tmp_path
 
 
 @pytest.mark.parametrize("images", [False, True])
-def test_a_hybrid_base_is_told_with_its_layers_and_its_head(images: bool, tmp_path: Path, cli: Cli) -> None:
+def test_a_hybrid_base_is_told_with_its_layers_and_its_head(
+    images: bool, tmp_path: Path, cli: Cli
+) -> None:
     done = cli("inspect", toys.make_qwen3_5(tmp_path / "base", images=images))
     assert done.code == 0
     assert "3 layers are gated delta nets" in done.out
@@ -203,14 +252,19 @@ def test_a_lost_head_is_a_note_and_a_damaged_one_a_fault(tmp_path: Path, cli: Cl
     path = toys.make_qwen3_5(tmp_path / "base")
     whole = load_file(path / "model.safetensors")
     save_file(
-        {name: tensor for name, tensor in whole.items() if not name.startswith("mtp.")}, path / "model.safetensors"
+        {name: tensor for name, tensor in whole.items() if not name.startswith("mtp.")},
+        path / "model.safetensors",
     )
     lost = cli("inspect", path)
     assert lost.code == 0
     assert "but there are no mtp.* tensors" in lost.out
     damaged = {
-        "lacks mtp.fc.weight": {name: tensor for name, tensor in whole.items() if name != "mtp.fc.weight"},
-        "of another shape (1): mtp.norm.weight": whole | {"mtp.norm.weight": whole["mtp.norm.weight"][1:].clone()},
+        "lacks mtp.fc.weight": {
+            name: tensor for name, tensor in whole.items() if name != "mtp.fc.weight"
+        },
+        "of another shape (1): mtp.norm.weight": (
+            whole | {"mtp.norm.weight": whole["mtp.norm.weight"][1:].clone()}
+        ),
     }
     for said, tensors in damaged.items():
         save_file(tensors, path / "model.safetensors")
@@ -227,7 +281,9 @@ def test_pickled_weights_are_not_looked_into(tmp_path: Path, cli: Cli) -> None:
     assert "pytorch_model.bin: pickled weights are not looked into" in done.out
 
 
-def test_what_this_version_does_not_read_is_named_and_told_all_the_same(shop: Path, tmp_path: Path, cli: Cli) -> None:
+def test_what_this_version_does_not_read_is_named_and_told_all_the_same(
+    shop: Path, tmp_path: Path, cli: Cli
+) -> None:
     path = copied(shop / "base", tmp_path)
     changed(path / "config.json", medusa_num_heads=3)
     done = cli("inspect", path)
@@ -239,15 +295,23 @@ def test_what_this_version_does_not_read_is_named_and_told_all_the_same(shop: Pa
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "weights torn": (lambda path: torn(path / "model.safetensors"), "is truncated"),
     "no config": (lambda path: (path / "config.json").unlink(), "has no config.json"),
-    "config of another model": (lambda path: changed(path / "config.json", intermediate_size=97), "of another shape"),
-    "a layer too many": (lambda path: changed(path / "config.json", num_hidden_layers=9), "missing"),
+    "config of another model": (
+        lambda path: changed(path / "config.json", intermediate_size=97),
+        "of another shape",
+    ),
+    "a layer too many": (
+        lambda path: changed(path / "config.json", num_hidden_layers=9),
+        "missing",
+    ),
     "no weights": (lambda path: (path / "model.safetensors").unlink(), "has no weights"),
     "config torn": (lambda path: torn(path / "config.json", 9), "is not JSON"),
 }
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_checkpoint_is_told_with_the_remedy(shop: Path, tmp_path: Path, cli: Cli, name: str) -> None:
+def test_a_broken_checkpoint_is_told_with_the_remedy(
+    shop: Path, tmp_path: Path, cli: Cli, name: str
+) -> None:
     path = copied(shop / "base", tmp_path)
     change, said = BROKEN[name]
     change(path)
@@ -282,7 +346,9 @@ def test_weights_changed_behind_the_manifest_need_verify_and_their_size_does_not
 
 
 @pytest.mark.parametrize("key", ["check", "source", "options", "calibrated", "packages"])
-def test_an_edited_record_is_told_and_not_shown(quantised: Path, tmp_path: Path, cli: Cli, key: str) -> None:
+def test_an_edited_record_is_told_and_not_shown(
+    quantised: Path, tmp_path: Path, cli: Cli, key: str
+) -> None:
     path = copied(quantised / "base_fp8", tmp_path)
     changed(path / "manifest.json", **{key: {} if key == "check" else 7})
     done = cli("inspect", path)
@@ -301,12 +367,16 @@ def test_an_export_is_told_as_its_config_has_it(shop: Path, look: Look, componen
     assert found["config"] == json.loads((path / "config.json").read_text())
     assert found["golden"] is True
     assert set(found["files"]) == {file.name for file in path.iterdir()} - {"manifest.json"}
-    assert found["bytes"] == sum(file.stat().st_size for file in path.iterdir() if file.name != "manifest.json")
+    assert found["bytes"] == sum(
+        file.stat().st_size for file in path.iterdir() if file.name != "manifest.json"
+    )
     layers, heads, size = (8, 2, 16) if component == "onnx_base" else (1, 2, 16)
     assert found["cache_bytes_per_token"] == 2 * layers * heads * size * 4
 
 
-def test_engines_are_told_with_their_pairing_and_whether_this_machine_runs_them(shop: Path, look: Look) -> None:
+def test_engines_are_told_with_their_pairing_and_whether_this_machine_runs_them(
+    shop: Path, look: Look
+) -> None:
     found = look(shop / "engines", "--verify")
     assert set(found["engines"]) == {"base", "draft"}
     assert found["pairing"] == {"fits": True, "by": "identity"}
@@ -314,7 +384,9 @@ def test_engines_are_told_with_their_pairing_and_whether_this_machine_runs_them(
     assert found["engines"]["base"]["runs_here"] == {"answer": True, "why": None}
 
 
-def test_engines_of_another_machine_are_whole_and_do_not_run_here(shop: Path, tmp_path: Path, cli: Cli) -> None:
+def test_engines_of_another_machine_are_whole_and_do_not_run_here(
+    shop: Path, tmp_path: Path, cli: Cli
+) -> None:
     path = copied(shop / "engines", tmp_path)
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["engines"]["base"]["fingerprint"]["machine"] = "riscv64"
@@ -342,28 +414,59 @@ def test_a_pair_that_does_not_fit_is_told(shop: Path, tmp_path: Path, cli: Cli) 
 
 
 DAMAGED: dict[str, tuple[str, Callable[[Path], object], str]] = {
-    "export without manifest": ("onnx_base/llm", lambda p: (p / "manifest.json").unlink(), "half-written"),
-    "export with a torn graph": ("onnx_base/llm", lambda p: torn(p / "model.onnx"), "model.onnx has"),
-    "export without weights": ("onnx_base/llm", lambda p: (p / "model.onnx.data").unlink(), "is missing"),
+    "export without manifest": (
+        "onnx_base/llm",
+        lambda p: (p / "manifest.json").unlink(),
+        "half-written",
+    ),
+    "export with a torn graph": (
+        "onnx_base/llm",
+        lambda p: torn(p / "model.onnx"),
+        "model.onnx has",
+    ),
+    "export without weights": (
+        "onnx_base/llm",
+        lambda p: (p / "model.onnx.data").unlink(),
+        "is missing",
+    ),
     "export with edited config": (
-        "onnx_base/llm", lambda p: flipped(p / "config.json"), "config.json does not have the hash",
+        "onnx_base/llm",
+        lambda p: flipped(p / "config.json"),
+        "config.json does not have the hash",
     ),
     "manifest torn": ("onnx_base/llm", lambda p: torn(p / "manifest.json", 9), "cannot be read"),
-    "manifest of another version": ("onnx_base/llm", lambda p: changed(p / "manifest.json", format=9), "has format 9"),
-    "engines without manifest": ("engines", lambda p: (p / "manifest.json").unlink(), "half-written"),
-    "engine torn": ("engines", lambda p: torn(p / "spec_base.onnx.data"), "spec_base.onnx.data has"),
+    "manifest of another version": (
+        "onnx_base/llm",
+        lambda p: changed(p / "manifest.json", format=9),
+        "has format 9",
+    ),
+    "engines without manifest": (
+        "engines",
+        lambda p: (p / "manifest.json").unlink(),
+        "half-written",
+    ),
+    "engine torn": (
+        "engines",
+        lambda p: torn(p / "spec_base.onnx.data"),
+        "spec_base.onnx.data has",
+    ),
     "engine gone from the manifest": (
-        "engines", lambda p: changed(p / "manifest.json", engines={}), "no finished engine for spec_base.onnx",
+        "engines",
+        lambda p: changed(p / "manifest.json", engines={}),
+        "no finished engine for spec_base.onnx",
     ),
     "manifest with a strange engine": (
-        "engines", lambda p: changed(p / "manifest.json", engines={"x": {"files": {}, "fingerprint": {}}}),
+        "engines",
+        lambda p: changed(p / "manifest.json", engines={"x": {"files": {}, "fingerprint": {}}}),
         "names an engine 'x'",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_what_is_damaged_is_told_by_name_with_the_remedy(shop: Path, tmp_path: Path, cli: Cli, name: str) -> None:
+def test_what_is_damaged_is_told_by_name_with_the_remedy(
+    shop: Path, tmp_path: Path, cli: Cli, name: str
+) -> None:
     place, change, said = DAMAGED[name]
     path = copied(shop / place, tmp_path)
     change(path)
@@ -399,7 +502,13 @@ def test_what_a_killed_run_left_is_told(shop: Path, tmp_path: Path, cli: Cli) ->
 def places(value: object, at: tuple[object, ...] = ()) -> Iterator[tuple[object, ...]]:
     """Where something stands in a JSON value; of a list, of files and of layers the first one."""
     yield at
-    items = list(value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ())
+    items = list(
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     alike = isinstance(value, list) or (at and at[-1] in ("files", "weight_errors", "packages"))
     for key, item in items[:1] if alike else items:
         yield from places(item, (*at, key))
@@ -436,14 +545,20 @@ def test_no_value_in_a_manifest_is_a_fault_of_ours(
 def test_one_file_is_told_by_its_header(shop: Path, look: Look, cli: Cli, tmp_path: Path) -> None:
     file = shop / "base" / "model.safetensors"
     found = look(file)
-    assert found["tensors"]["lm_head.weight"] == {"dtype": "float32", "shape": [256, 64], "bytes": 256 * 64 * 4}
+    assert found["tensors"]["lm_head.weight"] == {
+        "dtype": "float32",
+        "shape": [256, 64],
+        "bytes": 256 * 64 * 4,
+    }
     assert "float32 [64, 96] model.layers.0-7.mlp.down_proj.weight" in cli("inspect", file).out
     assert "model.layers.5.mlp.down_proj.weight" in cli("inspect", file, "--layers").out
     torn(Path(shutil.copy(file, tmp_path)))
     assert cli("inspect", tmp_path / "model.safetensors").code == 3
 
 
-def test_what_is_nothing_known_is_refused_with_where_to_look(shop: Path, tmp_path: Path, cli: Cli) -> None:
+def test_what_is_nothing_known_is_refused_with_where_to_look(
+    shop: Path, tmp_path: Path, cli: Cli
+) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").touch()
@@ -469,18 +584,34 @@ def test_a_manifest_of_somebody_else_is_no_obstacle(shop: Path, tmp_path: Path, 
 def test_the_weights_of_llama_8b_are_told_from_their_headers_at_once(tmp_path: Path) -> None:
     """A real configuration and real names over 16 GB that are nowhere on the disk."""
     path = toys.make_base(tmp_path / "base", layers=1)
-    sizes = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
-             "num_key_value_heads": 8, "vocab_size": 128256}  # fmt: skip
+    sizes = {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+    }
     changed(path / "config.json", **sizes)
-    layer = {"self_attn.q_proj": [4096, 4096], "self_attn.k_proj": [1024, 4096], "self_attn.v_proj": [1024, 4096],
-             "self_attn.o_proj": [4096, 4096], "mlp.gate_proj": [14336, 4096], "mlp.up_proj": [14336, 4096],
-             "mlp.down_proj": [4096, 14336], "input_layernorm": [4096], "post_attention_layernorm": [4096]}  # fmt: skip
+    layer = {
+        "self_attn.q_proj": [4096, 4096],
+        "self_attn.k_proj": [1024, 4096],
+        "self_attn.v_proj": [1024, 4096],
+        "self_attn.o_proj": [4096, 4096],
+        "mlp.gate_proj": [14336, 4096],
+        "mlp.up_proj": [14336, 4096],
+        "mlp.down_proj": [4096, 14336],
+        "input_layernorm": [4096],
+        "post_attention_layernorm": [4096],
+    }
     shapes = {
         "model.embed_tokens.weight": [128256, 4096],
         "lm_head.weight": [128256, 4096],
         "model.norm.weight": [4096],
     }
-    shapes |= {f"model.layers.{i}.{name}.weight": shape for i in range(32) for name, shape in layer.items()}
+    shapes |= {
+        f"model.layers.{i}.{name}.weight": shape for i in range(32) for name, shape in layer.items()
+    }
     header, end = {}, 0
     for name, shape in shapes.items():
         start, end = end, end + 2 * shape[0] * (shape[1] if len(shape) == 2 else 1)
@@ -489,7 +620,10 @@ def test_the_weights_of_llama_8b_are_told_from_their_headers_at_once(tmp_path: P
     with (path / "model.safetensors").open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         file.truncate(8 + len(text) + end)
-    code = "import sys; from edgespec.cli.main import run; code = run(sys.argv[1:]); print(code, *sys.modules)"
+    code = (
+        "import sys; from edgespec.cli.main import run; code = run(sys.argv[1:]); print(code,"
+        " *sys.modules)"
+    )
     began = time.monotonic()
     line = [sys.executable, "-c", code, "inspect", str(path), "--json"]
     done = subprocess.run(line, capture_output=True, text=True, env=ENVIRON, check=True, timeout=60)

@@ -1,4 +1,5 @@
-"""The guide's MTP commands on a toy, and what they refuse: one checkpoint, two components, no draft asked for."""
+"""The guide's MTP commands on a toy, and what they refuse: one checkpoint, two components, no draft
+asked for."""
 
 from __future__ import annotations
 
@@ -26,13 +27,20 @@ Refused = Callable[..., Outcome]
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return toys.make_qwen3_5(tmp_path_factory.mktemp("checkpoint"), hidden=32, heads=2, head_dim=16, layers=2,
-                             layer_types=["linear_attention", "full_attention"])  # fmt: skip
+    return toys.make_qwen3_5(
+        tmp_path_factory.mktemp("checkpoint"),
+        hidden=32,
+        heads=2,
+        head_dim=16,
+        layers=2,
+        layer_types=["linear_attention", "full_attention"],
+    )
 
 
 @pytest.fixture
 def refused(cli: Cli, tmp_path: Path) -> Refused:
-    """A command that must fail with one line that has these words, a remedy, and nothing written."""
+    """A command that must fail with one line that has these words, a remedy, and nothing
+    written."""
 
     def call(words: list[object], *args: object, code: int = REFUSED) -> Outcome:
         before = everything(tmp_path)
@@ -58,7 +66,9 @@ def edited(checkpoint: Path, target: Path, change: Callable[[dict[str, Any]], ob
     return target
 
 
-def with_tensors(checkpoint: Path, target: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+def with_tensors(
+    checkpoint: Path, target: Path, change: Callable[[dict[str, Any]], object]
+) -> Path:
     shutil.copytree(checkpoint, target)
     tensors = load_file(target / "model.safetensors")
     change(tensors)
@@ -69,14 +79,18 @@ def with_tensors(checkpoint: Path, target: Path, change: Callable[[dict[str, Any
 # The guide
 
 
-def test_guide_s_commands_from_checkpoint_to_answer(checkpoint: Path, tmp_path: Path, cli: Cli) -> None:
+def test_guide_s_commands_from_checkpoint_to_answer(
+    checkpoint: Path, tmp_path: Path, cli: Cli
+) -> None:
     onnx, engines = tmp_path / "onnx", tmp_path / "engines"
     assert cli("export", checkpoint, onnx, "--mtp").code == 0
     for args in (
         (onnx / "llm", "--maxVerifyTreeSize", 7, "--specBase"),
         (onnx / "mtp_draft", "--maxDraftTreeSize", 7, "--specDraft"),
     ):
-        assert cli("build", "--onnxDir", args[0], "--engineDir", engines, *SIZES, *args[1:]).code == 0
+        assert (
+            cli("build", "--onnxDir", args[0], "--engineDir", engines, *SIZES, *args[1:]).code == 0
+        )
     chain = ["--specDecode", "--specDraftTopK", 1, "--specDraftStep", 3, "--specVerifySize", 4]
     done = cli(*infer(engines, tmp_path, asked("one two")), *chain, "--checkLossless")
     assert done.code == 0
@@ -102,7 +116,9 @@ def test_json_tells_of_both_components(checkpoint: Path, tmp_path: Path, cli: Cl
     assert (draft["role"], draft["directory"]) == ("draft", str(tmp_path / "onnx" / "mtp_draft"))
 
 
-def test_second_run_writes_nothing_and_a_lost_half_is_made_again(checkpoint: Path, tmp_path: Path, cli: Cli) -> None:
+def test_second_run_writes_nothing_and_a_lost_half_is_made_again(
+    checkpoint: Path, tmp_path: Path, cli: Cli
+) -> None:
     args = ("export", checkpoint, tmp_path / "onnx", "--mtp")
     assert cli(*args).code == 0
     before = everything(tmp_path)
@@ -123,18 +139,26 @@ def test_second_run_writes_nothing_and_a_lost_half_is_made_again(checkpoint: Pat
 def test_killed_run_leaves_neither_and_the_next_one_writes_both(
     checkpoint: Path, tmp_path: Path, cli: Cli, calls: int
 ) -> None:
-    """Killed at the golden outputs of the base, and at those of the head, when the base is whole in its staging."""
+    """Killed at the golden outputs of the base, and at those of the head, when the base is whole in
+    its staging."""
     args = ("export", checkpoint, tmp_path / "onnx", "--mtp")
     with halted("edgespec.export.components:make_golden", calls, *args):
         pass
-    assert [path.name for path in (tmp_path / "onnx").iterdir() if not path.name.startswith(".")] == []
+    assert [
+        path.name for path in (tmp_path / "onnx").iterdir() if not path.name.startswith(".")
+    ] == []
     assert cli(*args).code == 0
     assert sorted(path.name for path in (tmp_path / "onnx").iterdir()) == ["llm", "mtp_draft"]
 
 
 @pytest.mark.parametrize(("calls", "part"), [(1, "llm"), (2, "mtp_draft")])
 def test_full_disk_is_told_of_the_part_that_has_no_room(
-    checkpoint: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, calls: int, part: str
+    checkpoint: Path,
+    tmp_path: Path,
+    cli: Cli,
+    monkeypatch: pytest.MonkeyPatch,
+    calls: int,
+    part: str,
 ) -> None:
     real, made = components.make_golden, iter(range(1, 3))
 
@@ -156,14 +180,28 @@ def test_directory_that_is_taken_is_refused_before_anything_is_written(
 ) -> None:
     (tmp_path / "onnx" / occupied).mkdir(parents=True)
     (tmp_path / "onnx" / occupied / "note").write_text("mine")
-    refused([occupied, "already exists"], "export", checkpoint, tmp_path / "onnx", "--mtp", code=ENVIRONMENT)
+    refused(
+        [occupied, "already exists"],
+        "export",
+        checkpoint,
+        tmp_path / "onnx",
+        "--mtp",
+        code=ENVIRONMENT,
+    )
 
 
 def test_plain_export_in_the_same_place_is_not_taken_for_the_base_of_the_head(
     checkpoint: Path, tmp_path: Path, cli: Cli, refused: Refused
 ) -> None:
     assert cli("export", checkpoint, tmp_path / "onnx").code == 0
-    refused(["llm", "already exists"], "export", checkpoint, tmp_path / "onnx", "--mtp", code=ENVIRONMENT)
+    refused(
+        ["llm", "already exists"],
+        "export",
+        checkpoint,
+        tmp_path / "onnx",
+        "--mtp",
+        code=ENVIRONMENT,
+    )
 
 
 # What --mtp cannot be given with, or to
@@ -186,18 +224,26 @@ def test_flags_that_contradict_it(
 
 
 def test_base_without_a_head(tmp_path: Path, refused: Refused) -> None:
-    for path in (toys.make_base(tmp_path / "llama"), toys.make_qwen3_5(tmp_path / "qwen", mtp=False)):
+    for path in (
+        toys.make_base(tmp_path / "llama"),
+        toys.make_qwen3_5(tmp_path / "qwen", mtp=False),
+    ):
         refused([path, "no MTP head", "--mtp"], "export", path, tmp_path / "onnx", "--mtp")
 
 
 def test_draft(tmp_path: Path, refused: Refused) -> None:
     base = toys.make_base(tmp_path / "base", layers=8)
-    for draft in (toys.make_draft(tmp_path / "eagle", base, "modelopt"), toys.make_dflash(tmp_path / "dflash", base)):
+    for draft in (
+        toys.make_draft(tmp_path / "eagle", base, "modelopt"),
+        toys.make_dflash(tmp_path / "dflash", base),
+    ):
         refused([draft, "draft; --mtp belongs to"], "export", draft, tmp_path / "onnx", "--mtp")
 
 
-def test_base_for_block_drafts_at_the_same_time(checkpoint: Path, tmp_path: Path, refused: Refused) -> None:
-    draft = toys.make_dflash(tmp_path / "dflash", checkpoint, taps=[1, 2])
+def test_base_for_block_drafts_at_the_same_time(
+    checkpoint: Path, tmp_path: Path, refused: Refused
+) -> None:
+    draft = toys.make_dflash(tmp_path / "dflash", checkpoint, aux_layers=[1, 2])
     flags = ["--dflash-base", "--dflash-draft-dir", draft]
     refused(["--mtp", "--dflash-base"], "export", checkpoint, tmp_path / "onnx", "--mtp", *flags)
 
@@ -208,32 +254,66 @@ def test_head_that_transformers_dropped(checkpoint: Path, tmp_path: Path, refuse
             del tensors[name]
 
     path = with_tensors(checkpoint, tmp_path / "saved", drop)
-    refused([path, "transformers leaves mtp.* out", "original"], "export", path, tmp_path / "onnx", "--mtp")
+    refused(
+        [path, "transformers leaves mtp.* out", "original"],
+        "export",
+        path,
+        tmp_path / "onnx",
+        "--mtp",
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         (lambda t: t.pop("mtp.fc.weight"), ["lacks mtp.fc.weight"]),
-        (lambda t: t.update({"mtp.fc.weight": t["mtp.fc.weight"][:, :32].clone()}), ["mtp.fc.weight [32, 32]"]),
-        (lambda t: t.update({"mtp.layers.0.mlp.experts.0.up_proj.weight": t["mtp.fc.weight"].clone()}), ["experts"]),
-        (lambda t: t.update({"mtp.embed_tokens.weight": t["lm_head.weight"].clone()}), ["embedding of its own"]),
+        (
+            lambda t: t.update({"mtp.fc.weight": t["mtp.fc.weight"][:, :32].clone()}),
+            ["mtp.fc.weight [32, 32]"],
+        ),
+        (
+            lambda t: t.update(
+                {"mtp.layers.0.mlp.experts.0.up_proj.weight": t["mtp.fc.weight"].clone()}
+            ),
+            ["experts"],
+        ),
+        (
+            lambda t: t.update({"mtp.embed_tokens.weight": t["lm_head.weight"].clone()}),
+            ["embedding of its own"],
+        ),
     ],
     ids=["missing", "misshapen", "experts", "own-embedding"],
 )
 def test_head_that_is_not_whole_or_of_another_form(
-    checkpoint: Path, tmp_path: Path, refused: Refused, change: Callable[[dict[str, Any]], object], words: list[object]
+    checkpoint: Path,
+    tmp_path: Path,
+    refused: Refused,
+    change: Callable[[dict[str, Any]], object],
+    words: list[object],
 ) -> None:
     path = with_tensors(checkpoint, tmp_path / "changed", change)
     refused([path, *words], "export", path, tmp_path / "onnx", "--mtp")
 
 
-@pytest.mark.parametrize("family", ["LlamaForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"])
+@pytest.mark.parametrize(
+    "family", ["LlamaForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"]
+)
 def test_heads_of_other_families_by_name(tmp_path: Path, refused: Refused, family: str) -> None:
-    """Told by the config alone, and by the tensors, whether the base itself is one that this version takes or not."""
+    """Told by the config alone, and by the tensors, whether the base itself is one that this
+    version takes or not."""
     base = toys.make_base(tmp_path / "base")
-    told = edited(base, tmp_path / "told", lambda c: c.update(num_nextn_predict_layers=1, architectures=[family]))
-    refused([told, "DeepSeek and GLM", "enorm, hnorm, eh_proj"], "export", told, tmp_path / "onnx", "--mtp")
+    told = edited(
+        base,
+        tmp_path / "told",
+        lambda c: c.update(num_nextn_predict_layers=1, architectures=[family]),
+    )
+    refused(
+        [told, "DeepSeek and GLM", "enorm, hnorm, eh_proj"],
+        "export",
+        told,
+        tmp_path / "onnx",
+        "--mtp",
+    )
     tensor = {"model.layers.4.eh_proj.weight": torch.zeros(64, 128)}
     path = with_tensors(told, tmp_path / "whole", lambda tensors: tensors.update(tensor))
     refused([path, *tensor, "enorm, hnorm, eh_proj"], "export", path, tmp_path / "onnx", "--mtp")
@@ -247,7 +327,10 @@ def test_head_and_a_base_for_eagle_drafts_are_refused_at_build(
     checkpoint: Path, tmp_path: Path, cli: Cli, refused: Refused, first: str
 ) -> None:
     assert cli("export", checkpoint, tmp_path / "mtp", "--mtp").code == 0
-    assert cli("export", checkpoint, tmp_path / "eagle", "--eagle-base", "--aux-layers", "1,2").code == 0
+    assert (
+        cli("export", checkpoint, tmp_path / "eagle", "--eagle-base", "--aux-layers", "1,2").code
+        == 0
+    )
     parts = [tmp_path / "eagle" / "llm", tmp_path / "mtp" / "mtp_draft"]
     one, two = parts if first == "base" else parts[::-1]
     assert cli("build", "--onnx-dir", one, "--engine-dir", tmp_path / "engines", *SIZES).code == 0
@@ -258,11 +341,16 @@ def test_head_and_a_base_for_eagle_drafts_are_refused_at_build(
 def test_head_of_other_weights_is_refused_at_build(
     checkpoint: Path, tmp_path: Path, cli: Cli, refused: Refused
 ) -> None:
-    other = with_tensors(checkpoint, tmp_path / "other", lambda tensors: tensors["lm_head.weight"].mul_(2))
+    other = with_tensors(
+        checkpoint, tmp_path / "other", lambda tensors: tensors["lm_head.weight"].mul_(2)
+    )
     assert cli("export", checkpoint, tmp_path / "one", "--mtp").code == 0
     assert cli("export", other, tmp_path / "two", "--mtp").code == 0
     engines = tmp_path / "engines"
-    assert cli("build", "--onnx-dir", tmp_path / "one" / "llm", "--engine-dir", engines, *SIZES).code == 0
+    assert (
+        cli("build", "--onnx-dir", tmp_path / "one" / "llm", "--engine-dir", engines, *SIZES).code
+        == 0
+    )
     args = ["build", "--onnx-dir", tmp_path / "two" / "mtp_draft", "--engine-dir", engines, *SIZES]
     refused(["different checkpoints"], *args)
 

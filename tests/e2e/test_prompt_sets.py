@@ -1,4 +1,5 @@
-"""`infer --prompts`: conversations whose answers are fed back, one output a turn, with rows kept between turns.
+"""`infer --prompts`: conversations whose answers are fed back, one output a turn, with rows kept
+between turns.
 
 EDGESPEC_DATA=DIRECTORY answers the beginning of each published set (*.jsonl) in it, too.
 """
@@ -20,12 +21,23 @@ from tests.lossless.engines import make_engines
 __all__ = ["cli"]  # a fixture
 
 DATA = os.environ.get("EDGESPEC_DATA")
-ROOMY = Limits(max_input_len=448, max_kv_cache_capacity=512, max_verify_tree_size=16, max_draft_tree_size=16)
+ROOMY = Limits(
+    max_input_len=448, max_kv_cache_capacity=512, max_verify_tree_size=16, max_draft_tree_size=16
+)
 TREE = ["--spec-decode", "--spec-draft-top-k", 4, "--spec-draft-step", 3, "--spec-verify-size", 16]
 SET: list[dict[str, object]] = [
-    {"question_id": 81, "category": "writing", "turns": ["Tell of the boat.", "Shorter.", "And é?"]},
+    {
+        "question_id": 81,
+        "category": "writing",
+        "turns": ["Tell of the boat.", "Shorter.", "And é?"],
+    },
     {"id": "b", "turns": ["one"]},
-    {"task_id": "HumanEval/0", "prompt": "def add(left, right):\n", "entry_point": "add", "test": "pass"},
+    {
+        "task_id": "HumanEval/0",
+        "prompt": "def add(left, right):\n",
+        "entry_point": "add",
+        "test": "pass",
+    },
     {"turns": ["two", "three"], "reference": ["x", "y"]},
     {"question_id": 82, "turns": ["Rain fell", "on the roof"]},
 ]
@@ -72,7 +84,9 @@ def assert_fed_back(found: list[dict[str, Any]], lines: list[dict[str, Any]]) ->
     """Each turn's prompt is all turns before it with the answers that were given to them."""
     for index, line in enumerate(lines):
         messages: list[dict[str, str]] = []
-        for turn, answer in zip(turns_of(line), [r for r in found if r["request_idx"] == index], strict=True):
+        for turn, answer in zip(
+            turns_of(line), [r for r in found if r["request_idx"] == index], strict=True
+        ):
             messages.append({"role": "user", "content": turn})
             assert answer["messages"] == messages
             assert answer["formatted_complete_request"] == rendered(messages)
@@ -85,10 +99,14 @@ def test_answers_are_fed_back_and_every_turn_is_in_the_output_under_its_name(
     engines: Path, prompts: Path, tmp_path: Path, cli: Cli, batch_size: int, flags: list[object]
 ) -> None:
     engine = engines / ("one" if batch_size == 1 else "four")
-    found = answered(cli, *infer(engine, prompts, tmp_path / "out.json", batch_size=batch_size), flags=flags)
+    found = answered(
+        cli, *infer(engine, prompts, tmp_path / "out.json", batch_size=batch_size), flags=flags
+    )
     keys = [(r["request_idx"], r.get("turn_idx", 0), r.get("id")) for r in found]
     assert keys == [(i, t, NAMES[i]) for i, count in enumerate(TURNS) for t in range(count)]
-    assert [("turn_idx" in r) for r in found] == [count > 1 for count in TURNS for _ in range(count)]
+    assert [("turn_idx" in r) for r in found] == [
+        count > 1 for count in TURNS for _ in range(count)
+    ]
     assert_fed_back(found, SET)
     assert any(r["output_text"] for r in found if TURNS[r["request_idx"]] > 1)
 
@@ -97,7 +115,12 @@ def test_batches_of_conversations_and_drafts_change_no_answer(
     engines: Path, prompts: Path, tmp_path: Path, cli: Cli
 ) -> None:
     wanted = said(answered(cli, *infer(engines / "one", prompts, tmp_path / "plain.json")))
-    for engine, batch_size, flags in (("one", 1, TREE), ("four", 2, []), ("four", 4, TREE), ("four", 3, [*TREE[:1]])):
+    for engine, batch_size, flags in (
+        ("one", 1, TREE),
+        ("four", 2, []),
+        ("four", 4, TREE),
+        ("four", 3, [*TREE[:1]]),
+    ):
         args = infer(engines / engine, prompts, tmp_path / "out.json", batch_size=batch_size)
         assert said(answered(cli, *args, flags=flags)) == wanted
 
@@ -113,20 +136,31 @@ def test_later_turns_reuse_rows_unless_told_not_to_and_say_the_same(
     anew = answered(cli, *args, flags=[*flags, "--prefix-cache-mb", 0])
     assert said(reusing) == said(anew)
     assert all(r["metrics"]["reused_tokens"] == 0 for r in anew)
-    before: dict[tuple[int, int], dict[str, Any]] = {(r["request_idx"], r.get("turn_idx", 0)): r for r in reusing}
+    before: dict[tuple[int, int], dict[str, Any]] = {
+        (r["request_idx"], r.get("turn_idx", 0)): r for r in reusing
+    }
     for (index, turn), answer in before.items():
         metrics = answer["metrics"]
         assert metrics["reused_tokens"] + metrics["computed_tokens"] == metrics["prompt_tokens"]
-        if turn:  # all of the turn before, its answer not: the pending token has no row, and text may be cut anew
-            assert metrics["reused_tokens"] >= before[index, turn - 1]["metrics"]["prompt_tokens"] - 1
+        # all of the turn before, its answer not: the pending token has no row, and text may be cut
+        # anew
+        if turn:
+            assert (
+                metrics["reused_tokens"] >= before[index, turn - 1]["metrics"]["prompt_tokens"] - 1
+            )
 
 
 def test_conversation_that_outgrows_the_engine_fails_from_there_on_and_alone(
     engines: Path, tmp_path: Path, cli: Cli
 ) -> None:
     prompts = tmp_path / "set.jsonl"
-    growing = {"id": "growing", "turns": ["boat " * 30, "boat " * 40, "boat " * 60, "and now?", "still there?"]}
-    prompts.write_text("".join(json.dumps(line) + "\n" for line in (growing, {"id": "small", "turns": ["a", "b"]})))
+    growing = {
+        "id": "growing",
+        "turns": ["boat " * 30, "boat " * 40, "boat " * 60, "and now?", "still there?"],
+    }
+    prompts.write_text(
+        "".join(json.dumps(line) + "\n" for line in (growing, {"id": "small", "turns": ["a", "b"]}))
+    )
     found = cli(*infer(engines / "four", prompts, tmp_path / "out.json", batch_size=2), *TREE)
     assert found.code == 5
     answers = responses(tmp_path, "out.json")
@@ -146,7 +180,9 @@ def test_conversation_that_outgrows_the_engine_fails_from_there_on_and_alone(
     assert f"request 0, turn {first}: the prompt has" in found.err
 
 
-def test_losslessness_is_checked_turn_by_turn(engines: Path, prompts: Path, tmp_path: Path, cli: Cli) -> None:
+def test_losslessness_is_checked_turn_by_turn(
+    engines: Path, prompts: Path, tmp_path: Path, cli: Cli
+) -> None:
     args = infer(engines / "four", prompts, tmp_path / "out.json", batch_size=3)
     found = cli(*args, *TREE, "--check-lossless", "--json")
     assert found.code == 0
@@ -178,15 +214,22 @@ def test_damaged_line_is_refused_by_its_number(
 
 
 @pytest.mark.skipif(not DATA, reason="EDGESPEC_DATA names no directory of published sets")
-def test_published_sets_are_read_whole_and_answered(engines: Path, tmp_path: Path, cli: Cli) -> None:
+def test_published_sets_are_read_whole_and_answered(
+    engines: Path, tmp_path: Path, cli: Cli
+) -> None:
     files = sorted(Path(DATA or "").glob("*.jsonl"))
     assert files
     for file in files:
         lines = kept_lines(file)
         requests = read_prompt_set(file).requests
-        assert [r.name for r in requests] == [str(one.get("question_id", one.get("task_id"))) for one in lines]
+        assert [r.name for r in requests] == [
+            str(one.get("question_id", one.get("task_id"))) for one in lines
+        ]
         # The toy reads short prompts only: the beginnings of a few, with as many turns.
-        few = [one | {"turns": [turn[:60] for turn in turns_of(one)]} for one in lines[:: max(1, len(lines) // 8)]]
+        few = [
+            one | {"turns": [turn[:60] for turn in turns_of(one)]}
+            for one in lines[:: max(1, len(lines) // 8)]
+        ]
         for one in few:
             one.pop("prompt", None)
         (tmp_path / "few.jsonl").write_text("".join(json.dumps(one) + "\n" for one in few))

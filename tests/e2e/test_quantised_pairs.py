@@ -1,4 +1,5 @@
-"""Pairs of which the base, the draft or both were quantised, each by itself: quantize -> export -> build -> infer."""
+"""Pairs of which the base, the draft or both were quantised, each by itself: quantize -> export ->
+build -> infer."""
 
 from __future__ import annotations
 
@@ -18,12 +19,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("needs_modelopt")]
 TAPPED = ["--eagle-base", "--aux-layers", "1,2,3"]
 SIZES = ["--num-samples", "2", "--calib-seq-len", "32"]
 REQUESTS = {
-    "temperature": 0.0, "max_generate_length": 16, "logit_bias": {"0": -100, "2": -100},
+    "temperature": 0.0,
+    "max_generate_length": 16,
+    "logit_bias": {"0": -100, "2": -100},
     "requests": [
         {"messages": [{"role": "user", "content": "one two three"}]},
         {"messages": [{"role": "user", "content": "the mill"}], "temperature": 0.8, "seed": 3},
     ],
-}  # fmt: skip
+}
 
 
 class Shop:
@@ -32,8 +35,10 @@ class Shop:
     def __init__(self, path: Path) -> None:
         self.path = path
         sizes = {"hidden": 128, "intermediate": 256, "heads": 2, "head_dim": 64}
-        base = toys.make_base(path / "base", "qwen3", layers=4, kv_heads=1, dtype="bfloat16", **sizes)
-        toys.make_draft(path / "draft", base, "specforge", taps=(1, 2, 3), dtype="bfloat16")
+        base = toys.make_base(
+            path / "base", "qwen3", layers=4, kv_heads=1, dtype="bfloat16", **sizes
+        )
+        toys.make_draft(path / "draft", base, "specforge", aux_layers=(1, 2, 3), dtype="bfloat16")
 
     def checkpoint(self, role: str, scheme: str) -> Path:
         """The checkpoint itself, or what quantize made of it with the original pair at hand."""
@@ -50,7 +55,9 @@ class Shop:
         if not out.exists():
             named = role == "draft" and (scheme, made_for) != ("fp8", "plain")
             base = ["--base-model-dir", self.checkpoint("base", made_for)] if named else []
-            call("export", self.checkpoint(role, scheme), out, *(TAPPED if role == "base" else base))
+            call(
+                "export", self.checkpoint(role, scheme), out, *(TAPPED if role == "base" else base)
+            )
         return out / "llm"
 
 
@@ -64,16 +71,36 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Shop:
 
 
 def answered(tmp_path: Path, base: Path, draft: Path) -> dict[str, object]:
-    """Build both, the draft first, and answer with drafts; the summary of infer --check-lossless."""
+    """Build both, the draft first, and answer with drafts; the summary of infer
+    --check-lossless."""
     assert config(draft)["pair"]["base_identity"] is not None  # or shapes alone would decide
     asked, told = tmp_path / "input.json", tmp_path / "output.json"
     tmp_path.mkdir(exist_ok=True)
     asked.write_text(json.dumps(REQUESTS))
     for component in (draft, base):
-        call("build", "--onnx-dir", component, "--engine-dir", tmp_path / "engines", "--max-kv-cache-capacity", 128,
-             "--max-input-len", 96)  # fmt: skip
-    call("infer", "--engine-dir", tmp_path / "engines", "--input-file", asked, "--output-file", told, "--spec-decode",
-         "--check-lossless", "--json")  # fmt: skip
+        call(
+            "build",
+            "--onnx-dir",
+            component,
+            "--engine-dir",
+            tmp_path / "engines",
+            "--max-kv-cache-capacity",
+            128,
+            "--max-input-len",
+            96,
+        )
+    call(
+        "infer",
+        "--engine-dir",
+        tmp_path / "engines",
+        "--input-file",
+        asked,
+        "--output-file",
+        told,
+        "--spec-decode",
+        "--check-lossless",
+        "--json",
+    )
     found: dict[str, object] = json.loads(told.read_text())
     return found
 
@@ -84,9 +111,12 @@ def config(directory: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("base", "draft"), [("fp8", "plain"), ("plain", "fp8"), *((scheme, scheme) for scheme in MADE), ("nvfp4", "fp8")]
+    ("base", "draft"),
+    [("fp8", "plain"), ("plain", "fp8"), *((scheme, scheme) for scheme in MADE), ("nvfp4", "fp8")],
 )
-def test_any_mixture_of_plain_and_quantised_is_a_pair(shop: Shop, tmp_path: Path, base: str, draft: str) -> None:
+def test_any_mixture_of_plain_and_quantised_is_a_pair(
+    shop: Shop, tmp_path: Path, base: str, draft: str
+) -> None:
     found = answered(tmp_path, shop.exported("base", base), shop.exported("draft", draft))
     responses = found["responses"]
     assert isinstance(responses, list)
@@ -98,7 +128,10 @@ def test_a_draft_exported_for_a_quantised_base_goes_with_the_original_and_with_a
     shop: Shop, tmp_path: Path
 ) -> None:
     draft = shop.exported("draft", "plain", made_for="fp8")
-    assert config(draft)["pair"]["base_quantized_from"] == config(shop.exported("base", "plain"))["identity"]
+    assert (
+        config(draft)["pair"]["base_quantized_from"]
+        == config(shop.exported("base", "plain"))["identity"]
+    )
     for scheme in ("plain", "fp8", "mxfp8"):
         answered(tmp_path / scheme, shop.exported("base", scheme), draft)
 
@@ -113,14 +146,30 @@ def test_another_base_is_refused_even_with_a_manifest_copied_beside_it(
     shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sizes = {"hidden": 128, "intermediate": 256, "heads": 2, "head_dim": 64}
-    other = toys.make_base(tmp_path / "other", "qwen3", layers=4, kv_heads=1, dtype="bfloat16", seed=9, **sizes)
+    other = toys.make_base(
+        tmp_path / "other", "qwen3", layers=4, kv_heads=1, dtype="bfloat16", seed=9, **sizes
+    )
     shutil.copy(shop.checkpoint("base", "fp8") / bundle.MANIFEST, other)
     call("export", other, tmp_path / "onnx", *TAPPED)
     assert "so it is not known what these weights were quantised from" in capsys.readouterr().out
     assert "quantized_from" not in config(tmp_path / "onnx" / "llm")
     limits = ["--max-kv-cache-capacity", 128, "--max-input-len", 96]
-    call("build", "--onnx-dir", tmp_path / "onnx" / "llm", "--engine-dir", tmp_path / "engines", *limits)
-    line = ["build", "--onnx-dir", shop.exported("draft", "plain"), "--engine-dir", tmp_path / "engines", *limits]
+    call(
+        "build",
+        "--onnx-dir",
+        tmp_path / "onnx" / "llm",
+        "--engine-dir",
+        tmp_path / "engines",
+        *limits,
+    )
+    line = [
+        "build",
+        "--onnx-dir",
+        shop.exported("draft", "plain"),
+        "--engine-dir",
+        tmp_path / "engines",
+        *limits,
+    ]
     assert run([str(arg) for arg in line]) == 3
     assert "another base checkpoint" in capsys.readouterr().err
 

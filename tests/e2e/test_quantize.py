@@ -15,13 +15,17 @@ import pytest
 from edgespec.cli.main import run
 from tests import toys
 
-needs_modelopt = pytest.mark.skipif(importlib.util.find_spec("modelopt") is None, reason="needs nvidia-modelopt")
+needs_modelopt = pytest.mark.skipif(
+    importlib.util.find_spec("modelopt") is None, reason="needs nvidia-modelopt"
+)
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("quantize") / "base"
-    return toys.make_base(path, "qwen3", layers=2, hidden=128, intermediate=256, vocab=320, dtype="bfloat16")
+    return toys.make_base(
+        path, "qwen3", layers=2, hidden=128, intermediate=256, vocab=320, dtype="bfloat16"
+    )
 
 
 def edgespec(*args: str | Path) -> subprocess.CompletedProcess[str]:
@@ -31,10 +35,22 @@ def edgespec(*args: str | Path) -> subprocess.CompletedProcess[str]:
 
 @needs_modelopt
 @pytest.mark.slow
-def test_the_guides_command_writes_a_checked_directory_and_is_quiet(base: Path, tmp_path: Path) -> None:
+def test_the_guides_command_writes_a_checked_directory_and_is_quiet(
+    base: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "fp8"
     sizes = ["--num_samples", "2", "--calib_seq_len", "32"]
-    line = ["quantize", "llm", "--model_dir", base, "--quantization", "fp8", "--output_dir", out, *sizes]
+    line = [
+        "quantize",
+        "llm",
+        "--model_dir",
+        base,
+        "--quantization",
+        "fp8",
+        "--output_dir",
+        out,
+        *sizes,
+    ]
     done = edgespec(*line)
     assert (done.returncode, done.stderr) == (0, "")
     first, logits, perplexity, weights, *notes = done.stdout.splitlines()
@@ -53,13 +69,25 @@ def test_the_guides_command_writes_a_checked_directory_and_is_quiet(base: Path, 
 def test_int4_awq_as_json_with_what_modelopt_said_under_debug(base: Path, tmp_path: Path) -> None:
     data = tmp_path / "prompts.jsonl"
     data.write_text(
-        "".join(json.dumps({"turns": [f"Count to {i}.", "One, two, three. " * 9]}) + "\n" for i in range(9))
+        "".join(
+            json.dumps({"turns": [f"Count to {i}.", "One, two, three. " * 9]}) + "\n"
+            for i in range(9)
+        )
     )
     sizes = ["--numSamples", "2", "--calibSeqLen", "32", "--textDataset", data]
     done = edgespec(
-        "quantize", "llm", "--modelDir", base, "--quantization", "int4_awq", "--outputDir", tmp_path / "o", *sizes,
-        "--json", "--debug",
-    )  # fmt: skip
+        "quantize",
+        "llm",
+        "--modelDir",
+        base,
+        "--quantization",
+        "int4_awq",
+        "--outputDir",
+        tmp_path / "o",
+        *sizes,
+        "--json",
+        "--debug",
+    )
     assert done.returncode == 0
     manifest = json.loads(done.stdout)["manifest"]
     assert manifest["options"]["calib_data"]["name"] == "prompts.jsonl"
@@ -70,14 +98,31 @@ def test_int4_awq_as_json_with_what_modelopt_said_under_debug(base: Path, tmp_pa
 @needs_modelopt
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_keeps_finished_layers_and_the_same_command_goes_on(tmp_path: Path, number: int, code: int) -> None:
-    base = toys.make_base(tmp_path / "base", "llama", layers=24, hidden=256, intermediate=512, vocab=320)
+def test_a_signal_keeps_finished_layers_and_the_same_command_goes_on(
+    tmp_path: Path, number: int, code: int
+) -> None:
+    base = toys.make_base(
+        tmp_path / "base", "llama", layers=24, hidden=256, intermediate=512, vocab=320
+    )
     out, kept = tmp_path / "out", tmp_path / ".out.quantize"
-    line = ["quantize", "llm", "--model-dir", base, "--quantization", "int8_sq", "--output-dir", out]
+    line = [
+        "quantize",
+        "llm",
+        "--model-dir",
+        base,
+        "--quantization",
+        "int8_sq",
+        "--output-dir",
+        out,
+    ]
     command = [sys.executable, "-m", "edgespec.cli.main", *map(str, line)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
-    while not (kept / "part-00001.safetensors").exists() and process.poll() is None and time.monotonic() < deadline:
+    while (
+        not (kept / "part-00001.safetensors").exists()
+        and process.poll() is None
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.01)
     process.send_signal(number)
     _, said = process.communicate(timeout=60)
@@ -90,7 +135,9 @@ def test_a_signal_keeps_finished_layers_and_the_same_command_goes_on(tmp_path: P
     assert not kept.exists()
 
 
-def test_refusals_have_their_exit_codes(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refusals_have_their_exit_codes(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     empty, out = tmp_path / "empty.txt", str(tmp_path / "out")
     empty.touch()
     line = ["quantize", "llm", "--model-dir", str(base), "--output-dir", out, "--quantization"]

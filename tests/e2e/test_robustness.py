@@ -1,6 +1,5 @@
-"""What happens to `infer` when the file, the machine or the user do not cooperate: nothing that is finished is lost,
-each request's fault stays its own, and the message says what to do.
-"""
+"""What happens to `infer` when the file, the machine or the user do not cooperate: nothing that is
+finished is lost, each request's fault stays its own, and the message says what to do."""
 
 from __future__ import annotations
 
@@ -60,7 +59,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_engines(tmp_path_factory.mktemp("engines"), chat_template=TEMPLATE)
 
 
-# ---- files that are no requests --------------------------------------------------------------------------------
+# ---- files that are no requests
 
 REQUEST = '{"messages": [{"role": "user", "content": "x"}]}'
 FILES: dict[str, tuple[bytes, str]] = {
@@ -70,13 +69,20 @@ FILES: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "is not JSON"),
     "no requests": (b'{"requests": []}', "requests is empty"),
     "NaN": (f'{{"temperature": NaN, "requests": [{REQUEST}]}}'.encode(), "NaN is not JSON"),
-    "infinite": (f'{{"temperature": 1e999, "requests": [{REQUEST}]}}'.encode(), "temperature is Infinity"),
-    "long number": (f'{{"seed": {"9" * 5000}, "requests": [{REQUEST}]}}'.encode(), "a number that is too long"),
+    "infinite": (
+        f'{{"temperature": 1e999, "requests": [{REQUEST}]}}'.encode(),
+        "temperature is Infinity",
+    ),
+    "long number": (
+        f'{{"seed": {"9" * 5000}, "requests": [{REQUEST}]}}'.encode(),
+        "a number that is too long",
+    ),
     "out of range": (f'{{"top_p": 1.5, "requests": [{REQUEST}]}}'.encode(), "top_p is 1.5"),
     "half a surrogate": (
-        b'{"requests": [{"messages": [{"role": "user", "content": "\\ud83d"}]}]}', "half of a surrogate pair",
+        b'{"requests": [{"messages": [{"role": "user", "content": "\\ud83d"}]}]}',
+        "half of a surrogate pair",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", FILES)
@@ -106,7 +112,10 @@ def assert_refused(found: Outcome, tmp_path: Path, words: str) -> None:
 
 UNSUPPORTED = {
     "lora_name": ({"lora_name": "mine"}, "there are no LoRA adapters"),
-    "available_lora_weights": ({"available_lora_weights": {"mine": "x"}}, "there are no LoRA adapters"),
+    "available_lora_weights": (
+        {"available_lora_weights": {"mine": "x"}},
+        "there are no LoRA adapters",
+    ),
     "streaming": ({"streaming": True}, "it belongs to audio output"),
     "talker_temperature": ({"talker_temperature": 0.5}, "it belongs to audio output"),
     "talker_top_k": ({"talker_top_k": 5}, "it belongs to audio output"),
@@ -120,7 +129,10 @@ def test_key_that_cannot_be_honoured_is_refused_by_name_with_the_reason(
 ) -> None:
     value, reason = UNSUPPORTED[key]
     args = infer(
-        engines / "one", tmp_path, asked("x", **value if place == "request" else {}), **value if place == "file" else {}
+        engines / "one",
+        tmp_path,
+        asked("x", **value if place == "request" else {}),
+        **value if place == "file" else {},
     )
     found = cli(*args)
     assert (found.code, found.out) == (REFUSED, "")
@@ -129,20 +141,30 @@ def test_key_that_cannot_be_honoured_is_refused_by_name_with_the_reason(
 
 
 @pytest.mark.parametrize("kind", ["image", "audio", "video"])
-def test_content_that_is_no_text_is_refused_by_its_kind(engines: Path, tmp_path: Path, cli: Cli, kind: str) -> None:
+def test_content_that_is_no_text_is_refused_by_its_kind(
+    engines: Path, tmp_path: Path, cli: Cli, kind: str
+) -> None:
     content = [{"type": "text", "text": "what is this?"}, {"type": kind, kind: "file"}]
-    found = cli(*infer(engines / "one", tmp_path, {"messages": [{"role": "user", "content": content}]}))
+    found = cli(
+        *infer(engines / "one", tmp_path, {"messages": [{"role": "user", "content": content}]})
+    )
     assert found.code == REFUSED
-    assert f"requests[0].messages[0].content[1] is of type {kind}, and this version takes text only" in found.err
+    assert (
+        f"requests[0].messages[0].content[1] is of type {kind}, and this version takes text only"
+        in found.err
+    )
 
 
-# ---- requests that fail alone ----------------------------------------------------------------------------------
+# ---- requests that fail alone
 
 FAILING = {
     "empty prompt": (asked("", apply_chat_template=False), "the prompt is empty"),
     "too long": (asked("boat " * 60), "the base engine was built for 48"),
     "refused by the template": ({"messages": [{"role": "tool", "content": "x"}]}, "no tool here"),
-    "stop that is never found": (asked("x", stop=["x<|im_end|>"]), "holds the special token '<|im_end|>'"),
+    "stop that is never found": (
+        asked("x", stop=["x<|im_end|>"]),
+        "holds the special token '<|im_end|>'",
+    ),
     "bias of no token": (asked("x", logit_bias={"256": 1}), "logit_bias names the token id 256"),
 }
 
@@ -151,11 +173,18 @@ FAILING = {
 def test_requests_that_fail_have_their_own_errors_and_the_others_are_as_without_them(
     engines: Path, tmp_path: Path, cli: Cli, batch_size: int
 ) -> None:
-    good = [asked(text, temperature=1.0, seed=index) for index, text in enumerate(["one", "two", "three", "four", "5"])]
+    good = [
+        asked(text, temperature=1.0, seed=index)
+        for index, text in enumerate(["one", "two", "three", "four", "5"])
+    ]
     engine = engines / ("one" if batch_size == 1 else "four")
     assert cli(*infer(engine, tmp_path, *good, batch_size=batch_size), *TREE).code == 0
     wanted = said(responses(tmp_path))
-    mixed = [request for pair in zip(good, [bad for bad, _ in FAILING.values()], strict=True) for request in pair]
+    mixed = [
+        request
+        for pair in zip(good, [bad for bad, _ in FAILING.values()], strict=True)
+        for request in pair
+    ]
     found = cli(*infer(engine, tmp_path, *mixed, batch_size=batch_size), *TREE)
     assert found.code == SOME_FAILED
     answers = responses(tmp_path)
@@ -189,7 +218,10 @@ def test_memory_that_runs_out_in_a_step_fails_the_batch_and_not_the_rest(
     answers = responses(tmp_path)
     assert [a["finish_reason"] for a in answers] == ["error"] * 3 + [MAX_LENGTH] * 2
     assert said(answers[3:]) == wanted[3:]
-    assert all("not enough memory" in a["error"] and "lower the batch size" in a["error"] for a in answers[:3])
+    assert all(
+        "not enough memory" in a["error"] and "lower the batch size" in a["error"]
+        for a in answers[:3]
+    )
 
 
 def test_fault_of_ours_ends_the_run_and_keeps_what_is_finished(
@@ -209,20 +241,29 @@ def test_fault_of_ours_ends_the_run_and_keeps_what_is_finished(
     assert found.code == 1
     assert "ZeroDivisionError: planted" in found.err
     assert f"what was finished is in {tmp_path / 'output.json'}" in found.err
-    assert [a["finish_reason"] for a in responses(tmp_path)] == [MAX_LENGTH, "cancelled", "cancelled"]
+    assert [a["finish_reason"] for a in responses(tmp_path)] == [
+        MAX_LENGTH,
+        "cancelled",
+        "cancelled",
+    ]
     assert not (tmp_path / PARTIAL).exists()
 
 
-# ---- ends inside an accepted run -------------------------------------------------------------------------------
+# ---- ends inside an accepted run
 
 
-def rightly_drafted(monkeypatch: pytest.MonkeyPatch, told: list[dict[str, Any]], stop_ids: set[int] | None) -> None:
-    """Engines are opened with a drafter that is always right, and with other stop ids where some are given."""
+def rightly_drafted(
+    monkeypatch: pytest.MonkeyPatch, told: list[dict[str, Any]], stop_ids: set[int] | None
+) -> None:
+    """Engines are opened with a drafter that is always right, and with other stop ids where some
+    are given."""
     real = Engine.__init__
 
     def opened(self: Engine, *args: Any, **kwargs: Any) -> None:
         real(self, *args, **kwargs)
-        scripts = [(self.tokenizer.encode(r["formatted_complete_request"]), r["output_ids"]) for r in told]
+        scripts = [
+            (self.tokenizer.encode(r["formatted_complete_request"]), r["output_ids"]) for r in told
+        ]
         self.session.drafter = ScriptedDrafter(scripts, VOCAB, 1)
         if stop_ids is not None:
             self.stop_ids = frozenset(stop_ids)
@@ -234,7 +275,13 @@ def rightly_drafted(monkeypatch: pytest.MonkeyPatch, told: list[dict[str, Any]],
 @pytest.mark.parametrize("kind", [STOP_WORDS, END_OF_SEQUENCE])
 @pytest.mark.parametrize("index", [1, 2, 3, 4])
 def test_end_inside_an_accepted_run_is_where_plain_decoding_ends(
-    engines: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, index: int, kind: str, batch_size: int
+    engines: Path,
+    tmp_path: Path,
+    cli: Cli,
+    monkeypatch: pytest.MonkeyPatch,
+    index: int,
+    kind: str,
+    batch_size: int,
 ) -> None:
     """A step accepts tokens 1 to 3 and emits 4 as the bonus; the text may end at any of them."""
     engine = engines / ("one" if batch_size == 1 else "four")
@@ -260,7 +307,7 @@ def test_end_inside_an_accepted_run_is_where_plain_decoding_ends(
         assert first["output_text"] == "".join(pieces)[: "".join(pieces).index(pieces[index])]
 
 
-# ---- capacity --------------------------------------------------------------------------------------------------
+# ---- capacity
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
@@ -268,7 +315,11 @@ def test_full_cache_ends_plain_and_drafted_runs_at_the_same_token(
     engines: Path, tmp_path: Path, cli: Cli, batch_size: int
 ) -> None:
     engine = engines / ("one" if batch_size == 1 else "four")
-    requests = [asked("a", seed=1, temperature=0.9), asked("the boat left"), asked("two", max_generate_length=5)]
+    requests = [
+        asked("a", seed=1, temperature=0.9),
+        asked("the boat left"),
+        asked("two", max_generate_length=5),
+    ]
     args = infer(engine, tmp_path, *requests, batch_size=batch_size, max_generate_length=999)
     found = []
     for flags in ([], CHAIN, TREE, [*TREE, "--check-lossless"]):
@@ -281,7 +332,7 @@ def test_full_cache_ends_plain_and_drafted_runs_at_the_same_token(
     assert len(found[0][2]["output_ids"]) == 5
 
 
-# ---- memory ----------------------------------------------------------------------------------------------------
+# ---- memory
 
 # The address space from here on: what is in use now, and a little more.
 LIMITED = """
@@ -290,20 +341,30 @@ resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + {more},
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the size of a process is not to be had here")
-@pytest.mark.parametrize(("part", "more"), [("open_session", 0), ("open_session", 2**20), ("KvCache", 0)])
+@pytest.mark.skipif(
+    not Path("/proc/self/statm").exists(), reason="the size of a process is not to be had here"
+)
+@pytest.mark.parametrize(
+    ("part", "more"), [("open_session", 0), ("open_session", 2**20), ("KvCache", 0)]
+)
 def test_memory_that_runs_out_while_loading_is_one_error_with_a_remedy(
     engines: Path, tmp_path: Path, part: str, more: int
 ) -> None:
     place = f"edgespec.backends.ort.runner:{part}"
-    found = happening(place, 1, LIMITED.format(more=more), *infer(engines / "four", tmp_path), *CHAIN)
+    found = happening(
+        place, 1, LIMITED.format(more=more), *infer(engines / "four", tmp_path), *CHAIN
+    )
     if found.code or not more:  # a little may be enough
         assert_out_of_memory(found, tmp_path)
 
 
-def test_thread_that_cannot_be_had_is_one_error_with_a_remedy(engines: Path, tmp_path: Path) -> None:
+def test_thread_that_cannot_be_had_is_one_error_with_a_remedy(
+    engines: Path, tmp_path: Path
+) -> None:
     place = "edgespec.cli.signals:Stopper.__enter__"
-    assert_out_of_memory(happening(place, 1, LIMITED.format(more=0), *infer(engines / "one", tmp_path)), tmp_path)
+    assert_out_of_memory(
+        happening(place, 1, LIMITED.format(more=0), *infer(engines / "one", tmp_path)), tmp_path
+    )
 
 
 def assert_out_of_memory(found: Outcome, tmp_path: Path) -> None:
@@ -315,15 +376,20 @@ def assert_out_of_memory(found: Outcome, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["input.json"]
 
 
-# ---- disks and directories -------------------------------------------------------------------------------------
+# ---- disks and directories
 
 FIVE = [asked(text, num_logprobs=20) for text in ("one", "two", "three", "four", "five")]
 
 
 def test_every_size_of_a_full_disk_loses_nothing(
-    engines: Path, tmp_path: Path, small_disk: Callable[[int], Path], cli: Cli, monkeypatch: pytest.MonkeyPatch
+    engines: Path,
+    tmp_path: Path,
+    small_disk: Callable[[int], Path],
+    cli: Cli,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Responses are in output.json, in the journal beside it, or where temporary files go; the message says where."""
+    """Responses are in output.json, in the journal beside it, or where temporary files go; the
+    message says where."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(elsewhere))
@@ -342,9 +408,15 @@ def test_every_size_of_a_full_disk_loses_nothing(
             assert found.code == ENVIRONMENT
             assert f"{disk / 'output.json'} cannot be written: No space left on device" in found.err
             assert not (disk / "output.json").exists()
-            (place,) = [p for p in (disk / PARTIAL, *elsewhere.iterdir()) if f"are kept in {p}" in found.err]
+            (place,) = [
+                p for p in (disk / PARTIAL, *elsewhere.iterdir()) if f"are kept in {p}" in found.err
+            ]
             places.add(place.suffix)
-            kept = kept_lines(place) if place.suffix == ".jsonl" else responses(place.parent, place.name)
+            kept = (
+                kept_lines(place)
+                if place.suffix == ".jsonl"
+                else responses(place.parent, place.name)
+            )
         assert said(kept) == wanted
         assert [p.name for p in disk.iterdir() if p.name.endswith(".tmp")] == []
         for path in elsewhere.iterdir():
@@ -353,7 +425,11 @@ def test_every_size_of_a_full_disk_loses_nothing(
 
 
 def test_no_place_for_all_keeps_whole_lines_of_what_there_is_room_for(
-    engines: Path, tmp_path: Path, small_disk: Callable[[int], Path], cli: Cli, monkeypatch: pytest.MonkeyPatch
+    engines: Path,
+    tmp_path: Path,
+    small_disk: Callable[[int], Path],
+    cli: Cli,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     args = infer(engines / "one", tmp_path, *FIVE)
     assert cli(*args).code == 0
@@ -385,14 +461,24 @@ def test_journal_that_cannot_be_written_does_not_stop_the_run(
 # Code that runs between the last answer and the output, and where the responses are then.
 MEANWHILE = {
     "a directory": ("os.mkdir({out!r})", "is a directory", PARTIAL),
-    "read-only": ("os.chmod({place!r}, 0o555); os.geteuid() or os.seteuid(65534)", "Permission denied", None),
+    "read-only": (
+        "os.chmod({place!r}, 0o555); os.geteuid() or os.seteuid(65534)",
+        "Permission denied",
+        None,
+    ),
     "gone": ("import shutil; shutil.rmtree({place!r})", "there is no directory", None),
-    "journal gone too": ("os.mkdir({out!r}); os.unlink({out!r} + '.partial.jsonl')", "is a directory", None),
+    "journal gone too": (
+        "os.mkdir({out!r}); os.unlink({out!r} + '.partial.jsonl')",
+        "is a directory",
+        None,
+    ),
 }
 
 
 @pytest.mark.parametrize("case", MEANWHILE)
-def test_place_that_changed_meanwhile_loses_nothing(engines: Path, tmp_path: Path, case: str) -> None:
+def test_place_that_changed_meanwhile_loses_nothing(
+    engines: Path, tmp_path: Path, case: str
+) -> None:
     code, why, kept_at = MEANWHILE[case]
     place, elsewhere = tmp_path / "results", tmp_path / "elsewhere"
     place.mkdir()
@@ -400,25 +486,34 @@ def test_place_that_changed_meanwhile_loses_nothing(engines: Path, tmp_path: Pat
     elsewhere.chmod(0o777)
     for above in (tmp_path, *tmp_path.parents[:2]):
         above.chmod(0o755)
-    args = [*infer(engines / "one", tmp_path, asked("one"), asked("two"))[:-1], place / "output.json"]
+    args = [
+        *infer(engines / "one", tmp_path, asked("one"), asked("two"))[:-1],
+        place / "output.json",
+    ]
     code = code.format(out=str(place / "output.json"), place=str(place))
     found = happening(JOURNAL_FINISH, 1, code, *args, TMPDIR=str(elsewhere))
     assert found.code == ENVIRONMENT, found.err
     assert why in found.err
     kept = place / PARTIAL if kept_at else None
     if kept is None:
-        (kept,) = [p for p in [*place.glob("*.jsonl"), *elsewhere.iterdir()] if f"are kept in {p}" in found.err]
+        (kept,) = [
+            p
+            for p in [*place.glob("*.jsonl"), *elsewhere.iterdir()]
+            if f"are kept in {p}" in found.err
+        ]
     assert str(kept) in found.err
     lines = kept_lines(kept) if kept.suffix == ".jsonl" else responses(kept.parent, kept.name)
     assert [one["finish_reason"] for one in lines] == [MAX_LENGTH] * 2
 
 
-# ---- signals ---------------------------------------------------------------------------------------------------
+# ---- signals
 
 THREE = [asked("one", max_generate_length=3), asked("two"), asked("three"), asked("four")]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, TERMINATED)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, TERMINATED)]
+)
 @pytest.mark.parametrize("flags", [[], TREE], ids=["plain", "tree"])
 def test_one_signal_finishes_the_step_and_writes_what_there_is(
     engines: Path, tmp_path: Path, number: int, code: int, flags: list[object]
@@ -431,7 +526,12 @@ def test_one_signal_finishes_the_step_and_writes_what_there_is(
     assert "stopping after this step; once more stops at once" in found.err
     assert found.err.splitlines()[-1] == f"what was finished is in {tmp_path / 'output.json'}"
     answers = responses(tmp_path)
-    assert [a["finish_reason"] for a in answers] == [MAX_LENGTH, "cancelled", "cancelled", "cancelled"]
+    assert [a["finish_reason"] for a in answers] == [
+        MAX_LENGTH,
+        "cancelled",
+        "cancelled",
+        "cancelled",
+    ]
     counts = [len(a["output_ids"]) for a in answers]
     assert counts[0] == 3
     assert flags or counts == [3, 6, 6, 4]
@@ -439,7 +539,9 @@ def test_one_signal_finishes_the_step_and_writes_what_there_is(
     assert not (tmp_path / PARTIAL).exists()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, TERMINATED)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, TERMINATED)]
+)
 def test_second_signal_stops_at_once_in_the_middle_of_a_call(
     engines: Path, tmp_path: Path, number: int, code: int
 ) -> None:
@@ -458,8 +560,14 @@ def test_second_signal_stops_at_once_in_the_middle_of_a_call(
     assert not (tmp_path / "output.json").exists()
 
 
-def test_signal_during_a_check_of_losslessness_keeps_the_answers(engines: Path, tmp_path: Path) -> None:
-    args = [*infer(engines / "one", tmp_path, asked("one"), asked("two")), *CHAIN, "--check-lossless"]
+def test_signal_during_a_check_of_losslessness_keeps_the_answers(
+    engines: Path, tmp_path: Path
+) -> None:
+    args = [
+        *infer(engines / "one", tmp_path, asked("one"), asked("two")),
+        *CHAIN,
+        "--check-lossless",
+    ]
     kill = f"os.kill(os.getpid(), {int(signal.SIGINT)}); time.sleep(0.2)"
     found = happening("edgespec.cli.infer:Run.check", 1, kill, *args)
     assert found.code == INTERRUPTED, found.err
@@ -484,25 +592,40 @@ def test_killed_run_leaves_its_journal_and_the_next_one_leaves_it_alone(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["input.json", "output.json", PARTIAL]
 
 
-# ---- flags -----------------------------------------------------------------------------------------------------
+# ---- flags
 
 PREFILL = {
-    "total_runs", "reused_tokens", "computed_tokens", "average_tokens_per_run", "average_time_per_run_ms",
-    "tokens_per_second", "average_time_per_token_ms",
-}  # fmt: skip
+    "total_runs",
+    "reused_tokens",
+    "computed_tokens",
+    "average_tokens_per_run",
+    "average_time_per_run_ms",
+    "tokens_per_second",
+    "average_time_per_token_ms",
+}
 GENERATION = {
-    "total_runs", "generated_tokens", "average_tokens_per_run", "tokens_per_second", "average_time_per_token_ms",
-}  # fmt: skip
+    "total_runs",
+    "generated_tokens",
+    "average_tokens_per_run",
+    "tokens_per_second",
+    "average_time_per_token_ms",
+}
 EAGLE = {
-    "total_runs", "total_iterations", "total_generated_tokens", "average_tokens_per_run", "average_acceptance_rate",
+    "total_runs",
+    "total_iterations",
+    "total_generated_tokens",
+    "average_tokens_per_run",
+    "average_acceptance_rate",
     "overall_tokens_per_second_excluding_base_prefill",
-}  # fmt: skip
+}
 STAGE = {"stage_id", "total_runs", "total_gpu_time_ms", "average_time_per_run_ms", "gpu_time_stats"}
 STATS = {"count", "min_ms", "max_ms", "mean_ms", "median_ms", "p95_ms", "p99_ms", "stddev_ms"}
 
 
 def numbers(value: object) -> Iterator[float]:
-    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+    for part in (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    ):
         yield from numbers(part)
     if isinstance(value, int | float):
         yield value
@@ -518,20 +641,32 @@ def test_profile_has_the_mirrored_tools_keys_and_finite_figures(
     assert set(found["prefill"]) == PREFILL
     kind, keys = ("eagle_generation", EAGLE) if flags else ("generation", GENERATION)
     assert set(found[kind]) == keys
-    assert all(set(stage) == STAGE and set(stage["gpu_time_stats"]) == STATS for stage in found["stages"])
+    assert all(
+        set(stage) == STAGE and set(stage["gpu_time_stats"]) == STATS for stage in found["stages"]
+    )
     ids = {stage["stage_id"] for stage in found["stages"]}
     assert {"llm_prefill", "spec_decode_base_verification" if flags else "llm_generation"} <= ids
     assert {"peak_cpu_memory_bytes", "peak_cpu_memory_mb"} <= set(found)
     assert all(math.isfinite(number) and number >= 0 for number in numbers(found))
     assert found["prefill"]["total_runs"] == 2
-    assert found["prefill"]["computed_tokens"] == sum(r["metrics"]["prompt_tokens"] for r in responses(tmp_path))
+    assert found["prefill"]["computed_tokens"] == sum(
+        r["metrics"]["prompt_tokens"] for r in responses(tmp_path)
+    )
     tokens = sum(len(r["output_ids"]) - 1 for r in responses(tmp_path))
     assert found[kind]["total_generated_tokens" if flags else "generated_tokens"] == tokens
 
 
-def test_warmup_is_measured_nowhere_and_changes_no_answer(engines: Path, tmp_path: Path, cli: Cli) -> None:
-    system = {"messages": [{"role": "system", "content": "Be brief"}, {"role": "user", "content": "one"}]}
-    args = [*infer(engines / "one", tmp_path, system), "--profile-output-file", tmp_path / "profile.json"]
+def test_warmup_is_measured_nowhere_and_changes_no_answer(
+    engines: Path, tmp_path: Path, cli: Cli
+) -> None:
+    system = {
+        "messages": [{"role": "system", "content": "Be brief"}, {"role": "user", "content": "one"}]
+    }
+    args = [
+        *infer(engines / "one", tmp_path, system),
+        "--profile-output-file",
+        tmp_path / "profile.json",
+    ]
     with_calls: list[tuple[int, int, list[tuple[object, ...]]]] = []
     for times in (0, 2):
         assert cli(*args, "--warmup", times).code == 0
@@ -547,7 +682,9 @@ def test_warmup_runs_the_first_batch_so_often_before(
 ) -> None:
     prompts: list[int] = []
     real = Session.begin
-    monkeypatch.setattr(Session, "begin", lambda self, task: prompts.append(len(task.prompt)) or real(self, task))
+    monkeypatch.setattr(
+        Session, "begin", lambda self, task: prompts.append(len(task.prompt)) or real(self, task)
+    )
     args = infer(engines / "four", tmp_path, asked("a"), asked("aa"), asked("aaa"), batch_size=2)
     assert cli(*args, "--warmup", 2).code == 0
     first = prompts[0]
@@ -566,7 +703,9 @@ def test_dumps_go_to_stdout_with_the_answers_text(engines: Path, tmp_path: Path,
 
 
 @pytest.mark.parametrize("dump", ["--dump-output", "--dump-profile"])
-def test_json_and_dumps_exclude_each_other(engines: Path, tmp_path: Path, cli: Cli, dump: str) -> None:
+def test_json_and_dumps_exclude_each_other(
+    engines: Path, tmp_path: Path, cli: Cli, dump: str
+) -> None:
     found = cli(*infer(engines / "one", tmp_path), "--json", dump)
     assert (found.code, found.out) == (USAGE, "")
     assert "--json prints the summary alone" in found.err
@@ -591,7 +730,9 @@ def test_flag_of_the_mirrored_tool_is_refused_by_name(
     assert flag.lower().replace("-", "")[:12] in found.err.lower().replace("-", "")
 
 
-def test_one_source_of_requests_is_needed_and_only_one(engines: Path, tmp_path: Path, cli: Cli) -> None:
+def test_one_source_of_requests_is_needed_and_only_one(
+    engines: Path, tmp_path: Path, cli: Cli
+) -> None:
     args = infer(engines / "one", tmp_path)
     (tmp_path / "set.jsonl").write_text('{"turns": ["x"]}\n')
     without = [arg for arg in args if arg not in ("--input-file", tmp_path / "input.json")]
@@ -619,20 +760,30 @@ def test_override_is_what_the_file_could_have_said_and_wins_over_it(
 ) -> None:
     value, keys = OVERRIDES[flag]
     usual = {"temperature": 2.0, "top_k": 0, "top_p": 1.0, "seed": 4, "max_generate_length": 16}
-    requests = [asked("one", **usual), asked("two", **usual, min_p=0.001, repetition_penalty=1.0, num_logprobs=1)]
+    requests = [
+        asked("one", **usual),
+        asked("two", **usual, min_p=0.001, repetition_penalty=1.0, num_logprobs=1),
+    ]
 
     def answered(args: list[object]) -> list[dict[str, Any]]:
         assert cli(*args).code == 0
-        return [{k: v for k, v in r.items() if k not in ("metrics", "messages")} for r in responses(tmp_path)]
+        return [
+            {k: v for k, v in r.items() if k not in ("metrics", "messages")}
+            for r in responses(tmp_path)
+        ]
 
     before = answered(infer(engines / "one", tmp_path, *requests))
     overridden = answered([*infer(engines / "one", tmp_path, *requests), flag, value])
-    assert overridden == answered(infer(engines / "one", tmp_path, *({**request, **keys} for request in requests)))
+    assert overridden == answered(
+        infer(engines / "one", tmp_path, *({**request, **keys} for request in requests))
+    )
     assert overridden != before
 
 
 def test_batch_size_override_is_seen_in_the_slots(engines: Path, tmp_path: Path, cli: Cli) -> None:
-    args = infer(engines / "four", tmp_path, asked("one"), asked("two"), asked("three"), batch_size=1)
+    args = infer(
+        engines / "four", tmp_path, asked("one"), asked("two"), asked("three"), batch_size=1
+    )
     slots = []
     for flags in ([], ["--batch-size", 3]):
         assert cli(*args, *flags).code == 0
@@ -640,8 +791,12 @@ def test_batch_size_override_is_seen_in_the_slots(engines: Path, tmp_path: Path,
     assert slots == [[0, 0, 0], [0, 1, 2]]
 
 
-@pytest.mark.parametrize("given", [["--temperature", -1], ["--top-p", 0], ["--batch-size", 17], ["--num-logprobs", 51]])
-def test_override_out_of_range_is_refused_by_name(engines: Path, tmp_path: Path, cli: Cli, given: list[object]) -> None:
+@pytest.mark.parametrize(
+    "given", [["--temperature", -1], ["--top-p", 0], ["--batch-size", 17], ["--num-logprobs", 51]]
+)
+def test_override_out_of_range_is_refused_by_name(
+    engines: Path, tmp_path: Path, cli: Cli, given: list[object]
+) -> None:
     found = cli(*infer(engines / "one", tmp_path), *given)
     assert found.code == REFUSED
     assert f"command line: {str(given[0])[2:].replace('-', '_')} is {given[1]}" in found.err

@@ -1,4 +1,5 @@
-"""The scripts run: the demo on the committed pairs, and the trainings that made them, in toy sizes."""
+"""The scripts run: the demo on the committed pairs, and the trainings that made them, in toy
+sizes."""
 
 from __future__ import annotations
 
@@ -47,7 +48,11 @@ def test_demo_saves_base_passes_and_loses_nothing(method: str, tmp_path: Path) -
 def test_committed_pair_is_small_and_what_it_says() -> None:
     size = sum(path.stat().st_size for path in RECIPE.rglob("*") if path.is_file())
     assert size < 24e6
-    drafts = [path.stat().st_size for name in ("draft", "dflash_draft") for path in (RECIPE / name).iterdir()]
+    drafts = [
+        path.stat().st_size
+        for name in ("draft", "dflash_draft")
+        for path in (RECIPE / name).iterdir()
+    ]
     assert sum(drafts) < 8e6
     base, draft = (detect(open_checkpoint(RECIPE / name)) for name in ("base", "draft"))
     assert isinstance(base, ModelConfig)
@@ -67,7 +72,9 @@ def test_training_script_writes_a_pair_that_exports(tmp_path: Path) -> None:
 
 
 DFLASH_LAYER = {"input_layernorm", "post_attention_layernorm"}
-DFLASH_LAYER |= {f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")}
+DFLASH_LAYER |= {
+    f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
+}
 DFLASH_LAYER |= {f"mlp.{name}" for name in ("gate_proj", "up_proj", "down_proj")}
 MTP = {"mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm"}
 MTP |= {f"mtp.layers.0.{name}" for name in DFLASH_LAYER}
@@ -78,7 +85,9 @@ def check_dflash_draft(path: Path, base: Path) -> None:
     checkpoint = open_checkpoint(path)
     raw, inner = checkpoint.config, checkpoint.config["dflash_config"]
     names = {"fc", "hidden_norm", "norm"}
-    names |= {f"layers.{i}.{name}" for i in range(raw["num_hidden_layers"]) for name in DFLASH_LAYER}
+    names |= {
+        f"layers.{i}.{name}" for i in range(raw["num_hidden_layers"]) for name in DFLASH_LAYER
+    }
     assert set(checkpoint.tensors) == {f"{name}.weight" for name in names}
     assert raw["architectures"] == ["DFlashDraftModel"]
     assert raw["num_target_layers"] == open_checkpoint(base).config["num_hidden_layers"]
@@ -102,41 +111,55 @@ def test_committed_dflash_draft_is_what_it_says() -> None:
 def test_dflash_training_script_writes_a_draft_that_loses_nothing(tmp_path: Path) -> None:
     kept = tmp_path / "answers.json"
     sizes = ("--smoke", "--prompts", "2", "--tokens", "12")
-    said = json.loads(script("train_demo_dflash.py", "--out", tmp_path / "draft", *sizes, "--answers", kept))
+    said = json.loads(
+        script("train_demo_dflash.py", "--out", tmp_path / "draft", *sizes, "--answers", kept)
+    )
     check_dflash_draft(tmp_path / "draft", RECIPE / "base")
     assert said["answers_that_differ"] == 0
     assert said["acceptance_length"] == pytest.approx(said["tokens"] / said["steps"], abs=1e-3)
     assert len(json.loads(kept.read_text())) > 0
-    again = json.loads(script("train_demo_dflash.py", "--out", tmp_path / "draft", *sizes, "--measure"))
+    again = json.loads(
+        script("train_demo_dflash.py", "--out", tmp_path / "draft", *sizes, "--measure")
+    )
     assert again == said
 
 
 def test_dflash_trains_on_what_it_drafts_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of many anchors in one line give what each gives alone, over the context before its anchor."""
+    """Blocks of many anchors in one line give what each gives alone, over the context before its
+    anchor."""
     monkeypatch.syspath_prepend(ROOT / "scripts")
     import train_demo_dflash as script_
 
     torch.manual_seed(0)
     base = Qwen3ForCausalLM.from_pretrained(RECIPE / "base", dtype=torch.float32)
     draft, size = script_.DFlash(script_.SMOKE, base), script_.SMOKE
-    features, anchors = torch.randn(1, 20, len(size.taps) * size.hidden), torch.tensor([3, 11, 17])
+    features, anchors = (
+        torch.randn(1, 20, len(size.aux_layers) * size.hidden),
+        torch.tensor([3, 11, 17]),
+    )
     embeds = torch.randn(3, size.block, size.hidden)
     at = anchors[:, None] + torch.arange(size.block)
     seen = torch.arange(20) < anchors.repeat_interleave(size.block)[:, None]
     with torch.no_grad():
-        together = draft(features, embeds.flatten(0, 1)[None], at.flatten()[None], seen[None])[0].view_as(embeds)
+        together = draft(features, embeds.flatten(0, 1)[None], at.flatten()[None], seen[None])[
+            0
+        ].view_as(embeds)
         for i, anchor in enumerate(anchors.tolist()):
             whole = torch.ones(1, size.block, anchor, dtype=torch.bool)
             alone = draft(features[:, :anchor], embeds[i : i + 1], at[i : i + 1], whole)
             torch.testing.assert_close(together[i], alone[0], atol=1e-5, rtol=1e-5)
 
 
-def test_dflash_layer_is_a_qwen3_layer_that_looks_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dflash_layer_is_a_qwen3_layer_that_looks_both_ways(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.syspath_prepend(ROOT / "scripts")
     import train_demo_dflash as script_
 
     torch.manual_seed(0)
-    base = Qwen3ForCausalLM.from_pretrained(RECIPE / "base", dtype=torch.float32, attn_implementation="eager")
+    base = Qwen3ForCausalLM.from_pretrained(
+        RECIPE / "base", dtype=torch.float32, attn_implementation="eager"
+    )
     size = script_.Size(intermediate=base.config.intermediate_size)
     layer, theirs = script_.DFlash(size, base).layers[0], base.model.layers[5]
     assert isinstance(theirs, Qwen3DecoderLayer)
@@ -154,7 +177,9 @@ def test_mtp_training_script_writes_a_hybrid_with_its_head(tmp_path: Path) -> No
     assert said["answers_that_differ"] == 0
     assert said["acceptance_length"] == pytest.approx(said["tokens"] / said["steps"], abs=1e-3)
     checkpoint = open_checkpoint(tmp_path / "hybrid")
-    assert {name for name in checkpoint.tensors if name.startswith("mtp.")} == {f"{name}.weight" for name in MTP}
+    assert {name for name in checkpoint.tensors if name.startswith("mtp.")} == {
+        f"{name}.weight" for name in MTP
+    }
     assert checkpoint.config["architectures"] == ["Qwen3_5ForCausalLM"]
     assert checkpoint.config["mtp_num_hidden_layers"] == 1
     assert checkpoint.config["layer_types"] == ["linear_attention"] * 3 + ["full_attention"]
@@ -163,7 +188,9 @@ def test_mtp_training_script_writes_a_hybrid_with_its_head(tmp_path: Path) -> No
     assert not told["unexpected_keys"]
 
 
-def test_mtp_head_is_a_qwen35_layer_and_trains_on_what_it_drafts_with(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mtp_head_is_a_qwen35_layer_and_trains_on_what_it_drafts_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.syspath_prepend(ROOT / "scripts")
     import train_demo_mtp as script_
 
@@ -174,14 +201,21 @@ def test_mtp_head_is_a_qwen35_layer_and_trains_on_what_it_drafts_with(monkeypatc
     for name, weight in head.named_parameters():
         if "norm" in name:
             torch.nn.init.normal_(weight, std=0.3)
-    hidden, embeds = torch.randn(1, 9, size.hidden), [torch.randn(1, 9, size.hidden) for _ in range(3)]
+    hidden, embeds = (
+        torch.randn(1, 9, size.hidden),
+        [torch.randn(1, 9, size.hidden) for _ in range(3)],
+    )
     with torch.no_grad():
         outs = head.unroll(hidden, embeds)
         base.model.layers[-1].load_state_dict(head.layers[0].state_dict())
-        joined = torch.cat([head.pre_fc_norm_embedding(embeds[0]), head.pre_fc_norm_hidden(hidden)], -1)
+        joined = torch.cat(
+            [head.pre_fc_norm_embedding(embeds[0]), head.pre_fc_norm_hidden(hidden)], -1
+        )
         turned = base.model.rotary_emb(hidden, torch.arange(9)[None])
         causal = torch.full((9, 9), float("-inf")).triu(1)[None, None]
-        theirs = base.model.layers[-1](head.fc(joined), position_embeddings=turned, attention_mask=causal)
+        theirs = base.model.layers[-1](
+            head.fc(joined), position_embeddings=turned, attention_mask=causal
+        )
         torch.testing.assert_close(outs[0], head.norm(theirs), atol=1e-5, rtol=1e-5)
         # Chain 4, drafted step by step: its own outputs stand where true hidden states would.
         states, tokens = hidden[:, :5], embeds[0][:, :5]
@@ -200,12 +234,15 @@ def test_mtp_head_is_a_qwen35_layer_and_trains_on_what_it_drafts_with(monkeypatc
 def test_plain_cycle_counts_what_stands(
     right: int, stop: int, accepted: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A base that counts upwards, and a draft that is right `right` times of three; what follows a stop is nothing."""
+    """A base that counts upwards, and a draft that is right `right` times of three; what follows a
+    stop is nothing."""
     monkeypatch.syspath_prepend(ROOT / "scripts")
     from draft_cycle import decode
 
     def states(ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.tensor(ids)[None, :, None], torch.nn.functional.one_hot(torch.tensor(ids) + 1, 200).float()
+        return torch.tensor(ids)[None, :, None], torch.nn.functional.one_hot(
+            torch.tensor(ids) + 1, 200
+        ).float()
 
     def drafts(features: torch.Tensor, ids: list[int], pending: int) -> list[int]:
         assert features.flatten().tolist() == ids  # of committed tokens alone
@@ -218,7 +255,9 @@ def test_plain_cycle_counts_what_stands(
     assert answer[-1] == stop or len(answer) >= 8
 
 
-def test_demo_trains_its_hybrid_unless_a_whole_one_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_trains_its_hybrid_unless_a_whole_one_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(ROOT / "scripts")
     import demo
 
@@ -230,7 +269,9 @@ def test_demo_trains_its_hybrid_unless_a_whole_one_is_there(tmp_path: Path, monk
     assert not demo.is_whole(tmp_path / "hybrid")
 
 
-def test_demo_empties_only_what_a_demo_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_empties_only_what_a_demo_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(ROOT / "scripts")
     import demo
 

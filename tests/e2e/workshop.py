@@ -1,4 +1,5 @@
-"""A toy pair at hand, and `infer` on it: in this process, in one of its own, and in one to which something happens.
+"""A toy pair at hand, and `infer` on it: in this process, in one of its own, and in one to which
+something happens.
 
 Knows how commands are called and what they leave. Knows nothing of what they should say.
 """
@@ -23,7 +24,8 @@ from edgespec.cli.main import run
 from tests import toys
 
 REFUSING = (
-    "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tool here') }}{% endif %}{% endfor %}"
+    "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tool here') }}{%"
+    " endif %}{% endfor %}"
 )
 TEMPLATE = REFUSING + toys.CHAT_TEMPLATE
 NO_EOS = {"0": -100, "2": -100}  # a logit_bias: toys end by chance otherwise
@@ -87,20 +89,28 @@ def process(*args: object, **env: str) -> Outcome:
 
 def happening(place: str, calls: int, code: str, *args: object, **env: str) -> Outcome:
     """The same, and something happens at a call of `place`."""
-    return finished([sys.executable, "-c", HAPPENING, place, str(calls), code, *map(str, args)], env)
+    return finished(
+        [sys.executable, "-c", HAPPENING, place, str(calls), code, *map(str, args)], env
+    )
 
 
 def finished(command: list[str], env: dict[str, str]) -> Outcome:
-    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRON | env, timeout=60, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=ENVIRON | env, timeout=60, check=False
+    )
     assert "Traceback" not in done.stdout + done.stderr, done.stderr
     return Outcome(done.returncode, done.stdout, done.stderr)
 
 
 @contextmanager
-def halted(place: str, calls: int, *args: object, code: str = HALT) -> Iterator[subprocess.Popen[str]]:
+def halted(
+    place: str, calls: int, *args: object, code: str = HALT
+) -> Iterator[subprocess.Popen[str]]:
     """A command that has come to a call of `place`, and waits there."""
     command = [sys.executable, "-c", HAPPENING, place, str(calls), code, *map(str, args)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRON) as child:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRON
+    ) as child:
         try:
             assert child.stdout is not None
             assert child.stdout.readline() == "at it\n", child.communicate()
@@ -123,29 +133,44 @@ def ended(child: subprocess.Popen[str], timeout_s: float) -> Outcome:
     return Outcome(child.returncode, out, err)
 
 
-# ---- requests and responses ------------------------------------------------------------------------------------
+# ---- requests and responses
 
 
 def asked(text: str, **settings: object) -> dict[str, object]:
     return {"messages": [{"role": "user", "content": text}], **settings}
 
 
-def infer(engine: Path, tmp_path: Path, *requests: dict[str, object], **settings: object) -> list[object]:
-    """The arguments of `infer` for these requests, greedy and of eight tokens unless they say otherwise."""
+def infer(
+    engine: Path, tmp_path: Path, *requests: dict[str, object], **settings: object
+) -> list[object]:
+    """The arguments of `infer` for these requests, greedy and of eight tokens unless they say
+    otherwise."""
     source = tmp_path / "input.json"
     usual = {"temperature": 0.0, "max_generate_length": 8, "logit_bias": NO_EOS}
     source.write_text(json.dumps(usual | settings | {"requests": requests or [asked("one two")]}))
-    return ["infer", "--engine-dir", engine, "--input-file", source, "--output-file", tmp_path / "output.json"]
+    return [
+        "infer",
+        "--engine-dir",
+        engine,
+        "--input-file",
+        source,
+        "--output-file",
+        tmp_path / "output.json",
+    ]
 
 
 def responses(tmp_path: Path, name: str = "output.json") -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((tmp_path / name).read_text(encoding="utf-8"))["responses"]
+    found: list[dict[str, Any]] = json.loads((tmp_path / name).read_text(encoding="utf-8"))[
+        "responses"
+    ]
     return found
 
 
 def said(found: list[dict[str, Any]]) -> list[tuple[object, ...]]:
     """What must not depend on who else was asked."""
-    return [(r.get("output_ids"), r["output_text"], r["finish_reason"], r.get("seed")) for r in found]
+    return [
+        (r.get("output_ids"), r["output_text"], r["finish_reason"], r.get("seed")) for r in found
+    ]
 
 
 def kept_lines(path: Path) -> list[dict[str, Any]]:
@@ -154,7 +179,8 @@ def kept_lines(path: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
-    """A real file system of so many pages, a new one each time; skipped where one may not be mounted."""
+    """A real file system of so many pages, a new one each time; skipped where one may not be
+    mounted."""
     place = tmp_path / "disk"
     place.mkdir()
     mounted = False

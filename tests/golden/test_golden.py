@@ -1,6 +1,8 @@
-"""What users and other tools read, under review: configs, manifests, `--help`, output.json, contracts.
+"""What users and other tools read, under review: configs, manifests, `--help`, output.json,
+contracts.
 
-A change shows up as a diff of the files in this directory; `pytest --update-golden` writes them anew.
+A change shows up as a diff of the files in this directory; `pytest --update-golden` writes them
+anew.
 """
 
 from __future__ import annotations
@@ -26,7 +28,12 @@ REQUESTS = {
     "temperature": 0.0,
     "max_generate_length": 12,
     "requests": [
-        {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Count to 3."}]},
+        {
+            "messages": [
+                {"role": "system", "content": "Be brief."},
+                {"role": "user", "content": "Count to 3."},
+            ]
+        },
         {
             "messages": [{"role": "user", "content": "And on?"}],
             "temperature": 0.8,
@@ -47,12 +54,24 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-VARYING = ("sha256", "identity", "texts", "base_identity", "bytes", "mtime_ns", "edgespec", "fingerprint", "command",
-           "golden_difference", "base_model_dir")  # fmt: skip
+VARYING = (
+    "sha256",
+    "identity",
+    "texts",
+    "base_identity",
+    "bytes",
+    "mtime_ns",
+    "edgespec",
+    "fingerprint",
+    "command",
+    "golden_difference",
+    "base_model_dir",
+)
 
 
 def settled(value: Any, key: str = "") -> Any:
-    """JSON without what changes from run to run: hashes, sizes, versions, times, paths. What is null stays null."""
+    """JSON without what changes from run to run: hashes, sizes, versions, times, paths. What is
+    null stays null."""
     if key in VARYING or (key.endswith("_s") and isinstance(value, float)):
         return None if value is None else f"<{key}>"
     if key in ("packages", "stages_s"):
@@ -63,7 +82,12 @@ def settled(value: Any, key: str = "") -> Any:
 
 
 def as_text(path: Path) -> str:
-    return json.dumps(settled(json.loads(path.read_text(encoding="utf-8"))), indent=2, ensure_ascii=False) + "\n"
+    return (
+        json.dumps(
+            settled(json.loads(path.read_text(encoding="utf-8"))), indent=2, ensure_ascii=False
+        )
+        + "\n"
+    )
 
 
 @pytest.mark.parametrize("component", ["base", "draft"])
@@ -79,12 +103,22 @@ def test_manifest_and_configs_of_an_engine_directory(pair: Path, golden: Golden,
 
 
 def test_output_of_fixed_requests(pair: Path, golden: Golden, tmp_path: Path) -> None:
-    """Tokens and counts are kept: the toys are the same everywhere, and greedy and seeded draws with them."""
+    """Tokens and counts are kept: the toys are the same everywhere, and greedy and seeded draws
+    with them."""
     asked, told = tmp_path / "input.json", tmp_path / "output.json"
     asked.write_text(json.dumps(REQUESTS))
     sizes = ["--spec-draft-top-k", "4", "--spec-draft-step", "3", "--spec-verify-size", "16"]
-    files = ["--engine-dir", str(pair / "engines"), "--input-file", str(asked), "--output-file", str(told)]
-    assert run(["infer", *files, "--spec-decode", *sizes, "--check-lossless"]) == 5  # the last is too long
+    files = [
+        "--engine-dir",
+        str(pair / "engines"),
+        "--input-file",
+        str(asked),
+        "--output-file",
+        str(told),
+    ]
+    assert (
+        run(["infer", *files, "--spec-decode", *sizes, "--check-lossless"]) == 5
+    )  # the last is too long
     golden("output.json", as_text(told).replace(str(asked), "<input>"))
 
 
@@ -107,23 +141,39 @@ SHAPES = {
 
 def table(contract: GraphContract) -> str:
     rows = [("in", spec) for spec in contract.inputs] + [("out", spec) for spec in contract.outputs]
-    return "".join(f"{way:4}{spec.name:17}{spec.dtype:8} [{', '.join(map(str, spec.shape))}]\n" for way, spec in rows)
+    return "".join(
+        f"{way:4}{spec.name:17}{spec.dtype:8} [{', '.join(map(str, spec.shape))}]\n"
+        for way, spec in rows
+    )
 
 
 @pytest.mark.parametrize("role", list(Role))
 def test_contract_tables(golden: Golden, role: Role) -> None:
     contract = canonical_contract(SHAPES[role])
-    text = f"canonical\n{table(contract)}\nlowered to ONNX Runtime's CPU kernels\n{table(lowered_contract(contract))}"
+    text = (
+        f"canonical\n{table(contract)}\nlowered to ONNX Runtime's CPU"
+        f" kernels\n{table(lowered_contract(contract))}"
+    )
     golden(f"contract_{role.value}.txt", text)
 
 
 def test_golden_files_are_all_in_use(request: pytest.FixtureRequest) -> None:
     """A file that no test writes any more is deleted, not kept."""
-    named = {f"export_{role}_{file}.json" for role in ("base", "draft") for file in ("manifest", "config")}
-    named |= {f"engines_{file}" for file in ("manifest.json", "base_config.json", "draft_config.json")}
+    named = {
+        f"export_{role}_{file}.json"
+        for role in ("base", "draft")
+        for file in ("manifest", "config")
+    }
+    named |= {
+        f"engines_{file}" for file in ("manifest.json", "base_config.json", "draft_config.json")
+    }
     named |= {"output.json", "help.txt", *(f"help_{name}.txt" for name in COMMANDS)}
     named |= {f"contract_{role.value}.txt" for role in Role}
-    there = {path.name for path in Path(request.path).parent.iterdir() if path.suffix in (".json", ".txt")}
+    there = {
+        path.name
+        for path in Path(request.path).parent.iterdir()
+        if path.suffix in (".json", ".txt")
+    }
     assert there == named
 
 

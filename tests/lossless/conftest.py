@@ -1,4 +1,5 @@
-"""Toy pairs, exported and built once: a plain one, one whose window is shorter than the answers, and a hybrid base."""
+"""Toy pairs, exported and built once: a plain one, one whose window is shorter than the answers,
+and a hybrid base."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Drafters that need no model: one that lies, one that is always right, one that is both by turns.
 
-Knows the tokens that plain decoding gives (`truth`) and how many of them the base has taken. Right or wrong, none of
-them may change what comes out.
+Knows the tokens that plain decoding gives (`truth`) and how many of them the base has taken. Right
+or wrong, none of them may change what comes out.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from edgespec.backends.base import LaneRows
-from edgespec.runtime.drafters.base import Seen, Wish
+from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.tree import DraftPlan, DraftTree
-from edgespec.runtime.verify import Verdict, walk
+from edgespec.runtime.verify import AcceptResult, walk
 
 
 @dataclass
@@ -27,17 +27,23 @@ class Memory:
 
 
 class ScriptedDrafter:
-    """Random trees; where a node stands on the true path, its child carries the true token with probability `right`.
+    """Random trees; where a node stands on the true path, its child carries the true token with
+    probability `right`.
 
-    `right` 0 never proposes the true token, `right` 1 always does, as a chain. Between them true tokens are seldom the
-    first among their siblings, so that what is accepted lies scattered over the tree. `scripts` are prompts with what
-    plain decoding says after them; a lane follows the one that begins with what it was told.
+    `right` 0 never proposes the true token, `right` 1 always does, as a chain. Between them true
+    tokens are seldom the first among their siblings, so that what is accepted lies scattered over
+    the tree. `scripts` are prompts with what plain decoding says after them; a lane follows the one
+    that begins with what it was told.
     """
 
     engine_s = 0.0
 
     def __init__(
-        self, scripts: Sequence[tuple[Sequence[int], Sequence[int]]], vocab: int, right: float, seed: int = 0
+        self,
+        scripts: Sequence[tuple[Sequence[int], Sequence[int]]],
+        vocab: int,
+        right: float,
+        seed: int = 0,
     ) -> None:
         self.scripts = [[*prompt, *truth] for prompt, truth in scripts]
         self.vocab, self.right = vocab, right
@@ -67,23 +73,27 @@ class ScriptedDrafter:
         tokens = rows.kv[0, 0, :, 0].astype(int).tolist()
         self.lanes[lane] = Memory([np.zeros(0)] * len(tokens), tokens)
 
-    def observe(self, seen: Sequence[Seen]) -> None:
+    def observe(self, seen: Sequence[Observation]) -> None:
         for one in seen:
             assert len(one.features) == len(one.tokens)
             self.lanes[one.lane].features += list(one.features.copy())
             self.lanes[one.lane].tokens += one.tokens.tolist()
 
-    def propose(self, wishes: Sequence[Wish]) -> list[DraftTree]:
-        return [self.proposed(wish) for wish in wishes]
+    def propose(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        return [self.proposed(request) for request in requests]
 
-    def proposed(self, wish: Wish) -> DraftTree:
-        tokens = self.lanes[wish.lane].tokens
-        assert tokens[-1] == wish.pending
-        self.plans.append(wish.plan)
-        told = (script[len(tokens) + 1 :] for script in self.scripts if script[1 : len(tokens) + 1] == tokens)
+    def proposed(self, request: DraftRequest) -> DraftTree:
+        tokens = self.lanes[request.lane].tokens
+        assert tokens[-1] == request.pending
+        self.plans.append(request.plan)
+        told = (
+            script[len(tokens) + 1 :]
+            for script in self.scripts
+            if script[1 : len(tokens) + 1] == tokens
+        )
         coming = next(told, [])
         make = self.chain if self.right == 1 else self.tree
-        self.trees.append(make(wish.pending, coming, wish.plan))
+        self.trees.append(make(request.pending, coming, request.plan))
         return self.trees[-1]
 
     def chain(self, pending: int, coming: list[int], plan: DraftPlan) -> DraftTree:
@@ -94,12 +104,20 @@ class ScriptedDrafter:
         tokens, parents, depths, taken = [pending], [-1], [0], [set[int]()]
         true_node = {0: 0}  # depth -> the node on the true path
         for node in range(1, int(self.rng.integers(1, plan.verify_size + 1))):
-            parent = int(self.rng.choice([n for n in range(node) if depths[n] < plan.steps] or [-1]))
+            parent = int(
+                self.rng.choice([n for n in range(node) if depths[n] < plan.steps] or [-1])
+            )
             if parent < 0:
                 break
             depth = depths[parent] + 1
-            true = coming[depth - 1] if true_node.get(depth - 1) == parent and depth <= len(coming) else None
-            is_right = true is not None and true not in taken[parent] and self.rng.random() < self.right
+            true = (
+                coming[depth - 1]
+                if true_node.get(depth - 1) == parent and depth <= len(coming)
+                else None
+            )
+            is_right = (
+                true is not None and true not in taken[parent] and self.rng.random() < self.right
+            )
             wrong = [t for t in range(self.vocab) if t != true and t not in taken[parent]]
             if not is_right and not wrong:
                 continue
@@ -114,12 +132,16 @@ class ScriptedDrafter:
         return DraftTree(np.array(tokens, np.int64), np.array(parents, np.int64))
 
 
-def accept_one_more(tree: DraftTree, logits: np.ndarray, sampler: Sampler, before: Sequence[int]) -> Verdict:
+def accept_one_more(
+    tree: DraftTree, logits: np.ndarray, sampler: Sampler, before: Sequence[int]
+) -> AcceptResult:
     """A planted bug: `walk` with one node more than the base agreed to."""
-    verdict = walk(tree, logits, sampler, before)
-    child = np.flatnonzero(tree.parents == verdict.path[-1])
+    result = walk(tree, logits, sampler, before)
+    child = np.flatnonzero(tree.parents == result.path[-1])
     if not len(child):
-        return verdict
-    path = [*verdict.path, int(child[0])]
-    last = sampler.pick(logits[child[0]], [*before, *verdict.emitted[:-1], int(tree.tokens[child[0]])])
-    return Verdict(path, [*verdict.emitted[:-1], int(tree.tokens[child[0]]), last])
+        return result
+    path = [*result.path, int(child[0])]
+    last = sampler.pick(
+        logits[child[0]], [*before, *result.emitted[:-1], int(tree.tokens[child[0]])]
+    )
+    return AcceptResult(path, [*result.emitted[:-1], int(tree.tokens[child[0]]), last])

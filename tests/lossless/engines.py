@@ -1,7 +1,7 @@
 """The same toy pair built twice: for one sequence and for four.
 
-Knows how engines are made. The one for a single sequence runs other kernels (decision 0005), so what it says plainly
-is the reference for whatever the other one does in batches.
+Knows how engines are made. The one for a single sequence runs other kernels (decision 0005), so
+what it says plainly is the reference for whatever the other one does in batches.
 """
 
 from __future__ import annotations
@@ -30,10 +30,17 @@ class Engines:
 
 
 def make_engines(
-    path: Path, family: Family = "llama", *, sliding_window: int | None = None, vocab: int = 256,
-    eos: list[int] | None = None, chat_template: str = toys.CHAT_TEMPLATE, limits: Limits = LIMITS,
-) -> Path:  # fmt: skip
-    """Engine directories `one` and `four` below `path`, of a base and its draft of the `eagle` flavour."""
+    path: Path,
+    family: Family = "llama",
+    *,
+    sliding_window: int | None = None,
+    vocab: int = 256,
+    eos: list[int] | None = None,
+    chat_template: str = toys.CHAT_TEMPLATE,
+    limits: Limits = LIMITS,
+) -> Path:
+    """Engine directories `one` and `four` below `path`, of a base and its draft of the `eagle`
+    layout."""
     base = make_base(path / "base", family, sliding_window=sliding_window, vocab=vocab, eos=eos)
     config = base / "tokenizer_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": chat_template}))

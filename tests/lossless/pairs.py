@@ -1,4 +1,5 @@
-"""How a toy pair becomes engines: a random base and a random draft, exported and built in this process."""
+"""How a toy pair becomes engines: a random base and a random draft, exported and built in this
+process."""
 
 from __future__ import annotations
 
@@ -14,23 +15,30 @@ from edgespec.contract import Limits
 from edgespec.export.components import ExportOptions, export
 from tests import toys
 
-LIMITS = Limits(max_input_len=48, max_kv_cache_capacity=64, max_verify_tree_size=60, max_draft_tree_size=60)
+LIMITS = Limits(
+    max_input_len=48, max_kv_cache_capacity=64, max_verify_tree_size=60, max_draft_tree_size=60
+)
 
 
 Family = toys.Family | Literal["qwen3_5"]
 
 
-def make_base(path: Path, family: Family, *, sliding_window: int | None = None, **options: Any) -> Path:
+def make_base(
+    path: Path, family: Family, *, sliding_window: int | None = None, **options: Any
+) -> Path:
     """A random base of eight layers."""
     if family == "qwen3_5":
         return toys.make_qwen3_5(path, layers=8, **options)
     return toys.make_base(path, family, layers=8, sliding_window=sliding_window, **options)
 
 
-def make_pair(path: Path, family: Family, flavour: toys.Flavour, sliding_window: int | None) -> Path:
-    """The engine directory; the exported components stand beside it, in onnx_base and onnx_draft."""
+def make_pair(
+    path: Path, family: Family, layout: toys.DraftLayout, sliding_window: int | None
+) -> Path:
+    """The engine directory; the exported components stand beside it, in onnx_base and
+    onnx_draft."""
     base = make_base(path / "base", family, sliding_window=sliding_window)
-    draft = toys.make_draft(path / "draft", base, flavour)
+    draft = toys.make_draft(path / "draft", base, layout)
     export(str(base), path / "onnx_base", ExportOptions(eagle_base=True))
     export(str(draft), path / "onnx_draft", ExportOptions(base_model_dir=str(base)))
     for component in ("onnx_base", "onnx_draft"):
@@ -39,13 +47,18 @@ def make_pair(path: Path, family: Family, flavour: toys.Flavour, sliding_window:
 
 
 def make_mtp_pair(path: Path, *lanes: int, vocab: int = 256, limits: Limits = LIMITS) -> Path:
-    """Engines of a hybrid base and its MTP head, for so many sequences each, below `path`; the head is often right."""
+    """Engines of a hybrid base and its MTP head, for so many sequences each, below `path`; the head
+    is often right."""
     base = toys.make_qwen3_5(path / "base", layers=4, vocab=vocab)
     agree(base / "model.safetensors")
     export(str(base), path / "onnx", ExportOptions(mtp=True))
     for count in lanes:
         for component in ("llm", "mtp_draft"):
-            build(path / "onnx" / component, path / f"engines-{count}", replace(limits, max_batch_size=count))
+            build(
+                path / "onnx" / component,
+                path / f"engines-{count}",
+                replace(limits, max_batch_size=count),
+            )
     return path
 
 

@@ -1,7 +1,7 @@
 """Batches on real engines: each sequence gets what it gets alone, and plain, on an engine for one.
 
-The two engines share no attention kernel. The mixtures are of plain sequences, chains and trees, greedy and sampled,
-with more of them than lanes.
+The two engines share no attention kernel. The mixtures are of plain sequences, chains and trees,
+greedy and sampled, with more of them than lanes.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from edgespec.prompts import CANCELLED, END_OF_SEQUENCE, MAX_LENGTH, SamplingPar
 from edgespec.rope import RopeTable
 from edgespec.runtime import decoder as decoder_module
 from edgespec.runtime.decoder import CachedDecoder, LaneResult, Rows
-from edgespec.runtime.drafters.base import Wish
+from edgespec.runtime.drafters.base import DraftRequest
 from edgespec.runtime.drafters.eagle import EagleDrafter
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.jobs import Chunk, Job, Response
-from edgespec.runtime.law import first_difference
+from edgespec.runtime.lossless_check import first_difference
 from edgespec.runtime.prefix import PrefixCache
 from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.session import Session, Step
@@ -43,9 +43,13 @@ KIND = {"llama": ("llama", None), "mistral-window-5": ("mistral", 5), "qwen3_5":
 
 
 @pytest.fixture(scope="module", params=KIND)
-def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+def engines(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Engines]:
     family, window = KIND[request.param]
-    with opened(make_engines(tmp_path_factory.mktemp("batches"), family, sliding_window=window)) as pair:
+    with opened(
+        make_engines(tmp_path_factory.mktemp("batches"), family, sliding_window=window)
+    ) as pair:
         yield pair
 
 
@@ -63,12 +67,15 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
     return np.random.default_rng([seed, length]).integers(3, VOCAB, length).tolist()
 
 
-def job(length: int, max_new: int, plan: DraftPlan | None = None, sampling: SamplingParams = GREEDY) -> Job:
+def job(
+    length: int, max_new: int, plan: DraftPlan | None = None, sampling: SamplingParams = GREEDY
+) -> Job:
     return Job(prompt_of(length), replace(sampling, max_generate_length=max_new), plan)
 
 
 def mixture() -> list[Job]:
-    """Twelve: each plan with each kind of sampling, of lengths that let them end at different times."""
+    """Twelve: each plan with each kind of sampling, of lengths that let them end at different
+    times."""
     lengths = [
         (1, 9),
         (30, 22),
@@ -83,14 +90,18 @@ def mixture() -> list[Job]:
         (33, 3),
         (6, 8),
     ]
-    return [job(n, new, PLANS[i % 4], SAMPLINGS[(i + i // 4) % 4]) for i, (n, new) in enumerate(lengths)]
+    return [
+        job(n, new, PLANS[i % 4], SAMPLINGS[(i + i // 4) % 4]) for i, (n, new) in enumerate(lengths)
+    ]
 
 
 def again(jobs: Sequence[Job]) -> list[Job]:
     return [replace(one) for one in jobs]
 
 
-def served(engine: Engine, jobs: Sequence[Job], lanes: int = LANES) -> list[Response | EdgeSpecError]:
+def served(
+    engine: Engine, jobs: Sequence[Job], lanes: int = LANES
+) -> list[Response | EdgeSpecError]:
     found: dict[Job, Response | EdgeSpecError] = {}
     for one, event in engine.serve(deque(jobs), lanes):
         if not isinstance(event, Chunk):
@@ -103,7 +114,9 @@ def alone(engines: Engines, one: Job) -> Response:
     return engines.one.plainly(one.prompt_ids, one.sampling)
 
 
-def assert_as_alone(engines: Engines, jobs: Sequence[Job], found: Sequence[Response | EdgeSpecError]) -> None:
+def assert_as_alone(
+    engines: Engines, jobs: Sequence[Job], found: Sequence[Response | EdgeSpecError]
+) -> None:
     for one, response in zip(jobs, found, strict=True):
         assert isinstance(response, Response), response
         plain = alone(engines, one)
@@ -123,7 +136,9 @@ def script(engines: Engines, jobs: Sequence[Job], right: float | None) -> None:
 def test_mixture_gives_each_what_it_gets_alone(engines: Engines, right: float | None) -> None:
     jobs = mixture()
     script(engines, jobs, right)
-    with mock.patch.object(CachedDecoder, "run", autospec=True, side_effect=CachedDecoder.run) as run:
+    with mock.patch.object(
+        CachedDecoder, "run", autospec=True, side_effect=CachedDecoder.run
+    ) as run:
         found = served(engines.four, jobs)
     assert_as_alone(engines, jobs, found)
     accepted = sum(sum(one.metrics.per_step_accepted) for one in found if isinstance(one, Response))
@@ -140,7 +155,8 @@ def test_smaller_batches_of_the_same_engine_give_the_same(engines: Engines, lane
 @pytest.mark.parametrize("right", [None, 0.8])
 def test_stop_token_of_one_ends_one(engines: Engines, right: float | None) -> None:
     jobs = [
-        job(n, 24, plan, s) for n, plan, s in zip((4, 8, 15, 21, 9), [*PLANS, None], [*SAMPLINGS, SAMPLED], strict=True)
+        job(n, 24, plan, s)
+        for n, plan, s in zip((4, 8, 15, 21, 9), [*PLANS, None], [*SAMPLINGS, SAMPLED], strict=True)
     ]
     script(engines, jobs, right)
     third = alone(engines, jobs[2]).token_ids
@@ -155,8 +171,11 @@ def test_stop_token_of_one_ends_one(engines: Engines, right: float | None) -> No
 
 @pytest.mark.parametrize("right", [None, 0.8])
 @pytest.mark.parametrize("plan", [None, PLANS[1], PLANS[3]])
-def test_full_cache_ends_one_and_its_mates_go_on(engines: Engines, plan: DraftPlan | None, right: float | None) -> None:
-    """Its mates' trees are wide to the last: the rows by which it is padded lie behind its capacity."""
+def test_full_cache_ends_one_and_its_mates_go_on(
+    engines: Engines, plan: DraftPlan | None, right: float | None
+) -> None:
+    """Its mates' trees are wide to the last: the rows by which it is padded lie behind its
+    capacity."""
     full = job(45, 99, plan)
     jobs = [job(3, 40, PLANS[3], SAMPLED), full, job(11, 40, PLANS[2]), job(7, 40, None, SAMPLED)]
     script(engines, jobs, right)
@@ -174,10 +193,12 @@ def test_all_caches_full_at_once(engines: Engines) -> None:
     assert [len(one.token_ids) for one in found if isinstance(one, Response)] == [17, 18, 19, 20]
 
 
-# ---- who runs where --------------------------------------------------------------------------------------------
+# ---- who runs where
 
 
-def test_last_one_takes_the_place_of_who_ends_and_who_waits_the_place_behind(engines: Engines) -> None:
+def test_last_one_takes_the_place_of_who_ends_and_who_waits_the_place_behind(
+    engines: Engines,
+) -> None:
     jobs = [job(2, 3), job(3, 9), job(4, 6), job(5, 9), job(6, 4)]
     seen: list[list[int]] = []
     real = Session.step
@@ -198,11 +219,15 @@ def test_last_one_takes_the_place_of_who_ends_and_who_waits_the_place_behind(eng
 def test_rows_kept_of_one_lane_serve_another(engines: Engines, plan: DraftPlan | None) -> None:
     engines.four.session.prefixes = PrefixCache(2**24)
     head = prompt_of(20)
-    jobs = [Job([*head, tail, 9], replace(SAMPLED, max_generate_length=12), plan, keep=20) for tail in (3, 4, 5, 6, 7)]
+    jobs = [
+        Job([*head, tail, 9], replace(SAMPLED, max_generate_length=12), plan, keep=20)
+        for tail in (3, 4, 5, 6, 7)
+    ]
     found = served(engines.four, jobs)
     assert_as_alone(engines, jobs, found)
     reused = [one.metrics.reused_tokens for one in found if isinstance(one, Response)]
-    # A draft's row pairs a position with the token after it, so it has one fewer; a state is taken whole or not at all
+    # A draft's row pairs a position with the token after it, so it has one fewer; a state is taken
+    # whole or not at all
     assert reused == [0] + [20 if plan is None or engines.four.base.recurrent else 19] * 4
 
 
@@ -214,7 +239,9 @@ def test_next_turn_reads_only_what_is_new(engines: Engines, plan: DraftPlan | No
     (found,) = served(engines.four, [replace(first, keep_all=True)])
     assert isinstance(found, Response)
     assert plan is None or max(found.metrics.per_step_accepted) > 0
-    follow_up = Job([*first.prompt_ids, *found.token_ids, 7, 8], replace(GREEDY, max_generate_length=9), plan)
+    follow_up = Job(
+        [*first.prompt_ids, *found.token_ids, 7, 8], replace(GREEDY, max_generate_length=9), plan
+    )
     script(engines, [follow_up], right=1)
     (answer,) = served(engines.four, [follow_up])
     assert_as_alone(engines, [follow_up], [answer])
@@ -239,12 +266,16 @@ def test_conversation_goes_on_after_a_stop_within_what_was_accepted(
     assert found.token_ids == truth[:end]
     for engine in (engines.one, engines.four):
         engine.stop_ids = frozenset()
-    follow_up = Job([*first.prompt_ids, *truth[:end], 7, 8], replace(GREEDY, max_generate_length=9), plan)
+    follow_up = Job(
+        [*first.prompt_ids, *truth[:end], 7, 8], replace(GREEDY, max_generate_length=9), plan
+    )
     script(engines, [follow_up], right=1)
     (answer,) = served(engines.four, [follow_up])
     assert_as_alone(engines, [follow_up], [answer])
     assert isinstance(answer, Response)
-    assert answer.metrics.reused_tokens == 11 + end - 1 - (plan is not None and not engines.four.base.recurrent)
+    assert answer.metrics.reused_tokens == 11 + end - 1 - (
+        plan is not None and not engines.four.base.recurrent
+    )
 
 
 class Spoilt:
@@ -292,10 +323,16 @@ def test_logits_behind_a_long_text_are_computed_as_a_prompt(engines: Engines) ->
         sizes.append(len(parts[0].tokens))
         return real(self, parts)
 
-    with mock.patch.object(decoder_module, "RECURRENT_CHUNK", 16), mock.patch.object(CachedDecoder, "run", run):
+    with (
+        mock.patch.object(decoder_module, "RECURRENT_CHUNK", 16),
+        mock.patch.object(CachedDecoder, "run", run),
+    ):
         logits = engines.one.next_logits(text).copy()
     assert (max(sizes) == 16) == engines.one.base.recurrent
-    assert int(logits.argmax()) == engines.one.plainly(text, replace(GREEDY, max_generate_length=1)).token_ids[0]
+    assert (
+        int(logits.argmax())
+        == engines.one.plainly(text, replace(GREEDY, max_generate_length=1)).token_ids[0]
+    )
 
 
 def test_one_that_is_cancelled_leaves_its_mates_as_they_were(engines: Engines) -> None:
@@ -307,7 +344,10 @@ def test_one_that_is_cancelled_leaves_its_mates_as_they_were(engines: Engines) -
         if isinstance(event, Response):
             found[one] = event
     assert found[jobs[1]].finish_reason == CANCELLED
-    assert found[jobs[1]].token_ids == alone(engines, jobs[1]).token_ids[: len(found[jobs[1]].token_ids)]
+    assert (
+        found[jobs[1]].token_ids
+        == alone(engines, jobs[1]).token_ids[: len(found[jobs[1]].token_ids)]
+    )
     others = [one for one in jobs if one is not jobs[1]]
     assert_as_alone(engines, others, [found[one] for one in others])
 
@@ -345,18 +385,20 @@ def test_engine_that_fails_once_fails_the_batch_and_not_what_waits(engines: Engi
     assert_as_alone(engines, jobs[LANES:], found[LANES:])
 
 
-# ---- drafts: what equal outputs do not show -----------------------------------------------------------------------
+# ---- drafts: what equal outputs do not show
 
 
-def drafted(engine: Engine, jobs: Sequence[Job], lanes: int) -> dict[tuple[int, ...], list[list[int]]]:
+def drafted(
+    engine: Engine, jobs: Sequence[Job], lanes: int
+) -> dict[tuple[int, ...], list[list[int]]]:
     """Each prompt's trees in turn, as tokens and parents."""
     found: dict[tuple[int, ...], list[list[int]]] = defaultdict(list)
     real = EagleDrafter.propose
 
-    def propose(self: EagleDrafter, wishes: Sequence[Wish]) -> list[DraftTree]:
-        trees = real(self, wishes)
-        for wish, tree in zip(wishes, trees, strict=True):
-            prompt = tuple(engine.session.running[wish.lane].task.prompt)
+    def propose(self: EagleDrafter, requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        trees = real(self, requests)
+        for request, tree in zip(requests, trees, strict=True):
+            prompt = tuple(engine.session.running[request.lane].task.prompt)
             found[prompt].append([*tree.tokens.tolist(), *tree.parents.tolist()])
         return trees
 
@@ -381,7 +423,7 @@ def test_draft_that_does_not_move_with_its_sequence_is_found(engines: Engines) -
     assert in_a_batch != drafted(engines.one, again(jobs), 1)
 
 
-# ---- the comparison can see --------------------------------------------------------------------------------------
+# ---- the comparison can see
 
 mask, run, rows_of = CachedDecoder.mask, CachedDecoder.run, RopeTable.rows
 
@@ -423,19 +465,32 @@ def nothing_restrided(self: KvCache, stride: int) -> None:
 
 
 PLANTED: dict[str, Callable[[], Any]] = {
-    "rows that only fill up are seen": lambda: mock.patch.object(CachedDecoder, "mask", padding_seen),
+    "rows that only fill up are seen": lambda: mock.patch.object(
+        CachedDecoder, "mask", padding_seen
+    ),
     "masks are the next lane's": lambda: mock.patch.object(CachedDecoder, "mask", mask_of_the_next),
-    "positions are the next lane's": lambda: mock.patch.object(RopeTable, "rows", positions_of_the_next),
-    "results are the next lane's": lambda: mock.patch.object(CachedDecoder, "run", results_of_the_next),
+    "positions are the next lane's": lambda: mock.patch.object(
+        RopeTable, "rows", positions_of_the_next
+    ),
+    "results are the next lane's": lambda: mock.patch.object(
+        CachedDecoder, "run", results_of_the_next
+    ),
     "eviction moves no rows": lambda: mock.patch.object(KvCache, "copy_lane", nothing_copied),
-    "eviction moves them the other way": lambda: mock.patch.object(KvCache, "copy_lane", copied_the_wrong_way),
-    "a wider cache leaves its rows behind": lambda: mock.patch.object(KvCache, "restride", nothing_restrided),
+    "eviction moves them the other way": lambda: mock.patch.object(
+        KvCache, "copy_lane", copied_the_wrong_way
+    ),
+    "a wider cache leaves its rows behind": lambda: mock.patch.object(
+        KvCache, "restride", nothing_restrided
+    ),
 }
 
 
 @pytest.mark.parametrize("bug", PLANTED)
 def test_planted_bug_is_found_and_is_no_near_tie(engines: Engines, bug: str) -> None:
-    jobs = [job(n, new, plan) for n, new, plan in ((3, 5, PLANS[2]), (8, 16, None), (20, 16, PLANS[1]), (30, 16, None))]
+    jobs = [
+        job(n, new, plan)
+        for n, new, plan in ((3, 5, PLANS[2]), (8, 16, None), (20, 16, PLANS[1]), (30, 16, None))
+    ]
     cache = engines.four.base.runner.cache
     for lane in range(LANES):
         cache.clear(lane)

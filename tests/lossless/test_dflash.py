@@ -1,7 +1,8 @@
-"""Block drafts on real engines: chains and trees, greedy and sampled, alone and in batches, right and wrong.
+"""Block drafts on real engines: chains and trees, greedy and sampled, alone and in batches, right
+and wrong.
 
-What comes out is what plain decoding says; and every block was drafted from what the base really says of the tokens
-that were kept, by the slow reference.
+What comes out is what plain decoding says; and every block was drafted from what the base really
+says of the tokens that were kept, by the slow reference.
 """
 
 from __future__ import annotations
@@ -26,19 +27,29 @@ from edgespec.export.components import ExportOptions, export
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.block import BlockDecoder
 from edgespec.runtime.drafters import dflash
-from edgespec.runtime.drafters.base import Seen, Wish
+from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.drafters.dflash import DFlashDrafter
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.jobs import Chunk, Job, Response
-from edgespec.runtime.law import first_difference
+from edgespec.runtime.lossless_check import first_difference
 from edgespec.runtime.prefix import PrefixCache
 from edgespec.runtime.tree import BlockPlan, DraftPlan, DraftTree
 from tests import reference, toys
 from tests.parity.dflash_reference import DFlashReference
 
 VOCAB, CAPACITY, BLOCK, LANES = 256, 64, 8, 4
-LIMITS = Limits(max_input_len=60, max_kv_cache_capacity=CAPACITY, max_verify_tree_size=40, max_draft_tree_size=BLOCK)
-CHAIN, SHORT, NARROW, WIDE = BlockPlan(1, 7, 8), BlockPlan(1, 2, 3), BlockPlan(2, 7, 12), BlockPlan(8, 7, 40)
+LIMITS = Limits(
+    max_input_len=60,
+    max_kv_cache_capacity=CAPACITY,
+    max_verify_tree_size=40,
+    max_draft_tree_size=BLOCK,
+)
+CHAIN, SHORT, NARROW, WIDE = (
+    BlockPlan(1, 7, 8),
+    BlockPlan(1, 2, 3),
+    BlockPlan(2, 7, 12),
+    BlockPlan(8, 7, 40),
+)
 GREEDY = SamplingParams(temperature=0.0, seed=0)
 SAMPLED = SamplingParams(temperature=1.0, top_k=0, top_p=0.9, seed=5)
 CLOSE = {"rtol": 2e-4, "atol": 2e-4}
@@ -46,15 +57,18 @@ CLOSE = {"rtol": 2e-4, "atol": 2e-4}
 
 @dataclass(frozen=True)
 class Block:
-    """What the draft said of a block behind `before`, the tokens known by then; the pending one is the last of them."""
+    """What the draft said of a block behind `before`, the tokens known by then; the pending one is
+    the last of them."""
 
     before: tuple[int, ...]
     logits: np.ndarray
 
 
 class Knowing(DFlashDrafter):
-    """The real drafter, whose logits are turned towards the truth: a slot's true token becomes the best one with
-    probability `right`, else the second. What the draft itself said is kept in `blocks`."""
+    """The real drafter, whose logits are turned towards the truth: a slot's true token becomes the
+    best one with probability `right`, else the second. What the draft itself said is kept in
+    `blocks`.
+    """
 
     def __init__(self, real: DFlashDrafter, scripts: Sequence[Sequence[int]], right: float) -> None:
         super().__init__(real.decoder, real.mask_token, real.max_block, real.d2t)
@@ -62,7 +76,7 @@ class Knowing(DFlashDrafter):
         self.told: dict[int, list[int]] = {lane: [] for lane in range(len(self.lanes))}
         self.blocks: list[Block] = []
 
-    def observe(self, seen: Sequence[Seen]) -> None:
+    def observe(self, seen: Sequence[Observation]) -> None:
         for one in seen:
             self.told[one.lane] += one.tokens.tolist()
         super().observe(seen)
@@ -73,14 +87,16 @@ class Knowing(DFlashDrafter):
 
     def restore(self, lane: int, rows: LaneRows) -> None:
         super().restore(lane, rows)
-        self.told[lane] = next([*script[1 : len(rows) + 1]] for script in self.scripts if len(script) > len(rows))
+        self.told[lane] = next(
+            [*script[1 : len(rows) + 1]] for script in self.scripts if len(script) > len(rows)
+        )
 
     def move(self, source: int, target: int) -> None:
         super().move(source, target)
         self.told[target] = self.told[source]
 
-    def tree(self, wish: Wish, logits: np.ndarray) -> DraftTree:
-        told = self.told[wish.lane]
+    def tree(self, request: DraftRequest, logits: np.ndarray) -> DraftTree:
+        told = self.told[request.lane]
         script = next((s for s in self.scripts if list(s[1 : len(told) + 1]) == told), [])
         self.blocks.append(Block((*script[:1], *told), logits.copy()))
         turned = logits.copy()
@@ -92,7 +108,7 @@ class Knowing(DFlashDrafter):
                 slot[token] = best - 1e-3
             else:
                 slot[(token + 1) % VOCAB] = best + 1e-3
-        return super().tree(wish, turned)
+        return super().tree(request, turned)
 
 
 @dataclass(frozen=True)
@@ -104,7 +120,7 @@ class Pair:
 
     def features(self, tokens: Sequence[int]) -> torch.Tensor:
         _, hidden_states = reference.base_hidden_states(self.model, torch.tensor([list(tokens)]))
-        return reference.gather_taps(hidden_states, self.ref.taps)[0]
+        return reference.gather_aux_hidden_states(hidden_states, self.ref.aux_layers)[0]
 
     def assert_true(self, blocks: Sequence[Block]) -> None:
         """Each block against the reference, from the features of all tokens but the pending one."""
@@ -128,10 +144,20 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     draft = toys.make_dflash(path / "draft", base, block_size=BLOCK, layer_types=kinds, window=10)
     export(str(base), path, ExportOptions(dflash_base=True, dflash_draft_dir=str(draft)))
     export(str(draft), path, ExportOptions(base_model_dir=str(base)))
-    for name, lanes, capacity in (("one", 1, CAPACITY), ("four", LANES, CAPACITY), ("short", 1, 40)):
+    for name, lanes, capacity in (
+        ("one", 1, CAPACITY),
+        ("four", LANES, CAPACITY),
+        ("short", 1, 40),
+    ):
         build(path / "llm", path / name, replace(LIMITS, max_batch_size=lanes))
-        mine = replace(LIMITS, max_batch_size=lanes, max_kv_cache_capacity=capacity, max_input_len=40)
-        build(path / "dflash_draft", path / name, mine if name == "short" else replace(LIMITS, max_batch_size=lanes))
+        mine = replace(
+            LIMITS, max_batch_size=lanes, max_kv_cache_capacity=capacity, max_input_len=40
+        )
+        build(
+            path / "dflash_draft",
+            path / name,
+            mine if name == "short" else replace(LIMITS, max_batch_size=lanes),
+        )
     return path
 
 
@@ -140,7 +166,9 @@ def opened(made: Path) -> Iterator[Pair]:
     with Engine(made / "one") as one, Engine(made / "four") as four:
         for engine in (one, four):
             engine.stop_ids = frozenset()
-        yield Pair(one, four, DFlashReference(made / "draft", made / "base"), toys.load_base(made / "base"))
+        yield Pair(
+            one, four, DFlashReference(made / "draft", made / "base"), toys.load_base(made / "base")
+        )
 
 
 @pytest.fixture
@@ -198,14 +226,29 @@ def test_one_sequence_says_what_it_says_plainly(
 
 @pytest.mark.parametrize("right", [None, 0.6])
 def test_a_batch_says_what_each_says_alone(pair: Pair, right: float | None) -> None:
-    """Ten sequences through four lanes: plain ones, chains and trees, of lengths that end at different times."""
-    sizes = [(1, 9), (30, 22), (12, 30), (5, 1), (22, 5), (3, 16), (17, 27), (9, 12), (40, 20), (52, 12)]
+    """Ten sequences through four lanes: plain ones, chains and trees, of lengths that end at
+    different times."""
+    sizes = [
+        (1, 9),
+        (30, 22),
+        (12, 30),
+        (5, 1),
+        (22, 5),
+        (3, 16),
+        (17, 27),
+        (9, 12),
+        (40, 20),
+        (52, 12),
+    ]
     plans = [CHAIN, None, NARROW, SHORT, WIDE]
     jobs = [
         Job(prompt_of(n), replace((GREEDY, SAMPLED)[i % 2], max_generate_length=new), plans[i % 5])
         for i, (n, new) in enumerate(sizes)
     ]
-    plain = [plainly(pair, job.prompt_ids, job.sampling, job.sampling.max_generate_length) for job in jobs]
+    plain = [
+        plainly(pair, job.prompt_ids, job.sampling, job.sampling.max_generate_length)
+        for job in jobs
+    ]
     if right is None:
         for job, wanted, found in zip(jobs, plain, served(pair.four, jobs), strict=True):
             assert_equal(pair, wanted, found, job.sampling)
@@ -258,7 +301,8 @@ def test_a_long_context_goes_in_pieces(pair: Pair) -> None:
 
 @pytest.mark.parametrize("four", [False, True], ids=["one lane", "four lanes"])
 def test_rows_kept_of_an_earlier_prompt_serve_the_next(pair: Pair, *, four: bool) -> None:
-    """A system prompt's, as the first request left them; then a whole turn's, where that was kept."""
+    """A system prompt's, as the first request left them; then a whole turn's, where that was
+    kept."""
     engine = pair.four if four else pair.one
     cut = not engine.base.recurrent
     engine.session.prefixes = PrefixCache(2**24)
@@ -305,8 +349,10 @@ def test_features_that_are_no_numbers_draft_nothing(pair: Pair) -> None:
     drafter = pair.one.drafter
     assert isinstance(drafter, DFlashDrafter)
 
-    def spoilt(seen: Sequence[Seen]) -> None:
-        DFlashDrafter.observe(drafter, [replace(one, features=one.features * np.float32(np.nan)) for one in seen])
+    def spoilt(seen: Sequence[Observation]) -> None:
+        DFlashDrafter.observe(
+            drafter, [replace(one, features=one.features * np.float32(np.nan)) for one in seen]
+        )
 
     with mock.patch.object(drafter, "observe", spoilt):
         found = pair.one.finish(prompt, replace(GREEDY, max_generate_length=12), CHAIN)

@@ -1,6 +1,5 @@
-"""The law on a hybrid base with its own MTP head: with drafts or without, the same tokens, and a state that goes back
-exactly to where the accepted ones end.
-"""
+"""The law on a hybrid base with its own MTP head: with drafts or without, the same tokens, and a
+state that goes back exactly to where the accepted ones end."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ import edgespec
 from edgespec.errors import LimitError
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.jobs import Chunk, Job, Response
-from edgespec.runtime.law import first_difference
+from edgespec.runtime.lossless_check import first_difference
 from edgespec.runtime.tree import DraftPlan
 from tests.lossless.drafters import ScriptedDrafter
 from tests.lossless.engines import LANES, Engines
@@ -52,14 +51,18 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
     return np.random.default_rng([seed, length]).integers(3, VOCAB, length).tolist()
 
 
-def assert_same(engines: Engines, plain: Response, drafted: Response, sampling: SamplingParams) -> None:
+def assert_same(
+    engines: Engines, plain: Response, drafted: Response, sampling: SamplingParams
+) -> None:
     assert first_difference(engines.one, plain, drafted, sampling) is None
     assert (drafted.token_ids, drafted.text) == (plain.token_ids, plain.text)
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"step-{plan.steps}")
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda s: f"t{s.temperature}")
-def test_head_s_drafts_leave_every_token_as_it_was(engines: Engines, plan: DraftPlan, sampling: SamplingParams) -> None:
+def test_head_s_drafts_leave_every_token_as_it_was(
+    engines: Engines, plan: DraftPlan, sampling: SamplingParams
+) -> None:
     counts: set[int] = set()
     for length in (1, 9, 30):
         asked = replace(sampling, max_generate_length=24)
@@ -75,7 +78,9 @@ def test_greedy_drafts_are_accepted_in_part_and_in_whole(engines: Engines) -> No
     counts: set[int] = set()
     for seed in range(6):
         asked = replace(SAMPLINGS[0], max_generate_length=24)
-        counts |= set(engines.one.generate(prompt_of(12, seed), asked, PLANS[1]).metrics.per_step_accepted)
+        counts |= set(
+            engines.one.generate(prompt_of(12, seed), asked, PLANS[1]).metrics.per_step_accepted
+        )
     assert counts == {0, 1, 2, 3}
 
 
@@ -93,17 +98,34 @@ def test_drafts_right_or_wrong_leave_every_token_as_it_was(
 
 
 def test_batch_of_chains_and_plain_ones_gives_each_what_it_gets_alone(engines: Engines) -> None:
-    shapes = [(1, 9), (30, 22), (12, 24), (5, 1), (22, 5), (3, 16), (17, 27), (9, 12), (40, 20), (2, 24)]
+    shapes = [
+        (1, 9),
+        (30, 22),
+        (12, 24),
+        (5, 1),
+        (22, 5),
+        (3, 16),
+        (17, 27),
+        (9, 12),
+        (40, 20),
+        (2, 24),
+    ]
     plans = [PLANS[1], None, PLANS[2], PLANS[0]]
     jobs = [
         Job(prompt_of(length), replace(SAMPLINGS[i % 4], max_generate_length=new), plans[i % 4])
         for i, (length, new) in enumerate(shapes)
     ]
-    found = {one: event for one, event in engines.four.serve(deque(jobs), LANES) if not isinstance(event, Chunk)}
+    found = {
+        one: event
+        for one, event in engines.four.serve(deque(jobs), LANES)
+        if not isinstance(event, Chunk)
+    }
     for one in jobs:
         response = found[one]
         assert isinstance(response, Response), response
-        assert_same(engines, engines.one.plainly(one.prompt_ids, one.sampling), response, one.sampling)
+        assert_same(
+            engines, engines.one.plainly(one.prompt_ids, one.sampling), response, one.sampling
+        )
     drafted = [found[one] for one in jobs if one.plan]
     assert sum(sum(r.metrics.per_step_accepted) for r in drafted if isinstance(r, Response)) > 0
 

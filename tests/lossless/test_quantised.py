@@ -1,5 +1,5 @@
-"""The law of the house on engines whose weights are rounded: bitwise where it is promised, within a stated margin
-elsewhere.
+"""The law of the house on engines whose weights are rounded: bitwise where it is promised, within a
+stated margin elsewhere.
 
 On the demo pair, whose logits are those of a trained model.
 """
@@ -28,7 +28,7 @@ from edgespec.errors import LimitError
 from edgespec.export.components import ExportOptions, export
 from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.law import first_difference
+from edgespec.runtime.lossless_check import first_difference
 from edgespec.runtime.sampling import NEAR_TIE
 from edgespec.runtime.tree import DraftPlan
 
@@ -43,8 +43,9 @@ ENGINES = {
     "int4-32-for-two": (WeightFormat("int4", 32), 2),
     "int8-0-for-two": (WeightFormat("int8", 0), 2),
 }
-# Quantised before the export, in the layout of compressed-tensors: width of the codes, what else the settings say of
-# weights, and how activations are rounded. The head is a copy of the embedding, in float32.
+# Quantised before the export, in the layout of compressed-tensors: width of the codes, what else
+# the settings say of weights, and how activations are rounded. The head is a copy of the embedding,
+# in float32.
 STORED: dict[str, tuple[int, dict[str, Any], dict[str, Any] | None]] = {
     "int8_sq": (8, {"strategy": "channel"}, {"strategy": "tensor", "dynamic": False}),
     "int8_token": (8, {"strategy": "channel"}, {"strategy": "token", "dynamic": True}),
@@ -71,13 +72,27 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name in STORED:
         checkpoint = stored_twin(DEMO / "base", work / f"{name}-checkpoint", *STORED[name])
         base = export(str(checkpoint), work / f"{name}-base", ExportOptions(eagle_base=True))
-        draft = export(str(DEMO / "draft"), work / f"{name}-draft", ExportOptions(base_model_dir=str(checkpoint)))
-        for exported in (base, draft):  # the flag about the embedding means nothing to them, and is no fault
-            build(exported.directory, work / name, LIMITS, weight_format=WeightFormat(share_embedding=False))
+        draft = export(
+            str(DEMO / "draft"),
+            work / f"{name}-draft",
+            ExportOptions(base_model_dir=str(checkpoint)),
+        )
+        for exported in (
+            base,
+            draft,
+        ):  # the flag about the embedding means nothing to them, and is no fault
+            build(
+                exported.directory,
+                work / name,
+                LIMITS,
+                weight_format=WeightFormat(share_embedding=False),
+            )
     return {name: work / name for name in (*ENGINES, *STORED)}
 
 
-def stored_twin(plain: Path, out: Path, bits: int, weights: dict[str, Any], inputs: dict[str, Any] | None) -> Path:
+def stored_twin(
+    plain: Path, out: Path, bits: int, weights: dict[str, Any], inputs: dict[str, Any] | None
+) -> Path:
     """A copy whose Linears are rounded to nearest."""
     tensors = load_file(plain / "model.safetensors")
     for name in [name for name in tensors if name.endswith("_proj.weight")]:
@@ -90,12 +105,18 @@ def stored_twin(plain: Path, out: Path, bits: int, weights: dict[str, Any], inpu
             tensors[name] = codes.to(torch.int8)
         else:
             shifts = 4 * torch.arange(8, dtype=torch.int32)
-            tensors[f"{module}.weight_packed"] = ((codes.int() + 8).unflatten(1, (-1, 8)) << shifts).sum(2).int()
+            tensors[f"{module}.weight_packed"] = (
+                ((codes.int() + 8).unflatten(1, (-1, 8)) << shifts).sum(2).int()
+            )
             tensors[f"{module}.weight_shape"] = torch.tensor(weight.shape)
         if inputs is not None and not inputs["dynamic"]:
             tensors[f"{module}.input_scale"] = torch.tensor(STEP)
     kind = {"num_bits": bits, "type": "int", "symmetric": True}
-    group = {"targets": ["Linear"], "weights": kind | weights, "input_activations": inputs and kind | inputs}
+    group = {
+        "targets": ["Linear"],
+        "weights": kind | weights,
+        "input_activations": inputs and kind | inputs,
+    }
     form = "int-quantized" if bits == 8 else "pack-quantized"
     settings = {"quant_method": "compressed-tensors", "format": form, "ignore": ["lm_head"]}
     shutil.copytree(plain, out)
@@ -120,7 +141,9 @@ def prompt_of(length: int) -> list[int]:
 # Exact
 
 
-def logits_of(decoder: CachedDecoder, tokens: np.ndarray, start: int, sizes: list[int]) -> np.ndarray:
+def logits_of(
+    decoder: CachedDecoder, tokens: np.ndarray, start: int, sizes: list[int]
+) -> np.ndarray:
     """The logits behind `start` tokens of prompt, read in calls of so many rows."""
     decoder.reset(0)
     found = []
@@ -137,7 +160,9 @@ def test_exact_logits_are_the_same_bits_in_calls_of_any_size(exact: Engine, star
     alone = logits_of(exact.base, tokens, start, [1] * 40)
     calls = [[size] * (40 // size) for size in range(2, 21)]
     for sizes in (*calls, [3, 5] * 5, [1, 7] * 5, [40]):
-        np.testing.assert_array_equal(logits_of(exact.base, tokens, start, sizes), alone[: sum(sizes)])
+        np.testing.assert_array_equal(
+            logits_of(exact.base, tokens, start, sizes), alone[: sum(sizes)]
+        )
 
 
 @pytest.mark.parametrize("name", ["int4-32", "int8-0"])
@@ -149,7 +174,9 @@ def test_without_exact_one_row_alone_gives_other_bits(engines: dict[str, Path], 
     assert np.abs(one - many).max() > 1e-3
 
 
-@pytest.mark.parametrize(("length", "sampling"), [(1, SAMPLINGS[1]), (30, SAMPLINGS[0])], ids=["sampled", "greedy"])
+@pytest.mark.parametrize(
+    ("length", "sampling"), [(1, SAMPLINGS[1]), (30, SAMPLINGS[0])], ids=["sampled", "greedy"]
+)
 def test_exact_chains_leave_hundreds_of_tokens_as_they_were(
     exact: Engine, length: int, sampling: edgespec.SamplingParams
 ) -> None:
@@ -180,7 +207,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_an_engine_that_cannot_be_exact_is_refused_and_says_why(engines: dict[str, Path], name: str) -> None:
+def test_an_engine_that_cannot_be_exact_is_refused_and_says_why(
+    engines: dict[str, Path], name: str
+) -> None:
     with pytest.raises(LimitError, match=f"cannot be exact: {REFUSED[name]}"):
         Engine(engines[name], exact=True)
 
@@ -192,9 +221,17 @@ def test_a_tree_is_refused_by_its_flag(exact: Engine) -> None:
         exact.generate(prompt_of(5), SAMPLINGS[0], DraftPlan(4, 2, 8))
 
 
-def test_infer_exact_says_yes_and_refuses_what_it_cannot(engines: dict[str, Path], tmp_path: Path) -> None:
+def test_infer_exact_says_yes_and_refuses_what_it_cannot(
+    engines: dict[str, Path], tmp_path: Path
+) -> None:
     def infer(name: str, *more: str) -> tuple[int, str]:
-        args = ["infer", "--engine-dir", str(engines[name]), "--input-file", str(DEMO / "input.json")]
+        args = [
+            "infer",
+            "--engine-dir",
+            str(engines[name]),
+            "--input-file",
+            str(DEMO / "input.json"),
+        ]
         args += ["--output-file", str(tmp_path / "out.json"), "--spec-decode", "--exact", *more]
         result = CliRunner().invoke(cli, args)
         return result.exit_code, f"{result.output}{result.exception}"
@@ -211,7 +248,9 @@ def test_infer_exact_says_yes_and_refuses_what_it_cannot(engines: dict[str, Path
 
 
 @pytest.mark.parametrize("name", ["int4-32", "int4-128", "int8-128", "int8-0", "int8_sq"])
-def test_what_differs_is_within_the_margin_that_the_engine_states(engines: dict[str, Path], name: str) -> None:
+def test_what_differs_is_within_the_margin_that_the_engine_states(
+    engines: dict[str, Path], name: str
+) -> None:
     differing = 0
     with Engine(engines[name]) as engine:
         engine.stop_ids = frozenset()

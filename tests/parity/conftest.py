@@ -1,4 +1,5 @@
-"""From a checkpoint to an open engine, as the command line would do it: `export_dir`, `open_engine`."""
+"""From a checkpoint to an open engine, as the command line would do it: `export_dir`,
+`open_engine`."""
 
 from __future__ import annotations
 
@@ -36,9 +37,12 @@ class Component:
     golden_difference: float | None
 
     def decoder(self) -> OneLane:
-        """An empty sequence. The rows of earlier ones are still in the cache and must not be seen."""
+        """An empty sequence. The rows of earlier ones are still in the cache and must not be
+        seen."""
         embedding = EmbeddingTable(self.engine_dir / bundle.EMBEDDING)
-        return OneLane(CachedDecoder(self.runner, embedding, self.rope, self.config["sliding_window"]))
+        return OneLane(
+            CachedDecoder(self.runner, embedding, self.rope, self.config["sliding_window"])
+        )
 
     @property
     def rope(self) -> RopeTable:
@@ -62,7 +66,9 @@ def make_component(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeCom
         assert built.role is role
         assert built.engine.name == f"{engines.STEMS[role]}.onnx"
         runner, config = open_runner(work / "engine", role)
-        opened.append(Component(exported.directory, work / "engine", config, runner, built.golden_difference))
+        opened.append(
+            Component(exported.directory, work / "engine", config, runner, built.golden_difference)
+        )
         return opened[-1]
 
     yield make

@@ -1,4 +1,5 @@
-"""Every base, from checkpoint through export and build to decoding, against transformers in eager float32.
+"""Every base, from checkpoint through export and build to decoding, against transformers in eager
+float32.
 
 One row of `ROWS` is a family with one feature; every claim below is checked for every row.
 """
@@ -25,19 +26,30 @@ from tests.parity.conftest import Component, MakeComponent
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
-TOLERANCE = 2e-4  # largest difference of a logit or a tap in float32; their standard deviation is about 2.5
+TOLERANCE = (
+    2e-4  # largest difference of a logit or a tap in float32; their standard deviation is about 2.5
+)
 LAYERS = 7
-TAPS = (2, 3, 4)  # EAGLE-3's default for 7 layers: 2, L//2, L-3
+AUX_LAYERS = (2, 3, 4)  # EAGLE-3's default for 7 layers: 2, L//2, L-3
 PROMPT = 20  # tokens before a tree
 WINDOW = 7  # sliding: shorter than a prompt, and than a chain of 12 drafts
 
 LINEAR = {"rope_type": "linear", "factor": 3.0}
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0}
 LLAMA3 = {
-    "rope_type": "llama3", "rope_theta": 5000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "rope_type": "llama3",
+    "rope_theta": 5000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
-}  # fmt: skip
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 8.0}
+}
+YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 8.0,
+}
 
 
 @dataclass(frozen=True)
@@ -96,18 +108,25 @@ class Pair:
     window: int | None = None
 
     def reference(self, ids: Ids) -> tuple[Floats, Floats]:
-        """Logits [S, V] and taps [S, k*H] of the whole sequence at once, under the model's own mask."""
+        """Logits [S, V] and taps [S, k*H] of the whole sequence at once, under the model's own
+        mask."""
         logits, hidden = reference.base_hidden_states(self.model, torch.from_numpy(ids)[None])
-        return logits[0].numpy(), reference.gather_taps(hidden, TAPS)[0].numpy()
+        return logits[0].numpy(), reference.gather_aux_hidden_states(hidden, AUX_LAYERS)[0].numpy()
 
 
 @pytest.fixture(scope="module", params=ROWS)
 def pair(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, make_component: MakeComponent
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    make_component: MakeComponent,
 ) -> Pair:
     wanted = ROWS[request.param]
-    path = toys.make_base(tmp_path_factory.mktemp(request.param), wanted.family, layers=LAYERS, **wanted.options)
-    return Pair(toys.load_base(path), make_component(path, Role.BASE), wanted.options.get("sliding_window"))
+    path = toys.make_base(
+        tmp_path_factory.mktemp(request.param), wanted.family, layers=LAYERS, **wanted.options
+    )
+    return Pair(
+        toys.load_base(path), make_component(path, Role.BASE), wanted.options.get("sliding_window")
+    )
 
 
 @pytest.fixture
@@ -130,27 +149,30 @@ def assert_close(found: Floats, wanted: Floats) -> None:
 def test_prefill_gives_logits_and_taps_of_every_row(pair: Pair, decoder: OneLane) -> None:
     ids = some_ids(24)
     result = decoder.causal(ids, np.arange(24))
-    logits, taps = pair.reference(ids)
+    logits, aux_layers = pair.reference(ids)
     assert_close(result.logits[0], logits)
     assert result.hidden_states is not None
-    assert_close(result.hidden_states[0], taps)
+    assert_close(result.hidden_states[0], aux_layers)
 
 
 def test_decoding_one_token_at_a_time_equals_one_pass(pair: Pair, decoder: OneLane) -> None:
     ids = some_ids(24, seed=1)
-    logits, taps = pair.reference(ids)
+    logits, aux_layers = pair.reference(ids)
     decoder.causal(ids[:15], np.array([14]))
     for i in range(15, 24):
         result = decoder.causal(ids[i : i + 1], np.array([0]))
         assert_close(result.logits[0], logits[i : i + 1])
         assert result.hidden_states is not None
-        assert_close(result.hidden_states[0], taps[i : i + 1])
+        assert_close(result.hidden_states[0], aux_layers[i : i + 1])
 
 
 @pytest.mark.parametrize("first", [1, 9, 23])
 def test_prefill_in_two_chunks_equals_one_pass(pair: Pair, decoder: OneLane, first: int) -> None:
     ids = some_ids(24, seed=2)
-    chunks = [decoder.causal(chunk, np.arange(len(chunk))).logits[0].copy() for chunk in (ids[:first], ids[first:])]
+    chunks = [
+        decoder.causal(chunk, np.arange(len(chunk))).logits[0].copy()
+        for chunk in (ids[:first], ids[first:])
+    ]
     assert_close(np.concatenate(chunks), pair.reference(ids)[0])
 
 
@@ -181,18 +203,23 @@ def deepest_path_with_gaps(tree: DraftTree) -> Ids:
 
 
 def tree_in_one_pass(pair: Pair, prompt: Ids, tree: DraftTree) -> tuple[Floats, Floats]:
-    """transformers' logits [N, V] and taps [N, k*H] of the nodes, by an explicit mask over prompt and tree."""
+    """transformers' logits [N, V] and taps [N, k*H] of the nodes, by an explicit mask over prompt
+    and tree."""
     start, total = len(prompt), len(prompt) + len(tree)
     positions = np.concatenate([np.arange(start), start + tree.depths])
     mask = np.tri(total, dtype=bool)
-    mask[start:, start:] = [[column in path_to(tree, node) for column in range(12)] for node in range(12)]
+    mask[start:, start:] = [
+        [column in path_to(tree, node) for column in range(12)] for node in range(12)
+    ]
     if pair.window is not None:
         mask &= positions[:, None] - positions < pair.window
     ids = torch.from_numpy(np.concatenate([prompt, tree.tokens]))[None]
     logits, hidden = reference.base_hidden_states(
         pair.model, ids, torch.from_numpy(mask)[None, None], torch.from_numpy(positions)[None]
     )
-    return logits[0, start:].numpy(), reference.gather_taps(hidden, TAPS)[0, start:].numpy()
+    return logits[0, start:].numpy(), reference.gather_aux_hidden_states(hidden, AUX_LAYERS)[
+        0, start:
+    ].numpy()
 
 
 def verify(decoder: OneLane, prompt: Ids, tree: DraftTree) -> Result:
@@ -200,25 +227,34 @@ def verify(decoder: OneLane, prompt: Ids, tree: DraftTree) -> Result:
     return decoder.run(tree.tokens, len(prompt) + tree.depths, tree.mask, np.arange(len(tree)))
 
 
-@pytest.mark.parametrize("tree", [random_tree(0), random_tree(1), CHAIN], ids=["tree", "other-tree", "chain"])
-def test_each_tree_node_sees_the_prompt_and_its_ancestors_alone(pair: Pair, decoder: OneLane, tree: DraftTree) -> None:
+@pytest.mark.parametrize(
+    "tree", [random_tree(0), random_tree(1), CHAIN], ids=["tree", "other-tree", "chain"]
+)
+def test_each_tree_node_sees_the_prompt_and_its_ancestors_alone(
+    pair: Pair, decoder: OneLane, tree: DraftTree
+) -> None:
     prompt = some_ids(PROMPT, seed=3)
     result = verify(decoder, prompt, tree)
-    logits, taps = tree_in_one_pass(pair, prompt, tree)
+    logits, aux_layers = tree_in_one_pass(pair, prompt, tree)
     assert_close(result.logits[0], logits)
     assert result.hidden_states is not None
-    assert_close(result.hidden_states[0], taps)
+    assert_close(result.hidden_states[0], aux_layers)
 
 
 def test_verifying_a_chain_equals_reading_its_tokens(pair: Pair, decoder: OneLane) -> None:
     prompt = some_ids(PROMPT, seed=3)
     result = verify(decoder, prompt, CHAIN)
-    assert_close(result.logits[0], pair.reference(np.concatenate([prompt, CHAIN.tokens]))[0][PROMPT:])
+    assert_close(
+        result.logits[0], pair.reference(np.concatenate([prompt, CHAIN.tokens]))[0][PROMPT:]
+    )
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_after_a_commit_the_rejected_branches_leave_no_trace(pair: Pair, decoder: OneLane, seed: int) -> None:
-    """The accepted path's rows move; decoding on equals a computation from scratch that never saw the tree."""
+def test_after_a_commit_the_rejected_branches_leave_no_trace(
+    pair: Pair, decoder: OneLane, seed: int
+) -> None:
+    """The accepted path's rows move; decoding on equals a computation from scratch that never saw
+    the tree."""
     prompt, tree, more = some_ids(PROMPT, seed=4), random_tree(seed), some_ids(4, seed=5)
     path = deepest_path_with_gaps(tree)
     verify(decoder, prompt, tree)
@@ -258,13 +294,15 @@ def test_the_tap_above_the_last_layer_is_taken_before_the_final_norm(
     base: Callable[..., Path], make_component: MakeComponent
 ) -> None:
     path = base()
-    taps = (1, 6, LAYERS)
-    decoder = make_component(path, Role.BASE, aux_layers=taps).decoder()
+    aux_layers = (1, 6, LAYERS)
+    decoder = make_component(path, Role.BASE, aux_layers=aux_layers).decoder()
     ids = some_ids(12)
     result = decoder.causal(ids, np.array([11]))
     _, hidden = reference.base_hidden_states(toys.load_base(path), torch.from_numpy(ids)[None])
     assert result.hidden_states is not None
-    assert_close(result.hidden_states[0], reference.gather_taps(hidden, taps)[0].numpy())
+    assert_close(
+        result.hidden_states[0], reference.gather_aux_hidden_states(hidden, aux_layers)[0].numpy()
+    )
 
 
 def test_a_plain_decoder_has_the_same_logits_and_emits_no_taps(
@@ -288,7 +326,9 @@ def token_by_token(model: Any, ids: Ids) -> Floats:
     cache, rows = None, []
     with torch.no_grad():
         for token in ids:
-            out = model(input_ids=torch.tensor([[int(token)]]), past_key_values=cache, use_cache=True)
+            out = model(
+                input_ids=torch.tensor([[int(token)]]), past_key_values=cache, use_cache=True
+            )
             cache = out.past_key_values
             rows.append(out.logits[0, -1].numpy())
     return np.stack(rows)
@@ -308,7 +348,9 @@ def test_dynamic_rope_beyond_its_length_equals_decoding_token_by_token(stretched
     found += [decoder.causal(ids[i : i + 1], np.array([0])).logits[0].copy() for i in range(20, 32)]
     assert_close(np.concatenate(found), wanted)
     whole, _ = stretched.reference(ids)
-    assert np.abs(wanted - whole).max() > 100 * TOLERANCE  # or this test would not tell the two rules apart
+    assert (
+        np.abs(wanted - whole).max() > 100 * TOLERANCE
+    )  # or this test would not tell the two rules apart
 
 
 def test_dynamic_rope_gives_a_tree_node_the_rows_of_its_own_length(stretched: Pair) -> None:

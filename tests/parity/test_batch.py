@@ -1,4 +1,5 @@
-"""An engine for several sequences against the engine for one: each sequence of a batch is as if it were alone.
+"""An engine for several sequences against the engine for one: each sequence of a batch is as if it
+were alone.
 
 Lanes have prompts of different lengths and random trees of different sizes, padded to the largest.
 """
@@ -59,7 +60,9 @@ COMPONENTS = (*BASES, "draft")
 
 
 @pytest.fixture(scope="module", params=COMPONENTS)
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Pair]:
     yield from made_pair(tmp_path_factory.mktemp("pair"), request.param)
 
 
@@ -73,7 +76,7 @@ def made_pair(work: Path, name: str) -> Iterator[Pair]:
     role, options = Role.BASE, ExportOptions(eagle_base=True)
     if name == "draft":
         role, options = Role.DRAFT, ExportOptions(base_model_dir=str(checkpoint))
-        checkpoint = toys.make_draft(work / "draft", checkpoint, flavour="modelopt", layers=2)
+        checkpoint = toys.make_draft(work / "draft", checkpoint, layout="modelopt", layers=2)
     onnx_dir = export(str(checkpoint), work / "onnx", options).directory
     runners = []
     for lanes in (1, LANES):
@@ -111,7 +114,9 @@ class Sequence:
     pair: Pair
     rng: np.random.Generator
     length: int = 0  # committed rows
-    calls: list[tuple[Call, Array]] = field(default_factory=list)  # each with the rows that were kept of it
+    calls: list[tuple[Call, Array]] = field(
+        default_factory=list
+    )  # each with the rows that were kept of it
 
     def prompt(self, count: int) -> Call:
         return self.call(np.arange(count), np.tri(count, dtype=bool))
@@ -140,7 +145,8 @@ class Sequence:
         self.length += len(kept)
 
     def alone(self) -> tuple[Array, Array | None, Array]:
-        """What the engine for one says to the last call, and the KV rows of all after it, before any is moved."""
+        """What the engine for one says to the last call, and the KV rows of all after it, before
+        any is moved."""
         runner, length = self.pair.one, 0
         for call, kept in self.calls:
             result = runner.run(call)
@@ -153,7 +159,8 @@ class Sequence:
 
 
 def padded(call: Call, rows: int, width: int, junk: float) -> Call:
-    """The call with rows of junk behind its own, each seeing itself alone, and a mask of `width` slots."""
+    """The call with rows of junk behind its own, each seeing itself alone, and a mask of `width`
+    slots."""
     count, start = call.inputs_embeds.shape[1], int(call.write_indices[0])
     mask = np.zeros((1, 1, rows, width), bool)
     mask[:, :, :count, : start + count] = call.attention_mask
@@ -163,7 +170,9 @@ def padded(call: Call, rows: int, width: int, junk: float) -> Call:
     def filled(array: Array | None) -> Array | None:
         if array is None:
             return None
-        return np.concatenate([array, np.full((1, rows - count, array.shape[2]), junk, np.float32)], axis=1)
+        return np.concatenate(
+            [array, np.full((1, rows - count, array.shape[2]), junk, np.float32)], axis=1
+        )
 
     arrays = {
         name: filled(getattr(call, name))
@@ -176,7 +185,11 @@ def batch_of(calls: list[Call], first_lane: int = 0, junk: float = 0.5) -> Call:
     rows = max(call.inputs_embeds.shape[1] for call in calls)
     width = max(int(call.write_indices[0]) for call in calls) + rows
     calls = [padded(call, rows, width, junk) for call in calls]
-    names = [name for name in Call.__slots__ if name != "first_lane" and getattr(calls[0], name) is not None]
+    names = [
+        name
+        for name in Call.__slots__
+        if name != "first_lane" and getattr(calls[0], name) is not None
+    ]
     arrays = {name: np.concatenate([getattr(call, name) for call in calls]) for name in names}
     return Call(**arrays, first_lane=first_lane)
 
@@ -186,8 +199,11 @@ def close(found: Array, wanted: Array) -> bool:
     return bool(np.abs(found - wanted).max() <= TOLERANCE * np.abs(wanted).max())
 
 
-def assert_as_if_alone(pair: Pair, sequences: list[Sequence], result: Result, first_lane: int = 0) -> None:
-    """Logits, hidden states and KV rows of each sequence after its last call, whose rows are not yet moved."""
+def assert_as_if_alone(
+    pair: Pair, sequences: list[Sequence], result: Result, first_lane: int = 0
+) -> None:
+    """Logits, hidden states and KV rows of each sequence after its last call, whose rows are not
+    yet moved."""
     for member, sequence in enumerate(sequences):
         logits, hidden, rows = sequence.alone()
         count = len(logits)
@@ -209,9 +225,13 @@ def started(pair: Pair, lengths: tuple[int, ...], first_lane: int = 0) -> list[S
     return sequences
 
 
-def run_trees(pair: Pair, sequences: list[Sequence], trees: list[Tree], first_lane: int = 0) -> None:
+def run_trees(
+    pair: Pair, sequences: list[Sequence], trees: list[Tree], first_lane: int = 0
+) -> None:
     """A ragged call of one tree a sequence, compared, and the kept rows moved down."""
-    calls = [sequence.tree(parents) for sequence, (parents, _) in zip(sequences, trees, strict=True)]
+    calls = [
+        sequence.tree(parents) for sequence, (parents, _) in zip(sequences, trees, strict=True)
+    ]
     result = pair.many.run(batch_of(calls, first_lane))
     starts = [sequence.length for sequence in sequences]
     for sequence, call, (_, kept) in zip(sequences, calls, trees, strict=True):
@@ -251,7 +271,9 @@ def test_rows_before_a_call_s_own_are_untouched(llama: Pair) -> None:
     sequences = started(llama, (5, 11))
     before = llama.many.read_rows(0, 5).kv, llama.many.read_rows(1, 11).kv
     trees = [random_tree(np.random.default_rng(0), size) for size in (9, 4)]
-    llama.many.run(batch_of([s.tree(parents) for s, (parents, _) in zip(sequences, trees, strict=True)]))
+    llama.many.run(
+        batch_of([s.tree(parents) for s, (parents, _) in zip(sequences, trees, strict=True)])
+    )
     np.testing.assert_array_equal(llama.many.read_rows(0, 5).kv, before[0])
     np.testing.assert_array_equal(llama.many.read_rows(1, 11).kv, before[1])
 
@@ -273,8 +295,11 @@ def kept_rows(pair: Pair) -> tuple[Array, Array]:
 
 
 @pytest.mark.parametrize("tree_size", [TREE_SIZE, TREE_SIZE + 1])
-def test_a_lane_at_its_capacity_is_padded_to_its_neighbour_s_tree(pair: Pair, tree_size: int) -> None:
-    """The last slot of one lane is written while another runs its largest tree, the root included."""
+def test_a_lane_at_its_capacity_is_padded_to_its_neighbour_s_tree(
+    pair: Pair, tree_size: int
+) -> None:
+    """The last slot of one lane is written while another runs its largest tree, the root
+    included."""
     sequences = started(pair, (CAPACITY - 1, 7))
     rng = np.random.default_rng(0)
     run_trees(pair, sequences, [random_tree(rng, 1), random_tree(rng, tree_size)])
@@ -305,7 +330,9 @@ def test_a_copied_lane_goes_on_as_the_one_it_was_copied_from(pair: Pair) -> None
     (sequence,) = started(pair, (13,))
     started(pair, (20,), first_lane=2)
     pair.many.copy_lane(0, 2, 9)
-    copy = Sequence(pair, np.random.default_rng(9), 9, [(cut(sequence.calls[0][0], 9), np.arange(9))])
+    copy = Sequence(
+        pair, np.random.default_rng(9), 9, [(cut(sequence.calls[0][0], 9), np.arange(9))]
+    )
     np.testing.assert_array_equal(pair.many.read_rows(2, 9).kv, pair.many.read_rows(0, 9).kv)
     run_trees(pair, [copy], [random_tree(np.random.default_rng(0), 6)], first_lane=2)
     run_trees(pair, [sequence], [random_tree(np.random.default_rng(1), 6)])
@@ -325,7 +352,12 @@ def cut(call: Call, rows: int) -> Call:
 def test_rows_that_were_read_go_on_where_they_are_written(pair: Pair) -> None:
     (sequence,) = started(pair, (13,))
     rows = pair.many.read_rows(0, 13).kv
-    assert rows.shape == (2 * pair.shape.num_layers, pair.shape.num_kv_heads, 13, pair.shape.head_dim)
+    assert rows.shape == (
+        2 * pair.shape.num_layers,
+        pair.shape.num_kv_heads,
+        13,
+        pair.shape.head_dim,
+    )
     started(pair, (20, 3))  # over it
     pair.many.write_rows(3, LaneRows(rows))
     np.testing.assert_array_equal(pair.many.read_rows(3, 13).kv, rows)
@@ -333,7 +365,8 @@ def test_rows_that_were_read_go_on_where_they_are_written(pair: Pair) -> None:
 
 
 def test_rows_of_one_engine_go_on_in_the_other(llama: Pair) -> None:
-    """A prefix that was kept from an engine for several sequences serves an engine for one, and back."""
+    """A prefix that was kept from an engine for several sequences serves an engine for one, and
+    back."""
     (sequence,) = started(llama, (13,))
     theirs = llama.many.read_rows(0, 13).kv
     llama.one.write_rows(0, LaneRows(theirs))
@@ -363,7 +396,9 @@ def test_a_call_that_contradicts_itself_is_our_own_mistake(llama: Pair, change: 
         llama.many.run(IMPOSSIBLE[change](call))
 
 
-def test_an_engine_for_one_sequence_writes_the_last_rows_that_it_reads_and_no_others(llama: Pair) -> None:
+def test_an_engine_for_one_sequence_writes_the_last_rows_that_it_reads_and_no_others(
+    llama: Pair,
+) -> None:
     call = Sequence(llama, np.random.default_rng(0)).prompt(5)
     llama.one.run(call)
     wider = np.pad(call.attention_mask, [(0, 0)] * 3 + [(0, 2)])
@@ -379,12 +414,22 @@ def test_a_ragged_batch_is_what_the_canonical_graph_computes(llama: Pair) -> Non
     """The same call over caches at their full capacity."""
     sequences = started(llama, (5, 11))
     rng = np.random.default_rng(0)
-    call = batch_of([s.tree(random_tree(rng, size)[0]) for s, size in zip(sequences, (9, 4), strict=True)])
-    session = ort.InferenceSession(str(llama.onnx_dir / bundle.MODEL), providers=["CPUExecutionProvider"])
+    call = batch_of(
+        [s.tree(random_tree(rng, size)[0]) for s, size in zip(sequences, (9, 4), strict=True)]
+    )
+    session = ort.InferenceSession(
+        str(llama.onnx_dir / bundle.MODEL), providers=["CPUExecutionProvider"]
+    )
     slab = np.zeros((14, 2, 2, CAPACITY, 16), np.float32)
-    slab[:, 0, :, :5], slab[:, 1, :, :11] = llama.many.read_rows(0, 5).kv, llama.many.read_rows(1, 11).kv
+    slab[:, 0, :, :5], slab[:, 1, :, :11] = (
+        llama.many.read_rows(0, 5).kv,
+        llama.many.read_rows(1, 11).kv,
+    )
     width = call.attention_mask.shape[3]
-    feeds = {name: getattr(call, name) for name in ("inputs_embeds", "rope_cos", "rope_sin", "gather_idx")}
+    feeds = {
+        name: getattr(call, name)
+        for name in ("inputs_embeds", "rope_cos", "rope_sin", "gather_idx")
+    }
     feeds["attention_mask"] = np.pad(call.attention_mask, [(0, 0)] * 3 + [(0, CAPACITY - width)])
     feeds["write_indices"] = call.write_indices
     feeds |= {name: slab[2 * i + half] for i in range(7) for half, name in enumerate(past_names(i))}

@@ -1,7 +1,8 @@
-"""DFlash drafts of every layout, exported and built, against the slow reference of `dflash_reference`.
+"""DFlash drafts of every layout, exported and built, against the slow reference of
+`dflash_reference`.
 
-A row of DRAFTS is a checkpoint as someone publishes it; all of them pass the same claims: the logits of blocks behind
-contexts that came in pieces, and what is proposed from them.
+A row of DRAFTS is a checkpoint as someone publishes it; all of them pass the same claims: the
+logits of blocks behind contexts that came in pieces, and what is proposed from them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from edgespec.contract import Limits
 from edgespec.errors import BuildError
 from edgespec.export.components import ExportOptions, export
 from edgespec.runtime.block import BlockRows
-from edgespec.runtime.drafters.base import Seen, Wish
+from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.drafters.dflash import DFlashDrafter
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.tree import BlockPlan, DraftTree
@@ -33,7 +34,9 @@ from tests import reference, toys
 from tests.one_lane import OneLane
 from tests.parity.dflash_reference import DFlashReference
 
-LIMITS = Limits(max_input_len=48, max_kv_cache_capacity=64, max_verify_tree_size=32, max_draft_tree_size=16)
+LIMITS = Limits(
+    max_input_len=48, max_kv_cache_capacity=64, max_verify_tree_size=32, max_draft_tree_size=16
+)
 LAYERS = 8
 TOKENS = [7, 101, 33, 250, 18, 64, 199, 3, 90, 141, 222, 57, 12]  # the last one is pending
 PIECES = (5, 1, 4, 2)  # how the context comes in: a prompt, and three steps
@@ -58,29 +61,38 @@ class Draft:
 DRAFTS = (
     Draft("z-lab", "z-lab"),
     Draft("z-lab-five-layers", "z-lab", {"layers": 5, "block_size": 8}),
-    Draft("z-lab-one-layer", "z-lab", {"layers": 1, "taps": (1, 4, 8)}),
+    Draft("z-lab-one-layer", "z-lab", {"layers": 1, "aux_layers": (1, 4, 8)}),
     Draft("z-lab-inner-block", "z-lab", {"block_in": "inner", "block_size": 6}),
     Draft("z-lab-on-a-tied-base", "z-lab", base="tied"),
     Draft("z-lab-on-llama", "z-lab", {"heads": 3, "kv_heads": 1, "head_dim": 24}, base="llama"),
     Draft("z-lab-sliding", "z-lab", {"layer_types": MIXED, "window": 4}),
-    Draft("z-lab-sliding-not-causal", "z-lab", {"layer_types": MIXED, "window": 4, "causal": False}),
+    Draft(
+        "z-lab-sliding-not-causal", "z-lab", {"layer_types": MIXED, "window": 4, "causal": False}
+    ),
     Draft("z-lab-all-sliding", "z-lab", {"use_swa": True, "window": 3}),
     Draft("z-lab-causal", "z-lab", {"causal": True}),
     Draft("z-lab-theta", "z-lab", {"rope_theta": 1e6, "mask_token": 9}),
     Draft("z-lab-bfloat16-sharded", "z-lab", {"dtype": "bfloat16", "shards": 2}),
-    Draft("modelopt", "modelopt", {"taps": (2, 5, 7)}),
+    Draft("modelopt", "modelopt", {"aux_layers": (2, 5, 7)}),
     Draft("modelopt-sliding-causal", "modelopt", {"use_swa": True, "window": 5, "causal": True}),
     Draft("renamed-and-fused", "z-lab", {"renamed": True, "fused": True, "attention_bias": True}),
-    Draft("speculators", "speculators", {"draft_vocab": 96, "own_embedding": True, "taps": (1, 3, 6)}),
-    Draft("speculators-whole-vocabulary", "speculators", {"taps": (2, 4)}),
-    Draft("speculators-sliding", "speculators", {"taps": (2, 4), "layer_types": MIXED, "window": 4, "draft_vocab": 64}),
+    Draft(
+        "speculators", "speculators", {"draft_vocab": 96, "own_embedding": True, "aux_layers": (1, 3, 6)}
+    ),
+    Draft("speculators-whole-vocabulary", "speculators", {"aux_layers": (2, 4)}),
+    Draft(
+        "speculators-sliding",
+        "speculators",
+        {"aux_layers": (2, 4), "layer_types": MIXED, "window": 4, "draft_vocab": 64},
+    ),
 )
 BY_NAME = {draft.name: draft for draft in DRAFTS}
 
 
 @dataclass
 class Pair:
-    """An open engine and its reference; `features` [n, k*H] are the engine's own, of TOKENS without the last."""
+    """An open engine and its reference; `features` [n, k*H] are the engine's own, of TOKENS without
+    the last."""
 
     engine: Engine
     ref: DFlashReference
@@ -92,10 +104,10 @@ class Pair:
         assert isinstance(self.engine.drafter, DFlashDrafter)
         return self.engine.drafter
 
-    def truth(self, taps: tuple[int, ...]) -> torch.Tensor:
+    def truth(self, aux_layers: tuple[int, ...]) -> torch.Tensor:
         """What transformers says of taps: [n, k*H]."""
         _, hidden_states = reference.base_hidden_states(self.model, torch.tensor([TOKENS[:-1]]))
-        return reference.gather_taps(hidden_states, taps)[0]
+        return reference.gather_aux_hidden_states(hidden_states, aux_layers)[0]
 
 
 @dataclass
@@ -108,12 +120,24 @@ class Workshop:
 
     def checkpoint(self, draft: Draft) -> Path:
         path = self.root / "drafts" / draft.name
-        return path if path.exists() else toys.make_dflash(path, self.base(draft.base), draft.layout, **draft.keys)
+        return (
+            path
+            if path.exists()
+            else toys.make_dflash(path, self.base(draft.base), draft.layout, **draft.keys)
+        )
 
     def pair(self, draft: Draft) -> Pair:
-        base, checkpoint, at = self.base(draft.base), self.checkpoint(draft), self.root / "made" / draft.name
+        base, checkpoint, at = (
+            self.base(draft.base),
+            self.checkpoint(draft),
+            self.root / "made" / draft.name,
+        )
         named = str(checkpoint)
-        export(str(base), at / "base", ExportOptions(dflash_base=True, dflash_draft_dir=named, golden=False))
+        export(
+            str(base),
+            at / "base",
+            ExportOptions(dflash_base=True, dflash_draft_dir=named, golden=False),
+        )
         export(str(base), at / "draft", ExportOptions(dflash_draft=True, dflash_draft_dir=named))
         for component in (at / "base" / "llm", at / "draft" / "dflash_draft"):
             build(component, at / "engine", LIMITS)
@@ -121,7 +145,9 @@ class Workshop:
         prefix = np.array(TOKENS[:-1])
         found = OneLane(engine.base).causal(prefix, np.arange(len(prefix))).hidden_states
         assert found is not None
-        return Pair(engine, DFlashReference(checkpoint, base), toys.load_base(base), found[0].copy())
+        return Pair(
+            engine, DFlashReference(checkpoint, base), toys.load_base(base), found[0].copy()
+        )
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +173,8 @@ def pair(request: pytest.FixtureRequest, open_pair: Callable[[str], Pair]) -> Pa
 
 
 def said_by_engine(pair: Pair) -> list[np.ndarray]:
-    """Logits of a block behind each piece of the context; a block's rows must leave no trace in the next."""
+    """Logits of a block behind each piece of the context; a block's rows must leave no trace in the
+    next."""
     said, start, decoder = [], 0, pair.drafter.decoder
     for count in PIECES:
         block = np.full(pair.ref.block_size, pair.ref.mask_token)
@@ -161,7 +188,7 @@ def said_by_engine(pair: Pair) -> list[np.ndarray]:
 
 def said_by_reference(pair: Pair, features: torch.Tensor | None = None) -> list[np.ndarray]:
     """The same blocks, each from all features before it."""
-    given = pair.truth(pair.ref.taps) if features is None else features
+    given = pair.truth(pair.ref.aux_layers) if features is None else features
     ends = itertools.accumulate(PIECES)
     return [pair.ref.block(given[:n], TOKENS[n], pair.ref.block_size)[1:].numpy() for n in ends]
 
@@ -174,8 +201,10 @@ def difference(one: list[np.ndarray], other: list[np.ndarray]) -> float:
 
 
 def test_base_emits_the_layers_that_the_draft_means(pair: Pair) -> None:
-    np.testing.assert_allclose(pair.features, pair.truth(pair.ref.taps).numpy(), **CLOSE)
-    assert pair.engine.config["dflash_config"]["target_layer_ids"] == [tap - 1 for tap in pair.ref.taps]
+    np.testing.assert_allclose(pair.features, pair.truth(pair.ref.aux_layers).numpy(), **CLOSE)
+    assert pair.engine.config["dflash_config"]["target_layer_ids"] == [
+        layer - 1 for layer in pair.ref.aux_layers
+    ]
 
 
 def test_every_block_has_the_references_logits(pair: Pair) -> None:
@@ -184,9 +213,9 @@ def test_every_block_has_the_references_logits(pair: Pair) -> None:
 
 
 def test_a_chain_is_the_best_token_of_each_slot(pair: Pair) -> None:
-    pair.drafter.observe([Seen(0, pair.features, np.array(TOKENS[1:]))])
+    pair.drafter.observe([Observation(0, pair.features, np.array(TOKENS[1:]))])
     size = pair.ref.block_size
-    (tree,) = pair.drafter.propose([Wish(0, TOKENS[-1], BlockPlan(1, size - 1, size))])
+    (tree,) = pair.drafter.propose([DraftRequest(0, TOKENS[-1], BlockPlan(1, size - 1, size))])
     best = said_by_reference(pair)[-1].argmax(1)
     assert tree.tokens.tolist() == [TOKENS[-1], *pair.ref.d2t[best].tolist()]
     assert tree.parents.tolist() == list(range(-1, size - 1))
@@ -194,8 +223,10 @@ def test_a_chain_is_the_best_token_of_each_slot(pair: Pair) -> None:
 
 @pytest.mark.parametrize(("top_k", "size"), [(2, 5), (3, 12), (4, 20)])
 def test_a_tree_holds_the_most_probable_paths(pair: Pair, top_k: int, size: int) -> None:
-    pair.drafter.observe([Seen(0, pair.features, np.array(TOKENS[1:]))])
-    (tree,) = pair.drafter.propose([Wish(0, TOKENS[-1], BlockPlan(top_k, pair.ref.block_size - 1, size))])
+    pair.drafter.observe([Observation(0, pair.features, np.array(TOKENS[1:]))])
+    (tree,) = pair.drafter.propose(
+        [DraftRequest(0, TOKENS[-1], BlockPlan(top_k, pair.ref.block_size - 1, size))]
+    )
     rows = min(pair.ref.block_size, size)
     found = {path_to(tree, node) for node in range(1, len(tree))}
     assert len(tree) == min(size, sum(top_k**d for d in range(rows)))
@@ -209,20 +240,22 @@ def path_to(tree: DraftTree, node: int) -> tuple[int, ...]:
 
 def most_probable(pair: Pair, top_k: int, size: int, rows: int) -> set[tuple[int, ...]]:
     """By scoring every path there is."""
-    logits = pair.ref.block(pair.truth(pair.ref.taps), TOKENS[-1], rows)[1:]
+    logits = pair.ref.block(pair.truth(pair.ref.aux_layers), TOKENS[-1], rows)[1:]
     best = logits.double().log_softmax(-1).topk(top_k, dim=-1)
     scored = {}
     for depth in range(1, min(rows, size)):
         for ranks in itertools.product(range(top_k), repeat=depth):
-            path = tuple(int(pair.ref.d2t[best.indices[level, rank]]) for level, rank in enumerate(ranks))
+            path = tuple(
+                int(pair.ref.d2t[best.indices[level, rank]]) for level, rank in enumerate(ranks)
+            )
             scored[path] = sum(float(best.values[level, rank]) for level, rank in enumerate(ranks))
     return set(sorted(scored, key=lambda path: -scored[path])[: size - 1])
 
 
 def test_a_shorter_block_is_a_block_of_that_length(pair: Pair) -> None:
-    pair.drafter.observe([Seen(0, pair.features, np.array(TOKENS[1:]))])
-    (tree,) = pair.drafter.propose([Wish(0, TOKENS[-1], BlockPlan(1, 2, 3))])
-    logits = pair.ref.block(pair.truth(pair.ref.taps), TOKENS[-1], 3)[1:].numpy()
+    pair.drafter.observe([Observation(0, pair.features, np.array(TOKENS[1:]))])
+    (tree,) = pair.drafter.propose([DraftRequest(0, TOKENS[-1], BlockPlan(1, 2, 3))])
+    logits = pair.ref.block(pair.truth(pair.ref.aux_layers), TOKENS[-1], 3)[1:].numpy()
     assert tree.tokens.tolist() == [TOKENS[-1], *pair.ref.d2t[logits.argmax(1)].tolist()]
 
 
@@ -231,16 +264,23 @@ def test_a_shorter_block_is_a_block_of_that_length(pair: Pair) -> None:
 
 @pytest.mark.parametrize("step", [-1, 1])
 @pytest.mark.parametrize("index", [0, 1, 2])
-def test_a_tap_one_layer_off_would_be_seen(open_pair: Callable[[str], Pair], index: int, step: int) -> None:
+def test_a_tap_one_layer_off_would_be_seen(
+    open_pair: Callable[[str], Pair], index: int, step: int
+) -> None:
     pair = open_pair("modelopt")
-    off = list(pair.ref.taps)
+    off = list(pair.ref.aux_layers)
     off[index] += step
     assert difference(said_by_engine(pair), said_by_reference(pair, pair.truth(tuple(off)))) > SEEN
 
 
 def test_taps_in_another_order_would_be_seen(open_pair: Callable[[str], Pair]) -> None:
     pair = open_pair("modelopt")
-    assert difference(said_by_engine(pair), said_by_reference(pair, pair.truth(pair.ref.taps[::-1]))) > SEEN
+    assert (
+        difference(
+            said_by_engine(pair), said_by_reference(pair, pair.truth(pair.ref.aux_layers[::-1]))
+        )
+        > SEEN
+    )
 
 
 WRONG_READINGS = (
@@ -284,7 +324,9 @@ def test_a_block_that_stayed_in_the_cache_would_be_seen(open_pair: Callable[[str
     block = np.full(pair.ref.block_size, pair.ref.mask_token)
     decoder.run([BlockRows(0, pair.features[:first], block)])
     decoder.lanes[0].length += 1
-    (wrong,) = decoder.run([BlockRows(0, pair.features[first:second], np.append(TOKENS[second], block[1:]))])
+    (wrong,) = decoder.run(
+        [BlockRows(0, pair.features[first:second], np.append(TOKENS[second], block[1:]))]
+    )
     wrong = wrong.copy()
     decoder.reset(0)
     assert difference([said_by_engine(pair)[1]], [wrong]) > SEEN
@@ -294,25 +336,34 @@ def test_a_block_that_stayed_in_the_cache_would_be_seen(open_pair: Callable[[str
 
 
 def test_lanes_of_one_call_do_not_know_of_each_other(tmp_path: Path) -> None:
-    """Contexts and blocks of different lengths, a lane between them that takes no part, and one that is nearly full."""
+    """Contexts and blocks of different lengths, a lane between them that takes no part, and one
+    that is nearly full."""
     base = toys.make_base(tmp_path / "base", "qwen3", layers=LAYERS)
     draft = toys.make_dflash(tmp_path / "draft", base, block_size=6, layer_types=MIXED, window=4)
     export(str(draft), tmp_path, ExportOptions(base_model_dir=str(base)))
     export(str(base), tmp_path, ExportOptions(dflash_base=True, dflash_draft_dir=str(draft)))
-    limits = Limits(max_kv_cache_capacity=32, max_input_len=32, max_draft_tree_size=6, max_batch_size=4)
+    limits = Limits(
+        max_kv_cache_capacity=32, max_input_len=32, max_draft_tree_size=6, max_batch_size=4
+    )
     for component in ("dflash_draft", "llm"):
         build(tmp_path / component, tmp_path / "engine", limits)
     ref, rng = DFlashReference(draft, base), np.random.default_rng(3)
     with Engine(tmp_path / "engine", spec_decode=True) as engine:
         assert isinstance(engine.drafter, DFlashDrafter)
         decoder = engine.drafter.decoder
-        known = [rng.standard_normal((0, decoder.runner.contract.shape.base_features), np.float32)] * 4
+        known = [
+            rng.standard_normal((0, decoder.runner.contract.shape.base_features), np.float32)
+        ] * 4
         for lanes, counts, sizes in (
             ((0, 2), (7, 2), (6, 3)),
             ((1, 2, 3), (3, 1, 6), (2, 6, 4)),
             ((0, 3), (1, 5), (5, 6)),
             ((0,), (21,), (2,)),
-            ((0, 1), (1, 6), (2, 6)),  # the first lane's last two slots, and its mate's rows fill it up by ten
+            (
+                (0, 1),
+                (1, 6),
+                (2, 6),
+            ),  # the first lane's last two slots, and its mate's rows fill it up by ten
         ):
             parts = []
             for lane, count, size in zip(lanes, counts, sizes, strict=True):
@@ -322,7 +373,9 @@ def test_lanes_of_one_call_do_not_know_of_each_other(tmp_path: Path) -> None:
                 tokens[0] = 10 + lane
                 parts.append(BlockRows(lane, features, tokens))
             for part, logits in zip(parts, decoder.run(parts), strict=True):
-                wanted = ref.block(torch.tensor(known[part.lane]), 10 + part.lane, len(part.tokens))[1:]
+                wanted = ref.block(
+                    torch.tensor(known[part.lane]), 10 + part.lane, len(part.tokens)
+                )[1:]
                 np.testing.assert_allclose(logits, wanted.numpy(), **CLOSE)
 
 
@@ -340,15 +393,22 @@ def test_fc_is_a_float32_product_whatever_a_build_rounds(
     base = toys.make_base(tmp_path / "base", "qwen3", layers=LAYERS, dtype=dtype)
     draft = toys.make_dflash(tmp_path / "draft", base, dtype=dtype)
     export(str(draft), tmp_path, ExportOptions(base_model_dir=str(base)))
-    built = build(tmp_path / "dflash_draft", tmp_path / "engine", LIMITS, weight_format=weight_format)
+    built = build(
+        tmp_path / "dflash_draft", tmp_path / "engine", LIMITS, weight_format=weight_format
+    )
     assert built.golden_cosine is not None
     graph = onnx.load(tmp_path / "engine" / "spec_draft.onnx", load_external_data=False).graph
     floats = [node for node in graph.node if node.op_type == "MatMul"]
     assert [node.name for node in floats] == ["context/fc"]
     types = {tensor.name: tensor.data_type for tensor in graph.initializer}
     assert types[floats[0].input[1]] == onnx.TensorProto.FLOAT
-    # The layers' Linears and the head are all rounded: q, and k with v, and so on may be one product.
-    products = [node for node in graph.node if node.op_type in ("MatMulNBits", "MatMulIntegerToFloat", "MatMulInteger")]
+    # The layers' Linears and the head are all rounded: q, and k with v, and so on may be one
+    # product.
+    products = [
+        node
+        for node in graph.node
+        if node.op_type in ("MatMulNBits", "MatMulIntegerToFloat", "MatMulInteger")
+    ]
     assert len(products) > 2 * 4
 
 
@@ -376,9 +436,13 @@ def test_a_block_graph_keeps_standard_attention_for_one_sequence(tmp_path: Path)
     assert {"Attention", "TensorScatter"} <= kinds
 
 
-@pytest.mark.parametrize("name", ["attention_mask", "sliding_attention_mask", "target_hidden", "inputs_embeds"])
+@pytest.mark.parametrize(
+    "name", ["attention_mask", "sliding_attention_mask", "target_hidden", "inputs_embeds"]
+)
 @pytest.mark.parametrize("label", ["prompt", "tree"])
-def test_an_engine_that_computes_something_else_is_not_kept(tmp_path: Path, name: str, label: str) -> None:
+def test_an_engine_that_computes_something_else_is_not_kept(
+    tmp_path: Path, name: str, label: str
+) -> None:
     """What the golden calls of a block draft show: each input of each call matters."""
     base = toys.make_base(tmp_path / "base", "qwen3", layers=LAYERS)
     draft = toys.make_dflash(tmp_path / "draft", base, layer_types=MIXED, window=4)

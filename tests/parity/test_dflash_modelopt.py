@@ -17,11 +17,14 @@ def test_a_block_has_the_logits_that_modelopt_gives_it(modelopt_drafts: Path) ->
     assert theirs["features"].shape == (CONTEXT, 2 * 64)
     ours = DFlashReference(modelopt_drafts / "plain", modelopt_drafts / "base")
     logits = ours.block(theirs["features"], PENDING, BLOCK)
-    assert float((logits - theirs["logits"]).abs().max()) < 1e-4 * float(theirs["logits"].abs().max())
+    assert float((logits - theirs["logits"]).abs().max()) < 1e-4 * float(
+        theirs["logits"].abs().max()
+    )
 
 
 @pytest.mark.parametrize(
-    "change", [{"causal": [True] * 2}, {"windows": [5] * 2}, {"norms_context": False}, {"theta": 1e4}]
+    "change",
+    [{"causal": [True] * 2}, {"windows": [5] * 2}, {"norms_context": False}, {"theta": 1e4}],
 )
 def test_another_reading_would_be_seen(change: dict[str, object], modelopt_drafts: Path) -> None:
     theirs = load_file(modelopt_drafts / "plain" / "reference.safetensors")
@@ -29,4 +32,6 @@ def test_another_reading_would_be_seen(change: dict[str, object], modelopt_draft
     for name, value in change.items():
         setattr(ours, name, value)
     logits: torch.Tensor = ours.block(theirs["features"], PENDING, BLOCK)
-    assert float((logits - theirs["logits"]).abs().max()) > 1e-3 * float(theirs["logits"].abs().max())
+    assert float((logits - theirs["logits"]).abs().max()) > 1e-3 * float(
+        theirs["logits"].abs().max()
+    )

@@ -1,4 +1,4 @@
-"""Every draft flavour on disk, exported and built, against the slow reference of tests/reference.py.
+"""Every draft layout on disk, exported and built, against the slow reference of tests/reference.py.
 
 A row of DRAFTS is a checkpoint as someone publishes it; all of them pass the same claims.
 """
@@ -22,7 +22,7 @@ from edgespec.contract import Limits
 from edgespec.errors import PairingError
 from edgespec.export.components import ExportOptions, export
 from edgespec.prompts import SamplingParams
-from edgespec.runtime.drafters.base import Seen, Wish
+from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.drafters.eagle import EagleDrafter
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.jobs import Response
@@ -30,10 +30,12 @@ from edgespec.runtime.tree import DraftPlan, DraftTree
 from tests import reference, toys
 from tests.one_lane import OneLane
 
-LIMITS = Limits(max_input_len=48, max_kv_cache_capacity=96, max_verify_tree_size=16, max_draft_tree_size=16)
+LIMITS = Limits(
+    max_input_len=48, max_kv_cache_capacity=96, max_verify_tree_size=16, max_draft_tree_size=16
+)
 PLAN = DraftPlan(top_k=4, steps=3, verify_size=12)
 LAYERS = 8
-DEFAULT_TAPS = (2, 4, 5)  # 2, L//2, L-3
+DEFAULT_AUX_LAYERS = (2, 4, 5)  # 2, L//2, L-3
 TOKENS = [7, 101, 33, 250, 18, 64, 199, 3, 90, 141, 222, 57]  # t_0 .. t_n; the last one is pending
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}  # float32 in another order; toy logits are of size 1 to 10
 SEEN = 1e-2  # what a wrong reading moves logits by, at the least
@@ -49,9 +51,9 @@ class Draft:
     """A checkpoint to make, and what its taps mean as hidden_states indices."""
 
     name: str
-    flavour: toys.Flavour
+    layout: toys.DraftLayout
     keys: dict[str, Any] = field(default_factory=dict)
-    taps: tuple[int, ...] = DEFAULT_TAPS
+    aux_layers: tuple[int, ...] = DEFAULT_AUX_LAYERS
     base: str = "llama"
 
 
@@ -66,7 +68,12 @@ DRAFTS = (
     Draft("eagle-whole-vocabulary", "eagle", {"draft_vocab": None}),
     Draft("eagle-whole-vocabulary-named", "eagle", {"draft_vocab": 256}),
     Draft("eagle-borrowed-head", "eagle", {"draft_vocab": None, "own_head": False}),
-    Draft("eagle-borrowed-head-of-a-tied-base", "eagle", {"draft_vocab": None, "own_head": False}, base="tied"),
+    Draft(
+        "eagle-borrowed-head-of-a-tied-base",
+        "eagle",
+        {"draft_vocab": None, "own_head": False},
+        base="tied",
+    ),
     Draft("eagle-own-embedding", "eagle", {"own_embedding": True}),
     Draft("eagle-narrower-than-its-base", "eagle", NARROW),
     Draft("eagle-theta", "eagle", {"rope_theta": 500000.0}),
@@ -74,22 +81,26 @@ DRAFTS = (
     Draft("eagle-pickled", "eagle", {"pickle": True, "dtype": "float16"}),
     Draft("eagle-on-a-tied-base", "eagle", base="tied"),
     Draft("specforge", "specforge"),
-    Draft("specforge-taps", "specforge", {"taps": (1, 3, 6)}, (1, 3, 6)),
+    Draft("specforge-taps", "specforge", {"aux_layers": (1, 3, 6)}, (1, 3, 6)),
     Draft("specforge-norm-output", "specforge", {"norm_output": True}),
     Draft("specforge-3.1", "specforge", {"norm_output": True, "fc_norm": True}),
     Draft("modelopt", "modelopt"),
-    Draft("modelopt-taps", "modelopt", {"taps": (1, 4, 7)}, (1, 4, 7)),
-    Draft("modelopt-last-layer", "modelopt", {"taps": (3, 8)}, (3, 8)),
+    Draft("modelopt-taps", "modelopt", {"aux_layers": (1, 4, 7)}, (1, 4, 7)),
+    Draft("modelopt-last-layer", "modelopt", {"aux_layers": (3, 8)}, (3, 8)),
     Draft("modelopt-two-layers", "modelopt", {"layers": 2, "rope_theta": 1e6}),
     Draft("modelopt-bfloat16", "modelopt", {"dtype": "bfloat16"}),
     Draft("speculators", "speculators"),
-    Draft("speculators-taps", "speculators", {"taps": (1, 2, 5, 7)}, (1, 2, 5, 7)),
+    Draft("speculators-taps", "speculators", {"aux_layers": (1, 2, 5, 7)}, (1, 2, 5, 7)),
     Draft("speculators-of-old", "speculators", {"speculators_version": "0.1.0"}),
     Draft("speculators-norm-before-residual", "speculators", {"norm_before_residual": True}),
     Draft("speculators-norm-before-fc", "speculators", {"norm_before_fc": True}),
     Draft("speculators-fc-norm", "speculators", {"fc_norm": True, "norm_output": False}),
     Draft("speculators-norm-output", "speculators", {"norm_output": True}),
-    Draft("speculators-qk-norm", "speculators", {"qk_norm": True, "rope_theta": 1e6, "rope_spelling": "new"}),
+    Draft(
+        "speculators-qk-norm",
+        "speculators",
+        {"qk_norm": True, "rope_theta": 1e6, "rope_spelling": "new"},
+    ),
     Draft("speculators-absolute-d2t", "speculators", {"d2t": "absolute", "own_embedding": True}),
     Draft(
         "speculators-everything",
@@ -102,7 +113,7 @@ DRAFTS = (
             "fc_norm": True,
             "norm_output": True,
             "rope_theta": 50000.0,
-            "taps": (2, 5, 8),
+            "aux_layers": (2, 5, 8),
         },
         (2, 5, 8),
     ),
@@ -112,7 +123,8 @@ BY_NAME = {draft.name: draft for draft in DRAFTS}
 
 @dataclass
 class Pair:
-    """An open engine and its reference. `features` [n, k*H] are the engine's own, of TOKENS without the last."""
+    """An open engine and its reference. `features` [n, k*H] are the engine's own, of TOKENS without
+    the last."""
 
     draft: Draft
     engine: Engine
@@ -129,7 +141,7 @@ class Pair:
     @property
     def truth(self) -> torch.Tensor:
         """What the reference's base says of the draft's taps: [1, n, k*H]."""
-        return reference.gather_taps(self.hidden_states, self.draft.taps)
+        return reference.gather_aux_hidden_states(self.hidden_states, self.draft.aux_layers)
 
 
 @dataclass
@@ -142,31 +154,42 @@ class Workshop:
         path = self.root / "bases" / name
         return path if path.exists() else toys.make_base(path, layers=LAYERS, **BASES[name])
 
-    def base_engine(self, name: str, taps: tuple[int, ...]) -> Path:
+    def base_engine(self, name: str, aux_layers: tuple[int, ...]) -> Path:
         """An engine directory with the base alone; taps other than the default ones are named."""
-        at = self.root / f"{name}-{'-'.join(map(str, taps))}"
+        at = self.root / f"{name}-{'-'.join(map(str, aux_layers))}"
         if not at.exists():
-            named = None if taps == DEFAULT_TAPS else taps
-            export(str(self.base(name)), at / "onnx", ExportOptions(eagle_base=True, aux_layers=named, golden=False))
+            named = None if aux_layers == DEFAULT_AUX_LAYERS else aux_layers
+            export(
+                str(self.base(name)),
+                at / "onnx",
+                ExportOptions(eagle_base=True, aux_layers=named, golden=False),
+            )
             build(at / "onnx" / "llm", at / "engine", LIMITS)
         return at / "engine"
 
     def checkpoint(self, draft: Draft) -> Path:
         path = self.root / "drafts" / draft.name
-        return path if path.exists() else toys.make_draft(path, self.base(draft.base), draft.flavour, **draft.keys)
+        return (
+            path
+            if path.exists()
+            else toys.make_draft(path, self.base(draft.base), draft.layout, **draft.keys)
+        )
 
-    def engine(self, draft: Draft, taps: tuple[int, ...] | None = None) -> Path:
-        """Base and draft together. `taps` other than the draft's own are asked for by --aux-layers on both sides."""
-        engine = self.root / "engines" / f"{draft.name}{taps or ''}"
-        onnx = self.root / "onnx" / f"{draft.name}{taps or ''}"
-        shutil.copytree(self.base_engine(draft.base, taps or draft.taps), engine)
-        options = ExportOptions(base_model_dir=str(self.base(draft.base)), aux_layers=taps, allow_pickle=True)
+    def engine(self, draft: Draft, aux_layers: tuple[int, ...] | None = None) -> Path:
+        """Base and draft together. `aux_layers` other than the draft's own are asked for by
+        --aux-layers on both sides."""
+        engine = self.root / "engines" / f"{draft.name}{aux_layers or ''}"
+        onnx = self.root / "onnx" / f"{draft.name}{aux_layers or ''}"
+        shutil.copytree(self.base_engine(draft.base, aux_layers or draft.aux_layers), engine)
+        options = ExportOptions(
+            base_model_dir=str(self.base(draft.base)), aux_layers=aux_layers, allow_pickle=True
+        )
         export(str(self.checkpoint(draft)), onnx, options)
         build(onnx / "llm", engine, LIMITS)
         return engine
 
-    def pair(self, draft: Draft, taps: tuple[int, ...] | None = None) -> Pair:
-        engine = Engine(self.engine(draft, taps), spec_decode=True)
+    def pair(self, draft: Draft, aux_layers: tuple[int, ...] | None = None) -> Pair:
+        engine = Engine(self.engine(draft, aux_layers), spec_decode=True)
         ref = reference.Eagle3Reference(self.checkpoint(draft), self.base(draft.base))
         model = load_base(self.base(draft.base))
         prefix = np.array(TOKENS[:-1])
@@ -210,7 +233,8 @@ def pair(request: pytest.FixtureRequest, open_pair: Callable[[str], Pair]) -> Pa
 
 @dataclass(frozen=True)
 class Said:
-    """Logits [S, Vd] and hidden states to recycle [S, Hd] of the extend pass and of one level of drafts behind it."""
+    """Logits [S, Vd] and hidden states to recycle [S, Hd] of the extend pass and of one level of
+    drafts behind it."""
 
     extend: np.ndarray
     recycled: np.ndarray
@@ -223,8 +247,11 @@ CHILD = 130  # one that follows the second of them
 
 
 @torch.no_grad()
-def said_by_reference(ref: reference.Eagle3Reference, features: torch.Tensor, *, first: int = 0) -> Said:
-    """`features` [1, n, k*H] with TOKENS[1:], then SIBLINGS and CHILD fed with the draft's own states."""
+def said_by_reference(
+    ref: reference.Eagle3Reference, features: torch.Tensor, *, first: int = 0
+) -> Said:
+    """`features` [1, n, k*H] with TOKENS[1:], then SIBLINGS and CHILD fed with the draft's own
+    states."""
     n = features.shape[1]
     positions = first + torch.arange(n)[None]
     causal = torch.ones(1, n, n, dtype=torch.bool).tril()
@@ -241,7 +268,9 @@ def said_by_reference(ref: reference.Eagle3Reference, features: torch.Tensor, *,
     seen = torch.ones(1, 1, n + 3, dtype=torch.bool)
     seen[0, 0, n] = False
     embeds = ref.embed_tokens[torch.tensor([CHILD])][None]
-    second, second_out, _ = ref.forward(embeds, level_out[:, 1:], torch.full((1, 1), first + n + 1), seen, cache)
+    second, second_out, _ = ref.forward(
+        embeds, level_out[:, 1:], torch.full((1, 1), first + n + 1), seen, cache
+    )
     return Said(
         logits[0].numpy(),
         out[0].numpy(),
@@ -257,13 +286,19 @@ def said_by_engine(pair: Pair) -> Said:
     first = decoder.causal(np.array(TOKENS[1:]), np.arange(n), pair.features)
     logits, hidden = copies(first)
     state = np.repeat(hidden[-1:], 2, 0)
-    both = decoder.run(np.array(SIBLINGS), np.full(2, n), np.eye(2, dtype=bool), np.arange(2), draft_hidden=state)
+    both = decoder.run(
+        np.array(SIBLINGS), np.full(2, n), np.eye(2, dtype=bool), np.arange(2), draft_hidden=state
+    )
     level, level_out = copies(both)
     seen = np.array([[False, True, True]])
-    last = decoder.run(np.array([CHILD]), np.array([n + 1]), seen, np.arange(1), draft_hidden=level_out[1:])
+    last = decoder.run(
+        np.array([CHILD]), np.array([n + 1]), seen, np.arange(1), draft_hidden=level_out[1:]
+    )
     second, second_out = copies(last)
     decoder.drop_scratch()
-    return Said(logits, hidden, np.concatenate([level, second]), np.concatenate([level_out, second_out]))
+    return Said(
+        logits, hidden, np.concatenate([level, second]), np.concatenate([level_out, second_out])
+    )
 
 
 def copies(result: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -274,22 +309,24 @@ def difference(one: Said, other: Said, *names: str) -> float:
     return max(float(np.abs(getattr(one, name) - getattr(other, name)).max()) for name in names)
 
 
-# Claims that hold for every flavour
+# Claims that hold for every layout
 
 
-def test_base_emits_the_layers_that_the_flavour_means(pair: Pair) -> None:
-    assert pair.engine.config["eagle_hidden_state_layers"] == list(pair.draft.taps)
+def test_base_emits_the_layers_that_the_layout_means(pair: Pair) -> None:
+    assert pair.engine.config["eagle_hidden_state_layers"] == list(pair.draft.aux_layers)
     np.testing.assert_allclose(pair.features, pair.truth[0].numpy(), **CLOSE)
 
 
-def test_export_reads_the_taps_as_the_flavour_counts_them(pair: Pair) -> None:
+def test_export_reads_the_taps_as_the_layout_counts_them(pair: Pair) -> None:
     assert pair.engine.draft_config is not None
-    assert pair.engine.draft_config["pair"]["tap_ids"] == list(pair.draft.taps)
-    assert pair.ref.tap_ids(LAYERS) == pair.draft.taps
+    assert pair.engine.draft_config["pair"]["tap_ids"] == list(pair.draft.aux_layers)
+    assert pair.ref.aux_layer_ids(LAYERS) == pair.draft.aux_layers
 
 
 def test_extend_pass_gives_the_references_logits(pair: Pair) -> None:
-    np.testing.assert_allclose(said_by_engine(pair).extend, said_by_reference(pair.ref, pair.truth).extend, **CLOSE)
+    np.testing.assert_allclose(
+        said_by_engine(pair).extend, said_by_reference(pair.ref, pair.truth).extend, **CLOSE
+    )
 
 
 def test_extend_pass_recycles_the_references_hidden_states(pair: Pair) -> None:
@@ -304,11 +341,17 @@ def test_levels_fed_with_own_states_give_the_references_logits(pair: Pair) -> No
 
 
 def test_first_tree_is_the_references(pair: Pair) -> None:
-    pair.drafter.observe([Seen(0, pair.features, np.array(TOKENS[1:]))])
-    (tree,) = pair.drafter.propose([Wish(0, TOKENS[-1], PLAN)])
+    pair.drafter.observe([Observation(0, pair.features, np.array(TOKENS[1:]))])
+    (tree,) = pair.drafter.propose([DraftRequest(0, TOKENS[-1], PLAN)])
     with torch.no_grad():
         tokens, parents, depths = reference.draft_tree(
-            pair.ref, pair.ref.embed_tokens, pair.truth[0], TOKENS[1:], PLAN.top_k, PLAN.steps, PLAN.verify_size
+            pair.ref,
+            pair.ref.embed_tokens,
+            pair.truth[0],
+            TOKENS[1:],
+            PLAN.top_k,
+            PLAN.steps,
+            PLAN.verify_size,
         )
     assert len(tokens) == PLAN.verify_size
     assert tree.tokens.tolist() == tokens
@@ -320,8 +363,8 @@ def test_features_in_pieces_leave_the_drafter_where_all_at_once_do(pair: Pair) -
     """Prefill, three, one; a tree is drafted after each, and its rows must leave no trace."""
     drafter, following = pair.drafter, np.array(TOKENS[1:])
     for start, end in ((0, 7), (7, 10), (10, 11)):
-        drafter.observe([Seen(0, pair.features[start:end], following[start:end])])
-        drafter.propose([Wish(0, int(following[end - 1]), PLAN)])
+        drafter.observe([Observation(0, pair.features[start:end], following[start:end])])
+        drafter.propose([DraftRequest(0, int(following[end - 1]), PLAN)])
     assert drafter.decoder.lanes[0].length == len(following)
     wanted = said_by_reference(pair.ref, pair.truth)
     np.testing.assert_allclose(drafter.lanes[0].last_logits, wanted.extend[-1], **CLOSE)
@@ -335,16 +378,17 @@ PROMPT = TOKENS[:6]
 
 
 class Oracle:
-    """Proposes what plain decoding goes on with, among wrong siblings; everything else is the real drafter's."""
+    """Proposes what plain decoding goes on with, among wrong siblings; everything else is the real
+    drafter's."""
 
     def __init__(self, drafter: EagleDrafter, known: list[int]) -> None:
         self.drafter, self.known = drafter, known
         self.observe, self.reset, self.engine_s = drafter.observe, drafter.reset, 0.0
 
-    def propose(self, wishes: Sequence[Wish]) -> list[DraftTree]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         """Each level is a wrong token before the true one, so that accepted rows have to move."""
-        ((pending, plan),) = [(wish.pending, wish.plan) for wish in wishes]
-        self.drafter.propose([Wish(0, pending, PLAN)])
+        ((pending, plan),) = [(request.pending, request.plan) for request in requests]
+        self.drafter.propose([DraftRequest(0, pending, PLAN)])
         place = self.drafter.decoder.lanes[0].length - len(PROMPT)
         assert self.known[place] == pending
         tokens, parents = [pending], [-1]
@@ -356,7 +400,9 @@ class Oracle:
 
 
 @pytest.mark.parametrize("name", ["eagle", "modelopt-two-layers", "speculators-everything"])
-def test_accepted_branches_are_replayed_with_true_features(open_pair: Callable[[str], Pair], name: str) -> None:
+def test_accepted_branches_are_replayed_with_true_features(
+    open_pair: Callable[[str], Pair], name: str
+) -> None:
     pair = open_pair(name)
     engine, greedy = pair.engine, SamplingParams(temperature=0.0, max_generate_length=10)
     known = engine.plainly(PROMPT, greedy).token_ids
@@ -374,7 +420,7 @@ def test_accepted_branches_are_replayed_with_true_features(open_pair: Callable[[
     # The last step ended the run, so it was committed and not replayed.
     assert len(committed) == engine.base.lanes[0].length - 3
     _, hidden_states = reference.base_hidden_states(pair.model, torch.tensor([committed]))
-    features = reference.gather_taps(hidden_states, pair.draft.taps)
+    features = reference.gather_aux_hidden_states(hidden_states, pair.draft.aux_layers)
     following = torch.tensor([*PROMPT, *known][1 : len(committed) + 1])
     n = len(committed)
     with torch.no_grad():
@@ -393,15 +439,19 @@ def test_accepted_branches_are_replayed_with_true_features(open_pair: Callable[[
 
 @pytest.mark.parametrize("step", [-1, 1])
 @pytest.mark.parametrize("index", [0, 1, 2])
-def test_a_tap_one_layer_off_would_be_seen(open_pair: Callable[[str], Pair], index: int, step: int) -> None:
+def test_a_tap_one_layer_off_would_be_seen(
+    open_pair: Callable[[str], Pair], index: int, step: int
+) -> None:
     pair = open_pair("modelopt-taps")
-    off = list(pair.draft.taps)
+    off = list(pair.draft.aux_layers)
     off[index] += step
-    wrong = reference.gather_taps(pair.hidden_states, tuple(off))
+    wrong = reference.gather_aux_hidden_states(pair.hidden_states, tuple(off))
     assert difference(said_by_engine(pair), said_by_reference(pair.ref, wrong), "extend") > SEEN
 
 
-def test_the_normed_last_state_of_transformers_would_be_seen(open_pair: Callable[[str], Pair]) -> None:
+def test_the_normed_last_state_of_transformers_would_be_seen(
+    open_pair: Callable[[str], Pair],
+) -> None:
     pair = open_pair("modelopt-last-layer")
     normed = pair.model.model.norm(pair.hidden_states[LAYERS]).detach()
     wrong = torch.cat([pair.hidden_states[3], normed], dim=-1)
@@ -410,13 +460,15 @@ def test_the_normed_last_state_of_transformers_would_be_seen(open_pair: Callable
 
 def test_taps_in_another_order_would_be_seen(open_pair: Callable[[str], Pair]) -> None:
     pair = open_pair("eagle")
-    wrong = reference.gather_taps(pair.hidden_states, DEFAULT_TAPS[::-1])
+    wrong = reference.gather_aux_hidden_states(pair.hidden_states, DEFAULT_AUX_LAYERS[::-1])
     assert difference(said_by_engine(pair), said_by_reference(pair.ref, wrong), "extend") > SEEN
 
 
-def test_tokens_paired_with_their_own_features_would_be_seen(open_pair: Callable[[str], Pair]) -> None:
+def test_tokens_paired_with_their_own_features_would_be_seen(
+    open_pair: Callable[[str], Pair],
+) -> None:
     pair = open_pair("eagle")
-    pair.drafter.observe([Seen(0, pair.features, np.array(TOKENS[:-1]))])
+    pair.drafter.observe([Observation(0, pair.features, np.array(TOKENS[:-1]))])
     wanted = said_by_reference(pair.ref, pair.truth).extend[-1]
     assert pair.drafter.lanes[0].last_logits is not None
     assert np.abs(pair.drafter.lanes[0].last_logits - wanted).max() > SEEN
@@ -425,7 +477,12 @@ def test_tokens_paired_with_their_own_features_would_be_seen(open_pair: Callable
 WRONG_READINGS = (
     # row, attribute of the reference, its other value, what of the outputs shows it
     ("eagle", "norm_before_residual", True, ("extend", "recycled", "level")),
-    ("speculators-norm-before-residual", "norm_before_residual", False, ("extend", "recycled", "level")),
+    (
+        "speculators-norm-before-residual",
+        "norm_before_residual",
+        False,
+        ("extend", "recycled", "level"),
+    ),
     ("speculators-of-old", "norm_before_residual", False, ("extend", "recycled", "level")),
     ("speculators-norm-before-fc", "norm_before_fc", False, ("extend", "recycled", "level")),
     ("specforge-3.1", "fc_norm", False, ("extend", "recycled", "level")),
@@ -440,7 +497,11 @@ WRONG_READINGS = (
 
 @pytest.mark.parametrize(("name", "attribute", "value", "shown"), WRONG_READINGS)
 def test_a_wrong_reading_of_the_config_would_be_seen(
-    open_pair: Callable[[str], Pair], name: str, attribute: str, value: object, shown: tuple[str, ...]
+    open_pair: Callable[[str], Pair],
+    name: str,
+    attribute: str,
+    value: object,
+    shown: tuple[str, ...],
 ) -> None:
     pair = open_pair(name)
     found = said_by_engine(pair)
@@ -456,10 +517,15 @@ def test_a_wrong_reading_of_the_config_would_be_seen(
 
 
 @pytest.mark.parametrize("name", ["eagle-own-embedding", "eagle-borrowed-head"])
-def test_the_wrong_ones_table_would_be_seen(open_pair: Callable[[str], Pair], workshop: Workshop, name: str) -> None:
-    """The base's embedding where the draft has its own, and a head that is not the base's where it borrows it."""
+def test_the_wrong_ones_table_would_be_seen(
+    open_pair: Callable[[str], Pair], workshop: Workshop, name: str
+) -> None:
+    """The base's embedding where the draft has its own, and a head that is not the base's where it
+    borrows it."""
     pair = open_pair(name)
-    tables = reference.Eagle3Reference(workshop.checkpoint(BY_NAME["eagle"]), workshop.base("llama"))
+    tables = reference.Eagle3Reference(
+        workshop.checkpoint(BY_NAME["eagle"]), workshop.base("llama")
+    )
     right = pair.ref.embed_tokens, pair.ref.lm_head
     pair.ref.embed_tokens = tables.embed_tokens
     if name == "eagle-borrowed-head":
@@ -473,11 +539,11 @@ def test_the_wrong_ones_table_would_be_seen(open_pair: Callable[[str], Pair], wo
 
 def test_tree_without_the_vocabulary_map_would_be_seen(open_pair: Callable[[str], Pair]) -> None:
     pair = open_pair("eagle")
-    pair.drafter.observe([Seen(0, pair.features, np.array(TOKENS[1:]))])
-    (right,), offsets = pair.drafter.propose([Wish(0, TOKENS[-1], PLAN)]), pair.drafter.d2t
+    pair.drafter.observe([Observation(0, pair.features, np.array(TOKENS[1:]))])
+    (right,), offsets = pair.drafter.propose([DraftRequest(0, TOKENS[-1], PLAN)]), pair.drafter.d2t
     pair.drafter.d2t = np.zeros_like(offsets)
     try:
-        (wrong,) = pair.drafter.propose([Wish(0, TOKENS[-1], PLAN)])
+        (wrong,) = pair.drafter.propose([DraftRequest(0, TOKENS[-1], PLAN)])
     finally:
         pair.drafter.d2t = offsets
     assert right.tokens.tolist() != wrong.tokens.tolist()
@@ -493,7 +559,11 @@ def test_every_stored_form_of_a_vocabulary_map_gives_one_table(
     """Toys of one seed share their vocabulary; that of the plain one is told by its t2d."""
     plain = load_file(workshop.checkpoint(BY_NAME["eagle"]) / "model.safetensors")
     draft = toys.make_draft(tmp_path / "draft", workshop.base("llama"), "eagle", **keys)
-    export(str(draft), tmp_path / "onnx", ExportOptions(base_model_dir=str(workshop.base("llama")), golden=False))
+    export(
+        str(draft),
+        tmp_path / "onnx",
+        ExportOptions(base_model_dir=str(workshop.base("llama")), golden=False),
+    )
     offsets = load_file(tmp_path / "onnx" / "llm" / "d2t.safetensors")["d2t"]
     assert (offsets + torch.arange(96)).tolist() == plain["t2d"].nonzero().flatten().tolist()
 
@@ -509,23 +579,32 @@ def test_whole_vocabulary_maps_each_token_to_itself(open_pair: Callable[[str], P
 
 
 @pytest.mark.parametrize("name", ["specforge-taps", "modelopt-taps", "speculators-taps"])
-def test_base_with_other_taps_is_refused_at_build(workshop: Workshop, tmp_path: Path, name: str) -> None:
+def test_base_with_other_taps_is_refused_at_build(
+    workshop: Workshop, tmp_path: Path, name: str
+) -> None:
     draft = BY_NAME[name]
-    shutil.copytree(workshop.base_engine("llama", DEFAULT_TAPS), tmp_path / "engine")
-    export(str(workshop.checkpoint(draft)), tmp_path, ExportOptions(base_model_dir=str(workshop.base("llama"))))
+    shutil.copytree(workshop.base_engine("llama", DEFAULT_AUX_LAYERS), tmp_path / "engine")
+    export(
+        str(workshop.checkpoint(draft)),
+        tmp_path,
+        ExportOptions(base_model_dir=str(workshop.base("llama"))),
+    )
     with pytest.raises(PairingError, match="the base emits hidden_states") as caught:
         build(tmp_path / "llm", tmp_path / "engine", LIMITS)
-    assert f"--aux-layers {','.join(map(str, draft.taps))}" in caught.value.remedy
+    assert f"--aux-layers {','.join(map(str, draft.aux_layers))}" in caught.value.remedy
 
 
 def test_taps_named_by_the_user_win_over_the_drafts_own(workshop: Workshop) -> None:
-    """With --aux-layers on both sides the draft reads those layers, and its reference agrees on them."""
-    draft, taps = BY_NAME["modelopt-taps"], (2, 3, 6)
-    pair = workshop.pair(draft, taps)
+    """With --aux-layers on both sides the draft reads those layers, and its reference agrees on
+    them."""
+    draft, aux_layers = BY_NAME["modelopt-taps"], (2, 3, 6)
+    pair = workshop.pair(draft, aux_layers)
     try:
-        assert pair.engine.config["eagle_hidden_state_layers"] == list(taps)
-        truth = reference.gather_taps(pair.hidden_states, taps)
-        np.testing.assert_allclose(said_by_engine(pair).extend, said_by_reference(pair.ref, truth).extend, **CLOSE)
+        assert pair.engine.config["eagle_hidden_state_layers"] == list(aux_layers)
+        truth = reference.gather_aux_hidden_states(pair.hidden_states, aux_layers)
+        np.testing.assert_allclose(
+            said_by_engine(pair).extend, said_by_reference(pair.ref, truth).extend, **CLOSE
+        )
     finally:
         pair.engine.close()
 
@@ -535,4 +614,8 @@ def test_draft_without_taps_of_its_own_takes_the_default_of_its_bases_depth(
 ) -> None:
     config = (workshop.checkpoint(BY_NAME["eagle"]) / "config.json").read_text()
     assert "layer_ids" not in config
-    assert open_pair("eagle").engine.config["eagle_hidden_state_layers"] == [2, LAYERS // 2, LAYERS - 3]
+    assert open_pair("eagle").engine.config["eagle_hidden_state_layers"] == [
+        2,
+        LAYERS // 2,
+        LAYERS - 3,
+    ]

@@ -25,7 +25,9 @@ from tests import toys
 
 LIMITS = Limits(max_input_len=32, max_kv_cache_capacity=32)
 LAYERS = 7
-STEP = 0.1  # sums in another order may let a rounded activation fall to the other side; wrong columns give above 0.5
+# sums in another order may let a rounded activation fall to the other side; wrong columns give
+# above 0.5
+STEP = 0.1
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +35,12 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With biases behind q, k and v, and as many outputs for each as no block divides."""
     work = tmp_path_factory.mktemp("fusion")
     checkpoint = toys.make_base(
-        work / "base", layers=LAYERS, hidden=64, intermediate=160, dtype="bfloat16", attention_bias=True
+        work / "base",
+        layers=LAYERS,
+        hidden=64,
+        intermediate=160,
+        dtype="bfloat16",
+        attention_bias=True,
     )
     return export(str(checkpoint), work, ExportOptions(eagle_base=True)).directory
 
@@ -42,7 +49,9 @@ def answers(onnx_dir: Path, engine_dir: Path) -> list[NDArray[np.float32]]:
     """Logits and taps of the golden calls: a prompt and a tree."""
     runner, config = open_runner(engine_dir, Role.BASE)
     found = []
-    for call in golden_calls(load_file(onnx_dir / bundle.GOLDEN), RopeTable.of(engines.rope_of(config), 32)):
+    for call in golden_calls(
+        load_file(onnx_dir / bundle.GOLDEN), RopeTable.of(engines.rope_of(config), 32)
+    ):
         result = runner.run(call)
         assert result.hidden_states is not None
         found += [result.logits.copy(), result.hidden_states.copy()]
@@ -64,7 +73,9 @@ def test_joined_products_are_the_products(
     build(base, tmp_path / "apart", LIMITS, weight_format=wanted)
     assert operators(tmp_path / "joined")["MatMulNBits"] == 4 * LAYERS + 1
     assert operators(tmp_path / "apart")["MatMulNBits"] == 7 * LAYERS + 1
-    for joined, apart in zip(answers(base, tmp_path / "joined"), answers(base, tmp_path / "apart"), strict=True):
+    for joined, apart in zip(
+        answers(base, tmp_path / "joined"), answers(base, tmp_path / "apart"), strict=True
+    ):
         assert np.abs(joined - apart).max() <= STEP * np.abs(apart).max()
 
 
@@ -77,7 +88,11 @@ def test_joined_residuals_are_the_sums_and_norms(
     build(base, tmp_path / "apart", LIMITS, weight_format=weight_format)
     # The last sum feeds the rows that are gathered before their norm: it stays.
     assert operators(tmp_path / "joined")["SkipSimplifiedLayerNormalization"] == 2 * LAYERS - 1
-    assert operators(tmp_path / "joined")["Add"] == operators(tmp_path / "apart")["Add"] - (2 * LAYERS - 1)
+    assert operators(tmp_path / "joined")["Add"] == operators(tmp_path / "apart")["Add"] - (
+        2 * LAYERS - 1
+    )
     tolerance = 1e-5 if weight_format is FP32 else STEP
-    for joined, apart in zip(answers(base, tmp_path / "joined"), answers(base, tmp_path / "apart"), strict=True):
+    for joined, apart in zip(
+        answers(base, tmp_path / "joined"), answers(base, tmp_path / "apart"), strict=True
+    ):
         assert np.abs(joined - apart).max() <= tolerance * np.abs(apart).max()

@@ -1,7 +1,8 @@
-"""Hybrid bases (Qwen3.5), from checkpoint through export and build to decoding, against transformers in float32.
+"""Hybrid bases (Qwen3.5), from checkpoint through export and build to decoding, against
+transformers in float32.
 
-transformers cannot run a tree through recurrent layers, and cannot take a state back: the reference of a node, or of
-what follows a partial acceptance, is the whole sequence from nothing.
+transformers cannot run a tree through recurrent layers, and cannot take a state back: the reference
+of a node, or of what follows a partial acceptance, is the whole sequence from nothing.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ from tests.parity.test_bases import CHAIN, PROMPT, path_to, random_tree, some_id
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
-# Largest difference of a logit or a tap in float32, whose standard deviation is about 2.5. On these random weights both
-# engines are up to 1e-4 from the same model in float64, and up to 9e-4 on the rows with one key head or a short window.
+# Largest difference of a logit or a tap in float32, whose standard deviation is about 2.5. On these
+# random weights both engines are up to 1e-4 from the same model in float64, and up to 9e-4 on the
+# rows with one key head or a short window.
 TOLERANCE = 2e-3
 SAME_ENGINE = 5e-4  # the same, between two ways of ours to the same row
-TAPS = (1, 2, 4)  # 4: the last layer's output, before the final norm
+AUX_LAYERS = (1, 2, 4)  # 4: the last layer's output, before the final norm
 CAPACITY = 160
 LONGEST_CALL = 100  # rows, of these tests
 
@@ -59,15 +61,20 @@ class Pair:
 
     def reference(self, ids: Ids) -> tuple[Floats, Floats]:
         logits, hidden = reference.base_hidden_states(self.model, torch.from_numpy(ids)[None])
-        return logits[0].numpy(), reference.gather_taps(hidden, TAPS)[0].numpy()
+        return logits[0].numpy(), reference.gather_aux_hidden_states(hidden, AUX_LAYERS)[0].numpy()
 
 
 @pytest.fixture(scope="module", params=ROWS)
 def pair(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, make_component: MakeComponent
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    make_component: MakeComponent,
 ) -> Pair:
     path = toys.make_qwen3_5(tmp_path_factory.mktemp(request.param), **ROWS[request.param])
-    return Pair(toys.load_base(path), make_component(path, Role.BASE, capacity=CAPACITY, aux_layers=TAPS))
+    return Pair(
+        toys.load_base(path),
+        make_component(path, Role.BASE, capacity=CAPACITY, aux_layers=AUX_LAYERS),
+    )
 
 
 @pytest.fixture
@@ -88,10 +95,10 @@ def test_the_engine_is_within_rounding_of_its_golden_outputs(pair: Pair) -> None
 def test_prefill_gives_logits_and_taps_of_every_row(pair: Pair, decoder: OneLane) -> None:
     ids = some_ids(24)
     result = decoder.causal(ids, np.arange(24))
-    logits, taps = pair.reference(ids)
+    logits, aux_layers = pair.reference(ids)
     assert_close(result.logits[0], logits)
     assert result.hidden_states is not None
-    assert_close(result.hidden_states[0], taps)
+    assert_close(result.hidden_states[0], aux_layers)
 
 
 def test_decoding_one_token_at_a_time_equals_one_pass(pair: Pair, decoder: OneLane) -> None:
@@ -102,31 +109,45 @@ def test_decoding_one_token_at_a_time_equals_one_pass(pair: Pair, decoder: OneLa
 
 
 @pytest.mark.parametrize(
-    "sizes", [(1, 23), (2, 1, 21), (RECURRENT_CHUNK, RECURRENT_CHUNK, 9), (LONGEST_CALL, 30)], ids=str
+    "sizes",
+    [(1, 23), (2, 1, 21), (RECURRENT_CHUNK, RECURRENT_CHUNK, 9), (LONGEST_CALL, 30)],
+    ids=str,
 )
-def test_prefill_in_chunks_equals_one_pass(pair: Pair, decoder: OneLane, sizes: tuple[int, ...]) -> None:
+def test_prefill_in_chunks_equals_one_pass(
+    pair: Pair, decoder: OneLane, sizes: tuple[int, ...]
+) -> None:
     ids = some_ids(sum(sizes), seed=2)
     chunks = np.split(ids, np.cumsum(sizes)[:-1])
     found = [decoder.causal(chunk, np.arange(len(chunk))).logits[0].copy() for chunk in chunks]
     assert_close(np.concatenate(found), pair.reference(ids)[0])
 
 
-def test_a_token_that_is_said_over_and_over_is_read_as_steadily(pair: Pair, decoder: OneLane) -> None:
+def test_a_token_that_is_said_over_and_over_is_read_as_steadily(
+    pair: Pair, decoder: OneLane
+) -> None:
     """Equal keys make the rows of a call hang on each other most."""
     ids = np.full(RECURRENT_CHUNK, 7)
     at_once = decoder.causal(ids, np.arange(len(ids))).logits[0].copy()
     decoder.reset()
-    apart = [decoder.causal(ids[i : i + 1], np.array([0])).logits[0].copy() for i in range(len(ids))]
+    apart = [
+        decoder.causal(ids[i : i + 1], np.array([0])).logits[0].copy() for i in range(len(ids))
+    ]
     assert np.abs(at_once - np.concatenate(apart)).max() < SAME_ENGINE
     assert_close(at_once, pair.reference(ids)[0])
 
 
 def verified(decoder: OneLane, prompt: Ids, tree: DraftTree) -> Floats:
     decoder.causal(prompt, np.array([0]))
-    return decoder.run(tree.tokens, len(prompt) + tree.depths, tree.mask, np.arange(len(tree))).logits[0].copy()
+    return (
+        decoder.run(tree.tokens, len(prompt) + tree.depths, tree.mask, np.arange(len(tree)))
+        .logits[0]
+        .copy()
+    )
 
 
-@pytest.mark.parametrize("tree", [random_tree(0), random_tree(1), CHAIN], ids=["tree", "other-tree", "chain"])
+@pytest.mark.parametrize(
+    "tree", [random_tree(0), random_tree(1), CHAIN], ids=["tree", "other-tree", "chain"]
+)
 def test_each_tree_node_follows_its_parent(pair: Pair, decoder: OneLane, tree: DraftTree) -> None:
     prompt = some_ids(PROMPT, seed=3)
     found = verified(decoder, prompt, tree)
@@ -140,7 +161,8 @@ def test_each_tree_node_follows_its_parent(pair: Pair, decoder: OneLane, tree: D
 def test_after_every_acceptance_the_state_is_that_of_the_accepted_tokens(
     pair: Pair, decoder: OneLane, tree: DraftTree
 ) -> None:
-    """Down to each node of the tree: for a chain, every count of accepted drafts, none and all of them included."""
+    """Down to each node of the tree: for a chain, every count of accepted drafts, none and all of
+    them included."""
     prompt, more = some_ids(PROMPT, seed=4), some_ids(4, seed=5)
     for node in range(len(tree)):
         path = path_to(tree, node)
@@ -151,19 +173,28 @@ def test_after_every_acceptance_the_state_is_that_of_the_accepted_tokens(
         found.append(decoder.causal(more[2:], np.arange(2)).logits[0].copy())
         accepted = np.concatenate([prompt, tree.tokens[path], more])
         decoder.reset()
-        one_by_one = [decoder.causal(accepted[i : i + 1], np.array([0])).logits[0].copy() for i in range(len(accepted))]
+        one_by_one = [
+            decoder.causal(accepted[i : i + 1], np.array([0])).logits[0].copy()
+            for i in range(len(accepted))
+        ]
         assert np.abs(np.concatenate(found) - np.concatenate(one_by_one)[-4:]).max() < SAME_ENGINE
         assert_close(np.concatenate(found), pair.reference(accepted)[0][-4:])
 
 
-def test_one_step_after_another_leaves_no_trace_of_what_was_rejected(pair: Pair, decoder: OneLane) -> None:
+def test_one_step_after_another_leaves_no_trace_of_what_was_rejected(
+    pair: Pair, decoder: OneLane
+) -> None:
     prompt, text = some_ids(PROMPT, seed=6), [*some_ids(PROMPT, seed=6).tolist()]
     decoder.causal(prompt, np.array([0]))
     rng = np.random.default_rng(0)
     for step in range(6):
         tree = random_tree(step)
         path = path_to(tree, int(rng.integers(len(tree))))
-        found = decoder.run(tree.tokens, len(text) + tree.depths, tree.mask, np.arange(len(tree))).logits[0].copy()
+        found = (
+            decoder.run(tree.tokens, len(text) + tree.depths, tree.mask, np.arange(len(tree)))
+            .logits[0]
+            .copy()
+        )
         decoder.commit(path)
         text += tree.tokens[path].tolist()
         assert_close(found[path], pair.reference(np.array(text))[0][-len(path) :])
@@ -173,7 +204,11 @@ def test_a_pass_whose_rows_are_all_dropped_changes_nothing(pair: Pair, decoder: 
     prompt, more = some_ids(PROMPT, seed=7), some_ids(3, seed=8)
     verified(decoder, prompt, CHAIN)
     decoder.drop_scratch()
-    verified_again = decoder.run(more, PROMPT + np.arange(3), np.tri(3, dtype=bool), np.arange(3)).logits[0].copy()
+    verified_again = (
+        decoder.run(more, PROMPT + np.arange(3), np.tri(3, dtype=bool), np.arange(3))
+        .logits[0]
+        .copy()
+    )
     assert_close(verified_again, pair.reference(np.concatenate([prompt, more]))[0][-3:])
 
 
@@ -186,11 +221,14 @@ def lanes(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> CachedDecoder
     limits = Limits(max_input_len=CAPACITY, max_kv_cache_capacity=CAPACITY)
     build(pair.component.onnx_dir, path, replace(limits, max_batch_size=3))
     runner, _ = open_runner(path, Role.BASE)
-    return CachedDecoder(runner, EmbeddingTable(path / "embedding.safetensors"), pair.component.rope)
+    return CachedDecoder(
+        runner, EmbeddingTable(path / "embedding.safetensors"), pair.component.rope
+    )
 
 
 def test_sequences_side_by_side_are_each_as_alone(pair: Pair, lanes: CachedDecoder) -> None:
-    """Trees and single tokens of three lanes in one call, lanes that take no part, and one that moves."""
+    """Trees and single tokens of three lanes in one call, lanes that take no part, and one that
+    moves."""
     texts = [some_ids(n, seed=n).tolist() for n in (5, 20, 11)]
     for lane, text in enumerate(texts):
         lanes.reset(lane)
@@ -199,10 +237,13 @@ def test_sequences_side_by_side_are_each_as_alone(pair: Pair, lanes: CachedDecod
 
     def step(members: list[int], paths: list[Ids]) -> None:
         rows = [
-            replace(lanes.causal(m, trees[m].tokens, np.arange(len(trees[m]))), visible=trees[m].mask,
-                    positions=lanes.lanes[m].length + trees[m].depths)
+            replace(
+                lanes.causal(m, trees[m].tokens, np.arange(len(trees[m]))),
+                visible=trees[m].mask,
+                positions=lanes.lanes[m].length + trees[m].depths,
+            )
             for m in members
-        ]  # fmt: skip
+        ]
         for m, path, result in zip(members, paths, lanes.run(rows), strict=True):
             texts[m] += trees[m].tokens[path].tolist()
             wanted, _ = pair.reference(np.array(texts[m]))

@@ -1,6 +1,8 @@
-"""The canonical graph, run as it stands by ONNX Runtime, against the engine that lowering makes of it.
+"""The canonical graph, run as it stands by ONNX Runtime, against the engine that lowering makes of
+it.
 
-Also what the canonical graph itself promises: its operators, its batches, and why caches are filled with zeroes.
+Also what the canonical graph itself promises: its operators, its batches, and why caches are filled
+with zeroes.
 """
 
 from __future__ import annotations
@@ -23,7 +25,14 @@ from edgespec.backends.base import Call, Result
 from edgespec.backends.engine_dir import shape_of
 from edgespec.backends.ort.lowering import lower
 from edgespec.backends.ort.runner import OrtRunner
-from edgespec.contract import GraphShape, Role, canonical_contract, lowered_contract, past_names, present_names
+from edgespec.contract import (
+    GraphShape,
+    Role,
+    canonical_contract,
+    lowered_contract,
+    past_names,
+    present_names,
+)
 from edgespec.errors import ContractError
 from edgespec.rope import RopeTable
 from tests import toys
@@ -31,7 +40,8 @@ from tests.parity.conftest import CAPACITY, Component, MakeComponent
 
 Array = NDArray[Any]
 
-TOLERANCE = 1e-4  # two float32 kernels that sum in another order; logits have a standard deviation of about 2.5
+# two float32 kernels that sum in another order; logits have a standard deviation of about 2.5
+TOLERANCE = 1e-4
 TREE_PARENTS = (-1, 0, 0, 2, 1, 1, 3, 0, 6)  # paths with gaps in slot order
 
 
@@ -54,12 +64,21 @@ class Canonical:
         path = str(component.onnx_dir / bundle.MODEL)
         session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         rows = np.zeros((batch, shape.num_kv_heads, CAPACITY, shape.head_dim), np.float32)
-        return cls(session, shape, {name: rows.copy() for i in range(shape.num_layers) for name in past_names(i)})
+        return cls(
+            session,
+            shape,
+            {name: rows.copy() for i in range(shape.num_layers) for name in past_names(i)},
+        )
 
     def run(self, calls: list[Call]) -> dict[str, Array]:
-        """One run over a batch of calls, each into its own sequence's next rows; keeps the presents."""
+        """One run over a batch of calls, each into its own sequence's next rows; keeps the
+        presents."""
         out = dict(
-            zip((o.name for o in self.session.get_outputs()), self.session.run(None, self.feeds(calls)), strict=True)
+            zip(
+                (o.name for o in self.session.get_outputs()),
+                self.session.run(None, self.feeds(calls)),
+                strict=True,
+            )
         )
         for i in range(self.shape.num_layers):
             for past, present in zip(past_names(i), present_names(i), strict=True):
@@ -68,7 +87,11 @@ class Canonical:
 
     def feeds(self, calls: list[Call]) -> dict[str, Array]:
         masks = [
-            np.pad(c.attention_mask, ((0, 0), (0, 0), (0, 0), (0, CAPACITY - c.attention_mask.shape[3]))) for c in calls
+            np.pad(
+                c.attention_mask,
+                ((0, 0), (0, 0), (0, 0), (0, CAPACITY - c.attention_mask.shape[3])),
+            )
+            for c in calls
         ]
         feeds = {
             name: np.concatenate([getattr(c, name) for c in calls])
@@ -78,9 +101,14 @@ class Canonical:
         if self.shape.role is Role.DRAFT:
             from_base = calls[0].base_hidden is not None
             feeds["use_base_hidden"] = np.array(from_base)
-            for name, width in (("base_hidden", self.shape.base_features), ("draft_hidden", self.shape.features)):
+            for name, width in (
+                ("base_hidden", self.shape.base_features),
+                ("draft_hidden", self.shape.features),
+            ):
                 given = [getattr(c, name) for c in calls]
-                feeds[name] = np.concatenate([np.zeros((1, 0, width), np.float32) if g is None else g for g in given])
+                feeds[name] = np.concatenate(
+                    [np.zeros((1, 0, width), np.float32) if g is None else g for g in given]
+                )
         return feeds | self.cache
 
 
@@ -111,7 +139,9 @@ class Calls:
         return replace(call, base_hidden=self.rows(count, self.shape.base_features))
 
     def causal(self, start: int, count: int) -> Call:
-        return self.make(np.arange(start, start + count), np.tri(count, start + count, start, dtype=bool))
+        return self.make(
+            np.arange(start, start + count), np.tri(count, start + count, start, dtype=bool)
+        )
 
     def tree(self, start: int, *, own_state: bool = False) -> Call:
         """A tree behind `start` committed rows."""
@@ -135,33 +165,42 @@ def cache_rows(component: Component, end: int) -> Array:
 
 
 def present_rows(out: dict[str, Array], shape: GraphShape, end: int) -> Array:
-    return np.stack([out[name][:, :, :end] for i in range(shape.num_layers) for name in present_names(i)])
+    return np.stack(
+        [out[name][:, :, :end] for i in range(shape.num_layers) for name in present_names(i)]
+    )
 
 
 # Components
 
 
 BASES: dict[str, dict[str, Any]] = {
-    "llama-bfloat16": {"family": "llama", "dtype": "bfloat16", "attention_bias": True, "mlp_bias": True},
+    "llama-bfloat16": {
+        "family": "llama",
+        "dtype": "bfloat16",
+        "attention_bias": True,
+        "mlp_bias": True,
+    },
     "qwen3": {"family": "qwen3", "head_dim": 32, "tied": True},
 }
 DRAFTS: dict[str, dict[str, Any]] = {
-    "eagle": {"flavour": "eagle"},
-    "specforge-fc-norm": {"flavour": "specforge", "fc_norm": True, "dtype": "float16"},
-    "modelopt-two-layers": {"flavour": "modelopt", "layers": 2, "dtype": "bfloat16"},
+    "eagle": {"layout": "eagle"},
+    "specforge-fc-norm": {"layout": "specforge", "fc_norm": True, "dtype": "float16"},
+    "modelopt-two-layers": {"layout": "modelopt", "layers": 2, "dtype": "bfloat16"},
     "speculators-norms": {
-        "flavour": "speculators",
+        "layout": "speculators",
         "norm_before_fc": True,
         "norm_before_residual": True,
         "qk_norm": True,
     },
-    "speculators-norm-output": {"flavour": "speculators", "norm_output": True, "draft_vocab": None},
+    "speculators-norm-output": {"layout": "speculators", "norm_output": True, "draft_vocab": None},
 }
 
 
 @pytest.fixture(scope="module", params=BASES)
 def base(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, make_component: MakeComponent
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    make_component: MakeComponent,
 ) -> Component:
     path = toys.make_base(tmp_path_factory.mktemp("base"), layers=7, **BASES[request.param])
     return make_component(path, Role.BASE)
@@ -169,7 +208,9 @@ def base(
 
 @pytest.fixture(scope="module", params=DRAFTS)
 def draft(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, make_component: MakeComponent
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    make_component: MakeComponent,
 ) -> Component:
     base = toys.make_base(tmp_path_factory.mktemp("base"), layers=7)
     path = toys.make_draft(tmp_path_factory.mktemp("draft"), base, **DRAFTS[request.param])
@@ -200,7 +241,9 @@ def test_a_lowered_base_writes_the_same_cache_rows(base: Component) -> None:
         assert np.abs(difference).max() <= TOLERANCE
 
 
-def test_a_lowered_draft_equals_its_canonical_graph_on_base_and_on_own_hidden_states(draft: Component) -> None:
+def test_a_lowered_draft_equals_its_canonical_graph_on_base_and_on_own_hidden_states(
+    draft: Component,
+) -> None:
     calls, canonical = Calls.of(draft), Canonical.open(draft)
     prompt, more = calls.causal(0, 9), calls.causal(9, 2)
     tree = calls.tree(11, own_state=True)
@@ -216,7 +259,10 @@ def test_a_draft_reads_the_hidden_states_that_its_flag_names(draft: Component) -
     own, true = calls.tree(0, own_state=True), calls.tree(0)
     both = canonical.feeds([own]) | {"base_hidden": true.base_hidden}
     names = [output.name for output in canonical.session.get_outputs()]
-    for from_base, alone in ((True, replace(own, draft_hidden=None, base_hidden=true.base_hidden)), (False, own)):
+    for from_base, alone in (
+        (True, replace(own, draft_hidden=None, base_hidden=true.base_hidden)),
+        (False, own),
+    ):
         feeds = both | {"use_base_hidden": np.array(from_base)}
         out = dict(zip(names, canonical.session.run(None, feeds), strict=True))
         assert_same(out, draft.runner.run(alone))
@@ -226,16 +272,18 @@ def test_a_draft_reads_the_hidden_states_that_its_flag_names(draft: Component) -
 
 
 @pytest.mark.parametrize("gathered", [[8], [6, 1], [0, 0, 3]])
-def test_gather_idx_picks_rows_of_the_logits_and_leaves_the_taps_whole(llama: Component, gathered: list[int]) -> None:
+def test_gather_idx_picks_rows_of_the_logits_and_leaves_the_taps_whole(
+    llama: Component, gathered: list[int]
+) -> None:
     call = Calls.of(llama).causal(0, 9)
     some = replace(call, gather_idx=np.array([gathered]))
     for run in (lambda c: llama.runner.run(c), lambda c: result_of(Canonical.open(llama).run([c]))):
         whole = run(call)
-        logits, taps = whole.logits.copy(), whole.hidden_states.copy()
+        logits, aux_layers = whole.logits.copy(), whole.hidden_states.copy()
         picked = run(some)
         assert picked.logits.shape == (1, len(gathered), 256)
         assert np.abs(picked.logits - logits[:, gathered]).max() <= TOLERANCE
-        assert np.abs(picked.hidden_states - taps).max() <= TOLERANCE
+        assert np.abs(picked.hidden_states - aux_layers).max() <= TOLERANCE
 
 
 def result_of(out: dict[str, Array]) -> Result:
@@ -254,7 +302,9 @@ def test_a_nan_in_an_unwritten_row_poisons_the_canonical_graph(llama: Component,
     assert np.isnan(canonical.run([call])["logits"]).all()
 
 
-def test_an_engine_opens_with_a_cache_of_zeroes(llama: Component, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_opens_with_a_cache_of_zeroes(
+    llama: Component, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(np, "empty", lambda shape, dtype=float: np.full(shape, np.nan, dtype))
     contract = lowered_contract(canonical_contract(shape_of(llama.config)))
     runner = OrtRunner(llama.engine_dir / "spec_base.onnx", contract, CAPACITY)
@@ -263,7 +313,9 @@ def test_an_engine_opens_with_a_cache_of_zeroes(llama: Component, monkeypatch: p
     runner.close()
 
 
-def test_garbage_behind_the_written_rows_changes_nothing_in_the_lowered_engine(llama: Component) -> None:
+def test_garbage_behind_the_written_rows_changes_nothing_in_the_lowered_engine(
+    llama: Component,
+) -> None:
     calls = Calls.of(llama)
     prompt, tree = calls.causal(0, 11), calls.tree(11)
     runner, end = llama.runner, 11 + len(TREE_PARENTS)
@@ -273,7 +325,12 @@ def test_garbage_behind_the_written_rows_changes_nothing_in_the_lowered_engine(l
         first = runner.run(prompt).logits.copy()
         runner.slab[:, :, :, 11:] = garbage
         second = runner.run(tree)
-        return [first, second.logits.copy(), second.hidden_states.copy(), cache_rows(llama, end).copy()]
+        return [
+            first,
+            second.logits.copy(),
+            second.hidden_states.copy(),
+            cache_rows(llama, end).copy(),
+        ]
 
     for clean, dirty in zip(run(0.0), run(np.nan), strict=True):
         np.testing.assert_array_equal(clean, dirty)
@@ -292,7 +349,8 @@ def test_a_call_writes_its_own_rows_and_no_others(llama: Component) -> None:
 
 
 def test_the_lowered_engine_never_shows_a_row_a_later_slot(llama: Component) -> None:
-    """Its kernel is causal in slot order whatever the mask says: why parents stand before their children."""
+    """Its kernel is causal in slot order whatever the mask says: why parents stand before their
+    children."""
     call = Calls.of(llama).causal(0, 5)
     all_seen = replace(call, attention_mask=np.ones_like(call.attention_mask))
     causal = llama.runner.run(call).logits.copy()
@@ -305,7 +363,8 @@ def test_the_lowered_engine_never_shows_a_row_a_later_slot(llama: Component) -> 
 
 
 def test_a_batch_of_two_equals_two_batches_of_one(base: Component) -> None:
-    """Two sequences of different lengths: each has its own slots, positions, mask and gathered rows."""
+    """Two sequences of different lengths: each has its own slots, positions, mask and gathered
+    rows."""
     assert_batch_is_its_members(base, own_state=False)
 
 
@@ -324,7 +383,10 @@ def assert_batch_is_its_members(component: Component, *, own_state: bool) -> Non
             two.cache[name][member] = rows[0]
         singles.append(single)
     gathered = (np.array([[1, 8]]), np.array([[6, 2]]))
-    trees = [replace(calls.tree(n, own_state=own_state), gather_idx=g) for n, g in zip(lengths, gathered, strict=True)]
+    trees = [
+        replace(calls.tree(n, own_state=own_state), gather_idx=g)
+        for n, g in zip(lengths, gathered, strict=True)
+    ]
     together = two.run(trees)
     for member, (single, tree) in enumerate(zip(singles, trees, strict=True)):
         alone = single.run([tree])
@@ -363,7 +425,8 @@ def test_inputs_and_outputs_have_the_types_and_shapes_of_the_contract(draft: Com
     model = ir.load(draft.onnx_dir / bundle.MODEL)
     shape = draft.runner.contract.shape
     found = {
-        v.name: (str(v.dtype), [str(d) for d in v.shape or ()]) for v in (*model.graph.inputs, *model.graph.outputs)
+        v.name: (str(v.dtype), [str(d) for d in v.shape or ()])
+        for v in (*model.graph.inputs, *model.graph.outputs)
     }
     kv = ("FLOAT", ["B", str(shape.num_kv_heads), "C", str(shape.head_dim)])
     assert found.pop("attention_mask") == ("BOOL", ["B", "1", "S", "C"])
@@ -373,7 +436,11 @@ def test_inputs_and_outputs_have_the_types_and_shapes_of_the_contract(draft: Com
     assert found.pop("base_hidden") == ("FLOAT", ["B", "S_base", str(3 * 64)])
     assert found.pop("draft_hidden") == ("FLOAT", ["B", "S_draft", "64"])
     assert found.pop("inputs_embeds") == found.pop("hidden_states") == ("FLOAT", ["B", "S", "64"])
-    assert found.pop("rope_cos") == found.pop("rope_sin") == ("FLOAT", ["B", "S", str(shape.head_dim // 2)])
+    assert (
+        found.pop("rope_cos")
+        == found.pop("rope_sin")
+        == ("FLOAT", ["B", "S", str(shape.head_dim // 2)])
+    )
     assert found.pop("logits") == ("FLOAT", ["B", "G", str(shape.vocab_size)])
     assert len(found) == 4 * shape.num_layers
     assert all(value == kv for value in found.values())
@@ -391,7 +458,9 @@ def assert_weights_in_place(path: Path) -> None:
     model = onnx.load(path, load_external_data=False)
     weights = {tensor.name for tensor in model.graph.initializer}
     nodes = list(all_nodes(model.graph))
-    assert not [n.name for n in nodes if n.op_type in ("Cast", "Transpose") and n.input[0] in weights]
+    assert not [
+        n.name for n in nodes if n.op_type in ("Cast", "Transpose") and n.input[0] in weights
+    ]
     external = [tensor for tensor in model.graph.initializer if tensor.external_data]
     assert {tensor.data_type for tensor in external} == {onnx.TensorProto.FLOAT}
     assert {tensor.name for tensor in external} <= {name for node in nodes for name in node.input}
@@ -434,7 +503,11 @@ def nearest(node: ir.Node, op_type: str) -> ir.Node:
     for found in queue:
         if found.op_type == op_type:
             return found
-        queue += [value.producer() for value in found.inputs if value is not None and value.producer() is not None]
+        queue += [
+            value.producer()
+            for value in found.inputs
+            if value is not None and value.producer() is not None
+        ]
     raise AssertionError(op_type)
 
 
@@ -482,11 +555,21 @@ def test_lowering_refuses_a_graph_of_another_form(llama: Component, tamper: str)
         lower(model, "data")
 
 
-ALSO_IN_BATCHES = ("scale", "softcap", "is-causal", "no-cache", "cache-at-slot-zero", "circular-cache", "other-mask")
+ALSO_IN_BATCHES = (
+    "scale",
+    "softcap",
+    "is-causal",
+    "no-cache",
+    "cache-at-slot-zero",
+    "circular-cache",
+    "other-mask",
+)
 
 
 @pytest.mark.parametrize("tamper", ALSO_IN_BATCHES)
-def test_lowering_for_batches_refuses_a_graph_of_another_form(llama: Component, tamper: str) -> None:
+def test_lowering_for_batches_refuses_a_graph_of_another_form(
+    llama: Component, tamper: str
+) -> None:
     model = ir.load(llama.onnx_dir / bundle.MODEL)
     TAMPERED[tamper](model)
     with pytest.raises(ContractError, match=r"layers\.0/attn"):
@@ -494,10 +577,15 @@ def test_lowering_for_batches_refuses_a_graph_of_another_form(llama: Component, 
 
 
 @pytest.mark.parametrize("batched", [False, True])
-def test_lowering_takes_the_graph_that_was_not_tampered_with(llama: Component, batched: bool) -> None:
+def test_lowering_takes_the_graph_that_was_not_tampered_with(
+    llama: Component, batched: bool
+) -> None:
     model = ir.load(llama.onnx_dir / bundle.MODEL)
     names = {value.name for value in lower(model, "data", batched).model.graph.inputs}
-    assert names == {spec.name for spec in lowered_contract(canonical_contract(shape_of(llama.config)), batched).inputs}
+    assert names == {
+        spec.name
+        for spec in lowered_contract(canonical_contract(shape_of(llama.config)), batched).inputs
+    }
 
 
 def test_lowering_for_batches_keeps_the_canonical_attention(llama: Component) -> None:

@@ -1,7 +1,7 @@
 """Qwen3.5's head for multi-token prediction, as exported, against transformers' own decoder layer.
 
-One row of `ROWS` is a checkpoint as someone publishes it. The exported graphs run as they are, and the engines made of
-them must draft the same.
+One row of `ROWS` is a checkpoint as someone publishes it. The exported graphs run as they are, and
+the engines made of them must draft the same.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from edgespec.backends.ort.build import build
 from edgespec.contract import Limits, memory_inputs
 from edgespec.export.components import ExportOptions, export
 from edgespec.rope import RopeTable
-from edgespec.runtime.drafters.base import Seen, Wish
+from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.tree import DraftPlan
 from tests import toys
@@ -42,7 +42,12 @@ ROWS: dict[str, dict[str, Any]] = {
     "tied": {"tied": True},
     "beside-a-tower": {"images": True},
     "bfloat16-in-shards": {"dtype": "bfloat16", "shards": 3},
-    "wide-heads": {"heads": 2, "kv_heads": 1, "head_dim": 64, "rope": {"partial_rotary_factor": 0.5}},
+    "wide-heads": {
+        "heads": 2,
+        "kv_heads": 1,
+        "head_dim": 64,
+        "rope": {"partial_rotary_factor": 0.5},
+    },
 }
 
 
@@ -57,11 +62,15 @@ class Exported:
     def __post_init__(self) -> None:
         self.config = bundle.read_json(self.path / bundle.CONFIG)
         self.shape, self.rope = shape_of(self.config), RopeTable.of(rope_of(self.config), CAPACITY)
-        self.session = ort.InferenceSession(str(self.path / bundle.MODEL), providers=["CPUExecutionProvider"])
+        self.session = ort.InferenceSession(
+            str(self.path / bundle.MODEL), providers=["CPUExecutionProvider"]
+        )
         sizes = {"B": 1, "C": CAPACITY, "P": 1}
         for layer in range(self.shape.num_layers):
             for spec in memory_inputs(self.shape, layer):
-                self.memory[spec.name] = np.zeros([sizes.get(str(dim), dim) for dim in spec.shape], np.float32)
+                self.memory[spec.name] = np.zeros(
+                    [sizes.get(str(dim), dim) for dim in spec.shape], np.float32
+                )
 
     def run(self, embeds: torch.Tensor, **hidden: NDArray[Any]) -> tuple[Floats, Floats]:
         """The next rows, all of one path: logits [S, V] and hidden_states [S, H]."""
@@ -70,26 +79,47 @@ class Exported:
         mask = np.arange(CAPACITY) <= slots[:, None]
         cos, sin = self.rope.rows(slots[None])
         feeds = {
-            "inputs_embeds": embeds.detach().numpy()[None], "rope_cos": cos, "rope_sin": sin,
-            "attention_mask": mask[None, None], "write_indices": np.array([self.length]),
-            "gather_idx": np.arange(count)[None], "tree_mask": np.tri(count, dtype=bool)[None], **hidden, **self.memory,
-        }  # fmt: skip
+            "inputs_embeds": embeds.detach().numpy()[None],
+            "rope_cos": cos,
+            "rope_sin": sin,
+            "attention_mask": mask[None, None],
+            "write_indices": np.array([self.length]),
+            "gather_idx": np.arange(count)[None],
+            "tree_mask": np.tri(count, dtype=bool)[None],
+            **hidden,
+            **self.memory,
+        }
         wanted = {value.name for value in self.session.get_inputs()}
         names = [value.name for value in self.session.get_outputs()]
-        out = dict(zip(names, self.session.run(None, {k: v for k, v in feeds.items() if k in wanted}), strict=True))
+        out = dict(
+            zip(
+                names,
+                self.session.run(None, {k: v for k, v in feeds.items() if k in wanted}),
+                strict=True,
+            )
+        )
         self.length += count
-        self.memory |= {name: out[name.replace("past", "present")] for name in self.memory if "past" in name}
+        self.memory |= {
+            name: out[name.replace("past", "present")] for name in self.memory if "past" in name
+        }
         return out["logits"][0], out["hidden_states"][0]
 
 
 class Head(Exported):
     def base(self, embeds: torch.Tensor, states: torch.Tensor) -> tuple[Floats, Floats]:
         own = np.zeros((1, 0, states.shape[1]), np.float32)
-        return self.run(embeds, base_hidden=states.numpy()[None], draft_hidden=own, use_base_hidden=np.array(True))
+        return self.run(
+            embeds,
+            base_hidden=states.numpy()[None],
+            draft_hidden=own,
+            use_base_hidden=np.array(True),
+        )
 
     def own(self, embeds: torch.Tensor, states: Floats) -> tuple[Floats, Floats]:
         base = np.zeros((1, 0, states.shape[1]), np.float32)
-        return self.run(embeds, base_hidden=base, draft_hidden=states[None], use_base_hidden=np.array(False))
+        return self.run(
+            embeds, base_hidden=base, draft_hidden=states[None], use_base_hidden=np.array(False)
+        )
 
 
 @dataclass(frozen=True)
@@ -118,7 +148,9 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     export(str(path), work / "onnx", ExportOptions(mtp=True))
     from transformers import Qwen3_5ForCausalLM, Qwen3_5ForConditionalGeneration
 
-    family: Any = Qwen3_5ForConditionalGeneration if ROWS[request.param].get("images") else Qwen3_5ForCausalLM
+    family: Any = (
+        Qwen3_5ForConditionalGeneration if ROWS[request.param].get("images") else Qwen3_5ForCausalLM
+    )
     return Pair(path, work / "onnx", family.from_pretrained(path, dtype=torch.float32).eval())
 
 
@@ -161,7 +193,8 @@ def test_chain_of_recycled_states(pair: Pair) -> None:
 
 @pytest.mark.parametrize("mistake", READINGS)
 def test_another_reading_would_be_seen(pair: Pair, mistake: str) -> None:
-    """What the tests above compare moves when the head is read in another way, so that they tell the readings apart."""
+    """What the tests above compare moves when the head is read in another way, so that they tell
+    the readings apart."""
     logits, _ = in_chain(pair)
     wrong, _ = in_reference(pair, mistake)
     assert np.abs(logits - wrong.numpy()).max() > SEEN
@@ -185,31 +218,47 @@ def in_chain(pair: Pair) -> tuple[Floats, Floats]:
 
 
 def test_configurations_say_what_they_are(pair: Pair) -> None:
-    base, draft = (bundle.read_json(pair.out / part / bundle.CONFIG) for part in ("llm", "mtp_draft"))
+    base, draft = (
+        bundle.read_json(pair.out / part / bundle.CONFIG) for part in ("llm", "mtp_draft")
+    )
     hidden = base["hidden_size"]
     assert (base["spec_decode_type"], base["engine_role"]) == ("mtp", "base")
     assert (draft["spec_decode_type"], draft["engine_role"]) == ("mtp", "draft")
-    assert (draft["draft_vocab_size"], draft["base_model_hidden_size"]) == (base["vocab_size"], hidden)
+    assert (draft["draft_vocab_size"], draft["base_model_hidden_size"]) == (
+        base["vocab_size"],
+        hidden,
+    )
     assert draft["num_hidden_layers"] == 1
-    assert (base["layer_types"], base["num_linear_attn_layers"]) == (["mamba"] * 3 + ["attention"], 3)
+    assert (base["layer_types"], base["num_linear_attn_layers"]) == (
+        ["mamba"] * 3 + ["attention"],
+        3,
+    )
     assert [kept is None for kept in base["kv_layer_configs"]] == [True, True, True, False]
     assert base["partial_rotary_factor"] == draft["partial_rotary_factor"] < 1
     assert not (pair.out / "mtp_draft" / bundle.EMBEDDING).exists()
 
 
 @pytest.mark.parametrize("cuts", [(), (4, 9), (10,)])
-def test_engine_drafts_the_chain_of_the_reference(pair: Pair, tmp_path: Path, cuts: tuple[int, ...]) -> None:
+def test_engine_drafts_the_chain_of_the_reference(
+    pair: Pair, tmp_path: Path, cuts: tuple[int, ...]
+) -> None:
     """From the engine's own states, observed at once and in parts with a draft after each."""
     limits = Limits(max_input_len=CAPACITY, max_kv_cache_capacity=CAPACITY, max_verify_tree_size=8)
     for part in ("llm", "mtp_draft"):
         build(pair.out / part, tmp_path / "engine", limits)
     with Engine(tmp_path / "engine", spec_decode=True) as engine:
         assert engine.drafter is not None
-        found = OneLane(engine.base).causal(TOKENS[:-1].numpy(), np.arange(len(TOKENS) - 1)).hidden_states
+        found = (
+            OneLane(engine.base)
+            .causal(TOKENS[:-1].numpy(), np.arange(len(TOKENS) - 1))
+            .hidden_states
+        )
         assert found is not None
-        for states, tokens in zip(np.split(found[0].copy(), cuts), np.split(TOKENS[1:].numpy(), cuts), strict=True):
-            engine.drafter.observe([Seen(0, states, tokens)])
-            (tree,) = engine.drafter.propose([Wish(0, int(tokens[-1]), DraftPlan(1, 4, 5))])
+        for states, tokens in zip(
+            np.split(found[0].copy(), cuts), np.split(TOKENS[1:].numpy(), cuts), strict=True
+        ):
+            engine.drafter.observe([Observation(0, states, tokens)])
+            (tree,) = engine.drafter.propose([DraftRequest(0, int(tokens[-1]), DraftPlan(1, 4, 5))])
         last = engine.drafter.lanes[0].last_logits
     drafts = tree.tokens.tolist()[1:]
     logits, _ = (ref := pair.reference()).chain(TOKENS[1:], ref.base_states(TOKENS[:-1]), drafts)

@@ -1,6 +1,8 @@
-"""What the probe makes a draft say first, at every position, against the slow references of each method.
+"""What the probe makes a draft say first, at every position, against the slow references of each
+method.
 
-The base's features come from transformers, and are given in the reading that the draft states and in those beside it.
+The base's features come from transformers, and are given in the reading that the draft states and
+in those beside it.
 """
 
 from __future__ import annotations
@@ -40,17 +42,20 @@ class Made:
 
 @dataclass(frozen=True)
 class Row:
-    """A pair on disk, and how the reference says its first tokens from transformers' hidden states."""
+    """A pair on disk, and how the reference says its first tokens from transformers' hidden
+    states."""
 
     make: Callable[[Path], Made]
     first: Callable[[Made, Any, tuple[torch.Tensor, ...], tuple[int, ...]], First]
 
 
-def make_eagle(flavour: toys.Flavour, family: toys.Family = "llama", **keys: Any) -> Callable[[Path], Made]:
+def make_eagle(
+    layout: toys.DraftLayout, family: toys.Family = "llama", **keys: Any
+) -> Callable[[Path], Made]:
     def make(path: Path) -> Made:
         window = 9 if family == "mistral" else None
         base = toys.make_base(path / "base", family, layers=8, sliding_window=window)
-        return Made(base, toys.make_draft(path / "draft", base, flavour, **keys))
+        return Made(base, toys.make_draft(path / "draft", base, layout, **keys))
 
     return make
 
@@ -58,9 +63,13 @@ def make_eagle(flavour: toys.Flavour, family: toys.Family = "llama", **keys: Any
 def make_dflash(hybrid: bool = False, **keys: Any) -> Callable[[Path], Made]:
     def make(path: Path) -> Made:
         base = (
-            toys.make_qwen3_5(path / "base", layers=8) if hybrid else toys.make_base(path / "base", "qwen3", layers=8)
+            toys.make_qwen3_5(path / "base", layers=8)
+            if hybrid
+            else toys.make_base(path / "base", "qwen3", layers=8)
         )
-        return Made(base, toys.make_dflash(path / "draft", base, taps=[2, 6], mask_token=255, **keys))
+        return Made(
+            base, toys.make_dflash(path / "draft", base, aux_layers=[2, 6], mask_token=255, **keys)
+        )
 
     return make
 
@@ -69,11 +78,13 @@ def make_head(path: Path) -> Made:
     return Made(toys.make_qwen3_5(path / "base"), None)
 
 
-def eagle_first(made: Made, model: Any, hidden: tuple[torch.Tensor, ...], taps: tuple[int, ...]) -> First:
+def eagle_first(
+    made: Made, model: Any, hidden: tuple[torch.Tensor, ...], aux_layers: tuple[int, ...]
+) -> First:
     assert made.draft is not None
     ref = reference.Eagle3Reference(made.draft, made.base)
     n = len(TOKENS) - 1
-    fused = ref.fuse(reference.gather_taps(hidden, taps)[:, :-1])
+    fused = ref.fuse(reference.gather_aux_hidden_states(hidden, aux_layers)[:, :-1])
     embeds = ref.embed_tokens[torch.from_numpy(TOKENS[1:])][None]
     causal = torch.ones(1, n, n, dtype=torch.bool).tril()
     logits, _, _ = ref.forward(embeds, fused, torch.arange(n)[None], causal)
@@ -81,9 +92,14 @@ def eagle_first(made: Made, model: Any, hidden: tuple[torch.Tensor, ...], taps: 
     return lambda position: int(ids[position - 1])
 
 
-def dflash_first(made: Made, model: Any, hidden: tuple[torch.Tensor, ...], taps: tuple[int, ...]) -> First:
+def dflash_first(
+    made: Made, model: Any, hidden: tuple[torch.Tensor, ...], aux_layers: tuple[int, ...]
+) -> First:
     assert made.draft is not None
-    ref, given = DFlashReference(made.draft, made.base), reference.gather_taps(hidden, taps)[0]
+    ref, given = (
+        DFlashReference(made.draft, made.base),
+        reference.gather_aux_hidden_states(hidden, aux_layers)[0],
+    )
 
     def first(position: int) -> int:
         logits = ref.block(given[:position], int(TOKENS[position]), ref.block_size)
@@ -92,8 +108,10 @@ def dflash_first(made: Made, model: Any, hidden: tuple[torch.Tensor, ...], taps:
     return first
 
 
-def mtp_first(made: Made, model: Any, hidden: tuple[torch.Tensor, ...], taps: tuple[int, ...]) -> First:
-    ref = MtpReference(made.base, model, PRE_NORM if taps else None)
+def mtp_first(
+    made: Made, model: Any, hidden: tuple[torch.Tensor, ...], aux_layers: tuple[int, ...]
+) -> First:
+    ref = MtpReference(made.base, model, PRE_NORM if aux_layers else None)
     tokens = torch.from_numpy(TOKENS)
     logits, _ = ref.forward(tokens[1:], ref.base_states(tokens)[:-1])
     ids = logits.argmax(-1)
@@ -103,19 +121,29 @@ def mtp_first(made: Made, model: Any, hidden: tuple[torch.Tensor, ...], taps: tu
 SLIDES = ["sliding_attention", "full_attention"]
 ROWS = {
     "eagle": Row(make_eagle("eagle"), eagle_first),
-    "eagle-of-its-own-embedding": Row(make_eagle("speculators", own_embedding=True, taps=(2, 3, 5, 7)), eagle_first),
-    "eagle-borrowed-head": Row(make_eagle("modelopt", draft_vocab=None, own_head=False), eagle_first),
+    "eagle-of-its-own-embedding": Row(
+        make_eagle("speculators", own_embedding=True, aux_layers=(2, 3, 5, 7)), eagle_first
+    ),
+    "eagle-borrowed-head": Row(
+        make_eagle("modelopt", draft_vocab=None, own_head=False), eagle_first
+    ),
     "eagle-narrow-on-a-window": Row(
-        make_eagle("eagle", "mistral", hidden=48, heads=3, kv_heads=3, own_embedding=True), eagle_first
+        make_eagle("eagle", "mistral", hidden=48, heads=3, kv_heads=3, own_embedding=True),
+        eagle_first,
     ),
     "dflash": Row(make_dflash(), dflash_first),
     "dflash-windows": Row(
         make_dflash(
-            layer_types=["sliding_attention", "full_attention"], window=5, draft_vocab=96, layout="speculators"
+            layer_types=["sliding_attention", "full_attention"],
+            window=5,
+            draft_vocab=96,
+            layout="speculators",
         ),
         dflash_first,
     ),
-    "dflash-causal-on-a-hybrid": Row(make_dflash(hybrid=True, causal=True, own_embedding=True), dflash_first),
+    "dflash-causal-on-a-hybrid": Row(
+        make_dflash(hybrid=True, causal=True, own_embedding=True), dflash_first
+    ),
     "mtp": Row(make_head, mtp_first),
 }
 
@@ -135,7 +163,9 @@ def opened(made: Made) -> Pair:
     return Pair(base, model, draft, config)
 
 
-def test_first_tokens_in_every_reading(row: Row, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_tokens_in_every_reading(
+    row: Row, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where blocks come in several passes."""
     monkeypatch.setattr(forcing, "BLOCK_ROWS", 24)
     made = row.make(tmp_path)
@@ -144,7 +174,7 @@ def test_first_tokens_in_every_reading(row: Row, tmp_path: Path, monkeypatch: py
     base = decoder.Decoder.open(pair.base, pair.model, emits_final=pair.draft is None)
     draft, readings = forced(pair, base, TOKENS), readings_of(pair)
     rows = Rows.read(base.table.source(decoder.EMBEDDING), TOKENS).of(TOKENS)
-    keep = {tap for reading in readings for tap in reading.taps}
+    keep = {layer for reading in readings for layer in reading.aux_layers}
     (truth,) = run_stepwise(base, [sequence(pair.model.decoder, rows)], keep)
     assert truth.best.tolist() == logits[0].argmax(-1).tolist()
     assert all(owns_its_memory(stream) for stream in truth.streams.values())
@@ -155,7 +185,7 @@ def test_first_tokens_in_every_reading(row: Row, tmp_path: Path, monkeypatch: py
         passes = draft.passes(features(reading, truth))
         found = np.concatenate([passed.best for passed in run_stepwise(draft.graph, passes)])
         with torch.no_grad():
-            first = row.first(made, model, hidden, reading.taps)
+            first = row.first(made, model, hidden, reading.aux_layers)
         assert draft.ids[found].tolist() == [first(int(position)) for position in draft.positions()]
         said.append(tuple(found))
     assert len(set(said)) == len(readings)  # so that another reading would have been seen
@@ -164,4 +194,6 @@ def test_first_tokens_in_every_reading(row: Row, tmp_path: Path, monkeypatch: py
 
 def owns_its_memory(array: np.ndarray) -> bool:
     """A session's output does not: as long as it lives, so does all that the session took."""
-    return array.flags.owndata or (isinstance(array.base, np.ndarray) and owns_its_memory(array.base))
+    return array.flags.owndata or (
+        isinstance(array.base, np.ndarray) and owns_its_memory(array.base)
+    )

@@ -1,7 +1,9 @@
-"""Exports of quantised checkpoints, against transformers with the weights and roundings that the bytes stand for.
+"""Exports of quantised checkpoints, against transformers with the weights and roundings that the
+bytes stand for.
 
-The reference unpacks the stored tensors with torch, as ModelOpt's formats are published, and rounds activations where
-the graph does. ONNX's own reference evaluator says what the graph's DequantizeLinear nodes are worth.
+The reference unpacks the stored tensors with torch, as ModelOpt's formats are published, and rounds
+activations where the graph does. ONNX's own reference evaluator says what the graph's
+DequantizeLinear nodes are worth.
 """
 
 from __future__ import annotations
@@ -37,15 +39,17 @@ pytestmark = pytest.mark.slow
 Tensors = dict[str, torch.Tensor]
 Array = NDArray[Any]
 
-# Largest difference of a logit, whose standard deviation is about 1. A rounded activation that lies between two codes
-# may fall to either side; then a logit moves by a step of the format (measured: up to 0.034 in FP8).
+# Largest difference of a logit, whose standard deviation is about 1. A rounded activation that lies
+# between two codes may fall to either side; then a logit moves by a step of the format (measured:
+# up to 0.034 in FP8).
 EXACT, ROUNDED_INT8, ROUNDED_FP8 = 2e-5, 0.02, 0.1
 FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 
 @dataclass(frozen=True)
 class Row:
-    """An export of tests/modelopt_exports.py: its source, scheme and tolerance; whether ONNX Runtime has its types."""
+    """An export of tests/modelopt_exports.py: its source, scheme and tolerance; whether ONNX
+    Runtime has its types."""
 
     family: str
     scheme: str
@@ -76,7 +80,12 @@ ROWS = {
     "qwen2_int4_wo": Row("qwen2", "int4_awq"),
 }
 IN_8_BITS = ("int4_awq", "int8_wo")  # whose kernel rounds activations, which the format does not
-HEADS = ("llama_fp8", "llama_int4_awq", "llama_int8_sq", "llama_nvfp4")  # whose lm_head is quantised as well
+HEADS = (
+    "llama_fp8",
+    "llama_int4_awq",
+    "llama_int8_sq",
+    "llama_nvfp4",
+)  # whose lm_head is quantised as well
 
 
 @dataclass(frozen=True)
@@ -94,23 +103,39 @@ class Case:
         return self.exported.directory / "model.onnx"
 
     def golden(self) -> dict[str, Array]:
-        return {k: v.numpy() for k, v in load_file(self.exported.directory / "golden.safetensors").items()}
+        return {
+            k: v.numpy()
+            for k, v in load_file(self.exported.directory / "golden.safetensors").items()
+        }
 
     def settings(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.exported.directory / "config.json").read_text())["quantization"]
+        found: dict[str, Any] = json.loads((self.exported.directory / "config.json").read_text())[
+            "quantization"
+        ]
         return found
 
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return toys.make_base(tmp_path_factory.mktemp("tokenizer"), "llama", layers=2) / "tokenizer.json"
+    return (
+        toys.make_base(tmp_path_factory.mktemp("tokenizer"), "llama", layers=2) / "tokenizer.json"
+    )
 
 
 @pytest.fixture(scope="module", params=ROWS)
 def case(
-    request: pytest.FixtureRequest, modelopt_exports: Path, tokenizer: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    modelopt_exports: Path,
+    tokenizer: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Case:
-    return made(request.param, ROWS[request.param], modelopt_exports, tokenizer, tmp_path_factory.mktemp("export"))
+    return made(
+        request.param,
+        ROWS[request.param],
+        modelopt_exports,
+        tokenizer,
+        tmp_path_factory.mktemp("export"),
+    )
 
 
 def made(name: str, row: Row, exports: Path, tokenizer: Path, work: Path) -> Case:
@@ -125,7 +150,8 @@ def made(name: str, row: Row, exports: Path, tokenizer: Path, work: Path) -> Cas
 
 
 def int8_token_twin(plain: Path, out: Path) -> Path:
-    """A copy in the INT8 of compressed-tensors that rounds activations token by token; the head stays."""
+    """A copy in the INT8 of compressed-tensors that rounds activations token by token; the head
+    stays."""
     tensors = load_file(plain / "model.safetensors")
     for name in [name for name in tensors if name.endswith("_proj.weight")]:
         weight = tensors[name].float()
@@ -138,7 +164,11 @@ def int8_token_twin(plain: Path, out: Path) -> Path:
         "weights": kind | {"strategy": "channel"},
         "input_activations": kind | {"strategy": "token", "dynamic": True},
     }
-    settings = {"quant_method": "compressed-tensors", "format": "int-quantized", "ignore": ["lm_head"]}
+    settings = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "ignore": ["lm_head"],
+    }
     settings |= {"config_groups": {"group_0": group | {"targets": ["Linear"]}}}
     config = json.loads((out / "config.json").read_text())
     (out / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
@@ -153,7 +183,11 @@ def unpacked(tensors: Tensors, module: str) -> torch.Tensor:
     codes, scale = tensors[f"{module}.weight"], tensors[f"{module}.weight_scale"]
     if codes.dtype == torch.uint8 and scale.dtype == torch.float8_e4m3fn:
         pairs = torch.stack([codes & 0xF, codes >> 4], -1).flatten(1).long()
-        return FP4[pairs] * scale.float().repeat_interleave(16, 1) * tensors[f"{module}.weight_scale_2"]
+        return (
+            FP4[pairs]
+            * scale.float().repeat_interleave(16, 1)
+            * tensors[f"{module}.weight_scale_2"]
+        )
     if codes.dtype == torch.uint8:
         pairs = torch.stack([codes & 0xF, codes >> 4], 1).flatten(0, 1).int()
         return torch.where(pairs > 7, pairs - 16, pairs) * scale.float().repeat_interleave(128, 1)
@@ -166,13 +200,16 @@ def unpacked(tensors: Tensors, module: str) -> torch.Tensor:
 
 
 class Rounded(torch.nn.Module):
-    """A Linear of the reference: smoothing, the activations' rounding, the unpacked weight. The canonical graph leaves
-    out `dynamic` roundings."""
+    """A Linear of the reference: smoothing, the activations' rounding, the unpacked weight. The
+    canonical graph leaves out `dynamic` roundings."""
 
     def __init__(self, tensors: Tensors, module: str, scheme: str, dynamic: bool) -> None:
         super().__init__()
         self.weight, self.bias = unpacked(tensors, module), tensors.get(f"{module}.bias")
-        self.smooth, self.step = tensors.get(f"{module}.pre_quant_scale"), tensors.get(f"{module}.input_scale")
+        self.smooth, self.step = (
+            tensors.get(f"{module}.pre_quant_scale"),
+            tensors.get(f"{module}.input_scale"),
+        )
         self.scheme, self.dynamic = scheme, dynamic
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -186,17 +223,23 @@ class Rounded(torch.nn.Module):
             x = (x / self.step).clamp(-448, 448).to(torch.float8_e4m3fn).float() * self.step
         if self.dynamic:
             x = DYNAMIC[self.scheme](x, self.step)
-        return torch.nn.functional.linear(x, self.weight, None if self.bias is None else self.bias.float())
+        return torch.nn.functional.linear(
+            x, self.weight, None if self.bias is None else self.bias.float()
+        )
 
 
 def in_nvfp4(x: torch.Tensor, step: torch.Tensor | None) -> torch.Tensor:
     """To the nearest value of FP4 by their list; of two equally near ones the even code."""
     assert step is not None
     blocks = x.unflatten(-1, (-1, 16))
-    scale = (blocks.abs().amax(-1, keepdim=True) / (6 * step)).clamp(2**-9, 448).to(torch.float8_e4m3fn).float() * step
+    scale = (blocks.abs().amax(-1, keepdim=True) / (6 * step)).clamp(2**-9, 448).to(
+        torch.float8_e4m3fn
+    ).float() * step
     off = ((blocks / scale).clamp(-6, 6)[..., None] - FP4).abs()
     order = torch.arange(16) % 2 + 2 * off / off.amin(-1, keepdim=True).clamp(min=1e-30)
-    return (FP4[torch.where(off == off.amin(-1, keepdim=True), order, 1e30).argmin(-1)] * scale).flatten(-2)
+    return (
+        FP4[torch.where(off == off.amin(-1, keepdim=True), order, 1e30).argmin(-1)] * scale
+    ).flatten(-2)
 
 
 def in_mxfp8(x: torch.Tensor, step: torch.Tensor | None) -> torch.Tensor:
@@ -220,14 +263,22 @@ DYNAMIC = {"nvfp4": in_nvfp4, "mxfp8": in_mxfp8, "fp8_token": in_fp8, "int8_toke
 
 def transformers_logits(case: Case, ids: Array, dynamic: bool = False) -> Array:
     """[S, V]"""
-    model: Any = AutoModelForCausalLM.from_pretrained(case.source, dtype=torch.float32, attn_implementation="eager")
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        case.source, dtype=torch.float32, attn_implementation="eager"
+    )
     tensors = load_file(case.checkpoint / "model.safetensors")
-    quantised = [name.removesuffix(".weight_scale") for name in tensors if name.endswith(".weight_scale")]
+    quantised = [
+        name.removesuffix(".weight_scale") for name in tensors if name.endswith(".weight_scale")
+    ]
     plain = {name: tensor.float() for name, tensor in tensors.items() if name in model.state_dict()}
-    model.load_state_dict({k: v for k, v in plain.items() if k.rpartition(".")[0] not in quantised}, strict=False)
+    model.load_state_dict(
+        {k: v for k, v in plain.items() if k.rpartition(".")[0] not in quantised}, strict=False
+    )
     for module in quantised:
         parent, _, leaf = module.rpartition(".")
-        setattr(model.get_submodule(parent), leaf, Rounded(tensors, module, case.row.scheme, dynamic))
+        setattr(
+            model.get_submodule(parent), leaf, Rounded(tensors, module, case.row.scheme, dynamic)
+        )
     logits, _ = reference.base_hidden_states(model.eval(), torch.from_numpy(ids)[None])
     found: Array = logits[0].numpy()
     return found
@@ -248,7 +299,10 @@ def graph_logits(case: Case, label: str) -> Array:
 
 
 def golden_feeds(case: Case, session: ort.InferenceSession, label: str) -> dict[str, Array]:
-    golden, config = case.golden(), json.loads((case.exported.directory / "config.json").read_text())
+    golden, config = (
+        case.golden(),
+        json.loads((case.exported.directory / "config.json").read_text()),
+    )
     positions, mask = golden[f"{label}_positions"], golden[f"{label}_attention_mask"]
     cos, sin = RopeTable.of(rope_of(config), mask.shape[-1]).rows(positions[None])
     feeds: dict[str, Array] = {
@@ -279,10 +333,12 @@ def dequantised_by_onnx(graph: onnx.GraphProto, product: onnx.NodeProto) -> Arra
     initializers = [tensor for tensor in graph.initializer if tensor.name in needed]
     output = onnx.helper.make_tensor_value_info(product.input[1], onnx.TensorProto.FLOAT, None)
     alone = onnx.helper.make_graph(nodes, "weight", [], [output], initializers)
-    model = onnx.helper.make_model(alone, opset_imports=[onnx.helper.make_opsetid("", 24)], ir_version=11)
+    model = onnx.helper.make_model(
+        alone, opset_imports=[onnx.helper.make_opsetid("", 24)], ir_version=11
+    )
     outputs: Any = ReferenceEvaluator(model).run(None, {})
-    worth: Array = outputs[0]
-    return worth
+    dequantized: Array = outputs[0]
+    return dequantized
 
 
 NODES = {"attn": "self_attn", "mlp": "mlp"}
@@ -298,7 +354,11 @@ def module_of(node: str) -> str:
 
 def quantised_products(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
     """Stored module -> MatMul."""
-    marked = [node for node in graph.node if any(prop.key == "edgespec.scheme" for prop in node.metadata_props)]
+    marked = [
+        node
+        for node in graph.node
+        if any(prop.key == "edgespec.scheme" for prop in node.metadata_props)
+    ]
     return {module_of(node.name): node for node in marked}
 
 
@@ -320,13 +380,17 @@ def test_the_graphs_weights_are_worth_what_the_stored_bytes_are(case: Case) -> N
     products = quantised_products(graph)
     assert len(products) == 14 + (case.name in HEADS)
     for module, product in products.items():
-        worth = dequantised_by_onnx(graph, product)
-        np.testing.assert_allclose(worth, unpacked(tensors, module).numpy().T, rtol=2e-7, atol=1e-12)
+        dequantized = dequantised_by_onnx(graph, product)
+        np.testing.assert_allclose(
+            dequantized, unpacked(tensors, module).numpy().T, rtol=2e-7, atol=1e-12
+        )
 
 
 def test_the_graph_with_its_dequantize_nodes_gives_the_golden_logits(case: Case) -> None:
     if not case.row.runs:
-        with pytest.raises(ort.capi.onnxruntime_pybind11_state.NotImplemented, match="DequantizeLinear"):
+        with pytest.raises(
+            ort.capi.onnxruntime_pybind11_state.NotImplemented, match="DequantizeLinear"
+        ):
             graph_logits(case, "prompt")
         return
     wanted = case.golden()["prompt_logits"]
@@ -366,14 +430,23 @@ CODES = {
 
 
 def test_small_scales_have_one_reader_each(case: Case) -> None:
-    """One that many nodes share brings TensorRT down. A static scale has two: QuantizeLinear and DequantizeLinear."""
+    """One that many nodes share brings TensorRT down. A static scale has two: QuantizeLinear and
+    DequantizeLinear."""
     graph = onnx.load(case.graph, load_external_data=False).graph
-    scalars = {tensor.name for tensor in graph.initializer if "scale" in tensor.name and not list(tensor.dims)}
+    scalars = {
+        tensor.name
+        for tensor in graph.initializer
+        if "scale" in tensor.name and not list(tensor.dims)
+    }
     readers: dict[str, set[str]] = {}
     for node in graph.node:
         for name in scalars & set(node.input):
-            readers.setdefault(name, set()).add(node.name.removesuffix("/quantize").removesuffix("/dequantize"))
-    shared = {name for name, nodes in readers.items() if len(nodes) > 1 and name != "attention_scale"}
+            readers.setdefault(name, set()).add(
+                node.name.removesuffix("/quantize").removesuffix("/dequantize")
+            )
+    shared = {
+        name for name, nodes in readers.items() if len(nodes) > 1 and name != "attention_scale"
+    }
     assert not shared
 
 
@@ -384,7 +457,9 @@ def test_config_and_notes_say_what_is_quantised(case: Case) -> None:
     assert scheme["blocks"] == [size for size in CODES[case.row.scheme][2:] if size]
     assert settings["unquantised"] == ([] if case.name in HEADS else ["lm_head"])
     assert settings["lm_head"] == (case.row.scheme if case.name in HEADS else None)
-    assert any(f"{count} Linears" in note and case.row.scheme in note for note in case.exported.notes)
+    assert any(
+        f"{count} Linears" in note and case.row.scheme in note for note in case.exported.notes
+    )
     manifest = json.loads((case.exported.directory / "manifest.json").read_text())
     assert manifest["quantization"] == settings["schemes"]
 
@@ -409,8 +484,12 @@ def test_activations_that_only_backends_can_round_are_left_to_them_by_name(case:
 
 def engine_logits(case: Case, work: Path) -> Array:
     """Of the golden prompt, [S, V]."""
-    built = build(case.exported.directory, work / "engine", Limits(max_input_len=32, max_kv_cache_capacity=32))
-    assert "emulated" not in built.weights or built.weights["emulated"] == "emulated: correctness only"
+    built = build(
+        case.exported.directory, work / "engine", Limits(max_input_len=32, max_kv_cache_capacity=32)
+    )
+    assert (
+        "emulated" not in built.weights or built.weights["emulated"] == "emulated: correctness only"
+    )
     runner, config = open_runner(work / "engine", built.role)
     prompt, _ = golden_calls(case.golden(), RopeTable.of(rope_of(config), 32))
     logits: Array = runner.run(prompt).logits[0].copy()
@@ -419,7 +498,8 @@ def engine_logits(case: Case, work: Path) -> Array:
 
 
 def test_an_engine_rounds_what_its_format_rounds(case: Case, tmp_path: Path) -> None:
-    """A value between two codes may fall to either side, and later tokens see it: some token shows the same values."""
+    """A value between two codes may fall to either side, and later tokens see it: some token shows
+    the same values."""
     dynamic = case.row.scheme in DYNAMIC
     wanted = transformers_logits(case, case.golden()["prompt_ids"], dynamic)
     found = engine_logits(case, tmp_path)
@@ -435,24 +515,31 @@ def test_an_engine_rounds_what_its_format_rounds(case: Case, tmp_path: Path) -> 
 # What only some checkpoints have
 
 
-def test_an_fp8_cache_is_recorded_and_not_applied(modelopt_exports: Path, tokenizer: Path, tmp_path: Path) -> None:
+def test_an_fp8_cache_is_recorded_and_not_applied(
+    modelopt_exports: Path, tokenizer: Path, tmp_path: Path
+) -> None:
     case = made("llama_fp8", ROWS["llama_fp8"], modelopt_exports, tokenizer, tmp_path)
     cache, tensors = case.settings()["kv_cache"], load_file(case.checkpoint / "model.safetensors")
     names = [
-        (f"model.layers.{i}.self_attn.k_proj.k_scale", f"model.layers.{i}.self_attn.v_proj.v_scale") for i in (0, 1)
+        (f"model.layers.{i}.self_attn.k_proj.k_scale", f"model.layers.{i}.self_attn.v_proj.v_scale")
+        for i in (0, 1)
     ]
     wanted = [[float(tensors[key]), float(tensors[value])] for key, value in names]
     assert cache == {"type": "fp8", "scales": wanted, "in_graph": False}
     assert any("fp8 cache" in note and "not applied" in note for note in case.exported.notes)
 
 
-def test_each_layer_of_a_mixture_has_its_own_scheme(modelopt_exports: Path, tokenizer: Path, tmp_path: Path) -> None:
+def test_each_layer_of_a_mixture_has_its_own_scheme(
+    modelopt_exports: Path, tokenizer: Path, tmp_path: Path
+) -> None:
     case = made("mixed", Row("qwen3", "fp8"), modelopt_exports, tokenizer, tmp_path)
     schemes = case.settings()["schemes"]
     assert {name: row["linears"] for name, row in schemes.items()} == {"fp8": 8, "nvfp4": 6}
     tensors, graph = load_file(case.checkpoint / "model.safetensors"), onnx.load(case.graph).graph
     for module, product in quantised_products(graph).items():
-        np.testing.assert_allclose(dequantised_by_onnx(graph, product), unpacked(tensors, module).numpy().T, rtol=2e-7)
+        np.testing.assert_allclose(
+            dequantised_by_onnx(graph, product), unpacked(tensors, module).numpy().T, rtol=2e-7
+        )
 
 
 def test_a_quantised_head_wins_over_a_flag_that_ties_it(
@@ -462,7 +549,9 @@ def test_a_quantised_head_wins_over_a_flag_that_ties_it(
     shutil.copytree(modelopt_exports / "llama_int4_awq", tmp_path / "tied" / "llama_int4_awq")
     config = tmp_path / "tied" / "llama_int4_awq" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"tie_word_embeddings": True}))
-    case = made("llama_int4_awq", ROWS["llama_int4_awq"], tmp_path / "tied", tokenizer, tmp_path / "work")
+    case = made(
+        "llama_int4_awq", ROWS["llama_int4_awq"], tmp_path / "tied", tokenizer, tmp_path / "work"
+    )
     assert case.settings()["lm_head"] == "int4_awq"
 
 
@@ -470,19 +559,24 @@ def test_a_quantised_head_wins_over_a_flag_that_ties_it(
 
 
 def int8_twin(plain: Path, out: Path) -> Path:
-    """A copy in INT8 of ModelOpt's layout; `plain` itself gets the weights that the codes stand for."""
+    """A copy in INT8 of ModelOpt's layout; `plain` itself gets the weights that the codes stand
+    for."""
     tensors = load_file(plain / "model.safetensors")
-    packed, worth = dict(tensors), dict(tensors)
+    packed, dequantized = dict(tensors), dict(tensors)
     for name, tensor in tensors.items():
         if tensor.dim() == 2 and "embed_tokens" not in name:
             scale = tensor.abs().amax(1) / 127
             codes = torch.round(tensor / scale[:, None]).to(torch.int8)
             packed[name], packed[f"{name}_scale"] = codes, scale
-            worth[name] = codes.float() * scale[:, None]
+            dequantized[name] = codes.float() * scale[:, None]
     shutil.copytree(plain, out)
     save_file(packed, out / "model.safetensors")
-    save_file(worth, plain / "model.safetensors")
-    settings = {"quant_algo": "W8A16", "kv_cache_quant_algo": None, "exclude_modules": ["embed_tokens"]}
+    save_file(dequantized, plain / "model.safetensors")
+    settings = {
+        "quant_algo": "W8A16",
+        "kv_cache_quant_algo": None,
+        "exclude_modules": ["embed_tokens"],
+    }
     (out / "hf_quant_config.json").write_text(json.dumps({"quantization": settings}))
     return out
 
@@ -494,14 +588,19 @@ def assert_equal_goldens(found: Exported, wanted: Exported) -> None:
         torch.testing.assert_close(goldens[0][name], value, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("flavour", ["modelopt", "specforge"])
-def test_a_quantised_draft_is_the_draft_of_its_dequantised_weights(tmp_path: Path, flavour: toys.Flavour) -> None:
-    """Its Linears in a branch of `If`, those that read two inputs, and names under `midlayer.` among them."""
+@pytest.mark.parametrize("layout", ["modelopt", "specforge"])
+def test_a_quantised_draft_is_the_draft_of_its_dequantised_weights(
+    tmp_path: Path, layout: toys.DraftLayout
+) -> None:
+    """Its Linears in a branch of `If`, those that read two inputs, and names under `midlayer.`
+    among them."""
     base = toys.make_base(tmp_path / "base", layers=7)
-    plain = toys.make_draft(tmp_path / "plain", base, flavour, own_embedding=True)
+    plain = toys.make_draft(tmp_path / "plain", base, layout, own_embedding=True)
     quantised = int8_twin(plain, tmp_path / "quantised")
     options = ExportOptions(base_model_dir=str(base))
-    found, wanted = (export(str(path), tmp_path / f"out-{path.name}", options) for path in (quantised, plain))
+    found, wanted = (
+        export(str(path), tmp_path / f"out-{path.name}", options) for path in (quantised, plain)
+    )
     settings = json.loads((found.directory / "config.json").read_text())["quantization"]
     assert settings["schemes"]["int8_wo"]["linears"] == 9  # seven of the layer, fc and the head
     assert (settings["unquantised"], settings["lm_head"]) == ([], "int8_wo")
@@ -522,9 +621,14 @@ def test_a_draft_borrows_a_quantised_head(tmp_path: Path) -> None:
 
 
 def gptq_twin(plain: Path, out: Path, zero: int = 8) -> Path:
-    """A copy in GPTQ's INT4 with groups in an order of their own; `plain` gets the weights that the codes stand for."""
-    tensors, generator, group = load_file(plain / "model.safetensors"), torch.Generator().manual_seed(0), 32
-    packed, worth = dict(tensors), dict(tensors)
+    """A copy in GPTQ's INT4 with groups in an order of their own; `plain` gets the weights that the
+    codes stand for."""
+    tensors, generator, group = (
+        load_file(plain / "model.safetensors"),
+        torch.Generator().manual_seed(0),
+        32,
+    )
+    packed, dequantized = dict(tensors), dict(tensors)
     for name, tensor in tensors.items():
         if not name.endswith("_proj.weight"):
             continue
@@ -532,31 +636,49 @@ def gptq_twin(plain: Path, out: Path, zero: int = 8) -> Path:
         groups = (torch.randperm(columns, generator=generator) // group).int()
         codes = torch.randint(0, 16, (rows, columns), generator=generator).int()
         scales = torch.rand(columns // group, rows, generator=generator) * 0.01 + 0.01
-        worth[name] = (codes - zero) * scales.T[:, groups.long()]
+        dequantized[name] = (codes - zero) * scales.T[:, groups.long()]
         module = name.removesuffix(".weight")
         shifts = torch.arange(8, dtype=torch.int32) * 4
         del packed[name]
         packed |= {
-            f"{module}.qweight": (codes.T.reshape(columns // 8, 8, rows) << shifts[None, :, None]).sum(1).int(),
-            f"{module}.qzeros": (torch.full((columns // group, rows // 8, 8), zero).int() << shifts).sum(-1).int(),
+            f"{module}.qweight": (codes.T.reshape(columns // 8, 8, rows) << shifts[None, :, None])
+            .sum(1)
+            .int(),
+            f"{module}.qzeros": (torch.full((columns // group, rows // 8, 8), zero).int() << shifts)
+            .sum(-1)
+            .int(),
             f"{module}.scales": scales,
             f"{module}.g_idx": groups,
         }
     shutil.copytree(plain, out)
-    save_file({name: tensor.contiguous() for name, tensor in packed.items()}, out / "model.safetensors")
-    save_file(worth, plain / "model.safetensors")
-    settings = {"quant_method": "gptq", "bits": 4, "group_size": group, "checkpoint_format": "gptq_v2"}
+    save_file(
+        {name: tensor.contiguous() for name, tensor in packed.items()}, out / "model.safetensors"
+    )
+    save_file(dequantized, plain / "model.safetensors")
+    settings = {
+        "quant_method": "gptq",
+        "bits": 4,
+        "group_size": group,
+        "checkpoint_format": "gptq_v2",
+    }
     config = json.loads((out / "config.json").read_text())
     (out / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
     return out
 
 
-def test_an_export_is_found_again_until_the_settings_beside_the_config_change(tmp_path: Path) -> None:
+def test_an_export_is_found_again_until_the_settings_beside_the_config_change(
+    tmp_path: Path,
+) -> None:
     quantised = int8_twin(toys.make_base(tmp_path / "plain", layers=2), tmp_path / "int8")
     export(str(quantised), tmp_path / "out", ExportOptions(golden=False))
-    assert "already there" in export(str(quantised), tmp_path / "out", ExportOptions(golden=False)).notes[0]
+    assert (
+        "already there"
+        in export(str(quantised), tmp_path / "out", ExportOptions(golden=False)).notes[0]
+    )
     settings = quantised / "hf_quant_config.json"
-    settings.write_text(settings.read_text().replace('"kv_cache_quant_algo": null', '"kv_cache_quant_algo": "FP8"'))
+    settings.write_text(
+        settings.read_text().replace('"kv_cache_quant_algo": null', '"kv_cache_quant_algo": "FP8"')
+    )
     with pytest.raises(OutputError):
         export(str(quantised), tmp_path / "out", ExportOptions(golden=False))
 
@@ -564,17 +686,25 @@ def test_an_export_is_found_again_until_the_settings_beside_the_config_change(tm
 def test_gptq_in_the_order_of_activations_is_the_base_of_its_weights(tmp_path: Path) -> None:
     plain = toys.make_base(tmp_path / "plain", "qwen2", layers=2)
     quantised = gptq_twin(plain, tmp_path / "gptq")
-    found, wanted = (export(str(path), tmp_path / f"out-{path.name}", ExportOptions()) for path in (quantised, plain))
+    found, wanted = (
+        export(str(path), tmp_path / f"out-{path.name}", ExportOptions())
+        for path in (quantised, plain)
+    )
     assert_equal_goldens(found, wanted)
     case = Case(Row("qwen2", "int4_wo"), "gptq", quantised, plain, found)
-    assert (case.settings()["layout"], case.settings()["schemes"]["int4_wo"]["blocks"]) == ("gptq", [32])
+    assert (case.settings()["layout"], case.settings()["schemes"]["int4_wo"]["blocks"]) == (
+        "gptq",
+        [32],
+    )
     logits = case.golden()["prompt_logits"]
     assert np.abs(graph_logits(case, "prompt") - logits).max() <= EXACT * logits.std()
 
 
 def test_zero_points_are_refused_by_the_layers_name_and_nothing_is_left(tmp_path: Path) -> None:
     quantised = gptq_twin(toys.make_base(tmp_path / "plain", layers=2), tmp_path / "gptq", zero=7)
-    with pytest.raises(UnsupportedModel, match=r"model\.layers\.0\.self_attn\.q_proj is quantised with zero points"):
+    with pytest.raises(
+        UnsupportedModel, match=r"model\.layers\.0\.self_attn\.q_proj is quantised with zero points"
+    ):
         export(str(quantised), tmp_path / "out", ExportOptions())
     assert not list((tmp_path / "out").rglob("*.*"))
 

@@ -1,7 +1,7 @@
 """Engines whose weights are rounded on this machine, or were quantised before the export.
 
-The reference is independent: the bytes of the engine's own data file, taken apart here with numpy, multiplied in
-float32 by ONNX Runtime's plain MatMul.
+The reference is independent: the bytes of the engine's own data file, taken apart here with numpy,
+multiplied in float32 by ONNX Runtime's plain MatMul.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from edgespec import bundle
 from edgespec.backends import engine_dir as engines
 from edgespec.backends.golden import golden_calls
 from edgespec.backends.loader import open_runner
-from edgespec.backends.ort import emulate, integer, nbits
+from edgespec.backends.ort import emulate, int8_gemm, matmul_nbits
 from edgespec.backends.ort.build import Built, build
 from edgespec.backends.ort.runner import OrtRunner
 from edgespec.backends.weights import WeightFormat
@@ -39,7 +39,8 @@ FORMATS = {
     "int8-128": WeightFormat("int8", 128),
     "int8-32": WeightFormat("int8", 32),
 }
-# Of the largest logit: activations in 8 bits, in each of some fifty products (0.082 at most). Wrong layouts give 0.5.
+# Of the largest logit: activations in 8 bits, in each of some fifty products (0.082 at most). Wrong
+# layouts give 0.5.
 ACTIVATIONS_IN_8_BITS = 0.12
 
 
@@ -48,14 +49,22 @@ def onnx_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With a tied head, bfloat16, biases, and products whose last block is short (160 inputs)."""
     work = tmp_path_factory.mktemp("weights")
     base = toys.make_base(
-        work / "base", layers=7, hidden=64, intermediate=160, dtype="bfloat16", tied=True, attention_bias=True
+        work / "base",
+        layers=7,
+        hidden=64,
+        intermediate=160,
+        dtype="bfloat16",
+        tied=True,
+        attention_bias=True,
     )
     return export(str(base), work, ExportOptions(eagle_base=True)).directory
 
 
 def take_apart(model: ir.Model, node: ir.Node, directory: Path) -> NDArray[np.float32]:
     """What a MatMulNBits multiplies by, [in, out]."""
-    k, n, bits, block = (node.attributes[name].as_int() for name in ("K", "N", "bits", "block_size"))
+    k, n, bits, block = (
+        node.attributes[name].as_int() for name in ("K", "N", "bits", "block_size")
+    )
     codes, scales = (stored(value, directory) for value in node.inputs[1:3])
     if bits == 4:
         pairs = np.stack([codes & 15, codes >> 4], -1).reshape(n, -1)
@@ -71,7 +80,9 @@ def stored(value: ir.Value | None, directory: Path) -> NDArray[Any]:
     assert isinstance(tensor, ir.ExternalTensor)
     kind = np.uint8 if tensor.dtype == ir.DataType.UINT8 else np.float32
     shape = tensor.shape.numpy()
-    return np.fromfile(directory / tensor.location, kind, int(np.prod(shape)), offset=tensor.offset or 0).reshape(shape)
+    return np.fromfile(
+        directory / tensor.location, kind, int(np.prod(shape)), offset=tensor.offset or 0
+    ).reshape(shape)
 
 
 def in_float32(engine_dir: Path, out: Path) -> OrtRunner:
@@ -80,10 +91,12 @@ def in_float32(engine_dir: Path, out: Path) -> OrtRunner:
     for node in [n for n in model.graph if n.op_type == "MatMulNBits"]:
         name = f"{node.name}/worth"
         tensor = ir.tensor(np.ascontiguousarray(take_apart(model, node, engine_dir)), name=name)
-        worth = ir.Value(name=name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
-        model.graph.register_initializer(worth)
+        dequantized = ir.Value(
+            name=name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor
+        )
+        model.graph.register_initializer(dequantized)
         node.op_type, node.domain = "MatMul", ""
-        node.replace_input_with(1, worth)
+        node.replace_input_with(1, dequantized)
         node.resize_inputs(2)
         node.attributes.clear()
     out.mkdir()
@@ -95,7 +108,9 @@ def in_float32(engine_dir: Path, out: Path) -> OrtRunner:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_rounded_engine_computes_what_its_bytes_are_worth(onnx_dir: Path, tmp_path: Path, name: str) -> None:
+def test_a_rounded_engine_computes_what_its_bytes_are_worth(
+    onnx_dir: Path, tmp_path: Path, name: str
+) -> None:
     built = build(onnx_dir, tmp_path / "engine", LIMITS, weight_format=FORMATS[name])
     assert built.golden_cosine is not None
     runner, config = open_runner(tmp_path / "engine", Role.BASE)
@@ -112,8 +127,11 @@ def test_a_rounded_engine_computes_what_its_bytes_are_worth(onnx_dir: Path, tmp_
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_the_bytes_are_the_weights_rounded_to_nearest(onnx_dir: Path, tmp_path: Path, name: str) -> None:
-    """Every product of the engine, the head too, against the exported weight; no step is further off than half."""
+def test_the_bytes_are_the_weights_rounded_to_nearest(
+    onnx_dir: Path, tmp_path: Path, name: str
+) -> None:
+    """Every product of the engine, the head too, against the exported weight; no step is further
+    off than half."""
     fmt = FORMATS[name]
     build(onnx_dir, tmp_path, LIMITS, weight_format=fmt)
     model, canonical = ir.load(tmp_path / "spec_base.onnx"), ir.load(onnx_dir / bundle.MODEL)
@@ -125,7 +143,9 @@ def test_the_bytes_are_the_weights_rounded_to_nearest(onnx_dir: Path, tmp_path: 
         weight = np.concatenate([exported_weight(names[name]) for name in several], axis=1)
         error = np.abs(take_apart(model, node, tmp_path) - weight)
         step = np.abs(weight).max() / (7 if fmt.bits == 4 else 127)
-        assert error.max() <= (1.3 if fmt.bits == 4 else 0.51) * step  # what is clipped to round the others finer
+        assert (
+            error.max() <= (1.3 if fmt.bits == 4 else 0.51) * step
+        )  # what is clipped to round the others finer
         assert np.sqrt((error**2).mean()) < (0.13 if fmt.bits == 4 else 0.01) * weight.std()
 
 
@@ -145,25 +165,41 @@ def exported_weight(node: ir.Node) -> NDArray[np.float32]:
 def test_norms_and_biases_stay_float32(onnx_dir: Path, tmp_path: Path) -> None:
     build(onnx_dir, tmp_path, LIMITS, weight_format=FORMATS["int4-128"])
     model = ir.load(tmp_path / "spec_base.onnx")
-    kinds = Counter(v.const_value.dtype for v in model.graph.initializers.values() if stands_outside(v))
+    kinds = Counter(
+        v.const_value.dtype for v in model.graph.initializers.values() if stands_outside(v)
+    )
     assert kinds[ir.DataType.UINT8] == 29
     assert kinds[ir.DataType.FLOAT] == 29 + 15 + 4 * 7  # scales, norms, biases
     assert not [node for node in model.graph if node.op_type == "MatMul"]
 
 
-def test_products_of_integers_multiply_the_weights_rounded_by_channel(onnx_dir: Path, tmp_path: Path) -> None:
+def test_products_of_integers_multiply_the_weights_rounded_by_channel(
+    onnx_dir: Path, tmp_path: Path
+) -> None:
     """Every product, the head too: no code is further off than half a step of its channel."""
     built = build(onnx_dir, tmp_path, LIMITS, weight_format=WeightFormat("int8", 0))
     assert {k: v for k, v in built.weights.items() if k != "rounding"} == {
-        "scheme": "int8", "method": "rtn", "compute": "int8", "exact": True,
-    }  # fmt: skip
+        "scheme": "int8",
+        "method": "rtn",
+        "compute": "int8",
+        "exact": True,
+    }
     model, canonical = ir.load(tmp_path / "spec_base.onnx"), ir.load(onnx_dir / bundle.MODEL)
     names = {node.name: node for node in canonical.graph if node.op_type == "MatMul"}
     products = [node for node in model.graph if node.op_type == "MatMulInteger"]
     assert len(products) == len(names) == 7 * 7 + 1
     for product in products:
         name = str(product.name).removesuffix("/int8/sums")
-        weight = names[name].inputs[1].producer().inputs[0].producer().inputs[0].const_value.numpy().astype(np.float32)
+        weight = (
+            names[name]
+            .inputs[1]
+            .producer()
+            .inputs[0]
+            .producer()
+            .inputs[0]
+            .const_value.numpy()
+            .astype(np.float32)
+        )
         scaled = product.outputs[0].uses()[0].node.outputs[0].uses()[0].node
         codes, scales = (taken(value, tmp_path) for value in (product.inputs[1], scaled.inputs[1]))
         assert np.abs(codes).max(0).min() >= 127
@@ -176,7 +212,9 @@ def taken(value: ir.Value | None, directory: Path) -> NDArray[np.float32]:
     tensor = value.const_value
     assert isinstance(tensor, ir.ExternalTensor)
     kind, shape = tensor.dtype.numpy(), tensor.shape.numpy()
-    found = np.fromfile(directory / tensor.location, kind, int(np.prod(shape)), offset=tensor.offset or 0)
+    found = np.fromfile(
+        directory / tensor.location, kind, int(np.prod(shape)), offset=tensor.offset or 0
+    )
     return found.reshape(shape).astype(np.float32)
 
 
@@ -198,7 +236,10 @@ def test_an_engine_says_what_its_weights_are(onnx_dir: Path, tmp_path: Path) -> 
         }
         assert 0.1 <= found["rounding"] < 2
     assert any("lossless up to kernel rounding" in note for note in built.notes)
-    assert bundle.read_json(tmp_path / "manifest.json")["engines"]["base"]["golden_cosine"] == built.golden_cosine
+    assert (
+        bundle.read_json(tmp_path / "manifest.json")["engines"]["base"]["golden_cosine"]
+        == built.golden_cosine
+    )
 
 
 def test_int4_takes_a_seventh_of_float32(onnx_dir: Path, tmp_path: Path) -> None:
@@ -221,9 +262,9 @@ def test_rows_do_not_depend_on_their_neighbours(name: str) -> None:
 
     fmt, rng = FORMATS[name], np.random.default_rng(0)
     assert fmt.bits is not None
-    kernel = nbits.Kernel(fmt.bits, fmt.block, 160, 24)
+    kernel = matmul_nbits.Kernel(fmt.bits, fmt.block, 160, 24)
     weight = quantize_rtn(rng.standard_normal((24, 160), np.float32), fmt.bits, fmt.block)
-    session = nbits.one_kernel(kernel, *nbits.pack(kernel, weight))
+    session = matmul_nbits.one_kernel(kernel, *matmul_nbits.pack(kernel, weight))
     x = rng.standard_normal((2, 160), np.float32)
     louder = x * np.array([[1], [100]], np.float32)
     one, other = (session.run(None, {"x": rows})[0] for rows in (x, louder))
@@ -233,15 +274,15 @@ def test_rows_do_not_depend_on_their_neighbours(name: str) -> None:
 # What must be refused
 
 
-def high_nibble_first(kernel: nbits.Kernel, codes: Any, scales: Any) -> tuple[Any, Any]:
+def high_nibble_first(kernel: matmul_nbits.Kernel, codes: Any, scales: Any) -> tuple[Any, Any]:
     return (codes >> 4) | (codes << 4), scales
 
 
-def scales_turned(kernel: nbits.Kernel, codes: Any, scales: Any) -> tuple[Any, Any]:
+def scales_turned(kernel: matmul_nbits.Kernel, codes: Any, scales: Any) -> tuple[Any, Any]:
     return codes, np.ascontiguousarray(scales.reshape(kernel.out_features, -1)[::-1].reshape(-1))
 
 
-def zero_point_off(kernel: nbits.Kernel, codes: Any, scales: Any) -> tuple[Any, Any]:
+def zero_point_off(kernel: matmul_nbits.Kernel, codes: Any, scales: Any) -> tuple[Any, Any]:
     return codes ^ 0x88, scales
 
 
@@ -249,8 +290,10 @@ def zero_point_off(kernel: nbits.Kernel, codes: Any, scales: Any) -> tuple[Any, 
 def test_a_kernel_that_reads_another_layout_stops_the_build(
     onnx_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Any
 ) -> None:
-    make = nbits.one_kernel
-    monkeypatch.setattr(nbits, "one_kernel", lambda kernel, *arrays: make(kernel, *fault(kernel, *arrays)))
+    make = matmul_nbits.one_kernel
+    monkeypatch.setattr(
+        matmul_nbits, "one_kernel", lambda kernel, *arrays: make(kernel, *fault(kernel, *arrays))
+    )
     with pytest.raises(BuildError, match=r"MatMulNBits computes .* with an error of"):
         build(onnx_dir, tmp_path / "engine", LIMITS, weight_format=FORMATS["int4-32"])
     assert not (tmp_path / "engine").exists()
@@ -266,7 +309,9 @@ def test_weights_that_are_rounded_beyond_recognition_are_not_kept(
 
     def coarse(*args: Any) -> Any:
         found = honest(*args)
-        return replace(found, codes=(found.codes.astype(np.int8) // 4 * 4).astype(found.codes.dtype))
+        return replace(
+            found, codes=(found.codes.astype(np.int8) // 4 * 4).astype(found.codes.dtype)
+        )
 
     monkeypatch.setattr(weights, "quantize_rtn", coarse)
     with pytest.raises(BuildError, match="have a cosine of"):
@@ -278,13 +323,15 @@ def test_weights_that_are_rounded_beyond_recognition_are_not_kept(
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return toys.make_base(tmp_path_factory.mktemp("tokenizer"), "llama", layers=2) / "tokenizer.json"
+    return (
+        toys.make_base(tmp_path_factory.mktemp("tokenizer"), "llama", layers=2) / "tokenizer.json"
+    )
 
 
 EMULATED = "emulated: correctness only"
 IN_FLOAT32 = {"compute": "float32", "emulated": EMULATED}
-# Export of tests/modelopt_exports.py -> what its engine says, and how near its golden outputs are. Those have no
-# dynamic roundings: 0.47, 0.21 and 0.09 were measured for nvfp4, mxfp8 and fp8_token.
+# Export of tests/modelopt_exports.py -> what its engine says, and how near its golden outputs are.
+# Those have no dynamic roundings: 0.47, 0.21 and 0.09 were measured for nvfp4, mxfp8 and fp8_token.
 EXPORTED: dict[str, tuple[dict[str, Any], float]] = {
     "int4_awq": ({"scheme": "int4_awq", "block": 128}, 0.1),
     "llama_int4_awq": ({"scheme": "int4_awq", "block": 128}, 0.1),
@@ -325,7 +372,9 @@ def test_a_quantised_export_runs_as_its_golden_outputs_say(
     assert not any("computed in float32" in note for note in built.notes)
 
 
-def test_int8_sq_is_as_small_as_its_codes(modelopt_exports: Path, tokenizer: Path, tmp_path: Path) -> None:
+def test_int8_sq_is_as_small_as_its_codes(
+    modelopt_exports: Path, tokenizer: Path, tmp_path: Path
+) -> None:
     """The head is quantised as well: 4 bytes a weight would be four times as much."""
     directory = exported("llama_int8_sq", modelopt_exports, tokenizer, tmp_path)
     build(directory, tmp_path / "engine", LIMITS)
@@ -333,11 +382,15 @@ def test_int8_sq_is_as_small_as_its_codes(modelopt_exports: Path, tokenizer: Pat
     products = [node for node in model.graph if node.op_type == "MatMulInteger"]
     assert len(products) == 2 * 7 + 1
     assert not [node for node in model.graph if node.op_type in ("MatMul", "DequantizeLinear")]
-    weights = sum(node.inputs[1].const_value.size for node in products if node.inputs[1] is not None)
+    weights = sum(
+        node.inputs[1].const_value.size for node in products if node.inputs[1] is not None
+    )
     assert (tmp_path / "engine" / "llm.onnx.data").stat().st_size < 1.5 * weights
 
 
-def test_linears_that_read_one_input_round_it_once(modelopt_exports: Path, tokenizer: Path, tmp_path: Path) -> None:
+def test_linears_that_read_one_input_round_it_once(
+    modelopt_exports: Path, tokenizer: Path, tmp_path: Path
+) -> None:
     """For q, k and v, for o, for gate and up, for down: four a layer, and the head's own."""
     for name, op_type in (("llama_int8_sq", "QuantizeLinear"), ("llama_nvfp4", "ReduceMax")):
         directory = exported(name, modelopt_exports, tokenizer, tmp_path / name)
@@ -349,8 +402,10 @@ def test_linears_that_read_one_input_round_it_once(modelopt_exports: Path, token
 def test_a_cpu_that_adds_in_16_bits_gets_float32(
     modelopt_exports: Path, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(integer, "is_exact_here", lambda: False)
-    built = build(exported("int8_sq", modelopt_exports, tokenizer, tmp_path), tmp_path / "engine", LIMITS)
+    monkeypatch.setattr(int8_gemm, "is_exact_here", lambda: False)
+    built = build(
+        exported("int8_sq", modelopt_exports, tokenizer, tmp_path), tmp_path / "engine", LIMITS
+    )
     assert built.weights["compute"] == "float32"
     assert "exact" not in built.weights
     assert any("computed in float32" in note for note in built.notes)
@@ -359,7 +414,7 @@ def test_a_cpu_that_adds_in_16_bits_gets_float32(
 def test_a_cpu_that_adds_in_16_bits_gets_no_products_of_integers(
     onnx_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(integer, "is_exact_here", lambda: False)
+    monkeypatch.setattr(int8_gemm, "is_exact_here", lambda: False)
     with pytest.raises(BuildError, match="in 16 bits"):
         build(onnx_dir, tmp_path / "engine", LIMITS, weight_format=WeightFormat("int8", 0))
     assert not (tmp_path / "engine").exists()
@@ -373,7 +428,7 @@ def wrong_step(node: Any) -> Any:
     return found and (found[0], found[1] * np.float32(64))
 
 
-honest_static_input = integer.static_input
+honest_static_input = int8_gemm.static_input
 
 
 def coarse(make: Any, x: ir.Value, how: Any) -> ir.Value:
@@ -385,7 +440,7 @@ def test_golden_outputs_find_products_of_wrong_integers(
 ) -> None:
     """Each product is what its kernel says, and the kernel is not the checkpoint's."""
     directory = exported("llama_int8_sq", modelopt_exports, tokenizer, tmp_path)
-    monkeypatch.setattr(integer, "static_input", wrong_step)
+    monkeypatch.setattr(int8_gemm, "static_input", wrong_step)
     with pytest.raises(BuildError, match="have a cosine of"):
         build(directory, tmp_path / "engine", LIMITS)
     assert not (tmp_path / "engine").exists()
@@ -404,7 +459,9 @@ def test_golden_outputs_find_an_emulation_of_something_else(
     assert not (tmp_path / "engine").exists()
 
 
-def test_rounding_what_is_quantised_already_is_refused(modelopt_exports: Path, tokenizer: Path, tmp_path: Path) -> None:
+def test_rounding_what_is_quantised_already_is_refused(
+    modelopt_exports: Path, tokenizer: Path, tmp_path: Path
+) -> None:
     directory = exported("int4_awq", modelopt_exports, tokenizer, tmp_path)
     with pytest.raises(EdgeSpecError, match="quantised already"):
         build(directory, tmp_path / "engine", LIMITS, weight_format=FORMATS["int4-32"])

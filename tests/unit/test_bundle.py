@@ -39,7 +39,9 @@ def test_failure_in_the_block_leaves_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("failing", ["a", "b"])
 @pytest.mark.parametrize("made_before", [True, False])
-def test_one_that_cannot_move_in_takes_the_other_out_again(tmp_path: Path, failing: str, made_before: bool) -> None:
+def test_one_that_cannot_move_in_takes_the_other_out_again(
+    tmp_path: Path, failing: str, made_before: bool
+) -> None:
     real, out = Path.replace, tmp_path / "out"
     if made_before:
         out.mkdir()

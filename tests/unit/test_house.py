@@ -1,4 +1,5 @@
-"""The house stands as drawn: who leans on whom, what is imported when, and that `--help` stays light."""
+"""The house stands as drawn: who leans on whom, what is imported when, and that `--help` stays
+light."""
 
 from __future__ import annotations
 
@@ -60,13 +61,21 @@ def violations(package: Path) -> list[str]:
     found = []
     for path in sorted(package.rglob("*.py")):
         room = room_of(path, package)
-        for name in (name for node in ast.walk(ast.parse(path.read_text())) for name in imported_modules(node)):
+        for name in (
+            name
+            for node in ast.walk(ast.parse(path.read_text()))
+            for name in imported_modules(node)
+        ):
             parts = name.split(".")
             if parts[0] == "":
                 found.append(f"{path.relative_to(package)}: relative import {name}")
-            elif parts[0] == "edgespec" and len(parts) > 1 and parts[1] not in (room, "__version__"):
+            elif (
+                parts[0] == "edgespec" and len(parts) > 1 and parts[1] not in (room, "__version__")
+            ):
                 if room not in TABLE:
-                    found.append(f"{path.relative_to(package)}: the room {room} has no row in the table")
+                    found.append(
+                        f"{path.relative_to(package)}: the room {room} has no row in the table"
+                    )
                 elif parts[1] not in TABLE[room]:
                     found.append(f"{path.relative_to(package)}: {room} leans on {parts[1]}")
     return found
@@ -94,7 +103,10 @@ def heavy_imports(source: str) -> list[str]:
 
 def ground_files() -> list[Path]:
     return [
-        path for room in GROUND for path in (PACKAGE / f"{room}.py", *(PACKAGE / room).rglob("*.py")) if path.exists()
+        path
+        for room in GROUND
+        for path in (PACKAGE / f"{room}.py", *(PACKAGE / room).rglob("*.py"))
+        if path.exists()
     ]
 
 
@@ -117,13 +129,29 @@ def test_every_room_has_a_row_in_the_table() -> None:
 @pytest.mark.parametrize(
     ("file", "source", "said"),
     [
-        ("prompts.py", "from edgespec.runtime.tokenizer import Tokenizer", "prompts leans on runtime"),
+        (
+            "prompts.py",
+            "from edgespec.runtime.tokenizer import Tokenizer",
+            "prompts leans on runtime",
+        ),
         ("errors.py", "def f():\n    import edgespec.bundle", "errors leans on bundle"),
         ("config.py", "from edgespec import contract", "config leans on contract"),
-        ("runtime/session.py", "from edgespec.graphs.decoder import Decoder", "runtime leans on graphs"),
+        (
+            "runtime/session.py",
+            "from edgespec.graphs.decoder import Decoder",
+            "runtime leans on graphs",
+        ),
         ("export/onnx.py", "from edgespec.runtime import rope", "export leans on runtime"),
-        ("backends/ort/build.py", "if True:\n    from edgespec.cli.main import cli", "backends leans on cli"),
-        ("graphs/eagle.py", "importlib.import_module('edgespec.export.x')", "graphs leans on export"),
+        (
+            "backends/ort/build.py",
+            "if True:\n    from edgespec.cli.main import cli",
+            "backends leans on cli",
+        ),
+        (
+            "graphs/eagle.py",
+            "importlib.import_module('edgespec.export.x')",
+            "graphs leans on export",
+        ),
         ("graphs/eagle.py", "from .decoder import Decoder", "relative import .decoder.Decoder"),
         ("recipe.py", "from edgespec.cli import main", "recipe leans on cli"),
         ("attic/x.py", "from edgespec import errors", "the room attic has no row"),
@@ -136,22 +164,37 @@ def test_planted_violation_is_caught(tmp_path: Path, file: str, source: str, sai
 
 
 def test_allowed_import_is_not_taken_for_a_violation(tmp_path: Path) -> None:
-    plant(tmp_path, "runtime/session.py", "from edgespec import __version__, bundle\nfrom edgespec.runtime import tree")
-    plant(tmp_path, "cli/main.py", "from edgespec.export.onnx import export\nimport edgespec\nimport numpy")
+    plant(
+        tmp_path,
+        "runtime/session.py",
+        "from edgespec import __version__, bundle\nfrom edgespec.runtime import tree",
+    )
+    plant(
+        tmp_path,
+        "cli/main.py",
+        "from edgespec.export.onnx import export\nimport edgespec\nimport numpy",
+    )
     assert violations(tmp_path) == []
 
 
 def test_ground_imports_nothing_heavy_at_module_level() -> None:
     files = ground_files()
     assert PACKAGE / "prompts" / "__init__.py" in files
-    assert {str(path): heavy_imports(path.read_text()) for path in files} == {str(path): [] for path in files}
+    assert {str(path): heavy_imports(path.read_text()) for path in files} == {
+        str(path): [] for path in files
+    }
 
 
 @pytest.mark.parametrize(
     "source",
-    ["import torch", "from onnx import helper", "try:\n    import onnxruntime as ort\nexcept ImportError:\n    pass",
-     "class A:\n    import transformers.models", "if x:\n    pass\nelse:\n    import tensorrt"],
-)  # fmt: skip
+    [
+        "import torch",
+        "from onnx import helper",
+        "try:\n    import onnxruntime as ort\nexcept ImportError:\n    pass",
+        "class A:\n    import transformers.models",
+        "if x:\n    pass\nelse:\n    import tensorrt",
+    ],
+)
 def test_planted_heavy_import_is_caught(source: str) -> None:
     assert len(heavy_imports(source)) == 1
 
@@ -166,13 +209,18 @@ SAY_WHAT_IS_IMPORTED = f"import sys; print(sorted({set(HEAVY)!r} & set(sys.modul
 
 def heavy_after(statement: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", f"{statement}\n{SAY_WHAT_IS_IMPORTED}"], capture_output=True, text=True, check=True
+        [sys.executable, "-c", f"{statement}\n{SAY_WHAT_IS_IMPORTED}"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return done.stdout
 
 
 def test_help_imports_nothing_heavy() -> None:
-    said = heavy_after("from edgespec.cli.main import cli; cli.main(['--help'], 'edgespec', standalone_mode=False)")
+    said = heavy_after(
+        "from edgespec.cli.main import cli; cli.main(['--help'], 'edgespec', standalone_mode=False)"
+    )
     assert said.startswith("Usage: edgespec")
     assert said.splitlines()[-1] == "[]"
 

@@ -47,15 +47,21 @@ def some_weight(block: tuple[int, int], **more: Any) -> QuantizedWeight:
 
 
 @pytest.mark.parametrize("block", [(1, 4), (1, 5), (1, 12), (5, 12), (2, 4), (4, 8), (128, 128)])
-def test_dequantised_is_the_formula(block: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dequantised_is_the_formula(
+    block: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(quantized, "_CHUNK", 24)  # two rows at a time
     rng = np.random.default_rng(2)
     plain = some_weight(block)
     zeros = rng.integers(0, 16, plain.scales.shape).astype(np.uint8).view(ml_dtypes.uint4)
-    whole = some_weight(block, zero_points=zeros, global_scale=0.25, input_order=rng.permutation(12))
+    whole = some_weight(
+        block, zero_points=zeros, global_scale=0.25, input_order=rng.permutation(12)
+    )
     for weight in (plain, whole):
         np.testing.assert_allclose(dequantize_stored(weight), one_by_one(weight), rtol=1e-6)
-        np.testing.assert_array_equal(dequantize_stored(weight, slice(1, 4)), dequantize_stored(weight)[1:4])
+        np.testing.assert_array_equal(
+            dequantize_stored(weight, slice(1, 4)), dequantize_stored(weight)[1:4]
+        )
         assert dequantize(weight).dtype == np.float32
 
 
@@ -67,13 +73,23 @@ def test_effective_weight_is_what_raw_activations_meet() -> None:
     codes = weight.codes.astype(np.float64) * np.repeat(weight.scales.astype(np.float64), 4, axis=1)
     as_a_graph_does = (x * scale)[:, order] @ codes.T
     np.testing.assert_allclose(x @ dequantize(weight).T, as_a_graph_does, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose((x * scale) @ dequantize_stored(weight).T, as_a_graph_does, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        (x * scale) @ dequantize_stored(weight).T, as_a_graph_does, rtol=1e-4, atol=1e-4
+    )
 
 
-@pytest.mark.parametrize(("bits", "block", "least", "most"), [
-    (4, 32, 0.085, 0.089), (4, 128, 0.099, 0.1025), (8, 128, 0.005, 0.007), (8, None, 0.007, 0.01),
-])  # fmt: skip
-def test_rounding_leaves_the_error_that_is_told(bits: Literal[4, 8], block: int, least: float, most: float) -> None:
+@pytest.mark.parametrize(
+    ("bits", "block", "least", "most"),
+    [
+        (4, 32, 0.085, 0.089),
+        (4, 128, 0.099, 0.1025),
+        (8, 128, 0.005, 0.007),
+        (8, None, 0.007, 0.01),
+    ],
+)
+def test_rounding_leaves_the_error_that_is_told(
+    bits: Literal[4, 8], block: int, least: float, most: float
+) -> None:
     array = normal(256, 1024)
     weight = quantize_rtn(array, bits, block)
     assert least < relative_error(dequantize(weight), array) < most
@@ -89,7 +105,9 @@ def test_int4_is_better_than_seven_steps_to_both_sides() -> None:
         parts = array.reshape(64, -1, block)
         step = np.abs(parts).max(-1, keepdims=True) / 7
         plain = (np.rint(parts / step) * step).reshape(array.shape)
-        assert relative_error(dequantize(quantize_rtn(array, 4, block)), array) < 0.93 * relative_error(plain, array)
+        assert relative_error(
+            dequantize(quantize_rtn(array, 4, block)), array
+        ) < 0.93 * relative_error(plain, array)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -105,9 +123,13 @@ def test_what_can_be_held_exactly_is(bits: Literal[4, 8]) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.integers(1, 9), st.integers(1, 70), st.sampled_from([4, 8]), st.sampled_from([None, 1, 16, 32]),
-    st.sampled_from([1e-30, 1e-3, 1.0, 1e30]), st.integers(0, 2**32 - 1),
-)  # fmt: skip
+    st.integers(1, 9),
+    st.integers(1, 70),
+    st.sampled_from([4, 8]),
+    st.sampled_from([None, 1, 16, 32]),
+    st.sampled_from([1e-30, 1e-3, 1.0, 1e30]),
+    st.integers(0, 2**32 - 1),
+)
 def test_no_weight_is_further_off_than_its_block_allows(
     rows: int, columns: int, bits: Literal[4, 8], block: int | None, size: float, seed: int
 ) -> None:

@@ -1,4 +1,5 @@
-"""Rotary rows against transformers' own functions and module, for every kind that this version knows."""
+"""Rotary rows against transformers' own functions and module, for every kind that this version
+knows."""
 
 from __future__ import annotations
 
@@ -30,13 +31,15 @@ ROPES: dict[str, dict[str, Any]] = {
     "dynamic-large": {"rope_type": "dynamic", "factor": 8.0, "rope_theta": 500.0},
     "llama3": LLAMA3 | {"original_max_position_embeddings": 64},
     "llama3-published": LLAMA3 | {"original_max_position_embeddings": 8192, "rope_theta": 500000.0},
-    "llama3-factor-32": LLAMA3 | {"factor": 32.0, "high_freq_factor": 9.5, "original_max_position_embeddings": 128},
+    "llama3-factor-32": LLAMA3
+    | {"factor": 32.0, "high_freq_factor": 9.5, "original_max_position_embeddings": 128},
     "yarn": YARN,
     "yarn-betas": YARN | {"beta_fast": 8.0, "beta_slow": 2.0},
     "yarn-not-truncated": YARN | {"truncate": False, "beta_fast": 5.0},
     "yarn-mscale": YARN | {"mscale": 1.0, "mscale_all_dim": 0.4},
     "yarn-attention-factor": YARN | {"attention_factor": 0.7},
-    "yarn-large-theta": YARN | {"factor": 32.0, "rope_theta": 1e6, "original_max_position_embeddings": 4096},
+    "yarn-large-theta": YARN
+    | {"factor": 32.0, "rope_theta": 1e6, "original_max_position_embeddings": 4096},
     "yarn-empty-ramp": YARN | {"original_max_position_embeddings": 6},  # low and high are both 0
 }
 MAX_POSITION = {"dynamic": 48, "dynamic-large": 48}  # where the scaling sets in
@@ -75,18 +78,24 @@ def rope(raw: dict[str, Any]) -> RopeConfig:
     return parse_model_config(raw).decoder.rope
 
 
-def test_frequencies_and_attention_factor_are_those_of_transformers(raw: dict[str, Any], rope: RopeConfig) -> None:
+def test_frequencies_and_attention_factor_are_those_of_transformers(
+    raw: dict[str, Any], rope: RopeConfig
+) -> None:
     config = LlamaConfig(**raw)
     positions = np.arange(LENGTH)
     found = np.broadcast_to(frequencies(rope, positions), (LENGTH, rope.rotary_dim // 2))
     init = ROPE_INIT_FUNCTIONS.get(rope.kind, LlamaRotaryEmbedding.compute_default_rope_parameters)
     for position in (0, 30, 47, 48, 49, LENGTH - 1):
         wanted, factor = init(config, "cpu", seq_len=position + 1)
-        np.testing.assert_allclose(found[position], wanted.numpy(), rtol=FREQUENCY_TOLERANCE, atol=0)
+        np.testing.assert_allclose(
+            found[position], wanted.numpy(), rtol=FREQUENCY_TOLERANCE, atol=0
+        )
         assert rope.attention_factor == pytest.approx(factor, rel=1e-12)
 
 
-def test_rows_are_those_of_transformers_decoding_token_by_token(raw: dict[str, Any], rope: RopeConfig) -> None:
+def test_rows_are_those_of_transformers_decoding_token_by_token(
+    raw: dict[str, Any], rope: RopeConfig
+) -> None:
     module = LlamaRotaryEmbedding(LlamaConfig(**raw))
     cos, sin = RopeTable.of(rope, LENGTH).rows(np.arange(LENGTH)[None])
     assert cos.shape == sin.shape == (1, LENGTH, rope.rotary_dim // 2)
@@ -100,7 +109,8 @@ def test_rows_are_those_of_transformers_decoding_token_by_token(raw: dict[str, A
 
 
 def test_a_row_depends_on_its_own_position_alone(rope: RopeConfig) -> None:
-    """Not on the length of the table, nor on the company: prefill, decoding and verification share their rows."""
+    """Not on the length of the table, nor on the company: prefill, decoding and verification share
+    their rows."""
     short, long = RopeTable.of(rope, 60), RopeTable.of(rope, LENGTH)
     np.testing.assert_array_equal(short.cos, long.cos[:60])
     np.testing.assert_array_equal(short.sin, long.sin[:60])

@@ -1,4 +1,5 @@
-"""Checks that the toys are what they claim: transformers reads them, and the references agree with transformers."""
+"""Checks that the toys are what they claim: transformers reads them, and the references agree with
+transformers."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-FLAVOURS: tuple[toys.Flavour, ...] = ("eagle", "specforge", "modelopt", "speculators")
+LAYOUTS: tuple[toys.DraftLayout, ...] = ("eagle", "specforge", "modelopt", "speculators")
 
 
 @pytest.fixture
@@ -83,7 +84,9 @@ def test_shards_and_pickle_hold_the_same_model(tmp_path: Path) -> None:
 
 
 def test_a_tied_base_stores_no_head(tmp_path: Path) -> None:
-    assert "lm_head.weight" not in load_file(toys.make_base(tmp_path, tied=True) / "model.safetensors")
+    assert "lm_head.weight" not in load_file(
+        toys.make_base(tmp_path, tied=True) / "model.safetensors"
+    )
 
 
 def test_logits_have_spread(base: Path) -> None:
@@ -128,13 +131,18 @@ def test_last_hidden_state_is_the_one_before_the_final_norm(base: Path) -> None:
     logits, hidden_states = reference.base_hidden_states(model, some_ids(9))
     assert len(hidden_states) == 8
     assert torch.allclose(model.lm_head(model.model.norm(hidden_states[7])), logits, atol=1e-5)
-    assert torch.equal(model.model.layers[6](hidden_states[6], **layer_inputs(model, 9)), hidden_states[7])
+    assert torch.equal(
+        model.model.layers[6](hidden_states[6], **layer_inputs(model, 9)), hidden_states[7]
+    )
 
 
 def layer_inputs(model: torch.nn.Module, num_tokens: int) -> dict[str, object]:
     positions = torch.arange(num_tokens)[None]
     mask = torch.full((1, 1, num_tokens, num_tokens), torch.finfo(torch.float32).min).triu(1)
-    return {"attention_mask": mask, "position_embeddings": model.model.rotary_emb(torch.zeros(1), positions)}
+    return {
+        "attention_mask": mask,
+        "position_embeddings": model.model.rotary_emb(torch.zeros(1), positions),
+    }
 
 
 def test_tree_mask_evaluates_each_branch_as_if_it_were_alone(base: Path) -> None:
@@ -143,7 +151,9 @@ def test_tree_mask_evaluates_each_branch_as_if_it_were_alone(base: Path) -> None
     mask = torch.ones(9, 9, dtype=torch.bool).tril()
     mask[7, 6] = mask[8, 6] = False
     positions = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 6, 7]])
-    tree, _ = reference.base_hidden_states(model, torch.cat([prefix, nodes], 1), mask[None, None], positions)
+    tree, _ = reference.base_hidden_states(
+        model, torch.cat([prefix, nodes], 1), mask[None, None], positions
+    )
     alone, _ = reference.base_hidden_states(model, torch.cat([prefix, nodes[:, [0, 2, 3]]], 1))
     assert torch.allclose(tree[0, [5, 7, 8]], alone[0, 5:], atol=1e-5)
 
@@ -151,28 +161,38 @@ def test_tree_mask_evaluates_each_branch_as_if_it_were_alone(base: Path) -> None
 # Drafts
 
 
-@pytest.mark.parametrize("flavour", FLAVOURS)
-def test_each_flavour_holds_the_same_draft(tmp_path: Path, base: Path, flavour: toys.Flavour) -> None:
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_layout_holds_the_same_draft(
+    tmp_path: Path, base: Path, layout: toys.DraftLayout
+) -> None:
     first = toys.make_draft(tmp_path / "first", base, "eagle", layers=2, rope_theta=7777.0)
-    second = toys.make_draft(tmp_path / "second", base, flavour, layers=2, rope_theta=7777.0, pickle=True)
+    second = toys.make_draft(
+        tmp_path / "second", base, layout, layers=2, rope_theta=7777.0, pickle=True
+    )
     a, b = reference.Eagle3Reference(first, base), reference.Eagle3Reference(second, base)
     embeds, fused, positions, mask = draft_inputs(a, 6)
-    assert torch.equal(a.forward(embeds, fused, positions, mask)[0], b.forward(embeds, fused, positions, mask)[0])
+    assert torch.equal(
+        a.forward(embeds, fused, positions, mask)[0], b.forward(embeds, fused, positions, mask)[0]
+    )
     assert np.array_equal(a.d2t, b.d2t)
-    assert a.tap_ids(7) == b.tap_ids(7) == (2, 3, 4)
+    assert a.aux_layer_ids(7) == b.aux_layer_ids(7) == (2, 3, 4)
 
 
-@pytest.mark.parametrize("flavour", ["specforge", "modelopt", "speculators"])
-def test_named_taps_come_back_as_hidden_states_indices(tmp_path: Path, base: Path, flavour: toys.Flavour) -> None:
-    draft = toys.make_draft(tmp_path / "draft", base, flavour, taps=(1, 4, 6, 7))
+@pytest.mark.parametrize("layout", ["specforge", "modelopt", "speculators"])
+def test_named_taps_come_back_as_hidden_states_indices(
+    tmp_path: Path, base: Path, layout: toys.DraftLayout
+) -> None:
+    draft = toys.make_draft(tmp_path / "draft", base, layout, aux_layers=(1, 4, 6, 7))
     ref = reference.Eagle3Reference(draft, base)
-    assert ref.tap_ids(7) == (1, 4, 6, 7)
-    assert ref.num_taps == 4
+    assert ref.aux_layer_ids(7) == (1, 4, 6, 7)
+    assert ref.num_aux_layers == 4
 
 
 def draft_inputs(ref: reference.Eagle3Reference, num_tokens: int) -> tuple[torch.Tensor, ...]:
     generator = torch.Generator().manual_seed(5)
-    features = torch.randn(1, num_tokens, ref.num_taps * ref.target_hidden_size, generator=generator)
+    features = torch.randn(
+        1, num_tokens, ref.num_aux_layers * ref.target_hidden_size, generator=generator
+    )
     positions = torch.arange(num_tokens)[None]
     mask = torch.ones(1, num_tokens, num_tokens, dtype=torch.bool).tril()
     return ref.embed_tokens[some_ids(num_tokens)], ref.fuse(features), positions, mask
@@ -197,7 +217,9 @@ def test_reference_agrees_with_layers_put_together_from_transformers(
     )
     ref = reference.Eagle3Reference(path, base)
     embeds, fused, positions, mask = draft_inputs(ref, 11)
-    expected_hidden = hf_draft(hf, path, embeds, fused, positions, mask, norm_before_residual, qk_norm)
+    expected_hidden = hf_draft(
+        hf, path, embeds, fused, positions, mask, norm_before_residual, qk_norm
+    )
     logits, hidden, _ = ref.forward(embeds, fused, positions, mask)
     assert torch.allclose(hidden, expected_hidden, atol=2e-5)
 
@@ -218,7 +240,9 @@ def hf_draft(
     norm_before_residual: bool,
     qk_norm: bool,
 ) -> torch.Tensor:
-    config = hf.Qwen3Config(**json.loads((path / "config.json").read_text())["transformer_layer_config"])
+    config = hf.Qwen3Config(
+        **json.loads((path / "config.json").read_text())["transformer_layer_config"]
+    )
     config._attn_implementation = "eager"
     cos_sin = hf.Qwen3RotaryEmbedding(config)(embeds, positions)
     additive = torch.zeros(mask.shape).masked_fill(~mask, -1e30)[:, None]
@@ -232,7 +256,11 @@ def hf_draft(
         if not qk_norm:
             layer.self_attn.q_norm = layer.self_attn.k_norm = torch.nn.Identity()
         tensors = load_file(path / "model.safetensors")
-        own = {n.removeprefix(f"layers.{i}."): t for n, t in tensors.items() if n.startswith(f"layers.{i}.")}
+        own = {
+            n.removeprefix(f"layers.{i}."): t
+            for n, t in tensors.items()
+            if n.startswith(f"layers.{i}.")
+        }
         layer.load_state_dict(own, strict=i == 0)
         if i == 1:
             stream = layer(stream, attention_mask=additive, position_embeddings=cos_sin)
@@ -246,7 +274,9 @@ def hf_draft(
 
 
 def test_cached_steps_equal_one_long_step(tmp_path: Path, base: Path) -> None:
-    ref = reference.Eagle3Reference(toys.make_draft(tmp_path / "draft", base, "modelopt", layers=2), base)
+    ref = reference.Eagle3Reference(
+        toys.make_draft(tmp_path / "draft", base, "modelopt", layers=2), base
+    )
     embeds, fused, positions, mask = draft_inputs(ref, 9)
     whole, _, _ = ref.forward(embeds, fused, positions, mask)
     _, _, cache = ref.forward(embeds[:, :4], fused[:, :4], positions[:, :4], mask[:, :4, :4])
@@ -258,7 +288,9 @@ def test_cached_steps_equal_one_long_step(tmp_path: Path, base: Path) -> None:
 
 def test_recycled_state_is_normed_only_with_norm_output(tmp_path: Path, base: Path) -> None:
     pre = reference.Eagle3Reference(toys.make_draft(tmp_path / "pre", base, "speculators"), base)
-    post = reference.Eagle3Reference(toys.make_draft(tmp_path / "post", base, "speculators", norm_output=True), base)
+    post = reference.Eagle3Reference(
+        toys.make_draft(tmp_path / "post", base, "speculators", norm_output=True), base
+    )
     inputs = draft_inputs(pre, 5)
     (logits, hidden, _), (same_logits, normed, _) = pre.forward(*inputs), post.forward(*inputs)
     assert torch.equal(logits, same_logits)
@@ -268,7 +300,9 @@ def test_recycled_state_is_normed_only_with_norm_output(tmp_path: Path, base: Pa
 
 def test_norms_before_fc_see_the_taps(tmp_path: Path, base: Path) -> None:
     plain, whole, per_tap = (
-        reference.Eagle3Reference(toys.make_draft(tmp_path / name, base, "speculators", **options), base)
+        reference.Eagle3Reference(
+            toys.make_draft(tmp_path / name, base, "speculators", **options), base
+        )
         for name, options in (("a", {}), ("b", {"norm_before_fc": True}), ("c", {"fc_norm": True}))
     )
     features = torch.randn(1, 3, 192, generator=torch.Generator().manual_seed(2)) + 1
@@ -317,8 +351,10 @@ def tree_of(
     ref = reference.Eagle3Reference(draft, base)
     ids = some_ids(6)
     _, hidden_states = reference.base_hidden_states(toys.load_base(base), ids)
-    features = reference.gather_taps(hidden_states, ref.tap_ids(7))[0, :5]
-    return reference.draft_tree(ref, ref.embed_tokens, features, ids[0, 1:].tolist(), top_k, steps, size)
+    features = reference.gather_aux_hidden_states(hidden_states, ref.aux_layer_ids(7))[0, :5]
+    return reference.draft_tree(
+        ref, ref.embed_tokens, features, ids[0, 1:].tolist(), top_k, steps, size
+    )
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -329,10 +365,16 @@ def test_a_tree_of_width_one_is_the_greedy_chain(tmp_path: Path, base: Path, see
 
     ref = reference.Eagle3Reference(tmp_path / "draft", base)
     ids = some_ids(6)
-    features = reference.gather_taps(reference.base_hidden_states(toys.load_base(base), ids)[1], (2, 3, 4))[:, :5]
+    features = reference.gather_aux_hidden_states(
+        reference.base_hidden_states(toys.load_base(base), ids)[1], (2, 3, 4)
+    )[:, :5]
     mask = torch.ones(1, 5, 5, dtype=torch.bool).tril()
     chain, cache = [int(ids[0, -1])], None
-    embeds, hidden, positions = ref.embed_tokens[ids[:, 1:]], ref.fuse(features), torch.arange(5)[None]
+    embeds, hidden, positions = (
+        ref.embed_tokens[ids[:, 1:]],
+        ref.fuse(features),
+        torch.arange(5)[None],
+    )
     for step in range(8):
         logits, hidden, cache = ref.forward(embeds, hidden, positions, mask, cache)
         chain.append(int(ref.d2t[logits[0, -1].argmax()]))
@@ -342,12 +384,16 @@ def test_a_tree_of_width_one_is_the_greedy_chain(tmp_path: Path, base: Path, see
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_tree_holds_the_best_of_its_pool_by_joint_probability(tmp_path: Path, base: Path, seed: int) -> None:
+def test_a_tree_holds_the_best_of_its_pool_by_joint_probability(
+    tmp_path: Path, base: Path, seed: int
+) -> None:
     tokens, parents, _ = tree_of(tmp_path, base, top_k=5, steps=2, size=12, seed=seed)
 
     ref = reference.Eagle3Reference(tmp_path / "draft", base)
     ids = some_ids(6)
-    features = reference.gather_taps(reference.base_hidden_states(toys.load_base(base), ids)[1], (2, 3, 4))[:, :5]
+    features = reference.gather_aux_hidden_states(
+        reference.base_hidden_states(toys.load_base(base), ids)[1], (2, 3, 4)
+    )[:, :5]
     causal = torch.ones(1, 5, 5, dtype=torch.bool).tril()
     embeds = ref.embed_tokens[ids[:, 1:]]
     logits, hidden, cache = ref.forward(embeds, ref.fuse(features), torch.arange(5)[None], causal)
@@ -355,7 +401,11 @@ def test_a_tree_holds_the_best_of_its_pool_by_joint_probability(tmp_path: Path, 
     level = torch.from_numpy(ref.d2t)[first.indices]
     siblings = torch.cat([torch.ones(5, 5), torch.eye(5)], 1).bool()[None]
     logits, _, _ = ref.forward(
-        ref.embed_tokens[level][None], hidden[:, -1:].expand(1, 5, -1), torch.full((1, 5), 5), siblings, cache
+        ref.embed_tokens[level][None],
+        hidden[:, -1:].expand(1, 5, -1),
+        torch.full((1, 5), 5),
+        siblings,
+        cache,
     )
     second = logits[0].softmax(-1).topk(5)
     joint = {(int(token),): float(p) for token, p in zip(level, first.values, strict=True)}
@@ -364,14 +414,18 @@ def test_a_tree_holds_the_best_of_its_pool_by_joint_probability(tmp_path: Path, 
             joint[(int(token), int(ref.d2t[child]))] = float(first.values[i] * p)
     best = sorted(joint, key=lambda path: -joint[path])[:11]
 
-    grown = {(tokens[i],) if parents[i] == 0 else (tokens[parents[i]], tokens[i]) for i in range(1, 12)}
+    grown = {
+        (tokens[i],) if parents[i] == 0 else (tokens[parents[i]], tokens[i]) for i in range(1, 12)
+    }
     assert grown == set(best)
 
 
 def test_tree_is_closed_in_level_order_and_without_twins(tmp_path: Path, base: Path) -> None:
     tokens, parents, depths = tree_of(tmp_path, base, top_k=4, steps=3, size=20)
     assert len(tokens) == len(parents) == len(depths) == 20
-    assert all(0 <= parent < i and depths[i] == depths[parent] + 1 for i, parent in enumerate(parents) if i)
+    assert all(
+        0 <= parent < i and depths[i] == depths[parent] + 1 for i, parent in enumerate(parents) if i
+    )
     assert depths == sorted(depths)
     assert len({(parent, token) for parent, token in zip(parents, tokens, strict=True)}) == 20
     assert max(depths) > 1

@@ -1,8 +1,10 @@
-"""The KV cache of an engine: one piece of host memory in which the rows of each lane stand close together.
+"""The KV cache of an engine: one piece of host memory in which the rows of each lane stand close
+together.
 
-Attention reads a cache as wide as it is given, so a cache of full width would cost by the capacity and a copy of its
-head by the copying. Here the stride, the slots between one head and the next, follows what is written instead: it
-grows by an eighth and the rows move. Knows lanes and rows; knows no engine library.
+Attention reads a cache as wide as it is given, so a cache of full width would cost by the capacity
+and a copy of its head by the copying. Here the stride, the slots between one head and the next,
+follows what is written instead: it grows by an eighth and the rows move. Knows lanes and rows;
+knows no engine library.
 """
 
 from __future__ import annotations
@@ -21,15 +23,16 @@ Ids = NDArray[np.int64]
 class KvCache:
     """Zero-filled rows of `lanes` sequences, `slots` at most in each.
 
-    `extents` counts the rows of a lane that are kept when the stride changes: up to the end of its last call, or what
-    was put there since. A cache that is not `following` has the stride of all its slots from the beginning.
+    `extents` counts the rows of a lane that are kept when the stride changes: up to the end of its
+    last call, or what was put there since. A cache that is not `following` has the stride of all
+    its slots from the beginning.
     """
 
     def __init__(self, shape: GraphShape, lanes: int, slots: int, following: bool) -> None:
         self.dims = (2 * len(shape.attention_layers), lanes, shape.num_kv_heads)
         self.slots, self.head_dim, self.following = slots, shape.head_dim, following
-        # Zeroes, not empty memory: a NaN in an unwritten row would poison kernels that multiply before masking.
-        # Memory is taken page by page as it is written.
+        # Zeroes, not empty memory: a NaN in an unwritten row would poison kernels that multiply
+        # before masking. Memory is taken page by page as it is written.
         self.memory = np.zeros(int(np.prod(self.dims)) * slots * shape.head_dim, np.float32)
         self.stride = close_stride(1, slots) if following else slots
         self.extents = [0] * lanes
@@ -41,7 +44,8 @@ class KvCache:
         return self.memory[:size].reshape(*self.dims, self.stride, self.head_dim)
 
     def reserve(self, first_lane: int, starts: list[int], rows: int, width: int) -> None:
-        """Make room for a call: `rows` rows from `starts` on, one start a lane, of `width` slots that are read.
+        """Make room for a call: `rows` rows from `starts` on, one start a lane, of `width` slots
+        that are read.
 
         What stood behind the starts is given up.
         """
@@ -59,12 +63,19 @@ class KvCache:
             self.restride(close)
 
     def restride(self, stride: int) -> None:
-        """Move each lane's rows, head by head, to where the new stride puts them; the slots behind become zeroes."""
+        """Move each lane's rows, head by head, to where the new stride puts them; the slots behind
+        become zeroes."""
         old, new, view = self.stride * self.head_dim, stride * self.head_dim, self.memory.data
-        sizes = np.broadcast_to(np.array(self.extents)[:, None] * self.head_dim, self.dims).ravel().tolist()
+        sizes = (
+            np.broadcast_to(np.array(self.extents)[:, None] * self.head_dim, self.dims)
+            .ravel()
+            .tolist()
+        )
         blocks = list(enumerate(sizes))
         for i, size in reversed(blocks) if new > old else blocks:
-            view[i * new : i * new + size] = view[i * old : i * old + size]  # as memmove does it: they may overlap
+            view[i * new : i * new + size] = view[
+                i * old : i * old + size
+            ]  # as memmove does it: they may overlap
             self.memory[i * new + size : (i + 1) * new] = 0.0
         self.stride = stride
 
@@ -81,7 +92,8 @@ class KvCache:
         return self.slab[:, lane, :, :count].copy()
 
     def write_rows(self, lane: int, rows: Floats) -> None:
-        """Put rows [2*layers, Hkv, count, D] at the head of a lane and give up what stood behind them."""
+        """Put rows [2*layers, Hkv, count, D] at the head of a lane and give up what stood behind
+        them."""
         count = rows.shape[2]
         self.reserve(lane, [0], count, count)
         self.slab[:, lane, :, :count] = rows
@@ -102,7 +114,8 @@ class KvCache:
 
 
 def close_stride(rows: int, slots: int) -> int:
-    """The stride for so many rows: an eighth more, in steps, and never more than there are slots."""
+    """The stride for so many rows: an eighth more, in steps, and never more than there are
+    slots."""
     return min(slots, (rows + rows // 8) // STRIDE_STEP * STRIDE_STEP + STRIDE_STEP)
 
 

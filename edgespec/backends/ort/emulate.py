@@ -1,7 +1,9 @@
-"""Activations rounded in the graph as their format says, where the CPU has no kernel of that format.
+"""Activations rounded in the graph as their format says, where the CPU has no kernel of that
+format.
 
-Each rounding is a dozen standard operators in front of a product in float32: correct, and slow. Rows stay
-independent. Linears that read one input in one format share it. Knows formats, and nothing of weights.
+Each rounding is a dozen standard operators in front of a product in float32: correct, and slow.
+Rows stay independent. Linears that read one input in one format share it. Knows formats, and
+nothing of weights.
 """
 
 from __future__ import annotations
@@ -42,12 +44,16 @@ class Rounding:
 
 
 def rounding_of(node: ir.Node, scheme: Scheme) -> Rounding | None:
-    """What the export left to do in front of a quantised MatMul. ContractError for what it must say and does not."""
+    """What the export left to do in front of a quantised MatMul. ContractError for what it must say
+    and does not."""
     if ACTIVATIONS not in node.metadata_props:
         return None
     scale = node.metadata_props.get(INPUT_SCALE)
     if scheme.name not in FORMATS or (scheme.name == "nvfp4" and scale is None):
-        what = f"{node.name}: activations of {scheme.name} to be rounded ({node.metadata_props[ACTIVATIONS]}), no scale"
+        what = (
+            f"{node.name}: activations of {scheme.name} to be rounded"
+            f" ({node.metadata_props[ACTIVATIONS]}), no scale"
+        )
         raise ContractError(what, "Export the checkpoint again with this version.")
     return Rounding(scheme, None if scale is None else np.float32(scale))
 
@@ -75,27 +81,38 @@ class Emulation:
         node.replace_input_with(0, self.made[key])
 
 
-# ---- formats: the nodes, and what they are worth ---------------------------------------------------------------
+# ---- formats: the nodes, and what they are worth
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
     nodes: Callable[[Nodes, ir.Value, Rounding], ir.Value]
-    worth: Callable[[Floats, Rounding], Floats]  # of x [rows, in]
+    dequantized: Callable[[Floats, Rounding], Floats]  # of x [rows, in]
 
 
 def nvfp4_nodes(make: Nodes, x: ir.Value, rounding: Rounding) -> ir.Value:
-    """Blocks whose scale is the largest value over 6 and over the global scale, in E4M3; values in E2M1."""
+    """Blocks whose scale is the largest value over 6 and over the global scale, in E4M3; values in
+    E2M1."""
     blocks, reach = blocks_of(make, x, rounding.scheme.block)
     scale = make("Div", reach, float(E2M1_MAX * rounding.whole), label="scale/exact")
     scale = make("Clip", scale, float(LEAST_E4M3), float(E4M3_MAX), label="scale/clip")
     step = make("Mul", through_fp8(make, scale, "scale"), float(rounding.whole), label="step")
-    units = make("Clip", make("Div", blocks, step, label="units"), -float(E2M1_MAX), float(E2M1_MAX), label="clip")
+    units = make(
+        "Clip",
+        make("Div", blocks, step, label="units"),
+        -float(E2M1_MAX),
+        float(E2M1_MAX),
+        label="clip",
+    )
     size = make("Abs", units, label="size")
     above_four = make("Where", make("Less", size, 4.0, label="below4"), 1.0, 2.0, label="spacing4")
-    spacing = make("Where", make("Less", size, 2.0, label="below2"), 0.5, above_four, label="spacing")
+    spacing = make(
+        "Where", make("Less", size, 2.0, label="below2"), 0.5, above_four, label="spacing"
+    )
     whole = make("Round", make("Div", units, spacing, label="spaced"), label="round")
-    return joined(make, make("Mul", make("Mul", whole, spacing, label="codes"), step, label="worth"))
+    return joined(
+        make, make("Mul", make("Mul", whole, spacing, label="codes"), step, label="worth")
+    )
 
 
 def nvfp4_worth(x: Floats, rounding: Rounding) -> Floats:
@@ -111,24 +128,45 @@ def nvfp4_worth(x: Floats, rounding: Rounding) -> Floats:
 def mxfp8_nodes(make: Nodes, x: ir.Value, rounding: Rounding) -> ir.Value:
     """Blocks whose scale is the least power of two that brings them into E4M3; values in E4M3."""
     blocks, reach = blocks_of(make, x, rounding.scheme.block)
-    ratio = make("Max", make("Div", reach, float(E4M3_MAX), label="ratio"), 2.0**LEAST_EXPONENT, label="least")
-    guess = make("Mul", make("Log", ratio, label="log"), float(1 / np.log(np.float32(2))), label="log2")
+    ratio = make(
+        "Max",
+        make("Div", reach, float(E4M3_MAX), label="ratio"),
+        2.0**LEAST_EXPONENT,
+        label="least",
+    )
+    guess = make(
+        "Mul", make("Log", ratio, label="log"), float(1 / np.log(np.float32(2))), label="log2"
+    )
     exponent = make("Sub", make("Ceil", guess, label="ceil"), 1.0, label="exponent")
-    for turn in ("a", "b"):  # a logarithm may be off by a unit in its last place: one too small is raised
+    for turn in (
+        "a",
+        "b",
+    ):  # a logarithm may be off by a unit in its last place: one too small is raised
         power = make("Pow", make.constant.number(2.0), exponent, label=f"power/{turn}")
-        short = make("Cast", make("Less", power, ratio, label=f"short/{turn}"), label=f"raise/{turn}", to=FP32)
+        short = make(
+            "Cast",
+            make("Less", power, ratio, label=f"short/{turn}"),
+            label=f"raise/{turn}",
+            to=FP32,
+        )
         exponent = make("Add", exponent, short, label=f"exponent/{turn}")
     exponent = make("Max", exponent, float(LEAST_EXPONENT), label="exponent/least")
-    inverse = make("Pow", make.constant.number(2.0), make("Neg", exponent, label="neg"), label="inverse")
+    inverse = make(
+        "Pow", make.constant.number(2.0), make("Neg", exponent, label="neg"), label="inverse"
+    )
     scaled = make("Mul", blocks, inverse, label="scaled")
-    codes = through_fp8(make, make("Clip", scaled, -float(E4M3_MAX), float(E4M3_MAX), label="clip"), "codes")
+    codes = through_fp8(
+        make, make("Clip", scaled, -float(E4M3_MAX), float(E4M3_MAX), label="clip"), "codes"
+    )
     scale = make("Pow", make.constant.number(2.0), exponent, label="scale")
     return joined(make, make("Mul", codes, scale, label="worth"))
 
 
 def mxfp8_worth(x: Floats, rounding: Rounding) -> Floats:
     blocks = x.reshape(len(x), -1, rounding.scheme.block)
-    fraction, exponent = np.frexp(np.abs(blocks).max(-1, keepdims=True) / E4M3_MAX)  # fraction in [0.5, 1), or 0
+    fraction, exponent = np.frexp(
+        np.abs(blocks).max(-1, keepdims=True) / E4M3_MAX
+    )  # fraction in [0.5, 1), or 0
     exponent = np.where(fraction == 0.5, exponent - 1, exponent)
     exponent = np.where(fraction == 0, LEAST_EXPONENT, np.maximum(exponent, LEAST_EXPONENT))
     scaled = np.clip(np.ldexp(blocks, -exponent), -E4M3_MAX, E4M3_MAX)
@@ -151,7 +189,12 @@ def fp8_token_worth(x: Floats, rounding: Rounding) -> Floats:
 def int8_token_nodes(make: Nodes, x: ir.Value, rounding: Rounding) -> ir.Value:
     """Rows whose scale is their largest value over 127; values are whole numbers."""
     scale = row_scale(make, x, INT8_MAX)
-    return make("Mul", make("Round", make("Div", x, scale, label="units"), label="codes"), scale, label="worth")
+    return make(
+        "Mul",
+        make("Round", make("Div", x, scale, label="units"), label="codes"),
+        scale,
+        label="worth",
+    )
 
 
 def int8_token_worth(x: Floats, rounding: Rounding) -> Floats:
@@ -167,7 +210,7 @@ FORMATS = {
 }
 
 
-# ---- parts of them ---------------------------------------------------------------------------------------------
+# ---- parts of them
 
 
 def blocks_of(make: Nodes, x: ir.Value, block: int) -> tuple[ir.Value, ir.Value]:
@@ -181,12 +224,23 @@ def joined(make: Nodes, blocks: ir.Value) -> ir.Value:
 
 
 def largest(make: Nodes, values: ir.Value) -> ir.Value:
-    return make("ReduceMax", make("Abs", values, label="abs"), make.constant.whole(-1), label="reach", keepdims=1)
+    return make(
+        "ReduceMax",
+        make("Abs", values, label="abs"),
+        make.constant.whole(-1),
+        label="reach",
+        keepdims=1,
+    )
 
 
 def row_scale(make: Nodes, x: ir.Value, most: np.float32) -> ir.Value:
     """[B, S, 1]: what the largest value of a row is divided by to be `most`."""
-    return make("Max", make("Div", largest(make, x), float(most), label="ratio"), float(LEAST), label="scale")
+    return make(
+        "Max",
+        make("Div", largest(make, x), float(most), label="ratio"),
+        float(LEAST),
+        label="scale",
+    )
 
 
 def row_scales(x: Floats, most: np.float32) -> Floats:
@@ -194,7 +248,9 @@ def row_scales(x: Floats, most: np.float32) -> Floats:
 
 
 def through_fp8(make: Nodes, x: ir.Value, label: str) -> ir.Value:
-    return make("Cast", make("Cast", x, label=f"{label}/fp8", to=FP8), label=f"{label}/fp32", to=FP32)
+    return make(
+        "Cast", make("Cast", x, label=f"{label}/fp8", to=FP8), label=f"{label}/fp32", to=FP32
+    )
 
 
 def cast(x: Floats, dtype: type[np.generic]) -> Floats:
@@ -202,25 +258,34 @@ def cast(x: Floats, dtype: type[np.generic]) -> Floats:
     return x.astype(dtype).astype(np.float32)
 
 
-# ---- proof -----------------------------------------------------------------------------------------------------
+# ---- proof
 
 
 def prove(rounding: Rounding) -> None:
-    """Run the nodes on rows that are hard to round. BuildError where ONNX Runtime computes other values than numpy."""
+    """Run the nodes on rows that are hard to round. BuildError where ONNX Runtime computes other
+    values than numpy."""
     x, form = hard_rows(), FORMATS[rounding.scheme.name]
     value = ir.Value(name="x")
     end = ir.node("Identity", [value], name="probe")
     graph = graph_around(end, value, x.shape[1], x.shape[1])
     end.replace_input_with(0, form.nodes(Nodes(end, Constants(graph)), value, rounding))
-    found, wanted = answer(graph, x), form.worth(x, rounding)
+    found, wanted = answer(graph, x), form.dequantized(x, rounding)
     if not np.array_equal(found, wanted):
-        what = f"activations of {rounding.scheme.name} are rounded to other values here ({(found != wanted).sum()} of"
+        what = (
+            f"activations of {rounding.scheme.name} are rounded to other values here"
+            f" ({(found != wanted).sum()} of"
+        )
         what = f"{what} {x.size} in a probe)"
-        raise BuildError(what, "This ONNX Runtime computes something else on this CPU: build on another version of it.")
+        raise BuildError(
+            what,
+            "This ONNX Runtime computes something else on this CPU: build on another version"
+            " of it.",
+        )
 
 
 def hard_rows() -> Floats:
-    """[rows, 256]: all sizes, outliers, blocks of zeros, subnormal values, and values halfway between two codes."""
+    """[rows, 256]: all sizes, outliers, blocks of zeros, subnormal values, and values halfway
+    between two codes."""
     rng = np.random.default_rng(0)
     normal = rng.standard_normal((4, 256)).astype(np.float32)
     outliers = normal * np.where(rng.random(normal.shape) < 0.02, 300, 1).astype(np.float32)

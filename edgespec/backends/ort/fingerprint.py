@@ -1,4 +1,5 @@
-"""What an engine of this backend is bound to: the ONNX Runtime version and the CPU's vector features."""
+"""What an engine of this backend is bound to: the ONNX Runtime version and the CPU's vector
+features."""
 
 from __future__ import annotations
 
@@ -20,30 +21,47 @@ def ort_version() -> str:
             return metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    raise MissingDependency("ONNX Runtime is not installed", "pip install onnxruntime-gpu (or onnxruntime)")
+    raise MissingDependency(
+        "ONNX Runtime is not installed", "pip install onnxruntime-gpu (or onnxruntime)"
+    )
 
 
 def fingerprint() -> dict[str, Any]:
-    return {"onnxruntime": ort_version(), "machine": platform.machine(), "cpu_features": cpu_features()}
+    return {
+        "onnxruntime": ort_version(),
+        "machine": platform.machine(),
+        "cpu_features": cpu_features(),
+    }
 
 
 def cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
     """Vector instruction sets of the first CPU; empty where the system does not tell."""
     if not cpuinfo.is_file():
         return []
-    match = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", cpuinfo.read_text(errors="replace"), re.MULTILINE)
-    return sorted(flag for flag in (match.group(1).split() if match else []) if VECTOR_FLAGS.search(flag))
+    match = re.search(
+        r"^(?:flags|Features)\s*:\s*(.*)$", cpuinfo.read_text(errors="replace"), re.MULTILINE
+    )
+    return sorted(
+        flag for flag in (match.group(1).split() if match else []) if VECTOR_FLAGS.search(flag)
+    )
 
 
 def check(stored: dict[str, Any], name: str) -> None:
     """EngineMismatch if the engine was built by another ONNX Runtime or for another CPU."""
     here, remedy = fingerprint(), "Run edgespec build again on this machine."
     if stored.get("onnxruntime") != here["onnxruntime"]:
-        what = f"{name} was built with ONNX Runtime {stored.get('onnxruntime')}, here is {here['onnxruntime']}"
+        what = (
+            f"{name} was built with ONNX Runtime {stored.get('onnxruntime')}, here is"
+            f" {here['onnxruntime']}"
+        )
         raise EngineMismatch(what, remedy)
     if stored.get("machine") != here["machine"]:
-        raise EngineMismatch(f"{name} was built on {stored.get('machine')}, this is {here['machine']}", remedy)
+        raise EngineMismatch(
+            f"{name} was built on {stored.get('machine')}, this is {here['machine']}", remedy
+        )
     before, now = set(stored.get("cpu_features", [])), set(here["cpu_features"])
     if before != now:
         changed = sorted(before ^ now)
-        raise EngineMismatch(f"{name} was built for another CPU (features that differ: {', '.join(changed)})", remedy)
+        raise EngineMismatch(
+            f"{name} was built for another CPU (features that differ: {', '.join(changed)})", remedy
+        )

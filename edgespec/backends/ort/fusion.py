@@ -1,4 +1,5 @@
-"""Joins nodes that ONNX Runtime would run one after the other: each costs microseconds beside a product of as many.
+"""Joins nodes that ONNX Runtime would run one after the other: each costs microseconds beside a
+product of as many.
 
 - products: MatMulNBits of the same rows -> one, and a Split behind it
 - residuals: Add + RMSNormalization -> SkipSimplifiedLayerNormalization, which gives the sum as well
@@ -11,25 +12,41 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from edgespec.backends.ort import nbits
+from edgespec.backends.ort import matmul_nbits
 from edgespec.backends.ort.nodes import Constants
 
-SUM, NUM_OUTPUTS = 3, 4  # of SkipSimplifiedLayerNormalization: normed, two that are not asked for, and the sum
+SUM, NUM_OUTPUTS = (
+    3,
+    4,
+)  # of SkipSimplifiedLayerNormalization: normed, two that are not asked for, and the sum
 
 
 def join_products(
-    nodes: list[ir.Node], sizes: list[int], kernel: nbits.Kernel, codes: ir.Value, scales: ir.Value
+    nodes: list[ir.Node],
+    sizes: list[int],
+    kernel: matmul_nbits.Kernel,
+    codes: ir.Value,
+    scales: ir.Value,
 ) -> None:
-    """MatMuls of the same input to so many outputs; `kernel` is that of all their weights, one below the other."""
+    """MatMuls of the same input to so many outputs; `kernel` is that of all their weights, one
+    below the other."""
     graph, names = nodes[0].graph, [str(node.name) for node in nodes]
     name = "+".join((names[0], *(other.rpartition("/")[2] for other in names[1:])))
     assert isinstance(graph, ir.Graph)
     assert sum(sizes) == kernel.out_features
     joined = ir.node("MatMul", [nodes[0].inputs[0], codes], name=name)
     joined.outputs[0].name = f"{name}:0"
-    nbits.replace_matmul(joined, kernel, codes, scales)
-    counts = Constants(graph)(f"lowered/sizes/{','.join(map(str, sizes))}", np.array(sizes, np.int64))
-    parts = ir.node("Split", [joined.outputs[0], counts], {"axis": -1}, num_outputs=len(nodes), name=f"{name}/split")
+    matmul_nbits.replace_matmul(joined, kernel, codes, scales)
+    counts = Constants(graph)(
+        f"lowered/sizes/{','.join(map(str, sizes))}", np.array(sizes, np.int64)
+    )
+    parts = ir.node(
+        "Split",
+        [joined.outputs[0], counts],
+        {"axis": -1},
+        num_outputs=len(nodes),
+        name=f"{name}/split",
+    )
     graph.insert_before(next(node for node in graph if node in nodes), (joined, parts))
     for node, part in zip(nodes, parts.outputs, strict=True):
         take_place(part, node.outputs[0])
@@ -45,7 +62,9 @@ def take_place(new: ir.Value, old: ir.Value) -> None:
 
 def join_residuals(graph: ir.Graph) -> None:
     """Where a sum of two computed values is normed over its last axis."""
-    for norm in [node for node in graph if node.op_type == "RMSNormalization" and node.domain == ""]:
+    for norm in [
+        node for node in graph if node.op_type == "RMSNormalization" and node.domain == ""
+    ]:
         total = norm.inputs[0].producer() if norm.inputs[0] is not None else None
         if norm.outputs[0].is_graph_output():  # the state that some drafts recycle
             continue
@@ -53,9 +72,13 @@ def join_residuals(graph: ir.Graph) -> None:
             continue
         epsilon = norm.attributes["epsilon"].as_float()
         joined = ir.node(
-            "SkipSimplifiedLayerNormalization", [*total.inputs, norm.inputs[1]], {"epsilon": epsilon},
-            domain=nbits.MICROSOFT, num_outputs=NUM_OUTPUTS, name=norm.name,
-        )  # fmt: skip
+            "SkipSimplifiedLayerNormalization",
+            [*total.inputs, norm.inputs[1]],
+            {"epsilon": epsilon},
+            domain=matmul_nbits.MICROSOFT,
+            num_outputs=NUM_OUTPUTS,
+            name=norm.name,
+        )
         for output in joined.outputs:
             output.name = ""
         graph.insert_before(total, joined)
@@ -65,9 +88,15 @@ def join_residuals(graph: ir.Graph) -> None:
 
 
 def is_residual(node: ir.Node, graph: ir.Graph) -> bool:
-    """An Add of two values that nodes make (so neither is a bias), which is no output of the graph."""
+    """An Add of two values that nodes make (so neither is a bias), which is no output of the
+    graph."""
     computed = all(value is not None and not value.is_initializer() for value in node.inputs)
-    return node.op_type == "Add" and node.graph is graph and computed and not node.outputs[0].is_graph_output()
+    return (
+        node.op_type == "Add"
+        and node.graph is graph
+        and computed
+        and not node.outputs[0].is_graph_output()
+    )
 
 
 def is_over_rows(norm: ir.Node) -> bool:

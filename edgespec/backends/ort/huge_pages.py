@@ -1,8 +1,10 @@
-"""Puts what ONNX Runtime allocates at load into huge pages: weights are read whole at each step, and looking up their
-addresses in pages of 4 KB costs a tenth of a step of 4-bit weights (decision 0010).
+"""Puts what ONNX Runtime allocates at load into huge pages: weights are read whole at each step,
+and looking up their addresses in pages of 4 KB costs a tenth of a step of 4-bit weights (decision
+0010).
 
-Linux gives huge pages only to memory that asks for them, and the allocator below ONNX Runtime does not ask. Where the
-kernel cannot do it (before 6.1, or forbidden), nothing changes. No result depends on it.
+Linux gives huge pages only to memory that asks for them, and the allocator below ONNX Runtime does
+not ask. Where the kernel cannot do it (before 6.1, or forbidden), nothing changes. No result
+depends on it.
 """
 
 from __future__ import annotations
@@ -31,13 +33,16 @@ Range = tuple[int, int]
 
 @contextmanager
 def in_huge_pages() -> Iterator[None]:
-    """Large pieces of memory that are allocated inside are moved to huge pages afterwards, beside what comes next.
+    """Large pieces of memory that are allocated inside are moved to huge pages afterwards, beside
+    what comes next.
 
     It takes 0.1 s for 300 MB, and several times as long where free memory is in pieces.
     """
     before = private_ranges()
     yield
-    Thread(target=collapse_all, args=(new_ranges(before, private_ranges()),), daemon=True, name=NAME).start()
+    Thread(
+        target=collapse_all, args=(new_ranges(before, private_ranges()),), daemon=True, name=NAME
+    ).start()
 
 
 def collapse_all(ranges: Iterable[Range]) -> None:
@@ -48,11 +53,14 @@ def collapse_all(ranges: Iterable[Range]) -> None:
 
 
 def written(start: int, end: int, pagemap: Path = Path("/proc/self/pagemap")) -> list[int]:
-    """The huge pages, by address, of which at least half is in use: allocators reserve more than they fill."""
+    """The huge pages, by address, of which at least half is in use: allocators reserve more than
+    they fill."""
     with pagemap.open("rb", buffering=0) as file:
         file.seek(start // SMALL_BYTES * ENTRY_BYTES)
         entries = np.frombuffer(file.read((end - start) // SMALL_BYTES * ENTRY_BYTES), np.uint64)
-    present = (entries >> np.uint64(PRESENT_BIT)).reshape(-1, PAGE_BYTES // SMALL_BYTES).mean(axis=1)
+    present = (
+        (entries >> np.uint64(PRESENT_BIT)).reshape(-1, PAGE_BYTES // SMALL_BYTES).mean(axis=1)
+    )
     return [start + int(i) * PAGE_BYTES for i in np.flatnonzero(present >= 0.5)]
 
 
@@ -60,7 +68,10 @@ def private_ranges(maps: Path = Path("/proc/self/maps")) -> list[Range]:
     """Writable memory of this process that no file backs; none where the system does not tell."""
     if not sys.platform.startswith("linux") or mmap.PAGESIZE != SMALL_BYTES or not maps.is_file():
         return []
-    return [(int(start, 16), int(end, 16)) for start, end, _ in _ANONYMOUS.findall(maps.read_text(errors="replace"))]
+    return [
+        (int(start, 16), int(end, 16))
+        for start, end, _ in _ANONYMOUS.findall(maps.read_text(errors="replace"))
+    ]
 
 
 def new_ranges(before: list[Range], after: list[Range]) -> list[Range]:
@@ -75,7 +86,10 @@ def new_ranges(before: list[Range], after: list[Range]) -> list[Range]:
             start = max(start, old_end)
         if start < end:
             found.append((start, end))
-    whole = [(-(-start // PAGE_BYTES) * PAGE_BYTES, end // PAGE_BYTES * PAGE_BYTES) for start, end in found]
+    whole = [
+        (-(-start // PAGE_BYTES) * PAGE_BYTES, end // PAGE_BYTES * PAGE_BYTES)
+        for start, end in found
+    ]
     return [(start, end) for start, end in whole if end - start >= LEAST_BYTES]
 
 

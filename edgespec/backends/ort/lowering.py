@@ -1,9 +1,11 @@
-"""Lowers a canonical graph to ONNX Runtime's CPU kernels: small rewrites, each with its precondition.
+"""Lowers a canonical graph to ONNX Runtime's CPU kernels: small rewrites, each with its
+precondition.
 
-- attention: RotaryEmbedding + TensorScatter + Attention -> GroupQueryAttention over a shared cache, for batch 1;
-  in larger batches it stays as it is, over a cache that the runner keeps as wide as what is written
-- weights: stored halves -> float32 in the [in, out] layout that MatMul reads, or 4 or 8 bits for MatMulNBits
-  (`weights`)
+- attention: RotaryEmbedding + TensorScatter + Attention -> GroupQueryAttention over a shared cache,
+  for batch 1; in larger batches it stays as it is, over a cache that the runner keeps as wide as
+  what is written
+- weights: stored halves -> float32 in the [in, out] layout that MatMul reads, or 4 or 8 bits for
+  MatMulNBits (`weights`)
 - nodes that can be one (`fusion`)
 
 Knows the operators of both sides. Knows no model.
@@ -18,7 +20,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from edgespec.backends.ort.fusion import join_residuals
-from edgespec.backends.ort.nbits import MICROSOFT
+from edgespec.backends.ort.matmul_nbits import MICROSOFT
 from edgespec.backends.ort.nodes import Constants, name_outputs
 from edgespec.backends.ort.weights import AnyWeight, lower_weights
 from edgespec.backends.weights import FP32, WeightFormat
@@ -33,14 +35,18 @@ class Lowered:
     weights: list[AnyWeight]
 
 
-def lower(model: ir.Model, data_name: str, batched: bool = False, weight_format: WeightFormat = FP32) -> Lowered:
+def lower(
+    model: ir.Model, data_name: str, batched: bool = False, weight_format: WeightFormat = FP32
+) -> Lowered:
     """Rewrite `model` in place; external weights will stand in `data_name` beside it.
 
     Raises ContractError if a node does not have the form that the rewrite needs.
     """
     graph = model.graph
     attentions = canonical_attentions(graph)
-    batched = batched or "target_hidden" in {value.name for value in graph.inputs}  # blocks see later slots
+    batched = batched or "target_hidden" in {
+        value.name for value in graph.inputs
+    }  # blocks see later slots
     if not batched:
         group_attention(graph, attentions)
     weights = lower_weights(model, data_name, weight_format)
@@ -55,11 +61,12 @@ def lower(model: ir.Model, data_name: str, batched: bool = False, weight_format:
     return Lowered(model, weights)
 
 
-# ---- attention -------------------------------------------------------------------------------------------------
+# ---- attention
 
 
 def canonical_attentions(graph: ir.Graph) -> list[ir.Node]:
-    """The Attention nodes, each checked to read what both forms rely on: the mask, and a cache written row by row."""
+    """The Attention nodes, each checked to read what both forms rely on: the mask, and a cache
+    written row by row."""
     inputs = {value.name: value for value in graph.inputs}
     nodes = [n for n in graph if n.op_type == "Attention" and n.domain == ""]
     for node in nodes:
@@ -70,7 +77,8 @@ def canonical_attentions(graph: ir.Graph) -> list[ir.Node]:
 
 
 def check_attention(node: ir.Node, inputs: dict[str | None, ir.Value]) -> None:
-    """What GroupQueryAttention is not told of must not be there: another mask, softcap, a second output."""
+    """What GroupQueryAttention is not told of must not be there: another mask, softcap, a second
+    output."""
     masks = (inputs["attention_mask"], inputs.get("sliding_attention_mask"))
     require(len(node.inputs) == 4 and node.inputs[3] in masks, node, "attention_mask as its mask")
     require(set(node.attributes) == {"scale"}, node, "no attribute but scale")
@@ -82,14 +90,22 @@ def check_cache(node: ir.Node) -> None:
     """Rows go in one after the other from write_indices on."""
     write = node.inputs[2] if len(node.inputs) == 3 else None
     require(write is not None and write.name == "write_indices", node, "write_indices as its index")
-    require("axis" not in node.attributes or node.attributes["axis"].as_int() == -2, node, "axis -2")
-    require("mode" not in node.attributes or node.attributes["mode"].as_string() == "linear", node, "mode linear")
+    require(
+        "axis" not in node.attributes or node.attributes["axis"].as_int() == -2, node, "axis -2"
+    )
+    require(
+        "mode" not in node.attributes or node.attributes["mode"].as_string() == "linear",
+        node,
+        "mode linear",
+    )
 
 
 def group_attention(graph: ir.Graph, attentions: list[ir.Node]) -> None:
-    """GroupQueryAttention is causal in slot order and takes batch 1 when a past is given: the runtime keeps parents
-    before children, and engines for more sequences keep Attention."""
-    shared = shared_inputs(graph, next(value for value in graph.inputs if value.name == "attention_mask"))
+    """GroupQueryAttention is causal in slot order and takes batch 1 when a past is given: the
+    runtime keeps parents before children, and engines for more sequences keep Attention."""
+    shared = shared_inputs(
+        graph, next(value for value in graph.inputs if value.name == "attention_mask")
+    )
     for node in attentions:
         replace_attention(graph, node, shared)
 
@@ -106,9 +122,17 @@ def shared_inputs(graph: ir.Graph, mask: ir.Value) -> Shared:
     constant = Constants(graph)
     width = ir.node("Shape", [mask], {"start": 3, "end": 4}, name="lowered/width")
     total64 = ir.node("Squeeze", [width.outputs[0]], name="lowered/total64")
-    total = ir.node("Cast", [total64.outputs[0]], {"to": int(ir.DataType.INT32)}, name="lowered/total")
-    last64 = ir.node("Sub", [width.outputs[0], constant("lowered/one", np.array([1], np.int64))], name="lowered/last64")
-    last = ir.node("Cast", [last64.outputs[0]], {"to": int(ir.DataType.INT32)}, name="lowered/seqlens_k")
+    total = ir.node(
+        "Cast", [total64.outputs[0]], {"to": int(ir.DataType.INT32)}, name="lowered/total"
+    )
+    last64 = ir.node(
+        "Sub",
+        [width.outputs[0], constant("lowered/one", np.array([1], np.int64))],
+        name="lowered/last64",
+    )
+    last = ir.node(
+        "Cast", [last64.outputs[0]], {"to": int(ir.DataType.INT32)}, name="lowered/seqlens_k"
+    )
     zero = constant("lowered/zero", np.array(0, np.float32))
     never = constant("lowered/never", np.array(-np.inf, np.float32))
     bias = ir.node("Where", [mask, zero, never], name="lowered/bias")
@@ -124,7 +148,10 @@ def replace_attention(graph: ir.Graph, node: ir.Node, shared: Shared) -> None:
     scaled = producer(q, "Mul", node)
     scale = scalar(scaled.inputs[1], node)
     q_rope = producer(required(scaled.inputs[0]), "RotaryEmbedding", node)
-    k_scatter, v_scatter = producer(key, "TensorScatter", node), producer(value, "TensorScatter", node)
+    k_scatter, v_scatter = (
+        producer(key, "TensorScatter", node),
+        producer(value, "TensorScatter", node),
+    )
     k_rope = producer(required(k_scatter.inputs[1]), "RotaryEmbedding", node)
     v_turn = producer(required(v_scatter.inputs[1]), "Transpose", node)
     out_turn = only_user(node.outputs[0], "Transpose", node)
@@ -164,10 +191,23 @@ def replace_attention(graph: ir.Graph, node: ir.Node, shared: Shared) -> None:
     lengths = (shared.seqlens_k, shared.total)
     attention = ir.node(
         "GroupQueryAttention",
-        [q3, k3, v3, k_scatter.inputs[0], v_scatter.inputs[0], *lengths, None, None, None, shared.bias],
+        [
+            q3,
+            k3,
+            v3,
+            k_scatter.inputs[0],
+            v_scatter.inputs[0],
+            *lengths,
+            None,
+            None,
+            None,
+            shared.bias,
+        ],
         {"num_heads": num_heads, "kv_num_heads": num_kv_heads, "scale": scale},
-        domain=MICROSOFT, num_outputs=3, name=name,
-    )  # fmt: skip
+        domain=MICROSOFT,
+        num_outputs=3,
+        name=name,
+    )
     nodes.append(attention)
     name_outputs(nodes)
     graph.insert_before(node, nodes)
@@ -177,8 +217,8 @@ def replace_attention(graph: ir.Graph, node: ir.Node, shared: Shared) -> None:
 
 
 def head_shape(node: ir.Node, where: ir.Node) -> tuple[int, int]:
-    """(N, D) of a value [B, S, N, D]: told by the Reshape that split the heads, through a head norm if there is one,
-    and through the Split of a gated head into query and gate."""
+    """(N, D) of a value [B, S, N, D]: told by the Reshape that split the heads, through a head norm
+    if there is one, and through the Split of a gated head into query and gate."""
     if node.op_type == "RMSNormalization":
         node = producer(required(node.inputs[0]), None, where)
     parts = 1
@@ -192,40 +232,53 @@ def head_shape(node: ir.Node, where: ir.Node) -> tuple[int, int]:
     return heads, dim // parts
 
 
-# ---- small things ----------------------------------------------------------------------------------------------
+# ---- small things
 
 
 def required(value: ir.Value | None) -> ir.Value:
     if value is None:
-        raise ContractError("a node lacks an input", "Export the checkpoint again with this version.")
+        raise ContractError(
+            "a node lacks an input", "Export the checkpoint again with this version."
+        )
     return value
 
 
 def require(holds: bool, node: ir.Node, what: str) -> None:
     if not holds:
         raise ContractError(
-            f"{node.name}: lowering needs {what}", "The graph was not written by this version: export it again."
+            f"{node.name}: lowering needs {what}",
+            "The graph was not written by this version: export it again.",
         )
 
 
 def scalar(value: ir.Value | None, where: ir.Node) -> float:
     """A positive constant: GroupQueryAttention takes a scale of zero for none."""
     constant = required(value).const_value
-    require(constant is not None and constant.size == 1 and float(constant.numpy()) > 0, where, "a constant scale")
+    require(
+        constant is not None and constant.size == 1 and float(constant.numpy()) > 0,
+        where,
+        "a constant scale",
+    )
     assert constant is not None
     return float(constant.numpy())
 
 
 def producer(value: ir.Value, op_type: str | None, where: ir.Node) -> ir.Node:
     node = value.producer()
-    require(node is not None and op_type in (None, node.op_type), where, f"{value.name} made by {op_type or 'a node'}")
+    require(
+        node is not None and op_type in (None, node.op_type),
+        where,
+        f"{value.name} made by {op_type or 'a node'}",
+    )
     assert node is not None
     return node
 
 
 def only_user(value: ir.Value, op_type: str, where: ir.Node) -> ir.Node:
     users = [node for node, _ in value.uses()]
-    require(len(users) == 1 and users[0].op_type == op_type, where, f"its output read by one {op_type}")
+    require(
+        len(users) == 1 and users[0].op_type == op_type, where, f"its output read by one {op_type}"
+    )
     return users[0]
 
 
@@ -245,13 +298,29 @@ def drop_input(graph: ir.Graph, name: str) -> None:
 def check_grouped(graph: ir.Graph, num_layers: int) -> None:
     left = {n.op_type for n in graph if n.op_type in {"Attention", "TensorScatter"}}
     require(not left, graph[0], f"no {', '.join(left)} left after the rewrites")
-    require(count(graph, "GroupQueryAttention") == num_layers, graph[0], f"{num_layers} GroupQueryAttention nodes")
+    require(
+        count(graph, "GroupQueryAttention") == num_layers,
+        graph[0],
+        f"{num_layers} GroupQueryAttention nodes",
+    )
 
 
 def check_kept(graph: ir.Graph, num_layers: int) -> None:
-    require(count(graph, "Attention") == num_layers, graph[0], f"{num_layers} Attention nodes after the rewrites")
-    require(count(graph, "TensorScatter") == 2 * num_layers, graph[0], "two caches a layer after the rewrites")
-    require("write_indices" in {v.name for v in graph.inputs}, graph[0], "write_indices after the rewrites")
+    require(
+        count(graph, "Attention") == num_layers,
+        graph[0],
+        f"{num_layers} Attention nodes after the rewrites",
+    )
+    require(
+        count(graph, "TensorScatter") == 2 * num_layers,
+        graph[0],
+        "two caches a layer after the rewrites",
+    )
+    require(
+        "write_indices" in {v.name for v in graph.inputs},
+        graph[0],
+        "write_indices after the rewrites",
+    )
 
 
 def count(graph: ir.Graph, op_type: str) -> int:

@@ -1,4 +1,5 @@
-"""Small constants and new nodes in a graph that is being lowered, and a session of a graph of a few nodes.
+"""Small constants and new nodes in a graph that is being lowered, and a session of a graph of a few
+nodes.
 
 Knows of names and places. Knows no operator.
 """
@@ -30,7 +31,10 @@ class Constants:
         if name not in self.graph.initializers:
             tensor = ir.tensor(array, name=name)
             value = ir.Value(
-                name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
+                name=name,
+                shape=ir.Shape(array.shape),
+                type=ir.TensorType(tensor.dtype),
+                const_value=tensor,
             )
             self.graph.register_initializer(value)
         return self.graph.initializers[name]
@@ -44,14 +48,20 @@ class Constants:
 
 
 class Nodes:
-    """New nodes in front of one that is there, in its own graph; their names begin with its name."""
+    """New nodes in front of one that is there, in its own graph; their names begin with its
+    name."""
 
     def __init__(self, before: ir.Node, constant: Constants, part: str = "x") -> None:
         self.before, self.constant, self.part = before, constant, part
 
-    def __call__(self, op_type: str, *inputs: ir.Value | float, label: str, **attributes: Any) -> ir.Value:
+    def __call__(
+        self, op_type: str, *inputs: ir.Value | float, label: str, **attributes: Any
+    ) -> ir.Value:
         """The output of a new node; numbers become constants in float32."""
-        values = [value if isinstance(value, ir.Value) else self.constant.number(value) for value in inputs]
+        values = [
+            value if isinstance(value, ir.Value) else self.constant.number(value)
+            for value in inputs
+        ]
         node = ir.node(op_type, values, attributes, name=f"{self.before.name}/{self.part}/{label}")
         name_outputs([node])
         assert self.before.graph is not None
@@ -66,7 +76,8 @@ def name_outputs(nodes: list[ir.Node]) -> None:
 
 
 def graph_around(node: ir.Node, x: ir.Value, in_features: int, out_features: int) -> ir.Graph:
-    """A graph of one node, [rows, in] -> [rows, out] in float32, for a probe of what it is lowered to."""
+    """A graph of one node, [rows, in] -> [rows, out] in float32, for a probe of what it is lowered
+    to."""
     x.shape, x.type = ir.Shape((1, "rows", in_features)), ir.TensorType(ir.DataType.FLOAT)
     name_outputs([node])
     node.outputs[0].shape, node.outputs[0].type = ir.Shape((1, "rows", out_features)), x.type
@@ -85,7 +96,8 @@ def answer(graph: ir.Graph, x: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def session_options() -> ort.SessionOptions:
-    """Of every session: products of 8 bits are exact where the CPU has no instruction for them, too."""
+    """Of every session: products of 8 bits are exact where the CPU has no instruction for them,
+    too."""
     options = ort.SessionOptions()
     options.log_severity_level = 3
     if not adds_exactly():
@@ -94,6 +106,8 @@ def session_options() -> ort.SessionOptions:
 
 
 def adds_exactly() -> bool:
-    """Whether products of 8 bits are exact unasked, as they are with VNNI and AMX. Asking then costs eightfold on many
-    rows (decision 0009); without them pairs of products would saturate at 16 bits."""
+    """Whether products of 8 bits are exact unasked, as they are with VNNI and AMX. Asking then
+    costs eightfold on many rows (decision 0009); without them pairs of products would saturate at
+    16 bits.
+    """
     return platform.machine() not in X64 or bool(EXACT_FEATURES & set(cpu_features()))

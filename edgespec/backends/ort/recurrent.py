@@ -1,8 +1,9 @@
-"""What recurrent layers remember of each lane: a state that cannot forget a row, and the rows it has not taken in yet.
+"""What recurrent layers remember of each lane: a state that cannot forget a row, and the rows it
+has not taken in yet.
 
-A call leaves its rows outside the state (`contract.canonical_contract`). Those that are kept wait here, one path a
-lane, for the next call, which takes them in. So a commit copies rows and touches no state, and memory is bound by the
-rows of one call. Knows lanes and rows, and how to bind them.
+A call leaves its rows outside the state (`contract.canonical_contract`). Those that are kept wait
+here, one path a lane, for the next call, which takes them in. So a commit copies rows and touches
+no state, and memory is bound by the rows of one call. Knows lanes and rows, and how to bind them.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class LaneState:
 
 
 class RecurrentCache:
-    """Of `lanes` sequences. `lengths` counts the rows that a lane has committed, those that wait included."""
+    """Of `lanes` sequences. `lengths` counts the rows that a lane has committed, those that wait
+    included."""
 
     def __init__(self, shape: RecurrentShape, lanes: int) -> None:
         self.shape, layers = shape, len(shape.layers)
@@ -43,7 +45,9 @@ class RecurrentCache:
         self.lengths = [0] * lanes
         self.buffers: dict[str, Floats] = {}
         self.first_lane = 0  # of the last call
-        self.conv_rows = self.delta_rows = np.empty((layers, 0, 0, 0), np.float32)  # [layers, B, S, ...] of it
+        self.conv_rows = self.delta_rows = np.empty(
+            (layers, 0, 0, 0), np.float32
+        )  # [layers, B, S, ...] of it
         self.bound: tuple[int, ...] = ()
 
     def nothing(self) -> Floats:
@@ -58,7 +62,8 @@ class RecurrentCache:
         return self.buffers[name][:size].reshape(dims)
 
     def bind(self, binding: ort.IOBinding, first_lane: int, starts: list[int], rows: int) -> None:
-        """Bind a call of `rows` rows from `starts` on, one start a lane; a lane that starts at 0 begins anew."""
+        """Bind a call of `rows` rows from `starts` on, one start a lane; a lane that starts at 0
+        begins anew."""
         lanes = range(first_lane, first_lane + len(starts))
         for lane, start in zip(lanes, starts, strict=True):
             if start == 0:
@@ -76,17 +81,26 @@ class RecurrentCache:
         here = slice(first_lane, first_lane + batch)
         for index, layer in enumerate(self.shape.layers):
             names = conv_names(layer), state_names(layer), delta_names(layer)
-            state = self.state[index, here]  # read before it is written: both may be the same memory
+            state = self.state[
+                index, here
+            ]  # read before it is written: both may be the same memory
             given = self.conv[index, here], state, taken[index]
             left = self.conv_rows[index], state, self.delta_rows[index]
             for (name_in, name_out), array_in, array_out in zip(names, given, left, strict=True):
-                binding.bind_input(name_in, "cpu", 0, np.float32, list(array_in.shape), array_in.ctypes.data)
-                binding.bind_output(name_out, "cpu", 0, np.float32, list(array_out.shape), array_out.ctypes.data)
+                binding.bind_input(
+                    name_in, "cpu", 0, np.float32, list(array_in.shape), array_in.ctypes.data
+                )
+                binding.bind_output(
+                    name_out, "cpu", 0, np.float32, list(array_out.shape), array_out.ctypes.data
+                )
 
     def taken_in(self, lanes: range) -> Floats:
-        """[layers, B, P, row width]: the rows that wait, filled up with zeroes, which change nothing."""
+        """[layers, B, P, row width]: the rows that wait, filled up with zeroes, which change
+        nothing."""
         longest = max(1, *(self.waiting[lane].shape[1] for lane in lanes))
-        taken = self.buffer("taken", len(self.shape.layers), len(lanes), longest, self.shape.row_width)
+        taken = self.buffer(
+            "taken", len(self.shape.layers), len(lanes), longest, self.shape.row_width
+        )
         for place, lane in enumerate(lanes):
             waiting = self.waiting[lane]
             taken[:, place, : waiting.shape[1]] = waiting
@@ -108,10 +122,16 @@ class RecurrentCache:
         self.lengths[lane] += len(path)
 
     def read(self, lane: int) -> LaneState:
-        return LaneState(self.conv[:, lane].copy(), self.state[:, lane].copy(), self.waiting[lane].copy())
+        return LaneState(
+            self.conv[:, lane].copy(), self.state[:, lane].copy(), self.waiting[lane].copy()
+        )
 
     def write(self, lane: int, kept: LaneState, length: int) -> None:
-        self.conv[:, lane], self.state[:, lane], self.waiting[lane] = kept.conv, kept.state, kept.waiting
+        self.conv[:, lane], self.state[:, lane], self.waiting[lane] = (
+            kept.conv,
+            kept.state,
+            kept.waiting,
+        )
         self.lengths[lane] = length
 
     def copy_lane(self, source: int, target: int) -> None:
@@ -124,6 +144,6 @@ class RecurrentCache:
 
 
 def uncommitted_bytes(shape: RecurrentShape, lanes: int, rows: int) -> int:
-    """What calls of `rows` rows in each of `lanes` lanes leave for their commit, at most: the rows go out, wait, and
-    are given to the next call, side by side with those of the other lanes."""
+    """What calls of `rows` rows in each of `lanes` lanes leave for their commit, at most: the rows
+    go out, wait, and are given to the next call, side by side with those of the other lanes."""
     return 4 * len(shape.layers) * lanes * rows * (shape.conv_width + 3 * shape.row_width)

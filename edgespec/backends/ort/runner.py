@@ -1,7 +1,7 @@
 """Runs a lowered engine on ONNX Runtime over a KV cache in host memory.
 
-Knows bindings and addresses: past and present of a layer are the same memory, so that a call writes only its own
-rows. Where rows stand is told in `cache`. Knows nothing of tokens or trees.
+Knows bindings and addresses: past and present of a layer are the same memory, so that a call writes
+only its own rows. Where rows stand is told in `cache`. Knows nothing of tokens or trees.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from edgespec.backends.engine_dir import STEMS, shape_of
 from edgespec.backends.ort import fingerprint
 from edgespec.backends.ort.cache import KvCache, cache_bytes
 from edgespec.backends.ort.huge_pages import in_huge_pages
-from edgespec.backends.ort.nbits import HeadTable, Kernel
+from edgespec.backends.ort.matmul_nbits import HeadTable, Kernel
 from edgespec.backends.ort.nodes import session_options
 from edgespec.backends.ort.recurrent import LaneState, RecurrentCache
 from edgespec.backends.weights import are_few_bits, weights_of
@@ -41,14 +41,20 @@ PROVIDERS = ["CPUExecutionProvider"]
 class OrtRunner:
     """An engine of this backend; with more than one lane, of the batched form.
 
-    `padding` are slots behind the capacity for the rows by which a lane near its capacity is padded to its neighbours.
-    `huge_pages` is for weights of few bits: float32 ones are read no faster from them, and take long to move.
+    `padding` are slots behind the capacity for the rows by which a lane near its capacity is padded
+    to its neighbours. `huge_pages` is for weights of few bits: float32 ones are read no faster from
+    them, and take long to move.
     """
 
     def __init__(
-        self, path: Path, contract: GraphContract, capacity: int, lanes: int = 1, padding: int = 0,
+        self,
+        path: Path,
+        contract: GraphContract,
+        capacity: int,
+        lanes: int = 1,
+        padding: int = 0,
         huge_pages: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.contract, self.capacity, self.lanes = contract, capacity, lanes
         shape = contract.shape
         with in_huge_pages() if huge_pages else nullcontext():
@@ -80,18 +86,25 @@ class OrtRunner:
             self.recurrent.bind(self.binding, call.first_lane, starts, rows)
         shape = self.contract.shape
         logits = self.buffer("logits", (batch, call.gather_idx.shape[1], shape.vocab_size))
-        hidden = self.buffer("hidden_states", (batch, rows, shape.features)) if shape.features else None
+        hidden = (
+            self.buffer("hidden_states", (batch, rows, shape.features)) if shape.features else None
+        )
         feeds = self.feeds(call)
         for name, array in feeds.items():
             assert array.flags.c_contiguous
-            self.binding.bind_input(name, "cpu", 0, array.dtype, list(array.shape), array.ctypes.data)
+            self.binding.bind_input(
+                name, "cpu", 0, array.dtype, list(array.shape), array.ctypes.data
+            )
         self.bind_output("logits", logits)
         if hidden is not None:
             self.bind_output("hidden_states", hidden)
         try:
             self.session.run_with_iobinding(self.binding)
         except RuntimeError as error:
-            remedy = "If memory ran out, close other programs or build with a smaller --max-kv-cache-capacity."
+            remedy = (
+                "If memory ran out, close other programs or build with a smaller"
+                " --max-kv-cache-capacity."
+            )
             what = f"ONNX Runtime failed in a call of {batch} x {rows} rows: {error}"
             raise EnvironmentProblem(what, remedy) from error
         if self.recurrent is not None:
@@ -131,16 +144,24 @@ class OrtRunner:
             assert (call.base_hidden is None) != (call.draft_hidden is None)
             for name, width in unused_widths(self.contract).items():
                 given = getattr(call, name)
-                feeds[name] = np.empty((len(call.inputs_embeds), 0, width), np.float32) if given is None else given
+                feeds[name] = (
+                    np.empty((len(call.inputs_embeds), 0, width), np.float32)
+                    if given is None
+                    else given
+                )
             feeds["use_base_hidden"] = np.array(call.base_hidden is not None)
         return feeds
 
     def block_feeds(self, call: Call) -> dict[str, NDArray[Any]]:
         """What drafts that make blocks read besides."""
-        named = {name: getattr(call, name) for name in ("target_hidden", "context_cos", "context_sin")}
+        named = {
+            name: getattr(call, name) for name in ("target_hidden", "context_cos", "context_sin")
+        }
         if self.contract.shape.sliding:
             assert call.sliding_attention_mask is not None
-            named["sliding_attention_mask"] = self.wide_mask("sliding_attention_mask", call.sliding_attention_mask)
+            named["sliding_attention_mask"] = self.wide_mask(
+                "sliding_attention_mask", call.sliding_attention_mask
+            )
         return named
 
     def wide_mask(self, name: str, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -150,7 +171,9 @@ class OrtRunner:
         wide[..., :width], wide[..., width:] = mask, False
         return wide
 
-    def buffer(self, name: str, shape: tuple[int, ...], dtype: type[np.generic] = np.float32) -> NDArray[Any]:
+    def buffer(
+        self, name: str, shape: tuple[int, ...], dtype: type[np.generic] = np.float32
+    ) -> NDArray[Any]:
         """An array in memory that is kept from call to call."""
         size = math.prod(shape)
         if name not in self.buffers or self.buffers[name].size < size:
@@ -200,17 +223,22 @@ class OrtRunner:
 
 
 def check_call(call: Call, starts: list[int], lanes: int, slots: int, *, batched: bool) -> None:
-    """What would be our own mistake: shapes that contradict each other, and rows that go nowhere."""
+    """What would be our own mistake: shapes that contradict each other, and rows that go
+    nowhere."""
     (batch, rows), width = call.inputs_embeds.shape[:2], call.attention_mask.shape[3]
     assert call.attention_mask.shape[:3] == (batch, 1, rows)
     assert len(starts) == len(call.gather_idx) == batch
     assert 0 <= call.first_lane <= call.first_lane + batch <= lanes
     assert min(starts) >= 0
     assert max(starts) + call.written <= width <= slots
-    assert batched or starts == [width - rows]  # the kernel for one sequence writes the last rows that it reads
+    assert batched or starts == [
+        width - rows
+    ]  # the kernel for one sequence writes the last rows that it reads
 
 
-def open_engine(engine_dir: Path, role: Role, config: dict[str, Any], entry: dict[str, Any]) -> OrtRunner:
+def open_engine(
+    engine_dir: Path, role: Role, config: dict[str, Any], entry: dict[str, Any]
+) -> OrtRunner:
     """The runner of a finished engine; EngineMismatch if another ONNX Runtime or CPU built it."""
     fingerprint.check(entry["fingerprint"], f"the {role.value} engine in {engine_dir}")
     limits = config["builder_config"]
@@ -219,7 +247,12 @@ def open_engine(engine_dir: Path, role: Role, config: dict[str, Any], entry: dic
     weights = weights_of(config)
     path = engine_dir / f"{STEMS[role]}.onnx"
     runner = OrtRunner(
-        path, contract, capacity, lanes, padding_of(limits, block=contract.shape.block), are_few_bits(weights)
+        path,
+        contract,
+        capacity,
+        lanes,
+        padding_of(limits, block=contract.shape.block),
+        are_few_bits(weights),
     )
     if "embedding" in weights:
         runner.table = head_table(path, weights["embedding"], contract.shape.hidden_size)
@@ -229,13 +262,16 @@ def open_engine(engine_dir: Path, role: Role, config: dict[str, Any], entry: dic
 def head_table(path: Path, shared: Mapping[str, int], hidden_size: int) -> HeadTable:
     """The embedding that an engine's config says its head to be."""
     kernel = Kernel(4 if shared["bits"] == 4 else 8, shared["block"], hidden_size, shared["rows"])
-    return HeadTable(path.with_name(f"{path.name}.data"), kernel, shared["offset"], shared["scales_offset"])
+    return HeadTable(
+        path.with_name(f"{path.name}.data"), kernel, shared["offset"], shared["scales_offset"]
+    )
 
 
 def padding_of(limits: Mapping[str, Any], *, block: bool = False) -> int:
-    """Slots behind the capacity of a batched engine, by its `builder_config`: a lane may have room for one row when
-    its neighbours run a whole tree; with drafts of blocks a tree's context and a block. One for a single sequence: its
-    last row may be filled up to two."""
+    """Slots behind the capacity of a batched engine, by its `builder_config`: a lane may have room
+    for one row when its neighbours run a whole tree; with drafts of blocks a tree's context and a
+    block. One for a single sequence: its last row may be filled up to two.
+    """
     if limits["max_batch_size"] == 1:
         return 1
     rows = int(max(limits.get("max_verify_tree_size", 0), limits.get("max_draft_tree_size", 0)))
@@ -243,8 +279,8 @@ def padding_of(limits: Mapping[str, Any], *, block: bool = False) -> int:
 
 
 def open_session(path: Path, *, spinning: bool = True) -> ort.InferenceSession:
-    """Threads that spin between calls start the next one sooner, and take the cores from the other engine of a pair:
-    base and draft alternate, so only one of them may."""
+    """Threads that spin between calls start the next one sooner, and take the cores from the other
+    engine of a pair: base and draft alternate, so only one of them may."""
     options = session_options()
     options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spinning else "0")
     try:

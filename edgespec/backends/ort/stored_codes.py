@@ -1,7 +1,8 @@
-"""Reads the quantised weights of a canonical graph: DequantizeLinear with its codes and scales, as one value.
+"""Reads the quantised weights of a canonical graph: DequantizeLinear with its codes and scales, as
+one value.
 
-Knows the standard forms of a weight behind a MatMul and the bytes of four-bit types. What the CPU makes of them is
-told in `weights`.
+Knows the standard forms of a weight behind a MatMul and the bytes of four-bit types. What the CPU
+makes of them is told in `weights`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ FOUR_BITS = (ir.DataType.INT4, ir.DataType.FLOAT4E2M1)
 
 @dataclass(frozen=True, slots=True)
 class StoredCodes:
-    """A weight as DequantizeLinear reads it; `turned` where its codes stand as [out, in] and a Transpose follows."""
+    """A weight as DequantizeLinear reads it; `turned` where its codes stand as [out, in] and a
+    Transpose follows."""
 
     name: str
     scheme: Scheme
@@ -62,11 +64,14 @@ class StoredCodes:
         if not self.block_size:
             scales = scales.reshape(-1, 1)
         block = (1 if per_row or self.block_size else out_features, self.block_size or in_features)
-        return QuantizedWeight(self.name, self.scheme, codes, scales, block, global_scale=self.global_scale)
+        return QuantizedWeight(
+            self.name, self.scheme, codes, scales, block, global_scale=self.global_scale
+        )
 
 
 def stored_codes(node: ir.Node) -> StoredCodes | None:
-    """The quantised weight of a MatMul; None where its weight is not quantised. ContractError for another form."""
+    """The quantised weight of a MatMul; None where its weight is not quantised. ContractError for
+    another form."""
     weight = node.inputs[1]
     maker = weight.producer() if weight is not None else None
     turned = maker is not None and maker.op_type == "Transpose"
@@ -77,8 +82,16 @@ def stored_codes(node: ir.Node) -> StoredCodes | None:
         return None
     codes, scale = maker.inputs[0], maker.inputs[1]
     name = node.metadata_props.get(SCHEME)
-    if codes is None or not isinstance(codes.const_value, ir.ExternalTensor) or scale is None or name not in SCHEMES:
-        what = f"{node.name}: a quantised weight of the scheme {name!r} in a form that this version does not read"
+    if (
+        codes is None
+        or not isinstance(codes.const_value, ir.ExternalTensor)
+        or scale is None
+        or name not in SCHEMES
+    ):
+        what = (
+            f"{node.name}: a quantised weight of the scheme {name!r} in a form that this version"
+            " does not read"
+        )
         raise ContractError(what, "Export the checkpoint again with this version.")
     global_scale, scale_maker = None, scale.producer()
     if scale_maker is not None:
@@ -90,7 +103,13 @@ def stored_codes(node: ir.Node) -> StoredCodes | None:
     assert scale.const_value is not None
     block = maker.attributes["block_size"].as_int() if "block_size" in maker.attributes else 0
     return StoredCodes(
-        str(node.name), SCHEMES[name], codes.const_value, scale.const_value, global_scale, block, turned=turned
+        str(node.name),
+        SCHEMES[name],
+        codes.const_value,
+        scale.const_value,
+        global_scale,
+        block,
+        turned=turned,
     )
 
 

@@ -1,4 +1,5 @@
-"""What a drafter is: it proposes trees and is told what became of them. How drafts are judged is not its concern."""
+"""What a drafter is: it proposes trees and is told what became of them. How drafts are judged is
+not its concern."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from edgespec.runtime.tree import DraftPlan, DraftTree
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class DraftRequest:
     """A lane that wants a tree rooted at its pending token."""
 
     lane: int
@@ -23,8 +24,9 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What was committed in a lane: the base's features of m positions, each with the token that came after it."""
+class Observation:
+    """What was committed in a lane: the base's features of m positions, each with the token that
+    came after it."""
 
     lane: int
     features: NDArray[np.float32]  # [m, k*H]
@@ -34,10 +36,10 @@ class Seen:
 class Drafter(Protocol):
     """The drafter of as many sequences as there are lanes."""
 
-    def propose(self, wishes: Sequence[Wish]) -> list[DraftTree]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         """A tree a wish, within its plan; root only where nothing can be drafted."""
 
-    def observe(self, seen: Sequence[Seen]) -> None: ...
+    def observe(self, seen: Sequence[Observation]) -> None: ...
 
     def reset(self, lane: int) -> None: ...
 
@@ -48,7 +50,8 @@ class Drafter(Protocol):
         """What it remembers of a lane's first `count` pairs, or of as many as it has seen."""
 
     def restore(self, lane: int, rows: LaneRows) -> None:
-        """Begin a lane with what `snapshot` gave; at least one more pair is observed before anything is proposed."""
+        """Begin a lane with what `snapshot` gave; at least one more pair is observed before
+        anything is proposed."""
 
     @property
     def engine_s(self) -> float:

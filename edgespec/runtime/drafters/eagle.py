@@ -1,8 +1,9 @@
-"""EAGLE-3's search: EAGLE-2 dynamic trees, and chains as their narrowest form (arXiv 2406.16858, 2503.01840).
+"""EAGLE-3's search: EAGLE-2 dynamic trees, and chains as their narrowest form (arXiv 2406.16858,
+2503.01840).
 
-Knows the draft's engine, its vocabulary map and its pairs of (feature, next token). The draft's cache holds only rows
-made from the base's true features; the rows of a tree are dropped when the tree is done. The trees of several
-sequences grow level by level together, one call a level.
+Knows the draft's engine, its vocabulary map and its pairs of (feature, next token). The draft's
+cache holds only rows made from the base's true features; the rows of a tree are dropped when the
+tree is done. The trees of several sequences grow level by level together, one call a level.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from edgespec.backends.base import LaneRows
 from edgespec.runtime.decoder import CachedDecoder, Rows
-from edgespec.runtime.drafters.base import Seen, Wish
+from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.tree import DraftTree, TreePool
 
 Floats = NDArray[np.float32]
@@ -28,14 +29,15 @@ class LaneState:
 
     last_logits: Floats | None = None  # [Vd], at the last true feature
     last_hidden: Floats | None = None  # [Hd]
-    full: bool = False  # the cache could not take all features, or they gave no numbers: no drafts from there on
+    # the cache could not take all features, or they gave no numbers: no drafts from there on
+    full: bool = False
 
 
 @dataclass
 class Growth:
     """A tree in the making. The beam's states and what it sees are those of its parents."""
 
-    wish: Wish
+    request: DraftRequest
     pool: TreePool
     steps: int
     beam: list[int]  # pool entries
@@ -54,7 +56,7 @@ class EagleDrafter:
     def engine_s(self) -> float:
         return self.decoder.engine_s
 
-    def observe(self, seen: Sequence[Seen]) -> None:
+    def observe(self, seen: Sequence[Observation]) -> None:
         """Extend the stable caches by true features, each paired with its next token."""
         for one in seen:
             state = self.lanes[one.lane]
@@ -64,29 +66,37 @@ class EagleDrafter:
         if not taken:
             return
         last = [np.array([len(one.tokens) - 1]) for one in taken]
-        parts = [self.decoder.causal(s.lane, s.tokens, g, s.features) for s, g in zip(taken, last, strict=True)]
+        parts = [
+            self.decoder.causal(s.lane, s.tokens, g, s.features)
+            for s, g in zip(taken, last, strict=True)
+        ]
         for one, result in zip(taken, self.decoder.extend(parts), strict=True):
             assert result.hidden_states is not None
             state = self.lanes[one.lane]
-            state.last_logits, state.last_hidden = result.logits[0].copy(), result.hidden_states[-1].copy()
+            state.last_logits, state.last_hidden = (
+                result.logits[0].copy(),
+                result.hidden_states[-1].copy(),
+            )
             if not np.isfinite(state.last_logits).all():
                 self.give_up(one.lane)
 
-    def propose(self, wishes: Sequence[Wish]) -> list[DraftTree]:
-        """Grow K candidates a level, keep the K best of K*K as the next level, verify the best of all."""
-        growing = [self.begin(wish) for wish in wishes]
+    def propose(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        """Grow K candidates a level, keep the K best of K*K as the next level, verify the best of
+        all."""
+        growing = [self.begin(request) for request in requests]
         most = max((growth.steps for growth in growing if growth), default=0)
         for level in range(1, most):
             self.grow([growth for growth in growing if growth and growth.steps > level], level)
         return [
-            self.finish(growth) if growth else DraftTree.root_only(wish.pending)
-            for growth, wish in zip(growing, wishes, strict=True)
+            self.finish(growth) if growth else DraftTree.root_only(request.pending)
+            for growth, request in zip(growing, requests, strict=True)
         ]
 
-    def begin(self, wish: Wish) -> Growth | None:
-        """The first level: the best continuations of the last true feature. None where nothing can be drafted."""
-        state, plan = self.lanes[wish.lane], wish.plan
-        steps = self.affordable_steps(wish)
+    def begin(self, request: DraftRequest) -> Growth | None:
+        """The first level: the best continuations of the last true feature. None where nothing can
+        be drafted."""
+        state, plan = self.lanes[request.lane], request.plan
+        steps = self.affordable_steps(request)
         if state.full or steps == 0 or plan.verify_size == 1:
             return None
         assert state.last_logits is not None
@@ -95,16 +105,17 @@ class EagleDrafter:
         ids, log_probs = top_log_probs(state.last_logits[None], plan.top_k)
         beam = pool.add_children(-1, self.to_base(ids[0]), log_probs[0])
         hidden = np.repeat(state.last_hidden[None], len(beam), 0)
-        return Growth(wish, pool, steps, beam, hidden, np.zeros((len(beam), 0), bool))
+        return Growth(request, pool, steps, beam, hidden, np.zeros((len(beam), 0), bool))
 
     def grow(self, growing: Sequence[Growth], level: int) -> None:
-        """Run the beams one level on: their children join the pools, the best of them are the next beams."""
+        """Run the beams one level on: their children join the pools, the best of them are the next
+        beams."""
         parts = [self.beam_rows(growth, level) for growth in growing]
         for growth, part, result in zip(growing, parts, self.decoder.run(parts), strict=True):
             assert result.hidden_states is not None
-            pool, top_k = growth.pool, growth.wish.plan.top_k
+            pool, top_k = growth.pool, growth.request.plan.top_k
             if not np.isfinite(result.logits).all():
-                growth.steps, self.lanes[growth.wish.lane].full = 0, True
+                growth.steps, self.lanes[growth.request.lane].full = 0, True
                 continue
             ids, log_probs = top_log_probs(result.logits, top_k)
             children: list[int] = []
@@ -118,7 +129,7 @@ class EagleDrafter:
             growth.hidden, growth.ancestors = result.hidden_states[parents], part.visible[parents]
 
     def beam_rows(self, growth: Growth, level: int) -> Rows:
-        lane, count = growth.wish.lane, len(growth.beam)
+        lane, count = growth.request.lane, len(growth.beam)
         visible = np.concatenate([growth.ancestors, np.eye(count, dtype=bool)], 1)
         tokens = np.array([growth.pool.tokens[i] for i in growth.beam], np.int64)
         positions = np.full(count, self.decoder.lanes[lane].length + level - 1)
@@ -130,16 +141,16 @@ class EagleDrafter:
         self.decoder.wipe(lane)
 
     def finish(self, growth: Growth) -> DraftTree:
-        lane = growth.wish.lane
+        lane = growth.request.lane
         self.decoder.drop_scratch(lane)
         if self.lanes[lane].full:
             self.give_up(lane)
-        size = min(growth.wish.plan.verify_size, 1 + len(growth.pool.tokens))
-        return growth.pool.select(growth.wish.pending, size)
+        size = min(growth.request.plan.verify_size, 1 + len(growth.pool.tokens))
+        return growth.pool.select(growth.request.pending, size)
 
-    def affordable_steps(self, wish: Wish) -> int:
+    def affordable_steps(self, request: DraftRequest) -> int:
         """Levels that fit into the cache: each but the first writes top_k rows."""
-        return min(wish.plan.steps, 1 + self.decoder.room(wish.lane) // wish.plan.top_k)
+        return min(request.plan.steps, 1 + self.decoder.room(request.lane) // request.plan.top_k)
 
     def to_base(self, ids: Ids) -> Ids:
         return ids + self.d2t[ids]
@@ -162,7 +173,8 @@ class EagleDrafter:
 
 
 def top_log_probs(logits: Floats, count: int) -> tuple[Ids, Floats]:
-    """The `count` best ids of each row [R, V] with their log-probabilities, descending; ties to the lowest id."""
+    """The `count` best ids of each row [R, V] with their log-probabilities, descending; ties to the
+    lowest id."""
     peak = logits.max(1, keepdims=True)
     norm = peak[:, 0] + np.log(np.exp(logits - peak).sum(1, dtype=np.float64)).astype(np.float32)
     count = min(count, logits.shape[1])

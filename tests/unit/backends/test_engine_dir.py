@@ -1,4 +1,5 @@
-"""Claims about backends/engine_dir.py: which base and draft belong together, by what their exports recorded."""
+"""Claims about backends/engine_dir.py: which base and draft belong together, by what their exports
+recorded."""
 
 from __future__ import annotations
 
@@ -10,9 +11,20 @@ from edgespec.backends.engine_dir import check_pairing
 from edgespec.contract import Role
 from edgespec.errors import PairingError
 
-BASE: dict[str, Any] = {"num_hidden_layers": 8, "vocab_size": 64, "hidden_size": 16, "graph": {"features": 48},
-                        "spec_decode_type": "eagle3", "eagle_hidden_state_layers": [2, 4, 5]}  # fmt: skip
-PAIR: dict[str, Any] = {"target_hidden_size": 16, "own_embedding": False, "tap_ids": [2, 4, 5], "num_taps": 3}
+BASE: dict[str, Any] = {
+    "num_hidden_layers": 8,
+    "vocab_size": 64,
+    "hidden_size": 16,
+    "graph": {"features": 48},
+    "spec_decode_type": "eagle3",
+    "eagle_hidden_state_layers": [2, 4, 5],
+}
+PAIR: dict[str, Any] = {
+    "target_hidden_size": 16,
+    "own_embedding": False,
+    "tap_ids": [2, 4, 5],
+    "num_taps": 3,
+}
 DRAFT: dict[str, Any] = {
     "spec_decode_type": "eagle3",
     "vocab_size": 64,
@@ -25,7 +37,9 @@ def check(base: dict[str, Any], pair: dict[str, Any]) -> None:
     check_pairing(BASE | base, DRAFT | {"pair": PAIR | pair})
 
 
-@pytest.mark.parametrize("base", [{}, {"quantized_from": "original"}, {"quantized_from": "another"}])
+@pytest.mark.parametrize(
+    "base", [{}, {"quantized_from": "original"}, {"quantized_from": "another"}]
+)
 @pytest.mark.parametrize("pair", [{}, {"base_quantized_from": "original"}])
 def test_the_base_that_a_draft_was_exported_for_is_its_own_whatever_is_known_of_origins(
     base: dict[str, Any], pair: dict[str, Any]
@@ -48,11 +62,16 @@ def test_other_weights_of_one_origin_are_a_pair(base: dict[str, Any], pair: dict
 @pytest.mark.parametrize("origin", [{}, {"base_quantized_from": "third"}])
 def test_another_base_is_refused(origin: dict[str, Any]) -> None:
     with pytest.raises(PairingError, match="another base checkpoint"):
-        check({"identity": "nvfp4", "quantized_from": "original"}, {"base_identity": "fp8"} | origin)
+        check(
+            {"identity": "nvfp4", "quantized_from": "original"}, {"base_identity": "fp8"} | origin
+        )
 
 
 MTP_BASE = {key: value for key, value in BASE.items() if key != "eagle_hidden_state_layers"} | {
-    "spec_decode_type": "mtp", "identity": "a", "graph": {"features": 16}}  # fmt: skip
+    "spec_decode_type": "mtp",
+    "identity": "a",
+    "graph": {"features": 16},
+}
 MTP_PAIR = PAIR | {"tap_ids": None, "num_taps": 1, "base_identity": "a"}
 MTP = DRAFT | {"spec_decode_type": "mtp", "graph": {"base_features": 16}, "pair": MTP_PAIR}
 
@@ -83,10 +102,13 @@ def test_only_a_draft_that_is_being_built_can_be_exported_for_the_other_base() -
 def test_every_refusal_of_a_pair_names_another_directory() -> None:
     base, pair = BASE | {"identity": "a"}, PAIR | {"base_identity": "a"}
     wrong: list[tuple[dict[str, Any], dict[str, Any]]] = [
-        (base | {"vocab_size": 65}, pair), (base | {"hidden_size": 17}, pair),
-        (base | {"eagle_hidden_state_layers": [1, 4, 5]}, pair), (base | {"graph": {"features": 32}}, pair),
-        (base, pair | {"base_identity": "b"}), (MTP_BASE, pair),
-    ]  # fmt: skip
+        (base | {"vocab_size": 65}, pair),
+        (base | {"hidden_size": 17}, pair),
+        (base | {"eagle_hidden_state_layers": [1, 4, 5]}, pair),
+        (base | {"graph": {"features": 32}}, pair),
+        (base, pair | {"base_identity": "b"}),
+        (MTP_BASE, pair),
+    ]
     for built in (None, Role.BASE, Role.DRAFT):
         for one, its in wrong:
             with pytest.raises(PairingError) as found:
@@ -96,12 +118,16 @@ def test_every_refusal_of_a_pair_names_another_directory() -> None:
 
 def test_base_of_another_kind_is_refused_with_the_flag_that_would_fit() -> None:
     eagle = {"pair": PAIR | {"base_identity": "a"}}
-    with pytest.raises(PairingError, match="an EAGLE-3 draft, the base was exported for an MTP head") as found:
+    with pytest.raises(
+        PairingError, match="an EAGLE-3 draft, the base was exported for an MTP head"
+    ) as found:
         check_pairing(MTP_BASE, DRAFT | eagle)
     assert "--eagle-base" in found.value.remedy
     with pytest.raises(PairingError) as found:
         check_pairing(MTP_BASE, DRAFT | eagle, Role.BASE)
     assert found.value.remedy.startswith("Use another engine directory for this base")
-    with pytest.raises(PairingError, match="an MTP head, the base was exported for an EAGLE-3 draft") as found:
+    with pytest.raises(
+        PairingError, match="an MTP head, the base was exported for an EAGLE-3 draft"
+    ) as found:
         check_pairing(BASE | {"identity": "a"}, MTP)
     assert "--mtp" in found.value.remedy

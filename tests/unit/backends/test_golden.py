@@ -1,4 +1,5 @@
-"""The proof that a build makes of its engine: golden outputs, alone and in batches with another sequence."""
+"""The proof that a build makes of its engine: golden outputs, alone and in batches with another
+sequence."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ def no_fault(right: Floats) -> Floats:
 
 
 class Answers:
-    """A runner that gives the golden answers to golden rows and zeroes to others, each changed by `change`, then by
-    `fault`."""
+    """A runner that gives the golden answers to golden rows and zeroes to others, each changed by
+    `change`, then by `fault`."""
 
     contract: GraphContract = canonical_contract(SHAPE)
     capacity = 8
@@ -35,7 +36,9 @@ class Answers:
     def run(self, call: Call) -> Result:
         self.starts.append(call.write_indices.tolist())
         answers = [self.answer(embeds) for embeds in call.inputs_embeds]
-        logits, hidden_states = (self.fault(np.stack(arrays)) for arrays in zip(*answers, strict=True))
+        logits, hidden_states = (
+            self.fault(np.stack(arrays)) for arrays in zip(*answers, strict=True)
+        )
         return Result(logits, hidden_states)
 
     def answer(self, embeds: Floats) -> list[Floats]:
@@ -70,7 +73,9 @@ def golden() -> Golden:
         arrays[f"{label}_attention_mask"] = np.tri(rows, 8, start, dtype=bool)[None, None]
         for name, width in (("inputs_embeds", 4), ("logits", 5), ("hidden_states", 4)):
             arrays[f"{label}_{name}"] = rng.uniform(-2, 2, (1, rows, width)).astype(np.float32)
-        arrays[f"{label}_logits"][0, 0, 0] = 4.0  # the largest value, which differences are measured by
+        arrays[f"{label}_logits"][0, 0, 0] = (
+            4.0  # the largest value, which differences are measured by
+        )
         arrays[f"{label}_hidden_states"][0, 0, 0] = 4.0
     return arrays
 
@@ -93,7 +98,9 @@ def test_a_difference_is_relative_to_the_largest_golden_value() -> None:
     assert difference({"tree_logits": 2e-4}) == pytest.approx(0.5e-4, rel=1e-2)
 
 
-@pytest.mark.parametrize("output", ["prompt_logits", "tree_logits", "prompt_hidden_states", "tree_hidden_states"])
+@pytest.mark.parametrize(
+    "output", ["prompt_logits", "tree_logits", "prompt_hidden_states", "tree_hidden_states"]
+)
 @pytest.mark.parametrize("change", [8 * GOLDEN_TOLERANCE, float("nan")])
 def test_an_engine_that_misses_any_golden_output_is_refused(output: str, change: float) -> None:
     label, name = output.split("_", 1)

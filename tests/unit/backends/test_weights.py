@@ -15,7 +15,15 @@ from edgespec.backends.weights import FP32, WeightFormat, are_few_bits
         (WeightFormat("int8", 0).to_dict(), True),
         ({"scheme": "int8_sq", "method": "as exported", "compute": "int8", "exact": True}, True),
         ({"scheme": "int4_awq", "method": "as exported", "block": 128}, True),
-        ({"scheme": "fp8", "method": "as exported", "compute": "float32", "emulated": "emulated"}, False),
+        (
+            {
+                "scheme": "fp8",
+                "method": "as exported",
+                "compute": "float32",
+                "emulated": "emulated",
+            },
+            False,
+        ),
         ({"scheme": "fp8, int8_sq", "method": "as exported", "compute": "float32, int8"}, False),
     ],
 )

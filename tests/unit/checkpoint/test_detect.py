@@ -16,11 +16,11 @@ from edgespec.checkpoint.detect import check_tensors, detect, read_d2t
 from edgespec.checkpoint.files import Checkpoint, open_checkpoint
 from edgespec.checkpoint.layouts import read_quantization
 from edgespec.checkpoint.quantization import Quantization
-from edgespec.config import DraftConfig, ModelConfig, resolve_taps
+from edgespec.config import DraftConfig, ModelConfig, resolve_aux_layers
 from edgespec.errors import CheckpointError, EdgeSpecError, UnsupportedModel
-from tests.toys import Family, Flavour, make_base, make_draft
+from tests.toys import DraftLayout, Family, make_base, make_draft
 
-FLAVOURS: list[Flavour] = ["eagle", "specforge", "modelopt", "speculators"]
+LAYOUTS: list[DraftLayout] = ["eagle", "specforge", "modelopt", "speculators"]
 VOCAB, DRAFT_VOCAB = 256, 96
 
 
@@ -29,10 +29,15 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_base(tmp_path_factory.mktemp("base"), layers=8, dtype="bfloat16", tokenizer=False)
 
 
-def write(path: Path, config: dict[str, Any], tensors: dict[str, tuple[int, ...]] | None = None) -> Checkpoint:
+def write(
+    path: Path, config: dict[str, Any], tensors: dict[str, tuple[int, ...]] | None = None
+) -> Checkpoint:
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))
-    save_file({name: torch.zeros(shape) for name, shape in (tensors or {}).items()}, path / "model.safetensors")
+    save_file(
+        {name: torch.zeros(shape) for name, shape in (tensors or {}).items()},
+        path / "model.safetensors",
+    )
     return open_checkpoint(path)
 
 
@@ -69,22 +74,28 @@ def test_dtype_is_that_of_the_tensors_not_of_the_config(base: Path, tmp_path: Pa
     assert found.dtype == "float16"
 
 
-@pytest.mark.parametrize("flavour", FLAVOURS)
-def test_draft_of_each_flavour_is_recognised(flavour: Flavour, base: Path, tmp_path: Path) -> None:
-    taps = None if flavour == "eagle" else (1, 3, 6)
-    found = detect(open_checkpoint(make_draft(tmp_path, base, flavour, taps=taps)))
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_draft_of_each_layout_is_recognised(
+    layout: DraftLayout, base: Path, tmp_path: Path
+) -> None:
+    aux_layers = None if layout == "eagle" else (1, 3, 6)
+    found = detect(open_checkpoint(make_draft(tmp_path, base, layout, aux_layers=aux_layers)))
     assert isinstance(found, DraftConfig)
-    assert found.flavour == {"specforge": "eagle"}.get(flavour, flavour)
-    assert (found.vocab_size, found.draft_vocab_size, found.num_taps) == (VOCAB, DRAFT_VOCAB, 3)
-    assert resolve_taps(found, 8) == (taps or (2, 4, 5))
+    assert found.layout == {"specforge": "eagle"}.get(layout, layout)
+    assert (found.vocab_size, found.draft_vocab_size, found.num_aux_layers) == (
+        VOCAB,
+        DRAFT_VOCAB,
+        3,
+    )
+    assert resolve_aux_layers(found, 8) == (aux_layers or (2, 4, 5))
 
 
-def test_drafts_options_are_seen_in_every_flavour(base: Path, tmp_path: Path) -> None:
-    for flavour in FLAVOURS:
+def test_drafts_options_are_seen_in_every_layout(base: Path, tmp_path: Path) -> None:
+    for layout in LAYOUTS:
         path = make_draft(
-            tmp_path / flavour,
+            tmp_path / layout,
             base,
-            flavour,
+            layout,
             layers=2,
             hidden=32,
             heads=2,
@@ -96,7 +107,11 @@ def test_drafts_options_are_seen_in_every_flavour(base: Path, tmp_path: Path) ->
         )
         found = detect(open_checkpoint(path))
         assert isinstance(found, DraftConfig)
-        assert (found.decoder.num_layers, found.decoder.hidden_size, found.target_hidden_size) == (2, 32, 64)
+        assert (found.decoder.num_layers, found.decoder.hidden_size, found.target_hidden_size) == (
+            2,
+            32,
+            64,
+        )
         assert found.decoder.rope.theta == 5e5
         assert (found.own_embedding, found.decoder.qk_norm, found.fc_norm) == (True, True, True)
 
@@ -119,7 +134,11 @@ OTHERS: list[tuple[str, dict[str, Any], dict[str, tuple[int, ...]]]] = [
     ("'mlp'", {"speculators_model_type": "mlp"}, {}),
     ("DSpark", {"architectures": ["Qwen3DSparkModel"]}, {}),
     ("DSpark", {"speculators_model_type": "dspark"}, {}),
-    ("DFlash2", {"dflash_config": {"mask_token_id": 1, "selector_rank": 8}}, {"fc.weight": (8, 40)}),
+    (
+        "DFlash2",
+        {"dflash_config": {"mask_token_id": 1, "selector_rank": 8}},
+        {"fc.weight": (8, 40)},
+    ),
     (
         "EAGLE-1",
         {"architectures": ["LlamaForCausalLM"], "hidden_size": 8},
@@ -128,21 +147,41 @@ OTHERS: list[tuple[str, dict[str, Any], dict[str, tuple[int, ...]]]] = [
     ("EAGLE-1", {"eagle_config": {"use_aux_hidden_state": False}}, {}),
     ("Medusa", {"medusa_num_heads": 3}, {}),
     ("Medusa", {"medusa": {"num_medusa_heads": 3}}, {}),
-    (r"\(MTP\) head, and not Qwen3.5", {"text_config": {"mtp_num_hidden_layers": 1}, "vision_config": {}}, {}),
-    (r"\(MTP\) head, and not Qwen3.5", {"architectures": ["LlamaForCausalLM"]}, {"mtp.fc.weight": (8, 16)}),
     (
-        "Qwen3-Next",
-        {"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "mtp_num_hidden_layers": 1},
+        r"\(MTP\) head, and not Qwen3.5",
+        {"text_config": {"mtp_num_hidden_layers": 1}, "vision_config": {}},
         {},
     ),
-    ("experts", {"architectures": ["Qwen3_5MoeForConditionalGeneration"], "vision_config": {"depth": 2}}, {}),
+    (
+        r"\(MTP\) head, and not Qwen3.5",
+        {"architectures": ["LlamaForCausalLM"]},
+        {"mtp.fc.weight": (8, 16)},
+    ),
+    (
+        "Qwen3-Next",
+        {
+            "architectures": ["Qwen3NextForCausalLM"],
+            "model_type": "qwen3_next",
+            "mtp_num_hidden_layers": 1,
+        },
+        {},
+    ),
+    (
+        "experts",
+        {"architectures": ["Qwen3_5MoeForConditionalGeneration"], "vision_config": {"depth": 2}},
+        {},
+    ),
     ("experts", {"architectures": ["Qwen3_5MoeForCausalLM"], "model_type": "qwen3_5_moe_text"}, {}),
     (
         r"DeepSeek.*\(MTP\)",
         {"architectures": ["DeepseekV3ForCausalLM"], "num_nextn_predict_layers": 1},
         {"model.layers.4.eh_proj.weight": (8, 16)},
     ),
-    ("DeepseekV3ForCausalLM", {"architectures": ["DeepseekV3ForCausalLM"], "num_nextn_predict_layers": 1}, {}),
+    (
+        "DeepseekV3ForCausalLM",
+        {"architectures": ["DeepseekV3ForCausalLM"], "num_nextn_predict_layers": 1},
+        {},
+    ),
     (
         "vision-language",
         {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "vision_config": {"depth": 2}},
@@ -173,7 +212,9 @@ def test_quantisation_settings_beside_the_config_are_seen(base: Path, tmp_path: 
     settings.write_text('{"quantization": {"quant_algo": null}}')
     assert isinstance(detect(open_checkpoint(path)), DraftConfig)
     settings.write_text('{"quantization": {"quant_algo": "NVFP4_AWQ"}}')
-    with pytest.raises(UnsupportedModel, match=r"hf_quant_config\.json.*: quantised with 'NVFP4_AWQ'"):
+    with pytest.raises(
+        UnsupportedModel, match=r"hf_quant_config\.json.*: quantised with 'NVFP4_AWQ'"
+    ):
         detect(open_checkpoint(path))
 
 
@@ -199,7 +240,9 @@ def test_a_quantisation_that_is_not_read_is_refused_by_name(
 
 def test_scales_do_not_count_for_the_type_of_the_weights(tmp_path: Path) -> None:
     path = make_base(tmp_path, layers=2, dtype="bfloat16", tokenizer=False)
-    found = detect(edit_tensors(path, **{"model.layers.0.mlp.up_proj.weight_scale": torch.zeros(10**6)}))
+    found = detect(
+        edit_tensors(path, **{"model.layers.0.mlp.up_proj.weight_scale": torch.zeros(10**6)})
+    )
     assert isinstance(found, ModelConfig)
     assert found.dtype == "bfloat16"
 
@@ -214,7 +257,10 @@ INT8 = {"quant_method": "modelopt", "quant_algo": "W8A16"}
 def quantised(path: Path, **changes: torch.Tensor | None) -> tuple[Checkpoint, Quantization | None]:
     """One INT8 Linear of ModelOpt's layout and a norm."""
     checkpoint = write(path, {"quantization_config": INT8}, {"model.norm.weight": (64,)})
-    codes = {f"{UP}.weight": torch.ones(8, 64, dtype=torch.int8), f"{UP}.weight_scale": torch.ones(8)}
+    codes = {
+        f"{UP}.weight": torch.ones(8, 64, dtype=torch.int8),
+        f"{UP}.weight_scale": torch.ones(8),
+    }
     checkpoint = edit_tensors(path, **codes | changes)
     return checkpoint, read_quantization(checkpoint)
 
@@ -222,20 +268,31 @@ def quantised(path: Path, **changes: torch.Tensor | None) -> tuple[Checkpoint, Q
 def test_the_tensors_of_a_quantised_linear_stand_for_its_weight(tmp_path: Path) -> None:
     checkpoint, settings = quantised(tmp_path)
     check_tensors(EXPECTED, checkpoint, (), settings)
-    with pytest.raises(CheckpointError, match=rf"not part of this model .*{UP}\.weight_scale.*int8"):
+    with pytest.raises(
+        CheckpointError, match=rf"not part of this model .*{UP}\.weight_scale.*int8"
+    ):
         check_tensors(EXPECTED, checkpoint)
 
 
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"model.layers.9.mlp.up_proj.weight_scale": torch.ones(8)}, r"not part of this model \(1\): model\.layers\.9"),
+        (
+            {"model.layers.9.mlp.up_proj.weight_scale": torch.ones(8)},
+            r"not part of this model \(1\): model\.layers\.9",
+        ),
         ({f"{UP}.k_scale": torch.ones(())}, r"not part of this model \(1\): .*k_scale"),
         ({"model.norm.weight": None}, r"missing \(1\): model\.norm"),
-        ({f"{UP}.weight": torch.ones(8, 32, dtype=torch.int8)}, r"up_proj\.weight \[8, 32\] instead of \[8, 64\]"),
+        (
+            {f"{UP}.weight": torch.ones(8, 32, dtype=torch.int8)},
+            r"up_proj\.weight \[8, 32\] instead of \[8, 64\]",
+        ),
         ({f"{UP}.weight": None}, r"no tensor '.*up_proj\.weight'"),
         ({f"{UP}.weight": None, f"{UP}.weight_scale": None}, r"no tensor '.*up_proj\.weight'"),
-        ({f"{UP}.weight": torch.ones(8, 64), f"{UP}.weight_scale": None}, "says that .*up_proj is int8_wo"),
+        (
+            {f"{UP}.weight": torch.ones(8, 64), f"{UP}.weight_scale": None},
+            "says that .*up_proj is int8_wo",
+        ),
     ],
 )
 def test_what_is_wrong_with_quantised_tensors_is_named(
@@ -253,7 +310,9 @@ def quantised_and_ignorable(
 
 
 def test_settings_without_one_quantised_tensor_are_refused(tmp_path: Path) -> None:
-    checkpoint = write(tmp_path, {"quantization_config": {"quant_method": "awq", "bits": 4}}, EXPECTED)
+    checkpoint = write(
+        tmp_path, {"quantization_config": {"quant_method": "awq", "bits": 4}}, EXPECTED
+    )
     with pytest.raises(CheckpointError, match=r"quantised \(awq\); none of"):
         check_tensors(EXPECTED, checkpoint, (), read_quantization(checkpoint))
 
@@ -261,7 +320,9 @@ def test_settings_without_one_quantised_tensor_are_refused(tmp_path: Path) -> No
 def test_errors_name_the_directory_s_own_config(base: Path, tmp_path: Path) -> None:
     path = make_draft(tmp_path, base, "eagle")
     edit_config(path, intermediate_size=None)
-    with pytest.raises(CheckpointError, match=f"{tmp_path}/config.json: 'intermediate_size' is missing"):
+    with pytest.raises(
+        CheckpointError, match=f"{tmp_path}/config.json: 'intermediate_size' is missing"
+    ):
         detect(open_checkpoint(path))
 
 
@@ -291,9 +352,13 @@ def test_all_complaints_come_in_one_error(tmp_path: Path) -> None:
 # The draft's vocabulary
 
 
-def draft_with(path: Path, base: Path, **tensors: torch.Tensor | None) -> tuple[Checkpoint, DraftConfig]:
+def draft_with(
+    path: Path, base: Path, **tensors: torch.Tensor | None
+) -> tuple[Checkpoint, DraftConfig]:
     """A draft with 96 tokens of 256 whose d2t and t2d are `tensors`; None for a table it lacks."""
-    checkpoint = edit_tensors(make_draft(path, base, "eagle"), **({"d2t": None, "t2d": None} | tensors))
+    checkpoint = edit_tensors(
+        make_draft(path, base, "eagle"), **({"d2t": None, "t2d": None} | tensors)
+    )
     config = detect(checkpoint)
     assert isinstance(config, DraftConfig)
     return checkpoint, config
@@ -303,7 +368,9 @@ def mask(used: torch.Tensor) -> torch.Tensor:
     return torch.zeros(VOCAB, dtype=torch.bool).index_fill_(0, used, True)
 
 
-USED = torch.cat([torch.arange(80), torch.arange(100, 116)])  # 96 ids; the run at the start is as real tables have it
+USED = torch.cat(
+    [torch.arange(80), torch.arange(100, 116)]
+)  # 96 ids; the run at the start is as real tables have it
 OFFSETS = USED - torch.arange(DRAFT_VOCAB)
 
 
@@ -329,9 +396,11 @@ def test_every_form_of_the_map_gives_the_same_offsets(
 
 
 @pytest.mark.parametrize("form", ["offset", "absolute"])
-@pytest.mark.parametrize("flavour", ["eagle", "speculators"])
-def test_random_vocabularies_agree_with_their_mask(flavour: Flavour, form: Any, base: Path, tmp_path: Path) -> None:
-    checkpoint = open_checkpoint(make_draft(tmp_path, base, flavour, d2t=form))
+@pytest.mark.parametrize("layout", ["eagle", "speculators"])
+def test_random_vocabularies_agree_with_their_mask(
+    layout: DraftLayout, form: Any, base: Path, tmp_path: Path
+) -> None:
+    checkpoint = open_checkpoint(make_draft(tmp_path, base, layout, d2t=form))
     config = detect(checkpoint)
     assert isinstance(config, DraftConfig)
     offsets = read_d2t(checkpoint, config)
@@ -347,7 +416,9 @@ def test_offsets_in_order_of_frequency_may_be_negative(base: Path, tmp_path: Pat
     assert np.array_equal(read, offsets.numpy())
 
 
-def test_table_that_can_be_read_two_ways_is_refused_until_a_mask_decides(base: Path, tmp_path: Path) -> None:
+def test_table_that_can_be_read_two_ways_is_refused_until_a_mask_decides(
+    base: Path, tmp_path: Path
+) -> None:
     table = torch.arange(1, DRAFT_VOCAB + 1)  # as offsets 1, 3, 5, ...; as ids 1, 2, 3, ...
     with pytest.raises(CheckpointError, match="as offsets and as ids"):
         read_d2t(*draft_with(tmp_path / "alone", base, d2t=table))
@@ -370,12 +441,18 @@ def changed(table: torch.Tensor, index: int, value: int) -> torch.Tensor:
         ({"d2t": changed(OFFSETS, 7, -8)}, "entry 7 leads to token -1, outside"),
         ({"d2t": changed(OFFSETS, 7, 2**63 - 1)}, "entry 7 leads to token"),
         ({"d2t": changed(OFFSETS, 7, 1)}, "entries 7 and 8 both lead to token 8"),
-        ({"d2t": OFFSETS, "t2d": mask(USED + 1)}, "entry 0 leads to token 0, which t2d does not mark"),
+        (
+            {"d2t": OFFSETS, "t2d": mask(USED + 1)},
+            "entry 0 leads to token 0, which t2d does not mark",
+        ),
         ({"d2t": OFFSETS, "t2d": mask(USED[:-1])}, "t2d of .* marks 95 tokens"),
         ({"t2d": mask(USED[:-1])}, "t2d of .* marks 95 tokens"),
         ({"d2t": OFFSETS[:-1]}, r"d2t of .* is int64 \[95\]; expected int64 \[96\]"),
         ({"d2t": OFFSETS.float()}, r"d2t of .* is float32"),
-        ({"d2t": OFFSETS, "t2d": mask(USED)[:-1]}, r"t2d of .* is bool \[255\]; expected bool \[256\]"),
+        (
+            {"d2t": OFFSETS, "t2d": mask(USED)[:-1]},
+            r"t2d of .* is bool \[255\]; expected bool \[256\]",
+        ),
         ({}, "neither d2t nor t2d"),
     ],
 )
@@ -387,7 +464,9 @@ def test_broken_map_is_refused_at_its_first_fault(
 
 
 def test_draft_with_the_whole_vocabulary_needs_no_map(base: Path, tmp_path: Path) -> None:
-    checkpoint = open_checkpoint(make_draft(tmp_path, base, "modelopt", draft_vocab=None, own_head=False))
+    checkpoint = open_checkpoint(
+        make_draft(tmp_path, base, "modelopt", draft_vocab=None, own_head=False)
+    )
     config = detect(checkpoint)
     assert isinstance(config, DraftConfig)
     assert read_d2t(checkpoint, config) is None
@@ -397,13 +476,22 @@ NONSENSE: list[Any] = [None, -1, 0, 7, "x", [], {}, [{}], [[]], {"a": {"b": []}}
 
 
 @pytest.mark.parametrize("kind", ["base", "modelopt", "speculators"])
-def test_nonsense_in_any_key_never_ends_in_a_traceback(kind: Any, base: Path, tmp_path: Path) -> None:
+def test_nonsense_in_any_key_never_ends_in_a_traceback(
+    kind: Any, base: Path, tmp_path: Path
+) -> None:
     if kind == "base":
         make_base(tmp_path, "qwen2", layers=2, tokenizer=False)
     else:
-        make_draft(tmp_path, base, kind, taps=(1, 2, 3))
+        make_draft(tmp_path, base, kind, aux_layers=(1, 2, 3))
     whole = json.loads((tmp_path / "config.json").read_text())
-    keys = {*whole, "rope_scaling", "rope_parameters", "head_dim", "layer_types", "quantization_config"}
+    keys = {
+        *whole,
+        "rope_scaling",
+        "rope_parameters",
+        "head_dim",
+        "layer_types",
+        "quantization_config",
+    }
     layer = whole.get("transformer_layer_config", {})
     accepted = 0
     for nonsense in NONSENSE:

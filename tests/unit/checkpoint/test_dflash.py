@@ -1,4 +1,5 @@
-"""Claims about DFlash checkpoints: recognised in every layout, and the same tensors under every spelling."""
+"""Claims about DFlash checkpoints: recognised in every layout, and the same tensors under every
+spelling."""
 
 from __future__ import annotations
 
@@ -35,30 +36,49 @@ def config_of(checkpoint: Checkpoint) -> DFlashConfig:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_draft_of_each_layout_is_recognised_and_whole(layout: Layout, base: Path, tmp_path: Path) -> None:
-    checkpoint = open_checkpoint(make_dflash(tmp_path, base, layout, taps=[2, 6], layers=3, block_in="top"))
+def test_draft_of_each_layout_is_recognised_and_whole(
+    layout: Layout, base: Path, tmp_path: Path
+) -> None:
+    checkpoint = open_checkpoint(
+        make_dflash(tmp_path, base, layout, aux_layers=[2, 6], layers=3, block_in="top")
+    )
     config = config_of(checkpoint)
-    assert (config.flavour, config.tap_ids, config.block_size, config.mask_token_id) == (layout, (2, 6), 4, 255)
+    assert (config.layout, config.aux_layer_ids, config.block_size, config.mask_token_id) == (
+        layout,
+        (2, 6),
+        4,
+        255,
+    )
     assert config.decoder.rope.theta == 1e6
     check_tensors(expected_tensors(config), checkpoint)
 
 
 def test_default_taps_follow_the_depth_of_the_base(base: Path, tmp_path: Path) -> None:
-    assert config_of(open_checkpoint(make_dflash(tmp_path, base, layers=3))).tap_ids == (2, 4, 6)
+    assert config_of(open_checkpoint(make_dflash(tmp_path, base, layers=3))).aux_layer_ids == (
+        2,
+        4,
+        6,
+    )
 
 
 def test_a_hybrid_base_may_have_a_draft(tmp_path: Path) -> None:
     base = make_qwen3_5(tmp_path / "base", images=True, layers=8, tokenizer=False)
     config = config_of(open_checkpoint(make_dflash(tmp_path / "draft", base)))
-    assert (config.target_hidden_size, config.num_target_layers, config.decoder.rope.theta) == (64, 8, 1e7)
+    assert (config.target_hidden_size, config.num_target_layers, config.decoder.rope.theta) == (
+        64,
+        8,
+        1e7,
+    )
 
 
-@pytest.mark.parametrize("options", [{"fused": True}, {"renamed": True}, {"fused": True, "renamed": True, "shards": 2}])
+@pytest.mark.parametrize(
+    "options", [{"fused": True}, {"renamed": True}, {"fused": True, "renamed": True, "shards": 2}]
+)
 @pytest.mark.parametrize("pickled", [False, True])
 def test_every_spelling_gives_the_same_tensors(
     options: dict[str, Any], pickled: bool, base: Path, tmp_path: Path
 ) -> None:
-    common: dict[str, Any] = {"attention_bias": True, "dtype": "bfloat16", "taps": [2, 6]}
+    common: dict[str, Any] = {"attention_bias": True, "dtype": "bfloat16", "aux_layers": [2, 6]}
     plain = open_checkpoint(make_dflash(tmp_path / "plain", base, **common))
     path = make_dflash(tmp_path / "other", base, **common, **options)
     other = open_checkpoint(write_pickle(path) if pickled else path, allow_pickle=pickled)
@@ -68,7 +88,9 @@ def test_every_spelling_gives_the_same_tensors(
     check_tensors(expected_tensors(config), named, IGNORED)
     for name in plain.tensors:
         assert named.tensors[name].name == name
-        np.testing.assert_array_equal(named.read(name).view(np.uint16), plain.read(name).view(np.uint16))
+        np.testing.assert_array_equal(
+            named.read(name).view(np.uint16), plain.read(name).view(np.uint16)
+        )
         np.testing.assert_array_equal(
             named.read_rows(name, 1, 3).view(np.uint16), plain.read_rows(name, 1, 3).view(np.uint16)
         )
@@ -84,7 +106,9 @@ def test_other_names_leave_the_identity_alone(base: Path, tmp_path: Path) -> Non
 
 
 def test_reduced_vocabulary_is_mapped(base: Path, tmp_path: Path) -> None:
-    checkpoint = open_checkpoint(make_dflash(tmp_path, base, "speculators", draft_vocab=96, taps=[2, 6]))
+    checkpoint = open_checkpoint(
+        make_dflash(tmp_path, base, "speculators", draft_vocab=96, aux_layers=[2, 6])
+    )
     config = config_of(checkpoint)
     offsets = read_d2t(checkpoint, config)
     assert offsets is not None
@@ -110,13 +134,19 @@ def test_modelopt_s_own_export_is_read(
 ) -> None:
     checkpoint = open_checkpoint(modelopt_drafts / name)
     config = config_of(checkpoint)
-    assert (config.flavour, config.tap_ids, config.num_target_layers) == ("modelopt", (2, 6), 8)
+    assert (config.layout, config.aux_layer_ids, config.num_target_layers) == (
+        "modelopt",
+        (2, 6),
+        8,
+    )
     assert (config.windows, config.causal) == ((windows,) * 2, (causal,) * 2)
     assert (config.block_size, config.mask_token_id, config.decoder.rope.kind) == (4, 3, rope)
     check_tensors(expected_tensors(config), named_as_ours(checkpoint, config))
 
 
-@pytest.mark.parametrize(("name", "said"), [("dspark", "DSpark"), ("domino", "Domino"), ("sinks", "attention sinks")])
+@pytest.mark.parametrize(
+    ("name", "said"), [("dspark", "DSpark"), ("domino", "Domino"), ("sinks", "attention sinks")]
+)
 @pytest.mark.parametrize("by", ["config", "tensors"])
 def test_modelopt_s_own_relatives_are_refused_by_name(
     name: str, said: str, by: str, modelopt_drafts: Path, tmp_path: Path
@@ -148,23 +178,46 @@ def test_fused_and_quantised_is_refused(base: Path, tmp_path: Path) -> None:
 def test_two_tensors_of_one_name_are_refused(base: Path, tmp_path: Path) -> None:
     path = make_dflash(tmp_path, base)
     config = config_of(open_checkpoint(path))
-    with pytest.raises(CheckpointError, match=r"has 'norm.weight' twice: final_norm.weight and norm.weight"):
+    with pytest.raises(
+        CheckpointError, match=r"has 'norm.weight' twice: final_norm.weight and norm.weight"
+    ):
         named_as_ours(edit(path, **{"final_norm.weight": torch.ones(64)}), config)
 
 
 def test_a_cut_fused_linear_is_refused_by_its_rows(base: Path, tmp_path: Path) -> None:
     path = make_dflash(tmp_path, base, fused=True)
     config = config_of(open_checkpoint(path))
-    with pytest.raises(CheckpointError, match=r"gate_up_proj.weight' has the shape \[191, 64\]; expected 192 rows"):
-        named_as_ours(edit(path, **{"layers.1.mlp.gate_up_proj.weight": torch.ones(191, 64)}), config)
+    with pytest.raises(
+        CheckpointError, match=r"gate_up_proj.weight' has the shape \[191, 64\]; expected 192 rows"
+    ):
+        named_as_ours(
+            edit(path, **{"layers.1.mlp.gate_up_proj.weight": torch.ones(191, 64)}), config
+        )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_nonsense_in_any_key_never_ends_in_a_traceback(layout: Layout, base: Path, tmp_path: Path) -> None:
-    path = make_dflash(tmp_path, base, layout, taps=[2, 6], block_in="both")
+def test_nonsense_in_any_key_never_ends_in_a_traceback(
+    layout: Layout, base: Path, tmp_path: Path
+) -> None:
+    path = make_dflash(tmp_path, base, layout, aux_layers=[2, 6], block_in="both")
     config = json.loads((path / "config.json").read_text())
     places = [config, config.get("dflash_config", {}), config.get("transformer_layer_config", {})]
-    nonsense = (None, True, -1, 0, 3, 1e300, float("nan"), "x", [], [[]], [None], {}, {"a": {}}, 2**70)
+    nonsense = (
+        None,
+        True,
+        -1,
+        0,
+        3,
+        1e300,
+        float("nan"),
+        "x",
+        [],
+        [[]],
+        [None],
+        {},
+        {"a": {}},
+        2**70,
+    )
     tried = 0
     for place in places:
         for key in list(place):

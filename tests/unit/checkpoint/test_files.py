@@ -57,7 +57,9 @@ def write_shards(path: Path) -> Path:
         file = f"model-{number}.safetensors"
         save_file({name: some_tensors()[name] for name in part}, path / file)
         weight_map |= dict.fromkeys(part, file)
-    (path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (path / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": weight_map})
+    )
     return path
 
 
@@ -67,7 +69,11 @@ def write_pickle(path: Path) -> Path:
 
 
 def write_old_pickle(path: Path) -> Path:
-    torch.save(some_tensors(), write_config(path) / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    torch.save(
+        some_tensors(),
+        write_config(path) / "pytorch_model.bin",
+        _use_new_zipfile_serialization=False,
+    )
     return path
 
 
@@ -76,7 +82,9 @@ def write_pickled_shards(path: Path) -> Path:
     names = list(some_tensors())
     weight_map: dict[str, str] = {}
     for number, part in enumerate((names[:4], names[4:])):
-        torch.save({name: some_tensors()[name] for name in part}, path / f"pytorch_model-{number}.bin")
+        torch.save(
+            {name: some_tensors()[name] for name in part}, path / f"pytorch_model-{number}.bin"
+        )
         weight_map |= dict.fromkeys(part, f"pytorch_model-{number}.bin")
     (path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
     return path
@@ -90,7 +98,9 @@ def as_bytes(tensor: torch.Tensor) -> bytes:
 
 
 @pytest.mark.parametrize("write", WRITERS)
-def test_every_tensor_is_read_as_it_was_written(write: Callable[[Path], Path], tmp_path: Path) -> None:
+def test_every_tensor_is_read_as_it_was_written(
+    write: Callable[[Path], Path], tmp_path: Path
+) -> None:
     checkpoint = open_checkpoint(write(tmp_path), allow_pickle=True)
     assert set(checkpoint.tensors) == set(some_tensors())
     for name, tensor in some_tensors().items():
@@ -124,7 +134,9 @@ def test_copying_a_large_tensor_needs_a_chunk_of_memory(tmp_path: Path) -> None:
             self.largest = max(self.largest, len(data))
             return len(data)
 
-    save_file({"big": torch.zeros(9 * 1024 * 1024 + 1)}, write_config(tmp_path) / "model.safetensors")
+    save_file(
+        {"big": torch.zeros(9 * 1024 * 1024 + 1)}, write_config(tmp_path) / "model.safetensors"
+    )
     checkpoint, sink = open_checkpoint(tmp_path), Sink()
     tracemalloc.start()
     checkpoint.write_to("big", sink)
@@ -149,7 +161,10 @@ def test_a_lone_safetensors_of_any_name_is_the_model(tmp_path: Path) -> None:
     (write_single(tmp_path) / "model.safetensors").rename(tmp_path / "draft.safetensors")
     assert set(open_checkpoint(tmp_path).tensors) == set(some_tensors())
     shutil.copy(tmp_path / "draft.safetensors", tmp_path / "again.safetensors")
-    with pytest.raises(CheckpointError, match=r"again\.safetensors, draft\.safetensors.*no model\.safetensors\.index"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"again\.safetensors, draft\.safetensors.*no model\.safetensors\.index",
+    ):
         _ = open_checkpoint(tmp_path).tensors
 
 
@@ -168,7 +183,9 @@ def test_missing_shard_is_named(tmp_path: Path) -> None:
 
 def edit_index(path: Path, **changes: Any) -> None:
     index = path / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": json.loads(index.read_text())["weight_map"] | changes}))
+    index.write_text(
+        json.dumps({"weight_map": json.loads(index.read_text())["weight_map"] | changes})
+    )
 
 
 def test_tensor_that_is_not_in_its_shard_is_named(tmp_path: Path) -> None:
@@ -177,7 +194,9 @@ def test_tensor_that_is_not_in_its_shard_is_named(tmp_path: Path) -> None:
         _ = open_checkpoint(tmp_path).tensors
 
 
-@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/b.safetensors", "a\\b", "..", "", 7, None, "C:x"])
+@pytest.mark.parametrize(
+    "name", ["../secret", "/etc/passwd", "a/b.safetensors", "a\\b", "..", "", 7, None, "C:x"]
+)
 def test_index_cannot_lead_out_of_its_directory(name: Any, tmp_path: Path) -> None:
     edit_index(write_shards(tmp_path), float32=name)
     with pytest.raises(CheckpointError, match=r"'float32'.*not the plain name"):
@@ -191,7 +210,9 @@ def test_truncated_file_tells_both_sizes(tmp_path: Path) -> None:
     file = write_single(tmp_path) / "model.safetensors"
     whole = file.read_bytes()
     file.write_bytes(whole[:-10])
-    with pytest.raises(CheckpointError, match=f"{len(whole)} bytes, found {len(whole) - 10}") as error:
+    with pytest.raises(
+        CheckpointError, match=f"{len(whole)} bytes, found {len(whole) - 10}"
+    ) as error:
         _ = open_checkpoint(tmp_path).tensors
     assert "Download it again" in error.value.remedy
 
@@ -208,7 +229,9 @@ def test_every_truncation_and_every_surplus_is_refused(tmp_path: Path) -> None:
         _ = open_checkpoint(tmp_path).tensors
 
 
-def entry(begin: int = 0, end: int = 8, shape: object = (2,), dtype: object = "F32") -> dict[str, Any]:
+def entry(
+    begin: int = 0, end: int = 8, shape: object = (2,), dtype: object = "F32"
+) -> dict[str, Any]:
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
 
@@ -221,7 +244,10 @@ def entry(begin: int = 0, end: int = 8, shape: object = (2,), dtype: object = "F
         b"[" * 100_000,
         b'{"a": 1}',
         b'{"a": {}}',
-        b'{"a": {"dtype":"U8","shape":[8],"data_offsets":[0,8]}, "a": {"dtype":"U8","shape":[8],"data_offsets":[0,8]}}',
+        (
+            b'{"a": {"dtype":"U8","shape":[8],"data_offsets":[0,8]}, "a":'
+            b' {"dtype":"U8","shape":[8],"data_offsets":[0,8]}}'
+        ),
         {"a": entry(shape=[3])},
         {"a": entry(shape=[-2])},
         {"a": entry(shape=[2.0])},
@@ -242,7 +268,9 @@ def test_garbage_header_is_refused(header: bytes | dict[str, Any], tmp_path: Pat
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     file = write_config(tmp_path) / "model.safetensors"
     file.write_bytes(len(text).to_bytes(8, "little") + text + bytes(8))
-    with pytest.raises(CheckpointError, match=r"model\.safetensors is not a sound safetensors file"):
+    with pytest.raises(
+        CheckpointError, match=r"model\.safetensors is not a sound safetensors file"
+    ):
         _ = open_checkpoint(tmp_path).tensors
 
 
@@ -262,7 +290,9 @@ def test_git_lfs_pointer_is_recognised(tmp_path: Path) -> None:
 
 def test_unknown_tensor_type_is_named(tmp_path: Path) -> None:
     text = json.dumps({"a": entry(dtype="F4")}).encode()
-    (write_config(tmp_path) / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(8))
+    (write_config(tmp_path) / "model.safetensors").write_bytes(
+        len(text).to_bytes(8, "little") + text + bytes(8)
+    )
     with pytest.raises(UnsupportedModel, match="'F4'"):
         _ = open_checkpoint(tmp_path).tensors
 
@@ -326,12 +356,16 @@ def test_damaged_pickle_is_refused(content: bytes, tmp_path: Path) -> None:
 
 
 def test_pickle_that_holds_no_tensors_is_refused(tmp_path: Path) -> None:
-    torch.save({"state_dict": {"weight": torch.ones(1)}}, write_config(tmp_path) / "pytorch_model.bin")
+    torch.save(
+        {"state_dict": {"weight": torch.ones(1)}}, write_config(tmp_path) / "pytorch_model.bin"
+    )
     with pytest.raises(CheckpointError, match="'state_dict' is a dict"):
         _ = open_checkpoint(tmp_path, allow_pickle=True).tensors
 
 
-def test_without_torch_a_pickle_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torch_a_pickle_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_pickle(tmp_path)
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MissingDependency, match=r"edgespec\[torch\]"):
@@ -352,7 +386,9 @@ def test_identity_tells_other_values_and_other_shapes_apart(tmp_path: Path) -> N
     found = {open_checkpoint(write_single(tmp_path / "a")).identity()}
     for folder, tensor in (("b", torch.ones(5, 7)), ("c", torch.zeros(7, 5))):
         path = write_config(tmp_path / folder)
-        save_file(some_tensors() | {"float32": tensor}, path / "model.safetensors", {"format": "pt"})
+        save_file(
+            some_tensors() | {"float32": tensor}, path / "model.safetensors", {"format": "pt"}
+        )
         found.add(open_checkpoint(path).identity())
     assert len(found) == 3
 
@@ -360,14 +396,20 @@ def test_identity_tells_other_values_and_other_shapes_apart(tmp_path: Path) -> N
 # The hub
 
 
-def test_existing_directory_is_never_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("asked the hub"))
+def test_existing_directory_is_never_looked_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("asked the hub")
+    )
     monkeypatch.chdir(tmp_path)
     write_single(tmp_path / "org" / "model")
     assert open_checkpoint("org/model").read("scalar") == 1.5
 
 
-def test_hub_id_is_downloaded_without_pickles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_id_is_downloaded_without_pickles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[tuple[str, list[str]]] = []
 
     def download(repo_id: str, *, allow_patterns: list[str]) -> str:
@@ -383,7 +425,9 @@ def test_hub_id_is_downloaded_without_pickles(tmp_path: Path, monkeypatch: pytes
     assert not any(pattern.endswith(".py") for _, patterns in asked for pattern in patterns)
 
 
-def test_failed_download_says_that_there_is_no_such_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_download_says_that_there_is_no_such_directory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     import httpx
 
     for failure in (OSError("no route"), ValueError("bad id"), httpx.ConnectError("no route")):
@@ -398,8 +442,12 @@ def test_failed_download_says_that_there_is_no_such_directory(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("source", ["/no/such/directory", "a/b/c", "./draft", "..", "", "a b"])
-def test_what_cannot_be_a_hub_id_is_a_missing_directory(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("asked the hub"))
+def test_what_cannot_be_a_hub_id_is_a_missing_directory(
+    source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("asked the hub")
+    )
     with pytest.raises(CheckpointError, match=r"there is no directory|has no config"):
         open_checkpoint(source)
 
@@ -410,7 +458,9 @@ def test_a_weights_file_is_not_a_checkpoint(tmp_path: Path) -> None:
     assert str(tmp_path) in error.value.remedy
 
 
-def test_headers_are_read_once_and_only_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_headers_are_read_once_and_only_when_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read: list[Path] = []
 
     def note(file: Path) -> list[files.TensorInfo]:

@@ -1,5 +1,7 @@
-"""Claims about checkpoint/layouts.py: bytes that ModelOpt wrote, held against what ModelOpt says they are worth; bytes
-that packers here write from the published definitions; and bytes that nobody should have written."""
+"""Claims about checkpoint/layouts.py: bytes that ModelOpt wrote, held against what ModelOpt says
+they are worth; bytes that packers here write from the published definitions; and bytes that nobody
+should have written.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,9 @@ Tensors = Mapping[str, torch.Tensor]
 # What ModelOpt wrote
 
 
-# export -> scheme, its source, relative error of the effective weight (reference: 0.026, 0.118, 0.0127, 0.095, 0.027),
-# and how far ModelOpt's own account may be from ours. w4a8: its fake quantiser rounds to FP8 once more.
+# export -> scheme, its source, relative error of the effective weight (reference: 0.026, 0.118,
+# 0.0127, 0.095, 0.027), and how far ModelOpt's own account may be from ours. w4a8: its fake
+# quantiser rounds to FP8 once more.
 MODELOPT = {
     "fp8": ("fp8", "qwen3", (0.025, 0.028), 0.02),
     "int4_awq": ("int4_awq", "qwen3", (0.11, 0.13), 0.01),
@@ -81,10 +84,13 @@ def weight_of(checkpoint: Checkpoint, module: str) -> QuantizedWeight:
 @pytest.mark.parametrize("name", MODELOPT)
 def test_modelopts_bytes_are_worth_what_modelopt_says(modelopt_exports: Path, name: str) -> None:
     scheme, family, (least, most), tolerance = MODELOPT[name]
-    checkpoint, source = Checkpoint(modelopt_exports / name), source_weights(modelopt_exports, family)
-    worth = load_file(modelopt_exports / name / "reference.safetensors")
-    assert len(worth) == 14 + ("lm_head" in worth)
-    for module, its_worth in worth.items():
+    checkpoint, source = (
+        Checkpoint(modelopt_exports / name),
+        source_weights(modelopt_exports, family),
+    )
+    dequantized = load_file(modelopt_exports / name / "reference.safetensors")
+    assert len(dequantized) == 14 + ("lm_head" in dequantized)
+    for module, its_worth in dequantized.items():
         weight = weight_of(checkpoint, module)
         assert weight.scheme.name == scheme
         assert weight.shape == tuple(its_worth.shape)
@@ -99,23 +105,34 @@ def test_smoothed_linears_keep_their_scale_and_it_matters(modelopt_exports: Path
     for name in ("llama_int8_sq", "llama_int4_awq"):
         weight = weight_of(Checkpoint(modelopt_exports / name), f"{LAYER}.self_attn.q_proj")
         assert weight.pre_quant_scale is not None
-        assert relative_error(dequantize_stored(weight), source[f"{LAYER}.self_attn.q_proj.weight"]) > 0.15
+        assert (
+            relative_error(dequantize_stored(weight), source[f"{LAYER}.self_attn.q_proj.weight"])
+            > 0.15
+        )
 
 
 @pytest.mark.slow
 def test_what_stands_beside_the_weights(modelopt_exports: Path) -> None:
-    parts = {name: weight_of(Checkpoint(modelopt_exports / name), f"{LAYER}.mlp.down_proj") for name in MODELOPT}
+    parts = {
+        name: weight_of(Checkpoint(modelopt_exports / name), f"{LAYER}.mlp.down_proj")
+        for name in MODELOPT
+    }
     static = {"fp8", "llama_fp8", "int8_sq", "llama_int8_sq", "nvfp4", "llama_nvfp4", "w4a8_awq"}
     smoothed = {"int4_awq", "llama_int4_awq", "int8_sq", "llama_int8_sq", "w4a8_awq"}
     assert {name for name, weight in parts.items() if weight.input_scale is not None} == static
-    assert {name for name, weight in parts.items() if weight.pre_quant_scale is not None} == smoothed
+    assert {
+        name for name, weight in parts.items() if weight.pre_quant_scale is not None
+    } == smoothed
     assert {name for name, weight in parts.items() if weight.global_scale is not None} == {
         "nvfp4",
         "llama_nvfp4",
         "w4a16_nvfp4",
     }
     assert all(weight.symmetric and weight.input_order is None for weight in parts.values())
-    kinds = {name: (parts[name].codes.dtype.name, parts[name].scales.dtype.name, parts[name].block) for name in parts}
+    kinds = {
+        name: (parts[name].codes.dtype.name, parts[name].scales.dtype.name, parts[name].block)
+        for name in parts
+    }
     assert kinds["fp8"] == ("float8_e4m3fn", "float32", (256, 384))
     assert kinds["int4_awq"] == kinds["int4_wo"] == ("int4", "float32", (1, 128))
     assert kinds["int8_sq"] == kinds["int8_wo"] == ("int8", "float32", (1, 384))
@@ -126,7 +143,9 @@ def test_what_stands_beside_the_weights(modelopt_exports: Path) -> None:
 
 @pytest.mark.slow
 def test_heads_caches_and_mixtures(modelopt_exports: Path) -> None:
-    plain, full, mixed = (Checkpoint(modelopt_exports / name) for name in ("fp8", "llama_fp8", "mixed"))
+    plain, full, mixed = (
+        Checkpoint(modelopt_exports / name) for name in ("fp8", "llama_fp8", "mixed")
+    )
     for checkpoint, quantised in ((plain, False), (full, True)):
         quantization = read_quantization(checkpoint)
         assert quantization is not None
@@ -166,17 +185,24 @@ def test_every_tensor_of_an_export_is_known(modelopt_exports: Path) -> None:
 M = f"{LAYER}.mlp.up_proj"
 
 
-def write(path: Path, tensors: Tensors, config: Mapping[str, Any], beside: Mapping[str, Any] | None = None) -> Path:
+def write(
+    path: Path, tensors: Tensors, config: Mapping[str, Any], beside: Mapping[str, Any] | None = None
+) -> Path:
     path.mkdir(parents=True, exist_ok=True)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path / "model.safetensors")
-    (path / "config.json").write_text(json.dumps({"model_type": "llama", "quantization_config": config}))
+    save_file(
+        {name: tensor.contiguous() for name, tensor in tensors.items()}, path / "model.safetensors"
+    )
+    (path / "config.json").write_text(
+        json.dumps({"model_type": "llama", "quantization_config": config})
+    )
     if beside is not None:
         (path / "hf_quant_config.json").write_text(json.dumps({"quantization": beside}))
     return path
 
 
 def words(values: NDArray[Any], order: tuple[int, ...], bits: int) -> torch.Tensor:
-    """[rows, n] of `bits` each -> int32 [rows, ceil(n / per word)]: nibble i of a word holds its column order[i]."""
+    """[rows, n] of `bits` each -> int32 [rows, ceil(n / per word)]: nibble i of a word holds its
+    column order[i]."""
     per_word = len(order)
     rows, columns = values.shape
     packed = np.zeros((rows, -(-columns // per_word)), np.uint32)
@@ -193,7 +219,8 @@ PLAIN4, PLAIN8, AWQ = tuple(range(8)), tuple(range(4)), (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def drawn(seed: int, out: int, inputs: int, group: int, bits: int = 4) -> tuple[NDArray[Any], ...]:
-    """Codes [out, in], zero points and float16 scales [out, groups], and the weight that these are."""
+    """Codes [out, in], zero points and float16 scales [out, groups], and the weight that these
+    are."""
     rng = np.random.default_rng(seed)
     codes = rng.integers(0, 2**bits, (out, inputs))
     zeros = rng.integers(1, 2**bits, (out, inputs // group))
@@ -201,7 +228,9 @@ def drawn(seed: int, out: int, inputs: int, group: int, bits: int = 4) -> tuple[
     return codes, zeros, scales, worth_of(codes, zeros, scales, np.arange(inputs) // group)
 
 
-def worth_of(codes: NDArray[Any], zeros: NDArray[Any], scales: NDArray[Any], groups: NDArray[Any]) -> NDArray[Any]:
+def worth_of(
+    codes: NDArray[Any], zeros: NDArray[Any], scales: NDArray[Any], groups: NDArray[Any]
+) -> NDArray[Any]:
     """Each input i belongs to groups[i]."""
     weight = np.zeros(codes.shape)
     for i, group in enumerate(groups):
@@ -216,11 +245,21 @@ def write_awq(path: Path, codes: Any, zeros: Any, scales: Any, group: int) -> Pa
         f"{M}.scales": torch.from_numpy(scales.T.copy()),
         "lm_head.weight": torch.zeros(8, 4, dtype=torch.float16),
     }
-    return write(path, tensors, {"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemm"})
+    return write(
+        path, tensors, {"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemm"}
+    )
 
 
 def write_gptq(
-    path: Path, codes: Any, zeros: Any, scales: Any, group: int, *, bits: int = 4, form: str = "gptq", g_idx: Any = None
+    path: Path,
+    codes: Any,
+    zeros: Any,
+    scales: Any,
+    group: int,
+    *,
+    bits: int = 4,
+    form: str = "gptq",
+    g_idx: Any = None,
 ) -> Path:
     order, offset = PLAIN4 if bits == 4 else PLAIN8, 1 if form == "gptq" else 0
     tensors = {
@@ -241,7 +280,11 @@ def test_awq(tmp_path: Path, group: int) -> None:
     found = weight_of(checkpoint, M)
     np.testing.assert_array_equal(found.codes.astype(np.int64), codes)
     np.testing.assert_array_equal(found.zero_points.astype(np.int64), zeros)  # type: ignore[union-attr]
-    assert (found.codes.dtype.name, found.scales.dtype.name, found.scheme.name) == ("uint4", "float16", "int4_wo")
+    assert (found.codes.dtype.name, found.scales.dtype.name, found.scheme.name) == (
+        "uint4",
+        "float16",
+        "int4_wo",
+    )
     np.testing.assert_allclose(dequantize(found), weight, rtol=1e-6)
     quantization = read_quantization(checkpoint)
     assert quantization is not None
@@ -253,7 +296,12 @@ def test_awq(tmp_path: Path, group: int) -> None:
 def test_gptq(tmp_path: Path, bits: int, form: str) -> None:
     codes, zeros, scales, weight = drawn(2, 16, 64, 32, bits)
     g_idx = np.arange(64) // 32
-    found = weight_of(Checkpoint(write_gptq(tmp_path, codes, zeros, scales, 32, bits=bits, form=form, g_idx=g_idx)), M)
+    found = weight_of(
+        Checkpoint(
+            write_gptq(tmp_path, codes, zeros, scales, 32, bits=bits, form=form, g_idx=g_idx)
+        ),
+        M,
+    )
     np.testing.assert_array_equal(found.codes.astype(np.int64), codes)
     np.testing.assert_allclose(dequantize(found), weight, rtol=1e-6)
     assert found.input_order is None
@@ -277,7 +325,9 @@ def test_zero_points_in_the_middle_are_none(tmp_path: Path, bits: int) -> None:
     assert found.symmetric
     assert found.codes.dtype.name == f"int{bits}"
     np.testing.assert_array_equal(found.codes.astype(np.int64), codes - 2 ** (bits - 1))
-    np.testing.assert_allclose(dequantize(found), worth_of(codes, zeros, scales, np.arange(64) // 32), rtol=1e-6)
+    np.testing.assert_allclose(
+        dequantize(found), worth_of(codes, zeros, scales, np.arange(64) // 32), rtol=1e-6
+    )
 
 
 def test_gptq_zero_point_that_readers_take_for_two_things_is_refused(tmp_path: Path) -> None:
@@ -285,19 +335,34 @@ def test_gptq_zero_point_that_readers_take_for_two_things_is_refused(tmp_path: P
     zeros[3, 1] = 0
     with pytest.raises(UnsupportedModel, match=r"up_proj\.qzeros stores the zero point 15"):
         weight_of(Checkpoint(write_gptq(tmp_path / "v1", codes, zeros, scales, 32)), M)
-    second = weight_of(Checkpoint(write_gptq(tmp_path / "v2", codes, zeros, scales, 32, form="gptq_v2")), M)
+    second = weight_of(
+        Checkpoint(write_gptq(tmp_path / "v2", codes, zeros, scales, 32, form="gptq_v2")), M
+    )
     np.testing.assert_array_equal(second.zero_points.astype(np.int64), zeros)  # type: ignore[union-attr]
 
 
-def compressed_config(bits: int, strategy: str, form: str, group: int | None = None, **more: Any) -> dict[str, Any]:
-    weights = {"num_bits": bits, "type": more.pop("type", "int"), "strategy": strategy, "group_size": group} | more
+def compressed_config(
+    bits: int, strategy: str, form: str, group: int | None = None, **more: Any
+) -> dict[str, Any]:
+    weights = {
+        "num_bits": bits,
+        "type": more.pop("type", "int"),
+        "strategy": strategy,
+        "group_size": group,
+    } | more
     inputs = {"num_bits": 8, "type": weights["type"], "strategy": "token", "dynamic": True}
-    group_0 = {"weights": weights, "targets": ["Linear"], "input_activations": inputs if form[0] in "if" else None}
+    group_0 = {
+        "weights": weights,
+        "targets": ["Linear"],
+        "input_activations": inputs if form[0] in "if" else None,
+    }
     keys = {"config_groups": {"group_0": group_0}, "format": form, "ignore": ["lm_head"]}
     return {"quant_method": "compressed-tensors"} | keys
 
 
-@pytest.mark.parametrize(("bits", "group", "symmetric"), [(4, 32, True), (4, 32, False), (8, 16, True), (4, 60, True)])
+@pytest.mark.parametrize(
+    ("bits", "group", "symmetric"), [(4, 32, True), (4, 32, False), (8, 16, True), (4, 60, True)]
+)
 def test_compressed_integers(tmp_path: Path, bits: int, group: int, symmetric: bool) -> None:
     inputs = 60 if group == 60 else 64  # 60 is no multiple of a word's eight
     codes, zeros, scales, weight = drawn(7, 16, inputs, group, bits)
@@ -341,18 +406,28 @@ def test_deepseeks_fp8_has_a_scale_for_each_square(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(1)
     codes = torch.randn(200, 300, generator=generator).to(torch.float8_e4m3fn)
     scale = (torch.rand(2, 3, generator=generator) + 0.1).bfloat16()
-    config = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+    config = {
+        "quant_method": "fp8",
+        "weight_block_size": [128, 128],
+        "activation_scheme": "dynamic",
+    }
     path = write(tmp_path, {f"{M}.weight": codes, f"{M}.weight_scale_inv": scale}, config)
     wide = scale.float().repeat_interleave(128, 0).repeat_interleave(128, 1)[:200, :300]
-    np.testing.assert_array_equal(dequantize(weight_of(Checkpoint(path), M)), (codes.float() * wide).numpy())
+    np.testing.assert_array_equal(
+        dequantize(weight_of(Checkpoint(path), M)), (codes.float() * wide).numpy()
+    )
 
 
 def test_modelopts_nibbles(tmp_path: Path) -> None:
-    """INT4 packs two rows, FP4 two columns, the first in the low half; written here without ModelOpt."""
+    """INT4 packs two rows, FP4 two columns, the first in the low half; written here without
+    ModelOpt."""
     rng = np.random.default_rng(8)
     codes = rng.integers(-8, 8, (6, 128))
     packed = (codes[0::2] & 15) | ((codes[1::2] & 15) << 4)
-    tensors = {f"{M}.weight": torch.from_numpy(packed.astype(np.uint8)), f"{M}.weight_scale": torch.ones(6, 1)}
+    tensors = {
+        f"{M}.weight": torch.from_numpy(packed.astype(np.uint8)),
+        f"{M}.weight_scale": torch.ones(6, 1),
+    }
     beside = {"quant_algo": "W4A16_AWQ", "group_size": 128, "exclude_modules": []}
     found = weight_of(Checkpoint(write(tmp_path / "int4", tensors, {}, beside)), M)
     np.testing.assert_array_equal(dequantize(found), codes)
@@ -376,14 +451,22 @@ def test_modelopts_nibbles(tmp_path: Path) -> None:
 def test_unpacking_undoes_packing(rows: int, count: int, bits: int, seed: int) -> None:
     per_word = 32 // bits
     values = np.random.default_rng(seed).integers(0, 2**bits, (rows, count * per_word))
-    np.testing.assert_array_equal(unpack_words(words(values, tuple(range(per_word)), bits).numpy(), bits), values)
+    np.testing.assert_array_equal(
+        unpack_words(words(values, tuple(range(per_word)), bits).numpy(), bits), values
+    )
     if bits == 4:
-        np.testing.assert_array_equal(unpack_nibbles((values[:, 0::2] | values[:, 1::2] << 4).astype(np.uint8)), values)
+        np.testing.assert_array_equal(
+            unpack_nibbles((values[:, 0::2] | values[:, 1::2] << 4).astype(np.uint8)), values
+        )
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.integers(1, 3), st.integers(1, 3), st.sampled_from([8, 16]), st.integers(0, 2**32 - 1))
-def test_awq_and_gptq_read_any_codes(tmp_path: Path, eights: int, count: int, group: int, seed: int) -> None:
+def test_awq_and_gptq_read_any_codes(
+    tmp_path: Path, eights: int, count: int, group: int, seed: int
+) -> None:
     codes, zeros, scales, weight = drawn(seed, 8 * eights, group * count, group)
     for path in (
         write_awq(tmp_path / "awq", codes, zeros, scales, group),
@@ -398,13 +481,19 @@ def test_awq_and_gptq_read_any_codes(tmp_path: Path, eights: int, count: int, gr
 def good(algo: str) -> dict[str, torch.Tensor]:
     """A Linear [4, 128] of the scheme, all of its tensors sound."""
     parts = {
-        "FP8": {"weight": torch.ones(4, 128).to(torch.float8_e4m3fn), "weight_scale": torch.tensor(1.0)},
+        "FP8": {
+            "weight": torch.ones(4, 128).to(torch.float8_e4m3fn),
+            "weight_scale": torch.tensor(1.0),
+        },
         "W8A8_SQ_PER_CHANNEL": {
             "weight": torch.ones(4, 128, dtype=torch.int8),
             "weight_scale": torch.ones(4),
             "pre_quant_scale": torch.ones(128).bfloat16(),
         },
-        "W4A16_AWQ": {"weight": torch.ones(2, 128, dtype=torch.uint8), "weight_scale": torch.ones(4, 1)},
+        "W4A16_AWQ": {
+            "weight": torch.ones(2, 128, dtype=torch.uint8),
+            "weight_scale": torch.ones(4, 1),
+        },
         "NVFP4": {
             "weight": torch.ones(4, 64, dtype=torch.uint8),
             "weight_scale": torch.ones(4, 8).to(torch.float8_e4m3fn),
@@ -439,7 +528,12 @@ SQ = "W8A8_SQ_PER_CHANNEL"
 
 @pytest.mark.parametrize("algo", ["FP8", SQ, "W4A16_AWQ", "NVFP4", "MXFP8"])
 def test_sound_tensors_are_read(tmp_path: Path, algo: str) -> None:
-    path = write(tmp_path, {f"{M}.{part}": tensor for part, tensor in good(algo).items()}, {}, {"quant_algo": algo})
+    path = write(
+        tmp_path,
+        {f"{M}.{part}": tensor for part, tensor in good(algo).items()},
+        {},
+        {"quant_algo": algo},
+    )
     assert weight_of(Checkpoint(path), M).shape == (4, 128)
 
 
@@ -475,13 +569,22 @@ def test_sound_tensors_are_read(tmp_path: Path, algo: str) -> None:
     ],
 )
 def test_a_broken_tensor_is_named(
-    tmp_path: Path, algo: str, part: str, change: Callable[[torch.Tensor], torch.Tensor | None], said: str
+    tmp_path: Path,
+    algo: str,
+    part: str,
+    change: Callable[[torch.Tensor], torch.Tensor | None],
+    said: str,
 ) -> None:
     tensors = good(algo)
     changed = change(tensors.pop(part))
     if changed is not None:
         tensors[part] = changed
-    path = write(tmp_path, {f"{M}.{name}": tensor for name, tensor in tensors.items()}, {}, {"quant_algo": algo})
+    path = write(
+        tmp_path,
+        {f"{M}.{name}": tensor for name, tensor in tensors.items()},
+        {},
+        {"quant_algo": algo},
+    )
     with pytest.raises(CheckpointError, match=said) as caught:
         weight_of(Checkpoint(path), M)
     assert f"{M}.{part}" in caught.value.what
@@ -491,14 +594,26 @@ def test_a_broken_tensor_is_named(
 def test_settings_and_tensors_must_agree(tmp_path: Path) -> None:
     tensors = {f"{M}.{part}": tensor for part, tensor in good("FP8").items()}
     plain = {f"{M}.weight": torch.ones(4, 128)}
-    excluded = Checkpoint(write(tmp_path / "a", tensors, {}, {"quant_algo": "FP8", "exclude_modules": [M]}))
-    with pytest.raises(CheckpointError, match=rf"leaves {M} unquantised, but .* has {M}.weight_scale"):
+    excluded = Checkpoint(
+        write(tmp_path / "a", tensors, {}, {"quant_algo": "FP8", "exclude_modules": [M]})
+    )
+    with pytest.raises(
+        CheckpointError, match=rf"leaves {M} unquantised, but .* has {M}.weight_scale"
+    ):
         weight_of(excluded, M)
     unscaled = Checkpoint(write(tmp_path / "b", plain, {}, {"quant_algo": "FP8"}))
-    with pytest.raises(CheckpointError, match=f"says that {M} is fp8, but {M}.weight is float32 and has no scales"):
+    with pytest.raises(
+        CheckpointError, match=f"says that {M} is fp8, but {M}.weight is float32 and has no scales"
+    ):
         weight_of(unscaled, M)
-    sizes = Checkpoint(write(tmp_path / "c", {f"{M}.{p}": t for p, t in good("W4A16_AWQ").items()}, {},
-                             {"quant_algo": "W4A16_AWQ", "group_size": 64}))  # fmt: skip
+    sizes = Checkpoint(
+        write(
+            tmp_path / "c",
+            {f"{M}.{p}": t for p, t in good("W4A16_AWQ").items()},
+            {},
+            {"quant_algo": "W4A16_AWQ", "group_size": 64},
+        )
+    )
     with pytest.raises(CheckpointError, match="tells of groups of 64"):
         weight_of(sizes, M)
     smoothed = tensors | {f"{M}.pre_quant_scale": torch.ones(128)}
@@ -530,7 +645,11 @@ def test_settings_and_tensors_must_agree(tmp_path: Path) -> None:
     ],
 )
 def test_broken_tensors_of_the_hub_are_refused(
-    tmp_path: Path, layout: str, part: str, change: Callable[[torch.Tensor], torch.Tensor | None], said: str
+    tmp_path: Path,
+    layout: str,
+    part: str,
+    change: Callable[[torch.Tensor], torch.Tensor | None],
+    said: str,
 ) -> None:
     codes, zeros, scales, _ = drawn(9, 16, 64, 32)
     if layout == "awq":
@@ -563,7 +682,10 @@ def test_compressed_shape_must_fit_its_words(tmp_path: Path) -> None:
 
 def test_kv_scales_come_in_pairs(tmp_path: Path) -> None:
     attention = f"{LAYER}.self_attn"
-    tensors = {f"{attention}.k_scale": torch.tensor(0.5), f"{attention}.v_scale": torch.tensor([0.25])}
+    tensors = {
+        f"{attention}.k_scale": torch.tensor(0.5),
+        f"{attention}.v_scale": torch.tensor([0.25]),
+    }
     assert read_kv_scales(Checkpoint(write(tmp_path / "a", tensors, {})), attention) == (0.5, 0.25)
     del tensors[f"{attention}.k_scale"]
     with pytest.raises(CheckpointError, match="k_scale"):

@@ -1,4 +1,5 @@
-"""Claims about checkpoint/origin.py: a manifest is believed where it belongs to the weights beside it."""
+"""Claims about checkpoint/origin.py: a manifest is believed where it belongs to the weights beside
+it."""
 
 from __future__ import annotations
 
@@ -31,7 +32,12 @@ def quantised(source: Path, tmp_path: Path) -> Path:
 
 
 def write_manifest(path: Path, **changed: object) -> None:
-    value = {"format": 1, "kind": "quantize", "source": {"identity": ORIGINAL}, "files": bundle.file_entries(path)}
+    value = {
+        "format": 1,
+        "kind": "quantize",
+        "source": {"identity": ORIGINAL},
+        "files": bundle.file_entries(path),
+    }
     (path / bundle.MANIFEST).write_text(json.dumps(value | changed))
 
 
@@ -40,7 +46,9 @@ def test_the_original_is_what_the_manifest_names(quantised: Path) -> None:
     assert (found.identity, found.doubt) == (ORIGINAL, None)
 
 
-def test_without_a_manifest_of_quantize_nothing_is_known_and_nothing_doubted(source: Path, quantised: Path) -> None:
+def test_without_a_manifest_of_quantize_nothing_is_known_and_nothing_doubted(
+    source: Path, quantised: Path
+) -> None:
     assert origin_of(Checkpoint(source)).doubt is None
     write_manifest(quantised, kind="something else", format="theirs")
     assert origin_of(Checkpoint(quantised)) == origin_of(Checkpoint(source))
@@ -63,7 +71,10 @@ def one_byte_changed(path: Path) -> None:
     ("change", "said"),
     [
         (one_byte_changed, "does not have the hash"),
-        (lambda path: shutil.move(path / "model.safetensors", path / "weights.safetensors"), "does not list weights"),
+        (
+            lambda path: shutil.move(path / "model.safetensors", path / "weights.safetensors"),
+            "does not list weights",
+        ),
         (lambda path: write_manifest(path, source={}), "does not tell its source"),
         (lambda path: write_manifest(path, files={}), "does not list model.safetensors"),
         (lambda path: write_manifest(path, files="all"), "does not list its files"),

@@ -15,16 +15,30 @@ UP = "model.layers.0.mlp.up_proj"
 
 def beside(algo: str | None, **more: Any) -> dict[str, Any]:
     """hf_quant_config.json as ModelOpt 0.47 writes it."""
-    quantization = {"quant_algo": algo, "kv_cache_quant_algo": None, "exclude_modules": ["lm_head", "model.visual*"]}
-    return {"producer": {"name": "modelopt", "version": "0.47.0"}, "quantization": quantization | more}
+    quantization = {
+        "quant_algo": algo,
+        "kv_cache_quant_algo": None,
+        "exclude_modules": ["lm_head", "model.visual*"],
+    }
+    return {
+        "producer": {"name": "modelopt", "version": "0.47.0"},
+        "quantization": quantization | more,
+    }
 
 
 def embedded(method: str, **more: Any) -> dict[str, Any]:
     return {"quantization_config": {"quant_method": method} | more}
 
 
-def compressed(weights: dict[str, Any], inputs: dict[str, Any] | None, form: str, **more: Any) -> dict[str, Any]:
-    group = {"weights": weights, "input_activations": inputs, "output_activations": None, "targets": ["Linear"]}
+def compressed(
+    weights: dict[str, Any], inputs: dict[str, Any] | None, form: str, **more: Any
+) -> dict[str, Any]:
+    group = {
+        "weights": weights,
+        "input_activations": inputs,
+        "output_activations": None,
+        "targets": ["Linear"],
+    }
     keys = {"config_groups": {"group_0": group}, "format": form, "ignore": ["lm_head"]}
     return embedded("compressed-tensors", **keys | more)
 
@@ -82,7 +96,9 @@ def test_config_alone_is_enough() -> None:
     found = of(embedded("modelopt", quant_algo="FP8", ignore=["lm_head"], kv_cache_scheme=scheme))
     assert (rule_name(found), rule_name(found, "lm_head"), found.kv_cache) == ("fp8", None, "fp8")
     assert of(embedded("modelopt", quant_algo="NVFP4", kv_cache_scheme="NVFP4")).kv_cache == "nvfp4"
-    assert rule_name(of({"quantization_config": {"quant_algo": "mxfp8"}})) == "mxfp8"  # old files name no method
+    assert (
+        rule_name(of({"quantization_config": {"quant_algo": "mxfp8"}})) == "mxfp8"
+    )  # old files name no method
 
 
 def test_a_quantised_cache_alone_leaves_the_weights() -> None:
@@ -91,12 +107,17 @@ def test_a_quantised_cache_alone_leaves_the_weights() -> None:
 
 
 def test_mixed_precision_goes_by_name() -> None:
-    layers = {UP: {"quant_algo": "NVFP4", "group_size": 16}, "model.layers.0.self_attn.q_proj": {"quant_algo": "FP8"}}
+    layers = {
+        UP: {"quant_algo": "NVFP4", "group_size": 16},
+        "model.layers.0.self_attn.q_proj": {"quant_algo": "FP8"},
+    }
     found = of({}, {"quantization": {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}})
     assert [rule_name(found, name) for name in (*layers, "lm_head")] == ["nvfp4", "fp8", None]
     layers[UP] = {"quant_algo": "NVFP4_SVD"}
     with pytest.raises(UnsupportedModel, match=f"layer {UP}: quantised with 'NVFP4_SVD'"):
-        quantization_of({}, {"quantization": {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}})
+        quantization_of(
+            {}, {"quantization": {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}}
+        )
 
 
 PACKED = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128, "symmetric": True}
@@ -113,26 +134,51 @@ INT8 = {"num_bits": 8, "type": "int", "strategy": "channel"}
         (embedded("gptq", bits=4, group_size=32, desc_act=True, sym=True), "int4_wo", 32),
         (embedded("gptq", bits=8, group_size=-1), "int8_wo", None),
         (embedded("gptq", bits=4, group_size=128, dynamic={"-:.*visual.*": {}}), "int4_wo", 128),
-        (embedded("fp8", fmt="e4m3", weight_block_size=[128, 128], activation_scheme="dynamic"), "fp8_block", 128),
+        (
+            embedded("fp8", fmt="e4m3", weight_block_size=[128, 128], activation_scheme="dynamic"),
+            "fp8_block",
+            128,
+        ),
         (compressed(PACKED, None, "pack-quantized"), "int4_wo", 128),
-        (compressed(PACKED | {"num_bits": 8, "strategy": "channel", "group_size": None}, None, "pack-quantized"),
-         "int8_wo", None),
+        (
+            compressed(
+                PACKED | {"num_bits": 8, "strategy": "channel", "group_size": None},
+                None,
+                "pack-quantized",
+            ),
+            "int8_wo",
+            None,
+        ),
         (compressed(FLOAT, TOKEN, "float-quantized"), "fp8_token", None),
-        (compressed(FLOAT | {"strategy": "tensor"}, TOKEN | {"dynamic": False, "strategy": "tensor"},
-                    "float-quantized"), "fp8", None),
-        (compressed(FLOAT | {"strategy": "block", "block_structure": [128, 128]},
-                    TOKEN | {"strategy": "group", "group_size": 128}, "float-quantized"), "fp8_block", 128),
+        (
+            compressed(
+                FLOAT | {"strategy": "tensor"},
+                TOKEN | {"dynamic": False, "strategy": "tensor"},
+                "float-quantized",
+            ),
+            "fp8",
+            None,
+        ),
+        (
+            compressed(
+                FLOAT | {"strategy": "block", "block_structure": [128, 128]},
+                TOKEN | {"strategy": "group", "group_size": 128},
+                "float-quantized",
+            ),
+            "fp8_block",
+            128,
+        ),
         (compressed(INT8, TOKEN | {"type": "int"}, "int-quantized"), "int8_token", None),
         (compressed(INT8, None, "naive-quantized"), "int8_wo", None),
     ],
-)  # fmt: skip
+)
 def test_hub_layouts_are_known(config: dict[str, Any], name: str, group_size: int | None) -> None:
     rule = of(config).rule(UP)
     assert rule is not None
     assert (rule.scheme.name, rule.group_size) == (name, group_size)
 
 
-def test_all_linears_of_compressed_tensors_are_not_the_embedding_that_a_tied_head_is_read_from() -> None:
+def test_linears_of_compressed_tensors_leave_out_the_embedding_of_a_tied_head() -> None:
     found = of(compressed(INT8, TOKEN | {"type": "int"}, "int-quantized"))
     names = ("model.embed_tokens", "lm_head", UP)
     assert [rule_name(found, name) for name in names] == [None, None, "int8_token"]
@@ -144,7 +190,12 @@ def test_compressed_groups_by_name_come_before_all_linears() -> None:
         "group_1": {"weights": PACKED, "targets": ["re:.*up_proj"], "format": "pack-quantized"},
     }
     cache = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
-    keys = {"config_groups": groups, "format": "float-quantized", "ignore": ["re:.*head"], "kv_cache_scheme": cache}
+    keys = {
+        "config_groups": groups,
+        "format": "float-quantized",
+        "ignore": ["re:.*head"],
+        "kv_cache_scheme": cache,
+    }
     found = of(embedded("compressed-tensors", **keys))
     assert [rule_name(found, name) for name in (UP, "model.layers.0.mlp.down_proj", "lm_head")] == [
         "int4_wo",
@@ -176,16 +227,34 @@ def test_gptqs_first_format_is_the_default() -> None:
         (embedded("gptq", bits=4, checkpoint_format="marlin"), None, "'marlin'"),
         (embedded("gptq", bits=4, dynamic={"+:.*mlp.*": {"bits": 8}}), None, "'dynamic'"),
         (embedded("fp8", weight_block_size=[64, 64]), None, "weight_block_size"),
-        (embedded("fp8", weight_block_size=[128, 128], activation_scheme="static"), None, "activation_scheme"),
+        (
+            embedded("fp8", weight_block_size=[128, 128], activation_scheme="static"),
+            None,
+            "activation_scheme",
+        ),
         (compressed(PACKED, None, "marlin-24"), None, "'marlin-24'"),
-        (compressed(PACKED | {"type": "float"}, None, "nvfp4-pack-quantized"), None, "nvfp4-pack-quantized"),
+        (
+            compressed(PACKED | {"type": "float"}, None, "nvfp4-pack-quantized"),
+            None,
+            "nvfp4-pack-quantized",
+        ),
         (compressed(PACKED, TOKEN, "pack-quantized"), None, "activations 'dynamic token'"),
         (compressed(PACKED | {"num_bits": 3}, None, "pack-quantized"), None, "'num_bits' is 3"),
         (compressed(FLOAT, None, "float-quantized"), None, "activations 'none'"),
-        (compressed(INT8, TOKEN | {"symmetric": False}, "int-quantized"), None, "'symmetric' is False"),
-        (compressed(FLOAT, TOKEN, "float-quantized", sparsity_config={"format": "sparse-24-bitmask"}), None, "sparse"),
+        (
+            compressed(INT8, TOKEN | {"symmetric": False}, "int-quantized"),
+            None,
+            "'symmetric' is False",
+        ),
+        (
+            compressed(
+                FLOAT, TOKEN, "float-quantized", sparsity_config={"format": "sparse-24-bitmask"}
+            ),
+            None,
+            "sparse",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_read_is_refused_by_name(config: Any, settings: Any, said: str) -> None:
     with pytest.raises(UnsupportedModel, match=said):
         quantization_of(config, settings)
@@ -208,7 +277,9 @@ def test_what_is_not_read_is_refused_by_name(config: Any, settings: Any, said: s
         (embedded("compressed-tensors", format="pack-quantized"), None, "'config_groups' is None"),
     ],
 )
-def test_settings_that_are_not_of_their_writers_form_are_refused(config: Any, settings: Any, said: str) -> None:
+def test_settings_that_are_not_of_their_writers_form_are_refused(
+    config: Any, settings: Any, said: str
+) -> None:
     with pytest.raises(CheckpointError, match=said):
         quantization_of(config, settings)
 
@@ -219,18 +290,34 @@ ODD = [None, 0, -1, 1.5, True, "x", "", [], [1], {}, {"a": 1}, [[]]]
 @pytest.mark.parametrize(
     "config",
     [
-        embedded("modelopt", quant_algo="FP8", ignore=["x"], kv_cache_scheme={"num_bits": 8, "type": "float"}),
+        embedded(
+            "modelopt",
+            quant_algo="FP8",
+            ignore=["x"],
+            kv_cache_scheme={"num_bits": 8, "type": "float"},
+        ),
         embedded("awq", bits=4, group_size=128, zero_point=True, version="gemm", backend="autoawq"),
-        embedded("gptq", bits=4, group_size=128, checkpoint_format="gptq", dynamic={}, is_marlin_format=False),
+        embedded(
+            "gptq",
+            bits=4,
+            group_size=128,
+            checkpoint_format="gptq",
+            dynamic={},
+            is_marlin_format=False,
+        ),
         embedded("fp8", fmt="e4m3", weight_block_size=[128, 128], activation_scheme="dynamic"),
-        compressed(PACKED, None, "pack-quantized", kv_cache_scheme={"num_bits": 8, "type": "float"}),
+        compressed(
+            PACKED, None, "pack-quantized", kv_cache_scheme={"num_bits": 8, "type": "float"}
+        ),
         compressed(FLOAT, TOKEN, "float-quantized"),
     ],
 )
 def test_any_odd_value_is_taken_or_refused_but_never_a_crash(config: dict[str, Any]) -> None:
     section = config["quantization_config"]
     containers = [section, *section.get("config_groups", {}).values()]
-    containers += [group[inner] for group in containers[1:] for inner in ("weights", "input_activations")]
+    containers += [
+        group[inner] for group in containers[1:] for inner in ("weights", "input_activations")
+    ]
     for container in filter(None, containers):
         for key, kept in list(container.items()):
             for value in ODD:

@@ -16,6 +16,8 @@ from edgespec.cli.main import cli
     ],
 )
 def test_a_block_that_does_not_go_with_the_weights_is_refused(flags: list[str], said: str) -> None:
-    result = CliRunner().invoke(cli, ["build", "--onnx-dir", "onnx", "--engine-dir", "engine", *flags])
+    result = CliRunner().invoke(
+        cli, ["build", "--onnx-dir", "onnx", "--engine-dir", "engine", *flags]
+    )
     assert result.exit_code == 2
     assert said in " ".join(result.output.split())

@@ -1,4 +1,5 @@
-"""The chat around an engine that says what it is told to: lines, commands, history, and what a terminal is shown."""
+"""The chat around an engine that says what it is told to: lines, commands, history, and what a
+terminal is shown."""
 
 from __future__ import annotations
 
@@ -73,14 +74,18 @@ class Told:
     asked: list[list[Message]] = field(default_factory=list)
     thinking: list[bool] = field(default_factory=list)
     kept: list[bool] = field(default_factory=list)
-    tokenizer: Any = field(default_factory=lambda: SimpleNamespace(encode=lambda text: [1] * len(text)))
+    tokenizer: Any = field(
+        default_factory=lambda: SimpleNamespace(encode=lambda text: [1] * len(text))
+    )
 
     def render(self, messages: Sequence[Message], *, enable_thinking: bool) -> str:
         self.asked.append([*messages])
         self.thinking.append(enable_thinking)
         return "a prompt"
 
-    def stream(self, ids: Sequence[int], sampling: SamplingParams, plan: DraftPlan | None, *, keep: bool) -> Spoken:
+    def stream(
+        self, ids: Sequence[int], sampling: SamplingParams, plan: DraftPlan | None, *, keep: bool
+    ) -> Spoken:
         self.kept.append(keep)
         return self.answers.pop(0)
 
@@ -143,7 +148,10 @@ def test_accepted_drafts_alone_are_green(terminal: Terminal) -> None:
 
 @pytest.mark.parametrize("without", ["the flag", "NO_COLOR", "a clever terminal", "a terminal"])
 def test_nothing_is_coloured_without(
-    without: str, monkeypatch: pytest.MonkeyPatch, terminal: Terminal, capsys: pytest.CaptureFixture[str]
+    without: str,
+    monkeypatch: pytest.MonkeyPatch,
+    terminal: Terminal,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     if without == "NO_COLOR":
         monkeypatch.setenv("NO_COLOR", "1")
@@ -152,7 +160,11 @@ def test_nothing_is_coloured_without(
     if without == "a terminal":
         monkeypatch.setattr(terminal, "isatty", lambda: False)
     talk(
-        chat_of([chunk("a", "b", accepted=1), response("ab")], out=terminal, show_speculation=without != "the flag"),
+        chat_of(
+            [chunk("a", "b", accepted=1), response("ab")],
+            out=terminal,
+            show_speculation=without != "the flag",
+        ),
         "Say.",
     )
     assert terminal.getvalue() == "ab\n"
@@ -163,7 +175,9 @@ HOSTILE = "\x1b[2Ja\r\x07b\x9b31m\x7f\x00\tc\nd"
 
 
 @pytest.mark.parametrize("accepted", [0, 1])
-def test_control_characters_of_a_model_act_on_no_terminal(terminal: Terminal, accepted: int) -> None:
+def test_control_characters_of_a_model_act_on_no_terminal(
+    terminal: Terminal, accepted: int
+) -> None:
     talk(chat_of([chunk(HOSTILE, accepted=accepted), response(HOSTILE)], out=terminal), "Say.")
     assert terminal.getvalue() == "\\x1b[2Ja\\x0d\\x07b\\x9b31m\\x7f\\x00\tc\nd\n"
 
@@ -173,12 +187,16 @@ def test_control_characters_go_into_a_pipe_as_they_are(capsys: pytest.CaptureFix
     assert capsys.readouterr().out == f"{HOSTILE}\n"
 
 
-def test_control_characters_in_an_error_act_on_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_in_an_error_act_on_no_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     talk(chat_of([RequestError("template: \x1b[2J", "Mend \x07 it.")]), "Say.")
     assert capsys.readouterr().err == "error: template: \\x1b[2J\n  Mend \\x07 it.\n"
 
 
-def test_text_that_the_encoding_lacks_is_escaped(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_that_the_encoding_lacks_is_escaped(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(terminal, "encoding", "ascii")
     talk(chat_of(saying("five \u20ac"), out=terminal), "Say.")
     assert terminal.getvalue() == "five \\u20ac\n"
@@ -199,18 +217,28 @@ def test_text_is_out_before_the_next_step_begins(terminal: Terminal) -> None:
 
 def test_figures_are_those_of_the_answer() -> None:
     metrics = RequestMetrics(
-        40, 3, reused_tokens=31, completion_tokens=12, time_to_first_token=0.25, request_latency=2.25,
-        per_step_accepted=[3, 0, 2, 1, 0], per_step_drafted=[3] * 5,
-    )  # fmt: skip
+        40,
+        3,
+        reused_tokens=31,
+        completion_tokens=12,
+        time_to_first_token=0.25,
+        request_latency=2.25,
+        per_step_accepted=[3, 0, 2, 1, 0],
+        per_step_drafted=[3] * 5,
+    )
     drafted = figures(Response("", [], END_OF_SEQUENCE, metrics, None), drafted=True)
     assert drafted == (
         "[12 tokens, 5 base passes after prefill, acceptance length 2.20, 5.5 tokens/s, "
         "time to first token 0.250 s, 31 of 40 prompt tokens reused]"
     )
-    assert "acceptance" not in figures(Response("", [], END_OF_SEQUENCE, metrics, None), drafted=False)
+    assert "acceptance" not in figures(
+        Response("", [], END_OF_SEQUENCE, metrics, None), drafted=False
+    )
 
 
-def test_figures_stand_on_stderr_and_only_when_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_figures_stand_on_stderr_and_only_when_asked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     talk(chat_of(saying("x"), show_speculation=True), "Say.")
     said = capsys.readouterr()
     assert (said.out, said.err.count("prompt tokens reused")) == ("x\n", 1)
@@ -220,7 +248,11 @@ def test_figures_stand_on_stderr_and_only_when_asked_for(capsys: pytest.CaptureF
 
 @pytest.mark.parametrize(
     ("reason", "count", "said"),
-    [(END_OF_SEQUENCE, 9, ""), (MAX_LENGTH, 9, "[cut at --max-generate-length 9]"), (MAX_LENGTH, 8, "[cut: no room")],
+    [
+        (END_OF_SEQUENCE, 9, ""),
+        (MAX_LENGTH, 9, "[cut at --max-generate-length 9]"),
+        (MAX_LENGTH, 8, "[cut: no room"),
+    ],
 )
 def test_answer_that_was_cut_says_by_what(
     reason: str, count: int, said: str, capsys: pytest.CaptureFixture[str]
@@ -244,7 +276,9 @@ def test_each_turn_sends_all_that_was_said_and_keeps_the_rows() -> None:
     assert engine.thinking == [True, True]
 
 
-@pytest.mark.parametrize("events", [[RequestError("no", "Mend it.")], [chunk("half"), RequestError("no", "Mend it.")]])
+@pytest.mark.parametrize(
+    "events", [[RequestError("no", "Mend it.")], [chunk("half"), RequestError("no", "Mend it.")]]
+)
 def test_turn_that_fails_leaves_no_trace_and_the_chat_goes_on(
     events: list[Event], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -260,10 +294,14 @@ def test_failed_turns_of_a_terminal_are_no_failure_of_the_chat() -> None:
     assert talk(chat_of([RequestError("no", "Mend it.")], interactive=True), "Bad?") == 0
 
 
-def test_conversation_that_no_longer_fits_is_told_with_the_way_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_conversation_that_no_longer_fits_is_told_with_the_way_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     full: list[Event] = [LimitError("the prompt has 70 tokens", "Shorten it.")]
     talk(chat_of(full), "Long?")
-    assert capsys.readouterr().err == "error: the prompt has 70 tokens\n  Shorten it.\n"  # nothing to take back yet
+    assert (
+        capsys.readouterr().err == "error: the prompt has 70 tokens\n  Shorten it.\n"
+    )  # nothing to take back yet
     talk(chat_of(saying("one"), full), "First?", "Long?")
     error, remedy = capsys.readouterr().err.splitlines()
     assert error == "error: the prompt has 70 tokens"
@@ -294,7 +332,11 @@ def test_reset_begins_anew_with_the_same_system_prompt() -> None:
 def test_system_prompt_is_set_and_removed_in_between() -> None:
     chat = chat_of(saying("one"), saying("two"), saying("three"))
     talk(chat, "First?", "/system\nBe long. ", "Second?", "/system", "Third?")
-    assert [messages[0] for messages in asked(chat)] == [("user", "First?"), ("system", "Be long."), ("user", "First?")]
+    assert [messages[0] for messages in asked(chat)] == [
+        ("user", "First?"),
+        ("system", "Be long."),
+        ("user", "First?"),
+    ]
     assert len(asked(chat)[1]) == 4
 
 
@@ -311,7 +353,9 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("line", ["/x", "/Reset", "/", "/ reset", "/etc/passwd, what is it?"])
-def test_unknown_command_is_no_turn_and_names_the_known_ones(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_command_is_no_turn_and_names_the_known_ones(
+    line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     chat = chat_of()
     assert talk(chat, line) == 5
     assert asked(chat) == []
@@ -320,7 +364,9 @@ def test_unknown_command_is_no_turn_and_names_the_known_ones(line: str, capsys: 
     assert all(name in said for name in SLASHES)
 
 
-def test_text_behind_a_command_that_takes_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_behind_a_command_that_takes_none_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     chat = chat_of(saying("one"))
     talk(chat, "First?", "/reset the router")
     assert len(chat.conversation.exchanges) == 1
@@ -381,7 +427,9 @@ def test_half_of_a_surrogate_pair_is_refused(capsys: pytest.CaptureFixture[str])
 # Ctrl-C
 
 
-def test_first_interrupt_at_the_prompt_warns_and_the_second_leaves(capsys: pytest.CaptureFixture[str]) -> None:
+def test_first_interrupt_at_the_prompt_warns_and_the_second_leaves(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     stop = KeyboardInterrupt
     assert talk(chat_of(interactive=True), stop, stop, "never") == 130
     assert capsys.readouterr().err.count("once more leaves") == 1
@@ -430,7 +478,9 @@ def test_interrupt_of_a_turn_that_fails_ends_a_run_without_a_terminal() -> None:
 # The command
 
 
-def test_parameters_are_refused_before_an_engine_is_opened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_parameters_are_refused_before_an_engine_is_opened(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     flags = ["--topP", "1.5", "--stop", "\n"]
     assert run(["chat", "--engineDir", str(tmp_path / "none"), *flags]) == 3
     assert "top_p is 1.5" in capsys.readouterr().err
@@ -439,13 +489,22 @@ def test_parameters_are_refused_before_an_engine_is_opened(tmp_path: Path, capsy
 
 
 def test_sizes_of_drafts_want_drafts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["chat", "--engine-dir", str(tmp_path), "--no_spec_decode", "--spec-draft-step", "3"]) == 2
+    assert (
+        run(["chat", "--engine-dir", str(tmp_path), "--no_spec_decode", "--spec-draft-step", "3"])
+        == 2
+    )
     assert "--no-spec-decode" in capsys.readouterr().err
 
 
 def test_defaults_are_those_of_input_json() -> None:
-    given = {p.name: p.default for p in chat_module.command.params if p.name in chat_module.DEFAULTS.__slots__}
+    given = {
+        p.name: p.default
+        for p in chat_module.command.params
+        if p.name in chat_module.DEFAULTS.__slots__
+    }
     assert len(given) == 8
-    numbers: dict[str, Any] = {name: value for name, value in given.items() if isinstance(value, int | float)}
+    numbers: dict[str, Any] = {
+        name: value for name, value in given.items() if isinstance(value, int | float)
+    }
     assert SamplingParams(**numbers) == SamplingParams()
     assert given.keys() - numbers.keys() == {"seed", "stop"}

@@ -45,13 +45,35 @@ CAMEL = {"--eagle-base": "--eagleBase"} | {flag: flag for flag in KEBAB if flag 
 SNAKE = {flag: "--" + name[2:].replace("-", "_") for flag, name in KEBAB.items()}
 
 FILES = {"engine_dir": "W/M/engines", "input_file": "W/input.json", "output_file": "W/output.json"}
-LIMITS = {"max_batch_size": 1, "max_input_len": 1024, "max_kv_cache_capacity": 4096, "max_verify_tree_size": 60,
-          "max_draft_tree_size": 60}  # fmt: skip
+LIMITS = {
+    "max_batch_size": 1,
+    "max_input_len": 1024,
+    "max_kv_cache_capacity": 4096,
+    "max_verify_tree_size": 60,
+    "max_draft_tree_size": 60,
+}
 MEANT: list[dict[str, object]] = [
-    {"model": "M/quantized-base", "out": "M/onnx/base_export", "eagle_base": True, "base_model_dir": None},
+    {
+        "model": "M/quantized-base",
+        "out": "M/onnx/base_export",
+        "eagle_base": True,
+        "base_model_dir": None,
+    },
     {"model": "M/quantized-draft", "out": "M/onnx/draft_export", "eagle_base": False},
-    {"onnx_dir": "W/M/onnx/base", "engine_dir": "W/M/engines", "spec_base": True, "spec_draft": False, **LIMITS},
-    {"onnx_dir": "W/M/onnx/draft", "engine_dir": "W/M/engines", "spec_base": False, "spec_draft": True, **LIMITS},
+    {
+        "onnx_dir": "W/M/onnx/base",
+        "engine_dir": "W/M/engines",
+        "spec_base": True,
+        "spec_draft": False,
+        **LIMITS,
+    },
+    {
+        "onnx_dir": "W/M/onnx/draft",
+        "engine_dir": "W/M/engines",
+        "spec_base": False,
+        "spec_draft": True,
+        **LIMITS,
+    },
     {**FILES, "spec_decode": True, "spec_draft_top_k": None, "check_lossless": False},
     {"model": "Qwen/Qwen3.5-4B", "out": "W/M/onnx", "mtp": True, "eagle_base": False},
     {
@@ -61,8 +83,19 @@ MEANT: list[dict[str, object]] = [
         "max_input_len": 2048,
         "max_verify_tree_size": 7,
     },
-    {"onnx_dir": "W/M/onnx/mtp_draft", "spec_base": False, "spec_draft": True, "max_draft_tree_size": 7},
-    {**FILES, "spec_decode": True, "spec_draft_top_k": 1, "spec_draft_step": 3, "spec_verify_size": 4},
+    {
+        "onnx_dir": "W/M/onnx/mtp_draft",
+        "spec_base": False,
+        "spec_draft": True,
+        "max_draft_tree_size": 7,
+    },
+    {
+        **FILES,
+        "spec_decode": True,
+        "spec_draft_top_k": 1,
+        "spec_draft_step": 3,
+        "spec_verify_size": 4,
+    },
 ]
 
 
@@ -73,10 +106,15 @@ def parsed(line: str) -> dict[str, object]:
     command = cli.get_command(group, name)
     assert command is not None
     with command.make_context(name, args, parent=group) as context:
-        return {key: str(value) if "Path" in type(value).__name__ else value for key, value in context.params.items()}
+        return {
+            key: str(value) if "Path" in type(value).__name__ else value
+            for key, value in context.params.items()
+        }
 
 
-@pytest.mark.parametrize("spelling", [{}, KEBAB, CAMEL, SNAKE], ids=["guide", "kebab", "camel", "snake"])
+@pytest.mark.parametrize(
+    "spelling", [{}, KEBAB, CAMEL, SNAKE], ids=["guide", "kebab", "camel", "snake"]
+)
 @pytest.mark.parametrize("row", range(len(MEANT)))
 def test_guide_s_commands_parse_in_every_spelling(row: int, spelling: dict[str, str]) -> None:
     line = " ".join(spelling.get(word, word) for word in GUIDE.splitlines()[row].split())
@@ -105,8 +143,10 @@ INFER = "infer --engineDir E --inputFile I --outputFile O"
         ("export M OUT --baseModelDir My/Base_Model-8B", "base_model_dir", "My/Base_Model-8B"),
         ("export M OUT --aux_layers 2,4,5", "aux_layers", (2, 4, 5)),
     ],
-)  # fmt: skip
-def test_other_names_of_the_mirrored_tool_mean_our_flags(line: str, key: str, value: object) -> None:
+)
+def test_other_names_of_the_mirrored_tool_mean_our_flags(
+    line: str, key: str, value: object
+) -> None:
     assert parsed(line)[key] == value
 
 
@@ -141,7 +181,12 @@ def test_words_behind_the_separator_are_no_flags() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [f"{INFER} --specDecoding", f"{INFER} --spec--decode", "build --onnxDir D --engineDir E --maxLen 3"]
+    "line",
+    [
+        f"{INFER} --specDecoding",
+        f"{INFER} --spec--decode",
+        "build --onnxDir D --engineDir E --maxLen 3",
+    ],
 )
 def test_unknown_flag_is_refused_in_any_spelling(line: str) -> None:
     with pytest.raises(click.NoSuchOption):
@@ -149,11 +194,21 @@ def test_unknown_flag_is_refused_in_any_spelling(line: str) -> None:
 
 
 def test_every_option_has_one_kebab_case_name() -> None:
-    """So that a camelCase or snake_case word has one flag to turn into, and no flag cannot be reached."""
+    """So that a camelCase or snake_case word has one flag to turn into, and no flag cannot be
+    reached."""
     found = [cli.get_command(click.Context(cli), name) for name in COMMANDS]
-    for command in [sub for one in found for sub in (one.commands.values() if isinstance(one, click.Group) else [one])]:
+    for command in [
+        sub
+        for one in found
+        for sub in (one.commands.values() if isinstance(one, click.Group) else [one])
+    ]:
         assert command is not None
-        flags = [flag for option in command.params for flag in option.opts if isinstance(option, click.Option)]
+        flags = [
+            flag
+            for option in command.params
+            for flag in option.opts
+            if isinstance(option, click.Option)
+        ]
         assert flags
         assert flags == [kebab(flag) for flag in flags]
         assert len(set(flags)) == len(flags)

@@ -24,7 +24,8 @@ MEMORY = 300 * 2**20
 
 
 def response(*steps: tuple[int, int, int], reused: int = 0) -> Response:
-    """A response of verify steps (emitted, drafted, accepted), a tenth of a second each, after half a second."""
+    """A response of verify steps (emitted, drafted, accepted), a tenth of a second each, after half
+    a second."""
     metrics = RequestMetrics(7, 3, reused)
     metrics.add(Step([1], verified=False), 0.5)
     for number, (emitted, drafted, accepted) in enumerate(steps, start=1):
@@ -45,9 +46,15 @@ FAILED = Answer(request(2), error=RequestError("it is too long", "Shorten it."))
 
 
 def figures(*answers: Answer, batch_size: int = 1, check_wall_s: float | None = None) -> RunFigures:
-    passes = {stages.VERIFICATION: [0.2, 0.4], stages.DRAFT_PROPOSAL: [0.1, 0.1], stages.PREFILL: [0.7]}
+    passes = {
+        stages.VERIFICATION: [0.2, 0.4],
+        stages.DRAFT_PROPOSAL: [0.1, 0.1],
+        stages.PREFILL: [0.7],
+    }
     drafting = any(a.speculative for a in answers)
-    return RunFigures(answers, 2.0, passes, batch_size, drafting, check_wall_s, peak_cpu_memory_bytes=MEMORY)
+    return RunFigures(
+        answers, 2.0, passes, batch_size, drafting, check_wall_s, peak_cpu_memory_bytes=MEMORY
+    )
 
 
 def rows(table: Table) -> dict[str, list[str]]:
@@ -68,7 +75,11 @@ def shown(run: RunFigures) -> dict[str, list[str]]:
 
 def test_plain_stands_beside_speculative() -> None:
     run = figures(CHECKED)
-    assert [column.header for column in report.table(summary(run)).columns] == ["", "plain", "speculative"]
+    assert [column.header for column in report.table(summary(run)).columns] == [
+        "",
+        "plain",
+        "speculative",
+    ]
     assert shown(run) == {
         "tokens": ["6", "6"],
         "base passes after prefill": ["5", "2"],
@@ -113,7 +124,9 @@ def test_plain_run_shows_nothing_of_drafts() -> None:
     assert not [label for label in found if "accept" in label or "lossless" in label]
 
 
-def test_json_is_the_summary_on_stdout_and_failures_are_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_the_summary_on_stdout_and_failures_are_on_stderr(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     later = Answer(request(3, turns=("y", "z")), turn=2, error=RequestError("no", "yes"))
     run = figures(ONE, FAILED, later)
     report.show(run, as_json=True)
@@ -142,13 +155,19 @@ def test_answers_are_shown_with_their_place_and_what_would_act_on_a_terminal_is_
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = response((1, 0, 0))
-    later = Answer(request(1, turns=("y",)), turn=1, response=replace(told, text="two\nlines \x1b[2J \ud800"))
+    later = Answer(
+        request(1, turns=("y",)), turn=1, response=replace(told, text="two\nlines \x1b[2J \ud800")
+    )
     answers = [Answer(request(), response=replace(told, text="one")), FAILED, later]
     report.show_output(answers)
     piped = capsys.readouterr().out
     assert piped.splitlines() == [
-        "--- request 0 (max-length)", "one", "--- request 1, turn 1 (max-length)", "two", "lines \x1b[2J \\ud800",
-    ]  # fmt: skip
+        "--- request 0 (max-length)",
+        "one",
+        "--- request 1, turn 1 (max-length)",
+        "two",
+        "lines \x1b[2J \\ud800",
+    ]
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     report.show_output(answers)
     assert capsys.readouterr().out == piped.replace("\x1b", "\\x1b")
@@ -161,7 +180,12 @@ def test_profile_names_each_stage_whole_with_its_share_of_the_run(
     report.show_profile(profile(figures(ONE)))
     said = capsys.readouterr().out
     lines = {line.split("  ")[0]: line.split() for line in said.splitlines()[1:]}
-    assert [*lines] == [stages.PREFILL, stages.DRAFT_PROPOSAL, stages.VERIFICATION, "outside the stages"]
+    assert [*lines] == [
+        stages.PREFILL,
+        stages.DRAFT_PROPOSAL,
+        stages.VERIFICATION,
+        "outside the stages",
+    ]
     assert lines[stages.VERIFICATION][1:] == ["2", "600.00", "300.00", "300.00", "390.00", "30.0%"]
     assert lines["outside the stages"][-2:] == ["500.00", "25.0%"]
     assert sum(float(cells[-1].rstrip("%")) for cells in lines.values()) == pytest.approx(100)
@@ -169,7 +193,13 @@ def test_profile_names_each_stage_whole_with_its_share_of_the_run(
 
 def test_profile_of_nothing_divides_by_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     report.show_profile(profile(RunFigures([], 0.0, {})))
-    assert capsys.readouterr().out.splitlines()[-1].split() == ["outside", "the", "stages", "0.00", "-"]
+    assert capsys.readouterr().out.splitlines()[-1].split() == [
+        "outside",
+        "the",
+        "stages",
+        "0.00",
+        "-",
+    ]
 
 
 def test_bar_counts_every_turn_and_all_tokens() -> None:
@@ -191,7 +221,11 @@ def test_bar_is_silent_where_there_is_no_terminal(capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("plan", "chosen", "said"),
     [
-        (DraftPlan(1, 3, 4), True, "drafting a chain: top-k 1, step 3, verify size 4 (the default on a CPU)"),
+        (
+            DraftPlan(1, 3, 4),
+            True,
+            "drafting a chain: top-k 1, step 3, verify size 4 (the default on a CPU)",
+        ),
         (DraftPlan(4, 3, 16), False, "drafting a tree: top-k 4, step 3, verify size 16"),
     ],
 )

@@ -14,11 +14,11 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from edgespec.config import (
     DraftConfig,
     RopeConfig,
-    normalise_taps,
+    normalize_aux_layers,
     parse_draft_config,
     parse_eos,
     parse_model_config,
-    resolve_taps,
+    resolve_aux_layers,
     with_eos,
 )
 from edgespec.errors import CheckpointError, PairingError, UnsupportedModel
@@ -34,19 +34,34 @@ SIZES: dict[str, Any] = {
 }
 FAMILIES = [
     (LlamaConfig, {}),
-    (LlamaConfig, {"attention_bias": True, "mlp_bias": True, "head_dim": 16, "tie_word_embeddings": True}),
+    (
+        LlamaConfig,
+        {"attention_bias": True, "mlp_bias": True, "head_dim": 16, "tie_word_embeddings": True},
+    ),
     (MistralConfig, {"sliding_window": None}),
     (MistralConfig, {"sliding_window": 32}),
     (Qwen2Config, {}),
     (Qwen2Config, {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 0}),
     (Qwen3Config, {"head_dim": 16, "rms_norm_eps": 1e-5}),
-    (Qwen3Config, {"head_dim": 16, "attention_bias": True, "use_sliding_window": True, "max_window_layers": 3}),
+    (
+        Qwen3Config,
+        {
+            "head_dim": 16,
+            "attention_bias": True,
+            "use_sliding_window": True,
+            "max_window_layers": 3,
+        },
+    ),
 ]
 
 
 def llama(**changes: Any) -> dict[str, Any]:
     """A Llama's config.json with `changes`; a change to `...` leaves the key out."""
-    raw = {**LlamaConfig(**SIZES).to_dict(), "architectures": ["LlamaForCausalLM"], "rope_parameters": None}
+    raw = {
+        **LlamaConfig(**SIZES).to_dict(),
+        "architectures": ["LlamaForCausalLM"],
+        "rope_parameters": None,
+    }
     return {key: value for key, value in (raw | changes).items() if value is not ...}
 
 
@@ -54,7 +69,9 @@ def llama(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("config_class", "extra"), FAMILIES)
-def test_base_config_describes_the_model_that_transformers_builds(config_class: Any, extra: dict[str, Any]) -> None:
+def test_base_config_describes_the_model_that_transformers_builds(
+    config_class: Any, extra: dict[str, Any]
+) -> None:
     config = config_class(**SIZES, **extra)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
@@ -62,8 +79,14 @@ def test_base_config_describes_the_model_that_transformers_builds(config_class: 
 
     attention, mlp = model.model.layers[0].self_attn, model.model.layers[0].mlp
     decoder = parsed.decoder
-    assert attention.q_proj.weight.shape == (decoder.num_heads * decoder.head_dim, decoder.hidden_size)
-    assert attention.k_proj.weight.shape == (decoder.num_kv_heads * decoder.head_dim, decoder.hidden_size)
+    assert attention.q_proj.weight.shape == (
+        decoder.num_heads * decoder.head_dim,
+        decoder.hidden_size,
+    )
+    assert attention.k_proj.weight.shape == (
+        decoder.num_kv_heads * decoder.head_dim,
+        decoder.hidden_size,
+    )
     assert mlp.gate_proj.weight.shape == (decoder.intermediate_size, decoder.hidden_size)
     assert len(model.model.layers) == decoder.num_layers
     assert decoder.qkv_bias == (attention.q_proj.bias is not None)
@@ -81,7 +104,9 @@ def test_base_config_describes_the_model_that_transformers_builds(config_class: 
 
 
 def test_a_layer_mix_of_windows_is_refused_by_name() -> None:
-    config = Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=32, max_window_layers=1).to_dict()
+    config = Qwen2Config(
+        **SIZES, use_sliding_window=True, sliding_window=32, max_window_layers=1
+    ).to_dict()
     raw = config | {"architectures": ["Qwen2ForCausalLM"]}
     with pytest.raises(UnsupportedModel, match="layer_types"):
         parse_model_config(raw)
@@ -90,7 +115,10 @@ def test_a_layer_mix_of_windows_is_refused_by_name() -> None:
 
 
 def test_use_sliding_window_false_switches_a_published_width_off() -> None:
-    raw = Qwen2Config(**SIZES).to_dict() | {"architectures": ["Qwen2ForCausalLM"], "layer_types": None}
+    raw = Qwen2Config(**SIZES).to_dict() | {
+        "architectures": ["Qwen2ForCausalLM"],
+        "layer_types": None,
+    }
     assert parse_model_config(raw | {"sliding_window": 32}).decoder.sliding_window is None
     on = {"sliding_window": 32, "use_sliding_window": True, "max_window_layers": 0}
     assert parse_model_config(raw | on).decoder.sliding_window == 32
@@ -112,7 +140,14 @@ def test_dtype_is_read_in_both_spellings() -> None:
 
 @pytest.mark.parametrize(
     "key",
-    ["hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "rms_norm_eps"],
+    [
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "vocab_size",
+        "rms_norm_eps",
+    ],
 )
 def test_missing_key_is_named_with_its_file(key: str) -> None:
     with pytest.raises(CheckpointError, match=rf"base/config\.json: '{key}' is missing"):
@@ -175,7 +210,9 @@ def test_two_names_of_the_architecture_must_agree() -> None:
 
 
 def test_code_named_in_auto_map_is_ignored() -> None:
-    assert parse_model_config(llama(auto_map={"AutoConfig": "evil.Config"})) == parse_model_config(llama())
+    assert parse_model_config(llama(auto_map={"AutoConfig": "evil.Config"})) == parse_model_config(
+        llama()
+    )
 
 
 # Rotary embeddings
@@ -197,29 +234,51 @@ ROPES: list[dict[str, Any]] = [
     {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 32},
     {"rope_type": "yarn", "factor": 4.0, "mscale": 0.707, "mscale_all_dim": 1.2},
     {"rope_type": "yarn", "factor": 4.0, "mscale": 0.707},
-    {"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.5, "beta_fast": 16, "beta_slow": 2, "truncate": False},
-    {"rope_type": "yarn", "factor": 0.5, "beta_fast": 0, "beta_slow": None, "original_max_position_embeddings": 128},
+    {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "attention_factor": 1.5,
+        "beta_fast": 16,
+        "beta_slow": 2,
+        "truncate": False,
+    },
+    {
+        "rope_type": "yarn",
+        "factor": 0.5,
+        "beta_fast": 0,
+        "beta_slow": None,
+        "original_max_position_embeddings": 128,
+    },
 ]
 
 
 def frequencies(config: LlamaConfig, positions: int = 600) -> tuple[torch.Tensor, float]:
-    """What transformers turns by after a sequence of `positions` tokens, and what it multiplies cos and sin by."""
+    """What transformers turns by after a sequence of `positions` tokens, and what it multiplies cos
+    and sin by."""
     rotary = LlamaRotaryEmbedding(config)
     rotary(torch.zeros(1), torch.arange(positions)[None])
     return rotary.inv_freq, rotary.attention_scaling
 
 
 def spelled_out(rope: RopeConfig, max_position: int) -> LlamaConfig:
-    """A configuration for transformers with every value of `rope` explicit, so that no default of its own remains."""
+    """A configuration for transformers with every value of `rope` explicit, so that no default of
+    its own remains."""
     parameters: dict[str, Any] = {"rope_type": rope.kind, "rope_theta": rope.theta}
     if rope.kind != "default":
         parameters["factor"] = rope.factor
     if rope.kind in ("llama3", "yarn"):
         parameters["original_max_position_embeddings"] = rope.original_max_position
     if rope.kind == "llama3":
-        parameters |= {"low_freq_factor": rope.low_freq_factor, "high_freq_factor": rope.high_freq_factor}
+        parameters |= {
+            "low_freq_factor": rope.low_freq_factor,
+            "high_freq_factor": rope.high_freq_factor,
+        }
     if rope.kind == "yarn":
-        parameters |= {"beta_fast": rope.beta_fast, "beta_slow": rope.beta_slow, "truncate": rope.truncate}
+        parameters |= {
+            "beta_fast": rope.beta_fast,
+            "beta_slow": rope.beta_slow,
+            "truncate": rope.truncate,
+        }
         parameters["attention_factor"] = rope.attention_factor
     length = rope.original_max_position if rope.kind == "dynamic" else max_position
     sizes = SIZES | {"max_position_embeddings": length}
@@ -234,7 +293,11 @@ def test_rope_turns_as_transformers_does(rope: dict[str, Any], spelling: str) ->
     given = dict(rope)
     if spelling == "type":
         given["type"] = given.pop("rope_type")
-    changes = {"rope_parameters": given | theta} if spelling == "rope_parameters" else {"rope_scaling": given} | theta
+    changes = (
+        {"rope_parameters": given | theta}
+        if spelling == "rope_parameters"
+        else {"rope_scaling": given} | theta
+    )
     config = LlamaConfig(**SIZES, head_dim=16, rope_parameters={**rope, **theta})
 
     parsed = parse_model_config(llama(head_dim=16, **changes)).decoder.rope
@@ -250,7 +313,9 @@ def test_yarn_attention_factor_is_resolved_as_transformers_does(rope: dict[str, 
         warnings.simplefilter("ignore")
         config = LlamaConfig(**SIZES, rope_parameters={**rope, "rope_theta": 10000.0})
         _, wanted = ROPE_INIT_FUNCTIONS["yarn"](config, "cpu")
-    assert parse_model_config(llama(rope_scaling=rope)).decoder.rope.attention_factor == pytest.approx(wanted)
+    assert parse_model_config(
+        llama(rope_scaling=rope)
+    ).decoder.rope.attention_factor == pytest.approx(wanted)
 
 
 def test_no_theta_is_10000_without_scaling() -> None:
@@ -259,11 +324,18 @@ def test_no_theta_is_10000_without_scaling() -> None:
 
 def test_ropes_per_layer_type_are_accepted_only_if_they_are_the_same() -> None:
     same = {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0}
-    rope = parse_model_config(llama(rope_parameters={"full_attention": same, "sliding_attention": same})).decoder.rope
+    rope = parse_model_config(
+        llama(rope_parameters={"full_attention": same, "sliding_attention": same})
+    ).decoder.rope
     assert rope == RopeConfig(500.0, 8, "linear", 2.0)
     with pytest.raises(UnsupportedModel, match="more than one rotary embedding"):
         parse_model_config(
-            llama(rope_parameters={"full_attention": same, "sliding_attention": same | {"rope_theta": 1e4}})
+            llama(
+                rope_parameters={
+                    "full_attention": same,
+                    "sliding_attention": same | {"rope_theta": 1e4},
+                }
+            )
         )
 
 
@@ -273,7 +345,10 @@ def test_ropes_per_layer_type_are_accepted_only_if_they_are_the_same() -> None:
         ({"rope_type": "linear"}, "factor"),
         ({"rope_type": "dynamic", "factor": 0}, "factor"),
         ({"rope_type": "llama3", "factor": 2.0, "high_freq_factor": 4.0}, "low_freq_factor"),
-        ({"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0}, "high_freq_factor"),
+        (
+            {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0},
+            "high_freq_factor",
+        ),
         ({"rope_type": "yarn", "factor": 2.0, "truncate": "no"}, "truncate"),
         ({"rope_type": "yarn", "factor": "2"}, "factor"),
     ],
@@ -308,7 +383,9 @@ def draft_raw(**changes: Any) -> dict[str, Any]:
     return {key: value for key, value in (raw | changes).items() if value is not ...}
 
 
-def draft_shapes(first: str = "midlayer", **changes: tuple[int, ...] | None) -> dict[str, tuple[int, ...]]:
+def draft_shapes(
+    first: str = "midlayer", **changes: tuple[int, ...] | None
+) -> dict[str, tuple[int, ...]]:
     """Its tensors. Changes name tensors with `__` for a dot; None leaves one out."""
     shapes: dict[str, tuple[int, ...] | None] = {
         "fc.weight": (4096, 12288),
@@ -338,7 +415,10 @@ def speculators_raw(top: dict[str, Any] | None = None, **layer: Any) -> dict[str
         "speculators_version": "0.3.0",
         "draft_vocab_size": 32000,
         "transformer_layer_config": draft_raw(architectures=..., draft_vocab_size=..., **layer),
-        "speculators_config": {"algorithm": "eagle3", "verifier": {"name_or_path": "meta-llama/Llama-3.1-8B-Instruct"}},
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "verifier": {"name_or_path": "meta-llama/Llama-3.1-8B-Instruct"},
+        },
         **(top or {}),
     }
 
@@ -346,22 +426,31 @@ def speculators_raw(top: dict[str, Any] | None = None, **layer: Any) -> dict[str
 def modelopt_raw(**eagle: Any) -> dict[str, Any]:
     return draft_raw(
         architectures=["LlamaForCausalLMEagle3"],
-        eagle_config={"use_aux_hidden_state": True, "next_layer_regular": True, "parallel_draft_step": 1, **eagle},
+        eagle_config={
+            "use_aux_hidden_state": True,
+            "next_layer_regular": True,
+            "parallel_draft_step": 1,
+            **eagle,
+        },
     )
 
 
-def parse(changes: dict[str, Any] | None = None, shapes: dict[str, tuple[int, ...]] | None = None) -> DraftConfig:
+def parse(
+    changes: dict[str, Any] | None = None, shapes: dict[str, tuple[int, ...]] | None = None
+) -> DraftConfig:
     return parse_draft_config(draft_raw(**(changes or {})), shapes or draft_shapes())
 
 
 def test_eagle_draft_is_read_as_published() -> None:
     draft = parse()
-    assert draft.flavour == "eagle"
-    assert (draft.num_taps, draft.target_hidden_size, draft.tap_ids) == (3, 4096, None)
+    assert draft.layout == "eagle"
+    assert (draft.num_aux_layers, draft.target_hidden_size, draft.aux_layer_ids) == (3, 4096, None)
     assert (draft.vocab_size, draft.draft_vocab_size) == (128256, 32000)
     assert (draft.own_head, draft.own_embedding) == (True, False)
     assert (draft.decoder.num_layers, draft.decoder.head_dim) == (1, 128)
-    assert draft.decoder.rope == RopeConfig(10000.0, rotary_dim=128)  # never the base's 500000 with llama3 scaling
+    assert draft.decoder.rope == RopeConfig(
+        10000.0, rotary_dim=128
+    )  # never the base's 500000 with llama3 scaling
     norms = (draft.norm_before_residual, draft.norm_before_fc, draft.fc_norm, draft.norm_output)
     assert not any(norms)
 
@@ -370,7 +459,11 @@ def test_three_layouts_of_one_draft_agree() -> None:
     eagle = parse()
     modelopt = parse_draft_config(modelopt_raw(), draft_shapes("layers.0"))
     speculators = parse_draft_config(speculators_raw(), draft_shapes("layers.0"))
-    assert [d.flavour for d in (eagle, modelopt, speculators)] == ["eagle", "modelopt", "speculators"]
+    assert [d.layout for d in (eagle, modelopt, speculators)] == [
+        "eagle",
+        "modelopt",
+        "speculators",
+    ]
     assert eagle.decoder == modelopt.decoder == speculators.decoder
     assert speculators.base_name == "meta-llama/Llama-3.1-8B-Instruct"
     prefixed = {f"model.{name}": shape for name, shape in draft_shapes().items()}
@@ -380,14 +473,15 @@ def test_three_layouts_of_one_draft_agree() -> None:
 def test_draft_narrower_than_its_base_reads_the_tap_width() -> None:
     wide = draft_shapes(fc__weight=(4096, 24576), embed_tokens__weight=(128256, 4096))
     draft = parse({"target_hidden_size": 8192}, wide)
-    assert (draft.num_taps, draft.target_hidden_size, draft.own_embedding) == (3, 8192, True)
+    assert (draft.num_aux_layers, draft.target_hidden_size, draft.own_embedding) == (3, 8192, True)
     with pytest.raises(CheckpointError, match=r"no embed_tokens\.weight"):
         parse({"target_hidden_size": 8192}, draft_shapes(fc__weight=(4096, 24576)))
 
 
 def test_head_dim_comes_from_the_projection_where_the_config_lacks_it() -> None:
     shapes = draft_shapes(
-        midlayer__self_attn__q_proj__weight=(8192, 8192), midlayer__self_attn__k_proj__weight=(2048, 8192)
+        midlayer__self_attn__q_proj__weight=(8192, 8192),
+        midlayer__self_attn__k_proj__weight=(2048, 8192),
     )
     assert parse(shapes=shapes).decoder.head_dim == 256
     with pytest.raises(CheckpointError, match=r"8192 rows.*32 heads of 128"):
@@ -412,7 +506,7 @@ def test_tensors_tell_of_biases_norms_and_layers() -> None:
 
 
 def test_four_taps_are_counted_from_fc() -> None:
-    assert parse(shapes=draft_shapes(fc__weight=(4096, 4 * 4096))).num_taps == 4
+    assert parse(shapes=draft_shapes(fc__weight=(4096, 4 * 4096))).num_aux_layers == 4
     with pytest.raises(CheckpointError, match=r"fc\.weight"):
         parse(shapes=draft_shapes(fc__weight=(4096, 10000)))
 
@@ -447,7 +541,9 @@ def test_tied_embeddings_copied_from_the_base_are_ignored_beside_a_head() -> Non
         ({"speculators_version": None}, False),
     ],
 )
-def test_norm_before_residual_default_follows_the_speculators_version(top: dict[str, Any], expected: bool) -> None:
+def test_norm_before_residual_default_follows_the_speculators_version(
+    top: dict[str, Any], expected: bool
+) -> None:
     draft = parse_draft_config(speculators_raw(top), draft_shapes("layers.0"))
     assert draft.norm_before_residual is expected
 
@@ -456,7 +552,9 @@ def test_norm_output_means_recycling_only_where_the_format_means_it() -> None:
     norms = {f"fc_norm__{i}__weight": (4096,) for i in range(3)}
     assert not parse({"norm_output": True}).norm_output
     assert parse({"norm_output": True}, draft_shapes(**norms)).norm_output
-    assert parse_draft_config(speculators_raw({"norm_output": True}), draft_shapes("layers.0")).norm_output
+    assert parse_draft_config(
+        speculators_raw({"norm_output": True}), draft_shapes("layers.0")
+    ).norm_output
     with pytest.raises(UnsupportedModel, match="norm_output"):
         parse({"norm_output": False})
 
@@ -513,13 +611,13 @@ def named(*ids: int, where: str) -> DraftConfig:
 
 
 def test_default_taps_are_those_of_the_eagle3_reference() -> None:
-    assert resolve_taps(parse(), 32) == (2, 16, 29)
-    assert resolve_taps(parse(), 36) == (2, 18, 33)
-    assert resolve_taps(parse(), 28) == (2, 14, 25)
+    assert resolve_aux_layers(parse(), 32) == (2, 16, 29)
+    assert resolve_aux_layers(parse(), 36) == (2, 18, 33)
+    assert resolve_aux_layers(parse(), 28) == (2, 14, 25)
 
 
 @pytest.mark.parametrize(
-    ("ids", "where", "taps"),
+    ("ids", "where", "aux_layers"),
     [
         ((1, 15, 28), "modelopt", (2, 16, 29)),
         ((2, 16, 29), "modelopt", (3, 17, 30)),
@@ -536,27 +634,31 @@ def test_default_taps_are_those_of_the_eagle3_reference() -> None:
         ((4, 9, 32), "plain", (4, 9, 32)),
     ],
 )
-def test_named_taps_become_hidden_states_indices(ids: tuple[int, ...], where: str, taps: tuple[int, ...]) -> None:
-    assert resolve_taps(named(*ids, where=where), 32) == taps
+def test_named_taps_become_hidden_states_indices(
+    ids: tuple[int, ...], where: str, aux_layers: tuple[int, ...]
+) -> None:
+    assert resolve_aux_layers(named(*ids, where=where), 32) == aux_layers
 
 
 def test_taps_that_can_be_read_two_ways_are_refused() -> None:
     with pytest.raises(PairingError, match=r"\[5, 10, 21\].*\n.*--aux-layers"):
-        resolve_taps(named(4, 9, 20, where="plain"), 32)
-    assert resolve_taps(named(4, 9, 20, where="plain"), 32, (5, 10, 21)) == (5, 10, 21)
+        resolve_aux_layers(named(4, 9, 20, where="plain"), 32)
+    assert resolve_aux_layers(named(4, 9, 20, where="plain"), 32, (5, 10, 21)) == (5, 10, 21)
 
 
 @pytest.mark.parametrize("override", [(2, 16), (0, 16, 29), (2, 16, 33), (16, 2, 29), (2, 2, 29)])
-def test_impossible_taps_are_refused_with_the_flag_that_mends_them(override: tuple[int, ...]) -> None:
+def test_impossible_taps_are_refused_with_the_flag_that_mends_them(
+    override: tuple[int, ...],
+) -> None:
     with pytest.raises(PairingError) as error:
-        resolve_taps(parse(), 32, override)
+        resolve_aux_layers(parse(), 32, override)
     assert "--aux-layers" in error.value.remedy
 
 
 def test_base_too_shallow_for_the_default_taps_is_refused() -> None:
     with pytest.raises(PairingError, match="4 layers"):
-        resolve_taps(parse(), 4)
-    assert resolve_taps(parse(), 4, (1, 2, 3)) == (1, 2, 3)
+        resolve_aux_layers(parse(), 4)
+    assert resolve_aux_layers(parse(), 4, (1, 2, 3)) == (1, 2, 3)
 
 
 def test_number_of_named_taps_must_be_that_of_fc() -> None:
@@ -565,4 +667,8 @@ def test_number_of_named_taps_must_be_that_of_fc() -> None:
 
 
 def test_both_conventions_normalise_to_the_same_taps() -> None:
-    assert normalise_taps([1, 15, 28], 32, "output") == normalise_taps([2, 16, 29], 32, "hs") == (2, 16, 29)
+    assert (
+        normalize_aux_layers([1, 15, 28], 32, "output")
+        == normalize_aux_layers([2, 16, 29], 32, "hs")
+        == (2, 16, 29)
+    )

@@ -1,4 +1,5 @@
-"""Claims about DFlash's configurations: three layouts and one reading, and relatives that are told by name."""
+"""Claims about DFlash's configurations: three layouts and one reading, and relatives that are told
+by name."""
 
 from __future__ import annotations
 
@@ -25,7 +26,11 @@ def layer_keys(**changes: Any) -> dict[str, Any]:
         head_dim=16,
         max_position_embeddings=256,
     ).to_dict()
-    return {key: value for key, value in (config | {"layer_types": None} | changes).items() if value is not ...}
+    return {
+        key: value
+        for key, value in (config | {"layer_types": None} | changes).items()
+        if value is not ...
+    }
 
 
 def z_lab(inner: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
@@ -47,7 +52,10 @@ def speculators(top: dict[str, Any] | None = None, **layer: Any) -> dict[str, An
     raw = {
         "architectures": ["DFlashSpeculator"],
         "speculators_model_type": "dflash",
-        "speculators_config": {"algorithm": "dflash", "verifier": {"name_or_path": "Qwen/Qwen3-8B"}},
+        "speculators_config": {
+            "algorithm": "dflash",
+            "verifier": {"name_or_path": "Qwen/Qwen3-8B"},
+        },
         "aux_hidden_state_layer_ids": [2, 6, 10],
         "block_size": 8,
         "draft_vocab_size": VOCAB,
@@ -71,13 +79,17 @@ def shapes(fused: bool = False, **changes: tuple[int, ...] | None) -> Shapes:
     }
     for i in range(LAYERS):
         parts = {"qkv_proj": 128} if fused else {"q_proj": 64, "k_proj": 32, "v_proj": 32}
-        names |= {f"layers.{i}.self_attn.{name}.weight": (rows, HIDDEN) for name, rows in parts.items()}
+        names |= {
+            f"layers.{i}.self_attn.{name}.weight": (rows, HIDDEN) for name, rows in parts.items()
+        }
         names |= {f"layers.{i}.self_attn.{name}.weight": (16,) for name in ("q_norm", "k_norm")}
     return {name: shape for name, shape in (names | changes).items() if shape is not None}
 
 
 def parse(raw: dict[str, Any] | None = None, found: Shapes | None = None) -> DFlashConfig:
-    return parse_dflash_config(z_lab() if raw is None else raw, shapes() if found is None else found)
+    return parse_dflash_config(
+        z_lab() if raw is None else raw, shapes() if found is None else found
+    )
 
 
 # One reading
@@ -85,21 +97,36 @@ def parse(raw: dict[str, Any] | None = None, found: Shapes | None = None) -> DFl
 
 def test_published_draft_is_read() -> None:
     draft = parse()
-    assert (draft.kind, draft.flavour) == ("dflash", "z-lab")
-    assert (draft.tap_ids, draft.block_size, draft.mask_token_id) == ((2, 6, 10), 8, 90)
+    assert (draft.kind, draft.layout) == ("dflash", "z-lab")
+    assert (draft.aux_layer_ids, draft.block_size, draft.mask_token_id) == ((2, 6, 10), 8, 90)
     assert (draft.windows, draft.causal) == ((None,) * LAYERS, (False,) * LAYERS)
-    assert (draft.vocab_size, draft.draft_vocab_size, draft.target_hidden_size) == (VOCAB, VOCAB, HIDDEN)
+    assert (draft.vocab_size, draft.draft_vocab_size, draft.target_hidden_size) == (
+        VOCAB,
+        VOCAB,
+        HIDDEN,
+    )
     assert (draft.own_embedding, draft.own_head, draft.num_target_layers) == (False, False, DEPTH)
     assert draft.decoder.qk_norm
-    assert (draft.decoder.num_heads, draft.decoder.num_kv_heads, draft.decoder.head_dim) == (4, 2, 16)
+    assert (draft.decoder.num_heads, draft.decoder.num_kv_heads, draft.decoder.head_dim) == (
+        4,
+        2,
+        16,
+    )
 
 
 def test_three_layouts_of_one_draft_agree() -> None:
     told = [parse(z_lab()), parse(speculators()), parse(modelopt())]
-    assert [draft.flavour for draft in told] == ["z-lab", "speculators", "modelopt"]
+    assert [draft.layout for draft in told] == ["z-lab", "speculators", "modelopt"]
     assert [draft.base_name for draft in told] == [None, "Qwen/Qwen3-8B", None]
     first, *others = [
-        (draft.decoder, draft.tap_ids, draft.block_size, draft.mask_token_id, draft.windows, draft.causal)
+        (
+            draft.decoder,
+            draft.aux_layer_ids,
+            draft.block_size,
+            draft.mask_token_id,
+            draft.windows,
+            draft.causal,
+        )
         for draft in told
     ]
     assert others == [first, first]
@@ -107,8 +134,10 @@ def test_three_layouts_of_one_draft_agree() -> None:
 
 def test_other_names_of_tensors_change_nothing() -> None:
     renamed = {"fc": "context_proj", "hidden_norm": "context_norm", "norm": "final_norm"}
-    other = {f"{renamed.get(n.partition('.')[0], n.partition('.')[0])}.{n.partition('.')[2]}": s
-             for n, s in shapes(fused=True).items()}  # fmt: skip
+    other = {
+        f"{renamed.get(n.partition('.')[0], n.partition('.')[0])}.{n.partition('.')[2]}": s
+        for n, s in shapes(fused=True).items()
+    }
     assert "final_norm.weight" in other
     assert parse(found=other) == parse()
     assert parse(found={f"model.{name}": shape for name, shape in shapes().items()}) == parse()
@@ -117,35 +146,62 @@ def test_other_names_of_tensors_change_nothing() -> None:
 def test_block_size_is_read_from_either_place_and_must_agree() -> None:
     assert parse(z_lab({"block_size": 6}, block_size=...)).block_size == 6
     assert parse(z_lab({"block_size": 8})).block_size == 8
-    with pytest.raises(CheckpointError, match=r"'block_size' is 8 at the top level and 6 in dflash_config"):
+    with pytest.raises(
+        CheckpointError, match=r"'block_size' is 8 at the top level and 6 in dflash_config"
+    ):
         parse(z_lab({"block_size": 6}))
 
 
 @pytest.mark.parametrize(
     ("layers", "depth", "outputs"),
-    [(5, 36, [1, 9, 17, 25, 33]), (5, 32, [1, 8, 15, 22, 29]), (5, 64, [1, 16, 31, 46, 61]), (1, 12, [6])],
+    [
+        (5, 36, [1, 9, 17, 25, 33]),
+        (5, 32, [1, 8, 15, 22, 29]),
+        (5, 64, [1, 16, 31, 46, 61]),
+        (1, 12, [6]),
+    ],
 )
-def test_default_taps_are_those_of_published_drafts(layers: int, depth: int, outputs: list[int]) -> None:
+def test_default_taps_are_those_of_published_drafts(
+    layers: int, depth: int, outputs: list[int]
+) -> None:
     raw = z_lab({"target_layer_ids": ...}, num_target_layers=depth, num_hidden_layers=layers)
-    found = {f"layers.{i}.{n.partition('layers.0.')[2]}": s for n, s in shapes().items()
-             if n.startswith("layers.0.") for i in range(layers)}  # fmt: skip
+    found = {
+        f"layers.{i}.{n.partition('layers.0.')[2]}": s
+        for n, s in shapes().items()
+        if n.startswith("layers.0.")
+        for i in range(layers)
+    }
     found |= {"fc.weight": (HIDDEN, len(outputs) * HIDDEN)}
-    assert parse(raw, found).tap_ids == tuple(i + 1 for i in outputs)
+    assert parse(raw, found).aux_layer_ids == tuple(i + 1 for i in outputs)
 
 
 @pytest.mark.parametrize(
     ("raw", "windows", "causal"),
     [
-        (z_lab(layer_types=["sliding_attention"] * 2 + ["full_attention"], sliding_window=20), "ss-", "cc-"),
+        (
+            z_lab(layer_types=["sliding_attention"] * 2 + ["full_attention"], sliding_window=20),
+            "ss-",
+            "cc-",
+        ),
         (z_lab({"use_swa": True, "swa_window_size": 20}), "sss", "---"),
         (z_lab({"use_swa": True}, sliding_window=20), "sss", "---"),
-        (z_lab(layer_types=["sliding_attention"] * 3, sliding_window=20, is_causal=False), "sss", "---"),
+        (
+            z_lab(layer_types=["sliding_attention"] * 3, sliding_window=20, is_causal=False),
+            "sss",
+            "---",
+        ),
         (z_lab({"causal": True}), "---", "ccc"),
         (z_lab({"causal": True}, is_causal=False), "---", "---"),
         (z_lab(use_sliding_window=True, sliding_window=20, max_window_layers=1), "-ss", "-cc"),
         (modelopt(use_swa=True, swa_window_size=20), "sss", "---"),
         (modelopt(causal=True), "---", "ccc"),
-        (speculators(layer_types=["full_attention", *["sliding_attention"] * 2], sliding_window=20), "-ss", "-cc"),
+        (
+            speculators(
+                layer_types=["full_attention", *["sliding_attention"] * 2], sliding_window=20
+            ),
+            "-ss",
+            "-cc",
+        ),
         (
             speculators(
                 {"sliding_window_non_causal": True},
@@ -157,7 +213,9 @@ def test_default_taps_are_those_of_published_drafts(layers: int, depth: int, out
         ),
     ],
 )
-def test_windows_and_causality_follow_the_rules_of_their_layout(raw: dict[str, Any], windows: str, causal: str) -> None:
+def test_windows_and_causality_follow_the_rules_of_their_layout(
+    raw: dict[str, Any], windows: str, causal: str
+) -> None:
     draft = parse(raw)
     assert draft.windows == tuple(20 if mark == "s" else None for mark in windows)
     assert draft.causal == tuple(mark == "c" for mark in causal)
@@ -167,7 +225,10 @@ def test_a_reduced_vocabulary_needs_a_head_of_its_own() -> None:
     reduced = speculators({"draft_vocab_size": 40})
     draft = parse(reduced, shapes(**{"lm_head.weight": (40, HIDDEN)}))
     assert (draft.draft_vocab_size, draft.own_head) == (40, True)
-    with pytest.raises(CheckpointError, match=r"has no lm_head.weight, and the base's does not fit: 40 of 96 tokens"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"has no lm_head.weight, and the base's does not fit: 40 of 96 tokens",
+    ):
         parse(reduced)
 
 
@@ -207,7 +268,11 @@ def test_a_draft_of_another_width_needs_an_embedding_and_a_head() -> None:
         (z_lab(), {"layers.0.self_attn.g_proj.weight": (4, HIDDEN)}, "gated attention"),
         (z_lab(), {"aux_hidden_norms.0.weight": (HIDDEN,)}, "a norm per tap"),
         (z_lab(hidden_act="gelu"), {}, "hidden_act"),
-        (z_lab(layer_types=["full_attention", "chunked_attention", "full_attention"]), {}, "chunked_attention"),
+        (
+            z_lab(layer_types=["full_attention", "chunked_attention", "full_attention"]),
+            {},
+            "chunked_attention",
+        ),
     ],
 )
 def test_relatives_are_refused_by_name(raw: dict[str, Any], found: Shapes, name: str) -> None:
@@ -216,14 +281,22 @@ def test_relatives_are_refused_by_name(raw: dict[str, Any], found: Shapes, name:
 
 
 def test_switches_of_relatives_that_are_off_are_plain_dflash() -> None:
-    off = {"attention_sink_bias": False, "sample_from_anchor": False, "shift_label": False, "projector_type": "dflash"}
+    off = {
+        "attention_sink_bias": False,
+        "sample_from_anchor": False,
+        "shift_label": False,
+        "projector_type": "dflash",
+    }
     assert parse(z_lab(off, dspark_markov_rank=None)) == parse()
 
 
 @pytest.mark.parametrize(
     ("raw", "said"),
     [
-        (z_lab({"target_layers_ids": [1, 5, 9]}), r"'target_layers_ids'.*nearest is 'target_layer_ids'"),
+        (
+            z_lab({"target_layers_ids": [1, 5, 9]}),
+            r"'target_layers_ids'.*nearest is 'target_layer_ids'",
+        ),
         (z_lab({"mask_token": ..., "mask_tokens_id": 3}), r"nearest is 'mask_token_id'"),
         (z_lab(dflash_config={}), "dflash_config.* is empty"),
         (z_lab({"mask_token_id": ...}), "'mask_token_id' is missing"),
@@ -235,12 +308,18 @@ def test_switches_of_relatives_that_are_off_are_plain_dflash() -> None:
         (z_lab(block_size=1), "'block_size' is 1, not at least 2"),
         (z_lab(block_size=1025), "'block_size' is 1025, not at most 1024"),
         (z_lab({"target_layer_ids": [5, 1, 9]}), r"\[6, 2, 10\]; expected ascending"),
-        (z_lab({"target_layer_ids": [1, 5, 12]}), r"\[2, 6, 13\]; expected ascending ones of 1\.\.12"),
+        (
+            z_lab({"target_layer_ids": [1, 5, 12]}),
+            r"\[2, 6, 13\]; expected ascending ones of 1\.\.12",
+        ),
         (z_lab({"target_layer_ids": [1, 5]}), r"fc.weight has the shape \[32, 96\].*\[32, 64\]"),
         (z_lab({"target_layer_ids": ...}, num_target_layers=...), "neither 'target_layer_ids' nor"),
         (z_lab(eagle_aux_hidden_state_layer_ids=[1, 5, 9]), "eagle_aux_hidden_state_layer_ids"),
         (z_lab({"num_target_layers": 13}), "'num_target_layers' is 12 at the top level and 13"),
-        (speculators({"aux_hidden_state_layer_ids": ...}), "'aux_hidden_state_layer_ids' is missing"),
+        (
+            speculators({"aux_hidden_state_layer_ids": ...}),
+            "'aux_hidden_state_layer_ids' is missing",
+        ),
         (z_lab(layer_types=["sliding_attention"] * 3), "'sliding_window' is missing"),
         (z_lab({"use_swa": 1}), "use_swa"),
         (z_lab(num_hidden_layers=4), "4 layers; the tensors are of 3"),
@@ -264,6 +343,8 @@ def test_contradictions_are_named(raw: dict[str, Any], said: str) -> None:
         ({"lm_head.weight": (VOCAB, HIDDEN + 1)}, "lm_head.weight has the shape"),
     ],
 )
-def test_tensors_that_do_not_fit_are_named(found: dict[str, tuple[int, ...] | None], said: str) -> None:
+def test_tensors_that_do_not_fit_are_named(
+    found: dict[str, tuple[int, ...] | None], said: str
+) -> None:
     with pytest.raises(CheckpointError, match=said):
         parse(found=shapes(**found))

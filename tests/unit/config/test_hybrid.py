@@ -1,4 +1,5 @@
-"""Claims about Qwen3.5's configurations, held against the models that transformers builds from them."""
+"""Claims about Qwen3.5's configurations, held against the models that transformers builds from
+them."""
 
 from __future__ import annotations
 
@@ -7,7 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen3_5Config, Qwen3_5ForCausalLM, Qwen3_5ForConditionalGeneration, Qwen3_5TextConfig
+from transformers import (
+    Qwen3_5Config,
+    Qwen3_5ForCausalLM,
+    Qwen3_5ForConditionalGeneration,
+    Qwen3_5TextConfig,
+)
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextRotaryEmbedding
 
 from edgespec.config import DecoderConfig, ModelConfig, parse_model_config
@@ -30,18 +36,31 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 256,
 }
 THETA = {"rope_theta": 1e6, "rope_type": "default"}
-VISION: dict[str, Any] = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 48}
+VISION: dict[str, Any] = {
+    "depth": 1,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_heads": 2,
+    "out_hidden_size": 48,
+}
 
 
 def text(**changes: Any) -> dict[str, Any]:
     """A text config as published; a change to `...` leaves the key out."""
-    raw = {**Qwen3_5TextConfig(**SIZES, rope_parameters=dict(THETA)).to_dict(), "architectures": ["Qwen3_5ForCausalLM"]}
+    raw = {
+        **Qwen3_5TextConfig(**SIZES, rope_parameters=dict(THETA)).to_dict(),
+        "architectures": ["Qwen3_5ForCausalLM"],
+    }
     return {key: value for key, value in (raw | changes).items() if value is not ...}
 
 
 def images(top: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
     inner = {key: value for key, value in text(**changes).items() if key != "architectures"}
-    raw = {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "vision_config": VISION}
+    raw = {
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "model_type": "qwen3_5",
+        "vision_config": VISION,
+    }
     return {**raw, "text_config": inner, **(top or {})}
 
 
@@ -78,12 +97,16 @@ def shapes_of(decoder: DecoderConfig, kind: str) -> dict[str, tuple[int, ...]]:
     ],
 )
 @pytest.mark.parametrize("nested", [False, True])
-def test_text_config_describes_the_model_that_transformers_builds(nested: bool, extra: dict[str, Any]) -> None:
+def test_text_config_describes_the_model_that_transformers_builds(
+    nested: bool, extra: dict[str, Any]
+) -> None:
     sizes = {**SIZES, **extra, "rope_parameters": dict(THETA)}
     with torch.device("meta"):
         model: Any
         if nested:
-            whole = Qwen3_5Config(text_config=sizes, vision_config=dict(VISION), tie_word_embeddings=True)
+            whole = Qwen3_5Config(
+                text_config=sizes, vision_config=dict(VISION), tie_word_embeddings=True
+            )
             raw = {**whole.to_dict(), "architectures": ["Qwen3_5ForConditionalGeneration"]}
             model, stack = Qwen3_5ForConditionalGeneration(whole), "model.language_model"
         else:
@@ -99,9 +122,10 @@ def test_text_config_describes_the_model_that_transformers_builds(nested: bool, 
     for i, kind in enumerate(found.decoder.layer_kinds):
         for name, shape in shapes_of(found.decoder, kind).items():
             assert shapes[f"{stack}.layers.{i}.{name}"] == shape
-    assert (f"{stack}.layers.{found.decoder.layer_kinds.index('full_attention')}.self_attn.q_proj.bias" in shapes) is (
-        found.decoder.qkv_bias
-    )
+    assert (
+        f"{stack}.layers.{found.decoder.layer_kinds.index('full_attention')}.self_attn.q_proj.bias"
+        in shapes
+    ) is (found.decoder.qkv_bias)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +133,8 @@ def test_text_config_describes_the_model_that_transformers_builds(nested: bool, 
     [
         THETA,
         THETA | {"partial_rotary_factor": 0.5},
-        THETA | {"mrope_section": [1, 1, 0], "mrope_interleaved": True, "partial_rotary_factor": 0.25},
+        THETA
+        | {"mrope_section": [1, 1, 0], "mrope_interleaved": True, "partial_rotary_factor": 0.25},
         THETA | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
     ],
 )
@@ -122,7 +147,13 @@ def test_part_of_a_head_is_rotated_as_transformers_does(rope: dict[str, Any]) ->
 
 
 def test_missing_keys_have_the_defaults_of_transformers() -> None:
-    kept = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    kept = (
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+    )
     raw = {key: SIZES[key] for key in (*kept, "num_key_value_heads", "max_position_embeddings")}
     theirs = Qwen3_5TextConfig(**raw)
     found = parse_model_config({**raw, "model_type": "qwen3_5_text", "rms_norm_eps": 1e-6}).decoder
@@ -138,7 +169,9 @@ def test_missing_keys_have_the_defaults_of_transformers() -> None:
     )
     assert found.head_dim == theirs.head_dim
     assert list(found.layer_kinds) == theirs.layer_types
-    assert found.rope.rotary_dim == theirs.head_dim * theirs.rope_parameters["partial_rotary_factor"]
+    assert (
+        found.rope.rotary_dim == theirs.head_dim * theirs.rope_parameters["partial_rotary_factor"]
+    )
 
 
 def test_layers_of_full_attention_alone_need_no_delta_net() -> None:
@@ -150,7 +183,9 @@ def test_what_stands_at_the_top_or_in_the_text_part_is_found() -> None:
     def read(top: dict[str, Any] | None = None, **changes: Any) -> ModelConfig:
         return parse_model_config(images(top, **changes))
 
-    assert not read({"tie_word_embeddings": False}, tie_word_embeddings=True).tied_head  # transformers asks the top
+    assert not read(
+        {"tie_word_embeddings": False}, tie_word_embeddings=True
+    ).tied_head  # transformers asks the top
     assert read(tie_word_embeddings=True).tied_head
     assert read(eos_token_id=7).eos_token_ids == (7,)
     assert read({"eos_token_id": [5, 6]}, eos_token_id=None).eos_token_ids == (5, 6)
@@ -170,8 +205,14 @@ def test_what_stands_at_the_top_or_in_the_text_part_is_found() -> None:
         ({"layer_types": ["full_attention", "sliding_attention"] * 4}, "sliding_attention"),
         ({"layer_types": ["linear_attention"] * 8}, "no layer has full attention"),
         ({"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim"),
-        ({"architectures": ["Qwen3_5MoeForCausalLM"], "model_type": "qwen3_5_moe_text"}, "Qwen3_5MoeForCausalLM"),
-        ({"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next"}, "Qwen3NextForCausalLM"),
+        (
+            {"architectures": ["Qwen3_5MoeForCausalLM"], "model_type": "qwen3_5_moe_text"},
+            "Qwen3_5MoeForCausalLM",
+        ),
+        (
+            {"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next"},
+            "Qwen3NextForCausalLM",
+        ),
     ],
 )
 def test_relatives_are_refused_by_name(changes: dict[str, Any], name: str) -> None:

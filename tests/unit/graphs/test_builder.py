@@ -23,7 +23,9 @@ def checkpoint(tmp_path: Path) -> Checkpoint:
 
 def test_weights_are_placed_on_pages_without_overlap(checkpoint: Checkpoint) -> None:
     plan = WeightPlan("data")
-    placed = [plan.place(name, checkpoint, checkpoint.tensors[name]) for name in (NORM, HEAD, EMBEDDING)]
+    placed = [
+        plan.place(name, checkpoint, checkpoint.tensors[name]) for name in (NORM, HEAD, EMBEDDING)
+    ]
     assert [weight.offset % ALIGN_BYTES for weight in placed] == [0, 0, 0]
     for before, after in pairwise(placed):
         assert before.offset + before.info.num_bytes <= after.offset

@@ -28,15 +28,23 @@ ROWS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", ROWS)
 def test_expected_tensors_are_those_of_the_model_in_transformers(tmp_path: Path, name: str) -> None:
     path = toys.make_base(tmp_path, layers=2, **ROWS[name])
-    with safe_open(path / "model.safetensors", "numpy") as file:  # made from transformers' state dict
+    with safe_open(
+        path / "model.safetensors", "numpy"
+    ) as file:  # made from transformers' state dict
         stored = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
-    assert expected_tensors(parse_model_config(json.loads((path / "config.json").read_text()))) == stored
+    assert (
+        expected_tensors(parse_model_config(json.loads((path / "config.json").read_text())))
+        == stored
+    )
 
 
 def test_a_tied_head_reads_the_embedding(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(str(toys.make_base(tmp_path, layers=2, tied=True)))
     config = parse_model_config(json.loads((tmp_path / "config.json").read_text()))
-    assert Decoder.open(checkpoint, config).table.source("lm_head.weight") == (checkpoint, "model.embed_tokens.weight")
+    assert Decoder.open(checkpoint, config).table.source("lm_head.weight") == (
+        checkpoint,
+        "model.embed_tokens.weight",
+    )
 
 
 def test_a_tensor_that_no_layer_reads_is_refused_by_name(tmp_path: Path) -> None:

@@ -24,7 +24,9 @@ OWN = "layers.0.mlp.up_proj.weight"
         ("norm.weight", OWN),  # nowhere: it is missed under its own name
     ],
 )
-def test_a_linear_is_found_under_every_prefix_and_in_every_layout(tmp_path: Path, tensor: str, stored: str) -> None:
+def test_a_linear_is_found_under_every_prefix_and_in_every_layout(
+    tmp_path: Path, tensor: str, stored: str
+) -> None:
     (tmp_path / "config.json").write_text("{}")
     save_file({tensor: torch.zeros(1)}, tmp_path / "model.safetensors")
     assert stored_names({OWN: (8, 8)}, Checkpoint(tmp_path)) == {OWN: stored}

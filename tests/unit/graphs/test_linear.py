@@ -1,4 +1,5 @@
-"""A quantised Linear in a graph of its own on ONNX Runtime, against the weight that its values stand for."""
+"""A quantised Linear in a graph of its own on ONNX Runtime, against the weight that its values
+stand for."""
 
 from __future__ import annotations
 
@@ -26,10 +27,16 @@ OUT, IN, NAME = 24, 64, "model.layers.0.mlp.up_proj"
 RNG = np.random.default_rng(0)
 
 
-def weight(scheme: str = "int4_wo", block: tuple[int, int] = (1, 16), **more: Any) -> QuantizedWeight:
+def weight(
+    scheme: str = "int4_wo", block: tuple[int, int] = (1, 16), **more: Any
+) -> QuantizedWeight:
     """Random codes and scales of a scheme."""
     kind = SCHEMES[scheme].weight
-    values = RNG.integers(-7, 8, (OUT, IN)) if kind.startswith("int") else RNG.standard_normal((OUT, IN)) * 4
+    values = (
+        RNG.integers(-7, 8, (OUT, IN))
+        if kind.startswith("int")
+        else RNG.standard_normal((OUT, IN)) * 4
+    )
     codes = values.astype(getattr(ml_dtypes, kind, kind))
     shape = -(-OUT // block[0]), -(-IN // block[1])
     scales = RNG.uniform(0.01, 0.1, shape).astype(np.float16)
@@ -51,7 +58,9 @@ def table_of(stored: QuantizedWeight) -> WeightTable:
     return table
 
 
-def run(stored: QuantizedWeight, x: NDArray[np.float32], path: Path, *, feeds_weights: bool = False) -> NDArray[Any]:
+def run(
+    stored: QuantizedWeight, x: NDArray[np.float32], path: Path, *, feeds_weights: bool = False
+) -> NDArray[Any]:
     plan = WeightPlan("data")
     b = GraphBuilder("graph", plan, feeds_weights=feeds_weights)
     value = b.input(TensorSpec("x", "float32", ("B", IN)))
@@ -60,7 +69,9 @@ def run(stored: QuantizedWeight, x: NDArray[np.float32], path: Path, *, feeds_we
     save(b.model(), path / "model.onnx")
     options = ort.SessionOptions()
     options.add_session_config_entry("session.disable_quant_qdq", "1")
-    session = ort.InferenceSession(str(path / "model.onnx"), options, providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(
+        str(path / "model.onnx"), options, providers=["CPUExecutionProvider"]
+    )
     y: NDArray[Any] = session.run(None, {"x": x, **b.fed})[0]
     return y
 
@@ -77,7 +88,9 @@ WEIGHTS = {
     "fp8 a tensor": weight("fp8_block", (OUT, IN)),
     "fp8 a channel": weight("fp8_block", (1, IN)),
     "fp8 in squares": weight("fp8_block", (16, 32)),
-    "smoothed": weight("int4_awq", (1, 32), pre_quant_scale=RNG.uniform(0.5, 2, IN).astype(np.float32)),
+    "smoothed": weight(
+        "int4_awq", (1, 32), pre_quant_scale=RNG.uniform(0.5, 2, IN).astype(np.float32)
+    ),
     "inputs in another order": weight(input_order=RNG.permutation(IN)),
 }
 
@@ -93,13 +106,17 @@ def test_the_product_is_that_of_the_weight_that_codes_and_scales_stand_for(
 
 
 @pytest.mark.parametrize(("scheme", "step", "top"), [("int8_sq", 0.02, 127), ("fp8", 0.004, 448)])
-def test_static_activations_are_rounded_and_clipped(tmp_path: Path, scheme: str, step: float, top: int) -> None:
+def test_static_activations_are_rounded_and_clipped(
+    tmp_path: Path, scheme: str, step: float, top: int
+) -> None:
     stored = weight(scheme, (1, IN) if scheme == "int8_sq" else (OUT, IN), input_scale=step)
     x = some_rows() * 2  # some beyond what the scale reaches
     assert (np.abs(x) > top * step).any()
     units = x / np.float32(step)
     fp8 = np.clip(units, -448, 448).astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
-    rounded = (np.clip(np.rint(units), -128, 127) if scheme == "int8_sq" else fp8) * np.float32(step)
+    rounded = (np.clip(np.rint(units), -128, 127) if scheme == "int8_sq" else fp8) * np.float32(
+        step
+    )
     wanted = rounded @ dequantize(stored).T
     np.testing.assert_allclose(run(stored, x, tmp_path), wanted, rtol=1e-4, atol=1e-4)
     assert np.abs(x @ dequantize(stored).T - wanted).max() > 0.01  # or the rounding would not show
@@ -114,23 +131,31 @@ def test_a_scale_of_zero_becomes_one_and_its_codes_zero(tmp_path: Path) -> None:
     assert not packing.array("weight")[32:48, 3].astype(np.int8).any()
     assert packing.array("weight")[32:48, 4].astype(np.int8).any()
     x = some_rows()
-    np.testing.assert_allclose(run(stored, x, tmp_path), x @ dequantize(stored).T, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        run(stored, x, tmp_path), x @ dequantize(stored).T, rtol=1e-4, atol=1e-5
+    )
 
 
 def test_zero_points_are_refused_by_the_layers_name() -> None:
     stored = weight()
-    unsigned = replace(stored, codes=stored.codes.view(ml_dtypes.uint4), zero_points=np.ones((OUT, 4)))
+    unsigned = replace(
+        stored, codes=stored.codes.view(ml_dtypes.uint4), zero_points=np.ones((OUT, 4))
+    )
     with pytest.raises(UnsupportedModel, match=f"{NAME} is quantised with zero points"):
         Packing(unsigned)
 
 
 def test_inputs_that_do_not_fill_their_blocks_are_refused_by_the_layers_name() -> None:
-    with pytest.raises(UnsupportedModel, match=f"{NAME} has 64 inputs, which is no multiple of its blocks of 48"):
+    with pytest.raises(
+        UnsupportedModel, match=f"{NAME} has 64 inputs, which is no multiple of its blocks of 48"
+    ):
         Packing(weight("fp8_block", (48, 48)))
 
 
 @pytest.mark.parametrize(("factor", "inputs", "count"), [(1, "xx", 1), (2, "xx", 2), (1, "xz", 2)])
-def test_linears_share_the_multiplication_of_one_input_with_equal_scales(factor: int, inputs: str, count: int) -> None:
+def test_linears_share_the_multiplication_of_one_input_with_equal_scales(
+    factor: int, inputs: str, count: int
+) -> None:
     stored = WEIGHTS["smoothed"]
     assert stored.pre_quant_scale is not None
     other = replace(stored, pre_quant_scale=stored.pre_quant_scale * factor)

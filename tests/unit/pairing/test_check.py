@@ -1,4 +1,5 @@
-"""Claims about the pair check: what fits is ok, and each verdict has a pair that it warns about or refuses."""
+"""Claims about the pair check: what fits is ok, and each verdict has a pair that it warns about or
+refuses."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from edgespec import bundle
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.pairing.check import CHECKS, check
-from edgespec.pairing.verdicts import Report, Verdict
+from edgespec.pairing.check_result import CheckResult, Report
 from tests import toys
 
 
@@ -25,9 +26,16 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("pairs")
     base = toys.make_base(path / "base", "qwen3", layers=8, vocab=300)
     hybrid = toys.make_qwen3_5(path / "hybrid", layers=8, vocab=300)
-    toys.make_draft(path / "eagle", base, "modelopt", taps=(2, 4, 5), rope_theta=1e6)
-    toys.make_dflash(path / "dflash", base, taps=[2, 6], mask_token=299)
-    toys.make_dflash(path / "hybrid_dflash", hybrid, "speculators", taps=[2, 5], mask_token=299, draft_vocab=96)
+    toys.make_draft(path / "eagle", base, "modelopt", aux_layers=(2, 4, 5), rope_theta=1e6)
+    toys.make_dflash(path / "dflash", base, aux_layers=[2, 6], mask_token=299)
+    toys.make_dflash(
+        path / "hybrid_dflash",
+        hybrid,
+        "speculators",
+        aux_layers=[2, 5],
+        mask_token=299,
+        draft_vocab=96,
+    )
     for name in ("base", "hybrid"):
         knows_thinking(path / name)
         tokenizer_changed(path / name, lambda raw: forget_last(raw))
@@ -35,7 +43,9 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def knows_thinking(path: Path) -> None:
-    changed(path / "tokenizer_config.json", chat_template="{% if enable_thinking %}<think>{% endif %}")
+    changed(
+        path / "tokenizer_config.json", chat_template="{% if enable_thinking %}<think>{% endif %}"
+    )
 
 
 def forget_last(raw: dict[str, Any]) -> None:
@@ -43,7 +53,9 @@ def forget_last(raw: dict[str, Any]) -> None:
     vocab = raw["model"]["vocab"]
     last = max(vocab, key=vocab.__getitem__)
     if vocab[last] == 299:
-        raw["model"]["merges"] = [merge for merge in raw["model"]["merges"] if "".join(merge) != last]
+        raw["model"]["merges"] = [
+            merge for merge in raw["model"]["merges"] if "".join(merge) != last
+        ]
         del vocab[last]
 
 
@@ -71,14 +83,14 @@ def copied(shop: Path, tmp_path: Path) -> Callable[[str], Path]:
     return lambda name: Path(shutil.copytree(shop / name, tmp_path / name))
 
 
-def about(topic: str, report: Report) -> list[Verdict]:
-    return [verdict for verdict in report.verdicts if verdict.topic == topic]
+def about(topic: str, report: Report) -> list[CheckResult]:
+    return [result for result in report.results if result.topic == topic]
 
 
-def one(topic: str, base: Path, draft: Path | None = None, **more: Any) -> Verdict:
+def one(topic: str, base: Path, draft: Path | None = None, **more: Any) -> CheckResult:
     """The worst verdict of a topic."""
     found = about(topic, check(str(base), str(draft) if draft else None, **more))
-    return max(found, key=lambda verdict: ("ok", "warning", "refused").index(verdict.level))
+    return max(found, key=lambda result: ("ok", "warning", "refused").index(result.level))
 
 
 # Pairs that fit
@@ -86,38 +98,57 @@ def one(topic: str, base: Path, draft: Path | None = None, **more: Any) -> Verdi
 
 @pytest.mark.parametrize(
     ("base", "draft", "method"),
-    [("base", "eagle", "eagle3"), ("base", "dflash", "dflash"), ("hybrid", "hybrid_dflash", "dflash"),
-     ("hybrid", None, "mtp")],
-)  # fmt: skip
-def test_a_pair_that_fits_is_ok_in_every_line(shop: Path, base: str, draft: str | None, method: str) -> None:
+    [
+        ("base", "eagle", "eagle3"),
+        ("base", "dflash", "dflash"),
+        ("hybrid", "hybrid_dflash", "dflash"),
+        ("hybrid", None, "mtp"),
+    ],
+)
+def test_a_pair_that_fits_is_ok_in_every_line(
+    shop: Path, base: str, draft: str | None, method: str
+) -> None:
     report = check(str(shop / base), str(shop / draft) if draft else None)
     assert report.method == method
-    said = [verdict for verdict in report.verdicts if verdict.level != "ok"]
-    assert [verdict.topic for verdict in said] == (["thinking"] if draft == "hybrid_dflash" else [])
+    said = [result for result in report.results if result.level != "ok"]
+    assert [result.topic for result in said] == (["thinking"] if draft == "hybrid_dflash" else [])
     looked_at = {topic for kind, rows in CHECKS.items() for topic, _ in rows if kind == method}
-    assert {verdict.topic for verdict in report.verdicts} == {"base", *(["draft"] if draft else []), *looked_at}
+    assert {result.topic for result in report.results} == {
+        "base",
+        *(["draft"] if draft else []),
+        *looked_at,
+    }
 
 
 def test_numbers_of_taps_are_told_as_they_were_read(shop: Path) -> None:
-    assert one("taps", shop / "base", shop / "eagle").what == (
-        "hidden_states 2, 4, 5, which the draft names as layer outputs 1, 3, 4"
+    assert (
+        one("taps", shop / "base", shop / "eagle").what
+        == "hidden_states 2, 4, 5, which the draft names as layer outputs 1, 3, 4"
     )
-    assert one("taps", shop / "base", shop / "dflash").what == (
-        "hidden_states 2, 6, which the draft names as layer outputs 1, 5"
+    assert (
+        one("taps", shop / "base", shop / "dflash").what
+        == "hidden_states 2, 6, which the draft names as layer outputs 1, 5"
     )
-    assert one("taps", shop / "hybrid", shop / "hybrid_dflash").what == "hidden_states 2, 5, as the draft names them"
+    assert (
+        one("taps", shop / "hybrid", shop / "hybrid_dflash").what
+        == "hidden_states 2, 5, as the draft names them"
+    )
     given = one("taps", shop / "base", shop / "eagle", aux_layers=(1, 2, 3))
     assert given.what == "hidden_states 1, 2, 3, as --aux-layers says"
 
 
 def test_a_draft_that_names_no_taps_has_eagle3_s(shop: Path, tmp_path: Path) -> None:
     draft = toys.make_draft(tmp_path / "draft", shop / "base", "eagle")
-    assert one("taps", shop / "base", draft).what.startswith("hidden_states 2, 4, 5, EAGLE-3's default")
+    assert one("taps", shop / "base", draft).what.startswith(
+        "hidden_states 2, 4, 5, EAGLE-3's default"
+    )
 
 
 def test_no_weights_are_read(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = Checkpoint.read
-    monkeypatch.setattr(Checkpoint, "read", lambda self, name: read(self, name) if name in ("d2t", "t2d") else 1 / 0)
+    monkeypatch.setattr(
+        Checkpoint, "read", lambda self, name: read(self, name) if name in ("d2t", "t2d") else 1 / 0
+    )
     for draft in ("eagle", "dflash"):
         assert check(str(shop / "base"), str(shop / draft)).count("refused") == 0
 
@@ -127,9 +158,9 @@ def test_no_weights_are_read(shop: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_base_and_draft_the_other_way_round_are_told(shop: Path) -> None:
     report = check(str(shop / "eagle"), str(shop / "base"))
-    assert [verdict.level for verdict in report.verdicts] == ["refused", "refused"]
-    assert "is a draft, not a base" in report.verdicts[0].what
-    assert "is a base, not a draft" in report.verdicts[1].what
+    assert [result.level for result in report.results] == ["refused", "refused"]
+    assert "is a draft, not a base" in report.results[0].what
+    assert "is a base, not a draft" in report.results[1].what
     assert report.method == ""
 
 
@@ -156,23 +187,37 @@ def test_a_cut_base_is_refused_too(copied: Callable[[str], Path]) -> None:
     assert "A_log" in one("whole", base).what
 
 
-def test_a_draft_quantised_with_another_base_is_a_warning(shop: Path, copied: Callable[[str], Path]) -> None:
-    def told(identity: str) -> Verdict:
+def test_a_draft_quantised_with_another_base_is_a_warning(
+    shop: Path, copied: Callable[[str], Path]
+) -> None:
+    def told(identity: str) -> CheckResult:
         (draft / bundle.MANIFEST).unlink(missing_ok=True)
         files = bundle.file_entries(draft)
         base = {"name": "other", "identity": identity}
-        value = {"format": 1, "kind": "quantize", "source": {"identity": "cd"}, "base": base, "files": files}
+        value = {
+            "format": 1,
+            "kind": "quantize",
+            "source": {"identity": "cd"},
+            "base": base,
+            "files": files,
+        }
         (draft / bundle.MANIFEST).write_text(json.dumps(value))
         return one("origin", shop / "base", draft)
 
     draft = copied("eagle")
-    assert told(Checkpoint(shop / "base").identity()).what == "the draft was quantised with this very base"
+    assert (
+        told(Checkpoint(shop / "base").identity()).what
+        == "the draft was quantised with this very base"
+    )
     assert (told("ab" * 32).level, told("ab" * 32).what) == (
-        "warning", "the draft was quantised with another base (other) than this one",
-    )  # fmt: skip
+        "warning",
+        "the draft was quantised with another base (other) than this one",
+    )
 
 
-def test_another_name_is_a_warning_and_another_depth_a_refusal(shop: Path, copied: Callable[[str], Path]) -> None:
+def test_another_name_is_a_warning_and_another_depth_a_refusal(
+    shop: Path, copied: Callable[[str], Path]
+) -> None:
     draft = copied("eagle")
     changed(draft / "config.json", base_model_name_or_path="Qwen/Qwen3-8B")
     told = one("made for", shop / "base", draft)
@@ -185,7 +230,9 @@ def test_another_name_is_a_warning_and_another_depth_a_refusal(shop: Path, copie
     assert "for a base of 9 layers, this one has 8" in one("made for", shop / "base", other).what
 
 
-def test_the_hub_s_cache_knows_the_name_of_a_base(shop: Path, tmp_path: Path, copied: Callable[[str], Path]) -> None:
+def test_the_hub_s_cache_knows_the_name_of_a_base(
+    shop: Path, tmp_path: Path, copied: Callable[[str], Path]
+) -> None:
     base = tmp_path / "models--Qwen--Qwen3-8B" / "snapshots" / "0a1b"
     shutil.copytree(shop / "base", base)
     draft = copied("eagle")
@@ -193,7 +240,9 @@ def test_the_hub_s_cache_knows_the_name_of_a_base(shop: Path, tmp_path: Path, co
     assert one("made for", base, draft).level == "ok"
 
 
-def test_other_tokens_under_the_same_ids_are_refused(shop: Path, copied: Callable[[str], Path]) -> None:
+def test_other_tokens_under_the_same_ids_are_refused(
+    shop: Path, copied: Callable[[str], Path]
+) -> None:
     draft = copied("dflash")
     shutil.copy(shop / "base" / "tokenizer.json", draft)
     assert one("tokenizer", shop / "base", draft).what == "the same in both, 299 ids compared"
@@ -209,7 +258,9 @@ def test_other_tokens_under_the_same_ids_are_refused(shop: Path, copied: Callabl
     assert told.what.startswith("2 of 299 ids mean other tokens, the first of them 10: ")
 
 
-def test_another_way_of_cutting_text_is_a_warning(shop: Path, copied: Callable[[str], Path]) -> None:
+def test_another_way_of_cutting_text_is_a_warning(
+    shop: Path, copied: Callable[[str], Path]
+) -> None:
     draft = copied("dflash")
     shutil.copy(shop / "base" / "tokenizer.json", draft)
     tokenizer_changed(draft, lambda raw: raw.update(normalizer={"type": "NFC"}))
@@ -219,13 +270,19 @@ def test_another_way_of_cutting_text_is_a_warning(shop: Path, copied: Callable[[
 def test_spellings_of_merges_do_not_count(shop: Path, copied: Callable[[str], Path]) -> None:
     draft = copied("dflash")
     shutil.copy(shop / "base" / "tokenizer.json", draft)
-    tokenizer_changed(draft, lambda raw: raw["model"].update(merges=[" ".join(m) for m in raw["model"]["merges"]]))
+    tokenizer_changed(
+        draft, lambda raw: raw["model"].update(merges=[" ".join(m) for m in raw["model"]["merges"]])
+    )
     assert one("tokenizer", shop / "base", draft).level == "ok"
 
 
-def test_a_tokenizer_beyond_the_embedding_is_refused(shop: Path, copied: Callable[[str], Path]) -> None:
+def test_a_tokenizer_beyond_the_embedding_is_refused(
+    shop: Path, copied: Callable[[str], Path]
+) -> None:
     base = copied("base")
-    tokenizer_changed(base, lambda raw: raw["added_tokens"].append({"id": 300, "content": "<x>", "special": True}))
+    tokenizer_changed(
+        base, lambda raw: raw["added_tokens"].append({"id": 300, "content": "<x>", "special": True})
+    )
     assert "ids up to 300, its embedding 300 rows" in one("tokenizer", base, shop / "eagle").what
     tokenizer_changed(base, lambda raw: raw.update(model={"vocab": 3}))
     assert "is not a tokenizer" in one("tokenizer", base, shop / "eagle").what
@@ -234,26 +291,39 @@ def test_a_tokenizer_beyond_the_embedding_is_refused(shop: Path, copied: Callabl
 
 
 def test_a_draft_of_another_vocabulary_or_width_is_refused(shop: Path, tmp_path: Path) -> None:
-    wide = toys.make_base(tmp_path / "wide", "qwen3", layers=8, hidden=96, vocab=300, tokenizer=False)
-    assert one("hidden size", wide, shop / "dflash").what.startswith("the draft reads taps 64 wide, the base's hidden")
+    wide = toys.make_base(
+        tmp_path / "wide", "qwen3", layers=8, hidden=96, vocab=300, tokenizer=False
+    )
+    assert one("hidden size", wide, shop / "dflash").what.startswith(
+        "the draft reads taps 64 wide, the base's hidden"
+    )
     assert one("embedding", wide, shop / "eagle").level == "refused"
     assert one("head", wide, shop / "dflash").level == "refused"
     assert one("head", wide, shop / "eagle").level == "ok"  # it has one of its own
     other = toys.make_base(tmp_path / "other", "qwen3", layers=8, vocab=280, tokenizer=False)
     told = one("vocabulary", other, shop / "dflash")
-    assert (told.level, told.what) == ("refused", "the draft's vocabulary has 300 tokens, the base's 280")
+    assert (told.level, told.what) == (
+        "refused",
+        "the draft's vocabulary has 300 tokens, the base's 280",
+    )
     mask = one("mask token", other, shop / "dflash")
-    assert (mask.level, mask.what) == ("refused", "mask token 299 is outside the base's vocabulary of 280 tokens")
+    assert (mask.level, mask.what) == (
+        "refused",
+        "mask token 299 is outside the base's vocabulary of 280 tokens",
+    )
 
 
-def test_taps_beyond_the_base_are_refused_and_the_last_one_is_a_warning(shop: Path, tmp_path: Path) -> None:
+def test_taps_beyond_the_base_are_refused_and_the_last_one_is_a_warning(
+    shop: Path, tmp_path: Path
+) -> None:
     flat = toys.make_base(tmp_path / "flat", "qwen3", layers=5, vocab=300, tokenizer=False)
     told = one("taps", flat, shop / "dflash")
     assert (told.level, told.what) == (
-        "refused", "hidden_states 2, 6, which the draft names as layer outputs 1, 5; the base has 5 layers",
-    )  # fmt: skip
+        "refused",
+        "hidden_states 2, 6, which the draft names as layer outputs 1, 5; the base has 5 layers",
+    )
     assert "not all in 1..5" in one("taps", flat, shop / "eagle", aux_layers=(1, 2, 6)).what
-    last = toys.make_dflash(tmp_path / "last", shop / "base", taps=[2, 8])
+    last = toys.make_dflash(tmp_path / "last", shop / "base", aux_layers=[2, 8])
     told = one("taps", shop / "base", last)
     assert told.level == "warning"
     assert "read before the base's final norm" in told.what
@@ -264,17 +334,26 @@ def test_a_dflash_draft_takes_no_other_taps(shop: Path) -> None:
     assert (told.level, told.remedy) == ("refused", "Leave --aux-layers out.")
 
 
-def test_masks_that_no_graph_has_are_refused(shop: Path, tmp_path: Path, copied: Callable[[str], Path]) -> None:
-    draft = toys.make_dflash(tmp_path / "draft", shop / "base", taps=[2, 6], mask_token=299)
-    changed(draft / "config.json", layer_types=["sliding_attention", "full_attention"], sliding_window=9)
+def test_masks_that_no_graph_has_are_refused(
+    shop: Path, tmp_path: Path, copied: Callable[[str], Path]
+) -> None:
+    draft = toys.make_dflash(tmp_path / "draft", shop / "base", aux_layers=[2, 6], mask_token=299)
+    changed(
+        draft / "config.json", layer_types=["sliding_attention", "full_attention"], sliding_window=9
+    )
     assert one("whole", shop / "base", draft).level == "ok"
-    changed(draft / "config.json", dflash_config={"mask_token_id": 299, "use_swa": True, "swa_window_size": 9})
+    changed(
+        draft / "config.json",
+        dflash_config={"mask_token_id": 299, "use_swa": True, "swa_window_size": 9},
+    )
     told = one("whole", shop / "base", draft)
     assert told.level == "refused"
     assert "layer 0: window 9, causal True; layer 1" in told.what.replace(", layer 1", "; layer 1")
 
 
-def test_taps_that_can_be_read_two_ways_are_refused_with_both(shop: Path, copied: Callable[[str], Path]) -> None:
+def test_taps_that_can_be_read_two_ways_are_refused_with_both(
+    shop: Path, copied: Callable[[str], Path]
+) -> None:
     draft = copied("eagle")
     changed(draft / "config.json", eagle_config=..., eagle_aux_hidden_state_layer_ids=[1, 2, 6])
     told = one("taps", shop / "base", draft)
@@ -284,7 +363,9 @@ def test_taps_that_can_be_read_two_ways_are_refused_with_both(shop: Path, copied
     assert one("taps", shop / "base", draft, aux_layers=(2, 3, 7)).level == "ok"
 
 
-def test_a_rounded_head_that_is_lent_is_a_warning(shop: Path, copied: Callable[[str], Path]) -> None:
+def test_a_rounded_head_that_is_lent_is_a_warning(
+    shop: Path, copied: Callable[[str], Path]
+) -> None:
     base = copied("base")
     tensors_changed(base, **{"lm_head.weight_scale": torch.ones(1)})
     assert one("head", base, shop / "dflash").level == "warning"
@@ -295,7 +376,10 @@ def test_a_map_without_the_end_of_an_answer_is_a_warning_and_a_broken_one_refuse
     shop: Path, copied: Callable[[str], Path]
 ) -> None:
     draft = copied("eagle")
-    assert "96 of 300 tokens (32%), the ends of an answer among them" in one("d2t", shop / "base", draft).what
+    assert (
+        "96 of 300 tokens (32%), the ends of an answer among them"
+        in one("d2t", shop / "base", draft).what
+    )
     tensors_changed(draft, d2t=torch.full((96,), 100))
     told = one("d2t", shop / "base", draft)
     assert told.level == "warning"
@@ -308,7 +392,10 @@ def test_a_map_without_the_end_of_an_answer_is_a_warning_and_a_broken_one_refuse
     ("keys", "said"),
     [
         ({"rope_theta": 10000.0}, "thetas far apart"),
-        ({"rope_scaling": {"rope_type": "linear", "factor": 4.0}}, "linear scaling by 4; the base has 1e+06 and no"),
+        (
+            {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+            "linear scaling by 4; the base has 1e+06 and no",
+        ),
     ],
 )
 def test_another_rotation_is_a_warning(
@@ -322,7 +409,7 @@ def test_another_rotation_is_a_warning(
 
 
 def test_a_block_beyond_what_engines_verify_is_a_warning(shop: Path, tmp_path: Path) -> None:
-    draft = toys.make_dflash(tmp_path / "draft", shop / "base", taps=[2, 6], block_size=64)
+    draft = toys.make_dflash(tmp_path / "draft", shop / "base", aux_layers=[2, 6], block_size=64)
     told = one("block", shop / "base", draft)
     assert told.level == "warning"
     assert "--max-verify-tree-size 64" in told.remedy
@@ -333,16 +420,25 @@ def test_a_block_beyond_what_engines_verify_is_a_warning(shop: Path, tmp_path: P
 
 
 def test_a_mask_that_text_is_made_of_is_a_warning(shop: Path, tmp_path: Path) -> None:
-    def told(mask: int) -> Verdict:
-        return one("mask token", shop / "base", toys.make_dflash(tmp_path / f"{mask}", shop / "base", mask_token=mask))
+    def told(mask: int) -> CheckResult:
+        return one(
+            "mask token",
+            shop / "base",
+            toys.make_dflash(tmp_path / f"{mask}", shop / "base", mask_token=mask),
+        )
 
     assert (told(20).level, told(1).level, told(299).level) == ("warning", "ok", "ok")
     assert told(1).what == "1, the special token <|im_start|>"
     assert told(299).what == "299, a row of the embedding that no text uses"
 
 
-def test_thinking_is_told_by_the_family_of_the_base(shop: Path, copied: Callable[[str], Path], tmp_path: Path) -> None:
-    off, on = one("thinking", shop / "base", shop / "dflash"), one("thinking", shop / "hybrid", shop / "hybrid_dflash")
+def test_thinking_is_told_by_the_family_of_the_base(
+    shop: Path, copied: Callable[[str], Path], tmp_path: Path
+) -> None:
+    off, on = (
+        one("thinking", shop / "base", shop / "dflash"),
+        one("thinking", shop / "hybrid", shop / "hybrid_dflash"),
+    )
     assert (off.level, on.level) == ("ok", "warning")
     assert on.remedy == 'Set "enable_thinking": true in the requests.'
     base = copied("hybrid")
@@ -358,13 +454,20 @@ def test_thinking_is_told_by_the_family_of_the_base(shop: Path, copied: Callable
 def as_fp8(path: Path, *modules: str, algo: str = "FP8") -> None:
     """Linears as ModelOpt writes them in FP8, the others left out of the settings."""
     tensors = load_file(path / "model.safetensors")
-    others = {name.removesuffix(".weight") for name, tensor in tensors.items() if tensor.ndim == 2} - set(modules)
+    others = {
+        name.removesuffix(".weight") for name, tensor in tensors.items() if tensor.ndim == 2
+    } - set(modules)
     for module in modules:
         tensors[f"{module}.weight"] = tensors[f"{module}.weight"].to(torch.float8_e4m3fn)
-        tensors |= {f"{module}.weight_scale": torch.ones(()), f"{module}.input_scale": torch.ones(())}
+        tensors |= {
+            f"{module}.weight_scale": torch.ones(()),
+            f"{module}.input_scale": torch.ones(()),
+        }
     save_file(tensors, path / "model.safetensors")
     settings = {"quant_algo": algo, "kv_cache_quant_algo": None, "exclude_modules": sorted(others)}
-    (path / "hf_quant_config.json").write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": settings}))
+    (path / "hf_quant_config.json").write_text(
+        json.dumps({"producer": {"name": "modelopt"}, "quantization": settings})
+    )
 
 
 def test_quantisation_is_told_with_what_it_costs(shop: Path, copied: Callable[[str], Path]) -> None:
@@ -372,11 +475,11 @@ def test_quantisation_is_told_with_what_it_costs(shop: Path, copied: Callable[[s
     as_fp8(base, "model.layers.1.mlp.up_proj")
     as_fp8(draft, "layers.0.mlp.up_proj")
     found = about("quantisation", check(str(base), str(draft)))
-    assert [verdict.what.partition(",")[0] for verdict in found] == [
+    assert [result.what.partition(",")[0] for result in found] == [
         "the base is fp8",
         "the draft is fp8: faster drafts",
     ]
-    assert {verdict.level for verdict in found} == {"ok"}
+    assert {result.level for result in found} == {"ok"}
     as_fp8(cut, "fc")
     told = one("quantisation", shop / "base", cut)
     assert told.level == "refused"
@@ -393,13 +496,26 @@ def test_a_base_of_four_bits_is_a_warning(shop: Path, copied: Callable[[str], Pa
         "input_scale": torch.ones(()),
     }
     tensors_changed(base, **{f"{module}.{name}": tensor for name, tensor in packed.items()})
-    others = [name.removesuffix(".weight") for name, tensor in load_file(base / "model.safetensors").items()
-              if tensor.ndim == 2 and not name.startswith(module)]  # fmt: skip
-    settings = {"quant_algo": "NVFP4", "group_size": 16, "kv_cache_quant_algo": None, "exclude_modules": others}
-    (base / "hf_quant_config.json").write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": settings}))
+    others = [
+        name.removesuffix(".weight")
+        for name, tensor in load_file(base / "model.safetensors").items()
+        if tensor.ndim == 2 and not name.startswith(module)
+    ]
+    settings = {
+        "quant_algo": "NVFP4",
+        "group_size": 16,
+        "kv_cache_quant_algo": None,
+        "exclude_modules": others,
+    }
+    (base / "hf_quant_config.json").write_text(
+        json.dumps({"producer": {"name": "modelopt"}, "quantization": settings})
+    )
     told = one("quantisation", base, shop / "eagle")
     assert told.level == "warning"
-    assert "the base is nvfp4: the draft was trained on states that were not rounded to 4 bits" in told.what
+    assert (
+        "the base is nvfp4: the draft was trained on states that were not rounded to 4 bits"
+        in told.what
+    )
 
 
 def test_a_rounded_mtp_head_is_told(copied: Callable[[str], Path]) -> None:
@@ -412,13 +528,20 @@ def test_a_rounded_mtp_head_is_told(copied: Callable[[str], Path]) -> None:
 # MTP
 
 
-def test_a_head_that_is_missing_or_lost_is_refused_with_the_remedy(shop: Path, copied: Callable[[str], Path]) -> None:
+def test_a_head_that_is_missing_or_lost_is_refused_with_the_remedy(
+    shop: Path, copied: Callable[[str], Path]
+) -> None:
     told = one("head", shop / "base")
     assert (told.level, told.remedy) == (
         "refused",
-        "Draft for this base with an EAGLE-3 or DFlash checkpoint; without --mtp the head is left aside.",
+        (
+            "Draft for this base with an EAGLE-3 or DFlash checkpoint; without --mtp the head is"
+            " left aside."
+        ),
     )
-    assert len(about("quantisation", check(str(shop / "base"), None))) == 1  # none is told of a head that is not there
+    assert (
+        len(about("quantisation", check(str(shop / "base"), None))) == 1
+    )  # none is told of a head that is not there
     base = copied("hybrid")
     names = [name for name in load_file(base / "model.safetensors") if name.startswith("mtp.")]
     tensors_changed(base, **dict.fromkeys(names))

@@ -1,7 +1,9 @@
-"""Claims about the probe: a draft that knows its base is told from one that was tapped in another place.
+"""Claims about the probe: a draft that knows its base is told from one that was tapped in another
+place.
 
-The drafts are made, not trained: their one projection is the least-squares answer to what their base says on a text,
-for the features of a reading. With about as many tokens as features they know the text by heart in that reading alone.
+The drafts are made, not trained: their one projection is the least-squares answer to what their
+base says on a text, for the features of a reading. With about as many tokens as features they know
+the text by heart in that reading alone.
 """
 
 from __future__ import annotations
@@ -19,11 +21,13 @@ from edgespec.checkpoint.files import open_checkpoint
 from edgespec.errors import CheckpointError, RequestError
 from edgespec.pairing import probe
 from edgespec.pairing.check import check
-from edgespec.pairing.verdicts import Report, Share, Verdict
+from edgespec.pairing.check_result import CheckResult, Report, Share
 from tests import reference, toys
 from tests.reference_mtp import PRE_NORM, MtpReference
 
-TEXT, SHORT = (probe.read_text(None)[:count] for count in (330, 125))  # for 192 features, and for 64
+TEXT, SHORT = (
+    probe.read_text(None)[:count] for count in (330, 125)
+)  # for 192 features, and for 64
 
 
 def answer(inputs: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
@@ -44,12 +48,12 @@ def changed(file: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> No
     save_file(tensors, file, metadata={"format": "pt"})
 
 
-def knowing_draft(path: Path, base: Path, taps: tuple[int, ...], **keys: Any) -> Path:
+def knowing_draft(path: Path, base: Path, aux_layers: tuple[int, ...], **keys: Any) -> Path:
     """An EAGLE-3 draft that knows TEXT by heart where it is given these taps."""
     draft = toys.make_draft(path, base, "modelopt", draft_vocab=None, **keys)
     tokens = torch.from_numpy(probe.tokens_of(open_checkpoint(str(base)), TEXT))
     logits, hidden = reference.base_hidden_states(toys.load_base(base), tokens[None])
-    given = reference.gather_taps(hidden, taps)[0, :-1]
+    given = reference.gather_aux_hidden_states(hidden, aux_layers)[0, :-1]
 
     def learn(tensors: dict[str, torch.Tensor]) -> None:
         only_projecting(tensors)
@@ -72,7 +76,9 @@ def knowing_head(path: Path, mistake: str | None) -> Path:
         best = model(tokens[None]).logits[0, 1:].argmax(-1)
 
     def learn(tensors: dict[str, torch.Tensor]) -> None:
-        only_projecting({name: tensor for name, tensor in tensors.items() if name.startswith("mtp.")})
+        only_projecting(
+            {name: tensor for name, tensor in tensors.items() if name.startswith("mtp.")}
+        )
         tensors["mtp.norm.weight"].zero_()
         half = answer(given, tensors["lm_head.weight"][best])
         tensors["mtp.fc.weight"] = torch.cat([torch.zeros_like(half), half], 1)
@@ -90,20 +96,22 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return toys.make_base(tmp_path_factory.mktemp("base") / "base", layers=8)
 
 
-def probed(base: Path, draft: Path | None = None, **keys: Any) -> tuple[Verdict, Report]:
-    report = check(str(base), str(draft) if draft else None, probe_text=TEXT if draft else SHORT, **keys)
-    (verdict,) = [verdict for verdict in report.verdicts if verdict.topic == "probe"]
-    return verdict, report
+def probed(base: Path, draft: Path | None = None, **keys: Any) -> tuple[CheckResult, Report]:
+    report = check(
+        str(base), str(draft) if draft else None, probe_text=TEXT if draft else SHORT, **keys
+    )
+    (result,) = [result for result in report.results if result.topic == "probe"]
+    return result, report
 
 
 def shares(report: Report) -> dict[tuple[int, ...], float]:
     assert report.probe is not None
-    return {share.taps: share.share for share in report.probe.shares}
+    return {share.aux_layers: share.share for share in report.probe.shares}
 
 
 def test_draft_on_the_taps_that_it_knows_is_ok(base: Path, tmp_path: Path) -> None:
-    verdict, report = probed(base, knowing_draft(tmp_path / "draft", base, (2, 4, 5)))
-    assert verdict.level == "ok", verdict
+    result, report = probed(base, knowing_draft(tmp_path / "draft", base, (2, 4, 5)))
+    assert result.level == "ok", result
     assert shares(report)[2, 4, 5] > 0.9
     assert set(shares(report)) == {(2, 4, 5), (1, 3, 4), (3, 5, 6)}
     assert max(shares(report)[1, 3, 4], shares(report)[3, 5, 6]) < 0.5
@@ -111,31 +119,33 @@ def test_draft_on_the_taps_that_it_knows_is_ok(base: Path, tmp_path: Path) -> No
     assert report.probe.positions == len(probe.tokens_of(open_checkpoint(str(base)), TEXT)) - 1
 
 
-@pytest.mark.parametrize(("taps", "flag"), [((3, 5, 6), "3,5,6"), ((1, 3, 4), "1,3,4")])
+@pytest.mark.parametrize(("aux_layers", "flag"), [((3, 5, 6), "3,5,6"), ((1, 3, 4), "1,3,4")])
 def test_draft_that_states_other_taps_than_it_knows_is_found_out(
-    base: Path, tmp_path: Path, taps: tuple[int, ...], flag: str
+    base: Path, tmp_path: Path, aux_layers: tuple[int, ...], flag: str
 ) -> None:
-    draft = knowing_draft(tmp_path / "draft", base, taps)
-    verdict, report = probed(base, draft)
-    assert verdict.level == "warning"
-    assert "it was trained on what it reads with taps one layer" in verdict.what
-    assert f"--aux-layers {flag}" in verdict.remedy
+    draft = knowing_draft(tmp_path / "draft", base, aux_layers)
+    result, report = probed(base, draft)
+    assert result.level == "warning"
+    assert "it was trained on what it reads with taps one layer" in result.what
+    assert f"--aux-layers {flag}" in result.remedy
     assert report.count("refused") == 0
-    mended, report = probed(base, draft, aux_layers=taps)
+    mended, report = probed(base, draft, aux_layers=aux_layers)
     assert mended.level == "ok"
-    assert next(iter(shares(report))) == taps
+    assert next(iter(shares(report))) == aux_layers
 
 
 def test_draft_that_knows_nothing_of_its_base_is_told(base: Path, tmp_path: Path) -> None:
-    verdict, _ = probed(base, toys.make_draft(tmp_path / "draft", base, "eagle"))
-    assert (verdict.level, "hardly knows this base" in verdict.what) == ("warning", True)
-    assert "--probe-text" in verdict.remedy
+    result, _ = probed(base, toys.make_draft(tmp_path / "draft", base, "eagle"))
+    assert (result.level, "hardly knows this base" in result.what) == ("warning", True)
+    assert "--probe-text" in result.remedy
 
 
 @pytest.mark.parametrize(("mistake", "level"), [(None, "ok"), (PRE_NORM, "warning")])
-def test_head_is_asked_for_the_state_before_the_norm_too(tmp_path: Path, mistake: str | None, level: str) -> None:
-    verdict, report = probed(knowing_head(tmp_path / "base", mistake))
-    assert verdict.level == level, verdict
+def test_head_is_asked_for_the_state_before_the_norm_too(
+    tmp_path: Path, mistake: str | None, level: str
+) -> None:
+    result, report = probed(knowing_head(tmp_path / "base", mistake))
+    assert result.level == level, result
     after, before = shares(report)[()], shares(report)[4,]
     assert (max if mistake is None else min)(after, before) == after
     assert max(after, before) > 0.9
@@ -144,7 +154,9 @@ def test_head_is_asked_for_the_state_before_the_norm_too(tmp_path: Path, mistake
 
 def test_pair_that_does_not_fit_is_not_run(base: Path, tmp_path: Path) -> None:
     other = toys.make_base(tmp_path / "other", layers=8, vocab=300)
-    report = check(str(other), str(toys.make_draft(tmp_path / "draft", base, "eagle")), probe_text=TEXT)
+    report = check(
+        str(other), str(toys.make_draft(tmp_path / "draft", base, "eagle")), probe_text=TEXT
+    )
     assert report.count("refused") > 0
     assert report.probe is None
 
@@ -164,7 +176,9 @@ def test_progress_is_told_piece_by_piece(base: Path, tmp_path: Path) -> None:
     assert told.done == told.total == 8 + 1 + 4
 
 
-def test_nothing_is_left_on_disk(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_left_on_disk(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = tmp_path / "temporary"
     place.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(place))
@@ -208,11 +222,19 @@ def test_damaged_tokenizer_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("gained", "lost", "positions", "better"),
-    [(60, 20, 300, True), (12, 0, 300, True), (60, 40, 300, False), (9, 0, 100, False), (70, 10, 4000, False)],
+    [
+        (60, 20, 300, True),
+        (12, 0, 300, True),
+        (60, 40, 300, False),
+        (9, 0, 100, False),
+        (70, 10, 4000, False),
+    ],
 )
 def test_other_reading_is_told_where_it_is_better_beyond_chance_and_by_enough(
     gained: int, lost: int, positions: int, better: bool
 ) -> None:
     stated = Share("as stated", (2, 4, 5), 0.5)
-    other = Share("with taps one layer higher", (3, 5, 6), 0.5 + (gained - lost) / positions, gained, lost)
+    other = Share(
+        "with taps one layer higher", (3, 5, 6), 0.5 + (gained - lost) / positions, gained, lost
+    )
     assert probe.is_clearly_better(other, stated) == better

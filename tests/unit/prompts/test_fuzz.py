@@ -13,21 +13,47 @@ from edgespec.errors import RequestError
 from edgespec.prompts import Request, parse_json, parse_prompt_set, parse_requests
 
 SAMPLING_DEFAULTS: dict[str, object] = {
-    "temperature": 1.0, "top_p": 0.8, "top_k": 50, "seed": None, "max_generate_length": 256, "min_p": 0.0,
-    "repetition_penalty": 1.0, "logit_bias": {}, "stop": None, "num_logprobs": 0,
-}  # fmt: skip
+    "temperature": 1.0,
+    "top_p": 0.8,
+    "top_k": 50,
+    "seed": None,
+    "max_generate_length": 256,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "logit_bias": {},
+    "stop": None,
+    "num_logprobs": 0,
+}
 FLAG_DEFAULTS = {
-    "apply_chat_template": True, "add_generation_prompt": True, "enable_thinking": False,
-    "disable_spec_decode": False, "save_system_prompt_kv_cache": True,
-}  # fmt: skip
+    "apply_chat_template": True,
+    "add_generation_prompt": True,
+    "enable_thinking": False,
+    "disable_spec_decode": False,
+    "save_system_prompt_kv_cache": True,
+}
 NEUTRAL_ONLY = ["lora_name", "available_lora_weights", "streaming", "talker_speed"]
-SHARED = [*SAMPLING_DEFAULTS, "apply_chat_template", "add_generation_prompt", "enable_thinking", *NEUTRAL_ONLY]
+SHARED = [
+    *SAMPLING_DEFAULTS,
+    "apply_chat_template",
+    "add_generation_prompt",
+    "enable_thinking",
+    *NEUTRAL_ONLY,
+]
 
-texts = st.text(st.characters(), max_size=12) | st.sampled_from(["", "user", "text", "7", "07", "\ud83d", "\udc00"])
-numbers = st.integers(-3, 60) | st.integers() | st.floats() | st.sampled_from([0, 1, 0.5, 2**63 - 1, 10**400, -0.0])
+texts = st.text(st.characters(), max_size=12) | st.sampled_from(
+    ["", "user", "text", "7", "07", "\ud83d", "\udc00"]
+)
+numbers = (
+    st.integers(-3, 60)
+    | st.integers()
+    | st.floats()
+    | st.sampled_from([0, 1, 0.5, 2**63 - 1, 10**400, -0.0])
+)
 scalars = st.none() | st.booleans() | numbers | texts
 anything = st.recursive(
-    scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4), max_leaves=8
+    scalars,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
+    max_leaves=8,
 )
 plausible: dict[str, st.SearchStrategy[Any]] = {
     "temperature": st.floats(0, 2) | st.just(0),
@@ -46,9 +72,13 @@ plausible: dict[str, st.SearchStrategy[Any]] = {
 }
 roles = st.sampled_from(["system", "developer", "user", "assistant", "tool"])
 contents = st.text(max_size=9) | st.lists(
-    st.fixed_dictionaries({"type": st.just("text"), "text": st.text(max_size=9)}), min_size=1, max_size=3
+    st.fixed_dictionaries({"type": st.just("text"), "text": st.text(max_size=9)}),
+    min_size=1,
+    max_size=3,
 )
-conversations = st.lists(st.fixed_dictionaries({"role": roles, "content": contents}), min_size=1, max_size=4)
+conversations = st.lists(
+    st.fixed_dictionaries({"role": roles, "content": contents}), min_size=1, max_size=4
+)
 
 
 def fields_of(names: list[str], wild: bool) -> st.SearchStrategy[dict[str, Any]]:
@@ -61,11 +91,21 @@ def files(wild: bool) -> st.SearchStrategy[Any]:
     messages = conversations | anything if wild else conversations
     request = st.builds(lambda fields, said: {**fields, "messages": said}, own, messages)
     requests = st.lists(request, min_size=1, max_size=3)
-    return st.builds(lambda top, said: {**top, "requests": said}, fields_of([*SHARED, "batch_size"], wild), requests)
+    return st.builds(
+        lambda top, said: {**top, "requests": said},
+        fields_of([*SHARED, "batch_size"], wild),
+        requests,
+    )
 
 
 def as_stop(value: object) -> tuple[str, ...]:
-    return tuple(value) if isinstance(value, list) else (value,) if isinstance(value, str) and value else ()
+    return (
+        tuple(value)
+        if isinstance(value, list)
+        else (value,)
+        if isinstance(value, str) and value
+        else ()
+    )
 
 
 def as_bias(value: dict[str, float] | None) -> dict[int, float]:
@@ -132,7 +172,10 @@ def test_any_json_is_a_file_or_refused(raw: Any) -> None:
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.binary(max_size=60) | st.text('[]{}":,0129.eE-+ \\untrfalsNI\n\ufeffé', max_size=40).map(str.encode))
+@given(
+    st.binary(max_size=60)
+    | st.text('[]{}":,0129.eE-+ \\untrfalsNI\n\ufeffé', max_size=40).map(str.encode)
+)
 def test_any_bytes_are_json_or_refused(data: bytes) -> None:
     try:
         found = parse_json(data, "input.json")
@@ -156,7 +199,9 @@ LINE = st.fixed_dictionaries(
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(LINE.map(lambda line: json.dumps(line).encode()) | st.binary(max_size=20), max_size=4))
+@given(
+    st.lists(LINE.map(lambda line: json.dumps(line).encode()) | st.binary(max_size=20), max_size=4)
+)
 def test_any_lines_are_a_prompt_set_or_refused(lines: list[bytes]) -> None:
     data = b"\n".join(lines)
     try:
@@ -164,7 +209,9 @@ def test_any_lines_are_a_prompt_set_or_refused(lines: list[bytes]) -> None:
     except RequestError as error:
         assert_told(error)
         return
-    said = [json.loads(line) for line in data.removeprefix(b"\xef\xbb\xbf").split(b"\n") if line.strip()]
+    said = [
+        json.loads(line) for line in data.removeprefix(b"\xef\xbb\xbf").split(b"\n") if line.strip()
+    ]
     for request, line in zip(found.requests, said, strict=True):
         turns = [line["prompt"]] if "prompt" in line else line["turns"]
         assert [request.messages[0].content, *request.turns] == turns

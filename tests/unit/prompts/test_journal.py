@@ -21,7 +21,8 @@ from edgespec.errors import OutputError
 from edgespec.prompts import Journal
 
 RESPONSES: list[dict[str, object]] = [
-    {"output_text": text, "request_idx": index} for index, text in enumerate(["one é", "two\n", "😀"])
+    {"output_text": text, "request_idx": index}
+    for index, text in enumerate(["one é", "two\n", "😀"])
 ]
 ONE, TWO, THREE = RESPONSES
 
@@ -51,7 +52,8 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @contextmanager
 def largest_file(size_bytes: int) -> Iterator[None]:
-    """The kernel refuses to let any file of this process grow beyond: a full disk, half-written lines and all."""
+    """The kernel refuses to let any file of this process grow beyond: a full disk, half-written
+    lines and all."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
     try:
@@ -115,13 +117,15 @@ def test_journal_of_nothing_leaves_nothing(output: Path) -> None:
 
 def test_killed_run_leaves_whole_lines(output: Path) -> None:
     source = (
-        "import os, signal, sys; from edgespec.prompts import Journal; journal = Journal(sys.argv[1])\n"
-        "for index in range(3): journal.add({'request_idx': index})\n"
-        "os.kill(os.getpid(), signal.SIGKILL)"
+        "import os, signal, sys; from edgespec.prompts import Journal; journal ="
+        " Journal(sys.argv[1])\nfor index in range(3): journal.add({'request_idx':"
+        " index})\nos.kill(os.getpid(), signal.SIGKILL)"
     )
     done = subprocess.run([sys.executable, "-c", source, str(output)], check=False)
     assert done.returncode == -signal.SIGKILL
-    assert read_lines(Path(f"{output}.partial.jsonl")) == [{"request_idx": index} for index in range(3)]
+    assert read_lines(Path(f"{output}.partial.jsonl")) == [
+        {"request_idx": index} for index in range(3)
+    ]
 
 
 def test_journal_of_a_killed_run_is_left_alone_and_named(output: Path) -> None:
@@ -179,7 +183,10 @@ def test_response_without_utf8_is_one_valid_line(output: Path) -> None:
     with Journal(output) as journal:
         journal.add(odd)
         journal.add(ONE)
-        assert [json.loads(line) for line in journal.path.read_bytes().split(b"\n")[:-1]] == [odd, ONE]
+        assert [json.loads(line) for line in journal.path.read_bytes().split(b"\n")[:-1]] == [
+            odd,
+            ONE,
+        ]
         journal.finish([odd, ONE], "input.json")
     assert json.loads(output.read_bytes())["responses"] == [odd, ONE]
 
@@ -206,7 +213,9 @@ def test_full_disk_stops_no_run_and_leaves_whole_lines(output: Path) -> None:
         assert read_lines(journal.path) == RESPONSES
 
 
-def test_half_a_line_is_taken_away_on_leaving(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_a_line_is_taken_away_on_leaving(
+    output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Journal(output) as journal:
         journal.add(ONE)
         with largest_file(journal.path.stat().st_size + 5), monkeypatch.context() as patch:
@@ -246,7 +255,9 @@ def test_output_that_the_disk_refuses_keeps_the_journal(
     assert names(elsewhere) == []
 
 
-def test_what_the_journal_missed_is_tried_once_more_at_the_end(output: Path, elsewhere: Path) -> None:
+def test_what_the_journal_missed_is_tried_once_more_at_the_end(
+    output: Path, elsewhere: Path
+) -> None:
     with Journal(output) as journal:
         with largest_file(10):
             journal.add(ONE)
@@ -274,7 +285,9 @@ def test_without_a_journal_the_whole_output_is_kept_where_temporary_files_go(
     assert kept.stat().st_mode & 0o077 == 0
 
 
-def test_journal_that_is_short_of_a_response_is_not_called_whole(output: Path, elsewhere: Path) -> None:
+def test_journal_that_is_short_of_a_response_is_not_called_whole(
+    output: Path, elsewhere: Path
+) -> None:
     with Journal(output) as journal:
         journal.add(ONE)
         output.mkdir()
@@ -284,7 +297,9 @@ def test_journal_that_is_short_of_a_response_is_not_called_whole(output: Path, e
     assert read_lines(journal.path) == [ONE]
 
 
-def test_journal_that_was_removed_is_not_said_to_hold_anything(output: Path, elsewhere: Path) -> None:
+def test_journal_that_was_removed_is_not_said_to_hold_anything(
+    output: Path, elsewhere: Path
+) -> None:
     with Journal(output) as journal:
         journal.add(ONE)
         journal.path.unlink()
@@ -307,7 +322,9 @@ def test_when_nothing_can_be_saved_it_is_said(output: Path, elsewhere: Path) -> 
     assert names(output.parent) == ["output.json"]
 
 
-def test_part_that_is_in_the_journal_is_named_when_the_rest_is_lost(output: Path, elsewhere: Path) -> None:
+def test_part_that_is_in_the_journal_is_named_when_the_rest_is_lost(
+    output: Path, elsewhere: Path
+) -> None:
     with Journal(output) as journal:
         output.mkdir()
         journal.add(ONE)

@@ -1,4 +1,5 @@
-"""That `output.json` is written whole or not at all, and that a bad path is told before any work."""
+"""That `output.json` is written whole or not at all, and that a bad path is told before any
+work."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def test_text_without_utf8_is_escaped_not_lost(tmp_path: Path) -> None:
     }
 
 
-def test_failed_write_leaves_the_old_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_leaves_the_old_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "output.json"
     path.write_text("old")
 
@@ -64,7 +67,10 @@ def test_path_that_cannot_be_written_is_refused_before_any_work(tmp_path: Path) 
         (tmp_path, "is a directory"),
         (tmp_path / "absent" / "output.json", "there is no directory"),
         (Path("/dev/null"), "not an ordinary file"),
-        (Path("/proc/output.json"), "cannot be written"),  # a directory where not even root may create a file
+        (
+            Path("/proc/output.json"),
+            "cannot be written",
+        ),  # a directory where not even root may create a file
     ]:
         with pytest.raises(OutputError, match=said):
             check_writable(path)

@@ -24,7 +24,9 @@ HELLO = [{"role": "user", "content": "Hello"}]
 
 
 def parse(top: dict[str, object], *requests: dict[str, object]) -> RequestFile:
-    return parse_requests({**top, "requests": list(requests or ({"messages": HELLO},))}, "input.json")
+    return parse_requests(
+        {**top, "requests": list(requests or ({"messages": HELLO},))}, "input.json"
+    )
 
 
 def refusal(top: dict[str, object], *requests: dict[str, object]) -> RequestError:
@@ -40,7 +42,9 @@ def test_smallest_file_gets_the_documented_defaults() -> None:
     assert found.batch_size == 1
     (request,) = found.requests
     assert request.messages == (Message("user", "Hello"),)
-    assert request.sampling == SamplingParams(temperature=1.0, top_p=0.8, top_k=50, seed=None, max_generate_length=256)
+    assert request.sampling == SamplingParams(
+        temperature=1.0, top_p=0.8, top_k=50, seed=None, max_generate_length=256
+    )
     assert (request.apply_chat_template, request.add_generation_prompt) == (True, True)
     assert (request.enable_thinking, request.disable_spec_decode) == (False, False)
     assert (request.keep_system_prompt, request.turns, request.name) == (True, (), None)
@@ -50,12 +54,21 @@ def test_request_wins_over_top_level_and_override_wins_over_both() -> None:
     raw = {
         "temperature": 0.5,
         "top_k": 7,
-        "requests": [{"messages": HELLO, "temperature": 0, "seed": 3}, {"messages": HELLO, "max_generate_length": 9}],
+        "requests": [
+            {"messages": HELLO, "temperature": 0, "seed": 3},
+            {"messages": HELLO, "max_generate_length": 9},
+        ],
     }
     first, second = parse_requests(raw, "input.json").requests
     assert (first.sampling.temperature, first.sampling.seed, first.sampling.top_k) == (0.0, 3, 7)
-    assert (second.sampling.temperature, second.sampling.seed, second.sampling.max_generate_length) == (0.5, None, 9)
-    overridden = parse_requests(raw, "input.json", temperature=0.25, max_generate_length=4, batch_size=2)
+    assert (
+        second.sampling.temperature,
+        second.sampling.seed,
+        second.sampling.max_generate_length,
+    ) == (0.5, None, 9)
+    overridden = parse_requests(
+        raw, "input.json", temperature=0.25, max_generate_length=4, batch_size=2
+    )
     assert [r.sampling.temperature for r in overridden.requests] == [0.25, 0.25]
     assert [r.sampling.max_generate_length for r in overridden.requests] == [4, 4]
     assert overridden.batch_size == 2
@@ -63,19 +76,29 @@ def test_request_wins_over_top_level_and_override_wins_over_both() -> None:
 
 
 OVERRIDES = {
-    "temperature": 0.3, "top_p": 0.4, "top_k": 5, "min_p": 0.2, "seed": 7, "repetition_penalty": 1.2,
-    "max_generate_length": 9, "num_logprobs": 2,
-}  # fmt: skip
+    "temperature": 0.3,
+    "top_p": 0.4,
+    "top_k": 5,
+    "min_p": 0.2,
+    "seed": 7,
+    "repetition_penalty": 1.2,
+    "max_generate_length": 9,
+    "num_logprobs": 2,
+}
 
 
 @pytest.mark.parametrize(("key", "value"), OVERRIDES.items())
 def test_each_override_wins_everywhere_and_touches_nothing_else(key: str, value: float) -> None:
     raw = {"top_k": 11, "requests": [{"messages": HELLO, key: 1}, {"messages": HELLO, "stop": "x"}]}
     plain = parse_requests(raw, "input.json").requests
-    for before, after in zip(plain, parse_requests(raw, "input.json", **{key: value}).requests, strict=True):  # type: ignore[arg-type]
+    for before, after in zip(
+        plain, parse_requests(raw, "input.json", **{key: value}).requests, strict=True
+    ):  # type: ignore[arg-type]
         assert getattr(after.sampling, key) == value
         others = [name for name in SamplingParams.__slots__ if name != key]
-        assert [getattr(after.sampling, name) for name in others] == [getattr(before.sampling, name) for name in others]
+        assert [getattr(after.sampling, name) for name in others] == [
+            getattr(before.sampling, name) for name in others
+        ]
 
 
 def test_override_is_checked_like_the_file() -> None:
@@ -188,7 +211,9 @@ UNSUPPORTED: list[tuple[str, object, object]] = [
 
 
 @pytest.mark.parametrize(("key", "neutral", "asking"), UNSUPPORTED)
-def test_key_that_cannot_be_honoured_is_refused_only_when_it_asks(key: str, neutral: object, asking: object) -> None:
+def test_key_that_cannot_be_honoured_is_refused_only_when_it_asks(
+    key: str, neutral: object, asking: object
+) -> None:
     assert parse({key: neutral}, {"messages": HELLO, key: neutral}).requests
     for error in (refusal({key: asking}), refusal({}, {"messages": HELLO, key: asking})):
         assert key in error.what
@@ -197,30 +222,59 @@ def test_key_that_cannot_be_honoured_is_refused_only_when_it_asks(key: str, neut
 
 def test_every_sampling_key_may_stand_in_a_request_and_replaces_the_top_level() -> None:
     top: dict[str, object] = {
-        "min_p": 0.1, "repetition_penalty": 2, "num_logprobs": 3, "stop": "a", "logit_bias": {"1": 1, "2": 2},
-        "enable_thinking": True, "apply_chat_template": False, "add_generation_prompt": False,
-    }  # fmt: skip
+        "min_p": 0.1,
+        "repetition_penalty": 2,
+        "num_logprobs": 3,
+        "stop": "a",
+        "logit_bias": {"1": 1, "2": 2},
+        "enable_thinking": True,
+        "apply_chat_template": False,
+        "add_generation_prompt": False,
+    }
     own: dict[str, object] = {
-        "min_p": 0, "repetition_penalty": 1, "num_logprobs": 0, "stop": ["b", "c"], "logit_bias": {"3": -1.5},
-        "enable_thinking": False, "apply_chat_template": True, "add_generation_prompt": True,
-        "disable_spec_decode": True, "save_system_prompt_kv_cache": False,
-    }  # fmt: skip
+        "min_p": 0,
+        "repetition_penalty": 1,
+        "num_logprobs": 0,
+        "stop": ["b", "c"],
+        "logit_bias": {"3": -1.5},
+        "enable_thinking": False,
+        "apply_chat_template": True,
+        "add_generation_prompt": True,
+        "disable_spec_decode": True,
+        "save_system_prompt_kv_cache": False,
+    }
     first, second, third = parse(
-        top, {"messages": HELLO}, {"messages": HELLO, **own}, {"messages": HELLO, "stop": None, "logit_bias": {}}
+        top,
+        {"messages": HELLO},
+        {"messages": HELLO, **own},
+        {"messages": HELLO, "stop": None, "logit_bias": {}},
     ).requests
     assert first.sampling == SamplingParams(
         min_p=0.1, repetition_penalty=2.0, num_logprobs=3, stop=("a",), logit_bias={1: 1.0, 2: 2.0}
     )
-    assert (first.enable_thinking, first.apply_chat_template, first.add_generation_prompt) == (True, False, False)
+    assert (first.enable_thinking, first.apply_chat_template, first.add_generation_prompt) == (
+        True,
+        False,
+        False,
+    )
     assert (first.disable_spec_decode, first.keep_system_prompt) == (False, True)
     assert second.sampling == SamplingParams(stop=("b", "c"), logit_bias={3: -1.5})
-    assert (second.enable_thinking, second.apply_chat_template, second.add_generation_prompt) == (False, True, True)
+    assert (second.enable_thinking, second.apply_chat_template, second.add_generation_prompt) == (
+        False,
+        True,
+        True,
+    )
     assert (second.disable_spec_decode, second.keep_system_prompt) == (True, False)
     assert (third.sampling.stop, third.sampling.logit_bias, third.sampling.min_p) == ((), {}, 0.1)
 
 
 def test_saving_the_system_prompt_asked_for_is_granted() -> None:
-    assert parse({}, {"messages": HELLO, "save_system_prompt_kv_cache": True}).requests[0].keep_system_prompt is True
+    assert (
+        parse({}, {"messages": HELLO, "save_system_prompt_kv_cache": True})
+        .requests[0]
+        .keep_system_prompt
+        is True
+    )
 
 
 def test_unknown_key_is_refused_with_the_nearest_known_one() -> None:
@@ -241,7 +295,9 @@ def test_known_key_in_the_wrong_place_is_told_where_it_belongs() -> None:
         assert "in each of the requests" in refusal({key: True}).remedy
 
 
-@pytest.mark.parametrize("raw", [None, [], "x", 3, {}, {"requests": []}, {"requests": {}}, {"requests": [3]}])
+@pytest.mark.parametrize(
+    "raw", [None, [], "x", 3, {}, {"requests": []}, {"requests": {}}, {"requests": [3]}]
+)
 def test_wrong_shape_is_refused(raw: object) -> None:
     with pytest.raises(RequestError, match=r"^input\.json"):
         parse_requests(raw, "input.json")
@@ -256,9 +312,15 @@ def test_wrong_shape_is_refused(raw: object) -> None:
         (["x"], "requests[0].messages[0] is"),
         ([{"role": "user"}], "requests[0].messages[0].content is missing"),
         ([{"role": "user", "content": 3}], "requests[0].messages[0].content is 3"),
-        ([{"role": "user", "content": "é" * (MAX_MESSAGE_BYTES // 2 + 1)}], "content is 131074 bytes"),
+        (
+            [{"role": "user", "content": "é" * (MAX_MESSAGE_BYTES // 2 + 1)}],
+            "content is 131074 bytes",
+        ),
         ([{"role": "user", "content": "a\ud83d"}], "content holds half of a surrogate pair"),
-        ([{"role": "user", "content": [{"type": "text", "text": None}]}], "content[0].text is null"),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": None}]}],
+            "content[0].text is null",
+        ),
         ([{"role": "user", "content": [{"type": "txt", "text": "x"}]}], 'content[0].type is "txt"'),
     ],
 )
@@ -269,14 +331,24 @@ def test_bad_messages_are_refused_at_their_place(messages: object, place: str) -
 
 def test_largest_allowed_messages_pass() -> None:
     largest = [{"role": "user", "content": "é" * (MAX_MESSAGE_BYTES // 2)}]
-    assert parse({}, {"messages": largest}, {"messages": HELLO * 64}).requests[1].messages[63].content == "Hello"
+    assert (
+        parse({}, {"messages": largest}, {"messages": HELLO * 64}).requests[1].messages[63].content
+        == "Hello"
+    )
 
 
 def test_text_of_a_request_is_limited_in_all() -> None:
-    full = [{"role": "user", "content": "x" * MAX_MESSAGE_BYTES}] * (MAX_REQUEST_BYTES // MAX_MESSAGE_BYTES)
+    full = [{"role": "user", "content": "x" * MAX_MESSAGE_BYTES}] * (
+        MAX_REQUEST_BYTES // MAX_MESSAGE_BYTES
+    )
     assert len(parse({}, {"messages": full}, {"messages": full}).requests) == 2
-    error = refusal({}, {"messages": HELLO}, {"messages": [*full, {"role": "user", "content": "é"}]})
-    assert "requests[1].messages holds 1048578 bytes of text in all, and 1048576 is the limit" in error.what
+    error = refusal(
+        {}, {"messages": HELLO}, {"messages": [*full, {"role": "user", "content": "é"}]}
+    )
+    assert (
+        "requests[1].messages holds 1048578 bytes of text in all, and 1048576 is the limit"
+        in error.what
+    )
 
 
 def test_long_table_of_biases_is_checked_once_however_many_requests() -> None:
@@ -293,7 +365,10 @@ def test_requests_that_say_nothing_of_sampling_share_the_file_s() -> None:
 
 
 def test_misspelt_role_is_refused_because_templates_would_drop_it() -> None:
-    assert 'Did you mean "user"?' in refusal({}, {"messages": [{"role": "usr", "content": "x"}]}).remedy
+    assert (
+        'Did you mean "user"?'
+        in refusal({}, {"messages": [{"role": "usr", "content": "x"}]}).remedy
+    )
     assert "role is null" in refusal({}, {"messages": [{"content": "x"}]}).what
 
 

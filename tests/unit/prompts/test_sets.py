@@ -1,4 +1,5 @@
-"""Prompt sets: the published forms are read, and everything else is refused by file, line and place."""
+"""Prompt sets: the published forms are read, and everything else is refused by file, line and
+place."""
 
 from __future__ import annotations
 
@@ -9,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import RequestError
-from edgespec.prompts import MAX_MESSAGE_BYTES, Message, RequestFile, SamplingParams, parse_prompt_set, read_prompt_set
+from edgespec.prompts import (
+    MAX_MESSAGE_BYTES,
+    Message,
+    RequestFile,
+    SamplingParams,
+    parse_prompt_set,
+    read_prompt_set,
+)
 
 PUBLISHED = Path(os.environ.get("EDGESPEC_DATA", "no such directory"))
 
@@ -31,7 +39,9 @@ def refusal(data: bytes) -> RequestError:
 
 
 def test_first_turn_opens_and_the_others_follow() -> None:
-    (request,) = parse({"question_id": 81, "category": "writing", "turns": ["One", "Two", "Three"]}).requests
+    (request,) = parse(
+        {"question_id": 81, "category": "writing", "turns": ["One", "Two", "Three"]}
+    ).requests
     assert request.messages == (Message("user", "One"),)
     assert request.turns == ("Two", "Three")
     assert request.name == "81"
@@ -39,9 +49,19 @@ def test_first_turn_opens_and_the_others_follow() -> None:
 
 
 def test_prompt_is_a_single_turn() -> None:
-    line = {"task_id": "HumanEval/0", "prompt": "def f():", "entry_point": "f", "canonical_solution": "", "test": ""}
+    line = {
+        "task_id": "HumanEval/0",
+        "prompt": "def f():",
+        "entry_point": "f",
+        "canonical_solution": "",
+        "test": "",
+    }
     (request,) = parse(line).requests
-    assert (request.messages, request.turns, request.name) == ((Message("user", "def f():"),), (), "HumanEval/0")
+    assert (request.messages, request.turns, request.name) == (
+        (Message("user", "def f():"),),
+        (),
+        "HumanEval/0",
+    )
 
 
 def test_prompt_without_a_name_has_none() -> None:
@@ -52,9 +72,16 @@ def test_prompt_without_a_name_has_none() -> None:
 
 def test_overrides_reach_every_prompt() -> None:
     found = parse_prompt_set(
-        lines({"turns": ["a"]}, {"turns": ["b"]}), "set.jsonl", temperature=0, seed=3, num_logprobs=2, batch_size=4
+        lines({"turns": ["a"]}, {"turns": ["b"]}),
+        "set.jsonl",
+        temperature=0,
+        seed=3,
+        num_logprobs=2,
+        batch_size=4,
     )
-    assert [r.sampling for r in found.requests] == [SamplingParams(temperature=0, seed=3, num_logprobs=2)] * 2
+    assert [r.sampling for r in found.requests] == [
+        SamplingParams(temperature=0, seed=3, num_logprobs=2)
+    ] * 2
     assert found.batch_size == 4
     assert parse({"turns": ["a"]}).batch_size == 1
     with pytest.raises(RequestError, match="command line: min_p is 2"):
@@ -101,7 +128,10 @@ def test_byte_order_mark_is_read_over(tmp_path: Path) -> None:
         (lines({"prompt": None}), "line 1: prompt is null, not a string"),
         (lines({"turns": ["a", "b\ud83d"]}), "turns[1] holds half of a surrogate pair"),
         (lines({"turns": ["x" * (MAX_MESSAGE_BYTES + 1)]}), "turns[0] is 131073 bytes"),
-        (lines({"turns": ["x" * MAX_MESSAGE_BYTES] * 8 + ["x"]}), "turns holds 1048577 bytes of text in all"),
+        (
+            lines({"turns": ["x" * MAX_MESSAGE_BYTES] * 8 + ["x"]}),
+            "turns holds 1048577 bytes of text in all",
+        ),
         (lines({"turns": ["a"], "question_id": True}), "question_id is true"),
         (lines({"turns": ["a"], "question_id": [1]}), "question_id is a list"),
         (lines({"turns": ["a"], "task_id": "\ud800"}), "task_id holds half of a surrogate pair"),
@@ -121,7 +151,9 @@ def test_unknown_key_is_refused_with_the_nearest_known_one() -> None:
     assert 'Did you mean "turns"?' in error.remedy
 
 
-@pytest.mark.skipif(not PUBLISHED.is_dir(), reason="EDGESPEC_DATA names no directory of published sets")
+@pytest.mark.skipif(
+    not PUBLISHED.is_dir(), reason="EDGESPEC_DATA names no directory of published sets"
+)
 @pytest.mark.parametrize(("name", "num_later_turns"), [("mt_bench", 1), ("humaneval", 0)])
 def test_published_set_is_read(name: str, num_later_turns: int) -> None:
     requests = read_prompt_set(PUBLISHED / f"{name}.jsonl").requests

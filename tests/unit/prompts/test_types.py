@@ -1,4 +1,5 @@
-"""SamplingParams checks a Python caller as the file is checked, and normalises what has more than one spelling."""
+"""SamplingParams checks a Python caller as the file is checked, and normalises what has more than
+one spelling."""
 
 from __future__ import annotations
 
@@ -28,7 +29,13 @@ def refusal(**given: Any) -> RequestError:
 
 def test_old_fields_keep_their_order() -> None:
     old = SamplingParams(0.5, 0.6, 7, 8, 9)
-    assert (old.temperature, old.top_p, old.top_k, old.seed, old.max_generate_length) == (0.5, 0.6, 7, 8, 9)
+    assert (old.temperature, old.top_p, old.top_k, old.seed, old.max_generate_length) == (
+        0.5,
+        0.6,
+        7,
+        8,
+        9,
+    )
 
 
 def test_new_fields_are_off_by_default() -> None:
@@ -85,7 +92,8 @@ def test_token_that_is_biased_twice_is_refused(twice: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["-1", "+1", " 1", "1.0", "", "x", "²", "٣", "9" * 5000, str(2**31), -1, 2**31, True, 1.0]
+    "key",
+    ["-1", "+1", " 1", "1.0", "", "x", "²", "٣", "9" * 5000, str(2**31), -1, 2**31, True, 1.0],
 )
 def test_what_is_not_a_token_id_is_refused(key: object) -> None:
     assert "which is not a token id" in refusal(logit_bias={key: 1}).what
@@ -98,7 +106,10 @@ def test_bias_out_of_its_range_is_refused_at_its_token(bias: object) -> None:
 
 def test_number_of_biases_is_bounded() -> None:
     assert len(made(logit_bias=dict.fromkeys(range(1024), 100)).logit_bias) == 1024
-    assert "holds 1025 tokens, and 1024 is the limit" in refusal(logit_bias=dict.fromkeys(range(1025), 0)).what
+    assert (
+        "holds 1025 tokens, and 1024 is the limit"
+        in refusal(logit_bias=dict.fromkeys(range(1025), 0)).what
+    )
 
 
 def test_bias_cannot_change_behind_the_params() -> None:
@@ -130,7 +141,9 @@ def test_params_can_be_copied_and_pickled() -> None:
         ("é" * 512, ("é" * 512,)),
     ],
 )
-def test_stop_is_a_tuple_of_strings_however_it_was_written(given: object, held: tuple[str, ...]) -> None:
+def test_stop_is_a_tuple_of_strings_however_it_was_written(
+    given: object, held: tuple[str, ...]
+) -> None:
     assert made(stop=given).stop == held
 
 
@@ -152,5 +165,11 @@ def test_bad_stop_is_refused_at_its_place(given: object, said: str) -> None:
 
 
 def test_finish_reasons_are_those_of_the_mirrored_tool() -> None:
-    reasons = {prompts.END_OF_SEQUENCE, prompts.MAX_LENGTH, prompts.STOP_WORDS, prompts.CANCELLED, prompts.ERROR}
+    reasons = {
+        prompts.END_OF_SEQUENCE,
+        prompts.MAX_LENGTH,
+        prompts.STOP_WORDS,
+        prompts.CANCELLED,
+        prompts.ERROR,
+    }
     assert reasons == {"end-of-sequence", "max-length", "stop-words", "cancelled", "error"}

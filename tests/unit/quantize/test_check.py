@@ -18,7 +18,8 @@ pytestmark = pytest.mark.usefixtures("needs_modelopt")
 
 @pytest.mark.parametrize("width", [7, 64, 1000])
 def test_blocks_of_the_vocabulary_add_up(width: int) -> None:
-    """Against torch's own softmax over the whole of it, with logits that a plain sum of exponentials cannot hold."""
+    """Against torch's own softmax over the whole of it, with logits that a plain sum of
+    exponentials cannot hold."""
     generator = torch.Generator().manual_seed(0)
     before = 60 * torch.randn(9, 300, generator=generator)
     after = before + torch.randn(9, 300, generator=generator)
@@ -64,7 +65,9 @@ def test_logits_that_are_not_finite_are_not_hidden(bad: float) -> None:
 def test_quantised_head_is_checked_in_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: bool, name: str
 ) -> None:
-    base = toys.make_base(tmp_path / "base", "qwen3", layers=1, hidden=128, intermediate=256, vocab=320, tied=tied)
+    base = toys.make_base(
+        tmp_path / "base", "qwen3", layers=1, hidden=128, intermediate=256, vocab=320, tied=tied
+    )
     found: list[dict[str, Any]] = []
     for rows in (1000, 96):
         monkeypatch.setattr(check, "HEAD_ROWS", rows)
@@ -75,5 +78,7 @@ def test_quantised_head_is_checked_in_blocks(
         assert told.stages["check"][0] == told.stages["check"][1]
     for key in ("logits_cosine", "logits_kl", "perplexity_before", "perplexity_after"):
         assert found[0][key] == pytest.approx(found[1][key], rel=1e-4)
-    assert found[0]["weight_errors"]["lm_head"] == pytest.approx(found[1]["weight_errors"]["lm_head"], rel=1e-5)
+    assert found[0]["weight_errors"]["lm_head"] == pytest.approx(
+        found[1]["weight_errors"]["lm_head"], rel=1e-5
+    )
     assert 0.02 < found[0]["weight_errors"]["lm_head"] < 0.2

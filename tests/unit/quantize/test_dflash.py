@@ -1,4 +1,5 @@
-"""Claims about DFlash drafts in quantize/draft.py: each format, calibrated on blocks behind what their base says."""
+"""Claims about DFlash drafts in quantize/draft.py: each format, calibrated on blocks behind what
+their base says."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ from tests.parity.dflash_reference import DFlashReference
 from tests.unit.quantize.test_llm import HIDDEN, INNER, VOCAB, Told
 
 MIXED = ["sliding_attention", "full_attention"]
-LIMITS = Limits(max_input_len=32, max_kv_cache_capacity=64, max_verify_tree_size=8, max_draft_tree_size=8)
+LIMITS = Limits(
+    max_input_len=32, max_kv_cache_capacity=64, max_verify_tree_size=8, max_draft_tree_size=8
+)
 
 
 @pytest.fixture(scope="module")
@@ -75,14 +78,16 @@ def module_of(base: Path, path: Path) -> DFlash:
         {"layer_types": MIXED, "window": 4},
         {"use_swa": True, "window": 5, "causal": True},
         {"fused": True, "renamed": True, "attention_bias": True, "rope_theta": 1e6},
-        {"layout": "speculators", "taps": (2, 5), "draft_vocab": 96},
+        {"layout": "speculators", "aux_layers": (2, 5), "draft_vocab": 96},
     ],
     ids=str,
 )
-def test_module_computes_what_the_reference_does(base: Path, tmp_path: Path, keys: dict[str, Any]) -> None:
+def test_module_computes_what_the_reference_does(
+    base: Path, tmp_path: Path, keys: dict[str, Any]
+) -> None:
     path = made(base, tmp_path / "draft", **keys)
     module, reference = module_of(base, path), DFlashReference(path, base)
-    features = torch.randn(9, len(reference.taps) * HIDDEN)
+    features = torch.randn(9, len(reference.aux_layers) * HIDDEN)
     embeds = reference.embed_tokens[torch.tensor([11, *[reference.mask_token] * 7])]
     with torch.no_grad():
         found = module(features, embeds)
@@ -108,7 +113,10 @@ def test_blocks_begin_with_a_known_token_behind_all_that_came_before(plain: Path
     assert [len(context) for context, _ in blocks] == [4, 9, 14, 19]
     for context, block in blocks:
         assert torch.equal(context, features[: len(context)])
-        assert block[:, 0].tolist() == [100 + len(context), *[config.mask_token_id] * (config.block_size - 1)]
+        assert block[:, 0].tolist() == [
+            100 + len(context),
+            *[config.mask_token_id] * (config.block_size - 1),
+        ]
     assert blocks_of(config, features[:2], ids[:2], table)[0][0].shape[0] == 1
 
 
@@ -118,7 +126,10 @@ def test_every_format_goes_through_export_and_build_and_stays_lossless(
     base: Path, plain: Path, tmp_path: Path, name: str
 ) -> None:
     result = quantized(base, plain, tmp_path / "out", name)
-    before, after = load_file(plain / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
+    before, after = (
+        load_file(plain / "model.safetensors"),
+        load_file(tmp_path / "out" / "model.safetensors"),
+    )
     for tensor, values in before.items():
         if not tensor.endswith("_proj.weight"):
             assert torch.equal(values, after[tensor])
@@ -126,7 +137,9 @@ def test_every_format_goes_through_export_and_build_and_stays_lossless(
     assert (config.own_head, config.block_size) == (False, 8)
     quantization = read_quantization(checkpoint)
     assert quantization is not None
-    rounded = [tensor.removesuffix(".weight") for tensor in before if tensor.endswith("_proj.weight")]
+    rounded = [
+        tensor.removesuffix(".weight") for tensor in before if tensor.endswith("_proj.weight")
+    ]
     assert len(rounded) == 2 * 7
     for module in rounded:
         weight = read_weight(checkpoint, quantization, module)
@@ -136,13 +149,25 @@ def test_every_format_goes_through_export_and_build_and_stays_lossless(
     found = result.manifest["check"]
     assert 0.9 < found["logits_cosine"] < 1
     assert found["num_tokens"] % 8 == 0
-    export(str(base), tmp_path, ExportOptions(dflash_base=True, dflash_draft_dir=str(tmp_path / "out")))
-    export(str(base), tmp_path, ExportOptions(dflash_draft=True, dflash_draft_dir=str(tmp_path / "out")))
+    export(
+        str(base), tmp_path, ExportOptions(dflash_base=True, dflash_draft_dir=str(tmp_path / "out"))
+    )
+    export(
+        str(base),
+        tmp_path,
+        ExportOptions(dflash_draft=True, dflash_draft_dir=str(tmp_path / "out")),
+    )
     for component in ("llm", "dflash_draft"):
         build(tmp_path / component, tmp_path / "engine", LIMITS)
     with Engine(tmp_path / "engine") as engine:
-        sampling, prompt = SamplingParams(temperature=0.0, max_generate_length=20), list(range(5, 14))
-        assert engine.generate(prompt, sampling).token_ids == engine.plainly(prompt, sampling).token_ids
+        sampling, prompt = (
+            SamplingParams(temperature=0.0, max_generate_length=20),
+            list(range(5, 14)),
+        )
+        assert (
+            engine.generate(prompt, sampling).token_ids
+            == engine.plainly(prompt, sampling).token_ids
+        )
 
 
 @pytest.mark.usefixtures("needs_modelopt")
@@ -165,20 +190,37 @@ def test_the_guides_command_gives_the_draft_a_quantised_head_of_its_own(
 
 
 @pytest.mark.usefixtures("needs_modelopt")
-def test_fused_and_renamed_tensors_are_written_under_the_authors_names(base: Path, tmp_path: Path) -> None:
+def test_fused_and_renamed_tensors_are_written_under_the_authors_names(
+    base: Path, tmp_path: Path
+) -> None:
     path = made(base, tmp_path / "draft", fused=True, renamed=True)
     quantized(base, path, tmp_path / "out", "fp8")
     names = set(load_file(tmp_path / "out" / "model.safetensors"))
-    assert {"fc.weight", "hidden_norm.weight", "norm.weight", "layers.0.self_attn.k_proj.weight_scale"} <= names
+    assert {
+        "fc.weight",
+        "hidden_norm.weight",
+        "norm.weight",
+        "layers.0.self_attn.k_proj.weight_scale",
+    } <= names
     assert not any("qkv" in name or "context" in name for name in names)
     config_of(tmp_path / "out")
 
 
 @pytest.mark.usefixtures("needs_modelopt")
 def test_a_head_and_a_map_of_its_own_stay_with_the_draft(base: Path, tmp_path: Path) -> None:
-    path = made(base, tmp_path / "draft", "speculators", taps=(2, 5), draft_vocab=96, own_embedding=True)
+    path = made(
+        base,
+        tmp_path / "draft",
+        "speculators",
+        aux_layers=(2, 5),
+        draft_vocab=96,
+        own_embedding=True,
+    )
     quantized(base, path, tmp_path / "out", "int4_awq", lm_head_quantization="int4_awq")
-    before, after = load_file(path / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
+    before, after = (
+        load_file(path / "model.safetensors"),
+        load_file(tmp_path / "out" / "model.safetensors"),
+    )
     for name in ("d2t", "embed_tokens.weight", "fc.weight"):
         assert torch.equal(before[name], after[name])
     settings = json.loads((tmp_path / "out" / "config.json").read_text())
@@ -194,21 +236,27 @@ def test_scales_come_from_the_features_of_the_base(base: Path, plain: Path, tmp_
     for i, one in enumerate((base, other)):
         quantized(one, plain, tmp_path / f"out{i}", "int8_sq")
         scales.append(
-            load_file(tmp_path / f"out{i}" / "model.safetensors")["layers.0.self_attn.k_proj.pre_quant_scale"]
+            load_file(tmp_path / f"out{i}" / "model.safetensors")[
+                "layers.0.self_attn.k_proj.pre_quant_scale"
+            ]
         )
     assert not torch.equal(*scales)
 
 
 @pytest.mark.usefixtures("needs_modelopt")
 def test_a_hybrid_base_feeds_its_draft(tmp_path: Path) -> None:
-    base = toys.make_qwen3_5(tmp_path / "base", layers=8, hidden=HIDDEN, intermediate=INNER, images=True)
+    base = toys.make_qwen3_5(
+        tmp_path / "base", layers=8, hidden=HIDDEN, intermediate=INNER, images=True
+    )
     path = made(base, tmp_path / "draft")
     result = quantized(base, path, tmp_path / "out", "fp8", lm_head_quantization="fp8")
     assert result.manifest["check"]["logits_cosine"] > 0.99
 
 
 def test_what_does_not_belong_together_is_refused(base: Path, plain: Path, tmp_path: Path) -> None:
-    shallow = toys.make_base(tmp_path / "shallow", "qwen3", layers=6, hidden=HIDDEN, intermediate=INNER, vocab=VOCAB)
+    shallow = toys.make_base(
+        tmp_path / "shallow", "qwen3", layers=6, hidden=HIDDEN, intermediate=INNER, vocab=VOCAB
+    )
     for one, error, said, more in (
         (shallow, PairingError, "has 6 layers", {}),
         (base, UnsupportedModel, "a draft's cache stays as it is", {"fp8_cache": True}),
@@ -220,7 +268,9 @@ def test_what_does_not_belong_together_is_refused(base: Path, plain: Path, tmp_p
 
 
 @pytest.mark.usefixtures("needs_modelopt")
-def test_an_fc_that_somebody_else_quantised_is_not_exported(base: Path, plain: Path, tmp_path: Path) -> None:
+def test_an_fc_that_somebody_else_quantised_is_not_exported(
+    base: Path, plain: Path, tmp_path: Path
+) -> None:
     """Its weights are rounded like a projection's, under the settings of one."""
     quantized(base, plain, tmp_path / "out", "fp8")
     tensors = load_file(tmp_path / "out" / "model.safetensors")
@@ -232,7 +282,9 @@ def test_an_fc_that_somebody_else_quantised_is_not_exported(base: Path, plain: P
     for name in ("config.json", "hf_quant_config.json"):
         file = tmp_path / "out" / name
         settings = json.loads(file.read_text())
-        inside = settings["quantization_config"] if name == "config.json" else settings["quantization"]
+        inside = (
+            settings["quantization_config"] if name == "config.json" else settings["quantization"]
+        )
         for key in ("ignore", "exclude_modules"):
             if key in inside:
                 inside[key] = [one for one in inside[key] if "fc" not in one]

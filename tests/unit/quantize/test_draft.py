@@ -1,4 +1,5 @@
-"""Claims about quantize/draft.py: EAGLE-3 drafts in each format, calibrated on what their base feeds them."""
+"""Claims about quantize/draft.py: EAGLE-3 drafts in each format, calibrated on what their base
+feeds them."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ def drafts(base: Path) -> dict[str, Path]:
         "eagle": toys.make_draft(root / "eagle", base, "eagle", **more),
         "specforge": toys.make_draft(root / "specforge", base, "specforge", **more),
         "modelopt": toys.make_draft(root / "modelopt", base, "modelopt", **more),
-        "speculators": toys.make_draft(root / "speculators", base, "speculators", **more, norm_before_residual=True),
+        "speculators": toys.make_draft(
+            root / "speculators", base, "speculators", **more, norm_before_residual=True
+        ),
     }
 
 
@@ -56,13 +59,15 @@ def config_of(path: Path) -> tuple[Checkpoint, DraftConfig]:
     return checkpoint, config
 
 
-@pytest.mark.parametrize("flavour", ["eagle", "specforge", "modelopt", "speculators"])
-def test_module_computes_what_the_reference_does(base: Path, drafts: dict[str, Path], flavour: str) -> None:
-    checkpoint, config = config_of(drafts[flavour])
+@pytest.mark.parametrize("layout", ["eagle", "specforge", "modelopt", "speculators"])
+def test_module_computes_what_the_reference_does(
+    base: Path, drafts: dict[str, Path], layout: str
+) -> None:
+    checkpoint, config = config_of(drafts[layout])
     names = draft.stored_names(checkpoint, config)
     module = Eagle3(config).eval()
     module.load_state_dict(draft.read_weights(checkpoint, Checkpoint(base), names, config))
-    reference = Eagle3Reference(drafts[flavour], base)
+    reference = Eagle3Reference(drafts[layout], base)
     features, embeds = torch.randn(9, 3 * HIDDEN), torch.randn(9, HIDDEN)
     mask, places = torch.ones(1, 9, 9, dtype=torch.bool).tril(), torch.arange(9)[None]
     wanted, _, _ = reference.forward(embeds[None], reference.fuse(features[None]), places, mask)
@@ -93,35 +98,46 @@ def test_every_format_in_modelopts_layout_and_all_else_untouched(
         for part, (dtype, shape) in table(name, *entry[1]).items():
             expected[f"{module}.{part}"] = ("F32" if dtype == "?" else dtype, shape)
     assert header(tmp_path / "out") == expected
-    before, after = load_file(source / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
+    before, after = (
+        load_file(source / "model.safetensors"),
+        load_file(tmp_path / "out" / "model.safetensors"),
+    )
     for tensor in ("fc.weight", "norm.weight", "lm_head.weight", "d2t"):
         assert torch.equal(before[tensor], after[tensor])
     found = result.manifest["check"]
-    typical = {"fp8": 0.026, "int4_awq": 0.118, "int8_sq": 0.0085, "nvfp4": 0.095, "mxfp8": 0.027}[name]
+    typical = {"fp8": 0.026, "int4_awq": 0.118, "int8_sq": 0.0085, "nvfp4": 0.095, "mxfp8": 0.027}[
+        name
+    ]
     errors = list(found["weight_errors"].values())
     assert sum(errors) / len(errors) == pytest.approx(typical, rel=0.25)
     assert 0.9 < found["logits_cosine"] < 1
 
 
-@pytest.mark.parametrize("flavour", ["specforge", "modelopt", "speculators"])
-def test_each_flavour_keeps_its_names_and_records_its_base(
-    base: Path, drafts: dict[str, Path], tmp_path: Path, flavour: str
+@pytest.mark.parametrize("layout", ["specforge", "modelopt", "speculators"])
+def test_each_layout_keeps_its_names_and_records_its_base(
+    base: Path, drafts: dict[str, Path], tmp_path: Path, layout: str
 ) -> None:
-    quantized(base, drafts[flavour], tmp_path / "out", "fp8", lm_head_quantization="nvfp4")
+    quantized(base, drafts[layout], tmp_path / "out", "fp8", lm_head_quantization="nvfp4")
     checkpoint = Checkpoint(tmp_path / "out")
     quantization = read_quantization(checkpoint)
     assert quantization is not None
-    weights = {name for name in checkpoint.tensors if name.endswith(("_proj.weight", "lm_head.weight"))}
-    assert weights == {name for name in Checkpoint(drafts[flavour]).tensors if name in weights}
+    weights = {
+        name for name in checkpoint.tensors if name.endswith(("_proj.weight", "lm_head.weight"))
+    }
+    assert weights == {name for name in Checkpoint(drafts[layout]).tensors if name in weights}
     for name in weights:
         assert read_weight(checkpoint, quantization, name.removesuffix(".weight")) is not None
     assert read_weight(checkpoint, quantization, "fc") is None
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     verifier = config.get("speculators_config", {}).get("verifier", {})
-    assert (verifier.get("name_or_path") or config["base_model_name_or_path"]) == str(base.resolve())
+    assert (verifier.get("name_or_path") or config["base_model_name_or_path"]) == str(
+        base.resolve()
+    )
 
 
-def test_smoothing_comes_from_the_features_of_the_base(base: Path, drafts: dict[str, Path], tmp_path: Path) -> None:
+def test_smoothing_comes_from_the_features_of_the_base(
+    base: Path, drafts: dict[str, Path], tmp_path: Path
+) -> None:
     """Another base of the same shape gives other vectors: the calibration sees what it feeds."""
     sizes: dict[str, Any] = {"layers": 7, "hidden": HIDDEN, "intermediate": INNER, "vocab": VOCAB}
     other = toys.make_base(tmp_path / "other", "llama", seed=9, **sizes)
@@ -129,11 +145,17 @@ def test_smoothing_comes_from_the_features_of_the_base(base: Path, drafts: dict[
     for i, one in enumerate((base, other)):
         quantized(one, drafts["eagle"], tmp_path / f"out{i}", "int8_sq")
         tensors = load_file(tmp_path / f"out{i}" / "model.safetensors")
-        scales.append(next(value for name, value in tensors.items() if name.endswith("o_proj.pre_quant_scale")))
+        scales.append(
+            next(
+                value for name, value in tensors.items() if name.endswith("o_proj.pre_quant_scale")
+            )
+        )
     assert not torch.equal(*scales)
 
 
-def test_what_does_not_belong_together_is_refused(base: Path, drafts: dict[str, Path], tmp_path: Path) -> None:
+def test_what_does_not_belong_together_is_refused(
+    base: Path, drafts: dict[str, Path], tmp_path: Path
+) -> None:
     out = tmp_path / "out"
 
     def refused(kind: type[EdgeSpecError], said: str, one: Path, path: Path, **more: Any) -> None:
@@ -143,11 +165,17 @@ def test_what_does_not_belong_together_is_refused(base: Path, drafts: dict[str, 
 
     narrow = toys.make_base(tmp_path / "narrow", "llama", layers=7, hidden=64, vocab=VOCAB)
     refused(PairingError, "tap width", narrow, drafts["eagle"])
-    other = toys.make_base(tmp_path / "other", "llama", layers=7, hidden=HIDDEN, intermediate=INNER, vocab=400)
+    other = toys.make_base(
+        tmp_path / "other", "llama", layers=7, hidden=HIDDEN, intermediate=INNER, vocab=400
+    )
     refused(PairingError, "vocabulary", other, drafts["eagle"])
     refused(UnsupportedModel, "is a base model, not a draft", base, base)
-    refused(UnsupportedModel, "is an EAGLE-3 draft, not a base", drafts["eagle"], drafts["modelopt"])
-    refused(UnsupportedModel, "a draft's cache stays as it is", base, drafts["eagle"], fp8_cache=True)
+    refused(
+        UnsupportedModel, "is an EAGLE-3 draft, not a base", drafts["eagle"], drafts["modelopt"]
+    )
+    refused(
+        UnsupportedModel, "a draft's cache stays as it is", base, drafts["eagle"], fp8_cache=True
+    )
     quantized(base, drafts["eagle"], out, "fp8")
     with pytest.raises(UnsupportedModel, match="quantised already"):
         quantized(base, out, tmp_path / "again", "fp8")
@@ -157,9 +185,11 @@ def test_what_does_not_belong_together_is_refused(base: Path, drafts: dict[str, 
 def test_a_pair_whose_weights_changed_past_the_first_bytes_is_not_there_already(
     base: Path, drafts: dict[str, Path], tmp_path: Path, whose: str
 ) -> None:
-    """The result depends on all bytes of both; a checkpoint's identity knows the first 4 KiB of each tensor."""
+    """The result depends on all bytes of both; a checkpoint's identity knows the first 4 KiB of
+    each tensor."""
     paths = [
-        Path(shutil.copytree(path, tmp_path / name)) for name, path in (("base", base), ("draft", drafts["eagle"]))
+        Path(shutil.copytree(path, tmp_path / name))
+        for name, path in (("base", base), ("draft", drafts["eagle"]))
     ]
     quantized(*paths, tmp_path / "out", "fp8")
     assert "already there" in quantized(*paths, tmp_path / "out", "fp8").notes[0]
@@ -172,7 +202,9 @@ def test_a_pair_whose_weights_changed_past_the_first_bytes_is_not_there_already(
         quantized(*paths, tmp_path / "out", "fp8")
 
 
-def test_a_draft_is_not_written_over_an_unfinished_base(base: Path, drafts: dict[str, Path], tmp_path: Path) -> None:
+def test_a_draft_is_not_written_over_an_unfinished_base(
+    base: Path, drafts: dict[str, Path], tmp_path: Path
+) -> None:
     class Stopping(Told):
         def start(self, stage: str, total: int) -> None:
             super().start(stage, total)
@@ -182,6 +214,8 @@ def test_a_draft_is_not_written_over_an_unfinished_base(base: Path, drafts: dict
     options = Options("fp8", num_samples=2, calib_seq_len=32)
     with pytest.raises(KeyboardInterrupt):
         quantize_llm(str(base), tmp_path / "out", options, Stopping(), modelopt.Log())
-    with pytest.raises(OutputError, match=r"an unfinished run to .*out is of base .*, this one of eagle"):
+    with pytest.raises(
+        OutputError, match=r"an unfinished run to .*out is of base .*, this one of eagle"
+    ):
         quantized(base, drafts["eagle"], tmp_path / "out", "fp8")
     assert len(work.Work(work.directory_of(tmp_path / "out")).parts) == 7

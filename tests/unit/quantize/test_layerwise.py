@@ -1,4 +1,5 @@
-"""Claims about quantize/layerwise.py: a layer at a time gives what ModelOpt gives for the whole model, bit for bit."""
+"""Claims about quantize/layerwise.py: a layer at a time gives what ModelOpt gives for the whole
+model, bit for bit."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("bases")
     return {
         "llama": toys.make_base(root / "llama", "llama", **SIZES),
-        "qwen2": toys.make_base(root / "qwen2", "qwen2", dtype="bfloat16", **SIZES),  # q, k and v have a bias
+        "qwen2": toys.make_base(
+            root / "qwen2", "qwen2", dtype="bfloat16", **SIZES
+        ),  # q, k and v have a bias
         "qwen3": toys.make_base(root / "qwen3", "qwen3", dtype="bfloat16", tied=True, **SIZES),
     }
 
@@ -38,7 +41,13 @@ def batches_of(base: Path, samples: int = 3, width: int = 32) -> list[Any]:
 
 
 def quantized(base: Path, out: Path, name: str, **more: Any) -> llm.Quantized:
-    return quantize_llm(str(base), out, Options(name, num_samples=3, calib_seq_len=32, **more), Told(), modelopt.Log())
+    return quantize_llm(
+        str(base),
+        out,
+        Options(name, num_samples=3, calib_seq_len=32, **more),
+        Told(),
+        modelopt.Log(),
+    )
 
 
 def same_settings(ours: Path, theirs: Path) -> bool:
@@ -46,7 +55,10 @@ def same_settings(ours: Path, theirs: Path) -> bool:
         [json.loads((path / name).read_text()) for path in (ours, theirs)]
         for name in ("hf_quant_config.json", "config.json")
     )
-    return beside[0] == beside[1] and inside[0]["quantization_config"] == inside[1]["quantization_config"]
+    return (
+        beside[0] == beside[1]
+        and inside[0]["quantization_config"] == inside[1]["quantization_config"]
+    )
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -66,10 +78,18 @@ def test_tensors_and_settings_are_those_of_modelopts_whole_model(
 def test_head_cache_and_exclusions_too(bases: dict[str, Path], tmp_path: Path, name: str) -> None:
     base = bases["llama"]
     left_out = ["model.layers.1.mlp.down_proj", "model.layers.2.mlp.down_proj"]
-    cache = name != "int4_awq"  # AWQ's search runs with a quantised cache there, and with a plain one here
+    cache = (
+        name != "int4_awq"
+    )  # AWQ's search runs with a quantised cache there, and with a plain one here
     whole_model.export(
-        base, tmp_path / "theirs", name, batches_of(base), head=True, fp8_cache=cache, disabled=left_out
-    )  # fmt: skip
+        base,
+        tmp_path / "theirs",
+        name,
+        batches_of(base),
+        head=True,
+        fp8_cache=cache,
+        disabled=left_out,
+    )
     more: dict[str, Any] = {"lm_head_quantization": name, "fp8_cache": cache}
     quantized(base, tmp_path / "ours", name, exclude=("*.[12].mlp.down_proj",), **more)
     ours, theirs = (whole_model.tensors_of(tmp_path / side) for side in ("ours", "theirs"))
@@ -91,11 +111,15 @@ def test_several_batches_are_calibrated_with_alike(
     assert whole_model.differing(ours, theirs) == []
 
 
-def test_mxfp8_with_a_quantised_cache_is_calibrated_for_the_cache_alone(bases: dict[str, Path], tmp_path: Path) -> None:
+def test_mxfp8_with_a_quantised_cache_is_calibrated_for_the_cache_alone(
+    bases: dict[str, Path], tmp_path: Path
+) -> None:
     quantized(bases["llama"], tmp_path / "plain", "mxfp8")
     quantized(bases["llama"], tmp_path / "cache", "mxfp8", fp8_cache=True)
     plain, cache = (whole_model.tensors_of(tmp_path / side) for side in ("plain", "cache"))
-    scales = {name: cache.pop(name) for name in list(cache) if name.endswith(("k_scale", "v_scale"))}
+    scales = {
+        name: cache.pop(name) for name in list(cache) if name.endswith(("k_scale", "v_scale"))
+    }
     assert whole_model.differing(plain, cache) == []
     assert len(scales) == 2 * SIZES["layers"]
     assert len({float(scale) for scale in scales.values()}) > 1
@@ -104,7 +128,10 @@ def test_mxfp8_with_a_quantised_cache_is_calibrated_for_the_cache_alone(bases: d
 def test_scales_of_shared_inputs_are_shared(bases: dict[str, Path], tmp_path: Path) -> None:
     quantized(bases["qwen3"], tmp_path / "out", "nvfp4")
     tensors = whole_model.tensors_of(tmp_path / "out")
-    for group in (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gate_proj", "mlp.up_proj")):
+    for group in (
+        ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        ("mlp.gate_proj", "mlp.up_proj"),
+    ):
         for scale in ("input_scale", "weight_scale_2"):
             assert len({float(tensors[f"model.layers.1.{name}.{scale}"]) for name in group}) == 1
 

@@ -1,4 +1,5 @@
-"""Claims about quantize/llm.py: each format in ModelOpt's layout, checked against the original; and every refusal."""
+"""Claims about quantize/llm.py: each format in ModelOpt's layout, checked against the original; and
+every refusal."""
 
 from __future__ import annotations
 
@@ -69,7 +70,9 @@ def options(quantization: str, **more: Any) -> Options:
     return Options(quantization, num_samples=2, calib_seq_len=32, **more)
 
 
-def spoil_written(monkeypatch: pytest.MonkeyPatch, name: str, factor: float, row: int | None = None) -> None:
+def spoil_written(
+    monkeypatch: pytest.MonkeyPatch, name: str, factor: float, row: int | None = None
+) -> None:
     """Multiply a tensor, or a row of it, before the result is checked."""
     write = llm.write_sidecars
 
@@ -82,12 +85,18 @@ def spoil_written(monkeypatch: pytest.MonkeyPatch, name: str, factor: float, row
     monkeypatch.setattr(llm, "write_sidecars", spoil)
 
 
-def quantized(base: Path, out: Path, quantization: str, told: Told | None = None, **more: Any) -> Quantized:
-    return quantize_llm(str(base), out, options(quantization, **more), told or Told(), modelopt.Log())
+def quantized(
+    base: Path, out: Path, quantization: str, told: Told | None = None, **more: Any
+) -> Quantized:
+    return quantize_llm(
+        str(base), out, options(quantization, **more), told or Told(), modelopt.Log()
+    )
 
 
 @pytest.fixture(scope="module")
-def made(bases: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Quantized]:
+def made(
+    bases: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[tuple[str, str], Quantized]:
     root = tmp_path_factory.mktemp("made")
     return {
         (family, name): quantized(base, root / f"{family}_{name}", name)
@@ -100,7 +109,11 @@ def table(name: str, rows: int, columns: int) -> dict[str, tuple[str, tuple[int,
     """Tensors beside a Linear [out, in]: section 2.2 of what was found out about ModelOpt 0.47."""
     number: tuple[str, tuple[int, ...]] = ("F32", ())
     return {
-        "fp8": {"weight": ("F8_E4M3", (rows, columns)), "weight_scale": number, "input_scale": number},
+        "fp8": {
+            "weight": ("F8_E4M3", (rows, columns)),
+            "weight_scale": number,
+            "input_scale": number,
+        },
         "int4_awq": {
             "weight": ("U8", (rows // 2, columns)),
             "weight_scale": ("F32", (rows, columns // 128)),
@@ -118,7 +131,10 @@ def table(name: str, rows: int, columns: int) -> dict[str, tuple[str, tuple[int,
             "weight_scale_2": number,
             "input_scale": number,
         },
-        "mxfp8": {"weight": ("F8_E4M3", (rows, columns)), "weight_scale": ("U8", (rows, columns // 32))},
+        "mxfp8": {
+            "weight": ("F8_E4M3", (rows, columns)),
+            "weight_scale": ("U8", (rows, columns // 32)),
+        },
     }[name]
 
 
@@ -151,9 +167,12 @@ def test_tensors_are_those_of_the_format_and_nothing_else(
 def test_figures_of_the_written_bytes_are_in_the_manifest(
     made: dict[tuple[str, str], Quantized], family: str, name: str
 ) -> None:
-    """Random weights are known: section 2.2, within a fifth. INT8's is that of the rounding alone."""
+    """Random weights are known: section 2.2, within a fifth. INT8's is that of the rounding
+    alone."""
     found = bundle.read_manifest(made[family, name].directory)["check"]
-    typical = {"fp8": 0.026, "int4_awq": 0.118, "int8_sq": 0.0085, "nvfp4": 0.095, "mxfp8": 0.027}[name]
+    typical = {"fp8": 0.026, "int4_awq": 0.118, "int8_sq": 0.0085, "nvfp4": 0.095, "mxfp8": 0.027}[
+        name
+    ]
     errors = list(found["weight_errors"].values())
     assert len(errors) == 14
     assert np.mean(errors) == pytest.approx(typical, rel=0.2)
@@ -163,7 +182,9 @@ def test_figures_of_the_written_bytes_are_in_the_manifest(
     assert found["num_tokens"] == calibration.MAX_HELD_OUT
 
 
-def test_figures_before_are_those_of_transformers(bases: dict[str, Path], made: dict[Any, Quantized]) -> None:
+def test_figures_before_are_those_of_transformers(
+    bases: dict[str, Path], made: dict[Any, Quantized]
+) -> None:
     """The layer by layer run, against one ordinary forward of the whole model."""
     manifest = made["llama", "fp8"].manifest
     tokenizer = llm.tokenizer_of(Checkpoint(bases["llama"]), modelopt.Log())
@@ -178,14 +199,19 @@ def test_figures_before_are_those_of_transformers(bases: dict[str, Path], made: 
     assert manifest["check"]["perplexity_before"] == pytest.approx(np.exp(loss / count), rel=1e-4)
 
 
-def test_settings_tokenizer_and_config_travel(made: dict[Any, Quantized], bases: dict[str, Path]) -> None:
+def test_settings_tokenizer_and_config_travel(
+    made: dict[Any, Quantized], bases: dict[str, Path]
+) -> None:
     there = made["qwen3", "int4_awq"].directory
     source = json.loads((bases["qwen3"] / "config.json").read_text())
     config = json.loads((there / "config.json").read_text())
     settings = config.pop("quantization_config")
     assert config == source
     assert settings["quant_method"] == "modelopt"
-    assert json.loads((there / "hf_quant_config.json").read_text())["quantization"]["group_size"] == 128
+    assert (
+        json.loads((there / "hf_quant_config.json").read_text())["quantization"]["group_size"]
+        == 128
+    )
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         assert (there / name).read_bytes() == (bases["qwen3"] / name).read_bytes()
 
@@ -202,7 +228,9 @@ def test_streaming_loads_neither_modelopt_nor_the_model(
     assert header(tmp_path / "out")["lm_head.weight_scale"] == ("U8", (VOCAB, HIDDEN // 32))
 
 
-def test_head_of_a_tied_model_is_quantised_beside_its_embedding(bases: dict[str, Path], tmp_path: Path) -> None:
+def test_head_of_a_tied_model_is_quantised_beside_its_embedding(
+    bases: dict[str, Path], tmp_path: Path
+) -> None:
     result = quantized(bases["qwen3"], tmp_path / "out", "mxfp8", lm_head_quantization="mxfp8")
     names = header(tmp_path / "out")
     assert names["model.embed_tokens.weight"] == ("BF16", (VOCAB, HIDDEN))
@@ -212,11 +240,19 @@ def test_head_of_a_tied_model_is_quantised_beside_its_embedding(bases: dict[str,
 
 @pytest.mark.parametrize(
     ("body", "head", "dtype"),
-    [("fp8", "int4_awq", "U8"), ("fp8", "nvfp4", "U8"), ("fp8", "mxfp8", "F8_E4M3"), ("nvfp4", "mxfp8", "F8_E4M3"),
-     ("nvfp4", "fp8", "F8_E4M3"), ("nvfp4", "int4_awq", "U8"),
-     ("int4_awq", "int4_awq", "U8")],
-)  # fmt: skip
-def test_head_in_another_format(bases: dict[str, Path], tmp_path: Path, body: str, head: str, dtype: str) -> None:
+    [
+        ("fp8", "int4_awq", "U8"),
+        ("fp8", "nvfp4", "U8"),
+        ("fp8", "mxfp8", "F8_E4M3"),
+        ("nvfp4", "mxfp8", "F8_E4M3"),
+        ("nvfp4", "fp8", "F8_E4M3"),
+        ("nvfp4", "int4_awq", "U8"),
+        ("int4_awq", "int4_awq", "U8"),
+    ],
+)
+def test_head_in_another_format(
+    bases: dict[str, Path], tmp_path: Path, body: str, head: str, dtype: str
+) -> None:
     result = quantized(bases["llama"], tmp_path / "out", body, lm_head_quantization=head)
     assert header(tmp_path / "out")["lm_head.weight"][0] == dtype
     assert len(result.manifest["check"]["weight_errors"]) == 15
@@ -238,7 +274,9 @@ def test_head_cache_and_what_is_left_out(bases: dict[str, Path], tmp_path: Path)
     assert "model.layers.1.mlp.down_proj" not in result.manifest["check"]["weight_errors"]
 
 
-def test_tensors_that_transformers_drops_are_carried_over(bases: dict[str, Path], tmp_path: Path) -> None:
+def test_tensors_that_transformers_drops_are_carried_over(
+    bases: dict[str, Path], tmp_path: Path
+) -> None:
     base = tmp_path / "base"
     shutil.copytree(bases["llama"], base)
     tensors = load_file(base / "model.safetensors")
@@ -246,12 +284,17 @@ def test_tensors_that_transformers_drops_are_carried_over(bases: dict[str, Path]
     save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
     for name in ("fp8", "mxfp8"):
         quantized(base, tmp_path / name, name)
-        assert torch.equal(load_file(tmp_path / name / "model.safetensors")["mtp.fc.weight"], tensors["mtp.fc.weight"])
+        assert torch.equal(
+            load_file(tmp_path / name / "model.safetensors")["mtp.fc.weight"],
+            tensors["mtp.fc.weight"],
+        )
     settings = json.loads((tmp_path / "fp8" / "hf_quant_config.json").read_text())["quantization"]
     assert "mtp*" in settings["exclude_modules"]
 
 
-def test_the_same_request_is_not_worked_on_twice(made: dict[Any, Quantized], bases: dict[str, Path]) -> None:
+def test_the_same_request_is_not_worked_on_twice(
+    made: dict[Any, Quantized], bases: dict[str, Path]
+) -> None:
     done = made["llama", "fp8"]
     told = Told()
     again = quantized(bases["llama"], done.directory, "fp8", told)
@@ -313,7 +356,9 @@ def test_settings_that_cannot_be_read_back_are_our_fault(
         quantized(bases["llama"], tmp_path / "out", "fp8")
 
 
-def test_a_linear_of_the_plan_that_was_not_checked_is_told(made: dict[Any, Quantized], bases: dict[str, Path]) -> None:
+def test_a_linear_of_the_plan_that_was_not_checked_is_told(
+    made: dict[Any, Quantized], bases: dict[str, Path]
+) -> None:
     base = base_of(Checkpoint(bases["llama"]))
     asked = plan.plan_base(base, "fp8", None, (), False)
     more = replace(asked, layers={**asked.layers, "model.layers.2.mlp.up_proj": asked.body})
@@ -324,7 +369,9 @@ def test_a_linear_of_the_plan_that_was_not_checked_is_told(made: dict[Any, Quant
 
 
 @pytest.mark.parametrize("name", ["fp8", "mxfp8"])
-def test_a_tied_head_that_is_stored_too_is_written_once(bases: dict[str, Path], tmp_path: Path, name: str) -> None:
+def test_a_tied_head_that_is_stored_too_is_written_once(
+    bases: dict[str, Path], tmp_path: Path, name: str
+) -> None:
     stored = Path(shutil.copytree(bases["qwen3"], tmp_path / "stored"))
     tensors = load_file(stored / "model.safetensors")
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
@@ -334,7 +381,8 @@ def test_a_tied_head_that_is_stored_too_is_written_once(bases: dict[str, Path], 
     ours, theirs = (load_file(tmp_path / side / "model.safetensors") for side in ("ours", "theirs"))
     assert ours.keys() == theirs.keys()
     assert all(
-        torch.equal(ours[key].view(-1).view(torch.uint8), theirs[key].view(-1).view(torch.uint8)) for key in ours
+        torch.equal(ours[key].view(-1).view(torch.uint8), theirs[key].view(-1).view(torch.uint8))
+        for key in ours
     )
 
 
@@ -344,7 +392,12 @@ def test_run_interrupted_before_its_first_layer_leaves_nothing(
 ) -> None:
     told = Told(interrupt=stage)
     with pytest.raises(KeyboardInterrupt):
-        quantized(bases["llama"], tmp_path / "new" / "out", {"calibrate": "int4_awq", "check": "mxfp8"}[stage], told)
+        quantized(
+            bases["llama"],
+            tmp_path / "new" / "out",
+            {"calibrate": "int4_awq", "check": "mxfp8"}[stage],
+            told,
+        )
     assert told.stages[stage][1] > 0
     assert list(tmp_path.iterdir()) == []
 
@@ -354,7 +407,9 @@ def test_broken_result_is_refused_and_removed(
 ) -> None:
     """A smoothing vector that is lost on its way to the file: what a wrong fold does."""
     spoil_written(monkeypatch, "model.layers.0.mlp.down_proj.pre_quant_scale", 1.5)
-    with pytest.raises(BuildError, match=r"model.layers.0.mlp.down_proj: the written weight is off by"):
+    with pytest.raises(
+        BuildError, match=r"model.layers.0.mlp.down_proj: the written weight is off by"
+    ):
         quantized(bases["llama"], tmp_path / "out", "int4_awq")
     assert list(tmp_path.iterdir()) == []
 
@@ -373,7 +428,9 @@ def test_logits_below_the_threshold_are_refused() -> None:
 # Refusals before any work
 
 
-def refused(kind: type[EdgeSpecError], said: str, base: Path, out: Path, quantization: str, **more: Any) -> None:
+def refused(
+    kind: type[EdgeSpecError], said: str, base: Path, out: Path, quantization: str, **more: Any
+) -> None:
     told = Told()
     with pytest.raises(kind, match=said):
         quantized(base, out, quantization, told, **more)
@@ -383,37 +440,64 @@ def refused(kind: type[EdgeSpecError], said: str, base: Path, out: Path, quantiz
 
 def test_width_that_the_block_does_not_divide_is_refused_by_the_layers_name(tmp_path: Path) -> None:
     base = toys.make_base(tmp_path / "base", "llama", layers=1, hidden=128, intermediate=192)
-    refused(UnsupportedModel, r"model\.layers\.0\.mlp\.down_proj has 192 inputs.*128", base, tmp_path / "o", "int4_awq")
+    refused(
+        UnsupportedModel,
+        r"model\.layers\.0\.mlp\.down_proj has 192 inputs.*128",
+        base,
+        tmp_path / "o",
+        "int4_awq",
+    )
     with pytest.raises(UnsupportedModel) as caught:
         quantized(base, tmp_path / "o", "int4_awq")
     assert "--exclude '*down_proj'" in caught.value.remedy
     quantized(base, tmp_path / "o", "int4_awq", exclude=("*down_proj",))
 
 
-def test_what_no_format_can_do_is_refused(bases: dict[str, Path], made: dict[Any, Quantized], tmp_path: Path) -> None:
+def test_what_no_format_can_do_is_refused(
+    bases: dict[str, Path], made: dict[Any, Quantized], tmp_path: Path
+) -> None:
     base, out = bases["llama"], tmp_path / "o"
     refused(UnsupportedModel, "quantised already", made["llama", "fp8"].directory, out, "fp8")
-    refused(UnsupportedModel, "lm_head cannot be int8_sq", base, out, "fp8", lm_head_quantization="int8_sq")
+    refused(
+        UnsupportedModel,
+        "lm_head cannot be int8_sq",
+        base,
+        out,
+        "fp8",
+        lm_head_quantization="int8_sq",
+    )
     for head in ("fp8", "nvfp4", "mxfp8"):
-        refused(UnsupportedModel, "beside int4_awq", base, out, "int4_awq", lm_head_quantization=head)
+        refused(
+            UnsupportedModel, "beside int4_awq", base, out, "int4_awq", lm_head_quantization=head
+        )
     refused(UnsupportedModel, "beside int8_sq", base, out, "int8_sq", lm_head_quantization="fp8")
     refused(UnsupportedModel, "beside mxfp8", base, out, "mxfp8", lm_head_quantization="fp8")
     refused(UnsupportedModel, "names no Linear", base, out, "fp8", exclude=("*.up",))
     refused(UnsupportedModel, "no Linear is left", base, out, "fp8", exclude=("*",))
     refused(UnsupportedModel, "not a quantization scheme", base, out, "fp7")
-    draft = toys.make_draft(tmp_path / "draft", toys.make_base(tmp_path / "deep", layers=7), "eagle")
+    draft = toys.make_draft(
+        tmp_path / "draft", toys.make_base(tmp_path / "deep", layers=7), "eagle"
+    )
     refused(UnsupportedModel, "is an EAGLE-3 draft", draft, out, "fp8")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_not_finite_are_refused(bases: dict[str, Path], tmp_path: Path, value: float) -> None:
+def test_weights_that_are_not_finite_are_refused(
+    bases: dict[str, Path], tmp_path: Path, value: float
+) -> None:
     for family, base in bases.items():
         copy = tmp_path / family
         shutil.copytree(base, copy)
         tensors = load_file(copy / "model.safetensors")
         tensors["model.layers.1.mlp.up_proj.weight"][3, 5] = value
         save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
-        refused(CheckpointError, r"not finite.*model\.layers\.1\.mlp\.up_proj\.weight", copy, tmp_path / "o", "fp8")
+        refused(
+            CheckpointError,
+            r"not finite.*model\.layers\.1\.mlp\.up_proj\.weight",
+            copy,
+            tmp_path / "o",
+            "fp8",
+        )
 
 
 @pytest.mark.parametrize(
@@ -436,15 +520,31 @@ def test_calibration_files_that_cannot_be_used_are_refused(
     refused(RequestError, said, bases["llama"], tmp_path / "o", "mxfp8", calib_data=str(path))
 
 
-def test_calibration_file_that_is_not_there_is_refused(bases: dict[str, Path], tmp_path: Path) -> None:
+def test_calibration_file_that_is_not_there_is_refused(
+    bases: dict[str, Path], tmp_path: Path
+) -> None:
     refused(
-        RequestError, "no calibration file 'lost.txt'", bases["llama"], tmp_path / "o", "fp8", calib_data="lost.txt"
+        RequestError,
+        "no calibration file 'lost.txt'",
+        bases["llama"],
+        tmp_path / "o",
+        "fp8",
+        calib_data="lost.txt",
     )
 
 
-def test_dataset_of_the_hub_is_refused_where_it_cannot_be_had(bases: dict[str, Path], tmp_path: Path) -> None:
+def test_dataset_of_the_hub_is_refused_where_it_cannot_be_had(
+    bases: dict[str, Path], tmp_path: Path
+) -> None:
     if importlib.util.find_spec("datasets") is None:
-        refused(MissingDependency, "datasets", bases["llama"], tmp_path / "o", "fp8", calib_data="wikitext")
+        refused(
+            MissingDependency,
+            "datasets",
+            bases["llama"],
+            tmp_path / "o",
+            "fp8",
+            calib_data="wikitext",
+        )
 
 
 def test_records_become_one_stream_and_no_held_out_token_is_calibrated_with(
@@ -464,12 +564,18 @@ def test_records_become_one_stream_and_no_held_out_token_is_calibrated_with(
     assert 0 <= len(held) - len(used + held) // 5 < 16  # a last short window is not calibrated with
 
 
-def test_full_disk_is_foreseen(bases: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6, 10**5))  # type: ignore[attr-defined]
+def test_full_disk_is_foreseen(
+    bases: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6, 10**5)
+    )  # type: ignore[attr-defined]
     refused(OutputError, "GB free", bases["llama"], tmp_path / "o", "fp8")
 
 
-def test_predicted_size_is_near_what_is_written(made: dict[Any, Quantized], bases: dict[str, Path]) -> None:
+def test_predicted_size_is_near_what_is_written(
+    made: dict[Any, Quantized], bases: dict[str, Path]
+) -> None:
     for (family, name), result in made.items():
         checkpoint = Checkpoint(bases[family])
         job = plan.plan_base(base_of(checkpoint), name, None, (), False)
@@ -488,7 +594,14 @@ def test_missing_and_foreign_packages_are_refused(
     refused(EnvironmentProblem, r"0\.48\.0", bases["llama"], tmp_path / "o", "fp8")
     versions.clear()
     if not torch.cuda.is_available():
-        refused(EnvironmentProblem, "no CUDA device", bases["llama"], tmp_path / "o", "fp8", device="cuda")
+        refused(
+            EnvironmentProblem,
+            "no CUDA device",
+            bases["llama"],
+            tmp_path / "o",
+            "fp8",
+            device="cuda",
+        )
 
 
 @pytest.mark.parametrize(
@@ -500,7 +613,9 @@ def test_missing_and_foreign_packages_are_refused(
     ],
 )
 def test_what_the_target_cannot_run_is_refused_at_once(flags: dict[str, Any], named: str) -> None:
-    with pytest.raises(UnsupportedModel, match=f"^{named} needs compute capability .*; orin has 8.7"):
+    with pytest.raises(
+        UnsupportedModel, match=f"^{named} needs compute capability .*; orin has 8.7"
+    ):
         Options(**flags, target="orin")
     Options(**flags, target="thor")
     Options(**flags)

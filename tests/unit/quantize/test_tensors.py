@@ -1,4 +1,5 @@
-"""Claims about quantize/tensors.py: shards as transformers writes them, and rows without the rest."""
+"""Claims about quantize/tensors.py: shards as transformers writes them, and rows without the
+rest."""
 
 from __future__ import annotations
 
@@ -19,13 +20,17 @@ from tests import toys
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    return Checkpoint(toys.make_base(tmp_path_factory.mktemp("tensors") / "base", layers=2, dtype="bfloat16"))
+    return Checkpoint(
+        toys.make_base(tmp_path_factory.mktemp("tensors") / "base", layers=2, dtype="bfloat16")
+    )
 
 
 def test_large_results_are_sharded_and_read_alike(checkpoint: Checkpoint, tmp_path: Path) -> None:
     told: list[int] = []
     limit = 40_000
-    write_model(tmp_path, [copied(checkpoint, name) for name in checkpoint.tensors], told.append, limit)
+    write_model(
+        tmp_path, [copied(checkpoint, name) for name in checkpoint.tensors], told.append, limit
+    )
     files = sorted(tmp_path.glob("*.safetensors"))
     assert [file.name for file in files] == [
         f"model-{i:05}-of-{len(files):05}.safetensors" for i in range(1, 1 + len(files))
@@ -38,21 +43,31 @@ def test_large_results_are_sharded_and_read_alike(checkpoint: Checkpoint, tmp_pa
     (tmp_path / "config.json").write_text("{}")
     again = Checkpoint(tmp_path)
     assert list(again.tensors) == list(checkpoint.tensors)
-    assert all(again.read(name).tobytes() == checkpoint.read(name).tobytes() for name in again.tensors)
+    assert all(
+        again.read(name).tobytes() == checkpoint.read(name).tobytes() for name in again.tensors
+    )
     from transformers import AutoModelForCausalLM
 
     (tmp_path / "config.json").write_text(json.dumps(checkpoint.config))
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
     name = "model.layers.1.mlp.up_proj.weight"
-    assert torch.equal(model.get_parameter(name).bfloat16(), load_file(checkpoint.path / "model.safetensors")[name])
+    assert torch.equal(
+        model.get_parameter(name).bfloat16(), load_file(checkpoint.path / "model.safetensors")[name]
+    )
 
 
-def test_tensor_larger_than_a_shard_has_one_of_its_own(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    write_model(tmp_path, [copied(checkpoint, name) for name in checkpoint.tensors], lambda _: None, 1)
+def test_tensor_larger_than_a_shard_has_one_of_its_own(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    write_model(
+        tmp_path, [copied(checkpoint, name) for name in checkpoint.tensors], lambda _: None, 1
+    )
     assert len(list(tmp_path.glob("*.safetensors"))) == len(checkpoint.tensors)
 
 
-def test_small_results_are_one_file_without_an_index(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_small_results_are_one_file_without_an_index(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
     write_model(tmp_path, [copied(checkpoint, name) for name in checkpoint.tensors], lambda _: None)
     assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
 

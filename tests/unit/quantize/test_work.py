@@ -1,4 +1,5 @@
-"""Claims about quantize/work.py and resuming: a stopped run goes on where it was, and gives the same bytes."""
+"""Claims about quantize/work.py and resuming: a stopped run goes on where it was, and gives the
+same bytes."""
 
 from __future__ import annotations
 
@@ -56,15 +57,24 @@ class Stopping(Told):
 
     def advance(self, amount: int) -> None:
         super().advance(amount)
-        if next(reversed(self.stages)).startswith(self.stage) and next(reversed(self.stages.values()))[1] > self.after:
+        if (
+            next(reversed(self.stages)).startswith(self.stage)
+            and next(reversed(self.stages.values()))[1] > self.after
+        ):
             raise KeyboardInterrupt
 
 
-def quantized(base: Path, out: Path, name: str = "int8_sq", told: Told | None = None, **more: Any) -> Quantized:
-    return quantize_llm(str(base), out, Options(name, **(OPTIONS | more)), told or Told(), modelopt.Log())
+def quantized(
+    base: Path, out: Path, name: str = "int8_sq", told: Told | None = None, **more: Any
+) -> Quantized:
+    return quantize_llm(
+        str(base), out, Options(name, **(OPTIONS | more)), told or Told(), modelopt.Log()
+    )
 
 
-def stopped(base: Path, out: Path, name: str = "int8_sq", after: int = 2, stage: str = "calibrate") -> Path:
+def stopped(
+    base: Path, out: Path, name: str = "int8_sq", after: int = 2, stage: str = "calibrate"
+) -> Path:
     """A run that was interrupted while it worked on layer `after`; returns its work directory."""
     with pytest.raises(KeyboardInterrupt):
         quantized(base, out, name, Stopping(stage, after))
@@ -75,11 +85,15 @@ def stopped(base: Path, out: Path, name: str = "int8_sq", after: int = 2, stage:
 def same_files(ours: Path, theirs: Path) -> bool:
     names = [{path.name for path in side.iterdir()} for side in (ours, theirs)]
     alike = (names[0] | names[1]) - {bundle.MANIFEST}
-    return names[0] == names[1] and all((ours / name).read_bytes() == (theirs / name).read_bytes() for name in alike)
+    return names[0] == names[1] and all(
+        (ours / name).read_bytes() == (theirs / name).read_bytes() for name in alike
+    )
 
 
 @pytest.mark.slow
-def test_killed_run_goes_on_and_gives_the_same_bytes(base: Path, whole: Path, tmp_path: Path) -> None:
+def test_killed_run_goes_on_and_gives_the_same_bytes(
+    base: Path, whole: Path, tmp_path: Path
+) -> None:
     """SIGKILL in the middle of the third layer, in a process of its own."""
     out = tmp_path / "out"
     code = (
@@ -95,7 +109,9 @@ def test_killed_run_goes_on_and_gives_the_same_bytes(base: Path, whole: Path, tm
         "quantized(Path(sys.argv[1]), Path(sys.argv[2]), told=Killing('calibrate', 2))\n"
     )
     root = Path(__file__).parents[3]
-    done = subprocess.run([sys.executable, "-c", code, base, out], cwd=root, capture_output=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code, base, out], cwd=root, capture_output=True, timeout=120
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
     assert not out.exists()
     told = Told()
@@ -123,14 +139,18 @@ def test_run_stopped_after_its_last_layer_calibrates_nothing_again(
     base: Path, whole: Path, tmp_path: Path, stage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped(base, tmp_path / "out", stage=stage, after=0)
-    monkeypatch.setattr(modelopt, "calibrate", lambda *args: pytest.fail("a layer was calibrated again"))
+    monkeypatch.setattr(
+        modelopt, "calibrate", lambda *args: pytest.fail("a layer was calibrated again")
+    )
     assert "resumed at the last step" in quantized(base, tmp_path / "out").notes
     assert same_files(tmp_path / "out", whole)
 
 
 @pytest.mark.parametrize("victim", ["part-00000", "part-00001", "states-00002"])
 @pytest.mark.parametrize("damage", ["cut", "flip", "remove"])
-def test_damaged_file_is_made_again(base: Path, whole: Path, tmp_path: Path, victim: str, damage: str) -> None:
+def test_damaged_file_is_made_again(
+    base: Path, whole: Path, tmp_path: Path, victim: str, damage: str
+) -> None:
     there = stopped(base, tmp_path / "out")
     path = there / f"{victim}.safetensors"
     data = bytearray(path.read_bytes())
@@ -142,9 +162,14 @@ def test_damaged_file_is_made_again(base: Path, whole: Path, tmp_path: Path, vic
     calibrated: list[int] = []
     layer = layerwise.Calibration.layer
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layerwise.Calibration, "layer", lambda self, i: calibrated.append(i) or layer(self, i))
+        patch.setattr(
+            layerwise.Calibration, "layer", lambda self, i: calibrated.append(i) or layer(self, i)
+        )
         quantized(base, tmp_path / "out")
-    assert calibrated == {"part-00000": [0, 2, 3], "part-00001": [1, 2, 3], "states-00002": [2, 3]}[victim]
+    assert (
+        calibrated
+        == {"part-00000": [0, 2, 3], "part-00001": [1, 2, 3], "states-00002": [2, 3]}[victim]
+    )
     assert same_files(tmp_path / "out", whole)
 
 
@@ -152,7 +177,9 @@ def test_another_request_is_refused_with_what_differs(base: Path, tmp_path: Path
     there = stopped(base, tmp_path / "out")
     with pytest.raises(OutputError) as refused:
         quantized(base, tmp_path / "out", "fp8", num_samples=1)
-    assert "quantization 'int8_sq' instead of 'fp8'; num_samples 2 instead of 1" in refused.value.what
+    assert (
+        "quantization 'int8_sq' instead of 'fp8'; num_samples 2 instead of 1" in refused.value.what
+    )
     assert f"rm -r {there}" in refused.value.remedy
     assert work.Work(there).parts == {0, 1}
     quantized(base, tmp_path / "elsewhere", "fp8")
@@ -169,7 +196,9 @@ def test_run_of_another_version_is_stale(base: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["weights", "texts"])
-def test_layers_of_another_checkpoint_are_refused_and_kept(base: Path, tmp_path: Path, what: str) -> None:
+def test_layers_of_another_checkpoint_are_refused_and_kept(
+    base: Path, tmp_path: Path, what: str
+) -> None:
     there = stopped(base, tmp_path / "out")
     other = Path(shutil.copytree(base, tmp_path / "other"))
     if what == "weights":
@@ -201,7 +230,10 @@ def test_a_checkpoint_under_another_name_is_the_same(
     assert f"resumed at layer 3 of {LAYERS}" in result.notes
     assert result.manifest["source"]["name"] == ("again" if how == "copy" else "base")
     assert same_files(tmp_path / "out", whole)
-    assert "already there and unchanged: nothing was written" in quantized(base, tmp_path / "out").notes
+    assert (
+        "already there and unchanged: nothing was written"
+        in quantized(base, tmp_path / "out").notes
+    )
 
 
 def scaled(path: Path, name: str, rows: slice) -> None:
@@ -217,7 +249,9 @@ def test_weights_that_changed_past_the_first_bytes_are_noticed(base: Path, tmp_p
     before = Checkpoint(other).identity()
     scaled(other, "model.layers.0.mlp.up_proj.weight", slice(100, None))
     assert Checkpoint(other).identity() == before
-    with pytest.raises(OutputError, match="the weights have changed since an unfinished run") as refused:
+    with pytest.raises(
+        OutputError, match="the weights have changed since an unfinished run"
+    ) as refused:
         quantized(other, tmp_path / "out")
     assert refused.value.remedy.startswith("Put the old ones back, choose another --output-dir")
     assert refused.value.remedy.endswith(f"rm -r {there}")
@@ -228,21 +262,27 @@ def test_weights_that_changed_past_the_first_bytes_are_noticed(base: Path, tmp_p
         quantized(other, tmp_path / "elsewhere")
 
 
-def test_work_that_keeps_no_layers_leaves_those_of_another_request(base: Path, tmp_path: Path) -> None:
+def test_work_that_keeps_no_layers_leaves_those_of_another_request(
+    base: Path, tmp_path: Path
+) -> None:
     there = stopped(base, tmp_path / "out")
     with pytest.raises(OutputError, match="quantization 'int8_sq' instead of 'mxfp8'"):
         quantized(base, tmp_path / "out", "mxfp8")
     aside = there.rename(tmp_path / "aside")
     quantized(base, tmp_path / "out", "mxfp8")
     aside.rename(there)
-    assert "already there and unchanged: nothing was written" in quantized(base, tmp_path / "out", "mxfp8").notes
+    assert (
+        "already there and unchanged: nothing was written"
+        in quantized(base, tmp_path / "out", "mxfp8").notes
+    )
     assert work.Work(there).parts == {0, 1}
 
 
 def test_a_directory_that_a_run_took_away_is_not_locked_by_its_old_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run that ends between our opening of the lock and our lock, and a third one that begins there."""
+    """A run that ends between our opening of the lock and our lock, and a third one that begins
+    there."""
     there, real, calls = work.directory_of(tmp_path / "out"), work.lock_or_refuse, []
 
     def late(lock: Any, directory: Path) -> None:
@@ -267,7 +307,10 @@ def test_later_states_outlive_an_earlier_layer_made_again(base: Path, tmp_path: 
     (there / "states-00001.safetensors").write_bytes(b"of a run killed before it could remove them")
     kept.keep_states(0, [torch.zeros(2)])
     assert sorted(kept.numbers("states")) == [0, 2]
-    assert {path.name for path in there.glob("states-*")} == {"states-00000.safetensors", "states-00002.safetensors"}
+    assert {path.name for path in there.glob("states-*")} == {
+        "states-00000.safetensors",
+        "states-00002.safetensors",
+    }
     kept.keep_states(2, [torch.zeros(2)])
     assert [path.name for path in there.glob("states-*")] == ["states-00002.safetensors"]
 
@@ -289,7 +332,9 @@ def test_a_dead_merge_is_gone_before_room_is_asked_for(
 @pytest.mark.parametrize(
     "text", ["", "[]", '{"part-00000.safetensors": {}}', '{"../../x": {"bytes": 1, "sha256": ""}}']
 )
-def test_progress_that_cannot_be_read_is_no_progress(base: Path, whole: Path, tmp_path: Path, text: str) -> None:
+def test_progress_that_cannot_be_read_is_no_progress(
+    base: Path, whole: Path, tmp_path: Path, text: str
+) -> None:
     there = stopped(base, tmp_path / "out")
     (there / work.PROGRESS).write_text(text)
     assert not any("resumed" in note for note in quantized(base, tmp_path / "out").notes)
@@ -326,7 +371,9 @@ def test_full_disk_is_told_and_keeps_what_is_finished(
     assert same_files(tmp_path / "out", whole)
 
 
-def test_broken_result_takes_its_layers_with_it(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_result_takes_its_layers_with_it(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They would give the same again."""
     there = stopped(base, tmp_path / "out")
     name = "model.layers.0.mlp.up_proj.weight_scale"
@@ -347,11 +394,16 @@ def test_finished_run_leaves_no_work_behind(base: Path, tmp_path: Path) -> None:
     there.mkdir()
     for name, data in kept.items():
         (there / name).write_bytes(data)
-    assert "already there and unchanged: nothing was written" in quantized(base, tmp_path / "out").notes
+    assert (
+        "already there and unchanged: nothing was written"
+        in quantized(base, tmp_path / "out").notes
+    )
     assert not there.exists()
 
 
-def test_room_for_the_layers_is_asked_for(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_room_for_the_layers_is_asked_for(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[int] = []
     monkeypatch.setattr(llm, "refuse_full_disk", lambda path, needed: asked.append(needed))
     there = stopped(base, tmp_path / "out")
@@ -365,8 +417,15 @@ def test_room_for_the_layers_is_asked_for(base: Path, tmp_path: Path, monkeypatc
 def test_states_are_kept_once(base: Path, tmp_path: Path) -> None:
     there = stopped(base, tmp_path / "out")
     names = {path.name for path in there.iterdir()}
-    assert names == {"part-00000.safetensors", "part-00001.safetensors", "states-00002.safetensors", work.REQUEST,
-                     work.PROGRESS, work.WEIGHTS, work.LOCK}  # fmt: skip
+    assert names == {
+        "part-00000.safetensors",
+        "part-00001.safetensors",
+        "states-00002.safetensors",
+        work.REQUEST,
+        work.PROGRESS,
+        work.WEIGHTS,
+        work.LOCK,
+    }
     listed = json.loads((there / work.PROGRESS).read_text())
     assert set(listed) == {name for name in names if name.endswith(".safetensors")}
     found = work.Work(there).states(3)

@@ -1,4 +1,5 @@
-"""ModelOpt's own way: a whole model of transformers, calibrated in one go and exported by its public function.
+"""ModelOpt's own way: a whole model of transformers, calibrated in one go and exported by its
+public function.
 
 What quantize/layerwise.py must reproduce. Knows nothing of edgespec.
 """
@@ -27,11 +28,22 @@ PRESETS = {
 
 
 def export(
-    base: Path, out: Path, name: str, batches: Sequence[Any], *, head: bool = False, fp8_cache: bool = False,
+    base: Path,
+    out: Path,
+    name: str,
+    batches: Sequence[Any],
+    *,
+    head: bool = False,
+    fp8_cache: bool = False,
     disabled: Sequence[str] = (),
-) -> None:  # fmt: skip
+) -> None:
     """Quantise `base` as ModelOpt's guide says, with norms left alone as they are in edgespec."""
-    with redirect_stdout(StringIO()), redirect_stderr(StringIO()), warnings.catch_warnings(), torch.no_grad():
+    with (
+        redirect_stdout(StringIO()),
+        redirect_stderr(StringIO()),
+        warnings.catch_warnings(),
+        torch.no_grad(),
+    ):
         warnings.simplefilter("ignore")
         import modelopt.torch.quantization as mtq
         from modelopt.torch.export import export_hf_checkpoint, unified_export_hf
@@ -41,8 +53,15 @@ def export(
         entries = config["quant_cfg"]
         if head:
             both = ("*weight_quantizer", "*input_quantizer")
-            on = [entry for entry in entries if entry.get("quantizer_name") in both and entry.get("cfg")]
-            entries += [entry | {"quantizer_name": f"*lm_head.{entry['quantizer_name'][1:]}"} for entry in on]
+            on = [
+                entry
+                for entry in entries
+                if entry.get("quantizer_name") in both and entry.get("cfg")
+            ]
+            entries += [
+                entry | {"quantizer_name": f"*lm_head.{entry['quantizer_name'][1:]}"}
+                for entry in on
+            ]
         if fp8_cache:
             entries += copy.deepcopy(mtq.FP8_KV_CFG["quant_cfg"])
         entries += [{"quantizer_name": f"{module}.*", "enable": False} for module in disabled]
@@ -54,12 +73,18 @@ def export(
         model: Any = AutoModelForCausalLM.from_pretrained(base, dtype="auto").eval()
         mtq.quantize(model, config, forward_loop)
         with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
-            patch.setattr(unified_export_hf, "fuse_prequant_layernorm", lambda *args, **kwargs: None)
+            patch.setattr(
+                unified_export_hf, "fuse_prequant_layernorm", lambda *args, **kwargs: None
+            )
             export_hf_checkpoint(model, export_dir=out)
 
 
 def tensors_of(directory: Path) -> dict[str, torch.Tensor]:
-    return {name: tensor for file in directory.glob("*.safetensors") for name, tensor in tensors_of_file(file).items()}
+    return {
+        name: tensor
+        for file in directory.glob("*.safetensors")
+        for name, tensor in tensors_of_file(file).items()
+    }
 
 
 def tensors_of_file(path: Path) -> dict[str, torch.Tensor]:
@@ -73,6 +98,8 @@ def differing(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) ->
     for name in sorted(ours.keys() & theirs.keys()):
         one, other = ours[name], theirs[name]
         same = (one.dtype, one.shape) == (other.dtype, other.shape)
-        if not same or not torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8)):
+        if not same or not torch.equal(
+            one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8)
+        ):
             apart.append(name)
     return apart

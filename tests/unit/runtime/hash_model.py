@@ -1,7 +1,8 @@
-"""A model without an engine: the logits of a row are a hash of the (position, token) pairs that it sees.
+"""A model without an engine: the logits of a row are a hash of the (position, token) pairs that it
+sees.
 
-So a wrong mask, a wrong position or a KV row moved to the wrong place changes everything after it. What is right is
-told by `plainly`, which has no cache, no mask and no session.
+So a wrong mask, a wrong position or a KV row moved to the wrong place changes everything after it.
+What is right is told by `plainly`, which has no cache, no mask and no session.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class HashRunner:
     moved: int = 0  # rows that were not in their place
 
     def __post_init__(self) -> None:
-        padding = 64 if self.lanes > 1 else 0  # rows that a call may fill up with behind a full lane
+        padding = (
+            64 if self.lanes > 1 else 0
+        )  # rows that a call may fill up with behind a full lane
         self.slots = [[(-1, -1)] * (self.capacity + padding) for _ in range(self.lanes)]
 
     def run(self, call: Call) -> Result:
@@ -57,12 +60,16 @@ class HashRunner:
 
     def run_lane(self, call: Call, b: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         slots, first = self.slots[call.first_lane + b], int(call.write_indices[b])
-        positions, tokens = (rows[b, :, 0].astype(int).tolist() for rows in (call.rope_cos, call.inputs_embeds))
+        positions, tokens = (
+            rows[b, :, 0].astype(int).tolist() for rows in (call.rope_cos, call.inputs_embeds)
+        )
         slots[first : first + count] = list(zip(positions, tokens, strict=True))
         logits, hidden = [], []
         for row, visible in enumerate(call.attention_mask[b, 0]):
             assert visible[first + row], "every row sees itself"
-            assert not visible[first + row + 1 :].any(), "the kernel's causality: no row sees a later slot"
+            assert not visible[first + row + 1 :].any(), (
+                "the kernel's causality: no row sees a later slot"
+            )
             if visible.sum() > 1 or first == 0:
                 self.widest = max(self.widest, first + row + 1)
             logits.append(logits_after([slots[slot] for slot in np.flatnonzero(visible)]))
@@ -113,15 +120,23 @@ def decoder_of(capacity: int, window: int | None = None, lanes: int = 1) -> Cach
 
 
 def plainly(
-    prompt: Sequence[int], sampler: Sampler, max_new: int, stop_ids: frozenset[int] = frozenset(), *,
-    capacity: int = 10**6, window: int = 10**6,
-) -> tuple[list[int], str]:  # fmt: skip
-    """Tokens and finish reason, from the definition: one token after the other, each from all before it."""
+    prompt: Sequence[int],
+    sampler: Sampler,
+    max_new: int,
+    stop_ids: frozenset[int] = frozenset(),
+    *,
+    capacity: int = 10**6,
+    window: int = 10**6,
+) -> tuple[list[int], str]:
+    """Tokens and finish reason, from the definition: one token after the other, each from all
+    before it."""
     path = list(prompt)
     while True:
         path.append(sampler.pick(logits_after(list(enumerate(path))[-window:]), path))
         new = path[len(prompt) :]
         if path[-1] in stop_ids:
             return new, END_OF_SEQUENCE
-        if len(new) == max_new or len(path) == capacity + 1:  # the last token needs no row of its own
+        if (
+            len(new) == max_new or len(path) == capacity + 1
+        ):  # the last token needs no row of its own
             return new, MAX_LENGTH

@@ -1,5 +1,5 @@
-"""Requests are made into jobs when their turn comes, conversations are finished before others begin, and a stop leaves
-an answer for everybody. The engine here only names what it was asked."""
+"""Requests are made into jobs when their turn comes, conversations are finished before others
+begin, and a stop leaves an answer for everybody. The engine here only names what it was asked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from edgespec.runtime.metrics import RequestMetrics
 
 @dataclass
 class Echo:
-    """Answers a prompt with the number of its tokens; `told` are the prompts in the order in which they were begun."""
+    """Answers a prompt with the number of its tokens; `told` are the prompts in the order in which
+    they were begun."""
 
     rendered: list[str] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
@@ -46,7 +47,17 @@ class Echo:
             self.told.append(text)
             self.stopping = len(self.told) >= self.stop_after
             reason = CANCELLED if job.cancelled else MAX_LENGTH
-            yield job, Response(f"<{len(text)}>", [1], reason, RequestMetrics(len(text)), None, list(job.prompt_ids))
+            yield (
+                job,
+                Response(
+                    f"<{len(text)}>",
+                    [1],
+                    reason,
+                    RequestMetrics(len(text)),
+                    None,
+                    list(job.prompt_ids),
+                ),
+            )
 
 
 def request(index: int, text: str, *turns: str) -> Request:
@@ -56,7 +67,9 @@ def request(index: int, text: str, *turns: str) -> Request:
 def run(echo: Echo, *requests: Request) -> list[Answer]:
     found = list(Answers(echo, None, stopping=lambda: echo.stopping).run(requests))
     keys = [answer.key for answer in found]
-    assert sorted(keys) == [(r.index, turn) for r in requests for turn in range(len(r.turns) + 1)], "each turn once"
+    assert sorted(keys) == [
+        (r.index, turn) for r in requests for turn in range(len(r.turns) + 1)
+    ], "each turn once"
     return sorted(found, key=lambda answer: answer.key)
 
 

@@ -1,6 +1,8 @@
-"""Sequences side by side: each gets what it would get alone, in one base pass a step for all of them.
+"""Sequences side by side: each gets what it would get alone, in one base pass a step for all of
+them.
 
-The model is `hash_model`'s, so that a row of one lane that another one saw would change everything after it.
+The model is `hash_model`'s, so that a row of one lane that another one saw would change everything
+after it.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ class Told:
 
 
 def serve(session: Session, tasks: Sequence[Task], lanes: int) -> list[Told]:
-    """All tasks, as many at a time as there are lanes; whoever waits takes the place of whoever ends."""
+    """All tasks, as many at a time as there are lanes; whoever waits takes the place of whoever
+    ends."""
     session.restart()
     told = [Told() for _ in tasks]
     number: dict[Running, int] = {}
@@ -62,17 +65,31 @@ def serve(session: Session, tasks: Sequence[Task], lanes: int) -> list[Told]:
 
 
 def session_for(
-    tasks: Sequence[Task], lanes: int, right: float = 0.7, *, window: int | None = None, budget: int = 0, seed: int = 0
+    tasks: Sequence[Task],
+    lanes: int,
+    right: float = 0.7,
+    *,
+    window: int | None = None,
+    budget: int = 0,
+    seed: int = 0,
 ) -> Session:
-    scripts = [(t.prompt, plainly(t.prompt, t.sampler, t.max_new + 8, window=window or 10**6)[0]) for t in tasks]
+    scripts = [
+        (t.prompt, plainly(t.prompt, t.sampler, t.max_new + 8, window=window or 10**6)[0])
+        for t in tasks
+    ]
     drafter = ScriptedDrafter(scripts, VOCAB, right, seed)
     return Session(decoder_of(CAPACITY, window, lanes), drafter, PrefixCache(budget))
 
 
 def alone(task: Task, window: int | None = None) -> tuple[list[int], str]:
     return plainly(
-        task.prompt, task.sampler, task.max_new, task.stop_ids, capacity=CAPACITY, window=window or 10**6
-    )  # fmt: skip
+        task.prompt,
+        task.sampler,
+        task.max_new,
+        task.stop_ids,
+        capacity=CAPACITY,
+        window=window or 10**6,
+    )
 
 
 prompts = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=10)
@@ -81,29 +98,48 @@ tasks_of = st.lists(
         Task,
         prompt=prompts | prompts.map(lambda tail: [1, 2, 3, 4, 5, *tail]),
         sampler=st.builds(
-            Sampler, st.sampled_from([0.0, 1.0]), st.sampled_from([0, 4]), st.sampled_from([1.0, 0.9]),
-            st.integers(0, 99), st.sampled_from([0.0, 0.2]), st.sampled_from([1.0, 1.5]),
+            Sampler,
+            st.sampled_from([0.0, 1.0]),
+            st.sampled_from([0, 4]),
+            st.sampled_from([1.0, 0.9]),
+            st.integers(0, 99),
+            st.sampled_from([0.0, 0.2]),
+            st.sampled_from([1.0, 1.5]),
             st.dictionaries(st.integers(0, VOCAB - 1), st.floats(-2, 2), max_size=2),
         ),
         max_new=st.integers(1, 30),
         stop_ids=st.frozensets(st.integers(0, VOCAB - 1), max_size=1),
-        plan=st.none() | st.builds(DraftPlan, st.integers(1, 4), st.integers(1, 5), st.integers(1, 16)),
+        plan=st.none()
+        | st.builds(DraftPlan, st.integers(1, 4), st.integers(1, 5), st.integers(1, 16)),
         keep=st.sampled_from([0, 3, 5]),
         keep_all=st.booleans(),
     ),
-    min_size=1, max_size=7,
-)  # fmt: skip
+    min_size=1,
+    max_size=7,
+)
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    tasks=tasks_of, lanes=st.integers(1, 4), right=st.sampled_from([0, 0.6, 0.9]), window=st.none() | st.integers(1, 6),
-    chunk=st.integers(1, 6), budget=st.sampled_from([0, 400, 10**6]), seed=st.integers(0, 2**16),
-)  # fmt: skip
+    tasks=tasks_of,
+    lanes=st.integers(1, 4),
+    right=st.sampled_from([0, 0.6, 0.9]),
+    window=st.none() | st.integers(1, 6),
+    chunk=st.integers(1, 6),
+    budget=st.sampled_from([0, 400, 10**6]),
+    seed=st.integers(0, 2**16),
+)
 def test_any_mixture_gives_each_sequence_what_it_gets_alone(
-    tasks: list[Task], lanes: int, right: float, window: int | None, chunk: int, budget: int, seed: int
+    tasks: list[Task],
+    lanes: int,
+    right: float,
+    window: int | None,
+    chunk: int,
+    budget: int,
+    seed: int,
 ) -> None:
-    """Plain and drafted, greedy and sampled, each with its own limits and penalties, with prefixes reused or not."""
+    """Plain and drafted, greedy and sampled, each with its own limits and penalties, with prefixes
+    reused or not."""
     session = session_for(tasks, lanes, right, window=window, budget=budget, seed=seed)
     with mock.patch.object(session_module, "PREFILL_CHUNK", chunk):
         told = serve(session, tasks, lanes)
@@ -123,7 +159,9 @@ def test_all_lanes_share_one_base_pass_a_step() -> None:
     assert session.base.runner.batches == [1] * 4 + [4] * 7
 
 
-def test_place_of_a_sequence_that_ended_is_taken_by_the_last_one_and_then_by_one_that_waits() -> None:
+def test_place_of_a_sequence_that_ended_is_taken_by_the_last_one_and_then_by_one_that_waits() -> (
+    None
+):
     tasks = tasks_with(3, 9, 9, 2, plan=None)
     session = session_for(tasks, 3)
     told = serve(session, tasks, 3)
@@ -137,12 +175,17 @@ def test_moved_sequence_keeps_its_slot_number_for_the_output() -> None:
     session = session_for(tasks, 2)
     running = [session.begin(task)[0] for task in tasks]
     session.step()
-    assert [(one.slot, one.lane) for one in session.running] == [(1, 0)] or session.running == running
+    assert [(one.slot, one.lane) for one in session.running] == [
+        (1, 0)
+    ] or session.running == running
 
 
 def test_lane_near_its_capacity_is_not_disturbed_by_a_neighbour_s_tree() -> None:
     """Its own tree shrinks to the rows left, and filling rows lie behind them."""
-    long, short = Task(list(range(9)) * 4, GREEDY, 50, plan=PLAN), Task([3, 1], GREEDY, 30, plan=PLAN)
+    long, short = (
+        Task(list(range(9)) * 4, GREEDY, 50, plan=PLAN),
+        Task([3, 1], GREEDY, 30, plan=PLAN),
+    )
     session = session_for([long, short], 2, 0.9)
     told = serve(session, [long, short], 2)
     assert [(one.tokens, one.reason) for one in told] == [alone(long), alone(short)]
@@ -200,7 +243,9 @@ def test_drafter_that_begins_with_kept_rows_is_told_all_that_follows_them() -> N
     assert told[1].steps < 9  # it drafted, and rightly
 
 
-def test_rows_kept_by_a_plain_request_serve_no_drafting_one_and_the_other_way_round_they_do() -> None:
+def test_rows_kept_by_a_plain_request_serve_no_drafting_one_and_the_other_way_round_they_do() -> (
+    None
+):
     session = session_for([asked(0), asked(3)], 1, budget=10**6)
     assert [one.reused for one in serve(session, [asked(0, None), asked(3)], 1)] == [0, 0]
     assert [one.reused for one in serve(session, [asked(7, None)], 1)] == [len(SYSTEM)]
@@ -242,7 +287,9 @@ def no_move(decoder: CachedDecoder, source: int, target: int) -> None:
 PLANTED = {
     "eviction moves no rows": mock.patch.object(CachedDecoder, "move", no_move),
     "reuse takes a row too many": mock.patch.object(
-        session_module.Prefix, "reusable", lambda self, prompt, drafting: min(len(self.tokens) + 1, len(prompt) - 1)
+        session_module.Prefix,
+        "reusable",
+        lambda self, prompt, drafting: min(len(self.tokens) + 1, len(prompt) - 1),
     ),
 }
 
@@ -261,9 +308,14 @@ def test_planted_bug_is_caught(name: str) -> None:
 
 @pytest.mark.parametrize("where", ["keep", "keep_all"])
 def test_memory_that_is_short_for_keeping_rows_harms_nobody(where: str) -> None:
-    tasks = [replace(asked(tail), keep=6 if where == "keep" else 0, keep_all=where == "keep_all") for tail in (0, 3, 7)]
+    tasks = [
+        replace(asked(tail), keep=6 if where == "keep" else 0, keep_all=where == "keep_all")
+        for tail in (0, 3, 7)
+    ]
     session = session_for(tasks, 2, budget=10**6)
-    with mock.patch.object(CachedDecoder, "snapshot", lambda self, lane, count: short_of_memory(count)):
+    with mock.patch.object(
+        CachedDecoder, "snapshot", lambda self, lane, count: short_of_memory(count)
+    ):
         told = serve(session, tasks, 2)
     assert [(one.tokens, one.reason) for one in told] == [alone(task) for task in tasks]
     assert session.prefixes.entries == []
@@ -277,7 +329,9 @@ def short_of_memory(count: int) -> np.ndarray:
 
 def test_head_that_fits_is_kept_of_a_prompt_that_does_not() -> None:
     one = asked(0, keep=8)
-    session = session_for([one], 1, budget=5 * (8 + 4))  # of eight tokens five: base rows of 8 bytes, the draft's of 4
+    session = session_for(
+        [one], 1, budget=5 * (8 + 4)
+    )  # of eight tokens five: base rows of 8 bytes, the draft's of 4
     told = serve(session, [one, one], 1)
     assert 0 < told[1].reused < 7
     assert told[1].tokens == alone(one)[0]

@@ -1,4 +1,5 @@
-"""Plans of block drafts are what the draft and the engines can do; trees of a block are its most probable paths."""
+"""Plans of block drafts are what the draft and the engines can do; trees of a block are its most
+probable paths."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ LIMITS = BlockLimits(max_verify_tree_size=60, block_size=16, draft_vocab_size=10
         ((3, None, 5), BlockPlan(3, 4, 5)),
     ],
 )
-def test_open_sizes_follow_from_those_given(given_sizes: tuple[int | None, ...], plan: BlockPlan) -> None:
+def test_open_sizes_follow_from_those_given(
+    given_sizes: tuple[int | None, ...], plan: BlockPlan
+) -> None:
     assert LIMITS.plan(*given_sizes) == plan
 
 
@@ -56,7 +59,9 @@ def test_only_open_sizes_shrink_to_the_engines() -> None:
         (BlockLimits(60, 16, 4), (5, None, None), "vocabulary"),
     ],
 )
-def test_sizes_that_cannot_be_are_refused(limits: BlockLimits, sizes: tuple[int | None, ...], said: str) -> None:
+def test_sizes_that_cannot_be_are_refused(
+    limits: BlockLimits, sizes: tuple[int | None, ...], said: str
+) -> None:
     with pytest.raises(LimitError, match=said):
         limits.plan(*sizes)
 
@@ -68,7 +73,8 @@ def test_plans_of_a_users_own_are_checked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("top_k", "levels", "most", "size"), [(1, 7, 60, 8), (2, 2, 60, 7), (2, 15, 60, 60), (8, 0, 60, 1), (3, 1, 2, 2)]
+    ("top_k", "levels", "most", "size"),
+    [(1, 7, 60, 8), (2, 2, 60, 7), (2, 15, 60, 60), (8, 0, 60, 1), (3, 1, 2, 2)],
 )
 def test_size_of_the_tree_of_all_paths(top_k: int, levels: int, most: int, size: int) -> None:
     assert full_tree_size(top_k, levels, most) == size
@@ -111,9 +117,13 @@ def test_no_depth_is_no_draft() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 40), st.integers(0, 10**6))
-def test_a_tree_is_the_most_probable_paths_and_their_ancestors(depths: int, width: int, size: int, seed: int) -> None:
+def test_a_tree_is_the_most_probable_paths_and_their_ancestors(
+    depths: int, width: int, size: int, seed: int
+) -> None:
     rng = np.random.default_rng(seed)
-    log_probs = np.sort(np.log(rng.dirichlet(np.ones(width + 1), depths).astype(np.float32))[:, :width])[:, ::-1]
+    log_probs = np.sort(
+        np.log(rng.dirichlet(np.ones(width + 1), depths).astype(np.float32))[:, :width]
+    )[:, ::-1]
     parents, chosen = best_first(log_probs, size)
     tree = DraftTree(np.arange(len(parents)), parents)
     assert all(parent < node for node, parent in enumerate(parents))
@@ -122,8 +132,15 @@ def test_a_tree_is_the_most_probable_paths_and_their_ancestors(depths: int, widt
         ancestors = np.flatnonzero(tree.mask[node])[1:]
         assert [int(chosen[a - 1][0]) for a in ancestors] == list(range(len(ancestors)))
         paths.append(tuple(int(chosen[a - 1][1]) for a in ancestors))
-    every = [ranks for depth in range(1, depths + 1) for ranks in itertools.product(range(width), repeat=depth)]
-    score = {ranks: sum(float(log_probs[level, rank]) for level, rank in enumerate(ranks)) for ranks in every}
+    every = [
+        ranks
+        for depth in range(1, depths + 1)
+        for ranks in itertools.product(range(width), repeat=depth)
+    ]
+    score = {
+        ranks: sum(float(log_probs[level, rank]) for level, rank in enumerate(ranks))
+        for ranks in every
+    }
     assert len(set(paths)) == len(paths) == min(size - 1, len(every))
     if paths:
         cut = sorted(score.values(), reverse=True)[len(paths) - 1]

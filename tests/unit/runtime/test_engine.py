@@ -33,24 +33,33 @@ def engine(engine_dir: Path) -> Engine:
 
 def test_ids_of_numpy_are_ids(engine: Engine) -> None:
     ids = [5, 6, 7]
-    assert engine.generate(np.array(ids), GREEDY).token_ids == engine.generate(ids, GREEDY).token_ids
+    assert (
+        engine.generate(np.array(ids), GREEDY).token_ids == engine.generate(ids, GREEDY).token_ids
+    )
     assert engine.encode([5, np.int64(6), 7]) == ids
 
 
-@pytest.mark.parametrize("prompt", [[Message("user", "a"), 5], [{"role": "user", "content": "a"}], [1.5]])
+@pytest.mark.parametrize(
+    "prompt", [[Message("user", "a"), 5], [{"role": "user", "content": "a"}], [1.5]]
+)
 def test_prompt_that_is_a_mixture_is_refused(engine: Engine, prompt: list[object]) -> None:
     with pytest.raises(RequestError, match="a list of token ids"):
         engine.encode(prompt)
 
 
-def thinking_note(trained: bool | None, model: str, asked: list[bool], *, switch: bool, by_flag: bool = False) -> str:
-    """What is said for a DFlash draft that was `trained` so, its base's template with a switch or without."""
+def thinking_note(
+    trained: bool | None, model: str, asked: list[bool], *, switch: bool, by_flag: bool = False
+) -> str:
+    """What is said for a DFlash draft that was `trained` so, its base's template with a switch or
+    without."""
     engine = Engine.__new__(Engine)
     block = GraphShape(Role.DRAFT, 64, 1, 2, 16, 16, 256, block=True)
     engine.draft_config = {"graph": asdict(block), "pair": {"enable_thinking": trained}}
     engine.config = {"model": model}
     template = "{% if enable_thinking %}<think>{% endif %}" if switch else "plain"
-    engine.tokenizer = Tokenizer(tokenizers.Tokenizer(tokenizers.models.BPE()), JinjaTemplate(template, {}))
+    engine.tokenizer = Tokenizer(
+        tokenizers.Tokenizer(tokenizers.models.BPE()), JinjaTemplate(template, {})
+    )
     return engine.thinking_note(asked, by_flag=by_flag) or ""
 
 
@@ -82,7 +91,14 @@ def test_id_beyond_the_vocabulary_is_refused(engine: Engine, token: int) -> None
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"temperature": -1.0}, {"top_p": 0.0}, {"top_k": -3}, {"seed": -1}, {"max_generate_length": 0}]
+    "wrong",
+    [
+        {"temperature": -1.0},
+        {"top_p": 0.0},
+        {"top_k": -3},
+        {"seed": -1},
+        {"max_generate_length": 0},
+    ],
 )
 def test_sampling_that_a_file_could_not_hold_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(RequestError, match=next(iter(wrong))):
@@ -94,7 +110,9 @@ def test_zero_is_a_size_and_not_the_default(engine: Engine) -> None:
         engine.plan(0, 3, 4)
 
 
-def test_second_stream_ends_the_first_with_an_error_and_not_with_wrong_tokens(engine: Engine) -> None:
+def test_second_stream_ends_the_first_with_an_error_and_not_with_wrong_tokens(
+    engine: Engine,
+) -> None:
     first = engine.stream([5, 6, 7], GREEDY, engine.plan())
     next(first)
     expected = engine.generate([9, 8], GREEDY).token_ids
@@ -132,10 +150,16 @@ def test_cancelled_stream_gives_all_text_in_chunks_and_says_so(engine: Engine, l
     *rest, last = stream
     assert last.finish_reason == CANCELLED
     assert last.token_ids == [token for chunk in chunks for token in chunk.token_ids]
-    assert "".join(chunk.text for chunk in [*chunks, *rest]) == last.text == engine.tokenizer.decode(last.token_ids)
+    assert (
+        "".join(chunk.text for chunk in [*chunks, *rest])
+        == last.text
+        == engine.tokenizer.decode(last.token_ids)
+    )
 
 
 @pytest.mark.parametrize("flags", [{"enable_thinking": True}, {"add_generation_prompt": False}])
-def test_what_only_a_template_can_honour_is_refused_without_one(engine: Engine, flags: dict[str, bool]) -> None:
+def test_what_only_a_template_can_honour_is_refused_without_one(
+    engine: Engine, flags: dict[str, bool]
+) -> None:
     with pytest.raises(RequestError, match="apply_chat_template is false"):
         engine.render([Message("user", "a")], apply_chat_template=False, **flags)

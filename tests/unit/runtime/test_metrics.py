@@ -19,7 +19,9 @@ from edgespec.runtime.stages import StageTimes
 LEVELS = 4
 
 
-def request(*steps: tuple[int, int, int], prefill_s: float = 0.5, step_s: float = 0.1) -> RequestMetrics:
+def request(
+    *steps: tuple[int, int, int], prefill_s: float = 0.5, step_s: float = 0.1
+) -> RequestMetrics:
     """A request of verify steps (emitted, drafted, accepted), after one token by prefill."""
     metrics = RequestMetrics(prompt_tokens=7, num_spec_tokens=3, reused_tokens=2)
     metrics.add(Step([1], verified=False), prefill_s)
@@ -43,7 +45,11 @@ def test_histogram_counts_steps_by_their_accepted_drafts() -> None:
     assert block["acceptance_histogram_by_draft_length"] == {"0": [1, 0, 0, 0], "3": [1, 0, 1, 1]}
     assert block["num_spec_tokens"] == 3
     assert sum(block["acceptance_histogram"]) == block["num_spec_steps"] == 4
-    assert sum(a * n for a, n in enumerate(block["acceptance_histogram"])) == block["num_accepted_draft_tokens"] == 5
+    assert (
+        sum(a * n for a, n in enumerate(block["acceptance_histogram"]))
+        == block["num_accepted_draft_tokens"]
+        == 5
+    )
 
 
 def test_acceptance_length_counts_the_bonus_and_rate_is_accepted_over_drafted() -> None:
@@ -65,7 +71,13 @@ def test_request_that_ended_in_prefill_has_no_rates_and_divides_by_nothing() -> 
     assert (block["mean_acceptance_length"], block["draft_acceptance_rate"]) == (None, None)
     assert (block["acceptance_histogram"], block["num_spec_steps"]) == ([0] * 4, 0)
     told = ENDED_IN_PREFILL.to_dict(speculative=True)
-    undefined = ("inter_token_latency_s", "tokens_per_s", "step_latency_p50_s", "acceptance_length", "acceptance_rate")
+    undefined = (
+        "inter_token_latency_s",
+        "tokens_per_s",
+        "step_latency_p50_s",
+        "acceptance_length",
+        "acceptance_rate",
+    )
     assert [told[name] for name in undefined] == [None] * 5
     assert told["per_position_acceptance"] == []
     assert told["output_tokens_per_s"] == pytest.approx(1 / 0.5)
@@ -76,7 +88,9 @@ def test_pool_without_a_step_has_no_rates_either(requests: list[RequestMetrics])
     told = Pooled(requests).to_dict(speculative=True)
     known = {name for name, value in told.items() if value not in (None, [])}
     times = {"time_to_first_token_s"} if requests else set()
-    times |= {"time_to_first_token_p50_s", "time_to_first_token_p95_s"} if len(requests) > 1 else set()
+    times |= (
+        {"time_to_first_token_p50_s", "time_to_first_token_p95_s"} if len(requests) > 1 else set()
+    )
     assert known == {"completion_tokens", "base_passes_after_prefill"} | times
 
 
@@ -84,7 +98,9 @@ def test_request_that_ended_in_prefill_does_not_pull_the_means_down() -> None:
     alone, beside = (Pooled(r).to_dict(speculative=True) for r in ([ONE], [ONE, ENDED_IN_PREFILL]))
     for name in ("acceptance_length", "acceptance_rate"):
         assert beside[f"{name}_mean_of_requests"] == beside[name] == alone[name]
-    assert beside["inter_token_latency_mean_of_requests_s"] == pytest.approx(ONE.inter_token_latency)
+    assert beside["inter_token_latency_mean_of_requests_s"] == pytest.approx(
+        ONE.inter_token_latency
+    )
 
 
 def test_times_exclude_prefill_from_the_rate_of_tokens_but_not_from_the_output_s() -> None:
@@ -115,13 +131,17 @@ def test_host_time_is_what_the_stages_spent_outside_engines() -> None:
     metrics = request()
     metrics.stages = StageTimes(prefill=1.0, draft=0.5, verify=2.0, commit=0.25, engine=3.0)
     told = metrics.to_dict(speculative=False)
-    assert told["stages_s"] == pytest.approx({"prefill": 1.0, "draft": 0.5, "verify": 2.0, "commit": 0.25})
+    assert told["stages_s"] == pytest.approx(
+        {"prefill": 1.0, "draft": 0.5, "verify": 2.0, "commit": 0.25}
+    )
     assert (told["engine_s"], told["host_s"]) == pytest.approx((3.0, 0.75))
 
 
 def test_plain_request_says_nothing_of_speculation() -> None:
     assert not {k for k in ONE.to_dict(speculative=False) if "accept" in k or "specul" in k}
-    assert not {k for k in Pooled([ONE]).to_dict(speculative=False) if "accept" in k or "specul" in k}
+    assert not {
+        k for k in Pooled([ONE]).to_dict(speculative=False) if "accept" in k or "specul" in k
+    }
 
 
 def test_pool_is_sums_over_sums_and_the_means_say_that_they_are_means() -> None:
@@ -154,7 +174,8 @@ def test_level_at_which_nothing_was_accepted_is_shown() -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """Verify steps (emitted, drafted, accepted) and the seconds before the first token and each step."""
+    """Verify steps (emitted, drafted, accepted) and the seconds before the first token and each
+    step."""
 
     steps: list[tuple[int, int, int]]
     seconds: list[float]
@@ -195,7 +216,9 @@ def test_lists_histograms_positions_and_lengths_of_a_request_say_the_same(case: 
     assert [sum(column) for column in zip(*by_length.values(), strict=True)] == (
         block["acceptance_histogram"] if steps else []
     )
-    assert {int(length): sum(row) for length, row in by_length.items()} == Counter(d for _, d, _ in case.steps)
+    assert {int(length): sum(row) for length, row in by_length.items()} == Counter(
+        d for _, d, _ in case.steps
+    )
     assert told["completion_tokens"] == 1 + sum(e for e, _, _ in case.steps)
     assert told["base_passes_after_prefill"] == block["num_spec_steps"] == steps
     if not steps:
@@ -215,7 +238,9 @@ def test_times_of_a_request_add_up_to_its_latency(case: Case) -> None:
     assert told["request_latency_s"] == pytest.approx(sum(case.seconds))
     assert metrics.per_step_s == pytest.approx(case.seconds[1:])
     assert sum(metrics.per_step_s) == pytest.approx(metrics.decode_s)
-    assert told["output_tokens_per_s"] * told["request_latency_s"] == pytest.approx(told["completion_tokens"])
+    assert told["output_tokens_per_s"] * told["request_latency_s"] == pytest.approx(
+        told["completion_tokens"]
+    )
     if case.steps:
         spent = told["inter_token_latency_s"] * (told["completion_tokens"] - 1)
         assert told["time_to_first_token_s"] + spent == pytest.approx(told["request_latency_s"])
@@ -230,7 +255,9 @@ def mean_of(told: list[dict[str, Any]], name: str) -> float | None:
 
 
 @given(st.lists(cases(), max_size=5))
-def test_pool_is_all_steps_as_one_request_and_its_means_are_those_of_the_output_file(all_cases: list[Case]) -> None:
+def test_pool_is_all_steps_as_one_request_and_its_means_are_those_of_the_output_file(
+    all_cases: list[Case],
+) -> None:
     requests = [case.metrics() for case in all_cases]
     steps = [step for case in all_cases for step in case.steps]
     pool, told = Pooled(requests), [r.to_dict(speculative=True) for r in requests]
@@ -239,7 +266,8 @@ def test_pool_is_all_steps_as_one_request_and_its_means_are_those_of_the_output_
     if steps:
         assert found["acceptance_length"] == pytest.approx(sum(e for e, _, _ in steps) / len(steps))
         assert found["per_position_acceptance"] == [
-            pytest.approx(sum(a >= k for _, _, a in steps) / len(steps)) for k in range(1, LEVELS + 1)
+            pytest.approx(sum(a >= k for _, _, a in steps) / len(steps))
+            for k in range(1, LEVELS + 1)
         ]
         assert found["inter_token_latency_s"] * found["tokens_per_s"] == pytest.approx(1)
     if drafted := sum(d for _, d, _ in steps):
@@ -257,5 +285,10 @@ def test_pool_of_one_is_the_request(case: Case) -> None:
     metrics = case.metrics()
     one, pool = metrics.to_dict(speculative=True), Pooled([metrics]).to_dict(speculative=True)
     shared = set(one) & set(pool)
-    assert {"acceptance_length", "per_position_acceptance", "tokens_per_s", "step_latency_p95_s"} <= shared
+    assert {
+        "acceptance_length",
+        "per_position_acceptance",
+        "tokens_per_s",
+        "step_latency_p95_s",
+    } <= shared
     assert {name: pool[name] for name in shared} == {name: one[name] for name in shared}

@@ -1,4 +1,5 @@
-"""Claims about runtime/plans.py: what is chosen fits what engines were built for, and remedies can be followed."""
+"""Claims about runtime/plans.py: what is chosen fits what engines were built for, and remedies can
+be followed."""
 
 from __future__ import annotations
 
@@ -9,8 +10,12 @@ from edgespec.runtime.plans import PlanLimits
 from edgespec.runtime.tree import DraftPlan
 
 
-@pytest.mark.parametrize(("verified", "plan"), [(1, (1, 1, 1)), (2, (1, 1, 2)), (3, (1, 2, 3)), (60, (1, 3, 4))])
-def test_a_chosen_chain_drafts_no_more_than_is_verified(verified: int, plan: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize(
+    ("verified", "plan"), [(1, (1, 1, 1)), (2, (1, 1, 2)), (3, (1, 2, 3)), (60, (1, 3, 4))]
+)
+def test_a_chosen_chain_drafts_no_more_than_is_verified(
+    verified: int, plan: tuple[int, int, int]
+) -> None:
     assert PlanLimits(verified, 60, 1000).plan(None, None, None) == DraftPlan(*plan)
 
 

@@ -1,4 +1,5 @@
-"""A run's figures agree with the passes behind them: real sessions over `hash_model`, alone and side by side."""
+"""A run's figures agree with the passes behind them: real sessions over `hash_model`, alone and
+side by side."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from edgespec.prompts import CANCELLED, ERROR, Message, Request, SamplingParams
 from edgespec.runtime import stages
 from edgespec.runtime.answers import Answer
 from edgespec.runtime.jobs import Response
-from edgespec.runtime.law import Difference
+from edgespec.runtime.lossless_check import Difference
 from edgespec.runtime.memory import peak_bytes
 from edgespec.runtime.metrics import RequestMetrics
 from edgespec.runtime.prefix import PrefixCache
@@ -35,16 +36,22 @@ HEAD = [1, 2, 3, 4, 5]
 
 
 def answer(
-    metrics: RequestMetrics, reason: str = "max-length", *, speculative: bool = True,
+    metrics: RequestMetrics,
+    reason: str = "max-length",
+    *,
+    speculative: bool = True,
     plain: RequestMetrics | None = None,
-) -> Answer:  # fmt: skip
+) -> Answer:
     def response(metrics: RequestMetrics) -> Response:
         return Response("", [0] * metrics.completion_tokens, reason, metrics, None)
 
     return Answer(
-        request(disable_spec_decode=not speculative), response=response(metrics), speculative=speculative,
-        cancelled=reason == CANCELLED, plain=None if plain is None else response(plain),
-    )  # fmt: skip
+        request(disable_spec_decode=not speculative),
+        response=response(metrics),
+        speculative=speculative,
+        cancelled=reason == CANCELLED,
+        plain=None if plain is None else response(plain),
+    )
 
 
 def request(**more: Any) -> Request:
@@ -52,13 +59,18 @@ def request(**more: Any) -> Request:
 
 
 def tasks_of(*lengths: int, plan: DraftPlan | None = PLAN) -> list[Task]:
-    return [Task([*HEAD, 9 + i], GREEDY, n, plan=plan, keep=len(HEAD)) for i, n in enumerate(lengths)]
+    return [
+        Task([*HEAD, 9 + i], GREEDY, n, plan=plan, keep=len(HEAD)) for i, n in enumerate(lengths)
+    ]
 
 
 def served(tasks: Sequence[Task], lanes: int) -> RunFigures:
-    """The tasks through a session, `lanes` at a time; each step begins a second after the one before."""
+    """The tasks through a session, `lanes` at a time; each step begins a second after the one
+    before."""
     scripts = [(t.prompt, plainly(t.prompt, t.sampler, t.max_new + 8)[0]) for t in tasks]
-    session = Session(decoder_of(40, lanes=lanes), ScriptedDrafter(scripts, VOCAB, 0.7), PrefixCache(2**20))
+    session = Session(
+        decoder_of(40, lanes=lanes), ScriptedDrafter(scripts, VOCAB, 0.7), PrefixCache(2**20)
+    )
     found: list[Answer] = []
     active: dict[Running, RequestMetrics] = {}
     queue = deque(tasks)
@@ -68,7 +80,13 @@ def served(tasks: Sequence[Task], lanes: int) -> RunFigures:
         metrics.add(step, 1.0 + len(metrics.per_step_accepted))
         if step.finish_reason is not None:
             metrics.stages, metrics.reused_tokens = running.times, running.reused
-            found.append(answer(active.pop(running), step.finish_reason, speculative=running.task.plan is not None))
+            found.append(
+                answer(
+                    active.pop(running),
+                    step.finish_reason,
+                    speculative=running.task.plan is not None,
+                )
+            )
 
     while queue or active:
         while queue and len(active) < lanes:
@@ -102,7 +120,9 @@ def mixture(lengths: list[int], drafts: list[bool]) -> list[Task]:
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(lengths, plans, st.integers(1, 3))
-def test_stages_sum_to_the_log_and_to_what_the_requests_say(lengths: list[int], drafts: list[bool], lanes: int) -> None:
+def test_stages_sum_to_the_log_and_to_what_the_requests_say(
+    lengths: list[int], drafts: list[bool], lanes: int
+) -> None:
     run = served(mixture(lengths, drafts), lanes)
     found = profile(run)
     json.dumps(found, allow_nan=False)
@@ -112,15 +132,21 @@ def test_stages_sum_to_the_log_and_to_what_the_requests_say(lengths: list[int], 
         seconds, stats = run.passes[one["stage_id"]], one["gpu_time_stats"]
         assert one["total_runs"] == stats["count"] == len(seconds)
         assert one["total_gpu_time_ms"] == pytest.approx(1000 * sum(seconds))
-        assert one["average_time_per_run_ms"] * one["total_runs"] == pytest.approx(one["total_gpu_time_ms"])
+        assert one["average_time_per_run_ms"] * one["total_runs"] == pytest.approx(
+            one["total_gpu_time_ms"]
+        )
         assert stats["mean_ms"] == one["average_time_per_run_ms"]
         order = [stats[name] for name in ("min_ms", "median_ms", "p95_ms", "p99_ms", "max_ms")]
         assert order == sorted(order)
-        assert (stats["min_ms"], stats["max_ms"]) == pytest.approx((1000 * min(seconds), 1000 * max(seconds)))
+        assert (stats["min_ms"], stats["max_ms"]) == pytest.approx(
+            (1000 * min(seconds), 1000 * max(seconds))
+        )
         coarse[stages.COARSE[one["stage_id"]]] += sum(seconds)
     for name, seconds in coarse.items():
         of_requests = sum(getattr(m.stages, name) for m in metrics_of(run))
-        assert seconds == pytest.approx(of_requests) if lanes == 1 else seconds <= of_requests + 1e-9
+        assert (
+            seconds == pytest.approx(of_requests) if lanes == 1 else seconds <= of_requests + 1e-9
+        )
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -132,8 +158,12 @@ def test_blocks_count_the_tokens_and_iterations_of_the_answers(
     found, all_metrics = profile(run), metrics_of(run)
     before = found["prefill"]
     assert before["total_runs"] == len(lengths)
-    assert before["reused_tokens"] + before["computed_tokens"] == sum(m.prompt_tokens for m in all_metrics)
-    assert before["average_tokens_per_run"] * before["total_runs"] == pytest.approx(before["computed_tokens"])
+    assert before["reused_tokens"] + before["computed_tokens"] == sum(
+        m.prompt_tokens for m in all_metrics
+    )
+    assert before["average_tokens_per_run"] * before["total_runs"] == pytest.approx(
+        before["computed_tokens"]
+    )
     assert before["tokens_per_second"] * before["average_time_per_token_ms"] == pytest.approx(1000)
     total_ms = stage(found, stages.PREFILL)["total_gpu_time_ms"]
     assert before["average_time_per_run_ms"] * before["total_runs"] == pytest.approx(total_ms)
@@ -144,11 +174,17 @@ def test_blocks_count_the_tokens_and_iterations_of_the_answers(
         assert block["average_acceptance_rate"] * block["total_iterations"] == pytest.approx(
             block["total_generated_tokens"]
         )
-        assert block["average_tokens_per_run"] * block["total_runs"] == pytest.approx(block["total_generated_tokens"])
-        assert block["average_acceptance_rate"] == (found["edgespec"]["speculative"]["acceptance_length"] or 0.0)
+        assert block["average_tokens_per_run"] * block["total_runs"] == pytest.approx(
+            block["total_generated_tokens"]
+        )
+        assert block["average_acceptance_rate"] == (
+            found["edgespec"]["speculative"]["acceptance_length"] or 0.0
+        )
         tokens += block["total_generated_tokens"]
     if block := found.get("generation"):
-        assert block["average_tokens_per_run"] * block["total_runs"] == pytest.approx(block["generated_tokens"])
+        assert block["average_tokens_per_run"] * block["total_runs"] == pytest.approx(
+            block["generated_tokens"]
+        )
         tokens += block["generated_tokens"]
     assert tokens == sum(m.completion_tokens - 1 for m in all_metrics)
 
@@ -162,14 +198,18 @@ def test_one_after_the_other_every_pass_is_paid_for_by_the_block_that_made_it(
     found, paid = profile(run), 0.0
     if (block := found.get("generation")) and block["generated_tokens"]:
         paid += block["generated_tokens"] / block["tokens_per_second"]
-        assert block["tokens_per_second"] * block["average_time_per_token_ms"] == pytest.approx(1000)
+        assert block["tokens_per_second"] * block["average_time_per_token_ms"] == pytest.approx(
+            1000
+        )
     block = found.get("eagle_generation")
     speed = block["overall_tokens_per_second_excluding_base_prefill"] if block else 0.0
     if block and speed:
         paid += block["total_generated_tokens"] / speed
     elif block:  # all ended in prefill: no token, and the draft's prefill was for nothing
         paid += run.seconds(stages.DRAFT_PREFILL)
-    assert paid == pytest.approx(sum(sum(seconds) for name, seconds in run.passes.items() if name != stages.PREFILL))
+    assert paid == pytest.approx(
+        sum(sum(seconds) for name, seconds in run.passes.items() if name != stages.PREFILL)
+    )
 
 
 def test_batch_shares_passes_but_not_iterations() -> None:
@@ -177,7 +217,10 @@ def test_batch_shares_passes_but_not_iterations() -> None:
     verified = stage(found, stages.VERIFICATION)["total_runs"]
     assert verified < found["eagle_generation"]["total_iterations"] <= 3 * verified
     alone = profile(served(tasks_of(12, 12, 12), lanes=1))
-    assert stage(alone, stages.VERIFICATION)["total_runs"] == alone["eagle_generation"]["total_iterations"]
+    assert (
+        stage(alone, stages.VERIFICATION)["total_runs"]
+        == alone["eagle_generation"]["total_iterations"]
+    )
 
 
 def test_drafted_and_plain_sequences_in_one_batch_leave_no_speed_to_the_plain_ones() -> None:
@@ -203,25 +246,58 @@ def test_reused_tokens_make_prefill_no_faster() -> None:
 def test_profile_has_the_mirrored_tool_s_keys() -> None:
     found = profile(served([*tasks_of(12), *tasks_of(12, plan=None)], 1))
     assert [*found] == [
-        "device", "notes", "prefill", "generation", "eagle_generation", "stages", "peak_cpu_memory_bytes",
-        "peak_cpu_memory_mb", "edgespec",
-    ]  # fmt: skip
+        "device",
+        "notes",
+        "prefill",
+        "generation",
+        "eagle_generation",
+        "stages",
+        "peak_cpu_memory_bytes",
+        "peak_cpu_memory_mb",
+        "edgespec",
+    ]
     assert [*found["prefill"]] == [
-        "total_runs", "reused_tokens", "computed_tokens", "average_tokens_per_run", "average_time_per_run_ms",
-        "tokens_per_second", "average_time_per_token_ms",
-    ]  # fmt: skip
+        "total_runs",
+        "reused_tokens",
+        "computed_tokens",
+        "average_tokens_per_run",
+        "average_time_per_run_ms",
+        "tokens_per_second",
+        "average_time_per_token_ms",
+    ]
     assert [*found["generation"]] == [
-        "total_runs", "generated_tokens", "average_tokens_per_run", "tokens_per_second", "average_time_per_token_ms",
-    ]  # fmt: skip
+        "total_runs",
+        "generated_tokens",
+        "average_tokens_per_run",
+        "tokens_per_second",
+        "average_time_per_token_ms",
+    ]
     assert [*found["eagle_generation"]] == [
-        "total_runs", "total_iterations", "total_generated_tokens", "average_tokens_per_run",
-        "average_acceptance_rate", "overall_tokens_per_second_excluding_base_prefill",
-    ]  # fmt: skip
+        "total_runs",
+        "total_iterations",
+        "total_generated_tokens",
+        "average_tokens_per_run",
+        "average_acceptance_rate",
+        "overall_tokens_per_second_excluding_base_prefill",
+    ]
     one = found["stages"][0]
-    assert [*one] == ["stage_id", "total_runs", "total_gpu_time_ms", "average_time_per_run_ms", "gpu_time_stats"]
+    assert [*one] == [
+        "stage_id",
+        "total_runs",
+        "total_gpu_time_ms",
+        "average_time_per_run_ms",
+        "gpu_time_stats",
+    ]
     assert [*one["gpu_time_stats"]] == [
-        "count", "min_ms", "max_ms", "mean_ms", "median_ms", "p95_ms", "p99_ms", "stddev_ms",
-    ]  # fmt: skip
+        "count",
+        "min_ms",
+        "max_ms",
+        "mean_ms",
+        "median_ms",
+        "p95_ms",
+        "p99_ms",
+        "stddev_ms",
+    ]
     assert found["device"] == "cpu"
 
 
@@ -229,9 +305,17 @@ def test_stage_s_statistics_are_the_textbook_s() -> None:
     passes = {stages.PREFILL: [0.001, 0.002, 0.003, 0.006]}
     stats = stage(profile(RunFigures([], 1.0, passes)), stages.PREFILL)["gpu_time_stats"]
     assert stats == pytest.approx(
-        {"count": 4, "min_ms": 1, "max_ms": 6, "mean_ms": 3, "median_ms": 2.5, "p95_ms": 5.55, "p99_ms": 5.91,
-         "stddev_ms": 3.5**0.5}
-    )  # fmt: skip
+        {
+            "count": 4,
+            "min_ms": 1,
+            "max_ms": 6,
+            "mean_ms": 3,
+            "median_ms": 2.5,
+            "p95_ms": 5.55,
+            "p99_ms": 5.91,
+            "stddev_ms": 3.5**0.5,
+        }
+    )
 
 
 def test_run_in_which_nothing_was_answered_divides_by_nothing() -> None:
@@ -269,7 +353,12 @@ ENDED = [
 
 def test_every_request_has_one_reason_why_it_ended() -> None:
     found = summary(RunFigures(ENDED, 2.0, {}, spec_decode=True))
-    assert found["finish_reasons"] == {CANCELLED: 2, "end-of-sequence": 1, ERROR: 1, "max-length": 2}
+    assert found["finish_reasons"] == {
+        CANCELLED: 2,
+        "end-of-sequence": 1,
+        ERROR: 1,
+        "max-length": 2,
+    }
     assert sum(found["finish_reasons"].values()) == found["requests"] == 6
     assert (found["cancelled"], found["failed"]) == (2, 1)
 
@@ -286,7 +375,10 @@ def test_speculative_figures_are_over_those_that_drafted_and_plain_ones_over_the
     found = summary(RunFigures(ENDED, 2.0, {}, spec_decode=True))
     assert found["without_drafts"] == 1
     assert found["speculative"]["completion_tokens"] == 5 + 3 + 1
-    assert found["plain"]["completion_tokens"] + found["speculative"]["completion_tokens"] == found["completion_tokens"]
+    assert (
+        found["plain"]["completion_tokens"] + found["speculative"]["completion_tokens"]
+        == found["completion_tokens"]
+    )
 
 
 def test_plain_run_has_plain_figures_alone() -> None:
@@ -301,9 +393,14 @@ def test_plain_run_has_plain_figures_alone() -> None:
 
 def test_check_compares_the_same_requests_in_both_columns() -> None:
     both = [answer(counted(5), plain=counted(9)), answer(counted(2), plain=counted(2))]
-    run = RunFigures([*both, answer(counted(7)), ENDED[2]], 2.0, {}, spec_decode=True, check_wall_s=11.0)
+    run = RunFigures(
+        [*both, answer(counted(7)), ENDED[2]], 2.0, {}, spec_decode=True, check_wall_s=11.0
+    )
     found = summary(run)
-    assert (found["plain"]["completion_tokens"], found["speculative"]["completion_tokens"]) == (11, 7)
+    assert (found["plain"]["completion_tokens"], found["speculative"]["completion_tokens"]) == (
+        11,
+        7,
+    )
     assert found["base_passes_saved"] == pytest.approx(1 - (4 + 1) / (8 + 1))
     assert found["lossless"] == "yes"
     assert found["check_output_tokens_per_s"] == pytest.approx(11 / 11.0)
@@ -312,12 +409,23 @@ def test_check_compares_the_same_requests_in_both_columns() -> None:
 
 @pytest.mark.parametrize(
     ("margins", "said"),
-    [([], "yes"), ([0.0], "yes, but for 1 near-ties"), ([0.0, 1.0], "NO: 1 differences"), ([1.0], "NO: 1 differences")],
+    [
+        ([], "yes"),
+        ([0.0], "yes, but for 1 near-ties"),
+        ([0.0, 1.0], "NO: 1 differences"),
+        ([1.0], "NO: 1 differences"),
+    ],
 )
 def test_near_ties_are_counted_apart_from_differences(margins: list[float], said: str) -> None:
     one = answer(counted(2), plain=counted(2))
     differing = [
-        Answer(one.request, response=one.response, speculative=True, plain=one.plain, difference=Difference(0, 1, 2, m))
+        Answer(
+            one.request,
+            response=one.response,
+            speculative=True,
+            plain=one.plain,
+            difference=Difference(0, 1, 2, m),
+        )
         for m in margins
     ]
     assert summary(RunFigures([one, *differing], 1.0, {}, spec_decode=True))["lossless"] == said
@@ -335,7 +443,9 @@ print(subprocess.run([sys.executable, "-c", {SMALL_CHILD!r}], capture_output=Tru
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux can tell")
 def test_peak_is_this_process_s_own_not_its_parent_s() -> None:
-    said = subprocess.run([sys.executable, "-c", LARGE_PARENT], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        [sys.executable, "-c", LARGE_PARENT], capture_output=True, text=True, check=True
+    ).stdout
     assert 2**20 < int(said) < 2**27
 
 
@@ -355,7 +465,9 @@ def test_peak_is_the_high_water_mark_in_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("status", [None, "Name:\tpython\nVmRSS:\t 10 kB\n"])
-def test_where_the_system_keeps_no_such_account_another_is_asked(tmp_path: Path, status: str | None) -> None:
+def test_where_the_system_keeps_no_such_account_another_is_asked(
+    tmp_path: Path, status: str | None
+) -> None:
     path = tmp_path / "status"
     if status is not None:
         path.write_text(status)

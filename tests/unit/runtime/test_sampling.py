@@ -1,4 +1,5 @@
-"""The sampler keeps the warped law, its noise hangs on seed and position alone, and greedy is the largest logit."""
+"""The sampler keeps the warped law, its noise hangs on seed and position alone, and greedy is the
+largest logit."""
 
 from __future__ import annotations
 
@@ -23,9 +24,18 @@ from edgespec.runtime import sampling
 from edgespec.runtime.sampling import NEAR_TIE, Sampler, gumbel, top_log_probs
 
 LOGITS = np.array([0.1, 1.0, -0.6, 0.5, 1.7, -2.0, 0.3, 1.3, -1.1, 0.8, -0.2, 0.6], np.float32)
-SETTINGS = [(1.0, 0, 1.0), (0.7, 0, 1.0), (1.6, 5, 1.0), (1.0, 6, 0.8), (0.5, 6, 0.6), (2.5, 8, 0.9)]
+SETTINGS = [
+    (1.0, 0, 1.0),
+    (0.7, 0, 1.0),
+    (1.6, 5, 1.0),
+    (1.0, 6, 0.8),
+    (0.5, 6, 0.6),
+    (2.5, 8, 0.9),
+]
 DRAWS = 3000
-SUSPICIOUS = 1e-4  # p-values below this are taken for a wrong law; seeds are fixed, so this is no lottery
+SUSPICIOUS = (
+    1e-4  # p-values below this are taken for a wrong law; seeds are fixed, so this is no lottery
+)
 
 
 def warped_by_transformers(
@@ -49,7 +59,8 @@ def probabilities(sampler: Sampler, logits: NDArray[np.float32]) -> NDArray[np.f
 
 
 def chi_square(tokens: Sequence[int], law: NDArray[np.float64]) -> float:
-    """p-value of `tokens` under `law` [V]; a token that cannot be is p = 0, rare ones are counted together."""
+    """p-value of `tokens` under `law` [V]; a token that cannot be is p = 0, rare ones are counted
+    together."""
     counts = np.bincount(tokens, minlength=len(law)).astype(float)
     if counts[law == 0].any():
         return 0.0
@@ -58,7 +69,11 @@ def chi_square(tokens: Sequence[int], law: NDArray[np.float64]) -> float:
     if rare.any():
         counts = np.append(counts[~rare], counts[rare].sum())
         wanted = np.append(wanted[~rare], wanted[rare].sum())
-    return 1.0 if len(wanted) == 1 else float(stats.chisquare(counts, wanted * counts.sum() / wanted.sum()).pvalue)
+    return (
+        1.0
+        if len(wanted) == 1
+        else float(stats.chisquare(counts, wanted * counts.sum() / wanted.sum()).pvalue)
+    )
 
 
 def over_seeds(pick: Callable[[int, int], int]) -> list[int]:
@@ -78,24 +93,33 @@ def test_greedy_takes_the_largest_and_of_equals_the_lowest_id() -> None:
 
 
 def test_greedy_ignores_seed_position_and_warping() -> None:
-    picked = {Sampler(0.0, 3, 0.5, seed).pick(LOGITS, range(position)) for seed in range(20) for position in range(20)}
+    picked = {
+        Sampler(0.0, 3, 0.5, seed).pick(LOGITS, range(position))
+        for seed in range(20)
+        for position in range(20)
+    }
     assert picked == {int(np.argmax(LOGITS))}
 
 
 # Warping
 
 
-@pytest.mark.parametrize("setting", [*SETTINGS, (0.3, 1, 1.0), (1.0, 12, 0.999), (1.0, 40, 0.3), (1.3, 3, 1e-9)])
+@pytest.mark.parametrize(
+    "setting", [*SETTINGS, (0.3, 1, 1.0), (1.0, 12, 0.999), (1.0, 40, 0.3), (1.3, 3, 1e-9)]
+)
 @pytest.mark.parametrize("seed", range(6))
 def test_warping_equals_that_of_transformers(setting: tuple[float, int, float], seed: int) -> None:
     logits = np.random.default_rng(seed).normal(0, 2, 12).astype(np.float32)
     np.testing.assert_allclose(
-        probabilities(Sampler(*setting), logits), warped_by_transformers(logits, *setting), atol=1e-9
+        probabilities(Sampler(*setting), logits),
+        warped_by_transformers(logits, *setting),
+        atol=1e-9,
     )
 
 
 def test_top_k_acts_before_top_p() -> None:
-    """Of p = .4 .3 .2 .1, top-k 2 leaves .57 .43, of which top-p .5 needs one; the other order would leave both."""
+    """Of p = .4 .3 .2 .1, top-k 2 leaves .57 .43, of which top-p .5 needs one; the other order
+    would leave both."""
     logits = np.log(np.array([0.4, 0.3, 0.2, 0.1])).astype(np.float32)
     assert np.flatnonzero(probabilities(Sampler(1.0, 2, 0.5), logits)).tolist() == [0]
     assert np.flatnonzero(probabilities(Sampler(1.0, 0, 0.5), logits)).tolist() == [0, 1]
@@ -114,7 +138,9 @@ def test_top_k_keeps_exactly_k_of_equal_logits_the_lowest_ids() -> None:
 
 @pytest.mark.parametrize("top_p", [1e-300, 1e-9, 0.01])
 def test_top_p_keeps_at_least_the_most_probable(top_p: float) -> None:
-    assert np.flatnonzero(probabilities(Sampler(1.0, 0, top_p), LOGITS)).tolist() == [int(np.argmax(LOGITS))]
+    assert np.flatnonzero(probabilities(Sampler(1.0, 0, top_p), LOGITS)).tolist() == [
+        int(np.argmax(LOGITS))
+    ]
 
 
 def test_top_p_is_reached_by_a_mass_that_equals_it() -> None:
@@ -124,29 +150,41 @@ def test_top_p_is_reached_by_a_mass_that_equals_it() -> None:
 @pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-40, 1e-8])
 def test_tiny_temperature_is_greedy_and_does_not_crash(temperature: float) -> None:
     sampler = Sampler(temperature, 5, 0.9, 1)
-    assert [sampler.pick(LOGITS, range(position)) for position in range(50)] == [int(np.argmax(LOGITS))] * 50
+    assert [sampler.pick(LOGITS, range(position)) for position in range(50)] == [
+        int(np.argmax(LOGITS))
+    ] * 50
 
 
 @pytest.mark.parametrize("min_p", [1e-6, 0.05, 0.3, 1.0])
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_min_p_acts_last_as_in_transformers(setting: tuple[float, int, float], min_p: float) -> None:
+def test_min_p_acts_last_as_in_transformers(
+    setting: tuple[float, int, float], min_p: float
+) -> None:
     temperature, top_k, top_p = setting
     row = torch.from_numpy(LOGITS.astype(np.float64))[None]
     before = torch.from_numpy(np.log(warped_by_transformers(LOGITS, *setting) + 1e-300))[None]
-    wanted = MinPLogitsWarper(min_p)(torch.zeros_like(row, dtype=torch.long), before)[0].softmax(0).numpy()
+    wanted = (
+        MinPLogitsWarper(min_p)(torch.zeros_like(row, dtype=torch.long), before)[0]
+        .softmax(0)
+        .numpy()
+    )
     found = probabilities(Sampler(temperature, top_k, top_p, min_p=min_p), LOGITS)
     np.testing.assert_allclose(found, wanted, atol=1e-9)
 
 
 @pytest.mark.parametrize("penalty", [0.5, 1.0, 1.3, 7.0])
-def test_repetition_penalty_is_that_of_transformers_and_comes_before_temperature(penalty: float) -> None:
+def test_repetition_penalty_is_that_of_transformers_and_comes_before_temperature(
+    penalty: float,
+) -> None:
     before = [4, 4, 2, 7, 11]
     row = torch.from_numpy(LOGITS.astype(np.float64))[None]
     wanted = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([before]), row)[0].numpy()
     sampler = Sampler(0.7, 5, repetition_penalty=penalty)
     np.testing.assert_allclose(sampler.adjusted(LOGITS, before), wanted)
     np.testing.assert_allclose(
-        probabilities(sampler, sampler.adjusted(LOGITS, before)), warped_by_transformers(wanted, 0.7, 5, 1.0), atol=1e-9
+        probabilities(sampler, sampler.adjusted(LOGITS, before)),
+        warped_by_transformers(wanted, 0.7, 5, 1.0),
+        atol=1e-9,
     )
 
 
@@ -166,7 +204,9 @@ def test_logits_are_left_as_they_were() -> None:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("sampler", [Sampler(), Sampler(1.0, 5)])
-def test_logits_that_are_no_numbers_are_told_and_not_drawn_from(sampler: Sampler, value: float) -> None:
+def test_logits_that_are_no_numbers_are_told_and_not_drawn_from(
+    sampler: Sampler, value: float
+) -> None:
     logits = LOGITS.copy()
     logits[3] = value
     with pytest.raises(EnvironmentProblem, match="as a logit"):
@@ -197,7 +237,9 @@ def test_token_hangs_on_seed_and_position_alone() -> None:
     for position in reversed(range(100)):
         other.pick(rows[1], range(position))
         assert other.pick(rows[2], range(position)) == first[position]
-    assert [Sampler(1.0, 0, 1.0, 5).pick(LOGITS, range(position)) for position in range(100)] != first
+    assert [
+        Sampler(1.0, 0, 1.0, 5).pick(LOGITS, range(position)) for position in range(100)
+    ] != first
 
 
 def test_noise_of_a_token_does_not_hang_on_which_others_are_left() -> None:
@@ -210,9 +252,13 @@ def test_noise_of_a_token_does_not_hang_on_which_others_are_left() -> None:
     "noise",
     [
         pytest.param(gumbel(1, 2, np.arange(20000)), id="tokens"),
-        pytest.param(np.array([gumbel(1, p, np.array([7]))[0] for p in range(2000)]), id="positions"),
+        pytest.param(
+            np.array([gumbel(1, p, np.array([7]))[0] for p in range(2000)]), id="positions"
+        ),
         pytest.param(np.array([gumbel(s, 2, np.array([7]))[0] for s in range(2000)]), id="seeds"),
-        pytest.param(np.array([gumbel(s << 40, 2, np.array([7]))[0] for s in range(2000)]), id="high-seeds"),
+        pytest.param(
+            np.array([gumbel(s << 40, 2, np.array([7]))[0] for s in range(2000)]), id="high-seeds"
+        ),
     ],
 )
 def test_noise_is_standard_gumbel_along_every_axis(noise: NDArray[np.float64]) -> None:
@@ -230,7 +276,9 @@ def test_noise_of_neighbours_is_uncorrelated() -> None:
 
 
 @pytest.mark.parametrize("bits", [0, 2**64 - 1])
-def test_noise_is_finite_at_both_ends_of_the_hash(monkeypatch: pytest.MonkeyPatch, bits: int) -> None:
+def test_noise_is_finite_at_both_ends_of_the_hash(
+    monkeypatch: pytest.MonkeyPatch, bits: int
+) -> None:
     monkeypatch.setattr(sampling, "splitmix", lambda x: np.full(x.shape, bits, np.uint64))
     assert np.isfinite(gumbel(0, 0, np.arange(3))).all()
 
@@ -261,19 +309,28 @@ def without_top_p(seed: int, position: int) -> int:
 
 def one_in_ten_greedy(seed: int, position: int) -> int:
     greedy = gumbel(seed, position + 10**6, np.array([0]))[0] > stats.gumbel_r.ppf(0.9)
-    return int(np.argmax(LOGITS)) if greedy else Sampler(1.0, 6, 0.8, seed).pick(LOGITS, range(position))
+    return (
+        int(np.argmax(LOGITS))
+        if greedy
+        else Sampler(1.0, 6, 0.8, seed).pick(LOGITS, range(position))
+    )
 
 
 @pytest.mark.parametrize("biased", [cold, without_top_p, one_in_ten_greedy])
 def test_biased_sampler_is_caught_by_the_test_of_the_law(biased: Callable[[int, int], int]) -> None:
     """`tokens_follow_the_warped_law` passes with these settings and the true sampler."""
-    assert chi_square(over_positions(biased), warped_by_transformers(LOGITS, 1.0, 6, 0.8)) < SUSPICIOUS
+    assert (
+        chi_square(over_positions(biased), warped_by_transformers(LOGITS, 1.0, 6, 0.8)) < SUSPICIOUS
+    )
 
 
 def test_noise_without_the_position_is_caught_by_the_test_of_the_law() -> None:
     law = warped_by_transformers(LOGITS, 1.0, 0, 1.0)
     assert (
-        chi_square(over_positions(lambda seed, position: Sampler(1.0, 0, 1.0, seed).pick(LOGITS, [])), law) < SUSPICIOUS
+        chi_square(
+            over_positions(lambda seed, position: Sampler(1.0, 0, 1.0, seed).pick(LOGITS, [])), law
+        )
+        < SUSPICIOUS
     )
 
 
@@ -316,13 +373,17 @@ def test_tie_at_the_edge_of_top_k_does_not_excuse_a_token_that_would_not_have_wo
 def test_whatever_a_small_change_of_logits_changes_has_a_small_margin(
     top_k: int, top_p: float, min_p: float, temperature: float, penalty: float
 ) -> None:
-    """Rounding may swap two scores, or carry a candidate over an edge of warping: all of it is near."""
+    """Rounding may swap two scores, or carry a candidate over an edge of warping: all of it is
+    near."""
     rng, size, changed = np.random.default_rng(4), 3e-2, 0
     for position in range(600):
         sampler = Sampler(temperature, top_k, top_p, 5, min_p, penalty)
         logits = rng.normal(0, 2, 24).astype(np.float32)
         nudged = logits + rng.uniform(-size, size, 24).astype(np.float32)
-        one, other = sampler.pick(logits, [position % 24] * position), sampler.pick(nudged, [position % 24] * position)
+        one, other = (
+            sampler.pick(logits, [position % 24] * position),
+            sampler.pick(nudged, [position % 24] * position),
+        )
         if one != other:
             changed += 1
             assert sampler.margin(logits, [position % 24] * position, one, other) <= 4 * size
@@ -344,4 +405,7 @@ def test_penalty_widens_no_margin_of_tokens_that_it_does_not_touch() -> None:
     logits = np.array([5.0, 5.0009, 0], np.float32)
     punished = Sampler(repetition_penalty=100)
     assert punished.margin(logits, [2], 0, 1) == Sampler().margin(logits, [2], 0, 1) > NEAR_TIE
-    assert punished.margin(logits, [1], 1, 0) < Sampler(repetition_penalty=1).margin(logits, [1], 1, 0) + 5
+    assert (
+        punished.margin(logits, [1], 1, 0)
+        < Sampler(repetition_penalty=1).margin(logits, [1], 1, 0) + 5
+    )

@@ -1,4 +1,5 @@
-"""The loop's law, without an engine: whatever a drafter proposes, what is emitted is what plain decoding emits.
+"""The loop's law, without an engine: whatever a drafter proposes, what is emitted is what plain
+decoding emits.
 
 The model is `hash_model`'s; sequences that run side by side are in `test_batches`.
 """
@@ -20,7 +21,7 @@ from edgespec.runtime.decoder import CachedDecoder, Rows
 from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.session import Session, Step, Task
 from edgespec.runtime.tree import DraftPlan, DraftTree
-from edgespec.runtime.verify import Verdict, walk
+from edgespec.runtime.verify import AcceptResult, walk
 from tests.lossless.drafters import ScriptedDrafter, accept_one_more
 from tests.unit.runtime.hash_model import GREEDY, VOCAB, decoder_of, logits_after, plainly
 
@@ -35,13 +36,22 @@ PLAN = DraftPlan(3, 4, 9)
 
 
 def drafted(
-    right: float, *, prompt: Sequence[int] = PROMPT, sampler: Sampler = GREEDY, max_new: int = 24,
-    stop_ids: frozenset[int] = frozenset(), capacity: int = 64, plan: DraftPlan = PLAN, seed: int = 0,
+    right: float,
+    *,
+    prompt: Sequence[int] = PROMPT,
+    sampler: Sampler = GREEDY,
+    max_new: int = 24,
+    stop_ids: frozenset[int] = frozenset(),
+    capacity: int = 64,
+    plan: DraftPlan = PLAN,
+    seed: int = 0,
     window: int | None = None,
-) -> tuple[list[Step], Session]:  # fmt: skip
+) -> tuple[list[Step], Session]:
     """A speculative run; its drafter knows what plain decoding would say without any limit."""
     truth = plainly(prompt, sampler, max_new + plan.steps + 1, window=window or 10**6)[0]
-    session = Session(decoder_of(capacity, window), ScriptedDrafter([(prompt, truth)], VOCAB, right, seed))
+    session = Session(
+        decoder_of(capacity, window), ScriptedDrafter([(prompt, truth)], VOCAB, right, seed)
+    )
     return list(generate(session, Task(prompt, sampler, max_new, stop_ids, plan))), session
 
 
@@ -68,7 +78,9 @@ SAMPLERS = [GREEDY, Sampler(0.7, 0, 1.0, 1), Sampler(1.0, 4, 0.9, 2), Sampler(3.
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_session_without_a_drafter_decodes_plainly(sampler: Sampler) -> None:
-    assert tokens_of(undrafted(PROMPT, sampler, 24, frozenset(), 64)) == plainly(PROMPT, sampler, 24)
+    assert tokens_of(undrafted(PROMPT, sampler, 24, frozenset(), 64)) == plainly(
+        PROMPT, sampler, 24
+    )
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
@@ -94,22 +106,39 @@ def test_drafted_tokens_equal_plain_ones(sampler: Sampler, right: float, plan: D
     seed=st.integers(0, 2**16),
 )
 def test_any_drafter_within_any_limits_leaves_tokens_and_reason_as_they_were(
-    prompt: list[int], room: int, max_new: int, stop_ids: frozenset[int], plan: DraftPlan, right: float,
-    temperature: float, window: int | None, chunk: int, seed: int,
-) -> None:  # fmt: skip
+    prompt: list[int],
+    room: int,
+    max_new: int,
+    stop_ids: frozenset[int],
+    plan: DraftPlan,
+    right: float,
+    temperature: float,
+    window: int | None,
+    chunk: int,
+    seed: int,
+) -> None:
     capacity, sampler = len(prompt) + room, Sampler(temperature, seed=seed)
     with mock.patch.object(session_module, "PREFILL_CHUNK", chunk):
         steps, session = drafted(
-            right, prompt=prompt, sampler=sampler, max_new=max_new, stop_ids=stop_ids, capacity=capacity, plan=plan,
-            seed=seed, window=window,
-        )  # fmt: skip
+            right,
+            prompt=prompt,
+            sampler=sampler,
+            max_new=max_new,
+            stop_ids=stop_ids,
+            capacity=capacity,
+            plan=plan,
+            seed=seed,
+            window=window,
+        )
     wanted = plainly(prompt, sampler, max_new, stop_ids, capacity=capacity, window=window or 10**6)
     assert tokens_of(steps) == wanted
     assert session.base.runner.widest <= capacity
 
 
 @pytest.mark.parametrize("right", [0, 0.5, 1])
-def test_tree_deeper_than_the_sliding_window_sees_no_further_than_plain_decoding(right: float) -> None:
+def test_tree_deeper_than_the_sliding_window_sees_no_further_than_plain_decoding(
+    right: float,
+) -> None:
     plan = DraftPlan(3, 6, 24)
     steps, _ = drafted(right, plan=plan, window=3)
     assert tokens_of(steps) == plainly(PROMPT, GREEDY, 24, window=3)
@@ -155,11 +184,14 @@ def test_each_uncut_step_emits_one_token_more_than_it_accepted() -> None:
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 5, 512])
 def test_drafter_observes_each_committed_position_once_with_the_token_after_it(chunk: int) -> None:
-    """Over chunks of prefill and over steps: feature i (position, token, tokens seen) goes with token i+1."""
+    """Over chunks of prefill and over steps: feature i (position, token, tokens seen) goes with
+    token i+1."""
     with mock.patch.object(session_module, "PREFILL_CHUNK", chunk):
         steps, session = drafted(0.8, max_new=20)
     path = PROMPT + tokens_of(steps)[0]
-    told = len(path) - len(steps[-1].tokens)  # nothing is drafted after the last step, so it is not replayed
+    told = len(path) - len(
+        steps[-1].tokens
+    )  # nothing is drafted after the last step, so it is not replayed
     assert [feature.tolist() for feature in session.drafter.features] == [
         [i, t, i + 1] for i, t in enumerate(path[: told - 1])
     ]
@@ -200,7 +232,11 @@ INSIDE = 2  # tokens 1 to 4 are the first step's: three drafts and a bonus
 def test_stop_token_inside_an_accepted_run_ends_it_there() -> None:
     steps, _ = drafted(1, stop_ids=frozenset({TRUTH[INSIDE]}), plan=DraftPlan(1, 3, 4))
     assert tokens_of(steps) == (TRUTH[: INSIDE + 1], END_OF_SEQUENCE)
-    assert (len(steps), steps[-1].drafted, steps[-1].accepted) == (2, 3, INSIDE)  # what was cut is not counted
+    assert (len(steps), steps[-1].drafted, steps[-1].accepted) == (
+        2,
+        3,
+        INSIDE,
+    )  # what was cut is not counted
 
 
 def test_stop_token_as_the_bonus_counts_all_drafts_before_it() -> None:
@@ -224,7 +260,9 @@ def test_stop_token_as_the_last_one_allowed_is_a_stop() -> None:
 
 @pytest.mark.parametrize("room", [0, 1, 2, 3, 7])
 @pytest.mark.parametrize("right", [0, 0.7, 1])
-def test_full_cache_ends_both_runs_at_the_same_token_for_the_same_reason(room: int, right: float) -> None:
+def test_full_cache_ends_both_runs_at_the_same_token_for_the_same_reason(
+    room: int, right: float
+) -> None:
     capacity = len(PROMPT) + room
     steps, session = drafted(right, capacity=capacity, max_new=50)
     plain = undrafted(PROMPT, GREEDY, 50, frozenset(), capacity)
@@ -245,7 +283,9 @@ def test_prompt_beyond_the_cache_is_refused_and_so_is_an_empty_one() -> None:
 
 
 @pytest.mark.parametrize("length", [4, 5, 8, 9, 13])
-def test_prompt_is_read_in_chunks_and_gives_the_same_tokens(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
+def test_prompt_is_read_in_chunks_and_gives_the_same_tokens(
+    monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
     monkeypatch.setattr(session_module, "PREFILL_CHUNK", 4)
     prompt = [i * i % VOCAB for i in range(length)]
     steps, session = drafted(0.8, prompt=prompt)
@@ -267,7 +307,8 @@ def test_committed_slots_hold_the_accepted_path_in_order(right: float) -> None:
 
 
 def test_second_request_starts_from_nothing() -> None:
-    """Rows of the first stay in memory; the second must not see them, even if the first was left half-way."""
+    """Rows of the first stay in memory; the second must not see them, even if the first was left
+    half-way."""
     _, session = drafted(0.8, max_new=40)
     other = [8, 8, 1]
     session.drafter = ScriptedDrafter([(other, plainly(other, GREEDY, 30)[0])], VOCAB, 0.8)
@@ -285,16 +326,25 @@ def fed(decoder: CachedDecoder, tokens: Sequence[int], gather: int) -> np.ndarra
     return result.logits[0]
 
 
-def scratched(decoder: CachedDecoder, tokens: list[int], positions: list[int], visible: list[list[bool]]) -> np.ndarray:
+def scratched(
+    decoder: CachedDecoder, tokens: list[int], positions: list[int], visible: list[list[bool]]
+) -> np.ndarray:
     """Logits of the last token."""
-    rows = Rows(0, np.array(tokens), np.array(positions), np.array(visible), np.array([len(tokens) - 1]))
+    rows = Rows(
+        0, np.array(tokens), np.array(positions), np.array(visible), np.array([len(tokens) - 1])
+    )
     return decoder.run([rows])[0].logits[0]
 
 
 def test_scratch_rows_that_are_dropped_leave_no_trace() -> None:
     decoder = decoder_of(16)
     fed(decoder, PROMPT, 4)
-    scratched(decoder, [7, 2, 3], [5, 6, 6], [[True, False, False], [True, True, False], [True, False, True]])
+    scratched(
+        decoder,
+        [7, 2, 3],
+        [5, 6, 6],
+        [[True, False, False], [True, True, False], [True, False, True]],
+    )
     assert decoder.room(0) == 16 - 5 - 3
     decoder.drop_scratch(0)
     assert decoder.room(0) == 16 - 5
@@ -302,7 +352,8 @@ def test_scratch_rows_that_are_dropped_leave_no_trace() -> None:
 
 
 def test_later_scratch_rows_see_earlier_ones_where_told_and_not_beyond_the_window() -> None:
-    """As a draft's tree grows: a second call behind the first one's scratch, with a window of three."""
+    """As a draft's tree grows: a second call behind the first one's scratch, with a window of
+    three."""
     decoder = decoder_of(16, window=3)
     fed(decoder, [1, 2], 1)
     scratched(decoder, [3, 4], [2, 2], [[True, False], [False, True]])
@@ -314,7 +365,9 @@ def test_later_scratch_rows_see_earlier_ones_where_told_and_not_beyond_the_windo
 # The comparison itself can see
 
 
-def forget_depth(tree: DraftTree, logits: np.ndarray, sampler: Sampler, before: Sequence[int]) -> Verdict:
+def forget_depth(
+    tree: DraftTree, logits: np.ndarray, sampler: Sampler, before: Sequence[int]
+) -> AcceptResult:
     return walk(tree, logits, sampler, before[1:])
 
 
@@ -327,8 +380,12 @@ PLANTED = {
     "walk accepts one more": mock.patch.object(session_module, "walk", accept_one_more),
     "walk draws at the wrong position": mock.patch.object(session_module, "walk", forget_depth),
     "commit moves no rows": mock.patch.object(CachedDecoder, "commit", commit_without_moving),
-    "tree mask is causal": mock.patch.object(DraftTree, "mask", property(lambda t: np.tri(len(t), dtype=bool))),
-    "tree positions are slots": mock.patch.object(DraftTree, "depths", property(lambda t: np.arange(len(t)))),
+    "tree mask is causal": mock.patch.object(
+        DraftTree, "mask", property(lambda t: np.tri(len(t), dtype=bool))
+    ),
+    "tree positions are slots": mock.patch.object(
+        DraftTree, "depths", property(lambda t: np.arange(len(t)))
+    ),
 }
 
 

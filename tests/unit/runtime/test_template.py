@@ -1,4 +1,5 @@
-"""Templates say what transformers makes them say, the flattened ones what their file says, and hostile ones nothing."""
+"""Templates say what transformers makes them say, the flattened ones what their file says, and
+hostile ones nothing."""
 
 from __future__ import annotations
 
@@ -97,9 +98,12 @@ def save(directory: Path, config: dict[str, object]) -> Path:
 
 
 def render(
-    directory: Path, messages: list[Message] = CONVERSATION, *, add_generation_prompt: bool = True,
+    directory: Path,
+    messages: list[Message] = CONVERSATION,
+    *,
+    add_generation_prompt: bool = True,
     enable_thinking: bool = False,
-) -> str:  # fmt: skip
+) -> str:
     return read_template(directory).render(
         messages, add_generation_prompt=add_generation_prompt, enable_thinking=enable_thinking
     )
@@ -113,21 +117,35 @@ def render(
 )
 @pytest.mark.parametrize("messages", [CONVERSATION, CONVERSATION[1:2]])
 def test_render_says_what_transformers_says(
-    tmp_path: Path, template: str, messages: list[Message], add_generation_prompt: bool, enable_thinking: bool
+    tmp_path: Path,
+    template: str,
+    messages: list[Message],
+    add_generation_prompt: bool,
+    enable_thinking: bool,
 ) -> None:
     bos = {"__type": "AddedToken", "content": "<s>", "special": True}
-    save(tmp_path, {"bos_token": bos, "eos_token": "</s>", "unk_token": None, "chat_template": template})
+    save(
+        tmp_path,
+        {"bos_token": bos, "eos_token": "</s>", "unk_token": None, "chat_template": template},
+    )
     theirs = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizers.Tokenizer(tokenizers.models.BPE()), bos_token="<s>", eos_token="</s>",
+        tokenizer_object=tokenizers.Tokenizer(tokenizers.models.BPE()),
+        bos_token="<s>",
+        eos_token="</s>",
         chat_template=template,
-    )  # fmt: skip
+    )
     expected = theirs.apply_chat_template(
         [{"role": message.role, "content": message.content} for message in messages],
         tokenize=False,
         add_generation_prompt=add_generation_prompt,
         enable_thinking=enable_thinking,
     )
-    rendered = render(tmp_path, messages, add_generation_prompt=add_generation_prompt, enable_thinking=enable_thinking)
+    rendered = render(
+        tmp_path,
+        messages,
+        add_generation_prompt=add_generation_prompt,
+        enable_thinking=enable_thinking,
+    )
     assert rendered == expected
     assert "Why?" in rendered or "Is 3 < 4" in rendered
 
@@ -179,14 +197,16 @@ def test_damaged_config_is_refused(tmp_path: Path) -> None:
         ("{# " + "x" * 2**16 + " #}", "65536 is the limit"),
     ],
 )
-def test_template_that_fails_or_reaches_out_of_its_sandbox_is_refused(tmp_path: Path, template: str, said: str) -> None:
+def test_template_that_fails_or_reaches_out_of_its_sandbox_is_refused(
+    tmp_path: Path, template: str, said: str
+) -> None:
     with pytest.raises(RequestError) as caught:
         render(save(tmp_path, {"chat_template": template}))
     assert said in caught.value.what
     assert '"apply_chat_template": false' in caught.value.remedy
 
 
-# --- thinking ---------------------------------------------------------------------------------------------------------
+# --- thinking
 
 
 @pytest.mark.parametrize(
@@ -197,7 +217,9 @@ def test_template_that_fails_or_reaches_out_of_its_sandbox_is_refused(tmp_path: 
         "{% set enable_thinking = true %}{% if enable_thinking %}<think>{% endif %}",
     ],
 )
-def test_thinking_is_refused_where_the_template_never_asks_for_it(tmp_path: Path, template: str) -> None:
+def test_thinking_is_refused_where_the_template_never_asks_for_it(
+    tmp_path: Path, template: str
+) -> None:
     save(tmp_path, {"chat_template": template})
     render(tmp_path, enable_thinking=False)
     assert not read_template(tmp_path).knows_thinking()
@@ -209,7 +231,10 @@ def test_thinking_is_refused_where_the_template_never_asks_for_it(tmp_path: Path
 @pytest.mark.parametrize(
     "template",
     [
-        "{% if enable_thinking is not defined %}{% set enable_thinking = false %}{% endif %}{{ enable_thinking }}",
+        (
+            "{% if enable_thinking is not defined %}{% set enable_thinking = false %}{% endif %}{{"
+            " enable_thinking }}"
+        ),
         "{% set enable_thinking = enable_thinking | default(false) %}{{ enable_thinking }}",
         "{% macro m() %}{{ enable_thinking }}{% endmacro %}{{ m() }}",
     ],
@@ -220,7 +245,7 @@ def test_thinking_reaches_a_template_that_asks_for_it(tmp_path: Path, template: 
     assert read_template(tmp_path).knows_thinking()
 
 
-# --- the flattened template -------------------------------------------------------------------------------------------
+# --- the flattened template
 
 FLAT: dict[str, Any] = {
     "model_path": "/models/toy",
@@ -264,7 +289,9 @@ def test_flattened_template_says_what_its_file_says(
 
 
 @pytest.mark.parametrize("default", ["", None, ...])
-def test_flattened_template_without_default_puts_nothing_in_front(tmp_path: Path, default: object) -> None:
+def test_flattened_template_without_default_puts_nothing_in_front(
+    tmp_path: Path, default: object
+) -> None:
     assert render(flat(tmp_path, default_system_prompt=default), USER) == f"{SAID}<a>"
 
 
@@ -279,12 +306,29 @@ def test_jinja_wins_over_the_flattened_template_that_was_made_of_it(tmp_path: Pa
     [
         ({}, Message("tool", "42"), {}, "no role 'tool'", "system, user, assistant."),
         ({"roles": {}}, Message("user", "Hi"), {}, "no role", "none."),
-        ({"generation_prompt_thinking": ...}, USER[0], {"enable_thinking": True}, "no thinking mode", "set it false"),
-        ({"generation_prompt": ...}, USER[0], {}, "no generation_prompt", '"add_generation_prompt": false'),
+        (
+            {"generation_prompt_thinking": ...},
+            USER[0],
+            {"enable_thinking": True},
+            "no thinking mode",
+            "set it false",
+        ),
+        (
+            {"generation_prompt": ...},
+            USER[0],
+            {},
+            "no generation_prompt",
+            '"add_generation_prompt": false',
+        ),
     ],
 )
 def test_flattened_template_refuses_what_it_lacks(
-    tmp_path: Path, changes: dict[str, object], message: Message, flags: dict[str, bool], what: str, remedy: str
+    tmp_path: Path,
+    changes: dict[str, object],
+    message: Message,
+    flags: dict[str, bool],
+    what: str,
+    remedy: str,
 ) -> None:
     with pytest.raises(RequestError) as caught:
         render(flat(tmp_path, default_system_prompt="", **changes), [message], **flags)
@@ -314,13 +358,15 @@ def test_damaged_flattened_template_is_refused_when_opened(
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b"\xff"])
-def test_flattened_template_that_is_no_json_object_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_flattened_template_that_is_no_json_object_is_refused(
+    tmp_path: Path, content: bytes
+) -> None:
     (tmp_path / "processed_chat_template.json").write_bytes(content)
     with pytest.raises(BundleError, match=r"processed_chat_template\.json"):
         read_template(tmp_path)
 
 
-# --- hostile templates ------------------------------------------------------------------------------------------------
+# --- hostile templates
 
 BIG = "{% set b = 'a' * 400000 %}{% set c = 'b' * 400000 ~ 'a' %}"
 LOOP = "{% for i in range(99999) %}"
@@ -344,12 +390,25 @@ HOSTILE: dict[str, tuple[str, str]] = {
         TIME,
     ),
     "macros that call twice": (
-        "{% macro f(n) %}{% if n %}{% set a = f(n - 1) %}{% set b = f(n - 1) %}{% endif %}{% endmacro %}{{ f(60) }}",
+        (
+            "{% macro f(n) %}{% if n %}{% set a = f(n - 1) %}{% set b = f(n - 1) %}{% endif %}{%"
+            " endmacro %}{{ f(60) }}"
+        ),
         TIME,
     ),
-    "comparisons": (f"{LOOP}{LOOP}{{% if 'a' * 200000 == 'a' * 200000 ~ 'b' %}}{{% endif %}}" + "{% endfor %}" * 2, ""),
-    "filters over filters": (LOOP + "{{ range(9999) | map('string') | map('int') | list | length }}{% endfor %}", ""),
-    "tests that fail": ("{% set a = range(9999) | list %}{{ range(99999) | select('in', a) | list }}", ""),
+    "comparisons": (
+        f"{LOOP}{LOOP}{{% if 'a' * 200000 == 'a' * 200000 ~ 'b' %}}{{% endif %}}"
+        + "{% endfor %}" * 2,
+        "",
+    ),
+    "filters over filters": (
+        LOOP + "{{ range(9999) | map('string') | map('int') | list | length }}{% endfor %}",
+        "",
+    ),
+    "tests that fail": (
+        "{% set a = range(9999) | list %}{{ range(99999) | select('in', a) | list }}",
+        "",
+    ),
     "strip": (BIG + "{{ b.strip(c) }}", SIZE),
     "trim": (BIG + "{{ b | trim(c) }}", SIZE),
     # size of one operation
@@ -392,8 +451,14 @@ HOSTILE: dict[str, tuple[str, str]] = {
     # size by repetition
     "output": (LOOP + "x" * 1000 + "{% endfor %}", SIZE),
     "captured output": ("{% set x %}" + FEW + "x" * 30000 + "{% endfor %}{% endset %}", SIZE),
-    "captured numbers": ("{% set x %}" + f"{LOOP}{LOOP}{{{{ i }}}}" + "{% endfor %}" * 2 + "{% endset %}", ""),
-    "macro's output": ("{% macro m() %}" + FEW + "x" * 30000 + "{% endfor %}{% endmacro %}{{ m() | length }}", SIZE),
+    "captured numbers": (
+        "{% set x %}" + f"{LOOP}{LOOP}{{{{ i }}}}" + "{% endfor %}" * 2 + "{% endset %}",
+        "",
+    ),
+    "macro's output": (
+        "{% macro m() %}" + FEW + "x" * 30000 + "{% endfor %}{% endmacro %}{{ m() | length }}",
+        SIZE,
+    ),
     "doubling by ~": (GROWING + "ns.x ~ ns.x %}{% endfor %}", SIZE),
     "doubling by +": (GROWING + "ns.x + ns.x %}{% endfor %}", SIZE),
     "lists in lists": (GROWING + "[ns.x, ns.x] %}{% endfor %}{{ ns.x }}", SIZE),
@@ -402,16 +467,21 @@ HOSTILE: dict[str, tuple[str, str]] = {
     "namespaces set one by one": (
         "{% set n0 = namespace() %}"
         + "".join(
-            f"{{% set n{i} = namespace() %}}{{% set n{i}.a = n{i - 1} %}}{{% set n{i}.b = n{i - 1} %}}"
+            f"{{% set n{i} = namespace() %}}{{% set n{i}.a = n{i - 1} %}}{{% set n{i}.b ="
+            f" n{i - 1} %}}"
             for i in range(1, 24)
         )
         + "{{ n23 }}",
         SIZE,
     ),
-    "deep tuples": (GROWING.replace("60", "99999") + "(ns.x,) %}{% endfor %}{{ {ns.x: 1} }}", "nests lists"),
+    "deep tuples": (
+        GROWING.replace("60", "99999") + "(ns.x,) %}{% endfor %}{{ {ns.x: 1} }}",
+        "nests lists",
+    ),
     "many lists": ("".join(f"{{% set v{i} = range(20000) | list %}}" for i in range(1500)), ""),
     "many slices": (
-        "{% set a = range(20000) | list %}" + "".join(f"{{% set v{i} = a[:] %}}" for i in range(2500)),
+        "{% set a = range(20000) | list %}"
+        + "".join(f"{{% set v{i} = a[:] %}}" for i in range(2500)),
         "",
     ),
     # recursion
@@ -467,7 +537,9 @@ def test_hostile_template_is_refused_in_little_time_and_memory(name: str) -> Non
     assert said.startswith("The chat template ")
     assert HOSTILE[name][1] in said
     assert "MemoryError" not in said  # the sandbox refuses it, and not this test's limit
-    assert seconds < 1.1  # 0.1 for rendering, against the 1.0 of which a user would have to wait the rest
+    assert (
+        seconds < 1.1
+    )  # 0.1 for rendering, against the 1.0 of which a user would have to wait the rest
     assert peak_bytes < 300e6
 
 
@@ -479,11 +551,18 @@ def test_endless_template_is_refused_within_two_seconds(tmp_path: Path) -> None:
     assert time.process_time() - began < 2
 
 
-def test_all_values_of_a_rendering_together_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_values_of_a_rendering_together_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sandbox, "MADE_PER_VALUE", 4)
     save(
         tmp_path,
-        {"chat_template": "{% for i in range(messages[0].content | int) %}{{ ('a' * 400000)[:1] }}{% endfor %}"},
+        {
+            "chat_template": (
+                "{% for i in range(messages[0].content | int) %}{{ ('a' * 400000)[:1] }}{%"
+                " endfor %}"
+            )
+        },
     )
     assert render(tmp_path, [Message("user", "9")]) == "aaaaaaaaa"
     with pytest.raises(RequestError, match="of more than 42"):
@@ -494,11 +573,18 @@ def test_template_stays_usable_after_a_refusal(tmp_path: Path) -> None:
     save(tmp_path, {"chat_template": "{{ 'a' * messages[0].content | int }}"})
     template = read_template(tmp_path)
     with pytest.raises(RequestError, match="bytes"):
-        template.render([Message("user", "9999999")], add_generation_prompt=True, enable_thinking=False)
-    assert template.render([Message("user", "3")], add_generation_prompt=True, enable_thinking=False) == "aaa"
+        template.render(
+            [Message("user", "9999999")], add_generation_prompt=True, enable_thinking=False
+        )
+    assert (
+        template.render([Message("user", "3")], add_generation_prompt=True, enable_thinking=False)
+        == "aaa"
+    )
 
 
-@pytest.mark.parametrize("template", [toys.CHAT_TEMPLATE, CHATML, INSTRUCT], ids=["toys", "chatml", "instruct"])
+@pytest.mark.parametrize(
+    "template", [toys.CHAT_TEMPLATE, CHATML, INSTRUCT], ids=["toys", "chatml", "instruct"]
+)
 def test_long_conversations_are_no_attack(tmp_path: Path, template: str) -> None:
     """The most that an input file may hold: 64 messages of 128 KiB."""
     content = "日本" * (2**17 // 6)
@@ -507,7 +593,9 @@ def test_long_conversations_are_no_attack(tmp_path: Path, template: str) -> None
     assert rendered.count(content) == 64
 
 
-@pytest.mark.parametrize("template", [toys.CHAT_TEMPLATE, CHATML, MODERN], ids=["toys", "chatml", "modern"])
+@pytest.mark.parametrize(
+    "template", [toys.CHAT_TEMPLATE, CHATML, MODERN], ids=["toys", "chatml", "modern"]
+)
 def test_rendering_64_messages_takes_less_than_50_ms(tmp_path: Path, template: str) -> None:
     messages = [Message(("user", "assistant")[i % 2], f"{i} words " * 50) for i in range(64)]
     chat = read_template(save(tmp_path, {"chat_template": template}))

@@ -1,4 +1,5 @@
-"""Text leaves a stream as early as it is certain, and ends before a stop string, wherever the tokens' borders are."""
+"""Text leaves a stream as early as it is certain, and ends before a stop string, wherever the
+tokens' borders are."""
 
 from __future__ import annotations
 
@@ -48,7 +49,9 @@ def test_text_comes_out_with_the_token_that_completes_it() -> None:
 @pytest.mark.parametrize("name", BUILT)
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
-def test_stream_of_any_ids_is_decode_of_all_ids(name: str, skip_special_tokens: bool, data: st.DataObject) -> None:
+def test_stream_of_any_ids_is_decode_of_all_ids(
+    name: str, skip_special_tokens: bool, data: st.DataObject
+) -> None:
     tokenizer = BUILT[name]
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 2), max_size=30))
     deltas = stream(tokenizer, ids, skip_special_tokens=skip_special_tokens)
@@ -91,13 +94,15 @@ def test_token_that_looks_like_a_byte_waits_only_where_the_decoder_reads_it_as_o
     assert stream(Tokenizer(raw), [0]) == ["", "A"]
 
 
-# --- stop strings -----------------------------------------------------------------------------------------------------
+# --- stop strings
 
 
 def letters() -> Tokenizer:
     """One token a letter, the whole words of the examples, and a special token."""
     words = [*"abcdefghijklmnopqrstuvwxyz .", "abc", "bcd", "abcd", "aab"]
-    raw = tokenizers.Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=[]))
+    raw = tokenizers.Tokenizer(
+        models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=[])
+    )
     raw.decoder = decoders.Fuse()
     raw.add_special_tokens(["<|end|>"])
     return Tokenizer(raw)
@@ -123,7 +128,12 @@ def told(tokens: list[str], stop: list[str]) -> tuple[list[str], bool]:
         ([*"xab"], ["abc"], ["x", "", "", "ab"], False),
         (["abcd"], ["cd", "bc"], ["a", ""], True),  # that which begins first
         (["abcd"], ["bc", "abcd"], ["", ""], True),  # even where another ends before it
-        (["abc", "d"], ["bc", "abcd"], ["a", "", ""], True),  # unless it was complete a token before
+        (
+            ["abc", "d"],
+            ["bc", "abcd"],
+            ["a", "", ""],
+            True,
+        ),  # unless it was complete a token before
         ([*"abcabx"], ["abcabd", "bx"], ["", "", "", "", "", "abca", ""], True),
         (["a", "<|end|>", "b", "c"], ["ab"], ["", "", "", "", ""], True),
         (["a"], [], ["a", ""], False),
@@ -144,8 +154,11 @@ def test_stop_that_only_flushing_completes_is_trimmed_too() -> None:
 
 
 def longest_beginning(text: str, stop: list[str]) -> int:
-    """Characters at the end of `text` with which a stop string begins, as the definition says it."""
-    return max((n for word in stop for n in range(1, len(word)) if text.endswith(word[:n])), default=0)
+    """Characters at the end of `text` with which a stop string begins, as the definition says
+    it."""
+    return max(
+        (n for word in stop for n in range(1, len(word)) if text.endswith(word[:n])), default=0
+    )
 
 
 @pytest.mark.parametrize("name", BUILT)
@@ -153,7 +166,9 @@ def longest_beginning(text: str, stop: list[str]) -> int:
 @given(data=st.data())
 def test_stops_keep_to_their_definition(name: str, data: st.DataObject) -> None:
     tokenizer = BUILT[name]
-    some = st.sampled_from([*(tokenizer.encode("a😀b é fox 日本 aab")), *range(0, tokenizer.vocab_size, 7)])
+    some = st.sampled_from(
+        [*(tokenizer.encode("a😀b é fox 日本 aab")), *range(0, tokenizer.vocab_size, 7)]
+    )
     ids = data.draw(st.lists(some, min_size=1, max_size=25))
     whole = tokenizer.decode(ids)
     stop = data.draw(st.lists(stops_in(whole), min_size=1, max_size=4))
@@ -177,11 +192,14 @@ def stops_in(text: str) -> st.SearchStrategy[str]:
     """Pieces of a text, whole, twice over, or with an end that does not fit."""
     borders = st.tuples(st.integers(0, len(text)), st.integers(1, 9))
     pieces = borders.map(lambda border: text[border[0] : border[0] + border[1]] or "a")
-    return st.one_of(pieces, pieces.map(lambda piece: piece * 2), pieces.map(lambda piece: f"{piece}\x00"))
+    return st.one_of(
+        pieces, pieces.map(lambda piece: piece * 2), pieces.map(lambda piece: f"{piece}\x00")
+    )
 
 
 def test_long_stops_on_the_worst_of_texts_cost_a_constant_per_token() -> None:
-    """Each `a` may begin a stop that never comes: searching again from each would be a thousandfold."""
+    """Each `a` may begin a stop that never comes: searching again from each would be a
+    thousandfold."""
     stops = ["a" * 1023 + chr(ord("b") + i) for i in range(16)]
     text_stream, a = TextStream(LETTERS, stop=stops), LETTERS.token_id("a") or 0
     began = time.process_time()

@@ -1,4 +1,5 @@
-"""Text survives the way to ids and back, each token has its bytes, and stops are told from special tokens."""
+"""Text survives the way to ids and back, each token has its bytes, and stops are told from special
+tokens."""
 
 from __future__ import annotations
 
@@ -45,14 +46,26 @@ def byte_level() -> tokenizers.Tokenizer:
 
 def byte_fallback() -> tokenizers.Tokenizer:
     """As Llama 2 has it: a leading space is added on the way in and dropped on the way out."""
-    tokenizer = tokenizers.Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer = tokenizers.Tokenizer(
+        models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True)
+    )
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
     tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
     )
     byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
     trainer = trainers.BpeTrainer(
-        vocab_size=256 + 120, show_progress=False, special_tokens=["<unk>", *byte_tokens], limit_alphabet=60
+        vocab_size=256 + 120,
+        show_progress=False,
+        special_tokens=["<unk>", *byte_tokens],
+        limit_alphabet=60,
     )
     tokenizer.train_from_iterator([text.replace(" ", "▁") for text in CORPUS], trainer)
     return as_plain_vocabulary(tokenizer, byte_tokens)
@@ -65,15 +78,19 @@ def metaspace() -> tokenizers.Tokenizer:
     tokenizer.decoder = decoders.Metaspace()
     alphabet = sorted({char for text in HARD_TEXTS for char in text if not char.isspace()})
     trainer = trainers.UnigramTrainer(
-        vocab_size=200, show_progress=False, special_tokens=["<unk>", "</s>"], unk_token="<unk>",
+        vocab_size=200,
+        show_progress=False,
+        special_tokens=["<unk>", "</s>"],
+        unk_token="<unk>",
         initial_alphabet=alphabet,
-    )  # fmt: skip
+    )
     tokenizer.train_from_iterator(CORPUS, trainer)
     return tokenizer
 
 
 def as_plain_vocabulary(tokenizer: tokenizers.Tokenizer, names: list[str]) -> tokenizers.Tokenizer:
-    """The trainer knows its byte tokens as special ones only; in real files they are ordinary entries."""
+    """The trainer knows its byte tokens as special ones only; in real files they are ordinary
+    entries."""
     raw = json.loads(tokenizer.to_str())
     raw["added_tokens"] = [token for token in raw["added_tokens"] if token["content"] not in names]
     found: tokenizers.Tokenizer = tokenizers.Tokenizer.from_str(json.dumps(raw))
@@ -165,7 +182,9 @@ def test_metaspace_token_stands_for_its_space() -> None:
 
 
 def tokenizer_of(tokens: list[str], decoder: object) -> Tokenizer:
-    raw = tokenizers.Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=[]))
+    raw = tokenizers.Tokenizer(
+        models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=[])
+    )
     if decoder is not None:
         raw.decoder = decoder
     return Tokenizer(raw)
@@ -175,13 +194,18 @@ def tokenizer_of(tokens: list[str], decoder: object) -> Tokenizer:
     ("decoder", "expected"),
     [
         (decoders.ByteLevel(), [b"<0x41>", b" a", "▁b".encode()]),
-        (decoders.Sequence([decoders.Sequence([decoders.ByteFallback()])]), [b"A", "Ġa".encode(), "▁b".encode()]),
+        (
+            decoders.Sequence([decoders.Sequence([decoders.ByteFallback()])]),
+            [b"A", "Ġa".encode(), "▁b".encode()],
+        ),
         (decoders.Metaspace(), [b"<0x41>", "Ġa".encode(), b" b"]),
         (decoders.WordPiece(), [b" <0x41>", " Ġa".encode(), " ▁b".encode()]),
         (None, [b"<0x41>", "Ġa".encode(), "▁b".encode()]),
     ],
 )
-def test_decoder_and_not_the_looks_of_a_token_says_its_bytes(decoder: object, expected: list[bytes]) -> None:
+def test_decoder_and_not_the_looks_of_a_token_says_its_bytes(
+    decoder: object, expected: list[bytes]
+) -> None:
     tokenizer = tokenizer_of(["<0x41>", "Ġa", "▁b"], decoder)
     assert [tokenizer.token_bytes(token_id) for token_id in range(3)] == expected
 
@@ -193,7 +217,10 @@ def test_id_outside_the_vocabulary_has_no_bytes() -> None:
 def test_stop_that_is_a_special_token_becomes_its_id() -> None:
     tokenizer = BUILT["byte_level"]
     end = tokenizer.token_id("<|im_end|>")
-    assert tokenizer.split_stops(["\n\n", "<|im_end|>", "</think>", "\n\n"]) == ({end}, ("\n\n", "</think>"))
+    assert tokenizer.split_stops(["\n\n", "<|im_end|>", "</think>", "\n\n"]) == (
+        {end},
+        ("\n\n", "</think>"),
+    )
     assert tokenizer.split_stops([]) == (frozenset(), ())
 
 

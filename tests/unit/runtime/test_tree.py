@@ -1,4 +1,5 @@
-"""Trees are what their parents say, the pool keeps the best whole branches, plans shrink to the room there is."""
+"""Trees are what their parents say, the pool keeps the best whole branches, plans shrink to the
+room there is."""
 
 from __future__ import annotations
 
@@ -31,7 +32,13 @@ def test_mask_shows_each_node_itself_and_its_ancestors_only() -> None:
 
 
 def test_child_is_found_by_its_parent_and_its_token_together() -> None:
-    assert [TREE.child(0, 3), TREE.child(0, 5), TREE.child(1, 5), TREE.child(2, 3), TREE.child(4, 1)] == [1, 2, 3, 5, 6]
+    assert [
+        TREE.child(0, 3),
+        TREE.child(0, 5),
+        TREE.child(1, 5),
+        TREE.child(2, 3),
+        TREE.child(4, 1),
+    ] == [1, 2, 3, 5, 6]
     assert [TREE.child(0, 7), TREE.child(0, 9), TREE.child(2, 5), TREE.child(6, 1)] == [None] * 4
 
 
@@ -82,7 +89,8 @@ def test_select_drops_a_weak_branch_from_the_middle_and_renumbers_parents() -> N
 
 @pytest.mark.parametrize("size", range(1, 8))
 def test_child_that_ties_with_its_ancestors_never_comes_without_them(size: int) -> None:
-    """Log-probability 0.0 all the way down one branch: every candidate there has its parent's score."""
+    """Log-probability 0.0 all the way down one branch: every candidate there has its parent's
+    score."""
     pool = TreePool()
     a, b = children(pool, -1, t1=0.0, t2=0.0)
     (c,) = children(pool, b, t3=0.0)
@@ -105,14 +113,21 @@ def test_equal_scores_go_to_the_shallower_then_to_the_earlier() -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_whatever_is_selected_is_a_tree_within_its_size(data: st.DataObject) -> None:
-    """Scores from a small set, so that ties are everywhere; every parent stands before its children."""
+    """Scores from a small set, so that ties are everywhere; every parent stands before its
+    children."""
     pool = TreePool()
     beam, width = [-1], data.draw(st.integers(1, 3))
     for _ in range(data.draw(st.integers(1, 4))):
         born: list[int] = []
         for parent in beam:
-            log_probs = sorted(data.draw(st.lists(st.sampled_from([0.0, -0.5, -1.0]), min_size=width, max_size=width)))
-            born += pool.add_children(parent, np.arange(width), np.array(log_probs[::-1], np.float32))
+            log_probs = sorted(
+                data.draw(
+                    st.lists(st.sampled_from([0.0, -0.5, -1.0]), min_size=width, max_size=width)
+                )
+            )
+            born += pool.add_children(
+                parent, np.arange(width), np.array(log_probs[::-1], np.float32)
+            )
         beam = pool.best(born, width)
     size = data.draw(st.integers(1, 1 + len(pool.tokens)))
     tree = pool.select(9, size)
@@ -128,22 +143,35 @@ def test_whatever_is_selected_is_a_tree_within_its_size(data: st.DataObject) -> 
     [
         (DraftPlan(10, 6, 60), 99, 99, DraftPlan(10, 6, 60)),
         (DraftPlan(10, 6, 60), 99, 20, DraftPlan(10, 6, 20)),
-        (DraftPlan(10, 6, 60), 1, 99, DraftPlan(10, 1, 11)),  # one level holds the root and ten children
+        (
+            DraftPlan(10, 6, 60),
+            1,
+            99,
+            DraftPlan(10, 1, 11),
+        ),  # one level holds the root and ten children
         (DraftPlan(10, 6, 60), 0, 99, DraftPlan(10, 0, 1)),
         (DraftPlan(10, 6, 60), 99, 1, DraftPlan(10, 6, 1)),
         (DraftPlan(1, 3, 4), 2, 99, DraftPlan(1, 2, 3)),
         (DraftPlan(4, 3, 16), 2, 99, DraftPlan(4, 2, 16)),
         (DraftPlan(4, 3, 37), 2, 99, DraftPlan(4, 2, 21)),
     ],
-)  # fmt: skip
+)
 def test_plan_shrinks_to_the_levels_and_the_nodes_there_are(
     plan: DraftPlan, levels: int, nodes: int, wanted: DraftPlan
 ) -> None:
     assert plan.within(levels, nodes) == wanted
 
 
-@given(st.integers(1, 12), st.integers(1, 8), st.integers(1, 300), st.integers(0, 9), st.integers(1, 99))
-def test_plan_within_asks_for_no_more_nodes_than_can_exist(k: int, s: int, n: int, levels: int, nodes: int) -> None:
+@given(
+    st.integers(1, 12),
+    st.integers(1, 8),
+    st.integers(1, 300),
+    st.integers(0, 9),
+    st.integers(1, 99),
+)
+def test_plan_within_asks_for_no_more_nodes_than_can_exist(
+    k: int, s: int, n: int, levels: int, nodes: int
+) -> None:
     plan = DraftPlan(k, s, n).within(levels, nodes)
     assert 1 <= plan.verify_size <= min(n, nodes)
     assert 0 <= plan.steps <= min(s, levels)
@@ -164,14 +192,17 @@ def test_top_log_probs_gives_ties_to_the_lowest_id() -> None:
 @pytest.mark.parametrize("count", [1, 3, 50])
 def test_top_log_probs_are_the_largest_of_the_softmax(count: int) -> None:
     logits = np.random.default_rng(0).normal(0, 8, (6, 50)).astype(np.float32)
-    exact = np.exp(logits.astype(np.float64)) / np.exp(logits.astype(np.float64)).sum(1, keepdims=True)
+    exact = np.exp(logits.astype(np.float64)) / np.exp(logits.astype(np.float64)).sum(
+        1, keepdims=True
+    )
     ids, log_probs = top_log_probs(logits, count)
     np.testing.assert_allclose(np.exp(log_probs), -np.sort(-exact, axis=1)[:, :count], rtol=1e-4)
     np.testing.assert_allclose(np.exp(log_probs), np.take_along_axis(exact, ids, 1), rtol=1e-4)
 
 
 def test_log_probability_of_a_certain_token_is_not_above_zero() -> None:
-    """Above 0 a child would score above its parent, and a tree could hold it without its ancestors."""
+    """Above 0 a child would score above its parent, and a tree could hold it without its
+    ancestors."""
     logits = np.zeros((1, 300), np.float32)
     logits[0, 7] = 88.0
     for count in (1, 2):

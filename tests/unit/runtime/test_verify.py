@@ -1,4 +1,5 @@
-"""The walk accepts what the base draws itself and nothing else, so that its tokens keep the base's law."""
+"""The walk accepts what the base draws itself and nothing else, so that its tokens keep the base's
+law."""
 
 from __future__ import annotations
 
@@ -31,38 +32,39 @@ BRANCHING = tree([7, 3, 5, 5, 2, 3], [-1, 0, 0, 1, 2, 2])
 
 
 def test_root_alone_emits_the_base_s_token() -> None:
-    verdict = walk(DraftTree.root_only(7), saying(4), Sampler(), range(10 + 1))
-    assert (verdict.path, verdict.emitted) == ([0], [4])
+    result = walk(DraftTree.root_only(7), saying(4), Sampler(), range(10 + 1))
+    assert (result.path, result.emitted) == ([0], [4])
 
 
 def test_wrong_first_draft_leaves_the_bonus_alone() -> None:
-    verdict = walk(BRANCHING, saying(6, 0, 0, 0, 0, 0), Sampler(), range(10 + 1))
-    assert (verdict.path, verdict.emitted) == ([0], [6])
+    result = walk(BRANCHING, saying(6, 0, 0, 0, 0, 0), Sampler(), range(10 + 1))
+    assert (result.path, result.emitted) == ([0], [6])
 
 
 def test_full_path_is_accepted_and_its_leaf_gives_the_bonus() -> None:
-    verdict = walk(tree([7, 1, 2, 3], [-1, 0, 1, 2]), saying(1, 2, 3, 4), Sampler(), range(10 + 1))
-    assert (verdict.path, verdict.emitted) == ([0, 1, 2, 3], [1, 2, 3, 4])
+    result = walk(tree([7, 1, 2, 3], [-1, 0, 1, 2]), saying(1, 2, 3, 4), Sampler(), range(10 + 1))
+    assert (result.path, result.emitted) == ([0, 1, 2, 3], [1, 2, 3, 4])
 
 
 def test_walk_goes_to_the_sibling_that_the_base_drew_and_on_from_there() -> None:
-    verdict = walk(BRANCHING, saying(5, 5, 3, 0, 0, 6), Sampler(), range(10 + 1))
-    assert (verdict.path, verdict.emitted) == ([0, 2, 5], [5, 3, 6])
+    result = walk(BRANCHING, saying(5, 5, 3, 0, 0, 6), Sampler(), range(10 + 1))
+    assert (result.path, result.emitted) == ([0, 2, 5], [5, 3, 6])
 
 
 def test_child_of_another_branch_is_not_taken_for_a_child() -> None:
     """Node 3 carries 5 under node 1; after node 2 the base's 5 is a bonus."""
-    verdict = walk(BRANCHING, saying(5, 0, 5, 0, 0, 0), Sampler(), range(10 + 1))
-    assert (verdict.path, verdict.emitted) == ([0, 2], [5, 5])
+    result = walk(BRANCHING, saying(5, 0, 5, 0, 0, 0), Sampler(), range(10 + 1))
+    assert (result.path, result.emitted) == ([0, 2], [5, 5])
 
 
 def test_token_of_a_grandchild_does_not_skip_a_level() -> None:
-    verdict = walk(tree([7, 1, 2], [-1, 0, 1]), saying(2, 2, 2), Sampler(), range(10 + 1))
-    assert (verdict.path, verdict.emitted) == ([0], [2])
+    result = walk(tree([7, 1, 2], [-1, 0, 1]), saying(2, 2, 2), Sampler(), range(10 + 1))
+    assert (result.path, result.emitted) == ([0], [2])
 
 
 def test_each_level_is_drawn_at_its_own_absolute_position() -> None:
-    """With flat logits the noise decides alone: the walk must draw what plain sampling draws, position by position."""
+    """With flat logits the noise decides alone: the walk must draw what plain sampling draws,
+    position by position."""
     sampler, flat = Sampler(1.0, 0, 1.0, 3), np.zeros(VOCAB, np.float32)
     wanted = [sampler.pick(flat, range(position)) for position in (21, 22, 23)]
     chain = tree([7, *wanted[:2]], [-1, 0, 1])
@@ -83,20 +85,22 @@ def test_path_descends_from_the_root_and_emits_one_token_more_than_it_accepts(
     logits = rng.normal(0, 2, (nodes, nodes + VOCAB)).astype(np.float32)
     for n in range(1, nodes):  # so that drafts stand now and then
         logits[parents[n], tokens[n]] += 3
-    verdict = walk(tree(tokens, parents), logits, Sampler(temperature, seed=seed), range(5 + 1))
-    assert len(verdict.emitted) == len(verdict.path)
-    assert verdict.path[0] == 0
-    for above, node, token in zip(verdict.path, verdict.path[1:], verdict.emitted, strict=False):
+    result = walk(tree(tokens, parents), logits, Sampler(temperature, seed=seed), range(5 + 1))
+    assert len(result.emitted) == len(result.path)
+    assert result.path[0] == 0
+    for above, node, token in zip(result.path, result.path[1:], result.emitted, strict=False):
         assert parents[node] == above
         assert tokens[node] == token
-    last = verdict.path[-1]
-    assert verdict.emitted[-1] not in {tokens[n] for n in range(1, nodes) if parents[n] == last}
+    last = result.path[-1]
+    assert result.emitted[-1] not in {tokens[n] for n in range(1, nodes) if parents[n] == last}
 
 
 # Two tokens, drafted or not, keep the joint law of plain sampling
 
 FIRST = np.array([1.0, 0.3, -0.4, 0.6], np.float32)
-SECOND = np.random.default_rng(1).normal(0, 1, (4, 4)).astype(np.float32)  # row t: logits after token t
+SECOND = (
+    np.random.default_rng(1).normal(0, 1, (4, 4)).astype(np.float32)
+)  # row t: logits after token t
 SETTING = (0.8, 3, 0.95)
 SEEDS = 3000
 
@@ -113,14 +117,21 @@ def law(logits: np.ndarray) -> np.ndarray:
 
 
 def two_tokens(seed: int, drafted: DraftTree, greedy_when_drafted: bool = False) -> tuple[int, int]:
-    """The first two tokens that verifying `drafted`, and then a bare root where one is still wanting, emits."""
+    """The first two tokens that verifying `drafted`, and then a bare root where one is still
+    wanting, emits."""
     sampler = Sampler(*SETTING, seed)
     after = [FIRST, *(SECOND[t] for t in drafted.tokens[1:])]
     emitted = walk(drafted, np.stack(after), sampler, range(41)).emitted
-    if greedy_when_drafted and drafted.child(0, int(np.argmax(FIRST))) is not None and seed % 8 == 0:
+    if (
+        greedy_when_drafted
+        and drafted.child(0, int(np.argmax(FIRST))) is not None
+        and seed % 8 == 0
+    ):
         emitted = [int(np.argmax(FIRST))]
     if len(emitted) == 1:
-        emitted += walk(DraftTree.root_only(emitted[0]), SECOND[emitted[0]][None], sampler, range(42)).emitted
+        emitted += walk(
+            DraftTree.root_only(emitted[0]), SECOND[emitted[0]][None], sampler, range(42)
+        ).emitted
     return emitted[0], emitted[1]
 
 

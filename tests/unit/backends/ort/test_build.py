@@ -27,7 +27,9 @@ LIMITS = Limits(max_input_len=32, max_kv_cache_capacity=32)
 @pytest.fixture(scope="module")
 def onnx_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     work = tmp_path_factory.mktemp("onnx")
-    return export(str(toys.make_base(work / "base", layers=7)), work, ExportOptions(eagle_base=True)).directory
+    return export(
+        str(toys.make_base(work / "base", layers=7)), work, ExportOptions(eagle_base=True)
+    ).directory
 
 
 # build
@@ -42,7 +44,9 @@ def test_a_build_that_computes_something_else_fails_and_leaves_nothing(
     onnx_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = ort_weights.read_fp32
-    monkeypatch.setattr(ort_weights, "read_fp32", lambda weight, source: read(weight, source) * np.float32(1.01))
+    monkeypatch.setattr(
+        ort_weights, "read_fp32", lambda weight, source: read(weight, source) * np.float32(1.01)
+    )
     with pytest.raises(BuildError, match="golden prompt"):
         build(onnx_dir, tmp_path / "engine", LIMITS)
     leave_nothing(tmp_path / "engine")
@@ -64,13 +68,20 @@ def test_a_batched_engine_that_is_right_alone_only_is_not_built(
     leave_nothing(tmp_path / "engine")
 
 
-def test_an_engine_for_several_sequences_says_what_its_cache_takes(onnx_dir: Path, tmp_path: Path) -> None:
-    """7 layers, 2 heads of 16, keys and values, 4 bytes; 61 slots of padding for a tree of 60 and its root."""
-    built = build(onnx_dir, tmp_path, replace(LIMITS, max_batch_size=3, max_kv_cache_capacity=40000))
+def test_an_engine_for_several_sequences_says_what_its_cache_takes(
+    onnx_dir: Path, tmp_path: Path
+) -> None:
+    """7 layers, 2 heads of 16, keys and values, 4 bytes; 61 slots of padding for a tree of 60 and
+    its root."""
+    built = build(
+        onnx_dir, tmp_path, replace(LIMITS, max_batch_size=3, max_kv_cache_capacity=40000)
+    )
     assert built.golden_difference is not None
     (beyond, cache) = built.notes
     assert "beyond the 512 positions" in beyond
-    assert cache.startswith(f"the KV cache takes {3 * 40061 * 7 * 2 * 16 * 2 * 4 / 1e9:.2f} GB when all 3 sequences")
+    assert cache.startswith(
+        f"the KV cache takes {3 * 40061 * 7 * 2 * 16 * 2 * 4 / 1e9:.2f} GB when all 3 sequences"
+    )
     limits = bundle.read_json(tmp_path / "base_config.json")["builder_config"]
     assert limits["max_batch_size"] == 3
 
@@ -93,7 +104,9 @@ def test_a_failed_rebuild_leaves_the_engine_that_was_there(
     build(onnx_dir, tmp_path, LIMITS)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     read = ort_weights.read_fp32
-    monkeypatch.setattr(ort_weights, "read_fp32", lambda weight, source: read(weight, source) * np.float32(1.01))
+    monkeypatch.setattr(
+        ort_weights, "read_fp32", lambda weight, source: read(weight, source) * np.float32(1.01)
+    )
     with pytest.raises(BuildError):
         build(onnx_dir, tmp_path, LIMITS)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
@@ -115,7 +128,9 @@ def test_progress_is_told_of_every_byte(onnx_dir: Path, tmp_path: Path) -> None:
         (Limits(max_verify_tree_size=0), "--max-verify-tree-size"),
     ],
 )
-def test_impossible_limits_are_refused_by_their_flag(onnx_dir: Path, tmp_path: Path, limits: Limits, flag: str) -> None:
+def test_impossible_limits_are_refused_by_their_flag(
+    onnx_dir: Path, tmp_path: Path, limits: Limits, flag: str
+) -> None:
     with pytest.raises(LimitError, match=flag):
         build(onnx_dir, tmp_path, limits)
 
@@ -126,7 +141,9 @@ def test_a_flag_that_contradicts_the_export_is_refused(onnx_dir: Path, tmp_path:
 
 
 def test_a_weight_file_that_changed_after_the_export_is_refused(tmp_path: Path) -> None:
-    exported = export(str(toys.make_base(tmp_path / "base", layers=2)), tmp_path, ExportOptions(golden=False))
+    exported = export(
+        str(toys.make_base(tmp_path / "base", layers=2)), tmp_path, ExportOptions(golden=False)
+    )
     data = bytearray((exported.directory / "model.onnx.data").read_bytes())
     data[100] ^= 1
     (exported.directory / "model.onnx.data").write_bytes(data)

@@ -29,8 +29,14 @@ class Lanes:
     def call(self, longest: int) -> None:
         """A call over neighbouring lanes; somewhere in each lane's rows it begins to write."""
         first = int(self.rng.integers(LANES))
-        batch, count = int(self.rng.integers(1, LANES - first + 1)), int(self.rng.integers(1, longest))
-        starts = [int(self.rng.integers(min(self.rows[lane].shape[2], SLOTS - count) + 1)) for lane in range(LANES)]
+        batch, count = (
+            int(self.rng.integers(1, LANES - first + 1)),
+            int(self.rng.integers(1, longest)),
+        )
+        starts = [
+            int(self.rng.integers(min(self.rows[lane].shape[2], SLOTS - count) + 1))
+            for lane in range(LANES)
+        ]
         starts = starts[first : first + batch]
         self.cache.reserve(first, starts, count, max(starts) + count)
         for lane, start in enumerate(starts, first):
@@ -96,7 +102,8 @@ def test_a_long_lane_that_is_emptied_holds_the_stride_no_longer() -> None:
 
 
 def test_no_row_of_another_lane_is_left_where_the_stride_changed() -> None:
-    """A NaN in one sequence must not reach another: standard Attention multiplies before it masks."""
+    """A NaN in one sequence must not reach another: standard Attention multiplies before it
+    masks."""
     cache = KvCache(SHAPE, LANES, SLOTS, following=True)
     cache.write_rows(0, np.full((4, 3, 20, 4), np.nan, np.float32))
     for count in (300, 5):
@@ -123,4 +130,7 @@ def test_rows_that_were_given_up_are_not_read() -> None:
 
 
 def test_the_bytes_told_are_the_bytes_taken() -> None:
-    assert cache_bytes(SHAPE, LANES, SLOTS) == KvCache(SHAPE, LANES, SLOTS, following=True).memory.nbytes
+    assert (
+        cache_bytes(SHAPE, LANES, SLOTS)
+        == KvCache(SHAPE, LANES, SLOTS, following=True).memory.nbytes
+    )

@@ -1,4 +1,5 @@
-"""Activations rounded in the graph: each format against ModelOpt's own or against torch, and rows for themselves."""
+"""Activations rounded in the graph: each format against ModelOpt's own or against torch, and rows
+for themselves."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def rounded(x: Floats, how: Rounding) -> Floats:
     value = ir.Value(name="x")
     end = ir.node("Identity", [value], name="end")
     graph = graph_around(end, value, x.shape[1], x.shape[1])
-    end.replace_input_with(0, FORMATS[how.scheme.name].nodes(Nodes(end, Constants(graph)), value, how))
+    end.replace_input_with(
+        0, FORMATS[how.scheme.name].nodes(Nodes(end, Constants(graph)), value, how)
+    )
     return answer(graph, x)
 
 
@@ -44,22 +47,29 @@ def rows(count: int) -> Floats:
 
 
 def test_all_dynamic_activations_have_a_format() -> None:
-    assert {name for name, row in SCHEMES.items() if row.activations.startswith("dynamic")} == set(FORMATS)
+    assert {name for name, row in SCHEMES.items() if row.activations.startswith("dynamic")} == set(
+        FORMATS
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mxfp8", *(f"nvfp4/{scale}" for scale in GLOBAL_SCALES)])
-def test_blocks_are_rounded_to_the_values_that_modelopt_packs(modelopt_exports: Path, name: str) -> None:
-    """Normal values, outliers, all exponents, values between two codes, blocks of zeros and subnormal values."""
+def test_blocks_are_rounded_to_the_values_that_modelopt_packs(
+    modelopt_exports: Path, name: str
+) -> None:
+    """Normal values, outliers, all exponents, values between two codes, blocks of zeros and
+    subnormal values."""
     kept = load_file(modelopt_exports / "activations.safetensors")
     scheme, _, scale = name.partition("/")
-    np.testing.assert_array_equal(rounded(kept["x"], rounding(scheme, float(scale or 0))), kept[name])
+    np.testing.assert_array_equal(
+        rounded(kept["x"], rounding(scheme, float(scale or 0))), kept[name]
+    )
 
 
 @pytest.mark.slow
 def test_rows_are_rounded_to_the_values_of_modelopts_fake_quantiser(modelopt_exports: Path) -> None:
-    """ModelOpt multiplies by a scale where this divides: the last bit, and what lies between two codes, may differ.
-    Rows below 2**-24 are nothing to it."""
+    """ModelOpt multiplies by a scale where this divides: the last bit, and what lies between two
+    codes, may differ. Rows below 2**-24 are nothing to it."""
     kept = load_file(modelopt_exports / "activations.safetensors")
     x, wanted = kept["x"][:80], kept["fp8_token"][:80]
     found, between = rounded(x, rounding("fp8_token")), slice(48, 64)
@@ -73,7 +83,9 @@ def test_rows_are_rounded_to_the_values_of_modelopts_fake_quantiser(modelopt_exp
 def test_int8_rows_are_rounded_as_torch_does_it() -> None:
     x = torch.from_numpy(rows(16))
     scale = x.abs().amax(1, keepdim=True) / 127
-    wanted = torch.fake_quantize_per_channel_affine(x, scale[:, 0], torch.zeros(16, dtype=torch.int32), 0, -127, 127)
+    wanted = torch.fake_quantize_per_channel_affine(
+        x, scale[:, 0], torch.zeros(16, dtype=torch.int32), 0, -127, 127
+    )
     # torch multiplies by the inverse of the scale
     assert (rounded(x.numpy(), rounding("int8_token")) != wanted.numpy()).mean() < 0.001
 
@@ -83,7 +95,9 @@ def test_a_row_is_rounded_alike_in_any_company(name: str) -> None:
     x = rows(20)
     together = rounded(x, rounding(name))
     for count in range(1, 21):
-        np.testing.assert_array_equal(rounded(x[20 - count :], rounding(name)), together[20 - count :])
+        np.testing.assert_array_equal(
+            rounded(x[20 - count :], rounding(name)), together[20 - count :]
+        )
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -95,7 +109,9 @@ def test_zeros_stay_zeros(name: str) -> None:
 
 def test_what_is_beyond_the_global_scale_saturates() -> None:
     x = np.full((1, 16), 1e9, np.float32)
-    np.testing.assert_array_equal(rounded(x, rounding("nvfp4", 0.5)), np.full((1, 16), 6 * 448 * 0.5, np.float32))
+    np.testing.assert_array_equal(
+        rounded(x, rounding("nvfp4", 0.5)), np.full((1, 16), 6 * 448 * 0.5, np.float32)
+    )
 
 
 # In a graph
@@ -107,7 +123,9 @@ def graph_of(*products: tuple[str, float]) -> ir.Graph:
     nodes = []
     for i, (scheme, scale) in enumerate(products):
         node = ir.node("MatMul", [x, ir.Value(name=f"w{i}")], name=f"product{i}")
-        node.metadata_props.update({SCHEME: scheme, ACTIVATIONS: SCHEMES[scheme].activations, INPUT_SCALE: repr(scale)})
+        node.metadata_props.update(
+            {SCHEME: scheme, ACTIVATIONS: SCHEMES[scheme].activations, INPUT_SCALE: repr(scale)}
+        )
         nodes.append(node)
     return ir.Graph([x], [node.outputs[0] for node in nodes], nodes=nodes, name="graph")
 
@@ -127,7 +145,9 @@ def emulated(graph: ir.Graph) -> list[ir.Node]:
         ([("nvfp4", 0.5), ("mxfp8", 0.5), ("fp8_token", 0.5)], 3),
     ],
 )
-def test_linears_share_a_rounding_of_the_same_settings(products: list[tuple[str, float]], count: int) -> None:
+def test_linears_share_a_rounding_of_the_same_settings(
+    products: list[tuple[str, float]], count: int
+) -> None:
     graph = graph_of(*products)
     assert len(emulated(graph)) == count
     assert all(node.inputs[0] is not graph.inputs[0] for node in graph if node.op_type == "MatMul")
@@ -167,9 +187,12 @@ def blocks_of_64(make: Nodes, x: ir.Value, how: Rounding) -> ir.Value:
 
 
 @pytest.mark.parametrize(
-    ("name", "fault"), [("int8_token", away_from_zero), ("nvfp4", one_step_finer), ("mxfp8", blocks_of_64)]
+    ("name", "fault"),
+    [("int8_token", away_from_zero), ("nvfp4", one_step_finer), ("mxfp8", blocks_of_64)],
 )
-def test_a_format_that_computes_something_else_is_found(monkeypatch: pytest.MonkeyPatch, name: str, fault: Any) -> None:
+def test_a_format_that_computes_something_else_is_found(
+    monkeypatch: pytest.MonkeyPatch, name: str, fault: Any
+) -> None:
     prove(rounding(name))
     monkeypatch.setitem(FORMATS, name, replace(FORMATS[name], nodes=fault))
     with pytest.raises(BuildError, match=f"activations of {name} are rounded to other values here"):

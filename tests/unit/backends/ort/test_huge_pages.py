@@ -27,7 +27,10 @@ MAPS = """\
 def test_private_ranges_are_heap_and_anonymous_memory(tmp_path: Path) -> None:
     maps = tmp_path / "maps"
     maps.write_text(MAPS)
-    assert private_ranges(maps) == [(0x55D000000000, 0x55D000400000), (0x7F0001000000, 0x7F0001800000)]
+    assert private_ranges(maps) == [
+        (0x55D000000000, 0x55D000400000),
+        (0x7F0001000000, 0x7F0001800000),
+    ]
     assert private_ranges(tmp_path / "missing") == []
 
 
@@ -38,12 +41,18 @@ def test_private_ranges_are_heap_and_anonymous_memory(tmp_path: Path) -> None:
         ([(0, 8 * MB)], [(0, 8 * MB)], []),
         ([(0, 2 * MB)], [(0, 8 * MB)], [(2 * MB, 8 * MB)]),  # the heap grew
         ([(0, 3 * MB)], [(0, 9 * MB)], [(4 * MB, 8 * MB)]),  # whole pages only
-        ([(8 * MB, 10 * MB)], [(0, 16 * MB)], [(0, 8 * MB), (10 * MB, 16 * MB)]),  # joined with its neighbour
+        (
+            [(8 * MB, 10 * MB)],
+            [(0, 16 * MB)],
+            [(0, 8 * MB), (10 * MB, 16 * MB)],
+        ),  # joined with its neighbour
         ([], [(0, 2 * MB)], []),  # small
         ([(0, 8 * MB)], [], []),  # given back
     ],
 )
-def test_new_ranges(before: list[tuple[int, int]], after: list[tuple[int, int]], found: list[tuple[int, int]]) -> None:
+def test_new_ranges(
+    before: list[tuple[int, int]], after: list[tuple[int, int]], found: list[tuple[int, int]]
+) -> None:
     assert new_ranges(before, after) == found
 
 
@@ -65,7 +74,11 @@ def can_collapse() -> bool:
 def asked_for() -> bool:
     """Whether memory stands in huge pages only where it asks for them."""
     enabled = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-    return Path("/proc/self/smaps_rollup").is_file() and enabled.is_file() and "[madvise]" in enabled.read_text()
+    return (
+        Path("/proc/self/smaps_rollup").is_file()
+        and enabled.is_file()
+        and "[madvise]" in enabled.read_text()
+    )
 
 
 @pytest.mark.skipif(not asked_for() or not can_collapse(), reason="no huge pages here, or always")
@@ -85,9 +98,13 @@ def test_memory_allocated_inside_stands_in_huge_pages_with_its_content() -> None
     np.testing.assert_array_equal(content, np.arange(32 * MB, dtype=np.uint32).astype(np.uint8))
 
 
-def test_where_pages_cannot_be_looked_at_nothing_happens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_where_pages_cannot_be_looked_at_nothing_happens(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     maps = tmp_path / "maps"
-    maps.write_bytes(b"7f0000000000-7f0000800000 r--p 00000000 fe:00 1  /lib/\xff.so\n" + MAPS.encode())
+    maps.write_bytes(
+        b"7f0000000000-7f0000800000 r--p 00000000 fe:00 1  /lib/\xff.so\n" + MAPS.encode()
+    )
     assert len(private_ranges(maps)) == 2
 
     def refused(start: int, end: int) -> list[int]:

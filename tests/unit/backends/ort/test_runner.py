@@ -23,8 +23,14 @@ CAPACITY = 12
 @pytest.fixture(scope="module")
 def engine_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     work = tmp_path_factory.mktemp("engine")
-    exported = export(str(toys.make_base(work / "base", layers=2)), work / "onnx", ExportOptions(golden=False))
-    build(exported.directory, work / "engine", Limits(max_input_len=CAPACITY, max_kv_cache_capacity=CAPACITY))
+    exported = export(
+        str(toys.make_base(work / "base", layers=2)), work / "onnx", ExportOptions(golden=False)
+    )
+    build(
+        exported.directory,
+        work / "engine",
+        Limits(max_input_len=CAPACITY, max_kv_cache_capacity=CAPACITY),
+    )
     return work / "engine"
 
 
@@ -54,7 +60,8 @@ def test_moved_rows_stand_in_a_row_and_all_others_stay(runner: OrtRunner, slots:
 
 
 def test_results_have_the_rows_of_their_own_call(runner: OrtRunner, engine_dir: Path) -> None:
-    """Large, small, middling: the buffers behind results are kept from call to call and cut to size."""
+    """Large, small, middling: the buffers behind results are kept from call to call and cut to
+    size."""
     for rows, gathered in ((9, 9), (2, 1), (9, 4)):
         asked = call(rows, rows, gathered)
         found = runner.run(asked).logits
@@ -68,7 +75,9 @@ def test_a_call_may_fill_the_cache_and_one_slot_for_a_row_that_fills_up(runner: 
         runner.run(call(2, CAPACITY + 2, 1))
 
 
-def test_an_engine_without_the_outputs_of_its_contract_is_refused_by_their_name(engine_dir: Path) -> None:
+def test_an_engine_without_the_outputs_of_its_contract_is_refused_by_their_name(
+    engine_dir: Path,
+) -> None:
     with pytest.raises(ContractError, match="outputs that differ from the contract: hidden_states"):
         OrtRunner(engine_dir / "llm.onnx", base_contract(engine_dir), CAPACITY)
 
@@ -78,19 +87,28 @@ def base_contract(engine_dir: Path) -> GraphContract:
     return lowered_contract(canonical_contract(replace(plain, role=Role.BASE, features=3 * 64)))
 
 
-def test_a_file_that_is_no_engine_is_refused_with_its_name(engine_dir: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_no_engine_is_refused_with_its_name(
+    engine_dir: Path, tmp_path: Path
+) -> None:
     contract = open_runner(engine_dir, Role.LLM)[0].contract
     (tmp_path / "llm.onnx").write_bytes(b"not a graph")
     with pytest.raises(EnvironmentProblem, match=r"llm\.onnx"):
         OrtRunner(tmp_path / "llm.onnx", contract, CAPACITY)
 
 
-OPENED = [(1, CAPACITY + 1), (3, CAPACITY + 1)]  # a plain engine runs no trees: one row beside a full lane
+OPENED = [
+    (1, CAPACITY + 1),
+    (3, CAPACITY + 1),
+]  # a plain engine runs no trees: one row beside a full lane
 
 
 @pytest.mark.parametrize(("lanes", "slots"), OPENED)
-def test_lanes_and_padding_come_from_what_the_engine_was_built_for(tmp_path: Path, lanes: int, slots: int) -> None:
-    exported = export(str(toys.make_base(tmp_path / "base", layers=1)), tmp_path, ExportOptions(golden=False))
+def test_lanes_and_padding_come_from_what_the_engine_was_built_for(
+    tmp_path: Path, lanes: int, slots: int
+) -> None:
+    exported = export(
+        str(toys.make_base(tmp_path / "base", layers=1)), tmp_path, ExportOptions(golden=False)
+    )
     build(exported.directory, tmp_path / "engine", Limits(lanes, CAPACITY, CAPACITY))
     runner = open_runner(tmp_path / "engine", Role.LLM)[0]
     assert isinstance(runner, OrtRunner)
@@ -106,7 +124,9 @@ PADDING = [
 
 
 @pytest.mark.parametrize(("limits", "padding"), PADDING)
-def test_padding_has_room_for_the_largest_tree_beside_a_full_lane(limits: dict[str, int], padding: int) -> None:
+def test_padding_has_room_for_the_largest_tree_beside_a_full_lane(
+    limits: dict[str, int], padding: int
+) -> None:
     assert padding_of(limits) == padding
 
 

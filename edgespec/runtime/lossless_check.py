@@ -1,4 +1,5 @@
-"""The law of the house, looked at: where a speculative run left the plain one, and whether rounding explains it.
+"""The law of the house, looked at: where a speculative run left the plain one, and whether rounding
+explains it.
 
 Knows two responses to one request. Knows no loop.
 """
@@ -17,7 +18,8 @@ from edgespec.runtime.sampling import NEAR_TIE
 class Difference:
     """The first token at which a speculative run left the plain one.
 
-    `margin` is how near the two candidates were, `rounding` how near they must be for kernels to explain it.
+    `margin` is how near the two candidates were, `rounding` how near they must be for kernels to
+    explain it.
     """
 
     index: int
@@ -34,11 +36,15 @@ class Difference:
 def first_difference(
     engine: Engine, plain: Response, speculative: Response, sampling: SamplingParams
 ) -> Difference | None:
-    """Where two runs of a request part, with the margin between the two candidates there; None if equal."""
+    """Where two runs of a request part, with the margin between the two candidates there; None if
+    equal."""
     one, other = plain.token_ids, speculative.token_ids
     if one == other:
         return None
-    index = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    index = next(
+        (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
+        min(len(one), len(other)),
+    )
     a, b = (ids[index] if index < len(ids) else None for ids in (one, other))
     margin = float("inf")
     if a is not None and b is not None:

@@ -1,8 +1,9 @@
-"""Products of 8-bit integers: activations rounded row by row or to a static scale, a scale per channel of the weight.
+"""Products of 8-bit integers: activations rounded row by row or to a static scale, a scale per
+channel of the weight.
 
-Sums of integers are exact, so a row has the same bits whatever stands beside it and however many they are. Activations
-are unsigned around 128: the CPU's instructions multiply unsigned by signed bytes. Knows one MatMul; where its weight
-comes from is told in `weights`.
+Sums of integers are exact, so a row has the same bits whatever stands beside it and however many
+they are. Activations are unsigned around 128: the CPU's instructions multiply unsigned by signed
+bytes. Knows one MatMul; where its weight comes from is told in `weights`.
 """
 
 from __future__ import annotations
@@ -21,15 +22,17 @@ from edgespec.quantized import QuantizedWeight
 INT8_MAX = np.float32(127)
 LEAST = np.finfo(np.float32).tiny  # of a row's scale: a row of zeros has one too
 MIDDLE = 128  # the code of an activation of zero
-MOST_INPUTS = 2**31 // (128 * 128)  # more could overflow a sum of 32 bits
+MAX_INPUTS = 2**31 // (128 * 128)  # more could overflow a sum of 32 bits
 PROBE_COLUMNS = 64
-# Of the root mean square: roundings of scales in float32 are left. A wrong code, scale or order gives above 0.01.
+# Of the root mean square: roundings of scales in float32 are left. A wrong code, scale or order
+# gives above 0.01.
 PROBE_TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A product [rows, in] x [in, out]; `step` is the static scale of the activations, None: each row has its own."""
+    """A product [rows, in] x [in, out]; `step` is the static scale of the activations, None: each
+    row has its own."""
 
     in_features: int
     out_features: int
@@ -69,17 +72,28 @@ class Activations:
             make = Nodes(node, self.constant)
             size = make("Abs", x, label="abs")
             reach = make("ReduceMax", size, make.constant.whole(-1), label="reach", keepdims=1)
-            scale = make("Max", make("Div", reach, float(INT8_MAX), label="ratio"), float(LEAST), label="scale")
-            self.by_row[key] = quantize(make, make("Div", x, scale, label="units"), np.float32(1)), scale
+            scale = make(
+                "Max",
+                make("Div", reach, float(INT8_MAX), label="ratio"),
+                float(LEAST),
+                label="scale",
+            )
+            self.by_row[key] = (
+                quantize(make, make("Div", x, scale, label="units"), np.float32(1)),
+                scale,
+            )
         return self.by_row[key]
 
 
 def quantize(make: Nodes, x: ir.Value, step: np.float32) -> ir.Value:
-    return make("QuantizeLinear", x, float(step), make.constant.number(MIDDLE, np.uint8), label="codes")
+    return make(
+        "QuantizeLinear", x, float(step), make.constant.number(MIDDLE, np.uint8), label="codes"
+    )
 
 
 def static_input(node: ir.Node) -> tuple[ir.Value, np.float32] | None:
-    """What a MatMul's input was before QuantizeLinear and DequantizeLinear in INT8, and their scale."""
+    """What a MatMul's input was before QuantizeLinear and DequantizeLinear in INT8, and their
+    scale."""
     back = node.inputs[0].producer() if node.inputs[0] is not None else None
     codes = back.inputs[0] if back is not None and back.op_type == "DequantizeLinear" else None
     maker = codes.producer() if codes is not None else None
@@ -90,13 +104,23 @@ def static_input(node: ir.Node) -> tuple[ir.Value, np.float32] | None:
     to = maker.attributes.get("output_dtype")
     if x is None or known is None or known.size != 1 or back.inputs[1] is not step:
         return None
-    return (x, np.float32(known.numpy())) if to is not None and to.as_int() == ir.DataType.INT8 else None
+    return (
+        (x, np.float32(known.numpy()))
+        if to is not None and to.as_int() == ir.DataType.INT8
+        else None
+    )
 
 
 def replace_matmul(
-    node: ir.Node, activations: Activations, kernel: Kernel, x: ir.Value, codes: ir.Value, scales: ir.Value
+    node: ir.Node,
+    activations: Activations,
+    kernel: Kernel,
+    x: ir.Value,
+    codes: ir.Value,
+    scales: ir.Value,
 ) -> None:
-    """Turn a MatMul into the product of codes; the node itself becomes the last multiplication by scales."""
+    """Turn a MatMul into the product of codes; the node itself becomes the last multiplication by
+    scales."""
     make = Nodes(node, activations.constant, "int8")
     middle = make.constant.number(MIDDLE, np.uint8)
     if kernel.step is not None:
@@ -113,7 +137,8 @@ def replace_matmul(
 
 
 def pack(kernel: Kernel, weight: QuantizedWeight) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Codes [in, out] and scales [out], times the static scale of the activations; proven by running the kernel."""
+    """Codes [in, out] and scales [out], times the static scale of the activations; proven by
+    running the kernel."""
     assert weight.symmetric
     assert weight.shape == (kernel.out_features, kernel.in_features)
     assert weight.scales.shape[1] == 1
@@ -136,8 +161,14 @@ def prove(kernel: Kernel, codes: NDArray[np.int8], scales: NDArray[np.float32], 
     size = float(np.sqrt(np.mean(np.square(wanted))))
     difference = float(np.sqrt(np.mean(np.square(found - wanted)))) / max(size, float(LEAST))
     if not difference <= PROBE_TOLERANCE:
-        what = f"MatMulInteger computes {name} with an error of {difference:.1e}, allowed is {PROBE_TOLERANCE}"
-        raise BuildError(what, "This ONNX Runtime computes something else on this CPU: use another version of it.")
+        what = (
+            f"MatMulInteger computes {name} with an error of {difference:.1e}, allowed is"
+            f" {PROBE_TOLERANCE}"
+        )
+        raise BuildError(
+            what,
+            "This ONNX Runtime computes something else on this CPU: use another version of it.",
+        )
 
 
 def exact(
@@ -161,15 +192,26 @@ def run(
     node = ir.node("MatMul", [value, weight], name="probe")
     graph = graph_around(node, value, kernel.in_features, kernel.out_features)
     constant = Constants(graph)
-    replace_matmul(node, Activations(graph), kernel, value, constant("codes", codes), constant("scales", scales))
+    replace_matmul(
+        node,
+        Activations(graph),
+        kernel,
+        value,
+        constant("codes", codes),
+        constant("scales", scales),
+    )
     return answer(graph, x)
 
 
 @cache
 def is_exact_here() -> bool:
-    """Whether the largest codes are added up exactly: some CPUs add pairs of products in 16 bits first."""
+    """Whether the largest codes are added up exactly: some CPUs add pairs of products in 16 bits
+    first."""
     kernel = Kernel(64, 16, np.float32(1))
     x, codes = np.full((64, 64), 127, np.float32), np.full((64, 16), 127, np.int8)
     x[1::2], scales = -128, np.ones(16, np.float32)
     calls = (x[:1], x[:2], x)  # kernels are chosen by the number of rows
-    return all(np.array_equal(run(kernel, some, codes, scales), exact(kernel, some, codes, scales)) for some in calls)
+    return all(
+        np.array_equal(run(kernel, some, codes, scales), exact(kernel, some, codes, scales))
+        for some in calls
+    )

@@ -1,6 +1,8 @@
-"""Drafts that are called DFlash, or grew out of it, and have another graph or another order of their tokens.
+"""Drafts that are called DFlash, or grew out of it, and have another graph or another order of
+their tokens.
 
-Knows the signs by which each is told: words, keys and names of tensors. Each is refused by its name.
+Knows the signs by which each is told: words, keys and names of tensors. Each is refused by its
+name.
 """
 
 from __future__ import annotations
@@ -17,31 +19,49 @@ SECTION = "dflash_config"
 
 
 def refuse_relatives(raw: Mapping[str, Any], shapes: Shapes, source: str) -> None:
-    """Raises UnsupportedModel with the name and the first sign; `shapes` are under our own names."""
+    """Raises UnsupportedModel with the name and the first sign; `shapes` are under our own
+    names."""
     inner = raw.get(SECTION)
     places: list[Mapping[str, Any]] = [raw, inner] if isinstance(inner, Mapping) else [raw]
     said = [place[key] for place in places for key in _TYPES if isinstance(place.get(key), str)]
     architectures = raw.get("architectures")
-    said += [name for name in architectures if isinstance(name, str)] if isinstance(architectures, list) else []
+    said += (
+        [name for name in architectures if isinstance(name, str)]
+        if isinstance(architectures, list)
+        else []
+    )
     for name, (words, keys, tensors) in _RELATIVES.items():
         signs = [text for text in said if any(word in text.lower() for word in words)]
         signs += [key for place in places for key in keys if place.get(key)]
         signs += [tensor for tensor in shapes if re.search(tensors, tensor)] if tensors else []
         if signs:
-            raise UnsupportedModel(f"{source}: {name} ({shortened(signs[0])}), which this version does not do.", _GIVE)
-    kind = next((text for place in places if isinstance(text := place.get("projector_type"), str)), "dflash")
+            raise UnsupportedModel(
+                f"{source}: {name} ({shortened(signs[0])}), which this version does not do.", _GIVE
+            )
+    kind = next(
+        (text for place in places if isinstance(text := place.get("projector_type"), str)), "dflash"
+    )
     if kind != "dflash":
-        raise UnsupportedModel(f"{source}: projector_type {kind!r}; this version knows plain DFlash.", _GIVE)
+        raise UnsupportedModel(
+            f"{source}: projector_type {kind!r}; this version knows plain DFlash.", _GIVE
+        )
 
 
 _GIVE = "Give a plain DFlash draft, such as z-lab's."
 _TYPES = ("projector_type", "speculators_model_type")
-# What it is called -> words in names of classes and types, keys that only it has, names of its tensors
+# What it is called -> words in names of classes and types, keys that only it has, names of its
+# tensors
 _RELATIVES: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
     "a Domino draft": (("domino", "causal_v5"), ("gru_hidden_dim",), r"^(prefix_gru|embed_proj)\."),
     "a DSpark draft": (
         ("dspark",),
-        ("dspark_config", "markov_rank", "dspark_markov_rank", "markov_head_type", "sample_from_anchor"),
+        (
+            "dspark_config",
+            "markov_rank",
+            "dspark_markov_rank",
+            "markov_head_type",
+            "sample_from_anchor",
+        ),
         r"(^|\.)markov_(w\d|head)\b|^confidence_(proj|head)\.",
     ),
     "a JetSpec draft": (("jetspec",), ("jetspec_config", "causal_head"), r"^jetspec"),
@@ -56,7 +76,11 @@ _RELATIVES: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
         r"^(layer_)?fusion_(weights|norms)|\.target_[kv]_proj\.",
     ),
     "a draft whose labels are shifted by one token": ((), ("shift_label",), ""),
-    "a draft with attention sinks": ((), ("attention_sink_bias",), r"\.attention_sink_bias$|\.sinks$"),
+    "a draft with attention sinks": (
+        (),
+        ("attention_sink_bias",),
+        r"\.attention_sink_bias$|\.sinks$",
+    ),
     "a draft with gated attention": ((), (), r"\.self_attn\.g_proj\."),
     "a draft with a norm per tap": ((), (), r"^aux_hidden_norms\."),
 }

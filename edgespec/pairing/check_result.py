@@ -9,7 +9,7 @@ Level = Literal["ok", "warning", "refused"]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CheckResult:
     level: Level
     topic: str
     what: str
@@ -18,13 +18,15 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """How often draft and base agreed where the features were read in one way; no taps: the state behind the norm.
+    """How often draft and base agreed where the features were read in one way; no taps: the state
+    behind the norm.
 
-    `gained` are positions where they agree in this reading and not in the stated one, `lost` those of the contrary.
+    `gained` are positions where they agree in this reading and not in the stated one, `lost` those
+    of the contrary.
     """
 
     name: str
-    taps: tuple[int, ...]
+    aux_layers: tuple[int, ...]
     share: float
     gained: int = 0
     lost: int = 0
@@ -43,8 +45,8 @@ class Report:
     """`method` is the name of the way of drafting; empty where it could not be told."""
 
     method: str
-    verdicts: tuple[Verdict, ...]
+    results: tuple[CheckResult, ...]
     probe: Probed | None = None
 
     def count(self, level: Level) -> int:
-        return sum(verdict.level == level for verdict in self.verdicts)
+        return sum(result.level == level for result in self.results)

@@ -12,11 +12,14 @@ from edgespec.graphs.dflash import check_masks
 
 
 def check_whole(checkpoint: Checkpoint, found: ModelConfig | DraftConfig | DFlashConfig) -> None:
-    """Raises CheckpointError that names what is missing, unknown or misshapen, and UnsupportedModel for a DFlash draft
-    of more masks than its graph has. `found` is what detect said."""
+    """Raises CheckpointError that names what is missing, unknown or misshapen, and UnsupportedModel
+    for a DFlash draft of more masks than its graph has. `found` is what detect said."""
     quantization = read_quantization(checkpoint)
     if isinstance(found, ModelConfig):
-        whole = {decoder.stored_name(name, checkpoint): size for name, size in decoder.expected_tensors(found).items()}
+        whole = {
+            decoder.stored_name(name, checkpoint): size
+            for name, size in decoder.expected_tensors(found).items()
+        }
         check_tensors(whole, checkpoint, decoder.ignorable(found, checkpoint), quantization)
         return
     if isinstance(found, DFlashConfig):
@@ -27,4 +30,6 @@ def check_whole(checkpoint: Checkpoint, found: ModelConfig | DraftConfig | DFlas
     expected = eagle.expected_tensors(found)
     stored = eagle.stored_names(expected, checkpoint)
     maps = [name for name in checkpoint.tensors if name.removeprefix("model.") in eagle.MAPS]
-    check_tensors({stored[name]: shape for name, shape in expected.items()}, checkpoint, maps, quantization)
+    check_tensors(
+        {stored[name]: shape for name, shape in expected.items()}, checkpoint, maps, quantization
+    )

@@ -1,7 +1,8 @@
-"""The law of the house on real engines: with drafts or without, greedy or sampled, the same tokens come out.
+"""The law of the house on real engines: with drafts or without, greedy or sampled, the same tokens
+come out.
 
-A difference is allowed only where two candidates tie within 1e-5, as the engine itself counts it; on these toys none
-may be.
+A difference is allowed only where two candidates tie within 1e-5, as the engine itself counts it;
+on these toys none may be.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from edgespec.runtime import session as session_module
 from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.jobs import Response
-from edgespec.runtime.law import first_difference
+from edgespec.runtime.lossless_check import first_difference
 from edgespec.runtime.sampling import NEAR_TIE
 from edgespec.runtime.tree import DraftPlan, DraftTree
 from tests.lossless.drafters import ScriptedDrafter, accept_one_more
@@ -62,12 +63,18 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
     return np.random.default_rng([seed, length]).integers(3, VOCAB, length).tolist()
 
 
-def plainly(engine: Engine, prompt: list[int], sampling: edgespec.SamplingParams, max_new: int) -> Response:
+def plainly(
+    engine: Engine, prompt: list[int], sampling: edgespec.SamplingParams, max_new: int
+) -> Response:
     return engine.plainly(prompt, limited(sampling, max_new))
 
 
 def drafting(
-    engine: Engine, prompt: list[int], sampling: edgespec.SamplingParams, max_new: int, plan: DraftPlan
+    engine: Engine,
+    prompt: list[int],
+    sampling: edgespec.SamplingParams,
+    max_new: int,
+    plan: DraftPlan,
 ) -> Response:
     return engine.generate(prompt, limited(sampling, max_new), plan)
 
@@ -76,7 +83,9 @@ def limited(s: edgespec.SamplingParams, max_new: int) -> edgespec.SamplingParams
     return edgespec.SamplingParams(s.temperature, s.top_p, s.top_k, s.seed, max_new)
 
 
-def assert_equal(engine: Engine, plain: Response, drafted: Response, sampling: edgespec.SamplingParams) -> None:
+def assert_equal(
+    engine: Engine, plain: Response, drafted: Response, sampling: edgespec.SamplingParams
+) -> None:
     difference = first_difference(engine, plain, drafted, sampling)
     assert difference is None, f"near-tie: {difference.near_tie}, {difference}"
     assert drafted.token_ids == plain.token_ids
@@ -84,7 +93,11 @@ def assert_equal(engine: Engine, plain: Response, drafted: Response, sampling: e
 
 
 def script(
-    engine: Engine, prompt: list[int], sampling: edgespec.SamplingParams, right: float, max_new: int = 48
+    engine: Engine,
+    prompt: list[int],
+    sampling: edgespec.SamplingParams,
+    right: float,
+    max_new: int = 48,
 ) -> None:
     """Plug in a drafter that knows what plain decoding says."""
     truth = plainly(engine, prompt, sampling, max_new).token_ids
@@ -98,7 +111,10 @@ def test_eagle_drafts_leave_every_token_as_it_was(
 ) -> None:
     for length in (1, 30):
         prompt = prompt_of(length)
-        plain, drafted = (plainly(engine, prompt, sampling, 20), drafting(engine, prompt, sampling, 20, plan))
+        plain, drafted = (
+            plainly(engine, prompt, sampling, 20),
+            drafting(engine, prompt, sampling, 20, plan),
+        )
         assert_equal(engine, plain, drafted, sampling)
         assert sum(drafted.metrics.per_step_drafted) > 0
 
@@ -117,7 +133,12 @@ def test_drafter_right_or_wrong_leaves_every_token_as_it_was(
         assert_equal(engine, plain, drafted, sampling)
         accepted = drafted.metrics.per_step_accepted
         assert (sum(accepted) > 0) == (right > 0)
-        assert right < 1 or accepted == [7, 7, 7, 4]  # 29 tokens after prefill's, a bonus each; the last is cut short
+        assert right < 1 or accepted == [
+            7,
+            7,
+            7,
+            4,
+        ]  # 29 tokens after prefill's, a bonus each; the last is cut short
 
 
 def test_speculative_run_without_drafts_is_the_plain_one(engine: Engine) -> None:
@@ -132,7 +153,8 @@ def test_speculative_run_without_drafts_is_the_plain_one(engine: Engine) -> None
 def test_stop_token_ends_both_runs_wherever_it_stands(
     engine: Engine, right: float | None, sampling: edgespec.SamplingParams
 ) -> None:
-    """Each token of the plain run in turn is the end: first of a step, inside an accepted run, as the bonus."""
+    """Each token of the plain run in turn is the end: first of a step, inside an accepted run, as
+    the bonus."""
     prompt = prompt_of(7)
     truth = plainly(engine, prompt, sampling, 14).token_ids
     if right is not None:
@@ -148,7 +170,9 @@ def test_stop_token_ends_both_runs_wherever_it_stands(
 
 @pytest.mark.parametrize("right", [None, 0, 0.8, 1])
 @pytest.mark.parametrize("length", [40, 45, 48])
-def test_full_cache_ends_both_runs_at_the_same_token(engine: Engine, right: float | None, length: int) -> None:
+def test_full_cache_ends_both_runs_at_the_same_token(
+    engine: Engine, right: float | None, length: int
+) -> None:
     """Capacity 64, so that 25, 20 and 17 tokens are possible; the draft's cache fills up too."""
     prompt = prompt_of(length)
     if right is not None:
@@ -174,7 +198,8 @@ def test_length_limit_is_met_exactly(engine: Engine, max_new: int, right: float)
 def test_prompt_read_in_chunks_leaves_every_token_as_it_was(
     engine: Engine, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Drafts too: were the last feature of a chunk paired with the wrong token, they would be others."""
+    """Drafts too: were the last feature of a chunk paired with the wrong token, they would be
+    others."""
     prompt = prompt_of(23)
     whole = drafting(engine, prompt, GREEDY, 24, PLANS[2])
     monkeypatch.setattr(session_module, "PREFILL_CHUNK", chunk)
@@ -186,13 +211,18 @@ def test_prompt_read_in_chunks_leaves_every_token_as_it_was(
 def test_requests_one_after_the_other_do_not_touch_each_other(engine: Engine) -> None:
     prompts = [prompt_of(20, seed) for seed in range(3)]
     first = [drafting(engine, prompt, GREEDY, 12, PLANS[1]).token_ids for prompt in prompts]
-    again = [drafting(engine, prompt, GREEDY, 12, PLANS[1]).token_ids for prompt in reversed(prompts)]
+    again = [
+        drafting(engine, prompt, GREEDY, 12, PLANS[1]).token_ids for prompt in reversed(prompts)
+    ]
     assert again == first[::-1]
     assert len({tuple(tokens) for tokens in first}) == 3
 
 
 def test_seed_decides_a_sampled_answer_and_is_told_where_it_was_drawn(engine: Engine) -> None:
-    prompt, free = prompt_of(9), edgespec.SamplingParams(temperature=1.5, top_k=0, top_p=1.0, max_generate_length=20)
+    prompt, free = (
+        prompt_of(9),
+        edgespec.SamplingParams(temperature=1.5, top_k=0, top_p=1.0, max_generate_length=20),
+    )
     one, other = engine.generate(prompt, free), engine.generate(prompt, free)
     assert one.token_ids != other.token_ids
     repeated = edgespec.SamplingParams(1.5, 1.0, 0, one.seed, 20)
@@ -217,8 +247,12 @@ def commit_without_moving(decoder: CachedDecoder, lane: int, path: np.ndarray) -
 PLANTED = {
     "verify accepts one token too many": mock.patch.object(session_module, "walk", accept_one_more),
     "commit moves no rows": mock.patch.object(CachedDecoder, "commit", commit_without_moving),
-    "nodes see their siblings": mock.patch.object(DraftTree, "mask", property(lambda t: np.tri(len(t), dtype=bool))),
-    "nodes stand one behind the other": mock.patch.object(DraftTree, "depths", property(lambda t: np.arange(len(t)))),
+    "nodes see their siblings": mock.patch.object(
+        DraftTree, "mask", property(lambda t: np.tri(len(t), dtype=bool))
+    ),
+    "nodes stand one behind the other": mock.patch.object(
+        DraftTree, "depths", property(lambda t: np.arange(len(t)))
+    ),
 }
 
 
@@ -231,7 +265,9 @@ RIGHTLY_KEPT = RecurrentCache.keep
 PLANTED_IN_HYBRIDS = {
     "nodes see their siblings": PLANTED["nodes see their siblings"],
     "verify accepts one token too many": PLANTED["verify accepts one token too many"],
-    "the state takes in rejected rows": mock.patch.object(RecurrentCache, "keep", keep_rejected_rows),
+    "the state takes in rejected rows": mock.patch.object(
+        RecurrentCache, "keep", keep_rejected_rows
+    ),
 }
 
 

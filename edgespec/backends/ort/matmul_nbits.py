@@ -1,7 +1,9 @@
-"""MatMulNBits, the CPU kernel for weights of 4 and 8 bits: its layout, its node, and a proof of both.
+"""MatMulNBits, the CPU kernel for weights of 4 and 8 bits: its layout, its node, and a proof of
+both.
 
-accuracy_level 4 rounds activations to 8 bits in the same blocks, row by row, so that rows stay independent; level 1
-takes 2 to 6 times as long. Knows one MatMul; where its weight comes from is told in `weights`.
+accuracy_level 4 rounds activations to 8 bits in the same blocks, row by row, so that rows stay
+independent; level 1 takes 2 to 6 times as long. Knows one MatMul; where its weight comes from is
+told in `weights`.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ MICROSOFT = "com.microsoft"
 ACCURACY_LEVEL = 4
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 PROBE_ROWS = 64  # of the weight
-# Of the root mean square: rounding of activations gives 0.005 to 0.007, a wrong nibble, scale or zero point above 0.3.
+# Of the root mean square: rounding of activations gives 0.005 to 0.007, a wrong nibble, scale or
+# zero point above 0.3.
 PROBE_TOLERANCE = 0.03
 
 
@@ -78,7 +81,8 @@ def replace_matmul(node: ir.Node, kernel: Kernel, codes: ir.Value, scales: ir.Va
 
 
 def pack(kernel: Kernel, weight: QuantizedWeight) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """Codes [out, blocks, bytes], the lower nibble first, around a zero point of half the range; scales [out*blocks].
+    """Codes [out, blocks, bytes], the lower nibble first, around a zero point of half the range;
+    scales [out*blocks].
 
     Proven by running the kernel: BuildError where ONNX Runtime computes something else from them.
     """
@@ -86,8 +90,15 @@ def pack(kernel: Kernel, weight: QuantizedWeight) -> tuple[NDArray[np.uint8], ND
     assert weight.shape == (kernel.out_features, kernel.in_features)
     middle = 2 ** (kernel.bits - 1)
     unsigned = np.full((kernel.out_features, kernel.num_blocks * kernel.block), middle, np.uint8)
-    np.add(weight.codes.astype(np.int16), middle, out=unsigned[:, : kernel.in_features], casting="unsafe")
-    packed = unsigned if kernel.bits == 8 else unsigned[:, 0::2] | (unsigned[:, 1::2] << np.uint8(4))
+    np.add(
+        weight.codes.astype(np.int16),
+        middle,
+        out=unsigned[:, : kernel.in_features],
+        casting="unsafe",
+    )
+    packed = (
+        unsigned if kernel.bits == 8 else unsigned[:, 0::2] | (unsigned[:, 1::2] << np.uint8(4))
+    )
     codes: NDArray[np.uint8] = np.ascontiguousarray(packed.reshape(kernel.codes_shape), np.uint8)
     scales: NDArray[np.float32] = np.ascontiguousarray(per_block(kernel, weight), np.float32)
     prove(kernel, codes, scales, weight)
@@ -95,24 +106,32 @@ def pack(kernel: Kernel, weight: QuantizedWeight) -> tuple[NDArray[np.uint8], ND
 
 
 class HeadTable:
-    """The codes of a tied head, read as the embedding that they were made of; the file is mapped."""
+    """The codes of a tied head, read as the embedding that they were made of; the file is
+    mapped."""
 
     def __init__(self, path: Path, kernel: Kernel, offset: int, scales_offset: int) -> None:
         self.kernel = kernel
         self.codes = np.memmap(path, np.uint8, "r", offset, kernel.codes_shape)
-        self.scales = np.memmap(path, np.float32, "r", scales_offset, (kernel.out_features, kernel.num_blocks))
+        self.scales = np.memmap(
+            path, np.float32, "r", scales_offset, (kernel.out_features, kernel.num_blocks)
+        )
 
     def rows(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
         """[...] ids -> [..., in]."""
         return unpack(self.kernel, self.codes[tokens], self.scales[tokens])
 
 
-def unpack(kernel: Kernel, codes: NDArray[np.uint8], scales: NDArray[np.float32]) -> NDArray[np.float32]:
-    """What rows that `pack` made are worth: codes [..., blocks, bytes] and scales [..., blocks] -> [..., in]."""
+def unpack(
+    kernel: Kernel, codes: NDArray[np.uint8], scales: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """What rows that `pack` made are worth: codes [..., blocks, bytes] and scales [..., blocks] ->
+    [..., in]."""
     unsigned = codes if kernel.bits == 8 else np.stack([codes & 0xF, codes >> 4], axis=-1)
-    worth = unsigned.reshape(*scales.shape, kernel.block).astype(np.float32) - np.float32(2 ** (kernel.bits - 1))
-    worth *= scales[..., None]
-    flat: NDArray[np.float32] = worth.reshape(*scales.shape[:-1], -1)
+    dequantized = unsigned.reshape(*scales.shape, kernel.block).astype(np.float32) - np.float32(
+        2 ** (kernel.bits - 1)
+    )
+    dequantized *= scales[..., None]
+    flat: NDArray[np.float32] = dequantized.reshape(*scales.shape[:-1], -1)
     return np.ascontiguousarray(flat[..., : kernel.in_features])
 
 
@@ -125,7 +144,9 @@ def per_block(kernel: Kernel, weight: QuantizedWeight) -> NDArray[Any]:
     return weight.scales.astype(np.float32)[:, np.minimum(first, weight.scales.shape[1] - 1)]
 
 
-def prove(kernel: Kernel, codes: NDArray[np.uint8], scales: NDArray[np.float32], weight: QuantizedWeight) -> None:
+def prove(
+    kernel: Kernel, codes: NDArray[np.uint8], scales: NDArray[np.float32], weight: QuantizedWeight
+) -> None:
     """Run the kernel on the weight's last rows and compare with what they are worth."""
     low = max(0, kernel.out_features - PROBE_ROWS)
     some = Kernel(kernel.bits, kernel.block, kernel.in_features, kernel.out_features - low)
@@ -133,20 +154,38 @@ def prove(kernel: Kernel, codes: NDArray[np.uint8], scales: NDArray[np.float32],
     wanted = x @ dequantize_stored(weight, slice(low, kernel.out_features)).T
     (found,) = one_kernel(some, codes[low:], scales[low:].reshape(-1)).run(None, {"x": x})
     size = float(np.sqrt(np.mean(np.square(wanted))))
-    difference = float(np.sqrt(np.mean(np.square(found - wanted)))) / max(size, float(np.finfo(np.float32).tiny))
+    difference = float(np.sqrt(np.mean(np.square(found - wanted)))) / max(
+        size, float(np.finfo(np.float32).tiny)
+    )
     if not difference <= PROBE_TOLERANCE:
-        what = f"MatMulNBits computes {weight.name} with an error of {difference:.1e}, allowed is {PROBE_TOLERANCE}"
-        raise BuildError(what, "This ONNX Runtime reads another layout on this CPU: build with --weights fp32.")
+        what = (
+            f"MatMulNBits computes {weight.name} with an error of {difference:.1e}, allowed is"
+            f" {PROBE_TOLERANCE}"
+        )
+        raise BuildError(
+            what, "This ONNX Runtime reads another layout on this CPU: build with --weights fp32."
+        )
 
 
-def one_kernel(kernel: Kernel, codes: NDArray[np.uint8], scales: NDArray[np.float32]) -> ort.InferenceSession:
+def one_kernel(
+    kernel: Kernel, codes: NDArray[np.uint8], scales: NDArray[np.float32]
+) -> ort.InferenceSession:
     constants = [initializer(name, array) for name, array in (("codes", codes), ("scales", scales))]
-    x = ir.Value(name="x", shape=ir.Shape((2, kernel.in_features)), type=ir.TensorType(ir.DataType.FLOAT))
-    node = ir.node("MatMulNBits", [x, *constants], kernel.attributes, domain=MICROSOFT, name="probe")
+    x = ir.Value(
+        name="x", shape=ir.Shape((2, kernel.in_features)), type=ir.TensorType(ir.DataType.FLOAT)
+    )
+    node = ir.node(
+        "MatMulNBits", [x, *constants], kernel.attributes, domain=MICROSOFT, name="probe"
+    )
     node.outputs[0].name, node.outputs[0].type = "y", x.type
     node.outputs[0].shape = ir.Shape((2, kernel.out_features))
     graph = ir.Graph(
-        [x], node.outputs, nodes=[node], initializers=constants, opset_imports={"": OPSET, MICROSOFT: 1}, name="probe"
+        [x],
+        node.outputs,
+        nodes=[node],
+        initializers=constants,
+        opset_imports={"": OPSET, MICROSOFT: 1},
+        name="probe",
     )
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 3
@@ -156,4 +195,6 @@ def one_kernel(kernel: Kernel, codes: NDArray[np.uint8], scales: NDArray[np.floa
 
 def initializer(name: str, array: NDArray[Any]) -> ir.Value:
     tensor = ir.tensor(array, name=name)
-    return ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+    return ir.Value(
+        name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
+    )

@@ -1,4 +1,5 @@
-"""Products of integers: what they compute, by integers of numpy, and that a row has its own bits."""
+"""Products of integers: what they compute, by integers of numpy, and that a row has its own
+bits."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ import onnx_ir as ir
 import pytest
 from numpy.typing import NDArray
 
-from edgespec.backends.ort import integer
-from edgespec.backends.ort.integer import Kernel, is_exact_here, pack
+from edgespec.backends.ort import int8_gemm
+from edgespec.backends.ort.int8_gemm import Kernel, is_exact_here, pack
 from edgespec.errors import BuildError
 from edgespec.quantized import QuantizedWeight, quantize_rtn
 from edgespec.schemes import SCHEMES
@@ -26,7 +27,7 @@ def weight() -> QuantizedWeight:
 
 def product(x: Floats, step: np.float32 | None) -> Floats:
     kernel = Kernel(IN, OUT, step)
-    return integer.run(kernel, x, *pack(kernel, weight()))
+    return int8_gemm.run(kernel, x, *pack(kernel, weight()))
 
 
 def rows(count: int) -> Floats:
@@ -51,13 +52,18 @@ def test_a_product_is_the_one_of_its_codes(step: np.float32 | None) -> None:
         scale = np.abs(row).max() / 127 if step is None else float(step)
         codes = np.clip(np.round(row / scale), -128, 127)
         sums = kept.codes.astype(np.int64) @ codes.astype(np.int64)
-        np.testing.assert_allclose(found, sums * kept.scales[:, 0].astype(np.float64) * scale, rtol=1e-6)
+        np.testing.assert_allclose(
+            found, sums * kept.scales[:, 0].astype(np.float64) * scale, rtol=1e-6
+        )
 
 
 def test_rows_of_zeros_and_of_any_size_are_told_by_their_own_scale() -> None:
     sizes = np.array([0, 1e-44, 1e-30, 1, 1e30], np.float32)[:, None]
     x = np.random.default_rng(0).uniform(-1, 1, (1, IN)).astype(np.float32) * sizes
-    found, wanted = product(x, None), x.astype(np.float64) @ (weight().codes * weight().scales).T.astype(np.float64)
+    found, wanted = (
+        product(x, None),
+        x.astype(np.float64) @ (weight().codes * weight().scales).T.astype(np.float64),
+    )
     assert not found[0].any()
     assert np.isfinite(found).all()
     for i in (2, 3, 4):
@@ -72,7 +78,9 @@ def test_static_codes_end_at_both_sides() -> None:
 
 def test_one_scale_for_the_whole_weight_is_one_for_each_channel() -> None:
     codes = np.random.default_rng(0).integers(-128, 128, (OUT, IN)).astype(np.int8)
-    whole = QuantizedWeight("w", SCHEMES["int8_sq"], codes, np.full((1, 1), 0.5, np.float32), (OUT, IN))
+    whole = QuantizedWeight(
+        "w", SCHEMES["int8_sq"], codes, np.full((1, 1), 0.5, np.float32), (OUT, IN)
+    )
     _, scales = pack(Kernel(IN, OUT, np.float32(0.25)), whole)
     np.testing.assert_array_equal(scales, np.full(OUT, 0.125, np.float32))
 
@@ -86,7 +94,9 @@ def quantised(node: ir.Node, step: float, to: ir.DataType, other: float | None =
         ir.Value(name=f"s{i}", const_value=ir.tensor(np.float32(value)))
         for i, value in enumerate((step, other or step))
     ]
-    codes = ir.node("QuantizeLinear", [node.inputs[0], scales[0]], {"output_dtype": int(to)}, name="q")
+    codes = ir.node(
+        "QuantizeLinear", [node.inputs[0], scales[0]], {"output_dtype": int(to)}, name="q"
+    )
     back = ir.node("DequantizeLinear", [codes.outputs[0], scales[1 if other else 0]], name="dq")
     node.replace_input_with(0, back.outputs[0])
     return node
@@ -99,17 +109,20 @@ def matmul() -> ir.Node:
 def test_a_static_input_is_found_behind_its_two_nodes() -> None:
     node = matmul()
     x = node.inputs[0]
-    assert integer.static_input(node) is None
-    assert integer.static_input(quantised(node, 0.5, ir.DataType.INT8)) == (x, np.float32(0.5))
+    assert int8_gemm.static_input(node) is None
+    assert int8_gemm.static_input(quantised(node, 0.5, ir.DataType.INT8)) == (x, np.float32(0.5))
 
 
 @pytest.mark.parametrize(
     "node",
-    [quantised(matmul(), 0.5, ir.DataType.FLOAT8E4M3FN), quantised(matmul(), 0.5, ir.DataType.INT8, 0.25)],
+    [
+        quantised(matmul(), 0.5, ir.DataType.FLOAT8E4M3FN),
+        quantised(matmul(), 0.5, ir.DataType.INT8, 0.25),
+    ],
     ids=["fp8", "another scale behind"],
 )
 def test_other_nodes_are_no_static_input(node: ir.Node) -> None:
-    assert integer.static_input(node) is None
+    assert int8_gemm.static_input(node) is None
 
 
 # Broken ones
@@ -129,7 +142,7 @@ def test_sums_in_16_bits_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     is_exact_here.cache_clear()
     assert is_exact_here()
     is_exact_here.cache_clear()
-    monkeypatch.setattr(integer, "run", in_16_bits)
+    monkeypatch.setattr(int8_gemm, "run", in_16_bits)
     assert not is_exact_here()
     is_exact_here.cache_clear()
 
@@ -151,9 +164,11 @@ def scales_of_others(codes: Any, scales: Any) -> Any:
 def test_a_kernel_that_reads_something_else_is_found(
     monkeypatch: pytest.MonkeyPatch, fault: Any, step: np.float32 | None
 ) -> None:
-    run = integer.run
+    run = int8_gemm.run
     monkeypatch.setattr(
-        integer, "run", lambda kernel, x, *arrays: run(kernel, x, *map(np.ascontiguousarray, fault(*arrays)))
+        int8_gemm,
+        "run",
+        lambda kernel, x, *arrays: run(kernel, x, *map(np.ascontiguousarray, fault(*arrays))),
     )
     with pytest.raises(BuildError, match=r"MatMulInteger computes the weight with an error of"):
         pack(Kernel(IN, OUT, step), weight())
