@@ -19,6 +19,7 @@ from edgespec import bundle
 from edgespec.config import DraftKind, RopeConfig, default_aux_layers
 from edgespec.contract import MAX_BATCH_SIZE, GraphShape, Limits, Role
 from edgespec.errors import BundleError, LimitError, PairingError
+from edgespec.rope import rope_from_dict
 
 STEMS = {Role.LLM: "llm", Role.BASE: "spec_base", Role.DRAFT: "spec_draft"}
 CONFIGS = {Role.LLM: "config.json", Role.BASE: "base_config.json", Role.DRAFT: "draft_config.json"}
@@ -296,7 +297,7 @@ def shape_of(config: Mapping[str, Any]) -> GraphShape:
 
 
 def rope_of(config: Mapping[str, Any]) -> RopeConfig:
-    return RopeConfig(**config["rope"])
+    return rope_from_dict(config["rope"])
 
 
 def sidecars(onnx: OnnxDir) -> dict[str, Path]:

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from edgespec import bundle
 from edgespec.checkpoint.detect import detect, read_d2t
 from edgespec.checkpoint.files import Checkpoint, TensorInfo, open_checkpoint
-from edgespec.checkpoint.mtp import refuse_other_forms
+from edgespec.checkpoint.mtp import layer_config, refuse_other_forms
+from edgespec.checkpoint.names import EMBEDDING, stored_name, text_stack
 from edgespec.checkpoint.origin import Origin, origin_of
 from edgespec.config import (
     DFlashConfig,
@@ -39,7 +40,6 @@ from edgespec.graphs import dflash as block_graph
 from edgespec.graphs.assembly import DecoderGraph, whole
 from edgespec.graphs.builder import Weight, WeightPlan, save
 from edgespec.graphs.linear import products
-from edgespec.graphs.registry import BASES
 
 LLM, MTP_DRAFT, DFLASH_DRAFT = "llm", "mtp_draft", "dflash_draft"  # directories of components
 
@@ -248,7 +248,7 @@ def export_base(
         if options.eagle_base
         else ()
     )
-    graph = BASES[config.architecture].open(checkpoint, config, aux_layers)
+    graph = decoder.Decoder.open(checkpoint, config, aux_layers)
     with bundle.staged_directory(target) as staging:
         kind = DraftKind.DFLASH if block else DraftKind.EAGLE3 if aux_layers else None
         done = write_base(graph, kind, staging, options, request, progress, block)
@@ -386,7 +386,7 @@ def export_mtp(
         raise UnsupportedModel(what, "Leave --mtp out: a draft is recognised by itself.")
     refuse_beside_mtp(options)
     head = mtp.MtpDraft.open(checkpoint, config)
-    base = BASES[config.architecture].open(checkpoint, config, emits_final=True)
+    base = decoder.Decoder.open(checkpoint, config, emits_final=True)
     parts: dict[Path, Callable[[Path], Exported]] = {
         out / LLM: lambda staging: write_base(
             base, DraftKind.MTP, staging, options, request, progress
@@ -437,7 +437,7 @@ def write_mtp(
     progress: Progress,
 ) -> Exported:
     """The files of a head in `staging`. The embedding stays with the base."""
-    checkpoint, layer = graph.table.checkpoint, mtp.layer_config(graph.config)
+    checkpoint, layer = graph.table.checkpoint, layer_config(graph.config)
     text = sidecars.mtp_config(
         checkpoint, graph.config, layer, graph.shape, request["source"].get("quantized_from")
     )
@@ -582,7 +582,7 @@ def check_count(aux_layers: tuple[int, ...], config: DraftConfig) -> None:
 
 
 def lending_base(base: Checkpoint | None, model: ModelConfig | None) -> decoder.Decoder | None:
-    return None if base is None or model is None else BASES[model.architecture].open(base, model)
+    return None if base is None or model is None else decoder.Decoder.open(base, model)
 
 
 def vocabulary_map(offsets: NDArray[np.int64] | None, config: DraftConfig) -> NDArray[np.int32]:
@@ -614,7 +614,7 @@ def draft_notes(
 
 def embedding_of(graph: decoder.Decoder) -> TensorInfo:
     """The embedding table of a base, as its checkpoint has it."""
-    checkpoint, name = graph.table.source(decoder.EMBEDDING)
+    checkpoint, name = graph.table.source(EMBEDDING)
     return checkpoint.tensors[name]
 
 
@@ -634,7 +634,7 @@ def draft_rows(
     if own:
         return rows_of(checkpoint, checkpoint.tensors[own])
     if base:
-        return rows_of(base, base.tensors[decoder.stored_name(decoder.EMBEDDING, base)])
+        return rows_of(base, base.tensors[stored_name(EMBEDDING, text_stack(base))])
     width = config.decoder.hidden_size
     return lambda ids: np.stack(
         [np.random.default_rng(int(i)).standard_normal(width, np.float32) for i in ids]

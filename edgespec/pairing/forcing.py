@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from edgespec.checkpoint.detect import read_d2t
 from edgespec.checkpoint.files import Checkpoint
+from edgespec.checkpoint.mtp import layer_config
+from edgespec.checkpoint.names import EMBEDDING
 from edgespec.config import DecoderConfig, DFlashConfig, DraftConfig
 from edgespec.export.stepwise import Feeds, causal_feeds
 from edgespec.graphs import decoder, eagle, mtp
@@ -68,10 +70,10 @@ class Rows:
 
 def forced(pair: Pair, base: decoder.Decoder, tokens: Ids) -> Forced:
     """The draft of a pair over the tokens [T]; `base` lends what it has not."""
-    shared = base.table.source(decoder.EMBEDDING)
+    shared = base.table.source(EMBEDDING)
     if pair.draft is None:
         head, ids = mtp.MtpDraft.open(pair.base, pair.model), np.arange(pair.model.vocab_size)
-        return Pairs(head, ids, mtp.layer_config(pair.model), tokens, Rows.read(shared, tokens))
+        return Pairs(head, ids, layer_config(pair.model), tokens, Rows.read(shared, tokens))
     checkpoint, config = pair.drafted()
     offsets = read_d2t(checkpoint, config)
     ids = np.arange(config.draft_vocab_size) + (0 if offsets is None else offsets)

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization
-from edgespec.checkpoint.names import BESIDE, STACK, stored_name, text_stack
-from edgespec.config import DFlashConfig, ModelConfig, parse_model_config
+from edgespec.checkpoint.names import STACK, beside_roots, stored_name, text_stack
+from edgespec.config import DFlashConfig, ModelConfig
 from edgespec.errors import CheckpointError, UnsupportedModel
+from edgespec.families import parse_model_config
 
 HEAD, EMBEDDING = "lm_head", "model.embed_tokens"
 
@@ -81,6 +82,6 @@ def left_alone(checkpoint: Checkpoint) -> list[str]:
     """Globs of what stands beside the decoder, as settings name what is not quantised."""
     return [
         f"{root.removesuffix('.')}*"
-        for root in BESIDE
+        for root in beside_roots()
         if any(n.startswith(root) for n in checkpoint.tensors)
     ]

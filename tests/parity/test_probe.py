@@ -18,6 +18,7 @@ import torch
 
 from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import open_checkpoint
+from edgespec.checkpoint.names import EMBEDDING
 from edgespec.config import DFlashConfig, DraftConfig, ModelConfig
 from edgespec.export.stepwise import run_stepwise
 from edgespec.graphs import decoder
@@ -173,7 +174,7 @@ def test_first_tokens_in_every_reading(
     logits, hidden = reference.base_hidden_states(model, torch.from_numpy(TOKENS)[None])
     base = decoder.Decoder.open(pair.base, pair.model, emits_final=pair.draft is None)
     draft, readings = forced(pair, base, TOKENS), readings_of(pair)
-    rows = Rows.read(base.table.source(decoder.EMBEDDING), TOKENS).of(TOKENS)
+    rows = Rows.read(base.table.source(EMBEDDING), TOKENS).of(TOKENS)
     keep = {layer for reading in readings for layer in reading.aux_layers}
     (truth,) = run_stepwise(base, [sequence(pair.model.decoder, rows)], keep)
     assert truth.best.tolist() == logits[0].argmax(-1).tolist()

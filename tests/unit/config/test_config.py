@@ -16,12 +16,10 @@ from edgespec.config import (
     RopeConfig,
     normalize_aux_layers,
     parse_draft_config,
-    parse_eos,
-    parse_model_config,
     resolve_aux_layers,
-    with_eos,
 )
 from edgespec.errors import CheckpointError, PairingError, UnsupportedModel
+from edgespec.families import parse_eos, parse_model_config, with_eos
 
 SIZES: dict[str, Any] = {
     "vocab_size": 128,

@@ -16,8 +16,9 @@ from transformers import (
 )
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextRotaryEmbedding
 
-from edgespec.config import DecoderConfig, ModelConfig, parse_model_config
+from edgespec.config import DecoderConfig, ModelConfig
 from edgespec.errors import CheckpointError, UnsupportedModel
+from edgespec.families import parse_model_config
 from edgespec.rope import frequencies
 
 SIZES: dict[str, Any] = {
