@@ -104,9 +104,7 @@ def make_draft(
         head_keys["draft_vocab_size"] = draft_vocab
     if target_hidden_size:
         head_keys["target_hidden_size"] = base["hidden_size"]
-    rope_keys = rope_keys(None, rope_spelling, rope_theta)
-    if rope_theta is None:
-        rope_keys = {}
+    own_rope = {} if rope_theta is None else rope_keys(None, rope_spelling, rope_theta)
     layer_keys = {
         "attention_bias": False,
         "hidden_act": "silu",
@@ -117,7 +115,7 @@ def make_draft(
         "tie_word_embeddings": False,
         "vocab_size": vocab,
         **decoder,
-        **rope_keys,
+        **own_rope,
     }
     config = _draft_config(
         layout,
