@@ -11,7 +11,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgespec.config.fields import Fields
-from edgespec.config.layers import activation_of, heads_of, num_layers_of
+from edgespec.config.layers import (
+    DEFAULT_WINDOW,
+    WindowRule,
+    activation_of,
+    heads_of,
+    num_layers_of,
+    windows_of,
+)
 from edgespec.config.ropes import one_rope
 from edgespec.config.values import (
     AttentionSpec,
@@ -70,13 +77,15 @@ def read_layer(fields: Fields, attention: AttentionSpec, *, mlp_bias: bool = Fal
 
 
 def read_decoder(
-    fields: Fields, layer: LayerSpec, windows: tuple[int | None, ...] = ()
+    fields: Fields,
+    layer: LayerSpec,
+    rule: WindowRule = "none",
+    default_window: int | None = DEFAULT_WINDOW,
 ) -> DecoderConfig:
-    """A decoder of such layers, which differ in their windows alone."""
+    """A decoder of such layers, which differ in their windows alone; `rule` says which of them
+    slide where the file does not, `default_window` how far."""
     assert isinstance(layer.mixer, AttentionSpec)
     attention = layer.mixer
-    layers = tuple(
-        replace(layer, mixer=replace(attention, window=window))
-        for window in windows or (None,) * num_layers_of(fields)
-    )
+    windows = windows_of(fields, rule, num_layers_of(fields), default_window)
+    layers = tuple(replace(layer, mixer=replace(attention, window=w)) for w in windows)
     return DecoderConfig(fields.size("hidden_size"), layers, layer.norm)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from edgespec.config.fields import Fields
-from edgespec.config.layers import num_layers_of, windows_of
 from edgespec.config.values import DecoderConfig
 from edgespec.families.base import Family, read_attention, read_decoder, read_layer
 
@@ -12,7 +11,7 @@ from edgespec.families.base import Family, read_attention, read_decoder, read_la
 def decoder(fields: Fields) -> DecoderConfig:
     """transformers reads `layer_types` with its Ministral classes, vLLM here as well."""
     layer = read_layer(fields, read_attention(fields))
-    return read_decoder(fields, layer, windows_of(fields, "all", num_layers_of(fields)))
+    return read_decoder(fields, layer, "all")
 
 
 FAMILIES = {"MistralForCausalLM": Family("Mistral", "mistral", decoder)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from edgespec.config.fields import Fields
-from edgespec.config.layers import num_layers_of, windows_of
 from edgespec.config.values import DecoderConfig
 from edgespec.families.base import Family, read_attention, read_decoder, read_layer
 
@@ -11,7 +10,7 @@ from edgespec.families.base import Family, read_attention, read_decoder, read_la
 def decoder(fields: Fields) -> DecoderConfig:
     """With use_sliding_window, layers from max_window_layers on slide, or those of layer_types."""
     layer = read_layer(fields, read_attention(fields, qkv_bias=True))
-    return read_decoder(fields, layer, windows_of(fields, "late", num_layers_of(fields)))
+    return read_decoder(fields, layer, "late")
 
 
 FAMILIES = {"Qwen2ForCausalLM": Family("Qwen2", "qwen2", decoder)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from edgespec.config.fields import Fields
-from edgespec.config.layers import num_layers_of, windows_of
 from edgespec.config.values import DecoderConfig
 from edgespec.families.base import Family, read_attention, read_decoder, read_layer
 
@@ -15,7 +14,7 @@ def decoder(fields: Fields) -> DecoderConfig:
     bias = fields.flag("attention_bias", False)
     attention = read_attention(fields, HEAD_DIM, qkv_bias=bias, o_bias=bias, qk_norm=True)
     layer = read_layer(fields, attention)
-    return read_decoder(fields, layer, windows_of(fields, "late", num_layers_of(fields)))
+    return read_decoder(fields, layer, "late")
 
 
 FAMILIES = {"Qwen3ForCausalLM": Family("Qwen3", "qwen3", decoder)}

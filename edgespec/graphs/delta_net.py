@@ -8,8 +8,9 @@ Here all rows of a call are done at once (the WY form of arXiv 2406.06484), with
 "earlier". With G the decay from the call's beginning down to a row, a row i knows of an ancestor j
 by exp(G_i - G_j). So
 
-    (I + A) U = beta (V - exp(G) K S),   A_ij = beta_i (k_i'k_j) exp(G_i - G_j) for the ancestors j
-    of i O = exp(G) Q S + ((Q K') exp(G_i - G_j), ancestors and self) U
+    (I + A) U = beta (V - exp(G) K S)
+    A_ij = beta_i (k_i'k_j) exp(G_i - G_j) for the ancestors j of i
+    O = exp(G) Q S + ((Q K') exp(G_i - G_j), ancestors and self) U
 
 S is the state before the call, and stays it: the rows' keys, updates and decays go out as they are,
 and those that are kept come back with the next call, which takes them in by one product. So nothing

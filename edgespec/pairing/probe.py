@@ -20,11 +20,12 @@ from numpy.typing import NDArray
 
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.names import EMBEDDING
-from edgespec.config import DFlashConfig, resolve_aux_layers
 from edgespec.errors import CheckpointError, RequestError
 from edgespec.export.sidecars import copy_tokenizer
 from edgespec.export.stepwise import Passed, run_stepwise
 from edgespec.graphs.decoder import Decoder
+from edgespec.methods.aux_layers import resolve_aux_layers
+from edgespec.methods.dflash import DFlashConfig
 from edgespec.pairing.check_result import CheckResult, Probed, Share
 from edgespec.pairing.forcing import Rows, forced, sequence
 from edgespec.pairing.pair import Pair

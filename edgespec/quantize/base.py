@@ -12,9 +12,10 @@ from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization
 from edgespec.checkpoint.names import STACK, beside_roots, stored_name, text_stack
-from edgespec.config import DFlashConfig, ModelConfig
+from edgespec.config import ModelConfig
 from edgespec.errors import CheckpointError, UnsupportedModel
 from edgespec.families import parse_model_config
+from edgespec.methods.dflash import DFlashConfig
 
 HEAD, EMBEDDING = "lm_head", "model.embed_tokens"
 
