@@ -298,6 +298,17 @@ def shape_of(config: Mapping[str, Any]) -> GraphShape:
     return GraphShape.from_dict(config["graph"])
 
 
+def local_rope_of(config: Mapping[str, Any]) -> RopeConfig | None:
+    """Of the layers that read the second rotary table; None: there is one table."""
+    return rope_from_dict(config["local_rope"]) if "local_rope" in config else None
+
+
+def ropes_of(config: Mapping[str, Any]) -> tuple[RopeConfig, ...]:
+    """The rotary embeddings of the graph's tables, one or two."""
+    local = local_rope_of(config)
+    return (rope_of(config),) if local is None else (rope_of(config), local)
+
+
 def rope_of(config: Mapping[str, Any]) -> RopeConfig:
     return rope_from_dict(config["rope"])
 

@@ -8,7 +8,7 @@ look in `sidecars`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -275,7 +275,7 @@ def write_base(
     job = Job(graph, plan, staging, progress)
     hashes = job.write(text, (checkpoint, info))
     if options.golden:
-        job.golden(rows_of(checkpoint, info), config.decoder.rope, config.vocab_size)
+        job.golden(rows_of(checkpoint, info), config.decoder.ropes, config.vocab_size)
     files = job.manifest(request, hashes)
     notes = [emitted_note(graph), *sidecars.quantization_notes(text.get("quantization"))]
     if not config.eos_token_ids:
@@ -353,7 +353,7 @@ def export_draft(
         writer.write_small({"d2t": vocabulary_map(offsets, config)}, staging / bundle.D2T)
         if options.golden:
             job.golden(
-                draft_rows(checkpoint, config, own, base), config.decoder.rope, config.vocab_size
+                draft_rows(checkpoint, config, own, base), config.decoder.ropes, config.vocab_size
             )
         files = job.manifest(request, hashes)
     notes = (
@@ -440,7 +440,7 @@ def write_mtp(
     job = Job(graph, WeightPlan(bundle.MODEL_DATA), staging, progress)
     hashes = job.write(text, None)
     if options.golden:
-        job.golden(rows_of(checkpoint, embedding), layer.rope, graph.config.vocab_size)
+        job.golden(rows_of(checkpoint, embedding), layer.ropes, graph.config.vocab_size)
     files = job.manifest(request, hashes)
     notes = (
         "MTP head: one layer, used again for each step",
@@ -476,7 +476,9 @@ def export_dflash_draft(
         if offsets is not None:
             writer.write_small({"d2t": offsets.astype(np.int32)}, staging / bundle.D2T)
         if options.golden:
-            job.golden(draft_rows(named, config, own, base), config.decoder.rope, config.vocab_size)
+            job.golden(
+                draft_rows(named, config, own, base), config.decoder.ropes, config.vocab_size
+            )
         files = job.manifest(request, hashes)
     notes = (
         *dflash.draft_notes(config, base),
@@ -673,7 +675,10 @@ class Job:
         return hashes
 
     def golden(
-        self, embed: Callable[[NDArray[Any]], NDArray[Any]], rope: RopeConfig, vocab_size: int
+        self,
+        embed: Callable[[NDArray[Any]], NDArray[Any]],
+        ropes: Sequence[RopeConfig],
+        vocab_size: int,
     ) -> None:
         self.progress.start("golden", self.graph.shape.num_layers + 2)
         arrays = make_golden(
@@ -681,7 +686,7 @@ class Job:
             self.plan,
             self.staging,
             embed,
-            rope,
+            ropes,
             vocab_size,
             lambda: self.progress.advance(1),
         )

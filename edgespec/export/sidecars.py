@@ -153,6 +153,7 @@ def decoder_keys(decoder: DecoderConfig) -> dict[str, Any]:
         "rope_theta": decoder.rope.theta,
         "partial_rotary_factor": decoder.rope.rotary_dim / decoder.head_dim,
         "rope": rope_dict(decoder.rope),
+        **({"local_rope": rope_dict(decoder.ropes[1])} if len(decoder.ropes) > 1 else {}),
         "kv_cache_dtype": "fp32",
     }
 

@@ -107,13 +107,7 @@ class Pairs:
         given = features[None, :-1]
         own = np.zeros((1, 0, self.graph.shape.features), np.float32)
         hidden = {"base_hidden": given, "draft_hidden": own, "use_base_hidden": np.array(True)}
-        return [sequence(self.layers, self.rows.of(self.tokens[1:])) | hidden]
-
-
-def sequence(layers: DecoderConfig, rows: Array) -> Feeds:
-    """A pass over a whole sequence, for a decoder with such layers."""
-    cos, sin = RopeTable.of(layers.rope, len(rows)).rows(np.arange(len(rows))[None])
-    return causal_feeds(rows, cos, sin, layers.sliding_window)
+        return [causal_feeds(self.rows.of(self.tokens[1:]), self.layers) | hidden]
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,12 @@ from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.names import EMBEDDING
 from edgespec.errors import CheckpointError, RequestError
 from edgespec.export.sidecars import copy_tokenizer
-from edgespec.export.stepwise import Passed, run_stepwise
+from edgespec.export.stepwise import Passed, causal_feeds, run_stepwise
 from edgespec.graphs.decoder import Decoder
 from edgespec.methods.aux_layers import resolve_aux_layers
 from edgespec.methods.dflash import DFlashConfig
 from edgespec.pairing.check_result import CheckResult, Probed, Share
-from edgespec.pairing.forcing import Rows, forced, sequence
+from edgespec.pairing.forcing import Rows, forced
 from edgespec.pairing.pair import Pair
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def probe(pair: Pair, text: str, progress: Progress) -> Probed:
 
     rows = Rows.read(base.table.source(EMBEDDING), tokens).of(tokens)
     aux_layers = {layer for reading in readings for layer in reading.aux_layers}
-    (truth,) = run_stepwise(base, [sequence(pair.model.decoder, rows)], aux_layers, done)
+    (truth,) = run_stepwise(base, [causal_feeds(rows, pair.model.decoder)], aux_layers, done)
     asked = [draft.passes(features(reading, truth)) for reading in readings]
     said = iter(run_stepwise(draft.graph, [one for passes in asked for one in passes], done=done))
     wanted = truth.best[draft.positions()]
