@@ -44,7 +44,8 @@ def stored_name(name: str, stack: str) -> str:
     """The name on disk of one of ours, module or tensor; `stack` is what `text_stack` said."""
     if name.startswith(f"{STACK}."):
         return f"{stack}{name.removeprefix(STACK)}"
-    return f"{stack.removesuffix(STACK)}{name}" if stack.endswith(f".{STACK}") else name
+    head = name.startswith("lm_head") and stack.endswith(f".{STACK}")
+    return f"{stack.removesuffix(STACK)}{name}" if head else name
 
 
 def stored_names(names: Iterable[str], checkpoint: Checkpoint) -> dict[str, str]:

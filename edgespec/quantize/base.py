@@ -30,6 +30,7 @@ class Base:
     max_position: int
     tied_head: bool
     stack: str = STACK
+    embedding_scale: float = 1.0  # multiplies the embedding's rows, rounded to the weights' dtype
 
     def stored(self, name: str) -> str:
         """The name on disk of one of ours."""
@@ -49,8 +50,14 @@ def base_of(checkpoint: Checkpoint) -> Base:
         raise CheckpointError(
             f"{checkpoint.path} has no {HEAD}.weight, and its config.json ties none."
         )
-    layers, positions = config.decoder.num_layers, config.max_position
-    return Base(checkpoint, layers, positions, config.tied_head, text_stack(checkpoint))
+    return Base(
+        checkpoint,
+        config.decoder.num_layers,
+        config.max_position,
+        config.tied_head,
+        text_stack(checkpoint),
+        config.decoder.embedding_scale,
+    )
 
 
 def base_config(checkpoint: Checkpoint) -> ModelConfig:

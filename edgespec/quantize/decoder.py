@@ -38,7 +38,7 @@ class Decoder:
         check_names(self)
 
     def embed(self, ids: Sequence[Sequence[int]]) -> Any:
-        """Rows of the table for ids [B, S]; only the rows that are used are read."""
+        """What the first layer reads for ids [B, S]; only the rows that are used are read."""
         import torch
 
         name = f"{self.base.stored(EMBEDDING)}.weight"
@@ -46,11 +46,9 @@ class Decoder:
         rows = np.concatenate(
             [self.base.checkpoint.read_rows(name, row, row + 1) for row in needed.tolist()]
         )
-        return (
-            to_torch(rows)
-            .to(self.dtype)[torch.from_numpy(places.reshape(-1))]
-            .view(len(ids), len(ids[0]), -1)
-        )
+        scale = torch.tensor(self.base.embedding_scale, dtype=self.dtype)
+        scaled = to_torch(rows).to(self.dtype) * scale
+        return scaled[torch.from_numpy(places.reshape(-1))].view(len(ids), len(ids[0]), -1)
 
     @contextmanager
     def loaded(self, i: int, read: Read) -> Iterator[Any]:

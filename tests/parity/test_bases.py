@@ -130,7 +130,7 @@ ROWS = {
     "qwen3-mixed": row("qwen3", head_dim=32, **MIXED_LAYERS),
     "phi3": phi3(),
     "phi3-window": phi3(sliding_window=WINDOW, dtype="bfloat16"),
-    "phi3-short": phi3(longrope=64, rope_type="su"),  # CAPACITY is 48
+    "phi3-short": phi3(longrope=64),  # CAPACITY is 48
     "phi3-long": phi3(longrope=16),
     "phi4-mini": phi3(longrope=64, partial_rotary=0.75, tied=True, kv_heads=1),
     "phi4-mini-long": phi3(longrope=16, partial_rotary=0.75, tied=True, kv_heads=1),

@@ -40,7 +40,6 @@ def make_phi3(
     tied: bool = False,
     partial_rotary: float = 1.0,
     longrope: int | None = None,
-    rope_type: str = "longrope",
     sliding_window: int | None = None,
     max_position: int = 512,
     dtype: Dtype = "float32",
@@ -81,7 +80,7 @@ def make_phi3(
         config["rope_scaling"] = {
             "long_factor": [1.0 + 2.5 * i / pairs for i in range(pairs)],
             "short_factor": [1.0 + 0.3 * i / pairs for i in range(pairs)],
-            "type": rope_type,
+            "type": "longrope",
         }
     return _write(Path(path), config, seed=seed, dtype=dtype, tokenizer=tokenizer)
 
@@ -199,6 +198,8 @@ def _write(
     if text["model_type"] == "gemma3_text":  # its norms are stored around 0
         norms = {n for n in tensors if n.endswith("norm.weight") and "vision" not in n}
         tensors |= {name: tensors[name] - 1 for name in norms}
+        # Scaled, it is no stronger than what a layer adds: or each token would follow itself.
+        tensors |= {name: tensors[name] / 3 for name in tensors if "embed_tokens" in name}
     if published == "published":
         tensors = {_published(name): tensor for name, tensor in tensors.items()}
     save(path, tensors, 1)
