@@ -32,7 +32,7 @@ class Rows:
 
     `visible` says which uncommitted rows, earlier scratch first, each token sees; committed rows
     are all seen, and a sliding window hides what is behind it of both. `gather` are the rows that
-    go through the head.
+    go through the lm_head.
     """
 
     lane: int
@@ -98,9 +98,19 @@ class CachedDecoder:
 
     @property
     def recurrent(self) -> bool:
-        """Whether some layers keep a state, which holds all that is committed and cannot be cut to
-        a shorter head."""
+        """Whether some layers keep a state, which holds all that is committed."""
         return self.runner.contract.shape.recurrent is not None
+
+    @property
+    def croppable(self) -> bool:
+        """Whether what a lane holds can be cut to a shorter prefix: rows can, a recurrent state
+        cannot."""
+        return not self.recurrent
+
+    @property
+    def prefill_chunk(self) -> int:
+        """Tokens of a prompt that one call reads at most."""
+        return min(PREFILL_CHUNK, RECURRENT_CHUNK) if self.recurrent else PREFILL_CHUNK
 
     def room(self, lane: int) -> int:
         """Rows that can still be written."""
@@ -203,9 +213,8 @@ class CachedDecoder:
 
     def read(self, lane: int, tokens: Ids) -> LaneResult:
         """Commit tokens in calls of a bounded size; the result is that of the last token."""
-        size = RECURRENT_CHUNK if self.recurrent else PREFILL_CHUNK
-        for start in range(0, len(tokens), size):
-            chunk = tokens[start : start + size]
+        for start in range(0, len(tokens), self.prefill_chunk):
+            chunk = tokens[start : start + self.prefill_chunk]
             (result,) = self.extend([self.causal(lane, chunk, np.array([len(chunk) - 1]))])
         return result
 
@@ -226,7 +235,7 @@ class CachedDecoder:
         self.runner.clear(lane)
 
     def wipe(self, lane: int) -> None:
-        """Forget a lane's sequence, whose rows may hold what is no number."""
+        """Forget a lane's sequence, whose rows may hold NaN or Inf."""
         self.lanes[lane] = Lane()
         self.runner.wipe(lane)
 

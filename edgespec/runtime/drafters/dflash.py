@@ -1,8 +1,8 @@
 """DFlash's search: a block of drafts in one pass (arXiv 2602.06036), as a chain or as a DDTree
 (arXiv 2604.12989).
 
-Knows the draft's engine, its vocabulary map and the base's features that the engine has not read
-yet. The slots of a block are drafted side by side and do not know of each other, so all nodes of a
+Knows the draft's engine, its vocabulary map and the base's hidden states that the engine has not
+read yet. The slots of a block are drafted side by side and do not know of each other, so all nodes of a
 depth share their candidates.
 """
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from edgespec.backends.base import LaneRows
 from edgespec.runtime.block import NO_TOKENS, BlockDecoder, BlockRows
-from edgespec.runtime.drafters.base import DraftRequest, Observation
+from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
 from edgespec.runtime.drafters.eagle import top_log_probs
 from edgespec.runtime.tree import DraftTree
 
@@ -28,15 +28,16 @@ CONTEXT_CHUNK = 256  # rows of context a call: bounds the mask and the activatio
 
 @dataclass
 class LaneState:
-    """The features that wait for the next call."""
+    """The hidden states that the next call is to read."""
 
-    waiting: list[Floats] = field(default_factory=list)  # each [m, k*H]
-    # the cache could not take all features, or they gave no numbers: no drafts from there on
+    pending: list[Floats] = field(default_factory=list)  # each [m, k*H]
+    # the cache could not take all of them, or they held NaN or Inf: no drafts from there on
     full: bool = False
 
     @property
     def count(self) -> int:
-        return sum(map(len, self.waiting))
+        """Positions that are pending."""
+        return sum(map(len, self.pending))
 
 
 class DFlashDrafter:
@@ -45,6 +46,8 @@ class DFlashDrafter:
 
     `max_block` bounds a block, and the context that lanes of one call may differ by.
     """
+
+    needs_hidden_states = True
 
     def __init__(
         self, decoder: BlockDecoder, mask_token: int, max_block: int, d2t: Ids | None = None
@@ -58,50 +61,60 @@ class DFlashDrafter:
         self.lanes = [LaneState() for _ in decoder.lanes]
 
     @property
+    def capacity(self) -> int:
+        return self.decoder.capacity
+
+    @property
+    def num_lanes(self) -> int:
+        return len(self.decoder.lanes)
+
+    @property
     def engine_s(self) -> float:
         return self.decoder.engine_s
 
-    def observe(self, seen: Sequence[Observation]) -> None:
-        """Keep the new features; the engine reads them with the next block, or by themselves where
-        they are many."""
-        for one in seen:
-            state = self.lanes[one.lane]
-            fits = state.count + len(one.features) <= self.decoder.room(one.lane)
-            # What is no number must not get into the cache: it would poison the lane's next
-            # sequence too
-            state.full = state.full or not fits or not np.isfinite(one.features).all()
+    def begin(self, lane: int, tokens: Sequence[int], num_reused: int) -> None:
+        """Nothing: the prompt comes with its hidden states, by `observe`."""
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Keep the new hidden states; the engine reads them with the next block, or by themselves
+        where they are many."""
+        for item in observations:
+            assert item.hidden_states is not None
+            state, count = self.lanes[item.lane], len(item.hidden_states)
+            fits = state.count + count <= self.decoder.room(item.lane)
+            # NaN or Inf must not get into the cache: it would poison the lane's next sequence too
+            state.full = state.full or not fits or not np.isfinite(item.hidden_states).all()
             if state.full:
-                state.waiting = []
+                state.pending = []
                 continue
-            state.waiting.append(one.features.copy())
+            state.pending.append(item.hidden_states.copy())
             if state.count >= CONTEXT_CHUNK:
-                self.flush(one.lane)
+                self.flush(item.lane)
 
     def flush(self, lane: int) -> None:
-        """Let the engine read what waits, without a block."""
+        """Let the engine read what is pending, without a block."""
         state = self.lanes[lane]
         if not state.count:
             return
-        features = np.concatenate(state.waiting)
-        for start in range(0, len(features), CONTEXT_CHUNK):
-            self.decoder.run([BlockRows(lane, features[start : start + CONTEXT_CHUNK], NO_TOKENS)])
-        state.waiting = []
+        context = np.concatenate(state.pending)
+        for start in range(0, len(context), CONTEXT_CHUNK):
+            self.decoder.run([BlockRows(lane, context[start : start + CONTEXT_CHUNK], NO_TOKENS)])
+        state.pending = []
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        """One call for all wishes: the new context of each, and behind it the pending token and its
+        """One call for all requests: the new context of each, and behind it the pending token and its
         masks."""
         trees = {request.lane: DraftTree.root_only(request.pending) for request in requests}
         able = [request for request in requests if self.block_size(request) > 1]
         if len(able) > 1:
             for request in able:
-                if (
-                    self.lanes[request.lane].count > self.max_block
-                ):  # its mates would run as many rows of nothing
+                # its mates would run as many rows of nothing
+                if self.lanes[request.lane].count > self.max_block:
                     self.flush(request.lane)
         parts = [self.block(request) for request in able]
         for request, logits in zip(able, self.decoder.run(parts) if parts else [], strict=True):
             state = self.lanes[request.lane]
-            state.waiting, state.full = [], not np.isfinite(logits).all()
+            state.pending, state.full = [], not np.isfinite(logits).all()
             if state.full:
                 self.decoder.wipe(request.lane)
             else:
@@ -119,12 +132,12 @@ class DFlashDrafter:
     def block(self, request: DraftRequest) -> BlockRows:
         tokens = np.full(self.block_size(request), self.mask_token, np.int64)
         tokens[0] = request.pending
-        return BlockRows(request.lane, self.features(request.lane), tokens)
+        return BlockRows(request.lane, self.context(request.lane), tokens)
 
-    def features(self, lane: int) -> Floats:
-        waiting = self.lanes[lane].waiting
+    def context(self, lane: int) -> Floats:
+        """[L, k*H], what is pending."""
         none = np.zeros((0, self.decoder.runner.contract.shape.base_features), np.float32)
-        return np.concatenate([none, *waiting])
+        return np.concatenate([none, *self.lanes[lane].pending])
 
     def tree(self, request: DraftRequest, logits: Floats) -> DraftTree:
         """The best of the tokens of each slot [R, K]: the chain of the first ones, or the most
@@ -150,9 +163,13 @@ class DFlashDrafter:
             self.flush(lane)
         return self.decoder.snapshot(lane, count)
 
-    def restore(self, lane: int, rows: LaneRows) -> None:
+    def restore(self, lane: int, snapshot: Snapshot) -> None:
+        assert isinstance(snapshot, LaneRows)
         self.reset(lane)
-        self.decoder.restore(lane, rows)
+        self.decoder.restore(lane, snapshot)
+
+    def close(self) -> None:
+        self.decoder.runner.close()
 
 
 def best_first(log_probs: Floats, size: int) -> tuple[Ids, NDArray[np.int64]]:
