@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from edgespec import bundle
-from edgespec.config import DraftKind, RopeConfig, default_aux_layers
+from edgespec.config import RopeConfig
 from edgespec.contract import MAX_BATCH_SIZE, GraphShape, Limits, Role
 from edgespec.errors import BundleError, LimitError, PairingError
+from edgespec.methods import dflash
+from edgespec.methods.aux_layers import default_aux_layers
 
 STEMS = {Role.LLM: "llm", Role.BASE: "spec_base", Role.DRAFT: "spec_draft"}
 CONFIGS = {Role.LLM: "config.json", Role.BASE: "base_config.json", Role.DRAFT: "draft_config.json"}
@@ -146,7 +148,7 @@ def check_pairing(
         raise PairingError(what, OTHER_DRAFT)
     if draft["spec_decode_type"] == "mtp":
         return
-    if draft["spec_decode_type"] == DraftKind.DFLASH:
+    if draft["spec_decode_type"] == dflash.NAME:
         return check_block_pair(base, draft)
     wanted, emitted = (
         list(pair["tap_ids"] or default_aux_layers(layers)),

@@ -27,18 +27,10 @@ from edgespec.checkpoint.layouts import (
     tensor_names,
 )
 from edgespec.checkpoint.quantization import Quantization
-from edgespec.config import (
-    DFlashConfig,
-    DraftConfig,
-    ModelConfig,
-    Shapes,
-    parse_dflash_config,
-    parse_draft_config,
-    parse_eos,
-    parse_model_config,
-    with_eos,
-)
+from edgespec.config import ModelConfig, Shapes, parse_eos, parse_model_config, with_eos
 from edgespec.errors import CheckpointError, UnsupportedModel
+from edgespec.methods.dflash import DFlashConfig, parse_dflash_config
+from edgespec.methods.eagle3 import Eagle3Config, parse_eagle3_config
 
 _FLOATS = ("float32", "float16", "bfloat16")
 _SUPPORTED = (
@@ -47,7 +39,7 @@ _SUPPORTED = (
 )
 
 
-def detect(checkpoint: Checkpoint) -> ModelConfig | DraftConfig | DFlashConfig:
+def detect(checkpoint: Checkpoint) -> ModelConfig | Eagle3Config | DFlashConfig:
     """The checkpoint's configuration; the base's dtype is that of its tensors, its ends those of
     both configs.
 
@@ -167,7 +159,7 @@ def _misshapen(name: str, shape: tuple[int, ...], expected: Mapping[str, tuple[i
 
 
 def read_d2t(
-    checkpoint: Checkpoint, config: DraftConfig | DFlashConfig
+    checkpoint: Checkpoint, config: Eagle3Config | DFlashConfig
 ) -> NDArray[np.int64] | None:
     """Offsets [draft_vocab_size]: target id = draft id + offset. None where the draft has the
     base's vocabulary.
@@ -201,7 +193,7 @@ def read_d2t(
 class _Kind:
     name: str  # as it follows "this is"
     recognises: Callable[[Mapping[str, Any], Checkpoint], bool]
-    parse: Callable[[Mapping[str, Any], Shapes, str], DraftConfig | DFlashConfig] | None = None
+    parse: Callable[[Mapping[str, Any], Shapes, str], Eagle3Config | DFlashConfig] | None = None
 
 
 _BLOCK_DRAFTS = ("dflash", "dspark", "dflare", "domino", "jetspec")
@@ -295,10 +287,10 @@ def _is_vision_language(config: Mapping[str, Any], _: Checkpoint) -> bool:
 # model. Medusa comes before the kinds that need a look at the tensors, because its heads are often
 # pickled.
 _KINDS = (
-    _Kind("an EAGLE-3 draft", _is_speculators_eagle3, parse_draft_config),
+    _Kind("an EAGLE-3 draft", _is_speculators_eagle3, parse_eagle3_config),
     _Kind("a DFlash draft", _is_dflash, parse_dflash_config),
     _Kind("a set of Medusa heads", _is_medusa),
-    _Kind("an EAGLE-3 draft", _is_eagle3, parse_draft_config),
+    _Kind("an EAGLE-3 draft", _is_eagle3, parse_eagle3_config),
     _Kind("an EAGLE-1 or EAGLE-2 draft", _is_eagle1),
     _Kind("a Qwen3-Next model", _is_qwen_next),
     _Kind("a Qwen3.5 mixture of experts", _is_qwen_experts),
@@ -338,14 +330,14 @@ def _stored_dtype(checkpoint: Checkpoint) -> str | None:
 
 
 def _read_table(
-    checkpoint: Checkpoint, name: str, config: DraftConfig | DFlashConfig
+    checkpoint: Checkpoint, name: str, config: Eagle3Config | DFlashConfig
 ) -> NDArray[np.int64]:
     _check_map(checkpoint, checkpoint.tensors[name], (config.draft_vocab_size,), ("int64", "int32"))
     return checkpoint.read(name).astype(np.int64)
 
 
 def _read_t2d(
-    checkpoint: Checkpoint, name: str, config: DraftConfig | DFlashConfig
+    checkpoint: Checkpoint, name: str, config: Eagle3Config | DFlashConfig
 ) -> NDArray[np.bool_]:
     """Which of the base's tokens the draft knows: bool [vocab_size]."""
     _check_map(
@@ -371,7 +363,7 @@ def _target_ids(
     table: NDArray[np.int64],
     draft_ids: NDArray[np.int64],
     used: NDArray[np.bool_] | None,
-    config: DraftConfig | DFlashConfig,
+    config: Eagle3Config | DFlashConfig,
     checkpoint: Checkpoint,
 ) -> NDArray[np.int64]:
     """The base's id of each draft token, by whichever of the two readings of d2t holds."""
@@ -416,7 +408,7 @@ def _fault(ids: NDArray[np.int64], used: NDArray[np.bool_] | None, vocab_size: i
 
 
 def _check_t2d_count(
-    used: NDArray[np.bool_], config: DraftConfig | DFlashConfig, checkpoint: Checkpoint
+    used: NDArray[np.bool_], config: Eagle3Config | DFlashConfig, checkpoint: Checkpoint
 ) -> None:
     if int(used.sum()) != config.draft_vocab_size:
         raise CheckpointError(

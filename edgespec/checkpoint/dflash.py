@@ -9,9 +9,8 @@ from collections.abc import Iterator
 
 from edgespec.checkpoint.files import Checkpoint, Rows
 from edgespec.checkpoint.layouts import is_quantised
-from edgespec.config import DFlashConfig
-from edgespec.config.dflash import FUSED, own_name
 from edgespec.errors import CheckpointError, UnsupportedModel
+from edgespec.methods.dflash import FUSED, DFlashConfig, own_name
 
 # What speculators keeps of the base beside the draft: the base's own are the same.
 IGNORED = ("verifier_lm_head.weight", "verifier_norm.weight", "rotary_emb.inv_freq", "t2d", "d2t")

@@ -8,16 +8,11 @@ tensors or graphs. Tap indices are normalised here: everywhere inside they are H
 
 from __future__ import annotations
 
-from edgespec.config.aux_layers import default_aux_layers, normalize_aux_layers, resolve_aux_layers
 from edgespec.config.bases import parse_eos, parse_model_config, with_eos
-from edgespec.config.dflash import parse_dflash_config
-from edgespec.config.eagle import parse_draft_config
 from edgespec.config.values import (
     AuxLayerConvention,
     DecoderConfig,
-    DFlashConfig,
     DraftConfig,
-    DraftKind,
     LayerKind,
     LinearAttentionConfig,
     ModelConfig,
@@ -28,22 +23,15 @@ from edgespec.config.values import (
 
 __all__ = [
     "AuxLayerConvention",
-    "DFlashConfig",
     "DecoderConfig",
     "DraftConfig",
-    "DraftKind",
     "LayerKind",
     "LinearAttentionConfig",
     "ModelConfig",
     "RopeConfig",
     "RopeKind",
     "Shapes",
-    "default_aux_layers",
-    "normalize_aux_layers",
-    "parse_dflash_config",
-    "parse_draft_config",
     "parse_eos",
     "parse_model_config",
-    "resolve_aux_layers",
     "with_eos",
 ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Literal
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
@@ -90,57 +89,27 @@ class ModelConfig:
     )
 
 
-class DraftKind(StrEnum):
-    EAGLE3 = "eagle3"
-    MTP = "mtp"
-    DFLASH = "dflash"
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DraftConfig:
-    """An EAGLE-3 draft (arXiv 2503.01840): `decoder` describes its own layers, width
-    `decoder.hidden_size`."""
+    """What every draft with a checkpoint of its own declares; each method adds its own fields.
 
-    kind: DraftKind
-    layout: str  # the on-disk family, for messages: "eagle", "modelopt", "speculators"
+    `decoder` describes the draft's own layers, of width `decoder.hidden_size`.
+    """
+
+    method: str  # a key of edgespec.methods.METHODS
+    layout: str  # who wrote it, for messages: "eagle", "modelopt", "speculators", "z-lab"
     decoder: DecoderConfig
     vocab_size: int  # of the base
     draft_vocab_size: int
-    target_hidden_size: int  # width of one tap
+    target_hidden_size: int  # width of one aux hidden state
     num_aux_layers: int
-    aux_layer_ids: (
-        tuple[int, ...] | None
-    )  # hidden_states indices, but see aux_layer_convention; None: EAGLE-3's default
+    # hidden_states indices, but see aux_layer_convention; None: the method's default
+    aux_layer_ids: tuple[int, ...] | None
     own_embedding: bool
     own_head: bool
-    norm_before_residual: bool = False  # the residual stream starts at hidden_norm(g), not at g
-    norm_before_fc: bool = False  # input_norm over the concatenated taps
-    fc_norm: bool = False  # one RMSNorm per tap before fc
-    norm_output: bool = False  # the recycled hidden state is the one after `norm`
-    base_name: str | None = None  # what the draft's config says that it was made for
-    # How the file counts its taps. hs: for certain, or converted; output: converted as the format
+    base_name: str | None = None  # the base that the draft's config names
+    num_target_layers: int | None = None  # of the base, where the draft's config declares it
+    # How the file counts its layers. hs: for certain, or converted; output: converted as the format
     # suggests, to be looked at again with the base's depth; unknown: raw. resolve_aux_layers
     # settles all three.
     aux_layer_convention: AuxLayerConvention = "hs"
-
-
-@dataclass(frozen=True, slots=True)
-class DFlashConfig:
-    """A DFlash block draft (arXiv 2602.06036): `decoder` describes its own layers, which are
-    Qwen3-like."""
-
-    kind: DraftKind
-    layout: str  # the on-disk family, for messages: "z-lab", "speculators", "modelopt"
-    decoder: DecoderConfig
-    vocab_size: int  # of the base
-    draft_vocab_size: int
-    target_hidden_size: int  # width of one tap
-    aux_layer_ids: tuple[int, ...]  # hidden_states indices
-    block_size: int  # the anchor included
-    mask_token_id: int
-    windows: tuple[int | None, ...]  # per layer: how far back it sees the context; None: all of it
-    causal: tuple[bool, ...]  # per layer: a row of the block does not see the later ones
-    own_embedding: bool
-    own_head: bool
-    num_target_layers: int | None = None  # of the base, where the draft's config tells
-    base_name: str | None = None  # what the draft's config says that it was made for

@@ -17,9 +17,11 @@ from edgespec import bundle
 from edgespec.checkpoint.files import Checkpoint, some_of
 from edgespec.checkpoint.layouts import all_kv_scales
 from edgespec.checkpoint.quantization import Quantization
-from edgespec.config import DecoderConfig, DraftConfig, DraftKind, ModelConfig
+from edgespec.config import DecoderConfig, ModelConfig
 from edgespec.contract import GraphShape
 from edgespec.errors import CheckpointError, MissingDependency
+from edgespec.methods import mtp
+from edgespec.methods.eagle3 import Eagle3Config
 from edgespec.schemes import SCHEMES
 
 
@@ -27,7 +29,7 @@ def base_config(
     checkpoint: Checkpoint,
     config: ModelConfig,
     shape: GraphShape,
-    kind: DraftKind | None,
+    kind: str | None,
     aux_layers: tuple[int, ...],
     quantized_from: str | None,
 ) -> dict[str, Any]:
@@ -35,7 +37,7 @@ def base_config(
     identity of its original, if it has one."""
     out = {
         "model": config.architecture,
-        "spec_decode_type": kind.value if kind else "none",
+        "spec_decode_type": kind if kind else "none",
         "engine_role": shape.role.value,
         "vocab_size": config.vocab_size,
         **decoder_keys(config.decoder),
@@ -53,7 +55,7 @@ def base_config(
 
 def draft_config(
     checkpoint: Checkpoint,
-    config: DraftConfig,
+    config: Eagle3Config,
     shape: GraphShape,
     aux_layers: tuple[int, ...] | None,
     base: Checkpoint | None,
@@ -64,7 +66,7 @@ def draft_config(
     root = {"base_quantized_from": base_quantized_from} if base_quantized_from else {}
     return {
         "model": "Eagle3",
-        "spec_decode_type": config.kind.value,
+        "spec_decode_type": config.method,
         "engine_role": shape.role.value,
         "vocab_size": config.vocab_size,
         "draft_vocab_size": config.draft_vocab_size,
@@ -96,7 +98,7 @@ def mtp_config(
     root = {"base_quantized_from": quantized_from} if quantized_from else {}
     return {
         "model": "Mtp",
-        "spec_decode_type": DraftKind.MTP.value,
+        "spec_decode_type": mtp.NAME,
         "engine_role": shape.role.value,
         "vocab_size": config.vocab_size,
         "draft_vocab_size": shape.vocab_size,

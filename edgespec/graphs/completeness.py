@@ -6,12 +6,14 @@ from edgespec.checkpoint import dflash
 from edgespec.checkpoint.detect import check_tensors
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization
-from edgespec.config import DFlashConfig, DraftConfig, ModelConfig
+from edgespec.config import ModelConfig
 from edgespec.graphs import decoder, eagle
 from edgespec.graphs.dflash import check_masks
+from edgespec.methods.dflash import DFlashConfig
+from edgespec.methods.eagle3 import Eagle3Config
 
 
-def check_whole(checkpoint: Checkpoint, found: ModelConfig | DraftConfig | DFlashConfig) -> None:
+def check_whole(checkpoint: Checkpoint, found: ModelConfig | Eagle3Config | DFlashConfig) -> None:
     """Raises CheckpointError that names what is missing, unknown or misshapen, and UnsupportedModel
     for a DFlash draft of more masks than its graph has. `found` is what detect said."""
     quantization = read_quantization(checkpoint)

@@ -15,7 +15,6 @@ from edgespec.checkpoint.detect import check_tensors
 from edgespec.checkpoint.dflash import IGNORED, expected_tensors, named_as_ours
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization
-from edgespec.config import DFlashConfig
 from edgespec.contract import GraphShape, Role
 from edgespec.errors import PairingError, UnsupportedModel
 from edgespec.graphs import decoder
@@ -32,6 +31,7 @@ from edgespec.graphs.layers import (
 )
 from edgespec.graphs.linear import float32_linear, linear
 from edgespec.graphs.weights import WeightTable
+from edgespec.methods.dflash import DFlashConfig
 
 EMBEDDING = "embed_tokens.weight"
 

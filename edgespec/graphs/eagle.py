@@ -14,7 +14,6 @@ import onnx_ir as ir
 from edgespec.checkpoint.detect import check_tensors
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization, tensor_names
-from edgespec.config import DraftConfig
 from edgespec.contract import GraphShape, Role
 from edgespec.errors import PairingError
 from edgespec.graphs import decoder
@@ -32,12 +31,13 @@ from edgespec.graphs.layers import (
 )
 from edgespec.graphs.linear import linear
 from edgespec.graphs.weights import WeightTable
+from edgespec.methods.eagle3 import Eagle3Config
 
 EMBEDDING = "embed_tokens.weight"
 MAPS = ("d2t", "t2d")  # vocabulary maps: read by `checkpoint.detect.read_d2t`, no part of the graph
 
 
-def expected_tensors(config: DraftConfig) -> dict[str, tuple[int, ...]]:
+def expected_tensors(config: Eagle3Config) -> dict[str, tuple[int, ...]]:
     """Own name -> shape; own names are those of ModelOpt and speculators (`layers.0.*`)."""
     layer, hidden = config.decoder, config.decoder.hidden_size
     width = config.num_aux_layers * config.target_hidden_size
@@ -59,7 +59,7 @@ def expected_tensors(config: DraftConfig) -> dict[str, tuple[int, ...]]:
     return tensors
 
 
-def layer_tensors(config: DraftConfig) -> dict[str, tuple[int, ...]]:
+def layer_tensors(config: Eagle3Config) -> dict[str, tuple[int, ...]]:
     return decoder.layer_tensors(config.decoder, "layers.0", 2 * config.decoder.hidden_size)
 
 
@@ -80,13 +80,13 @@ def stored_names(expected: dict[str, tuple[int, ...]], checkpoint: Checkpoint) -
 class Eagle3Draft:
     """The graph of an EAGLE-3 draft; `base` lends the head where the draft has none."""
 
-    config: DraftConfig
+    config: Eagle3Config
     table: WeightTable
     aux_layers: tuple[int, ...] = ()  # a draft emits its own state, no taps
 
     @classmethod
     def open(
-        cls, checkpoint: Checkpoint, config: DraftConfig, base: decoder.Decoder | None = None
+        cls, checkpoint: Checkpoint, config: Eagle3Config, base: decoder.Decoder | None = None
     ) -> Eagle3Draft:
         expected = expected_tensors(config)
         stored = stored_names(expected, checkpoint)
@@ -208,7 +208,7 @@ class Eagle3Draft:
         return linear(b, self.table, rows, "lm_head", "lm_head"), x
 
 
-def borrowed_head(config: DraftConfig, base: decoder.Decoder | None) -> WeightTable:
+def borrowed_head(config: Eagle3Config, base: decoder.Decoder | None) -> WeightTable:
     if base is None:
         what = "this draft has no lm_head of its own and borrows its base's"
         raise PairingError(what, "Pass --base-model-dir with the base that it was trained for.")

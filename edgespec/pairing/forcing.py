@@ -16,11 +16,13 @@ from numpy.typing import NDArray
 
 from edgespec.checkpoint.detect import read_d2t
 from edgespec.checkpoint.files import Checkpoint
-from edgespec.config import DecoderConfig, DFlashConfig, DraftConfig
+from edgespec.config import DecoderConfig
 from edgespec.export.stepwise import Feeds, causal_feeds
 from edgespec.graphs import decoder, eagle, mtp
 from edgespec.graphs import dflash as blocks
 from edgespec.graphs.assembly import DecoderGraph
+from edgespec.methods.dflash import DFlashConfig
+from edgespec.methods.eagle3 import Eagle3Config
 from edgespec.pairing.pair import Pair
 from edgespec.rope import RopeTable
 
@@ -75,7 +77,7 @@ def forced(pair: Pair, base: decoder.Decoder, tokens: Ids) -> Forced:
     checkpoint, config = pair.drafted()
     offsets = read_d2t(checkpoint, config)
     ids = np.arange(config.draft_vocab_size) + (0 if offsets is None else offsets)
-    if isinstance(config, DraftConfig):
+    if isinstance(config, Eagle3Config):
         graph = eagle.Eagle3Draft.open(checkpoint, config, base)
         own = eagle.stored_names({eagle.EMBEDDING: ()}, checkpoint)[eagle.EMBEDDING]
         rows = Rows.read((checkpoint, own) if config.own_embedding else shared, tokens)

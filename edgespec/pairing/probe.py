@@ -19,12 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.checkpoint.files import Checkpoint
-from edgespec.config import DFlashConfig, resolve_aux_layers
 from edgespec.errors import CheckpointError, RequestError
 from edgespec.export.sidecars import copy_tokenizer
 from edgespec.export.stepwise import Passed, run_stepwise
 from edgespec.graphs import decoder
 from edgespec.graphs.registry import BASES
+from edgespec.methods.aux_layers import resolve_aux_layers
+from edgespec.methods.dflash import DFlashConfig
 from edgespec.pairing.check_result import CheckResult, Probed, Share
 from edgespec.pairing.forcing import Rows, forced, sequence
 from edgespec.pairing.pair import Pair

@@ -12,8 +12,9 @@ from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization
 from edgespec.checkpoint.names import BESIDE, STACK, stored_name, text_stack
-from edgespec.config import DFlashConfig, ModelConfig, parse_model_config
+from edgespec.config import ModelConfig, parse_model_config
 from edgespec.errors import CheckpointError, UnsupportedModel
+from edgespec.methods.dflash import DFlashConfig
 
 HEAD, EMBEDDING = "lm_head", "model.embed_tokens"
 

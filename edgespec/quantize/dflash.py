@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from edgespec.config import DFlashConfig
+from edgespec.methods.dflash import DFlashConfig
 from edgespec.quantize.eagle import MLP, RMSNorm, rotate
 from edgespec.rope import RopeTable
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from edgespec.config import DraftConfig
+from edgespec.methods.eagle3 import Eagle3Config
 from edgespec.rope import RopeTable
 
 Tensor = torch.Tensor
@@ -32,7 +32,7 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    def __init__(self, config: DraftConfig, in_features: int) -> None:
+    def __init__(self, config: Eagle3Config, in_features: int) -> None:
         super().__init__()
         layer = config.decoder
         self.num_heads, self.num_kv_heads, self.head_dim = (
@@ -99,7 +99,7 @@ class MLP(nn.Module):
 class Layer(nn.Module):
     """The first one reads the embedding beside the state; further ones are ordinary."""
 
-    def __init__(self, config: DraftConfig, first: bool) -> None:
+    def __init__(self, config: Eagle3Config, first: bool) -> None:
         super().__init__()
         hidden, eps = config.decoder.hidden_size, config.decoder.rms_norm_eps
         self.self_attn = Attention(config, 2 * hidden if first else hidden)
@@ -124,7 +124,7 @@ class Layer(nn.Module):
 
 
 class Eagle3(nn.Module):
-    def __init__(self, config: DraftConfig) -> None:
+    def __init__(self, config: Eagle3Config) -> None:
         super().__init__()
         self.draft_config = (
             config  # `config` is what ModelOpt takes for a transformers one, and writes to

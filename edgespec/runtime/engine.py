@@ -24,9 +24,9 @@ from edgespec.backends.base import Runner, Table
 from edgespec.backends.engine_dir import rope_of, shape_of
 from edgespec.backends.loader import open_runner
 from edgespec.backends.weights import rounding_of, rounds_by, weights_of, why_not_exact
-from edgespec.config.dflash import THINKING
 from edgespec.contract import Role
 from edgespec.errors import EdgeSpecError, EnvironmentProblem, LimitError, RequestError
+from edgespec.methods.dflash import THINKING
 from edgespec.prompts import CANCELLED, Message, SamplingParams
 from edgespec.rope import RopeTable
 from edgespec.runtime.block import BlockDecoder, MaskSpec

@@ -77,7 +77,9 @@ DRAFTS = (
     Draft("modelopt-sliding-causal", "modelopt", {"use_swa": True, "window": 5, "causal": True}),
     Draft("renamed-and-fused", "z-lab", {"renamed": True, "fused": True, "attention_bias": True}),
     Draft(
-        "speculators", "speculators", {"draft_vocab": 96, "own_embedding": True, "aux_layers": (1, 3, 6)}
+        "speculators",
+        "speculators",
+        {"draft_vocab": 96, "own_embedding": True, "aux_layers": (1, 3, 6)},
     ),
     Draft("speculators-whole-vocabulary", "speculators", {"aux_layers": (2, 4)}),
     Draft(

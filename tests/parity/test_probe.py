@@ -18,9 +18,11 @@ import torch
 
 from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import open_checkpoint
-from edgespec.config import DFlashConfig, DraftConfig, ModelConfig
+from edgespec.config import ModelConfig
 from edgespec.export.stepwise import run_stepwise
 from edgespec.graphs import decoder
+from edgespec.methods.dflash import DFlashConfig
+from edgespec.methods.eagle3 import Eagle3Config
 from edgespec.pairing import forcing
 from edgespec.pairing.forcing import Rows, forced, sequence
 from edgespec.pairing.pair import Pair
@@ -159,7 +161,7 @@ def opened(made: Made) -> Pair:
     assert isinstance(model, ModelConfig)
     draft = open_checkpoint(str(made.draft)) if made.draft else None
     config = detect(draft) if draft else None
-    assert config is None or isinstance(config, DraftConfig | DFlashConfig)
+    assert config is None or isinstance(config, Eagle3Config | DFlashConfig)
     return Pair(base, model, draft, config)
 
 

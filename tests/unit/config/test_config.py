@@ -11,17 +11,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from edgespec.config import (
-    DraftConfig,
-    RopeConfig,
-    normalize_aux_layers,
-    parse_draft_config,
-    parse_eos,
-    parse_model_config,
-    resolve_aux_layers,
-    with_eos,
-)
+from edgespec.config import RopeConfig, parse_eos, parse_model_config, with_eos
 from edgespec.errors import CheckpointError, PairingError, UnsupportedModel
+from edgespec.methods.aux_layers import normalize_aux_layers, resolve_aux_layers
+from edgespec.methods.eagle3 import Eagle3Config, parse_eagle3_config
 
 SIZES: dict[str, Any] = {
     "vocab_size": 128,
@@ -437,8 +430,8 @@ def modelopt_raw(**eagle: Any) -> dict[str, Any]:
 
 def parse(
     changes: dict[str, Any] | None = None, shapes: dict[str, tuple[int, ...]] | None = None
-) -> DraftConfig:
-    return parse_draft_config(draft_raw(**(changes or {})), shapes or draft_shapes())
+) -> Eagle3Config:
+    return parse_eagle3_config(draft_raw(**(changes or {})), shapes or draft_shapes())
 
 
 def test_eagle_draft_is_read_as_published() -> None:
@@ -457,8 +450,8 @@ def test_eagle_draft_is_read_as_published() -> None:
 
 def test_three_layouts_of_one_draft_agree() -> None:
     eagle = parse()
-    modelopt = parse_draft_config(modelopt_raw(), draft_shapes("layers.0"))
-    speculators = parse_draft_config(speculators_raw(), draft_shapes("layers.0"))
+    modelopt = parse_eagle3_config(modelopt_raw(), draft_shapes("layers.0"))
+    speculators = parse_eagle3_config(speculators_raw(), draft_shapes("layers.0"))
     assert [d.layout for d in (eagle, modelopt, speculators)] == [
         "eagle",
         "modelopt",
@@ -544,7 +537,7 @@ def test_tied_embeddings_copied_from_the_base_are_ignored_beside_a_head() -> Non
 def test_norm_before_residual_default_follows_the_speculators_version(
     top: dict[str, Any], expected: bool
 ) -> None:
-    draft = parse_draft_config(speculators_raw(top), draft_shapes("layers.0"))
+    draft = parse_eagle3_config(speculators_raw(top), draft_shapes("layers.0"))
     assert draft.norm_before_residual is expected
 
 
@@ -552,7 +545,7 @@ def test_norm_output_means_recycling_only_where_the_format_means_it() -> None:
     norms = {f"fc_norm__{i}__weight": (4096,) for i in range(3)}
     assert not parse({"norm_output": True}).norm_output
     assert parse({"norm_output": True}, draft_shapes(**norms)).norm_output
-    assert parse_draft_config(
+    assert parse_eagle3_config(
         speculators_raw({"norm_output": True}), draft_shapes("layers.0")
     ).norm_output
     with pytest.raises(UnsupportedModel, match="norm_output"):
@@ -585,7 +578,7 @@ def test_mrope_on_a_text_draft_is_the_default_rope() -> None:
 )
 def test_relatives_of_eagle3_are_refused_by_their_switch(eagle: dict[str, Any], name: str) -> None:
     with pytest.raises(UnsupportedModel, match=name):
-        parse_draft_config(modelopt_raw(**eagle), draft_shapes("layers.0"))
+        parse_eagle3_config(modelopt_raw(**eagle), draft_shapes("layers.0"))
 
 
 def test_first_projection_must_take_embedding_and_hidden_state() -> None:
@@ -600,11 +593,11 @@ def test_first_projection_must_take_embedding_and_hidden_state() -> None:
 KEY = "eagle_aux_hidden_state_layer_ids"
 
 
-def named(*ids: int, where: str) -> DraftConfig:
+def named(*ids: int, where: str) -> Eagle3Config:
     if where == "modelopt":
-        return parse_draft_config(modelopt_raw(**{KEY: list(ids)}), draft_shapes("layers.0"))
+        return parse_eagle3_config(modelopt_raw(**{KEY: list(ids)}), draft_shapes("layers.0"))
     if where == "speculators":
-        return parse_draft_config(speculators_raw({KEY: list(ids)}), draft_shapes("layers.0"))
+        return parse_eagle3_config(speculators_raw({KEY: list(ids)}), draft_shapes("layers.0"))
     if where == "nested":
         return parse({"eagle_config": {KEY: list(ids)}})
     return parse({KEY: list(ids)})

@@ -15,10 +15,10 @@ from edgespec.backends.ort.build import build
 from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization, read_weight
-from edgespec.config import DFlashConfig
 from edgespec.contract import Limits
 from edgespec.errors import PairingError, UnsupportedModel
 from edgespec.export.components import ExportOptions, export
+from edgespec.methods.dflash import DFlashConfig
 from edgespec.prompts import SamplingParams
 from edgespec.quantize import draft, modelopt
 from edgespec.quantize.dflash import DFlash, blocks_of

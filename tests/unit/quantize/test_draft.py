@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization, read_weight
-from edgespec.config import DraftConfig
 from edgespec.errors import EdgeSpecError, OutputError, PairingError, UnsupportedModel
+from edgespec.methods.eagle3 import Eagle3Config
 from edgespec.quantize import draft, modelopt, work
 from edgespec.quantize.eagle import Eagle3, features_of
 from edgespec.quantize.llm import Options, Quantized, quantize_llm
@@ -52,10 +52,10 @@ def quantized(base: Path, path: Path, out: Path, quantization: str, **more: Any)
     return draft.quantize_draft(str(base), str(path), out, options, Told(), modelopt.Log())
 
 
-def config_of(path: Path) -> tuple[Checkpoint, DraftConfig]:
+def config_of(path: Path) -> tuple[Checkpoint, Eagle3Config]:
     checkpoint = Checkpoint(path)
     config = detect(checkpoint)
-    assert isinstance(config, DraftConfig)
+    assert isinstance(config, Eagle3Config)
     return checkpoint, config
 
 

@@ -1,0 +1,29 @@
+"""Toy checkpoints in the formats that are found on disk: base models, EAGLE-3 and DFlash drafts,
+tokenizers.
+
+Knows how published checkpoints spell their configurations and name their tensors, and writes
+small random ones. Knows nothing of edgespec: what it writes is what edgespec is tested on.
+"""
+
+from tests.toys.base import Family, load_base, make_base, make_qwen3_5
+from tests.toys.dflash import Layout, make_dflash
+from tests.toys.draft import DraftLayout, make_draft
+from tests.toys.files import Dtype, RopeSpelling, write_pickle
+from tests.toys.tokenizer import CHAT_TEMPLATE, SPECIAL_TOKENS, make_sentencepiece
+
+__all__ = [
+    "CHAT_TEMPLATE",
+    "SPECIAL_TOKENS",
+    "DraftLayout",
+    "Dtype",
+    "Family",
+    "Layout",
+    "RopeSpelling",
+    "load_base",
+    "make_base",
+    "make_dflash",
+    "make_draft",
+    "make_qwen3_5",
+    "make_sentencepiece",
+    "write_pickle",
+]
