@@ -252,9 +252,7 @@ class Session:
         path = committed_path(seq, accepted)
         self.base.commit(seq.lane, path)
         logprobs = logprobs_of(seq, item.result, accepted.path, accepted.emitted)
-        output = StepOutput(
-            accepted.emitted, num_drafts, len(accepted.path) - 1, logprobs=logprobs
-        )
+        output = StepOutput(accepted.emitted, num_drafts, len(accepted.path) - 1, logprobs=logprobs)
         output = seq.take(output, self.base.room(seq.lane))
         return Committed(seq, output, self.observation(seq, output, path, item.result))
 
@@ -289,7 +287,7 @@ class Session:
         """Free a sequence's lane; the last one running moves into it, and what is being read into
         the lane behind, so that no gap is left."""
         if seq is self.reading:
-            return self.end_reading()
+            return self.give_up_reading()
         if seq.keep_all:
             prefix = self.prefixes.take(seq, len(seq.tokens), self.base, self.drafter_of(seq))
             if prefix is not None:
@@ -303,14 +301,16 @@ class Session:
         if self.reading is not None:
             self.move(self.reading, len(self.running))
 
-    def end_reading(self, *, zero: bool = False) -> None:
-        """Give up the prompt that is being read; with `zero` its rows may hold NaN or Inf."""
+    def give_up_reading(self, *, zero: bool = False) -> None:
+        """Free the lane of the prompt that is being read; with `zero` its rows may hold NaN or
+        Inf. Nothing where none is."""
         seq, self.reading, self.kept = self.reading, None, None
-        assert seq is not None
+        if seq is None:
+            return
         if zero:
             self.base.wipe(seq.lane)
         elif self.running:
-            self.reset(seq.lane)
+            self.reset(seq.lane)  # those that go on would pay for its rows
 
     def reset(self, lane: int) -> None:
         self.base.reset(lane)

@@ -30,7 +30,7 @@ from edgespec.runtime.drafters import dflash
 from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.drafters.dflash import DFlashDrafter
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.jobs import Chunk, Job, Response
+from edgespec.runtime.generation import Chunk, GenerationRequest, Response
 from edgespec.runtime.lossless_check import first_difference
 from edgespec.runtime.prefix import PrefixCache
 from edgespec.runtime.tree import BlockPlan, DraftPlan, DraftTree
@@ -242,7 +242,7 @@ def test_a_batch_says_what_each_says_alone(pair: Pair, right: float | None) -> N
     ]
     plans = [CHAIN, None, NARROW, SHORT, WIDE]
     jobs = [
-        Job(prompt_of(n), replace((GREEDY, SAMPLED)[i % 2], max_generate_length=new), plans[i % 5])
+        GenerationRequest(prompt_of(n), replace((GREEDY, SAMPLED)[i % 2], max_generate_length=new), plans[i % 5])
         for i, (n, new) in enumerate(sizes)
     ]
     plain = [
@@ -266,8 +266,8 @@ def test_a_batch_says_what_each_says_alone(pair: Pair, right: float | None) -> N
     assert sum(sum(one.metrics.per_step_accepted) for one in answers) > 20
 
 
-def served(engine: Engine, jobs: Sequence[Job]) -> list[Response]:
-    found: dict[Job, Response] = {}
+def served(engine: Engine, jobs: Sequence[GenerationRequest]) -> list[Response]:
+    found: dict[GenerationRequest, Response] = {}
     for job, event in engine.serve(deque(jobs), engine.max_batch_size):
         assert not isinstance(event, EdgeSpecError), event
         if not isinstance(event, Chunk):
@@ -317,7 +317,7 @@ def test_rows_kept_of_an_earlier_prompt_serve_the_next(pair: Pair, *, four: bool
     with knowing(engine, scripts, 0.6) as drafter:
         for prompt, wanted in zip(prompts, plain, strict=True):
             drafter.scripts = [[*prompt, *wanted.token_ids]]
-            (answer,) = served(engine, [Job(prompt, sampling, CHAIN, len(head), keep_all=True)])
+            (answer,) = served(engine, [GenerationRequest(prompt, sampling, CHAIN, len(head), keep_all=True)])
             assert_equal(pair, wanted, answer, GREEDY)
             reused = answer.metrics.reused_tokens
             if prompt is prompts[0]:

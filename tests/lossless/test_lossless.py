@@ -21,7 +21,7 @@ from edgespec.prompts import END_OF_SEQUENCE, MAX_LENGTH
 from edgespec.runtime import session as session_module
 from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.jobs import Response
+from edgespec.runtime.generation import Response
 from edgespec.runtime.lossless_check import first_difference
 from edgespec.runtime.sampling import NEAR_TIE
 from edgespec.runtime.tree import DraftPlan, DraftTree

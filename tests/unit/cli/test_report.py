@@ -14,7 +14,7 @@ from edgespec.errors import RequestError
 from edgespec.prompts import Message, Request, SamplingParams
 from edgespec.runtime import stages
 from edgespec.runtime.answers import Answer
-from edgespec.runtime.jobs import Chunk, Response
+from edgespec.runtime.generation import Chunk, Response
 from edgespec.runtime.metrics import RequestMetrics
 from edgespec.runtime.profile import RunFigures, profile, summary
 from edgespec.runtime.session import Step

@@ -12,7 +12,7 @@ import pytest
 from edgespec.errors import RequestError
 from edgespec.prompts import CANCELLED, MAX_LENGTH, Message, Request, SamplingParams
 from edgespec.runtime.answers import Answer, Answers
-from edgespec.runtime.jobs import Job, Response
+from edgespec.runtime.generation import GenerationRequest, Response
 from edgespec.runtime.metrics import RequestMetrics
 
 
@@ -40,7 +40,7 @@ class Echo:
     def encode(self, text: str, **flags: Any) -> list[int]:
         return [ord(letter) for letter in text]
 
-    def serve(self, queue: Any, batch_size: int) -> Iterator[tuple[Job, Response]]:
+    def serve(self, queue: Any, batch_size: int) -> Iterator[tuple[GenerationRequest, Response]]:
         while queue:
             job = queue.popleft()
             text = "".join(map(chr, job.prompt_ids))

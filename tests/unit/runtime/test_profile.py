@@ -20,7 +20,7 @@ from edgespec.errors import RequestError
 from edgespec.prompts import CANCELLED, ERROR, Message, Request, SamplingParams
 from edgespec.runtime import stages
 from edgespec.runtime.answers import Answer
-from edgespec.runtime.jobs import Response
+from edgespec.runtime.generation import Response
 from edgespec.runtime.lossless_check import Difference
 from edgespec.runtime.memory import peak_bytes
 from edgespec.runtime.metrics import RequestMetrics

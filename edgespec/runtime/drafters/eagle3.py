@@ -14,10 +14,17 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors.numpy import load_file
 
+from edgespec import bundle
 from edgespec.backends.base import LaneRows
+from edgespec.backends.engine_config import EngineConfig
+from edgespec.methods.eagle3 import NAME
 from edgespec.runtime.decoder import CachedDecoder, Rows
 from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
+from edgespec.runtime.drafters.candidates import top_log_probs
+from edgespec.runtime.drafters.row import DraftEngine, DrafterRow, DrafterSources
+from edgespec.runtime.plans import TreeLimits
 from edgespec.runtime.tree import DraftTree, TreePool
 
 Floats = NDArray[np.float32]
@@ -193,18 +200,35 @@ class EagleDrafter:
         self.decoder.runner.close()
 
 
-def top_log_probs(logits: Floats, count: int) -> tuple[Ids, Floats]:
-    """The `count` best ids of each row [R, V] with their log-probabilities, descending; ties to the
-    lowest id."""
-    peak = logits.max(1, keepdims=True)
-    norm = peak[:, 0] + np.log(np.exp(logits - peak).sum(1, dtype=np.float64)).astype(np.float32)
-    count = min(count, logits.shape[1])
-    if count == 1:
-        best = logits.argmax(1)[:, None]
-        return best, logits[np.arange(len(logits))[:, None], best] - norm[:, None]
-    edges = np.partition(logits, logits.shape[1] - count, axis=1)[:, -count]
-    ids = np.empty((len(logits), count), np.int64)
-    for row, edge in enumerate(edges):
-        found = np.flatnonzero(logits[row] >= edge)
-        ids[row] = found[np.argsort(-logits[row][found], kind="stable")[:count]]
-    return ids, np.take_along_axis(logits, ids, 1) - norm[:, None]
+# ---- the method's row
+
+
+def cached_decoder(draft: DraftEngine) -> CachedDecoder:
+    """A draft's engine with its memory."""
+    window = draft.config.component.sliding_window
+    return CachedDecoder(draft.runner, draft.table, draft.rope, window)
+
+
+def open_drafter(sources: DrafterSources) -> EagleDrafter:
+    """The drafter of an EAGLE-3 engine; its vocabulary map stands beside it."""
+    assert sources.draft is not None
+    offsets: Ids = load_file(sources.engine_dir / bundle.D2T)["d2t"].astype(np.int64)
+    return EagleDrafter(cached_decoder(sources.draft), offsets)
+
+
+def draft_sizes(base: EngineConfig, draft: EngineConfig | None) -> tuple[int, int, int]:
+    """Nodes that the base verifies, nodes that the draft makes, and the draft's vocabulary."""
+    assert draft is not None
+    nodes, rows = draft.limits.max_draft_tree_size, draft.component.draft_vocab_size
+    assert nodes is not None
+    assert rows is not None
+    return base.limits.verify_tree_size, nodes, rows
+
+
+def limits(base: EngineConfig, draft: EngineConfig | None) -> TreeLimits:
+    """Those that the two engines were built for."""
+    return TreeLimits(*draft_sizes(base, draft))
+
+
+ROW = DrafterRow(open=open_drafter, limits=limits)
+__all__ = ["NAME", "ROW", "EagleDrafter"]
