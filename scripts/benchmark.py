@@ -340,7 +340,10 @@ def throughput(
     answer."""
     rng = np.random.default_rng(1)
     sampling = SamplingParams(temperature=0, max_generate_length=tokens)
-    jobs = [GenerationRequest(rng.integers(0, 256, 64 + 8 * i).tolist(), sampling, plan) for i in range(8)]
+    jobs = [
+        GenerationRequest(rng.integers(0, 256, 64 + 8 * i).tolist(), sampling, plan)
+        for i in range(8)
+    ]
     began = time.perf_counter()
     answers = [
         event for _, event in engine.serve(deque(jobs), batch) if isinstance(event, Response)

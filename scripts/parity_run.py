@@ -61,7 +61,9 @@ def build_engines(work: Path) -> tuple[Path, Path]:
     return work / "one", work / "eight"
 
 
-def served(engine: Engine, jobs: list[GenerationRequest], batch_size: int) -> dict[GenerationRequest, Response]:
+def served(
+    engine: Engine, jobs: list[GenerationRequest], batch_size: int
+) -> dict[GenerationRequest, Response]:
     found = {
         job: event
         for job, event in engine.serve(deque(jobs), batch_size)

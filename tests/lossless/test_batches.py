@@ -29,7 +29,8 @@ from edgespec.runtime.generation import Chunk, GenerationRequest, Response
 from edgespec.runtime.lossless_check import first_difference
 from edgespec.runtime.prefix import PrefixCache
 from edgespec.runtime.sampling import Sampler
-from edgespec.runtime.session import Session, Step
+from edgespec.runtime.sequence import SequenceState, StepOutput
+from edgespec.runtime.session import Session
 from edgespec.runtime.tree import DraftPlan, DraftTree
 from tests.lossless.drafters import ScriptedDrafter
 from tests.lossless.engines import LANES, Engines, make_engines, opened
@@ -70,7 +71,9 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
 def job(
     length: int, max_new: int, plan: DraftPlan | None = None, sampling: SamplingParams = GREEDY
 ) -> GenerationRequest:
-    return GenerationRequest(prompt_of(length), replace(sampling, max_generate_length=max_new), plan)
+    return GenerationRequest(
+        prompt_of(length), replace(sampling, max_generate_length=max_new), plan
+    )
 
 
 def mixture() -> list[GenerationRequest]:
@@ -203,9 +206,9 @@ def test_last_one_takes_the_place_of_who_ends_and_who_waits_the_place_behind(
     seen: list[list[int]] = []
     real = Session.step
 
-    def step(self: Session) -> list[tuple[Any, Step]]:
-        assert [one.lane for one in self.running] == list(range(len(self.running)))
-        seen.append([len(one.task.prompt) for one in self.running])
+    def step(self: Session) -> list[tuple[SequenceState, StepOutput]]:
+        assert [seq.lane for seq in self.running] == list(range(len(self.running)))
+        seen.append([len(seq.prompt) for seq in self.running])
         return real(self)
 
     with mock.patch.object(Session, "step", step):
@@ -338,11 +341,14 @@ def test_logits_behind_a_long_text_are_computed_as_a_prompt(engines: Engines) ->
 def test_one_that_is_cancelled_leaves_its_mates_as_they_were(engines: Engines) -> None:
     jobs = [job(n, 20, PLANS[n % 4], SAMPLED) for n in (4, 5, 6, 7, 8)]
     found: dict[GenerationRequest, Response] = {}
-    for one, event in engines.four.serve(deque(jobs), LANES):
-        if one is jobs[1]:
-            jobs[1].cancel()
-        if isinstance(event, Response):
-            found[one] = event
+    scheduler = engines.four.scheduler
+    handles = [scheduler.add(one) for one in jobs]
+    while scheduler.has_work:
+        for handle, event in scheduler.step():
+            if handle is handles[1]:
+                scheduler.cancel(handle)
+            if isinstance(event, Response):
+                found[handle.request] = event
     assert found[jobs[1]].finish_reason == CANCELLED
     assert (
         found[jobs[1]].token_ids
@@ -398,7 +404,7 @@ def drafted(
     def propose(self: EagleDrafter, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         trees = real(self, requests)
         for request, tree in zip(requests, trees, strict=True):
-            prompt = tuple(engine.session.running[request.lane].task.prompt)
+            prompt = tuple(engine.session.running[request.lane].prompt)
             found[prompt].append([*tree.tokens.tolist(), *tree.parents.tolist()])
         return trees
 

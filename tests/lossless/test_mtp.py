@@ -112,7 +112,9 @@ def test_batch_of_chains_and_plain_ones_gives_each_what_it_gets_alone(engines: E
     ]
     plans = [PLANS[1], None, PLANS[2], PLANS[0]]
     jobs = [
-        GenerationRequest(prompt_of(length), replace(SAMPLINGS[i % 4], max_generate_length=new), plans[i % 4])
+        GenerationRequest(
+            prompt_of(length), replace(SAMPLINGS[i % 4], max_generate_length=new), plans[i % 4]
+        )
         for i, (length, new) in enumerate(shapes)
     ]
     found = {
