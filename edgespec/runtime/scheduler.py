@@ -94,7 +94,7 @@ class Scheduler:
         """Read prompts, up to one chunk of tokens in all; with `one_call` in one call at most, so
         that no request holds up those that run for longer."""
         left = self.session.base.prefill_chunk
-        while (handle := self.being_read()) is not None or self.can_admit():
+        while left and ((handle := self.being_read()) is not None or self.can_admit()):
             if handle is None:
                 yield from self.admit(self.waiting.popleft())
                 continue
