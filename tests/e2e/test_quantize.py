@@ -127,7 +127,7 @@ def test_a_signal_keeps_finished_layers_and_the_same_command_goes_on(
     process.send_signal(number)
     _, said = process.communicate(timeout=60)
     assert process.returncode == code
-    assert f"kept in {kept}: the same command goes on from there" in said
+    assert f"kept in {kept}: the same command resumes from there" in said
     assert not out.exists()
     again = edgespec(*line)
     assert again.returncode == 0
@@ -145,7 +145,7 @@ def test_refusals_have_their_exit_codes(
     assert run([*line, "fp8", "--calib-data", str(empty)]) == 3
     assert "is empty" in capsys.readouterr().err
     assert run([*line, "fp8", "--visual-quantization", "fp8"]) == 3
-    assert "quantises no vision tower" in capsys.readouterr().err
+    assert "quantizes no vision tower" in capsys.readouterr().err
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "precious").touch()
     assert run([*line, "fp8"]) == 4
