@@ -2,9 +2,8 @@
 --update-golden` writes the files anew); `modelopt_exports` are checkpoints that ModelOpt itself
 quantized, `modelopt_drafts` DFlash drafts of its own and their base, both made once per run.
 
-Sessions of ONNX Runtime have one thread here: the other core belongs to another worker. Tests about
-threads ask for `default_threads`. Long files come first, so that no worker is left with one at the
-end.
+Sessions of ONNX Runtime have one thread here: the other core belongs to another worker. Long files
+come first, so that no worker is left with one at the end.
 """
 
 from __future__ import annotations
@@ -16,10 +15,9 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import onnxruntime as ort
 import pytest
 
-from tests import shared
+from tests import shared, threads
 
 TESTS = Path(__file__).parent
 GOLDEN = TESTS / "golden"
@@ -59,23 +57,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread_per_session() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ort, "SessionOptions", OneThread)
+    with threads.one_per_session():
         yield
-
-
-@pytest.fixture(scope="module")
-def default_threads() -> Iterator[None]:
-    """As many threads per session as ONNX Runtime takes by itself."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ort, "SessionOptions", OneThread.__base__)
-        yield
-
-
-class OneThread(ort.SessionOptions):  # type: ignore[misc]
-    def __init__(self) -> None:
-        super().__init__()
-        self.intra_op_num_threads = 1
 
 
 @pytest.fixture
