@@ -1,16 +1,18 @@
-"""How many threads sessions of ONNX Runtime have in tests: one, as the other cores belong to other
-workers, or as many as ONNX Runtime takes by itself, where that is what a test is about.
+"""How many threads torch and sessions of ONNX Runtime have in tests: one, as the other cores belong
+to other workers, or as many as ONNX Runtime takes by itself, where that is what a test is about.
 
-Processes that tests start are as users have them.
+In processes that tests start, this holds for torch alone.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import onnxruntime as ort
 import pytest
+import torch
 
 SessionOptions = ort.SessionOptions
 
@@ -23,7 +25,10 @@ class OneThread(SessionOptions):  # type: ignore[misc]
 
 @contextmanager
 def one_per_session() -> Iterator[None]:
-    """Sessions opened inside have one thread."""
+    """What is opened and computed inside has one thread. Toys are too small to share out: with more
+    threads these tests take four times as long."""
+    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ort, "SessionOptions", OneThread)
         yield
