@@ -20,7 +20,6 @@ from edgespec.backends.weights import why_not_exact
 from edgespec.contract import Role
 from edgespec.errors import LimitError
 from edgespec.methods import METHODS, find_method
-from edgespec.rope import RopeTable
 from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.drafters.base import Drafter
 from edgespec.runtime.drafters.registry import DRAFTERS, engineless_methods
@@ -130,13 +129,8 @@ def open_base(engine_dir: Path, choice: DraftChoice, *, exact: bool) -> OpenBase
         what = f"the {role.value} engine in {engine_dir} was built to verify no drafts"
         raise LimitError(what, BUILD_AGAIN)
     table = runner.table or EmbeddingTable(engine_dir / bundle.EMBEDDING)
-    decoder = CachedDecoder(
-        runner,
-        table,
-        RopeTable.of(config.component.rope, runner.capacity),
-        config.component.sliding_window,
-        min_rows=EXACT_ROWS if exact else 1,
-    )
+    min_rows = EXACT_ROWS if exact else 1
+    decoder = CachedDecoder.of(runner, table, config.component, min_rows)
     return OpenBase(decoder, config, table, stored)
 
 

@@ -22,6 +22,7 @@ from edgespec.backends.engine_config import EngineConfig
 from edgespec.contract import MAX_BLOCK_NODES
 from edgespec.errors import LimitError
 from edgespec.methods.dflash import NAME, THINKING, DFlashSpec
+from edgespec.rope import RopeTable
 from edgespec.runtime.block import NO_TOKENS, BlockDecoder, BlockRows, MaskSpec
 from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
 from edgespec.runtime.drafters.candidates import top_log_probs
@@ -303,7 +304,8 @@ def open_drafter(sources: DrafterSources) -> DFlashDrafter:
     found = {MaskSpec(*pair) for pair in zip(spec.windows, spec.causal, strict=True)}
     # the mask for layers without a window first
     ordered = sorted(found, key=lambda mask: mask.window is not None)
-    decoder = BlockDecoder(draft.runner, draft.table, draft.rope, ordered)
+    rope = RopeTable.of(draft.config.component.rope, draft.runner.capacity)
+    decoder = BlockDecoder(draft.runner, draft.table, rope, ordered)
     return DFlashDrafter(decoder, spec.mask_token_id, spec.block_size, d2t)
 
 

@@ -205,8 +205,7 @@ class EagleDrafter:
 
 def cached_decoder(draft: DraftEngine) -> CachedDecoder:
     """A draft's engine with its memory."""
-    window = draft.config.component.sliding_window
-    return CachedDecoder(draft.runner, draft.table, draft.rope, window)
+    return CachedDecoder.of(draft.runner, draft.table, draft.config.component)
 
 
 def open_drafter(sources: DrafterSources) -> EagleDrafter:

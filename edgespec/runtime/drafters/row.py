@@ -11,7 +11,6 @@ from pathlib import Path
 
 from edgespec.backends.base import Runner, Table
 from edgespec.backends.engine_config import EngineConfig
-from edgespec.rope import RopeTable
 from edgespec.runtime.drafters.base import Drafter
 from edgespec.runtime.plans import PlanLimits
 
@@ -23,10 +22,6 @@ class DraftEngine:
     runner: Runner
     config: EngineConfig
     table: Table
-
-    @property
-    def rope(self) -> RopeTable:
-        return RopeTable.of(self.config.component.rope, self.runner.capacity)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
