@@ -319,8 +319,10 @@ class Session:
 
     def move(self, seq: SequenceState, lane: int) -> None:
         self.base.move(seq.lane, lane)
-        if self.drafter is not None:
-            self.drafter.move(seq.lane, lane)
+        if (drafter := self.drafter_of(seq)) is not None:
+            drafter.move(seq.lane, lane)
+        elif self.drafter is not None:
+            self.drafter.reset(lane)  # of the sequence that had it
         seq.lane = lane
 
 

@@ -92,10 +92,10 @@ class Drafter(Protocol):
         """Take in what was committed since the last observation of these lanes."""
 
     def reset(self, lane: int) -> None:
-        """Forget a lane's sequence."""
+        """Forget a lane's sequence, if it holds one."""
 
     def move(self, source: int, target: int) -> None:
-        """The sequence of one lane goes on in another."""
+        """The sequence that began in one lane goes on in another, whose own has ended."""
 
     def snapshot(self, lane: int, count: int) -> Snapshot | None:
         """What it remembers of a lane's first `count` pairs, or of as many as it has seen; None
