@@ -3,7 +3,7 @@ whether drafts change it.
 
     python scripts/measure_formats.py --out formats-out
 
-Quantises, exports, builds and measures one format after the other. What is measured is kept in
+Quantizes, exports, builds and measures one format after the other. What is measured is kept in
 OUT/FORMAT.json: a run that was stopped goes on there, and a format is measured anew when its file
 (or OUT) is removed. Prints the table of docs/quantization.md; the same figures are in
 OUT/formats.json. Texts are the functions of held-out modules of the standard library, see
@@ -35,7 +35,7 @@ from edgespec.backends.weights import weights_of
 from edgespec.cli.main import run
 from edgespec.prompts import Message, SamplingParams
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.jobs import Response
+from edgespec.runtime.generation import Response
 from edgespec.runtime.lossless_check import Difference, first_difference
 from edgespec.runtime.metrics import Pooled
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from edgespec.checkpoint.files import Checkpoint, TensorInfo, some_of
 from edgespec.checkpoint.layouts import (
-    is_quantised,
+    is_quantized,
     kv_scale_names,
     logical_shapes,
     read_quantization,
@@ -57,7 +57,7 @@ def detect(checkpoint: Checkpoint) -> ModelConfig | Eagle3Config | DFlashConfig:
             )
     read_quantization(checkpoint)
     model = parse_model_config(config, source)
-    if model.tied_head and is_quantised(
+    if model.tied_head and is_quantized(
         checkpoint, "lm_head"
     ):  # ModelOpt leaves the flag of the source as it was
         model = replace(model, tied_head=False)

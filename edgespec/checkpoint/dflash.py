@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from edgespec.checkpoint.files import Checkpoint, Rows
-from edgespec.checkpoint.layouts import is_quantised
+from edgespec.checkpoint.layouts import is_quantized
 from edgespec.config import AttentionSpec, layer_tensors
 from edgespec.config.tensors import qkv_rows
 from edgespec.errors import CheckpointError, UnsupportedModel
@@ -61,7 +61,7 @@ def _parts(checkpoint: Checkpoint, config: DFlashConfig, stored: str) -> Iterato
     if fused is None:
         yield name, Rows(stored)
         return
-    if is_quantised(checkpoint, stored.rpartition(".")[0]):
+    if is_quantized(checkpoint, stored.rpartition(".")[0]):
         raise UnsupportedModel(
             f"{checkpoint.path}: {module} is fused and quantised; this version reads fused Linears"
             " in float only.",

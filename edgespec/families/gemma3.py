@@ -140,6 +140,7 @@ FAMILIES = {
         beside=(
             *("vision_tower.", "multi_modal_projector."),
             *("model.vision_tower.", "model.multi_modal_projector."),
+            "language_model.lm_head.",  # a copy of the embedding that some files have
         ),
     ),
 }

@@ -426,7 +426,7 @@ def columns(b: GraphBuilder, x: ir.Value, name: str) -> ir.Value:
 def repeated(
     b: GraphBuilder, x: ir.Value, sizes: RecurrentShape, rest: tuple[int, int], name: str
 ) -> ir.Value:
-    """[B, Hk, ., .] -> [B, Hv, ., .]: neighbouring value heads share a key head; `rest` are the
+    """[B, Hk, ., .] -> [B, Hv, ., .]: neighboring value heads share a key head; `rest` are the
     last two sizes."""
     times = sizes.num_value_heads // sizes.num_key_heads
     if times == 1:

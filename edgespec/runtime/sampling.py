@@ -9,12 +9,13 @@ row came from.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import EnvironmentProblem
+from edgespec.prompts import SamplingParams
 
 Row = NDArray[np.float32]
 Adjusted = NDArray[np.float32] | NDArray[np.float64]
@@ -41,6 +42,12 @@ class Sampler:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, sampling: SamplingParams) -> Sampler:
+        """That of a request whose seed is known; a greedy one needs none."""
+        shared = {item.name: getattr(sampling, item.name) for item in fields(cls)}
+        return cls(**shared | {"seed": sampling.seed or 0})
 
     def pick(self, logits: Row, before: Sequence[int]) -> int:
         """The token that follows `before`, from logits [V]; ties go to the lowest id.
@@ -101,9 +108,9 @@ class Sampler:
     def scaled(self, adjusted: Adjusted) -> NDArray[np.float64]:
         """Logits over temperature, the largest at 0, so that the smallest temperature cannot
         overflow upwards."""
-        centred = adjusted.astype(np.float64) - float(adjusted.max())
+        centered = adjusted.astype(np.float64) - float(adjusted.max())
         with np.errstate(over="ignore"):
-            result: NDArray[np.float64] = centred / self.temperature
+            result: NDArray[np.float64] = centered / self.temperature
         return result
 
     def margin(self, logits: Row, before: Sequence[int], one: int, other: int) -> float:
@@ -135,8 +142,8 @@ class Sampler:
     def magnification(self, before: Sequence[int], one: int, other: int) -> float:
         """How much larger a change of one of two logits is in the score, at most; 1 where it
         becomes smaller."""
-        penalised = one in before or other in before
-        penalty = max(self.repetition_penalty, 1 / self.repetition_penalty) if penalised else 1.0
+        penalized = one in before or other in before
+        penalty = max(self.repetition_penalty, 1 / self.repetition_penalty) if penalized else 1.0
         return penalty / min(self.temperature or 1, 1)
 
     def slack(self, scaled: NDArray[np.float64], token: int) -> float:

@@ -23,9 +23,9 @@ from edgespec.errors import PairingError
 from edgespec.export.components import ExportOptions, export
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.drafters.base import DraftRequest, Observation
-from edgespec.runtime.drafters.eagle import EagleDrafter
+from edgespec.runtime.drafters.eagle3 import EagleDrafter
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.jobs import Response
+from edgespec.runtime.generation import Response
 from edgespec.runtime.tree import DraftPlan, DraftTree
 from tests import reference, toys
 from tests.one_lane import OneLane

@@ -703,7 +703,7 @@ def test_gptq_in_the_order_of_activations_is_the_base_of_its_weights(tmp_path: P
 def test_zero_points_are_refused_by_the_layers_name_and_nothing_is_left(tmp_path: Path) -> None:
     quantised = gptq_twin(toys.make_base(tmp_path / "plain", layers=2), tmp_path / "gptq", zero=7)
     with pytest.raises(
-        UnsupportedModel, match=r"model\.layers\.0\.self_attn\.q_proj is quantised with zero points"
+        UnsupportedModel, match=r"model\.layers\.0\.self_attn\.q_proj is quantized with zero points"
     ):
         export(str(quantised), tmp_path / "out", ExportOptions())
     assert not list((tmp_path / "out").rglob("*.*"))

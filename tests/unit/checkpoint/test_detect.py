@@ -219,7 +219,7 @@ def test_quantisation_settings_beside_the_config_are_seen(base: Path, tmp_path: 
     assert isinstance(detect(open_checkpoint(path)), Eagle3Config)
     settings.write_text('{"quantization": {"quant_algo": "NVFP4_AWQ"}}')
     with pytest.raises(
-        UnsupportedModel, match=r"hf_quant_config\.json.*: quantised with 'NVFP4_AWQ'"
+        UnsupportedModel, match=r"hf_quant_config\.json.*: quantized with 'NVFP4_AWQ'"
     ):
         detect(open_checkpoint(path))
 
