@@ -10,9 +10,9 @@ from edgespec.checkpoint.files import Checkpoint
 
 STACK = "model"
 NESTED = "model.language_model"
-# Roots of tensors that belong to no layer of the decoder: towers of other senses, heads for
-# multi-token prediction
-BESIDE = ("model.visual.", "visual.", "mtp.")
+PREDICTION_HEADS = ("mtp.",)  # roots of heads for multi-token prediction
+# Roots of tensors that belong to no layer of the decoder: vision towers, and such heads
+BESIDE = ("model.visual.", "visual.", *PREDICTION_HEADS)
 
 
 def text_stack(checkpoint: Checkpoint) -> str:

@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-from edgespec.checkpoint import dflash
 from edgespec.checkpoint.detect import check_tensors
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization
-from edgespec.config import ModelConfig
-from edgespec.graphs import decoder, eagle
-from edgespec.graphs.dflash import check_masks
-from edgespec.methods.dflash import DFlashConfig
-from edgespec.methods.eagle3 import Eagle3Config
+from edgespec.config import DraftConfig, ModelConfig
+from edgespec.graphs import decoder
+from edgespec.graphs.registry import DRAFTS
 
 
-def check_whole(checkpoint: Checkpoint, found: ModelConfig | Eagle3Config | DFlashConfig) -> None:
+def check_complete(checkpoint: Checkpoint, found: ModelConfig | DraftConfig) -> None:
     """Raises CheckpointError that names what is missing, unknown or misshapen, and UnsupportedModel
-    for a DFlash draft of more masks than its graph has. `found` is what detect said."""
-    quantization = read_quantization(checkpoint)
-    if isinstance(found, ModelConfig):
-        whole = {
-            decoder.stored_name(name, checkpoint): size
-            for name, size in decoder.expected_tensors(found).items()
-        }
-        check_tensors(whole, checkpoint, decoder.ignorable(found, checkpoint), quantization)
+    for a draft of a form that its graph has not. `found` is what detect said."""
+    if isinstance(found, DraftConfig):
+        check = DRAFTS[found.method].check
+        assert check is not None, found.method
+        check(checkpoint, found)
         return
-    if isinstance(found, DFlashConfig):
-        check_masks(found)
-        named = dflash.named_as_ours(checkpoint, found)
-        check_tensors(dflash.expected_tensors(found), named, dflash.IGNORED, quantization)
-        return
-    expected = eagle.expected_tensors(found)
-    stored = eagle.stored_names(expected, checkpoint)
-    maps = [name for name in checkpoint.tensors if name.removeprefix("model.") in eagle.MAPS]
-    check_tensors(
-        {stored[name]: shape for name, shape in expected.items()}, checkpoint, maps, quantization
-    )
+    expected = decoder.expected_tensors(found).items()
+    stored = {decoder.stored_name(name, checkpoint): shape for name, shape in expected}
+    ignorable = decoder.ignorable(found, checkpoint)
+    check_tensors(stored, checkpoint, ignorable, read_quantization(checkpoint))

@@ -522,9 +522,10 @@ def reads_what_is_emitted(base: BaseSide, draft: DraftSide) -> Iterator[Mismatch
 
 def matches_config(config: Mapping[str, Any]) -> bool:
     """Variants of DFlash match as well: the parser refuses them by their names."""
+    kind = config.get("speculators_model_type")
+    if kind is not None:
+        return isinstance(kind, str) and kind.startswith(VARIANT_NAMES)
     if config.get(SECTION) is not None:
-        return True
-    if config.get("speculators_model_type") in VARIANT_NAMES:
         return True
     architectures = config.get("architectures")
     names = architectures if isinstance(architectures, list) else []

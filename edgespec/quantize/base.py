@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization
-from edgespec.checkpoint.names import BESIDE, STACK, stored_name, text_stack
+from edgespec.checkpoint.names import BESIDE, PREDICTION_HEADS, STACK, stored_name, text_stack
 from edgespec.config import ModelConfig, parse_model_config
 from edgespec.errors import CheckpointError, UnsupportedModel
-from edgespec.methods.dflash import DFlashConfig
+from edgespec.methods import METHODS
 
 HEAD, EMBEDDING = "lm_head", "model.embed_tokens"
 
@@ -53,17 +53,18 @@ def base_of(checkpoint: Checkpoint) -> Base:
 
 
 def base_config(checkpoint: Checkpoint) -> ModelConfig:
-    """The configuration of a base that is not quantised yet; its `mtp.*` heads do not matter.
-    Raises if it is none."""
+    """The configuration of a base that is not quantized yet; prediction heads do not matter.
+
+    Raises UnsupportedModel if it is none.
+    """
     refuse_quantised(checkpoint)
-    if any(name.startswith("mtp.") for name in checkpoint.tensors):
+    if any(name.startswith(PREDICTION_HEADS) for name in checkpoint.tensors):
         return parse_model_config(checkpoint.config, str(checkpoint.path / "config.json"))
     found = detect(checkpoint)
     if not isinstance(found, ModelConfig):
-        kind = "a DFlash" if isinstance(found, DFlashConfig) else "an EAGLE-3"
         raise UnsupportedModel(
-            f"{checkpoint.path} is {kind} draft, not a base model.",
-            "edgespec quantize draft --base-model-dir BASE --draft-model-dir DRAFT ... quantises"
+            f"{checkpoint.path} is {METHODS[found.method].draft_title}, not a base model.",
+            "edgespec quantize draft --base-model-dir BASE --draft-model-dir DRAFT ... quantizes"
             " drafts.",
         )
     return found

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.names import STACK
+from edgespec.progress import Progress
 from edgespec.quantize import modelopt
 from edgespec.quantize.base import HEAD, left_alone
 from edgespec.quantize.decoder import Decoder
@@ -24,14 +25,6 @@ from edgespec.quantize.work import Work
 
 BATCH_TOKENS = 4096  # AWQ's search rounds every weight anew for each batch
 HEAD_TOKENS = 256  # the logits of a batch are wide
-
-
-class Progress(Protocol):
-    """Told how far the work is: `start` names a stage and its total."""
-
-    def start(self, stage: str, total: int) -> None: ...
-
-    def advance(self, amount: int) -> None: ...
 
 
 def batches(windows: Sequence[Sequence[int]]) -> list[list[Sequence[int]]]:

@@ -19,9 +19,10 @@ from edgespec.contract import Limits
 from edgespec.errors import PairingError, UnsupportedModel
 from edgespec.export.components import ExportOptions, export
 from edgespec.methods.dflash import DFlashConfig
+from edgespec.modules.dflash import DFlash
 from edgespec.prompts import SamplingParams
 from edgespec.quantize import draft, modelopt
-from edgespec.quantize.dflash import DFlash, blocks_of
+from edgespec.quantize.dflash import blocks_of
 from edgespec.quantize.llm import Options, Quantized
 from edgespec.runtime.engine import Engine
 from edgespec.schemes import MADE
@@ -149,13 +150,11 @@ def test_every_format_goes_through_export_and_build_and_stays_lossless(
     found = result.manifest["check"]
     assert 0.9 < found["logits_cosine"] < 1
     assert found["num_tokens"] % 8 == 0
-    export(
-        str(base), tmp_path, ExportOptions(dflash_base=True, dflash_draft_dir=str(tmp_path / "out"))
-    )
+    export(str(base), tmp_path, ExportOptions(base_for="dflash", draft_dir=str(tmp_path / "out")))
     export(
         str(base),
         tmp_path,
-        ExportOptions(dflash_draft=True, dflash_draft_dir=str(tmp_path / "out")),
+        ExportOptions(draft_for="dflash", draft_dir=str(tmp_path / "out")),
     )
     for component in ("llm", "dflash_draft"):
         build(tmp_path / component, tmp_path / "engine", LIMITS)

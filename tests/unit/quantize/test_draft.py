@@ -17,8 +17,9 @@ from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization, read_weight
 from edgespec.errors import EdgeSpecError, OutputError, PairingError, UnsupportedModel
 from edgespec.methods.eagle3 import Eagle3Config
+from edgespec.modules.eagle3 import Eagle3
 from edgespec.quantize import draft, modelopt, work
-from edgespec.quantize.eagle import Eagle3, features_of
+from edgespec.quantize.hidden_states import aux_hidden_states
 from edgespec.quantize.llm import Options, Quantized, quantize_llm
 from edgespec.schemes import MADE
 from tests import toys
@@ -79,7 +80,7 @@ def test_features_are_the_hidden_states_at_the_taps(base: Path) -> None:
     model, ids = toys.load_base(base), torch.arange(3, 12)[None]
     with torch.no_grad():
         states = model(ids, output_hidden_states=True).hidden_states
-        found = features_of(model, (2, 3, 4), ids)
+        found = aux_hidden_states(model, (2, 3, 4), ids)
     torch.testing.assert_close(found, torch.cat([states[i][0] for i in (2, 3, 4)], dim=-1))
 
 
