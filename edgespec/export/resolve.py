@@ -71,8 +71,11 @@ def _base_request(
 def _refuse_beside_base(checkpoint: Checkpoint, options: ExportOptions) -> None:
     """Options that mean nothing where a base is exported."""
     if options.base_model_dir:
+        flag = METHODS[options.base_for].export_flag if options.base_for else None
+        beside = f", and means nothing with {flag}" if flag else ""
         what = (
             f"{checkpoint.path} is a base model; --base-model-dir belongs to the export of a draft"
+            f"{beside}"
         )
         remedy = "Leave --base-model-dir out, or give the draft's directory as MODEL."
         raise PairingError(what, remedy)

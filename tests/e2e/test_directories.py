@@ -101,7 +101,7 @@ def test_leftover_config_of_an_engine_that_is_not_there_pairs_with_nothing(
 def test_taps_in_another_number_than_the_draft_reads_are_refused(
     shop: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(PairingError, match="reads 3 taps"):
+    with pytest.raises(PairingError, match="reads 3 aux layers"):
         export(str(shop / "draft"), tmp_path / "d", ExportOptions(aux_layers=(2, 4), golden=False))
     export(
         str(shop / "base"),

@@ -24,6 +24,7 @@ from edgespec.prompts import SamplingParams
 from edgespec.quantize import draft, modelopt
 from edgespec.quantize.dflash import blocks_of
 from edgespec.quantize.llm import Options, Quantized
+from edgespec.quantize.table import QUANTIZABLE
 from edgespec.runtime.engine import Engine
 from edgespec.schemes import MADE
 from tests import toys
@@ -66,7 +67,7 @@ def config_of(path: Path) -> tuple[Checkpoint, DFlashConfig]:
 
 def module_of(base: Path, path: Path) -> DFlash:
     checkpoint, config = config_of(path)
-    named, names = draft.own_names(checkpoint, config)
+    named, names = QUANTIZABLE[config.method].names(checkpoint, config)
     module = DFlash(config).eval()
     module.load_state_dict(draft.read_weights(named, Checkpoint(base), names, config))
     return module
@@ -174,7 +175,7 @@ def test_the_guides_command_gives_the_draft_a_quantised_head_of_its_own(
     base: Path, plain: Path, tmp_path: Path
 ) -> None:
     result = quantized(base, plain, tmp_path / "out", "nvfp4", lm_head_quantization="nvfp4")
-    assert "a head of its own" in result.notes[-1]
+    assert "an lm_head of its own" in result.notes[-1]
     checkpoint, config = config_of(tmp_path / "out")
     assert config.own_head
     quantization = read_quantization(checkpoint)
