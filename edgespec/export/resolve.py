@@ -19,8 +19,12 @@ from edgespec.export.request import ExportRequest, OpenBase, OpenDraft
 from edgespec.export.table import COMPONENTS
 from edgespec.manifest import ExportSource
 from edgespec.methods import METHODS, BaseSide, DraftSide, mismatches
+from edgespec.methods.aux_layers import REMEDY as AUX_LAYERS_REMEDY
 
-_OTHER_BASE = "Pass the base that this draft was trained for, or the draft of this base."
+_OTHER_BASE = (
+    "Pass the base that this draft was trained for (--base-model-dir where MODEL is the draft), or"
+    " the draft of this base."
+)
 
 
 def resolve(model: str, options: ExportOptions) -> ExportRequest:
@@ -50,7 +54,7 @@ def _base_request(
     method, draft = options.base_for, None
     if method is not None and COMPONENTS[method].base_needs_draft:
         draft = _named_draft(method, options)
-        _check_pair(config, draft.config, checkpoint)
+        _check_pair(checkpoint, config, draft.config, options)
     base = OpenBase(checkpoint, config, checkpoint.identity(), origin_of(checkpoint))
     source = ExportSource(
         name=checkpoint.path.name,
@@ -182,12 +186,19 @@ def _base_of_draft(named: str, draft: OpenDraft, options: ExportOptions) -> Open
     if not isinstance(config, ModelConfig):
         what = f"--base-model-dir {checkpoint.path} is itself a draft"
         raise PairingError(what, "Name the base model's directory.")
-    _check_pair(config, draft.config, checkpoint)
+    _check_pair(checkpoint, config, draft.config, options)
     return OpenBase(checkpoint, config, checkpoint.identity(), origin_of(checkpoint))
 
 
-def _check_pair(model: ModelConfig, draft: DraftConfig, base: Checkpoint) -> None:
+def _check_pair(
+    base: Checkpoint, model: ModelConfig, draft: DraftConfig, options: ExportOptions
+) -> None:
     """Every mismatch of the two is an error."""
-    sides = BaseSide.of_checkpoint(model, str(base.path)), DraftSide.of_checkpoint(draft)
+    sides = (
+        BaseSide.of_checkpoint(model, str(base.path)),
+        DraftSide.of_checkpoint(draft, options.aux_layers),
+    )
     for mismatch in mismatches(*sides):
-        raise PairingError(mismatch.what, mismatch.remedy or _OTHER_BASE)
+        flag = mismatch.topic == "aux layers" and METHODS[draft.method].takes_aux_layers
+        usual = AUX_LAYERS_REMEDY if flag else _OTHER_BASE
+        raise PairingError(mismatch.what, mismatch.remedy or usual)

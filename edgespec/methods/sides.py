@@ -66,8 +66,12 @@ class DraftSide:
     base_origin: str | None = None
 
     @classmethod
-    def of_checkpoint(cls, draft: DraftConfig) -> DraftSide:
-        """A draft as its checkpoint declares it; aux layers as far as they are certain."""
+    def of_checkpoint(
+        cls, draft: DraftConfig, aux_layers: tuple[int, ...] | None = None
+    ) -> DraftSide:
+        """A draft as its checkpoint declares it; `aux_layers` win over those that it names, which
+        count as far as they are certain."""
+        certain = draft.aux_layer_ids if draft.aux_layer_convention == "hs" else None
         return cls(
             method=draft.method,
             vocab_size=draft.vocab_size,
@@ -75,7 +79,7 @@ class DraftSide:
             hidden_size=draft.decoder.hidden_size,
             target_hidden_size=draft.target_hidden_size,
             num_aux_layers=draft.num_aux_layers,
-            aux_layer_ids=draft.aux_layer_ids if draft.aux_layer_convention == "hs" else None,
+            aux_layer_ids=aux_layers or certain,
             own_embedding=draft.own_embedding,
             own_head=draft.own_head,
             num_target_layers=draft.num_target_layers,

@@ -32,5 +32,6 @@ class Pair:
     def mismatch(self, topic: str) -> Mismatch | None:
         """In what the two do not fit, by the rules of `methods`; None where they fit."""
         _, config = self.drafted()
-        sides = BaseSide.of_checkpoint(self.model), DraftSide.of_checkpoint(config)
-        return next((found for found in mismatches(*sides) if found.topic == topic), None)
+        base = BaseSide.of_checkpoint(self.model)
+        draft = DraftSide.of_checkpoint(config, self.aux_layers)
+        return next((found for found in mismatches(base, draft) if found.topic == topic), None)
