@@ -180,15 +180,16 @@ def look_at_checkpoint(
 def head_facts(checkpoint: Checkpoint, model: ModelConfig) -> dict[str, Any]:
     """Of each draft that a base's checkpoint holds: why it cannot be used, or null. The key is
     `mtp_head`, say. Raises CheckpointError where one is damaged."""
+    from edgespec.graphs.decoder import Decoder
     from edgespec.graphs.draft import DraftSource
-    from edgespec.graphs.registry import BASES, DRAFTS
+    from edgespec.graphs.registry import DRAFTS
 
     facts: dict[str, Any] = {}
     for method, row in DRAFTS.items():
         if row.in_base is None or not row.in_base(checkpoint, model):
             continue
         try:
-            row.open(DraftSource(BASES[model.architecture].open(checkpoint, model)))
+            row.open(DraftSource(Decoder.open(checkpoint, model)))
             facts[f"{method}_head"] = None
         except UnsupportedModel as error:
             facts[f"{method}_head"] = f"{error.what} {error.remedy}"

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from edgespec.checkpoint.files import Checkpoint, some_of
 from edgespec.checkpoint.layouts import (
-    is_quantised,
+    is_quantized,
     kv_scale_names,
     logical_shapes,
     read_quantization,
@@ -23,8 +23,9 @@ from edgespec.checkpoint.layouts import (
 )
 from edgespec.checkpoint.quantization import Quantization
 from edgespec.checkpoint.unsupported import BY_CONFIG, OTHERS, Unsupported, bare_shapes
-from edgespec.config import DraftConfig, ModelConfig, parse_eos, parse_model_config, with_eos
+from edgespec.config import DraftConfig, ModelConfig
 from edgespec.errors import CheckpointError, UnsupportedModel
+from edgespec.families import family_names, parse_eos, parse_model_config, with_eos
 from edgespec.methods import METHODS, DraftFormat
 
 _FLOATS = ("float32", "float16", "bfloat16")
@@ -74,17 +75,14 @@ def _refuse(checkpoint: Checkpoint, kinds: Iterable[Unsupported]) -> None:
 def _supported() -> str:
     drafts = [method.title for method in METHODS.values() if method.format is not None]
     named = f"{', '.join(drafts[:-1])} and {drafts[-1]}" if len(drafts) > 1 else drafts[0]
-    return (
-        "This version takes Llama, Mistral, Qwen2, Qwen3 and Qwen3.5 base models, and drafts of "
-        f"{named}."
-    )
+    return f"This version takes {family_names()} base models, and drafts of {named}."
 
 
 def _base(checkpoint: Checkpoint) -> ModelConfig:
     read_quantization(checkpoint)
     model = parse_model_config(checkpoint.config, str(checkpoint.path / "config.json"))
     # ModelOpt leaves the flag of the source as it was
-    if model.tied_head and is_quantised(checkpoint, "lm_head"):
+    if model.tied_head and is_quantized(checkpoint, "lm_head"):
         model = replace(model, tied_head=False)
     generation = checkpoint.generation_config or {}
     ends = (*model.eos_token_ids, *parse_eos(generation, "generation_config.json"))

@@ -12,8 +12,7 @@ from typing import Any
 
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.config import Shapes
-
-_QWEN_DENSE = ("qwen3_5", "qwen3_5_text")
+from edgespec.families import family_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +58,11 @@ def _is_qwen_experts(config: Mapping[str, Any], _: Checkpoint) -> bool:
     )
 
 
-def _is_qwen_dense(config: Mapping[str, Any]) -> bool:
-    return config.get("model_type") in _QWEN_DENSE or any(
-        name in ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration")
-        for name in _architectures(config)
-    )
-
-
 def _is_other_mtp(config: Mapping[str, Any], checkpoint: Checkpoint) -> bool:
-    """A dense Qwen3.5 is a base like another: its head is left out, or exported beside it."""
-    if _is_qwen_dense(config):
+    """A family whose head is known is a base like another: the head is left out, or exported
+    beside it."""
+    family = family_of(config)
+    if family is not None and family.mtp_layers is not None:
         return False
     text = config.get("text_config")
     places = (config, text) if isinstance(text, Mapping) else (config,)
@@ -86,7 +80,11 @@ def _is_deepseek_mtp(config: Mapping[str, Any], checkpoint: Checkpoint) -> bool:
 
 
 def _is_vision_language(config: Mapping[str, Any], _: Checkpoint) -> bool:
-    return not _is_qwen_dense(config) and bool(config.get("vision_config") or config.get("visual"))
+    """A family whose text part is known is a base like another."""
+    family = family_of(config)
+    if family is not None and family.text_key:
+        return False
+    return bool(config.get("vision_config") or config.get("visual"))
 
 
 # Asked before any draft's tensors are looked at: Medusa's heads are often pickled.

@@ -5,13 +5,13 @@ Knows no method: what is emitted is a value.
 
 from __future__ import annotations
 
+from edgespec.checkpoint.names import EMBEDDING
 from edgespec.component import ComponentConfig
 from edgespec.contract import GraphShape
 from edgespec.export.component import Component, rows_of
 from edgespec.export.request import ExportRequest, OpenBase
 from edgespec.export.row import Emitted
-from edgespec.graphs import decoder
-from edgespec.graphs.registry import BASES
+from edgespec.graphs.decoder import Decoder
 
 LLM = "llm"
 PLAIN = Emitted(note="plain decoder: it emits no hidden states")
@@ -20,10 +20,10 @@ PLAIN = Emitted(note="plain decoder: it emits no hidden states")
 def base_component(request: ExportRequest, emitted: Emitted) -> Component:
     """The base of a request, whose graph emits as told."""
     base = request.target()
-    graph = BASES[base.config.architecture].open(
+    graph = Decoder.open(
         base.checkpoint, base.config, emitted.aux_layers, emits_final=emitted.final
     )
-    embedding = graph.table.source(decoder.EMBEDDING)
+    embedding = graph.table.source(EMBEDDING)
     notes = [emitted.note]
     if not base.config.eos_token_ids:
         notes.append("the checkpoint names no eos_token_id: answers end by length alone")
@@ -32,6 +32,7 @@ def base_component(request: ExportRequest, emitted: Emitted) -> Component:
         graph=graph,
         config=base_config(base, graph.shape, request.method, emitted),
         golden_rows=rows_of(*embedding),
+        ropes=base.config.decoder.ropes,
         embedding=embedding,
         tied_head=base.config.tied_head,
         tokenizer=base.checkpoint,
@@ -59,6 +60,7 @@ def base_config(
         identity=base.identity,
         graph=shape,
         sliding_window=layers.sliding_window,
+        local_rope=layers.ropes[1] if len(layers.ropes) > 1 else None,
         max_position=model.max_position,
         eos_token_ids=model.eos_token_ids,
         bos_token_id=model.bos_token_id,

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from edgespec import bundle
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.component import ComponentConfig
+from edgespec.config import RopeConfig
 from edgespec.errors import ContractError
 from edgespec.export import sidecars, writer
 from edgespec.export.golden import make_golden
@@ -36,14 +37,15 @@ class Component:
     """What an export directory will hold.
 
     `embedding` is the table to write: checkpoint and stored name. `golden_rows` are the embedding
-    rows of the golden inputs. `d2t` are offsets [draft_vocab_size]. `tokenizer` is the checkpoint
-    whose tokenizer is copied.
+    rows of the golden inputs, `ropes` the rotary embeddings of the layers. `d2t` are offsets
+    [draft_vocab_size]. `tokenizer` is the checkpoint whose tokenizer is copied.
     """
 
     directory: str  # below OUT
     graph: DecoderGraph
     config: ComponentConfig
     golden_rows: EmbeddingRows
+    ropes: tuple[RopeConfig, ...]
     embedding: tuple[Checkpoint, str] | None = None
     tied_head: bool = False
     d2t: NDArray[np.int32] | None = None
@@ -130,7 +132,7 @@ def write_golden(component: Component, plan: WeightPlan, staging: Path, progress
         plan,
         staging,
         component.golden_rows,
-        config.rope,
+        component.ropes,
         config.vocab_size,
         lambda: progress.advance(1),
     )

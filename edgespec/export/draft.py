@@ -11,12 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.checkpoint.d2t import read_d2t
+from edgespec.checkpoint.names import EMBEDDING, stored_name, text_stack
 from edgespec.component import NO_SPEC, ComponentConfig, PairConfig
 from edgespec.export.component import Component, EmbeddingRows, rows_of
 from edgespec.export.request import ExportRequest, OpenDraft
-from edgespec.graphs import decoder
+from edgespec.graphs.decoder import Decoder
 from edgespec.graphs.draft import DraftGraph, DraftSource, own_embedding
-from edgespec.graphs.registry import BASES, open_draft
+from edgespec.graphs.registry import open_draft
 from edgespec.methods import METHODS, SpecConfig
 
 
@@ -25,7 +26,7 @@ def open_graph(request: ExportRequest) -> DraftGraph:
     base, draft = request.base, request.draft
     shares = None
     if base is not None:
-        shares = BASES[base.config.architecture].open(base.checkpoint, base.config)
+        shares = Decoder.open(base.checkpoint, base.config)
     assert request.method is not None
     if draft is None:
         return open_draft(request.method, DraftSource(shares))
@@ -52,6 +53,7 @@ def draft_component(
         graph=graph,
         config=draft_config(model, request.method, graph, identity, pair, spec),
         golden_rows=golden_rows(request, graph),
+        ropes=graph.layers.ropes,
         embedding=own_embedding(graph),
         d2t=d2t,
         notes=notes,
@@ -83,6 +85,7 @@ def draft_config(
         identity=identity,
         graph=shape,
         sliding_window=layers.sliding_window,
+        local_rope=layers.ropes[1] if len(layers.ropes) > 1 else None,
         draft_vocab_size=shape.vocab_size,
         spec=spec,
         pair=pair,
@@ -121,7 +124,7 @@ def golden_rows(request: ExportRequest, graph: DraftGraph) -> EmbeddingRows:
     if own := own_embedding(graph):
         return rows_of(*own)
     if base := request.base:
-        return rows_of(base.checkpoint, decoder.stored_name(decoder.EMBEDDING, base.checkpoint))
+        return rows_of(base.checkpoint, stored_name(EMBEDDING, text_stack(base.checkpoint)))
     width = graph.layers.hidden_size
     return lambda ids: np.stack(
         [np.random.default_rng(int(i)).standard_normal(width, np.float32) for i in ids]

@@ -5,20 +5,23 @@ from __future__ import annotations
 from edgespec.checkpoint.detect import check_tensors
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization
+from edgespec.checkpoint.names import expected_tensors, ignorable, stored_names
 from edgespec.config import DraftConfig, ModelConfig
-from edgespec.graphs import decoder
+from edgespec.graphs.layers import check_buildable
 from edgespec.graphs.registry import DRAFTS
 
 
 def check_complete(checkpoint: Checkpoint, found: ModelConfig | DraftConfig) -> None:
     """Raises CheckpointError that names what is missing, unknown or misshapen, and UnsupportedModel
-    for a draft of a form that its graph has not. `found` is what detect said."""
+    for layers that no graph computes. `found` is what detect said."""
     if isinstance(found, DraftConfig):
         check = DRAFTS[found.method].check
         assert check is not None, found.method
         check(checkpoint, found)
         return
-    expected = decoder.expected_tensors(found).items()
-    stored = {decoder.stored_name(name, checkpoint): shape for name, shape in expected}
-    ignorable = decoder.ignorable(found, checkpoint)
-    check_tensors(stored, checkpoint, ignorable, read_quantization(checkpoint))
+    check_buildable(found.decoder, str(checkpoint.path))
+    expected = expected_tensors(found)
+    stored = stored_names(expected, checkpoint)
+    there = {stored[name]: size for name, size in expected.items()}
+    quantization = read_quantization(checkpoint)
+    check_tensors(there, checkpoint, ignorable(found, checkpoint), quantization)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from edgespec.checkpoint.files import Checkpoint
-from edgespec.checkpoint.layouts import is_quantised
+from edgespec.checkpoint.layouts import is_quantized
 from edgespec.checkpoint.origin import origin_of
 from edgespec.config import DraftConfig
 from edgespec.methods import METHODS, resolve_aux_layers
@@ -157,7 +157,7 @@ def head(pair: Pair) -> Iterator[CheckResult]:
     _, config = pair.drafted()
     if (found := refused(pair, "head")) is not None:
         yield found
-    elif not config.own_head and is_quantised(pair.base, "lm_head"):
+    elif not config.own_head and is_quantized(pair.base, "lm_head"):
         what = "the base's, which is quantized: the draft proposes through a quantized lm_head"
         remedy = "Quantize the base without its lm_head if acceptance falls."
         yield CheckResult("warning", "head", what, remedy)

@@ -16,15 +16,14 @@ from numpy.typing import NDArray
 
 from edgespec.checkpoint.d2t import read_d2t
 from edgespec.checkpoint.files import Checkpoint
+from edgespec.checkpoint.names import EMBEDDING
 from edgespec.config import DecoderConfig
 from edgespec.export.stepwise import Feeds, causal_feeds
-from edgespec.graphs import decoder
 from edgespec.graphs.assembly import DecoderGraph
 from edgespec.graphs.decoder import Decoder
 from edgespec.graphs.draft import DraftGraph, DraftSource, own_embedding
 from edgespec.graphs.registry import open_draft
 from edgespec.pairing.pair import Pair
-from edgespec.rope import RopeTable
 
 Array = NDArray[Any]
 Ids = NDArray[np.int64]
@@ -77,7 +76,7 @@ def open_pair(pair: Pair, base: Decoder) -> tuple[DraftGraph, Ids]:
 
 def embedding_of(graph: DraftGraph, base: Decoder) -> tuple[Checkpoint, str]:
     """Checkpoint and stored name of the table that the draft reads: its own, or the base's."""
-    return own_embedding(graph) or base.table.source(decoder.EMBEDDING)
+    return own_embedding(graph) or base.table.source(EMBEDDING)
 
 
 def chain_forcing(pair: Pair, base: Decoder, tokens: Ids) -> ChainForcing:
@@ -105,10 +104,4 @@ class ChainForcing:
         given = hidden_states[None, :-1]
         own = np.zeros((1, 0, self.graph.shape.features), np.float32)
         hidden = {"base_hidden": given, "draft_hidden": own, "use_base_hidden": np.array(True)}
-        return [sequence(self.layers, self.rows.of(self.tokens[1:])) | hidden]
-
-
-def sequence(layers: DecoderConfig, rows: Array) -> Feeds:
-    """A pass over a whole sequence, for a decoder with such layers."""
-    cos, sin = RopeTable.of(layers.rope, len(rows)).rows(np.arange(len(rows))[None])
-    return causal_feeds(rows, cos, sin, layers.sliding_window)
+        return [causal_feeds(self.rows.of(self.tokens[1:]), self.layers) | hidden]

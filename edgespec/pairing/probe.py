@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.checkpoint.files import Checkpoint
+from edgespec.checkpoint.names import EMBEDDING
 from edgespec.errors import CheckpointError, RequestError
 from edgespec.export.sidecars import copy_tokenizer
-from edgespec.export.stepwise import Passed, run_stepwise
-from edgespec.graphs import decoder
-from edgespec.graphs.registry import BASES
+from edgespec.export.stepwise import Passed, causal_feeds, run_stepwise
+from edgespec.graphs.decoder import Decoder
 from edgespec.pairing.check_result import CheckResult, Probed, Share
-from edgespec.pairing.forcing import EmbeddingRows, sequence
+from edgespec.pairing.forcing import EmbeddingRows
 from edgespec.pairing.pair import Pair
 from edgespec.pairing.readings import Reading
 from edgespec.pairing.table import PAIRINGS
@@ -46,16 +46,16 @@ def probe(pair: Pair, text: str, progress: Progress) -> Probed:
     """
     row = PAIRINGS[pair.method]
     tokens, readings = tokens_of(pair.base, text), row.readings(pair)
-    base = BASES[pair.model.architecture].open(pair.base, pair.model, emits_final=row.reads_final)
+    base = Decoder.open(pair.base, pair.model, emits_final=row.reads_final)
     draft = row.force(pair, base, tokens)
     progress.start("probe", base.shape.num_layers + draft.graph.shape.num_layers + 4)
 
     def done() -> None:
         progress.advance(1)
 
-    rows = EmbeddingRows.read(base.table.source(decoder.EMBEDDING), tokens).of(tokens)
+    rows = EmbeddingRows.read(base.table.source(EMBEDDING), tokens).of(tokens)
     aux_layers = {layer for reading in readings for layer in reading.aux_layers}
-    (truth,) = run_stepwise(base, [sequence(pair.model.decoder, rows)], aux_layers, done)
+    (truth,) = run_stepwise(base, [causal_feeds(rows, pair.model.decoder)], aux_layers, done)
     asked = [draft.passes(hidden_states(reading, truth)) for reading in readings]
     passes = [feeds for feeds_of_reading in asked for feeds in feeds_of_reading]
     answers = iter(run_stepwise(draft.graph, passes, done=done))

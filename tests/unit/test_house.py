@@ -22,6 +22,7 @@ GROUND = (
     "schemes",
     "quantized",
     "config",
+    "families",
     "rope",
     "contract",
     "bundle",
