@@ -142,7 +142,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     path = tmp_path_factory.mktemp("dflash")
     base, kinds = BASES[request.param](path / "base"), ["sliding_attention", "full_attention"]
     draft = toys.make_dflash(path / "draft", base, block_size=BLOCK, layer_types=kinds, window=10)
-    export(str(base), path, ExportOptions(dflash_base=True, dflash_draft_dir=str(draft)))
+    export(str(base), path, ExportOptions(base_for="dflash", draft_dir=str(draft)))
     export(str(draft), path, ExportOptions(base_model_dir=str(base)))
     for name, lanes, capacity in (
         ("one", 1, CAPACITY),

@@ -162,7 +162,7 @@ class Workshop:
             export(
                 str(self.base(name)),
                 at / "onnx",
-                ExportOptions(eagle_base=True, aux_layers=named, golden=False),
+                ExportOptions(base_for="eagle3", aux_layers=named, golden=False),
             )
             build(at / "onnx" / "llm", at / "engine", LIMITS)
         return at / "engine"
