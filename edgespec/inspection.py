@@ -22,8 +22,10 @@ from edgespec.checkpoint.detect import read_d2t
 from edgespec.checkpoint.facts import checkpoint_facts, safetensors_facts
 from edgespec.checkpoint.files import Checkpoint, some_of
 from edgespec.checkpoint.mtp import ROOT
-from edgespec.config import DFlashConfig, DraftConfig, ModelConfig
+from edgespec.config import ModelConfig
 from edgespec.errors import BundleError, EdgeSpecError, UnsupportedModel, noted
+from edgespec.methods.dflash import DFlashConfig
+from edgespec.methods.eagle3 import Eagle3Config
 
 SMALL_BYTES = 1 << 20  # files up to this size are compared by their hash in any case
 _OURS = ("quantize", "export", "engine")
@@ -171,7 +173,7 @@ def look_at_checkpoint(
             check_whole(checkpoint, found)
             if isinstance(found, ModelConfig):
                 facts |= head_facts(checkpoint, found)
-        if isinstance(found, DraftConfig | DFlashConfig) and read_up_to == math.inf:
+        if isinstance(found, Eagle3Config | DFlashConfig) and read_up_to == math.inf:
             with noted(problems):
                 read_d2t(checkpoint, found)
     return facts

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from edgespec.checkpoint.files import Checkpoint, TensorInfo, some_of
 from edgespec.checkpoint.layouts import (
-    is_quantised,
+    is_quantized,
     kv_scale_names,
     logical_shapes,
     read_quantization,
@@ -27,27 +27,16 @@ from edgespec.checkpoint.layouts import (
     tensor_names,
 )
 from edgespec.checkpoint.quantization import Quantization
-from edgespec.config import (
-    DFlashConfig,
-    DraftConfig,
-    ModelConfig,
-    Shapes,
-    parse_dflash_config,
-    parse_draft_config,
-    parse_eos,
-    parse_model_config,
-    with_eos,
-)
+from edgespec.config import ModelConfig, Shapes
 from edgespec.errors import CheckpointError, UnsupportedModel
+from edgespec.families import family_names, family_of, parse_eos, parse_model_config, with_eos
+from edgespec.methods.dflash import DFlashConfig, parse_dflash_config
+from edgespec.methods.eagle3 import Eagle3Config, parse_eagle3_config
 
 _FLOATS = ("float32", "float16", "bfloat16")
-_SUPPORTED = (
-    "This version takes Llama, Mistral, Qwen2, Qwen3 and Qwen3.5 base models, EAGLE-3 and DFlash"
-    " drafts."
-)
 
 
-def detect(checkpoint: Checkpoint) -> ModelConfig | DraftConfig | DFlashConfig:
+def detect(checkpoint: Checkpoint) -> ModelConfig | Eagle3Config | DFlashConfig:
     """The checkpoint's configuration; the base's dtype is that of its tensors, its ends those of
     both configs.
 
@@ -60,14 +49,15 @@ def detect(checkpoint: Checkpoint) -> ModelConfig | DraftConfig | DFlashConfig:
         if kind.recognises(config, checkpoint):
             if kind.parse is None:
                 raise UnsupportedModel(
-                    f"{checkpoint.path} is {kind.name}, which this version does not do.", _SUPPORTED
+                    f"{checkpoint.path} is {kind.name}, which this version does not do.",
+                    _supported(),
                 )
             return kind.parse(
                 config, logical_shapes(checkpoint, read_quantization(checkpoint)), source
             )
     read_quantization(checkpoint)
     model = parse_model_config(config, source)
-    if model.tied_head and is_quantised(
+    if model.tied_head and is_quantized(
         checkpoint, "lm_head"
     ):  # ModelOpt leaves the flag of the source as it was
         model = replace(model, tied_head=False)
@@ -167,7 +157,7 @@ def _misshapen(name: str, shape: tuple[int, ...], expected: Mapping[str, tuple[i
 
 
 def read_d2t(
-    checkpoint: Checkpoint, config: DraftConfig | DFlashConfig
+    checkpoint: Checkpoint, config: Eagle3Config | DFlashConfig
 ) -> NDArray[np.int64] | None:
     """Offsets [draft_vocab_size]: target id = draft id + offset. None where the draft has the
     base's vocabulary.
@@ -201,11 +191,10 @@ def read_d2t(
 class _Kind:
     name: str  # as it follows "this is"
     recognises: Callable[[Mapping[str, Any], Checkpoint], bool]
-    parse: Callable[[Mapping[str, Any], Shapes, str], DraftConfig | DFlashConfig] | None = None
+    parse: Callable[[Mapping[str, Any], Shapes, str], Eagle3Config | DFlashConfig] | None = None
 
 
 _BLOCK_DRAFTS = ("dflash", "dspark", "dflare", "domino", "jetspec")
-_QWEN_DENSE = ("qwen3_5", "qwen3_5_text")
 
 
 def _is_speculators_eagle3(config: Mapping[str, Any], _: Checkpoint) -> bool:
@@ -261,16 +250,11 @@ def _is_qwen_experts(config: Mapping[str, Any], _: Checkpoint) -> bool:
     )
 
 
-def _is_qwen_dense(config: Mapping[str, Any]) -> bool:
-    return config.get("model_type") in _QWEN_DENSE or any(
-        name in ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration")
-        for name in _architectures(config)
-    )
-
-
 def _is_other_mtp(config: Mapping[str, Any], checkpoint: Checkpoint) -> bool:
-    """A dense Qwen3.5 is a base like another: its head is left out, or exported beside it."""
-    if _is_qwen_dense(config):
+    """A family whose head is known is a base like another: the head is left out, or exported
+    beside it."""
+    family = family_of(config)
+    if family is not None and family.mtp_layers is not None:
         return False
     text = config.get("text_config")
     places = (config, text) if isinstance(text, Mapping) else (config,)
@@ -288,17 +272,21 @@ def _is_deepseek_mtp(config: Mapping[str, Any], checkpoint: Checkpoint) -> bool:
 
 
 def _is_vision_language(config: Mapping[str, Any], _: Checkpoint) -> bool:
-    return not _is_qwen_dense(config) and bool(config.get("vision_config") or config.get("visual"))
+    """A family whose text part is known is a base like another."""
+    family = family_of(config)
+    if family is not None and family.text_key:
+        return False
+    return bool(config.get("vision_config") or config.get("visual"))
 
 
 # The first that recognises a checkpoint decides; what none recognises is a plain causal language
 # model. Medusa comes before the kinds that need a look at the tensors, because its heads are often
 # pickled.
 _KINDS = (
-    _Kind("an EAGLE-3 draft", _is_speculators_eagle3, parse_draft_config),
+    _Kind("an EAGLE-3 draft", _is_speculators_eagle3, parse_eagle3_config),
     _Kind("a DFlash draft", _is_dflash, parse_dflash_config),
     _Kind("a set of Medusa heads", _is_medusa),
-    _Kind("an EAGLE-3 draft", _is_eagle3, parse_draft_config),
+    _Kind("an EAGLE-3 draft", _is_eagle3, parse_eagle3_config),
     _Kind("an EAGLE-1 or EAGLE-2 draft", _is_eagle1),
     _Kind("a Qwen3-Next model", _is_qwen_next),
     _Kind("a Qwen3.5 mixture of experts", _is_qwen_experts),
@@ -308,10 +296,14 @@ _KINDS = (
 )
 
 
+def _supported() -> str:
+    return f"This version takes {family_names()} base models, EAGLE-3 and DFlash drafts."
+
+
 def _refuse_other_speculators(config: Mapping[str, Any], source: str) -> None:
     kind = config.get("speculators_model_type", "eagle3")
     if kind != "eagle3" and not (isinstance(kind, str) and kind.startswith(_BLOCK_DRAFTS)):
-        raise UnsupportedModel(f"{source}: a speculators draft of the type {kind!r}.", _SUPPORTED)
+        raise UnsupportedModel(f"{source}: a speculators draft of the type {kind!r}.", _supported())
 
 
 def _architectures(config: Mapping[str, Any]) -> list[Any]:
@@ -338,14 +330,14 @@ def _stored_dtype(checkpoint: Checkpoint) -> str | None:
 
 
 def _read_table(
-    checkpoint: Checkpoint, name: str, config: DraftConfig | DFlashConfig
+    checkpoint: Checkpoint, name: str, config: Eagle3Config | DFlashConfig
 ) -> NDArray[np.int64]:
     _check_map(checkpoint, checkpoint.tensors[name], (config.draft_vocab_size,), ("int64", "int32"))
     return checkpoint.read(name).astype(np.int64)
 
 
 def _read_t2d(
-    checkpoint: Checkpoint, name: str, config: DraftConfig | DFlashConfig
+    checkpoint: Checkpoint, name: str, config: Eagle3Config | DFlashConfig
 ) -> NDArray[np.bool_]:
     """Which of the base's tokens the draft knows: bool [vocab_size]."""
     _check_map(
@@ -371,7 +363,7 @@ def _target_ids(
     table: NDArray[np.int64],
     draft_ids: NDArray[np.int64],
     used: NDArray[np.bool_] | None,
-    config: DraftConfig | DFlashConfig,
+    config: Eagle3Config | DFlashConfig,
     checkpoint: Checkpoint,
 ) -> NDArray[np.int64]:
     """The base's id of each draft token, by whichever of the two readings of d2t holds."""
@@ -416,7 +408,7 @@ def _fault(ids: NDArray[np.int64], used: NDArray[np.bool_] | None, vocab_size: i
 
 
 def _check_t2d_count(
-    used: NDArray[np.bool_], config: DraftConfig | DFlashConfig, checkpoint: Checkpoint
+    used: NDArray[np.bool_], config: Eagle3Config | DFlashConfig, checkpoint: Checkpoint
 ) -> None:
     if int(used.sum()) != config.draft_vocab_size:
         raise CheckpointError(

@@ -57,9 +57,9 @@ def checkpoint_text(facts: Mapping[str, Any], layers: bool) -> tuple[str, Rows]:
     rows: Rows = []
     config = facts.get("config")
     if config and facts["role"] == "draft":
-        name = f"{_METHODS[config['kind']]} draft ({config['layout']} layout)"
+        name = f"{_METHODS[config['method']]} draft ({config['layout']} layout)"
         rows += decoder_rows(config["decoder"]) + draft_rows(config)
-        rows += block_rows(config) if config["kind"] == "dflash" else []
+        rows += block_rows(config) if config["method"] == "dflash" else []
     elif config:
         rows += decoder_rows(config["decoder"]) + base_rows(config)
     if "types" in facts:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from edgespec.errors import CheckpointError, UnsupportedModel
+from edgespec.errors import CheckpointError, EdgeSpecError, UnsupportedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +19,13 @@ class Fields:
     def get(self, key: str) -> Any:
         return self.raw.get(key)
 
-    def wrong(self, key: str, wanted: str) -> CheckpointError:
+    def wrong(self, key: str, wanted: str) -> EdgeSpecError:
         return CheckpointError(
             f"{self.source}: '{key}' is {shortened(self.get(key))}, not {wanted}.",
             "Correct the file, or download the checkpoint again.",
         )
 
-    def missing(self, key: str) -> CheckpointError:
+    def missing(self, key: str) -> EdgeSpecError:
         return CheckpointError(
             f"{self.source}: '{key}' is missing.", "Add it, or download the checkpoint again."
         )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Literal
 
-RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
+RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
+Activation = Literal["silu", "gelu_tanh"]
 LayerKind = Literal["full_attention", "linear_attention"]
 AuxLayerConvention = Literal["hs", "output", "unknown"]
 Shapes = Mapping[str, tuple[int, ...]]  # tensor name -> shape, as on disk
@@ -31,9 +31,10 @@ class RopeConfig:
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
     truncate: bool = True  # yarn: round the correction range to whole dimensions
-    attention_factor: float = (
-        1.0  # yarn: multiplies cos and sin, resolved from mscale at parse time
-    )
+    attention_factor: float = 1.0  # yarn, longrope: multiplies cos and sin, resolved when parsed
+    # longrope: divide the inverse frequencies, one per pair; which, the engine's capacity says
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,28 +50,144 @@ class LinearAttentionConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class DecoderConfig:
-    """A dense decoder: what its layers look like. Sizes are in elements."""
+class AttentionSpec:
+    """Grouped-query attention of one layer. Sizes are in elements."""
 
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    rms_norm_eps: float
     rope: RopeConfig
+    scale: float  # multiplies the products of queries and keys
+    window: int | None = None  # tokens seen, the own one included; None: all
     qkv_bias: bool = False
     o_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
-    sliding_window: int | None = None  # tokens seen, the own one included; the same for all layers
-    gated_attention: bool = (
-        False  # q_proj holds, per head, the query and then the gate of the output
-    )
-    unit_offset_norms: bool = False  # norm weights are stored around 0: x * (1 + w)
-    layer_kinds: tuple[LayerKind, ...] = ()  # empty: full attention in all layers
-    linear: LinearAttentionConfig | None = None  # of the layers with linear attention
+    qk_norm: bool = False  # an RMSNorm over each head of the queries and of the keys
+    gated: bool = False  # q_proj holds, per head, the query and then the gate of the output
+    fused_qkv: bool = False  # one qkv_proj: the rows of q, of k and of v
+    softcap: float | None = None  # the products are squashed to softcap * tanh(x / softcap)
+    sinks: bool = False  # a learnt logit per head that takes a share of the softmax
+
+
+@dataclass(frozen=True, slots=True)
+class MlpSpec:
+    """The feed-forward part of one layer: down(activation(gate(x)) * up(x))."""
+
+    intermediate_size: int
+    activation: Activation = "silu"
+    bias: bool = False
+    fused_gate_up: bool = False  # one gate_up_proj: the rows of gate and of up
+    num_experts: int = 0  # 0: dense
+
+
+@dataclass(frozen=True, slots=True)
+class NormSpec:
+    """An RMSNorm: x / rms(x) * w."""
+
+    eps: float
+    unit_offset: bool = False  # weights are stored around 0: x / rms(x) * (1 + w)
+
+
+@dataclass(frozen=True, slots=True)
+class NormNames:
+    """Where a layer has norms, by the names of their tensors. None: there is no norm at that
+    place."""
+
+    before_mixer: str | None = "input_layernorm"
+    before_mlp: str | None = "post_attention_layernorm"
+    after_mixer: str | None = None  # of what attention gives, before it is added to the stream
+    after_mlp: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """One decoder layer: x + mixer(x), then x + mlp(x), with norms where `norm_names` says."""
+
+    mixer: AttentionSpec | LinearAttentionConfig
+    mlp: MlpSpec
+    norm: NormSpec
+    norm_names: NormNames = NormNames()
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """A decoder: its layers, each described by itself, and what is around them."""
+
+    hidden_size: int
+    layers: tuple[LayerSpec, ...]
+    norm: NormSpec  # the last one, before the head
+    embedding_scale: float = 1.0  # multiplies the embedding's rows; rounded to the weights' dtype
+
+    @property
+    def num_layers(self) -> int:
+        """How many decoder layers there are."""
+        return len(self.layers)
+
+    @property
+    def attentions(self) -> tuple[AttentionSpec, ...]:
+        """The attention of each layer that has one, in order; at least one layer has."""
+        return tuple(s.mixer for s in self.layers if isinstance(s.mixer, AttentionSpec))
+
+    @property
+    def attention(self) -> AttentionSpec:
+        """What attention layers share: heads, biases and norms. Window and RoPE may differ."""
+        return next((a for a in self.attentions if a.window is None), self.attentions[0])
+
+    @property
+    def linear(self) -> LinearAttentionConfig | None:
+        """The sizes of the layers with linear attention, which are all the same."""
+        found = (s.mixer for s in self.layers if isinstance(s.mixer, LinearAttentionConfig))
+        return next(found, None)
+
+    @property
+    def layer_kinds(self) -> tuple[LayerKind, ...]:
+        """What mixes tokens in each layer."""
+        return tuple(
+            "linear_attention"
+            if isinstance(layer.mixer, LinearAttentionConfig)
+            else "full_attention"
+            for layer in self.layers
+        )
+
+    @property
+    def num_heads(self) -> int:
+        """Query heads of an attention layer."""
+        return self.attention.num_heads
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Key and value heads of an attention layer."""
+        return self.attention.num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        """Elements of a head."""
+        return self.attention.head_dim
+
+    @property
+    def intermediate_size(self) -> int:
+        """Width inside the MLP of the first layer."""
+        return self.layers[0].mlp.intermediate_size
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The attention layers' windows, each once: none at all first, then ascending."""
+        found = {attention.window for attention in self.attentions}
+        return tuple(sorted(found, key=lambda window: (window is not None, window or 0)))
+
+    @property
+    def sliding_window(self) -> int | None:
+        """The smallest window of the layers that have one; None: all see everything."""
+        return next((window for window in self.windows if window is not None), None)
+
+    @property
+    def ropes(self) -> tuple[RopeConfig, ...]:
+        """The attention layers' rotary embeddings, each once, that of full attention first."""
+        return tuple(dict.fromkeys((self.rope, *(a.rope for a in self.attentions))))
+
+    @property
+    def rope(self) -> RopeConfig:
+        """The rotary embedding of layers with full attention; of all layers where it is one."""
+        return self.attention.rope
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,57 +207,27 @@ class ModelConfig:
     )
 
 
-class DraftKind(StrEnum):
-    EAGLE3 = "eagle3"
-    MTP = "mtp"
-    DFLASH = "dflash"
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DraftConfig:
-    """An EAGLE-3 draft (arXiv 2503.01840): `decoder` describes its own layers, width
-    `decoder.hidden_size`."""
+    """What every draft with a checkpoint of its own declares; each method adds its own fields.
 
-    kind: DraftKind
-    layout: str  # the on-disk family, for messages: "eagle", "modelopt", "speculators"
+    `decoder` describes the draft's own layers, of width `decoder.hidden_size`.
+    """
+
+    method: str  # a key of edgespec.methods.METHODS
+    layout: str  # who wrote it, for messages: "eagle", "modelopt", "speculators", "z-lab"
     decoder: DecoderConfig
     vocab_size: int  # of the base
     draft_vocab_size: int
-    target_hidden_size: int  # width of one tap
+    target_hidden_size: int  # width of one aux hidden state
     num_aux_layers: int
-    aux_layer_ids: (
-        tuple[int, ...] | None
-    )  # hidden_states indices, but see aux_layer_convention; None: EAGLE-3's default
+    # hidden_states indices, but see aux_layer_convention; None: the method's default
+    aux_layer_ids: tuple[int, ...] | None
     own_embedding: bool
     own_head: bool
-    norm_before_residual: bool = False  # the residual stream starts at hidden_norm(g), not at g
-    norm_before_fc: bool = False  # input_norm over the concatenated taps
-    fc_norm: bool = False  # one RMSNorm per tap before fc
-    norm_output: bool = False  # the recycled hidden state is the one after `norm`
-    base_name: str | None = None  # what the draft's config says that it was made for
-    # How the file counts its taps. hs: for certain, or converted; output: converted as the format
+    base_name: str | None = None  # the base that the draft's config names
+    num_target_layers: int | None = None  # of the base, where the draft's config declares it
+    # How the file counts its layers. hs: for certain, or converted; output: converted as the format
     # suggests, to be looked at again with the base's depth; unknown: raw. resolve_aux_layers
     # settles all three.
     aux_layer_convention: AuxLayerConvention = "hs"
-
-
-@dataclass(frozen=True, slots=True)
-class DFlashConfig:
-    """A DFlash block draft (arXiv 2602.06036): `decoder` describes its own layers, which are
-    Qwen3-like."""
-
-    kind: DraftKind
-    layout: str  # the on-disk family, for messages: "z-lab", "speculators", "modelopt"
-    decoder: DecoderConfig
-    vocab_size: int  # of the base
-    draft_vocab_size: int
-    target_hidden_size: int  # width of one tap
-    aux_layer_ids: tuple[int, ...]  # hidden_states indices
-    block_size: int  # the anchor included
-    mask_token_id: int
-    windows: tuple[int | None, ...]  # per layer: how far back it sees the context; None: all of it
-    causal: tuple[bool, ...]  # per layer: a row of the block does not see the later ones
-    own_embedding: bool
-    own_head: bool
-    num_target_layers: int | None = None  # of the base, where the draft's config tells
-    base_name: str | None = None  # what the draft's config says that it was made for

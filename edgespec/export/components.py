@@ -8,7 +8,7 @@ look in `sidecars`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,17 +20,10 @@ from numpy.typing import NDArray
 from edgespec import bundle
 from edgespec.checkpoint.detect import detect, read_d2t
 from edgespec.checkpoint.files import Checkpoint, TensorInfo, open_checkpoint
-from edgespec.checkpoint.mtp import refuse_other_forms
+from edgespec.checkpoint.mtp import layer_config, refuse_other_forms
+from edgespec.checkpoint.names import EMBEDDING, stored_name, text_stack
 from edgespec.checkpoint.origin import Origin, origin_of
-from edgespec.config import (
-    DFlashConfig,
-    DraftConfig,
-    DraftKind,
-    ModelConfig,
-    RopeConfig,
-    default_aux_layers,
-    resolve_aux_layers,
-)
+from edgespec.config import ModelConfig, RopeConfig
 from edgespec.errors import ContractError, PairingError, UnsupportedModel
 from edgespec.export import dflash, sidecars, writer
 from edgespec.export.golden import make_golden
@@ -39,7 +32,10 @@ from edgespec.graphs import dflash as block_graph
 from edgespec.graphs.assembly import DecoderGraph, whole
 from edgespec.graphs.builder import Weight, WeightPlan, save
 from edgespec.graphs.linear import products
-from edgespec.graphs.registry import BASES
+from edgespec.methods.aux_layers import default_aux_layers, resolve_aux_layers
+from edgespec.methods.dflash import DFlashConfig
+from edgespec.methods.eagle3 import Eagle3Config
+from edgespec.methods.table import METHODS
 
 LLM, MTP_DRAFT, DFLASH_DRAFT = "llm", "mtp_draft", "dflash_draft"  # directories of components
 
@@ -102,7 +98,7 @@ def export(
         refuse_other_forms(checkpoint)
     found = detect(checkpoint)
     target = out / (DFLASH_DRAFT if isinstance(found, DFlashConfig) else LLM)
-    if isinstance(found, DraftConfig | DFlashConfig) and options.base_model_dir is None:
+    if isinstance(found, Eagle3Config | DFlashConfig) and options.base_model_dir is None:
         options = replace(options, base_model_dir=recorded_base(found))
     origin = base_origin(checkpoint, found, options)
     request = request_of(checkpoint, options, origin)
@@ -113,7 +109,7 @@ def export(
     if (there := already_there(target, request)) is not None:
         return there
     bundle.refuse_occupied(target)
-    if isinstance(found, DraftConfig):
+    if isinstance(found, Eagle3Config):
         done = export_draft(checkpoint, found, target, options, request, progress or Silent())
     elif isinstance(found, DFlashConfig):
         done = export_dflash_draft(
@@ -158,7 +154,7 @@ def with_draft_as_model(model: str, options: ExportOptions) -> tuple[str, Export
     )
 
 
-def recorded_base(config: DraftConfig | DFlashConfig) -> str | None:
+def recorded_base(config: Eagle3Config | DFlashConfig) -> str | None:
     """The base that the draft's own config names, where it is a directory here.
 
     A name of the hub is not followed: it would fetch a whole model that nobody asked for.
@@ -168,7 +164,7 @@ def recorded_base(config: DraftConfig | DFlashConfig) -> str | None:
 
 
 def base_origin(
-    checkpoint: Checkpoint, found: ModelConfig | DraftConfig | DFlashConfig, options: ExportOptions
+    checkpoint: Checkpoint, found: ModelConfig | Eagle3Config | DFlashConfig, options: ExportOptions
 ) -> Origin:
     """What the base was quantised from: this checkpoint, or the one that a draft is exported
     for."""
@@ -248,16 +244,16 @@ def export_base(
         if options.eagle_base
         else ()
     )
-    graph = BASES[config.architecture].open(checkpoint, config, aux_layers)
+    graph = decoder.Decoder.open(checkpoint, config, aux_layers)
     with bundle.staged_directory(target) as staging:
-        kind = DraftKind.DFLASH if block else DraftKind.EAGLE3 if aux_layers else None
+        kind = METHODS["dflash"].name if block else METHODS["eagle3"].name if aux_layers else None
         done = write_base(graph, kind, staging, options, request, progress, block)
     return replace(done, directory=target)
 
 
 def write_base(
     graph: decoder.Decoder,
-    kind: DraftKind | None,
+    kind: str | None,
     staging: Path,
     options: ExportOptions,
     request: dict[str, Any],
@@ -279,7 +275,7 @@ def write_base(
     job = Job(graph, plan, staging, progress)
     hashes = job.write(text, (checkpoint, info))
     if options.golden:
-        job.golden(rows_of(checkpoint, info), config.decoder.rope, config.vocab_size)
+        job.golden(rows_of(checkpoint, info), config.decoder.ropes, config.vocab_size)
     files = job.manifest(request, hashes)
     notes = [emitted_note(graph), *sidecars.quantization_notes(text.get("quantization"))]
     if not config.eos_token_ids:
@@ -324,7 +320,7 @@ def aux_layers_of_base(config: ModelConfig, options: ExportOptions) -> tuple[int
 
 def export_draft(
     checkpoint: Checkpoint,
-    config: DraftConfig,
+    config: Eagle3Config,
     target: Path,
     options: ExportOptions,
     request: dict[str, Any],
@@ -357,7 +353,7 @@ def export_draft(
         writer.write_small({"d2t": vocabulary_map(offsets, config)}, staging / bundle.D2T)
         if options.golden:
             job.golden(
-                draft_rows(checkpoint, config, own, base), config.decoder.rope, config.vocab_size
+                draft_rows(checkpoint, config, own, base), config.decoder.ropes, config.vocab_size
             )
         files = job.manifest(request, hashes)
     notes = (
@@ -369,7 +365,7 @@ def export_draft(
 
 def export_mtp(
     checkpoint: Checkpoint,
-    config: ModelConfig | DraftConfig | DFlashConfig,
+    config: ModelConfig | Eagle3Config | DFlashConfig,
     out: Path,
     options: ExportOptions,
     request: dict[str, Any],
@@ -386,10 +382,10 @@ def export_mtp(
         raise UnsupportedModel(what, "Leave --mtp out: a draft is recognised by itself.")
     refuse_beside_mtp(options)
     head = mtp.MtpDraft.open(checkpoint, config)
-    base = BASES[config.architecture].open(checkpoint, config, emits_final=True)
+    base = decoder.Decoder.open(checkpoint, config, emits_final=True)
     parts: dict[Path, Callable[[Path], Exported]] = {
         out / LLM: lambda staging: write_base(
-            base, DraftKind.MTP, staging, options, request, progress
+            base, METHODS["mtp"].name, staging, options, request, progress
         ),
         out / MTP_DRAFT: lambda staging: write_mtp(
             head, embedding_of(base), staging, options, request, progress
@@ -437,14 +433,14 @@ def write_mtp(
     progress: Progress,
 ) -> Exported:
     """The files of a head in `staging`. The embedding stays with the base."""
-    checkpoint, layer = graph.table.checkpoint, mtp.layer_config(graph.config)
+    checkpoint, layer = graph.table.checkpoint, layer_config(graph.config)
     text = sidecars.mtp_config(
         checkpoint, graph.config, layer, graph.shape, request["source"].get("quantized_from")
     )
     job = Job(graph, WeightPlan(bundle.MODEL_DATA), staging, progress)
     hashes = job.write(text, None)
     if options.golden:
-        job.golden(rows_of(checkpoint, embedding), layer.rope, graph.config.vocab_size)
+        job.golden(rows_of(checkpoint, embedding), layer.ropes, graph.config.vocab_size)
     files = job.manifest(request, hashes)
     notes = (
         "MTP head: one layer, used again for each step",
@@ -480,7 +476,9 @@ def export_dflash_draft(
         if offsets is not None:
             writer.write_small({"d2t": offsets.astype(np.int32)}, staging / bundle.D2T)
         if options.golden:
-            job.golden(draft_rows(named, config, own, base), config.decoder.rope, config.vocab_size)
+            job.golden(
+                draft_rows(named, config, own, base), config.decoder.ropes, config.vocab_size
+            )
         files = job.manifest(request, hashes)
     notes = (
         *dflash.draft_notes(config, base),
@@ -490,7 +488,7 @@ def export_dflash_draft(
 
 
 def open_base(
-    config: DraftConfig | DFlashConfig, options: ExportOptions
+    config: Eagle3Config | DFlashConfig, options: ExportOptions
 ) -> tuple[Checkpoint | None, ModelConfig | None]:
     """The base named by the flag; it must be one that the draft could have been made for."""
     if options.base_model_dir is None:
@@ -509,7 +507,7 @@ def open_base(
     return base, model
 
 
-def refuse_headless(config: DraftConfig | DFlashConfig) -> None:
+def refuse_headless(config: Eagle3Config | DFlashConfig) -> None:
     """A draft without a head of its own cannot be exported alone."""
     if config.own_head:
         return
@@ -524,7 +522,7 @@ def refuse_headless(config: DraftConfig | DFlashConfig) -> None:
     )
 
 
-def check_pair(config: DraftConfig, model: ModelConfig, base: Checkpoint) -> None:
+def check_pair(config: Eagle3Config, model: ModelConfig, base: Checkpoint) -> None:
     """Refuse what cannot be a pair: other vocabulary, other width."""
     remedy = "Pass --base-model-dir with the base that this draft was trained for."
     if config.vocab_size != model.vocab_size:
@@ -551,7 +549,7 @@ def check_pair(config: DraftConfig, model: ModelConfig, base: Checkpoint) -> Non
 
 
 def aux_layers_of_draft(
-    config: DraftConfig, model: ModelConfig | None, options: ExportOptions
+    config: Eagle3Config, model: ModelConfig | None, options: ExportOptions
 ) -> tuple[int, ...] | None:
     """The taps as far as they can be known here: without the base's depth a draft's default stays
     open."""
@@ -572,7 +570,7 @@ def aux_layers_of_draft(
     raise PairingError(what, "Pass --base-model-dir, or --aux-layers with hidden_states indices.")
 
 
-def check_count(aux_layers: tuple[int, ...], config: DraftConfig) -> None:
+def check_count(aux_layers: tuple[int, ...], config: Eagle3Config) -> None:
     if len(aux_layers) != config.num_aux_layers or list(aux_layers) != sorted(set(aux_layers)):
         what = (
             f"--aux-layers {','.join(map(str, aux_layers))}: the draft reads"
@@ -582,10 +580,10 @@ def check_count(aux_layers: tuple[int, ...], config: DraftConfig) -> None:
 
 
 def lending_base(base: Checkpoint | None, model: ModelConfig | None) -> decoder.Decoder | None:
-    return None if base is None or model is None else BASES[model.architecture].open(base, model)
+    return None if base is None or model is None else decoder.Decoder.open(base, model)
 
 
-def vocabulary_map(offsets: NDArray[np.int64] | None, config: DraftConfig) -> NDArray[np.int32]:
+def vocabulary_map(offsets: NDArray[np.int64] | None, config: Eagle3Config) -> NDArray[np.int32]:
     """Offsets [Vd] as int32, the stored form; zeros where draft and base share the vocabulary."""
     return (np.zeros(config.draft_vocab_size, np.int64) if offsets is None else offsets).astype(
         np.int32
@@ -593,7 +591,7 @@ def vocabulary_map(offsets: NDArray[np.int64] | None, config: DraftConfig) -> ND
 
 
 def draft_notes(
-    config: DraftConfig, aux_layers: tuple[int, ...] | None, base: Checkpoint | None
+    config: Eagle3Config, aux_layers: tuple[int, ...] | None, base: Checkpoint | None
 ) -> tuple[str, ...]:
     notes = [f"EAGLE-3 draft, {config.layout} layout"]
     if config.base_name:
@@ -614,7 +612,7 @@ def draft_notes(
 
 def embedding_of(graph: decoder.Decoder) -> TensorInfo:
     """The embedding table of a base, as its checkpoint has it."""
-    checkpoint, name = graph.table.source(decoder.EMBEDDING)
+    checkpoint, name = graph.table.source(EMBEDDING)
     return checkpoint.tensors[name]
 
 
@@ -625,7 +623,7 @@ def rows_of(checkpoint: Checkpoint, info: TensorInfo) -> Callable[[NDArray[Any]]
 
 def draft_rows(
     checkpoint: Checkpoint,
-    config: DraftConfig | DFlashConfig,
+    config: Eagle3Config | DFlashConfig,
     own: str | None,
     base: Checkpoint | None,
 ) -> Callable[[NDArray[Any]], NDArray[Any]]:
@@ -634,7 +632,7 @@ def draft_rows(
     if own:
         return rows_of(checkpoint, checkpoint.tensors[own])
     if base:
-        return rows_of(base, base.tensors[decoder.stored_name(decoder.EMBEDDING, base)])
+        return rows_of(base, base.tensors[stored_name(EMBEDDING, text_stack(base))])
     width = config.decoder.hidden_size
     return lambda ids: np.stack(
         [np.random.default_rng(int(i)).standard_normal(width, np.float32) for i in ids]
@@ -677,7 +675,10 @@ class Job:
         return hashes
 
     def golden(
-        self, embed: Callable[[NDArray[Any]], NDArray[Any]], rope: RopeConfig, vocab_size: int
+        self,
+        embed: Callable[[NDArray[Any]], NDArray[Any]],
+        ropes: Sequence[RopeConfig],
+        vocab_size: int,
     ) -> None:
         self.progress.start("golden", self.graph.shape.num_layers + 2)
         arrays = make_golden(
@@ -685,7 +686,7 @@ class Job:
             self.plan,
             self.staging,
             embed,
-            rope,
+            ropes,
             vocab_size,
             lambda: self.progress.advance(1),
         )

@@ -6,16 +6,15 @@ Knows configurations. Knows no graphs; `components` writes what is decided here.
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import Checkpoint, open_checkpoint
-from edgespec.config import DFlashConfig, ModelConfig
-from edgespec.config.dflash import THINKING
+from edgespec.config import ModelConfig
 from edgespec.contract import GraphShape
 from edgespec.errors import PairingError, UnsupportedModel
 from edgespec.export.sidecars import decoder_keys
+from edgespec.methods.dflash import THINKING, DFlashConfig
 
 _OTHER_BASE = "Name the base that this draft was trained for, or the draft of this base."
 
@@ -96,7 +95,7 @@ def base_config(config: dict[str, Any], block: DFlashConfig) -> dict[str, Any]:
     """config.json of a base that emits what a DFlash draft reads, from the one of a base with
     taps."""
     config = {key: value for key, value in config.items() if key != "eagle_hidden_state_layers"}
-    return config | {"spec_decode_type": block.kind.value, "dflash_config": block_keys(block)}
+    return config | {"spec_decode_type": block.method, "dflash_config": block_keys(block)}
 
 
 def draft_config(
@@ -113,7 +112,7 @@ def draft_config(
     masks = {"windows": list(config.windows), "causal": list(config.causal)}
     return {
         "model": "DFlash",
-        "spec_decode_type": config.kind.value,
+        "spec_decode_type": config.method,
         "engine_role": shape.role.value,
         "vocab_size": config.vocab_size,
         "draft_vocab_size": config.draft_vocab_size,
@@ -132,7 +131,7 @@ def draft_config(
             "own_embedding": config.own_embedding,
             "enable_thinking": THINKING.get(model.architecture) if model else None,
         },
-        "graph": asdict(shape),
+        "graph": shape.as_dict(),
     }
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,12 @@ from edgespec import bundle
 from edgespec.checkpoint.files import Checkpoint, some_of
 from edgespec.checkpoint.layouts import all_kv_scales
 from edgespec.checkpoint.quantization import Quantization
-from edgespec.config import DecoderConfig, DraftConfig, DraftKind, ModelConfig
+from edgespec.config import DecoderConfig, ModelConfig
 from edgespec.contract import GraphShape
 from edgespec.errors import CheckpointError, MissingDependency
+from edgespec.methods import mtp
+from edgespec.methods.eagle3 import Eagle3Config
+from edgespec.rope import rope_dict
 from edgespec.schemes import SCHEMES
 
 
@@ -27,7 +29,7 @@ def base_config(
     checkpoint: Checkpoint,
     config: ModelConfig,
     shape: GraphShape,
-    kind: DraftKind | None,
+    kind: str | None,
     aux_layers: tuple[int, ...],
     quantized_from: str | None,
 ) -> dict[str, Any]:
@@ -35,7 +37,7 @@ def base_config(
     identity of its original, if it has one."""
     out = {
         "model": config.architecture,
-        "spec_decode_type": kind.value if kind else "none",
+        "spec_decode_type": kind if kind else "none",
         "engine_role": shape.role.value,
         "vocab_size": config.vocab_size,
         **decoder_keys(config.decoder),
@@ -43,7 +45,7 @@ def base_config(
         "eos_token_id": list(config.eos_token_ids),
         "bos_token_id": config.bos_token_id,
         "identity": checkpoint.identity(),
-        "graph": asdict(shape),
+        "graph": shape.as_dict(),
     }
     if quantized_from:
         out["quantized_from"] = quantized_from
@@ -53,7 +55,7 @@ def base_config(
 
 def draft_config(
     checkpoint: Checkpoint,
-    config: DraftConfig,
+    config: Eagle3Config,
     shape: GraphShape,
     aux_layers: tuple[int, ...] | None,
     base: Checkpoint | None,
@@ -64,7 +66,7 @@ def draft_config(
     root = {"base_quantized_from": base_quantized_from} if base_quantized_from else {}
     return {
         "model": "Eagle3",
-        "spec_decode_type": config.kind.value,
+        "spec_decode_type": config.method,
         "engine_role": shape.role.value,
         "vocab_size": config.vocab_size,
         "draft_vocab_size": config.draft_vocab_size,
@@ -80,7 +82,7 @@ def draft_config(
             "target_hidden_size": config.target_hidden_size,
             "own_embedding": config.own_embedding,
         },
-        "graph": asdict(shape),
+        "graph": shape.as_dict(),
     }
 
 
@@ -96,7 +98,7 @@ def mtp_config(
     root = {"base_quantized_from": quantized_from} if quantized_from else {}
     return {
         "model": "Mtp",
-        "spec_decode_type": DraftKind.MTP.value,
+        "spec_decode_type": mtp.NAME,
         "engine_role": shape.role.value,
         "vocab_size": config.vocab_size,
         "draft_vocab_size": shape.vocab_size,
@@ -112,7 +114,7 @@ def mtp_config(
             "target_hidden_size": shape.base_features,
             "own_embedding": False,
         },
-        "graph": asdict(shape),
+        "graph": shape.as_dict(),
     }
 
 
@@ -139,6 +141,7 @@ def hybrid_keys(shape: GraphShape) -> dict[str, Any]:
 
 
 def decoder_keys(decoder: DecoderConfig) -> dict[str, Any]:
+    """What config.json says of the layers: sizes, window and rotary embedding."""
     return {
         "hidden_size": decoder.hidden_size,
         "intermediate_size": decoder.intermediate_size,
@@ -149,7 +152,8 @@ def decoder_keys(decoder: DecoderConfig) -> dict[str, Any]:
         "sliding_window": decoder.sliding_window,
         "rope_theta": decoder.rope.theta,
         "partial_rotary_factor": decoder.rope.rotary_dim / decoder.head_dim,
-        "rope": asdict(decoder.rope),
+        "rope": rope_dict(decoder.rope),
+        **({"local_rope": rope_dict(decoder.ropes[1])} if len(decoder.ropes) > 1 else {}),
         "kv_cache_dtype": "fp32",
     }
 

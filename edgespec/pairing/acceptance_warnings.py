@@ -11,9 +11,9 @@ from edgespec.checkpoint.facts import quantization_facts
 from edgespec.checkpoint.files import Checkpoint, read_json
 from edgespec.checkpoint.layouts import logical_shapes, read_quantization
 from edgespec.checkpoint.mtp import ROOT
-from edgespec.config import DFlashConfig, RopeConfig
-from edgespec.config.dflash import THINKING
+from edgespec.config import RopeConfig
 from edgespec.contract import MAX_BLOCK_NODES, Limits
+from edgespec.methods.dflash import THINKING, DFlashConfig
 from edgespec.pairing.check_result import CheckResult
 from edgespec.pairing.pair import Pair
 from edgespec.schemes import SCHEMES

@@ -13,8 +13,11 @@ from typing import Protocol
 
 from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import Checkpoint, open_checkpoint
-from edgespec.config import DFlashConfig, DraftConfig, DraftKind, ModelConfig
+from edgespec.config import ModelConfig
 from edgespec.errors import CheckpointError, EdgeSpecError, PairingError, UnsupportedModel
+from edgespec.methods import dflash, eagle3, mtp
+from edgespec.methods.dflash import DFlashConfig
+from edgespec.methods.eagle3 import Eagle3Config
 from edgespec.pairing import acceptance_warnings, fit, tokens
 from edgespec.pairing.check_result import CheckResult, Report
 from edgespec.pairing.pair import Pair
@@ -53,15 +56,15 @@ _COMMON: tuple[tuple[str, Check], ...] = (
     ("quantisation", acceptance_warnings.quantisation),
 )
 # What is looked at, in this order
-CHECKS: dict[DraftKind, tuple[tuple[str, Check], ...]] = {
-    DraftKind.EAGLE3: _COMMON,
-    DraftKind.DFLASH: (
+CHECKS: dict[str, tuple[tuple[str, Check], ...]] = {
+    eagle3.NAME: _COMMON,
+    dflash.NAME: (
         *_COMMON,
         ("block", acceptance_warnings.block),
         ("mask token", tokens.mask_token),
         ("thinking", acceptance_warnings.thinking),
     ),
-    DraftKind.MTP: (
+    mtp.NAME: (
         ("whole", fit.whole),
         ("head", fit.mtp),
         ("tokenizer", tokens.tokenizer),
@@ -90,7 +93,7 @@ def check(
     results: list[CheckResult] = []
     model = _base(first, results)
     config = _draft(second, results) if second is not None else None
-    kind = DraftKind.MTP if second is None else config.kind if config is not None else None
+    kind = mtp.NAME if second is None else config.method if config is not None else None
     if model is not None and kind is not None:
         pair = Pair(first, model, second, config, aux_layers)
         for topic, look in CHECKS[kind]:
@@ -131,7 +134,9 @@ def _base(checkpoint: Checkpoint, results: list[CheckResult]) -> ModelConfig | N
     return None
 
 
-def _draft(checkpoint: Checkpoint, results: list[CheckResult]) -> DraftConfig | DFlashConfig | None:
+def _draft(
+    checkpoint: Checkpoint, results: list[CheckResult]
+) -> Eagle3Config | DFlashConfig | None:
     found = _recognised("draft", checkpoint, results)
     if isinstance(found, ModelConfig):
         what = f"{checkpoint.path} is a base, not a draft"
@@ -141,7 +146,7 @@ def _draft(checkpoint: Checkpoint, results: list[CheckResult]) -> DraftConfig | 
         results.append(CheckResult("refused", "draft", what, remedy))
         return None
     if found is not None:
-        name = {DraftKind.EAGLE3: "EAGLE-3", DraftKind.DFLASH: "DFlash"}[found.kind]
+        name = {eagle3.NAME: "EAGLE-3", dflash.NAME: "DFlash"}[found.method]
         what = (
             f"{name}, {found.layout} layout: {found.decoder.num_layers} layers, hidden"
             f" {found.decoder.hidden_size}"
@@ -152,7 +157,7 @@ def _draft(checkpoint: Checkpoint, results: list[CheckResult]) -> DraftConfig | 
 
 def _recognised(
     topic: str, checkpoint: Checkpoint, results: list[CheckResult]
-) -> ModelConfig | DraftConfig | DFlashConfig | None:
+) -> ModelConfig | Eagle3Config | DFlashConfig | None:
     try:
         return detect(checkpoint)
     except EdgeSpecError as error:

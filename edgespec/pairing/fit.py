@@ -7,9 +7,11 @@ import re
 from collections.abc import Iterator
 
 from edgespec.checkpoint.files import Checkpoint
-from edgespec.checkpoint.layouts import is_quantised
+from edgespec.checkpoint.layouts import is_quantized
 from edgespec.checkpoint.origin import origin_of
-from edgespec.config import DFlashConfig, DraftConfig, resolve_aux_layers
+from edgespec.methods.aux_layers import resolve_aux_layers
+from edgespec.methods.dflash import DFlashConfig
+from edgespec.methods.eagle3 import Eagle3Config
 from edgespec.pairing.check_result import CheckResult
 from edgespec.pairing.pair import Pair
 
@@ -108,7 +110,7 @@ def aux_layers(pair: Pair) -> Iterator[CheckResult]:
     """Which hidden_states of the base the draft reads, and how its own numbers were understood."""
     _, config = pair.drafted()
     layers = pair.model.decoder.num_layers
-    if isinstance(config, DraftConfig):
+    if isinstance(config, Eagle3Config):
         found, reading = (
             resolve_aux_layers(config, layers, pair.aux_layers),
             _eagle_reading(config, pair),
@@ -140,7 +142,7 @@ def aux_layers(pair: Pair) -> Iterator[CheckResult]:
     yield CheckResult("ok", "taps", f"hidden_states {_listed(found)}, {reading}")
 
 
-def _eagle_reading(config: DraftConfig, pair: Pair) -> str:
+def _eagle_reading(config: Eagle3Config, pair: Pair) -> str:
     if pair.aux_layers is not None:
         return "as --aux-layers says"
     if config.aux_layer_ids is None:
@@ -179,7 +181,7 @@ def embedding(pair: Pair) -> Iterator[CheckResult]:
 
 def head(pair: Pair) -> Iterator[CheckResult]:
     _, config = pair.drafted()
-    if not config.own_head and is_quantised(pair.base, "lm_head"):
+    if not config.own_head and is_quantized(pair.base, "lm_head"):
         what = "the base's, which is quantised: the draft proposes through a rounded head"
         yield CheckResult(
             "warning", "head", what, "Quantise the base without its lm_head if acceptance falls."

@@ -9,8 +9,8 @@ from typing import Any
 
 from edgespec.checkpoint.detect import read_d2t
 from edgespec.checkpoint.files import Checkpoint, read_json
-from edgespec.config import DFlashConfig
 from edgespec.errors import CheckpointError
+from edgespec.methods.dflash import DFlashConfig
 from edgespec.pairing.check_result import CheckResult
 from edgespec.pairing.pair import Pair
 

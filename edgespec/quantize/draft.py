@@ -19,11 +19,14 @@ from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import Checkpoint, open_checkpoint
 from edgespec.checkpoint.layouts import read_quantization, read_weight
 from edgespec.checkpoint.names import stored_name, text_stack
-from edgespec.config import DFlashConfig, DraftConfig, ModelConfig, resolve_aux_layers
+from edgespec.config import ModelConfig
 from edgespec.errors import BuildError, PairingError, UnsupportedModel
+from edgespec.methods.aux_layers import resolve_aux_layers
+from edgespec.methods.dflash import DFlashConfig
+from edgespec.methods.eagle3 import Eagle3Config
 from edgespec.quantize import calibration, modelopt, work
 from edgespec.quantize import check as checking
-from edgespec.quantize.base import EMBEDDING, HEAD, base_config, refuse_quantised
+from edgespec.quantize.base import EMBEDDING, HEAD, base_config, refuse_quantized
 from edgespec.quantize.layerwise import Progress
 from edgespec.quantize.llm import (
     Options,
@@ -37,7 +40,7 @@ from edgespec.quantize.llm import (
     write_manifest,
     write_sidecars,
 )
-from edgespec.quantize.plan import Plan, make_plan, quantised_bytes, refuse_full_disk, size_bytes
+from edgespec.quantize.plan import Plan, make_plan, quantized_bytes, refuse_full_disk, size_bytes
 from edgespec.quantize.tensors import (
     Piece,
     array_piece,
@@ -50,7 +53,7 @@ from edgespec.quantize.tensors import (
 # EAGLE-3: features [S, taps * Ht] of tokens t, embeddings [S, H] of tokens t + 1. DFlash: features
 # [n, taps * Ht] of a context, embeddings [B, H] of the block behind it.
 Pair = tuple[Any, Any]
-AnyDraft = DraftConfig | DFlashConfig
+AnyDraft = Eagle3Config | DFlashConfig
 LENT_HEAD = f"{HEAD}.weight"
 
 
@@ -71,7 +74,7 @@ def quantize_draft(
             "--kv-cache-quantization: a draft's cache stays as it is.", "Leave the flag out."
         )
     draft = open_checkpoint(draft_dir, allow_pickle=options.allow_pickle)
-    refuse_quantised(draft)
+    refuse_quantized(draft)
     config = detect(draft)
     if isinstance(config, ModelConfig):
         raise UnsupportedModel(
@@ -147,7 +150,7 @@ def check_pair(config: AnyDraft, model: ModelConfig, base: Checkpoint) -> None:
 def aux_layers_of(config: AnyDraft, model: ModelConfig, base: Checkpoint) -> tuple[int, ...]:
     """The taps as hidden_states indices, which the base must have."""
     layers = model.decoder.num_layers
-    if isinstance(config, DraftConfig):
+    if isinstance(config, Eagle3Config):
         return resolve_aux_layers(config, layers)
     if config.num_target_layers not in (None, layers) or config.aux_layer_ids[-1] > layers:
         what = (
@@ -162,7 +165,7 @@ def aux_layers_of(config: AnyDraft, model: ModelConfig, base: Checkpoint) -> tup
 def own_names(draft: Checkpoint, config: AnyDraft) -> tuple[Checkpoint, dict[str, str]]:
     """The draft under the names that will be written, and own name -> that name of each tensor of
     the graph."""
-    if isinstance(config, DraftConfig):
+    if isinstance(config, Eagle3Config):
         return draft, stored_names(draft, config)
     from edgespec.checkpoint import dflash
     from edgespec.checkpoint.detect import check_tensors
@@ -175,7 +178,7 @@ def own_names(draft: Checkpoint, config: AnyDraft) -> tuple[Checkpoint, dict[str
 def lent_shape(config: AnyDraft, options: Options) -> tuple[int, int] | None:
     """Of a head that the base lends and that is to be quantised for the draft; it is whole, or the
     draft could not borrow it. The mirrored tool does so for DFlash."""
-    if isinstance(config, DraftConfig) or config.own_head or not options.lm_head_quantization:
+    if isinstance(config, Eagle3Config) or config.own_head or not options.lm_head_quantization:
         return None
     return config.draft_vocab_size, config.decoder.hidden_size
 
@@ -191,10 +194,10 @@ def size_to_write(
         plan, layers={module: s for module, s in plan.layers.items() if module not in own.layers}
     )
     size = size_bytes(named, own, lambda module: stored(names, module))
-    return size + (quantised_bytes(beside, {HEAD: lent}) if lent else 0)
+    return size + (quantized_bytes(beside, {HEAD: lent}) if lent else 0)
 
 
-def stored_names(draft: Checkpoint, config: DraftConfig) -> dict[str, str]:
+def stored_names(draft: Checkpoint, config: Eagle3Config) -> dict[str, str]:
     """Own name -> name on disk of each tensor of the graph."""
     from edgespec.checkpoint.detect import check_tensors
     from edgespec.graphs import eagle
@@ -278,7 +281,7 @@ def pairs_of(
 
 def pairs_in(config: AnyDraft, features: Any, ids: Any, table: Any) -> list[Pair]:
     """What one window of text feeds the draft."""
-    if isinstance(config, DraftConfig):
+    if isinstance(config, Eagle3Config):
         return [(features[:-1], table[ids[1:]])]
     from edgespec.quantize.dflash import blocks_of
 
@@ -286,7 +289,7 @@ def pairs_in(config: AnyDraft, features: Any, ids: Any, table: Any) -> list[Pair
 
 
 def module_of(config: AnyDraft) -> Any:
-    if isinstance(config, DraftConfig):
+    if isinstance(config, Eagle3Config):
         from edgespec.quantize.eagle import Eagle3
 
         return Eagle3(config)
@@ -334,7 +337,7 @@ def calibrated(
     module.load_state_dict({name: tensor.to(dtype) for name, tensor in weights.items()})
     module.to(options.device)
     features_dtype = (
-        dtype if isinstance(config, DraftConfig) else None
+        dtype if isinstance(config, Eagle3Config) else None
     )  # DFlash has fc in float32 whatever it reads
     inputs = [
         (f.to(options.device, features_dtype or f.dtype), e.to(options.device, dtype))
@@ -416,7 +419,7 @@ def compare(
             weight = read_weight(written, quantization, on_disk(names, module))
         if weight is None or weight.scheme is not scheme:
             raise BuildError(f"{module} was not written as {scheme.name}.", "Please report this.")
-        quantised[f"{module}.weight"], errors[module] = checking.effective(
+        quantised[f"{module}.weight"], errors[module] = checking.effective_weight(
             weight, original[f"{module}.weight"]
         )
     for own, name in names.items():

@@ -101,7 +101,7 @@ def test_a_signal_keeps_finished_layers_and_the_same_command_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(Work, "keep_part", keep_part_and_stop)
         assert run(line) == code
-    assert f"kept in {kept}: the same command goes on from there" in capsys.readouterr().err
+    assert f"kept in {kept}: the same command resumes from there" in capsys.readouterr().err
     assert (kept / "part-00000.safetensors").exists()
     assert not out.exists()
     assert run(line) == 0
@@ -119,7 +119,7 @@ def test_refusals_have_their_exit_codes(
     assert run([*line, "fp8", "--calib-data", str(empty)]) == 3
     assert "is empty" in capsys.readouterr().err
     assert run([*line, "fp8", "--visual-quantization", "fp8"]) == 3
-    assert "quantises no vision tower" in capsys.readouterr().err
+    assert "quantizes no vision tower" in capsys.readouterr().err
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "precious").touch()
     assert run([*line, "fp8"]) == 4

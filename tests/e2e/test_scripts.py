@@ -20,8 +20,9 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import open_checkpoint
-from edgespec.config import DraftConfig, ModelConfig
+from edgespec.config import ModelConfig
 from edgespec.export.components import ExportOptions, export
+from edgespec.methods.eagle3 import Eagle3Config
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "demo"
@@ -76,7 +77,7 @@ def test_committed_pair_is_small_and_what_it_says() -> None:
     assert sum(drafts) < 8e6
     base, draft = (detect(open_checkpoint(RECIPE / name)) for name in ("base", "draft"))
     assert isinstance(base, ModelConfig)
-    assert isinstance(draft, DraftConfig)
+    assert isinstance(draft, Eagle3Config)
     assert base.architecture == "Qwen3ForCausalLM"
     assert base.decoder.num_layers >= 8
     assert draft.draft_vocab_size < draft.vocab_size == base.vocab_size

@@ -24,7 +24,7 @@ from onnx.reference import ReferenceEvaluator
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from edgespec.backends.engine_dir import rope_of
+from edgespec.backends.engine_dir import rope_of, ropes_of
 from edgespec.backends.golden import golden_calls
 from edgespec.backends.loader import open_runner
 from edgespec.backends.ort.build import build
@@ -498,7 +498,7 @@ def engine_logits(case: Case, work: Path) -> Array:
         "emulated" not in built.weights or built.weights["emulated"] == "emulated: correctness only"
     )
     runner, config = open_runner(work / "engine", built.role)
-    prompt, _ = golden_calls(case.golden(), RopeTable.of(rope_of(config), 32))
+    prompt, _ = golden_calls(case.golden(), ropes_of(config))
     logits: Array = runner.run(prompt).logits[0].copy()
     runner.close()
     return logits
@@ -710,7 +710,7 @@ def test_gptq_in_the_order_of_activations_is_the_base_of_its_weights(tmp_path: P
 def test_zero_points_are_refused_by_the_layers_name_and_nothing_is_left(tmp_path: Path) -> None:
     quantised = gptq_twin(toys.make_base(tmp_path / "plain", layers=2), tmp_path / "gptq", zero=7)
     with pytest.raises(
-        UnsupportedModel, match=r"model\.layers\.0\.self_attn\.q_proj is quantised with zero points"
+        UnsupportedModel, match=r"model\.layers\.0\.self_attn\.q_proj is quantized with zero points"
     ):
         export(str(quantised), tmp_path / "out", ExportOptions())
     assert not list((tmp_path / "out").rglob("*.*"))

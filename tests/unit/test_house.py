@@ -16,7 +16,19 @@ PACKAGE = Path(__file__).resolve().parents[2] / "edgespec"
 HEAVY = ("torch", "transformers", "onnx", "onnxruntime", "tensorrt")
 
 # Lowest first: each may lean on those before it, so there is no circle.
-GROUND = ("errors", "schemes", "quantized", "config", "rope", "contract", "bundle", "prompts")
+GROUND = (
+    "errors",
+    "schemes",
+    "quantized",
+    "config",
+    "families",
+    "rope",
+    "contract",
+    "bundle",
+    "methods",
+    "component",
+    "prompts",
+)
 LEANS_ON: dict[str, tuple[str, ...]] = {
     **{room: GROUND[:floor] for floor, room in enumerate(GROUND)},
     "checkpoint": GROUND,

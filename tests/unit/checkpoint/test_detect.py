@@ -16,8 +16,10 @@ from edgespec.checkpoint.detect import check_tensors, detect, read_d2t
 from edgespec.checkpoint.files import Checkpoint, open_checkpoint
 from edgespec.checkpoint.layouts import read_quantization
 from edgespec.checkpoint.quantization import Quantization
-from edgespec.config import DraftConfig, ModelConfig, resolve_aux_layers
+from edgespec.config import ModelConfig
 from edgespec.errors import CheckpointError, EdgeSpecError, UnsupportedModel
+from edgespec.methods.aux_layers import resolve_aux_layers
+from edgespec.methods.eagle3 import Eagle3Config
 from tests.toys import DraftLayout, Family, make_base, make_draft
 
 LAYOUTS: list[DraftLayout] = ["eagle", "specforge", "modelopt", "speculators"]
@@ -80,7 +82,7 @@ def test_draft_of_each_layout_is_recognised(
 ) -> None:
     aux_layers = None if layout == "eagle" else (1, 3, 6)
     found = detect(open_checkpoint(make_draft(tmp_path, base, layout, aux_layers=aux_layers)))
-    assert isinstance(found, DraftConfig)
+    assert isinstance(found, Eagle3Config)
     assert found.layout == {"specforge": "eagle"}.get(layout, layout)
     assert (found.vocab_size, found.draft_vocab_size, found.num_aux_layers) == (
         VOCAB,
@@ -106,28 +108,32 @@ def test_drafts_options_are_seen_in_every_layout(base: Path, tmp_path: Path) -> 
             rope_theta=5e5,
         )
         found = detect(open_checkpoint(path))
-        assert isinstance(found, DraftConfig)
+        assert isinstance(found, Eagle3Config)
         assert (found.decoder.num_layers, found.decoder.hidden_size, found.target_hidden_size) == (
             2,
             32,
             64,
         )
         assert found.decoder.rope.theta == 5e5
-        assert (found.own_embedding, found.decoder.qk_norm, found.fc_norm) == (True, True, True)
+        assert (found.own_embedding, found.decoder.attention.qk_norm, found.fc_norm) == (
+            True,
+            True,
+            True,
+        )
 
 
 def test_pickled_draft_is_recognised_when_allowed(base: Path, tmp_path: Path) -> None:
     path = make_draft(tmp_path, base, "eagle", pickle=True)
     checkpoint = open_checkpoint(path, allow_pickle=True)
     found = detect(checkpoint)
-    assert isinstance(found, DraftConfig)
+    assert isinstance(found, Eagle3Config)
     assert read_d2t(checkpoint, found) is not None
 
 
 def test_draft_that_copied_its_base_s_mtp_keys_is_still_a_draft(base: Path, tmp_path: Path) -> None:
     path = make_draft(tmp_path, base, "specforge")
     edit_config(path, num_nextn_predict_layers=1, mtp_num_hidden_layers=1)
-    assert isinstance(detect(open_checkpoint(path)), DraftConfig)
+    assert isinstance(detect(open_checkpoint(path)), Eagle3Config)
 
 
 OTHERS: list[tuple[str, dict[str, Any], dict[str, tuple[int, ...]]]] = [
@@ -210,10 +216,10 @@ def test_quantisation_settings_beside_the_config_are_seen(base: Path, tmp_path: 
     path = make_draft(tmp_path, base, "modelopt")
     settings = tmp_path / "hf_quant_config.json"
     settings.write_text('{"quantization": {"quant_algo": null}}')
-    assert isinstance(detect(open_checkpoint(path)), DraftConfig)
+    assert isinstance(detect(open_checkpoint(path)), Eagle3Config)
     settings.write_text('{"quantization": {"quant_algo": "NVFP4_AWQ"}}')
     with pytest.raises(
-        UnsupportedModel, match=r"hf_quant_config\.json.*: quantised with 'NVFP4_AWQ'"
+        UnsupportedModel, match=r"hf_quant_config\.json.*: quantized with 'NVFP4_AWQ'"
     ):
         detect(open_checkpoint(path))
 
@@ -357,13 +363,13 @@ def test_all_complaints_come_in_one_error(tmp_path: Path) -> None:
 
 def draft_with(
     path: Path, base: Path, **tensors: torch.Tensor | None
-) -> tuple[Checkpoint, DraftConfig]:
+) -> tuple[Checkpoint, Eagle3Config]:
     """A draft with 96 tokens of 256 whose d2t and t2d are `tensors`; None for a table it lacks."""
     checkpoint = edit_tensors(
         make_draft(path, base, "eagle"), **({"d2t": None, "t2d": None} | tensors)
     )
     config = detect(checkpoint)
-    assert isinstance(config, DraftConfig)
+    assert isinstance(config, Eagle3Config)
     return checkpoint, config
 
 
@@ -405,7 +411,7 @@ def test_random_vocabularies_agree_with_their_mask(
 ) -> None:
     checkpoint = open_checkpoint(make_draft(tmp_path, base, layout, d2t=form))
     config = detect(checkpoint)
-    assert isinstance(config, DraftConfig)
+    assert isinstance(config, Eagle3Config)
     offsets = read_d2t(checkpoint, config)
     assert offsets is not None
     assert np.array_equal(np.arange(DRAFT_VOCAB) + offsets, np.flatnonzero(checkpoint.read("t2d")))
@@ -471,7 +477,7 @@ def test_draft_with_the_whole_vocabulary_needs_no_map(base: Path, tmp_path: Path
         make_draft(tmp_path, base, "modelopt", draft_vocab=None, own_head=False)
     )
     config = detect(checkpoint)
-    assert isinstance(config, DraftConfig)
+    assert isinstance(config, Eagle3Config)
     assert read_d2t(checkpoint, config) is None
 
 

@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from edgespec.checkpoint.detect import check_tensors, detect, read_d2t
 from edgespec.checkpoint.dflash import IGNORED, expected_tensors, named_as_ours
 from edgespec.checkpoint.files import Checkpoint, Rows, open_checkpoint
-from edgespec.config import DFlashConfig
 from edgespec.errors import CheckpointError, EdgeSpecError, UnsupportedModel
+from edgespec.methods.dflash import DFlashConfig
 from tests.toys import Layout, make_base, make_dflash, make_qwen3_5, write_pickle
 
 LAYOUTS: list[Layout] = ["z-lab", "modelopt", "speculators"]

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization, read_weight
-from edgespec.config import DraftConfig
 from edgespec.errors import EdgeSpecError, OutputError, PairingError, UnsupportedModel
+from edgespec.methods.eagle3 import Eagle3Config
 from edgespec.quantize import draft, modelopt, work
 from edgespec.quantize.eagle import Eagle3, features_of
 from edgespec.quantize.llm import Options, Quantized, quantize_llm
@@ -52,10 +52,10 @@ def quantized(base: Path, path: Path, out: Path, quantization: str, **more: Any)
     return draft.quantize_draft(str(base), str(path), out, options, Told(), modelopt.Log())
 
 
-def config_of(path: Path) -> tuple[Checkpoint, DraftConfig]:
+def config_of(path: Path) -> tuple[Checkpoint, Eagle3Config]:
     checkpoint = Checkpoint(path)
     config = detect(checkpoint)
-    assert isinstance(config, DraftConfig)
+    assert isinstance(config, Eagle3Config)
     return checkpoint, config
 
 
@@ -177,7 +177,7 @@ def test_what_does_not_belong_together_is_refused(
         UnsupportedModel, "a draft's cache stays as it is", base, drafts["eagle"], fp8_cache=True
     )
     quantized(base, drafts["eagle"], out, "fp8")
-    with pytest.raises(UnsupportedModel, match="quantised already"):
+    with pytest.raises(UnsupportedModel, match="quantized already"):
         quantized(base, out, tmp_path / "again", "fp8")
 
 
@@ -192,7 +192,7 @@ def test_a_pair_whose_weights_changed_past_the_first_bytes_is_not_there_already(
         for name, path in (("base", base), ("draft", drafts["eagle"]))
     ]
     quantized(*paths, tmp_path / "out", "fp8")
-    assert "already there" in quantized(*paths, tmp_path / "out", "fp8").notes[0]
+    assert "already up to date" in quantized(*paths, tmp_path / "out", "fp8").notes[0]
     file = tmp_path / whose / "model.safetensors"
     tensors, before = load_file(file), Checkpoint(tmp_path / whose).identity()
     next(tensor for name, tensor in tensors.items() if name.endswith("up_proj.weight"))[100:] *= 1.5

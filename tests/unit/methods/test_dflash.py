@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from transformers import Qwen3Config
 
-from edgespec.config import DFlashConfig, parse_dflash_config
 from edgespec.errors import CheckpointError, UnsupportedModel
+from edgespec.methods.dflash import DFlashConfig, parse_dflash_config
 
 HIDDEN, VOCAB, LAYERS, DEPTH = 32, 96, 3, 12
 Shapes = dict[str, tuple[int, ...]]
@@ -97,7 +97,7 @@ def parse(raw: dict[str, Any] | None = None, found: Shapes | None = None) -> DFl
 
 def test_published_draft_is_read() -> None:
     draft = parse()
-    assert (draft.kind, draft.layout) == ("dflash", "z-lab")
+    assert (draft.method, draft.layout) == ("dflash", "z-lab")
     assert (draft.aux_layer_ids, draft.block_size, draft.mask_token_id) == ((2, 6, 10), 8, 90)
     assert (draft.windows, draft.causal) == ((None,) * LAYERS, (False,) * LAYERS)
     assert (draft.vocab_size, draft.draft_vocab_size, draft.target_hidden_size) == (
@@ -106,7 +106,7 @@ def test_published_draft_is_read() -> None:
         HIDDEN,
     )
     assert (draft.own_embedding, draft.own_head, draft.num_target_layers) == (False, False, DEPTH)
-    assert draft.decoder.qk_norm
+    assert draft.decoder.attention.qk_norm
     assert (draft.decoder.num_heads, draft.decoder.num_kv_heads, draft.decoder.head_dim) == (
         4,
         2,

@@ -16,9 +16,11 @@ from edgespec.config.values import Shapes
 from edgespec.errors import UnsupportedModel
 
 SECTION = "dflash_config"
+# Words in names of classes and types by which DFlash and its variants are known
+VARIANT_NAMES = ("dflash", "dspark", "dflare", "domino", "jetspec")
 
 
-def refuse_relatives(raw: Mapping[str, Any], shapes: Shapes, source: str) -> None:
+def refuse_variants(raw: Mapping[str, Any], shapes: Shapes, source: str) -> None:
     """Raises UnsupportedModel with the name and the first sign; `shapes` are under our own
     names."""
     inner = raw.get(SECTION)
@@ -30,7 +32,7 @@ def refuse_relatives(raw: Mapping[str, Any], shapes: Shapes, source: str) -> Non
         if isinstance(architectures, list)
         else []
     )
-    for name, (words, keys, tensors) in _RELATIVES.items():
+    for name, (words, keys, tensors) in _VARIANTS.items():
         signs = [text for text in said if any(word in text.lower() for word in words)]
         signs += [key for place in places for key in keys if place.get(key)]
         signs += [tensor for tensor in shapes if re.search(tensors, tensor)] if tensors else []
@@ -51,7 +53,7 @@ _GIVE = "Give a plain DFlash draft, such as z-lab's."
 _TYPES = ("projector_type", "speculators_model_type")
 # What it is called -> words in names of classes and types, keys that only it has, names of its
 # tensors
-_RELATIVES: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
+_VARIANTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
     "a Domino draft": (("domino", "causal_v5"), ("gru_hidden_dim",), r"^(prefix_gru|embed_proj)\."),
     "a DSpark draft": (
         ("dspark",),

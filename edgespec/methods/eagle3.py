@@ -3,27 +3,55 @@ no bases."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from edgespec.config.bases import (
-    BY_MODEL_TYPE,
-    FAMILIES,
+from edgespec.config.fields import Fields, is_int, shortened
+from edgespec.config.layers import (
+    WindowRule,
+    activation_of,
     check_divides,
     even_head_dim,
-    one_window,
-    refuse_other_activations,
+    repeated,
+    windows_of,
 )
-from edgespec.config.fields import Fields, is_int, shortened
 from edgespec.config.ropes import one_rope
-from edgespec.config.values import AuxLayerConvention, DecoderConfig, DraftConfig, DraftKind, Shapes
+from edgespec.config.values import (
+    AttentionSpec,
+    AuxLayerConvention,
+    DecoderConfig,
+    DraftConfig,
+    LayerSpec,
+    MlpSpec,
+    NormSpec,
+    Shapes,
+)
 from edgespec.errors import CheckpointError, UnsupportedModel
+from edgespec.methods.aux_layers import default_aux_layers
+from edgespec.methods.base import DraftFormat, Method, SpecConfig
+from edgespec.methods.sides import BaseSide, DraftSide, Mismatch
+from edgespec.methods.speculators import base_name
+
+NAME = "eagle3"
+AUX_LAYERS_KEY = "eagle_hidden_state_layers"  # TensorRT Edge-LLM's, in config.json of a base
 
 
-def parse_draft_config(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eagle3Config(DraftConfig):
+    """An EAGLE-3 draft (arXiv 2503.01840)."""
+
+    norm_before_residual: bool = False  # the residual stream starts at hidden_norm(g), not at g
+    norm_before_fc: bool = False  # input_norm over the concatenated aux hidden states
+    fc_norm: bool = False  # one RMSNorm per aux hidden state before fc
+    norm_output: bool = False  # the recycled hidden state is the one after `norm`
+
+
+def parse_eagle3_config(
     raw: Mapping[str, Any], shapes: Shapes, source: str = "config.json"
-) -> DraftConfig:
+) -> Eagle3Config:
     """An EAGLE-3 draft of any published layout from its config.json and the shapes of its tensors.
 
     A quantised Linear is in `shapes` as the weight that it stands for.
@@ -43,8 +71,8 @@ def parse_draft_config(
     num_aux_layers = _num_aux_layers(shapes, decoder.hidden_size, target_hidden_size, source)
     aux_layer_ids, convention = _draft_aux_layers(top, layout, num_aux_layers)
     vocab_size = layer.size("vocab_size")
-    draft = DraftConfig(
-        kind=DraftKind.EAGLE3,
+    draft = Eagle3Config(
+        method=NAME,
         layout=layout,
         decoder=decoder,
         vocab_size=vocab_size,
@@ -75,33 +103,53 @@ def _first_layer(shapes: Shapes) -> str:
     return "midlayer" if any(name.startswith("midlayer.") for name in shapes) else "layers.0"
 
 
+# How a draft's layers read `sliding_window`, by the model_type that its config names
+_WINDOW_RULES: dict[str | None, WindowRule] = {"mistral": "all", "qwen2": "late", "qwen3": "late"}
+
+
 def _draft_decoder(layer: Fields, shapes: Shapes) -> DecoderConfig:
-    refuse_other_activations(layer)
-    family = FAMILIES[BY_MODEL_TYPE.get(layer.text("model_type") or "llama", "LlamaForCausalLM")]
     first = _first_layer(shapes)
+    num_layers = _count_layers(shapes, layer.source)
+    norm = NormSpec(layer.number("rms_norm_eps"))
+    mlp = MlpSpec(
+        layer.size("intermediate_size"),
+        activation_of(layer),
+        bias=f"{first}.mlp.gate_proj.bias" in shapes,
+    )
+    attention = _draft_attention(layer, shapes, first, num_layers)
+    layers = repeated(LayerSpec(attention, mlp, norm), num_layers)
+    return DecoderConfig(layer.size("hidden_size"), layers, norm)
+
+
+def _draft_attention(layer: Fields, shapes: Shapes, first: str, num_layers: int) -> AttentionSpec:
     hidden_size = layer.size("hidden_size")
     num_heads, num_kv_heads, head_dim = _draft_heads(layer, shapes, first, hidden_size)
-    max_position = (
-        layer.size("max_position_embeddings")
-        if layer.get("max_position_embeddings") is not None
-        else None
-    )
-    num_layers = _count_layers(shapes, layer.source)
-    return DecoderConfig(
-        hidden_size=hidden_size,
-        intermediate_size=layer.size("intermediate_size"),
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        rms_norm_eps=layer.number("rms_norm_eps"),
+    told = layer.get("max_position_embeddings") is not None
+    max_position = layer.size("max_position_embeddings") if told else None
+    return AttentionSpec(
+        num_heads,
+        num_kv_heads,
+        head_dim,
         rope=one_rope(layer, head_dim, max_position, text_mrope=True),
+        scale=1 / math.sqrt(head_dim),
+        window=_one_window(layer, num_layers),
         qkv_bias=f"{first}.self_attn.q_proj.bias" in shapes,
         o_bias=f"{first}.self_attn.o_proj.bias" in shapes,
-        mlp_bias=f"{first}.mlp.gate_proj.bias" in shapes,
         qk_norm=f"{first}.self_attn.q_norm.weight" in shapes,
-        sliding_window=one_window(layer, family, num_layers),
     )
+
+
+def _one_window(layer: Fields, num_layers: int) -> int | None:
+    """The window of all layers; a draft whose layers differ is refused."""
+    rule = _WINDOW_RULES.get(layer.text("model_type"), "none")
+    windows = set(windows_of(layer, rule, num_layers))
+    if len(windows) > 1:
+        raise UnsupportedModel(
+            f"{layer.source}: layers with and without a window, from layer_types or"
+            " max_window_layers; this version needs one kind of attention in all layers of an"
+            " EAGLE-3 draft."
+        )
+    return windows.pop()
 
 
 def _draft_heads(
@@ -207,7 +255,7 @@ def _draft_aux_layers(
     """The ids a draft names and how they count; None where it names none."""
     key = "eagle_aux_hidden_state_layer_ids"
     eagle = top.optional_section("eagle_config")
-    nested, plain = _tap_list(eagle, key), _tap_list(top, key)
+    nested, plain = _layer_list(eagle, key), _layer_list(top, key)
     ids = plain if nested is None or layout == "speculators" else nested
     if ids is None:
         return None, "hs"
@@ -222,7 +270,7 @@ def _draft_aux_layers(
     return tuple(i + 1 for i in ids), "hs" if layout == "modelopt" else "output"
 
 
-def _tap_list(fields: Fields, key: str) -> tuple[int, ...] | None:
+def _layer_list(fields: Fields, key: str) -> tuple[int, ...] | None:
     ids = fields.get(key)
     if ids is None or ids == []:
         return None
@@ -285,12 +333,7 @@ def _norm_output(top: Fields, shapes: Shapes, layout: str) -> bool:
     return recycles and top.flag("norm_output", False)
 
 
-def base_name(top: Fields) -> str | None:
-    verifier = top.optional_section("speculators_config").optional_section("verifier")
-    return verifier.text("name_or_path") or top.text("base_model_name_or_path")
-
-
-def _check_vocabulary(draft: DraftConfig, shapes: Shapes, *, tied: bool, source: str) -> None:
+def _check_vocabulary(draft: Eagle3Config, shapes: Shapes, *, tied: bool, source: str) -> None:
     """A head and an embedding that the base lends must fit; tie_word_embeddings is often just
     copied from the base."""
     vocab, reduced = draft.vocab_size, draft.draft_vocab_size
@@ -319,3 +362,72 @@ def _check_vocabulary(draft: DraftConfig, shapes: Shapes, *, tied: bool, source:
             f"the draft of {source} has no embed_tokens.weight, and the base's does not fit: width "
             f"{draft.decoder.hidden_size} on a base of {draft.target_hidden_size}."
         )
+
+
+# The method's row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eagle3Spec(SpecConfig):
+    """Of a base: the aux layers that it emits. A draft's config.json keeps no key of the method."""
+
+
+def read_spec(fields: Fields) -> Eagle3Spec:
+    ids = fields.get(AUX_LAYERS_KEY)
+    if ids is None:
+        return Eagle3Spec()
+    return Eagle3Spec(aux_layer_ids=_layer_list(fields, AUX_LAYERS_KEY) or ())
+
+
+def write_spec(spec: SpecConfig) -> dict[str, Any]:
+    return {AUX_LAYERS_KEY: list(spec.aux_layer_ids)} if spec.aux_layer_ids else {}
+
+
+def reads_what_is_emitted(base: BaseSide, draft: DraftSide) -> Iterator[Mismatch]:
+    """An exported base emits the aux layers that the draft was trained on."""
+    if base.aux_layer_ids is None:
+        return
+    wanted, emitted = draft.aux_layer_ids or default_aux_layers(base.num_layers), base.aux_layer_ids
+    if tuple(wanted) != emitted:
+        what = f"the base emits hidden_states {list(emitted)}, the draft reads {list(wanted)}"
+        flag = ",".join(map(str, wanted))
+        remedy = f"Export the base again with --eagle-base --aux-layers {flag}"
+        yield Mismatch("aux layers", what, remedy)
+    elif draft.hidden_states_width != base.hidden_states_width:
+        what = f"the draft reads {draft.num_aux_layers} aux layers, the base emits {len(emitted)}"
+        remedy = (
+            "Export the base again with --aux-layers naming as many as the draft was trained on"
+        )
+        yield Mismatch("aux layers", what, remedy)
+
+
+def _is_speculators(config: Mapping[str, Any]) -> bool:
+    return config.get("speculators_model_type") == NAME
+
+
+def _has_eagle3_tensors(config: Mapping[str, Any], shapes: Callable[[], Shapes]) -> bool:
+    eagle = config.get("eagle_config")
+    if isinstance(eagle, Mapping):
+        return eagle.get("use_aux_hidden_state") is not False
+    names = shapes()
+    return "fc.weight" in names and any(name.endswith(".hidden_norm.weight") for name in names)
+
+
+METHOD = Method(
+    name=NAME,
+    title="EAGLE-3",
+    draft_title="an EAGLE-3 draft",
+    aliases=("eagle-3", "eagle"),
+    base_output="aux_hidden_states",
+    export_flag="--eagle-base",
+    component="llm",
+    proposes="tree",
+    format=DraftFormat(
+        matches_config=_is_speculators,
+        matches_tensors=_has_eagle3_tensors,
+        parse=parse_eagle3_config,
+    ),
+    read_spec=read_spec,
+    write_spec=write_spec,
+    pair_rules=(reads_what_is_emitted,),
+)

@@ -6,25 +6,40 @@ Inside, names of tensors are z-lab's: fc, hidden_norm, layers.0..., norm. Knows 
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import pairwise
 from typing import Any
 
-from edgespec.config.bases import (
-    FAMILIES,
+from edgespec.config.fields import Fields, is_int, shortened
+from edgespec.config.layers import (
+    activation_of,
     check_divides,
     even_head_dim,
     layer_types,
-    refuse_other_activations,
+    num_layers_of,
+    repeated,
 )
-from edgespec.config.dflash_variants import SECTION, refuse_relatives
-from edgespec.config.eagle import base_name
-from edgespec.config.fields import Fields, is_int, shortened
 from edgespec.config.ropes import one_rope
-from edgespec.config.values import DecoderConfig, DFlashConfig, DraftKind, Shapes
+from edgespec.config.values import (
+    AttentionSpec,
+    DecoderConfig,
+    DraftConfig,
+    LayerSpec,
+    MlpSpec,
+    NormSpec,
+    Shapes,
+)
 from edgespec.errors import CheckpointError, UnsupportedModel
+from edgespec.methods.base import DraftFormat, Method, SpecConfig
+from edgespec.methods.dflash_variants import SECTION, VARIANT_NAMES, refuse_variants
+from edgespec.methods.sides import BaseSide, DraftSide, Mismatch
+from edgespec.methods.speculators import base_name
+
+NAME = "dflash"
 
 MAX_BLOCK = 1024  # published drafts have up to 16; a pass computes the whole block
 # Stored Linear -> the ones it is made of, by rows
@@ -47,6 +62,17 @@ _KEYS = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DFlashConfig(DraftConfig):
+    """A DFlash block draft (arXiv 2602.06036), of Qwen3-like layers."""
+
+    aux_layer_ids: tuple[int, ...]  # hidden_states indices
+    block_size: int  # the anchor included
+    mask_token_id: int
+    windows: tuple[int | None, ...]  # per layer: how far back it sees the context; None: all of it
+    causal: tuple[bool, ...]  # per layer: a row of the block does not see the later ones
+
+
 def own_name(stored: str) -> str:
     """z-lab's name of a tensor that is stored under a spelling of others; fused Linears keep
     theirs."""
@@ -66,7 +92,7 @@ def parse_dflash_config(
     top = Fields(raw, source)
     inner = top.optional_section(SECTION)
     shapes = {own_name(name): shape for name, shape in shapes.items()}
-    refuse_relatives(raw, shapes, source)
+    refuse_variants(raw, shapes, source)
     _refuse_unknown(top, inner)
     layout = _layout(raw)
     layer = top.section("transformer_layer_config") if layout == "speculators" else top
@@ -78,12 +104,13 @@ def parse_dflash_config(
     _check_fc(shapes, decoder.hidden_size, len(aux_layers) * target_hidden_size, source)
     kinds = _layer_kinds(layer, decoder.num_layers)
     draft = DFlashConfig(
-        kind=DraftKind.DFLASH,
+        method=NAME,
         layout=layout,
         decoder=decoder,
         vocab_size=vocab_size,
         draft_vocab_size=top.size("draft_vocab_size", vocab_size),
         target_hidden_size=target_hidden_size,
+        num_aux_layers=len(aux_layers),
         aux_layer_ids=aux_layers,
         block_size=_block_size(top, inner),
         mask_token_id=_mask_token(top, inner, vocab_size),
@@ -131,38 +158,47 @@ def _layout(raw: Mapping[str, Any]) -> str:
 
 
 def _decoder(layer: Fields, shapes: Shapes) -> DecoderConfig:
-    refuse_other_activations(layer)
-    hidden_size, num_layers = layer.size("hidden_size"), layer.size("num_hidden_layers")
+    num_layers = num_layers_of(layer)
     _check_layers(shapes, num_layers, layer.source)
+    norm = NormSpec(layer.number("rms_norm_eps"))
+    biases = (f"layers.0.mlp.{name}.bias" for name in ("gate_proj", "gate_up_proj"))
+    mlp = MlpSpec(
+        layer.size("intermediate_size"),
+        activation_of(layer),
+        bias=any(name in shapes for name in biases),
+    )
+    layers = repeated(LayerSpec(_attention(layer, shapes), mlp, norm), num_layers)
+    return DecoderConfig(layer.size("hidden_size"), layers, norm)
+
+
+def _attention(layer: Fields, shapes: Shapes) -> AttentionSpec:
+    """Qwen3-like; which rows of block and context it sees, the masks say."""
+    num_heads, num_kv_heads, head_dim = _heads(layer, shapes)
+    told = layer.get("max_position_embeddings") is not None
+    max_position = layer.size("max_position_embeddings") if told else None
+    first = "layers.0.self_attn"
+    return AttentionSpec(
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        rope=one_rope(layer, head_dim, max_position, text_mrope=True),
+        scale=1 / math.sqrt(head_dim),
+        qkv_bias=f"{first}.q_proj.bias" in shapes or f"{first}.qkv_proj.bias" in shapes,
+        o_bias=f"{first}.o_proj.bias" in shapes,
+        qk_norm=f"{first}.q_norm.weight" in shapes,
+    )
+
+
+def _heads(layer: Fields, shapes: Shapes) -> tuple[int, int, int]:
+    """num_heads, num_kv_heads, head_dim; the projections must have the sizes that the config
+    tells."""
     num_heads = layer.size("num_attention_heads")
     num_kv_heads = layer.size("num_key_value_heads", num_heads)
     check_divides(layer, "num_key_value_heads", num_kv_heads, "num_attention_heads", num_heads)
-    head_dim = even_head_dim(
-        layer, layer.size("head_dim", _told_head_dim(shapes, num_heads, hidden_size))
-    )
+    told = _told_head_dim(shapes, num_heads, layer.size("hidden_size"))
+    head_dim = even_head_dim(layer, layer.size("head_dim", told))
     _check_heads(shapes, num_heads, num_kv_heads, head_dim, layer.source)
-    max_position = (
-        layer.size("max_position_embeddings")
-        if layer.get("max_position_embeddings") is not None
-        else None
-    )
-    first = "layers.0.self_attn"
-    return DecoderConfig(
-        hidden_size=hidden_size,
-        intermediate_size=layer.size("intermediate_size"),
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        rms_norm_eps=layer.number("rms_norm_eps"),
-        rope=one_rope(layer, head_dim, max_position, text_mrope=True),
-        qkv_bias=f"{first}.q_proj.bias" in shapes or f"{first}.qkv_proj.bias" in shapes,
-        o_bias=f"{first}.o_proj.bias" in shapes,
-        mlp_bias=any(
-            f"layers.0.mlp.{name}.bias" in shapes for name in ("gate_proj", "gate_up_proj")
-        ),
-        qk_norm=f"{first}.q_norm.weight" in shapes,
-    )
+    return num_heads, num_kv_heads, head_dim
 
 
 def _check_layers(shapes: Shapes, num_layers: int, source: str) -> None:
@@ -203,7 +239,7 @@ def _check_heads(
 
 
 def _layer_kinds(layer: Fields, num_layers: int) -> list[str]:
-    kinds = layer_types(layer, FAMILIES["Qwen3ForCausalLM"], num_layers, _qwen_window(layer))
+    kinds = layer_types(layer, "late", num_layers, _qwen_window(layer))
     strange = next(
         (kind for kind in kinds if kind not in ("full_attention", "sliding_attention")), None
     )
@@ -404,3 +440,127 @@ def _check_borrowed(draft: DFlashConfig, shapes: Shapes, source: str) -> None:
                 f"the draft of {source} has no {name}.weight, and the base's does not fit: {rows}"
                 f" of {vocab} tokens, width {width} on a base of {lent}."
             )
+
+
+# The method's row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DFlashSpec(SpecConfig):
+    """TensorRT Edge-LLM's `dflash_config`; `windows` and `causal` only in a draft's, per layer."""
+
+    block_size: int
+    mask_token_id: int
+    windows: tuple[int | None, ...] = ()
+    causal: tuple[bool, ...] = ()
+
+
+def spec_of(config: DFlashConfig, *, draft: bool) -> DFlashSpec:
+    """What config.json keeps of a draft: of itself, or of the base that is exported for it."""
+    return DFlashSpec(
+        aux_layer_ids=config.aux_layer_ids,
+        block_size=config.block_size,
+        mask_token_id=config.mask_token_id,
+        windows=config.windows if draft else (),
+        causal=config.causal if draft else (),
+    )
+
+
+def read_spec(fields: Fields) -> DFlashSpec:
+    inner = fields.section(SECTION)
+    outputs = _ids(inner, "target_layer_ids")
+    if outputs is None:
+        raise inner.missing("target_layer_ids")
+    mask = inner.get("mask_token_id")
+    if not is_int(mask) or not 0 <= mask < 2**31:
+        raise inner.wrong("mask_token_id", "the id of a token")
+    windows, causal = inner.get("windows") or [], inner.get("causal") or []
+    if not isinstance(windows, list) or not all(w is None or is_int(w) for w in windows):
+        raise inner.wrong("windows", "a list of windows")
+    if not isinstance(causal, list) or not all(isinstance(c, bool) for c in causal):
+        raise inner.wrong("causal", "a list of true and false")
+    if len(windows) != len(causal):
+        raise inner.wrong("causal", f"a list of {len(windows)}, one per layer")
+    return DFlashSpec(
+        aux_layer_ids=tuple(i + 1 for i in outputs),
+        block_size=inner.size("block_size"),
+        mask_token_id=mask,
+        windows=tuple(windows),
+        causal=tuple(causal),
+    )
+
+
+def write_spec(spec: SpecConfig) -> dict[str, Any]:
+    assert isinstance(spec, DFlashSpec)
+    keys: dict[str, Any] = {
+        "target_layer_ids": [layer - 1 for layer in spec.aux_layer_ids],
+        "block_size": spec.block_size,
+        "mask_token_id": spec.mask_token_id,
+    }
+    if spec.windows:
+        keys |= {"windows": list(spec.windows), "causal": list(spec.causal)}
+    return {SECTION: keys}
+
+
+def fits_depth(base: BaseSide, draft: DraftSide) -> Iterator[Mismatch]:
+    """The draft's layers, depth and mask token are ones that the base has."""
+    layers, read = base.num_layers, draft.aux_layer_ids or ()
+    if draft.num_target_layers not in (None, layers):
+        what = (
+            f"the draft was trained for a base of {draft.num_target_layers} layers, {base.name} "
+            f"has {layers}"
+        )
+        yield Mismatch("depth", what)
+    elif any(not 1 <= layer <= layers for layer in read):
+        outputs = ", ".join(str(layer - 1) for layer in read)
+        what = f"the draft reads the outputs of layers {outputs}, {base.name} has {layers} layers"
+        yield Mismatch("aux layers", what)
+    if draft.mask_token_id is not None and not 0 <= draft.mask_token_id < base.vocab_size:
+        what = f"the draft's mask token is {draft.mask_token_id}, the vocabulary of {base.name} "
+        yield Mismatch("mask token", what + f"has {base.vocab_size} tokens")
+
+
+def reads_what_is_emitted(base: BaseSide, draft: DraftSide) -> Iterator[Mismatch]:
+    """An exported base emits the aux layers that the draft was trained on."""
+    if base.aux_layer_ids is None:
+        return
+    remedy = f"Export the base again with {METHOD.export_flag}"
+    if draft.aux_layer_ids != base.aux_layer_ids:
+        emitted, wanted = (
+            [layer - 1 for layer in side.aux_layer_ids or ()] for side in (base, draft)
+        )
+        what = f"the base emits the outputs of layers {emitted}, the draft reads those of {wanted}"
+        yield Mismatch("aux layers", what, remedy)
+    elif draft.hidden_states_width != base.hidden_states_width:
+        what = (
+            f"the draft reads aux hidden states {draft.hidden_states_width} wide, the base emits "
+            f"{base.hidden_states_width}"
+        )
+        yield Mismatch("aux layers", what, remedy)
+
+
+def matches_config(config: Mapping[str, Any]) -> bool:
+    """Variants of DFlash match as well: the parser refuses them by their names."""
+    if config.get(SECTION) is not None:
+        return True
+    if config.get("speculators_model_type") in VARIANT_NAMES:
+        return True
+    architectures = config.get("architectures")
+    names = architectures if isinstance(architectures, list) else []
+    lowered = [name.lower() for name in names if isinstance(name, str)]
+    return any(word in name for name in lowered for word in VARIANT_NAMES)
+
+
+METHOD = Method(
+    name=NAME,
+    title="DFlash",
+    draft_title="a DFlash draft",
+    base_output="aux_hidden_states",
+    export_flag="--dflash-base --dflash-draft-dir DRAFT",
+    component="dflash_draft",
+    proposes="block",
+    format=DraftFormat(matches_config=matches_config, parse=parse_dflash_config),
+    read_spec=read_spec,
+    write_spec=write_spec,
+    pair_rules=(fits_depth, reads_what_is_emitted),
+)

@@ -10,7 +10,7 @@ from typing import Literal
 from edgespec.config.values import AuxLayerConvention, DraftConfig
 from edgespec.errors import PairingError
 
-_REMEDY = (
+REMEDY = (
     "Pass --aux-layers with the hidden_states indices that the draft was trained on, such as"
     " 2,16,29."
 )
@@ -35,13 +35,13 @@ def normalize_aux_layers(
         raise PairingError(
             f"tap ids {list(ids)} read as hidden_states indices {list(aux_layers)}: not all in"
             f" 1..{num_layers}, and the base has {num_layers} layers.",
-            _REMEDY,
+            REMEDY,
         )
     if any(low >= high for low, high in pairwise(aux_layers)):
         raise PairingError(
             f"tap ids {list(ids)} read as hidden_states indices {list(aux_layers)}: not strictly"
             f" ascending (the base has {num_layers} layers).",
-            _REMEDY,
+            REMEDY,
         )
     return aux_layers
 
@@ -72,7 +72,7 @@ def resolve_aux_layers(
         raise PairingError(
             f"{len(aux_layers)} tapped layers {list(aux_layers)}, but the draft's fc takes"
             f" {draft.num_aux_layers} of width {draft.target_hidden_size}.",
-            _REMEDY,
+            REMEDY,
         )
     return aux_layers
 

@@ -1,0 +1,368 @@
+"""The config.json of an exported component (a base, a draft, a plain model) as one frozen value.
+
+Knows the keys on disk, which are TensorRT Edge-LLM's where it has them, and writes what it reads.
+Knows no graph and no engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, cast
+
+from edgespec import bundle
+from edgespec.config import RopeConfig
+from edgespec.config.fields import Fields, is_int, token_ids
+from edgespec.contract import GraphShape, RecurrentShape, Role
+from edgespec.errors import BundleError
+from edgespec.methods import METHODS, PLAIN_METHOD, BaseSide, DraftSide, SpecConfig
+from edgespec.rope import rope_dict, rope_from_dict
+
+EXPORT_AGAIN = "Export the checkpoint again."
+NO_SPEC = SpecConfig()
+
+
+class BundleFields(Fields):
+    """A JSON object that edgespec wrote: what is wrong in it is a BundleError with the key."""
+
+    def wrong(self, key: str, wanted: str) -> BundleError:
+        return BundleError(super().wrong(key, wanted).what, EXPORT_AGAIN)
+
+    def missing(self, key: str) -> BundleError:
+        return BundleError(f"{self.source}: '{key}' is missing.", EXPORT_AGAIN)
+
+    def section(self, key: str) -> BundleFields:
+        return BundleFields(super().section(key).raw, f"{self.source} ({key})")
+
+    def required_text(self, key: str) -> str:
+        value = self.text(key)
+        if value is None:
+            raise self.missing(key)
+        return value
+
+    def optional_size(self, key: str) -> int | None:
+        return None if self.get(key) is None else self.size(key)
+
+    def count(self, key: str, default: int = 0) -> int:
+        """A whole number from 0."""
+        value = self.get(key)
+        if value is None:
+            return default
+        if not is_int(value) or not 0 <= value < 2**31:
+            raise self.wrong(key, "a whole number from 0")
+        return cast(int, value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairConfig:
+    """What a draft asks of its base. None: the draft does not say.
+
+    `base_identity` is the identity of the base that it was exported for, `base_quantized_from` that
+    of the base's original. On disk `aux_layer_ids` is "tap_ids", `num_aux_layers` "num_taps".
+    """
+
+    base_identity: str | None
+    base_name: str | None
+    aux_layer_ids: tuple[int, ...] | None  # hidden_states indices
+    num_aux_layers: int
+    target_hidden_size: int
+    own_embedding: bool
+    base_quantized_from: str | None = None
+    num_target_layers: int | None = None
+    enable_thinking: bool | None = None  # the mode that the draft was trained in
+
+    @classmethod
+    def read(cls, fields: BundleFields) -> PairConfig:
+        """From the `pair` of config.json; BundleError names the key that is wrong."""
+        thinking = fields.get("enable_thinking")
+        if thinking is not None and not isinstance(thinking, bool):
+            raise fields.wrong("enable_thinking", "true, false or null")
+        return cls(
+            base_identity=fields.text("base_identity"),
+            base_name=fields.text("base_name"),
+            aux_layer_ids=optional_layers(fields, "tap_ids"),
+            num_aux_layers=fields.size("num_taps"),
+            target_hidden_size=fields.size("target_hidden_size"),
+            own_embedding=fields.flag("own_embedding", False),
+            base_quantized_from=fields.text("base_quantized_from"),
+            num_target_layers=fields.optional_size("num_target_layers"),
+            enable_thinking=thinking,
+        )
+
+    def to_dict(self, *, block: bool) -> dict[str, Any]:
+        """The `pair` of config.json; drafts that make blocks keep two keys more."""
+        layers = self.aux_layer_ids
+        keys: dict[str, Any] = {"base_identity": self.base_identity}
+        if self.base_quantized_from:
+            keys["base_quantized_from"] = self.base_quantized_from
+        keys |= {
+            "base_name": self.base_name,
+            "tap_ids": None if layers is None else list(layers),
+            "num_taps": self.num_aux_layers,
+            "target_hidden_size": self.target_hidden_size,
+        }
+        if block:
+            keys["num_target_layers"] = self.num_target_layers
+        keys["own_embedding"] = self.own_embedding
+        return keys | ({"enable_thinking": self.enable_thinking} if block else {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComponentConfig:
+    """An exported component. Sizes are in elements, `eos_token_ids` end an answer.
+
+    `method` is a key of METHODS, None for a plain model; `spec` is what that method keeps.
+    `graph` are the sizes of the graph's inputs and outputs. `quantization` is as on disk.
+    """
+
+    model: str  # the architecture, or the draft's name
+    method: str | None
+    role: Role
+    vocab_size: int  # of the base
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope: RopeConfig
+    identity: str
+    graph: GraphShape
+    sliding_window: int | None = None  # of the layers that have one
+    local_rope: RopeConfig | None = None  # of the layers that rotate otherwise than `rope` says
+    max_position: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+    quantized_from: str | None = None
+    draft_vocab_size: int | None = None
+    spec: SpecConfig = NO_SPEC
+    pair: PairConfig | None = None
+    quantization: Mapping[str, Any] | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> ComponentConfig:
+        """From a config.json; BundleError where it is no component's, naming the key."""
+        return cls.from_dict(bundle.read_json(path), str(path))
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any], source: str) -> ComponentConfig:
+        """From the keys of a config.json; `source` names the file in errors."""
+        fields = BundleFields(raw, source)
+        method, role = read_method(fields)
+        graph = read_graph(fields.section("graph"), role)
+        draft = role is Role.DRAFT
+        eos = () if draft else token_ids(fields, "eos_token_id")
+        bos = token_ids(fields, "bos_token_id")
+        quantization = fields.optional_section("quantization").raw or None
+        return cls(
+            model=fields.required_text("model"),
+            method=method,
+            role=role,
+            vocab_size=fields.size("vocab_size"),
+            hidden_size=fields.size("hidden_size"),
+            intermediate_size=fields.size("intermediate_size"),
+            num_layers=fields.size("num_hidden_layers"),
+            num_heads=fields.size("num_attention_heads"),
+            num_kv_heads=fields.size("num_key_value_heads"),
+            head_dim=fields.size("head_dim"),
+            rope=read_rope(fields.section("rope")),
+            identity=fields.required_text("identity"),
+            graph=graph,
+            sliding_window=fields.optional_size("sliding_window"),
+            local_rope=read_local_rope(fields, graph),
+            max_position=None if draft else fields.size("max_position_embeddings"),
+            eos_token_ids=eos,
+            bos_token_id=bos[0] if bos else None,
+            quantized_from=fields.text("quantized_from"),
+            draft_vocab_size=fields.size("draft_vocab_size") if draft else None,
+            spec=METHODS[method].read_spec(fields) if method else NO_SPEC,
+            pair=PairConfig.read(fields.section("pair")) if draft else None,
+            quantization=quantization,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The keys of config.json, in the order in which they are written."""
+        keys: dict[str, Any] = {
+            "model": self.model,
+            "spec_decode_type": self.method or PLAIN_METHOD,
+            "engine_role": self.role.value,
+            "vocab_size": self.vocab_size,
+        }
+        if self.draft_vocab_size is not None:
+            keys["draft_vocab_size"] = self.draft_vocab_size
+        keys |= self.decoder_keys()
+        if self.role is Role.DRAFT:
+            keys["base_model_hidden_size"] = self.graph.base_features
+        else:
+            keys |= {
+                "max_position_embeddings": self.max_position,
+                "eos_token_id": list(self.eos_token_ids),
+                "bos_token_id": self.bos_token_id,
+            }
+        keys["identity"] = self.identity
+        spec = METHODS[self.method].write_spec(self.spec) if self.method else {}
+        if self.pair is not None:
+            keys |= {**spec, "pair": self.pair.to_dict(block=self.graph.block)}
+            spec = {}
+        keys["graph"] = self.graph.as_dict()
+        if self.quantized_from:
+            keys["quantized_from"] = self.quantized_from
+        keys |= {**recurrent_keys(self.graph), **spec}
+        return keys | ({"quantization": dict(self.quantization)} if self.quantization else {})
+
+    def decoder_keys(self) -> dict[str, Any]:
+        """What config.json says of the layers."""
+        local = {"local_rope": rope_dict(self.local_rope)} if self.local_rope else {}
+        return {
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": self.num_heads,
+            "num_key_value_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
+            "sliding_window": self.sliding_window,
+            "rope_theta": self.rope.theta,
+            "partial_rotary_factor": self.rope.rotary_dim / self.head_dim,
+            "rope": rope_dict(self.rope),
+            **local,
+            "kv_cache_dtype": "fp32",
+        }
+
+    @property
+    def origin(self) -> str:
+        """The identity of the weights that these stem from: their own unless quantized."""
+        return self.quantized_from or self.identity
+
+    def as_base(self, name: str = "the base") -> BaseSide:
+        """The base side of a pairing."""
+        return BaseSide(
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            num_layers=self.num_layers,
+            name=name,
+            method=self.method or PLAIN_METHOD,
+            aux_layer_ids=self.spec.aux_layer_ids,
+            hidden_states_width=self.graph.features,
+            identity=self.identity,
+            origin=self.origin,
+        )
+
+    def as_draft(self) -> DraftSide:
+        """The draft side of a pairing. Only for a component with a `pair`."""
+        assert self.pair is not None
+        assert self.method is not None
+        assert self.draft_vocab_size is not None
+        return DraftSide(
+            method=self.method,
+            vocab_size=self.vocab_size,
+            draft_vocab_size=self.draft_vocab_size,
+            hidden_size=self.hidden_size,
+            target_hidden_size=self.pair.target_hidden_size,
+            num_aux_layers=self.pair.num_aux_layers,
+            aux_layer_ids=self.pair.aux_layer_ids,
+            own_embedding=self.pair.own_embedding,
+            num_target_layers=self.pair.num_target_layers,
+            hidden_states_width=self.graph.base_features,
+            base_identity=self.pair.base_identity,
+            base_origin=self.pair.base_quantized_from or self.pair.base_identity,
+        )
+
+
+def read_method(fields: BundleFields) -> tuple[str | None, Role]:
+    """(method, role) of a config.json; BundleError for those that this version does not know."""
+    kind, role = fields.get("spec_decode_type"), fields.get("engine_role")
+    known = (PLAIN_METHOD, *METHODS)
+    if kind not in known or role not in {r.value for r in Role}:
+        what = f"{fields.source}: spec_decode_type {kind!r} with engine_role {role!r}"
+        raise BundleError(what, f"This version builds: {', '.join(known)}. {EXPORT_AGAIN}")
+    if (kind == PLAIN_METHOD) != (role == Role.LLM.value):
+        what = f"{fields.source}: role {role} contradicts spec_decode_type {kind}"
+        raise BundleError(what, EXPORT_AGAIN)
+    return (None if kind == PLAIN_METHOD else kind), Role(role)
+
+
+def read_rope(rope: BundleFields) -> RopeConfig:
+    """A rotary embedding as config.json keeps it: the fields of RopeConfig."""
+    strange = sorted(set(rope.raw) - {field.name for field in fields(RopeConfig)})
+    if strange:
+        raise BundleError(f"{rope.source}: the key {strange[0]!r} is unknown.", EXPORT_AGAIN)
+    rope.number("theta")
+    rope.size("rotary_dim")
+    rope.text("kind")
+    return rope_from_dict(rope.raw)
+
+
+def read_local_rope(fields: BundleFields, graph: GraphShape) -> RopeConfig | None:
+    """The second rotary embedding, which is there where the graph has a second table."""
+    return read_rope(fields.section("local_rope")) if graph.local_rotary_dim else None
+
+
+def read_graph(graph: BundleFields, role: Role) -> GraphShape:
+    """The sizes of a graph as config.json keeps them."""
+    recurrent = graph.optional_section("recurrent")
+    if graph.get("role") != role.value:
+        raise graph.wrong("role", repr(role.value))
+    return GraphShape(
+        role,
+        hidden_size=graph.size("hidden_size"),
+        num_layers=graph.size("num_layers"),
+        num_kv_heads=graph.size("num_kv_heads"),
+        head_dim=graph.size("head_dim"),
+        rotary_dim=graph.size("rotary_dim"),
+        vocab_size=graph.size("vocab_size"),
+        features=graph.count("features"),
+        base_features=graph.count("base_features"),
+        block=graph.flag("block", False),
+        sliding=graph.flag("sliding", False),
+        recurrent=read_recurrent(BundleFields(recurrent.raw, recurrent.source))
+        if recurrent.raw
+        else None,
+        local_rotary_dim=graph.count("local_rotary_dim"),
+    )
+
+
+def read_recurrent(sizes: BundleFields) -> RecurrentShape:
+    layers = optional_layers(sizes, "layers")
+    if layers is None:
+        raise sizes.missing("layers")
+    return RecurrentShape(
+        layers,
+        num_key_heads=sizes.size("num_key_heads"),
+        num_value_heads=sizes.size("num_value_heads"),
+        key_head_dim=sizes.size("key_head_dim"),
+        value_head_dim=sizes.size("value_head_dim"),
+        conv_kernel=sizes.size("conv_kernel"),
+    )
+
+
+def optional_layers(fields: BundleFields, key: str) -> tuple[int, ...] | None:
+    """A list of layer numbers, or None where the key is missing or null."""
+    ids = fields.get(key)
+    if ids is None:
+        return None
+    if not isinstance(ids, list) or not all(is_int(i) and 0 <= i < 2**31 for i in ids):
+        raise fields.wrong(key, "a list of layer numbers")
+    return tuple(ids)
+
+
+def recurrent_keys(shape: GraphShape) -> dict[str, Any]:
+    """What a base with recurrent layers says of them, by TensorRT Edge-LLM's keys; else nothing."""
+    sizes = shape.recurrent
+    if sizes is None:
+        return {}
+    kinds = ["mamba" if i in sizes.layers else "attention" for i in range(shape.num_layers)]
+    cache = {"num_kv_heads": shape.num_kv_heads, "head_dim": shape.head_dim}
+    return {
+        "num_linear_attn_layers": len(sizes.layers),
+        "num_attention_layers": len(shape.attention_layers),
+        "recurrent_state_num_heads": sizes.num_value_heads,
+        "recurrent_state_head_dim": sizes.key_head_dim,
+        "recurrent_state_size": sizes.value_head_dim,
+        "conv_dim": sizes.conv_width,
+        "conv_kernel": sizes.conv_kernel,
+        "recurrent_state_dtype": "fp32",
+        "conv_state_dtype": "fp32",
+        "layer_types": kinds,
+        "kv_layer_configs": [None if kind == "mamba" else cache for kind in kinds],
+    }

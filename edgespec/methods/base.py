@@ -1,0 +1,84 @@
+"""What a drafting method is: one frozen row of columns, the same for every method.
+
+Knows the columns. Knows no method, no files and no engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from edgespec.config.fields import Fields
+from edgespec.config.values import DraftConfig, Shapes
+from edgespec.methods.sides import PairRule
+
+BaseOutput = Literal["nothing", "aux_hidden_states", "final_hidden_state"]
+Proposal = Literal["chain", "tree", "block"]
+WeightsIn = Literal["draft_checkpoint", "base_checkpoint", "nowhere"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecConfig:
+    """What the config.json of an exported base or draft holds for one method alone.
+
+    `aux_layer_ids` are hidden_states indices: those that a base emits, or that a block draft reads;
+    empty where the method needs none.
+    """
+
+    aux_layer_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftFormat:
+    """How a draft checkpoint is detected and read.
+
+    `matches_config` looks at config.json alone and is asked first. `matches_tensors` may call its
+    second argument for the shapes by name, without a leading `model.`; it is asked once no config
+    has decided. `parse(config, shapes, source)` raises CheckpointError or UnsupportedModel.
+    """
+
+    matches_config: Callable[[Mapping[str, Any]], bool]
+    parse: Callable[[Mapping[str, Any], Shapes, str], DraftConfig]
+    matches_tensors: Callable[[Mapping[str, Any], Callable[[], Shapes]], bool] = (
+        lambda config, shapes: False
+    )
+
+
+def no_spec(fields: Fields) -> SpecConfig:
+    """The spec of a method that keeps no keys of its own in config.json."""
+    del fields
+    return SpecConfig()
+
+
+def no_keys(spec: SpecConfig) -> dict[str, Any]:
+    del spec
+    return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """A row of METHODS. Tables of other rooms map `name` to their own code.
+
+    `name` is the `spec_decode_type` of config.json; `aliases` are other spellings that users type.
+    `component` is the directory below OUT that `edgespec export` writes the draft to, None where
+    there is nothing to export. `export_flag` are the flags that export the base for this method.
+    `read_spec` and `write_spec` turn a config.json's keys into the method's SpecConfig and back:
+    `read_spec` raises what its Fields raise.
+    """
+
+    name: str
+    title: str  # "EAGLE-3"
+    draft_title: str  # "an EAGLE-3 draft"
+    aliases: tuple[str, ...] = ()
+    weights_in: WeightsIn = "draft_checkpoint"
+    base_output: BaseOutput = "nothing"
+    export_flag: str | None = None
+    component: str | None = None
+    proposes: Proposal = "chain"
+    needs_engine: bool = True
+    lossless: bool = True
+    format: DraftFormat | None = None
+    read_spec: Callable[[Fields], SpecConfig] = no_spec
+    write_spec: Callable[[SpecConfig], dict[str, Any]] = no_keys
+    pair_rules: tuple[PairRule, ...] = ()

@@ -1,0 +1,85 @@
+"""Whether a base and a draft fit: the rules that hold for every method, and the walk over all.
+
+Knows sizes and identities. Each rule is pure; callers choose which mismatches are errors, and what
+their user can do about one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from edgespec.methods.sides import PLAIN_METHOD, BaseSide, DraftSide, Mismatch, PairRule
+from edgespec.methods.table import METHODS
+
+
+def mismatches(base: BaseSide, draft: DraftSide) -> Iterator[Mismatch]:
+    """Every mismatch of a pair: the common rules first, then those of the draft's method."""
+    for rule in (*COMMON, *METHODS[draft.method].pair_rules):
+        yield from rule(base, draft)
+
+
+def same_method(base: BaseSide, draft: DraftSide) -> Iterator[Mismatch]:
+    """An exported base emits what one method reads."""
+    if base.method is None or base.method == draft.method:
+        return
+    reads = "no draft" if base.method == PLAIN_METHOD else METHODS[base.method].draft_title
+    what = f"the draft is {METHODS[draft.method].draft_title}, the base was exported for {reads}"
+    yield Mismatch("method", what)
+
+
+def same_weights(base: BaseSide, draft: DraftSide) -> Iterator[Mismatch]:
+    """A draft belongs to the weights that it was exported for, or to others of the same origin."""
+    if base.identity is None or draft.base_identity in (None, base.identity):
+        return
+    if (draft.base_origin or draft.base_identity) != (base.origin or base.identity):
+        yield Mismatch("identity", "the draft was exported for another base checkpoint")
+
+
+def vocabulary(base: BaseSide, draft: DraftSide) -> Iterator[Mismatch]:
+    if draft.vocab_size != base.vocab_size:
+        what = (
+            f"the draft's vocabulary has {draft.vocab_size} tokens, that of {base.name} has "
+            f"{base.vocab_size}"
+        )
+        yield Mismatch("vocabulary", what)
+
+
+def hidden_size(base: BaseSide, draft: DraftSide) -> Iterator[Mismatch]:
+    if draft.target_hidden_size != base.hidden_size:
+        what = (
+            f"the draft reads hidden states of width {draft.target_hidden_size}, the hidden size "
+            f"of {base.name} is {base.hidden_size}"
+        )
+        yield Mismatch("hidden size", what)
+
+
+def embedding(base: BaseSide, draft: DraftSide) -> Iterator[Mismatch]:
+    """A draft without an embedding of its own shares the base's, which must have its width."""
+    if draft.own_embedding or draft.hidden_size == base.hidden_size:
+        return
+    what = (
+        f"the draft shares the base's embedding, of width {base.hidden_size}, and is itself of "
+        f"width {draft.hidden_size}"
+    )
+    remedy = "This draft's checkpoint lacks its own embed_tokens.weight; get the whole checkpoint."
+    yield Mismatch("embedding", what, remedy)
+
+
+def head(base: BaseSide, draft: DraftSide) -> Iterator[Mismatch]:
+    """A draft without an lm_head of its own shares the base's, which must have its shape."""
+    wanted = (draft.draft_vocab_size, draft.hidden_size)
+    there = (base.vocab_size, base.hidden_size)
+    if draft.own_head or wanted == there:
+        return
+    what = f"this draft has no lm_head and needs one of shape {wanted}; the base's is {there}"
+    yield Mismatch("head", what)
+
+
+COMMON: tuple[PairRule, ...] = (
+    same_method,
+    same_weights,
+    vocabulary,
+    hidden_size,
+    embedding,
+    head,
+)

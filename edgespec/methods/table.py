@@ -1,0 +1,19 @@
+"""The table of drafting methods: one row each.
+
+Adding a method is a row here and a file beside this one; the tables of other rooms that have code
+for it are keyed by the row's `name`. Test code and users may add rows of their own.
+"""
+
+from __future__ import annotations
+
+from edgespec.methods import dflash, eagle3, mtp
+from edgespec.methods.base import Method
+
+METHODS: dict[str, Method] = {row.name: row for row in (eagle3.METHOD, mtp.METHOD, dflash.METHOD)}
+
+
+def find_method(name: str) -> Method | None:
+    """The row of a name or of one of its aliases, in any case; None where there is none."""
+    wanted = name.lower()
+    rows = METHODS.values()
+    return next((m for m in rows if wanted in (m.name, *map(str.lower, m.aliases))), None)

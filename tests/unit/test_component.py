@@ -1,0 +1,72 @@
+"""Claims about component.py and backends/engine_config.py: what is written is read again, and what
+is wrong is refused by its key."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.backends.engine_config import EngineConfig
+from edgespec.component import ComponentConfig
+from edgespec.errors import BundleError
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+EXPORTS = ("export_base_config.json", "export_draft_config.json")
+ENGINES = ("engines_base_config.json", "engines_draft_config.json")
+
+
+def golden(name: str) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads((GOLDEN / name).read_text())
+    return value
+
+
+@pytest.mark.parametrize("name", EXPORTS)
+def test_config_of_an_export_is_written_as_it_was_read(name: str) -> None:
+    raw = golden(name)
+    assert json.dumps(ComponentConfig.from_dict(raw, name).to_dict()) == json.dumps(raw)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_config_of_an_engine_is_written_as_it_was_read(name: str) -> None:
+    raw = golden(name)
+    assert json.dumps(EngineConfig.from_dict(raw, name).to_dict()) == json.dumps(raw)
+
+
+WRONG: list[tuple[str, list[str], Any]] = [
+    ("engines_base_config.json", ["spec_decode_type"], "eagle9"),
+    ("engines_base_config.json", ["engine_role"], "judge"),
+    ("engines_base_config.json", ["graph"], None),
+    ("engines_base_config.json", ["graph", "head_dim"], "16"),
+    ("engines_base_config.json", ["graph", "role"], "draft"),
+    ("engines_base_config.json", ["rope"], 5),
+    ("engines_base_config.json", ["rope", "theta"], None),
+    ("engines_base_config.json", ["rope", "colour"], 1),
+    ("engines_base_config.json", ["sliding_window"], "x"),
+    ("engines_base_config.json", ["vocab_size"], 1e10),
+    ("engines_base_config.json", ["eos_token_id"], "end"),
+    ("engines_base_config.json", ["eagle_hidden_state_layers"], [2, "four"]),
+    ("engines_base_config.json", ["builder_config"], None),
+    ("engines_base_config.json", ["builder_config", "max_batch_size"], 0),
+    ("engines_base_config.json", ["weights", "scheme"], 4),
+    ("engines_draft_config.json", ["pair"], []),
+    ("engines_draft_config.json", ["pair", "num_taps"], -3),
+    ("engines_draft_config.json", ["draft_vocab_size"], None),
+]
+
+
+@pytest.mark.parametrize(("name", "path", "value"), WRONG)
+def test_what_is_wrong_in_a_config_is_refused_by_its_key(
+    name: str, path: list[str], value: Any
+) -> None:
+    raw = golden(name)
+    place = raw
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    with pytest.raises(BundleError) as caught:
+        EngineConfig.from_dict(raw, "config.json")
+    assert path[-1] in caught.value.what
+    assert "gain" in caught.value.remedy  # export, or build, again
