@@ -61,8 +61,8 @@ FAULTS = (
     ),
     Fault(
         "sliding window one token too wide",
-        "part.positions[:, None] - slots < self.sliding_window",
-        "part.positions[:, None] - slots <= self.sliding_window",
+        "part.positions[:, None] - slots < window",
+        "part.positions[:, None] - slots <= window",
         (BASES,),
     ),
     Fault(
@@ -186,8 +186,8 @@ FAULTS = (
     ),
     Fault(
         "norms of (1 + w) taken for norms of w",
-        "    if unit_offset:",
-        "    if not unit_offset and eps < 0:",
+        "    if spec.unit_offset:",
+        "    if spec.unit_offset is None:",
         (HYBRID,),
     ),
     Fault(
