@@ -39,8 +39,8 @@ class Decoder:
         check_names(self)
 
     def embed(self, ids: Sequence[Sequence[int]]) -> Any:
-        """Returns the first layer's input [B, S, H] for ids [B, S]: the embeddings, scaled where the
-        model does so. Reads only the rows that are used."""
+        """Returns the first layer's input [B, S, H] for ids [B, S]: the embeddings, scaled where
+        the model does so. Reads only the rows that are used."""
         import torch
 
         name = f"{self.base.stored(EMBEDDING)}.weight"
