@@ -47,7 +47,7 @@ SAMPLINGS = (
 
 def build_engines(work: Path) -> tuple[Path, Path]:
     """(for one sequence, for eight)."""
-    export(str(RECIPE / "base"), work / "base", ExportOptions(eagle_base=True))
+    export(str(RECIPE / "base"), work / "base", ExportOptions(base_for="eagle3"))
     export(
         str(RECIPE / "draft"), work / "draft", ExportOptions(base_model_dir=str(RECIPE / "base"))
     )

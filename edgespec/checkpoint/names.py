@@ -15,6 +15,7 @@ from edgespec.families import FAMILIES
 STACK = "model"
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
+PREDICTION_HEADS = ("mtp.",)  # roots of heads for multi-token prediction
 IGNORED = ("rotary_emb.inv_freq",)  # buffers that old checkpoints carry
 
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization
-from edgespec.checkpoint.names import STACK, beside_roots, stored_name, text_stack
+from edgespec.checkpoint.names import PREDICTION_HEADS, STACK, beside_roots, stored_name, text_stack
 from edgespec.config import ModelConfig
 from edgespec.errors import CheckpointError, UnsupportedModel
 from edgespec.families import parse_model_config
-from edgespec.methods.dflash import DFlashConfig
+from edgespec.methods import METHODS
 
 HEAD, EMBEDDING = "lm_head", "model.embed_tokens"
 
@@ -64,18 +64,17 @@ def base_of(checkpoint: Checkpoint) -> Base:
 
 
 def base_config(checkpoint: Checkpoint) -> ModelConfig:
-    """Returns the configuration of a base that is not quantized yet; `mtp.*` heads are ignored.
+    """Returns the configuration of a base that is not quantized yet; prediction heads are ignored.
 
     Raises UnsupportedModel for a draft or a quantized checkpoint.
     """
     refuse_quantized(checkpoint)
-    if any(name.startswith("mtp.") for name in checkpoint.tensors):
+    if any(name.startswith(PREDICTION_HEADS) for name in checkpoint.tensors):
         return parse_model_config(checkpoint.config, str(checkpoint.path / "config.json"))
     found = detect(checkpoint)
     if not isinstance(found, ModelConfig):
-        kind = "a DFlash" if isinstance(found, DFlashConfig) else "an EAGLE-3"
         raise UnsupportedModel(
-            f"{checkpoint.path} is {kind} draft, not a base model.",
+            f"{checkpoint.path} is {METHODS[found.method].draft_title}, not a base model.",
             "edgespec quantize draft --base-model-dir BASE --draft-model-dir DRAFT ... quantizes"
             " drafts.",
         )

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 
+from tests import shared
 from tests.toys.files import (
     Dtype,
     RopeSpelling,
@@ -34,6 +35,7 @@ _ARCHITECTURES = {
 _FAMILY_THETA = {"llama": 10000.0, "mistral": 10000.0, "qwen2": 1000000.0, "qwen3": 1000000.0}
 
 
+@shared.copied
 def make_base(
     path: str | Path,
     family: Family = "llama",
@@ -142,6 +144,7 @@ def _family_keys(
     return keys
 
 
+@shared.copied
 def make_qwen3_5(
     path: str | Path,
     *,
