@@ -21,12 +21,14 @@ class Fields:
         return self.raw.get(key)
 
     def wrong(self, key: str, wanted: str) -> EdgeSpecError:
+        """The error for a value that is not what is `wanted`."""
         return CheckpointError(
             f"{self.source}: '{key}' is {shortened(self.get(key))}, not {wanted}.",
             "Correct the file, or download the checkpoint again.",
         )
 
     def missing(self, key: str) -> EdgeSpecError:
+        """The error for a key that must be there."""
         return CheckpointError(
             f"{self.source}: '{key}' is missing.", "Add it, or download the checkpoint again."
         )
