@@ -1,10 +1,9 @@
-"""Rotary embedding: the rows of cos and sin that graphs take as inputs, for every scaling, in one
-place.
+"""Rotary position embedding (arXiv 2104.09864): the rows of cos and sin that graphs take as inputs.
 
-Knows frequencies and positions. A row depends on its own position alone, so that a token has the
-same row in prefill, decoding and verification. Follows the definitions of transformers'
-`modeling_rope_utils`; dynamic NTK scaling is evaluated at each token's own length, which is what
-decoding token by token gives there.
+Knows frequencies, their scaling types and positions. A row depends only on its position, so that a
+token has the same row in prefill, decoding and verification. Follows `modeling_rope_utils` of
+transformers; dynamic NTK scaling is evaluated at each token's own length, as in token-by-token
+decoding there.
 """
 
 from __future__ import annotations
@@ -29,19 +28,22 @@ class RopeTable:
 
     @classmethod
     def of(cls, config: RopeConfig, capacity: int) -> RopeTable:
+        """Returns the table of the first `capacity` positions."""
         positions = np.arange(capacity, dtype=np.int64)
         angles = positions[:, None].astype(np.float32) * frequencies(config, positions)
         scale = np.float32(config.attention_factor)
         return cls(np.cos(angles) * scale, np.sin(angles) * scale)
 
     def rows(self, positions: NDArray[np.int64]) -> tuple[Rows, Rows]:
-        """[B, S] positions -> cos and sin, each [B, S, rotary/2]."""
+        """Returns cos and sin, each [B, S, rotary/2], of positions [B, S]."""
         return self.cos[positions], self.sin[positions]
 
 
 def frequencies(config: RopeConfig, positions: NDArray[np.int64]) -> Rows:
-    """Inverse frequencies, [rotary/2] or, where they hang on the position, [len(positions),
-    rotary/2]."""
+    """Returns the inverse frequencies [rotary/2].
+
+    Those of dynamic scaling depend on the position: [len(positions), rotary/2].
+    """
     if config.kind == "dynamic":
         return dynamic(config, positions)
     plain = inverse_powers(np.float32(config.theta), config.rotary_dim)
@@ -55,13 +57,17 @@ def frequencies(config: RopeConfig, positions: NDArray[np.int64]) -> Rows:
 
 
 def inverse_powers(theta: np.float32 | Rows, rotary_dim: int) -> Rows:
+    """Returns theta ** (-2i / rotary_dim) for i in 0 .. rotary_dim/2 - 1."""
     exponents = np.arange(0, rotary_dim, 2, dtype=np.float32) / np.float32(rotary_dim)
     powers: Rows = np.power(theta, exponents)
     return np.float32(1.0) / powers
 
 
 def dynamic(config: RopeConfig, positions: NDArray[np.int64]) -> Rows:
-    """NTK-aware scaling of theta, growing with the length beyond the original one."""
+    """Returns frequencies [positions, rotary/2] of dynamic NTK-aware scaling.
+
+    theta grows with the length beyond `original_max_position`.
+    """
     length = np.maximum(positions + 1, config.original_max_position).astype(np.float64)
     stretch = config.factor * length / config.original_max_position - (config.factor - 1)
     theta = config.theta * stretch ** (config.rotary_dim / (config.rotary_dim - 2))
@@ -69,22 +75,24 @@ def dynamic(config: RopeConfig, positions: NDArray[np.int64]) -> Rows:
 
 
 def llama3(config: RopeConfig, plain: Rows) -> Rows:
-    """Low frequencies divided by the factor, high ones kept, a linear passage between (Llama
-    3.1)."""
+    """Returns the frequencies [rotary/2] of Llama 3.1.
+
+    Low frequencies are divided by the factor, high ones are unchanged, with a linear transition.
+    """
     wavelength = 2 * math.pi / plain
     low = config.original_max_position / config.low_freq_factor
     high = config.original_max_position / config.high_freq_factor
-    passage = (config.original_max_position / wavelength - config.low_freq_factor) / (
+    smooth = (config.original_max_position / wavelength - config.low_freq_factor) / (
         config.high_freq_factor - config.low_freq_factor
     )
     divided = plain / config.factor
-    between = (1 - passage) * divided + passage * plain
+    between = (1 - smooth) * divided + smooth * plain
     out = np.where(wavelength > low, divided, np.where(wavelength < high, plain, between))
     return out.astype(np.float32)
 
 
 def yarn(config: RopeConfig, plain: Rows) -> Rows:
-    """NTK by parts (arXiv 2309.00071, section 3.2)."""
+    """Returns the frequencies [rotary/2] of YaRN: NTK by parts (arXiv 2309.00071, section 3.2)."""
 
     def dimension_of(rotations: float) -> float:
         turns = config.original_max_position / (rotations * 2 * math.pi)

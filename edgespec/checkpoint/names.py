@@ -1,7 +1,6 @@
-"""Where the text part of a checkpoint stands: alone under `model.`, or beside a tower under
-`model.language_model.`.
+"""Names of the decoder's tensors on disk: under `model.`, or `model.language_model.` with a tower.
 
-Our own names are always those of a text model: model.layers.0, lm_head.
+Own names are always those of a text model: model.layers.0, lm_head. Knows no tensors.
 """
 
 from __future__ import annotations
@@ -10,21 +9,20 @@ from edgespec.checkpoint.files import Checkpoint
 
 STACK = "model"
 NESTED = "model.language_model"
-# Roots of tensors that belong to no layer of the decoder: towers of other senses, heads for
-# multi-token prediction
+# Prefixes of tensors outside the decoder: vision towers, heads of multi-token prediction
 BESIDE = ("model.visual.", "visual.", "mtp.")
 
 
 def text_stack(checkpoint: Checkpoint) -> str:
-    """The prefix, without its dot, under which the decoder's tensors stand."""
+    """Returns the prefix of the decoder's tensors, without its dot."""
     return NESTED if any(name.startswith(f"{NESTED}.") for name in checkpoint.tensors) else STACK
 
 
 def stored_name(name: str, stack: str) -> str:
-    """The name on disk of one of ours, module or tensor; `stack` is what `text_stack` said."""
+    """Returns the name on disk of a module or tensor; `stack` is the result of `text_stack`."""
     return f"{stack}{name.removeprefix(STACK)}" if name.startswith(f"{STACK}.") else name
 
 
 def beside_text(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """The tensors that are no part of the decoder: what an export of its text leaves out."""
+    """Returns the names of the tensors outside the decoder, which an export leaves out."""
     return tuple(name for name in checkpoint.tensors if name.startswith(BESIDE))

@@ -172,7 +172,9 @@ class Decoder:
     ) -> tuple[ir.Value, Memory]:
         config = self.config.decoder
         assert config.linear is not None
-        memory = delta_net.Kept(*(inputs[spec.name] for spec in memory_inputs(self.shape, index)))
+        memory = delta_net.LayerState(
+            *(inputs[spec.name] for spec in memory_inputs(self.shape, index))
+        )
         rows = delta_net.rows_of_call(b, inputs["tree_mask"], config.linear.conv_kernel)
         normed = norm(b, self.table, config, x, f"{weight}.input_layernorm", f"{name}/input_norm")
         mixed, left = delta_net.delta_net(

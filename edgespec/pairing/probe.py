@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.errors import CheckpointError, RequestError
 from edgespec.export.sidecars import copy_tokenizer
-from edgespec.export.stepwise import Passed, run_stepwise
+from edgespec.export.stepwise import PassOutput, run_stepwise
 from edgespec.graphs import decoder
 from edgespec.graphs.registry import BASES
 from edgespec.methods.aux_layers import resolve_aux_layers
@@ -95,7 +95,7 @@ def is_clearly_better(other: Share, stated: Share) -> bool:
     return beyond_chance and other.share - stated.share > MATTERS
 
 
-def features(reading: Reading, truth: Passed) -> Array:
+def features(reading: Reading, truth: PassOutput) -> Array:
     """[T, k*H], what the base says of each position as the reading has it."""
     if reading.aux_layers:
         return np.concatenate([truth.streams[layer] for layer in reading.aux_layers], -1)
