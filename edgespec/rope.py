@@ -1,15 +1,18 @@
 """Rotary position embedding (arXiv 2104.09864): the rows of cos and sin that graphs take as inputs.
 
 Knows frequencies, their scaling types and positions. A row depends only on its position, so that a
-token has the same row in prefill, decoding and verification. Follows `modeling_rope_utils` of
-transformers; dynamic NTK scaling is evaluated at each token's own length, as in token-by-token
-decoding there.
+token has the same row in prefill, decoding and verification. Where transformers makes longrope
+depend on the sequence length, the engine's capacity decides (decision 0012). Follows
+`modeling_rope_utils` of transformers; dynamic NTK scaling is evaluated at each token's own length,
+as in token-by-token decoding there.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +20,20 @@ from numpy.typing import NDArray
 from edgespec.config import RopeConfig
 
 Rows = NDArray[np.float32]
+
+
+def rope_dict(config: RopeConfig) -> dict[str, Any]:
+    """As config.json has it; longrope's factors are there for longrope alone."""
+    out = asdict(config)
+    if config.kind != "longrope":
+        del out["short_factor"], out["long_factor"]
+    return out
+
+
+def rope_from_dict(raw: Mapping[str, Any]) -> RopeConfig:
+    """From `rope_dict`, or from the JSON made of it; exports of earlier versions lack keys."""
+    factors = {key: tuple(raw.get(key, ())) for key in ("short_factor", "long_factor")}
+    return RopeConfig(**dict(raw) | factors)
 
 
 @dataclass(frozen=True)
@@ -28,9 +45,18 @@ class RopeTable:
 
     @classmethod
     def of(cls, config: RopeConfig, capacity: int) -> RopeTable:
-        """Returns the table of the first `capacity` positions."""
+        """Returns the table of an engine with that capacity, which selects longrope's factors."""
+        return cls._made(config, capacity, capacity > config.original_max_position)
+
+    @classmethod
+    def golden(cls, config: RopeConfig, capacity: int) -> RopeTable:
+        """Returns the table with longrope's short factors: golden outputs know no capacity."""
+        return cls._made(config, capacity, long=False)
+
+    @classmethod
+    def _made(cls, config: RopeConfig, capacity: int, long: bool) -> RopeTable:
         positions = np.arange(capacity, dtype=np.int64)
-        angles = positions[:, None].astype(np.float32) * frequencies(config, positions)
+        angles = positions[:, None].astype(np.float32) * frequencies(config, positions, long=long)
         scale = np.float32(config.attention_factor)
         return cls(np.cos(angles) * scale, np.sin(angles) * scale)
 
@@ -39,10 +65,11 @@ class RopeTable:
         return self.cos[positions], self.sin[positions]
 
 
-def frequencies(config: RopeConfig, positions: NDArray[np.int64]) -> Rows:
+def frequencies(config: RopeConfig, positions: NDArray[np.int64], *, long: bool = False) -> Rows:
     """Returns the inverse frequencies [rotary/2].
 
-    Those of dynamic scaling depend on the position: [len(positions), rotary/2].
+    Those of dynamic scaling depend on the position: [len(positions), rotary/2]. `long` selects
+    longrope's factors for sequences beyond the original length.
     """
     if config.kind == "dynamic":
         return dynamic(config, positions)
@@ -53,6 +80,8 @@ def frequencies(config: RopeConfig, positions: NDArray[np.int64]) -> Rows:
         return llama3(config, plain)
     if config.kind == "yarn":
         return yarn(config, plain)
+    if config.kind == "longrope":
+        return longrope(config, long)
     return plain
 
 
@@ -89,6 +118,14 @@ def llama3(config: RopeConfig, plain: Rows) -> Rows:
     between = (1 - smooth) * divided + smooth * plain
     out = np.where(wavelength > low, divided, np.where(wavelength < high, plain, between))
     return out.astype(np.float32)
+
+
+def longrope(config: RopeConfig, long: bool) -> Rows:
+    """Returns the frequencies [rotary/2] of LongRoPE (arXiv 2402.13753), one factor for each."""
+    factors = np.array(config.long_factor if long else config.short_factor, np.float32)
+    exponents = np.arange(0, config.rotary_dim, 2, dtype=np.float32) / np.float32(config.rotary_dim)
+    powers: Rows = factors * np.power(np.float32(config.theta), exponents)
+    return np.float32(1.0) / powers
 
 
 def yarn(config: RopeConfig, plain: Rows) -> Rows:

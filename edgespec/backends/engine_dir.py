@@ -21,6 +21,7 @@ from edgespec.contract import MAX_BATCH_SIZE, GraphShape, Limits, Role
 from edgespec.errors import BundleError, LimitError, PairingError
 from edgespec.methods import dflash
 from edgespec.methods.aux_layers import default_aux_layers
+from edgespec.rope import rope_from_dict
 
 STEMS = {Role.LLM: "llm", Role.BASE: "spec_base", Role.DRAFT: "spec_draft"}
 CONFIGS = {Role.LLM: "config.json", Role.BASE: "base_config.json", Role.DRAFT: "draft_config.json"}
@@ -297,8 +298,19 @@ def shape_of(config: Mapping[str, Any]) -> GraphShape:
     return GraphShape.from_dict(config["graph"])
 
 
+def local_rope_of(config: Mapping[str, Any]) -> RopeConfig | None:
+    """Of the layers that read the second rotary table; None: there is one table."""
+    return rope_from_dict(config["local_rope"]) if "local_rope" in config else None
+
+
+def ropes_of(config: Mapping[str, Any]) -> tuple[RopeConfig, ...]:
+    """The rotary embeddings of the graph's tables, one or two."""
+    local = local_rope_of(config)
+    return (rope_of(config),) if local is None else (rope_of(config), local)
+
+
 def rope_of(config: Mapping[str, Any]) -> RopeConfig:
-    return RopeConfig(**config["rope"])
+    return rope_from_dict(config["rope"])
 
 
 def sidecars(onnx: OnnxDir) -> dict[str, Path]:

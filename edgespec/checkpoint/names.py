@@ -1,28 +1,77 @@
-"""Names of the decoder's tensors on disk: under `model.`, or `model.language_model.` with a tower.
+"""The tensors of a base: which there are, and their names in a checkpoint.
 
-Own names are always those of a text model: model.layers.0, lm_head. Knows no tensors.
+Own names are always those of a text model: model.layers.0, lm_head. On disk the decoder may have a
+longer prefix, beside vision or audio towers; the rows of the families list them. Knows no graphs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from edgespec.checkpoint.files import Checkpoint
+from edgespec.config import ModelConfig, layer_tensors
+from edgespec.families import FAMILIES
 
 STACK = "model"
-NESTED = "model.language_model"
-# Prefixes of tensors outside the decoder: vision towers, heads of multi-token prediction
-BESIDE = ("model.visual.", "visual.", "mtp.")
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+IGNORED = ("rotary_emb.inv_freq",)  # buffers in old checkpoints
+
+
+def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of a base's tensors by own name."""
+    decoder = config.decoder
+    tensors: dict[str, tuple[int, ...]] = {
+        EMBEDDING: (config.vocab_size, decoder.hidden_size),
+        "model.norm.weight": (decoder.hidden_size,),
+    }
+    for i, layer in enumerate(decoder.layers):
+        tensors |= layer_tensors(layer, decoder.hidden_size, f"{STACK}.layers.{i}")
+    if not config.tied_head:
+        tensors[HEAD] = (config.vocab_size, decoder.hidden_size)
+    return tensors
 
 
 def text_stack(checkpoint: Checkpoint) -> str:
     """Returns the prefix of the decoder's tensors, without its dot."""
-    return NESTED if any(name.startswith(f"{NESTED}.") for name in checkpoint.tensors) else STACK
+    for stack in sorted({s for row in FAMILIES.values() for s in row.stacks}, key=len)[::-1]:
+        if f"{stack}.embed_tokens.weight" in checkpoint.tensors:
+            return stack
+    return STACK
 
 
 def stored_name(name: str, stack: str) -> str:
     """Returns the name on disk of a module or tensor; `stack` is the result of `text_stack`."""
-    return f"{stack}{name.removeprefix(STACK)}" if name.startswith(f"{STACK}.") else name
+    if name.startswith(f"{STACK}."):
+        return f"{stack}{name.removeprefix(STACK)}"
+    return f"{stack.removesuffix(STACK)}{name}" if stack.endswith(f".{STACK}") else name
+
+
+def stored_names(names: Iterable[str], checkpoint: Checkpoint) -> dict[str, str]:
+    """Returns the names on disk by own name."""
+    stack = text_stack(checkpoint)
+    return {name: stored_name(name, stack) for name in names}
 
 
 def beside_text(checkpoint: Checkpoint) -> tuple[str, ...]:
     """Returns the names of the tensors outside the decoder, which an export leaves out."""
-    return tuple(name for name in checkpoint.tensors if name.startswith(BESIDE))
+    return tuple(name for name in checkpoint.tensors if name.startswith(beside_roots()))
+
+
+def beside_roots() -> tuple[str, ...]:
+    """Returns the prefixes of tensors outside the decoder: towers, multi-token prediction heads."""
+    return tuple(dict.fromkeys(root for row in FAMILIES.values() for root in row.beside))
+
+
+def ignorable(config: ModelConfig, checkpoint: Checkpoint) -> set[str]:
+    """Returns the names of tensors that a base does not use.
+
+    These are rotary buffers, tensors outside the decoder, and the stored copy of a tied lm_head.
+    """
+    beside = FAMILIES[config.architecture].beside
+    names = {
+        name
+        for name in checkpoint.tensors
+        if name.endswith(IGNORED) or (beside and name.startswith(beside))
+    }
+    return names | {stored_name(HEAD, text_stack(checkpoint))} if config.tied_head else names

@@ -7,7 +7,7 @@ stays near one layer (or lm_head).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ PROMPT_TOKENS = 12
 TREE_PARENTS = (-1, 0, 0, 1, 1, 2, 3)
 BLOCK_ROWS = len(TREE_PARENTS)
 NEW_CONTEXT = 3  # context rows between the two blocks of a block draft
-GOLDEN_WINDOW = 4  # context rows visible in the sliding-window mask, if there is one
+GOLDEN_WINDOW = 4  # tokens visible in the sliding-window mask, if there is one
 Array = NDArray[Any]
 
 
@@ -60,22 +60,23 @@ def make_golden(
     plan: WeightPlan,
     directory: Path,
     embed: Callable[[Array], Array],
-    rope: RopeConfig,
+    ropes: Sequence[RopeConfig],
     vocab_size: int,
     done: Callable[[], None],
 ) -> dict[str, Array]:
     """Returns the inputs and outputs to store.
 
-    `prompt_*` belong to a causal pass over an empty cache, `tree_*` to a tree after it. `embed`
-    maps ids [S] to embeddings [S, H]; `done` is called after each piece. A draft reads random aux
-    hidden states in the prompt and random hidden states of its own in the tree. For a block draft,
-    `prompt_*` is a block after the prompt's context, and `tree_*` a block after three further
-    context rows, which overwrite the first block.
+    `prompt_*` belong to a causal pass over an empty cache, `tree_*` to a tree after it. `ropes` are
+    the rotary embeddings of the graph's tables, `embed` maps ids [S] to embeddings [S, H]; `done`
+    is called after each piece. A draft reads random aux hidden states in the prompt and random
+    hidden states of its own in the tree. For a block draft, `prompt_*` is a block after the
+    prompt's context, and `tree_*` a block after three further context rows, which overwrite the
+    first block.
     """
     block = graph.shape.block
     capacity = PROMPT_TOKENS + len(TREE_PARENTS) + (NEW_CONTEXT if block else 0)
     make = block_passes if block else golden_passes
-    passes = make(graph, embed, rope, vocab_size, capacity)
+    passes = make(graph, embed, ropes, vocab_size, capacity)
     streams = [run(stem_piece(graph, plan), directory, p.feeds)[0] for p in passes]
     done()
     for layer in range(graph.shape.num_layers):
@@ -103,25 +104,27 @@ def keep_aux_layers(
 def golden_passes(
     graph: DecoderGraph,
     embed: Callable[[Array], Array],
-    rope: RopeConfig,
+    ropes: Sequence[RopeConfig],
     vocab_size: int,
     capacity: int,
 ) -> tuple[Pass, Pass]:
     """Returns the passes over the prompt and over the tree."""
-    table = RopeTable.of(rope, capacity)
+    tables = [RopeTable.golden(rope, capacity) for rope in ropes]
     prompt, tree = golden_ids(vocab_size)
     mask = np.zeros((capacity, capacity), bool)
     mask[:PROMPT_TOKENS, :PROMPT_TOKENS] = np.tri(PROMPT_TOKENS, dtype=bool)
     mask[PROMPT_TOKENS:, :PROMPT_TOKENS] = True
     mask[PROMPT_TOKENS:, PROMPT_TOKENS:] = tree_mask(TREE_PARENTS)
     depths = tree_mask(TREE_PARENTS).sum(1) - 1
+    places = np.concatenate([np.arange(PROMPT_TOKENS), PROMPT_TOKENS + depths])
+    near = mask & (places[:, None] - places < GOLDEN_WINDOW)
     rng = np.random.default_rng(0)
     passes = []
     for start, ids, positions in (
         (0, prompt, np.arange(PROMPT_TOKENS)),
         (PROMPT_TOKENS, tree, PROMPT_TOKENS + depths),
     ):
-        cos, sin = table.rows(positions[None])
+        cos, sin = tables[0].rows(positions[None])
         feeds: dict[str, Array] = {
             "ids": ids,
             "positions": positions,
@@ -133,6 +136,11 @@ def golden_passes(
             "gather_idx": np.arange(len(ids), dtype=np.int64)[None],
             "tree_mask": mask[None, start : start + len(ids), start : start + len(ids)],
         }
+        if graph.shape.sliding:
+            feeds["sliding_attention_mask"] = near[None, None, start : start + len(ids)]
+        if graph.shape.local_rotary_dim:
+            local = tables[1].rows(positions[None])
+            feeds |= dict(zip(("local_rope_cos", "local_rope_sin"), local, strict=True))
         if graph.shape.role is Role.DRAFT:
             own = start > 0
             feeds["base_hidden"] = rng.standard_normal(
@@ -149,12 +157,12 @@ def golden_passes(
 def block_passes(
     graph: DecoderGraph,
     embed: Callable[[Array], Array],
-    rope: RopeConfig,
+    ropes: Sequence[RopeConfig],
     vocab_size: int,
     capacity: int,
 ) -> tuple[Pass, Pass]:
     """Returns the passes over the two blocks of a block draft."""
-    table, rng = RopeTable.of(rope, capacity), np.random.default_rng(0)
+    table, rng = RopeTable.golden(ropes[0], capacity), np.random.default_rng(0)
     _, ids = golden_ids(vocab_size)
     passes = []
     for start, count in ((0, PROMPT_TOKENS), (PROMPT_TOKENS, NEW_CONTEXT)):

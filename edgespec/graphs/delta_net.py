@@ -28,10 +28,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from edgespec.config import DecoderConfig, LinearAttentionConfig
+from edgespec.config import LinearAttentionConfig, NormSpec
 from edgespec.contract import RecurrentShape
 from edgespec.graphs.builder import GraphBuilder
-from edgespec.graphs.layers import rms_norm
+from edgespec.graphs.layers import norm
 from edgespec.graphs.linear import float32_linear, fp32, linear
 from edgespec.graphs.weights import WeightTable
 
@@ -72,24 +72,6 @@ def recurrent_shape(config: LinearAttentionConfig, layers: tuple[int, ...]) -> R
         config.value_head_dim,
         config.conv_kernel,
     )
-
-
-def tensors(config: DecoderConfig, prefix: str) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of one layer's tensors by name, without its norms and MLP."""
-    assert config.linear is not None
-    sizes, hidden = recurrent_shape(config.linear, ()), config.hidden_size
-    values, heads = sizes.row_parts[1:]
-    return {
-        f"{prefix}.in_proj_qkv.weight": (sizes.conv_width, hidden),
-        f"{prefix}.in_proj_z.weight": (values, hidden),
-        f"{prefix}.in_proj_b.weight": (heads, hidden),
-        f"{prefix}.in_proj_a.weight": (heads, hidden),
-        f"{prefix}.conv1d.weight": (sizes.conv_width, 1, sizes.conv_kernel),
-        f"{prefix}.dt_bias": (heads,),
-        f"{prefix}.A_log": (heads,),
-        f"{prefix}.norm.weight": (sizes.value_head_dim,),
-        f"{prefix}.out_proj.weight": (hidden, values),
-    }
 
 
 def rows_of_call(b: GraphBuilder, tree_mask: ir.Value, kernel: int) -> RowsOfCall:
@@ -174,7 +156,8 @@ def block_merges(b: GraphBuilder, square: ir.Value) -> ir.Value:
 def delta_net(
     b: GraphBuilder,
     table: WeightTable,
-    config: DecoderConfig,
+    linear_attention: LinearAttentionConfig,
+    eps: float,
     x: ir.Value,
     rows: RowsOfCall,
     before: LayerState,
@@ -186,8 +169,7 @@ def delta_net(
     `before` holds the pending rows of earlier calls; they are part of the returned `state`. The
     returned `rows` [B, S, row width] and `conv` [B, S, C] are those of this call, accepted or not.
     """
-    assert config.linear is not None
-    sizes = recurrent_shape(config.linear, ())
+    sizes = recurrent_shape(linear_attention, ())
     keys, values, _ = sizes.row_parts
     mixed = linear(b, table, x, f"{weight}.in_proj_qkv", f"{name}/in_proj_qkv")
     z = linear(b, table, x, f"{weight}.in_proj_z", f"{name}/in_proj_z")
@@ -204,7 +186,7 @@ def delta_net(
     out, updates = mixed_rows(b, sizes, q, k, v, rate, decays, state, rows, name)
     flat_k = b.op("Reshape", k, b.shape(0, 0, keys), name=f"{name}/k/row")
     new_rows = b.op("Concat", flat_k, updates, decays, name=f"{name}/rows", axis=-1)
-    normed = rms_norm(b, table, out, f"{weight}.norm", config.rms_norm_eps, f"{name}/norm")
+    normed = norm(b, table, NormSpec(eps), out, f"{weight}.norm", f"{name}/norm")
     gate = b.op("Mul", z, b.op("Sigmoid", z, name=f"{name}/gate/sigmoid"), name=f"{name}/gate")
     flat = b.op("Reshape", normed, b.shape(0, 0, values), name=f"{name}/norm/flat")
     gated = b.op("Mul", flat, gate, name=f"{name}/gated")

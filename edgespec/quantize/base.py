@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization
-from edgespec.checkpoint.names import BESIDE, STACK, stored_name, text_stack
-from edgespec.config import ModelConfig, parse_model_config
+from edgespec.checkpoint.names import STACK, beside_roots, stored_name, text_stack
+from edgespec.config import ModelConfig
 from edgespec.errors import CheckpointError, UnsupportedModel
+from edgespec.families import parse_model_config
 from edgespec.methods.dflash import DFlashConfig
 
 HEAD, EMBEDDING = "lm_head", "model.embed_tokens"
@@ -89,6 +90,6 @@ def unquantized_globs(checkpoint: Checkpoint) -> list[str]:
     """Returns globs of the tensors outside the decoder, for the settings' list of exclusions."""
     return [
         f"{root.removesuffix('.')}*"
-        for root in BESIDE
+        for root in beside_roots()
         if any(n.startswith(root) for n in checkpoint.tensors)
     ]

@@ -21,7 +21,7 @@ from safetensors.numpy import load_file
 from edgespec import bundle
 from edgespec.backends import engine_dir as engines
 from edgespec.backends.base import Runner, Table
-from edgespec.backends.engine_dir import rope_of, shape_of
+from edgespec.backends.engine_dir import local_rope_of, rope_of, shape_of
 from edgespec.backends.loader import open_runner
 from edgespec.backends.weights import rounding_of, rounds_by, weights_of, why_not_exact
 from edgespec.contract import Role
@@ -122,6 +122,7 @@ class Engine:
             RopeTable.of(rope_of(self.config), runner.capacity),
             self.config["sliding_window"],
             min_rows=EXACT_ROWS if exact else 1,
+            local_rope=local_rope_table(self.config, runner.capacity),
         )
         self.drafter: EagleDrafter | DFlashDrafter | None = None
         self.draft_config: dict[str, Any] | None = None
@@ -142,7 +143,13 @@ class Engine:
         if shape_of(config).block:
             return block_drafter(runner, table, rope, config, path), config
         d2t = vocabulary_offsets(path, config)
-        decoder = CachedDecoder(runner, table, rope, config["sliding_window"])
+        decoder = CachedDecoder(
+            runner,
+            table,
+            rope,
+            config["sliding_window"],
+            local_rope=local_rope_table(config, runner.capacity),
+        )
         return EagleDrafter(decoder, d2t), config
 
     @property
@@ -458,6 +465,12 @@ class Engine:
         self.base.reset(0)
         logits: NDArray[np.float32] = self.base.read(0, np.array(prefix, np.int64)).logits[0]
         return logits
+
+
+def local_rope_table(config: Mapping[str, Any], capacity: int) -> RopeTable | None:
+    """The second rotary table of an engine, where its layers have two."""
+    local = local_rope_of(config)
+    return RopeTable.of(local, capacity) if local else None
 
 
 def vocabulary_offsets(engine_dir: Path, config: dict[str, Any]) -> NDArray[np.int64]:

@@ -12,7 +12,7 @@ import pytest
 
 from edgespec import bundle
 from edgespec.backends import engine_dir as engines
-from edgespec.backends.engine_dir import rope_of
+from edgespec.backends.engine_dir import local_rope_of, rope_of
 from edgespec.backends.loader import open_runner
 from edgespec.backends.ort.build import build
 from edgespec.backends.ort.runner import OrtRunner
@@ -40,8 +40,15 @@ class Component:
         """An empty sequence. The rows of earlier ones are still in the cache and must not be
         seen."""
         embedding = EmbeddingTable(self.engine_dir / bundle.EMBEDDING)
+        local = local_rope_of(self.config)
         return OneLane(
-            CachedDecoder(self.runner, embedding, self.rope, self.config["sliding_window"])
+            CachedDecoder(
+                self.runner,
+                embedding,
+                self.rope,
+                self.config["sliding_window"],
+                local_rope=RopeTable.of(local, self.runner.capacity) if local else None,
+            )
         )
 
     @property

@@ -20,7 +20,6 @@ from edgespec.backends.ort.build import build
 from edgespec.backends.weights import FP32, WeightFormat
 from edgespec.contract import Limits, Role
 from edgespec.export.components import ExportOptions, export
-from edgespec.rope import RopeTable
 from tests import toys
 
 LIMITS = Limits(max_input_len=32, max_kv_cache_capacity=32)
@@ -49,9 +48,7 @@ def answers(onnx_dir: Path, engine_dir: Path) -> list[NDArray[np.float32]]:
     """Logits and taps of the golden calls: a prompt and a tree."""
     runner, config = open_runner(engine_dir, Role.BASE)
     found = []
-    for call in golden_calls(
-        load_file(onnx_dir / bundle.GOLDEN), RopeTable.of(engines.rope_of(config), 32)
-    ):
+    for call in golden_calls(load_file(onnx_dir / bundle.GOLDEN), engines.ropes_of(config)):
         result = runner.run(call)
         assert result.hidden_states is not None
         found += [result.logits.copy(), result.hidden_states.copy()]

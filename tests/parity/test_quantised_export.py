@@ -24,7 +24,7 @@ from onnx.reference import ReferenceEvaluator
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from edgespec.backends.engine_dir import rope_of
+from edgespec.backends.engine_dir import rope_of, ropes_of
 from edgespec.backends.golden import golden_calls
 from edgespec.backends.loader import open_runner
 from edgespec.backends.ort.build import build
@@ -491,7 +491,7 @@ def engine_logits(case: Case, work: Path) -> Array:
         "emulated" not in built.weights or built.weights["emulated"] == "emulated: correctness only"
     )
     runner, config = open_runner(work / "engine", built.role)
-    prompt, _ = golden_calls(case.golden(), RopeTable.of(rope_of(config), 32))
+    prompt, _ = golden_calls(case.golden(), ropes_of(config))
     logits: Array = runner.run(prompt).logits[0].copy()
     runner.close()
     return logits

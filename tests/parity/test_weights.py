@@ -29,7 +29,6 @@ from edgespec.backends.weights import WeightFormat
 from edgespec.contract import Limits, Role, canonical_contract, lowered_contract
 from edgespec.errors import BuildError, EdgeSpecError
 from edgespec.export.components import ExportOptions, export
-from edgespec.rope import RopeTable
 from tests import toys
 
 LIMITS = Limits(max_input_len=32, max_kv_cache_capacity=32)
@@ -118,7 +117,7 @@ def test_a_rounded_engine_computes_what_its_bytes_are_worth(
     from safetensors.numpy import load_file
 
     golden = load_file(onnx_dir / bundle.GOLDEN)
-    for call in golden_calls(golden, RopeTable.of(engines.rope_of(config), 32)):
+    for call in golden_calls(golden, engines.ropes_of(config)):
         wanted = plain.run(call).logits.copy()
         found = runner.run(call).logits
         assert np.abs(found - wanted).max() <= ACTIVATIONS_IN_8_BITS * np.abs(wanted).max()

@@ -336,7 +336,7 @@ def measured(
     if not (onnx.path / bundle.GOLDEN).is_file():
         unmeasured = promise.rounds or engines.shape_of(onnx.config).recurrent is not None
         return weights | ({"rounding": UNMEASURED_ROUNDING} if unmeasured else {}), None
-    golden, rope = load_file(onnx.path / bundle.GOLDEN), engines.rope_of(onnx.config)
+    golden, ropes = load_file(onnx.path / bundle.GOLDEN), engines.ropes_of(onnx.config)
     if "embedding" in weights:  # what the engine will read
         table = head_table(path, weights["embedding"], engines.shape_of(onnx.config).hidden_size)
         golden |= {
@@ -347,13 +347,11 @@ def measured(
     contract = lowered_contract(canonical_contract(engines.shape_of(onnx.config)), batched)
     runner = OrtRunner(path, contract, capacity, lanes=2 if batched else 1)
     try:
-        agreement = check_golden(runner, golden, rope, capacity, promise.min_cosine)
+        agreement = check_golden(runner, golden, ropes, promise.min_cosine)
         recurrent = contract.shape.recurrent is not None
         if promise.rounds or recurrent:
             margin, moved_by = (ROUNDED, promise.moved_by) if promise.rounds else (RECURRENT, 0.0)
-            weights = weights | {
-                "rounding": rounding(runner, golden, rope, capacity, moved_by, margin)
-            }
+            weights = weights | {"rounding": rounding(runner, golden, ropes, moved_by, margin)}
         return weights, agreement
     finally:
         runner.close()

@@ -115,7 +115,11 @@ def test_drafts_options_are_seen_in_every_layout(base: Path, tmp_path: Path) -> 
             64,
         )
         assert found.decoder.rope.theta == 5e5
-        assert (found.own_embedding, found.decoder.qk_norm, found.fc_norm) == (True, True, True)
+        assert (found.own_embedding, found.decoder.attention.qk_norm, found.fc_norm) == (
+            True,
+            True,
+            True,
+        )
 
 
 def test_pickled_draft_is_recognised_when_allowed(base: Path, tmp_path: Path) -> None:
