@@ -300,7 +300,7 @@ class Oracle:
         ]
 
     def corrected(self, request: DraftRequest, tree: DraftTree) -> DraftTree:
-        """Returns a chain whose tokens are those of the target up to a random rejection."""
+        """Returns the chain with each token right with probability `rate`."""
         one = self.session.running[request.lane]
         coming = self.truth[tuple(one.task.prompt)][one.emitted :]
         tokens = tree.tokens.copy()
@@ -310,12 +310,12 @@ class Oracle:
 
 
 def bench_batches(work: Path, tokens: int, runs: int) -> dict[str, object]:
-    """Throughput of 8 requests at 1, 4 and 8 at a time, plain and with the default chain, in
-    alternating runs.
+    """Returns tokens/s of 8 requests in batches of 1, 4 and 8, with and without drafts.
 
-    Prompts of 64 to 120 tokens, prefill counts. `for 1` is the engine built for one sequence, `for
-    8` the one built for eight. The random draft is never right: 0.7 a token is set by an oracle
-    that pays the draft's whole cost.
+    The runs alternate, and drafts are the default chain. Prompts have 64 to 120 tokens, and prefill
+    counts. `for 1` is the engine built for one sequence, `for 8` the one built for eight. The
+    random draft is never right: an oracle with the draft's full cost sets the acceptance rate to
+    0.7 per token.
     """
     found: dict[str, list[float]] = {}
     for _ in range(runs):

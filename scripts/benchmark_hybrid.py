@@ -4,9 +4,9 @@ transformers.
     python scripts/benchmark_hybrid.py                    # all; needs 12 GB of disk under --work and 10 GB of memory
     python scripts/benchmark_hybrid.py --only steps       # or: prefill
 
-Weights are random, so speeds are representative and the text is not. Rounds alternate between what
-is compared, and medians are told. `--weights` are those of `edgespec build`: fp32, int8, int8/0
-(whole channels), int4.
+Weights are random: speeds are representative, the text is not. Rounds alternate between the
+subjects, and results are medians. `--weights` are those of `edgespec build`: fp32, int8, int8/0
+(per channel), int4.
 """
 
 from __future__ import annotations

@@ -143,6 +143,7 @@ class Layer(nn.Module):
     def forward(
         self, x: torch.Tensor, context: torch.Tensor, at: torch.Tensor, seen: torch.Tensor
     ) -> torch.Tensor:
+        """Returns the hidden states [B, A * block, H] after the layer."""
         x = x + self.self_attn(self.input_layernorm(x), context, at, seen)
         return x + self.mlp(self.post_attention_layernorm(x))
 

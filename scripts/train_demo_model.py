@@ -455,6 +455,7 @@ class Eagle3(nn.Module):
     def project(
         self, embeds: torch.Tensor, hidden: torch.Tensor, offset: int
     ) -> tuple[torch.Tensor, ...]:
+        """Returns query, key and value [B, heads, T, D] of an unrolled step."""
         layer, size = self.midlayer, self.size
         x = torch.cat([layer.input_layernorm(embeds), layer.hidden_norm(hidden)], -1)
         split = lambda y, n: y.unflatten(-1, (n, size.head_dim)).transpose(1, 2)  # noqa: E731
@@ -498,6 +499,7 @@ def aux_layer_ids(layers: int) -> tuple[int, int, int]:
 def train_draft(
     base: Qwen3ForCausalLM, batches: ChatBatches, draft_ids: torch.Tensor, size: Size
 ) -> Eagle3:
+    """Trains and returns the draft."""
     draft = Eagle3(size)
     table = base.get_input_embeddings().weight.detach()
     with torch.no_grad():
