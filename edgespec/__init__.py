@@ -42,10 +42,10 @@ HOMES = {
 
 
 def load(engine_dir: str | Path, *, spec_decode: bool | None = None, exact: bool = False) -> Engine:
-    """Open an engine directory. `spec_decode` None: with drafts where the directory holds a draft
-    engine; `exact` is that of `infer --exact`.
+    """Opens an engine directory and returns the engine.
 
-    Raises BundleError, PairingError, EngineMismatch or EnvironmentProblem, each with its remedy.
+    `spec_decode` None enables speculative decoding if the directory has a drafter. `exact` is that
+    of `infer --exact`. Raises BundleError, PairingError, EngineMismatch or EnvironmentProblem.
     """
     from edgespec.runtime.engine import Engine
 

@@ -1265,8 +1265,8 @@ def stopped(
 
 
 STOPPED = {
-    signal.SIGINT: (INTERRUPTED, "interrupted: nothing half-written is left"),
-    signal.SIGTERM: (128 + signal.SIGTERM, "stopped by SIGTERM: nothing half-written is left"),
+    signal.SIGINT: (INTERRUPTED, "interrupted: no partial output is left"),
+    signal.SIGTERM: (128 + signal.SIGTERM, "stopped by SIGTERM: no partial output is left"),
 }
 
 
@@ -1300,7 +1300,7 @@ def test_a_signal_that_an_import_hides_is_still_one(
     monkeypatch.setattr(
         "edgespec.export.components.export", lambda *_: __import__("no_such_module")
     )
-    assert "fault of edgespec" in cli("export", tmp_path, tmp_path / "out").err
+    assert "bug in edgespec" in cli("export", tmp_path, tmp_path / "out").err
 
 
 @pytest.mark.parametrize("number", STOPPED)
