@@ -569,7 +569,7 @@ def test_signal_during_a_check_of_losslessness_keeps_the_answers(
         "--check-lossless",
     ]
     kill = f"os.kill(os.getpid(), {int(signal.SIGINT)}); time.sleep(0.2)"
-    found = happening("edgespec.cli.infer:Run.check", 1, kill, *args)
+    found = happening("edgespec.runtime.file_runner:FileRun.check", 1, kill, *args)
     assert found.code == INTERRUPTED, found.err
     assert [a["finish_reason"] for a in responses(tmp_path)] == [MAX_LENGTH] * 2
 
