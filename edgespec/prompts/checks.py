@@ -100,7 +100,7 @@ def stop(value: object, here: Place) -> tuple[str, ...]:
 
 
 def unsupported(reason: str, *neutral: object) -> Check[None]:
-    """A key of the mirrored tool that this version cannot honor: fine while it asks for
+    """A key of TensorRT Edge-LLM that this version cannot honor: fine while it asks for
     nothing."""
 
     def check(value: object, here: Place) -> None:

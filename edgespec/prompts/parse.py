@@ -59,9 +59,9 @@ def parse_requests(raw: object, source: str, **overrides: Unpack[Overrides]) -> 
 
 def checked_overrides(overrides: Overrides) -> Values:
     """The overrides that are given, checked like the file. Raises RequestError."""
-    if strangers := sorted(set(overrides) - set(Overrides.__annotations__)):
+    if unknown := sorted(set(overrides) - set(Overrides.__annotations__)):
         raise TypeError(
-            f"{strangers[0]} is not an override; there are {', '.join(Overrides.__annotations__)}"
+            f"{unknown[0]} is not an override; there are {', '.join(Overrides.__annotations__)}"
         )
     here = Place("command line")
     return {
@@ -129,7 +129,7 @@ def _message(raw: object, here: Place) -> Message:
     check_names(parts, ("role", "content"), here)
     role = parts.get("role")
     if not isinstance(role, str) or role not in ROLES:
-        # Many chat templates skip a role that they do not know without a word, so the door has to
+        # Many chat templates skip a role that they do not know without a word, so this file has to
         # be here.
         here.key("role").refuse(
             f"is {show(role)}",

@@ -1,5 +1,5 @@
-"""Bytes from strangers to JSON values: a bounded file, UTF-8, no duplicate keys, no NaN, bounded
-depth.
+"""Bytes of untrusted files to JSON values: a bounded file, UTF-8, no duplicate keys, no NaN,
+bounded depth.
 
 Knows JSON. Knows nothing of requests.
 """
@@ -65,7 +65,7 @@ def parse_json(data: bytes, source: str, *, line: int | None = None) -> object:
     except json.JSONDecodeError as error:
         raise RequestError(
             f"{here} is not JSON: {error.msg} at {_position(error.lineno, error.colno, line)}.",
-            "Mend the file there; a missing comma or quote just before is the usual cause."
+            "Fix the file there; a missing comma or quote just before is the usual cause."
             if line is None
             else "Write one whole JSON object a line.",
         ) from error

@@ -1,4 +1,4 @@
-"""What a request is, once the door has let it in; and the reasons why a response ends.
+"""What a request is, once it has been checked; and the reasons why a response ends.
 
 Knows the values. Knows nothing of JSON or files.
 """

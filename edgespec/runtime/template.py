@@ -1,7 +1,7 @@
 """A conversation becomes a prompt, as the checkpoint says it: by its Jinja template, or by a
 flattened one.
 
-Knows the files that hold chat templates. What a stranger's program may do and cost stands in
+Knows the files that hold chat templates. What such a program may do and cost stands in
 `sandbox`. Knows nothing of token ids.
 """
 
@@ -248,7 +248,7 @@ class JinjaTemplate:
         except TEMPLATE_FAULTS as error:
             raise RequestError(
                 f"The chat template cannot be read: {_reason(error)}.",
-                f"Mend chat_template.jinja, or {WRITE_IT_YOURSELF}",
+                f"Fix chat_template.jinja, or {WRITE_IT_YOURSELF}",
             ) from error
         return self._compiled
 

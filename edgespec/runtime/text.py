@@ -64,7 +64,7 @@ class _Matcher:
     Pratt 1977)."""
 
     def __init__(self, stop: str) -> None:
-        assert stop, "an empty stop string is refused at the door"
+        assert stop, "an empty stop string is refused when a request is read"
         self.stop = stop
         self.num_matched = 0  # characters of `stop` with which the text so far ends
         self._borders = [0]  # of stop[:n + 1]: the longest proper beginning that is also its end
@@ -98,7 +98,7 @@ class _Decoding:
         # Ids since the delta before last: decoders treat the first id apart (a leading space is
         # dropped), so a delta is what the new ids add to a text that begins earlier.
         self._window: list[int] = []
-        self._num_emitted = 0  # ids at the head of the window whose text is out
+        self._num_emitted = 0  # first ids of the window whose text is out
         self._emitted = ""  # their text
 
     def push(self, token_id: int) -> str:
