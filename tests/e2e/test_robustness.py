@@ -681,9 +681,9 @@ def test_warmup_runs_the_first_batch_so_often_before(
     engines: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompts: list[int] = []
-    real = Session.begin
+    real = Session.admit
     monkeypatch.setattr(
-        Session, "begin", lambda self, task: prompts.append(len(task.prompt)) or real(self, task)
+        Session, "admit", lambda self, seq: prompts.append(len(seq.prompt)) or real(self, seq)
     )
     args = infer(engines / "four", tmp_path, asked("a"), asked("aa"), asked("aaa"), batch_size=2)
     assert cli(*args, "--warmup", 2).code == 0
