@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import click
 
+from edgespec.cli.draft_flags import ALIASES, draft_options
 from edgespec.cli.flags import INTERRUPTED, EdgeCommand
-from edgespec.cli.infer import ALIASES, MIB, SOME_FAILED
+from edgespec.cli.infer import MIB, SOME_FAILED
 from edgespec.cli.signals import Stopper, exit_code
 from edgespec.cli.terminal import harmless, report
 from edgespec.errors import EdgeSpecError, LimitError, RequestError
@@ -52,17 +53,7 @@ MAKE_ROOM = "/undo drops the last exchange, /reset all of them."
         " a draft engine."
     ),
 )
-@click.option(
-    "--spec-draft-top-k",
-    type=click.IntRange(1),
-    help="Candidates a node; 1 is a chain, and all that an MTP head drafts; at most 8 for DFlash.",
-)
-@click.option("--spec-draft-step", type=click.IntRange(1), help="Levels of the tree; 1 for DFlash.")
-@click.option(
-    "--spec-verify-size",
-    type=click.IntRange(1),
-    help="Nodes a base pass, the root included; at most 128 for DFlash.",
-)
+@draft_options
 @click.option(
     "--show-speculation",
     is_flag=True,

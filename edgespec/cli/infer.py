@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgespec.cli.draft_flags import ALIASES, draft_options
 from edgespec.cli.flags import EdgeCommand
 from edgespec.cli.signals import Stopper, exit_code
 from edgespec.errors import RequestError
@@ -23,11 +24,6 @@ if TYPE_CHECKING:
 
 FILE = click.Path(path_type=Path)
 MIB = 2**20
-ALIASES = {
-    "--eagle": "--spec-decode",
-    "--spec-verify-tree-size": "--spec-verify-size",
-    "--eagle-verify-tree-size": "--spec-verify-size",
-}
 # Flags of TensorRT Edge-LLM that this version does not have, and why.
 NOT_YET = {
     "multimodal_engine_dir": "this version takes text only",
@@ -79,17 +75,7 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
     is_flag=True,
     help="Draft and verify; the engine directory holds base and draft.",
 )
-@click.option(
-    "--spec-draft-top-k",
-    type=click.IntRange(1),
-    help="Candidates a node; 1 is a chain, and all that an MTP head drafts; at most 8 for DFlash.",
-)
-@click.option("--spec-draft-step", type=click.IntRange(1), help="Levels of the tree; 1 for DFlash.")
-@click.option(
-    "--spec-verify-size",
-    type=click.IntRange(1),
-    help="Nodes a base pass, the root included; at most 128 for DFlash.",
-)
+@draft_options
 @click.option(
     "--batch-size",
     type=int,
@@ -171,10 +157,10 @@ def command(
     a GPU). A size left out follows from those given: with a verify size alone, a chain of one level
     less.
 
-    A DFlash draft makes a block in one step: without sizes a chain of 8 nodes, the root included,
-    or of its block if that is shorter. The verify size may go up to the block; with a top-k of 2 to
-    8 a tree of up to 128 nodes is made of the block. An MTP head drafts chains: top-k 1, verify
-    size step + 1.
+    A method that makes blocks does so in one step: without sizes a chain of 8 nodes, the root
+    included, or of its block if that is shorter. The verify size may go up to the block; with a
+    top-k of 2 to 8 a tree of up to 128 nodes is made of the block. A method that makes chains has
+    top-k 1 and verify size step + 1.
 
     Ctrl-C ends after the step under way and writes what there is (exit 130); a second one stops at
     once. Finished responses are also kept in OUTPUT.partial.jsonl until the output is written.
