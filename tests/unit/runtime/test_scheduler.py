@@ -356,6 +356,26 @@ def test_prompt_that_fails_harms_nobody_and_the_engine_s_own_fault_all_that_have
     assert_as_alone(received.run(scheduler), handles[2:])
 
 
+def test_prompt_that_fails_in_a_later_chunk_leaves_no_prefix_behind() -> None:
+    """Its rows may hold NaN although the error shows only with the last chunk's logits."""
+    asked = request(12, 5, keep=3)
+    scheduler = scheduler_for(asked, budget=10**6)
+    real = Session.read
+
+    def read(self: Session, seq: Any, start: int, end: int) -> Any:
+        if end == 12:
+            raise EnvironmentProblem("the engine computed nan as a logit")
+        return real(self, seq, start, end)
+
+    with mock.patch.object(Session, "read", read):
+        scheduler.add(asked)
+        Received().run(scheduler)
+    assert scheduler.session.prefixes.entries == []
+    scheduler.add(asked)
+    Received().run(scheduler)
+    assert [len(entry.tokens) for entry in scheduler.session.prefixes.entries] == [3]
+
+
 def test_prompt_beyond_the_cache_is_an_error_of_its_own() -> None:
     asked = [request(CAPACITY + 1, 3), request(4, 5)]
     scheduler = scheduler_for(*asked, lanes=1)
