@@ -227,6 +227,7 @@ class DraftConfig:
     own_head: bool
     base_name: str | None = None  # the base that the draft's config names
     num_target_layers: int | None = None  # of the base, where the draft's config declares it
+    mask_token_id: int | None = None  # of a draft that fills masks
     # How the file counts its layers. hs: for certain, or converted; output: converted as the format
     # suggests, to be looked at again with the base's depth; unknown: raw. resolve_aux_layers
     # settles all three.

@@ -19,13 +19,14 @@ import edgespec
 from edgespec.backends.ort.recurrent import RecurrentCache
 from edgespec.errors import LimitError
 from edgespec.prompts import END_OF_SEQUENCE, MAX_LENGTH
-from edgespec.runtime import session as session_module
+from edgespec.runtime import decoder as decoder_module
 from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.jobs import Response
+from edgespec.runtime.generation import Response
 from edgespec.runtime.lossless_check import first_difference
 from edgespec.runtime.sampling import NEAR_TIE
 from edgespec.runtime.tree import DraftPlan, DraftTree
+from edgespec.runtime.verify import ACCEPT_RULES
 from tests.lossless.drafters import ScriptedDrafter, accept_one_more
 
 VOCAB = 256
@@ -223,7 +224,7 @@ def test_prompt_read_in_chunks_leaves_every_token_as_it_was(
     others."""
     prompt = prompt_of(23)
     whole = drafting(engine, prompt, GREEDY, 24, PLANS[2])
-    monkeypatch.setattr(session_module, "PREFILL_CHUNK", chunk)
+    monkeypatch.setattr(decoder_module, "PREFILL_CHUNK", chunk)
     parts = drafting(engine, prompt, GREEDY, 24, PLANS[2])
     assert_equal(engine, plainly(engine, prompt, GREEDY, 24), parts, GREEDY)
     assert parts.metrics.per_step_accepted == whole.metrics.per_step_accepted
@@ -266,7 +267,7 @@ def commit_without_moving(decoder: CachedDecoder, lane: int, path: np.ndarray) -
 
 
 PLANTED = {
-    "verify accepts one token too many": mock.patch.object(session_module, "walk", accept_one_more),
+    "verify accepts one token too many": mock.patch.dict(ACCEPT_RULES, exact=accept_one_more),
     "commit moves no rows": mock.patch.object(CachedDecoder, "commit", commit_without_moving),
     "nodes see their siblings": mock.patch.object(
         DraftTree, "mask", property(lambda t: np.tri(len(t), dtype=bool))

@@ -7,8 +7,10 @@ every row (a prefill, a tree, decoding on after its commit), the others for six 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from transformers import MinistralConfig, MinistralForCausalLM
 
 from edgespec.backends.base import Result
 from edgespec.contract import Role
@@ -55,14 +58,46 @@ YARN = {
 
 @dataclass(frozen=True)
 class Row:
-    """A base checkpoint to be made by toys.make_base."""
+    """A base checkpoint to be made, and how transformers loads it."""
 
-    family: toys.Family
+    make: Callable[..., Path]
     options: dict[str, Any]
+    load: Callable[[Path], Any] = toys.load_base
+
+    @property
+    def windows(self) -> dict[str, int | None] | int | None:
+        """What all layers see, or what those of each kind see."""
+        window = self.options.get("sliding_window")
+        mixed = self.make is toys.make_gemma3 or "layer_types" in self.options
+        return {"full_attention": None, "sliding_attention": window} if mixed else window
 
 
 def row(family: toys.Family, **options: Any) -> Row:
-    return Row(family, options)
+    return Row(partial(toys.make_base, family=family), options)
+
+
+def load_ministral(path: Path) -> Any:
+    """A Mistral checkpoint whose layers mix windows: transformers reads them by other classes."""
+    raw = json.loads((path / "config.json").read_text())
+    config = MinistralConfig(**{k: v for k, v in raw.items() if k not in NAMES_OF_CLASS})
+    model = MinistralForCausalLM.from_pretrained(
+        path, config=config, dtype=torch.float32, attn_implementation="eager"
+    )
+    return model.eval()
+
+
+NAMES_OF_CLASS = ("model_type", "architectures")
+# Full and sliding attention, neither beginning nor end alike
+MIXED = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"] * 2
+MIXED_LAYERS = {"sliding_window": WINDOW, "layer_types": MIXED[:LAYERS]}
+
+
+def phi3(**options: Any) -> Row:
+    return Row(toys.make_phi3, options)
+
+
+def gemma3(**options: Any) -> Row:
+    return Row(toys.make_gemma3, {"sliding_window": WINDOW, **options})
 
 
 ROWS = {
@@ -88,6 +123,25 @@ ROWS = {
     "qwen3-tied": row("qwen3", head_dim=8, tied=True),
     "qwen3-biases": row("qwen3", head_dim=32, attention_bias=True),
     "qwen3-float16": row("qwen3", head_dim=32, dtype="float16"),
+    "mistral-mixed": Row(
+        partial(toys.make_base, family="mistral"),
+        {"head_dim": 16, **MIXED_LAYERS},
+        load_ministral,
+    ),
+    "qwen2-mixed": row("qwen2", **MIXED_LAYERS),
+    "qwen3-mixed": row("qwen3", head_dim=32, **MIXED_LAYERS),
+    "phi3": phi3(),
+    "phi3-window": phi3(sliding_window=WINDOW, dtype="bfloat16"),
+    "phi3-short": phi3(longrope=64),  # CAPACITY is 48
+    "phi3-long": phi3(longrope=16),
+    "phi4-mini": phi3(longrope=64, partial_rotary=0.75, tied=True, kv_heads=1),
+    "phi4-mini-long": phi3(longrope=16, partial_rotary=0.75, tied=True, kv_heads=1),
+    "gemma3": gemma3(rope=LINEAR),
+    "gemma3-new": gemma3(rope=LINEAR, spelling="new", pattern=2),
+    "gemma3-untied": gemma3(tied=False, kv_heads=1),
+    "gemma3-float16": gemma3(dtype="float16", hidden=64),  # whose root no type rounds
+    "gemma3-nested": gemma3(stack="nested", spelling="new"),
+    "gemma3-published": gemma3(stack="published"),
     "rope-theta-old": row("llama", rope={"rope_theta": 300.0}),
     "rope-theta-new": row("llama", rope={"rope_theta": 300.0}, rope_spelling="new"),
     "rope-linear-old": row("llama", rope=LINEAR),
@@ -110,7 +164,19 @@ class Pair:
 
     model: Any
     component: Component
-    window: int | None = None
+    windows: dict[str, int | None] | int | None = None
+
+    def masks(self, mask: NDArray[np.bool_], positions: Ids) -> Any:
+        """The mask [S, S] as transformers takes it, cut to the window of each kind of layer."""
+        distance = positions[:, None] - positions
+
+        def cut(window: int | None) -> torch.Tensor:
+            near = mask if window is None else mask & (distance < window)
+            return torch.from_numpy(near)[None, None]
+
+        if isinstance(self.windows, dict):
+            return {kind: cut(window) for kind, window in self.windows.items()}
+        return cut(self.windows)
 
     def reference(self, ids: Ids) -> tuple[Floats, Floats]:
         """Logits [S, V] and taps [S, k*H] of the whole sequence at once, under the model's own
@@ -126,12 +192,8 @@ def pair(
     make_component: MakeComponent,
 ) -> Pair:
     wanted = ROWS[request.param]
-    path = toys.make_base(
-        tmp_path_factory.mktemp(request.param), wanted.family, layers=LAYERS, **wanted.options
-    )
-    return Pair(
-        toys.load_base(path), make_component(path, Role.BASE), wanted.options.get("sliding_window")
-    )
+    path = wanted.make(tmp_path_factory.mktemp(request.param), layers=LAYERS, **wanted.options)
+    return Pair(wanted.load(path), make_component(path, Role.BASE), wanted.windows)
 
 
 @pytest.fixture
@@ -218,11 +280,9 @@ def tree_in_one_pass(pair: Pair, prompt: Ids, tree: DraftTree) -> tuple[Floats, 
     mask[start:, start:] = [
         [column in path_to(tree, node) for column in range(12)] for node in range(12)
     ]
-    if pair.window is not None:
-        mask &= positions[:, None] - positions < pair.window
     ids = torch.from_numpy(np.concatenate([prompt, tree.tokens]))[None]
     logits, hidden = reference.base_hidden_states(
-        pair.model, ids, torch.from_numpy(mask)[None, None], torch.from_numpy(positions)[None]
+        pair.model, ids, pair.masks(mask, positions), torch.from_numpy(positions)[None]
     )
     return logits[0, start:].numpy(), reference.gather_aux_hidden_states(hidden, AUX_LAYERS)[
         0, start:

@@ -25,9 +25,9 @@ from edgespec.errors import PairingError
 from edgespec.export.components import ExportOptions, export
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.drafters.base import DraftRequest, Observation
-from edgespec.runtime.drafters.eagle import EagleDrafter
+from edgespec.runtime.drafters.eagle3 import EagleDrafter
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.jobs import Response
+from edgespec.runtime.generation import Response
 from edgespec.runtime.tree import DraftPlan, DraftTree
 from tests import reference, toys
 from tests.one_lane import OneLane
@@ -173,7 +173,7 @@ class Workshop:
             export(
                 str(self.base(name)),
                 at / "onnx",
-                ExportOptions(eagle_base=True, aux_layers=named, golden=False),
+                ExportOptions(base_for="eagle3", aux_layers=named, golden=False),
             )
             build(at / "onnx" / "llm", at / "engine", LIMITS)
         return at / "engine"

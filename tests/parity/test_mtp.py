@@ -145,7 +145,7 @@ class Pair:
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     work = tmp_path_factory.mktemp(request.param)
     path = toys.make_qwen3_5(work / "checkpoint", **ROWS[request.param])
-    export(str(path), work / "onnx", ExportOptions(mtp=True))
+    export(str(path), work / "onnx", ExportOptions(base_for="mtp"))
     from transformers import Qwen3_5ForCausalLM, Qwen3_5ForConditionalGeneration
 
     family: Any = (

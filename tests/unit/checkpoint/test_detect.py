@@ -12,7 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from edgespec.checkpoint.detect import check_tensors, detect, read_d2t
+from edgespec.checkpoint.d2t import read_d2t
+from edgespec.checkpoint.detect import check_tensors, detect
 from edgespec.checkpoint.files import Checkpoint, open_checkpoint
 from edgespec.checkpoint.layouts import read_quantization
 from edgespec.checkpoint.quantization import Quantization
