@@ -78,7 +78,7 @@ class Sized(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LaneRows:
-    """What a lane remembers of a sequence's head. Keys and values can be cut to a shorter head, a
+    """What a lane remembers of a sequence's prefix. Keys and values can be cut to a shorter one, a
     state cannot."""
 
     kv: Floats  # [2*attention layers, Hkv, tokens, D]
@@ -91,7 +91,8 @@ class LaneRows:
     def nbytes(self) -> int:
         return self.kv.nbytes + (self.state.nbytes if self.state is not None else 0)
 
-    def head(self, count: int) -> LaneRows:
+    def prefix(self, count: int) -> LaneRows:
+        """The same of the first `count` tokens; a state has no shorter prefix."""
         assert self.state is None or count == len(self)
         return LaneRows(self.kv[:, :, :count], self.state)
 

@@ -189,10 +189,13 @@ def checked(built: Built) -> str:
 
 def unused(role: Role) -> list[str]:
     """Tree sizes that were given and belong to another role: both may be passed to every build."""
-    flags = {"max_verify_tree_size": Role.BASE, "max_draft_tree_size": Role.DRAFT}
+    owners = {
+        "max_verify_tree_size": (Role.BASE, Role.LLM),
+        "max_draft_tree_size": (Role.DRAFT,),
+    }
     given = click.get_current_context().get_parameter_source
     return [
-        f"--{name.replace('_', '-')} is for the {owner.value} and not used here"
-        for name, owner in flags.items()
-        if owner is not role and given(name) is ParameterSource.COMMANDLINE
+        f"--{name.replace('_', '-')} is for the {roles[0].value} and not used here"
+        for name, roles in owners.items()
+        if role not in roles and given(name) is ParameterSource.COMMANDLINE
     ]

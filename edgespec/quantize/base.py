@@ -28,6 +28,7 @@ class Base:
     max_position: int  # tokens
     tied_head: bool
     stack: str = STACK  # prefix of the decoder's tensors on disk, without its dot
+    embedding_scale: float = 1.0  # multiplies the embedding's rows, rounded to the weights' dtype
 
     def stored(self, name: str) -> str:
         """Returns the name on disk of a module or tensor with the own name `name`."""
@@ -52,8 +53,14 @@ def base_of(checkpoint: Checkpoint) -> Base:
         raise CheckpointError(
             f"{checkpoint.path} has no {HEAD}.weight, and its config.json does not tie it."
         )
-    layers, positions = config.decoder.num_layers, config.max_position
-    return Base(checkpoint, layers, positions, config.tied_head, text_stack(checkpoint))
+    return Base(
+        checkpoint,
+        config.decoder.num_layers,
+        config.max_position,
+        config.tied_head,
+        text_stack(checkpoint),
+        config.decoder.embedding_scale,
+    )
 
 
 def base_config(checkpoint: Checkpoint) -> ModelConfig:

@@ -7,13 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.lossless.pairs import make_pair
+from tests import shared
+from tests.lossless.pairs import Family, make_pair
+from tests.toys import DraftLayout
+
+PAIRS: dict[str, tuple[Family, DraftLayout, int | None]] = {
+    "llama": ("llama", "eagle", None),
+    "mistral-window-5": ("mistral", "modelopt", 5),
+    "qwen3_5": ("qwen3_5", "modelopt", None),
+}
 
 
 @pytest.fixture(scope="session")
-def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def pairs() -> dict[str, Path]:
     return {
-        "llama": make_pair(tmp_path_factory.mktemp("llama"), "llama", "eagle", None),
-        "mistral-window-5": make_pair(tmp_path_factory.mktemp("mistral"), "mistral", "modelopt", 5),
-        "qwen3_5": make_pair(tmp_path_factory.mktemp("qwen3_5"), "qwen3_5", "modelopt", None),
+        name: shared.made_once(("pair", how), lambda path, how=how: make_pair(path, *how))
+        / "engines"
+        for name, how in PAIRS.items()
     }

@@ -18,6 +18,8 @@ from edgespec.contract import GraphContract, GraphShape, Role, canonical_contrac
 from edgespec.prompts import END_OF_SEQUENCE, MAX_LENGTH
 from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.sampling import Sampler
+from edgespec.runtime.sequence import SequenceState, StepOutput
+from edgespec.runtime.session import Session
 
 VOCAB = 9
 CONTRACT = canonical_contract(GraphShape(Role.BASE, 1, 1, 1, 2, 2, VOCAB, features=3))
@@ -117,6 +119,15 @@ class PositionRows:
 
 def decoder_of(capacity: int, window: int | None = None, lanes: int = 1) -> CachedDecoder:
     return CachedDecoder(HashRunner(capacity, lanes), TokenRows(), PositionRows(), window)
+
+
+def begin(session: Session, seq: SequenceState) -> StepOutput:
+    """Read all of a prompt; the step of its first token."""
+    session.admit(seq)
+    output = None
+    while output is None:
+        output = session.prefill(seq)
+    return output
 
 
 def plainly(

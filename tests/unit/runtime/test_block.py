@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.errors import LimitError
-from edgespec.runtime.drafters.dflash import best_first
-from edgespec.runtime.plans import BlockLimits
+from edgespec.runtime.drafters.dflash import BlockLimits, best_first
 from edgespec.runtime.tree import BlockPlan, DraftPlan, DraftTree, full_tree_size
 
 LIMITS = BlockLimits(max_verify_tree_size=60, block_size=16, draft_vocab_size=1000)
