@@ -1,9 +1,10 @@
-"""The tree of errors. Each says what happened, with the value, and how to mend it.
+"""The tree of errors. Each says what happened, with the value, and how to fix it.
 
     EdgeSpecError                 exit 1
       CheckpointError             exit 3  a checkpoint is incomplete, damaged or contradicts itself
       UnsupportedModel            exit 3  recognised, and not something this version can do
       PairingError                exit 3  base and draft do not belong together
+      OptionError                 exit 2  options of a command that contradict each other
       RequestError                exit 3  input.json or a request in it
       BundleError                 exit 3  an export or engine is damaged, or not what was asked for
       LimitError                  exit 3  a size beyond what was built or can exist
@@ -51,6 +52,10 @@ class UnsupportedModel(EdgeSpecError):
 
 class PairingError(EdgeSpecError):
     exit_code = 3
+
+
+class OptionError(EdgeSpecError):
+    exit_code = 2
 
 
 class RequestError(EdgeSpecError):

@@ -64,7 +64,7 @@ def measured(
     engine: Engine, messages: list[Message], sampling: SamplingParams
 ) -> Iterator[dict[str, object]]:
     """A row a plan of the pair's method."""
-    method = engine.config["spec_decode_type"]
+    method = engine.config.component.method
     for name, sizes in PLANS[method].items():
         plain, found = run(engine, messages, sampling, engine.plan(*sizes))
         pairs = zip(plain, found, strict=True)

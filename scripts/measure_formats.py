@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from edgespec.backends.weights import weights_of
 from train_demo_model import functions, read_source, stdlib_files
 
 import edgespec
 from edgespec import bundle
 from edgespec.backends.engine_dir import read_engines
-from edgespec.backends.weights import weights_of
 from edgespec.cli.main import run
 from edgespec.prompts import Message, SamplingParams
 from edgespec.runtime.engine import Engine

@@ -162,7 +162,7 @@ def command(
     with Engine(engine_dir, spec_decode=wanted, prefix_cache_bytes=prefix_cache_mb * MIB) as engine:
         plan = engine.plan(*sizes) if engine.spec_decode else None
         screen = Screen(sys.stdout)
-        kind = engine.config["spec_decode_type"]
+        kind = engine.config.component.method
         chosen = not any(sizes)
         screen.note(
             plan_line(plan, chosen=chosen, spec_decode_type=kind)

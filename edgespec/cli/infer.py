@@ -212,7 +212,7 @@ def command(
     ) as engine:
         plan = engine.plan(*sizes) if spec_decode else None
         engine.check_batch_size(requests.batch_size)
-        kind = engine.config["spec_decode_type"]
+        kind = engine.config.component.method
         said = (
             [report.plan_line(plan, chosen=not any(sizes), spec_decode_type=kind)] if plan else []
         )

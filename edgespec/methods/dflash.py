@@ -483,6 +483,12 @@ def write_spec(spec: SpecConfig) -> dict[str, Any]:
     return {SECTION: keys}
 
 
+def block_of(spec: SpecConfig) -> int:
+    """The nodes that a call of the draft makes: a whole block."""
+    assert isinstance(spec, DFlashSpec)
+    return spec.block_size
+
+
 def fits_depth(base: BaseSide, draft: DraftSide) -> Iterator[Mismatch]:
     """The draft's layers, depth and mask token are ones that the base has."""
     layers, read = base.num_layers, draft.aux_layer_ids or ()
@@ -544,4 +550,5 @@ METHOD = Method(
     read_spec=read_spec,
     write_spec=write_spec,
     pair_rules=(fits_depth, reads_what_is_emitted),
+    min_draft_tree_size=block_of,
 )

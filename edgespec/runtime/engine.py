@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 import secrets
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,12 +21,14 @@ from safetensors.numpy import load_file
 from edgespec import bundle
 from edgespec.backends import engine_dir as engines
 from edgespec.backends.base import Runner, Table
-from edgespec.backends.engine_dir import rope_of, shape_of
-from edgespec.backends.loader import open_runner
-from edgespec.backends.weights import rounding_of, rounds_by, weights_of, why_not_exact
+from edgespec.backends.engine_config import EngineConfig
+from edgespec.backends.manifest import EngineManifest
+from edgespec.backends.pair_check import check_pairing
+from edgespec.backends.registry import open_runner
+from edgespec.component import ComponentConfig
 from edgespec.contract import Role
 from edgespec.errors import EdgeSpecError, EnvironmentProblem, LimitError, RequestError
-from edgespec.methods.dflash import THINKING
+from edgespec.methods.dflash import THINKING, DFlashSpec
 from edgespec.prompts import CANCELLED, Message, SamplingParams
 from edgespec.rope import RopeTable
 from edgespec.runtime.block import BlockDecoder, MaskSpec
@@ -102,13 +104,13 @@ class Engine:
         prefix_cache_bytes: int = PREFIX_CACHE_BYTES,
     ) -> None:
         path = Path(engine_dir)
-        there = engines.read_engines(path) if path.is_dir() else {}
-        self.spec_decode = Role.DRAFT.value in there if spec_decode is None else spec_decode
-        if self.spec_decode and Role.DRAFT.value not in there:
+        there = EngineManifest.read(path).engines if path.is_dir() else {}
+        self.spec_decode = Role.DRAFT in there if spec_decode is None else spec_decode
+        if self.spec_decode and Role.DRAFT not in there:
             engines.open_engine(
                 path, Role.DRAFT
             )  # says what is missing before a large base is loaded
-        plain = Role.LLM.value in there and not self.spec_decode
+        plain = Role.LLM in there and not self.spec_decode
         role = Role.LLM if plain or (not there and not self.spec_decode) else Role.BASE
         runner, self.config = open_runner(path, role)
         self.exact = exact
@@ -119,37 +121,39 @@ class Engine:
         self.base = CachedDecoder(
             runner,
             table,
-            RopeTable.of(rope_of(self.config), runner.capacity),
-            self.config["sliding_window"],
+            RopeTable.of(self.config.component.rope, runner.capacity),
+            self.config.component.sliding_window,
             min_rows=EXACT_ROWS if exact else 1,
         )
         self.drafter: EagleDrafter | DFlashDrafter | None = None
-        self.draft_config: dict[str, Any] | None = None
+        self.draft_config: EngineConfig | None = None
         if self.spec_decode:
             self.drafter, self.draft_config = self.open_draft(path, table)
         self.session = Session(self.base, self.drafter, PrefixCache(prefix_cache_bytes))
-        self.stop_ids = frozenset(self.config["eos_token_id"])
+        self.stop_ids = frozenset(self.config.component.eos_token_ids)
         self.notes = self.remarks()
 
     def open_draft(
         self, path: Path, shared: Table
-    ) -> tuple[EagleDrafter | DFlashDrafter, dict[str, Any]]:
+    ) -> tuple[EagleDrafter | DFlashDrafter, EngineConfig]:
         runner, config = open_runner(path, Role.DRAFT)
-        engines.check_pairing(self.config, config)
+        draft = config.component
+        check_pairing(self.config.component, draft)
         own = path / engines.DRAFT_EMBEDDING
-        table: Table = EmbeddingTable(own) if config["pair"]["own_embedding"] else shared
-        rope = RopeTable.of(rope_of(config), runner.capacity)
-        if shape_of(config).block:
-            return block_drafter(runner, table, rope, config, path), config
-        d2t = vocabulary_offsets(path, config)
-        decoder = CachedDecoder(runner, table, rope, config["sliding_window"])
+        assert draft.pair is not None
+        table: Table = EmbeddingTable(own) if draft.pair.own_embedding else shared
+        rope = RopeTable.of(draft.rope, runner.capacity)
+        if draft.graph.block:
+            return block_drafter(runner, table, rope, draft, path), config
+        d2t = vocabulary_offsets(path, draft)
+        decoder = CachedDecoder(runner, table, rope, draft.sliding_window)
         return EagleDrafter(decoder, d2t), config
 
     @property
     def rounding(self) -> float:
         """How far apart, in nats, two candidates may be where a run with drafts takes the other
         one."""
-        return 0.0 if self.exact else rounding_of(self.config, NEAR_TIE)
+        return 0.0 if self.exact else self.config.rounding(NEAR_TIE)
 
     def remarks(self) -> tuple[str, ...]:
         """What a user should know about this pair of engines."""
@@ -160,12 +164,12 @@ class Engine:
                 f"the draft's KV cache holds {theirs} tokens, the base's {mine}: beyond {theirs}"
                 " nothing is drafted"
             )
-        weights = weights_of(self.config)
-        if emulated := weights.get("emulated"):
-            notes.append(f"weights in {weights['scheme']}: {emulated}")
+        weights = self.config.weights
+        if weights.emulated:
+            notes.append(f"weights in {weights.scheme}: {weights.emulated}")
         if self.rounding > NEAR_TIE and self.drafter is not None:
             notes.append(
-                f"{rounds_by(weights)}: lossless up to kernel rounding (margin {self.rounding:.2g}"
+                f"{weights.rounded_by}: lossless up to kernel rounding (margin {self.rounding:.2g}"
                 " nats)"
             )
         return tuple(notes)
@@ -203,10 +207,11 @@ class Engine:
     def trained_with_thinking(self) -> bool | None:
         """The mode of a block draft: as its export says, or, without a base then, by the base that
         is here now."""
-        if self.draft_config is None or not shape_of(self.draft_config).block:
+        draft = self.draft_config.component if self.draft_config else None
+        if draft is None or draft.pair is None or not draft.graph.block:
             return None
-        told: bool | None = self.draft_config["pair"].get("enable_thinking")
-        return THINKING.get(self.config["model"]) if told is None else told
+        trained = draft.pair.enable_thinking
+        return THINKING.get(self.config.component.model) if trained is None else trained
 
     def __enter__(self) -> Engine:
         return self
@@ -246,7 +251,7 @@ class Engine:
         if self.draft_config is None:
             what = "a drafting plan was asked for, and this engine was opened without its draft"
             raise LimitError(what, "Open it with spec_decode=True, or decode without a plan.")
-        makes_blocks = shape_of(self.draft_config).block
+        makes_blocks = self.draft_config.component.graph.block
         return (BlockLimits if makes_blocks else PlanLimits).of(self.config, self.draft_config)
 
     @property
@@ -260,7 +265,7 @@ class Engine:
             {"draft": self.draft_config} if self.draft_config else {}
         )
         for role, config in configs.items():
-            most = config["builder_config"]["max_batch_size"]
+            most = config.limits.max_batch_size
             if count > most:
                 what = f"batch_size {count}; the {role} engine was built for {most}"
                 raise LimitError(
@@ -309,15 +314,15 @@ class Engine:
             {"draft": self.draft_config} if self.draft_config else {}
         )
         for role, config in configs.items():
-            limits = config["builder_config"]
-            most = limits["max_input_len"]
+            limits = config.limits
+            most = limits.max_input_len
             if count > most:
                 flags = f"--max-input-len {count}"
-                if count > limits["max_kv_cache_capacity"]:
+                if count > limits.max_kv_cache_capacity:
                     flags += f" --max-kv-cache-capacity {count}"
                 what = f"the prompt has {count} tokens, the {role} engine was built for {most}"
                 raise LimitError(what, f"Shorten it, or build the {role} with {flags} or more.")
-        rows = self.config["vocab_size"]
+        rows = self.config.component.vocab_size
         if strange := [token for token in prompt_ids if not 0 <= token < rows]:
             what = (
                 f"the prompt holds the token id {strange[0]}, the model's vocabulary ends at"
@@ -331,7 +336,7 @@ class Engine:
         if job.plan is not None:
             self.plan_limits().check(job.plan)
             self.check_chain(job.plan)
-        rows = self.config["vocab_size"]
+        rows = self.config.component.vocab_size
         if strange := [token for token in job.sampling.logit_bias if token >= rows]:
             what = (
                 f"logit_bias names the token id {strange[0]}, the model's vocabulary ends at"
@@ -460,39 +465,41 @@ class Engine:
         return logits
 
 
-def vocabulary_offsets(engine_dir: Path, config: dict[str, Any]) -> NDArray[np.int64]:
+def vocabulary_offsets(engine_dir: Path, draft: ComponentConfig) -> NDArray[np.int64]:
     """[Vd], what is added to a draft's id to have the base's; an MTP head has the base's own
     ids."""
-    if config["spec_decode_type"] == "mtp":
-        return np.zeros(config["draft_vocab_size"], np.int64)
+    if draft.method == "mtp":
+        assert draft.draft_vocab_size is not None
+        return np.zeros(draft.draft_vocab_size, np.int64)
     offsets: NDArray[np.int64] = load_file(engine_dir / bundle.D2T)["d2t"].astype(np.int64)
     return offsets
 
 
 def block_drafter(
-    runner: Runner, table: Table, rope: RopeTable, config: Mapping[str, Any], path: Path
+    runner: Runner, table: Table, rope: RopeTable, draft: ComponentConfig, path: Path
 ) -> DFlashDrafter:
     """The drafter of a DFlash engine."""
-    block, vocabulary = config["dflash_config"], path / bundle.D2T
+    block, vocabulary = draft.spec, path / bundle.D2T
+    assert isinstance(block, DFlashSpec)
     d2t = load_file(vocabulary)["d2t"].astype(np.int64) if vocabulary.is_file() else None
-    mask_specs = {MaskSpec(*pair) for pair in zip(block["windows"], block["causal"], strict=True)}
+    mask_specs = {MaskSpec(*pair) for pair in zip(block.windows, block.causal, strict=True)}
     ordered = sorted(
         mask_specs, key=lambda spec: spec.window is not None
     )  # the mask for layers without a window first
     return DFlashDrafter(
-        BlockDecoder(runner, table, rope, ordered), block["mask_token_id"], block["block_size"], d2t
+        BlockDecoder(runner, table, rope, ordered), block.mask_token_id, block.block_size, d2t
     )
 
 
-def check_exact(engine_dir: Path, config: dict[str, Any]) -> None:
+def check_exact(engine_dir: Path, config: EngineConfig) -> None:
     """LimitError where passes of one and of many rows give other bits."""
-    if why := why_not_exact(config):
+    if why := config.why_not_exact:
         what = f"the engine in {engine_dir} cannot be exact: {why}"
-        if config["graph"].get("recurrent"):
+        if config.component.graph.recurrent:
             raise LimitError(what, "Leave --exact out: no engine of such a base is.")
         known = "--weights fp32, int4 --weight-block 32 or int8 --weight-block 0"
-        quantised = "of quantised exports int8_sq, int8_token and int4 in blocks of 32 are exact"
-        raise LimitError(what, f"Build it for one sequence, with {known}; {quantised}.")
+        quantized = "of quantized exports int8_sq, int8_token and int4 in blocks of 32 are exact"
+        raise LimitError(what, f"Build it for one sequence, with {known}; {quantized}.")
 
 
 def told_as(error: EdgeSpecError | MemoryError) -> EdgeSpecError:

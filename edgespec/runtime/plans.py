@@ -6,12 +6,12 @@ Knows limits and arithmetic. Knows no engine library and no search.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from edgespec.backends.engine_config import EngineConfig
 from edgespec.contract import MAX_BLOCK_NODES, tree_pool_size
 from edgespec.errors import LimitError
+from edgespec.methods.dflash import DFlashSpec
 from edgespec.runtime.tree import BlockPlan, DraftPlan, full_tree_size
 
 CPU_PLAN = DraftPlan(
@@ -34,13 +34,14 @@ class PlanLimits:
     kind: str = "eagle3"
 
     @classmethod
-    def of(cls, base: Mapping[str, Any], draft: Mapping[str, Any]) -> PlanLimits:
+    def of(cls, base: EngineConfig, draft: EngineConfig) -> PlanLimits:
         """From the configs of the two engines."""
-        verify, own = (
-            base["builder_config"]["max_verify_tree_size"],
-            draft["builder_config"]["max_draft_tree_size"],
-        )
-        return cls(verify, own, draft["draft_vocab_size"], draft["spec_decode_type"])
+        own, component = draft.limits.max_draft_tree_size, draft.component
+        assert own is not None
+        assert component.draft_vocab_size is not None
+        assert component.method is not None
+        verify = base.limits.verify_tree_size
+        return cls(verify, own, component.draft_vocab_size, component.method)
 
     def plan(self, top_k: int | None, steps: int | None, verify_size: int | None) -> DraftPlan:
         """The values given, and others chosen to go with them; LimitError where it cannot be."""
@@ -107,13 +108,12 @@ class BlockLimits:
     draft_vocab_size: int
 
     @classmethod
-    def of(cls, base: Mapping[str, Any], draft: Mapping[str, Any]) -> BlockLimits:
+    def of(cls, base: EngineConfig, draft: EngineConfig) -> BlockLimits:
         """From the configs of the two engines."""
-        verify, block = (
-            base["builder_config"]["max_verify_tree_size"],
-            draft["dflash_config"]["block_size"],
-        )
-        return cls(verify, block, draft["draft_vocab_size"])
+        spec, vocab_size = draft.component.spec, draft.component.draft_vocab_size
+        assert isinstance(spec, DFlashSpec)
+        assert vocab_size is not None
+        return cls(base.limits.verify_tree_size, spec.block_size, vocab_size)
 
     def plan(self, top_k: int | None, steps: int | None, verify_size: int | None) -> BlockPlan:
         """A chain of one block, or with a top-k above 1 a tree; LimitError where it cannot be."""

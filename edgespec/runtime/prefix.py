@@ -36,7 +36,7 @@ class Prefix:
     def reusable(self, prompt: NDArray[np.int64], *, drafting: bool) -> int:
         """Positions that a prompt need not compute; its last token always is, for its logits."""
         common = common_length(self.tokens, prompt)
-        if self.base.state is not None:
+        if not self.base.can_crop:
             drafts = (
                 self.draft is not None
                 and self.feature is not None
@@ -101,7 +101,7 @@ def covers(new: Prefix, old: Prefix) -> bool:
 
 def serves(entry: Prefix, tokens: NDArray[np.int64]) -> bool:
     """Whether all of `tokens` can be taken from an entry; a state is of use whole or not at all."""
-    whole = entry.base.state is None or len(entry.tokens) == len(tokens)
+    whole = entry.base.can_crop or len(entry.tokens) == len(tokens)
     return whole and common_length(entry.tokens, tokens) == len(tokens)
 
 

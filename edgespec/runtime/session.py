@@ -131,7 +131,7 @@ class Session:
         try:
             step = self.ended(one, self.prefill(one))
         except EdgeSpecError:
-            self.base.wipe(one.lane)
+            self.base.zero(one.lane)
             raise
         if task.keep and not self.base.recurrent:
             self.remember(one, task.keep)
@@ -227,11 +227,11 @@ class Session:
         if found is None:
             return
         prefix, one.reused = found
-        self.base.restore(one.lane, prefix.base.head(one.reused))
+        self.base.restore(one.lane, prefix.base.prefix(one.reused))
         if drafter is None:
             return
         assert prefix.draft is not None
-        drafter.restore(one.lane, prefix.draft.head(min(one.reused, len(prefix.draft))))
+        drafter.restore(one.lane, prefix.draft.prefix(min(one.reused, len(prefix.draft))))
         if len(prefix.draft) < one.reused:
             assert prefix.feature is not None
             following = np.array(one.task.prompt[one.reused : one.reused + 1], np.int64)
@@ -327,7 +327,7 @@ class Session:
         accept: AcceptResult | EdgeSpecError,
     ) -> tuple[Step, NDArray[np.float32] | None]:
         if isinstance(accept, EdgeSpecError):
-            self.base.wipe(one.lane)
+            self.base.zero(one.lane)
             return Step([], len(tree) - 1, finish_reason=ERROR, error=accept), None
         stop = next(
             (i for i, token in enumerate(accept.emitted) if token in one.task.stop_ids),

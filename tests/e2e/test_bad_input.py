@@ -26,7 +26,6 @@ from safetensors.torch import load_file, save_file
 
 from edgespec import bundle
 from edgespec.backends import engine_dir as engines
-from edgespec.backends.ort import build as ort_build
 from edgespec.cli.main import run
 from edgespec.export import writer
 from tests import toys

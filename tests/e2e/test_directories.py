@@ -14,8 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from edgespec import bundle
 from edgespec.backends import engine_dir as engines
-from edgespec.backends.ort import build as ort_build
-from edgespec.backends.ort.build import build
+from edgespec.backends.build import build
 from edgespec.cli.main import run
 from edgespec.contract import Limits, Role
 from edgespec.errors import BundleError, PairingError

@@ -12,10 +12,10 @@ import pytest
 
 from edgespec import bundle
 from edgespec.backends import engine_dir as engines
+from edgespec.backends.build import build
 from edgespec.backends.engine_dir import rope_of
-from edgespec.backends.loader import open_runner
-from edgespec.backends.ort.build import build
 from edgespec.backends.ort.runner import OrtRunner
+from edgespec.backends.registry import open_runner
 from edgespec.contract import Limits, Role
 from edgespec.export.components import ExportOptions, export
 from edgespec.rope import RopeTable

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from edgespec import bundle
 from edgespec.backends.base import Call, LaneRows, Result
+from edgespec.backends.build import build
 from edgespec.backends.engine_dir import rope_of
-from edgespec.backends.loader import open_runner
-from edgespec.backends.ort.build import build
 from edgespec.backends.ort.runner import OrtRunner
+from edgespec.backends.registry import open_runner
 from edgespec.contract import GraphShape, Limits, Role, past_names
 from edgespec.export.components import ExportOptions, export
 from edgespec.rope import RopeTable

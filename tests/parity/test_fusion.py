@@ -13,11 +13,11 @@ from safetensors.numpy import load_file
 
 from edgespec import bundle
 from edgespec.backends import engine_dir as engines
+from edgespec.backends.build import build
 from edgespec.backends.golden import golden_calls
-from edgespec.backends.loader import open_runner
 from edgespec.backends.ort import lowering, weights
-from edgespec.backends.ort.build import build
-from edgespec.backends.weights import FP32, WeightFormat
+from edgespec.backends.ort.options import FP32, WeightFormat
+from edgespec.backends.registry import open_runner
 from edgespec.contract import Limits, Role
 from edgespec.export.components import ExportOptions, export
 from edgespec.rope import RopeTable
@@ -68,9 +68,9 @@ def test_joined_products_are_the_products(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
     wanted = WeightFormat("int4", block)
-    build(base, tmp_path / "joined", LIMITS, weight_format=wanted)
+    build(base, tmp_path / "joined", LIMITS, options=wanted)
     monkeypatch.setattr(weights.Product, "neighbourhood", property(id))
-    build(base, tmp_path / "apart", LIMITS, weight_format=wanted)
+    build(base, tmp_path / "apart", LIMITS, options=wanted)
     assert operators(tmp_path / "joined")["MatMulNBits"] == 4 * LAYERS + 1
     assert operators(tmp_path / "apart")["MatMulNBits"] == 7 * LAYERS + 1
     for joined, apart in zip(
@@ -83,9 +83,9 @@ def test_joined_products_are_the_products(
 def test_joined_residuals_are_the_sums_and_norms(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weight_format: WeightFormat
 ) -> None:
-    build(base, tmp_path / "joined", LIMITS, weight_format=weight_format)
+    build(base, tmp_path / "joined", LIMITS, options=weight_format)
     monkeypatch.setattr(lowering, "join_residuals", lambda graph: None)
-    build(base, tmp_path / "apart", LIMITS, weight_format=weight_format)
+    build(base, tmp_path / "apart", LIMITS, options=weight_format)
     # The last sum feeds the rows that are gathered before their norm: it stays.
     assert operators(tmp_path / "joined")["SkipSimplifiedLayerNormalization"] == 2 * LAYERS - 1
     assert operators(tmp_path / "joined")["Add"] == operators(tmp_path / "apart")["Add"] - (

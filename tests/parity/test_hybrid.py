@@ -15,9 +15,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from edgespec.backends.loader import open_runner
-from edgespec.backends.ort.build import build
+from edgespec.backends.build import build
 from edgespec.backends.ort.recurrent import uncommitted_bytes
+from edgespec.backends.registry import open_runner
 from edgespec.contract import RECURRENT_CHUNK, Limits, Role
 from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.embedding import EmbeddingTable

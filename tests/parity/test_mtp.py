@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 
 from edgespec import bundle
+from edgespec.backends.build import build
 from edgespec.backends.engine_dir import rope_of, shape_of
-from edgespec.backends.ort.build import build
 from edgespec.contract import Limits, memory_inputs
 from edgespec.export.components import ExportOptions, export
 from edgespec.rope import RopeTable

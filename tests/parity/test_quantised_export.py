@@ -24,10 +24,10 @@ from onnx.reference import ReferenceEvaluator
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from edgespec.backends.build import build
 from edgespec.backends.engine_dir import rope_of
 from edgespec.backends.golden import golden_calls
-from edgespec.backends.loader import open_runner
-from edgespec.backends.ort.build import build
+from edgespec.backends.registry import open_runner
 from edgespec.contract import Limits
 from edgespec.errors import CheckpointError, OutputError, UnsupportedModel
 from edgespec.export.components import Exported, ExportOptions, export

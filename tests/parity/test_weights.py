@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 
 from edgespec import bundle
 from edgespec.backends import engine_dir as engines
+from edgespec.backends.build import Built, build
 from edgespec.backends.golden import golden_calls
-from edgespec.backends.loader import open_runner
 from edgespec.backends.ort import emulate, int8_gemm, matmul_nbits
-from edgespec.backends.ort.build import Built, build
+from edgespec.backends.ort.options import WeightFormat
 from edgespec.backends.ort.runner import OrtRunner
-from edgespec.backends.weights import WeightFormat
+from edgespec.backends.registry import open_runner
 from edgespec.contract import Limits, Role, canonical_contract, lowered_contract
 from edgespec.errors import BuildError, EdgeSpecError
 from edgespec.export.components import ExportOptions, export
@@ -111,7 +111,7 @@ def in_float32(engine_dir: Path, out: Path) -> OrtRunner:
 def test_a_rounded_engine_computes_what_its_bytes_are_worth(
     onnx_dir: Path, tmp_path: Path, name: str
 ) -> None:
-    built = build(onnx_dir, tmp_path / "engine", LIMITS, weight_format=FORMATS[name])
+    built = build(onnx_dir, tmp_path / "engine", LIMITS, options=FORMATS[name])
     assert built.golden_cosine is not None
     runner, config = open_runner(tmp_path / "engine", Role.BASE)
     plain = in_float32(tmp_path / "engine", tmp_path / "plain")
@@ -133,7 +133,7 @@ def test_the_bytes_are_the_weights_rounded_to_nearest(
     """Every product of the engine, the head too, against the exported weight; no step is further
     off than half."""
     fmt = FORMATS[name]
-    build(onnx_dir, tmp_path, LIMITS, weight_format=fmt)
+    build(onnx_dir, tmp_path, LIMITS, options=fmt)
     model, canonical = ir.load(tmp_path / "spec_base.onnx"), ir.load(onnx_dir / bundle.MODEL)
     names = {node.name: node for node in canonical.graph if node.op_type == "MatMul"}
     rounded = {node: parts(str(node.name)) for node in model.graph if node.op_type == "MatMulNBits"}
@@ -163,7 +163,7 @@ def exported_weight(node: ir.Node) -> NDArray[np.float32]:
 
 
 def test_norms_and_biases_stay_float32(onnx_dir: Path, tmp_path: Path) -> None:
-    build(onnx_dir, tmp_path, LIMITS, weight_format=FORMATS["int4-128"])
+    build(onnx_dir, tmp_path, LIMITS, options=FORMATS["int4-128"])
     model = ir.load(tmp_path / "spec_base.onnx")
     kinds = Counter(
         v.const_value.dtype for v in model.graph.initializers.values() if stands_outside(v)
@@ -177,7 +177,7 @@ def test_products_of_integers_multiply_the_weights_rounded_by_channel(
     onnx_dir: Path, tmp_path: Path
 ) -> None:
     """Every product, the head too: no code is further off than half a step of its channel."""
-    built = build(onnx_dir, tmp_path, LIMITS, weight_format=WeightFormat("int8", 0))
+    built = build(onnx_dir, tmp_path, LIMITS, options=WeightFormat("int8", 0))
     assert {k: v for k, v in built.weights.items() if k != "rounding"} == {
         "scheme": "int8",
         "method": "rtn",
@@ -223,7 +223,7 @@ def stands_outside(value: ir.Value) -> bool:
 
 
 def test_an_engine_says_what_its_weights_are(onnx_dir: Path, tmp_path: Path) -> None:
-    built = build(onnx_dir, tmp_path, LIMITS, weight_format=FORMATS["int4-32"])
+    built = build(onnx_dir, tmp_path, LIMITS, options=FORMATS["int4-32"])
     for found in (
         built.weights,
         bundle.read_json(tmp_path / "base_config.json")["weights"],
@@ -245,7 +245,7 @@ def test_an_engine_says_what_its_weights_are(onnx_dir: Path, tmp_path: Path) -> 
 def test_int4_takes_a_seventh_of_float32(onnx_dir: Path, tmp_path: Path) -> None:
     sizes = []
     for name, fmt in (("a", WeightFormat()), ("b", FORMATS["int4-32"])):
-        build(onnx_dir, tmp_path / name, LIMITS, weight_format=fmt)
+        build(onnx_dir, tmp_path / name, LIMITS, options=fmt)
         sizes.append(sum(w.nbytes for w in codes_and_floats(tmp_path / name)))
     assert sizes[1] < sizes[0] / 5  # 5 bits a weight, and blocks that are filled up
 
@@ -295,7 +295,7 @@ def test_a_kernel_that_reads_another_layout_stops_the_build(
         matmul_nbits, "one_kernel", lambda kernel, *arrays: make(kernel, *fault(kernel, *arrays))
     )
     with pytest.raises(BuildError, match=r"MatMulNBits computes .* with an error of"):
-        build(onnx_dir, tmp_path / "engine", LIMITS, weight_format=FORMATS["int4-32"])
+        build(onnx_dir, tmp_path / "engine", LIMITS, options=FORMATS["int4-32"])
     assert not (tmp_path / "engine").exists()
 
 
@@ -315,7 +315,7 @@ def test_weights_that_are_rounded_beyond_recognition_are_not_kept(
 
     monkeypatch.setattr(weights, "quantize_rtn", coarse)
     with pytest.raises(BuildError, match="have a cosine of"):
-        build(onnx_dir, tmp_path / "engine", LIMITS, weight_format=FORMATS["int4-32"])
+        build(onnx_dir, tmp_path / "engine", LIMITS, options=FORMATS["int4-32"])
 
 
 # Quantised before the export
@@ -416,7 +416,7 @@ def test_a_cpu_that_adds_in_16_bits_gets_no_products_of_integers(
 ) -> None:
     monkeypatch.setattr(int8_gemm, "is_exact_here", lambda: False)
     with pytest.raises(BuildError, match="in 16 bits"):
-        build(onnx_dir, tmp_path / "engine", LIMITS, weight_format=WeightFormat("int8", 0))
+        build(onnx_dir, tmp_path / "engine", LIMITS, options=WeightFormat("int8", 0))
     assert not (tmp_path / "engine").exists()
 
 
@@ -464,5 +464,5 @@ def test_rounding_what_is_quantised_already_is_refused(
 ) -> None:
     directory = exported("int4_awq", modelopt_exports, tokenizer, tmp_path)
     with pytest.raises(EdgeSpecError, match="quantised already"):
-        build(directory, tmp_path / "engine", LIMITS, weight_format=FORMATS["int4-32"])
+        build(directory, tmp_path / "engine", LIMITS, options=FORMATS["int4-32"])
     assert not (tmp_path / "engine").exists()

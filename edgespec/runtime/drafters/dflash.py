@@ -103,7 +103,7 @@ class DFlashDrafter:
             state = self.lanes[request.lane]
             state.waiting, state.full = [], not np.isfinite(logits).all()
             if state.full:
-                self.decoder.wipe(request.lane)
+                self.decoder.zero(request.lane)
             else:
                 trees[request.lane] = self.tree(request, logits)
         return [trees[request.lane] for request in requests]

@@ -138,7 +138,7 @@ class EagleDrafter:
     def give_up(self, lane: int) -> None:
         """No drafts from here on: the rows may hold what is no number."""
         self.lanes[lane].full = True
-        self.decoder.wipe(lane)
+        self.decoder.zero(lane)
 
     def finish(self, growth: Growth) -> DraftTree:
         lane = growth.request.lane

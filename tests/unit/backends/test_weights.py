@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from edgespec.backends.weights import FP32, WeightFormat, are_few_bits
 
 

@@ -12,9 +12,9 @@ import pytest
 from edgespec import bundle
 from edgespec.backends import engine_dir as engines
 from edgespec.backends.base import Call, Result
+from edgespec.backends.build import build
 from edgespec.backends.ort import build as ort_build
 from edgespec.backends.ort import weights as ort_weights
-from edgespec.backends.ort.build import build
 from edgespec.backends.ort.runner import OrtRunner
 from edgespec.contract import Limits
 from edgespec.errors import BuildError, EdgeSpecError, LimitError

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from edgespec.backends.base import Call
-from edgespec.backends.loader import open_runner
-from edgespec.backends.ort.build import build
+from edgespec.backends.build import build
 from edgespec.backends.ort.runner import OrtRunner, padding_of
+from edgespec.backends.registry import open_runner
 from edgespec.contract import GraphContract, Limits, Role, canonical_contract, lowered_contract
 from edgespec.errors import ContractError, EnvironmentProblem
 from edgespec.export.components import ExportOptions, export
