@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from edgespec.backends.base import LaneRows
+from edgespec.backends.ort.lane_rows import OrtLaneRows
 from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.tree import DraftPlan, DraftTree
@@ -67,9 +68,12 @@ class ScriptedDrafter:
         self.lanes[target] = self.lanes.pop(source)
 
     def snapshot(self, lane: int, count: int) -> LaneRows:
-        return LaneRows(np.array(self.lanes[lane].tokens[:count], np.float32)[None, None, :, None])
+        return OrtLaneRows(
+            np.array(self.lanes[lane].tokens[:count], np.float32)[None, None, :, None]
+        )
 
     def restore(self, lane: int, rows: LaneRows) -> None:
+        assert isinstance(rows, OrtLaneRows)
         tokens = rows.kv[0, 0, :, 0].astype(int).tolist()
         self.lanes[lane] = Memory([np.zeros(0)] * len(tokens), tokens)
 

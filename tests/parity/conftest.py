@@ -13,7 +13,7 @@ import pytest
 from edgespec import bundle
 from edgespec.backends import engine_dir as engines
 from edgespec.backends.build import build
-from edgespec.backends.engine_dir import rope_of
+from edgespec.backends.engine_config import EngineConfig
 from edgespec.backends.ort.runner import OrtRunner
 from edgespec.backends.registry import open_runner
 from edgespec.contract import Limits, Role
@@ -32,7 +32,7 @@ class Component:
 
     onnx_dir: Path
     engine_dir: Path
-    config: dict[str, Any]
+    config: EngineConfig
     runner: OrtRunner
     golden_difference: float | None
 
@@ -41,12 +41,12 @@ class Component:
         seen."""
         embedding = EmbeddingTable(self.engine_dir / bundle.EMBEDDING)
         return OneLane(
-            CachedDecoder(self.runner, embedding, self.rope, self.config["sliding_window"])
+            CachedDecoder(self.runner, embedding, self.rope, self.config.component.sliding_window)
         )
 
     @property
     def rope(self) -> RopeTable:
-        return RopeTable.of(rope_of(self.config), self.runner.capacity)
+        return RopeTable.of(self.config.component.rope, self.runner.capacity)
 
 
 MakeComponent = Callable[..., Component]

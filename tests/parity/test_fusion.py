@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from edgespec import bundle
-from edgespec.backends import engine_dir as engines
 from edgespec.backends.build import build
 from edgespec.backends.golden import golden_calls
 from edgespec.backends.ort import lowering, weights
@@ -50,7 +49,7 @@ def answers(onnx_dir: Path, engine_dir: Path) -> list[NDArray[np.float32]]:
     runner, config = open_runner(engine_dir, Role.BASE)
     found = []
     for call in golden_calls(
-        load_file(onnx_dir / bundle.GOLDEN), RopeTable.of(engines.rope_of(config), 32)
+        load_file(onnx_dir / bundle.GOLDEN), RopeTable.of(config.component.rope, 32)
     ):
         result = runner.run(call)
         assert result.hidden_states is not None
@@ -84,7 +83,7 @@ def test_joined_residuals_are_the_sums_and_norms(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weight_format: WeightFormat
 ) -> None:
     build(base, tmp_path / "joined", LIMITS, options=weight_format)
-    monkeypatch.setattr(lowering, "join_residuals", lambda graph: None)
+    monkeypatch.setattr(lowering, "fuse_residuals", lambda graph: None)
     build(base, tmp_path / "apart", LIMITS, options=weight_format)
     # The last sum feeds the rows that are gathered before their norm: it stays.
     assert operators(tmp_path / "joined")["SkipSimplifiedLayerNormalization"] == 2 * LAYERS - 1

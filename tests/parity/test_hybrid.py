@@ -288,7 +288,8 @@ def test_only_the_whole_of_a_state_can_be_kept(pair: Pair, lanes: CachedDecoder)
 def test_what_is_remembered_of_each_lane_is_of_the_size_that_build_tells(pair: Pair) -> None:
     recurrent = pair.component.runner.recurrent
     assert recurrent is not None
-    assert recurrent.shape.state_bytes == recurrent.state.nbytes + recurrent.conv.nbytes
+    state_bytes = pair.component.runner.contract.state_bytes
+    assert state_bytes == recurrent.state.nbytes + recurrent.conv.nbytes
     decoder, tree = pair.component.decoder(), random_tree(0)
     verified(decoder, some_ids(len(tree)), tree)
     decoder.commit(path_to(tree, len(tree) - 1))

@@ -23,10 +23,11 @@ from edgespec.backends import engine_dir as engines
 from edgespec.backends.build import Built, build
 from edgespec.backends.golden import golden_calls
 from edgespec.backends.ort import emulate, int8_gemm, matmul_nbits
+from edgespec.backends.ort.lowering import lowered_contract
 from edgespec.backends.ort.options import WeightFormat
 from edgespec.backends.ort.runner import OrtRunner
 from edgespec.backends.registry import open_runner
-from edgespec.contract import Limits, Role, canonical_contract, lowered_contract
+from edgespec.contract import Limits, Role, canonical_contract
 from edgespec.errors import BuildError, EdgeSpecError
 from edgespec.export.components import ExportOptions, export
 from edgespec.rope import RopeTable
@@ -102,8 +103,8 @@ def in_float32(engine_dir: Path, out: Path) -> OrtRunner:
     out.mkdir()
     shutil.copy(engine_dir / "spec_base.onnx.data", out)
     ir.save(model, out / "spec_base.onnx")
-    config = bundle.read_json(engine_dir / "base_config.json")
-    contract = lowered_contract(canonical_contract(engines.shape_of(config)))
+    config = engines.read_config(engine_dir, Role.BASE)
+    contract = lowered_contract(canonical_contract(config.component.graph))
     return OrtRunner(out / "spec_base.onnx", contract, 32)
 
 
@@ -118,7 +119,7 @@ def test_a_rounded_engine_computes_what_its_bytes_are_worth(
     from safetensors.numpy import load_file
 
     golden = load_file(onnx_dir / bundle.GOLDEN)
-    for call in golden_calls(golden, RopeTable.of(engines.rope_of(config), 32)):
+    for call in golden_calls(golden, RopeTable.of(config.component.rope, 32)):
         wanted = plain.run(call).logits.copy()
         found = runner.run(call).logits
         assert np.abs(found - wanted).max() <= ACTIVATIONS_IN_8_BITS * np.abs(wanted).max()
@@ -178,7 +179,7 @@ def test_products_of_integers_multiply_the_weights_rounded_by_channel(
 ) -> None:
     """Every product, the head too: no code is further off than half a step of its channel."""
     built = build(onnx_dir, tmp_path, LIMITS, options=WeightFormat("int8", 0))
-    assert {k: v for k, v in built.weights.items() if k != "rounding"} == {
+    assert {k: v for k, v in built.weights.to_dict().items() if k != "rounding"} == {
         "scheme": "int8",
         "method": "rtn",
         "compute": "int8",
@@ -225,9 +226,9 @@ def stands_outside(value: ir.Value) -> bool:
 def test_an_engine_says_what_its_weights_are(onnx_dir: Path, tmp_path: Path) -> None:
     built = build(onnx_dir, tmp_path, LIMITS, options=FORMATS["int4-32"])
     for found in (
-        built.weights,
+        built.weights.to_dict(),
         bundle.read_json(tmp_path / "base_config.json")["weights"],
-        engines.read_engines(tmp_path)["base"]["weights"],
+        bundle.read_manifest(tmp_path)["engines"]["base"]["weights"],
     ):
         assert {name: found[name] for name in ("scheme", "block", "method")} == {
             "scheme": "int4",
@@ -264,7 +265,7 @@ def test_rows_do_not_depend_on_their_neighbours(name: str) -> None:
     assert fmt.bits is not None
     kernel = matmul_nbits.Kernel(fmt.bits, fmt.block, 160, 24)
     weight = quantize_rtn(rng.standard_normal((24, 160), np.float32), fmt.bits, fmt.block)
-    session = matmul_nbits.one_kernel(kernel, *matmul_nbits.pack(kernel, weight))
+    session = matmul_nbits.probe_session(kernel, *matmul_nbits.pack(kernel, weight))
     x = rng.standard_normal((2, 160), np.float32)
     louder = x * np.array([[1], [100]], np.float32)
     one, other = (session.run(None, {"x": rows})[0] for rows in (x, louder))
@@ -290,9 +291,9 @@ def zero_point_off(kernel: matmul_nbits.Kernel, codes: Any, scales: Any) -> tupl
 def test_a_kernel_that_reads_another_layout_stops_the_build(
     onnx_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Any
 ) -> None:
-    make = matmul_nbits.one_kernel
+    make = matmul_nbits.probe_session
     monkeypatch.setattr(
-        matmul_nbits, "one_kernel", lambda kernel, *arrays: make(kernel, *fault(kernel, *arrays))
+        matmul_nbits, "probe_session", lambda kernel, *arrays: make(kernel, *fault(kernel, *arrays))
     )
     with pytest.raises(BuildError, match=r"MatMulNBits computes .* with an error of"):
         build(onnx_dir, tmp_path / "engine", LIMITS, options=FORMATS["int4-32"])
@@ -303,9 +304,9 @@ def test_weights_that_are_rounded_beyond_recognition_are_not_kept(
     onnx_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The codes are as they should be, and the golden outputs are not approached."""
-    from edgespec.backends.ort import weights
+    from edgespec.backends.ort import weight_data
 
-    honest = weights.quantize_rtn
+    honest = weight_data.quantize_rtn
 
     def coarse(*args: Any) -> Any:
         found = honest(*args)
@@ -313,7 +314,7 @@ def test_weights_that_are_rounded_beyond_recognition_are_not_kept(
             found, codes=(found.codes.astype(np.int8) // 4 * 4).astype(found.codes.dtype)
         )
 
-    monkeypatch.setattr(weights, "quantize_rtn", coarse)
+    monkeypatch.setattr(weight_data, "quantize_rtn", coarse)
     with pytest.raises(BuildError, match="have a cosine of"):
         build(onnx_dir, tmp_path / "engine", LIMITS, options=FORMATS["int4-32"])
 
@@ -362,11 +363,12 @@ def test_a_quantised_export_runs_as_its_golden_outputs_say(
     wanted, difference = EXPORTED[name]
     directory = exported(name, modelopt_exports, tokenizer, tmp_path)
     built: Built = build(directory, tmp_path / "engine", replace(LIMITS, max_batch_size=lanes))
-    said = {key: value for key, value in built.weights.items() if key not in ("rounding", "method")}
+    said = built.weights.to_dict()
+    said = {key: value for key, value in said.items() if key not in ("rounding", "method")}
     assert said == wanted
     assert built.golden_difference is not None
     assert built.golden_difference <= difference
-    assert ("rounding" in built.weights) == (name not in UNROUNDED)
+    assert (built.weights.rounding is not None) == (name not in UNROUNDED)
     assert any(EMULATED in note for note in built.notes) == ("emulated" in wanted)
     assert any("bitwise with --exact" in note for note in built.notes) == ("exact" in wanted)
     assert not any("computed in float32" in note for note in built.notes)
@@ -406,8 +408,8 @@ def test_a_cpu_that_adds_in_16_bits_gets_float32(
     built = build(
         exported("int8_sq", modelopt_exports, tokenizer, tmp_path), tmp_path / "engine", LIMITS
     )
-    assert built.weights["compute"] == "float32"
-    assert "exact" not in built.weights
+    assert built.weights.compute == "float32"
+    assert not built.weights.exact
     assert any("computed in float32" in note for note in built.notes)
 
 

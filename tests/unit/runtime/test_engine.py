@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 
 import edgespec
-from edgespec.contract import GraphShape, Role
+from edgespec.backends.engine_config import EngineConfig
 from edgespec.errors import LimitError, RequestError
 from edgespec.prompts import CANCELLED, Message, SamplingParams
 from edgespec.runtime.engine import Engine
@@ -47,15 +47,25 @@ def test_prompt_that_is_a_mixture_is_refused(engine: Engine, prompt: list[object
         engine.encode(prompt)
 
 
+def golden_config(name: str) -> EngineConfig:
+    return EngineConfig.read(Path(__file__).parents[2] / "golden" / name)
+
+
 def thinking_note(
     trained: bool | None, model: str, asked: list[bool], *, switch: bool, by_flag: bool = False
 ) -> str:
     """What is said for a DFlash draft that was `trained` so, its base's template with a switch or
     without."""
     engine = Engine.__new__(Engine)
-    block = GraphShape(Role.DRAFT, 64, 1, 2, 16, 16, 256, block=True)
-    engine.draft_config = {"graph": asdict(block), "pair": {"enable_thinking": trained}}
-    engine.config = {"model": model}
+    base, draft = (golden_config(f"engines_{role}_config.json") for role in ("base", "draft"))
+    assert draft.component.pair is not None
+    block = replace(
+        draft.component,
+        graph=replace(draft.component.graph, block=True),
+        pair=replace(draft.component.pair, enable_thinking=trained),
+    )
+    engine.draft_config = replace(draft, component=block)
+    engine.config = replace(base, component=replace(base.component, model=model))
     template = "{% if enable_thinking %}<think>{% endif %}" if switch else "plain"
     engine.tokenizer = Tokenizer(
         tokenizers.Tokenizer(tokenizers.models.BPE()), JinjaTemplate(template, {})
