@@ -1,6 +1,7 @@
 # Few verbs, each the exact thing that CI runs. `make` alone prints them.
 
 PYTHON ?= python3
+WORKERS ?= auto
 METHOD ?= eagle3
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -28,11 +29,11 @@ fix: $(FULL) ## mend what the linter and the formatter can mend
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-test: $(FULL) ## all tests that a CPU can run
-	$(PY) -m pytest
+test: $(FULL) ## all tests that a CPU can run, on every core (WORKERS=0: one after the other)
+	$(PY) -m pytest -n $(WORKERS)
 
 test-fast: $(FULL) ## unit tests without the slow ones
-	$(PY) -m pytest tests/unit -m "not slow"
+	$(PY) -m pytest -n $(WORKERS) tests/unit -m "not slow"
 
 demo: $(if $(filter mtp,$(METHOD)),$(FULL),$(LIGHT)) ## from a checkpoint to fast answers; METHOD=mtp or METHOD=dflash takes another draft
 	$(PY) scripts/demo.py --method $(METHOD)

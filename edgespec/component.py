@@ -7,7 +7,7 @@ Knows no graph and no engine.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
@@ -17,6 +17,7 @@ from edgespec.config.fields import Fields, is_int, token_ids
 from edgespec.contract import GraphShape, RecurrentShape, Role
 from edgespec.errors import BundleError
 from edgespec.methods import METHODS, PLAIN_METHOD, BaseSide, DraftSide, SpecConfig
+from edgespec.rope import rope_dict, rope_from_dict
 
 EXPORT_AGAIN = "Export the checkpoint again."
 NO_SPEC = SpecConfig()
@@ -130,7 +131,8 @@ class ComponentConfig:
     rope: RopeConfig
     identity: str
     graph: GraphShape
-    sliding_window: int | None = None
+    sliding_window: int | None = None  # of the layers that have one
+    local_rope: RopeConfig | None = None  # of the layers that rotate otherwise than `rope` says
     max_position: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
@@ -170,6 +172,7 @@ class ComponentConfig:
             identity=fields.required_text("identity"),
             graph=graph,
             sliding_window=fields.optional_size("sliding_window"),
+            local_rope=read_local_rope(fields, graph),
             max_position=None if draft else fields.size("max_position_embeddings"),
             eos_token_ids=eos,
             bos_token_id=bos[0] if bos else None,
@@ -204,7 +207,7 @@ class ComponentConfig:
         if self.pair is not None:
             keys |= {**spec, "pair": self.pair.to_dict(block=self.graph.block)}
             spec = {}
-        keys["graph"] = asdict(self.graph)
+        keys["graph"] = self.graph.as_dict()
         if self.quantized_from:
             keys["quantized_from"] = self.quantized_from
         keys |= {**recurrent_keys(self.graph), **spec}
@@ -212,6 +215,7 @@ class ComponentConfig:
 
     def decoder_keys(self) -> dict[str, Any]:
         """What config.json says of the layers."""
+        local = {"local_rope": rope_dict(self.local_rope)} if self.local_rope else {}
         return {
             "hidden_size": self.hidden_size,
             "intermediate_size": self.intermediate_size,
@@ -222,9 +226,15 @@ class ComponentConfig:
             "sliding_window": self.sliding_window,
             "rope_theta": self.rope.theta,
             "partial_rotary_factor": self.rope.rotary_dim / self.head_dim,
-            "rope": asdict(self.rope),
+            "rope": rope_dict(self.rope),
+            **local,
             "kv_cache_dtype": "fp32",
         }
+
+    @property
+    def ropes(self) -> tuple[RopeConfig, ...]:
+        """The rotary embeddings of the graph's tables, one or two."""
+        return (self.rope,) if self.local_rope is None else (self.rope, self.local_rope)
 
     @property
     def origin(self) -> str:
@@ -287,7 +297,12 @@ def read_rope(rope: BundleFields) -> RopeConfig:
     rope.number("theta")
     rope.size("rotary_dim")
     rope.text("kind")
-    return RopeConfig(**rope.raw)
+    return rope_from_dict(rope.raw)
+
+
+def read_local_rope(fields: BundleFields, graph: GraphShape) -> RopeConfig | None:
+    """The second rotary embedding, which is there where the graph has a second table."""
+    return read_rope(fields.section("local_rope")) if graph.local_rotary_dim else None
 
 
 def read_graph(graph: BundleFields, role: Role) -> GraphShape:
@@ -310,6 +325,7 @@ def read_graph(graph: BundleFields, role: Role) -> GraphShape:
         recurrent=read_recurrent(BundleFields(recurrent.raw, recurrent.source))
         if recurrent.raw
         else None,
+        local_rotary_dim=graph.count("local_rotary_dim"),
     )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -103,18 +103,26 @@ class GraphShape:
     features: int = 0  # base: k*H, width of `hidden_states`; draft: Hd; llm: 0, no such output
     base_features: int = 0  # draft: k*H, width of `base_hidden`, or of `target_hidden`
     block: bool = False  # a draft that makes a whole block in one call
-    sliding: bool = False  # such a draft with a second mask, for its layers with a window
-    recurrent: RecurrentShape | None = (
-        None  # where some layers keep a state instead of keys and values
-    )
+    sliding: bool = False  # a second mask, for the layers with a window beside layers without
+    # where some layers keep a state instead of keys and values
+    recurrent: RecurrentShape | None = None
+    # rows of a second rotary table, for the layers that rotate otherwise; 0: there is one table
+    local_rotary_dim: int = 0
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> GraphShape:
-        """From `dataclasses.asdict`, or from the JSON made of it."""
+        """From `as_dict`, or from the JSON made of it; earlier versions' lack some keys."""
         recurrent = raw.get("recurrent")
         if recurrent is not None:
             recurrent = RecurrentShape(**recurrent | {"layers": tuple(recurrent["layers"])})
         return cls(**dict(raw) | {"role": Role(raw["role"]), "recurrent": recurrent})
+
+    def as_dict(self) -> dict[str, Any]:
+        """As config.json has it; the second rotary table is there only where there is one."""
+        out = asdict(self)
+        if not self.local_rotary_dim:
+            del out["local_rotary_dim"]
+        return out
 
     @property
     def recurrent_layers(self) -> tuple[int, ...]:
@@ -177,7 +185,9 @@ def delta_names(layer: int) -> tuple[str, str]:
 def canonical_contract(shape: GraphShape) -> GraphContract:
     """The contract of the exported graph.
 
-    `attention_mask` is True where a row may attend; each row attends at least to itself.
+    `attention_mask` is True where a row may attend; each row attends at least to itself. Where some
+    layers have a window and others have none, those with one read `sliding_attention_mask` instead;
+    where some rotate otherwise, those read `local_rope_cos` and `local_rope_sin`.
     `write_indices` is the slot of this call's first KV row. `gather_idx` picks the rows that go
     through the head. A draft reads `base_hidden` where `use_base_hidden` is true and its own
     recycled `draft_hidden` where it is false; the other one is not read and may have no rows
@@ -211,14 +221,18 @@ def canonical_contract(shape: GraphShape) -> GraphContract:
             TensorSpec("context_cos", COMPUTE, ("B", "L", rope)),
             TensorSpec("context_sin", COMPUTE, ("B", "L", rope)),
         ]
-        if shape.sliding:
-            inputs.append(TensorSpec("sliding_attention_mask", "bool", ("B", 1, "S", "C")))
     elif shape.role is Role.DRAFT:
         inputs += [
             TensorSpec("base_hidden", COMPUTE, ("B", "S_base", shape.base_features)),
             TensorSpec("draft_hidden", COMPUTE, ("B", "S_draft", shape.features)),
             TensorSpec("use_base_hidden", "bool", ()),
         ]
+    if shape.sliding:
+        inputs.append(TensorSpec("sliding_attention_mask", "bool", ("B", 1, "S", "C")))
+    if shape.local_rotary_dim:
+        local: Dim = shape.local_rotary_dim // 2
+        inputs.append(TensorSpec("local_rope_cos", COMPUTE, ("B", "S", local)))
+        inputs.append(TensorSpec("local_rope_sin", COMPUTE, ("B", "S", local)))
     if shape.recurrent:
         inputs.append(TensorSpec("tree_mask", "bool", ("B", "S", "S")))
     outputs = [TensorSpec("logits", COMPUTE, ("B", "G", shape.vocab_size))]

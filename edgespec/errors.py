@@ -2,7 +2,7 @@
 
     EdgeSpecError                 exit 1
       CheckpointError             exit 3  a checkpoint is incomplete, damaged or contradicts itself
-      UnsupportedModel            exit 3  recognised, and not something this version can do
+      UnsupportedModel            exit 3  recognized, and not something this version can do
       PairingError                exit 3  base and draft do not belong together
       OptionError                 exit 2  options of a command that contradict each other
       RequestError                exit 3  input.json or a request in it

@@ -1,4 +1,4 @@
-"""One quantised weight as a value, what it stands for, and rounding an unquantised one to it.
+"""One quantized weight as a value, what it stands for, and rounding an unquantized one to it.
 
 Knows the arithmetic of codes, scales and zero points. Knows no files: where the parts come from is
 for layouts.py.
@@ -123,7 +123,7 @@ def quantize_rtn(
         if not np.isfinite(part).all():
             raise CheckpointError(
                 f"{name} has values that are not finite, in rows {low} to {high - 1}.",
-                "Download it again, or ask whoever trained it: such a weight cannot be quantised.",
+                "Download it again, or ask whoever trained it: such a weight cannot be quantized.",
             )
         chosen, scale = _round(part.reshape(high - low, count, width), bits)
         codes[low:high] = chosen.reshape(high - low, -1)[:, :in_features].astype(codes.dtype)

@@ -2,7 +2,8 @@
 place.
 
 Knows frequencies and positions. A row depends on its own position alone, so that a token has the
-same row in prefill, decoding and verification. Follows the definitions of transformers'
+same row in prefill, decoding and verification; the engine's capacity decides what transformers and
+longrope make depend on the length (decision 0012). Follows the definitions of transformers'
 `modeling_rope_utils`; dynamic NTK scaling is evaluated at each token's own length, which is what
 decoding token by token gives there.
 """
@@ -10,7 +11,9 @@ decoding token by token gives there.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +21,20 @@ from numpy.typing import NDArray
 from edgespec.config import RopeConfig
 
 Rows = NDArray[np.float32]
+
+
+def rope_dict(config: RopeConfig) -> dict[str, Any]:
+    """As config.json has it; longrope's factors are there for longrope alone."""
+    out = asdict(config)
+    if config.kind != "longrope":
+        del out["short_factor"], out["long_factor"]
+    return out
+
+
+def rope_from_dict(raw: Mapping[str, Any]) -> RopeConfig:
+    """From `rope_dict`, or from the JSON made of it; exports of earlier versions lack keys."""
+    factors = {key: tuple(raw.get(key, ())) for key in ("short_factor", "long_factor")}
+    return RopeConfig(**dict(raw) | factors)
 
 
 @dataclass(frozen=True)
@@ -29,8 +46,19 @@ class RopeTable:
 
     @classmethod
     def of(cls, config: RopeConfig, capacity: int) -> RopeTable:
+        """The table of an engine with so many positions, which chooses longrope's factors."""
+        return cls._made(config, capacity, capacity > config.original_max_position)
+
+    @classmethod
+    def golden(cls, config: RopeConfig, capacity: int) -> RopeTable:
+        """The same with longrope's short factors in any case: golden outputs know no engine's
+        capacity."""
+        return cls._made(config, capacity, long=False)
+
+    @classmethod
+    def _made(cls, config: RopeConfig, capacity: int, long: bool) -> RopeTable:
         positions = np.arange(capacity, dtype=np.int64)
-        angles = positions[:, None].astype(np.float32) * frequencies(config, positions)
+        angles = positions[:, None].astype(np.float32) * frequencies(config, positions, long=long)
         scale = np.float32(config.attention_factor)
         return cls(np.cos(angles) * scale, np.sin(angles) * scale)
 
@@ -39,9 +67,9 @@ class RopeTable:
         return self.cos[positions], self.sin[positions]
 
 
-def frequencies(config: RopeConfig, positions: NDArray[np.int64]) -> Rows:
-    """Inverse frequencies, [rotary/2] or, where they hang on the position, [len(positions),
-    rotary/2]."""
+def frequencies(config: RopeConfig, positions: NDArray[np.int64], *, long: bool = False) -> Rows:
+    """Inverse frequencies, [rotary/2] or, where they depend on the position, [len(positions),
+    rotary/2]; `long` takes longrope's factors for sequences beyond the original length."""
     if config.kind == "dynamic":
         return dynamic(config, positions)
     plain = inverse_powers(np.float32(config.theta), config.rotary_dim)
@@ -51,6 +79,8 @@ def frequencies(config: RopeConfig, positions: NDArray[np.int64]) -> Rows:
         return llama3(config, plain)
     if config.kind == "yarn":
         return yarn(config, plain)
+    if config.kind == "longrope":
+        return longrope(config, long)
     return plain
 
 
@@ -81,6 +111,14 @@ def llama3(config: RopeConfig, plain: Rows) -> Rows:
     between = (1 - passage) * divided + passage * plain
     out = np.where(wavelength > low, divided, np.where(wavelength < high, plain, between))
     return out.astype(np.float32)
+
+
+def longrope(config: RopeConfig, long: bool) -> Rows:
+    """Each frequency divided by a searched factor of its own (arXiv 2402.13753)."""
+    factors = np.array(config.long_factor if long else config.short_factor, np.float32)
+    exponents = np.arange(0, config.rotary_dim, 2, dtype=np.float32) / np.float32(config.rotary_dim)
+    powers: Rows = factors * np.power(np.float32(config.theta), exponents)
+    return np.float32(1.0) / powers
 
 
 def yarn(config: RopeConfig, plain: Rows) -> Rows:

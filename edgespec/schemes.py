@@ -59,7 +59,7 @@ class Scheme:
     max_weight_error: float = 0.0
 
     @property
-    def quantised(self) -> bool:
+    def quantized(self) -> bool:
         return self.scaling != "none"
 
     @property
@@ -75,9 +75,9 @@ class Scheme:
 TARGETS = {"orin": 87, "thor": 110, "spark": 121}  # compute capability times ten
 
 _ROWS = (
-    Scheme("fp32", "float32, unquantised", "float32", 32, "none"),
-    Scheme("fp16", "float16, unquantised", "float16", 16, "none"),
-    Scheme("bf16", "bfloat16, unquantised", "bfloat16", 16, "none", min_sm=80),
+    Scheme("fp32", "float32, unquantized", "float32", 32, "none"),
+    Scheme("fp16", "float16, unquantized", "float16", 16, "none"),
+    Scheme("bf16", "bfloat16, unquantized", "bfloat16", 16, "none", min_sm=80),
     Scheme(
         "fp8",
         "FP8 weights and activations, a scale per tensor",
@@ -286,7 +286,7 @@ def scheme_of_algo(algo: str, where: str) -> Scheme:
             return row
     known = [name for row in _ROWS for name in row.algos]
     raise UnsupportedModel(
-        f"{where}: quantised with {algo!r}, which this version does not read.", _offer(algo, known)
+        f"{where}: quantized with {algo!r}, which this version does not read.", _offer(algo, known)
     )
 
 

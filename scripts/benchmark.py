@@ -1,7 +1,7 @@
 """Measures export, build, load, steps and batches on a checkpoint of Qwen3-0.6B's shape.
 
-    python scripts/benchmark.py                 # everything, medians of 5; needs 12 GB of disk
-    under --work python scripts/benchmark.py --only export   # or: build, steps, batches, start
+    python scripts/benchmark.py                 # everything, medians of 5; needs 12 GB of disk under --work
+    python scripts/benchmark.py --only export   # or: build, steps, batches, start
 
 Weights are random, so speeds and sizes are representative and the text is not: acceptance is that
 of a made-up draft. Prints one JSON object with every run, its median and the machine's

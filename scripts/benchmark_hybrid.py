@@ -1,8 +1,8 @@
 """Measures steps, rollback and prefill on a checkpoint of Qwen3.5-0.8B's shape, beside
 transformers.
 
-    python scripts/benchmark_hybrid.py                    # all; needs 12 GB of disk under --work
-    and 10 GB of memory python scripts/benchmark_hybrid.py --only steps       # or: prefill
+    python scripts/benchmark_hybrid.py                    # all; needs 12 GB of disk under --work and 10 GB of memory
+    python scripts/benchmark_hybrid.py --only steps       # or: prefill
 
 Weights are random, so speeds are representative and the text is not. Rounds alternate between what
 is compared, and medians are told. `--weights` are those of `edgespec build`: fp32, int8, int8/0

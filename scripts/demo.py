@@ -1,8 +1,8 @@
 """The main job on a demo pair: export, build, infer. What `make demo` runs.
 
-    python scripts/demo.py                    # into ./demo-out, emptied each time python
-    scripts/demo.py --method dflash    # the same base with another draft python scripts/demo.py
-    --method mtp       # a Qwen3.5 hybrid, trained first where build/demo-mtp is not there
+    python scripts/demo.py                    # into ./demo-out, emptied each time
+    python scripts/demo.py --method dflash    # the same base with another draft
+    python scripts/demo.py --method mtp       # a Qwen3.5 hybrid, trained first where build/demo-mtp is not there
 
 Each step is the command that a user would type; it is shown before it runs. Then the answers are
 streamed through the Python API, and `infer --check-lossless` compares every one of them with plain

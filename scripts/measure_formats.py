@@ -3,7 +3,7 @@ whether drafts change it.
 
     python scripts/measure_formats.py --out formats-out
 
-Quantises, exports, builds and measures one format after the other. What is measured is kept in
+Quantizes, exports, builds and measures one format after the other. What is measured is kept in
 OUT/FORMAT.json: a run that was stopped goes on there, and a format is measured anew when its file
 (or OUT) is removed. Prints the table of docs/quantization.md; the same figures are in
 OUT/formats.json. Texts are the functions of held-out modules of the standard library, see

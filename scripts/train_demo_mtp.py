@@ -4,10 +4,9 @@ Knows how such a checkpoint lies on disk: transformers' `Qwen3_5ForCausalLM`, an
 tensors at the root beside it. Knows nothing of engines; text and tokenizer are those of
 `train_demo_model.py`.
 
-    python scripts/train_demo_mtp.py --out build/demo-mtp            # under ten minutes on two
-    cores python scripts/train_demo_mtp.py --out build/demo-mtp --measure  # only measure what is
-    there python scripts/train_demo_mtp.py --out /tmp/tiny --smoke         # seconds, to see that it
-    runs
+    python scripts/train_demo_mtp.py --out build/demo-mtp            # under ten minutes on two cores
+    python scripts/train_demo_mtp.py --out build/demo-mtp --measure  # only measure what is there
+    python scripts/train_demo_mtp.py --out /tmp/tiny --smoke         # seconds, to see that it runs
 
 The head reads the base's last hidden state after its final norm, and the token that followed; it
 foresees the token after that. Its own normed output takes the hidden state's place for the next

@@ -1,6 +1,9 @@
-"""`golden(name, text)` compares a text with the file under review; `pytest --update-golden` writes
-the files anew. `modelopt_exports` are checkpoints that ModelOpt itself quantised, `modelopt_drafts`
-DFlash drafts of its own and their base; both are made once a run.
+"""What every test has: `golden(name, text)` compares a text with the file under review (`pytest
+--update-golden` writes the files anew); `modelopt_exports` are checkpoints that ModelOpt itself
+quantized, `modelopt_drafts` DFlash drafts of its own and their base, both made once per run.
+
+Sessions of ONNX Runtime have one thread here: the other core belongs to another worker. Long files
+come first, so that no worker is left with one at the end.
 """
 
 from __future__ import annotations
@@ -9,12 +12,18 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-GOLDEN = Path(__file__).parent / "golden"
+from tests import shared, threads
+
+TESTS = Path(__file__).parent
+GOLDEN = TESTS / "golden"
+
+# Files of more than ten seconds, the longest first.
+LONG_FILES: tuple[str, ...] = ()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -23,6 +32,33 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write tests/golden anew; the diff is the review",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    shared.begin()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    """Directories of the store are for reading: a test that changes one takes a copy."""
+    if changed := shared.changed():
+        pytest.exit(f"a test changed what others share: {changed}", pytest.ExitCode.TESTS_FAILED)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    shared.end()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """LONG_FILES first, in their order; the others as they were."""
+    rank = {name: i for i, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: rank.get(str(item.path.relative_to(TESTS)), len(rank)))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread_per_session() -> Iterator[None]:
+    with threads.one_per_session():
+        yield
 
 
 @pytest.fixture
@@ -50,21 +86,22 @@ def needs_modelopt() -> None:
 
 
 @pytest.fixture(scope="session")
-def modelopt_exports(needs_modelopt: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def modelopt_exports(needs_modelopt: None) -> Path:
     """Tiny checkpoints that ModelOpt quantised."""
-    out = tmp_path_factory.mktemp("modelopt")
-    run_module("tests.modelopt_exports", out)
-    return out
+    return shared.made_once(
+        "modelopt exports", lambda out: run_module("tests.modelopt_exports", out)
+    )
 
 
 @pytest.fixture(scope="session")
-def modelopt_drafts(needs_modelopt: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def modelopt_drafts(needs_modelopt: None) -> Path:
     """`base`, and the drafts that ModelOpt made for it; see tests/modelopt_drafts.py."""
     from tests.toys import make_base
 
-    out = tmp_path_factory.mktemp("modelopt_drafts")
-    run_module("tests.modelopt_drafts", make_base(out / "base", "qwen3", layers=8), out)
-    return out
+    def make(out: Path) -> None:
+        run_module("tests.modelopt_drafts", make_base(out / "base", "qwen3", layers=8), out)
+
+    return shared.made_once("modelopt drafts", make)
 
 
 def run_module(name: str, *paths: Path) -> None:

@@ -51,8 +51,11 @@ class Call:
     target_hidden: Floats | None = None
     context_cos: Floats | None = None  # [B, L, rotary/2]
     context_sin: Floats | None = None
-    # [B, 1, S, T], for their layers with a window
+    # [B, 1, S, T], for the layers with a window where others have none
     sliding_attention_mask: NDArray[np.bool_] | None = None
+    # [B, S, rotary/2], for the layers that rotate otherwise
+    local_rope_cos: Floats | None = None
+    local_rope_sin: Floats | None = None
 
     @property
     def written(self) -> int:

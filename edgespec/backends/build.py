@@ -195,15 +195,15 @@ def prove(
     if onnx.golden is None:
         unmeasured = None if margin is None else margin.unmeasured_nats
         return None, replace(staged.weights, rounding=unmeasured)
-    golden, rope = load_file(onnx.golden), onnx.config.rope
+    golden, ropes = load_file(onnx.golden), onnx.config.ropes
     capacity = golden["tree_attention_mask"].shape[-1]
     runner = backend.open_staged(staged, capacity, min(limits.max_batch_size, BATCH_OF_PROOF))
     try:
         golden = with_own_embedding(golden, runner)
-        agreement = check_golden(runner, golden, rope, capacity, staged.accuracy, backend.remedies)
+        agreement = check_golden(runner, golden, ropes, staged.accuracy, backend.remedies)
         if margin is None:
             return agreement, staged.weights
-        measured = rounding(runner, golden, rope, capacity, margin)
+        measured = rounding(runner, golden, ropes, margin)
         return agreement, replace(staged.weights, rounding=measured)
     finally:
         runner.close()

@@ -6,7 +6,7 @@ close an engine has to come, and what its user can do, are asked of the backend.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -46,8 +46,7 @@ class Agreement:
 def check_golden(
     runner: Runner,
     golden: Golden,
-    rope: RopeConfig,
-    capacity: int,
+    ropes: Sequence[RopeConfig],
     spec: AccuracySpec,
     remedies: Remedies,
 ) -> Agreement:
@@ -56,7 +55,7 @@ def check_golden(
     With `spec.min_cosine`, for weights that are rounded, the direction of each output is compared,
     and batches with what the engine itself says of one sequence alone.
     """
-    prompt, tree = golden_calls(golden, RopeTable.of(rope, capacity))
+    prompt, tree = golden_calls(golden, ropes)
     calls = {"prompt": prompt, "tree": tree}
     if spec.min_cosine is None:
         return check_calls(runner, golden, calls, Tolerance(spec.tolerance, remedies.mismatch))
@@ -158,7 +157,7 @@ def check_cosine(label: str, found: Agreement, minimum: float, remedies: Remedie
 
 
 def rounding(
-    runner: Runner, golden: Golden, rope: RopeConfig, capacity: int, margin: RoundingMargin
+    runner: Runner, golden: Golden, ropes: Sequence[RopeConfig], margin: RoundingMargin
 ) -> float:
     """The margin, in nats, within which kernels for one row and for many may choose another token.
 
@@ -166,7 +165,7 @@ def rounding(
     any difference that counts: kernels that round activations to 8 bits pass on that a value stands
     near an edge, or do not, by chance.
     """
-    prompt, _ = golden_calls(golden, RopeTable.of(rope, capacity))
+    prompt, _ = golden_calls(golden, ropes)
     rng, worst = np.random.default_rng(0), 0.0
     at_once = runner.run(prompt).logits[0].copy()
     for _ in range(ROUNDING_TRIALS):
@@ -187,23 +186,29 @@ def moved_by_noise(call: Call, size: float, rng: np.random.Generator) -> Call:
     return replace(call, inputs_embeds=call.inputs_embeds * noise)
 
 
+# What a call has for each of its rows, and its masks
+BY_ROW = (
+    *("inputs_embeds", "rope_cos", "rope_sin", "local_rope_cos", "local_rope_sin"),
+    *("base_hidden", "draft_hidden"),
+)
+MASKS = ("attention_mask", "sliding_attention_mask")
+
+
 def row_of(call: Call, row: int) -> Call:
     """One row of a prompt's call, as plain decoding would read it."""
     here = slice(row, row + 1)
+    cuts: dict[str, Any] = dict.fromkeys(BY_ROW, np.s_[:, here])
+    cuts |= dict.fromkeys(MASKS, np.s_[:, :, here, : row + 1])
+    arrays: dict[str, Any] = {
+        name: np.ascontiguousarray(getattr(call, name)[cut])
+        for name, cut in cuts.items()
+        if getattr(call, name) is not None
+    }
     return replace(
         call,
-        inputs_embeds=np.ascontiguousarray(call.inputs_embeds[:, here]),
-        rope_cos=np.ascontiguousarray(call.rope_cos[:, here]),
-        rope_sin=np.ascontiguousarray(call.rope_sin[:, here]),
-        attention_mask=np.ascontiguousarray(call.attention_mask[:, :, here, : row + 1]),
+        **arrays,
         write_indices=np.array([row], np.int64),
         gather_idx=np.zeros((1, 1), np.int64),
-        base_hidden=(
-            None if call.base_hidden is None else np.ascontiguousarray(call.base_hidden[:, here])
-        ),
-        draft_hidden=(
-            None if call.draft_hidden is None else np.ascontiguousarray(call.draft_hidden[:, here])
-        ),
         tree_mask=np.ones((1, 1, 1), bool),
     )
 
@@ -255,17 +260,21 @@ def disturbed(call: Call) -> Call:
     )
 
 
-def golden_calls(golden: Golden, rope: RopeTable) -> list[Call]:
+def golden_calls(golden: Golden, ropes: Sequence[RopeConfig]) -> list[Call]:
     """The calls that a golden file stands for: the prompt into an empty cache, then the tree behind
-    it."""
+    it. `ropes` are the rotary embeddings of the engine's tables."""
+    last = max(int(golden[f"{label}_positions"].max()) for label in ("prompt", "tree"))
+    tables = [RopeTable.golden(rope, last + 1) for rope in ropes]
     if "prompt_target_hidden" in golden:
-        return [block_call(golden, rope, label) for label in ("prompt", "tree")]
+        return [block_call(golden, tables[0], label) for label in ("prompt", "tree")]
     calls = []
     for label in ("prompt", "tree"):
         ids, positions = golden[f"{label}_ids"], golden[f"{label}_positions"]
         mask = golden[f"{label}_attention_mask"]
         width = len(ids) if label == "prompt" else mask.shape[-1]
-        cos, sin = rope.rows(positions[None])
+        cos, sin = tables[0].rows(positions[None])
+        local = tables[1].rows(positions[None]) if len(tables) > 1 else (None, None)
+        sliding = golden.get(f"{label}_sliding_attention_mask")
         calls.append(
             Call(
                 golden[f"{label}_inputs_embeds"],
@@ -277,6 +286,11 @@ def golden_calls(golden: Golden, rope: RopeTable) -> list[Call]:
                 used(golden, f"{label}_base_hidden"),
                 used(golden, f"{label}_draft_hidden"),
                 np.ascontiguousarray(mask[:, 0, :, width - len(ids) : width]),
+                sliding_attention_mask=(
+                    None if sliding is None else np.ascontiguousarray(sliding[..., :width])
+                ),
+                local_rope_cos=local[0],
+                local_rope_sin=local[1],
             )
         )
     return calls

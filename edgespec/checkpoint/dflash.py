@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from edgespec.checkpoint.files import Checkpoint, Rows
-from edgespec.checkpoint.layouts import is_quantised
+from edgespec.checkpoint.layouts import is_quantized
+from edgespec.config import AttentionSpec, layer_tensors
+from edgespec.config.tensors import qkv_rows
 from edgespec.errors import CheckpointError, UnsupportedModel
 from edgespec.methods.dflash import FUSED, DFlashConfig, own_name
 
@@ -37,32 +39,14 @@ def named_as_ours(checkpoint: Checkpoint, config: DFlashConfig) -> Checkpoint:
 def expected_tensors(config: DFlashConfig) -> dict[str, tuple[int, ...]]:
     """Name -> shape of everything that a draft of this configuration holds, its vocabulary map
     apart."""
-    layer = config.decoder
-    hidden, inner, head = layer.hidden_size, layer.intermediate_size, layer.head_dim
-    queries, keys = layer.num_heads * head, layer.num_kv_heads * head
-    linears = {
-        "self_attn.q_proj": (queries, hidden, layer.qkv_bias),
-        "self_attn.k_proj": (keys, hidden, layer.qkv_bias),
-        "self_attn.v_proj": (keys, hidden, layer.qkv_bias),
-        "self_attn.o_proj": (hidden, queries, layer.o_bias),
-        "mlp.gate_proj": (inner, hidden, layer.mlp_bias),
-        "mlp.up_proj": (inner, hidden, layer.mlp_bias),
-        "mlp.down_proj": (hidden, inner, layer.mlp_bias),
-    }
-    norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
-    if layer.qk_norm:
-        norms |= {"self_attn.q_norm": head, "self_attn.k_norm": head}
+    hidden = config.decoder.hidden_size
     tensors: dict[str, tuple[int, ...]] = {
         "fc.weight": (hidden, len(config.aux_layer_ids) * config.target_hidden_size),
         "hidden_norm.weight": (hidden,),
         "norm.weight": (hidden,),
     }
-    for i in range(layer.num_layers):
-        for name, (rows, columns, bias) in linears.items():
-            tensors[f"layers.{i}.{name}.weight"] = (rows, columns)
-            if bias:
-                tensors[f"layers.{i}.{name}.bias"] = (rows,)
-        tensors |= {f"layers.{i}.{name}.weight": (size,) for name, size in norms.items()}
+    for i, layer in enumerate(config.decoder.layers):
+        tensors |= layer_tensors(layer, hidden, f"layers.{i}")
     if config.own_embedding:
         tensors["embed_tokens.weight"] = (config.vocab_size, hidden)
     if config.own_head:
@@ -77,7 +61,7 @@ def _parts(checkpoint: Checkpoint, config: DFlashConfig, stored: str) -> Iterato
     if fused is None:
         yield name, Rows(stored)
         return
-    if is_quantised(checkpoint, stored.rpartition(".")[0]):
+    if is_quantized(checkpoint, stored.rpartition(".")[0]):
         raise UnsupportedModel(
             f"{checkpoint.path}: {module} is fused and quantised; this version reads fused Linears"
             " in float only.",
@@ -99,7 +83,7 @@ def _parts(checkpoint: Checkpoint, config: DFlashConfig, stored: str) -> Iterato
 
 def _sizes(config: DFlashConfig) -> dict[str, tuple[int, ...]]:
     """Rows of what a fused Linear is made of."""
-    layer = config.decoder
-    queries, keys = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
-    inner = layer.intermediate_size
-    return {"self_attn.qkv_proj": (queries, keys, keys), "mlp.gate_up_proj": (inner, inner)}
+    layer = config.decoder.layers[0]
+    assert isinstance(layer.mixer, AttentionSpec)
+    inner = layer.mlp.intermediate_size
+    return {"self_attn.qkv_proj": qkv_rows(layer.mixer), "mlp.gate_up_proj": (inner, inner)}

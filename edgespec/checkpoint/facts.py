@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,11 @@ from edgespec.checkpoint.files import Checkpoint, TensorInfo, read_header
 from edgespec.checkpoint.layouts import kv_scale_names, logical_shapes, read_quantization, rule_at
 from edgespec.checkpoint.origin import origin_of
 from edgespec.checkpoint.quantization import Quantization
-from edgespec.config import ModelConfig
+from edgespec.config import DecoderConfig, ModelConfig
 from edgespec.errors import BundleError, EdgeSpecError, noted
 from edgespec.methods.dflash import DFlashConfig
 from edgespec.methods.eagle3 import Eagle3Config
+from edgespec.rope import rope_dict
 
 _NO_PARAMETERS = re.compile(r"(^|\.)(d2t|t2d)$|inv_freq$")
 # The first that is found in a tensor's name says what it is
@@ -69,11 +70,47 @@ def checkpoint_facts(
             found = detect(checkpoint)
             facts |= {
                 "role": "base" if isinstance(found, ModelConfig) else "draft",
-                "config": asdict(found),
+                "config": config_facts(found),
             }
         facts |= layer_facts(checkpoint)
         facts |= manifest_facts(checkpoint, problems, read_up_to)
     return facts, found
+
+
+def config_facts(config: ModelConfig | Eagle3Config | DFlashConfig) -> dict[str, Any]:
+    """The configuration as JSON; of the layers, what they share and how they differ."""
+    facts = {f.name: getattr(config, f.name) for f in fields(config)}
+    return facts | {"decoder": decoder_facts(config.decoder)}
+
+
+def decoder_facts(decoder: DecoderConfig) -> dict[str, Any]:
+    """Sizes and forms that all layers share, then windows and rotary embeddings where they
+    differ."""
+    attention, linear = decoder.attention, decoder.linear
+    facts: dict[str, Any] = {
+        "hidden_size": decoder.hidden_size,
+        "intermediate_size": decoder.intermediate_size,
+        "num_layers": decoder.num_layers,
+        "num_heads": attention.num_heads,
+        "num_kv_heads": attention.num_kv_heads,
+        "head_dim": attention.head_dim,
+        "rms_norm_eps": decoder.norm.eps,
+        "rope": rope_dict(attention.rope),
+        "qkv_bias": attention.qkv_bias,
+        "o_bias": attention.o_bias,
+        "mlp_bias": decoder.layers[0].mlp.bias,
+        "qk_norm": attention.qk_norm,
+        "sliding_window": decoder.sliding_window,
+        "gated_attention": attention.gated,
+        "unit_offset_norms": decoder.norm.unit_offset,
+        "layer_kinds": decoder.layer_kinds if linear else (),
+        "linear": asdict(linear) if linear else None,
+    }
+    if len(decoder.windows) > 1:
+        facts["layer_windows"] = [a.window for a in decoder.attentions]
+    if len(decoder.ropes) > 1:
+        facts["local_rope"] = rope_dict(decoder.ropes[1])
+    return facts
 
 
 def weight_facts(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Quantised weights as they stand on disk -> one layout, a Linear at a time.
+"""Quantized weights as they stand on disk -> one layout, a Linear at a time.
 
 Knows how ModelOpt 0.47, AutoAWQ (GEMM), GPTQ, DeepSeek's fp8 and compressed-tensors pack codes and
 name their scales. Knows no graph, and needs no torch.
@@ -26,7 +26,7 @@ _FLOATS = ("float32", "float16", "bfloat16")
 
 def read_quantization(checkpoint: Checkpoint) -> Quantization | None:
     """The settings of a checkpoint from config.json and hf_quant_config.json; None: it is not
-    quantised."""
+    quantized."""
     beside = checkpoint.path / "hf_quant_config.json"
     settings = read_json(beside) if beside.exists() else None
     return quantization_of(checkpoint.config, settings, str(checkpoint.path / "config.json"))
@@ -45,7 +45,7 @@ def rule_at(checkpoint: Checkpoint, quantization: Quantization, module: str) -> 
     plain = checkpoint.tensors.get(f"{module}.weight")
     if rule is None and marks:
         raise CheckpointError(
-            f"{quantization.source} leaves {module} unquantised, but {checkpoint.path} has"
+            f"{quantization.source} leaves {module} unquantized, but {checkpoint.path} has"
             f" {marks[0]}.",
             "Download the settings and the weights again: they do not belong together.",
         )
@@ -69,7 +69,7 @@ def tensor_names(checkpoint: Checkpoint, module: str) -> tuple[str, ...]:
 def stored_shape(
     checkpoint: Checkpoint, quantization: Quantization, module: str
 ) -> tuple[int, int]:
-    """[out, in] of a Linear, quantised or not, from headers alone. Raises CheckpointError."""
+    """[out, in] of a Linear, quantized or not, from headers alone. Raises CheckpointError."""
     rule = rule_at(checkpoint, quantization, module)
     parts = _Parts(checkpoint, quantization, module)
     if rule is None:
@@ -80,7 +80,7 @@ def stored_shape(
 def read_weight(
     checkpoint: Checkpoint, quantization: Quantization, module: str
 ) -> QuantizedWeight | None:
-    """The weight of the Linear `module`; None where it is not quantised. Holds this one weight, a
+    """The weight of the Linear `module`; None where it is not quantized. Holds this one weight, a
     byte a code.
 
     Raises CheckpointError for missing, misshapen or impossible tensors (NaN, infinite or negative
@@ -95,7 +95,7 @@ def read_weight(
 def logical_shapes(
     checkpoint: Checkpoint, quantization: Quantization | None
 ) -> dict[str, tuple[int, ...]]:
-    """Shapes by name, each quantised Linear as the floating-point weight that it stands for. Raises
+    """Shapes by name, each quantized Linear as the floating-point weight that it stands for. Raises
     CheckpointError."""
     shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
     if quantization is None:
@@ -108,13 +108,13 @@ def logical_shapes(
     }
 
 
-def is_quantised(checkpoint: Checkpoint, module: str) -> bool:
-    """Whether the tensors of the Linear `module` are quantised ones, by their names."""
+def is_quantized(checkpoint: Checkpoint, module: str) -> bool:
+    """Whether the tensors of the Linear `module` are quantized ones, by their names."""
     return any(f"{module}.{part}" in checkpoint.tensors for part in _MARKS)
 
 
 def read_kv_scales(checkpoint: Checkpoint, attention: str) -> tuple[float, float] | None:
-    """Scales of a quantised cache's keys and values for `attention` (model.layers.0.self_attn);
+    """Scales of a quantized cache's keys and values for `attention` (model.layers.0.self_attn);
     None: there are none.
 
     ModelOpt writes them at k_proj and v_proj, compressed-tensors at the attention itself.
@@ -136,7 +136,7 @@ def all_kv_scales(checkpoint: Checkpoint) -> tuple[tuple[float, float], ...]:
 
 
 def kv_scale_names(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """The checkpoint's tensors that are scales of a quantised cache."""
+    """The checkpoint's tensors that are scales of a quantized cache."""
     ends = "|".join(re.escape(name) for pair in _KV_SCALES for name in pair)
     return tuple(
         name
@@ -148,7 +148,7 @@ def kv_scale_names(checkpoint: Checkpoint) -> tuple[str, ...]:
 _KV_SCALES = (("k_proj.k_scale", "v_proj.v_scale"), ("k_scale", "v_scale"))
 
 
-# Everything that may stand beside a weight, and what of it tells that the weight is quantised
+# Everything that may stand beside a weight, and what of it tells that the weight is quantized
 _PARTS = (
     *(
         "weight",
@@ -241,7 +241,7 @@ class _Parts:
 def _refuse(info: TensorInfo, fault: str) -> NoReturn:
     raise CheckpointError(
         f"tensor {info.name!r} {fault}.",
-        "Download the checkpoint again, or quantise the original anew.",
+        "Download the checkpoint again, or quantize the original anew.",
     )
 
 
@@ -254,7 +254,7 @@ def _checked(name: str, scales: NDArray[Any]) -> NDArray[Any]:
         raise CheckpointError(
             f"tensor {name!r} has {values[at]} at {list(at)} ({int(bad.sum())} such values); "
             "scales are finite and not negative.",
-            "Download the checkpoint again, or quantise the original anew.",
+            "Download the checkpoint again, or quantize the original anew.",
         )
     return scales
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 from edgespec.checkpoint.files import Checkpoint, some_of
 from edgespec.checkpoint.layouts import tensor_names
-from edgespec.config import ModelConfig
+from edgespec.config import AttentionSpec, DecoderConfig, ModelConfig, layer_tensors
 from edgespec.errors import CheckpointError, UnsupportedModel
 
 ROOT = "mtp."
@@ -54,46 +55,20 @@ def mtp_head(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, tuple[int
     return expected
 
 
+def layer_config(config: ModelConfig) -> DecoderConfig:
+    """The head's one layer: full attention in the base's own form, whatever the base's layers
+    are."""
+    layers = [s for s in config.decoder.layers if isinstance(s.mixer, AttentionSpec)]
+    return replace(config.decoder, layers=(layers[0],))
+
+
 def mtp_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of a head with one layer, which is a layer of full attention of the base's own
-    form."""
-    layer = config.decoder
-    hidden, inner, head = layer.hidden_size, layer.intermediate_size, layer.head_dim
-    queries, keys = layer.num_heads * head, layer.num_kv_heads * head
-    linears = {
-        "mtp.fc": (hidden, 2 * hidden),
-        f"{LAYER}.self_attn.q_proj": (2 * queries if layer.gated_attention else queries, hidden),
-        f"{LAYER}.self_attn.k_proj": (keys, hidden),
-        f"{LAYER}.self_attn.v_proj": (keys, hidden),
-        f"{LAYER}.self_attn.o_proj": (hidden, queries),
-        f"{LAYER}.mlp.gate_proj": (inner, hidden),
-        f"{LAYER}.mlp.up_proj": (inner, hidden),
-        f"{LAYER}.mlp.down_proj": (hidden, inner),
-    }
-    biased = {
-        "q_proj": layer.qkv_bias,
-        "k_proj": layer.qkv_bias,
-        "v_proj": layer.qkv_bias,
-        "o_proj": layer.o_bias,
-    }
-    norms = {
-        "mtp.pre_fc_norm_embedding": hidden,
-        "mtp.pre_fc_norm_hidden": hidden,
-        "mtp.norm": hidden,
-        f"{LAYER}.input_layernorm": hidden,
-        f"{LAYER}.post_attention_layernorm": hidden,
-        f"{LAYER}.self_attn.q_norm": head,
-        f"{LAYER}.self_attn.k_norm": head,
-    }
-    tensors: dict[str, tuple[int, ...]] = {
-        f"{name}.weight": shape for name, shape in linears.items()
-    }
-    biases = {
-        f"{name}.bias": (rows,)
-        for name, (rows, _) in linears.items()
-        if biased.get(name.rpartition(".")[2])
-    }
-    return tensors | biases | {f"{name}.weight": (size,) for name, size in norms.items()}
+    """Name -> shape of a head with one layer."""
+    hidden = config.decoder.hidden_size
+    norms = ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm")
+    tensors: dict[str, tuple[int, ...]] = {"mtp.fc.weight": (hidden, 2 * hidden)}
+    tensors |= layer_tensors(layer_config(config).layers[0], hidden, LAYER)
+    return tensors | {f"{name}.weight": (hidden,) for name in norms}
 
 
 def _no_head(checkpoint: Checkpoint, stored: list[str]) -> UnsupportedModel:

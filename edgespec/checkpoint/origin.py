@@ -1,7 +1,7 @@
-"""What a checkpoint was quantised from, as the manifest.json says that `edgespec quantize` wrote
+"""What a checkpoint was quantized from, as the manifest.json says that `edgespec quantize` wrote
 beside its weights.
 
-A pair belongs together by the weights that its draft was trained on; quantising them changes the
+A pair belongs together by the weights that its draft was trained on; quantizing them changes the
 checkpoint's identity and not the pair. Knows when such a manifest is not to be believed: copied
 beside other weights, say.
 """
@@ -17,7 +17,7 @@ from edgespec import bundle
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.errors import BundleError
 
-_DISBELIEVED = "so it is not known what these weights were quantised from"
+_DISBELIEVED = "so it is not known what these weights were quantized from"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Origin:
 
 
 def origin_of(checkpoint: Checkpoint, *, hashes: bool = True) -> Origin:
-    """The origin of a quantised checkpoint. Reads all of its weights, or with `hashes` False their
+    """The origin of a quantized checkpoint. Reads all of its weights, or with `hashes` False their
     sizes alone.
 
     Texts beside the weights (a chat template, say) may be changed without another origin.
@@ -56,7 +56,7 @@ def origin_of(checkpoint: Checkpoint, *, hashes: bool = True) -> Origin:
 
 
 def _identity(checkpoint: Checkpoint, manifest: Mapping[str, Any], hashes: bool) -> str:
-    where, again = checkpoint.path / bundle.MANIFEST, "Quantise the original again."
+    where, again = checkpoint.path / bundle.MANIFEST, "Quantize the original again."
     listed = bundle.listed_files(checkpoint.path, manifest.get("files"))
     weights = {info.file.name if info.file else "" for info in checkpoint.tensors.values()}
     if strange := sorted(weights - listed.keys()):

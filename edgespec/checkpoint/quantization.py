@@ -1,8 +1,8 @@
-"""What a checkpoint's JSON says of its quantisation: the layout on disk, and which scheme each
+"""What a checkpoint's JSON says of its quantization: the layout on disk, and which scheme each
 module has.
 
 Knows the spellings of ModelOpt, AutoAWQ, GPTQ, DeepSeek's fp8 and compressed-tensors. Knows no
-tensors: where a hub layout leaves open which modules are quantised, layouts.py asks the tensors.
+tensors: where a hub layout leaves open which modules are quantized, layouts.py asks the tensors.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Quantization:
     kv_cache: KvCache | None
     source: str
     zero_offset: int = 0  # GPTQ's first format stores its zero points less one
-    tensors_decide: bool = False  # a module without quantised tensors is simply not quantised
+    tensors_decide: bool = False  # a module without quantized tensors is simply not quantized
 
     def rule(self, module: str) -> Rule | None:
         """What the settings say of a Linear such as model.layers.0.mlp.up_proj; None: it is not
-        quantised."""
+        quantized."""
         if any(matches(pattern, module) for pattern in self.excluded):
             return None
         for patterns, rule in self.groups:
@@ -68,7 +68,7 @@ def quantization_of(
     source: str = "config.json",
 ) -> Quantization | None:
     """The settings in config.json and, where there is one, hf_quant_config.json; None: nothing is
-    quantised.
+    quantized.
 
     Raises UnsupportedModel for methods and algorithms that are not read, CheckpointError for
     settings that contradict each other or are not of the form that their writers use.
@@ -98,7 +98,7 @@ def quantization_of(
         )
     if method not in _METHODS:
         raise UnsupportedModel(
-            f"{embedded.source}: quantised with the method {method!r}, which this version does not"
+            f"{embedded.source}: quantized with the method {method!r}, which this version does not"
             " read.",
             f"It reads {', '.join(('modelopt', *_METHODS))}. Give the original checkpoint.",
         )
@@ -348,7 +348,7 @@ def _compressed_group(group: _Settings, form: str) -> tuple[tuple[str, ...], Rul
         "format", form, "pack-quantized", "float-quantized", "int-quantized", "naive-quantized"
     )
     if group.get("output_activations") is not None:
-        raise UnsupportedModel(f"{group.source}: quantised outputs (output_activations).")
+        raise UnsupportedModel(f"{group.source}: quantized outputs (output_activations).")
     weights, inputs = group.section("weights"), group.optional_section("input_activations")
     weights.need("num_bits", weights.get("num_bits"), 4, 8)
     kind = (

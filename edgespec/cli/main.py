@@ -20,7 +20,7 @@ from edgespec.errors import EdgeSpecError, EnvironmentProblem
 COMMANDS = {
     "quantize": (
         "edgespec.cli.quantize",
-        "Quantise a checkpoint with NVIDIA ModelOpt: a base or a draft.",
+        "Quantize a checkpoint with NVIDIA ModelOpt: a base or a draft.",
     ),
     "export": (
         "edgespec.cli.export",

@@ -118,7 +118,7 @@ def common(function: Callable[..., None]) -> Callable[..., None]:
 
 @click.group("quantize")
 def command() -> None:
-    """Quantise a checkpoint with NVIDIA ModelOpt, without a GPU, and check what was written."""
+    """Quantize a checkpoint with NVIDIA ModelOpt, without a GPU, and check what was written."""
 
 
 @command.command("llm", cls=EdgeCommand, aliases=ALIASES)
@@ -137,7 +137,7 @@ def llm(
     visual_quantization: str | None,
     **flags: Any,
 ) -> None:
-    """Quantise a base model.
+    """Quantize a base model.
 
     The result is an ordinary Hugging Face directory in ModelOpt's layout. Its weights are read back
     and compared with the original over text that was not calibrated with; a broken result is
@@ -180,11 +180,11 @@ def draft(
     kv_cache_quantization: str | None,
     **flags: Any,
 ) -> None:
-    """Quantise an EAGLE-3 or DFlash draft.
+    """Quantize an EAGLE-3 or DFlash draft.
 
     It is calibrated on what its base feeds it: features of the base at the draft's taps, with the
     next token or with a block behind them. fc, the embedding and the vocabulary map stay as they
-    are. With --lm-head-quantization a DFlash draft that borrows its base's head gets a quantised
+    are. With --lm-head-quantization a DFlash draft that borrows its base's head gets a quantized
     one of its own.
 
     \b
@@ -208,19 +208,18 @@ def options_of(flags: dict[str, Any], *, fp8_cache: bool = False) -> Options:
 
 
 def show(run: Callable[[Bars, Log], Quantized], out: Path, as_json: bool) -> None:
-    """Run the work under its bars and print what came of it; with --debug also what ModelOpt
-    said."""
+    """Runs the quantization with progress bars and prints the result; with --debug also the log."""
     from edgespec.quantize.modelopt import Log
-    from edgespec.quantize.work import kept
+    from edgespec.quantize.work import resume_hint
 
     log = Log()
     try:
         with Steps() as bars:
             result = run(bars, log)
     except (KeyboardInterrupt, Terminated) as stop:
-        if not (there := kept(out)):
+        if not (hint := resume_hint(out)):
             raise
-        click.echo(f"interrupted: {there}", err=True)
+        click.echo(f"interrupted: {hint}", err=True)
         by_ctrl_c = isinstance(stop, KeyboardInterrupt)
         raise click.exceptions.Exit(
             INTERRUPTED if by_ctrl_c else exit_code(signal.SIGTERM)

@@ -2,36 +2,44 @@
 speculators and EAGLE.
 
 Knows the spellings that published configurations use, and turns them into one. Knows no files,
-tensors or graphs. Tap indices are normalised here: everywhere inside they are Hugging Face
+tensors or graphs. Aux layer indices are normalized here: everywhere inside they are Hugging Face
 `hidden_states` indices.
 """
 
 from __future__ import annotations
 
-from edgespec.config.bases import parse_eos, parse_model_config, with_eos
+from edgespec.config.tensors import layer_tensors
 from edgespec.config.values import (
+    AttentionSpec,
     AuxLayerConvention,
     DecoderConfig,
     DraftConfig,
     LayerKind,
+    LayerSpec,
     LinearAttentionConfig,
+    MlpSpec,
     ModelConfig,
+    NormNames,
+    NormSpec,
     RopeConfig,
     RopeKind,
     Shapes,
 )
 
 __all__ = [
+    "AttentionSpec",
     "AuxLayerConvention",
     "DecoderConfig",
     "DraftConfig",
     "LayerKind",
+    "LayerSpec",
     "LinearAttentionConfig",
+    "MlpSpec",
     "ModelConfig",
+    "NormNames",
+    "NormSpec",
     "RopeConfig",
     "RopeKind",
     "Shapes",
-    "parse_eos",
-    "parse_model_config",
-    "with_eos",
+    "layer_tensors",
 ]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import cast, get_args
 
 from edgespec.config.fields import Fields
@@ -20,17 +21,20 @@ def one_rope(
     *,
     text_mrope: bool = False,
     partial: float | None = None,
+    aliases: Mapping[str, RopeKind] = MappingProxyType({}),
 ) -> RopeConfig:
     """The one rotary embedding of a config: `rope_theta` with `rope_scaling`, or `rope_parameters`.
 
     `text_mrope` accepts "mrope" as default: on text, the three axes of a position are equal.
     `partial` is the part of a head that is rotated where the key is missing; None: the family
-    rotates whole heads.
+    rotates whole heads. `aliases` are further names of kinds.
     """
     entries = _rope_entries(fields)
+    if text_mrope:
+        aliases = {**aliases, "mrope": "default"}
     ropes = {
-        name: _parse_rope(
-            entry, fields, _rotary_dim(entry, fields, head_dim, partial), max_position, text_mrope
+        name: parse_rope(
+            entry, fields, _rotary_dim(entry, fields, head_dim, partial), max_position, aliases
         )
         for name, entry in entries.items()
     }
@@ -58,12 +62,16 @@ def _rope_entries(fields: Fields) -> dict[str, Fields]:
     return entries or {"rope_theta": Fields({}, fields.source)}
 
 
-def _parse_rope(
-    entry: Fields, fields: Fields, rotary_dim: int, max_position: int | None, text_mrope: bool
+def parse_rope(
+    entry: Fields,
+    fields: Fields,
+    rotary_dim: int,
+    max_position: int | None,
+    aliases: Mapping[str, RopeKind] = MappingProxyType({}),
 ) -> RopeConfig:
-    kind = entry.text("rope_type") or entry.text("type") or "default"
-    if kind == "mrope" and text_mrope:
-        kind = "default"
+    """One rotary embedding from its own entry and, for what that leaves out, the top level."""
+    named = entry.text("rope_type") or entry.text("type") or "default"
+    kind = aliases.get(named, named)
     if kind not in get_args(RopeKind):
         raise UnsupportedModel(
             f"{entry.source}: rotary embedding of type {kind!r}; this version knows"
@@ -87,6 +95,10 @@ def _parse_rope(
             return _llama3(rope, entry, _original_max_position(entry, fields, max_position))
         case "yarn":
             return _yarn(
+                rope, entry, _original_max_position(entry, fields, max_position), max_position
+            )
+        case "longrope":
+            return _longrope(
                 rope, entry, _original_max_position(entry, fields, max_position), max_position
             )
 
@@ -151,6 +163,31 @@ def _yarn(rope: RopeConfig, entry: Fields, original: int, max_position: int | No
         truncate=entry.flag("truncate", True),
         attention_factor=entry.number("attention_factor", _yarn_attention_factor(entry, factor)),
     )
+
+
+def _longrope(
+    rope: RopeConfig, entry: Fields, original: int, max_position: int | None
+) -> RopeConfig:
+    """arXiv 2402.13753; without a factor, the ratio of the two lengths."""
+    ratio = (max_position or original) / original
+    factor = entry.number("factor", ratio)
+    grown = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 < original else 1.0
+    return replace(
+        rope,
+        factor=factor,
+        original_max_position=original,
+        attention_factor=entry.number("attention_factor", grown),
+        short_factor=_factors(entry, "short_factor", rope.rotary_dim // 2),
+        long_factor=_factors(entry, "long_factor", rope.rotary_dim // 2),
+    )
+
+
+def _factors(entry: Fields, key: str, count: int) -> tuple[float, ...]:
+    """A positive number for each pair of rotated elements."""
+    raw = entry.get(key)
+    if not isinstance(raw, list) or len(raw) != count:
+        raise entry.wrong(key, f"a list of {count} numbers")
+    return tuple(Fields({key: value}, entry.source).number(key) for value in raw)
 
 
 def _yarn_attention_factor(entry: Fields, factor: float) -> float:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
+RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
+Activation = Literal["silu", "gelu_tanh"]
 LayerKind = Literal["full_attention", "linear_attention"]
 AuxLayerConvention = Literal["hs", "output", "unknown"]
 Shapes = Mapping[str, tuple[int, ...]]  # tensor name -> shape, as on disk
@@ -30,9 +31,10 @@ class RopeConfig:
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
     truncate: bool = True  # yarn: round the correction range to whole dimensions
-    attention_factor: float = (
-        1.0  # yarn: multiplies cos and sin, resolved from mscale at parse time
-    )
+    attention_factor: float = 1.0  # yarn, longrope: multiplies cos and sin, resolved when parsed
+    # longrope: divide the inverse frequencies, one per pair; which, the engine's capacity says
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,28 +50,144 @@ class LinearAttentionConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class DecoderConfig:
-    """A dense decoder: what its layers look like. Sizes are in elements."""
+class AttentionSpec:
+    """Grouped-query attention of one layer. Sizes are in elements."""
 
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    rms_norm_eps: float
     rope: RopeConfig
+    scale: float  # multiplies the products of queries and keys
+    window: int | None = None  # tokens seen, the own one included; None: all
     qkv_bias: bool = False
     o_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
-    sliding_window: int | None = None  # tokens seen, the own one included; the same for all layers
-    gated_attention: bool = (
-        False  # q_proj holds, per head, the query and then the gate of the output
-    )
-    unit_offset_norms: bool = False  # norm weights are stored around 0: x * (1 + w)
-    layer_kinds: tuple[LayerKind, ...] = ()  # empty: full attention in all layers
-    linear: LinearAttentionConfig | None = None  # of the layers with linear attention
+    qk_norm: bool = False  # an RMSNorm over each head of the queries and of the keys
+    gated: bool = False  # q_proj holds, per head, the query and then the gate of the output
+    fused_qkv: bool = False  # one qkv_proj: the rows of q, of k and of v
+    softcap: float | None = None  # the products are squashed to softcap * tanh(x / softcap)
+    sinks: bool = False  # a learnt logit per head that takes a share of the softmax
+
+
+@dataclass(frozen=True, slots=True)
+class MlpSpec:
+    """The feed-forward part of one layer: down(activation(gate(x)) * up(x))."""
+
+    intermediate_size: int
+    activation: Activation = "silu"
+    bias: bool = False
+    fused_gate_up: bool = False  # one gate_up_proj: the rows of gate and of up
+    num_experts: int = 0  # 0: dense
+
+
+@dataclass(frozen=True, slots=True)
+class NormSpec:
+    """An RMSNorm: x / rms(x) * w."""
+
+    eps: float
+    unit_offset: bool = False  # weights are stored around 0: x / rms(x) * (1 + w)
+
+
+@dataclass(frozen=True, slots=True)
+class NormNames:
+    """Where a layer has norms, by the names of their tensors. None: there is no norm at that
+    place."""
+
+    before_mixer: str | None = "input_layernorm"
+    before_mlp: str | None = "post_attention_layernorm"
+    after_mixer: str | None = None  # of what attention gives, before it is added to the stream
+    after_mlp: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """One decoder layer: x + mixer(x), then x + mlp(x), with norms where `norm_names` says."""
+
+    mixer: AttentionSpec | LinearAttentionConfig
+    mlp: MlpSpec
+    norm: NormSpec
+    norm_names: NormNames = NormNames()
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """A decoder: its layers, each described by itself, and what is around them."""
+
+    hidden_size: int
+    layers: tuple[LayerSpec, ...]
+    norm: NormSpec  # the last one, before the head
+    embedding_scale: float = 1.0  # multiplies the embedding's rows; rounded to the weights' dtype
+
+    @property
+    def num_layers(self) -> int:
+        """How many decoder layers there are."""
+        return len(self.layers)
+
+    @property
+    def attentions(self) -> tuple[AttentionSpec, ...]:
+        """The attention of each layer that has one, in order; at least one layer has."""
+        return tuple(s.mixer for s in self.layers if isinstance(s.mixer, AttentionSpec))
+
+    @property
+    def attention(self) -> AttentionSpec:
+        """What attention layers share: heads, biases and norms. Window and RoPE may differ."""
+        return next((a for a in self.attentions if a.window is None), self.attentions[0])
+
+    @property
+    def linear(self) -> LinearAttentionConfig | None:
+        """The sizes of the layers with linear attention, which are all the same."""
+        found = (s.mixer for s in self.layers if isinstance(s.mixer, LinearAttentionConfig))
+        return next(found, None)
+
+    @property
+    def layer_kinds(self) -> tuple[LayerKind, ...]:
+        """What mixes tokens in each layer."""
+        return tuple(
+            "linear_attention"
+            if isinstance(layer.mixer, LinearAttentionConfig)
+            else "full_attention"
+            for layer in self.layers
+        )
+
+    @property
+    def num_heads(self) -> int:
+        """Query heads of an attention layer."""
+        return self.attention.num_heads
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Key and value heads of an attention layer."""
+        return self.attention.num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        """Elements of a head."""
+        return self.attention.head_dim
+
+    @property
+    def intermediate_size(self) -> int:
+        """Width inside the MLP of the first layer."""
+        return self.layers[0].mlp.intermediate_size
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The attention layers' windows, each once: none at all first, then ascending."""
+        found = {attention.window for attention in self.attentions}
+        return tuple(sorted(found, key=lambda window: (window is not None, window or 0)))
+
+    @property
+    def sliding_window(self) -> int | None:
+        """The smallest window of the layers that have one; None: all see everything."""
+        return next((window for window in self.windows if window is not None), None)
+
+    @property
+    def ropes(self) -> tuple[RopeConfig, ...]:
+        """The attention layers' rotary embeddings, each once, that of full attention first."""
+        return tuple(dict.fromkeys((self.rope, *(a.rope for a in self.attentions))))
+
+    @property
+    def rope(self) -> RopeConfig:
+        """The rotary embedding of layers with full attention; of all layers where it is one."""
+        return self.attention.rope
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ look in `sidecars`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from edgespec import bundle
 from edgespec.checkpoint.detect import detect, read_d2t
 from edgespec.checkpoint.files import Checkpoint, TensorInfo, open_checkpoint
-from edgespec.checkpoint.mtp import refuse_other_forms
+from edgespec.checkpoint.mtp import layer_config, refuse_other_forms
+from edgespec.checkpoint.names import EMBEDDING, stored_name, text_stack
 from edgespec.checkpoint.origin import Origin, origin_of
 from edgespec.config import ModelConfig, RopeConfig
 from edgespec.errors import ContractError, PairingError, UnsupportedModel
@@ -31,7 +32,6 @@ from edgespec.graphs import dflash as block_graph
 from edgespec.graphs.assembly import DecoderGraph, whole
 from edgespec.graphs.builder import Weight, WeightPlan, save
 from edgespec.graphs.linear import products
-from edgespec.graphs.registry import BASES
 from edgespec.methods.aux_layers import default_aux_layers, resolve_aux_layers
 from edgespec.methods.dflash import DFlashConfig
 from edgespec.methods.eagle3 import Eagle3Config
@@ -244,7 +244,7 @@ def export_base(
         if options.eagle_base
         else ()
     )
-    graph = BASES[config.architecture].open(checkpoint, config, aux_layers)
+    graph = decoder.Decoder.open(checkpoint, config, aux_layers)
     with bundle.staged_directory(target) as staging:
         kind = METHODS["dflash"].name if block else METHODS["eagle3"].name if aux_layers else None
         done = write_base(graph, kind, staging, options, request, progress, block)
@@ -275,7 +275,7 @@ def write_base(
     job = Job(graph, plan, staging, progress)
     hashes = job.write(text, (checkpoint, info))
     if options.golden:
-        job.golden(rows_of(checkpoint, info), config.decoder.rope, config.vocab_size)
+        job.golden(rows_of(checkpoint, info), config.decoder.ropes, config.vocab_size)
     files = job.manifest(request, hashes)
     notes = [emitted_note(graph), *sidecars.quantization_notes(text.get("quantization"))]
     if not config.eos_token_ids:
@@ -353,7 +353,7 @@ def export_draft(
         writer.write_small({"d2t": vocabulary_map(offsets, config)}, staging / bundle.D2T)
         if options.golden:
             job.golden(
-                draft_rows(checkpoint, config, own, base), config.decoder.rope, config.vocab_size
+                draft_rows(checkpoint, config, own, base), config.decoder.ropes, config.vocab_size
             )
         files = job.manifest(request, hashes)
     notes = (
@@ -382,7 +382,7 @@ def export_mtp(
         raise UnsupportedModel(what, "Leave --mtp out: a draft is recognised by itself.")
     refuse_beside_mtp(options)
     head = mtp.MtpDraft.open(checkpoint, config)
-    base = BASES[config.architecture].open(checkpoint, config, emits_final=True)
+    base = decoder.Decoder.open(checkpoint, config, emits_final=True)
     parts: dict[Path, Callable[[Path], Exported]] = {
         out / LLM: lambda staging: write_base(
             base, METHODS["mtp"].name, staging, options, request, progress
@@ -433,14 +433,14 @@ def write_mtp(
     progress: Progress,
 ) -> Exported:
     """The files of a head in `staging`. The embedding stays with the base."""
-    checkpoint, layer = graph.table.checkpoint, mtp.layer_config(graph.config)
+    checkpoint, layer = graph.table.checkpoint, layer_config(graph.config)
     text = sidecars.mtp_config(
         checkpoint, graph.config, layer, graph.shape, request["source"].get("quantized_from")
     )
     job = Job(graph, WeightPlan(bundle.MODEL_DATA), staging, progress)
     hashes = job.write(text, None)
     if options.golden:
-        job.golden(rows_of(checkpoint, embedding), layer.rope, graph.config.vocab_size)
+        job.golden(rows_of(checkpoint, embedding), layer.ropes, graph.config.vocab_size)
     files = job.manifest(request, hashes)
     notes = (
         "MTP head: one layer, used again for each step",
@@ -476,7 +476,9 @@ def export_dflash_draft(
         if offsets is not None:
             writer.write_small({"d2t": offsets.astype(np.int32)}, staging / bundle.D2T)
         if options.golden:
-            job.golden(draft_rows(named, config, own, base), config.decoder.rope, config.vocab_size)
+            job.golden(
+                draft_rows(named, config, own, base), config.decoder.ropes, config.vocab_size
+            )
         files = job.manifest(request, hashes)
     notes = (
         *dflash.draft_notes(config, base),
@@ -578,7 +580,7 @@ def check_count(aux_layers: tuple[int, ...], config: Eagle3Config) -> None:
 
 
 def lending_base(base: Checkpoint | None, model: ModelConfig | None) -> decoder.Decoder | None:
-    return None if base is None or model is None else BASES[model.architecture].open(base, model)
+    return None if base is None or model is None else decoder.Decoder.open(base, model)
 
 
 def vocabulary_map(offsets: NDArray[np.int64] | None, config: Eagle3Config) -> NDArray[np.int32]:
@@ -610,7 +612,7 @@ def draft_notes(
 
 def embedding_of(graph: decoder.Decoder) -> TensorInfo:
     """The embedding table of a base, as its checkpoint has it."""
-    checkpoint, name = graph.table.source(decoder.EMBEDDING)
+    checkpoint, name = graph.table.source(EMBEDDING)
     return checkpoint.tensors[name]
 
 
@@ -630,7 +632,7 @@ def draft_rows(
     if own:
         return rows_of(checkpoint, checkpoint.tensors[own])
     if base:
-        return rows_of(base, base.tensors[decoder.stored_name(decoder.EMBEDDING, base)])
+        return rows_of(base, base.tensors[stored_name(EMBEDDING, text_stack(base))])
     width = config.decoder.hidden_size
     return lambda ids: np.stack(
         [np.random.default_rng(int(i)).standard_normal(width, np.float32) for i in ids]
@@ -673,7 +675,10 @@ class Job:
         return hashes
 
     def golden(
-        self, embed: Callable[[NDArray[Any]], NDArray[Any]], rope: RopeConfig, vocab_size: int
+        self,
+        embed: Callable[[NDArray[Any]], NDArray[Any]],
+        ropes: Sequence[RopeConfig],
+        vocab_size: int,
     ) -> None:
         self.progress.start("golden", self.graph.shape.num_layers + 2)
         arrays = make_golden(
@@ -681,7 +686,7 @@ class Job:
             self.plan,
             self.staging,
             embed,
-            rope,
+            ropes,
             vocab_size,
             lambda: self.progress.advance(1),
         )

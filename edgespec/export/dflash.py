@@ -6,7 +6,6 @@ Knows configurations. Knows no graphs; `components` writes what is decided here.
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 from edgespec.checkpoint.detect import detect
@@ -132,7 +131,7 @@ def draft_config(
             "own_embedding": config.own_embedding,
             "enable_thinking": THINKING.get(model.architecture) if model else None,
         },
-        "graph": asdict(shape),
+        "graph": shape.as_dict(),
     }
 
 

@@ -8,7 +8,7 @@ layer (or the head).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ TREE_PARENTS = (
 )  # node 3 is not beside its parent's row: a chain would pass where a tree must
 BLOCK_ROWS = len(TREE_PARENTS)
 NEW_CONTEXT = 3  # between the two blocks of a block draft
-GOLDEN_WINDOW = 4  # context rows that its second mask, if it has one, shows
+GOLDEN_WINDOW = 4  # tokens that the second mask, where a graph has one, shows
 Array = NDArray[Any]
 
 
@@ -68,22 +68,23 @@ def make_golden(
     plan: WeightPlan,
     directory: Path,
     embed: Callable[[Array], Array],
-    rope: RopeConfig,
+    ropes: Sequence[RopeConfig],
     vocab_size: int,
     done: Callable[[], None],
 ) -> dict[str, Array]:
     """Inputs and outputs to store: `prompt_*` of a causal pass over an empty cache, `tree_*` of a
     tree after it.
 
-    `embed` maps ids [S] to rows [S, H]; `done` is called after each piece. A draft reads made-up
-    features in the prompt and made-up states of its own in the tree. Of a draft that makes blocks,
-    `prompt_*` is a block behind the prompt's context, and `tree_*` another one behind three rows
-    more, which stand where the first block stood.
+    `ropes` are the rotary embeddings of the graph's tables, `embed` maps ids [S] to rows [S,
+    H]; `done` is called after each piece. A draft reads made-up features in the prompt and
+    made-up states of its own in the tree. Of a draft that makes blocks, `prompt_*` is a block
+    behind the prompt's context, and `tree_*` another one behind three rows more, which stand
+    where the first block stood.
     """
     block = graph.shape.block
     capacity = PROMPT_TOKENS + len(TREE_PARENTS) + (NEW_CONTEXT if block else 0)
     make = block_passes if block else golden_passes
-    passes = make(graph, embed, rope, vocab_size, capacity)
+    passes = make(graph, embed, ropes, vocab_size, capacity)
     streams = [run(stem_piece(graph, plan), directory, p.feeds)[0] for p in passes]
     done()
     for layer in range(graph.shape.num_layers):
@@ -109,24 +110,26 @@ def keep_aux_layers(
 def golden_passes(
     graph: DecoderGraph,
     embed: Callable[[Array], Array],
-    rope: RopeConfig,
+    ropes: Sequence[RopeConfig],
     vocab_size: int,
     capacity: int,
 ) -> tuple[Pass, Pass]:
-    table = RopeTable.of(rope, capacity)
+    tables = [RopeTable.golden(rope, capacity) for rope in ropes]
     prompt, tree = golden_ids(vocab_size)
     mask = np.zeros((capacity, capacity), bool)
     mask[:PROMPT_TOKENS, :PROMPT_TOKENS] = np.tri(PROMPT_TOKENS, dtype=bool)
     mask[PROMPT_TOKENS:, :PROMPT_TOKENS] = True
     mask[PROMPT_TOKENS:, PROMPT_TOKENS:] = tree_mask(TREE_PARENTS)
     depths = tree_mask(TREE_PARENTS).sum(1) - 1
+    places = np.concatenate([np.arange(PROMPT_TOKENS), PROMPT_TOKENS + depths])
+    near = mask & (places[:, None] - places < GOLDEN_WINDOW)
     rng = np.random.default_rng(0)
     passes = []
     for start, ids, positions in (
         (0, prompt, np.arange(PROMPT_TOKENS)),
         (PROMPT_TOKENS, tree, PROMPT_TOKENS + depths),
     ):
-        cos, sin = table.rows(positions[None])
+        cos, sin = tables[0].rows(positions[None])
         feeds: dict[str, Array] = {
             "ids": ids,
             "positions": positions,
@@ -138,6 +141,11 @@ def golden_passes(
             "gather_idx": np.arange(len(ids), dtype=np.int64)[None],
             "tree_mask": mask[None, start : start + len(ids), start : start + len(ids)],
         }
+        if graph.shape.sliding:
+            feeds["sliding_attention_mask"] = near[None, None, start : start + len(ids)]
+        if graph.shape.local_rotary_dim:
+            local = tables[1].rows(positions[None])
+            feeds |= dict(zip(("local_rope_cos", "local_rope_sin"), local, strict=True))
         if graph.shape.role is Role.DRAFT:
             own = start > 0
             feeds["base_hidden"] = rng.standard_normal(
@@ -154,12 +162,12 @@ def golden_passes(
 def block_passes(
     graph: DecoderGraph,
     embed: Callable[[Array], Array],
-    rope: RopeConfig,
+    ropes: Sequence[RopeConfig],
     vocab_size: int,
     capacity: int,
 ) -> tuple[Pass, Pass]:
     table, (_, ids), rng = (
-        RopeTable.of(rope, capacity),
+        RopeTable.golden(ropes[0], capacity),
         golden_ids(vocab_size),
         np.random.default_rng(0),
     )

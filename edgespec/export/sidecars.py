@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from edgespec.contract import GraphShape
 from edgespec.errors import CheckpointError, MissingDependency
 from edgespec.methods import mtp
 from edgespec.methods.eagle3 import Eagle3Config
+from edgespec.rope import rope_dict
 from edgespec.schemes import SCHEMES
 
 
@@ -45,7 +45,7 @@ def base_config(
         "eos_token_id": list(config.eos_token_ids),
         "bos_token_id": config.bos_token_id,
         "identity": checkpoint.identity(),
-        "graph": asdict(shape),
+        "graph": shape.as_dict(),
     }
     if quantized_from:
         out["quantized_from"] = quantized_from
@@ -82,7 +82,7 @@ def draft_config(
             "target_hidden_size": config.target_hidden_size,
             "own_embedding": config.own_embedding,
         },
-        "graph": asdict(shape),
+        "graph": shape.as_dict(),
     }
 
 
@@ -114,7 +114,7 @@ def mtp_config(
             "target_hidden_size": shape.base_features,
             "own_embedding": False,
         },
-        "graph": asdict(shape),
+        "graph": shape.as_dict(),
     }
 
 
@@ -141,6 +141,7 @@ def hybrid_keys(shape: GraphShape) -> dict[str, Any]:
 
 
 def decoder_keys(decoder: DecoderConfig) -> dict[str, Any]:
+    """What config.json says of the layers: sizes, window and rotary embedding."""
     return {
         "hidden_size": decoder.hidden_size,
         "intermediate_size": decoder.intermediate_size,
@@ -151,7 +152,8 @@ def decoder_keys(decoder: DecoderConfig) -> dict[str, Any]:
         "sliding_window": decoder.sliding_window,
         "rope_theta": decoder.rope.theta,
         "partial_rotary_factor": decoder.rope.rotary_dim / decoder.head_dim,
-        "rope": asdict(decoder.rope),
+        "rope": rope_dict(decoder.rope),
+        **({"local_rope": rope_dict(decoder.ropes[1])} if len(decoder.ropes) > 1 else {}),
         "kv_cache_dtype": "fp32",
     }
 

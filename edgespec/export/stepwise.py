@@ -19,10 +19,12 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edgespec.bundle import writing
+from edgespec.config import DecoderConfig
 from edgespec.export.golden import empty_memory, open_piece
 from edgespec.export.writer import write_weights
 from edgespec.graphs.assembly import DecoderGraph, Piece, head_piece, layer_piece, stem_piece
 from edgespec.graphs.builder import WeightPlan
+from edgespec.rope import RopeTable
 
 Array = NDArray[Any]
 Feeds = dict[str, Array]
@@ -121,17 +123,21 @@ def through_head(
     return found
 
 
-def causal_feeds(embeds: Array, cos: Array, sin: Array, window: int | None = None) -> Feeds:
-    """One sequence [S, H] from its first token on, all rows through the head; `window` is how many
-    tokens each sees."""
+def causal_feeds(embeds: Array, layers: DecoderConfig) -> Feeds:
+    """One sequence [S, H] from its first token on, all rows through the head, for a decoder with
+    such layers; what a graph with fewer masks or rotary tables does not read is there as well."""
     count = len(embeds)
     behind = np.arange(count)[:, None] - np.arange(count)
-    seen = (behind >= 0) & (behind < (window or count))
+    masks = [(behind >= 0) & (behind < (window or count)) for window in layers.windows]
+    rows = [RopeTable.of(r, count).rows(np.arange(count)[None]) for r in layers.ropes]
     return {
         "inputs_embeds": embeds[None],
-        "rope_cos": cos,
-        "rope_sin": sin,
-        "attention_mask": seen[None, None],
+        "rope_cos": rows[0][0],
+        "rope_sin": rows[0][1],
+        "attention_mask": masks[0][None, None],
+        "local_rope_cos": rows[-1][0],
+        "local_rope_sin": rows[-1][1],
+        "sliding_attention_mask": masks[-1][None, None],
         "write_indices": np.zeros(1, np.int64),
         "gather_idx": np.arange(count)[None],
         "tree_mask": (behind >= 0)[None],

@@ -1,6 +1,6 @@
 """Streams weights from a checkpoint into the files of an exported directory, hashing as it writes.
 
-Knows bytes and offsets. At no time is more in memory than one chunk of a tensor, or one quantised
+Knows bytes and offsets. At no time is more in memory than one chunk of a tensor, or one quantized
 weight.
 """
 

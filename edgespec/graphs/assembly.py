@@ -72,9 +72,13 @@ class Piece:
     fed: dict[str, NDArray[np.float32]]
 
 
-def step_inputs(inputs: Inputs) -> StepInputs:
+def step_inputs(inputs: Inputs, *, sliding: bool = False, local: bool = False) -> StepInputs:
+    """What a layer reads of the call: the mask of layers with a window if `sliding`, the second
+    rotary table if `local`."""
+    rope = "local_rope" if local else "rope"
+    mask = "sliding_attention_mask" if sliding else "attention_mask"
     return StepInputs(
-        inputs["rope_cos"], inputs["rope_sin"], inputs["attention_mask"], inputs["write_indices"]
+        inputs[f"{rope}_cos"], inputs[f"{rope}_sin"], inputs[mask], inputs["write_indices"]
     )
 
 

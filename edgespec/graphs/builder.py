@@ -37,7 +37,7 @@ DTYPES = {
 
 
 class TensorSource(Protocol):
-    """Who writes a tensor's bytes when it is asked: a checkpoint, or what packs a quantised weight
+    """Who writes a tensor's bytes when it is asked: a checkpoint, or what packs a quantized weight
     anew."""
 
     def write_to(self, name: str, fh: ByteSink) -> None: ...
@@ -81,7 +81,7 @@ class WeightPlan:
 class GraphBuilder:
     """Collects the nodes of one graph.
 
-    With `feeds_weights`, quantised weights are not in the graph: they are inputs of it, in float32,
+    With `feeds_weights`, quantized weights are not in the graph: they are inputs of it, in float32,
     whose values are collected in `fed`. So a piece runs where an engine lacks their types, and no
     protobuf holds them.
     """

@@ -6,23 +6,25 @@ from edgespec.checkpoint import dflash
 from edgespec.checkpoint.detect import check_tensors
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization
+from edgespec.checkpoint.names import expected_tensors, ignorable, stored_names
 from edgespec.config import ModelConfig
-from edgespec.graphs import decoder, eagle
+from edgespec.graphs import eagle
 from edgespec.graphs.dflash import check_masks
+from edgespec.graphs.layers import check_buildable
 from edgespec.methods.dflash import DFlashConfig
 from edgespec.methods.eagle3 import Eagle3Config
 
 
 def check_whole(checkpoint: Checkpoint, found: ModelConfig | Eagle3Config | DFlashConfig) -> None:
     """Raises CheckpointError that names what is missing, unknown or misshapen, and UnsupportedModel
-    for a DFlash draft of more masks than its graph has. `found` is what detect said."""
+    for layers that no graph computes. `found` is what detect said."""
     quantization = read_quantization(checkpoint)
     if isinstance(found, ModelConfig):
-        whole = {
-            decoder.stored_name(name, checkpoint): size
-            for name, size in decoder.expected_tensors(found).items()
-        }
-        check_tensors(whole, checkpoint, decoder.ignorable(found, checkpoint), quantization)
+        check_buildable(found.decoder, str(checkpoint.path))
+        expected = expected_tensors(found)
+        stored = stored_names(expected, checkpoint)
+        there = {stored[name]: size for name, size in expected.items()}
+        check_tensors(there, checkpoint, ignorable(found, checkpoint), quantization)
         return
     if isinstance(found, DFlashConfig):
         check_masks(found)

@@ -1,108 +1,39 @@
-"""Llama, Mistral, Qwen2, Qwen3 and Qwen3.5: one decoder, told apart by biases, norms, gates and
-kinds of layers.
+"""The graph of a base of any family: its layers are what their descriptions say.
 
-Knows the tensors of these checkpoints and the canonical graph made of them.
+Knows the tensors of a base and the canonical graph made of them. Knows no family: values say how
+layers differ, and `MIXERS` builds what mixes tokens in them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import ml_dtypes
+import numpy as np
 import onnx_ir as ir
 
 from edgespec.checkpoint.detect import check_tensors
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization
-from edgespec.config import DecoderConfig, ModelConfig
+from edgespec.checkpoint.names import EMBEDDING, expected_tensors, ignorable, stored_names
+from edgespec.config import AttentionSpec, LinearAttentionConfig, ModelConfig
 from edgespec.contract import GraphShape, Role, memory_inputs
 from edgespec.graphs import delta_net
 from edgespec.graphs.assembly import Inputs, Memory, layer_cache, step_inputs
 from edgespec.graphs.builder import GraphBuilder
-from edgespec.graphs.layers import decoder_layer, feed_forward, gather_rows, graph_shape, norm
+from edgespec.graphs.layers import (
+    add_mixed,
+    attention_layer,
+    check_buildable,
+    feed_forward,
+    gather_rows,
+    graph_shape,
+    norm,
+    optional_norm,
+)
 from edgespec.graphs.linear import linear
 from edgespec.graphs.weights import WeightTable
-
-EMBEDDING = "model.embed_tokens.weight"
-# where a model that also sees has its text part; elsewhere it is under `model.`
-MULTIMODAL = "model.language_model."
-NOT_TEXT = ("model.visual.", "mtp.")  # parts of such a checkpoint that its decoder does not need
-IGNORED = (
-    "rotary_emb.inv_freq",
-    "self_attn.rotary_emb.inv_freq",
-)  # buffers that old checkpoints carry
-
-
-def is_recurrent(config: DecoderConfig, layer: int) -> bool:
-    return bool(config.layer_kinds) and config.layer_kinds[layer] == "linear_attention"
-
-
-def recurrent_tensors(config: DecoderConfig, prefix: str) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of the tensors of a layer with a gated delta net."""
-    ordinary = layer_tensors(config, prefix)
-    kept = {name: shape for name, shape in ordinary.items() if ".self_attn." not in name}
-    return kept | delta_net.tensors(config, f"{prefix}.linear_attn")
-
-
-def layer_tensors(
-    config: DecoderConfig, prefix: str, attention_in: int | None = None
-) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of one ordinary layer's tensors; `attention_in` is the width that q, k and v
-    read."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    wide = attention_in or hidden
-    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    linears = {
-        "self_attn.q_proj": (2 * q if config.gated_attention else q, wide, config.qkv_bias),
-        "self_attn.k_proj": (kv, wide, config.qkv_bias),
-        "self_attn.v_proj": (kv, wide, config.qkv_bias),
-        "self_attn.o_proj": (hidden, q, config.o_bias),
-        "mlp.gate_proj": (inner, hidden, config.mlp_bias),
-        "mlp.up_proj": (inner, hidden, config.mlp_bias),
-        "mlp.down_proj": (hidden, inner, config.mlp_bias),
-    }
-    tensors: dict[str, tuple[int, ...]] = {}
-    for name, (rows, columns, bias) in linears.items():
-        tensors[f"{prefix}.{name}.weight"] = (rows, columns)
-        if bias:
-            tensors[f"{prefix}.{name}.bias"] = (rows,)
-    norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
-    if config.qk_norm:
-        norms |= {"self_attn.q_norm": config.head_dim, "self_attn.k_norm": config.head_dim}
-    return tensors | {f"{prefix}.{name}.weight": (width,) for name, width in norms.items()}
-
-
-def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of everything that a checkpoint of this configuration holds."""
-    hidden = config.decoder.hidden_size
-    tensors: dict[str, tuple[int, ...]] = {
-        EMBEDDING: (config.vocab_size, hidden),
-        "model.norm.weight": (hidden,),
-    }
-    for i in range(config.decoder.num_layers):
-        make = recurrent_tensors if is_recurrent(config.decoder, i) else layer_tensors
-        tensors |= make(config.decoder, f"model.layers.{i}")
-    if not config.tied_head:
-        tensors["lm_head.weight"] = (config.vocab_size, hidden)
-    return tensors
-
-
-def ignorable(config: ModelConfig, checkpoint: Checkpoint) -> set[str]:
-    """Tensors that may stand there and are not needed: rotary buffers, and the stored copy of a
-    tied head."""
-    names = {name for name in checkpoint.tensors if name.endswith(IGNORED)}
-    if config.decoder.layer_kinds:
-        names |= {name for name in checkpoint.tensors if name.startswith(NOT_TEXT)}
-    return names | {"lm_head.weight"} if config.tied_head else names
-
-
-def stored_name(name: str, checkpoint: Checkpoint) -> str:
-    """Where the tensor of an own name, or a Linear, stands in a checkpoint."""
-    multimodal = f"{MULTIMODAL}embed_tokens.weight" in checkpoint.tensors
-    return (
-        MULTIMODAL + name.removeprefix("model.")
-        if multimodal and name.startswith("model.")
-        else name
-    )
 
 
 @dataclass(frozen=True)
@@ -126,81 +57,116 @@ class Decoder:
         *,
         emits_final: bool = False,
     ) -> Decoder:
+        """Raises UnsupportedModel for layers that no graph computes, CheckpointError where the
+        tensors are not those of the configuration."""
+        check_buildable(config.decoder, str(checkpoint.path))
         expected, quantization = expected_tensors(config), read_quantization(checkpoint)
-        stored = {name: stored_name(name, checkpoint) for name in expected}
+        stored = stored_names(expected, checkpoint)
         there = {stored[name]: shape for name, shape in expected.items()}
         check_tensors(there, checkpoint, ignorable(config, checkpoint), quantization)
         if config.tied_head:
             stored["lm_head.weight"] = stored[EMBEDDING]
-        return cls(
-            config,
-            WeightTable(checkpoint, stored, quantization=quantization),
-            aux_layers,
-            emits_final,
-        )
+        table = WeightTable(checkpoint, stored, quantization=quantization)
+        return cls(config, table, aux_layers, emits_final)
 
     @property
     def shape(self) -> GraphShape:
+        """The sizes that the graph's contract depends on."""
         decoder = self.config.decoder
-        recurrent = tuple(i for i in range(decoder.num_layers) if is_recurrent(decoder, i))
+        kinds = decoder.layer_kinds
+        recurrent = tuple(i for i, kind in enumerate(kinds) if kind == "linear_attention")
         emitted = len(self.aux_layers) + self.emits_final
         return graph_shape(
             decoder,
             Role.BASE if emitted else Role.LLM,
             vocab_size=self.config.vocab_size,
             features=emitted * decoder.hidden_size,
-            recurrent=delta_net.recurrent_shape(decoder.linear, recurrent)
-            if decoder.linear
-            else None,
+            recurrent=(
+                delta_net.recurrent_shape(decoder.linear, recurrent) if decoder.linear else None
+            ),
         )
 
     def stem(self, b: GraphBuilder, inputs: Inputs) -> ir.Value:
-        return inputs["inputs_embeds"]
+        """The embeddings, scaled where the model does so: the shared embedding file is unscaled,
+        as the checkpoint's and as drafts read it."""
+        scale = self.config.decoder.embedding_scale
+        if scale == 1.0:
+            return inputs["inputs_embeds"]
+        rounded = np.array(scale).astype(getattr(ml_dtypes, self.config.dtype, self.config.dtype))
+        factor = b.constant("embedding_scale", rounded.astype(np.float32))
+        return b.op("Mul", inputs["inputs_embeds"], factor, name="embedding/scaled")
 
     def layer(
         self, b: GraphBuilder, index: int, x: ir.Value, inputs: Inputs
     ) -> tuple[ir.Value, Memory]:
-        config, weight, name = self.config.decoder, f"model.layers.{index}", f"layers.{index}"
-        if is_recurrent(config, index):
-            return self.recurrent_layer(b, index, x, inputs, weight, name)
-        step, cache = step_inputs(inputs), layer_cache(inputs, index)
-        x, cache = decoder_layer(b, self.table, config, x, step, cache, weight, name)
-        return x, (cache.key, cache.value)
-
-    def recurrent_layer(
-        self, b: GraphBuilder, index: int, x: ir.Value, inputs: Inputs, weight: str, name: str
-    ) -> tuple[ir.Value, Memory]:
-        config = self.config.decoder
-        assert config.linear is not None
-        memory = delta_net.Kept(*(inputs[spec.name] for spec in memory_inputs(self.shape, index)))
-        rows = delta_net.rows_of_call(b, inputs["tree_mask"], config.linear.conv_kernel)
-        normed = norm(b, self.table, config, x, f"{weight}.input_layernorm", f"{name}/input_norm")
-        mixed, left = delta_net.delta_net(
-            b,
-            self.table,
-            config,
-            normed,
-            rows,
-            memory,
-            f"{weight}.linear_attn",
-            f"{name}/linear_attn",
-        )
-        x = b.op("Add", x, mixed, name=f"{name}/linear_attn_residual")
-        return feed_forward(b, self.table, config, x, weight, name), (
-            left.conv,
-            left.state,
-            left.rows,
-        )
+        """Layer `index` over the stream [B, S, H], and what it leaves for later calls."""
+        build = MIXERS[type(self.config.decoder.layers[index].mixer)]
+        return build(self, b, index, x, inputs)
 
     def head(
         self, b: GraphBuilder, x: ir.Value, inputs: Inputs
     ) -> tuple[ir.Value, ir.Value | None]:
-        config = self.config.decoder
+        """Logits [B, G, V] of the gathered rows; with `emits_final`, the normed state of all."""
+        spec = self.config.decoder.norm
         if self.emits_final:
-            x = norm(b, self.table, config, x, "model.norm", "norm")
+            x = norm(b, self.table, spec, x, "model.norm", "norm")
             rows = gather_rows(b, x, inputs["gather_idx"])
         else:
-            rows = norm(
-                b, self.table, config, gather_rows(b, x, inputs["gather_idx"]), "model.norm", "norm"
-            )
+            gathered = gather_rows(b, x, inputs["gather_idx"])
+            rows = norm(b, self.table, spec, gathered, "model.norm", "norm")
         return linear(b, self.table, rows, "lm_head", "lm_head"), x if self.emits_final else None
+
+
+# What mixes tokens, by the value that describes it
+
+
+def layer_with_attention(
+    graph: Decoder, b: GraphBuilder, index: int, x: ir.Value, inputs: Inputs
+) -> tuple[ir.Value, Memory]:
+    """Full or sliding attention over the cache, with the layer's own mask and rotations."""
+    layer = graph.config.decoder.layers[index]
+    decoder, attention = graph.config.decoder, layer.mixer
+    assert isinstance(attention, AttentionSpec)
+    step = step_inputs(
+        inputs,
+        sliding=len(decoder.windows) > 1 and attention.window is not None,
+        local=attention.rope != decoder.rope,
+    )
+    cache = layer_cache(inputs, index)
+    weight, name = f"model.layers.{index}", f"layers.{index}"
+    x, cache = attention_layer(b, graph.table, layer, x, step, cache, weight, name)
+    return x, (cache.key, cache.value)
+
+
+def layer_with_delta_net(
+    graph: Decoder, b: GraphBuilder, index: int, x: ir.Value, inputs: Inputs
+) -> tuple[ir.Value, Memory]:
+    """A gated delta net over its state."""
+    layer, table = graph.config.decoder.layers[index], graph.table
+    linear_attention = layer.mixer
+    assert isinstance(linear_attention, LinearAttentionConfig)
+    weight, name = f"model.layers.{index}", f"layers.{index}"
+    memory = delta_net.Kept(*(inputs[spec.name] for spec in memory_inputs(graph.shape, index)))
+    rows = delta_net.rows_of_call(b, inputs["tree_mask"], linear_attention.conv_kernel)
+    before = layer.norm_names.before_mixer
+    normed = optional_norm(b, table, layer, x, before, weight, f"{name}/input_norm")
+    mixed, left = delta_net.delta_net(
+        b,
+        table,
+        linear_attention,
+        layer.norm.eps,
+        normed,
+        rows,
+        memory,
+        f"{weight}.linear_attn",
+        f"{name}/linear_attn",
+    )
+    x = add_mixed(b, table, layer, x, mixed, weight, f"{name}/linear_attn")
+    return feed_forward(b, table, layer, x, weight, name), (left.conv, left.state, left.rows)
+
+
+Mixer = Callable[[Decoder, GraphBuilder, int, ir.Value, Inputs], tuple[ir.Value, Memory]]
+MIXERS: dict[type, Mixer] = {
+    AttentionSpec: layer_with_attention,
+    LinearAttentionConfig: layer_with_delta_net,
+}

@@ -8,8 +8,9 @@ Here all rows of a call are done at once (the WY form of arXiv 2406.06484), with
 "earlier". With G the decay from the call's beginning down to a row, a row i knows of an ancestor j
 by exp(G_i - G_j). So
 
-    (I + A) U = beta (V - exp(G) K S),   A_ij = beta_i (k_i'k_j) exp(G_i - G_j) for the ancestors j
-    of i O = exp(G) Q S + ((Q K') exp(G_i - G_j), ancestors and self) U
+    (I + A) U = beta (V - exp(G) K S)
+    A_ij = beta_i (k_i'k_j) exp(G_i - G_j) for the ancestors j of i
+    O = exp(G) Q S + ((Q K') exp(G_i - G_j), ancestors and self) U
 
 S is the state before the call, and stays it: the rows' keys, updates and decays go out as they are,
 and those that are kept come back with the next call, which takes them in by one product. So nothing
@@ -26,10 +27,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from edgespec.config import DecoderConfig, LinearAttentionConfig
+from edgespec.config import LinearAttentionConfig, NormSpec
 from edgespec.contract import RecurrentShape
 from edgespec.graphs.builder import GraphBuilder
-from edgespec.graphs.layers import rms_norm
+from edgespec.graphs.layers import norm
 from edgespec.graphs.linear import float32_linear, fp32, linear
 from edgespec.graphs.weights import WeightTable
 
@@ -70,24 +71,6 @@ def recurrent_shape(config: LinearAttentionConfig, layers: tuple[int, ...]) -> R
         config.value_head_dim,
         config.conv_kernel,
     )
-
-
-def tensors(config: DecoderConfig, prefix: str) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of the tensors of one such layer, but for its norms and its MLP."""
-    assert config.linear is not None
-    sizes, hidden = recurrent_shape(config.linear, ()), config.hidden_size
-    values, heads = sizes.row_parts[1:]
-    return {
-        f"{prefix}.in_proj_qkv.weight": (sizes.conv_width, hidden),
-        f"{prefix}.in_proj_z.weight": (values, hidden),
-        f"{prefix}.in_proj_b.weight": (heads, hidden),
-        f"{prefix}.in_proj_a.weight": (heads, hidden),
-        f"{prefix}.conv1d.weight": (sizes.conv_width, 1, sizes.conv_kernel),
-        f"{prefix}.dt_bias": (heads,),
-        f"{prefix}.A_log": (heads,),
-        f"{prefix}.norm.weight": (sizes.value_head_dim,),
-        f"{prefix}.out_proj.weight": (hidden, values),
-    }
 
 
 def rows_of_call(b: GraphBuilder, tree_mask: ir.Value, kernel: int) -> RowsOfCall:
@@ -185,7 +168,8 @@ def block_merges(b: GraphBuilder, square: ir.Value) -> ir.Value:
 def delta_net(
     b: GraphBuilder,
     table: WeightTable,
-    config: DecoderConfig,
+    linear_attention: LinearAttentionConfig,
+    eps: float,
     x: ir.Value,
     rows: RowsOfCall,
     kept: Kept,
@@ -194,8 +178,7 @@ def delta_net(
 ) -> tuple[ir.Value, Kept]:
     """The layer's mixer: x [B, S, H] -> [B, S, H], and what the call leaves: its rows, and the
     state before them."""
-    assert config.linear is not None
-    sizes = recurrent_shape(config.linear, ())
+    sizes = recurrent_shape(linear_attention, ())
     keys, values, _ = sizes.row_parts
     mixed = linear(b, table, x, f"{weight}.in_proj_qkv", f"{name}/in_proj_qkv")
     z = linear(b, table, x, f"{weight}.in_proj_z", f"{name}/in_proj_z")
@@ -213,7 +196,7 @@ def delta_net(
     out, updates = mixed_rows(b, sizes, q, k, v, rate, decays, state, rows, name)
     flat_k = b.op("Reshape", k, b.shape(0, 0, keys), name=f"{name}/k/row")
     left = b.op("Concat", flat_k, updates, decays, name=f"{name}/rows", axis=-1)
-    normed = rms_norm(b, table, out, f"{weight}.norm", config.rms_norm_eps, f"{name}/norm")
+    normed = norm(b, table, NormSpec(eps), out, f"{weight}.norm", f"{name}/norm")
     gate = b.op("Mul", z, b.op("Sigmoid", z, name=f"{name}/gate/sigmoid"), name=f"{name}/gate")
     flat = b.op("Reshape", normed, b.shape(0, 0, values), name=f"{name}/norm/flat")
     gated = b.op("Mul", flat, gate, name=f"{name}/gated")
@@ -443,7 +426,7 @@ def columns(b: GraphBuilder, x: ir.Value, name: str) -> ir.Value:
 def repeated(
     b: GraphBuilder, x: ir.Value, sizes: RecurrentShape, rest: tuple[int, int], name: str
 ) -> ir.Value:
-    """[B, Hk, ., .] -> [B, Hv, ., .]: neighbouring value heads share a key head; `rest` are the
+    """[B, Hk, ., .] -> [B, Hv, ., .]: neighboring value heads share a key head; `rest` are the
     last two sizes."""
     times = sizes.num_value_heads // sizes.num_key_heads
     if times == 1:

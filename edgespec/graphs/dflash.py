@@ -15,6 +15,7 @@ from edgespec.checkpoint.detect import check_tensors
 from edgespec.checkpoint.dflash import IGNORED, expected_tensors, named_as_ours
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization
+from edgespec.config import AttentionSpec
 from edgespec.contract import GraphShape, Role
 from edgespec.errors import PairingError, UnsupportedModel
 from edgespec.graphs import decoder
@@ -79,7 +80,7 @@ class DFlashDraft:
         if key not in b.shared:
             fused = float32_linear(b, self.table, inputs["target_hidden"], "fc", "context/fc")
             b.shared[key] = norm(
-                b, self.table, self.config.decoder, fused, "hidden_norm", "context/norm"
+                b, self.table, self.config.decoder.norm, fused, "hidden_norm", "context/norm"
             )
         value: ir.Value = b.shared[key]
         return value
@@ -105,35 +106,36 @@ class DFlashDraft:
     ) -> tuple[ir.Value, Memory]:
         """A pre-norm layer with the keys and values of the context too; its input norm is for the
         block alone."""
-        config, table, name = self.config.decoder, self.table, f"layers.{index}"
+        spec, table, name = self.config.decoder.layers[index], self.table, f"layers.{index}"
+        attention = spec.mixer
+        assert isinstance(attention, AttentionSpec)
         step, cache = step_inputs(inputs), layer_cache(inputs, index)
         key_step = self.key_step(b, step, inputs)
         if self.shape.sliding and self.config.windows[index] is not None:
             step = replace(step, attention_mask=inputs["sliding_attention_mask"])
-        normed = norm(b, table, config, x, f"{name}.input_layernorm", f"{name}/input_norm")
+        normed = norm(b, table, spec.norm, x, f"{name}.input_layernorm", f"{name}/input_norm")
         both = b.op(
             "Concat", self.context(b, inputs), normed, name=f"{name}/context_and_block", axis=1
         )
 
         def projected(part: str, x: ir.Value, count: int) -> ir.Value:
             weight, made = f"{name}.self_attn.{part}_proj", f"{name}/attn/{part}"
-            return heads(
-                b, linear(b, table, x, weight, f"{made}_proj"), count, config.head_dim, made
-            )
+            flat = linear(b, table, x, weight, f"{made}_proj")
+            return heads(b, flat, count, attention.head_dim, made)
 
-        q = projected("q", normed, config.num_heads)
-        k, v = (projected(part, both, config.num_kv_heads) for part in ("k", "v"))
-        if config.qk_norm:
-            q = norm(b, table, config, q, f"{name}.self_attn.q_norm", f"{name}/attn/q_norm")
-            k = norm(b, table, config, k, f"{name}.self_attn.k_norm", f"{name}/attn/k_norm")
-        flat, cache = over_cache(b, config, q, k, v, step, key_step, cache, f"{name}/attn")
+        q = projected("q", normed, attention.num_heads)
+        k, v = (projected(part, both, attention.num_kv_heads) for part in ("k", "v"))
+        if attention.qk_norm:
+            q = norm(b, table, spec.norm, q, f"{name}.self_attn.q_norm", f"{name}/attn/q_norm")
+            k = norm(b, table, spec.norm, k, f"{name}.self_attn.k_norm", f"{name}/attn/k_norm")
+        flat, cache = over_cache(b, attention, q, k, v, step, key_step, cache, f"{name}/attn")
         mixed = linear(b, table, flat, f"{name}.self_attn.o_proj", f"{name}/attn/o_proj")
         x = b.op("Add", x, mixed, name=f"{name}/attn_residual")
-        return feed_forward(b, table, config, x, name, name), (cache.key, cache.value)
+        return feed_forward(b, table, spec, x, name, name), (cache.key, cache.value)
 
     def head(self, b: GraphBuilder, x: ir.Value, inputs: Inputs) -> tuple[ir.Value, None]:
         rows = gather_rows(b, x, inputs["gather_idx"])
-        rows = norm(b, self.table, self.config.decoder, rows, "norm", "norm")
+        rows = norm(b, self.table, self.config.decoder.norm, rows, "norm", "norm")
         return linear(b, self.table, rows, "lm_head", "lm_head"), None
 
 

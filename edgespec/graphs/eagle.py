@@ -14,6 +14,7 @@ import onnx_ir as ir
 from edgespec.checkpoint.detect import check_tensors
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization, tensor_names
+from edgespec.config import layer_tensors
 from edgespec.contract import GraphShape, Role
 from edgespec.errors import PairingError
 from edgespec.graphs import decoder
@@ -22,12 +23,12 @@ from edgespec.graphs.builder import GraphBuilder, branch
 from edgespec.graphs.layers import (
     LayerCache,
     StepInputs,
-    attention,
-    decoder_layer,
+    attention_layer,
     feed_forward,
     gather_rows,
     graph_shape,
-    rms_norm,
+    norm,
+    self_attention,
 )
 from edgespec.graphs.linear import linear
 from edgespec.graphs.weights import WeightTable
@@ -42,9 +43,9 @@ def expected_tensors(config: Eagle3Config) -> dict[str, tuple[int, ...]]:
     layer, hidden = config.decoder, config.decoder.hidden_size
     width = config.num_aux_layers * config.target_hidden_size
     tensors: dict[str, tuple[int, ...]] = {"fc.weight": (hidden, width), "norm.weight": (hidden,)}
-    tensors |= layer_tensors(config) | {"layers.0.hidden_norm.weight": (hidden,)}
-    for i in range(1, layer.num_layers):
-        tensors |= decoder.layer_tensors(layer, f"layers.{i}")
+    tensors["layers.0.hidden_norm.weight"] = (hidden,)
+    for i, spec in enumerate(layer.layers):  # the first reads embedding and state side by side
+        tensors |= layer_tensors(spec, hidden, f"layers.{i}", 2 * hidden if i == 0 else None)
     if config.norm_before_fc:
         tensors["input_norm.weight"] = (width,)
     if config.fc_norm:
@@ -57,10 +58,6 @@ def expected_tensors(config: Eagle3Config) -> dict[str, tuple[int, ...]]:
     if config.own_embedding:
         tensors[EMBEDDING] = (config.vocab_size, hidden)
     return tensors
-
-
-def layer_tensors(config: Eagle3Config) -> dict[str, tuple[int, ...]]:
-    return decoder.layer_tensors(config.decoder, "layers.0", 2 * config.decoder.hidden_size)
 
 
 def stored_names(expected: dict[str, tuple[int, ...]], checkpoint: Checkpoint) -> dict[str, str]:
@@ -130,9 +127,9 @@ class Eagle3Draft:
 
     def fuse(self, b: GraphBuilder, hidden: ir.Value) -> ir.Value:
         """[B, S, k*Ht] -> [B, S, Hd]."""
-        eps = self.config.decoder.rms_norm_eps
+        spec = self.config.decoder.norm
         if self.config.norm_before_fc:
-            hidden = rms_norm(b, self.table, hidden, "input_norm", eps, "fuse/input_norm")
+            hidden = norm(b, self.table, spec, hidden, "input_norm", "fuse/input_norm")
         if self.config.fc_norm:
             width = self.config.target_hidden_size
             slices = [
@@ -147,7 +144,7 @@ class Eagle3Draft:
                 for i in range(self.config.num_aux_layers)
             ]
             normed = [
-                rms_norm(b, self.table, s, f"fc_norm.{i}", eps, f"fuse/fc_norm.{i}")
+                norm(b, self.table, spec, s, f"fc_norm.{i}", f"fuse/fc_norm.{i}")
                 for i, s in enumerate(slices)
             ]
             hidden = b.op("Concat", *normed, name="fuse/taps", axis=-1)
@@ -157,53 +154,42 @@ class Eagle3Draft:
         self, b: GraphBuilder, index: int, x: ir.Value, inputs: Inputs
     ) -> tuple[ir.Value, Memory]:
         step, cache = step_inputs(inputs), layer_cache(inputs, index)
-        run = self.first_layer if index == 0 else self.later_layer
-        x, cache = run(b, f"layers.{index}", x, inputs["inputs_embeds"], step, cache)
+        if index == 0:
+            x, cache = self.first_layer(b, x, inputs["inputs_embeds"], step, cache)
+        else:
+            layer, name = self.config.decoder.layers[index], f"layers.{index}"
+            x, cache = attention_layer(b, self.table, layer, x, step, cache, name, name)
         return x, (cache.key, cache.value)
-
-    def later_layer(
-        self,
-        b: GraphBuilder,
-        name: str,
-        x: ir.Value,
-        embeds: ir.Value,
-        step: StepInputs,
-        cache: LayerCache,
-    ) -> tuple[ir.Value, LayerCache]:
-        del embeds
-        return decoder_layer(b, self.table, self.config.decoder, x, step, cache, name, name)
 
     def first_layer(
         self,
         b: GraphBuilder,
-        name: str,
         x: ir.Value,
         embeds: ir.Value,
         step: StepInputs,
         cache: LayerCache,
     ) -> tuple[ir.Value, LayerCache]:
-        config = self.config.decoder
-        eps = config.rms_norm_eps
-        normed = rms_norm(
-            b, self.table, embeds, f"{name}.input_layernorm", eps, f"{name}/input_norm"
-        )
-        state = rms_norm(b, self.table, x, f"{name}.hidden_norm", eps, f"{name}/hidden_norm")
+        """Attention over the normed embedding and the normed state, side by side."""
+        layer, name = self.config.decoder.layers[0], "layers.0"
+        spec = layer.norm
+        normed = norm(b, self.table, spec, embeds, f"{name}.input_layernorm", f"{name}/input_norm")
+        state = norm(b, self.table, spec, x, f"{name}.hidden_norm", f"{name}/hidden_norm")
         wide = b.op("Concat", normed, state, name=f"{name}/embedding_and_state", axis=-1)
-        mixed, cache = attention(
-            b, self.table, config, wide, step, cache, f"{name}.self_attn", f"{name}/attn"
+        mixed, cache = self_attention(
+            b, self.table, layer, wide, step, cache, f"{name}.self_attn", f"{name}/attn"
         )
         residual = state if self.config.norm_before_residual else x
         x = b.op("Add", residual, mixed, name=f"{name}/attn_residual")
-        return feed_forward(b, self.table, config, x, name, name), cache
+        return feed_forward(b, self.table, layer, x, name, name), cache
 
     def head(self, b: GraphBuilder, x: ir.Value, inputs: Inputs) -> tuple[ir.Value, ir.Value]:
-        eps = self.config.decoder.rms_norm_eps
+        spec = self.config.decoder.norm
         if self.config.norm_output:
-            x = rms_norm(b, self.table, x, "norm", eps, "norm")
+            x = norm(b, self.table, spec, x, "norm", "norm")
             rows = gather_rows(b, x, inputs["gather_idx"])
         else:
-            rows = rms_norm(
-                b, self.table, gather_rows(b, x, inputs["gather_idx"]), "norm", eps, "norm"
+            rows = norm(
+                b, self.table, spec, gather_rows(b, x, inputs["gather_idx"]), "norm", "norm"
             )
         return linear(b, self.table, rows, "lm_head", "lm_head"), x
 

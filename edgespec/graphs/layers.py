@@ -1,20 +1,23 @@
-"""What every decoder is made of: RMSNorm, rotary attention over a preallocated cache, SwiGLU.
+"""What decoder layers are made of: RMSNorm, rotary attention over a preallocated cache, gated MLPs.
 
-Knows the canonical operators (ONNX opset 24). Knows no family: names of weights come in as
-arguments.
+Knows the canonical operators (ONNX opset 24) and the values that describe a layer. Knows no family:
+names of weights come in as arguments.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from edgespec.config import DecoderConfig
+from edgespec.config import AttentionSpec, DecoderConfig, LayerSpec, MlpSpec, NormSpec
+from edgespec.config.tensors import qkv_rows
+from edgespec.config.values import Activation
 from edgespec.contract import GraphShape, Role
+from edgespec.errors import UnsupportedModel
 from edgespec.graphs.builder import GraphBuilder
 from edgespec.graphs.linear import fp32, linear
 from edgespec.graphs.weights import WeightTable
@@ -47,36 +50,79 @@ def graph_shape(config: DecoderConfig, role: Role, **others: Any) -> GraphShape:
         config.num_kv_heads,
         config.head_dim,
         config.rope.rotary_dim,
-        **others,
+        **{"sliding": len(config.windows) > 1, "local_rotary_dim": local_rotary_dim(config)}
+        | others,
     )
 
 
-def rms_norm(
-    b: GraphBuilder,
-    table: WeightTable,
-    x: ir.Value,
-    weight: str,
-    eps: float,
-    name: str,
-    *,
-    unit_offset: bool = False,
-) -> ir.Value:
-    """x / rms(x) * w over the last axis; with `unit_offset` w is stored as its distance from 1."""
-    scale = fp32(b, table.value(b, f"{weight}.weight"), f"{name}/weight")
-    if unit_offset:
-        scale = b.op(
-            "Add", scale, b.constant("one", np.array(1, np.float32)), name=f"{name}/weight/offset"
+def local_rotary_dim(config: DecoderConfig) -> int:
+    """Of the second rotary embedding; 0: all layers have the same."""
+    return config.ropes[1].rotary_dim if len(config.ropes) > 1 else 0
+
+
+def check_buildable(config: DecoderConfig, source: str) -> None:
+    """Raises UnsupportedModel, beginning with `source`, for layers that no graph here computes."""
+    _check_masks_and_ropes(config, source)
+    for i, layer in enumerate(config.layers):
+        reason = _not_buildable(config, layer)
+        if reason is not None:
+            raise UnsupportedModel(f"{source}: layer {i} has {reason}.")
+
+
+def _check_masks_and_ropes(config: DecoderConfig, source: str) -> None:
+    """A graph has two masks at most, of which one hides nothing, and two rotary tables."""
+    windows = [window for window in config.windows if window is not None]
+    if len(windows) > 1:
+        raise UnsupportedModel(
+            f"{source}: layers with windows of {', '.join(map(str, windows))} tokens; this version"
+            " needs the same in all layers that have one."
         )
-    return b.op("RMSNormalization", x, scale, name=name, axis=-1, epsilon=eps, stash_type=1)
+    if len(config.ropes) > 2:
+        raise UnsupportedModel(
+            f"{source}: {len(config.ropes)} rotary embeddings; this version takes two at most."
+        )
+
+
+def _not_buildable(config: DecoderConfig, layer: LayerSpec) -> str | None:
+    if layer.mlp.num_experts:
+        return f"{layer.mlp.num_experts} experts; this version knows dense MLPs only"
+    if not isinstance(layer.mixer, AttentionSpec):
+        return None if layer.mixer == config.linear else "linear attention of other sizes"
+    if layer.mixer.softcap is not None:
+        return f"a soft-cap of {layer.mixer.softcap:g} on attention, which is not built"
+    if layer.mixer.sinks:
+        return "attention sinks, which are not built"
+    if layer.mixer.gated and layer.mixer.fused_qkv:
+        return "gates in a fused projection, which are not built"
+    cache = (layer.mixer.num_kv_heads, layer.mixer.head_dim)
+    if cache != (config.num_kv_heads, config.head_dim):
+        return f"keys of {cache[0]} x {cache[1]}; this version needs the same in all layers"
+    return None
 
 
 def norm(
-    b: GraphBuilder, table: WeightTable, config: DecoderConfig, x: ir.Value, weight: str, name: str
+    b: GraphBuilder, table: WeightTable, spec: NormSpec, x: ir.Value, weight: str, name: str
 ) -> ir.Value:
-    """RMSNorm as the model has it."""
-    return rms_norm(
-        b, table, x, weight, config.rms_norm_eps, name, unit_offset=config.unit_offset_norms
-    )
+    """x / rms(x) * w over the last axis, or * (1 + w)."""
+    scale = fp32(b, table.value(b, f"{weight}.weight"), f"{name}/weight")
+    if spec.unit_offset:
+        scale = b.op(
+            "Add", scale, b.constant("one", np.array(1, np.float32)), name=f"{name}/weight/offset"
+        )
+    return b.op("RMSNormalization", x, scale, name=name, axis=-1, epsilon=spec.eps, stash_type=1)
+
+
+def optional_norm(
+    b: GraphBuilder,
+    table: WeightTable,
+    layer: LayerSpec,
+    x: ir.Value,
+    part: str | None,
+    prefix: str,
+    name: str,
+) -> ir.Value:
+    """The layer's norm `part` under `prefix`, or x itself where the layer has none there."""
+    return x if part is None else norm(b, table, layer.norm, x, f"{prefix}.{part}", name)
 
 
 def heads(b: GraphBuilder, x: ir.Value, num_heads: int, head_dim: int, name: str) -> ir.Value:
@@ -85,16 +131,18 @@ def heads(b: GraphBuilder, x: ir.Value, num_heads: int, head_dim: int, name: str
 
 
 def rotated(
-    b: GraphBuilder, config: DecoderConfig, x: ir.Value, step: StepInputs, name: str
+    b: GraphBuilder, attention: AttentionSpec, x: ir.Value, step: StepInputs, name: str
 ) -> ir.Value:
-    """[B, S, N, D] -> [B, N, S, D] with rotary embedding (rotate-half) over D, or over the head of
-    it."""
-    turned = b.op("Transpose", x, name=f"{name}/transpose", perm=(0, 2, 1, 3))
-    width = config.rope.rotary_dim
-    partial: dict[str, int] = {} if width == config.head_dim else {"rotary_embedding_dim": width}
+    """[B, S, N, D] -> [B, N, S, D] with rotary embedding (rotate-half) over D, or over its first
+    elements."""
+    by_head = b.op("Transpose", x, name=f"{name}/transpose", perm=(0, 2, 1, 3))
+    width = attention.rope.rotary_dim
+    partial: dict[str, int] = {}
+    if width != attention.head_dim:
+        partial = {"rotary_embedding_dim": width}
     return b.op(
         "RotaryEmbedding",
-        turned,
+        by_head,
         step.rope_cos,
         step.rope_sin,
         name=f"{name}/rope",
@@ -103,10 +151,10 @@ def rotated(
     )
 
 
-def attention(
+def self_attention(
     b: GraphBuilder,
     table: WeightTable,
-    config: DecoderConfig,
+    layer: LayerSpec,
     x: ir.Value,
     step: StepInputs,
     cache: LayerCache,
@@ -115,46 +163,56 @@ def attention(
 ) -> tuple[ir.Value, LayerCache]:
     """Grouped-query attention of x [B, S, in] over the cache with this call's rows written into it.
 
-    Q carries the scale 1/sqrt(D) and Attention takes `scale=1.0`: TensorRT's importer would
-    multiply the whole cache by sqrt(scale) otherwise. Returns ([B, S, H], the updated cache).
+    Q carries the scale and Attention takes `scale=1.0`: TensorRT's importer would multiply the
+    whole cache by sqrt(scale) otherwise. Returns ([B, S, H], the updated cache).
     """
-    q = linear(b, table, x, f"{weight}.q_proj", f"{name}/q_proj")
-    gate = None
-    if config.gated_attention:
-        both = heads(b, q, config.num_heads, 2 * config.head_dim, f"{name}/q")
-        q, gate = b.split(both, (config.head_dim, config.head_dim), -1, f"{name}/q/gate")
-    else:
-        q = heads(b, q, config.num_heads, config.head_dim, f"{name}/q")
-    k, v = (
-        heads(
-            b,
-            linear(b, table, x, f"{weight}.{part}_proj", f"{name}/{part}_proj"),
-            config.num_kv_heads,
-            config.head_dim,
-            f"{name}/{part}",
-        )
-        for part in ("k", "v")
-    )
-    if config.qk_norm:
-        q = norm(b, table, config, q, f"{weight}.q_norm", f"{name}/q_norm")
-        k = norm(b, table, config, k, f"{weight}.k_norm", f"{name}/k_norm")
-    flat, cache = over_cache(b, config, q, k, v, step, step, cache, name)
+    attention = layer.mixer
+    assert isinstance(attention, AttentionSpec)
+    q, k, v, gate = projections(b, table, attention, x, weight, name)
+    if attention.qk_norm:
+        q = norm(b, table, layer.norm, q, f"{weight}.q_norm", f"{name}/q_norm")
+        k = norm(b, table, layer.norm, k, f"{weight}.k_norm", f"{name}/k_norm")
+    flat, cache = over_cache(b, attention, q, k, v, step, step, cache, name)
     if gate is not None:
-        wide = b.op(
-            "Reshape",
-            gate,
-            b.shape(0, 0, config.num_heads * config.head_dim),
-            name=f"{name}/gate/flat",
-        )
+        shape = b.shape(0, 0, attention.num_heads * attention.head_dim)
+        wide = b.op("Reshape", gate, shape, name=f"{name}/gate/flat")
         flat = b.op(
             "Mul", flat, b.op("Sigmoid", wide, name=f"{name}/gate/sigmoid"), name=f"{name}/gate"
         )
     return linear(b, table, flat, f"{weight}.o_proj", f"{name}/o_proj"), cache
 
 
+def projections(
+    b: GraphBuilder,
+    table: WeightTable,
+    attention: AttentionSpec,
+    x: ir.Value,
+    weight: str,
+    name: str,
+) -> tuple[ir.Value, ir.Value, ir.Value, ir.Value | None]:
+    """Queries [B, S, N, D], keys and values [B, S, Nkv, D], and the gates of the queries if there
+    are any."""
+    dim, counts = attention.head_dim, (attention.num_heads, *2 * (attention.num_kv_heads,))
+    if attention.fused_qkv:
+        fused = linear(b, table, x, f"{weight}.qkv_proj", f"{name}/qkv_proj")
+        flat = b.split(fused, qkv_rows(attention), -1, f"{name}/qkv")
+    else:
+        flat = tuple(
+            linear(b, table, x, f"{weight}.{part}_proj", f"{name}/{part}_proj") for part in "qkv"
+        )
+    gate = None
+    if attention.gated:
+        both = heads(b, flat[0], counts[0], 2 * dim, f"{name}/q")
+        q, gate = b.split(both, (dim, dim), -1, f"{name}/q/gate")
+    else:
+        q = heads(b, flat[0], counts[0], dim, f"{name}/q")
+    k, v = (heads(b, flat[i], counts[i], dim, f"{name}/{'qkv'[i]}") for i in (1, 2))
+    return q, k, v, gate
+
+
 def over_cache(
     b: GraphBuilder,
-    config: DecoderConfig,
+    attention: AttentionSpec,
     q: ir.Value,
     k: ir.Value,
     v: ir.Value,
@@ -168,83 +226,104 @@ def over_cache(
 
     There may be more keys than queries: `key_step` has their rotations.
     """
-    scale = b.constant("attention_scale", np.array(1 / math.sqrt(config.head_dim), np.float32))
-    q = b.op("Mul", rotated(b, config, q, step, f"{name}/q"), scale, name=f"{name}/q/scale")
-    k = rotated(b, config, k, key_step, f"{name}/k")
+    scale = b.constant(
+        f"attention_scale/{attention.scale:.9g}", np.array(attention.scale, np.float32)
+    )
+    q = b.op("Mul", rotated(b, attention, q, step, f"{name}/q"), scale, name=f"{name}/q/scale")
+    k = rotated(b, attention, k, key_step, f"{name}/k")
     v = b.op("Transpose", v, name=f"{name}/v/transpose", perm=(0, 2, 1, 3))
-    key = b.op(
-        "TensorScatter",
-        cache.key,
-        k,
-        step.write_indices,
-        name=f"{name}/k/cache",
-        axis=-2,
-        mode="linear",
-    )
-    value = b.op(
-        "TensorScatter",
-        cache.value,
-        v,
-        step.write_indices,
-        name=f"{name}/v/cache",
-        axis=-2,
-        mode="linear",
-    )
+
+    def written(past: ir.Value, rows: ir.Value, part: str) -> ir.Value:
+        at, called = step.write_indices, f"{name}/{part}/cache"
+        return b.op("TensorScatter", past, rows, at, name=called, axis=-2, mode="linear")
+
+    key, value = written(cache.key, k, "k"), written(cache.value, v, "v")
     mixed = b.op(
         "Attention", q, key, value, step.attention_mask, name=f"{name}/attention", scale=1.0
     )
-    turned = b.op("Transpose", mixed, name=f"{name}/out/transpose", perm=(0, 2, 1, 3))
-    flat = b.op(
-        "Reshape",
-        turned,
-        b.shape(0, 0, config.num_heads * config.head_dim),
-        name=f"{name}/out/flat",
-    )
-    return flat, LayerCache(key, value)
+    by_row = b.op("Transpose", mixed, name=f"{name}/out/transpose", perm=(0, 2, 1, 3))
+    shape = b.shape(0, 0, attention.num_heads * attention.head_dim)
+    return b.op("Reshape", by_row, shape, name=f"{name}/out/flat"), LayerCache(key, value)
 
 
-def mlp(b: GraphBuilder, table: WeightTable, x: ir.Value, weight: str, name: str) -> ir.Value:
-    """SwiGLU: down(silu(gate(x)) * up(x))."""
-    gate = linear(b, table, x, f"{weight}.gate_proj", f"{name}/gate_proj")
-    up = linear(b, table, x, f"{weight}.up_proj", f"{name}/up_proj")
-    silu = b.op("Mul", gate, b.op("Sigmoid", gate, name=f"{name}/sigmoid"), name=f"{name}/silu")
-    return linear(
-        b,
-        table,
-        b.op("Mul", silu, up, name=f"{name}/mul"),
-        f"{weight}.down_proj",
-        f"{name}/down_proj",
-    )
+def mlp(
+    b: GraphBuilder, table: WeightTable, spec: MlpSpec, x: ir.Value, weight: str, name: str
+) -> ir.Value:
+    """down(activation(gate(x)) * up(x))."""
+    if spec.fused_gate_up:
+        fused = linear(b, table, x, f"{weight}.gate_up_proj", f"{name}/gate_up_proj")
+        gate, up = b.split(fused, 2 * (spec.intermediate_size,), -1, f"{name}/gate_up")
+    else:
+        gate, up = (
+            linear(b, table, x, f"{weight}.{part}_proj", f"{name}/{part}_proj")
+            for part in ("gate", "up")
+        )
+    inner = b.op("Mul", ACTIVATIONS[spec.activation](b, gate, name), up, name=f"{name}/mul")
+    return linear(b, table, inner, f"{weight}.down_proj", f"{name}/down_proj")
 
 
-def decoder_layer(
+def silu(b: GraphBuilder, x: ir.Value, name: str) -> ir.Value:
+    """x * sigmoid(x)."""
+    return b.op("Mul", x, b.op("Sigmoid", x, name=f"{name}/sigmoid"), name=f"{name}/silu")
+
+
+def gelu_tanh(b: GraphBuilder, x: ir.Value, name: str) -> ir.Value:
+    """GELU by its tanh approximation (arXiv 1606.08415, section 2)."""
+    return b.op("Gelu", x, name=f"{name}/gelu", approximate="tanh")
+
+
+ACTIVATIONS: dict[Activation, Callable[[GraphBuilder, ir.Value, str], ir.Value]] = {
+    "silu": silu,
+    "gelu_tanh": gelu_tanh,
+}
+
+
+def attention_layer(
     b: GraphBuilder,
     table: WeightTable,
-    config: DecoderConfig,
+    layer: LayerSpec,
     x: ir.Value,
     step: StepInputs,
     cache: LayerCache,
     weight: str,
     name: str,
 ) -> tuple[ir.Value, LayerCache]:
-    """A pre-norm layer: attention and MLP, each on the normed stream and added to it."""
-    normed = norm(b, table, config, x, f"{weight}.input_layernorm", f"{name}/input_norm")
-    mixed, cache = attention(
-        b, table, config, normed, step, cache, f"{weight}.self_attn", f"{name}/attn"
+    """A layer of attention and MLP, each with its norms and added to the stream x [B, S, H]."""
+    part = layer.norm_names.before_mixer
+    normed = optional_norm(b, table, layer, x, part, weight, f"{name}/input_norm")
+    mixed, cache = self_attention(
+        b, table, layer, normed, step, cache, f"{weight}.self_attn", f"{name}/attn"
     )
-    x = b.op("Add", x, mixed, name=f"{name}/attn_residual")
-    return feed_forward(b, table, config, x, weight, name), cache
+    x = add_mixed(b, table, layer, x, mixed, weight, f"{name}/attn")
+    return feed_forward(b, table, layer, x, weight, name), cache
+
+
+def add_mixed(
+    b: GraphBuilder,
+    table: WeightTable,
+    layer: LayerSpec,
+    x: ir.Value,
+    mixed: ir.Value,
+    weight: str,
+    name: str,
+) -> ir.Value:
+    """The stream with what the mixer gave, normed where the layer says so."""
+    part = layer.norm_names.after_mixer
+    mixed = optional_norm(b, table, layer, mixed, part, weight, f"{name}_output_norm")
+    return b.op("Add", x, mixed, name=f"{name}_residual")
 
 
 def feed_forward(
-    b: GraphBuilder, table: WeightTable, config: DecoderConfig, x: ir.Value, weight: str, name: str
+    b: GraphBuilder, table: WeightTable, layer: LayerSpec, x: ir.Value, weight: str, name: str
 ) -> ir.Value:
-    normed = norm(
-        b, table, config, x, f"{weight}.post_attention_layernorm", f"{name}/post_attention_norm"
+    """The MLP with its norms, added to the stream."""
+    names = layer.norm_names
+    normed = optional_norm(
+        b, table, layer, x, names.before_mlp, weight, f"{name}/post_attention_norm"
     )
-    return b.op(
-        "Add", x, mlp(b, table, normed, f"{weight}.mlp", f"{name}/mlp"), name=f"{name}/mlp_residual"
-    )
+    out = mlp(b, table, layer.mlp, normed, f"{weight}.mlp", f"{name}/mlp")
+    out = optional_norm(b, table, layer, out, names.after_mlp, weight, f"{name}/mlp_output_norm")
+    return b.op("Add", x, out, name=f"{name}/mlp_residual")
 
 
 def gather_rows(b: GraphBuilder, x: ir.Value, gather_idx: ir.Value) -> ir.Value:

@@ -35,16 +35,16 @@ def linear(
     """x [B, S, in] -> [B, S, out], for `weight`.weight stored as [out, in], with `weight`.bias
     where the table has it.
 
-    Raises UnsupportedModel, naming the layer, for a quantised weight that has no form in the
+    Raises UnsupportedModel, naming the layer, for a quantized weight that has no form in the
     canonical graph.
     """
     packing = table.packing(weight)
     if packing is None:
         y = builder.op("MatMul", x, plain_weight(builder, table, weight, name), name=name)
     else:
-        x = quantised_activations(builder, table, packing, x, weight, name)
+        x = quantized_activations(builder, table, packing, x, weight, name)
         y = builder.op(
-            "MatMul", x, quantised_weight(builder, table, packing, weight, name), name=name
+            "MatMul", x, quantized_weight(builder, table, packing, weight, name), name=name
         )
         mark(y, packing)
     if table.has(f"{weight}.bias"):
@@ -59,11 +59,11 @@ def float32_linear(
     """The same for a Linear that nobody may round: not the checkpoint, and no build."""
     if table.packing(weight) is not None:
         what = (
-            f"{weight} of {table.checkpoint.path} is quantised, and its values are too large to be"
+            f"{weight} of {table.checkpoint.path} is quantized, and its values are too large to be"
             " rounded"
         )
         raise UnsupportedModel(
-            what, "Give the original checkpoint, or one that was quantised without it."
+            what, "Give the original checkpoint, or one that was quantized without it."
         )
     y = builder.op("MatMul", x, plain_weight(builder, table, weight, name), name=name)
     node = y.producer()
@@ -79,7 +79,7 @@ def plain_weight(builder: GraphBuilder, table: WeightTable, weight: str, name: s
     return builder.op("Transpose", stored, name=f"{name}/weight/t", perm=(1, 0))
 
 
-def quantised_weight(
+def quantized_weight(
     builder: GraphBuilder, table: WeightTable, packing: Packing, weight: str, name: str
 ) -> ir.Value:
     """[in, out] in float32, through DequantizeLinear."""
@@ -106,7 +106,7 @@ def quantised_weight(
 def weight_scale(
     builder: GraphBuilder, table: WeightTable, packing: Packing, weight: str, name: str
 ) -> ir.Value:
-    """Of nvfp4, block scales are themselves dequantised with the global one. Each Linear has
+    """Of nvfp4, block scales are themselves dequantized with the global one. Each Linear has
     scalars of its own: one that many nodes share brings TensorRT down."""
     if packing.sharing == "tensor":
         return builder.constant(f"{weight}.weight_scale", packing.array("weight_scale"))
@@ -119,7 +119,7 @@ def weight_scale(
     return builder.op("DequantizeLinear", scale, whole, name=f"{name}/weight/scale")
 
 
-def quantised_activations(
+def quantized_activations(
     builder: GraphBuilder, table: WeightTable, packing: Packing, x: ir.Value, weight: str, name: str
 ) -> ir.Value:
     """What the weight multiplies: x smoothed, rounded to a static scale, and in the weight's order
@@ -157,7 +157,7 @@ def mark(y: ir.Value, packing: Packing) -> None:
 
 
 def products(model: ir.Model) -> Iterator[tuple[str, str | None, int | None]]:
-    """Each Linear of a graph by its node's name: its scheme (None: not quantised) and its block
+    """Each Linear of a graph by its node's name: its scheme (None: not quantized) and its block
     (None: no blocks)."""
     for node in model.graph.all_nodes():
         weight = node.inputs[1] if node.op_type == "MatMul" else None

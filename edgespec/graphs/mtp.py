@@ -9,28 +9,23 @@ them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from edgespec.checkpoint.detect import check_tensors
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization
-from edgespec.checkpoint.mtp import LAYER, ROOT, mtp_head
-from edgespec.config import DecoderConfig, ModelConfig
+from edgespec.checkpoint.mtp import LAYER, ROOT, layer_config, mtp_head
+from edgespec.checkpoint.names import expected_tensors
+from edgespec.config import ModelConfig
 from edgespec.contract import GraphShape, Role
 from edgespec.graphs import decoder
 from edgespec.graphs.assembly import Inputs, Memory, layer_cache, step_inputs
 from edgespec.graphs.builder import GraphBuilder, branch
-from edgespec.graphs.layers import decoder_layer, gather_rows, graph_shape, norm
+from edgespec.graphs.layers import attention_layer, gather_rows, graph_shape, norm
 from edgespec.graphs.linear import linear
 from edgespec.graphs.weights import WeightTable
-
-
-def layer_config(config: ModelConfig) -> DecoderConfig:
-    """The head's one layer: full attention in the base's own form, whatever the base's layers
-    are."""
-    return replace(config.decoder, num_layers=1, layer_kinds=(), linear=None)
 
 
 @dataclass(frozen=True)
@@ -48,8 +43,7 @@ class MtpDraft:
         own, quantization = mtp_head(checkpoint, config), read_quantization(checkpoint)
         base = decoder.Decoder.open(checkpoint, config)
         expected = {
-            base.table.stored[name]: shape
-            for name, shape in decoder.expected_tensors(config).items()
+            base.table.stored[name]: shape for name, shape in expected_tensors(config).items()
         }
         others = {name for name in checkpoint.tensors if not name.startswith(ROOT)}
         check_tensors(expected | own, checkpoint, others, quantization)
@@ -72,17 +66,11 @@ class MtpDraft:
     def stem(self, b: GraphBuilder, inputs: Inputs) -> ir.Value:
         """fc over embedding and state, each normed, the embedding first."""
         state = self.state(b, inputs)
+        spec, given = self.config.decoder.norm, inputs["inputs_embeds"]
         embeds = norm(
-            b,
-            self.table,
-            self.config.decoder,
-            inputs["inputs_embeds"],
-            "mtp.pre_fc_norm_embedding",
-            "fuse/embedding_norm",
+            b, self.table, spec, given, "mtp.pre_fc_norm_embedding", "fuse/embedding_norm"
         )
-        state = norm(
-            b, self.table, self.config.decoder, state, "mtp.pre_fc_norm_hidden", "fuse/state_norm"
-        )
+        state = norm(b, self.table, spec, state, "mtp.pre_fc_norm_hidden", "fuse/state_norm")
         wide = b.op("Concat", embeds, state, name="fuse/embedding_and_state", axis=-1)
         return linear(b, self.table, wide, "mtp.fc", "fuse/fc")
 
@@ -101,13 +89,12 @@ class MtpDraft:
         self, b: GraphBuilder, index: int, x: ir.Value, inputs: Inputs
     ) -> tuple[ir.Value, Memory]:
         step, cache = step_inputs(inputs), layer_cache(inputs, index)
-        x, cache = decoder_layer(
-            b, self.table, layer_config(self.config), x, step, cache, LAYER, f"layers.{index}"
-        )
+        layer = layer_config(self.config).layers[index]
+        x, cache = attention_layer(b, self.table, layer, x, step, cache, LAYER, f"layers.{index}")
         return x, (cache.key, cache.value)
 
     def head(self, b: GraphBuilder, x: ir.Value, inputs: Inputs) -> tuple[ir.Value, ir.Value]:
-        x = norm(b, self.table, self.config.decoder, x, "mtp.norm", "norm")
+        x = norm(b, self.table, self.config.decoder.norm, x, "mtp.norm", "norm")
         return linear(
             b, self.table, gather_rows(b, x, inputs["gather_idx"]), "lm_head", "lm_head"
         ), x

@@ -1,4 +1,4 @@
-"""A quantised weight as the canonical graph holds it: which tensors, in which order of axes, in
+"""A quantized weight as the canonical graph holds it: which tensors, in which order of axes, in
 which types.
 
 Knows the layouts that TensorRT documents for DequantizeLinear. Knows no nodes (those are in
@@ -43,7 +43,7 @@ class Packing:
         weight, in_features = self.weight, self.weight.shape[1]
         if not weight.symmetric:
             raise UnsupportedModel(
-                f"{weight.name} is quantised with zero points; this version exports symmetric"
+                f"{weight.name} is quantized with zero points; this version exports symmetric"
                 " weights alone.",
                 "Give a symmetric checkpoint (GPTQ with sym, or one made by ModelOpt), or the"
                 " original weights.",
@@ -52,7 +52,7 @@ class Packing:
             raise UnsupportedModel(
                 f"{weight.name} has {in_features} inputs, which is no multiple of its blocks of"
                 f" {weight.block[1]}.",
-                "Give a checkpoint that leaves this layer unquantised, or one of another scheme.",
+                "Give a checkpoint that leaves this layer unquantized, or one of another scheme.",
             )
 
     @property
@@ -147,7 +147,7 @@ class Packing:
 
 
 class PackingSource:
-    """Writes the parts of a checkpoint's quantised weights. Holds the one weight that was read
+    """Writes the parts of a checkpoint's quantized weights. Holds the one weight that was read
     last."""
 
     def __init__(self, checkpoint: Checkpoint, quantization: Quantization | None) -> None:
@@ -155,7 +155,7 @@ class PackingSource:
         self.last: tuple[str, Packing] | None = None
 
     def packing(self, module: str) -> Packing | None:
-        """The Linear `module` by its stored name; None where it is not quantised."""
+        """The Linear `module` by its stored name; None where it is not quantized."""
         if self.quantization is None:
             return None
         if self.last is None or self.last[0] != module:

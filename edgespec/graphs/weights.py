@@ -50,7 +50,7 @@ class WeightTable:
         )
 
     def packing(self, linear: str) -> Packing | None:
-        """The weight of a Linear as the graph is to hold it; None where it is not quantised. Reads
+        """The weight of a Linear as the graph is to hold it; None where it is not quantized. Reads
         it."""
         name = f"{linear}.weight"
         if name in self.borrowed:
@@ -58,7 +58,7 @@ class WeightTable:
         return self.packed.packing(self.stored[name].removesuffix(".weight"))
 
     def part(self, builder: GraphBuilder, linear: str, packing: Packing, part: Part) -> ir.Value:
-        """One tensor of a quantised weight as a graph value, placed in the builder's plan."""
+        """One tensor of a quantized weight as a graph value, placed in the builder's plan."""
         name = f"{linear}.{part}"
         source = (
             self.borrowed[f"{linear}.weight"].packed

@@ -6,6 +6,7 @@ Inside, names of tensors are z-lab's: fc, hidden_norm, layers.0..., norm. Knows 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,16 +14,25 @@ from difflib import get_close_matches
 from itertools import pairwise
 from typing import Any
 
-from edgespec.config.bases import (
-    FAMILIES,
+from edgespec.config.fields import Fields, is_int, shortened
+from edgespec.config.layers import (
+    activation_of,
     check_divides,
     even_head_dim,
     layer_types,
-    refuse_other_activations,
+    num_layers_of,
+    repeated,
 )
-from edgespec.config.fields import Fields, is_int, shortened
 from edgespec.config.ropes import one_rope
-from edgespec.config.values import DecoderConfig, DraftConfig, Shapes
+from edgespec.config.values import (
+    AttentionSpec,
+    DecoderConfig,
+    DraftConfig,
+    LayerSpec,
+    MlpSpec,
+    NormSpec,
+    Shapes,
+)
 from edgespec.errors import CheckpointError, UnsupportedModel
 from edgespec.methods.base import DraftFormat, Method, SpecConfig
 from edgespec.methods.dflash_variants import SECTION, VARIANT_NAMES, refuse_variants
@@ -148,38 +158,47 @@ def _layout(raw: Mapping[str, Any]) -> str:
 
 
 def _decoder(layer: Fields, shapes: Shapes) -> DecoderConfig:
-    refuse_other_activations(layer)
-    hidden_size, num_layers = layer.size("hidden_size"), layer.size("num_hidden_layers")
+    num_layers = num_layers_of(layer)
     _check_layers(shapes, num_layers, layer.source)
+    norm = NormSpec(layer.number("rms_norm_eps"))
+    biases = (f"layers.0.mlp.{name}.bias" for name in ("gate_proj", "gate_up_proj"))
+    mlp = MlpSpec(
+        layer.size("intermediate_size"),
+        activation_of(layer),
+        bias=any(name in shapes for name in biases),
+    )
+    layers = repeated(LayerSpec(_attention(layer, shapes), mlp, norm), num_layers)
+    return DecoderConfig(layer.size("hidden_size"), layers, norm)
+
+
+def _attention(layer: Fields, shapes: Shapes) -> AttentionSpec:
+    """Qwen3-like; which rows of block and context it sees, the masks say."""
+    num_heads, num_kv_heads, head_dim = _heads(layer, shapes)
+    told = layer.get("max_position_embeddings") is not None
+    max_position = layer.size("max_position_embeddings") if told else None
+    first = "layers.0.self_attn"
+    return AttentionSpec(
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        rope=one_rope(layer, head_dim, max_position, text_mrope=True),
+        scale=1 / math.sqrt(head_dim),
+        qkv_bias=f"{first}.q_proj.bias" in shapes or f"{first}.qkv_proj.bias" in shapes,
+        o_bias=f"{first}.o_proj.bias" in shapes,
+        qk_norm=f"{first}.q_norm.weight" in shapes,
+    )
+
+
+def _heads(layer: Fields, shapes: Shapes) -> tuple[int, int, int]:
+    """num_heads, num_kv_heads, head_dim; the projections must have the sizes that the config
+    tells."""
     num_heads = layer.size("num_attention_heads")
     num_kv_heads = layer.size("num_key_value_heads", num_heads)
     check_divides(layer, "num_key_value_heads", num_kv_heads, "num_attention_heads", num_heads)
-    head_dim = even_head_dim(
-        layer, layer.size("head_dim", _told_head_dim(shapes, num_heads, hidden_size))
-    )
+    told = _told_head_dim(shapes, num_heads, layer.size("hidden_size"))
+    head_dim = even_head_dim(layer, layer.size("head_dim", told))
     _check_heads(shapes, num_heads, num_kv_heads, head_dim, layer.source)
-    max_position = (
-        layer.size("max_position_embeddings")
-        if layer.get("max_position_embeddings") is not None
-        else None
-    )
-    first = "layers.0.self_attn"
-    return DecoderConfig(
-        hidden_size=hidden_size,
-        intermediate_size=layer.size("intermediate_size"),
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        rms_norm_eps=layer.number("rms_norm_eps"),
-        rope=one_rope(layer, head_dim, max_position, text_mrope=True),
-        qkv_bias=f"{first}.q_proj.bias" in shapes or f"{first}.qkv_proj.bias" in shapes,
-        o_bias=f"{first}.o_proj.bias" in shapes,
-        mlp_bias=any(
-            f"layers.0.mlp.{name}.bias" in shapes for name in ("gate_proj", "gate_up_proj")
-        ),
-        qk_norm=f"{first}.q_norm.weight" in shapes,
-    )
+    return num_heads, num_kv_heads, head_dim
 
 
 def _check_layers(shapes: Shapes, num_layers: int, source: str) -> None:
@@ -220,7 +239,7 @@ def _check_heads(
 
 
 def _layer_kinds(layer: Fields, num_layers: int) -> list[str]:
-    kinds = layer_types(layer, FAMILIES["Qwen3ForCausalLM"], num_layers, _qwen_window(layer))
+    kinds = layer_types(layer, "late", num_layers, _qwen_window(layer))
     strange = next(
         (kind for kind in kinds if kind not in ("full_attention", "sliding_attention")), None
     )

@@ -3,22 +3,32 @@ no bases."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edgespec.config.bases import (
-    BY_MODEL_TYPE,
-    FAMILIES,
+from edgespec.config.fields import Fields, is_int, shortened
+from edgespec.config.layers import (
+    WindowRule,
+    activation_of,
     check_divides,
     even_head_dim,
-    one_window,
-    refuse_other_activations,
+    repeated,
+    windows_of,
 )
-from edgespec.config.fields import Fields, is_int, shortened
 from edgespec.config.ropes import one_rope
-from edgespec.config.values import AuxLayerConvention, DecoderConfig, DraftConfig, Shapes
+from edgespec.config.values import (
+    AttentionSpec,
+    AuxLayerConvention,
+    DecoderConfig,
+    DraftConfig,
+    LayerSpec,
+    MlpSpec,
+    NormSpec,
+    Shapes,
+)
 from edgespec.errors import CheckpointError, UnsupportedModel
 from edgespec.methods.aux_layers import default_aux_layers
 from edgespec.methods.base import DraftFormat, Method, SpecConfig
@@ -93,33 +103,53 @@ def _first_layer(shapes: Shapes) -> str:
     return "midlayer" if any(name.startswith("midlayer.") for name in shapes) else "layers.0"
 
 
+# How a draft's layers read `sliding_window`, by the model_type that its config names
+_WINDOW_RULES: dict[str | None, WindowRule] = {"mistral": "all", "qwen2": "late", "qwen3": "late"}
+
+
 def _draft_decoder(layer: Fields, shapes: Shapes) -> DecoderConfig:
-    refuse_other_activations(layer)
-    family = FAMILIES[BY_MODEL_TYPE.get(layer.text("model_type") or "llama", "LlamaForCausalLM")]
     first = _first_layer(shapes)
+    num_layers = _count_layers(shapes, layer.source)
+    norm = NormSpec(layer.number("rms_norm_eps"))
+    mlp = MlpSpec(
+        layer.size("intermediate_size"),
+        activation_of(layer),
+        bias=f"{first}.mlp.gate_proj.bias" in shapes,
+    )
+    attention = _draft_attention(layer, shapes, first, num_layers)
+    layers = repeated(LayerSpec(attention, mlp, norm), num_layers)
+    return DecoderConfig(layer.size("hidden_size"), layers, norm)
+
+
+def _draft_attention(layer: Fields, shapes: Shapes, first: str, num_layers: int) -> AttentionSpec:
     hidden_size = layer.size("hidden_size")
     num_heads, num_kv_heads, head_dim = _draft_heads(layer, shapes, first, hidden_size)
-    max_position = (
-        layer.size("max_position_embeddings")
-        if layer.get("max_position_embeddings") is not None
-        else None
-    )
-    num_layers = _count_layers(shapes, layer.source)
-    return DecoderConfig(
-        hidden_size=hidden_size,
-        intermediate_size=layer.size("intermediate_size"),
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        rms_norm_eps=layer.number("rms_norm_eps"),
+    told = layer.get("max_position_embeddings") is not None
+    max_position = layer.size("max_position_embeddings") if told else None
+    return AttentionSpec(
+        num_heads,
+        num_kv_heads,
+        head_dim,
         rope=one_rope(layer, head_dim, max_position, text_mrope=True),
+        scale=1 / math.sqrt(head_dim),
+        window=_one_window(layer, num_layers),
         qkv_bias=f"{first}.self_attn.q_proj.bias" in shapes,
         o_bias=f"{first}.self_attn.o_proj.bias" in shapes,
-        mlp_bias=f"{first}.mlp.gate_proj.bias" in shapes,
         qk_norm=f"{first}.self_attn.q_norm.weight" in shapes,
-        sliding_window=one_window(layer, family, num_layers),
     )
+
+
+def _one_window(layer: Fields, num_layers: int) -> int | None:
+    """The window of all layers; a draft whose layers differ is refused."""
+    rule = _WINDOW_RULES.get(layer.text("model_type"), "none")
+    windows = set(windows_of(layer, rule, num_layers))
+    if len(windows) > 1:
+        raise UnsupportedModel(
+            f"{layer.source}: layers with and without a window, from layer_types or"
+            " max_window_layers; this version needs one kind of attention in all layers of an"
+            " EAGLE-3 draft."
+        )
+    return windows.pop()
 
 
 def _draft_heads(

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from edgespec.checkpoint.files import Checkpoint
-from edgespec.checkpoint.layouts import is_quantised
+from edgespec.checkpoint.layouts import is_quantized
 from edgespec.checkpoint.origin import origin_of
 from edgespec.methods.aux_layers import resolve_aux_layers
 from edgespec.methods.dflash import DFlashConfig
@@ -181,7 +181,7 @@ def embedding(pair: Pair) -> Iterator[CheckResult]:
 
 def head(pair: Pair) -> Iterator[CheckResult]:
     _, config = pair.drafted()
-    if not config.own_head and is_quantised(pair.base, "lm_head"):
+    if not config.own_head and is_quantized(pair.base, "lm_head"):
         what = "the base's, which is quantised: the draft proposes through a rounded head"
         yield CheckResult(
             "warning", "head", what, "Quantise the base without its lm_head if acceptance falls."

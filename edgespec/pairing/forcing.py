@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from edgespec.checkpoint.detect import read_d2t
 from edgespec.checkpoint.files import Checkpoint
+from edgespec.checkpoint.mtp import layer_config
+from edgespec.checkpoint.names import EMBEDDING
 from edgespec.config import DecoderConfig
 from edgespec.export.stepwise import Feeds, causal_feeds
 from edgespec.graphs import decoder, eagle, mtp
@@ -70,10 +72,10 @@ class Rows:
 
 def forced(pair: Pair, base: decoder.Decoder, tokens: Ids) -> Forced:
     """The draft of a pair over the tokens [T]; `base` lends what it has not."""
-    shared = base.table.source(decoder.EMBEDDING)
+    shared = base.table.source(EMBEDDING)
     if pair.draft is None:
         head, ids = mtp.MtpDraft.open(pair.base, pair.model), np.arange(pair.model.vocab_size)
-        return Pairs(head, ids, mtp.layer_config(pair.model), tokens, Rows.read(shared, tokens))
+        return Pairs(head, ids, layer_config(pair.model), tokens, Rows.read(shared, tokens))
     checkpoint, config = pair.drafted()
     offsets = read_d2t(checkpoint, config)
     ids = np.arange(config.draft_vocab_size) + (0 if offsets is None else offsets)
@@ -105,13 +107,7 @@ class Pairs:
         given = features[None, :-1]
         own = np.zeros((1, 0, self.graph.shape.features), np.float32)
         hidden = {"base_hidden": given, "draft_hidden": own, "use_base_hidden": np.array(True)}
-        return [sequence(self.layers, self.rows.of(self.tokens[1:])) | hidden]
-
-
-def sequence(layers: DecoderConfig, rows: Array) -> Feeds:
-    """A pass over a whole sequence, for a decoder with such layers."""
-    cos, sin = RopeTable.of(layers.rope, len(rows)).rows(np.arange(len(rows))[None])
-    return causal_feeds(rows, cos, sin, layers.sliding_window)
+        return [causal_feeds(self.rows.of(self.tokens[1:]), self.layers) | hidden]
 
 
 @dataclass(frozen=True)

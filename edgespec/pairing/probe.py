@@ -19,15 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.checkpoint.files import Checkpoint
+from edgespec.checkpoint.names import EMBEDDING
 from edgespec.errors import CheckpointError, RequestError
 from edgespec.export.sidecars import copy_tokenizer
-from edgespec.export.stepwise import Passed, run_stepwise
-from edgespec.graphs import decoder
-from edgespec.graphs.registry import BASES
+from edgespec.export.stepwise import Passed, causal_feeds, run_stepwise
+from edgespec.graphs.decoder import Decoder
 from edgespec.methods.aux_layers import resolve_aux_layers
 from edgespec.methods.dflash import DFlashConfig
 from edgespec.pairing.check_result import CheckResult, Probed, Share
-from edgespec.pairing.forcing import Rows, forced, sequence
+from edgespec.pairing.forcing import Rows, forced
 from edgespec.pairing.pair import Pair
 
 if TYPE_CHECKING:
@@ -61,18 +61,16 @@ def probe(pair: Pair, text: str, progress: Progress) -> Probed:
     Raises RequestError for a text of too few tokens; nothing is left on disk.
     """
     tokens, readings = tokens_of(pair.base, text), readings_of(pair)
-    base = BASES[pair.model.architecture].open(
-        pair.base, pair.model, emits_final=pair.draft is None
-    )
+    base = Decoder.open(pair.base, pair.model, emits_final=pair.draft is None)
     draft = forced(pair, base, tokens)
     progress.start("probe", base.shape.num_layers + draft.graph.shape.num_layers + 4)
 
     def done() -> None:
         progress.advance(1)
 
-    rows = Rows.read(base.table.source(decoder.EMBEDDING), tokens).of(tokens)
+    rows = Rows.read(base.table.source(EMBEDDING), tokens).of(tokens)
     aux_layers = {layer for reading in readings for layer in reading.aux_layers}
-    (truth,) = run_stepwise(base, [sequence(pair.model.decoder, rows)], aux_layers, done)
+    (truth,) = run_stepwise(base, [causal_feeds(rows, pair.model.decoder)], aux_layers, done)
     asked = [draft.passes(features(reading, truth)) for reading in readings]
     said = iter(run_stepwise(draft.graph, [one for passes in asked for one in passes], done=done))
     wanted = truth.best[draft.positions()]

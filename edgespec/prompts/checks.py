@@ -100,13 +100,13 @@ def stop(value: object, here: Place) -> tuple[str, ...]:
 
 
 def unsupported(reason: str, *neutral: object) -> Check[None]:
-    """A key of the mirrored tool that this version cannot honour: fine while it asks for
+    """A key of the mirrored tool that this version cannot honor: fine while it asks for
     nothing."""
 
     def check(value: object, here: Place) -> None:
         if not any(value == item and type(value) is type(item) for item in (None, *neutral)):
             here.refuse(
-                f"is {show(value)}, and this version cannot honour it: {reason}", "Remove the key."
+                f"is {show(value)}, and this version cannot honor it: {reason}", "Remove the key."
             )
 
     return check

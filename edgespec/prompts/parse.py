@@ -1,6 +1,6 @@
 """`input.json` to requests: which key may stand where, what it defaults to, and which wins.
 
-Knows the keys of the file, and refuses what this version cannot honour. Knows nothing of tokens,
+Knows the keys of the file, and refuses what this version cannot honor. Knows nothing of tokens,
 templates or engines: whether a request fits an engine is asked where the engine is.
 """
 

@@ -1,7 +1,6 @@
-"""What quantising needs to know of a base: how many layers, where its tensors stand, whether its
-head is tied.
+"""The properties of a base that quantization needs: number of layers, tensor names, tied lm_head.
 
-Knows no torch and no formats.
+Knows checkpoints and their names. Knows no torch and no formats.
 """
 
 from __future__ import annotations
@@ -11,9 +10,10 @@ from dataclasses import dataclass
 from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization
-from edgespec.checkpoint.names import BESIDE, STACK, stored_name, text_stack
-from edgespec.config import ModelConfig, parse_model_config
+from edgespec.checkpoint.names import STACK, beside_roots, stored_name, text_stack
+from edgespec.config import ModelConfig
 from edgespec.errors import CheckpointError, UnsupportedModel
+from edgespec.families import parse_model_config
 from edgespec.methods.dflash import DFlashConfig
 
 HEAD, EMBEDDING = "lm_head", "model.embed_tokens"
@@ -21,41 +21,47 @@ HEAD, EMBEDDING = "lm_head", "model.embed_tokens"
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """`stack` is where the decoder stands on disk; our own names are those of a text model:
-    model.layers.0 ..."""
+    """A base model that can be quantized. Own names are those of a text model: model.layers.0."""
 
     checkpoint: Checkpoint
     num_layers: int
-    max_position: int
+    max_position: int  # tokens
     tied_head: bool
-    stack: str = STACK
+    stack: str = STACK  # prefix of the decoder's tensors on disk, without its dot
 
     def stored(self, name: str) -> str:
-        """The name on disk of one of ours."""
+        """Returns the name on disk of a module or tensor with the own name `name`."""
         return stored_name(name, self.stack)
 
     def source_of(self, module: str) -> str:
-        """The module on disk that a Linear's weight is made from: a tied head's is the
-        embedding."""
+        """Returns the module on disk that holds the weight of a Linear.
+
+        The source of a tied lm_head is the embedding.
+        """
         return self.stored(EMBEDDING) if module == HEAD and self.tied_head else module
 
 
 def base_of(checkpoint: Checkpoint) -> Base:
-    """Raises UnsupportedModel for what is no base that can be quantised, CheckpointError for a
-    broken one."""
+    """Returns the base in `checkpoint`.
+
+    Raises UnsupportedModel for a draft or a quantized checkpoint, and CheckpointError for a broken
+    one.
+    """
     config = base_config(checkpoint)
     if not config.tied_head and f"{HEAD}.weight" not in checkpoint.tensors:
         raise CheckpointError(
-            f"{checkpoint.path} has no {HEAD}.weight, and its config.json ties none."
+            f"{checkpoint.path} has no {HEAD}.weight, and its config.json does not tie it."
         )
     layers, positions = config.decoder.num_layers, config.max_position
     return Base(checkpoint, layers, positions, config.tied_head, text_stack(checkpoint))
 
 
 def base_config(checkpoint: Checkpoint) -> ModelConfig:
-    """The configuration of a base that is not quantised yet; its `mtp.*` heads do not matter.
-    Raises if it is none."""
-    refuse_quantised(checkpoint)
+    """Returns the configuration of a base that is not quantized yet; `mtp.*` heads are ignored.
+
+    Raises UnsupportedModel for a draft or a quantized checkpoint.
+    """
+    refuse_quantized(checkpoint)
     if any(name.startswith("mtp.") for name in checkpoint.tensors):
         return parse_model_config(checkpoint.config, str(checkpoint.path / "config.json"))
     found = detect(checkpoint)
@@ -63,25 +69,27 @@ def base_config(checkpoint: Checkpoint) -> ModelConfig:
         kind = "a DFlash" if isinstance(found, DFlashConfig) else "an EAGLE-3"
         raise UnsupportedModel(
             f"{checkpoint.path} is {kind} draft, not a base model.",
-            "edgespec quantize draft --base-model-dir BASE --draft-model-dir DRAFT ... quantises"
+            "edgespec quantize draft --base-model-dir BASE --draft-model-dir DRAFT ... quantizes"
             " drafts.",
         )
     return found
 
 
-def refuse_quantised(checkpoint: Checkpoint) -> None:
+def refuse_quantized(checkpoint: Checkpoint) -> None:
+    """Raises UnsupportedModel if the checkpoint is quantized already."""
     found = read_quantization(checkpoint)
     if found is not None:
         raise UnsupportedModel(
-            f"{found.source} says that {checkpoint.path} is quantised already ({found.layout}).",
-            "Give the original float16 or bfloat16 checkpoint: quantising twice loses twice.",
+            f"{found.source} says that {checkpoint.path} is quantized already ({found.layout}).",
+            "Give the original float16 or bfloat16 checkpoint: a second quantization adds its own"
+            " error.",
         )
 
 
-def left_alone(checkpoint: Checkpoint) -> list[str]:
-    """Globs of what stands beside the decoder, as settings name what is not quantised."""
+def unquantized_globs(checkpoint: Checkpoint) -> list[str]:
+    """Returns globs of the tensors outside the decoder, for the settings' list of exclusions."""
     return [
         f"{root.removesuffix('.')}*"
-        for root in BESIDE
+        for root in beside_roots()
         if any(n.startswith(root) for n in checkpoint.tensors)
     ]

@@ -1,8 +1,7 @@
-"""Texts to calibrate with, cut into windows of tokens, and the last part of them held back for the
-check.
+"""Calibration text, cut into windows of tokens; the last part is held out for the check.
 
-Knows files of text and JSONL and the names of two hub datasets. Knows no model; tokens come from a
-tokenizer that is given.
+Knows text and JSONL files and the names of two hub datasets. Knows no model; the tokenizer is an
+argument.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 from edgespec.errors import EnvironmentProblem, MissingDependency, RequestError
 
 SHIPPED = Path(__file__).with_name("calibration.txt")
-# The mirrored tool's names -> repository, configuration, column
+# TensorRT Edge-LLM's names -> repository, configuration, column
 HUB = {
     "cnn_dailymail": ("abisee/cnn_dailymail", "3.0.0", "article"),
     "wikitext": ("Salesforce/wikitext", "wikitext-2-raw-v1", "text"),
@@ -33,34 +32,39 @@ Record = str | list[dict[str, str]]  # a text, or messages for the chat template
 
 @dataclass(frozen=True, slots=True)
 class Texts:
+    """The records of one calibration file or dataset."""
+
     records: tuple[Record, ...]
-    name: str  # for reports: a file's name, a dataset's, or "shipped"
+    name: str  # for reports: the name of a file or a dataset, or "shipped"
     sha256: str
 
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Token ids; no token of `held_out` is in `calibration`."""
+    """Token ids of each window. `calibration` and `held_out` are disjoint parts of the stream."""
 
     calibration: tuple[tuple[int, ...], ...]
     held_out: tuple[tuple[int, ...], ...]
 
 
 def read_texts(source: str | None, num_samples: int) -> Texts:
-    """The shipped text, a local file, or a hub dataset. Raises RequestError for what cannot be
-    used."""
+    """Returns the shipped text, a local file, or a hub dataset.
+
+    Raises RequestError for an unknown name or an unusable file, MissingDependency without the
+    package datasets, and EnvironmentProblem for a failed download.
+    """
     if source is None:
         return _from_bytes(SHIPPED.read_bytes(), "shipped", SHIPPED)
     path = Path(source)
     if path.is_file():
         return _from_bytes(path.read_bytes(), path.name, path)
     if path.exists():
-        raise RequestError(f"{path} is no file.", "Give a text or JSONL file to --calib-data.")
+        raise RequestError(f"{path} is not a file.", "Give a text or JSONL file to --calib-data.")
     if source in HUB:
         return _from_hub(source, num_samples)
     raise RequestError(
         f"there is no calibration file {source!r}.",
-        f"Give a text or JSONL file, one of the hub's datasets {', '.join(HUB)}, or nothing for the"
+        f"Give a text or JSONL file, one of the hub datasets {', '.join(HUB)}, or nothing for the"
         " shipped text.",
     )
 
@@ -75,7 +79,7 @@ def _from_bytes(data: bytes, name: str, path: Path) -> Texts:
         ) from error
     if not text.strip():
         raise RequestError(
-            f"{path} is empty.", "Give a file with some pages of text that the model will meet."
+            f"{path} is empty.", "Give a file with some pages of text like the model's input."
         )
     is_json = path.suffix in (".jsonl", ".json") or text.lstrip().startswith('{"')
     records = _records(text, path) if is_json else (text,)
@@ -93,7 +97,7 @@ def _record(line: str, where: str) -> Record:
     except (ValueError, RecursionError) as error:
         raise RequestError(f"{where} is not JSON: {error}.", _WANTED) from error
     if not isinstance(value, dict):
-        raise RequestError(f"{where} is no object.", _WANTED)
+        raise RequestError(f"{where} is not an object.", _WANTED)
     if isinstance(value.get("text"), str):
         return str(value["text"])
     turns = value.get("turns")
@@ -103,11 +107,7 @@ def _record(line: str, where: str) -> Record:
             for i, turn in enumerate(turns)
         ]
     messages = value.get("messages", value.get("conversations"))
-    if (
-        isinstance(messages, list)
-        and messages
-        and all(_is_message(message) for message in messages)
-    ):
+    if isinstance(messages, list) and messages and all(map(_is_message, messages)):
         return [{"role": message["role"], "content": message["content"]} for message in messages]
     raise RequestError(
         f"{where} has none of messages (with role and content), text and turns.", _WANTED
@@ -127,7 +127,7 @@ def _from_hub(name: str, num_samples: int) -> Texts:
         from datasets import load_dataset
     except ImportError as error:
         raise MissingDependency(
-            f"the dataset {name} of the hub needs the package datasets, which is not installed.",
+            f"the hub dataset {name} needs the package datasets, which is not installed.",
             "pip install datasets, or give a local file to --calib-data.",
         ) from error
     repository, configuration, column = HUB[name]
@@ -141,19 +141,18 @@ def _from_hub(name: str, num_samples: int) -> Texts:
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise EnvironmentProblem(
-            f"the dataset {name} could not be had from the hub: {reason}",
-            "Check the network, give a local file to --calib-data, or leave it out for the shipped"
-            " text.",
+            f"the dataset {name} could not be downloaded from the hub: {reason}",
+            "Check the network, give a local file to --calib-data, or omit the flag.",
         ) from error
     return Texts(texts, name, hashlib.sha256("\0".join(texts).encode()).hexdigest())
 
 
 def cut(texts: Texts, tokenizer: Any, num_samples: int, seq_len: int) -> Windows:
-    """All records as one stream of tokens; a fifth of it at the end (512 tokens at most) is held
-    out.
+    """Returns windows of at most `seq_len` tokens from the concatenated records.
 
-    Each window begins with the model's own first token, where it has one. Raises RequestError for
-    too little text.
+    The last fifth of the stream (at most 512 tokens) is held out. Each window begins with the BOS
+    token if the tokenizer adds one. Calibration windows all have the same length. Raises
+    RequestError for fewer than MIN_TOKENS tokens.
     """
     first = [token for token in tokenizer("")["input_ids"] if token == tokenizer.bos_token_id][:1]
     stream: list[int] = []
@@ -164,16 +163,14 @@ def cut(texts: Texts, tokenizer: Any, num_samples: int, seq_len: int) -> Windows
         raise RequestError(
             f"the calibration text {texts.name} has {len(stream)} tokens; at least {MIN_TOKENS} are"
             " needed.",
-            "Give some pages of text, or leave --calib-data out for the shipped text.",
+            "Give some pages of text, or omit --calib-data for the shipped text.",
         )
-    held = min(len(stream) // 5, MAX_HELD_OUT)
+    num_held_out = min(len(stream) // 5, MAX_HELD_OUT)
     width = seq_len - len(first)
-    head, tail = stream[:-held], stream[-held:]
-    windows = _windows(head, width, first)
-    full = tuple(
-        window for window in windows if len(window) == len(windows[0])
-    )  # AWQ weighs each batch alike
-    return Windows(full[:num_samples], _windows(tail, width, first))
+    windows = _windows(stream[:-num_held_out], width, first)
+    # AWQ gives each batch the same weight, so that all windows must have one length
+    full = tuple(window for window in windows if len(window) == len(windows[0]))
+    return Windows(full[:num_samples], _windows(stream[-num_held_out:], width, first))
 
 
 def _chat(messages: list[dict[str, str]], tokenizer: Any) -> str:
@@ -185,13 +182,13 @@ def _chat(messages: list[dict[str, str]], tokenizer: Any) -> str:
         return str(tokenizer.apply_chat_template(messages, tokenize=False))
     except (jinja2.TemplateError, TypeError, ValueError) as error:
         raise RequestError(
-            f"the model's chat template refuses messages of the calibration file: {error}",
-            "Let roles alternate from the user's on, or give plain texts.",
+            f"the model's chat template rejects messages of the calibration file: {error}",
+            "Alternate user and assistant roles, beginning with user, or give plain text.",
         ) from error
 
 
 def _windows(stream: list[int], width: int, first: list[int]) -> tuple[tuple[int, ...], ...]:
-    """Full windows; a last part of at least an eighth counts too, and so does a lone one."""
+    """Full windows, and a last partial one of at least an eighth of `width` or without others."""
     parts = [stream[i : i + width] for i in range(0, len(stream), width)]
     return tuple(
         tuple(first + part) for part in parts if len(part) >= max(2, width // 8) or len(parts) == 1

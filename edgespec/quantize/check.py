@@ -1,9 +1,8 @@
-"""Whether a quantised base still is the model: the written bytes against the original, over text it
-has not seen.
+"""Compares a quantized base with the original over held-out text.
 
-Runs both through transformers' own code in float32 with one layer and some rows of the head in
-memory at a time; quantised weights are read back with edgespec's own readers. Activations are not
-quantised here, nor is the cache.
+Runs both through transformers in float32, with one layer and HEAD_ROWS rows of lm_head in memory at
+a time. Quantized weights are read back from the written files with edgespec's own readers.
+Activations and the KV cache are not quantized here.
 """
 
 from __future__ import annotations
@@ -26,48 +25,52 @@ from edgespec.quantize.tensors import as_bytes, to_torch
 from edgespec.quantized import QuantizedWeight, dequantize_stored
 
 NOT_SIMULATED = "weights only: rounding of activations and of the cache is not simulated"
-HEAD_ROWS = 8192  # of the vocabulary that are in memory at once
+HEAD_ROWS = 8192  # vocabulary rows of lm_head in memory at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Quantised against original, weights dequantised from the written bytes."""
+    """The quantized model against the original, with weights dequantized from the written files."""
 
     logits_cosine: float  # mean over tokens
-    logits_kl: float  # mean over tokens, in nats: KL(original || quantised)
+    logits_kl: float  # mean over tokens, in nats: KL(original || quantized)
     perplexity_before: float | None
     perplexity_after: float | None
-    top1_agreement: float
+    top1_agreement: float  # fraction of tokens
     num_tokens: int
-    weight_errors: dict[str, float]  # relative, root of mean squares; see `effective`
+    weight_errors: dict[str, float]  # relative RMS error per Linear; see `effective_weight`
     simulated: str = NOT_SIMULATED
 
     @property
     def max_weight_error(self) -> float:
+        """The largest relative RMS error of any Linear."""
         return max(self.weight_errors.values())
 
     def as_json(self) -> dict[str, Any]:
+        """Returns the section `check` of the manifest."""
         return asdict(self) | {"max_weight_error": self.max_weight_error}
 
 
-class Side:
-    """One of two models' logits, some columns of the vocabulary at a time: what softmax and the
-    choice need."""
+class LogitStats:
+    """Softmax statistics of one model's logits, accumulated over slices of the vocabulary."""
 
     def __init__(self, targets: Any) -> None:
         import torch
 
         count = len(targets)
-        self.targets = targets  # [rows], -1 where nothing follows
-        self.top = torch.full((count,), -math.inf)
-        self.total = torch.zeros(count, dtype=torch.float64)  # of exp(logit - top)
-        self.squares = torch.zeros(count, dtype=torch.float64)
-        self.choice = torch.zeros(count, dtype=torch.long)
-        self.picked = torch.zeros(count)  # the target's logit
+        self.targets = targets  # [rows], -1 where the next token is unknown
+        self.top = torch.full((count,), -math.inf)  # running maximum of the logits
+        self.total = torch.zeros(count, dtype=torch.float64)  # sum of exp(logit - top)
+        self.squares = torch.zeros(count, dtype=torch.float64)  # sum of logit ** 2
+        self.choice = torch.zeros(count, dtype=torch.long)  # argmax so far
+        self.picked = torch.zeros(count)  # logit of the target
 
     def add(self, low: int, logits: Any) -> tuple[Any, Any]:
-        """Logits [rows, columns] of the vocabulary from `low` on; returns exp(logit - top), and
-        what top has shrunk."""
+        """Adds logits [rows, columns] of the vocabulary from `low` on (online softmax).
+
+        Returns exp(logits - top) [rows, columns], and the factor [rows] by which sums relative to
+        the previous maximum must be rescaled.
+        """
         import torch
 
         high, at = logits.max(-1)
@@ -84,51 +87,52 @@ class Side:
 
     @property
     def log_total(self) -> Any:
+        """logsumexp of the logits, [rows]."""
         return self.top.double() + self.total.log()
 
     def loss(self) -> float:
-        """Negative log likelihood of the targets, added up."""
+        """Returns the summed negative log likelihood of the targets, in nats."""
         known = self.targets >= 0
         return float((self.log_total - self.picked.double())[known].sum())
 
 
-class Rows:
-    """Compares logits of the same rows, before and after, of a vocabulary that is never held
-    whole."""
+class LogitComparison:
+    """Compares both models' logits of the same rows, one slice of the vocabulary at a time."""
 
     def __init__(self, targets: Any) -> None:
         import torch
 
-        self.before, self.after = Side(targets), Side(targets)
+        self.before, self.after = LogitStats(targets), LogitStats(targets)
         self.products, self.weighted = torch.zeros(2, len(targets), dtype=torch.float64)
 
     def add(self, low: int, before: Any, after: Any) -> None:
+        """Adds logits [rows, columns] of both models for the vocabulary from `low` on."""
         import torch
 
         weights, shrunk = self.before.add(low, before)
         self.after.add(low, after)
-        self.weighted = self.weighted * shrunk + (weights * (before - after)).sum(
-            -1, dtype=torch.float64
-        )
+        weighted = (weights * (before - after)).sum(-1, dtype=torch.float64)
+        self.weighted = self.weighted * shrunk + weighted
         self.products += (before * after).sum(-1, dtype=torch.float64)
 
 
 class Sums:
-    """Adds up comparisons of rows."""
+    """Sums of comparisons over all rows."""
 
     def __init__(self) -> None:
         self.cosine = self.kl = self.loss_before = self.loss_after = 0.0
         self.agreed = self.rows = self.scored = 0
 
     def add(self, before: Any, after: Any) -> None:
-        """Whole logits [rows, vocab] of a model whose next tokens are not known."""
+        """Adds complete logits [rows, vocab] of rows without targets."""
         import torch
 
-        rows = Rows(torch.full((len(before),), -1))
+        rows = LogitComparison(torch.full((len(before),), -1))
         rows.add(0, before, after)
-        self.take(rows)
+        self.add_rows(rows)
 
-    def take(self, rows: Rows) -> None:
+    def add_rows(self, rows: LogitComparison) -> None:
+        """Adds a comparison that has received the complete vocabulary."""
         before, after = rows.before, rows.after
         self.cosine += float((rows.products / (before.squares * after.squares).sqrt()).sum())
         # KL = sum of p (b - a) - log Zb + log Za, with p = exp(b) / Zb
@@ -140,6 +144,7 @@ class Sums:
         self.scored += int((before.targets >= 0).sum())
 
     def report(self, errors: dict[str, float]) -> Report:
+        """Returns the means over all rows, with the relative errors of the weights."""
         before, after = (
             math.exp(min(loss / self.scored, 700.0)) if self.scored else None
             for loss in (self.loss_before, self.loss_after)
@@ -162,93 +167,101 @@ def compare(
     windows: Sequence[Sequence[int]],
     advance: Callable[[int], None],
 ) -> Report:
-    """Both over the held-out windows, `advance` after each layer of each and each block of the
-    head."""
+    """Compares the written checkpoint with the base over the held-out windows.
+
+    Calls `advance(1)` after each layer of each model and each block of lm_head, `num_steps` times
+    in all. Raises BuildError if the written files cannot be read back, differ from the plan, or
+    changed an unquantized tensor.
+    """
     import torch
 
-    original = Source(base)
-    quantised = Written(original, written, plan)
+    original = OriginalWeights(base)
+    quantized = QuantizedWeights(original, written, plan)
+    targets = [target for window in windows for target in (*window[1:], -1)]
     with torch.no_grad():
-        states = hidden_states(base, (original, quantised), windows, advance)  # [tokens, H] of each
-        rows = Rows(torch.tensor([target for window in windows for target in (*window[1:], -1)]))
+        # [tokens, H] of each model
+        before_states, after_states = hidden_states(base, (original, quantized), windows, advance)
+        rows = LogitComparison(torch.tensor(targets))
         for low in range(0, original.head_rows, HEAD_ROWS):
             before = original.head(low)
-            after = before if quantised.same_head else quantised.head(low)
-            rows.add(
-                low, *(state @ head.T for state, head in zip(states, (before, after), strict=True))
-            )
+            after = before if quantized.same_head else quantized.head(low)
+            rows.add(low, before_states @ before.T, after_states @ after.T)
             advance(1)
-    quantised.finish()
-    if unseen := plan.layers.keys() - quantised.errors.keys():
+    quantized.finish()
+    if unseen := plan.layers.keys() - quantized.errors.keys():
         raise BuildError(
             f"Linears that were not checked: {some_of(sorted(unseen))}.", "Please report this."
         )
     sums = Sums()
-    sums.take(rows)
-    return sums.report(quantised.errors)
+    sums.add_rows(rows)
+    return sums.report(quantized.errors)
 
 
 def num_steps(base: Base) -> int:
-    """What `compare` will advance by."""
-    return 2 * base.num_layers - (-Source(base).head_rows // HEAD_ROWS)
+    """Returns how many steps `compare` will report."""
+    return 2 * base.num_layers - (-OriginalWeights(base).head_rows // HEAD_ROWS)
 
 
 def refuse_broken(report: Report, plan: Plan) -> None:
-    """Raises BuildError where the figures are below what the scheme gives even on random
-    weights."""
-    told = (
+    """Raises BuildError if the report is worse than the limits of a scheme of the plan.
+
+    The limits (see `Scheme`) hold even for random weights.
+    """
+    remedy = (
         "The result is broken and was removed. Run it again with more or other text (--calib-data),"
-        " or take "
+        f" or use another scheme than {plan.body.name}; if it happens again, please report it."
     )
-    remedy = f"{told}another scheme than {plan.body.name}; if it happens again, please report it."
-    figures = (report.logits_cosine, report.logits_kl, report.max_weight_error)
-    if not all(math.isfinite(figure) for figure in figures):
-        raise BuildError("the quantised model gives logits that are not finite.", remedy)
+    stats = (report.logits_cosine, report.logits_kl, report.max_weight_error)
+    if not all(map(math.isfinite, stats)):
+        raise BuildError("the quantized model gives logits that are not finite.", remedy)
     for name, error in report.weight_errors.items():
         if error > plan.layers[name].max_weight_error:
             limit = plan.layers[name].max_weight_error
             raise BuildError(
-                f"{name}: the written weight is off by {error:.3f} of its size; at most {limit}.",
+                f"{name}: the relative error of the written weight is {error:.3f}; the limit is"
+                f" {limit}.",
                 remedy,
             )
-    least = min(scheme.min_logits_cosine for scheme in plan.layers.values())
-    if report.logits_cosine < least:
+    min_cosine = min(scheme.min_logits_cosine for scheme in plan.layers.values())
+    if report.logits_cosine < min_cosine:
         what = (
-            f"the quantised model's logits have a cosine of {report.logits_cosine:.4f} with the"
+            f"the quantized model's logits have a cosine of {report.logits_cosine:.4f} with the"
             " original's"
         )
-        raise BuildError(f"{what}; {plan.body.name} gives at least {least}.", remedy)
+        raise BuildError(f"{what}; {plan.body.name} gives at least {min_cosine}.", remedy)
 
 
-# Where a model's weights come from
+# The weights of each model
 
 
-class Source:
-    """The original checkpoint; a tied head is its embedding. Tensors are float32."""
+class OriginalWeights:
+    """float32 tensors of the original checkpoint. The source of a tied lm_head is the embedding."""
 
     def __init__(self, base: Base) -> None:
         self.base, self.checkpoint = base, base.checkpoint
         self.table = f"{base.source_of(HEAD)}.weight"
         self.head_rows = self.checkpoint.tensors[self.table].shape[0]
-        self.kept: dict[str, Any] = {}  # of this layer: what is written is compared with it
+        self.cached: dict[str, Any] = {}  # of the current layer, to compare with what was written
 
     def tensor(self, name: str) -> Any:
-        if name not in self.kept:
-            self.kept[name] = to_torch(self.checkpoint.read(name)).float()
-        return self.kept[name]
+        """Returns the tensor with the name `name` on disk as float32."""
+        if name not in self.cached:
+            self.cached[name] = to_torch(self.checkpoint.read(name)).float()
+        return self.cached[name]
 
-    def forget(self) -> None:
-        self.kept.clear()
+    def free(self) -> None:
+        """Frees the tensors of the current layer."""
+        self.cached.clear()
 
     def head(self, low: int) -> Any:
-        """HEAD_ROWS rows of the head from `low` on."""
+        """Returns rows `low` to `low + HEAD_ROWS` of lm_head, [rows, H]."""
         return to_torch(self.checkpoint.read_rows(self.table, low, low + HEAD_ROWS)).float()
 
 
-class Written(Source):
-    """The quantised one, and how far its weights are from the original's."""
+class QuantizedWeights(OriginalWeights):
+    """Dequantized tensors of the written checkpoint, and their relative errors."""
 
-    def __init__(self, source: Source, checkpoint: Checkpoint, plan: Plan) -> None:
+    def __init__(self, source: OriginalWeights, checkpoint: Checkpoint, plan: Plan) -> None:
         base = source.base
         super().__init__(base)
         self.source, self.checkpoint, self.plan = source, checkpoint, plan
@@ -256,7 +269,7 @@ class Written(Source):
             quantization = read_quantization(checkpoint)
         if quantization is None:
             raise BuildError(
-                f"{checkpoint.path} was written without quantisation settings.",
+                f"{checkpoint.path} was written without quantization settings.",
                 "Please report this.",
             )
         self.quantization = quantization
@@ -266,31 +279,40 @@ class Written(Source):
         if self.same_head and not base.tied_head:
             self.need_unchanged(f"{HEAD}.weight")
         self.own_head = None if self.same_head else self.weight(HEAD)
-        self.head_error = np.zeros(2)  # squares: of the error, of the weight
+        self.head_error = np.zeros(2)  # squared norms: of the error, of the weight
 
     def tensor(self, name: str) -> Any:
+        """Returns the effective weight of a quantized Linear, or an unchanged tensor as float32.
+
+        Raises BuildError if the tensor is not quantized and differs from the original.
+        """
         module = name.removesuffix(".weight")
         if module in self.plan.layers and name != module:
-            value, self.errors[module] = effective(self.weight(module), self.source.tensor(name))
+            original = self.source.tensor(name)
+            value, self.errors[module] = effective_weight(self.weight(module), original)
             return value
         self.need_unchanged(name)
         return super().tensor(name)
 
     def need_unchanged(self, name: str) -> None:
-        """Folding smoothing into norms would change them, often wrongly."""
+        """Raises BuildError if a tensor outside the plan differs from the original.
+
+        Folding smoothing into norms would change them, often wrongly.
+        """
         ours, theirs = self.checkpoint.tensors.get(name), self.source.checkpoint.tensors[name]
         same = ours is not None and (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
         if not same or not same_bytes(self.checkpoint, self.source.checkpoint, name):
             raise BuildError(
-                f"{name} is not quantised and was changed all the same.", "Please report this."
+                f"{name} is not quantized but was changed nevertheless.", "Please report this."
             )
 
     def weight(self, module: str) -> QuantizedWeight:
+        """Returns the weight of `module` as written. Raises BuildError for another scheme."""
         with read_back():
             weight = read_weight(self.checkpoint, self.quantization, module)
         wanted = self.plan.layers[module]
         if weight is None or weight.scheme is not wanted:
-            found = weight.scheme.name if weight else "unquantised"
+            found = weight.scheme.name if weight else "unquantized"
             raise BuildError(
                 f"{module} was written as {found} instead of {wanted.name}.", "Please report this."
             )
@@ -299,16 +321,12 @@ class Written(Source):
     def head(self, low: int) -> Any:
         assert self.own_head is not None
         rows = slice(low, low + HEAD_ROWS)
-        value, wanted = stored_and_wanted(self.own_head, self.source.head(low), rows)
+        value, wanted = dequantized_and_expected(self.own_head, self.source.head(low), rows)
         self.head_error += [float((value - wanted).square().sum()), float(wanted.square().sum())]
-        return (
-            value
-            if self.own_head.pre_quant_scale is None
-            else value * to_torch(self.own_head.pre_quant_scale)
-        )
+        return smoothed(self.own_head, value)
 
     def finish(self) -> None:
-        """The head's error is known once all its rows were asked for."""
+        """Records the error of lm_head, which is known after the last call of `head`."""
         if not self.same_head:
             error, size = self.head_error
             self.errors[HEAD] = math.sqrt(error / max(size, 1e-60))
@@ -316,17 +334,17 @@ class Written(Source):
 
 @contextmanager
 def read_back() -> Iterator[None]:
-    """What cannot be read of our own result is no fault of the checkpoint that was given."""
+    """Reports a CheckpointError about our own result as a BuildError."""
     try:
         yield
     except CheckpointError as error:
         raise BuildError(
-            f"what was written cannot be read back: {error.what}", "Please report this."
+            f"the written checkpoint cannot be read back: {error.what}", "Please report this."
         ) from error
 
 
 def same_bytes(ours: Checkpoint, theirs: Checkpoint, name: str) -> bool:
-    """Compared some rows at a time: an embedding is large."""
+    """Returns whether both tensors have the same bytes. Reads HEAD_ROWS rows at a time."""
     shape = ours.tensors[name].shape
     if len(shape) < 2:
         return bytes(as_bytes(ours.read(name))) == bytes(as_bytes(theirs.read(name)))
@@ -337,43 +355,48 @@ def same_bytes(ours: Checkpoint, theirs: Checkpoint, name: str) -> bool:
     )
 
 
-def effective(weight: QuantizedWeight, original: Any) -> tuple[Any, float]:
-    """The weight that raw activations meet, and its relative error.
+def effective_weight(weight: QuantizedWeight, original: Any) -> tuple[Any, float]:
+    """Returns the weight [out, in] that multiplies raw activations, and its relative RMS error.
 
-    Smoothing makes some inputs small and others great on purpose: the error is that of the weight
-    as stored, against the original divided by the smoothing, which is where its rounding was done.
+    The error is that of the dequantized weight against the original divided by pre_quant_scale,
+    because that quotient is what was rounded.
     """
-    value, wanted = stored_and_wanted(weight, original)
+    value, wanted = dequantized_and_expected(weight, original)
     error = float((value - wanted).norm() / wanted.norm().clamp_min(1e-30))
-    return (
-        value if weight.pre_quant_scale is None else value * to_torch(weight.pre_quant_scale)
-    ), error
+    return smoothed(weight, value), error
 
 
-def stored_and_wanted(
+def dequantized_and_expected(
     weight: QuantizedWeight, original: Any, rows: slice = slice(None)
 ) -> tuple[Any, Any]:
+    """Returns the dequantized weight, and the original divided by pre_quant_scale: [rows, in]."""
     value = to_torch(dequantize_stored(weight, rows))
-    return value, (
-        original if weight.pre_quant_scale is None else original / to_torch(weight.pre_quant_scale)
-    )
+    if weight.pre_quant_scale is None:
+        return value, original
+    return value, original / to_torch(weight.pre_quant_scale)
+
+
+def smoothed(weight: QuantizedWeight, value: Any) -> Any:
+    """Returns a dequantized weight [rows, in] times pre_quant_scale, where there is one."""
+    return value if weight.pre_quant_scale is None else value * to_torch(weight.pre_quant_scale)
 
 
 def hidden_states(
     base: Base,
-    models: Sequence[Source],
+    models: Sequence[OriginalWeights],
     windows: Sequence[Sequence[int]],
     advance: Callable[[int], None],
 ) -> list[Any]:
-    """After the final norm of each model, float32 [tokens, H]. All goes through a layer before the
-    next is read."""
+    """Returns each model's hidden states after the final norm, float32 [tokens, H].
+
+    Each layer is read once and run on all windows before the next one is read.
+    """
     import torch
 
     decoder = Decoder(base, torch.float32)
     longest = max(map(len, windows))
-    padded = [
-        [*window, *[0] * (longest - len(window))] for window in windows
-    ]  # a causal model does not look ahead
+    # padding on the right changes nothing: the model is causal
+    padded = [[*window, *[0] * (longest - len(window))] for window in windows]
     states = [decoder.embed(padded)] * len(models)
     for i in range(base.num_layers):
         for k, weights in enumerate(models):
@@ -381,7 +404,7 @@ def hidden_states(
                 states[k] = decoder.run(i, layer, states[k])
             advance(1)
         for weights in models:
-            weights.forget()
+            weights.free()
     final = [
         decoder.finish(state, weights.tensor) for state, weights in zip(states, models, strict=True)
     ]

@@ -1,8 +1,7 @@
-"""transformers' own decoder with one layer in memory at a time: its layers, and what each is called
-with.
+"""The decoder of transformers, run with the weights of one layer in memory at a time.
 
-Knows torch and transformers. Weights come from whoever calls, by their names on disk. Knows no
-quantisation.
+Knows torch and transformers. The caller reads the weights, by their names on disk. Knows no
+quantization.
 """
 
 from __future__ import annotations
@@ -20,25 +19,27 @@ from edgespec.errors import CheckpointError
 from edgespec.quantize.base import EMBEDDING, HEAD, Base
 from edgespec.quantize.tensors import to_torch
 
-Read = Callable[[str], Any]  # a tensor by its name on disk
+Read = Callable[[str], Any]  # name on disk -> tensor
 Shape = tuple[int, int]  # [B, S]
 
 
 class Decoder:
-    """Layers are empty until `loaded`; states are [B, S, H] on the host."""
+    """A decoder whose layers are empty until `loaded`. Hidden states are [B, S, H] on the host."""
 
     def __init__(self, base: Base, dtype: Any = None, device: str = "cpu") -> None:
-        """`dtype` None: the checkpoint's own. Raises CheckpointError where config.json and tensors
-        do not agree."""
+        """`dtype` None uses the checkpoint's dtype.
+
+        Raises CheckpointError if config.json and the tensors do not agree.
+        """
         self.base, self.device = base, device
-        self.model = skeleton(base, dtype)  # with its head
+        self.model = skeleton(base, dtype)  # lm_head included
         self.model.model.rotary_emb.to(device)
         self.dtype = next(self.model.model.layers.parameters()).dtype
         self.calls: dict[Shape, list[dict[str, Any]]] = {}
         check_names(self)
 
     def embed(self, ids: Sequence[Sequence[int]]) -> Any:
-        """Rows of the table for ids [B, S]; only the rows that are used are read."""
+        """Returns the embeddings [B, S, H] of ids [B, S]. Reads only the rows that are used."""
         import torch
 
         name = f"{self.base.stored(EMBEDDING)}.weight"
@@ -46,67 +47,69 @@ class Decoder:
         rows = np.concatenate(
             [self.base.checkpoint.read_rows(name, row, row + 1) for row in needed.tolist()]
         )
-        return (
-            to_torch(rows)
-            .to(self.dtype)[torch.from_numpy(places.reshape(-1))]
-            .view(len(ids), len(ids[0]), -1)
-        )
+        embedded = to_torch(rows).to(self.dtype)[torch.from_numpy(places.reshape(-1))]
+        return embedded.view(len(ids), len(ids[0]), -1)
 
     @contextmanager
     def loaded(self, i: int, read: Read) -> Iterator[Any]:
+        """Loads layer i within the block, and frees its memory afterwards."""
         layer = self.model.model.layers[i]
         fill(layer, f"{STACK}.layers.{i}", self.base, read, self.device)
         try:
             yield layer
         finally:
             layer.to("meta")
-            give_back()
+            trim_heap()
 
     def run(self, i: int, layer: Any, state: Any) -> Any:
-        """What layer i makes of a state."""
+        """Returns the output [B, S, H] of layer i for the hidden states [B, S, H]."""
         given = self.given((state.shape[0], state.shape[1]))[i]
         output = layer(state.to(self.device), **given)
         return (output[0] if isinstance(output, tuple) else output).cpu()
 
     def finish(self, state: Any, read: Read) -> Any:
-        """The final norm."""
+        """Returns the hidden states [B, S, H] after the final norm."""
         norm = self.model.model.norm
         fill(norm, f"{STACK}.norm", self.base, read, self.device)
         return norm(state.to(self.device)).cpu()
 
-    def holder_of_head(self, weight: Any) -> Any:
-        """The head under its name, which ModelOpt's own lists of names go by."""
+    def head_module(self, weight: Any) -> Any:
+        """Returns a ModuleDict with lm_head under its name, which ModelOpt's patterns match."""
         import torch
 
         head = self.model.lm_head
         head.weight = torch.nn.Parameter(weight.to(self.device, self.dtype), requires_grad=False)
         return torch.nn.ModuleDict({HEAD: head})
 
-    def forget(self, i: int) -> None:
-        """A packed layer is of no more use."""
+    def free(self, i: int) -> None:
+        """Removes layer i, whose packed weights are no longer needed."""
         import torch
 
         self.model.model.layers[i] = torch.nn.Identity()
 
     def given(self, shape: Shape) -> list[dict[str, Any]]:
-        """What the model gives each of its layers beside the state: positions and masks."""
+        """Returns the keyword arguments of each layer for [B, S]: positions, RoPE, masks."""
         if shape not in self.calls:
             self.calls[shape] = recorded(self.model, shape, self.dtype, self.device)
         return self.calls[shape]
 
 
-def give_back() -> None:
-    """glibc keeps what was freed in pieces of many sizes: 50 MB a layer were measured, and grow
-    with each."""
-    trim = getattr(
-        ctypes.CDLL(None), "malloc_trim", None
-    )  # musl and macOS have none, nor this habit
+def trim_heap() -> None:
+    """Returns freed heap memory to the system.
+
+    glibc keeps freed blocks of many sizes: 50 MB per layer were measured.
+    """
+    # musl and macOS have no malloc_trim, and do not need it
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def skeleton(base: Base, dtype: Any) -> Any:
-    """The text model without weights; its buffers (RoPE's frequencies) are real."""
+    """Returns the text model on the meta device; its buffers (RoPE frequencies) are real.
+
+    Raises CheckpointError if transformers cannot build a model from config.json.
+    """
     import torch
     from accelerate import init_empty_weights
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -123,27 +126,27 @@ def skeleton(base: Base, dtype: Any) -> Any:
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise CheckpointError(
-            f"transformers makes no model of {path / 'config.json'}: {reason}"
+            f"transformers cannot build a model from {path / 'config.json'}: {reason}"
         ) from error
     return model.eval()
 
 
 def stored_dtype(base: Base) -> str:
+    """Returns the dtype of the stored embedding, such as "bfloat16"."""
     return base.checkpoint.tensors[f"{base.stored(EMBEDDING)}.weight"].dtype
 
 
 def check_names(decoder: Decoder) -> None:
-    """Every weight of the model must be there, in its shape."""
+    """Raises CheckpointError if a weight of the model is missing or has another shape on disk."""
     base, wrong = decoder.base, []
     for name, parameter in decoder.model.named_parameters():
-        info = base.checkpoint.tensors.get(base.stored(name))
-        if name != f"{HEAD}.weight" and (info is None or info.shape != tuple(parameter.shape)):
-            found = (
-                "missing"
-                if info is None
-                else f"{list(info.shape)} instead of {list(parameter.shape)}"
-            )
-            wrong.append(f"{base.stored(name)} ({found})")
+        info, expected = base.checkpoint.tensors.get(base.stored(name)), tuple(parameter.shape)
+        if name == f"{HEAD}.weight":
+            continue
+        if info is None:
+            wrong.append(f"{base.stored(name)} (missing)")
+        elif info.shape != expected:
+            wrong.append(f"{base.stored(name)} ({list(info.shape)} instead of {list(expected)})")
     if wrong:
         raise CheckpointError(
             f"the tensors of {base.checkpoint.path} are not those of its config.json:"
@@ -152,7 +155,7 @@ def check_names(decoder: Decoder) -> None:
 
 
 def fill(module: Any, prefix: str, base: Base, read: Read, device: str) -> None:
-    """Put weights into `module`, which stands at `prefix` in our names."""
+    """Loads the weights of `module`, whose own name is `prefix`."""
     import torch
 
     for name, empty in list(module.named_parameters()):
@@ -163,7 +166,7 @@ def fill(module: Any, prefix: str, base: Base, read: Read, device: str) -> None:
 
 
 def recorded(model: Any, shape: Shape, dtype: Any, device: str) -> list[dict[str, Any]]:
-    """Run the model with layers that only take down what they are called with."""
+    """Returns the keyword arguments that the model passes to each of its layers for [B, S]."""
     import torch
 
     calls: list[dict[str, Any]] = []

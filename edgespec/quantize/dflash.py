@@ -36,14 +36,14 @@ class BlockAttention(nn.Module):
             layer.head_dim,
         )
         self.window, self.causal = config.windows[index], config.causal[index]
-        self.q_proj = nn.Linear(hidden, queries, bias=layer.qkv_bias)
-        self.k_proj = nn.Linear(hidden, keys, bias=layer.qkv_bias)
-        self.v_proj = nn.Linear(hidden, keys, bias=layer.qkv_bias)
-        self.o_proj = nn.Linear(queries, hidden, bias=layer.o_bias)
-        if layer.qk_norm:
-            self.q_norm = RMSNorm(layer.head_dim, layer.rms_norm_eps)
-            self.k_norm = RMSNorm(layer.head_dim, layer.rms_norm_eps)
-        self.qk_norm = layer.qk_norm
+        self.q_proj = nn.Linear(hidden, queries, bias=layer.attention.qkv_bias)
+        self.k_proj = nn.Linear(hidden, keys, bias=layer.attention.qkv_bias)
+        self.v_proj = nn.Linear(hidden, keys, bias=layer.attention.qkv_bias)
+        self.o_proj = nn.Linear(queries, hidden, bias=layer.attention.o_bias)
+        if layer.attention.qk_norm:
+            self.q_norm = RMSNorm(layer.head_dim, layer.norm.eps)
+            self.k_norm = RMSNorm(layer.head_dim, layer.norm.eps)
+        self.qk_norm = layer.attention.qk_norm
 
     def forward(self, x: Tensor, context: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """The block x [B, H] behind the context [n, H] -> [B, H]"""
@@ -79,9 +79,9 @@ class BlockAttention(nn.Module):
 class Layer(nn.Module):
     def __init__(self, config: DFlashConfig, index: int) -> None:
         super().__init__()
-        hidden, eps, layer = config.decoder.hidden_size, config.decoder.rms_norm_eps, config.decoder
+        hidden, eps, layer = config.decoder.hidden_size, config.decoder.norm.eps, config.decoder
         self.self_attn = BlockAttention(config, index)
-        self.mlp = MLP(hidden, layer.intermediate_size, bias=layer.mlp_bias)
+        self.mlp = MLP(hidden, layer.intermediate_size, bias=layer.layers[0].mlp.bias)
         self.input_layernorm = RMSNorm(hidden, eps)
         self.post_attention_layernorm = RMSNorm(hidden, eps)
 
@@ -97,7 +97,7 @@ class DFlash(nn.Module):
             config  # `config` is what ModelOpt takes for a transformers one, and writes to
         )
         layer = config.decoder
-        hidden, eps = layer.hidden_size, layer.rms_norm_eps
+        hidden, eps = layer.hidden_size, layer.norm.eps
         self.fc = nn.Linear(
             len(config.aux_layer_ids) * config.target_hidden_size, hidden, bias=False
         )

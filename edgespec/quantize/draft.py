@@ -26,7 +26,7 @@ from edgespec.methods.dflash import DFlashConfig
 from edgespec.methods.eagle3 import Eagle3Config
 from edgespec.quantize import calibration, modelopt, work
 from edgespec.quantize import check as checking
-from edgespec.quantize.base import EMBEDDING, HEAD, base_config, refuse_quantised
+from edgespec.quantize.base import EMBEDDING, HEAD, base_config, refuse_quantized
 from edgespec.quantize.layerwise import Progress
 from edgespec.quantize.llm import (
     Options,
@@ -40,7 +40,7 @@ from edgespec.quantize.llm import (
     write_manifest,
     write_sidecars,
 )
-from edgespec.quantize.plan import Plan, make_plan, quantised_bytes, refuse_full_disk, size_bytes
+from edgespec.quantize.plan import Plan, make_plan, quantized_bytes, refuse_full_disk, size_bytes
 from edgespec.quantize.tensors import (
     Piece,
     array_piece,
@@ -74,7 +74,7 @@ def quantize_draft(
             "--kv-cache-quantization: a draft's cache stays as it is.", "Leave the flag out."
         )
     draft = open_checkpoint(draft_dir, allow_pickle=options.allow_pickle)
-    refuse_quantised(draft)
+    refuse_quantized(draft)
     config = detect(draft)
     if isinstance(config, ModelConfig):
         raise UnsupportedModel(
@@ -194,7 +194,7 @@ def size_to_write(
         plan, layers={module: s for module, s in plan.layers.items() if module not in own.layers}
     )
     size = size_bytes(named, own, lambda module: stored(names, module))
-    return size + (quantised_bytes(beside, {HEAD: lent}) if lent else 0)
+    return size + (quantized_bytes(beside, {HEAD: lent}) if lent else 0)
 
 
 def stored_names(draft: Checkpoint, config: Eagle3Config) -> dict[str, str]:
@@ -419,7 +419,7 @@ def compare(
             weight = read_weight(written, quantization, on_disk(names, module))
         if weight is None or weight.scheme is not scheme:
             raise BuildError(f"{module} was not written as {scheme.name}.", "Please report this.")
-        quantised[f"{module}.weight"], errors[module] = checking.effective(
+        quantised[f"{module}.weight"], errors[module] = checking.effective_weight(
             weight, original[f"{module}.weight"]
         )
     for own, name in names.items():

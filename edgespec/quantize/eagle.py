@@ -34,13 +34,13 @@ class RMSNorm(nn.Module):
 class Attention(nn.Module):
     def __init__(self, config: Eagle3Config, in_features: int) -> None:
         super().__init__()
-        layer = config.decoder
+        layer = config.decoder.attention
         self.num_heads, self.num_kv_heads, self.head_dim = (
             layer.num_heads,
             layer.num_kv_heads,
             layer.head_dim,
         )
-        self.window = layer.sliding_window
+        self.window = layer.window
         self.q_proj = nn.Linear(in_features, layer.num_heads * layer.head_dim, bias=layer.qkv_bias)
         self.k_proj = nn.Linear(
             in_features, layer.num_kv_heads * layer.head_dim, bias=layer.qkv_bias
@@ -49,11 +49,11 @@ class Attention(nn.Module):
             in_features, layer.num_kv_heads * layer.head_dim, bias=layer.qkv_bias
         )
         self.o_proj = nn.Linear(
-            layer.num_heads * layer.head_dim, layer.hidden_size, bias=layer.o_bias
+            layer.num_heads * layer.head_dim, config.decoder.hidden_size, bias=layer.o_bias
         )
         if layer.qk_norm:
-            self.q_norm = RMSNorm(layer.head_dim, layer.rms_norm_eps)
-            self.k_norm = RMSNorm(layer.head_dim, layer.rms_norm_eps)
+            self.q_norm = RMSNorm(layer.head_dim, config.decoder.norm.eps)
+            self.k_norm = RMSNorm(layer.head_dim, config.decoder.norm.eps)
         self.qk_norm = layer.qk_norm
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -101,9 +101,11 @@ class Layer(nn.Module):
 
     def __init__(self, config: Eagle3Config, first: bool) -> None:
         super().__init__()
-        hidden, eps = config.decoder.hidden_size, config.decoder.rms_norm_eps
+        hidden, eps = config.decoder.hidden_size, config.decoder.norm.eps
         self.self_attn = Attention(config, 2 * hidden if first else hidden)
-        self.mlp = MLP(hidden, config.decoder.intermediate_size, bias=config.decoder.mlp_bias)
+        self.mlp = MLP(
+            hidden, config.decoder.intermediate_size, bias=config.decoder.layers[0].mlp.bias
+        )
         self.input_layernorm = RMSNorm(hidden, eps)
         self.post_attention_layernorm = RMSNorm(hidden, eps)
         if first:
@@ -131,7 +133,7 @@ class Eagle3(nn.Module):
         )
         hidden, eps, aux_layers = (
             config.decoder.hidden_size,
-            config.decoder.rms_norm_eps,
+            config.decoder.norm.eps,
             config.num_aux_layers,
         )
         if config.norm_before_fc:

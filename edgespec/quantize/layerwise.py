@@ -1,9 +1,8 @@
-"""ModelOpt's calibration of one decoder layer after the other: the memory of one, and no finished
-one is lost.
+"""ModelOpt's calibration, one decoder layer at a time, with a resumable record of finished layers.
 
-A part is a layer, and at the end the head where it is quantised: calibrated on what the unquantised
-layers before it make of the windows, packed, and kept in the work directory. Knows the order of the
-work; formats are ModelOpt's.
+A part is a layer or, last, a quantized lm_head. It is calibrated on the outputs of the unquantized
+layers before it, packed, and saved in the work directory. Knows the order of the work; formats are
+ModelOpt's.
 """
 
 from __future__ import annotations
@@ -16,34 +15,42 @@ from typing import Any, Protocol
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.names import STACK
 from edgespec.quantize import modelopt
-from edgespec.quantize.base import HEAD, left_alone
+from edgespec.quantize.base import HEAD, unquantized_globs
 from edgespec.quantize.decoder import Decoder
 from edgespec.quantize.plan import Plan
 from edgespec.quantize.tensors import Piece, copied, stored_pieces, to_torch
 from edgespec.quantize.work import Work
 
-BATCH_TOKENS = 4096  # AWQ's search rounds every weight anew for each batch
-HEAD_TOKENS = 256  # the logits of a batch are wide
+BATCH_TOKENS = 4096  # AWQ's search quantizes every weight once per batch
+HEAD_TOKENS = 256  # per call of lm_head: its logits are wide
 
 
 class Progress(Protocol):
-    """Told how far the work is: `start` names a stage and its total."""
+    """Receives the progress of the work."""
 
-    def start(self, stage: str, total: int) -> None: ...
+    def start(self, stage: str, total: int) -> None:
+        """Begins a stage of `total` units."""
 
-    def advance(self, amount: int) -> None: ...
+    def advance(self, amount: int) -> None:
+        """Counts `amount` finished units of the stage."""
 
 
 def batches(windows: Sequence[Sequence[int]]) -> list[list[Sequence[int]]]:
-    """Windows, all of one length, in batches of about equal size."""
-    most = max(1, BATCH_TOKENS // len(windows[0]))
-    count = -(-len(windows) // most)
+    """Returns the windows, all of one length, in batches of about equal size.
+
+    A batch has at most BATCH_TOKENS tokens, or one window.
+    """
+    max_windows = max(1, BATCH_TOKENS // len(windows[0]))
+    count = -(-len(windows) // max_windows)
     cuts = [len(windows) * i // count for i in range(count + 1)]
     return [list(windows[low:high]) for low, high in pairwise(cuts)]
 
 
 class Calibration:
-    """A decoder with quantizers, and the states on their way through it."""
+    """The calibration of a decoder with quantizers over batches of token ids.
+
+    Holds the hidden states of one layer's input.
+    """
 
     def __init__(
         self,
@@ -54,44 +61,41 @@ class Calibration:
         progress: Progress,
         log: modelopt.Log,
     ) -> None:
-        self.decoder, self.plan, self.ids, self.work, self.progress, self.log = (
-            decoder,
-            plan,
-            ids,
-            work,
-            progress,
-            log,
-        )
-        self.at = 0  # the layer whose inputs `states` are
+        self.decoder, self.plan, self.ids = decoder, plan, ids
+        self.work, self.progress, self.log = work, progress, log
+        self.at = 0  # `states` are the inputs of this layer
         self.states: list[Any] | None = None
 
     def read(self, name: str) -> Any:
+        """Returns a tensor of the base by its name on disk."""
         return to_torch(self.decoder.base.checkpoint.read(name))
 
     def steps(self, number: int) -> int:
+        """Returns the number of progress steps of part `number`."""
+        if number < self.num_layers:
+            return modelopt.steps(self.plan, len(self.ids))
         tokens = len(self.ids[0][0]) * sum(map(len, self.ids))
-        return modelopt.steps(
-            self.plan, len(self.ids) if number < self.num_layers else -(-tokens // HEAD_TOKENS)
-        )
+        return modelopt.steps(self.plan, -(-tokens // HEAD_TOKENS))
 
     @property
     def num_layers(self) -> int:
+        """The number of decoder layers."""
         return self.decoder.base.num_layers
 
     @property
     def num_parts(self) -> int:
+        """The number of layers, plus one for a quantized lm_head."""
         return self.num_layers + (self.plan.head is not None)
 
     def run(self) -> None:
+        """Calibrates and packs the parts that the work directory does not have."""
         numbers = range(self.num_parts)
         missing = [number for number in numbers if number not in self.work.parts]
         if self.work.parts:
             self.work.resumed_at = missing[0] if missing else self.num_parts
-        where = (
-            f" (resumed at {place(missing[0], self.num_layers)})"
-            if self.work.parts and missing
-            else ""
-        )
+        where = ""
+        if self.work.parts and missing:
+            where = f" (resumed at {part_label(missing[0], self.num_layers)})"
         self.progress.start(f"calibrate{where}", sum(map(self.steps, numbers)))
         if self.work.parts:
             self.progress.advance(sum(map(self.steps, self.work.parts)))
@@ -104,19 +108,22 @@ class Calibration:
                 self.work.keep_states(self.at, states)
 
     def go_to(self, number: int) -> None:
-        """Have the states that a part begins with: kept ones, or the embeddings and the layers
-        before."""
+        """Sets `states` to the inputs of part `number`.
+
+        Starts from saved states if there are any, otherwise from the embeddings.
+        """
         if self.states is not None and self.at == number:
             return
         if (found := self.work.states(number)) is not None:
             self.at, self.states = found
         elif self.states is None or self.at > number:
-            self.at, self.states = 0, [self.decoder.embed(one) for one in self.ids]
+            self.at, self.states = 0, [self.decoder.embed(batch) for batch in self.ids]
         while self.at < number:
-            self.states = self.plain(self.at, self.states)
+            self.states = self.unquantized(self.at, self.states)
             self.at += 1
 
-    def plain(self, number: int, states: Sequence[Any]) -> list[Any]:
+    def unquantized(self, number: int, states: Sequence[Any]) -> list[Any]:
+        """Returns the outputs [B, S, H] of a layer without quantizers, one per batch."""
         import torch
 
         with (
@@ -128,17 +135,19 @@ class Calibration:
             return [self.decoder.run(number, layer, state) for state in states]
 
     def layer(self, number: int) -> tuple[dict[str, Any], list[Any]]:
-        """Its packed tensors by their names on disk, and what it makes of the states
-        unquantised."""
+        """Calibrates and packs a layer.
+
+        Returns its packed tensors by their names on disk, and its unquantized outputs [B, S, H] for
+        each batch.
+        """
         assert self.states is not None
         outputs: dict[int, Any] = {}
         decoder, states = self.decoder, self.states
 
         def call(i: int) -> None:
             output = decoder.run(number, layer, states[i])
-            outputs.setdefault(
-                i, output
-            )  # of the first pass: a quantised cache is on in later ones
+            # keep the output of the first pass: later passes quantize the KV cache
+            outputs.setdefault(i, output)
 
         with decoder.loaded(number, self.read) as layer:
             modelopt.calibrate(
@@ -148,11 +157,12 @@ class Calibration:
             packed = modelopt.pack(
                 layer, lambda: decoder.run(number, layer, few), decoder.dtype, self.log
             )
-        tensors = self.kept(packed, f"{STACK}.layers.{number}.")
-        decoder.forget(number)
+        tensors = self.planned(packed, f"{STACK}.layers.{number}.")
+        decoder.free(number)
         return tensors, [outputs[i] for i in range(len(states))]
 
     def head(self) -> tuple[dict[str, Any], list[Any]]:
+        """Calibrates and packs lm_head. Returns its packed tensors, and no states."""
         import torch
 
         assert self.states is not None
@@ -162,19 +172,21 @@ class Calibration:
             rows: Any = torch.cat(
                 [decoder.finish(state, self.read).flatten(0, 1) for state in self.states]
             )
-            holder = decoder.holder_of_head(self.read(name))
+            module = decoder.head_module(self.read(name))
         chunks = list(rows.split(HEAD_TOKENS))
 
         def call(chunk: Any) -> None:
-            holder[HEAD](chunk[None].to(decoder.device))
+            module[HEAD](chunk[None].to(decoder.device))
 
-        modelopt.calibrate(holder, self.plan, chunks, call, self.progress.advance, self.log)
-        packed = modelopt.pack(holder, lambda: call(chunks[0][:2]), decoder.dtype, self.log)
-        return self.kept(packed, ""), []
+        modelopt.calibrate(module, self.plan, chunks, call, self.progress.advance, self.log)
+        packed = modelopt.pack(module, lambda: call(chunks[0][:2]), decoder.dtype, self.log)
+        return self.planned(packed, ""), []
 
-    def kept(self, packed: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-        """Weights of the plan, and every scale; norms and biases are copied from the source at the
-        end."""
+    def planned(self, packed: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+        """Returns the plan's weights and all scales by their names on disk.
+
+        Norms and biases are left out: `merged` copies them from the source.
+        """
         base = self.decoder.base
         named = {base.stored(f"{prefix}{name}"): tensor for name, tensor in packed.items()}
         unchanged = base.checkpoint.tensors.keys() - {
@@ -183,12 +195,13 @@ class Calibration:
         return {name: tensor for name, tensor in named.items() if name not in unchanged}
 
 
-def place(number: int, num_layers: int) -> str:
+def part_label(number: int, num_layers: int) -> str:
+    """Returns the words for part `number` in messages."""
     return f"layer {number + 1} of {num_layers}" if number < num_layers else "the last step"
 
 
 def settings_on_disk(decoder: Decoder, plan: Plan, log: modelopt.Log) -> modelopt.Settings:
-    """Give the decoder its quantizers; the settings name modules as they stand on disk."""
+    """Inserts quantizers into the decoder. Returns ModelOpt's settings with the names on disk."""
     base = decoder.base
     stack = f"{base.stack}."
     own = [
@@ -196,17 +209,19 @@ def settings_on_disk(decoder: Decoder, plan: Plan, log: modelopt.Log) -> modelop
         for name in plan.left_out
     ]
     settings = modelopt.insert_quantizers(decoder.model, plan, own, log)
-    beside, inside = (modelopt.renamed(one, base.stored) for one in settings)
-    more = left_alone(base.checkpoint)
-    for holder, key in ((beside["quantization"], "exclude_modules"), (inside, "ignore")):
-        if key in holder:
-            holder[key] += [glob for glob in more if glob not in holder[key]]
+    beside, inside = (modelopt.renamed(section, base.stored) for section in settings)
+    globs = unquantized_globs(base.checkpoint)
+    for section, key in ((beside["quantization"], "exclude_modules"), (inside, "ignore")):
+        if key in section:
+            section[key] += [glob for glob in globs if glob not in section[key]]
     return beside, inside
 
 
 def merged(paths: Sequence[Path], checkpoint: Checkpoint) -> list[Piece]:
-    """The checkpoint's tensors byte for byte and in its order, what a quantised Linear became in
-    its place."""
+    """Returns the checkpoint's tensors in its order, byte for byte.
+
+    The packed tensors in the files `paths` replace the weights that they were made from.
+    """
     parts: dict[str, dict[str, Piece]] = {}
     for path in paths:
         for piece in stored_pieces(path):

@@ -1,4 +1,4 @@
-"""From a base checkpoint to its quantised directory: `quantize_llm` is the order of the work.
+"""Quantizes a base checkpoint; `quantize_llm` is the order of the work.
 
 Knows what is refused, what is written beside the weights, and what the manifest records.
 """
@@ -25,7 +25,7 @@ from edgespec.quantize.plan import (
     Plan,
     matrix,
     plan_base,
-    quantised_bytes,
+    quantized_bytes,
     refuse_full_disk,
     refuse_not_finite,
     size_bytes,
@@ -34,15 +34,15 @@ from edgespec.quantize.tensors import write_model
 from edgespec.schemes import check_target, scheme_to_make
 
 HF_QUANT_CONFIG = "hf_quant_config.json"
-_KEPT_APART = {bundle.CONFIG, bundle.MANIFEST, HF_QUANT_CONFIG, "model.safetensors.index.json"}
-_TEXTS = {".json", ".jinja", ".model", ".txt"}
+_WRITTEN_HERE = {bundle.CONFIG, bundle.MANIFEST, HF_QUANT_CONFIG, "model.safetensors.index.json"}
+_SIDE_FILE_SUFFIXES = {".json", ".jinja", ".model", ".txt"}
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The flags of `edgespec quantize`. Sizes of None: what suits the device.
+    """The flags of `edgespec quantize`. A size of None means the default of the device.
 
-    Raises UnsupportedModel for a format that the `target`, where one is named, cannot run.
+    Raises UnsupportedModel for a format that `target`, if given, cannot run.
     """
 
     quantization: str
@@ -63,16 +63,18 @@ class Options:
 
     @property
     def samples(self) -> int:
+        """The maximum number of calibration windows."""
         return self.num_samples or (16 if self.device == "cpu" else 512)
 
     @property
     def seq_len(self) -> int:
+        """Tokens per calibration window."""
         return self.calib_seq_len or (256 if self.device == "cpu" else 512)
 
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """What was written. `report` is None where it was there already."""
+    """The written directory, its manifest, and notes for the user."""
 
     directory: Path
     manifest: dict[str, Any]
@@ -82,11 +84,11 @@ class Quantized:
 def quantize_llm(
     model_dir: str, out: Path, options: Options, progress: Progress, log: modelopt.Log
 ) -> Quantized:
-    """Write the quantised checkpoint to `out`. A run that fails or is stopped leaves no `out`, but
-    finished layers.
+    """Writes the quantized checkpoint to `out`.
 
+    A run that fails or is stopped leaves no `out`; its finished layers are kept for the next run.
     Raises CheckpointError, UnsupportedModel, RequestError, EnvironmentProblem or OutputError before
-    any work, and BuildError where the result is broken.
+    any work, and BuildError if the result is broken.
     """
     base = base_of(open_checkpoint(model_dir, allow_pickle=options.allow_pickle))
     plan = plan_base(
@@ -104,19 +106,18 @@ def quantize_llm(
     if plan.streamed:
         work.refuse_unfinished(out, request)
         refuse_full_disk(out, size_bytes(base.checkpoint, plan, base.source_of))
-        return written(job, None)
+        return run_job(job, None)
     with work.opened(out, request) as kept:
-        refuse_full_disk(
-            out, calibrated_bytes(job) - sum(entry["bytes"] for entry in kept.entries.values())
-        )
-        result = written(job, kept)
+        finished_bytes = sum(entry["bytes"] for entry in kept.entries.values())
+        refuse_full_disk(out, calibrated_bytes(job) - finished_bytes)
+        result = run_job(job, kept)
         work.finish(kept.directory)
     return result
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What was asked for, understood."""
+    """One resolved quantization."""
 
     base: Base
     plan: Plan
@@ -128,7 +129,8 @@ class Job:
     log: modelopt.Log
 
 
-def written(job: Job, kept: work.Work | None) -> Quantized:
+def run_job(job: Job, kept: work.Work | None) -> Quantized:
+    """Calibrates, packs, writes and checks; `kept` is the work directory of a calibrated plan."""
     base, plan, options, progress = job.base, job.plan, job.options, job.progress
     digest = read_all(base.checkpoint, progress)
     if kept is not None:
@@ -159,7 +161,7 @@ def written(job: Job, kept: work.Work | None) -> Quantized:
 
 
 def read_all(checkpoint: Checkpoint, progress: Progress) -> str:
-    """The sha256 of all weights. Raises CheckpointError where some are not finite."""
+    """Returns the sha256 of all weights. Raises CheckpointError for NaN or Inf."""
     progress.start("weights", sum(info.num_bytes for info in checkpoint.tensors.values()))
     return refuse_not_finite(checkpoint, progress.advance)
 
@@ -167,7 +169,10 @@ def read_all(checkpoint: Checkpoint, progress: Progress) -> str:
 def prepare(
     options: Options, progress: Progress, log: modelopt.Log, *, with_modelopt: bool
 ) -> None:
-    """The imports and the device, before the first byte is written."""
+    """Imports ModelOpt and checks the device before anything is written.
+
+    Raises EnvironmentProblem for a missing CUDA device or another version of ModelOpt.
+    """
     progress.start("import", 1)
     if with_modelopt:
         modelopt.start(log)
@@ -176,6 +181,7 @@ def prepare(
 
 
 def tokenizer_of(checkpoint: Checkpoint, log: modelopt.Log) -> Any:
+    """Returns the tokenizer of transformers. Raises CheckpointError if it cannot be read."""
     with modelopt.captured(log):
         from transformers import AutoTokenizer
 
@@ -183,7 +189,7 @@ def tokenizer_of(checkpoint: Checkpoint, log: modelopt.Log) -> Any:
             return AutoTokenizer.from_pretrained(checkpoint.path, trust_remote_code=False)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
-                f"{checkpoint.path} has no tokenizer that can be read:"
+                f"the tokenizer of {checkpoint.path} cannot be read:"
                 f" {str(error).partition(chr(10))[0]}",
                 "Put the model's tokenizer files beside its weights.",
             ) from error
@@ -193,12 +199,13 @@ def tokenizer_of(checkpoint: Checkpoint, log: modelopt.Log) -> Any:
 
 
 def write_streamed(job: Job, staging: Path) -> modelopt.Settings:
+    """Converts the weights one by one into `staging`. Returns the settings on disk."""
     job.progress.start("export", size_bytes(job.base.checkpoint, job.plan, job.base.source_of))
     return stream.write_mxfp8(job.base, job.plan, staging, job.progress.advance)
 
 
 def calibrate(job: Job, windows: calibration.Windows, kept: work.Work) -> modelopt.Settings:
-    """Calibrate and pack layer by layer, beginning with the first that is not there yet."""
+    """Calibrates and packs the layers that `kept` does not have. Returns the settings on disk."""
     with modelopt.captured(job.log):
         decoder = Decoder(job.base, device=job.options.device)
     settings = layerwise.settings_on_disk(decoder, job.plan, job.log)
@@ -208,6 +215,7 @@ def calibrate(job: Job, windows: calibration.Windows, kept: work.Work) -> modelo
 
 
 def merge(job: Job, kept: work.Work, staging: Path) -> None:
+    """Writes the finished parts and the unquantized tensors into `staging`."""
     paths = [kept.path(number) for number in sorted(kept.parts)]
     pieces = layerwise.merged(paths, job.base.checkpoint)
     job.progress.start("export", sum(piece.num_bytes for piece in pieces))
@@ -215,18 +223,17 @@ def merge(job: Job, kept: work.Work, staging: Path) -> None:
 
 
 def calibrated_bytes(job: Job) -> int:
-    """On the disk while it is worked on: the result, its parts, and two layers' states."""
+    """Returns the disk space of a calibrated run: the result, its parts, two layers' states."""
     base, plan = job.base, job.plan
     tensors = base.checkpoint.tensors
     shapes = {name: matrix(tensors[f"{base.source_of(name)}.weight"]) for name in plan.layers}
     width = tensors[f"{base.stored(EMBEDDING)}.weight"].shape[1]
     states = 2 * 4 * width * job.options.samples * job.options.seq_len
-    return (
-        size_bytes(base.checkpoint, plan, base.source_of) + quantised_bytes(plan, shapes) + states
-    )
+    result = size_bytes(base.checkpoint, plan, base.source_of)
+    return result + quantized_bytes(plan, shapes) + states
 
 
-# What stands beside the weights
+# Files beside the weights
 
 
 def write_sidecars(
@@ -236,8 +243,11 @@ def write_sidecars(
     inside: dict[str, Any],
     more: dict[str, Any] | None = None,
 ) -> None:
-    """The checkpoint's own config.json with the settings (and `more`) in it, hf_quant_config.json,
-    tokenizer."""
+    """Writes config.json, hf_quant_config.json and the tokenizer files.
+
+    `beside` is the content of hf_quant_config.json, `inside` the section `quantization_config` of
+    config.json. `more` holds further keys of config.json.
+    """
     for path in side_files(checkpoint):
         shutil.copyfile(path, staging / path.name)
     bundle.write_json(staging / HF_QUANT_CONFIG, beside)
@@ -247,23 +257,24 @@ def write_sidecars(
 
 
 def side_files(checkpoint: Checkpoint) -> list[Path]:
-    """Small files that travel with the weights: tokenizer, templates, generation_config.json."""
-    there = sorted(
-        path for path in checkpoint.path.iterdir() if path.suffix in _TEXTS and path.is_file()
-    )
+    """Returns the files to copy: tokenizer, chat template, generation_config.json."""
     return [
         path
-        for path in there
-        if path.name not in _KEPT_APART and not path.name.endswith(".index.json")
+        for path in sorted(checkpoint.path.iterdir())
+        if path.suffix in _SIDE_FILE_SUFFIXES
+        and path.is_file()
+        and path.name not in _WRITTEN_HERE
+        and not path.name.endswith(".index.json")
     ]
 
 
 def request_of(
     checkpoint: Checkpoint, options: Options, texts: calibration.Texts
 ) -> dict[str, Any]:
-    """What was asked for, as the manifest records it: the same request is not worked on twice.
+    """Returns the request as the manifest records it: source and options.
 
-    A `name` is only told: requests that differ in nothing else are the same (`work.nameless`).
+    The same request is not run twice. Names are informative only: `work.without_names` compares
+    requests without them.
     """
     digest = hashlib.sha256()
     for path in (checkpoint.path / bundle.CONFIG, *side_files(checkpoint)):
@@ -289,10 +300,10 @@ def request_of(
 def already_there(
     target: Path, request: dict[str, Any], read: Mapping[str, Checkpoint], progress: Progress
 ) -> Quantized | None:
-    """What an earlier run of the same request wrote, if all of it is still there and unchanged.
+    """Returns the result of an earlier run of the same request if it is complete and unchanged.
 
-    The weights that went into it are `read` again: a checkpoint's identity knows only the first
-    bytes of each tensor.
+    Reads all weights of the checkpoints `read` again, because a checkpoint's identity covers only
+    the first bytes of each tensor. Raises BundleError if a file of the result is damaged.
     """
     if not (target / bundle.MANIFEST).is_file():
         return None
@@ -301,16 +312,14 @@ def already_there(
         "kind": "quantize",
         "edgespec": bundle.installed_version("edgespec"),
     }
-    if any(
-        work.nameless(manifest.get(key)) != work.nameless(value) for key, value in wanted.items()
-    ):
+    recorded = {key: manifest.get(key) for key in wanted}
+    if work.without_names(recorded) != work.without_names(wanted):
         return None
-    if manifest.get("weights") != {
-        role: read_all(checkpoint, progress) for role, checkpoint in read.items()
-    }:
+    weights = {role: read_all(checkpoint, progress) for role, checkpoint in read.items()}
+    if manifest.get("weights") != weights:
         return None
     bundle.check_files(target, manifest.get("files"))
-    return Quantized(target, manifest, ("already there and unchanged: nothing was written",))
+    return Quantized(target, manifest, ("already up to date: nothing was written",))
 
 
 def write_manifest(
@@ -321,6 +330,7 @@ def write_manifest(
     windows: calibration.Windows,
     report: dict[str, Any],
 ) -> dict[str, Any]:
+    """Writes manifest.json into `staging` and returns its content."""
     packages = {
         name: bundle.installed_version(name)
         for name in ("nvidia-modelopt", "torch", "transformers")
@@ -348,39 +358,36 @@ def write_manifest(
 def notes_of(
     plan: Plan, windows: calibration.Windows, options: Options, texts: calibration.Texts
 ) -> tuple[str, ...]:
+    """Returns the notes about the calibration for the user."""
     if plan.streamed:
         notes = ["converted weight by weight: no calibration data is needed"]
     else:
         tokens = sum(map(len, windows.calibration))
-        of = f"the {texts.name} text" if texts.name == "shipped" else texts.name
-        notes = [
-            (
-                f"calibrated with {len(windows.calibration)} samples, {tokens} tokens of {of}, on"
-                f" {options.device}"
-            )
-        ]
+        source = f"the {texts.name} text" if texts.name == "shipped" else texts.name
+        samples = f"{len(windows.calibration)} samples, {tokens} tokens of {source}"
+        notes = [f"calibrated with {samples}, on {options.device}"]
         if options.device == "cpu" and options.num_samples is None:
             notes.append(
-                "few samples by default on a CPU: --num-samples and --calib-seq-len take more"
+                "the CPU default is few samples; --num-samples and --calib-seq-len raise it"
             )
     notes.append(checking.NOT_SIMULATED)
     return tuple(notes)
 
 
 def resumed_notes(base: Base, kept: work.Work | None) -> tuple[str, ...]:
+    """Returns the notes about an earlier, unfinished run."""
     if kept is None:
         return ()
     notes = [kept.stale] if kept.stale else []
     if kept.resumed_at is not None:
-        notes.append(f"resumed at {layerwise.place(kept.resumed_at, base.num_layers)}")
+        notes.append(f"resumed at {layerwise.part_label(kept.resumed_at, base.num_layers)}")
     return tuple(notes)
 
 
 def refuse_tower(visual: str | None, checkpoint_name: str) -> None:
-    """A tower is calibrated with images, which this version does not read."""
+    """Raises UnsupportedModel if a vision tower is to be quantized: that needs images."""
     if visual is not None:
         raise UnsupportedModel(
-            f"--visual-quantization: this version quantises no vision tower, {checkpoint_name}'s or"
-            " another's.",
-            "Leave the flag out: a tower is kept as it is, byte for byte.",
+            f"--visual-quantization: this version quantizes no vision tower ({checkpoint_name}).",
+            "Omit the flag: a vision tower is copied byte for byte.",
         )

@@ -1,10 +1,9 @@
-"""NVIDIA ModelOpt 0.47 behind one door: its import, its configurations, calibration, packing, and
-its noise.
+"""The interface to NVIDIA ModelOpt 0.47: import, configuration, calibration, packing, and its log.
 
-Nothing else in edgespec knows ModelOpt. Its public export takes whole models; a layer goes through
-the same steps here, by names of it that are not public: `collect_shared_input_modules`,
+Nothing else in edgespec knows ModelOpt. Its public export takes complete models; this file runs the
+same steps for one layer with functions that are not public: `collect_shared_input_modules`,
 `_fuse_shared_input_modules` (without folding smoothing into norms, which is silently wrong for
-norms of (1 + w) and where an unquantised layer shares the norm), `_process_quantized_modules`,
+norms of (1 + w) and where an unquantized layer shares the norm), `_process_quantized_modules`,
 `get_quant_config`, `postprocess_state_dict` and `convert_hf_quant_config_format`.
 """
 
@@ -25,9 +24,8 @@ from edgespec.schemes import Scheme
 
 SUPPORTED = "0.47."
 INSTALL = "pip install 'edgespec[quantize]'"
-Settings = tuple[
-    dict[str, Any], dict[str, Any]
-]  # hf_quant_config.json, and config.json's quantization_config
+# hf_quant_config.json, and the section quantization_config of config.json
+Settings = tuple[dict[str, Any], dict[str, Any]]
 _PRIVATE = (
     "collect_shared_input_modules",
     "_fuse_shared_input_modules",
@@ -36,12 +34,12 @@ _PRIVATE = (
 
 
 class Log(io.StringIO):
-    """What ModelOpt, transformers and torch said."""
+    """The output of ModelOpt, transformers and torch."""
 
 
 @contextmanager
 def captured(log: Log) -> Iterator[None]:
-    """stdout, stderr and warnings of strangers go to the log."""
+    """Redirects stdout, stderr and warnings of other packages to the log."""
     with redirect_stdout(log), redirect_stderr(log), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -53,7 +51,7 @@ def captured(log: Log) -> Iterator[None]:
 
 
 def check_installed() -> None:
-    """Refuse before any work where a package is missing or of another version."""
+    """Raises MissingDependency for a missing package, EnvironmentProblem for another version."""
     for package in ("torch", "transformers", "accelerate", "requests"):
         if bundle.installed_version(package) is None:
             raise MissingDependency(f"quantize needs {package}, which is not installed.", INSTALL)
@@ -69,16 +67,20 @@ def check_installed() -> None:
 
 
 def check_device(device: str) -> None:
+    """Raises EnvironmentProblem for "cuda" without a CUDA device."""
     import torch
 
     if device == "cuda" and not torch.cuda.is_available():
         raise EnvironmentProblem(
-            "--device cuda: torch finds no CUDA device here.", "Leave --device out: cpu works."
+            "--device cuda: torch finds no CUDA device here.", "Omit --device: cpu works."
         )
 
 
 def start(log: Log) -> None:
-    """Import ModelOpt, which takes seconds and is noisy."""
+    """Imports ModelOpt, which takes seconds and prints a lot.
+
+    Raises EnvironmentProblem for a version without the functions that `pack` needs.
+    """
     with captured(log):
         import modelopt.torch.quantization  # noqa: F401
         from modelopt.torch.export import unified_export_hf
@@ -91,8 +93,11 @@ def start(log: Log) -> None:
 
 
 def configuration(plan: Plan, left_out: Sequence[str]) -> dict[str, Any]:
-    """ModelOpt's configuration of a plan: the preset of the body, the head's quantizers, and what
-    is left out."""
+    """Returns ModelOpt's configuration of a plan.
+
+    It consists of the preset of the body, the quantizers of lm_head and of the KV cache, and the
+    Linears that are not quantized.
+    """
     import modelopt.torch.quantization as mtq
 
     config: dict[str, Any] = copy.deepcopy(getattr(mtq, plan.body.preset))
@@ -104,13 +109,14 @@ def configuration(plan: Plan, left_out: Sequence[str]) -> dict[str, Any]:
         ]
     if plan.fp8_cache:
         entries += copy.deepcopy(mtq.FP8_KV_CFG["quant_cfg"])
-        config["algorithm"] = config["algorithm"] or "max"  # MXFP8 needs no data, the cache does
+        # MXFP8 needs no data, the scales of the KV cache do
+        config["algorithm"] = config["algorithm"] or "max"
     entries += [{"quantizer_name": f"{name}.*", "enable": False} for name in left_out]
     return config
 
 
 def quantizers(mtq: Any, scheme: Scheme) -> list[tuple[str, dict[str, Any]]]:
-    """The quantizers of weights and inputs that a preset switches on."""
+    """Returns the weight and input quantizers that a preset enables."""
     both = ("*weight_quantizer", "*input_quantizer")
     return [
         (entry["quantizer_name"], {"cfg": copy.deepcopy(entry["cfg"])})
@@ -120,8 +126,7 @@ def quantizers(mtq: Any, scheme: Scheme) -> list[tuple[str, dict[str, Any]]]:
 
 
 def insert_quantizers(model: Any, plan: Plan, left_out: Sequence[str], log: Log) -> Settings:
-    """Give the Linears of a whole model their quantizers, which needs no weights; returns its
-    settings on disk."""
+    """Inserts quantizers into a model without weights. Returns the settings on disk."""
     with captured(log):
         import modelopt.torch.quantization as mtq
         from modelopt.torch.export.convert_hf_config import convert_hf_quant_config_format
@@ -133,7 +138,7 @@ def insert_quantizers(model: Any, plan: Plan, left_out: Sequence[str], log: Log)
 
 
 def renamed(settings: Any, name_of: Callable[[str], str]) -> Any:
-    """Settings with every string given another name, keys too: modules are named in many places."""
+    """Returns settings with `name_of` applied to every string, keys included."""
     if isinstance(settings, dict):
         return {name_of(key): renamed(value, name_of) for key, value in settings.items()}
     if isinstance(settings, list):
@@ -142,7 +147,7 @@ def renamed(settings: Any, name_of: Callable[[str], str]) -> Any:
 
 
 def steps(plan: Plan, num_inputs: int) -> int:
-    """What `calibrate` will advance by."""
+    """Returns the number of steps that `calibrate` reports for a number of inputs."""
     return num_inputs * sum(plan.body.passes)
 
 
@@ -154,15 +159,15 @@ def calibrate(
     advance: Callable[[int], None],
     log: Log,
 ) -> None:
-    """Run the inputs through a module with quantizers, as often as the algorithm asks."""
+    """Runs the inputs through a module with quantizers, as often as the algorithm requires."""
     passes = 0
 
     def forward_loop(module: Any) -> None:
         nonlocal passes
         cost = plan.body.passes[min(passes, len(plan.body.passes) - 1)]
         passes += 1
-        for one in inputs:
-            call(one)
+        for item in inputs:
+            call(item)
             advance(cost)
 
     with captured(log):
@@ -175,6 +180,7 @@ def calibrate(
 
 @contextmanager
 def quantizers_off(module: Any) -> Iterator[None]:
+    """Disables all quantizers of the module within the block."""
     import modelopt.torch.quantization as mtq
 
     with mtq.set_quantizer_by_cfg_context(module, [{"quantizer_name": "*", "enable": False}]):
@@ -182,9 +188,10 @@ def quantizers_off(module: Any) -> Iterator[None]:
 
 
 def pack(module: Any, probe: Callable[[], object], dtype: Any, log: Log) -> dict[str, Any]:
-    """A calibrated module, packed in place as ModelOpt's export does it: its tensors by name.
+    """Packs a calibrated module in place as ModelOpt's export does. Returns its tensors by name.
 
-    `probe` runs the module: Linears that then read the same input share their scales.
+    `probe` runs the module once: Linears that read the same input get common scales. Raises
+    BuildError if ModelOpt fails.
     """
     with captured(log):
         import torch
@@ -210,7 +217,7 @@ def pack(module: Any, probe: Callable[[], object], dtype: Any, log: Log) -> dict
         ) as error:
             last = str(error).strip().partition("\n")[0]
             raise BuildError(
-                f"ModelOpt could not pack the quantised weights: {type(error).__name__}: {last}",
-                "edgespec --debug shows what it said. Try another scheme.",
+                f"ModelOpt could not pack the quantized weights: {type(error).__name__}: {last}",
+                "edgespec --debug shows its output. Try another scheme.",
             ) from error
         return {name: tensor.cpu() for name, tensor in packed.items()}

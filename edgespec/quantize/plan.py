@@ -1,4 +1,4 @@
-"""What is to be quantised and how, and everything that speaks against it before any work is done.
+"""Which Linears are quantized to which scheme, and the checks before any work is done.
 
 Knows names, shapes and bytes of a checkpoint's tensors. Knows no ModelOpt and no torch.
 """
@@ -27,20 +27,20 @@ _EXPONENT = {
     "float16": (np.uint16, 0x7C00),
     "bfloat16": (np.uint16, 0x7F80),
 }
-# Other heads that go with a body. Missing: all. AWQ smooths an FP8 head too and runs quantised
-# forwards, for which NVFP4 and MXFP8 need CUDA; SmoothQuant gives an FP8 head a scale per input: no
-# layout has that. MXFP8 needs no data.
-_HEADS_BESIDE: dict[str, tuple[str, ...]] = {
+# Schemes of lm_head that a body allows (missing: all). AWQ smooths an FP8 lm_head too and runs
+# quantized forward passes, for which NVFP4 and MXFP8 need CUDA. SmoothQuant gives an FP8 lm_head a
+# scale per input, which no layout can store. MXFP8 needs no data.
+_ALLOWED_HEADS: dict[str, tuple[str, ...]] = {
     "int4_awq": ("int4_awq",),
     "int8_sq": (),
     "mxfp8": ("mxfp8",),
 }
-_ROOM = 1.2  # what is asked of the disk, as a multiple of what will be written
+_DISK_FACTOR = 1.2  # required free space, as a multiple of the bytes to write
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Linears by name with their schemes (the head among them if it is quantised)."""
+    """The scheme of each quantized Linear by name, lm_head included."""
 
     layers: Mapping[str, Scheme]
     left_out: tuple[str, ...]  # Linears that --exclude names
@@ -50,17 +50,17 @@ class Plan:
 
     @property
     def streamed(self) -> bool:
-        """Whether each weight can be converted by itself, without data and without the model."""
+        """Whether each weight is converted alone, without calibration data and model."""
         return not self.fp8_cache and {scheme.name for scheme in self.layers.values()} == {"mxfp8"}
 
 
 def plan_base(
     base: Base, quantization: str, head: str | None, exclude: tuple[str, ...], fp8_cache: bool
 ) -> Plan:
-    """Every Linear of the decoder's layers and, with `head`, the head. Raises UnsupportedModel that
-    names the layer.
+    """Returns the plan for every Linear of the decoder and, with `head`, lm_head.
 
-    Names are those on disk.
+    Names are those on disk. Raises UnsupportedModel that names the layer, and CheckpointError for
+    layers beyond the number in config.json.
     """
     tensors = base.checkpoint.tensors
     refuse_surplus_layers(base)
@@ -78,13 +78,13 @@ def plan_base(
 
 
 def refuse_surplus_layers(base: Base) -> None:
-    """Layers that config.json does not count would be told as quantised and never be reached."""
+    """Raises CheckpointError for layers that config.json does not count: nothing would run them."""
     layer = re.compile(rf"{re.escape(base.stack)}\.layers\.(\d+)\.")
     numbers = {int(match[1]) for name in base.checkpoint.tensors if (match := layer.match(name))}
     if surplus := sorted(number for number in numbers if number >= base.num_layers):
         raise CheckpointError(
-            f"{base.checkpoint.path} has tensors of layer {surplus[0]}, and its config.json counts"
-            f" {base.num_layers} layers from 0.",
+            f"{base.checkpoint.path} has tensors of layer {surplus[0]}, but its config.json has"
+            f" {base.num_layers} layers (from 0).",
             "Correct num_hidden_layers in config.json, or download the checkpoint again.",
         )
 
@@ -96,12 +96,17 @@ def make_plan(
     exclude: tuple[str, ...],
     fp8_cache: bool = False,
 ) -> Plan:
+    """Returns the plan for Linears of `shapes` (name -> [out, in]).
+
+    Raises UnsupportedModel for an unknown scheme, a pair of schemes that cannot be calibrated
+    together, a shape that the scheme does not allow, and a plan without Linears.
+    """
     body = scheme_to_make(quantization)
     head_scheme = scheme_to_make(head) if head else None
     if head_scheme is not None and head_scheme.name not in HEAD_SCHEMES:
         raise UnsupportedModel(
             f"lm_head cannot be {head_scheme.name}.",
-            f"Take one of {', '.join(HEAD_SCHEMES)} for it, or leave it.",
+            f"Use one of {', '.join(HEAD_SCHEMES)}, or omit --lm-head-quantization.",
         )
     refuse_mixture(body, head_scheme)
     left_out = matching(shapes, exclude)
@@ -115,12 +120,12 @@ def make_plan(
         check_layer(scheme, shapes[name], name)
         layers[name] = scheme
     if not layers:
-        raise UnsupportedModel("no Linear is left to quantise.", "Leave some --exclude out.")
+        raise UnsupportedModel("no Linear is left to quantize.", "Omit some --exclude flags.")
     return Plan(layers, left_out, body, head_scheme, fp8_cache)
 
 
 def matching(names: Iterable[str], patterns: tuple[str, ...]) -> tuple[str, ...]:
-    """The names that any pattern matches; a pattern without a match is refused."""
+    """Returns the names that match any pattern. Raises UnsupportedModel for a pattern without."""
     names = list(names)
     found: dict[str, None] = {}
     for pattern in patterns:
@@ -137,90 +142,85 @@ def matching(names: Iterable[str], patterns: tuple[str, ...]) -> tuple[str, ...]
 
 
 def check_layer(scheme: Scheme, shape: tuple[int, int], name: str) -> None:
+    """Raises UnsupportedModel if a Linear [out, in] cannot have the scheme."""
     try:
         check_shape(scheme, shape, name)
     except UnsupportedModel as error:
         kind = name.rpartition(".")[2]
         raise UnsupportedModel(
             error.what,
-            f"Leave such layers as they are with --exclude '*{kind}', or take another scheme.",
+            f"Exclude such layers with --exclude '*{kind}', or use another scheme.",
         ) from error
 
 
 def refuse_mixture(body: Scheme, head: Scheme | None) -> None:
-    """Calibrations that ModelOpt cannot run together where there is no CUDA, and data-free ones
-    beside others."""
+    """Raises UnsupportedModel for schemes that ModelOpt cannot calibrate together without CUDA."""
     if head is None or head is body:
         return
-    allowed = _HEADS_BESIDE.get(body.name)
+    allowed = _ALLOWED_HEADS.get(body.name)
     if allowed is not None and head.name not in allowed:
         remedy = (
-            f"take --lm-head-quantization {' or '.join(allowed)}"
+            f"use --lm-head-quantization {' or '.join(allowed)}"
             if allowed
-            else "leave lm_head as it is"
+            else "omit --lm-head-quantization"
         )
         raise UnsupportedModel(
-            f"lm_head as {head.name} beside {body.name}: ModelOpt cannot calibrate both in one"
-            " run.",
+            f"lm_head as {head.name} with {body.name}: ModelOpt cannot calibrate both in one run.",
             f"With --quantization {body.name} {remedy}.",
         )
 
 
 def matrix(info: TensorInfo) -> tuple[int, int]:
+    """Returns the shape [out, in] of a Linear's weight."""
     out_features, in_features = info.shape
     return out_features, in_features
 
 
 def size_bytes(checkpoint: Checkpoint, plan: Plan, stored: Callable[[str], str] = str) -> int:
-    """About what will be written: codes and scales of what is quantised, all else as it is.
+    """Returns an estimate of the bytes to write: quantized Linears, and the other tensors as is.
 
-    `stored` gives the module on disk that a Linear is made from.
+    `stored` maps a Linear to the module on disk that holds its weight.
     """
     sources = {name: checkpoint.tensors[f"{stored(name)}.weight"] for name in plan.layers}
     replaced = sum(
         info.num_bytes for info in sources.values() if not info.name.endswith("embed_tokens.weight")
     )
-    whole = sum(info.num_bytes for info in checkpoint.tensors.values())
-    return (
-        whole
-        - replaced
-        + quantised_bytes(plan, {name: matrix(info) for name, info in sources.items()})
-    )
+    total = sum(info.num_bytes for info in checkpoint.tensors.values())
+    shapes = {name: matrix(info) for name, info in sources.items()}
+    return total - replaced + quantized_bytes(plan, shapes)
 
 
-def quantised_bytes(plan: Plan, shapes: Mapping[str, tuple[int, int]]) -> int:
-    """About what the Linears of the plan take, with their scales."""
+def quantized_bytes(plan: Plan, shapes: Mapping[str, tuple[int, int]]) -> int:
+    """Returns an estimate of the bytes of the plan's Linears [out, in] with their scales."""
     total = 0
     for name, scheme in plan.layers.items():
         shape = shapes[name]
         count = shape[0] * shape[1]
-        scales = (
-            count // scheme.block * (1 if scheme.weight.startswith("float") else 4)
-            if scheme.block > 1
-            else 4
-        )
-        total += count * scheme.bits // 8 + scales + 4 * sum(shape)
+        scale_bytes = 4
+        if scheme.block > 1:
+            scale_bytes = count // scheme.block * (1 if scheme.weight.startswith("float") else 4)
+        total += count * scheme.bits // 8 + scale_bytes + 4 * sum(shape)
     return total
 
 
 def refuse_full_disk(target: Path, needed_bytes: int) -> None:
-    """Refuse where less is free than what will be written and a fifth more."""
-    place = next(parent for parent in (target, *target.absolute().parents) if parent.exists())
-    free = shutil.disk_usage(place).free
-    if free < needed_bytes * _ROOM:
+    """Raises OutputError if less than 1.2 times `needed_bytes` is free at `target`."""
+    directory = next(parent for parent in (target, *target.absolute().parents) if parent.exists())
+    free = shutil.disk_usage(directory).free
+    if free < needed_bytes * _DISK_FACTOR:
         raise OutputError(
-            f"{place} has {free / 1e9:.2f} GB free; about {needed_bytes / 1e9:.2f} GB and a fifth"
-            " more are needed",
-            "Free some space, or choose another place.",
+            f"{directory} has {free / 1e9:.2f} GB free; about {needed_bytes / 1e9:.2f} GB and a"
+            " fifth more are needed",
+            "Free some space, or choose another directory.",
         )
 
 
 def refuse_not_finite(checkpoint: Checkpoint, advance: Callable[[int], None]) -> str:
-    """Read every tensor and refuse NaN and infinity, naming the tensors. Returns the sha256 of
-    names and bytes.
+    """Reads every tensor. Returns the sha256 of all names and bytes.
 
-    Other than a checkpoint's identity it changes with every byte; it too is the same however the
-    tensors are sharded.
+    Unlike a checkpoint's identity it changes with every byte; like it, it does not depend on the
+    sharding. Calls `advance` with the bytes of each tensor. Raises CheckpointError that names the
+    tensors with NaN or Inf.
     """
     bad, digests = [], {}
     for name, info in checkpoint.tensors.items():
@@ -235,7 +235,7 @@ def refuse_not_finite(checkpoint: Checkpoint, advance: Callable[[int], None]) ->
         advance(info.num_bytes)
     if bad:
         raise CheckpointError(
-            f"{checkpoint.path} has weights that are not finite (NaN or infinity): {some_of(bad)}.",
-            "Download it again, or ask whoever trained it: such weights cannot be quantised.",
+            f"{checkpoint.path} has weights with NaN or Inf (not finite): {some_of(bad)}.",
+            "Download it again, or ask its authors: such weights cannot be quantized.",
         )
     return hashlib.sha256(json.dumps(sorted(digests.items())).encode()).hexdigest()

@@ -1,8 +1,7 @@
-"""Formats that need no data, converted from safetensors to safetensors: the memory of one tensor,
-and no model.
+"""Quantization without calibration data: MXFP8, one tensor at a time, from file to file.
 
-Knows MXFP8's arithmetic, bit for bit as ModelOpt 0.47 packs it (MXFP8QTensor), and its two JSON
-files.
+Knows the arithmetic of MXFP8, bit for bit as ModelOpt 0.47 packs it (MXFP8QTensor), and its two
+JSON files. Knows no model.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.checkpoint.files import ByteSink, Checkpoint
-from edgespec.quantize.base import EMBEDDING, HEAD, Base, left_alone
+from edgespec.quantize.base import EMBEDDING, HEAD, Base, unquantized_globs
 from edgespec.quantize.plan import Plan
 from edgespec.quantize.tensors import Piece, as_bytes, copied, write_model
 
 BLOCK, E4M3_MAX = 32, np.float32(448.0)
-PRODUCER = {"name": "modelopt", "version": "0.47.0"}  # whose layout this is: readers go by it
+PRODUCER = {"name": "modelopt", "version": "0.47.0"}  # readers detect the layout by the producer
 _ROWS_BYTES = 4 << 20
 _SMALL = (".conv1d.weight", ".in_proj_a.weight", ".in_proj_b.weight")  # of linear attention
 
@@ -29,9 +28,12 @@ _SMALL = (".conv1d.weight", ".in_proj_a.weight", ".in_proj_b.weight")  # of line
 def write_mxfp8(
     base: Base, plan: Plan, directory: Path, advance: Callable[[int], None]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Write the weights; returns hf_quant_config.json and config.json's quantization_config."""
+    """Writes the weights and calls `advance` with the bytes of each tensor.
+
+    Returns hf_quant_config.json and the section quantization_config of config.json.
+    """
     write_model(directory, pieces(base, plan), advance)
-    ignored = sorted(unquantised(base, plan)) + left_alone(base.checkpoint)
+    ignored = sorted(unquantized(base, plan)) + unquantized_globs(base.checkpoint)
     settings = {
         "quant_algo": "MXFP8",
         "kv_cache_quant_algo": None,
@@ -48,9 +50,11 @@ def write_mxfp8(
     return beside, inside
 
 
-def unquantised(base: Base, plan: Plan) -> list[str]:
-    """Modules that ModelOpt could quantise and leaves: the head, the embedding, what is excluded,
-    small projections."""
+def unquantized(base: Base, plan: Plan) -> list[str]:
+    """Returns the modules that ModelOpt lists as not quantized.
+
+    These are lm_head, the embedding, excluded Linears, and small projections of linear attention.
+    """
     small = [
         name.removesuffix(".weight")
         for name in base.checkpoint.tensors
@@ -61,8 +65,10 @@ def unquantised(base: Base, plan: Plan) -> list[str]:
 
 
 def pieces(base: Base, plan: Plan) -> Iterator[Piece]:
-    """Every tensor of the result in the checkpoint's order; a quantised head of a tied model stands
-    at the end."""
+    """Yields every tensor of the result in the checkpoint's order.
+
+    A quantized lm_head of a model with tied embeddings comes last.
+    """
     checkpoint = base.checkpoint
     for name in checkpoint.tensors:
         module = name.removesuffix(".weight")
@@ -75,30 +81,34 @@ def pieces(base: Base, plan: Plan) -> Iterator[Piece]:
 
 
 def linear_pieces(checkpoint: Checkpoint, source: str, module: str) -> Iterator[Piece]:
+    """Yields weight and weight_scale of a Linear; the scales exist once the weight is written."""
     out_features, in_features = checkpoint.tensors[source].shape
     scales = np.empty((out_features, in_features // BLOCK), np.uint8)
 
-    def write_codes(file: ByteSink) -> None:
+    def write_values(file: ByteSink) -> None:
         rows = max(1, _ROWS_BYTES // (4 * in_features))
         for low in range(0, out_features, rows):
-            codes, scales[low : low + rows] = mxfp8(checkpoint.read_rows(source, low, low + rows))
-            file.write(as_bytes(codes))
+            values, scales[low : low + rows] = mxfp8(checkpoint.read_rows(source, low, low + rows))
+            file.write(as_bytes(values))
 
-    yield Piece(f"{module}.weight", "float8_e4m3fn", (out_features, in_features), write_codes)
+    yield Piece(f"{module}.weight", "float8_e4m3fn", (out_features, in_features), write_values)
     yield Piece(
         f"{module}.weight_scale", "uint8", scales.shape, lambda file: file.write(as_bytes(scales))
     )
 
 
 def mxfp8(weight: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.uint8]]:
-    """Codes float8_e4m3fn [out, in], and exponents + 127 [out, in / 32] of the least power of two
-    that fits a block."""
+    """Quantizes a weight [out, in] to MXFP8 (OCP Microscaling Formats specification 1.0).
+
+    Returns the values float8_e4m3fn [out, in] and the scales [out, in / 32]: exponents + 127 of the
+    smallest power of two with which the block does not overflow.
+    """
     rows, columns = weight.shape
     blocks = weight.astype(np.float32).reshape(rows, columns // BLOCK, BLOCK)
-    reach = np.abs(blocks).max(-1) / E4M3_MAX
+    min_scale = np.abs(blocks).max(-1) / E4M3_MAX
     with np.errstate(divide="ignore"):
-        exponents = np.ceil(np.where(reach > 0, np.log2(reach), np.float32(-127.0)))
+        exponents = np.ceil(np.where(min_scale > 0, np.log2(min_scale), np.float32(-127.0)))
     scales = (np.clip(exponents, -127, 127) + 127).astype(np.uint8)
     scaled = blocks * np.exp2(127 - scales.astype(np.float32))[..., None]
-    codes = np.clip(scaled, -E4M3_MAX, E4M3_MAX).astype(ml_dtypes.float8_e4m3fn)
-    return codes.reshape(rows, columns), scales
+    values = np.clip(scaled, -E4M3_MAX, E4M3_MAX).astype(ml_dtypes.float8_e4m3fn)
+    return values.reshape(rows, columns), scales

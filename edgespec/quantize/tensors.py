@@ -1,5 +1,4 @@
-"""Tensors between files, numpy and torch: safetensors files written one tensor at a time, and bytes
-without a copy.
+"""Tensors between files, numpy and torch; safetensors files are written one tensor at a time.
 
 Knows bytes and names. Knows nothing of models or schemes.
 """
@@ -20,7 +19,8 @@ from numpy.typing import NDArray
 
 from edgespec.checkpoint.files import ByteSink, Checkpoint
 
-CODES = {
+# Name in numpy, ml_dtypes and torch -> name in a safetensors header
+SAFETENSORS_DTYPES = {
     "float64": "F64",
     "float32": "F32",
     "float16": "F16",
@@ -46,7 +46,7 @@ _CHUNK_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One tensor to be written: its bytes come from `write` when its turn is there."""
+    """One tensor to be written; `write` produces its bytes when they are needed."""
 
     name: str
     dtype: str
@@ -55,30 +55,33 @@ class Piece:
 
     @property
     def num_bytes(self) -> int:
+        """The size of the tensor in bytes."""
         return math.prod(self.shape) * np.dtype(getattr(ml_dtypes, self.dtype, self.dtype)).itemsize
 
 
 def copied(checkpoint: Checkpoint, name: str) -> Piece:
-    """The checkpoint's own tensor, byte for byte."""
+    """Returns a tensor of the checkpoint, copied byte for byte."""
     info = checkpoint.tensors[name]
     return Piece(name, info.dtype, info.shape, lambda file: checkpoint.write_to(name, file))
 
 
 def array_piece(name: str, array: NDArray[Any]) -> Piece:
+    """Returns an array as a tensor to be written."""
     return Piece(name, str(array.dtype), array.shape, lambda file: file.write(as_bytes(array)))
 
 
 def as_bytes(array: NDArray[Any]) -> memoryview:
+    """Returns the bytes of an array in C order, without a copy if it is contiguous."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def stored_pieces(path: Path) -> list[Piece]:
-    """The tensors of a file of ours, to be copied byte for byte."""
+    """Returns the tensors of a safetensors file that we wrote, copied byte for byte."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
     header.pop("__metadata__", None)
-    names = {code: dtype for dtype, code in CODES.items()}
+    names = {code: dtype for dtype, code in SAFETENSORS_DTYPES.items()}
     return [
         Piece(
             name,
@@ -106,8 +109,10 @@ def write_model(
     advance: Callable[[int], None],
     max_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
-    """model.safetensors, or shards and their index as transformers writes them where that would be
-    too large."""
+    """Writes model.safetensors, or above `max_bytes` shards and their index as transformers does.
+
+    Calls `advance` with the bytes of each tensor.
+    """
     shards: list[list[Piece]] = [[]]
     size = 0
     for piece in pieces:
@@ -134,14 +139,14 @@ def write_model(
 
 
 def write_safetensors(path: Path, pieces: Iterable[Piece], advance: Callable[[int], None]) -> None:
-    """All pieces in their order; `advance` is told the bytes of each."""
+    """Writes one safetensors file. Calls `advance` with the bytes of each tensor."""
     pieces = list(pieces)
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for piece in pieces:
         begin, end = end, end + piece.num_bytes
         header[piece.name] = {
-            "dtype": CODES[piece.dtype],
+            "dtype": SAFETENSORS_DTYPES[piece.dtype],
             "shape": list(piece.shape),
             "data_offsets": [begin, end],
         }
@@ -157,7 +162,7 @@ def write_safetensors(path: Path, pieces: Iterable[Piece], advance: Callable[[in
 
 
 def to_torch(array: NDArray[Any]) -> Any:
-    """The same memory as a torch tensor; bfloat16 and float8 too."""
+    """Returns a torch tensor of the same memory and dtype, bfloat16 and float8 included."""
     import torch
 
     flat = torch.from_numpy(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
@@ -165,6 +170,7 @@ def to_torch(array: NDArray[Any]) -> Any:
 
 
 def to_numpy(tensor: Any) -> NDArray[Any]:
+    """Returns an array of the same shape and dtype as a torch tensor on any device."""
     import torch
 
     name = str(tensor.dtype).removeprefix("torch.")

@@ -1,5 +1,4 @@
-"""The directory of an unfinished calibration, beside the output: finished parts, and where the next
-one begins.
+"""The work directory of an unfinished calibration: finished parts, and the states of the next one.
 
 Knows files, their hashes and the request they belong to. Knows nothing of what a part is.
 """
@@ -26,56 +25,60 @@ _VERSIONS = ("edgespec", "nvidia-modelopt", "torch", "transformers")
 
 
 def directory_of(out: Path) -> Path:
+    """Returns the work directory of the output directory `out`."""
     return out.absolute().parent / f".{out.absolute().name}.quantize"
 
 
 def versions() -> dict[str, str | None]:
+    """Returns the versions of the packages that shape the result."""
     return {name: bundle.installed_version(name) for name in _VERSIONS}
 
 
 class OtherRun(OutputError):
-    """What is kept belongs to another run: the same command would not go on from it."""
+    """The work directory belongs to another run, from which this command cannot continue."""
 
 
 class Work:
-    """Parts and states by their number. A part or state counts once progress.json has its hash."""
+    """The parts and states in a work directory, by number.
+
+    A part or state is valid once progress.json has its hash.
+    """
 
     def __init__(self, directory: Path, stale: str = "") -> None:
         self.directory = directory
         self.stale = stale  # why an earlier directory was removed
         self.entries: dict[str, dict[str, Any]] = recorded_entries(directory)
-        self.parts = {number for number in self.numbers("part") if self.sound(part_name(number))}
+        self.parts = {number for number in self.numbers("part") if self.intact(part_name(number))}
         self.resumed_at: int | None = None  # the first part that an earlier run had not finished
 
     def numbers(self, kind: str) -> list[int]:
+        """Returns the numbers of the recorded files of a kind: "part" or "states"."""
         return [
             int(match[2])
             for name in self.entries
             if (match := _NAME.fullmatch(name)) and match[1] == kind
         ]
 
-    def sound(self, name: str) -> bool:
-        """Whether a file is what was recorded; what is not is forgotten, and made again."""
+    def intact(self, name: str) -> bool:
+        """Returns whether a file has its recorded size and hash; if not, drops its entry."""
         path, entry = self.directory / name, self.entries[name]
-        if (
-            path.is_file()
-            and path.stat().st_size == entry["bytes"]
-            and bundle.sha256_file(path) == entry["sha256"]
-        ):
+        same_size = path.is_file() and path.stat().st_size == entry["bytes"]
+        if same_size and bundle.sha256_file(path) == entry["sha256"]:
             return True
         del self.entries[name]
         return False
 
     def path(self, number: int) -> Path:
+        """Returns the path of a part."""
         return self.directory / part_name(number)
 
     def keep_part(self, number: int, tensors: Mapping[str, Any]) -> None:
+        """Writes the tensors of a finished part."""
         self._keep(part_name(number), tensors)
         self.parts.add(number)
 
     def keep_states(self, number: int, states: Sequence[Any]) -> None:
-        """The states that part `number` begins with; those of earlier parts are not needed any
-        more."""
+        """Writes the input states of part `number`, and removes those of earlier parts."""
         old = [states_name(found) for found in self.numbers("states") if found < number]
         self._keep(
             states_name(number), {f"{i:05}": state for i, state in enumerate(states)}, forget=old
@@ -85,35 +88,31 @@ class Work:
                 path.unlink(missing_ok=True)
 
     def states(self, number: int) -> tuple[int, list[Any]] | None:
-        """The latest kept states that part `number` can be reached from, and whose they are."""
+        """Returns the latest saved states at or before part `number`, and the part's number."""
         from safetensors.torch import load_file
 
         for found in sorted(self.numbers("states"), reverse=True):
-            if found <= number and self.sound(states_name(found)):
+            if found <= number and self.intact(states_name(found)):
                 tensors = load_file(self.directory / states_name(found))
                 return found, [tensors[name] for name in sorted(tensors)]
         return None
 
     def check_weights(self, digest: str, out: Path) -> None:
-        """Raises OtherRun where finished parts were made from other weights than those of
-        `digest`."""
+        """Raises OtherRun if the finished parts were made from weights with another digest."""
         path = self.directory / WEIGHTS
         if self.entries:
             with suppress(BundleError):
                 if bundle.read_json(path).get("sha256") == digest:
                     return
             what = f"the weights have changed since an unfinished run to {out} began."
-            raise OtherRun(what, anew(self.directory, "Put the old ones back"))
+            raise OtherRun(what, remedy_of(self.directory, "Restore the old weights"))
         bundle.write_json(path, {"sha256": digest})
 
     def _keep(self, name: str, tensors: Mapping[str, Any], forget: Sequence[str] = ()) -> None:
         path = self.directory / name
         staged = path.with_suffix(".tmp")
-        write_safetensors(
-            staged,
-            [array_piece(key, to_numpy(value)) for key, value in tensors.items()],
-            lambda _: None,
-        )
+        pieces = [array_piece(key, to_numpy(value)) for key, value in tensors.items()]
+        write_safetensors(staged, pieces, lambda _: None)
         entry = {"bytes": staged.stat().st_size, "sha256": bundle.sha256_file(staged)}
         staged.replace(path)
         left = {key: value for key, value in self.entries.items() if key not in forget}
@@ -122,15 +121,17 @@ class Work:
 
 
 def part_name(number: int) -> str:
+    """Returns the file name of a part."""
     return f"part-{number:05}.safetensors"
 
 
 def states_name(number: int) -> str:
+    """Returns the file name of the input states of a part."""
     return f"states-{number:05}.safetensors"
 
 
 def recorded_entries(directory: Path) -> dict[str, dict[str, Any]]:
-    """What progress.json lists; nothing where it is not there or cannot be read."""
+    """Returns the entries of progress.json; none if it is missing or unreadable."""
     if not (directory / PROGRESS).is_file():
         return {}
     try:
@@ -142,11 +143,10 @@ def recorded_entries(directory: Path) -> dict[str, dict[str, Any]]:
 
 @contextmanager
 def opened(out: Path, request: Mapping[str, Any]) -> Iterator[Work]:
-    """The work directory of a request, new or resumed; it stays where a part is finished, until
-    `finish` removes it.
+    """Opens the work directory of a request, new or resumed.
 
-    Raises OutputError where another run works on it, or an unfinished run of another request is
-    there.
+    After the block it stays if a part is finished, until `finish` removes it. Raises OutputError if
+    another run holds the lock, and OtherRun for an unfinished run of another request.
     """
     directory = directory_of(out)
     made = not directory.parent.exists()
@@ -154,7 +154,7 @@ def opened(out: Path, request: Mapping[str, Any]) -> Iterator[Work]:
         wanted = recorded(request)
         stale = why_stale(directory, wanted, out)
         if stale is not None:
-            clear(directory)
+            remove_files(directory)
             with bundle.writing(directory):
                 bundle.write_json(directory / REQUEST, wanted)
         work = Work(directory, stale or "")
@@ -164,9 +164,9 @@ def opened(out: Path, request: Mapping[str, Any]) -> Iterator[Work]:
         except OtherRun:
             raise
         except OutputError as error:
-            raise OutputError(error.what, f"{error.remedy} {kept(out)}".strip()) from error
+            raise OutputError(error.what, f"{error.remedy} {resume_hint(out)}".strip()) from error
         except BuildError:
-            work.parts.clear()  # it would fail again
+            work.parts.clear()  # the next run would fail again
             raise
         finally:
             if not work.parts:
@@ -177,11 +177,10 @@ def opened(out: Path, request: Mapping[str, Any]) -> Iterator[Work]:
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Alone with the directory, which is made where it is not there. Raises OutputError where
-    another run works on it.
+    """Creates the directory if necessary and holds its lock within the block.
 
-    A run that ends takes the directory away, lock and all: what was opened before may not be what
-    is there now.
+    Raises OutputError if another run holds it. A run that ends removes the directory with its lock,
+    so that the opened file may no longer be the lock: then it is opened again.
     """
     path = directory / LOCK
     while True:
@@ -200,6 +199,7 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def lock_or_refuse(lock: Any, directory: Path) -> None:
+    """Locks an open file. Raises OutputError if another run holds the lock."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -209,6 +209,7 @@ def lock_or_refuse(lock: Any, directory: Path) -> None:
 
 
 def is_at(file: Any, path: Path) -> bool:
+    """Returns whether an open file is the one at `path`."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
@@ -216,72 +217,79 @@ def is_at(file: Any, path: Path) -> bool:
 
 
 def recorded(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the content of request.json."""
     value: dict[str, Any] = json.loads(
         json.dumps({"format": FORMAT, "request": request, "versions": versions()})
     )
     return value
 
 
-def nameless(value: Any) -> Any:
-    """What identifies a request. Names are only told: '.' and a link are the same checkpoint."""
+def without_names(value: Any) -> Any:
+    """Returns a request without its names: '.' and a link may name the same checkpoint."""
     if isinstance(value, dict):
-        return {key: nameless(inner) for key, inner in value.items() if key != "name"}
+        return {key: without_names(inner) for key, inner in value.items() if key != "name"}
     return value
 
 
 def why_stale(directory: Path, wanted: Mapping[str, Any], out: Path) -> str | None:
-    """None: what is there is this request's. Empty: nothing is there. Raises OtherRun for another
-    request's."""
+    """Returns why the work directory must be emptied; None if this request can continue from it.
+
+    The reason is empty if there is nothing to continue from. Raises OtherRun for an unfinished run
+    of another request.
+    """
     found = found_request(directory)
     if found is None or not recorded_entries(directory):
         return ""
     theirs, ours = found["request"], wanted["request"]
-    if nameless(theirs["source"]) != nameless(ours["source"]):
+    if without_names(theirs["source"]) != without_names(ours["source"]):
         what = (
-            f"an unfinished run to {out} is of {told(theirs['source'])}, this one of"
-            f" {told(ours['source'])}."
+            f"an unfinished run to {out} is of {described(theirs['source'])}, this one of"
+            f" {described(ours['source'])}."
         )
-        raise OtherRun(what, anew(directory))
+        raise OtherRun(what, remedy_of(directory))
     theirs, ours = theirs["options"], ours["options"]
-    apart = [
+    differences = [
         f"{key} {theirs.get(key)!r} instead of {ours[key]!r}"
         for key in ours
-        if nameless(theirs.get(key)) != nameless(ours[key])
+        if without_names(theirs.get(key)) != without_names(ours[key])
     ]
-    if apart:
-        raise OtherRun(
-            f"an unfinished run to {out} was asked for {'; '.join(apart)}.", anew(directory)
-        )
+    if differences:
+        what = f"an unfinished run to {out} has other options: {'; '.join(differences)}."
+        raise OtherRun(what, remedy_of(directory))
     if found.get("format") != FORMAT or found.get("versions") != wanted["versions"]:
         return "an unfinished run of other versions was removed"
     return None
 
 
 def found_request(directory: Path) -> dict[str, Any] | None:
-    """request.json of an unfinished run; None where there is none that can be read."""
+    """Returns request.json of an unfinished run; None if it is missing or unreadable."""
     try:
         found = bundle.read_json(directory / REQUEST)
     except BundleError:
         return None
     request = found.get("request")
-    sections = (
-        [request.get(key) for key in ("source", "options")] if isinstance(request, dict) else [None]
-    )
-    return found if all(isinstance(section, dict) for section in sections) else None
+    if not isinstance(request, dict):
+        return None
+    complete = all(isinstance(request.get(key), dict) for key in ("source", "options"))
+    return found if complete else None
 
 
-def told(source: Mapping[str, Any]) -> str:
+def described(source: Mapping[str, Any]) -> str:
+    """Returns the name and the digests of a source for messages."""
     weights, texts = (str(source.get(key))[:12] for key in ("identity", "texts"))
     return f"{source.get('name')} (weights {weights}, config and texts {texts})"
 
 
-def anew(directory: Path, finish: str = "Run its command again to finish it") -> str:
-    return f"{finish}, choose another --output-dir, or start anew: rm -r {directory}"
+def remedy_of(directory: Path, finish: str = "Run its command again to finish it") -> str:
+    """Returns the remedy for a work directory of another run."""
+    return f"{finish}, choose another --output-dir, or start over: rm -r {directory}"
 
 
 def refuse_unfinished(out: Path, request: Mapping[str, Any]) -> None:
-    """For work that keeps no parts. Raises OutputError where an unfinished run of another request
-    is beside `out`."""
+    """Raises OutputError if `out` has an unfinished run of another request.
+
+    For work that keeps no parts.
+    """
     directory = directory_of(out)
     if (directory / REQUEST).is_file():
         with locked(directory):
@@ -289,38 +297,40 @@ def refuse_unfinished(out: Path, request: Mapping[str, Any]) -> None:
 
 
 def forget_finished(out: Path, request: Mapping[str, Any]) -> None:
-    """The directory of a run that was stopped after its result was there; not that of another
-    request."""
+    """Removes the work directory of a run that was stopped after it wrote its result.
+
+    Leaves the directory of another request.
+    """
     directory = directory_of(out)
     if (directory / REQUEST).is_file():
         with locked(directory):
-            found = found_request(directory)
-            if found is not None and nameless(found["request"]) == nameless(
-                recorded(request)["request"]
-            ):
+            found, wanted = found_request(directory), recorded(request)
+            if found is None:
+                return
+            if without_names(found["request"]) == without_names(wanted["request"]):
                 finish(directory)
 
 
-def clear(directory: Path) -> None:
+def remove_files(directory: Path) -> None:
+    """Removes all files but the lock."""
     for path in directory.iterdir():
         if path.name != LOCK:
             path.unlink()
 
 
 def finish(directory: Path) -> None:
-    """Remove it, the lock last: from then on it is the next run's."""
+    """Removes the directory. The lock goes last: from then on the next run may take it."""
     with suppress(OSError):
-        clear(directory)
+        remove_files(directory)
         (directory / LOCK).unlink(missing_ok=True)
         directory.rmdir()
 
 
-def kept(out: Path) -> str:
-    """What to tell who stopped a run; empty where nothing is kept."""
-    count = sum(name.startswith("part-") for name in recorded_entries(directory_of(out)))
+def resume_hint(out: Path) -> str:
+    """Returns a sentence on how to resume a stopped run; empty if no part is finished."""
+    directory = directory_of(out)
+    count = sum(name.startswith("part-") for name in recorded_entries(directory))
     if not count:
         return ""
-    there = (
-        f"{count} finished {'layer is' if count == 1 else 'layers are'} kept in {directory_of(out)}"
-    )
-    return f"{there}: the same command goes on from there."
+    finished = f"{count} finished {'layer is' if count == 1 else 'layers are'}"
+    return f"{finished} kept in {directory}: the same command resumes from there."

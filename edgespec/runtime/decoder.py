@@ -69,6 +69,9 @@ class Lane:
 class CachedDecoder:
     """As many sequences in one engine as it has lanes.
 
+    `sliding_window` is that of the layers that have one: all of them, or where the engine has a
+    second mask, those that read it. `local_rope` is the second rotary table, where there is one.
+
     A call has `min_rows` rows at least: kernels for one row alone round otherwise than those for
     many.
     """
@@ -80,8 +83,9 @@ class CachedDecoder:
         rope: RopeTable,
         sliding_window: int | None = None,
         min_rows: int = 1,
+        local_rope: RopeTable | None = None,
     ) -> None:
-        self.min_rows = min_rows
+        self.min_rows, self.local_rope = min_rows, local_rope
         self.runner, self.embedding, self.rope, self.sliding_window = (
             runner,
             embedding,
@@ -134,22 +138,29 @@ class CachedDecoder:
 
     def call(self, parts: Sequence[Rows], first_lane: int) -> Call:
         """The parts of neighbouring lanes as one call, filled up to the longest."""
-        cos, sin = self.rope.rows(stacked([part.positions for part in parts], self.min_rows))
+        positions = stacked([part.positions for part in parts], self.min_rows)
+        cos, sin = self.rope.rows(positions)
+        local_cos, local_sin = self.local_rope.rows(positions) if self.local_rope else (None, None)
+        sliding = self.runner.contract.shape.sliding
         return Call(
             self.embedding.rows(stacked([part.tokens for part in parts], self.min_rows)),
             cos,
             sin,
-            self.mask(parts),
+            self.mask(parts, None if sliding else self.sliding_window),
             np.array([self.lanes[part.lane].end for part in parts], np.int64),
             stacked([part.gather for part in parts]),
             stacked_hidden([part.base_hidden for part in parts], self.min_rows),
             stacked_hidden([part.draft_hidden for part in parts], self.min_rows),
             self.tree_mask(parts) if self.recurrent else None,
             first_lane,
+            sliding_attention_mask=self.mask(parts, self.sliding_window) if sliding else None,
+            local_rope_cos=local_cos,
+            local_rope_sin=local_sin,
         )
 
-    def mask(self, parts: Sequence[Rows]) -> Mask:
-        """[B, 1, S, T]; a row that only fills up sees itself."""
+    def mask(self, parts: Sequence[Rows], window: int | None) -> Mask:
+        """[B, 1, S, T], of layers that see `window` tokens; a row that only fills up sees
+        itself."""
         rows = max(self.min_rows, *(len(part.tokens) for part in parts))
         width = max(self.lanes[part.lane].end for part in parts) + rows
         mask = np.zeros((len(parts), 1, rows, width), bool)
@@ -158,9 +169,9 @@ class CachedDecoder:
             end = state.end + count
             lane_mask[:count, : state.length] = True
             lane_mask[:count, state.length : end] = part.visible
-            if self.sliding_window is not None:
+            if window is not None:
                 slots = np.concatenate([np.arange(state.length), state.scratch, part.positions])
-                lane_mask[:count, :end] &= part.positions[:, None] - slots < self.sliding_window
+                lane_mask[:count, :end] &= part.positions[:, None] - slots < window
             filling = np.arange(count, rows)
             lane_mask[filling, state.end + filling] = True
         return mask

@@ -124,6 +124,7 @@ class Engine:
             RopeTable.of(self.config.component.rope, runner.capacity),
             self.config.component.sliding_window,
             min_rows=EXACT_ROWS if exact else 1,
+            local_rope=local_rope_table(self.config.component, runner.capacity),
         )
         self.drafter: EagleDrafter | DFlashDrafter | None = None
         self.draft_config: EngineConfig | None = None
@@ -146,7 +147,13 @@ class Engine:
         if draft.graph.block:
             return block_drafter(runner, table, rope, draft, path), config
         d2t = vocabulary_offsets(path, draft)
-        decoder = CachedDecoder(runner, table, rope, draft.sliding_window)
+        decoder = CachedDecoder(
+            runner,
+            table,
+            rope,
+            draft.sliding_window,
+            local_rope=local_rope_table(draft, runner.capacity),
+        )
         return EagleDrafter(decoder, d2t), config
 
     @property
@@ -463,6 +470,12 @@ class Engine:
         self.base.reset(0)
         logits: NDArray[np.float32] = self.base.read(0, np.array(prefix, np.int64)).logits[0]
         return logits
+
+
+def local_rope_table(component: ComponentConfig, capacity: int) -> RopeTable | None:
+    """The second rotary table of an engine, where its layers have two."""
+    local = component.local_rope
+    return RopeTable.of(local, capacity) if local else None
 
 
 def vocabulary_offsets(engine_dir: Path, draft: ComponentConfig) -> NDArray[np.int64]:

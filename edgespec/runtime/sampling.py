@@ -101,9 +101,9 @@ class Sampler:
     def scaled(self, adjusted: Adjusted) -> NDArray[np.float64]:
         """Logits over temperature, the largest at 0, so that the smallest temperature cannot
         overflow upwards."""
-        centred = adjusted.astype(np.float64) - float(adjusted.max())
+        centered = adjusted.astype(np.float64) - float(adjusted.max())
         with np.errstate(over="ignore"):
-            result: NDArray[np.float64] = centred / self.temperature
+            result: NDArray[np.float64] = centered / self.temperature
         return result
 
     def margin(self, logits: Row, before: Sequence[int], one: int, other: int) -> float:
@@ -135,8 +135,8 @@ class Sampler:
     def magnification(self, before: Sequence[int], one: int, other: int) -> float:
         """How much larger a change of one of two logits is in the score, at most; 1 where it
         becomes smaller."""
-        penalised = one in before or other in before
-        penalty = max(self.repetition_penalty, 1 / self.repetition_penalty) if penalised else 1.0
+        penalized = one in before or other in before
+        penalty = max(self.repetition_penalty, 1 / self.repetition_penalty) if penalized else 1.0
         return penalty / min(self.temperature or 1, 1)
 
     def slack(self, scaled: NDArray[np.float64], token: int) -> float:

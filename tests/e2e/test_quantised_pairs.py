@@ -151,7 +151,7 @@ def test_another_base_is_refused_even_with_a_manifest_copied_beside_it(
     )
     shutil.copy(shop.checkpoint("base", "fp8") / bundle.MANIFEST, other)
     call("export", other, tmp_path / "onnx", *TAPPED)
-    assert "so it is not known what these weights were quantised from" in capsys.readouterr().out
+    assert "so it is not known what these weights were quantized from" in capsys.readouterr().out
     assert "quantized_from" not in config(tmp_path / "onnx" / "llm")
     limits = ["--max-kv-cache-capacity", 128, "--max-input-len", 96]
     call(

@@ -1,4 +1,5 @@
-"""`edgespec quantize` as users type it, each in a process of its own."""
+"""`edgespec quantize` as users type it: once in a process of its own, which has to import ModelOpt
+for seconds, and otherwise in this one."""
 
 from __future__ import annotations
 
@@ -7,12 +8,13 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from edgespec.cli.main import run
+from edgespec.quantize.work import Work
 from tests import toys
 
 needs_modelopt = pytest.mark.skipif(
@@ -28,30 +30,19 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def edgespec(*args: str | Path) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "edgespec.cli.main", *map(str, args)]
-    return subprocess.run(line, capture_output=True, text=True, timeout=120)
+SIZES = ["--num_samples", "2", "--calib_seq_len", "32"]
 
 
 @needs_modelopt
 @pytest.mark.slow
 def test_the_guides_command_writes_a_checked_directory_and_is_quiet(
-    base: Path, tmp_path: Path
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "fp8"
-    sizes = ["--num_samples", "2", "--calib_seq_len", "32"]
-    line = [
-        "quantize",
-        "llm",
-        "--model_dir",
-        base,
-        "--quantization",
-        "fp8",
-        "--output_dir",
-        out,
-        *sizes,
-    ]
-    done = edgespec(*line)
+    line = ["quantize", "llm", "--model_dir", str(base), "--quantization", "fp8"]
+    line += ["--output_dir", str(out), *SIZES]
+    command = [sys.executable, "-m", "edgespec.cli.main", *line]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     first, logits, perplexity, weights, *notes = done.stdout.splitlines()
     assert first.startswith(f"fp8: {out} (")
@@ -59,14 +50,15 @@ def test_the_guides_command_writes_a_checked_directory_and_is_quiet(
     assert "before" in perplexity
     assert "off by at most 0.02" in weights
     assert any("weights only" in note for note in notes)
-    again = edgespec(*line)
-    assert again.returncode == 0
-    assert "nothing was written" in again.stdout
+    assert run(line) == 0
+    assert "nothing was written" in capsys.readouterr().out
 
 
 @needs_modelopt
 @pytest.mark.slow
-def test_int4_awq_as_json_with_what_modelopt_said_under_debug(base: Path, tmp_path: Path) -> None:
+def test_int4_awq_as_json_with_what_modelopt_said_under_debug(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data = tmp_path / "prompts.jsonl"
     data.write_text(
         "".join(
@@ -74,64 +66,46 @@ def test_int4_awq_as_json_with_what_modelopt_said_under_debug(base: Path, tmp_pa
             for i in range(9)
         )
     )
-    sizes = ["--numSamples", "2", "--calibSeqLen", "32", "--textDataset", data]
-    done = edgespec(
-        "quantize",
-        "llm",
-        "--modelDir",
-        base,
-        "--quantization",
-        "int4_awq",
-        "--outputDir",
-        tmp_path / "o",
-        *sizes,
-        "--json",
-        "--debug",
-    )
-    assert done.returncode == 0
-    manifest = json.loads(done.stdout)["manifest"]
+    line = ["quantize", "llm", "--modelDir", str(base), "--quantization", "int4_awq"]
+    line += ["--outputDir", str(tmp_path / "o"), "--numSamples", "2", "--calibSeqLen", "32"]
+    assert run([*line, "--textDataset", str(data), "--json", "--debug"]) == 0
+    out, err = capsys.readouterr()
+    manifest = json.loads(out)["manifest"]
     assert manifest["options"]["calib_data"]["name"] == "prompts.jsonl"
     assert manifest["check"]["logits_cosine"] > 0.9
-    assert "awq_lite" in done.stderr
+    assert "awq_lite" in err
 
 
 @needs_modelopt
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_keeps_finished_layers_and_the_same_command_goes_on(
-    tmp_path: Path, number: int, code: int
+    base: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
+    code: int,
 ) -> None:
-    base = toys.make_base(
-        tmp_path / "base", "llama", layers=24, hidden=256, intermediate=512, vocab=320
-    )
+    """The signal comes when the first layer has just been written."""
     out, kept = tmp_path / "out", tmp_path / ".out.quantize"
-    line = [
-        "quantize",
-        "llm",
-        "--model-dir",
-        base,
-        "--quantization",
-        "int8_sq",
-        "--output-dir",
-        out,
-    ]
-    command = [sys.executable, "-m", "edgespec.cli.main", *map(str, line)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 120
-    while (
-        not (kept / "part-00001.safetensors").exists()
-        and process.poll() is None
-        and time.monotonic() < deadline
-    ):
-        time.sleep(0.01)
-    process.send_signal(number)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == code
-    assert f"kept in {kept}: the same command goes on from there" in said
+    line = ["quantize", "llm", "--model-dir", str(base), "--quantization", "int8_sq"]
+    line += ["--output-dir", str(out), *SIZES]
+    keep_part = Work.keep_part
+
+    def keep_part_and_stop(self: Work, number_of_part: int, tensors: Any) -> None:
+        keep_part(self, number_of_part, tensors)
+        if number_of_part == 0:
+            signal.raise_signal(number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Work, "keep_part", keep_part_and_stop)
+        assert run(line) == code
+    assert f"kept in {kept}: the same command resumes from there" in capsys.readouterr().err
+    assert (kept / "part-00000.safetensors").exists()
     assert not out.exists()
-    again = edgespec(*line)
-    assert again.returncode == 0
-    assert "resumed at layer" in again.stdout
+    assert run(line) == 0
+    assert "resumed at layer 2 of 2" in capsys.readouterr().out
     assert not kept.exists()
 
 
@@ -145,7 +119,7 @@ def test_refusals_have_their_exit_codes(
     assert run([*line, "fp8", "--calib-data", str(empty)]) == 3
     assert "is empty" in capsys.readouterr().err
     assert run([*line, "fp8", "--visual-quantization", "fp8"]) == 3
-    assert "quantises no vision tower" in capsys.readouterr().err
+    assert "quantizes no vision tower" in capsys.readouterr().err
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "precious").touch()
     assert run([*line, "fp8"]) == 4

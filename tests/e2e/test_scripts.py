@@ -3,10 +3,15 @@ sizes."""
 
 from __future__ import annotations
 
+import io
 import json
+import runpy
+import shutil
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,15 +31,30 @@ pytestmark = pytest.mark.slow
 
 
 def script(name: str, *args: str | Path) -> str:
-    command = [sys.executable, str(ROOT / "scripts" / name), *map(str, args)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    """Run a script as `python scripts/NAME` does, in this process: torch is imported already.
+    Returns what it printed."""
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
+        patch.syspath_prepend(ROOT / "scripts")
+        patch.setattr(sys, "argv", [name, *map(str, args)])
+        runpy.run_path(str(ROOT / "scripts" / name), run_name="__main__")
+    return out.getvalue()
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A hybrid that its training script wrote in toy sizes, and what it measured."""
+    out = tmp_path_factory.mktemp("smoke") / "hybrid"
+    sizes = ("--smoke", "--prompts", "2", "--tokens", "12")
+    return out, json.loads(script("train_demo_mtp.py", "--out", out, *sizes))
 
 
 @pytest.mark.parametrize("method", ["eagle3", "dflash"])
 def test_demo_saves_base_passes_and_loses_nothing(method: str, tmp_path: Path) -> None:
-    said = script("demo.py", "--method", method, "--out", tmp_path / "demo")
+    command = [sys.executable, str(ROOT / "scripts" / "demo.py"), "--method", method]
+    command += ["--out", str(tmp_path / "demo")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = done.stdout
     assert said.count("golden outputs reproduced") == 2
     assert said.split("lossless")[-1].split()[0] == "yes"
     blocks = [
@@ -103,7 +123,7 @@ def check_dflash_draft(path: Path, base: Path) -> None:
 def test_committed_dflash_draft_is_what_it_says() -> None:
     check_dflash_draft(RECIPE / "dflash_draft", RECIPE / "base")
     assert open_checkpoint(RECIPE / "dflash_draft").config["block_size"] == 8
-    measured = ("--measure", "--prompts", "6", "--tokens", "64")
+    measured = ("--measure", "--prompts", "3", "--tokens", "48")
     said = json.loads(script("train_demo_dflash.py", "--out", RECIPE / "dflash_draft", *measured))
     assert said["acceptance_length"] > 1.5
     assert said["answers_that_differ"] == 0
@@ -172,19 +192,20 @@ def test_dflash_layer_is_a_qwen3_layer_that_looks_both_ways(
     torch.testing.assert_close(mine, expected, atol=2e-5, rtol=1e-4)
 
 
-def test_mtp_training_script_writes_a_hybrid_with_its_head(tmp_path: Path) -> None:
-    sizes = ("--smoke", "--prompts", "2", "--tokens", "12")
-    said = json.loads(script("train_demo_mtp.py", "--out", tmp_path / "hybrid", *sizes))
+def test_mtp_training_script_writes_a_hybrid_with_its_head(
+    hybrid: tuple[Path, dict[str, Any]],
+) -> None:
+    path, said = hybrid
     assert said["answers_that_differ"] == 0
     assert said["acceptance_length"] == pytest.approx(said["tokens"] / said["steps"], abs=1e-3)
-    checkpoint = open_checkpoint(tmp_path / "hybrid")
+    checkpoint = open_checkpoint(path)
     assert {name for name in checkpoint.tensors if name.startswith("mtp.")} == {
         f"{name}.weight" for name in MTP
     }
     assert checkpoint.config["architectures"] == ["Qwen3_5ForCausalLM"]
     assert checkpoint.config["mtp_num_hidden_layers"] == 1
     assert checkpoint.config["layer_types"] == ["linear_attention"] * 3 + ["full_attention"]
-    _, told = Qwen3_5ForCausalLM.from_pretrained(tmp_path / "hybrid", output_loading_info=True)
+    _, told = Qwen3_5ForCausalLM.from_pretrained(path, output_loading_info=True)
     assert not told["missing_keys"]
     assert not told["unexpected_keys"]
 
@@ -256,14 +277,14 @@ def test_plain_cycle_counts_what_stands(
     assert answer[-1] == stop or len(answer) >= 8
 
 
-def test_demo_trains_its_hybrid_unless_a_whole_one_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_demo_knows_whether_a_whole_hybrid_is_there(
+    hybrid: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(ROOT / "scripts")
     import demo
 
     assert not demo.is_whole(tmp_path / "hybrid")
-    script("train_demo_mtp.py", "--out", tmp_path / "hybrid", "--smoke", "--prompts", "0")
+    shutil.copytree(hybrid[0], tmp_path / "hybrid")
     assert demo.is_whole(tmp_path / "hybrid")
     weights = tmp_path / "hybrid" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])

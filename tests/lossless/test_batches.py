@@ -428,8 +428,8 @@ def test_draft_that_does_not_move_with_its_sequence_is_found(engines: Engines) -
 mask, run, rows_of = CachedDecoder.mask, CachedDecoder.run, RopeTable.rows
 
 
-def padding_seen(self: CachedDecoder, parts: Sequence[Rows]) -> np.ndarray:
-    out = mask(self, parts)
+def padding_seen(self: CachedDecoder, parts: Sequence[Rows], window: int | None) -> np.ndarray:
+    out = mask(self, parts, window)
     for lane_mask, part in zip(out[:, 0], parts, strict=True):
         count = len(part.tokens)
         end = self.lanes[part.lane].end + count
@@ -437,8 +437,8 @@ def padding_seen(self: CachedDecoder, parts: Sequence[Rows]) -> np.ndarray:
     return out
 
 
-def mask_of_the_next(self: CachedDecoder, parts: Sequence[Rows]) -> np.ndarray:
-    return np.roll(mask(self, parts), 1, axis=0)
+def mask_of_the_next(self: CachedDecoder, parts: Sequence[Rows], window: int | None) -> np.ndarray:
+    return np.roll(mask(self, parts, window), 1, axis=0)
 
 
 def positions_of_the_next(self: RopeTable, positions: np.ndarray) -> Any:

@@ -40,8 +40,15 @@ class Component:
         """An empty sequence. The rows of earlier ones are still in the cache and must not be
         seen."""
         embedding = EmbeddingTable(self.engine_dir / bundle.EMBEDDING)
+        local = self.config.component.local_rope
         return OneLane(
-            CachedDecoder(self.runner, embedding, self.rope, self.config.component.sliding_window)
+            CachedDecoder(
+                self.runner,
+                embedding,
+                self.rope,
+                self.config.component.sliding_window,
+                local_rope=RopeTable.of(local, self.runner.capacity) if local else None,
+            )
         )
 
     @property

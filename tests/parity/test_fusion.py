@@ -19,7 +19,6 @@ from edgespec.backends.ort.options import FP32, WeightFormat
 from edgespec.backends.registry import open_runner
 from edgespec.contract import Limits, Role
 from edgespec.export.components import ExportOptions, export
-from edgespec.rope import RopeTable
 from tests import toys
 
 LIMITS = Limits(max_input_len=32, max_kv_cache_capacity=32)
@@ -48,9 +47,7 @@ def answers(onnx_dir: Path, engine_dir: Path) -> list[NDArray[np.float32]]:
     """Logits and taps of the golden calls: a prompt and a tree."""
     runner, config = open_runner(engine_dir, Role.BASE)
     found = []
-    for call in golden_calls(
-        load_file(onnx_dir / bundle.GOLDEN), RopeTable.of(config.component.rope, 32)
-    ):
+    for call in golden_calls(load_file(onnx_dir / bundle.GOLDEN), config.component.ropes):
         result = runner.run(call)
         assert result.hidden_states is not None
         found += [result.logits.copy(), result.hidden_states.copy()]

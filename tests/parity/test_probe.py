@@ -18,13 +18,14 @@ import torch
 
 from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import open_checkpoint
+from edgespec.checkpoint.names import EMBEDDING
 from edgespec.config import ModelConfig
-from edgespec.export.stepwise import run_stepwise
+from edgespec.export.stepwise import causal_feeds, run_stepwise
 from edgespec.graphs import decoder
 from edgespec.methods.dflash import DFlashConfig
 from edgespec.methods.eagle3 import Eagle3Config
 from edgespec.pairing import forcing
-from edgespec.pairing.forcing import Rows, forced, sequence
+from edgespec.pairing.forcing import Rows, forced
 from edgespec.pairing.pair import Pair
 from edgespec.pairing.probe import features, readings_of
 from tests import reference, toys
@@ -175,9 +176,9 @@ def test_first_tokens_in_every_reading(
     logits, hidden = reference.base_hidden_states(model, torch.from_numpy(TOKENS)[None])
     base = decoder.Decoder.open(pair.base, pair.model, emits_final=pair.draft is None)
     draft, readings = forced(pair, base, TOKENS), readings_of(pair)
-    rows = Rows.read(base.table.source(decoder.EMBEDDING), TOKENS).of(TOKENS)
+    rows = Rows.read(base.table.source(EMBEDDING), TOKENS).of(TOKENS)
     keep = {layer for reading in readings for layer in reading.aux_layers}
-    (truth,) = run_stepwise(base, [sequence(pair.model.decoder, rows)], keep)
+    (truth,) = run_stepwise(base, [causal_feeds(rows, pair.model.decoder)], keep)
     assert truth.best.tolist() == logits[0].argmax(-1).tolist()
     assert all(owns_its_memory(stream) for stream in truth.streams.values())
     assert len(readings) == (2 if pair.draft is None else 3)

@@ -487,7 +487,7 @@ def engine_logits(case: Case, work: Path) -> Array:
     )
     assert built.weights.emulated in (None, "emulated: correctness only")
     runner, config = open_runner(work / "engine", built.role)
-    prompt, _ = golden_calls(case.golden(), RopeTable.of(config.component.rope, 32))
+    prompt, _ = golden_calls(case.golden(), config.component.ropes)
     logits: Array = runner.run(prompt).logits[0].copy()
     runner.close()
     return logits
@@ -699,7 +699,7 @@ def test_gptq_in_the_order_of_activations_is_the_base_of_its_weights(tmp_path: P
 def test_zero_points_are_refused_by_the_layers_name_and_nothing_is_left(tmp_path: Path) -> None:
     quantised = gptq_twin(toys.make_base(tmp_path / "plain", layers=2), tmp_path / "gptq", zero=7)
     with pytest.raises(
-        UnsupportedModel, match=r"model\.layers\.0\.self_attn\.q_proj is quantised with zero points"
+        UnsupportedModel, match=r"model\.layers\.0\.self_attn\.q_proj is quantized with zero points"
     ):
         export(str(quantised), tmp_path / "out", ExportOptions())
     assert not list((tmp_path / "out").rglob("*.*"))

@@ -30,7 +30,6 @@ from edgespec.backends.registry import open_runner
 from edgespec.contract import Limits, Role, canonical_contract
 from edgespec.errors import BuildError, EdgeSpecError
 from edgespec.export.components import ExportOptions, export
-from edgespec.rope import RopeTable
 from tests import toys
 
 LIMITS = Limits(max_input_len=32, max_kv_cache_capacity=32)
@@ -119,7 +118,7 @@ def test_a_rounded_engine_computes_what_its_bytes_are_worth(
     from safetensors.numpy import load_file
 
     golden = load_file(onnx_dir / bundle.GOLDEN)
-    for call in golden_calls(golden, RopeTable.of(config.component.rope, 32)):
+    for call in golden_calls(golden, config.component.ropes):
         wanted = plain.run(call).logits.copy()
         found = runner.run(call).logits
         assert np.abs(found - wanted).max() <= ACTIVATIONS_IN_8_BITS * np.abs(wanted).max()

@@ -17,9 +17,6 @@ from safetensors.torch import load_file, save_file
 RopeSpelling = Literal["old", "new"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 
-# Toys are too small to share out: with more threads these tests take four times as long.
-torch.set_num_threads(1)
-
 
 def rope_keys(
     rope: Mapping[str, Any] | None, spelling: RopeSpelling, default_theta: float | None

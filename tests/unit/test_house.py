@@ -21,6 +21,7 @@ GROUND = (
     "schemes",
     "quantized",
     "config",
+    "families",
     "rope",
     "contract",
     "bundle",

@@ -47,7 +47,7 @@ def some_weight(block: tuple[int, int], **more: Any) -> QuantizedWeight:
 
 
 @pytest.mark.parametrize("block", [(1, 4), (1, 5), (1, 12), (5, 12), (2, 4), (4, 8), (128, 128)])
-def test_dequantised_is_the_formula(
+def test_dequantized_is_the_formula(
     block: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(quantized, "_CHUNK", 24)  # two rows at a time

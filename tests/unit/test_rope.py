@@ -12,7 +12,8 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from edgespec.config import RopeConfig, parse_model_config
+from edgespec.config import RopeConfig
+from edgespec.families import parse_model_config
 from edgespec.rope import RopeTable, frequencies
 
 LENGTH = 200  # positions that are compared

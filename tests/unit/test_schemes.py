@@ -33,9 +33,9 @@ def test_every_row_is_whole() -> None:
         assert np.dtype(getattr(ml_dtypes, row.weight, row.weight)).name == row.weight
         assert (row.block > 1) == (row.scaling in ("block", "square"))
         assert (
-            row.quantised == (0.8 <= row.min_logits_cosine < 1) == (0 < row.max_weight_error < 0.25)
+            row.quantized == (0.8 <= row.min_logits_cosine < 1) == (0 < row.max_weight_error < 0.25)
         )
-        assert row.quantised or not row.algos
+        assert row.quantized or not row.algos
         assert not row.made or (row.preset and row.algos)
     algos = [algo.lower() for row in SCHEMES.values() for algo in row.algos]
     assert len(algos) == len(set(algos))
@@ -62,7 +62,7 @@ def test_unknown_names_are_answered_with_the_nearest() -> None:
     with pytest.raises(UnsupportedModel, match="Did you mean int4_awq"):
         scheme("int4-awg")
     with pytest.raises(
-        UnsupportedModel, match=r"layer 7: quantised with 'NVFP4_AWQ'.*\n.*Did you mean NVFP4"
+        UnsupportedModel, match=r"layer 7: quantized with 'NVFP4_AWQ'.*\n.*Did you mean NVFP4"
     ):
         scheme_of_algo("NVFP4_AWQ", "layer 7")
     with pytest.raises(UnsupportedModel, match="'int8_wo' is read but not made here"):

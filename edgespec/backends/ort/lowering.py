@@ -125,11 +125,10 @@ def check_cache(node: ir.Node) -> None:
 def group_attention(graph: ir.Graph, attentions: list[ir.Node]) -> None:
     """GroupQueryAttention is causal in slot order and takes batch 1 when a past is given: the
     runtime keeps parents before children, and engines for more sequences keep Attention."""
-    shared = shared_inputs(
-        graph, next(value for value in graph.inputs if value.name == "attention_mask")
-    )
+    masks = dict.fromkeys(required(node.inputs[3]) for node in attentions)
+    shared = {mask: shared_inputs(graph, mask) for mask in masks}
     for node in attentions:
-        replace_attention(graph, node, shared)
+        replace_attention(graph, node, shared[required(node.inputs[3])])
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,23 +140,25 @@ class Shared:
 
 def shared_inputs(graph: ir.Graph, mask: ir.Value) -> Shared:
     """The mask as an additive bias, and the length that it implies."""
-    constant = Constants(graph)
-    width = ir.node("Shape", [mask], {"start": 3, "end": 4}, name="lowered/width")
-    total64 = ir.node("Squeeze", [width.outputs[0]], name="lowered/total64")
+    constant, prefix = Constants(graph), "lowered"
+    if mask.name != "attention_mask":
+        prefix = f"lowered/{mask.name}"
+    width = ir.node("Shape", [mask], {"start": 3, "end": 4}, name=f"{prefix}/width")
+    total64 = ir.node("Squeeze", [width.outputs[0]], name=f"{prefix}/total64")
     total = ir.node(
-        "Cast", [total64.outputs[0]], {"to": int(ir.DataType.INT32)}, name="lowered/total"
+        "Cast", [total64.outputs[0]], {"to": int(ir.DataType.INT32)}, name=f"{prefix}/total"
     )
     last64 = ir.node(
         "Sub",
         [width.outputs[0], constant("lowered/one", np.array([1], np.int64))],
-        name="lowered/last64",
+        name=f"{prefix}/last64",
     )
     last = ir.node(
-        "Cast", [last64.outputs[0]], {"to": int(ir.DataType.INT32)}, name="lowered/seqlens_k"
+        "Cast", [last64.outputs[0]], {"to": int(ir.DataType.INT32)}, name=f"{prefix}/seqlens_k"
     )
     zero = constant("lowered/zero", np.array(0, np.float32))
     never = constant("lowered/never", np.array(-np.inf, np.float32))
-    bias = ir.node("Where", [mask, zero, never], name="lowered/bias")
+    bias = ir.node("Where", [mask, zero, never], name=f"{prefix}/bias")
     nodes = [width, total64, total, last64, last, bias]
     name_outputs(nodes)
     first = graph[0]

@@ -130,14 +130,24 @@ class OrtRunner:
             "attention_mask": call.attention_mask,
             "gather_idx": call.gather_idx,
         }
+        if self.contract.shape.sliding:
+            assert call.sliding_attention_mask is not None
+            feeds["sliding_attention_mask"] = call.sliding_attention_mask
+        if self.contract.shape.local_rotary_dim:
+            assert call.local_rope_cos is not None
+            assert call.local_rope_sin is not None
+            feeds |= {"local_rope_cos": call.local_rope_cos, "local_rope_sin": call.local_rope_sin}
         if self.batched:
-            wide = self.wide_mask("attention_mask", call.attention_mask)
-            feeds |= {"attention_mask": wide, "write_indices": call.write_indices}
+            for name in ("attention_mask", "sliding_attention_mask"):
+                if name in feeds:
+                    feeds[name] = self.wide_mask(name, feeds[name])
+            feeds["write_indices"] = call.write_indices
         if self.recurrent is not None:
             assert call.tree_mask is not None
             feeds["tree_mask"] = call.tree_mask
         if self.contract.shape.block:
-            return feeds | self.block_feeds(call)
+            names = ("target_hidden", "context_cos", "context_sin")
+            return feeds | {name: getattr(call, name) for name in names}
         if self.contract.shape.role is Role.DRAFT:
             assert (call.base_hidden is None) != (call.draft_hidden is None)
             for name, width in unused_widths(self.contract).items():
@@ -149,18 +159,6 @@ class OrtRunner:
                 )
             feeds["use_base_hidden"] = np.array(call.base_hidden is not None)
         return feeds
-
-    def block_feeds(self, call: Call) -> dict[str, NDArray[Any]]:
-        """What drafts that make blocks read besides."""
-        named = {
-            name: getattr(call, name) for name in ("target_hidden", "context_cos", "context_sin")
-        }
-        if self.contract.shape.sliding:
-            assert call.sliding_attention_mask is not None
-            named["sliding_attention_mask"] = self.wide_mask(
-                "sliding_attention_mask", call.sliding_attention_mask
-            )
-        return named
 
     def wide_mask(self, name: str, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """[B, 1, S, stride]: nothing is seen behind the T slots of the call's own mask."""

@@ -89,8 +89,8 @@ def golden() -> Golden:
 def difference(change: dict[str, float], lanes: int = 1, fault: Fault = no_fault) -> float:
     arrays = golden()
     runner = Answers(arrays, change, lanes, fault)
-    rope = RopeConfig(theta=10000.0, rotary_dim=4)
-    worst = check_golden(runner, arrays, rope, 8, SPEC, REMEDIES)
+    ropes = (RopeConfig(theta=10000.0, rotary_dim=4),)
+    worst = check_golden(runner, arrays, ropes, SPEC, REMEDIES)
     batches = [[0], [5]] if lanes == 1 else [[0], [5]] + 3 * [[0, 0], [5, 5]]
     assert runner.starts == batches  # the prompt into an empty cache, then the tree behind it
     return worst.difference

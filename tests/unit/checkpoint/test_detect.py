@@ -115,7 +115,11 @@ def test_drafts_options_are_seen_in_every_layout(base: Path, tmp_path: Path) -> 
             64,
         )
         assert found.decoder.rope.theta == 5e5
-        assert (found.own_embedding, found.decoder.qk_norm, found.fc_norm) == (True, True, True)
+        assert (found.own_embedding, found.decoder.attention.qk_norm, found.fc_norm) == (
+            True,
+            True,
+            True,
+        )
 
 
 def test_pickled_draft_is_recognised_when_allowed(base: Path, tmp_path: Path) -> None:
@@ -215,7 +219,7 @@ def test_quantisation_settings_beside_the_config_are_seen(base: Path, tmp_path: 
     assert isinstance(detect(open_checkpoint(path)), Eagle3Config)
     settings.write_text('{"quantization": {"quant_algo": "NVFP4_AWQ"}}')
     with pytest.raises(
-        UnsupportedModel, match=r"hf_quant_config\.json.*: quantised with 'NVFP4_AWQ'"
+        UnsupportedModel, match=r"hf_quant_config\.json.*: quantized with 'NVFP4_AWQ'"
     ):
         detect(open_checkpoint(path))
 

@@ -281,7 +281,7 @@ def test_enormous_header_is_refused_before_it_is_read(tmp_path: Path) -> None:
         _ = open_checkpoint(tmp_path).tensors
 
 
-def test_git_lfs_pointer_is_recognised(tmp_path: Path) -> None:
+def test_git_lfs_pointer_is_recognized(tmp_path: Path) -> None:
     text = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
     (write_config(tmp_path) / "model.safetensors").write_text(text)
     with pytest.raises(CheckpointError, match="Git LFS pointer"):

@@ -42,7 +42,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 # export -> scheme, its source, relative error of the effective weight (reference: 0.026, 0.118,
 # 0.0127, 0.095, 0.027), and how far ModelOpt's own account may be from ours. w4a8: its fake
-# quantiser rounds to FP8 once more.
+# quantizer rounds to FP8 once more.
 MODELOPT = {
     "fp8": ("fp8", "qwen3", (0.025, 0.028), 0.02),
     "int4_awq": ("int4_awq", "qwen3", (0.11, 0.13), 0.01),
@@ -51,7 +51,8 @@ MODELOPT = {
     "mxfp8": ("mxfp8", "qwen3", (0.026, 0.028), 0.0),
     "llama_fp8": ("fp8", "llama", (0.025, 0.028), 1e-6),
     "llama_int4_awq": ("int4_awq", "llama", (0.11, 0.135), 1e-6),
-    "llama_int8_sq": ("int8_sq", "llama", (0.009, 0.025), 1e-6),
+    # a weight at a tie rounds up or down by the CPU: one step of one weight is 8e-5
+    "llama_int8_sq": ("int8_sq", "llama", (0.009, 0.025), 2e-4),
     "llama_nvfp4": ("nvfp4", "llama", (0.093, 0.097), 0.0),
     "int4_wo": ("int4_awq", "llama", (0.11, 0.12), 1e-6),
     "int8_wo": ("int8_wo", "llama", (0.006, 0.008), 2e-4),
@@ -146,12 +147,12 @@ def test_heads_caches_and_mixtures(modelopt_exports: Path) -> None:
     plain, full, mixed = (
         Checkpoint(modelopt_exports / name) for name in ("fp8", "llama_fp8", "mixed")
     )
-    for checkpoint, quantised in ((plain, False), (full, True)):
+    for checkpoint, quantized in ((plain, False), (full, True)):
         quantization = read_quantization(checkpoint)
         assert quantization is not None
-        assert (read_weight(checkpoint, quantization, "lm_head") is not None) == quantised
+        assert (read_weight(checkpoint, quantization, "lm_head") is not None) == quantized
         assert stored_shape(checkpoint, quantization, "lm_head") == (128, 256)
-        assert quantization.kv_cache == ("fp8" if quantised else None)
+        assert quantization.kv_cache == ("fp8" if quantized else None)
     scales = read_kv_scales(full, f"{LAYER}.self_attn")
     assert scales is not None
     assert all(0 < scale < 1 for scale in scales)
@@ -598,7 +599,7 @@ def test_settings_and_tensors_must_agree(tmp_path: Path) -> None:
         write(tmp_path / "a", tensors, {}, {"quant_algo": "FP8", "exclude_modules": [M]})
     )
     with pytest.raises(
-        CheckpointError, match=rf"leaves {M} unquantised, but .* has {M}.weight_scale"
+        CheckpointError, match=rf"leaves {M} unquantized, but .* has {M}.weight_scale"
     ):
         weight_of(excluded, M)
     unscaled = Checkpoint(write(tmp_path / "b", plain, {}, {"quant_algo": "FP8"}))

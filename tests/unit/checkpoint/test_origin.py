@@ -24,9 +24,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def quantised(source: Path, tmp_path: Path) -> Path:
+def quantized(source: Path, tmp_path: Path) -> Path:
     """A checkpoint with the manifest that quantize writes, whatever its weights are."""
-    path = Path(shutil.copytree(source, tmp_path / "quantised"))
+    path = Path(shutil.copytree(source, tmp_path / "quantized"))
     write_manifest(path)
     return path
 
@@ -41,22 +41,22 @@ def write_manifest(path: Path, **changed: object) -> None:
     (path / bundle.MANIFEST).write_text(json.dumps(value | changed))
 
 
-def test_the_original_is_what_the_manifest_names(quantised: Path) -> None:
-    found = origin_of(Checkpoint(quantised))
+def test_the_original_is_what_the_manifest_names(quantized: Path) -> None:
+    found = origin_of(Checkpoint(quantized))
     assert (found.identity, found.doubt) == (ORIGINAL, None)
 
 
 def test_without_a_manifest_of_quantize_nothing_is_known_and_nothing_doubted(
-    source: Path, quantised: Path
+    source: Path, quantized: Path
 ) -> None:
     assert origin_of(Checkpoint(source)).doubt is None
-    write_manifest(quantised, kind="something else", format="theirs")
-    assert origin_of(Checkpoint(quantised)) == origin_of(Checkpoint(source))
+    write_manifest(quantized, kind="something else", format="theirs")
+    assert origin_of(Checkpoint(quantized)) == origin_of(Checkpoint(source))
 
 
-def test_a_changed_text_leaves_the_origin_as_it_is(quantised: Path) -> None:
-    (quantised / "tokenizer_config.json").write_text("{}")
-    assert origin_of(Checkpoint(quantised)).identity == ORIGINAL
+def test_a_changed_text_leaves_the_origin_as_it_is(quantized: Path) -> None:
+    (quantized / "tokenizer_config.json").write_text("{}")
+    assert origin_of(Checkpoint(quantized)).identity == ORIGINAL
 
 
 def one_byte_changed(path: Path) -> None:
@@ -83,15 +83,15 @@ def one_byte_changed(path: Path) -> None:
     ],
 )
 def test_a_manifest_that_does_not_belong_to_these_weights_is_not_believed(
-    quantised: Path, change: Callable[[Path], object], said: str
+    quantized: Path, change: Callable[[Path], object], said: str
 ) -> None:
-    change(quantised)
-    found = origin_of(Checkpoint(quantised))
+    change(quantized)
+    found = origin_of(Checkpoint(quantized))
     assert found.identity is None
     assert found.doubt is not None
     assert said in found.doubt
 
 
-def test_without_hashes_only_sizes_are_looked_at(quantised: Path) -> None:
-    one_byte_changed(quantised)
-    assert origin_of(Checkpoint(quantised), hashes=False).identity == ORIGINAL
+def test_without_hashes_only_sizes_are_looked_at(quantized: Path) -> None:
+    one_byte_changed(quantized)
+    assert origin_of(Checkpoint(quantized), hashes=False).identity == ORIGINAL

@@ -55,7 +55,7 @@ def rule_name(quantization: Quantization, module: str = UP) -> str | None:
 
 
 @pytest.mark.parametrize("config", [{}, {"quantization_config": None}, {"quantization_config": {}}])
-def test_nothing_said_means_nothing_quantised(config: dict[str, Any]) -> None:
+def test_nothing_said_means_nothing_quantized(config: dict[str, Any]) -> None:
     assert quantization_of(config) is None
     assert quantization_of(config, beside(None)) is None
 
@@ -101,7 +101,7 @@ def test_config_alone_is_enough() -> None:
     )  # old files name no method
 
 
-def test_a_quantised_cache_alone_leaves_the_weights() -> None:
+def test_a_quantized_cache_alone_leaves_the_weights() -> None:
     found = of({}, beside(None, kv_cache_quant_algo="FP8"))
     assert (found.kv_cache, found.rule(UP)) == ("fp8", None)
 
@@ -114,7 +114,7 @@ def test_mixed_precision_goes_by_name() -> None:
     found = of({}, {"quantization": {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}})
     assert [rule_name(found, name) for name in (*layers, "lm_head")] == ["nvfp4", "fp8", None]
     layers[UP] = {"quant_algo": "NVFP4_SVD"}
-    with pytest.raises(UnsupportedModel, match=f"layer {UP}: quantised with 'NVFP4_SVD'"):
+    with pytest.raises(UnsupportedModel, match=f"layer {UP}: quantized with 'NVFP4_SVD'"):
         quantization_of(
             {}, {"quantization": {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}}
         )
@@ -216,8 +216,8 @@ def test_gptqs_first_format_is_the_default() -> None:
     [
         (embedded("bitsandbytes", load_in_4bit=True), None, "method 'bitsandbytes'"),
         ({"quantization_config": {"bits": 4}}, None, "a method without a name"),
-        ({}, beside("NVFP4_AWQ"), "quantised with 'NVFP4_AWQ'"),
-        ({}, beside("mxfp4"), "quantised with 'mxfp4'"),
+        ({}, beside("NVFP4_AWQ"), "quantized with 'NVFP4_AWQ'"),
+        ({}, beside("mxfp4"), "quantized with 'mxfp4'"),
         ({}, beside("W4A16_AWQ", has_zero_point=True), "zero points"),
         ({}, beside("FP8", kv_cache_quant_algo="INT8"), "'kv_cache_quant_algo' is 'INT8'"),
         (embedded("awq", bits=4, version="gemv"), None, "'version' is 'gemv'"),

@@ -11,8 +11,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from edgespec.config import RopeConfig, parse_eos, parse_model_config, with_eos
+from edgespec.config import RopeConfig
 from edgespec.errors import CheckpointError, PairingError, UnsupportedModel
+from edgespec.families import parse_eos, parse_model_config, with_eos
 from edgespec.methods.aux_layers import normalize_aux_layers, resolve_aux_layers
 from edgespec.methods.eagle3 import Eagle3Config, parse_eagle3_config
 
@@ -82,11 +83,11 @@ def test_base_config_describes_the_model_that_transformers_builds(
     )
     assert mlp.gate_proj.weight.shape == (decoder.intermediate_size, decoder.hidden_size)
     assert len(model.model.layers) == decoder.num_layers
-    assert decoder.qkv_bias == (attention.q_proj.bias is not None)
-    assert decoder.o_bias == (attention.o_proj.bias is not None)
-    assert decoder.mlp_bias == (mlp.gate_proj.bias is not None)
-    assert decoder.qk_norm == hasattr(attention, "q_norm")
-    assert decoder.rms_norm_eps == model.model.norm.variance_epsilon
+    assert decoder.attention.qkv_bias == (attention.q_proj.bias is not None)
+    assert decoder.attention.o_bias == (attention.o_proj.bias is not None)
+    assert decoder.layers[0].mlp.bias == (mlp.gate_proj.bias is not None)
+    assert decoder.attention.qk_norm == hasattr(attention, "q_norm")
+    assert decoder.norm.eps == model.model.norm.variance_epsilon
     window = getattr(attention, "sliding_window", None)
     if config_class is MistralConfig:
         window = config.sliding_window
@@ -96,15 +97,23 @@ def test_base_config_describes_the_model_that_transformers_builds(
     assert parsed.max_position == 256
 
 
-def test_a_layer_mix_of_windows_is_refused_by_name() -> None:
-    config = Qwen2Config(
-        **SIZES, use_sliding_window=True, sliding_window=32, max_window_layers=1
-    ).to_dict()
-    raw = config | {"architectures": ["Qwen2ForCausalLM"]}
-    with pytest.raises(UnsupportedModel, match="layer_types"):
-        parse_model_config(raw)
-    with pytest.raises(UnsupportedModel, match="max_window_layers"):
-        parse_model_config(raw | {"layer_types": None})
+def test_late_layers_slide_as_layer_types_or_max_window_layers_say() -> None:
+    theirs = Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=32, max_window_layers=1)
+    raw = theirs.to_dict() | {"architectures": ["Qwen2ForCausalLM"]}
+    assert "sliding_attention" in theirs.layer_types
+    windows = [32 if kind == "sliding_attention" else None for kind in theirs.layer_types]
+    for spelling in (raw, raw | {"layer_types": None}):
+        found = parse_model_config(spelling).decoder
+        assert [attention.window for attention in found.attentions] == windows
+        assert (found.windows, found.sliding_window) == ((None, 32), 32)
+
+
+def test_layer_types_of_another_kind_are_refused_by_name() -> None:
+    kinds = ["full_attention", "chunked_attention"]
+    with pytest.raises(UnsupportedModel, match="chunked_attention"):
+        parse_model_config(llama(layer_types=kinds, num_hidden_layers=2))
+    with pytest.raises(CheckpointError, match="contradicts itself"):
+        parse_model_config(llama(layer_types=["sliding_attention"] * 2, num_hidden_layers=2))
 
 
 def test_use_sliding_window_false_switches_a_published_width_off() -> None:
@@ -165,6 +174,7 @@ def test_missing_key_is_named_with_its_file(key: str) -> None:
         ("rope_scaling", "linear"),
         ("rope_theta", 0),
         ("architectures", "LlamaForCausalLM"),
+        ("num_hidden_layers", 2**31 - 1),
     ],
 )
 def test_impossible_value_is_refused_by_its_key(key: str, value: Any) -> None:
@@ -184,7 +194,6 @@ def test_hidden_size_must_divide_into_heads_where_head_dim_is_not_told() -> None
         ({"architectures": None, "model_type": "gemma3"}, "gemma3"),
         ({"hidden_act": "gelu"}, "gelu"),
         ({"dtype": "float8_e4m3fn"}, "float8_e4m3fn"),
-        ({"rope_scaling": {"type": "longrope", "short_factor": [], "long_factor": []}}, "longrope"),
         ({"rope_scaling": {"rope_type": "su"}}, "su"),
         ({"rope_parameters": {"rope_type": "proportional"}}, "proportional"),
         ({"rope_scaling": {"type": "mrope", "mrope_section": [2, 1, 1]}}, "mrope"),
@@ -489,9 +498,9 @@ def test_tensors_tell_of_biases_norms_and_layers() -> None:
         layers__1__self_attn__q_proj__weight=(4096, 4096),
     )
     draft = parse(shapes=shapes)
-    assert draft.decoder.qk_norm
-    assert draft.decoder.qkv_bias
-    assert not draft.decoder.o_bias
+    assert draft.decoder.attention.qk_norm
+    assert draft.decoder.attention.qkv_bias
+    assert not draft.decoder.attention.o_bias
     assert draft.norm_before_fc
     assert draft.decoder.num_layers == 2
     with pytest.raises(CheckpointError, match="lacks a layer"):

@@ -10,9 +10,10 @@ import pytest
 from safetensors import safe_open
 
 from edgespec.checkpoint.files import open_checkpoint
-from edgespec.config import parse_model_config
+from edgespec.checkpoint.names import expected_tensors
 from edgespec.errors import CheckpointError
-from edgespec.graphs.decoder import Decoder, expected_tensors
+from edgespec.families import parse_model_config
+from edgespec.graphs.decoder import Decoder
 from tests import toys
 
 ROWS: dict[str, dict[str, Any]] = {

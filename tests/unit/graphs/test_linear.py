@@ -141,7 +141,7 @@ def test_zero_points_are_refused_by_the_layers_name() -> None:
     unsigned = replace(
         stored, codes=stored.codes.view(ml_dtypes.uint4), zero_points=np.ones((OUT, 4))
     )
-    with pytest.raises(UnsupportedModel, match=f"{NAME} is quantised with zero points"):
+    with pytest.raises(UnsupportedModel, match=f"{NAME} is quantized with zero points"):
         Packing(unsigned)
 
 

@@ -106,7 +106,7 @@ def test_published_draft_is_read() -> None:
         HIDDEN,
     )
     assert (draft.own_embedding, draft.own_head, draft.num_target_layers) == (False, False, DEPTH)
-    assert draft.decoder.qk_norm
+    assert draft.decoder.attention.qk_norm
     assert (draft.decoder.num_heads, draft.decoder.num_kv_heads, draft.decoder.head_dim) == (
         4,
         2,

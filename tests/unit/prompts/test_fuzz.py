@@ -1,4 +1,4 @@
-"""Whatever comes through the door is honoured or refused, never changed, and never a crash."""
+"""Whatever comes through the door is honored or refused, never changed, and never a crash."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def assert_told(error: RequestError) -> None:
     assert str(error).encode()
 
 
-def assert_honoured(request: Request, own: dict[str, Any], top: dict[str, Any]) -> None:
+def assert_honored(request: Request, own: dict[str, Any], top: dict[str, Any]) -> None:
     said = {**SAMPLING_DEFAULTS, **FLAG_DEFAULTS, **top, **own}
     for key in SAMPLING_DEFAULTS:
         meant = {"stop": as_stop, "logit_bias": as_bias}.get(key, lambda value: value)(said[key])
@@ -140,24 +140,24 @@ def assert_honoured(request: Request, own: dict[str, Any], top: dict[str, Any]) 
     assert not any(said.get(key) for key in NEUTRAL_ONLY)
 
 
-def assert_file_honoured(raw: dict[str, Any]) -> None:
+def assert_file_honored(raw: dict[str, Any]) -> None:
     found = parse_requests(raw, "input.json")
     assert found.batch_size == raw.get("batch_size", 1)
     for request, own in zip(found.requests, raw["requests"], strict=True):
-        assert_honoured(request, own, raw)
+        assert_honored(request, own, raw)
 
 
 @settings(max_examples=80, deadline=None)
 @given(files(wild=False))
-def test_file_within_the_limits_is_honoured(raw: dict[str, Any]) -> None:
-    assert_file_honoured(raw)
+def test_file_within_the_limits_is_honored(raw: dict[str, Any]) -> None:
+    assert_file_honored(raw)
 
 
 @settings(max_examples=200, deadline=None)
 @given(files(wild=True))
-def test_file_of_known_keys_and_any_values_is_honoured_or_refused(raw: dict[str, Any]) -> None:
+def test_file_of_known_keys_and_any_values_is_honored_or_refused(raw: dict[str, Any]) -> None:
     try:
-        assert_file_honoured(raw)
+        assert_file_honored(raw)
     except RequestError as error:
         assert_told(error)
 
@@ -220,7 +220,7 @@ def test_any_lines_are_a_prompt_set_or_refused(lines: list[bytes]) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.lists(st.text(max_size=9), min_size=1, max_size=4), min_size=1, max_size=4))
-def test_prompt_set_within_the_limits_is_honoured(sets: list[list[str]]) -> None:
+def test_prompt_set_within_the_limits_is_honored(sets: list[list[str]]) -> None:
     data = b"\n".join(json.dumps({"turns": turns}, ensure_ascii=False).encode() for turns in sets)
     found = parse_prompt_set(data, "set.jsonl").requests
     assert [[request.messages[0].content, *request.turns] for request in found] == sets

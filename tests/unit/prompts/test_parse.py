@@ -211,13 +211,13 @@ UNSUPPORTED: list[tuple[str, object, object]] = [
 
 
 @pytest.mark.parametrize(("key", "neutral", "asking"), UNSUPPORTED)
-def test_key_that_cannot_be_honoured_is_refused_only_when_it_asks(
+def test_key_that_cannot_be_honored_is_refused_only_when_it_asks(
     key: str, neutral: object, asking: object
 ) -> None:
     assert parse({key: neutral}, {"messages": HELLO, key: neutral}).requests
     for error in (refusal({key: asking}), refusal({}, {"messages": HELLO, key: asking})):
         assert key in error.what
-        assert "cannot honour it: " in error.what
+        assert "cannot honor it: " in error.what
 
 
 def test_every_sampling_key_may_stand_in_a_request_and_replaces_the_top_level() -> None:

@@ -1,4 +1,4 @@
-"""SamplingParams checks a Python caller as the file is checked, and normalises what has more than
+"""SamplingParams checks a Python caller as the file is checked, and normalizes what has more than
 one spelling."""
 
 from __future__ import annotations

@@ -24,11 +24,11 @@ def test_blocks_of_the_vocabulary_add_up(width: int) -> None:
     before = 60 * torch.randn(9, 300, generator=generator)
     after = before + torch.randn(9, 300, generator=generator)
     targets = torch.tensor([4, 299, 0, -1, 17, 7, 6, -1, 150])
-    rows = check.Rows(targets)
+    rows = check.LogitComparison(targets)
     for low in range(0, 300, width):
         rows.add(low, before[:, low : low + width], after[:, low : low + width])
     sums = check.Sums()
-    sums.take(rows)
+    sums.add_rows(rows)
     found = sums.report({})
     p, q, known = before.double().log_softmax(-1), after.double().log_softmax(-1), targets >= 0
     assert found.logits_kl == pytest.approx(float((p.exp() * (p - q)).sum(-1).mean()), rel=1e-5)
@@ -41,7 +41,7 @@ def test_blocks_of_the_vocabulary_add_up(width: int) -> None:
 
 
 def test_equal_logits_choose_the_first_as_argmax_does() -> None:
-    rows = check.Rows(torch.tensor([-1]))
+    rows = check.LogitComparison(torch.tensor([-1]))
     rows.add(0, torch.tensor([[1.0, 3.0]]), torch.tensor([[3.0, 1.0]]))
     rows.add(2, torch.tensor([[3.0, 2.0]]), torch.tensor([[3.0, 2.0]]))
     assert (int(rows.before.choice), int(rows.after.choice)) == (1, 0)
@@ -49,20 +49,20 @@ def test_equal_logits_choose_the_first_as_argmax_does() -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_logits_that_are_not_finite_are_not_hidden(bad: float) -> None:
-    rows = check.Rows(torch.tensor([1, 2]))
+    rows = check.LogitComparison(torch.tensor([1, 2]))
     spoilt = torch.zeros(2, 4)
     spoilt[0, 3] = bad
     rows.add(0, torch.zeros(2, 4), torch.zeros(2, 4))
     rows.add(4, torch.zeros(2, 4), spoilt)
     sums = check.Sums()
-    sums.take(rows)
+    sums.add_rows(rows)
     found = sums.report({})
     assert not all(torch.isfinite(torch.tensor([found.logits_kl, found.logits_cosine])))
 
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("name", ["mxfp8", "int4_awq"])
-def test_quantised_head_is_checked_in_blocks(
+def test_quantized_head_is_checked_in_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: bool, name: str
 ) -> None:
     base = toys.make_base(

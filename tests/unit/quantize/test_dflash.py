@@ -171,7 +171,7 @@ def test_every_format_goes_through_export_and_build_and_stays_lossless(
 
 
 @pytest.mark.usefixtures("needs_modelopt")
-def test_the_guides_command_gives_the_draft_a_quantised_head_of_its_own(
+def test_the_guides_command_gives_the_draft_a_quantized_head_of_its_own(
     base: Path, plain: Path, tmp_path: Path
 ) -> None:
     result = quantized(base, plain, tmp_path / "out", "nvfp4", lm_head_quantization="nvfp4")
@@ -268,7 +268,7 @@ def test_what_does_not_belong_together_is_refused(base: Path, plain: Path, tmp_p
 
 
 @pytest.mark.usefixtures("needs_modelopt")
-def test_an_fc_that_somebody_else_quantised_is_not_exported(
+def test_an_fc_that_somebody_else_quantized_is_not_exported(
     base: Path, plain: Path, tmp_path: Path
 ) -> None:
     """Its weights are rounded like a projection's, under the settings of one."""
@@ -289,5 +289,5 @@ def test_an_fc_that_somebody_else_quantised_is_not_exported(
             if key in inside:
                 inside[key] = [one for one in inside[key] if "fc" not in one]
         file.write_text(json.dumps(settings))
-    with pytest.raises(UnsupportedModel, match=r"fc of .* is quantised"):
+    with pytest.raises(UnsupportedModel, match=r"fc of .* is quantized"):
         export(str(tmp_path / "out"), tmp_path, ExportOptions(base_model_dir=str(base)))

@@ -177,7 +177,7 @@ def test_what_does_not_belong_together_is_refused(
         UnsupportedModel, "a draft's cache stays as it is", base, drafts["eagle"], fp8_cache=True
     )
     quantized(base, drafts["eagle"], out, "fp8")
-    with pytest.raises(UnsupportedModel, match="quantised already"):
+    with pytest.raises(UnsupportedModel, match="quantized already"):
         quantized(base, out, tmp_path / "again", "fp8")
 
 
@@ -192,7 +192,7 @@ def test_a_pair_whose_weights_changed_past_the_first_bytes_is_not_there_already(
         for name, path in (("base", base), ("draft", drafts["eagle"]))
     ]
     quantized(*paths, tmp_path / "out", "fp8")
-    assert "already there" in quantized(*paths, tmp_path / "out", "fp8").notes[0]
+    assert "already up to date" in quantized(*paths, tmp_path / "out", "fp8").notes[0]
     file = tmp_path / whose / "model.safetensors"
     tensors, before = load_file(file), Checkpoint(tmp_path / whose).identity()
     next(tensor for name, tensor in tensors.items() if name.endswith("up_proj.weight"))[100:] *= 1.5

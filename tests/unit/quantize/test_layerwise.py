@@ -80,7 +80,7 @@ def test_head_cache_and_exclusions_too(bases: dict[str, Path], tmp_path: Path, n
     left_out = ["model.layers.1.mlp.down_proj", "model.layers.2.mlp.down_proj"]
     cache = (
         name != "int4_awq"
-    )  # AWQ's search runs with a quantised cache there, and with a plain one here
+    )  # AWQ's search runs with a quantized cache there, and with a plain one here
     whole_model.export(
         base,
         tmp_path / "theirs",
@@ -111,7 +111,7 @@ def test_several_batches_are_calibrated_with_alike(
     assert whole_model.differing(ours, theirs) == []
 
 
-def test_mxfp8_with_a_quantised_cache_is_calibrated_for_the_cache_alone(
+def test_mxfp8_with_a_quantized_cache_is_calibrated_for_the_cache_alone(
     bases: dict[str, Path], tmp_path: Path
 ) -> None:
     quantized(bases["llama"], tmp_path / "plain", "mxfp8")

@@ -1,4 +1,4 @@
-"""Claims about Qwen3.5: what is quantised and what stays byte for byte, and that norms of (1 + w)
+"""Claims about Qwen3.5: what is quantized and what stays byte for byte, and that norms of (1 + w)
 come to no harm."""
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def made(bases: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> di
     return {name: quantized(bases["text"], root / name, name) for name in MADE}
 
 
-def quantised_linears(names: set[str]) -> list[str]:
+def quantized_linears(names: set[str]) -> list[str]:
     """Linears of attention, MLP and gated delta net, by the names that Qwen published."""
     ends = ("_proj.weight", "in_proj_qkv.weight", "in_proj_z.weight")
     return sorted(
@@ -59,11 +59,11 @@ def quantised_linears(names: set[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_linears_are_quantised_and_all_else_stays_byte_for_byte(
+def test_linears_are_quantized_and_all_else_stays_byte_for_byte(
     bases: dict[str, Path], made: dict[str, Any], name: str
 ) -> None:
     source, found = (whole_model.tensors_of(path) for path in (bases["text"], made[name].directory))
-    linears = quantised_linears(set(source))
+    linears = quantized_linears(set(source))
     assert len(linears) == 3 * 6 + 7
     for module in linears:
         for part, (dtype, shape) in table(name, *source.pop(f"{module}.weight").shape).items():
@@ -108,15 +108,15 @@ def test_written_bytes_compute_what_the_original_does(
     assert made[name].manifest["check"]["logits_cosine"] > least
 
 
-def logits(base: Path, quantised: Path | None) -> torch.Tensor:
+def logits(base: Path, quantized: Path | None) -> torch.Tensor:
     from transformers import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
-    if quantised is not None:
-        checkpoint = Checkpoint(quantised)
+    if quantized is not None:
+        checkpoint = Checkpoint(quantized)
         settings = read_quantization(checkpoint)
         assert settings is not None
-        for module in quantised_linears({name for name, _ in model.named_parameters()}):
+        for module in quantized_linears({name for name, _ in model.named_parameters()}):
             weight = read_weight(checkpoint, settings, module)
             assert weight is not None
             model.get_submodule(module).weight.data = torch.from_numpy(dequantize(weight))
@@ -127,7 +127,7 @@ def logits(base: Path, quantised: Path | None) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", ["int4_awq", "fp8", "mxfp8"])
-def test_model_of_text_and_images_is_quantised_as_its_text(
+def test_model_of_text_and_images_is_quantized_as_its_text(
     bases: dict[str, Path], made: dict[str, Any], tmp_path: Path, name: str
 ) -> None:
     quantized(bases["images"], tmp_path / "out", name)

@@ -126,8 +126,8 @@ def test_killed_run_goes_on_and_gives_the_same_bytes(
 @pytest.mark.parametrize("name", ["int4_awq", "fp8"])
 def test_interrupted_run_goes_on_too(base: Path, tmp_path: Path, name: str) -> None:
     there = stopped(base, tmp_path / "out", name, after=sum(SCHEMES[name].passes))
-    assert "1 finished layer is kept" in work.kept(tmp_path / "out")
-    assert str(there) in work.kept(tmp_path / "out")
+    assert "1 finished layer is kept" in work.resume_hint(tmp_path / "out")
+    assert str(there) in work.resume_hint(tmp_path / "out")
     assert any("resumed at layer" in note for note in quantized(base, tmp_path / "out", name).notes)
     quantized(base, tmp_path / "whole", name)
     assert same_files(tmp_path / "out", tmp_path / "whole")
@@ -209,7 +209,7 @@ def test_layers_of_another_checkpoint_are_refused_and_kept(
         quantized(other, tmp_path / "out")
     assert "is of base (weights " in refused.value.what
     assert "this one of other (weights " in refused.value.what
-    assert f"choose another --output-dir, or start anew: rm -r {there}" in refused.value.remedy
+    assert f"choose another --output-dir, or start over: rm -r {there}" in refused.value.remedy
     assert work.Work(there).parts == {0, 1}
 
 
@@ -230,10 +230,7 @@ def test_a_checkpoint_under_another_name_is_the_same(
     assert f"resumed at layer 3 of {LAYERS}" in result.notes
     assert result.manifest["source"]["name"] == ("again" if how == "copy" else "base")
     assert same_files(tmp_path / "out", whole)
-    assert (
-        "already there and unchanged: nothing was written"
-        in quantized(base, tmp_path / "out").notes
-    )
+    assert "already up to date: nothing was written" in quantized(base, tmp_path / "out").notes
 
 
 def scaled(path: Path, name: str, rows: slice) -> None:
@@ -253,7 +250,7 @@ def test_weights_that_changed_past_the_first_bytes_are_noticed(base: Path, tmp_p
         OutputError, match="the weights have changed since an unfinished run"
     ) as refused:
         quantized(other, tmp_path / "out")
-    assert refused.value.remedy.startswith("Put the old ones back, choose another --output-dir")
+    assert refused.value.remedy.startswith("Restore the old weights, choose another --output-dir")
     assert refused.value.remedy.endswith(f"rm -r {there}")
     assert work.Work(there).parts == {0, 1}
     quantized(other, tmp_path / "elsewhere")
@@ -272,7 +269,7 @@ def test_work_that_keeps_no_layers_leaves_those_of_another_request(
     quantized(base, tmp_path / "out", "mxfp8")
     aside.rename(there)
     assert (
-        "already there and unchanged: nothing was written"
+        "already up to date: nothing was written"
         in quantized(base, tmp_path / "out", "mxfp8").notes
     )
     assert work.Work(there).parts == {0, 1}
@@ -381,7 +378,7 @@ def test_broken_result_takes_its_layers_with_it(
     tensors[name] = tensors[name] * 2
     kept = work.Work(there)
     kept.keep_part(0, tensors)
-    with pytest.raises(BuildError, match="is off by"):
+    with pytest.raises(BuildError, match="relative error of the written weight is"):
         quantized(base, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
@@ -394,10 +391,7 @@ def test_finished_run_leaves_no_work_behind(base: Path, tmp_path: Path) -> None:
     there.mkdir()
     for name, data in kept.items():
         (there / name).write_bytes(data)
-    assert (
-        "already there and unchanged: nothing was written"
-        in quantized(base, tmp_path / "out").notes
-    )
+    assert "already up to date: nothing was written" in quantized(base, tmp_path / "out").notes
     assert not there.exists()
 
 

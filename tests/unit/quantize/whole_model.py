@@ -37,7 +37,7 @@ def export(
     fp8_cache: bool = False,
     disabled: Sequence[str] = (),
 ) -> None:
-    """Quantise `base` as ModelOpt's guide says, with norms left alone as they are in edgespec."""
+    """Quantize `base` as ModelOpt's guide says, with norms left alone as they are in edgespec."""
     with (
         redirect_stdout(StringIO()),
         redirect_stderr(StringIO()),

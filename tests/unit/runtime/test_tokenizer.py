@@ -170,7 +170,7 @@ def test_bytes_of_tokens_are_the_text_of_the_whole(data: st.DataObject) -> None:
 def test_bytes_of_tokens_are_the_bytes_of_the_text(name: str, text: str) -> None:
     tokenizer = BUILT[name]
     whole = b"".join(tokenizer.token_bytes(token_id) for token_id in tokenizer.encode(text))
-    in_front = b" " if name == "byte_fallback" and text else b""  # that the normaliser puts there
+    in_front = b" " if name == "byte_fallback" and text else b""  # that the normalizer puts there
     assert whole == in_front + text.encode()
 
 

@@ -16,8 +16,9 @@ from transformers import (
 )
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextRotaryEmbedding
 
-from edgespec.config import DecoderConfig, ModelConfig, parse_model_config
+from edgespec.config import DecoderConfig, ModelConfig
 from edgespec.errors import CheckpointError, UnsupportedModel
+from edgespec.families import parse_model_config
 from edgespec.rope import frequencies
 
 SIZES: dict[str, Any] = {
@@ -80,7 +81,7 @@ def shapes_of(decoder: DecoderConfig, kind: str) -> dict[str, tuple[int, ...]]:
         }
     queries = decoder.num_heads * decoder.head_dim
     return {
-        "self_attn.q_proj.weight": (2 * queries if decoder.gated_attention else queries, hidden),
+        "self_attn.q_proj.weight": (2 * queries if decoder.attention.gated else queries, hidden),
         "self_attn.k_proj.weight": (decoder.num_kv_heads * decoder.head_dim, hidden),
         "self_attn.q_norm.weight": (decoder.head_dim,),
     }
@@ -115,7 +116,7 @@ def test_text_config_describes_the_model_that_transformers_builds(
             model, stack = Qwen3_5ForCausalLM(plain), "model"
     found = parse_model_config(raw)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    assert found.decoder.unit_offset_norms
+    assert found.decoder.norm.unit_offset
     assert found.tied_head
     assert len(found.decoder.layer_kinds) == 8
     assert {"full_attention", "linear_attention"} == set(found.decoder.layer_kinds)
@@ -125,7 +126,7 @@ def test_text_config_describes_the_model_that_transformers_builds(
     assert (
         f"{stack}.layers.{found.decoder.layer_kinds.index('full_attention')}.self_attn.q_proj.bias"
         in shapes
-    ) is (found.decoder.qkv_bias)
+    ) is (found.decoder.attention.qkv_bias)
 
 
 @pytest.mark.parametrize(

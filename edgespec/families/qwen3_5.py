@@ -1,17 +1,28 @@
-"""The Qwen3.5 line: layers of full attention among gated delta nets. What its configurations say
-beside the usual.
+"""The Qwen3.5 line: gated full attention among gated delta nets, norms around 0, an MTP head.
 
-Defaults for missing keys are those of transformers 5.14. Knows the text part only.
+Defaults for missing keys are those of transformers 5.14. Knows the text part only, which stands
+alone or under `text_config`.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import cast
 
 from edgespec.config.fields import Fields, is_int, shortened
-from edgespec.config.values import LayerKind, LinearAttentionConfig
+from edgespec.config.layers import heads_of, num_layers_of
+from edgespec.config.ropes import one_rope
+from edgespec.config.values import (
+    AttentionSpec,
+    DecoderConfig,
+    LayerKind,
+    LinearAttentionConfig,
+)
 from edgespec.errors import CheckpointError, UnsupportedModel
+from edgespec.families.base import Family, read_layer
 
+HEAD_DIM = 256
 PARTIAL_ROTARY = 0.25
 _FULL_ATTENTION_INTERVAL = 4
 # Older transformers wrote other names.
@@ -21,6 +32,38 @@ _KINDS: dict[str, LayerKind] = {
     "attention": "full_attention",
     "mamba": "linear_attention",
 }
+
+
+def decoder(fields: Fields) -> DecoderConfig:
+    """Full attention in every fourth layer, or in those that layer_types names; delta nets in the
+    others."""
+    refuse_other_gates(fields)
+    full = read_layer(fields, attention(fields))
+    full = replace(full, norm=replace(full.norm, unit_offset=True))
+    kinds = layer_kinds(fields, num_layers_of(fields))
+    layers = [full] * len(kinds)
+    if "linear_attention" in kinds:
+        linear = replace(full, mixer=linear_attention(fields))
+        layers = [linear if kind == "linear_attention" else full for kind in kinds]
+    return DecoderConfig(fields.size("hidden_size"), tuple(layers), full.norm)
+
+
+def attention(fields: Fields) -> AttentionSpec:
+    """Full attention with a gate at its output; a quarter of a head is rotated."""
+    num_heads, num_kv_heads, head_dim = heads_of(fields, HEAD_DIM)
+    bias = fields.flag("attention_bias", False)
+    max_position = fields.size("max_position_embeddings")
+    return AttentionSpec(
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        rope=one_rope(fields, head_dim, max_position, text_mrope=True, partial=PARTIAL_ROTARY),
+        scale=1 / math.sqrt(head_dim),
+        qkv_bias=bias,
+        o_bias=bias,
+        qk_norm=True,
+        gated=True,
+    )
 
 
 def layer_kinds(fields: Fields, num_layers: int) -> tuple[LayerKind, ...]:
@@ -98,3 +141,20 @@ def refuse_other_gates(fields: Fields) -> None:
         raise UnsupportedModel(
             f"{fields.source}: num_experts is {fields.get('num_experts')}; experts are not done."
         )
+
+
+_BESIDE = ("model.visual.", "visual.", "mtp.")
+FAMILIES = {
+    "Qwen3_5ForCausalLM": Family(
+        "Qwen3.5", "qwen3_5_text", decoder, beside=_BESIDE, mtp_layers=num_mtp_layers
+    ),
+    "Qwen3_5ForConditionalGeneration": Family(
+        "Qwen3.5",
+        "qwen3_5",
+        decoder,
+        text_key="text_config",
+        stacks=("model.language_model", "model"),
+        beside=_BESIDE,
+        mtp_layers=num_mtp_layers,
+    ),
+}

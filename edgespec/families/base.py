@@ -1,0 +1,91 @@
+"""What a row of the table of families says, and the parts of a layer that most families share.
+
+Knows configurations as `Fields`. Knows no family by name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from edgespec.config.fields import Fields
+from edgespec.config.layers import (
+    DEFAULT_WINDOW,
+    WindowRule,
+    activation_of,
+    heads_of,
+    num_layers_of,
+    windows_of,
+)
+from edgespec.config.ropes import one_rope
+from edgespec.config.values import (
+    AttentionSpec,
+    DecoderConfig,
+    LayerSpec,
+    MlpSpec,
+    NormSpec,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One supported architecture, as transformers builds it: how its config.json becomes layers,
+    and where its tensors stand."""
+
+    name: str  # for messages: "Llama"
+    model_type: str
+    decoder: Callable[[Fields], DecoderConfig]  # from the fields of the text part
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # of keys that files leave out
+    text_key: str = ""  # the key under which the text part stands; "": at the top
+    # Where the decoder's tensors stand on disk, the first that is found; inside it is "model"
+    stacks: tuple[str, ...] = ("model",)
+    beside: tuple[str, ...] = ()  # beginnings of names of tensors that no decoder layer needs
+    mtp_layers: Callable[[Fields], int] | None = None  # of an MTP head (names mtp.*); None: no head
+    no_quantize: str = ""  # why `quantize llm` refuses the family; "": it does not
+
+
+def read_attention(
+    fields: Fields,
+    head_dim: int | None = None,
+    *,
+    needs_kv_heads: bool = True,
+    qkv_bias: bool = False,
+    o_bias: bool = False,
+    qk_norm: bool = False,
+) -> AttentionSpec:
+    """Attention without a window over whole heads that are rotated, scaled by 1/sqrt(head_dim)."""
+    num_heads, num_kv_heads, head_dim = heads_of(fields, head_dim, needs_kv_heads=needs_kv_heads)
+    return AttentionSpec(
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        rope=one_rope(fields, head_dim, fields.size("max_position_embeddings")),
+        scale=1 / math.sqrt(head_dim),
+        qkv_bias=qkv_bias,
+        o_bias=o_bias,
+        qk_norm=qk_norm,
+    )
+
+
+def read_layer(fields: Fields, attention: AttentionSpec, *, mlp_bias: bool = False) -> LayerSpec:
+    """A pre-norm layer with SwiGLU."""
+    activation = activation_of(fields)
+    mlp = MlpSpec(fields.size("intermediate_size"), activation, bias=mlp_bias)
+    return LayerSpec(attention, mlp, NormSpec(fields.number("rms_norm_eps")))
+
+
+def read_decoder(
+    fields: Fields,
+    layer: LayerSpec,
+    rule: WindowRule = "none",
+    default_window: int | None = DEFAULT_WINDOW,
+) -> DecoderConfig:
+    """A decoder of such layers, which differ in their windows alone; `rule` says which of them
+    slide where the file does not, `default_window` how far."""
+    assert isinstance(layer.mixer, AttentionSpec)
+    attention = layer.mixer
+    windows = windows_of(fields, rule, num_layers_of(fields), default_window)
+    layers = tuple(replace(layer, mixer=replace(attention, window=w)) for w in windows)
+    return DecoderConfig(fields.size("hidden_size"), layers, layer.norm)

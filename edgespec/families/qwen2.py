@@ -1,0 +1,16 @@
+"""Qwen2 and Qwen2.5: Llama's layers with biases of q, k and v; late layers may have a window."""
+
+from __future__ import annotations
+
+from edgespec.config.fields import Fields
+from edgespec.config.values import DecoderConfig
+from edgespec.families.base import Family, read_attention, read_decoder, read_layer
+
+
+def decoder(fields: Fields) -> DecoderConfig:
+    """With use_sliding_window, layers from max_window_layers on slide, or those of layer_types."""
+    layer = read_layer(fields, read_attention(fields, qkv_bias=True))
+    return read_decoder(fields, layer, "late")
+
+
+FAMILIES = {"Qwen2ForCausalLM": Family("Qwen2", "qwen2", decoder)}
