@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, cast
 
 from edgespec import bundle
 from edgespec.component import BundleFields, ComponentConfig
+from edgespec.config.fields import is_int
 from edgespec.contract import Limits, Role
 
 FLOAT32: Final = "fp32"
@@ -25,6 +26,22 @@ class EngineFields(BundleFields):
     """A JSON object that `edgespec build` wrote."""
 
     remedy: ClassVar[str] = BUILD_AGAIN
+
+    def limit(self, key: str) -> int:
+        """A size that a user asked for: from 1, however large."""
+        value = self.optional_limit(key)
+        if value is None:
+            raise self.missing(key)
+        return value
+
+    def optional_limit(self, key: str) -> int | None:
+        """The same, or None where the key is missing or null."""
+        value = self.get(key)
+        if value is None:
+            return None
+        if not is_int(value) or value < 1:
+            raise self.wrong(key, "a whole number from 1")
+        return cast(int, value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,14 +184,14 @@ class EngineLimits:
         )
 
     @classmethod
-    def read(cls, fields: BundleFields) -> EngineLimits:
+    def read(cls, fields: EngineFields) -> EngineLimits:
         """From `builder_config`; BundleError names the key that is wrong."""
         return cls(
-            max_batch_size=fields.size("max_batch_size"),
-            max_input_len=fields.size("max_input_len"),
-            max_kv_cache_capacity=fields.size("max_kv_cache_capacity"),
-            max_verify_tree_size=fields.optional_size("max_verify_tree_size"),
-            max_draft_tree_size=fields.optional_size("max_draft_tree_size"),
+            max_batch_size=fields.limit("max_batch_size"),
+            max_input_len=fields.limit("max_input_len"),
+            max_kv_cache_capacity=fields.limit("max_kv_cache_capacity"),
+            max_verify_tree_size=fields.optional_limit("max_verify_tree_size"),
+            max_draft_tree_size=fields.optional_limit("max_draft_tree_size"),
         )
 
     @property

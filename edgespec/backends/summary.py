@@ -7,6 +7,7 @@ the same.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,19 +75,18 @@ def engines_summary(path: Path, problems: list[EdgeSpecError], read_up_to: float
     base and draft are a pair. Raises BundleError where the manifest describes no engines."""
     shown: dict[str, Any] = {}
     configs: dict[Role, EngineConfig] = {}
-    known: set[str] = set()
     raw = read_entries(path)
     for name in raw:
         with noted(problems):
-            entry = EngineEntry.from_dict(raw[name], path, name)
-            known |= set(entry.files)
             role = role_of(name, path)
+            entry = EngineEntry.from_dict(raw[name], path, name)
             faults = list(bundle.faults(path, entry.files_dict(), read_up_to=read_up_to))
             problems += faults
             shown[name] = entry_summary(entry, f"the {name} engine")
             if not is_faulty(path / engines.CONFIGS[role], faults):
                 configs[role] = engines.read_config(path, role)
                 shown[name] |= config_summary(configs[role], entry.backend)
+    known = file_names(raw)
     strange = strangers(path, known)
     with noted(problems):
         check_finished(path, strange, any_engine=bool(raw))
@@ -97,6 +97,12 @@ def engines_summary(path: Path, problems: list[EdgeSpecError], read_up_to: float
         "bytes": sum((path / name).stat().st_size for name in known if (path / name).is_file()),
         "not_in_manifest": strange,
     }
+
+
+def file_names(entries: Mapping[str, Mapping[str, Any]]) -> set[str]:
+    """The names of the files that entries list, those of damaged entries included."""
+    listed = [entry.get("files") for entry in entries.values()]
+    return {name for files in listed if isinstance(files, dict) for name in files}
 
 
 def check_finished(path: Path, strange: list[str], *, any_engine: bool) -> None:
