@@ -58,15 +58,16 @@ def named_backend(flags: list[str]) -> str | None:
 
 def backend_params(name: str | None) -> list[click.Parameter]:
     """--backend, and the options of the backend; the default's where the name is unknown."""
+    backend = find_backend(name or DEFAULT_BACKEND) or find_backend(DEFAULT_BACKEND)
+    assert backend is not None
+    titles = ", ".join(f"{row.name} is {row.title}" for row in map(find_backend, BACKENDS) if row)
     choice = click.Option(
         [FLAG],
         type=click.Choice(list(BACKENDS)),
         default=DEFAULT_BACKEND,
         show_default=True,
-        help="What builds and runs the engine; the options below are its own.",
+        help=f"What builds and runs the engine: {titles}. The options below are its own.",
     )
-    backend = find_backend(name or DEFAULT_BACKEND) or find_backend(DEFAULT_BACKEND)
-    assert backend is not None
     return [choice, *map(click_option, backend.options)]
 
 
@@ -147,13 +148,13 @@ def command(
     as_json: bool,
     **values: OptionValue | int,
 ) -> None:
-    """Build the engine of an exported directory for this machine (ONNX Runtime on the CPU).
+    """Build the engine of an exported directory for this machine.
 
     The finished engine is run on the golden inputs that the export stored; one that does not
-    reproduce their outputs is not kept. With --weights int8 or int4 the outputs must point the same
-    way (cosine), and speculation is lossless up to what kernels for one row and for many round
-    differently: a margin that is measured and reported. An engine is bound to the ONNX Runtime
-    version and the CPU that built it.
+    reproduce their outputs is not kept. With quantized weights the outputs must point the same way
+    (cosine), and speculation is lossless up to what kernels for one row and for many round
+    differently: a margin that is measured and reported. An engine is bound to the machine and to
+    the version of the engine library that built it.
 
     \b
     edgespec build --onnx-dir onnx/base/llm  --engine-dir engines --spec-base

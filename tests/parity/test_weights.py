@@ -464,6 +464,6 @@ def test_rounding_what_is_quantised_already_is_refused(
     modelopt_exports: Path, tokenizer: Path, tmp_path: Path
 ) -> None:
     directory = exported("int4_awq", modelopt_exports, tokenizer, tmp_path)
-    with pytest.raises(EdgeSpecError, match="quantised already"):
+    with pytest.raises(EdgeSpecError, match="quantized already"):
         build(directory, tmp_path / "engine", LIMITS, options=FORMATS["int4-32"])
     assert not (tmp_path / "engine").exists()
