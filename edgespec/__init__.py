@@ -27,15 +27,15 @@ __all__ = [
 if TYPE_CHECKING:
     from edgespec.prompts import Message, SamplingParams
     from edgespec.runtime.engine import Engine, Stream
-    from edgespec.runtime.jobs import Chunk, Response
+    from edgespec.runtime.generation import Chunk, Response
     from edgespec.runtime.tree import DraftPlan
 
 HOMES = {
-    "Chunk": "edgespec.runtime.jobs",
+    "Chunk": "edgespec.runtime.generation",
     "DraftPlan": "edgespec.runtime.tree",
     "Engine": "edgespec.runtime.engine",
     "Message": "edgespec.prompts",
-    "Response": "edgespec.runtime.jobs",
+    "Response": "edgespec.runtime.generation",
     "SamplingParams": "edgespec.prompts",
     "Stream": "edgespec.runtime.engine",
 }

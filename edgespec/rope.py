@@ -85,6 +85,7 @@ def frequencies(config: RopeConfig, positions: NDArray[np.int64], *, long: bool 
 
 
 def inverse_powers(theta: np.float32 | Rows, rotary_dim: int) -> Rows:
+    """theta ** (-2i / rotary_dim) for each pair i of rotated elements."""
     exponents = np.arange(0, rotary_dim, 2, dtype=np.float32) / np.float32(rotary_dim)
     powers: Rows = np.power(theta, exponents)
     return np.float32(1.0) / powers

@@ -33,7 +33,7 @@ import numpy as np
 from edgespec import SamplingParams
 from edgespec.runtime.drafters.base import DraftRequest
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.jobs import Job, Response
+from edgespec.runtime.generation import GenerationRequest, Response
 from edgespec.runtime.tree import DraftPlan, DraftTree
 
 HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCAB, DRAFT_VOCAB = (
@@ -340,7 +340,10 @@ def throughput(
     answer."""
     rng = np.random.default_rng(1)
     sampling = SamplingParams(temperature=0, max_generate_length=tokens)
-    jobs = [Job(rng.integers(0, 256, 64 + 8 * i).tolist(), sampling, plan) for i in range(8)]
+    jobs = [
+        GenerationRequest(rng.integers(0, 256, 64 + 8 * i).tolist(), sampling, plan)
+        for i in range(8)
+    ]
     began = time.perf_counter()
     answers = [
         event for _, event in engine.serve(deque(jobs), batch) if isinstance(event, Response)

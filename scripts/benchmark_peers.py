@@ -54,7 +54,7 @@ def prompt_of(length: int) -> list[int]:
 def run_ours(directory: Path) -> dict[str, Any]:
     import edgespec
     from edgespec import SamplingParams
-    from edgespec.runtime.jobs import Response
+    from edgespec.runtime.generation import Response
 
     began, found = time.perf_counter(), {}
     with edgespec.load(directory, spec_decode=False) as engine:

@@ -146,7 +146,7 @@ def stream(engine_dir: Path, requests_file: Path, method: Method) -> None:
     """Print the answers as they come; tokens that the draft foresaw are green on a terminal."""
     import edgespec
     from edgespec.prompts import read_requests
-    from edgespec.runtime.jobs import Chunk
+    from edgespec.runtime.generation import Chunk
 
     with edgespec.load(engine_dir) as engine:
         plan = engine.plan(method.top_k, method.steps, method.verify_size)

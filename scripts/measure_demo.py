@@ -23,7 +23,7 @@ from train_demo_model import functions, read_source, stdlib_files
 import edgespec
 from edgespec.prompts import Message, SamplingParams
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.jobs import Response
+from edgespec.runtime.generation import Response
 from edgespec.runtime.lossless_check import first_difference
 from edgespec.runtime.metrics import Pooled
 from edgespec.runtime.tree import DraftPlan

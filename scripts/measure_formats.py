@@ -35,7 +35,7 @@ from edgespec.cli.main import run
 from edgespec.contract import Role
 from edgespec.prompts import Message, SamplingParams
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.jobs import Response
+from edgespec.runtime.generation import Response
 from edgespec.runtime.lossless_check import Difference, first_difference
 from edgespec.runtime.metrics import Pooled
 

@@ -28,7 +28,7 @@ from edgespec.contract import Limits
 from edgespec.export.components import ExportOptions, export
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.jobs import Job, Response
+from edgespec.runtime.generation import GenerationRequest, Response
 from edgespec.runtime.lossless_check import first_difference
 
 RECIPE = Path(__file__).resolve().parent.parent / "recipes" / "demo"
@@ -47,7 +47,7 @@ SAMPLINGS = (
 
 def build_engines(work: Path) -> tuple[Path, Path]:
     """(for one sequence, for eight)."""
-    export(str(RECIPE / "base"), work / "base", ExportOptions(eagle_base=True))
+    export(str(RECIPE / "base"), work / "base", ExportOptions(base_for="eagle3"))
     export(
         str(RECIPE / "draft"), work / "draft", ExportOptions(base_model_dir=str(RECIPE / "base"))
     )
@@ -61,7 +61,9 @@ def build_engines(work: Path) -> tuple[Path, Path]:
     return work / "one", work / "eight"
 
 
-def served(engine: Engine, jobs: list[Job], batch_size: int) -> dict[Job, Response]:
+def served(
+    engine: Engine, jobs: list[GenerationRequest], batch_size: int
+) -> dict[GenerationRequest, Response]:
     found = {
         job: event
         for job, event in engine.serve(deque(jobs), batch_size)
@@ -94,11 +96,11 @@ def main() -> None:
                 # A third of the batch decodes plainly beside those that draft, and heads are kept
                 # for the next round.
                 jobs = [
-                    Job(p, wanted, None if i % 3 == 2 else plan, keep=len(p) // 2)
+                    GenerationRequest(p, wanted, None if i % 3 == 2 else plan, keep=len(p) // 2)
                     for i, p in enumerate(ids)
                 ]
                 drafted = served(engine, jobs, BATCH)
-                plain = served(plain_engine, [Job(p, wanted) for p in ids], 1)
+                plain = served(plain_engine, [GenerationRequest(p, wanted) for p in ids], 1)
                 by_prompt = {tuple(r.prompt_ids): r for r in plain.values()}
                 for job, found in drafted.items():
                     reference = by_prompt[tuple(job.prompt_ids)]

@@ -80,22 +80,28 @@ class Table(Protocol):
         """[S] or [B, S] ids -> [..., H]."""
 
 
-class LaneRows(Protocol):
+class LaneRows(ABC):
     """A copy of what a lane holds of a sequence's first tokens, as the backend keeps it.
 
     Opaque to everybody else: it may live on a device. `len` counts its tokens.
     """
 
+    __slots__ = ()
+
+    @abstractmethod
     def __len__(self) -> int: ...
 
     @property
+    @abstractmethod
     def nbytes(self) -> int:
         """Memory that it takes."""
 
     @property
+    @abstractmethod
     def can_crop(self) -> bool:
         """Whether it has shorter prefixes: keys and values have, a recurrent state has none."""
 
+    @abstractmethod
     def prefix(self, count: int) -> LaneRows:
         """That of the first `count` tokens; all of them unless it can be cropped."""
 

@@ -29,6 +29,7 @@ from edgespec.backends.golden import Agreement, Golden, check_golden, rounding
 from edgespec.backends.manifest import EngineEntry, EngineManifest
 from edgespec.backends.onnx_dir import OnnxDir, open_onnx_dir
 from edgespec.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
+from edgespec.config import RopeConfig
 from edgespec.contract import MAX_BATCH_SIZE, Limits, Role
 from edgespec.errors import LimitError, OptionError
 from edgespec.methods import METHODS
@@ -245,7 +246,20 @@ def notes_of(backend: Backend, config: EngineConfig) -> tuple[str, ...]:
             f"the capacity of {capacity} goes beyond the {positions} positions the model was made"
             " for"
         )
+    rope = config.component.rope
+    if any(table.kind == "longrope" for table in config.component.ropes):
+        notes.append(longrope_note(rope, capacity))
     return (*notes, *backend.notes(config), *weight_notes(config))
+
+
+def longrope_note(rope: RopeConfig, capacity: int) -> str:
+    """Which of longrope's factors the engine takes for all positions (decision 0012)."""
+    original = rope.original_max_position
+    if capacity > original:
+        how = f"the long factors, as the capacity of {capacity} exceeds the original {original}"
+    else:
+        how = f"the short factors, as the capacity is within the original {original} tokens"
+    return f"longrope: {how}"
 
 
 def weight_notes(config: EngineConfig) -> Iterator[str]:

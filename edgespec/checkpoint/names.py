@@ -15,6 +15,7 @@ from edgespec.families import FAMILIES
 STACK = "model"
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
+PREDICTION_HEADS = ("mtp.",)  # roots of heads for multi-token prediction
 IGNORED = ("rotary_emb.inv_freq",)  # buffers that old checkpoints carry
 
 
@@ -42,9 +43,7 @@ def text_stack(checkpoint: Checkpoint) -> str:
 
 def stored_name(name: str, stack: str) -> str:
     """The name on disk of one of ours, module or tensor; `stack` is what `text_stack` said."""
-    if name.startswith(f"{STACK}."):
-        return f"{stack}{name.removeprefix(STACK)}"
-    return f"{stack.removesuffix(STACK)}{name}" if stack.endswith(f".{STACK}") else name
+    return f"{stack}{name.removeprefix(STACK)}" if name.startswith(f"{STACK}.") else name
 
 
 def stored_names(names: Iterable[str], checkpoint: Checkpoint) -> dict[str, str]:
@@ -73,4 +72,4 @@ def ignorable(config: ModelConfig, checkpoint: Checkpoint) -> set[str]:
         for name in checkpoint.tensors
         if name.endswith(IGNORED) or (beside and name.startswith(beside))
     }
-    return names | {stored_name(HEAD, text_stack(checkpoint))} if config.tied_head else names
+    return names | {HEAD} if config.tied_head else names

@@ -29,7 +29,7 @@ from edgespec.prompts.places import Place
 
 if TYPE_CHECKING:
     from edgespec.runtime.engine import Engine, Stream
-    from edgespec.runtime.jobs import Response
+    from edgespec.runtime.generation import Response
     from edgespec.runtime.tree import DraftPlan
 
 Read = Callable[[str], str]  # a prompt -> the line; EOFError at the end
@@ -162,10 +162,8 @@ def command(
     with Engine(engine_dir, spec_decode=wanted, prefix_cache_bytes=prefix_cache_mb * MIB) as engine:
         plan = engine.plan(*sizes) if engine.spec_decode else None
         screen = Screen(sys.stdout)
-        kind = engine.config.component.method
-        chosen = not any(sizes)
         screen.note(
-            plan_line(plan, chosen=chosen, spec_decode_type=kind)
+            plan_line(plan, chosen=not any(sizes), words=engine.drafter_words)
             if plan
             else "decoding plainly, without drafts"
         )
@@ -325,7 +323,7 @@ class Chat:
     def answer(self, stream: Stream, stopper: Stopper) -> Response:
         """The response, once all of it is shown. What is shown of an answer that fails ends with
         its line."""
-        from edgespec.runtime.jobs import Chunk, Response
+        from edgespec.runtime.generation import Chunk, Response
 
         shown = 0
         try:

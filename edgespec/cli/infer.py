@@ -1,12 +1,10 @@
-"""`edgespec infer`: strings into values; `runtime.answers` does the work, `cli.report` shows it."""
+"""`edgespec infer`: strings into values; `runtime.file_runner` does the work, `cli.report` shows
+it."""
 
 from __future__ import annotations
 
 import os
-import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +15,11 @@ from edgespec.cli.signals import Stopper, exit_code
 from edgespec.errors import RequestError
 
 if TYPE_CHECKING:
-    from edgespec.cli.report import TokenBar
     from edgespec.prompts import Journal, RequestFile
-    from edgespec.runtime.answers import Answer, Answers
     from edgespec.runtime.engine import Engine
+    from edgespec.runtime.file_runner import FileRun
     from edgespec.runtime.profile import RunFigures
+    from edgespec.runtime.tree import DraftPlan
 
 FILE = click.Path(path_type=Path)
 MIB = 2**20
@@ -30,7 +28,7 @@ ALIASES = {
     "--spec-verify-tree-size": "--spec-verify-size",
     "--eagle-verify-tree-size": "--spec-verify-size",
 }
-# Flags of the mirrored tool that this version cannot honour, and why.
+# Flags of TensorRT Edge-LLM that this version does not have, and why.
 NOT_YET = {
     "multimodal_engine_dir": "this version takes text only",
     "dflash_block_size": (
@@ -195,11 +193,9 @@ def command(
         raise click.UsageError(
             "--json prints the summary alone: leave --dump-output and --dump-profile out", ctx
         )
-    from edgespec.cli import report
     from edgespec.prompts import Journal, read_prompt_set, read_requests
-    from edgespec.runtime.answers import Answers
     from edgespec.runtime.engine import Engine
-    from edgespec.runtime.profile import profile
+    from edgespec.runtime.file_runner import FileRun
 
     requests = (
         read_requests(input_file, **overrides)
@@ -212,47 +208,67 @@ def command(
     ) as engine:
         plan = engine.plan(*sizes) if spec_decode else None
         engine.check_batch_size(requests.batch_size)
-        kind = engine.config.component.method
-        said = (
-            [report.plan_line(plan, chosen=not any(sizes), spec_decode_type=kind)] if plan else []
-        )
-        notes = [*said, *engine.notes]
-        asked = [
-            r.enable_thinking
-            for r in requests.requests
-            if r.apply_chat_template and not r.disable_spec_decode
-        ]
-        if plan and (note := engine.thinking_note(asked)):
-            notes.append(note)
+        notes = notes_of(engine, plan, requests, chosen=not any(sizes))
         with Journal(output_file) as journal, Stopper(lambda: kept_in(journal)) as stopper:
             if journal.leftover:
                 notes.append(
                     f"{journal.leftover} is from a run that was killed; it is left as it is"
                 )
             for note in notes:
-                click.echo(note, err=True)
-            run = Run(
-                engine,
-                requests,
-                Answers(engine, plan, requests.batch_size, stopping=stopper),
-                journal,
-            )
-            run.warm_up(warmup)
-            run.answer(check_lossless=check_lossless)
-            journal.finish([run.entry(a) for a in run.in_order()], str(requests.path))
-    figures = run.figures(spec_decode)
+                warn(note)
+            run = FileRun(engine, requests, plan, journal, stopping=stopper, warn=warn)
+            answer(run, warmup=warmup, check_lossless=check_lossless)
+    figures = run.figures()
     if profile_output_file:
         write_profile(profile_output_file, figures)
     if stopper() or run.fault:
         click.echo(f"what was finished is in {output_file}", err=True)
     if run.fault:
         raise run.fault
+    show(figures, as_json=as_json, dump_profile=dump_profile, dump_output=dump_output)
+    return outcome(figures, stopper.number, check_lossless=check_lossless)
+
+
+def warn(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def notes_of(
+    engine: Engine, plan: DraftPlan | None, requests: RequestFile, *, chosen: bool
+) -> list[str]:
+    """What is said before the run: the plan, and what a user should know of engines and modes."""
+    from edgespec.cli import report
+
+    if plan is None:
+        return [*engine.notes]
+    asked = [
+        request.enable_thinking
+        for request in requests.requests
+        if request.apply_chat_template and not request.disable_spec_decode
+    ]
+    thinking = engine.thinking_note(asked)
+    line = report.plan_line(plan, chosen=chosen, words=engine.drafter_words)
+    return [line, *engine.notes, *([thinking] if thinking else [])]
+
+
+def answer(run: FileRun, *, warmup: int, check_lossless: bool) -> None:
+    """Run it under a bar, and write the output."""
+    from edgespec.cli.report import TokenBar
+
+    with TokenBar(run.requests.requests) as bar:
+        run.run(bar, warmup=warmup, check_lossless=check_lossless)
+    run.write()
+
+
+def show(figures: RunFigures, *, as_json: bool, dump_profile: bool, dump_output: bool) -> None:
+    from edgespec.cli import report
+    from edgespec.runtime.profile import profile
+
     report.show(figures, as_json=as_json)
     if dump_profile:
         report.show_profile(profile(figures))
     if dump_output:
         report.show_output(figures.answers)
-    return outcome(figures, stopper.number, check_lossless=check_lossless)
 
 
 def check_outputs(requests: RequestFile, *outputs: Path | None) -> None:
@@ -312,101 +328,3 @@ def outcome(figures: RunFigures, stopped_by: int | None, *, check_lossless: bool
     if stopped_by is not None:
         return exit_code(stopped_by)
     return SOME_FAILED if any(a.error for a in figures.answers) else 0
-
-
-class Run:
-    """One run over a file's requests: the answers so far, and the fault that ended it early, if one
-    did."""
-
-    def __init__(
-        self, engine: Engine, requests: RequestFile, answers: Answers, journal: Journal
-    ) -> None:
-        self.engine, self.requests, self.answers, self.journal = engine, requests, answers, journal
-        self.done: dict[tuple[int, int], Answer] = {}
-        self.fault: Exception | None = None
-        self.wall_s, self.peak_bytes = 0.0, 0
-        self.check_wall_s: float | None = None
-        self.passes: dict[str, list[float]] = {}
-
-    def warm_up(self, times: int) -> None:
-        """The first batch's first turns, unmeasured; what they left in the prefix cache goes
-        too."""
-        first = [replace(r, turns=()) for r in self.requests.requests[: self.requests.batch_size]]
-        for _ in range(times):
-            if not self.answers.stopping():
-                deque(self.answers.run(first), maxlen=0)
-        self.engine.session.prefixes.clear()
-
-    def answer(self, *, check_lossless: bool) -> None:
-        """All requests, each kept in the journal as it ends. A fault of ours ends the run, not what
-        is done."""
-        from edgespec.cli.report import TokenBar
-
-        with TokenBar(self.requests.requests) as bar:
-            self.answers.observe = bar.add
-            try:
-                self.answer_each(bar)
-                if check_lossless:
-                    self.check()
-            except Exception as error:
-                self.fault = error
-                self.done |= {a.key: a for a in self.unanswered()}
-
-    def answer_each(self, bar: TokenBar) -> None:
-        from edgespec.runtime.memory import peak_bytes
-
-        began = time.perf_counter()
-        try:
-            for found in self.answers.run(self.requests.requests):
-                self.done[found.key] = found
-                self.keep(found)
-                bar.finish(len(self.done))
-        finally:
-            self.wall_s, self.passes = time.perf_counter() - began, self.engine.session.log.passes
-            self.peak_bytes = peak_bytes()
-
-    def keep(self, found: Answer) -> None:
-        """In the journal; the first time that this fails it is told, and the run goes on."""
-        failed_before = self.journal.failure is not None
-        self.journal.add(self.entry(found))
-        if self.journal.failure is not None and not failed_before:
-            said = self.journal.failure.strerror or self.journal.failure
-            click.echo(
-                f"{self.journal.path} cannot be written ({said}): answers are in memory alone"
-                " for now",
-                err=True,
-            )
-
-    def check(self) -> None:
-        """Every drafted answer again, plainly, from nothing that drafting left behind."""
-        self.engine.session.prefixes.clear()
-        began = time.perf_counter()
-        self.done |= {found.key: found for found in self.answers.compare([*self.done.values()])}
-        self.check_wall_s = time.perf_counter() - began
-
-    def unanswered(self) -> list[Answer]:
-        from edgespec.runtime.answers import unasked
-
-        left = [a for r in self.requests.requests for a in unasked(r, 0)]
-        return [a for a in left if a.key not in self.done]
-
-    def entry(self, found: Answer) -> dict[str, object]:
-        from edgespec.runtime.answers import to_dict
-
-        return to_dict(found, self.engine.tokenizer)
-
-    def in_order(self) -> list[Answer]:
-        return [self.done[key] for key in sorted(self.done)]
-
-    def figures(self, spec_decode: bool) -> RunFigures:
-        from edgespec.runtime.profile import RunFigures
-
-        return RunFigures(
-            self.in_order(),
-            self.wall_s,
-            self.passes,
-            self.requests.batch_size,
-            spec_decode,
-            self.check_wall_s,
-            self.peak_bytes,
-        )

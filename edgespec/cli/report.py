@@ -19,20 +19,17 @@ from rich.table import Table
 from edgespec.cli.terminal import harmless
 from edgespec.prompts import Request
 from edgespec.runtime.answers import Answer
-from edgespec.runtime.jobs import Chunk
+from edgespec.runtime.generation import Chunk
 from edgespec.runtime.profile import RunFigures, summary
-from edgespec.runtime.tree import BlockPlan, DraftPlan
+from edgespec.runtime.tree import DraftPlan
 
 MIN_WIDTH = 100  # characters
 
 
-DRAFTERS = {"mtp": " with the MTP head"}  # where it is no model of its own
-
-
-def plan_line(plan: DraftPlan, *, chosen: bool, spec_decode_type: str | None = None) -> str:
-    kind = ("chain" if plan.top_k == 1 else "tree") + DRAFTERS.get(spec_decode_type or "", "")
-    depth = f"blocks of {plan.steps + 1}" if isinstance(plan, BlockPlan) else f"step {plan.steps}"
-    sizes = f"top-k {plan.top_k}, {depth}, verify size {plan.verify_size}"
+def plan_line(plan: DraftPlan, *, chosen: bool, words: str = "") -> str:
+    """How much is drafted, in the words of the flags; `words` are the method's own."""
+    kind = ("chain" if plan.top_k == 1 else "tree") + words
+    sizes = f"top-k {plan.top_k}, {plan.depth_words}, verify size {plan.verify_size}"
     if plan.verify_size == 1:
         return (
             f"drafting in vain: {sizes}, which is the pending token alone. Raise"
@@ -109,14 +106,14 @@ def place_of(answer: Answer) -> str:
 
 # ---- the summary
 
-# A figure of each column; a mean of requests only where it reads otherwise than the pooled figure
-# above it.
+# A value of each column; an indented row only where it reads otherwise than the row above it.
 ROWS = (
     ("tokens", "completion_tokens", "{}"),
     ("base passes after prefill", "base_passes_after_prefill", "{}"),
     ("tokens/s", "tokens_per_s", "{:.1f}"),
     ("tokens/s of the whole run", "output_tokens_per_s", "{:.1f}"),
     ("time to first token", "time_to_first_token_s", "{:.3f} s"),
+    ("  without queue time", "time_to_first_token_without_queue_s", "{:.3f} s"),
     ("inter-token latency", "inter_token_latency_s", "{:.4f} s"),
     ("  mean of requests", "inter_token_latency_mean_of_requests_s", "{:.4f} s"),
     ("acceptance length", "acceptance_length", "{:.2f}"),
@@ -124,7 +121,7 @@ ROWS = (
     ("acceptance rate", "acceptance_rate", "{:.2f}"),
     ("  mean of requests", "acceptance_rate_mean_of_requests", "{:.2f}"),
 )
-MEAN = "_mean_of_requests"
+INDENTED = "  "
 
 
 def columns_of(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -150,7 +147,9 @@ def table(found: dict[str, Any]) -> Table:
     for label, key, form in ROWS:
         values = [figures.get(key) for figures in columns.values()]
         cells = ["-" if value is None else form.format(value) for value in values]
-        if any(value is not None for value in values) and not (MEAN in key and cells == above):
+        if any(value is not None for value in values) and not (
+            label.startswith(INDENTED) and cells == above
+        ):
             out.add_row(label, *cells)
         above = cells
     for label, cell in run_rows(found):

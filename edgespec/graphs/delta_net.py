@@ -13,8 +13,8 @@ by exp(G_i - G_j). So
     O = exp(G) Q S + ((Q K') exp(G_i - G_j), ancestors and self) U
 
 S is the state before the call, and stays it: the rows' keys, updates and decays go out as they are,
-and those that are kept come back with the next call, which takes them in by one product. So nothing
-has to be undone (decision 0011).
+and those that are accepted come back with the next call, which takes them in by one product. So
+nothing has to be undone (decision 0011).
 
 Knows the canonical operators. Knows no other part of a layer.
 """
@@ -54,7 +54,7 @@ class RowsOfCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class LayerState:
     """What a layer brings from earlier calls."""
 
     conv: ir.Value  # [B, K-1, C]
@@ -172,10 +172,10 @@ def delta_net(
     eps: float,
     x: ir.Value,
     rows: RowsOfCall,
-    kept: Kept,
+    memory: LayerState,
     weight: str,
     name: str,
-) -> tuple[ir.Value, Kept]:
+) -> tuple[ir.Value, LayerState]:
     """The layer's mixer: x [B, S, H] -> [B, S, H], and what the call leaves: its rows, and the
     state before them."""
     sizes = recurrent_shape(linear_attention, ())
@@ -185,14 +185,14 @@ def delta_net(
     decay_rate, rate = (
         rates(b, table, x, f"{weight}.in_proj_{part}", f"{name}/in_proj_{part}") for part in "ab"
     )
-    convolved = convolution(b, table, mixed, rows, kept, weight, name)
+    convolved = convolution(b, table, mixed, rows, memory, weight, name)
     q, k, v = b.split(convolved, (keys, keys, values), -1, f"{name}/qkv")
     q = unit_heads(
         b, q, sizes, 1 / sizes.key_head_dim, f"{name}/q"
     )  # 1/sqrt(dk) for the length, and for the scale
     k = unit_heads(b, k, sizes, 1 / math.sqrt(sizes.key_head_dim), f"{name}/k")
     decays = path_decays(b, table, decay_rate, rows, weight, name)
-    state = taken_in(b, sizes, kept, f"{name}/committed")
+    state = taken_in(b, sizes, memory, f"{name}/committed")
     out, updates = mixed_rows(b, sizes, q, k, v, rate, decays, state, rows, name)
     flat_k = b.op("Reshape", k, b.shape(0, 0, keys), name=f"{name}/k/row")
     left = b.op("Concat", flat_k, updates, decays, name=f"{name}/rows", axis=-1)
@@ -200,7 +200,7 @@ def delta_net(
     gate = b.op("Mul", z, b.op("Sigmoid", z, name=f"{name}/gate/sigmoid"), name=f"{name}/gate")
     flat = b.op("Reshape", normed, b.shape(0, 0, values), name=f"{name}/norm/flat")
     gated = b.op("Mul", flat, gate, name=f"{name}/gated")
-    return linear(b, table, gated, f"{weight}.out_proj", f"{name}/out_proj"), Kept(
+    return linear(b, table, gated, f"{weight}.out_proj", f"{name}/out_proj"), LayerState(
         mixed, state, left
     )
 
@@ -217,13 +217,13 @@ def convolution(
     table: WeightTable,
     mixed: ir.Value,
     rows: RowsOfCall,
-    kept: Kept,
+    memory: LayerState,
     weight: str,
     name: str,
 ) -> ir.Value:
     """silu of the causal depthwise convolution along each row's path, [B, S, C]."""
     name = f"{name}/conv"
-    series = b.op("Concat", kept.conv, mixed, name=f"{name}/series", axis=1)
+    series = b.op("Concat", memory.conv, mixed, name=f"{name}/series", axis=1)
     before = [
         b.op("GatherND", series, index, name=f"{name}/back.{i}", batch_dims=1)
         for i, index in enumerate(rows.window[1:], start=1)
@@ -276,7 +276,7 @@ def path_decays(
 
 
 def remaining(b: GraphBuilder, decay: ir.Value, name: str) -> ir.Value:
-    """What a decay leaves. No less than MOST_DECAY: what float32 cannot tell from nothing would
+    """What a decay leaves. No less than MAX_DECAY: what float32 cannot tell from nothing would
     become numbers so small that processors take many times as long for each."""
     limits = (
         b.constant("most_decay", np.array(MAX_DECAY, np.float32)),
@@ -285,9 +285,9 @@ def remaining(b: GraphBuilder, decay: ir.Value, name: str) -> ir.Value:
     return b.op("Exp", b.op("Clip", decay, *limits, name=f"{name}/log"), name=name)
 
 
-def taken_in(b: GraphBuilder, sizes: RecurrentShape, kept: Kept, name: str) -> ir.Value:
+def taken_in(b: GraphBuilder, sizes: RecurrentShape, memory: LayerState, name: str) -> ir.Value:
     """The state with the committed rows in it, [B, Hv, dk, dv]."""
-    k, u, g = b.split(kept.rows, sizes.row_parts, -1, f"{name}/parts")
+    k, u, g = b.split(memory.rows, sizes.row_parts, -1, f"{name}/parts")
     whole = b.op(
         "ReduceMin", g, b.shape(1), name=f"{name}/decay", keepdims=1
     )  # decays only grow along a path
@@ -306,7 +306,10 @@ def taken_in(b: GraphBuilder, sizes: RecurrentShape, kept: Kept, name: str) -> i
     learnt = b.op("MatMul", k, u, name=f"{name}/learnt")
     factor = columns(b, remaining(b, whole, f"{name}/factor"), f"{name}/factor")
     return b.op(
-        "Add", b.op("Mul", kept.state, factor, name=f"{name}/decayed"), learnt, name=f"{name}/state"
+        "Add",
+        b.op("Mul", memory.state, factor, name=f"{name}/decayed"),
+        learnt,
+        name=f"{name}/state",
     )
 
 
@@ -324,13 +327,13 @@ def mixed_rows(
 ) -> tuple[ir.Value, ir.Value]:
     """What each row reads, [B, S, Hv, dv], and what it adds to the state, [B, S, Hv*dv]."""
     name = f"{name}/delta"
-    turned = [
+    transposed = [
         b.op("Transpose", x, name=f"{name}/{label}/t", perm=(0, 2, 1, 3))
         for x, label in ((k, "k"), (q, "q"))
     ]
     k, q = (
         repeated(b, x, sizes, (-1, sizes.key_head_dim), f"{name}/{part}")
-        for x, part in zip(turned, "kq", strict=True)
+        for x, part in zip(transposed, "kq", strict=True)
     )
     both = b.op("Concat", k, q, name=f"{name}/kq", axis=2)
     from_state = b.op("MatMul", both, state, name=f"{name}/from_state")
@@ -419,8 +422,8 @@ def by_head(b: GraphBuilder, x: ir.Value, sizes: RecurrentShape, name: str) -> i
 
 def columns(b: GraphBuilder, x: ir.Value, name: str) -> ir.Value:
     """[B, N, Hv] -> [B, Hv, N, 1]."""
-    turned = b.op("Transpose", x, name=f"{name}/t", perm=(0, 2, 1))
-    return b.op("Unsqueeze", turned, b.shape(3), name=f"{name}/column")
+    transposed = b.op("Transpose", x, name=f"{name}/t", perm=(0, 2, 1))
+    return b.op("Unsqueeze", transposed, b.shape(3), name=f"{name}/column")
 
 
 def repeated(

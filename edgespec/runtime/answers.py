@@ -6,6 +6,7 @@ Knows requests, conversations and answers. How tokens come about stands in `engi
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,8 +14,8 @@ from typing import Any
 
 from edgespec.errors import EdgeSpecError, RequestError
 from edgespec.prompts import CANCELLED, ERROR, Message, Request
-from edgespec.runtime.engine import Engine, with_seed
-from edgespec.runtime.jobs import Chunk, Job, Response
+from edgespec.runtime.engine import Engine
+from edgespec.runtime.generation import Chunk, GenerationRequest, Response, with_seed
 from edgespec.runtime.lossless_check import Difference, first_difference
 from edgespec.runtime.tokenizer import Tokenizer
 from edgespec.runtime.tree import DraftPlan
@@ -65,15 +66,13 @@ class Answers:
 
     def run(self, requests: Sequence[Request]) -> Iterator[Answer]:
         """An Answer for every turn of every request, in the order in which they end."""
-        backlog = Backlog(self, requests)
-        for job, event in self.engine.serve(backlog, self.batch_size):
-            yield from backlog.refused()
-            if self.stopping():
-                backlog.stop()
+        queue = RequestQueue(self, requests)
+        for asked, event in self.engine.serve(queue, self.batch_size, self.stopping):
+            yield from queue.take_refused()
             if isinstance(event, Chunk):
                 self.observe(event)
                 continue
-            answer = answered(backlog.asked.pop(job), event)
+            answer = answered(queue.asked.pop(asked), event)
             yield answer
             request, turn = answer.request, answer.turn + 1
             if answer.error is not None:
@@ -81,15 +80,15 @@ class Answers:
             elif answer.cancelled or self.stopping():
                 yield from unasked(request, turn)
             elif turn <= len(request.turns):
-                backlog.ask(request, turn, following(answer))
-        yield from backlog.refused()
-        yield from backlog.never_begun()
+                queue.ask(request, turn, next_messages(answer), time.perf_counter())
+        yield from queue.take_refused()
+        yield from queue.never_begun()
 
     def ask(
-        self, request: Request, turn: int, messages: tuple[Message, ...]
-    ) -> tuple[Answer, Job | None]:
-        """A turn as it is put to the engine: its answer to come, and its job, where there can be
-        one."""
+        self, request: Request, turn: int, messages: tuple[Message, ...], arrived_s: float
+    ) -> tuple[Answer, GenerationRequest | None]:
+        """A turn as it is put to the engine: its answer to come, and what is asked, where that can
+        be."""
         plan = None if request.disable_spec_decode else self.plan
         answer = Answer(request, turn, messages, speculative=plan is not None)
         try:
@@ -100,9 +99,15 @@ class Answers:
             )
         except EdgeSpecError as error:
             return replace(answer, error=error), None
-        keep = self.common(ids, system_prompt) if request.keep_system_prompt else 0
-        job = Job(ids, with_seed(request.sampling), plan, keep, keep_all=turn < len(request.turns))
-        return replace(answer, prompt=prompt, system_prompt=system_prompt), job
+        asked = GenerationRequest(
+            ids,
+            with_seed(request.sampling),
+            plan,
+            keep=self.common(ids, system_prompt) if request.keep_system_prompt else 0,
+            keep_all=turn < len(request.turns),
+            arrived_s=arrived_s,
+        )
+        return replace(answer, prompt=prompt, system_prompt=system_prompt), asked
 
     def render(self, request: Request, messages: Sequence[Message]) -> str:
         return self.engine.render(
@@ -134,70 +139,67 @@ class Answers:
     def compare(self, answers: Iterable[Answer]) -> Iterator[Answer]:
         """The speculative ones again, each with the plain answer to the same prompt and seed, and
         their difference."""
-        drafted = [a for a in answers if a.response is not None and a.speculative]
-        jobs: dict[Job, Answer] = {}
-        for answer in drafted:
-            assert answer.response is not None
-            sampling = seeded(answer)
-            jobs[Job(answer.response.prompt_ids, sampling)] = answer
-        queue = deque(jobs)
+        arrived_s, asked = time.perf_counter(), dict[GenerationRequest, Answer]()
+        for answer in answers:
+            if answer.response is not None and answer.speculative:
+                prompt_ids, sampling = answer.response.prompt_ids, seeded(answer)
+                asked[GenerationRequest(prompt_ids, sampling, arrived_s=arrived_s)] = answer
+        queue = deque(asked)
         found: list[tuple[Answer, Response]] = []
-        for job, event in self.engine.serve(queue, self.batch_size):
+        for request, event in self.engine.serve(queue, self.batch_size, self.stopping):
             if self.stopping():
                 queue.clear()
-                job.cancel()
             if isinstance(event, Chunk):
                 self.observe(event)
             elif isinstance(event, Response) and event.finish_reason != CANCELLED:
-                found.append((jobs[job], event))
+                found.append((asked[request], event))
         for answer, plain in found:
             assert answer.response is not None
             difference = first_difference(self.engine, plain, answer.response, seeded(answer))
             yield replace(answer, plain=plain, difference=difference)
 
 
-class Backlog:
-    """The jobs of requests that wait: each is made when its turn comes, and a later turn of a
+class RequestQueue:
+    """The requests of a file that wait: each is rendered when its turn comes, and a later turn of a
     conversation goes before conversations not yet begun, whose rows would drive out its own."""
 
     def __init__(self, answers: Answers, requests: Sequence[Request]) -> None:
         self.answers, self.waiting = answers, deque(requests)
-        self.ready: deque[Job] = deque()
-        self.asked: dict[Job, Answer] = {}  # what is under way, or ready
-        self.failed: list[Answer] = []  # what could not be asked, until somebody takes it
-        self.dropped: list[Answer] = []  # what was asked and not begun
+        self.arrived_s = time.perf_counter()  # of all first turns
+        self.ready: deque[GenerationRequest] = deque()
+        self.asked: dict[GenerationRequest, Answer] = {}  # what is under way, or ready
+        self.refused: list[Answer] = []  # what could not be asked, until somebody takes it
 
     def __len__(self) -> int:
-        while self.waiting and not self.ready and not self.answers.stopping():
+        """Turns that can be asked; none once the run is to stop."""
+        return 0 if self.answers.stopping() else len(self.ready) + len(self.waiting)
+
+    def popleft(self) -> GenerationRequest | None:
+        """What is to be asked next; None where that could not be rendered."""
+        if not self.ready:
             request = self.waiting.popleft()
-            self.ask(request, 0, request.messages)
-        return len(self.ready)
+            self.ask(request, 0, request.messages, self.arrived_s)
+        return self.ready.popleft() if self.ready else None
 
-    def popleft(self) -> Job:
-        return self.ready.popleft()
-
-    def ask(self, request: Request, turn: int, messages: tuple[Message, ...]) -> None:
-        answer, job = self.answers.ask(request, turn, messages)
-        if job is None:
-            self.failed += [answer, *unasked(request, turn + 1, failed_before(request, turn))]
+    def ask(
+        self, request: Request, turn: int, messages: tuple[Message, ...], arrived_s: float
+    ) -> None:
+        answer, asked = self.answers.ask(request, turn, messages, arrived_s)
+        if asked is None:
+            self.refused += [answer, *unasked(request, turn + 1, failed_before(request, turn))]
         else:
-            self.asked[job] = answer
-            self.ready.append(job)
+            self.asked[asked] = answer
+            self.ready.append(asked)
 
-    def refused(self) -> Iterator[Answer]:
+    def take_refused(self) -> Iterator[Answer]:
         """The answers to what could not be asked, each once."""
-        failed, self.failed = self.failed, []
-        yield from failed
-
-    def stop(self) -> None:
-        """Begin nothing more, and end what runs after its step."""
-        self.dropped += [self.asked.pop(job) for job in self.ready]
-        self.ready.clear()
-        for job in self.asked:
-            job.cancel()
+        refused, self.refused = self.refused, []
+        yield from refused
 
     def never_begun(self) -> Iterator[Answer]:
-        for answer in self.dropped:
+        """The answers to what a stop left in the queue."""
+        for asked in self.ready:
+            answer = self.asked[asked]
             yield from unasked(answer.request, answer.turn)
         for request in self.waiting:
             yield from unasked(request, 0)
@@ -209,7 +211,7 @@ def answered(answer: Answer, event: Response | EdgeSpecError) -> Answer:
     return replace(answer, response=event, cancelled=event.finish_reason == CANCELLED)
 
 
-def following(answer: Answer) -> tuple[Message, ...]:
+def next_messages(answer: Answer) -> tuple[Message, ...]:
     """The conversation up to the turn after an answer."""
     assert answer.response is not None
     user = Message("user", answer.request.turns[answer.turn])
@@ -219,7 +221,7 @@ def following(answer: Answer) -> tuple[Message, ...]:
 def failed_before(request: Request, turn: int) -> RequestError:
     return RequestError(
         f"turn {turn} of request {request.index} failed, and this one builds on it",
-        "Mend that one.",
+        "Fix that one.",
     )
 
 

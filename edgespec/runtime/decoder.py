@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.base import Call, LaneRows, Runner, Table
+from edgespec.component import ComponentConfig
 from edgespec.contract import RECURRENT_CHUNK
 from edgespec.rope import RopeTable
 
@@ -32,7 +33,7 @@ class Rows:
 
     `visible` says which uncommitted rows, earlier scratch first, each token sees; committed rows
     are all seen, and a sliding window hides what is behind it of both. `gather` are the rows that
-    go through the head.
+    go through the lm_head.
     """
 
     lane: int
@@ -95,6 +96,21 @@ class CachedDecoder:
         self.lanes = [Lane() for _ in range(runner.lanes)]
         self.engine_s = 0.0  # seconds spent inside the engine
 
+    @classmethod
+    def of(
+        cls, runner: Runner, embedding: Table, config: ComponentConfig, min_rows: int = 1
+    ) -> CachedDecoder:
+        """That of an open engine, by what its config says of positions."""
+        local = config.local_rope
+        return cls(
+            runner,
+            embedding,
+            RopeTable.of(config.rope, runner.capacity),
+            config.sliding_window,
+            min_rows,
+            local_rope=RopeTable.of(local, runner.capacity) if local else None,
+        )
+
     @property
     def capacity(self) -> int:
         """Rows of a lane."""
@@ -102,9 +118,19 @@ class CachedDecoder:
 
     @property
     def recurrent(self) -> bool:
-        """Whether some layers keep a state, which holds all that is committed and cannot be cut to
-        a shorter head."""
+        """Whether some layers keep a state, which holds all that is committed."""
         return self.runner.contract.shape.recurrent is not None
+
+    @property
+    def croppable(self) -> bool:
+        """Whether what a lane holds can be cut to a shorter prefix: rows can, a recurrent state
+        cannot."""
+        return not self.recurrent
+
+    @property
+    def prefill_chunk(self) -> int:
+        """Tokens of a prompt that one call reads at most."""
+        return min(PREFILL_CHUNK, RECURRENT_CHUNK) if self.recurrent else PREFILL_CHUNK
 
     def room(self, lane: int) -> int:
         """Rows that can still be written."""
@@ -214,9 +240,8 @@ class CachedDecoder:
 
     def read(self, lane: int, tokens: Ids) -> LaneResult:
         """Commit tokens in calls of a bounded size; the result is that of the last token."""
-        size = RECURRENT_CHUNK if self.recurrent else PREFILL_CHUNK
-        for start in range(0, len(tokens), size):
-            chunk = tokens[start : start + size]
+        for start in range(0, len(tokens), self.prefill_chunk):
+            chunk = tokens[start : start + self.prefill_chunk]
             (result,) = self.extend([self.causal(lane, chunk, np.array([len(chunk) - 1]))])
         return result
 

@@ -1,5 +1,5 @@
-"""The law of the house, looked at: where a speculative run left the plain one, and whether rounding
-explains it.
+"""The lossless check: where a run with drafts left the plain one, and whether rounding explains
+it.
 
 Knows two responses to one request. Knows no loop.
 """
@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.jobs import Response, sampler_of
-from edgespec.runtime.sampling import NEAR_TIE
+from edgespec.runtime.generation import Response
+from edgespec.runtime.sampling import NEAR_TIE, Sampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +38,17 @@ def first_difference(
 ) -> Difference | None:
     """Where two runs of a request part, with the margin between the two candidates there; None if
     equal."""
-    one, other = plain.token_ids, speculative.token_ids
-    if one == other:
+    ids, drafted_ids = plain.token_ids, speculative.token_ids
+    if ids == drafted_ids:
         return None
     index = next(
-        (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
-        min(len(one), len(other)),
+        (i for i, (a, b) in enumerate(zip(ids, drafted_ids, strict=False)) if a != b),
+        min(len(ids), len(drafted_ids)),
     )
-    a, b = (ids[index] if index < len(ids) else None for ids in (one, other))
+    a, b = (found[index] if index < len(found) else None for found in (ids, drafted_ids))
     margin = float("inf")
     if a is not None and b is not None:
-        before = [*plain.prompt_ids, *one[:index]]
-        seeded = replace(sampling, seed=plain.seed or 0)  # a greedy run has no seed, and needs none
-        margin = sampler_of(seeded).margin(engine.next_logits(before), before, a, b)
+        before = [*plain.prompt_ids, *ids[:index]]
+        sampler = Sampler.of(replace(sampling, seed=plain.seed))
+        margin = sampler.margin(engine.next_logits(before), before, a, b)
     return Difference(index, a, b, margin, engine.rounding)

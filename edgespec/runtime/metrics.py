@@ -14,24 +14,27 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.runtime.session import Step
+from edgespec.runtime.sequence import StepOutput
 from edgespec.runtime.stages import StageTimes
 
 
 @dataclass
 class RequestMetrics:
-    """One request. Times are seconds since the request began; lists have one entry a verify step.
+    """One request. Times are seconds since it came, as vLLM counts them: `queue_time` is what it
+    waited for a lane, and part of `time_to_first_token` and `request_latency`. Lists have one entry
+    a verify step.
 
-    A request begins when it gets a lane: waiting for one is not counted. In a batch its steps are
-    its mates' too, and where a newcomer is prefilled between two steps that time is in the second
-    one. `stages` are the passes that it took part in: in a batch the rows of its mates are in them,
-    so that their sum over requests exceeds what was spent.
+    In a batch its steps are its mates' too, and where a chunk of a newcomer's prompt is read
+    between two steps that time is in the second one. `stages` are the passes that it took part in:
+    in a batch the rows of its mates are in them, so that their sum over requests exceeds what was
+    spent.
     """
 
     prompt_tokens: int
     num_spec_tokens: int = 0  # levels of the drafting plan: the most drafts that a step can accept
     reused_tokens: int = 0  # of the prompt, whose KV rows were there already
     completion_tokens: int = 0
+    queue_time: float = 0.0
     time_to_first_token: float = 0.0
     request_latency: float = 0.0
     per_step_accepted: list[int] = field(default_factory=list)
@@ -39,7 +42,8 @@ class RequestMetrics:
     per_step_s: list[float] = field(default_factory=list)  # since the step before it
     stages: StageTimes = field(default_factory=StageTimes)
 
-    def add(self, step: Step, elapsed: float) -> None:
+    def add(self, step: StepOutput, elapsed: float) -> None:
+        """Take in one step that ended `elapsed` seconds after the request came."""
         if not self.completion_tokens:
             self.time_to_first_token = elapsed
         if step.verified and step.tokens:
@@ -65,7 +69,13 @@ class RequestMetrics:
         return max(0, self.completion_tokens - 1)
 
     @property
+    def time_to_first_token_without_queue(self) -> float:
+        """Seconds from the lane to the first token."""
+        return max(0.0, self.time_to_first_token - self.queue_time)
+
+    @property
     def decode_s(self) -> float:
+        """Seconds from the first token to the last one."""
         return self.request_latency - self.time_to_first_token
 
     @property
@@ -90,20 +100,24 @@ class RequestMetrics:
         return ratio(sum(self.per_step_accepted), sum(self.per_step_drafted))
 
     def to_dict(self, *, speculative: bool) -> dict[str, Any]:
-        """The `metrics` of output.json. `output_tokens_per_s` is over the whole latency,
-        `tokens_per_s` of decoding."""
+        """The `metrics` of output.json. `output_tokens_per_s` is over the time that it had a
+        lane, `tokens_per_s` of decoding."""
         out: dict[str, Any] = {
             "prompt_tokens": self.prompt_tokens,
             "reused_tokens": self.reused_tokens,
             "computed_tokens": self.computed_tokens,
             "completion_tokens": self.completion_tokens,
             "base_passes_after_prefill": self.steps,
+            "queue_time_s": self.queue_time,
             "time_to_first_token_s": self.time_to_first_token,
+            "time_to_first_token_without_queue_s": self.time_to_first_token_without_queue,
             "inter_token_latency_s": self.inter_token_latency,
             **percentiles("step_latency", self.per_step_s),
             "request_latency_s": self.request_latency,
             "tokens_per_s": self.tokens_per_s,
-            "output_tokens_per_s": ratio(self.completion_tokens, self.request_latency),
+            "output_tokens_per_s": ratio(
+                self.completion_tokens, self.request_latency - self.queue_time
+            ),
             "stages_s": {
                 "prefill": self.stages.prefill,
                 "draft": self.stages.draft,
@@ -211,9 +225,19 @@ class Pooled:
         return ratio(self.decode_tokens, self.decode_s)
 
     @property
-    def time_to_first_token(self) -> float | None:
+    def queue_time(self) -> float | None:
         """Mean over requests, seconds."""
+        return mean(r.queue_time for r in self.requests)
+
+    @property
+    def time_to_first_token(self) -> float | None:
+        """Mean over requests, seconds, the wait for a lane included."""
         return mean(r.time_to_first_token for r in self.requests)
+
+    @property
+    def time_to_first_token_without_queue(self) -> float | None:
+        """Mean over requests, seconds."""
+        return mean(r.time_to_first_token_without_queue for r in self.requests)
 
     @property
     def inter_token_latency(self) -> float | None:
@@ -221,7 +245,7 @@ class Pooled:
         return ratio(self.decode_s, self.decode_tokens)
 
     def to_dict(self, *, speculative: bool) -> dict[str, Any]:
-        """Pooled, and under names that say so the mean over the requests in which a figure is
+        """Pooled, and under names that say so the mean over the requests in which a value is
         defined.
 
         Percentiles over requests where there is more than one; those of a step's latency are over
@@ -232,7 +256,9 @@ class Pooled:
             "completion_tokens": self.completion_tokens,
             "base_passes_after_prefill": self.steps,
             "tokens_per_s": self.tokens_per_s,
+            "queue_time_s": self.queue_time,
             "time_to_first_token_s": self.time_to_first_token,
+            "time_to_first_token_without_queue_s": self.time_to_first_token_without_queue,
             "inter_token_latency_s": self.inter_token_latency,
             "inter_token_latency_mean_of_requests_s": mean(latencies),
             **percentiles("step_latency", [s for r in self.requests for s in r.per_step_s]),

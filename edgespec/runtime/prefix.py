@@ -1,8 +1,8 @@
-"""Keeps the KV rows of prompts' heads, so that the next prompt with the same head need not compute
-them again.
+"""Keeps what base and drafter remember of prompts' prefixes, so that the next prompt with the same
+prefix need not compute it again.
 
-Knows tokens, rows and a memory budget. Knows no engine: rows are what somebody took and somebody
-puts back.
+Knows tokens, rows and a memory budget; what can be cut to a shorter prefix is asked of the decoder.
+Knows nothing of how rows are computed.
 """
 
 from __future__ import annotations
@@ -14,42 +14,50 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.base import LaneRows
+from edgespec.runtime.decoder import CachedDecoder
+from edgespec.runtime.drafters.base import Drafter, Observation, Snapshot
+from edgespec.runtime.sequence import SequenceState
 
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """`base` rows hold as many positions as there are tokens. A row of `draft` pairs a position
-    with the token after it, so there is at least one fewer of them; none where the request did not
-    draft. Where the base keeps a state, the prefix is of use whole or not at all, and `feature`
-    [k*H] is the last position's, for the pair that lacks.
+    """`base` rows hold as many positions as there are tokens. A drafter's snapshot pairs a position
+    with the token after it, so it has at least one fewer; `draft` is None where the request did not
+    draft or its drafter keeps no state.
+
+    A prefix that is not `croppable` is reused whole or not at all. `hidden_state` [k*H] is that of
+    the last position, for the pair that the snapshot lacks.
     """
 
     tokens: NDArray[np.int64]
     base: LaneRows
-    draft: LaneRows | None
-    feature: NDArray[np.float32] | None = None
+    draft: Snapshot | None = None
+    hidden_state: NDArray[np.float32] | None = None
+    croppable: bool = True
 
     @property
     def size_bytes(self) -> int:
         return self.base.nbytes + (0 if self.draft is None else self.draft.nbytes)
 
     def reusable(self, prompt: NDArray[np.int64], *, drafting: bool) -> int:
-        """Positions that a prompt need not compute; its last token always is, for its logits."""
+        """Positions that a prompt need not compute; its last token always is, for its logits.
+
+        With `drafting` the drafter's snapshot has to be there as well.
+        """
         common = common_length(self.tokens, prompt)
-        if not self.base.can_crop:
-            drafts = (
-                self.draft is not None
-                and self.feature is not None
-                and len(self.draft) == len(self.tokens) - 1
-            )
-            return (
-                common
-                if len(self.tokens) == common < len(prompt) and (drafts or not drafting)
-                else 0
-            )
+        if not self.croppable:
+            whole = len(self.tokens) == common < len(prompt)
+            return common if whole and (self.completes_draft() or not drafting) else 0
         if drafting:
             common = 0 if self.draft is None else min(common - 1, len(self.draft))
         return max(0, min(common, len(prompt) - 1))
+
+    def completes_draft(self) -> bool:
+        """Whether a drafter can go on at the last position: all pairs but the last are there, and
+        the hidden state of the last one."""
+        if self.draft is None or self.hidden_state is None:
+            return False
+        return len(self.draft) == len(self.tokens) - 1
 
 
 @dataclass
@@ -64,10 +72,11 @@ class PrefixCache:
         return sum(entry.size_bytes for entry in self.entries)
 
     def clear(self) -> None:
+        """Keep nothing of what is there."""
         self.entries = []
 
     def find(self, prompt: Sequence[int], *, drafting: bool) -> tuple[Prefix, int] | None:
-        """The entry with the longest reusable head of `prompt`, and that length."""
+        """The entry with the longest reusable prefix of `prompt`, and that length."""
         tokens = np.asarray(prompt, np.int64)
         lengths = [entry.reusable(tokens, drafting=drafting) for entry in self.entries]
         if not any(lengths):
@@ -94,19 +103,88 @@ class PrefixCache:
             self.entries.pop(0)
         self.entries.append(new)
 
+    # ---- a sequence's lane
+
+    def restore(self, seq: SequenceState, base: CachedDecoder, drafter: Drafter | None) -> int:
+        """Begin a sequence's lane, of base and drafter, with the longest prefix of its prompt that
+        is there; returns the number of its tokens."""
+        needs_draft = drafter is not None and drafter.needs_hidden_states
+        found = self.find(seq.prompt, drafting=needs_draft)
+        if found is None:
+            return 0
+        prefix, count = found
+        base.restore(seq.lane, prefix.base.prefix(count))
+        if drafter is not None and prefix.draft is not None:
+            covered = min(count, len(prefix.draft))
+            drafter.restore(seq.lane, prefix.draft.prefix(covered))
+            if needs_draft and covered < count:
+                assert prefix.hidden_state is not None
+                following = np.array(seq.prompt[count : count + 1], np.int64)
+                drafter.observe([Observation(seq.lane, prefix.hidden_state[None], following)])
+        return count
+
+    def take(
+        self, seq: SequenceState, count: int, base: CachedDecoder, drafter: Drafter | None
+    ) -> Prefix | None:
+        """A copy of the first `count` committed tokens of a sequence, or of as many as the budget
+        holds; None where there is nothing to keep, or it is there already.
+
+        No request fails for it: where memory is short all that was kept goes.
+        """
+        length = base.lanes[seq.lane].length
+        if not length:
+            return None
+        try:
+            if base.croppable:
+                count = min(count, length, self.affordable(seq.lane, base, drafter))
+            elif count < length:
+                return None  # it ended within what was accepted, and a state has it all
+            else:
+                count = length
+            return self.copy(seq, count, base, drafter)
+        except MemoryError:
+            self.clear()
+            return None
+
+    def affordable(self, lane: int, base: CachedDecoder, drafter: Drafter | None) -> int:
+        """Tokens that the budget holds."""
+        if not self.budget_bytes:
+            return 0
+        draft = None if drafter is None else drafter.snapshot(lane, 1)
+        per_token = base.snapshot(lane, 1).nbytes + (0 if draft is None else draft.nbytes)
+        return self.budget_bytes // per_token
+
+    def copy(
+        self, seq: SequenceState, count: int, base: CachedDecoder, drafter: Drafter | None
+    ) -> Prefix | None:
+        needs_draft = drafter is not None and drafter.needs_hidden_states
+        tokens = seq.tokens[:count]
+        if not tokens or self.holds(tokens, drafting=needs_draft):
+            return None
+        draft = None if drafter is None else drafter.snapshot(seq.lane, count - 1)
+        if not base.croppable and draft is not None and len(draft) < count - 1:
+            draft = None  # it never saw the last positions: of use for plain requests alone
+        return Prefix(
+            np.array(tokens, np.int64),
+            base.snapshot(seq.lane, count),
+            draft,
+            seq.hidden_state if count == base.lanes[seq.lane].length else None,
+            base.croppable,
+        )
+
 
 def covers(new: Prefix, old: Prefix) -> bool:
     return serves(new, old.tokens) and (new.draft is not None or old.draft is None)
 
 
 def serves(entry: Prefix, tokens: NDArray[np.int64]) -> bool:
-    """Whether all of `tokens` can be taken from an entry; a state is of use whole or not at all."""
-    whole = entry.base.can_crop or len(entry.tokens) == len(tokens)
+    """Whether all of `tokens` can be taken from an entry."""
+    whole = entry.croppable or len(entry.tokens) == len(tokens)
     return whole and common_length(entry.tokens, tokens) == len(tokens)
 
 
-def common_length(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:
-    """Tokens that two sequences have in common at their heads."""
-    count = min(len(one), len(other))
-    differing = np.flatnonzero(one[:count] != other[:count])
+def common_length(first: NDArray[np.int64], second: NDArray[np.int64]) -> int:
+    """Tokens with which two sequences begin alike."""
+    count = min(len(first), len(second))
+    differing = np.flatnonzero(first[:count] != second[:count])
     return int(differing[0]) if len(differing) else count

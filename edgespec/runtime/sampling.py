@@ -9,12 +9,13 @@ row came from.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import EnvironmentProblem
+from edgespec.prompts import SamplingParams
 
 Row = NDArray[np.float32]
 Adjusted = NDArray[np.float32] | NDArray[np.float64]
@@ -41,6 +42,12 @@ class Sampler:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, sampling: SamplingParams) -> Sampler:
+        """That of a request whose seed is known; a greedy one needs none."""
+        shared = {item.name: getattr(sampling, item.name) for item in fields(cls)}
+        return cls(**shared | {"seed": sampling.seed or 0})
 
     def pick(self, logits: Row, before: Sequence[int]) -> int:
         """The token that follows `before`, from logits [V]; ties go to the lowest id.

@@ -2,102 +2,62 @@
 
 Knows sequences: each is n committed tokens and exactly one pending token, which the base has drawn
 and not yet read, in a lane of its own. A step is one base pass for all of them; to each it gives
-its accepted drafts and one token more. Knows nothing of text, files or what kind of drafter it has.
+its accepted drafts and one token more. Behind them at most one prompt is being read, chunk by
+chunk. Knows nothing of text, files or what kind of drafter it has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from edgespec.contract import RECURRENT_CHUNK
 from edgespec.errors import EdgeSpecError, LimitError
-from edgespec.prompts import END_OF_SEQUENCE, ERROR, MAX_LENGTH
+from edgespec.prompts import ERROR
 from edgespec.runtime import stages
-from edgespec.runtime.decoder import PREFILL_CHUNK, CachedDecoder, LaneResult, Rows
+from edgespec.runtime.decoder import CachedDecoder, Floats, Ids, LaneResult, Rows
 from edgespec.runtime.drafters.base import Drafter, DraftRequest, Observation
 from edgespec.runtime.prefix import Prefix, PrefixCache
-from edgespec.runtime.sampling import Sampler, top_log_probs
+from edgespec.runtime.sampling import top_log_probs
+from edgespec.runtime.sequence import Candidates, SequenceState, StepOutput
 from edgespec.runtime.stages import StageLog, StageTimes
-from edgespec.runtime.tree import DraftPlan, DraftTree
-from edgespec.runtime.verify import AcceptResult, walk
-
-Candidates = list[tuple[int, float]]  # ids with their log-probabilities, descending
-
-
-def watch_nothing(token: int) -> str | None:
-    return None
-
-
-@dataclass(frozen=True)
-class Task:
-    """What one sequence is to do: continue `prompt` until an id of `stop_ids`, or until `max_new`
-    tokens.
-
-    `watch` is told each emitted token once, in order, and may end the sequence there with a finish
-    reason. The KV rows of the prompt's first `keep` tokens are kept for later prompts; with
-    `keep_all` those of all tokens at the end.
-    """
-
-    prompt: Sequence[int]
-    sampler: Sampler
-    max_new: int
-    stop_ids: frozenset[int] = frozenset()
-    plan: DraftPlan | None = None
-    watch: Callable[[int], str | None] = watch_nothing
-    num_logprobs: int = 0
-    keep: int = 0
-    keep_all: bool = False
+from edgespec.runtime.tree import DraftTree
+from edgespec.runtime.verify import ACCEPT_RULES, AcceptResult
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """What one step gave a sequence. `drafted` counts nodes beside the root; prefill is the step
-    with `verified` False.
+class Draft:
+    """A sequence's tree of a step; the root alone where nothing is drafted."""
 
-    `logprobs` are the most probable tokens where each one was drawn, by the model's own logits at
-    temperature 1.
-    """
-
-    tokens: list[int]
-    drafted: int = 0
-    accepted: int = 0
-    verified: bool = True
-    finish_reason: str | None = None
-    logprobs: list[Candidates] = field(default_factory=list)
-    error: EdgeSpecError | None = None
+    seq: SequenceState
+    tree: DraftTree
 
 
-@dataclass(eq=False)
-class Running:
-    """A sequence on its way. `tokens` are the prompt's and all emitted ones, the pending one
-    last."""
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A draft after the base's pass. `accepted` is an error where this sequence alone failed."""
 
-    task: Task
-    lane: int
-    tokens: list[int]
-    slot: int = 0  # the lane that it began in
-    reused: int = 0  # tokens of the prompt whose rows were there already
-    feature: NDArray[np.float32] | None = (
-        None  # of the last committed position, where a state is to be kept with it
-    )
-    times: StageTimes = field(default_factory=StageTimes)  # of the passes that it took part in
+    draft: Draft
+    result: LaneResult
+    accepted: AcceptResult | EdgeSpecError
 
-    @property
-    def emitted(self) -> int:
-        return len(self.tokens) - len(self.task.prompt)
 
-    @property
-    def pending(self) -> int:
-        return self.tokens[-1]
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What a step came to; `observation` is what the drafter is still to be told of it."""
+
+    seq: SequenceState
+    output: StepOutput
+    observation: Observation | None = None
 
 
 class Session:
-    """The sequences of one base, with a drafter or without. Those running fill the first lanes
-    without a gap."""
+    """The sequences of one base, with a drafter or without.
+
+    Those running fill the first lanes without a gap; the one whose prompt is being read has the
+    lane behind them.
+    """
 
     def __init__(
         self,
@@ -107,313 +67,288 @@ class Session:
     ) -> None:
         self.base, self.drafter = base, drafter
         self.prefixes = prefixes or PrefixCache(0)
-        self.running: list[Running] = []
+        self.running: list[SequenceState] = []
+        self.reading: SequenceState | None = None
+        self.kept: Prefix | None = None  # of the prompt that is being read
         self.log = StageLog(self.engine_s)
-        self.epoch = 0  # counts the runs begun: lanes remember one run at a time
 
-    def restart(self) -> int:
-        """Forget all sequences; returns the new epoch, by which a run can tell that it is not the
-        last one begun."""
-        self.running, self.log = [], StageLog(self.engine_s)
-        self.epoch += 1
-        return self.epoch
+    @property
+    def num_free_lanes(self) -> int:
+        taken = len(self.running) + (self.reading is not None)
+        return len(self.base.lanes) - taken
 
-    def begin(self, task: Task) -> tuple[Running, Step]:
-        """Commit the prompt in a free lane and draw the first token. LimitError if it does not
-        fit."""
-        self.check(task)
-        lane = len(self.running)
-        one = Running(task, lane, [*task.prompt], lane)
-        self.base.reset(one.lane)
-        if self.drafter is not None:
-            self.drafter.reset(one.lane)
-        self.reuse(one)
-        try:
-            step = self.ended(one, self.prefill(one))
-        except EdgeSpecError:
-            self.base.zero(one.lane)
-            raise
-        if task.keep and not self.base.recurrent:
-            self.remember(one, task.keep)
-        self.running.append(one)
-        self.leave([(one, step)])
-        return one, step
+    def restart(self) -> None:
+        """Forget all sequences, whatever they were in the middle of."""
+        self.running, self.reading, self.kept = [], None, None
 
-    def check(self, task: Task) -> None:
-        assert len(self.running) < len(self.base.lanes)
-        if not task.prompt:
+    def drafter_of(self, seq: SequenceState) -> Drafter | None:
+        return self.drafter if seq.plan is not None else None
+
+    def engine_s(self) -> float:
+        """Seconds spent inside engines so far."""
+        return self.base.engine_s + (self.drafter.engine_s if self.drafter is not None else 0.0)
+
+    # ---- prefill
+
+    def admit(self, seq: SequenceState) -> None:
+        """Give a sequence the next lane, with what is kept of its prompt; `prefill` reads the rest.
+        LimitError if the prompt does not fit."""
+        self.check(seq)
+        seq.lane = seq.slot = len(self.running)
+        self.reading, self.kept = seq, None
+        self.reset(seq.lane)
+        drafter = self.drafter_of(seq)
+        seq.num_reused = seq.num_read = self.prefixes.restore(seq, self.base, drafter)
+        if drafter is not None:
+            drafter.begin(seq.lane, seq.prompt, seq.num_reused)
+
+    def check(self, seq: SequenceState) -> None:
+        assert self.reading is None
+        assert self.num_free_lanes
+        if not seq.prompt:
             raise LimitError("the prompt is empty", "Give at least one token.")
-        if len(task.prompt) > self.base.capacity:
+        if len(seq.prompt) > self.base.capacity:
             what = (
-                f"the prompt has {len(task.prompt)} tokens, the engine's KV cache holds"
+                f"the prompt has {len(seq.prompt)} tokens, the engine's KV cache holds"
                 f" {self.base.capacity}"
             )
             raise LimitError(
                 what, "Shorten the prompt, or build with a larger --max-kv-cache-capacity."
             )
 
-    def step(self) -> list[tuple[Running, Step]]:
-        """One step of all running sequences; those that it ends leave their lanes."""
-        spent = StageTimes()
-        trees = self.draft(spent)
-        verified = self.verify(trees, spent)
-        steps = [
-            (one, self.ended(one, step))
-            for one, (step, _) in zip(self.running, verified, strict=True)
-        ]
-        going = [
-            Observation(one.lane, features, np.array(step.tokens, np.int64))
-            for (one, step), (_, features) in zip(steps, verified, strict=True)
-            if features is not None
-            and (step.finish_reason is None or self.is_kept_whole(one, step, features))
-        ]
-        self.replay(going, spent)
-        for one in self.running:
-            one.times += spent
-        self.leave(steps)
-        return steps
+    def chunk_end(self, seq: SequenceState) -> int:
+        """Where the next call over a prompt ends. What cannot be cut to a shorter prefix can be
+        kept only as it is at the end of a call."""
+        end = min(seq.num_read + self.base.prefill_chunk, len(seq.prompt))
+        if not self.base.croppable and seq.num_read < seq.keep < end:
+            return seq.keep
+        return end
 
-    # ---- prefill
+    def prefill(self, seq: SequenceState) -> StepOutput | None:
+        """Read the next chunk of the prompt that is being read. The step of its first token where
+        that was the last chunk: from then on the sequence runs."""
+        assert seq is self.reading
+        start, end = seq.num_read, self.chunk_end(seq)
+        output, hidden_states = self.read(seq, start, end)
+        self.observe_prompt(seq, start, end, hidden_states, output)
+        seq.num_read = end
+        if start < seq.keep <= end:
+            self.kept = self.prefixes.take(seq, seq.keep, self.base, self.drafter_of(seq))
+        return None if output is None else self.begin_decoding(seq, output)
 
-    def prefill(self, one: Running) -> Step:
-        """Commit what of the prompt is not there yet, in chunks, and draw the first token.
+    def read(
+        self, seq: SequenceState, start: int, end: int
+    ) -> tuple[StepOutput | None, Floats | None]:
+        """Commit the prompt's tokens `start` to `end`; with the last of them, draw the first token.
 
-        The drafter pairs each feature with the token after it, so the last feature of a chunk goes
-        with the next chunk's first token, and the last one of all with the token drawn.
+        Returns its step, and the hidden states [end - start, k*H] of a base that has them.
         """
-        prompt = np.array(one.task.prompt, np.int64)
-        step = Step([], verified=False)
-        for start, end in self.chunks(one):
-            chunk = prompt[start:end]
-            with self.log.timed(stages.PREFILL, one.times):
-                rows = self.base.causal(one.lane, chunk, np.array([len(chunk) - 1]))
-                (result,) = self.base.extend([rows])
-                following = prompt[start + 1 : end + 1]
-                if end == len(prompt):
-                    first = one.task.sampler.pick(result.logits[0], one.tokens)
-                    step = Step(
-                        [first], verified=False, logprobs=self.logprobs(one, result, [0], [first])
-                    )
-                    following = np.append(following, first)
-            if drafter := self.drafter_of(one):
-                assert result.hidden_states is not None
-                with self.log.timed(stages.DRAFT_PREFILL, one.times):
-                    drafter.observe([Observation(one.lane, result.hidden_states, following)])
-                    self.keep_feature(one, result.hidden_states[-1])
-            if end == one.task.keep and self.base.recurrent:
-                self.remember(one, end)
-        return step
+        chunk = np.array(seq.prompt[start:end], np.int64)
+        with self.log.timed(stages.PREFILL, seq.times):
+            rows = self.base.causal(seq.lane, chunk, np.array([len(chunk) - 1]))
+            (result,) = self.base.extend([rows])
+            if end < len(seq.prompt):
+                return None, result.hidden_states
+            first = seq.sampler.pick(result.logits[0], seq.tokens)
+            logprobs = logprobs_of(seq, result, [0], [first])
+            return StepOutput([first], verified=False, logprobs=logprobs), result.hidden_states
 
-    def chunks(self, one: Running) -> Iterator[tuple[int, int]]:
-        """Where each call over the prompt begins and ends. A state can be kept only as it is at the
-        end of a call."""
-        size = min(PREFILL_CHUNK, RECURRENT_CHUNK) if self.base.recurrent else PREFILL_CHUNK
-        start, total = one.reused, len(one.task.prompt)
-        while start < total:
-            end = min(start + size, total)
-            if self.base.recurrent and start < one.task.keep < end:
-                end = one.task.keep
-            yield start, end
-            start = end
-
-    def keep_feature(self, one: Running, feature: NDArray[np.float32]) -> None:
-        if self.base.recurrent:
-            one.feature = feature.copy()
-
-    def reuse(self, one: Running) -> None:
-        """Begin with the longest head of the prompt whose rows were kept."""
-        drafter = self.drafter_of(one)
-        found = self.prefixes.find(one.task.prompt, drafting=drafter is not None)
-        if found is None:
-            return
-        prefix, one.reused = found
-        self.base.restore(one.lane, prefix.base.prefix(one.reused))
+    def observe_prompt(
+        self,
+        seq: SequenceState,
+        start: int,
+        end: int,
+        hidden_states: Floats | None,
+        output: StepOutput | None,
+    ) -> None:
+        """Show a chunk to the drafter, each position with the token after it: for the last of all
+        the token drawn. A drafter that needs no hidden states has the prompt already."""
+        drafter, first = self.drafter_of(seq), [] if output is None else output.tokens
         if drafter is None:
             return
-        assert prefix.draft is not None
-        drafter.restore(one.lane, prefix.draft.prefix(min(one.reused, len(prefix.draft))))
-        if len(prefix.draft) < one.reused:
-            assert prefix.feature is not None
-            following = np.array(one.task.prompt[one.reused : one.reused + 1], np.int64)
-            drafter.observe([Observation(one.lane, prefix.feature[None], following)])
-
-    def remember(self, one: Running, count: int) -> None:
-        """Keep the rows of a sequence's first `count` tokens, or of as many as the budget holds.
-
-        No request fails for it: where memory is short all that was kept goes.
-        """
-        drafter, length = self.drafter_of(one), self.base.lanes[one.lane].length
-        if self.base.recurrent:
-            most = length
+        if drafter.needs_hidden_states:
+            assert hidden_states is not None
+            following = np.array([*seq.prompt[start + 1 : end + 1], *first], np.int64)
+            observation = Observation(seq.lane, hidden_states, following)
+            seq.hidden_state = hidden_states[-1].copy()
+        elif first:
+            observation = Observation(seq.lane, None, np.array(first, np.int64))
         else:
-            most = min(count, length, self.prefixes.budget_bytes // self.bytes_of_token(one))
-        tokens = one.tokens[:most]
-        if not tokens or self.prefixes.holds(tokens, drafting=drafter is not None):
             return
-        if (
-            self.base.recurrent and len(tokens) < length
-        ):  # it ended within what was accepted, and a state has it all
-            return
-        try:
-            draft = None if drafter is None else drafter.snapshot(one.lane, len(tokens) - 1)
-            if self.base.recurrent and draft is not None and len(draft) < len(tokens) - 1:
-                draft = None  # it never saw the last features: of use for plain requests alone
-            kept = self.base.snapshot(one.lane, len(tokens))
-            self.prefixes.keep(Prefix(np.array(tokens, np.int64), kept, draft, one.feature))
-        except MemoryError:
-            self.prefixes.clear()
+        with self.log.timed(stages.DRAFT_PREFILL, seq.times):
+            drafter.observe([observation])
 
-    def bytes_of_token(self, one: Running) -> int:
-        """What keeping one token costs."""
-        drafter = self.drafter_of(one)
-        own = 0 if drafter is None else drafter.snapshot(one.lane, 1).nbytes
-        return self.base.snapshot(one.lane, 1).nbytes + own
+    def begin_decoding(self, seq: SequenceState, output: StepOutput) -> StepOutput:
+        self.reading = None
+        self.running.append(seq)
+        if self.kept is not None:
+            self.prefixes.keep(self.kept)
+            self.kept = None
+        output = seq.take(output, self.base.room(seq.lane))
+        if output.finish_reason is not None:
+            self.end(seq)
+        return output
 
     # ---- a step
 
-    def draft(self, spent: StageTimes) -> list[DraftTree]:
-        """A tree a sequence, that can neither overrun the length nor the cache: with no room to
-        draft, the root."""
-        requests = []
-        for one in self.running:
-            if one.task.plan is not None and self.drafter is not None:
-                remaining = one.task.max_new - one.emitted
-                plan = one.task.plan.within(levels=remaining - 1, nodes=self.base.room(one.lane))
-                requests.append(DraftRequest(one.lane, one.pending, plan))
-        trees = {one.lane: DraftTree.root_only(one.pending) for one in self.running}
+    def step(self) -> list[tuple[SequenceState, StepOutput]]:
+        """One step of all running sequences; those that it ends leave their lanes."""
+        spent = StageTimes()
+        drafts = self.draft(spent)
+        verified = self.verify(drafts, spent)
+        committed = self.commit(verified, spent)
+        self.observe(committed, spent)
+        for seq in self.running:
+            seq.times += spent
+        for item in committed:
+            if item.output.finish_reason is not None:
+                self.end(item.seq)
+        return [(item.seq, item.output) for item in committed]
+
+    def draft(self, spent: StageTimes) -> list[Draft]:
+        """A tree for each sequence, that can neither overrun the length nor the cache."""
+        requests = [
+            self.draft_request(seq) for seq in self.running if self.drafter_of(seq) is not None
+        ]
+        trees = {seq.lane: DraftTree.root_only(seq.pending) for seq in self.running}
         if requests and self.drafter is not None:
             with self.log.timed(stages.DRAFT_PROPOSAL, spent):
                 proposed = self.drafter.propose(requests)
             trees |= {request.lane: tree for request, tree in zip(requests, proposed, strict=True)}
-        return [trees[one.lane] for one in self.running]
+        return [Draft(seq, trees[seq.lane]) for seq in self.running]
 
-    def verify(
-        self, trees: Sequence[DraftTree], spent: StageTimes
-    ) -> list[tuple[Step, NDArray[np.float32] | None]]:
-        """One base pass over all trees, a walk down each, and the commit of what stands.
+    def draft_request(self, seq: SequenceState) -> DraftRequest:
+        assert seq.plan is not None
+        remaining = seq.max_new_tokens - seq.num_emitted
+        plan = seq.plan.within(levels=remaining - 1, nodes=self.base.room(seq.lane))
+        return DraftRequest(seq.lane, seq.pending, plan)
 
-        Returns each one's step, and the features of what stands for the sequences that draft.
-        """
-        drafting = any(self.drafter_of(one) for one in self.running)
+    def verify(self, drafts: Sequence[Draft], spent: StageTimes) -> list[Verified]:
+        """One base pass over all trees, and the accept rule on each."""
+        drafting = any(self.drafter_of(draft.seq) is not None for draft in drafts)
         with self.log.timed(stages.VERIFICATION if drafting else stages.GENERATION, spent):
-            results = self.base.run(
-                [self.tree_rows(one, t) for one, t in zip(self.running, trees, strict=True)]
-            )
-            accepted = [
-                self.accept(one, tree, result)
-                for one, tree, result in zip(self.running, trees, results, strict=True)
-            ]
-        with self.log.timed(stages.COMMIT, spent):
+            results = self.base.run([self.tree_rows(draft) for draft in drafts])
             return [
-                self.commit(one, tree, result, accept)
-                for one, tree, result, accept in zip(
-                    self.running, trees, results, accepted, strict=True
-                )
+                Verified(draft, result, accept(draft, result))
+                for draft, result in zip(drafts, results, strict=True)
             ]
 
-    def accept(
-        self, one: Running, tree: DraftTree, result: LaneResult
-    ) -> AcceptResult | EdgeSpecError:
-        try:
-            return walk(tree, result.logits, one.task.sampler, one.tokens)
-        except EdgeSpecError as error:  # this sequence's own; its batch mates go on
-            return error
+    def tree_rows(self, draft: Draft) -> Rows:
+        lane, tree = draft.seq.lane, draft.tree
+        positions = self.base.lanes[lane].length + tree.depths
+        return Rows(lane, tree.tokens, positions, tree.mask, np.arange(len(tree)))
 
-    def commit(
-        self,
-        one: Running,
-        tree: DraftTree,
-        result: LaneResult,
-        accept: AcceptResult | EdgeSpecError,
-    ) -> tuple[Step, NDArray[np.float32] | None]:
-        if isinstance(accept, EdgeSpecError):
-            self.base.zero(one.lane)
-            return Step([], len(tree) - 1, finish_reason=ERROR, error=accept), None
-        stop = next(
-            (i for i, token in enumerate(accept.emitted) if token in one.task.stop_ids),
-            len(accept.path),
-        )
-        path = np.array(
-            accept.path[: stop + 1], np.int64
-        )  # what comes after the end is no part of the text
-        self.base.commit(one.lane, path)
-        logprobs = self.logprobs(one, result, accept.path, accept.emitted)
-        step = Step(accept.emitted, len(tree) - 1, len(accept.path) - 1, logprobs=logprobs)
-        hidden = result.hidden_states if self.drafter_of(one) else None
-        if hidden is None:
-            return step, None
-        self.keep_feature(one, hidden[path[-1]])
-        return step, hidden[path]
+    def commit(self, verified: Sequence[Verified], spent: StageTimes) -> list[Committed]:
+        """Keep the rows of what was accepted and drop the others."""
+        with self.log.timed(stages.COMMIT, spent):
+            return [self.commit_lane(item) for item in verified]
 
-    def tree_rows(self, one: Running, tree: DraftTree) -> Rows:
-        positions = self.base.lanes[one.lane].length + tree.depths
-        return Rows(one.lane, tree.tokens, positions, tree.mask, np.arange(len(tree)))
+    def commit_lane(self, item: Verified) -> Committed:
+        seq, accepted, num_drafts = item.draft.seq, item.accepted, len(item.draft.tree) - 1
+        if isinstance(accepted, EdgeSpecError):
+            self.base.zero(seq.lane)
+            failed = StepOutput([], num_drafts, finish_reason=ERROR, error=accepted)
+            return Committed(seq, failed)
+        path = committed_path(seq, accepted)
+        self.base.commit(seq.lane, path)
+        logprobs = logprobs_of(seq, item.result, accepted.path, accepted.emitted)
+        output = StepOutput(accepted.emitted, num_drafts, len(accepted.path) - 1, logprobs=logprobs)
+        output = seq.take(output, self.base.room(seq.lane))
+        return Committed(seq, output, self.observation(seq, output, path, item.result))
 
-    def is_kept_whole(self, one: Running, step: Step, features: NDArray[np.float32]) -> bool:
-        """Whether a sequence that ends is kept up to its last row; the draft's rows are to be there
-        as well."""
-        return one.task.keep_all and len(step.tokens) == len(features)
+    def observation(
+        self, seq: SequenceState, output: StepOutput, path: Ids, result: LaneResult
+    ) -> Observation | None:
+        """What the drafter is told of a step: nothing where the sequence ends, unless it is kept
+        up to its last row, the drafter's memory with it."""
+        drafter = self.drafter_of(seq)
+        if drafter is None:
+            return None
+        hidden_states = None
+        if drafter.needs_hidden_states:
+            assert result.hidden_states is not None
+            hidden_states = result.hidden_states[path]
+            seq.hidden_state = hidden_states[-1].copy()
+        is_kept_whole = seq.keep_all and len(output.tokens) == len(path)
+        if output.finish_reason is not None and not is_kept_whole:
+            return None
+        return Observation(seq.lane, hidden_states, np.array(output.tokens, np.int64))
 
-    def logprobs(
-        self, one: Running, result: LaneResult, rows: Sequence[int], tokens: Sequence[int]
-    ) -> list[Candidates]:
-        """For each token the candidates of the row that it was drawn from."""
-        count = one.task.num_logprobs
-        pairs = zip(rows, tokens, strict=True) if count else ()
-        return [top_log_probs(result.logits[row], count, token) for row, token in pairs]
-
-    def replay(self, going: Sequence[Observation], spent: StageTimes) -> None:
-        """Tell the drafter the true features of what was committed, with the tokens that came
-        after."""
-        if going and self.drafter is not None:
+    def observe(self, committed: Sequence[Committed], spent: StageTimes) -> None:
+        """Show the drafter what was committed, with the tokens that came after."""
+        observations = [item.observation for item in committed if item.observation is not None]
+        if observations and self.drafter is not None:
             with self.log.timed(stages.DRAFT_REPLAY, spent):
-                self.drafter.observe(going)
-
-    def ended(self, one: Running, step: Step) -> Step:
-        """Take a step's tokens up to where the sequence ends, and say why if it does.
-
-        The pending token needs a row of its own in the next pass, so the cache is full when no row
-        is left.
-        """
-        for count, token in enumerate(step.tokens, start=1):
-            one.tokens.append(token)
-            reason = one.task.watch(token)
-            if token in one.task.stop_ids:
-                reason = END_OF_SEQUENCE
-            if reason is not None:
-                tokens, logprobs = step.tokens[:count], step.logprobs[:count]
-                accepted = min(step.accepted, count)
-                return replace(
-                    step, tokens=tokens, accepted=accepted, finish_reason=reason, logprobs=logprobs
-                )
-        if step.error is not None:
-            return step
-        assert one.emitted <= one.task.max_new
-        full = one.emitted == one.task.max_new or self.base.room(one.lane) == 0
-        return replace(step, finish_reason=MAX_LENGTH) if full else step
+                self.drafter.observe(observations)
 
     # ---- lanes
 
-    def leave(self, steps: Sequence[tuple[Running, Step]]) -> None:
-        for one, step in steps:
-            if step.finish_reason is not None:
-                self.end(one)
-
-    def end(self, one: Running) -> None:
-        """Free a sequence's lane; the last one running moves into it, so that no gap is left."""
-        if one.task.keep_all:
-            self.remember(one, len(one.tokens))
+    def end(self, seq: SequenceState) -> None:
+        """Free a sequence's lane; the last one running moves into it, and what is being read into
+        the lane behind, so that no gap is left."""
+        if seq is self.reading:
+            return self.give_up_reading()
+        if seq.keep_all:
+            prefix = self.prefixes.take(seq, len(seq.tokens), self.base, self.drafter_of(seq))
+            if prefix is not None:
+                self.prefixes.keep(prefix)
         last = self.running.pop()
-        for holder in (self.base, self.drafter):
-            if holder is not None and last is not one:
-                holder.move(last.lane, one.lane)
-            elif holder is not None and self.running:
-                holder.reset(one.lane)  # those that go on would pay for its rows
-        if last is not one:
-            self.running[one.lane], last.lane = last, one.lane
+        if last is not seq:
+            self.running[seq.lane] = last
+            self.move(last, seq.lane)
+        elif self.running and self.reading is None:
+            self.reset(seq.lane)  # those that go on would pay for its rows
+        if self.reading is not None:
+            self.move(self.reading, len(self.running))
 
-    def drafter_of(self, one: Running) -> Drafter | None:
-        return self.drafter if one.task.plan is not None else None
+    def give_up_reading(self, *, zero: bool = False) -> None:
+        """Free the lane of the prompt that is being read; with `zero` its rows may hold NaN or
+        Inf. Nothing where none is."""
+        seq, self.reading, self.kept = self.reading, None, None
+        if seq is None:
+            return
+        if zero:
+            self.base.zero(seq.lane)
+        elif self.running:
+            self.reset(seq.lane)  # those that go on would pay for its rows
 
-    def engine_s(self) -> float:
-        return self.base.engine_s + (self.drafter.engine_s if self.drafter is not None else 0.0)
+    def reset(self, lane: int) -> None:
+        self.base.reset(lane)
+        if self.drafter is not None:
+            self.drafter.reset(lane)
+
+    def move(self, seq: SequenceState, lane: int) -> None:
+        self.base.move(seq.lane, lane)
+        if (drafter := self.drafter_of(seq)) is not None:
+            drafter.move(seq.lane, lane)
+        elif self.drafter is not None:
+            self.drafter.reset(lane)  # of the sequence that had it
+        seq.lane = lane
+
+
+def accept(draft: Draft, result: LaneResult) -> AcceptResult | EdgeSpecError:
+    """What the sequence's rule accepts; an error is its own, and its batch mates go on."""
+    seq = draft.seq
+    try:
+        return ACCEPT_RULES[seq.accept_rule](draft.tree, result.logits, seq.sampler, seq.tokens)
+    except EdgeSpecError as error:
+        return error
+
+
+def committed_path(seq: SequenceState, accepted: AcceptResult) -> Ids:
+    """The accepted nodes up to a stop token: what comes after it is no part of the text."""
+    stops = (i for i, token in enumerate(accepted.emitted) if token in seq.stop_ids)
+    stop = next(stops, len(accepted.path))
+    return np.array(accepted.path[: stop + 1], np.int64)
+
+
+def logprobs_of(
+    seq: SequenceState, result: LaneResult, rows: Sequence[int], tokens: Sequence[int]
+) -> list[Candidates]:
+    """For each token the candidates of the row that it was drawn from."""
+    if not seq.num_logprobs:
+        return []
+    return [
+        top_log_probs(result.logits[row], seq.num_logprobs, token)
+        for row, token in zip(rows, tokens, strict=True)
+    ]

@@ -1,6 +1,7 @@
 """A draft as a tree: its tokens, who descends from whom, and what each node may see.
 
-Knows tokens and parents. Knows no engine and no probabilities. A chain is a tree of width 1.
+Knows tokens, parents and, where the drafter gives them, probabilities. Knows no engine. A chain is
+a tree of width 1.
 """
 
 from __future__ import annotations
@@ -19,10 +20,15 @@ Ids = NDArray[np.int64]
 @dataclass(frozen=True)
 class DraftTree:
     """Nodes in an order where parents precede children; node 0 is the pending token, with parent
-    -1."""
+    -1.
+
+    `probs` are the probabilities with which the draft would draw each node's token after its
+    parent, 1 for the root; for accept rules that compare them with the base's.
+    """
 
     tokens: Ids  # [N]
     parents: Ids  # [N]
+    probs: NDArray[np.float32] | None = None  # [N]
 
     @classmethod
     def root_only(cls, pending: int) -> DraftTree:
@@ -63,6 +69,11 @@ class DraftPlan:
     steps: int
     verify_size: int
 
+    @property
+    def depth_words(self) -> str:
+        """How deep it drafts, as a user gives it."""
+        return f"step {self.steps}"
+
     def within(self, levels: int, nodes: int) -> DraftPlan:
         """The plan cut down to at most `levels` levels and `nodes` nodes; no levels or one node is
         no draft."""
@@ -75,6 +86,10 @@ class DraftPlan:
 class BlockPlan(DraftPlan):
     """The same where a block is drafted at once: `steps` are its slots but the first, and every
     path may go on."""
+
+    @property
+    def depth_words(self) -> str:
+        return f"blocks of {self.steps + 1}"
 
     def within(self, levels: int, nodes: int) -> BlockPlan:
         steps = max(0, min(self.steps, levels))

@@ -1,15 +1,16 @@
-"""Decides which drafted tokens stand. Knows trees and the sampler; knows nothing of engines, caches
-or text.
+"""Decides which drafted tokens are accepted: the table of rules that a request may ask for.
 
-The rule is sample and walk: at each node the base draws its own token; a child that carries it is
-accepted, otherwise the token drawn is the bonus. For children that were chosen without the base's
-noise this is exactly the base's law (EAGLE's and SpecInfer's rejection of one child after the other
-comes to the same distribution).
+Knows trees and the sampler; knows nothing of engines, caches or text.
+
+The exact rule is sample and walk: at each node the base draws its own token; a child that carries
+it is accepted, otherwise the token drawn is the bonus. For children that were chosen without the
+base's noise this is exactly the base's distribution (EAGLE's and SpecInfer's rejection of one child
+after the other comes to the same).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,11 +22,16 @@ from edgespec.runtime.tree import DraftTree
 
 @dataclass(frozen=True, slots=True)
 class AcceptResult:
-    """`path` are the nodes that stand, the root first; `emitted[i]` is what the base drew at
+    """`path` are the accepted nodes, the root first; `emitted[i]` is what the base drew at
     `path[i]`, the last one being the bonus. len(emitted) == len(path) == accepted + 1."""
 
     path: list[int]
     emitted: list[int]
+
+
+# The tree (with the draft's probabilities where the drafter gives them), the base's logits [N, V],
+# the request's sampler and all tokens up to the root, the root included.
+AcceptRule = Callable[[DraftTree, NDArray[np.float32], Sampler, Sequence[int]], AcceptResult]
 
 
 def walk(
@@ -41,3 +47,9 @@ def walk(
         if child is None:
             return AcceptResult(path, tokens[len(before) :])
         path.append(child)
+
+
+EXACT = "exact"
+
+# Name in a request -> its rule. `exact` is lossless; a rule that is not must say so in its name.
+ACCEPT_RULES: dict[str, AcceptRule] = {EXACT: walk}

@@ -23,7 +23,7 @@ import pytest
 from edgespec.cli.chat import Chat, Conversation, Screen
 from edgespec.prompts import Message, SamplingParams
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.jobs import Chunk, Response
+from edgespec.runtime.generation import Chunk, Response
 from edgespec.runtime.tree import DraftPlan, DraftTree
 from tests.lossless.drafters import ScriptedDrafter
 from tests.lossless.pairs import make_pair

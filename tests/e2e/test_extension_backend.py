@@ -64,11 +64,14 @@ class ToyOptions(BuildOptions):
 
 
 @dataclass(frozen=True)
-class ToyRows:
+class ToyRows(LaneRows):
     """Keys and values of a lane, by input name, [1, Hkv, tokens, D]."""
 
     arrays: Arrays
-    can_crop: bool = True
+
+    @property
+    def can_crop(self) -> bool:
+        return True
 
     def __len__(self) -> int:
         return next(iter(self.arrays.values())).shape[2]

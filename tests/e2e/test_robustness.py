@@ -86,11 +86,13 @@ FILES: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("case", FILES)
-def test_file_that_is_no_requests_is_refused(engines: Path, tmp_path: Path, case: str) -> None:
+def test_file_that_is_no_requests_is_refused(
+    engines: Path, tmp_path: Path, cli: Cli, case: str
+) -> None:
     data, words = FILES[case]
     args = infer(engines / "one", tmp_path)
     (tmp_path / "input.json").write_bytes(data)
-    assert_refused(process(*args), tmp_path, words)
+    assert_refused(cli(*args), tmp_path, words)
 
 
 def test_file_that_is_too_large_is_refused_unread(engines: Path, tmp_path: Path) -> None:

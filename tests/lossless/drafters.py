@@ -13,7 +13,7 @@ import numpy as np
 
 from edgespec.backends.base import LaneRows
 from edgespec.backends.ort.lane_rows import OrtLaneRows
-from edgespec.runtime.drafters.base import DraftRequest, Observation
+from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
 from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.tree import DraftPlan, DraftTree
 from edgespec.runtime.verify import AcceptResult, walk
@@ -21,10 +21,10 @@ from edgespec.runtime.verify import AcceptResult, walk
 
 @dataclass
 class Memory:
-    """What a lane's drafter was told."""
+    """What a lane's drafter observed."""
 
-    features: list[np.ndarray] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)  # the one after each feature
+    hidden_states: list[np.ndarray] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)  # the one after each position
 
 
 class ScriptedDrafter:
@@ -37,6 +37,9 @@ class ScriptedDrafter:
     that begins with what it was told.
     """
 
+    needs_hidden_states = True
+    capacity: int | None = None
+    num_lanes: int | None = None
     engine_s = 0.0
 
     def __init__(
@@ -54,12 +57,16 @@ class ScriptedDrafter:
         self.plans: list[DraftPlan] = []
 
     @property
-    def features(self) -> list[np.ndarray]:
-        return self.lanes[0].features
+    def hidden_states(self) -> list[np.ndarray]:
+        return self.lanes[0].hidden_states
 
     @property
     def tokens(self) -> list[int]:
         return self.lanes[0].tokens
+
+    def begin(self, lane: int, tokens: Sequence[int], num_reused: int) -> None: ...
+
+    def close(self) -> None: ...
 
     def reset(self, lane: int) -> None:
         self.lanes[lane] = Memory()
@@ -67,21 +74,21 @@ class ScriptedDrafter:
     def move(self, source: int, target: int) -> None:
         self.lanes[target] = self.lanes.pop(source)
 
-    def snapshot(self, lane: int, count: int) -> LaneRows:
-        return OrtLaneRows(
-            np.array(self.lanes[lane].tokens[:count], np.float32)[None, None, :, None]
-        )
+    def snapshot(self, lane: int, count: int) -> LaneRows | None:
+        tokens = np.array(self.lanes[lane].tokens[:count], np.float32)
+        return OrtLaneRows(tokens[None, None, :, None])
 
-    def restore(self, lane: int, rows: LaneRows) -> None:
-        assert isinstance(rows, OrtLaneRows)
-        tokens = rows.kv[0, 0, :, 0].astype(int).tolist()
+    def restore(self, lane: int, snapshot: Snapshot) -> None:
+        assert isinstance(snapshot, OrtLaneRows)
+        tokens = snapshot.kv[0, 0, :, 0].astype(int).tolist()
         self.lanes[lane] = Memory([np.zeros(0)] * len(tokens), tokens)
 
-    def observe(self, seen: Sequence[Observation]) -> None:
-        for one in seen:
-            assert len(one.features) == len(one.tokens)
-            self.lanes[one.lane].features += list(one.features.copy())
-            self.lanes[one.lane].tokens += one.tokens.tolist()
+    def observe(self, observations: Sequence[Observation]) -> None:
+        for item in observations:
+            assert item.hidden_states is not None
+            assert len(item.hidden_states) == len(item.tokens)
+            self.lanes[item.lane].hidden_states += list(item.hidden_states.copy())
+            self.lanes[item.lane].tokens += item.tokens.tolist()
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         return [self.proposed(request) for request in requests]
@@ -134,6 +141,25 @@ class ScriptedDrafter:
             depths.append(depth)
             taken.append(set())
         return DraftTree(np.array(tokens, np.int64), np.array(parents, np.int64))
+
+
+class Stateless(ScriptedDrafter):
+    """The same without hidden states: it has the prompt by `begin`, and keeps nothing for later
+    prompts."""
+
+    needs_hidden_states = False
+
+    def begin(self, lane: int, tokens: Sequence[int], num_reused: int) -> None:
+        assert self.lanes[lane] == Memory(), "the lane was reset"
+        self.lanes[lane].tokens = [*tokens[1:]]
+
+    def snapshot(self, lane: int, count: int) -> None:
+        return None
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        for item in observations:
+            assert item.hidden_states is None
+            self.lanes[item.lane].tokens += item.tokens.tolist()
 
 
 def accept_one_more(

@@ -6,6 +6,7 @@ greedy and sampled, with more of them than lanes.
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -23,23 +24,30 @@ from edgespec.rope import RopeTable
 from edgespec.runtime import decoder as decoder_module
 from edgespec.runtime.decoder import CachedDecoder, LaneResult, Rows
 from edgespec.runtime.drafters.base import DraftRequest
-from edgespec.runtime.drafters.eagle import EagleDrafter
+from edgespec.runtime.drafters.eagle3 import EagleDrafter
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.jobs import Chunk, Job, Response
+from edgespec.runtime.generation import Chunk, GenerationRequest, Response
 from edgespec.runtime.lossless_check import first_difference
 from edgespec.runtime.prefix import PrefixCache
 from edgespec.runtime.sampling import Sampler
-from edgespec.runtime.session import Session, Step
+from edgespec.runtime.sequence import SequenceState, StepOutput
+from edgespec.runtime.session import Session
 from edgespec.runtime.tree import DraftPlan, DraftTree
 from tests.lossless.drafters import ScriptedDrafter
 from tests.lossless.engines import LANES, Engines, make_engines, opened
+from tests.lossless.pairs import Family
 
 VOCAB, CAPACITY = 256, 64
 PLANS = [None, DraftPlan(1, 3, 4), DraftPlan(4, 3, 16), DraftPlan(10, 4, 40)]
 GREEDY = SamplingParams(temperature=0.0, seed=0)
 SAMPLED = SamplingParams(temperature=1.0, top_k=0, top_p=0.9, seed=5)
 SAMPLINGS = [GREEDY, SAMPLED, SamplingParams(0.7, 1.0, 20, 6, repetition_penalty=1.3), GREEDY]
-KIND = {"llama": ("llama", None), "mistral-window-5": ("mistral", 5), "qwen3_5": ("qwen3_5", None)}
+KIND: dict[str, tuple[Family, int | None]] = {
+    "llama": ("llama", None),
+    "mistral-window-5": ("mistral", 5),
+    "gemma3-window-5": ("gemma3", 5),
+    "qwen3_5": ("qwen3_5", None),
+}
 
 
 @pytest.fixture(scope="module", params=KIND)
@@ -69,11 +77,13 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
 
 def job(
     length: int, max_new: int, plan: DraftPlan | None = None, sampling: SamplingParams = GREEDY
-) -> Job:
-    return Job(prompt_of(length), replace(sampling, max_generate_length=max_new), plan)
+) -> GenerationRequest:
+    return GenerationRequest(
+        prompt_of(length), replace(sampling, max_generate_length=max_new), plan
+    )
 
 
-def mixture() -> list[Job]:
+def mixture() -> list[GenerationRequest]:
     """Twelve: each plan with each kind of sampling, of lengths that let them end at different
     times."""
     lengths = [
@@ -95,14 +105,14 @@ def mixture() -> list[Job]:
     ]
 
 
-def again(jobs: Sequence[Job]) -> list[Job]:
+def again(jobs: Sequence[GenerationRequest]) -> list[GenerationRequest]:
     return [replace(one) for one in jobs]
 
 
 def served(
-    engine: Engine, jobs: Sequence[Job], lanes: int = LANES
+    engine: Engine, jobs: Sequence[GenerationRequest], lanes: int = LANES
 ) -> list[Response | EdgeSpecError]:
-    found: dict[Job, Response | EdgeSpecError] = {}
+    found: dict[GenerationRequest, Response | EdgeSpecError] = {}
     for one, event in engine.serve(deque(jobs), lanes):
         if not isinstance(event, Chunk):
             assert one not in found
@@ -110,12 +120,25 @@ def served(
     return [found[one] for one in jobs]
 
 
-def alone(engines: Engines, one: Job) -> Response:
-    return engines.one.plainly(one.prompt_ids, one.sampling)
+def alone(engines: Engines, one: GenerationRequest) -> Response:
+    return plain_run(engines.one, engines.one.stop_ids, tuple(one.prompt_ids), one.sampling)
+
+
+@functools.cache
+def plain_run(
+    engine: Engine, stop_ids: frozenset[int], prompt: tuple[int, ...], sampling: SamplingParams
+) -> Response:
+    """The same in whatever mixture a job stands. No rows of other prompts are made use of."""
+    assert engine.stop_ids == stop_ids
+    kept, engine.session.prefixes = engine.session.prefixes, PrefixCache(0)
+    try:
+        return engine.plainly(prompt, sampling)
+    finally:
+        engine.session.prefixes = kept
 
 
 def assert_as_alone(
-    engines: Engines, jobs: Sequence[Job], found: Sequence[Response | EdgeSpecError]
+    engines: Engines, jobs: Sequence[GenerationRequest], found: Sequence[Response | EdgeSpecError]
 ) -> None:
     for one, response in zip(jobs, found, strict=True):
         assert isinstance(response, Response), response
@@ -125,14 +148,14 @@ def assert_as_alone(
         assert (response.text, response.finish_reason) == (plain.text, plain.finish_reason)
 
 
-def script(engines: Engines, jobs: Sequence[Job], right: float | None) -> None:
+def script(engines: Engines, jobs: Sequence[GenerationRequest], right: float | None) -> None:
     """Plug in a drafter that knows what each of them says alone; None leaves the engine's own."""
     if right is not None:
         told = [(one.prompt_ids, alone(engines, one).token_ids) for one in jobs]
         engines.four.session.drafter = ScriptedDrafter(told, VOCAB, right)
 
 
-@pytest.mark.parametrize("right", [None, 0, 0.8, 1])
+@pytest.mark.parametrize("right", [None, 0, 0.8])
 def test_mixture_gives_each_what_it_gets_alone(engines: Engines, right: float | None) -> None:
     jobs = mixture()
     script(engines, jobs, right)
@@ -146,7 +169,7 @@ def test_mixture_gives_each_what_it_gets_alone(engines: Engines, right: float | 
     assert max(len(call.args[1]) for call in run.mock_calls) == LANES
 
 
-@pytest.mark.parametrize("lanes", [1, 2, 3])
+@pytest.mark.parametrize("lanes", [1, 3])
 def test_smaller_batches_of_the_same_engine_give_the_same(engines: Engines, lanes: int) -> None:
     jobs = mixture()[:7]
     assert_as_alone(engines, jobs, served(engines.four, jobs, lanes))
@@ -169,8 +192,7 @@ def test_stop_token_of_one_ends_one(engines: Engines, right: float | None) -> No
     assert found[2].token_ids == third[: third.index(third[5]) + 1]
 
 
-@pytest.mark.parametrize("right", [None, 0.8])
-@pytest.mark.parametrize("plan", [None, PLANS[1], PLANS[3]])
+@pytest.mark.parametrize(("plan", "right"), [(None, None), (PLANS[1], 0.8), (PLANS[3], None)])
 def test_full_cache_ends_one_and_its_mates_go_on(
     engines: Engines, plan: DraftPlan | None, right: float | None
 ) -> None:
@@ -203,9 +225,9 @@ def test_last_one_takes_the_place_of_who_ends_and_who_waits_the_place_behind(
     seen: list[list[int]] = []
     real = Session.step
 
-    def step(self: Session) -> list[tuple[Any, Step]]:
-        assert [one.lane for one in self.running] == list(range(len(self.running)))
-        seen.append([len(one.task.prompt) for one in self.running])
+    def step(self: Session) -> list[tuple[SequenceState, StepOutput]]:
+        assert [seq.lane for seq in self.running] == list(range(len(self.running)))
+        seen.append([len(seq.prompt) for seq in self.running])
         return real(self)
 
     with mock.patch.object(Session, "step", step):
@@ -220,7 +242,7 @@ def test_rows_kept_of_one_lane_serve_another(engines: Engines, plan: DraftPlan |
     engines.four.session.prefixes = PrefixCache(2**24)
     head = prompt_of(20)
     jobs = [
-        Job([*head, tail, 9], replace(SAMPLED, max_generate_length=12), plan, keep=20)
+        GenerationRequest([*head, tail, 9], replace(SAMPLED, max_generate_length=12), plan, keep=20)
         for tail in (3, 4, 5, 6, 7)
     ]
     found = served(engines.four, jobs)
@@ -239,7 +261,7 @@ def test_next_turn_reads_only_what_is_new(engines: Engines, plan: DraftPlan | No
     (found,) = served(engines.four, [replace(first, keep_all=True)])
     assert isinstance(found, Response)
     assert plan is None or max(found.metrics.per_step_accepted) > 0
-    follow_up = Job(
+    follow_up = GenerationRequest(
         [*first.prompt_ids, *found.token_ids, 7, 8], replace(GREEDY, max_generate_length=9), plan
     )
     script(engines, [follow_up], right=1)
@@ -250,7 +272,7 @@ def test_next_turn_reads_only_what_is_new(engines: Engines, plan: DraftPlan | No
 
 
 @pytest.mark.parametrize("plan", [None, DraftPlan(1, 4, 5)])
-@pytest.mark.parametrize("index", [2, 3, 4, 5])
+@pytest.mark.parametrize("index", [2, 4])
 def test_conversation_goes_on_after_a_stop_within_what_was_accepted(
     engines: Engines, index: int, plan: DraftPlan | None
 ) -> None:
@@ -266,7 +288,7 @@ def test_conversation_goes_on_after_a_stop_within_what_was_accepted(
     assert found.token_ids == truth[:end]
     for engine in (engines.one, engines.four):
         engine.stop_ids = frozenset()
-    follow_up = Job(
+    follow_up = GenerationRequest(
         [*first.prompt_ids, *truth[:end], 7, 8], replace(GREEDY, max_generate_length=9), plan
     )
     script(engines, [follow_up], right=1)
@@ -337,12 +359,15 @@ def test_logits_behind_a_long_text_are_computed_as_a_prompt(engines: Engines) ->
 
 def test_one_that_is_cancelled_leaves_its_mates_as_they_were(engines: Engines) -> None:
     jobs = [job(n, 20, PLANS[n % 4], SAMPLED) for n in (4, 5, 6, 7, 8)]
-    found: dict[Job, Response] = {}
-    for one, event in engines.four.serve(deque(jobs), LANES):
-        if one is jobs[1]:
-            jobs[1].cancel()
-        if isinstance(event, Response):
-            found[one] = event
+    found: dict[GenerationRequest, Response] = {}
+    scheduler = engines.four.scheduler
+    handles = [scheduler.add(one) for one in jobs]
+    while scheduler.has_work:
+        for handle, event in scheduler.step():
+            if handle is handles[1]:
+                scheduler.cancel(handle)
+            if isinstance(event, Response):
+                found[handle.request] = event
     assert found[jobs[1]].finish_reason == CANCELLED
     assert (
         found[jobs[1]].token_ids
@@ -389,7 +414,7 @@ def test_engine_that_fails_once_fails_the_batch_and_not_what_waits(engines: Engi
 
 
 def drafted(
-    engine: Engine, jobs: Sequence[Job], lanes: int
+    engine: Engine, jobs: Sequence[GenerationRequest], lanes: int
 ) -> dict[tuple[int, ...], list[list[int]]]:
     """Each prompt's trees in turn, as tokens and parents."""
     found: dict[tuple[int, ...], list[list[int]]] = defaultdict(list)
@@ -398,7 +423,7 @@ def drafted(
     def propose(self: EagleDrafter, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         trees = real(self, requests)
         for request, tree in zip(requests, trees, strict=True):
-            prompt = tuple(engine.session.running[request.lane].task.prompt)
+            prompt = tuple(engine.session.running[request.lane].prompt)
             found[prompt].append([*tree.tokens.tolist(), *tree.parents.tolist()])
         return trees
 

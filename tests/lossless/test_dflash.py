@@ -30,7 +30,7 @@ from edgespec.runtime.drafters import dflash
 from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.drafters.dflash import DFlashDrafter
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.jobs import Chunk, Job, Response
+from edgespec.runtime.generation import Chunk, GenerationRequest, Response
 from edgespec.runtime.lossless_check import first_difference
 from edgespec.runtime.prefix import PrefixCache
 from edgespec.runtime.tree import BlockPlan, DraftPlan, DraftTree
@@ -142,7 +142,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     path = tmp_path_factory.mktemp("dflash")
     base, kinds = BASES[request.param](path / "base"), ["sliding_attention", "full_attention"]
     draft = toys.make_dflash(path / "draft", base, block_size=BLOCK, layer_types=kinds, window=10)
-    export(str(base), path, ExportOptions(dflash_base=True, dflash_draft_dir=str(draft)))
+    export(str(base), path, ExportOptions(base_for="dflash", draft_dir=str(draft)))
     export(str(draft), path, ExportOptions(base_model_dir=str(base)))
     for name, lanes, capacity in (
         ("one", 1, CAPACITY),
@@ -200,9 +200,12 @@ def assert_equal(pair: Pair, plain: Response, found: Response, sampling: Samplin
     assert (found.token_ids, found.finish_reason) == (plain.token_ids, plain.finish_reason)
 
 
-@pytest.mark.parametrize("plan", [CHAIN, SHORT, NARROW, WIDE], ids=str)
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("right", [None, 0, 0.7, 1])
+CASES = [(plan, how, 0.7) for plan in (CHAIN, SHORT, NARROW, WIDE) for how in (GREEDY, SAMPLED)]
+CASES += [(plan, GREEDY, right) for plan in (CHAIN, WIDE) for right in (None, 0, 1)]
+CASES += [(plan, SAMPLED, right) for plan in (CHAIN, WIDE) for right in (None, 1)]
+
+
+@pytest.mark.parametrize(("plan", "sampling", "right"), CASES)
 def test_one_sequence_says_what_it_says_plainly(
     pair: Pair, plan: DraftPlan, sampling: SamplingParams, right: float | None
 ) -> None:
@@ -242,7 +245,9 @@ def test_a_batch_says_what_each_says_alone(pair: Pair, right: float | None) -> N
     ]
     plans = [CHAIN, None, NARROW, SHORT, WIDE]
     jobs = [
-        Job(prompt_of(n), replace((GREEDY, SAMPLED)[i % 2], max_generate_length=new), plans[i % 5])
+        GenerationRequest(
+            prompt_of(n), replace((GREEDY, SAMPLED)[i % 2], max_generate_length=new), plans[i % 5]
+        )
         for i, (n, new) in enumerate(sizes)
     ]
     plain = [
@@ -266,8 +271,8 @@ def test_a_batch_says_what_each_says_alone(pair: Pair, right: float | None) -> N
     assert sum(sum(one.metrics.per_step_accepted) for one in answers) > 20
 
 
-def served(engine: Engine, jobs: Sequence[Job]) -> list[Response]:
-    found: dict[Job, Response] = {}
+def served(engine: Engine, jobs: Sequence[GenerationRequest]) -> list[Response]:
+    found: dict[GenerationRequest, Response] = {}
     for job, event in engine.serve(deque(jobs), engine.max_batch_size):
         assert not isinstance(event, EdgeSpecError), event
         if not isinstance(event, Chunk):
@@ -317,7 +322,9 @@ def test_rows_kept_of_an_earlier_prompt_serve_the_next(pair: Pair, *, four: bool
     with knowing(engine, scripts, 0.6) as drafter:
         for prompt, wanted in zip(prompts, plain, strict=True):
             drafter.scripts = [[*prompt, *wanted.token_ids]]
-            (answer,) = served(engine, [Job(prompt, sampling, CHAIN, len(head), keep_all=True)])
+            (answer,) = served(
+                engine, [GenerationRequest(prompt, sampling, CHAIN, len(head), keep_all=True)]
+            )
             assert_equal(pair, wanted, answer, GREEDY)
             reused = answer.metrics.reused_tokens
             if prompt is prompts[0]:
@@ -343,7 +350,7 @@ def test_nothing_is_drafted_beyond_the_drafts_cache(made: Path, pair: Pair) -> N
     assert max(ends) == 40
 
 
-def test_features_that_are_no_numbers_draft_nothing(pair: Pair) -> None:
+def test_hidden_states_that_are_nan_draft_nothing(pair: Pair) -> None:
     prompt = prompt_of(9)
     plain = plainly(pair, prompt, GREEDY, 12)
     drafter = pair.one.drafter
@@ -351,7 +358,8 @@ def test_features_that_are_no_numbers_draft_nothing(pair: Pair) -> None:
 
     def spoilt(seen: Sequence[Observation]) -> None:
         DFlashDrafter.observe(
-            drafter, [replace(one, features=one.features * np.float32(np.nan)) for one in seen]
+            drafter,
+            [replace(item, hidden_states=item.hidden_states * np.float32(np.nan)) for item in seen],
         )
 
     with mock.patch.object(drafter, "observe", spoilt):
@@ -361,9 +369,9 @@ def test_features_that_are_no_numbers_draft_nothing(pair: Pair) -> None:
     assert drafter.lanes[0].full
 
 
-def test_a_lane_that_held_no_numbers_serves_the_next_sequence(pair: Pair) -> None:
+def test_a_lane_that_held_nan_serves_the_next_sequence(pair: Pair) -> None:
     """Rows that nobody sees are multiplied by nought all the same, and a NaN by nought is a NaN."""
-    test_features_that_are_no_numbers_draft_nothing(pair)
+    test_hidden_states_that_are_nan_draft_nothing(pair)
     prompt = prompt_of(4)
     plain = plainly(pair, prompt, GREEDY, 12)
     with knowing(pair.one, [[*prompt, *plain.token_ids]], 0.6) as drafter:

@@ -7,6 +7,7 @@ on these toys none may be.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
@@ -18,13 +19,14 @@ import edgespec
 from edgespec.backends.ort.recurrent import RecurrentCache
 from edgespec.errors import LimitError
 from edgespec.prompts import END_OF_SEQUENCE, MAX_LENGTH
-from edgespec.runtime import session as session_module
+from edgespec.runtime import decoder as decoder_module
 from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.jobs import Response
+from edgespec.runtime.generation import Response
 from edgespec.runtime.lossless_check import first_difference
 from edgespec.runtime.sampling import NEAR_TIE
 from edgespec.runtime.tree import DraftPlan, DraftTree
+from edgespec.runtime.verify import ACCEPT_RULES
 from tests.lossless.drafters import ScriptedDrafter, accept_one_more
 
 VOCAB = 256
@@ -45,7 +47,7 @@ def name_of(value: object) -> str:
     return f"t{value.temperature}" if isinstance(value, edgespec.SamplingParams) else str(value)
 
 
-@pytest.fixture(scope="module", params=["llama", "mistral-window-5", "qwen3_5"])
+@pytest.fixture(scope="module", params=["llama", "mistral-window-5", "gemma3-window-5", "qwen3_5"])
 def engine(request: pytest.FixtureRequest, pairs: dict[str, Path]) -> Iterator[Engine]:
     with edgespec.load(pairs[request.param]) as opened:
         opened.stop_ids = frozenset()
@@ -66,7 +68,19 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
 def plainly(
     engine: Engine, prompt: list[int], sampling: edgespec.SamplingParams, max_new: int
 ) -> Response:
-    return engine.plainly(prompt, limited(sampling, max_new))
+    return plain_run(engine, engine.stop_ids, tuple(prompt), limited(sampling, max_new))
+
+
+@functools.cache
+def plain_run(
+    engine: Engine,
+    stop_ids: frozenset[int],
+    prompt: tuple[int, ...],
+    sampling: edgespec.SamplingParams,
+) -> Response:
+    """The same for every plan and every drafter that is compared with it."""
+    assert engine.stop_ids == stop_ids
+    return engine.plainly(prompt, sampling)
 
 
 def drafting(
@@ -104,8 +118,12 @@ def script(
     engine.session.drafter = ScriptedDrafter([(prompt, truth)], VOCAB, right)
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=name_of)
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=name_of)
+@pytest.mark.parametrize(
+    ("plan", "sampling"),
+    [(PLANS[1], sampling) for sampling in SAMPLINGS]
+    + [(plan, sampling) for plan in (PLANS[0], PLANS[2]) for sampling in (GREEDY, SAMPLINGS[3])],
+    ids=name_of,
+)
 def test_eagle_drafts_leave_every_token_as_it_was(
     engine: Engine, plan: DraftPlan, sampling: edgespec.SamplingParams
 ) -> None:
@@ -119,8 +137,12 @@ def test_eagle_drafts_leave_every_token_as_it_was(
         assert sum(drafted.metrics.per_step_drafted) > 0
 
 
-@pytest.mark.parametrize("right", [0, 0.6, 0.9, 1])
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=name_of)
+@pytest.mark.parametrize(
+    ("right", "sampling"),
+    [(0.6, sampling) for sampling in SAMPLINGS]
+    + [(right, sampling) for right in (0, 1) for sampling in (GREEDY, SAMPLINGS[3])],
+    ids=name_of,
+)
 def test_drafter_right_or_wrong_leaves_every_token_as_it_was(
     engine: Engine, right: float, sampling: edgespec.SamplingParams
 ) -> None:
@@ -149,7 +171,7 @@ def test_speculative_run_without_drafts_is_the_plain_one(engine: Engine) -> None
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLINGS[3]], ids=name_of)
-@pytest.mark.parametrize("right", [None, 0, 0.8, 1])
+@pytest.mark.parametrize("right", [None, 0.8, 1])
 def test_stop_token_ends_both_runs_wherever_it_stands(
     engine: Engine, right: float | None, sampling: edgespec.SamplingParams
 ) -> None:
@@ -168,12 +190,12 @@ def test_stop_token_ends_both_runs_wherever_it_stands(
         assert_equal(engine, plain, drafted, sampling)
 
 
-@pytest.mark.parametrize("right", [None, 0, 0.8, 1])
-@pytest.mark.parametrize("length", [40, 45, 48])
+@pytest.mark.parametrize("right", [None, 0.8, 1])
+@pytest.mark.parametrize("length", [40, 48])
 def test_full_cache_ends_both_runs_at_the_same_token(
     engine: Engine, right: float | None, length: int
 ) -> None:
-    """Capacity 64, so that 25, 20 and 17 tokens are possible; the draft's cache fills up too."""
+    """Capacity 64, so that 25 and 17 tokens are possible; the draft's cache fills up too."""
     prompt = prompt_of(length)
     if right is not None:
         script(engine, prompt, GREEDY, right, max_new=99)
@@ -202,7 +224,7 @@ def test_prompt_read_in_chunks_leaves_every_token_as_it_was(
     others."""
     prompt = prompt_of(23)
     whole = drafting(engine, prompt, GREEDY, 24, PLANS[2])
-    monkeypatch.setattr(session_module, "PREFILL_CHUNK", chunk)
+    monkeypatch.setattr(decoder_module, "PREFILL_CHUNK", chunk)
     parts = drafting(engine, prompt, GREEDY, 24, PLANS[2])
     assert_equal(engine, plainly(engine, prompt, GREEDY, 24), parts, GREEDY)
     assert parts.metrics.per_step_accepted == whole.metrics.per_step_accepted
@@ -245,7 +267,7 @@ def commit_without_moving(decoder: CachedDecoder, lane: int, path: np.ndarray) -
 
 
 PLANTED = {
-    "verify accepts one token too many": mock.patch.object(session_module, "walk", accept_one_more),
+    "verify accepts one token too many": mock.patch.dict(ACCEPT_RULES, exact=accept_one_more),
     "commit moves no rows": mock.patch.object(CachedDecoder, "commit", commit_without_moving),
     "nodes see their siblings": mock.patch.object(
         DraftTree, "mask", property(lambda t: np.tri(len(t), dtype=bool))

@@ -13,7 +13,7 @@ import pytest
 import edgespec
 from edgespec.errors import LimitError
 from edgespec.prompts import SamplingParams
-from edgespec.runtime.jobs import Chunk, Job, Response
+from edgespec.runtime.generation import Chunk, GenerationRequest, Response
 from edgespec.runtime.lossless_check import first_difference
 from edgespec.runtime.tree import DraftPlan
 from tests.lossless.drafters import ScriptedDrafter
@@ -112,7 +112,9 @@ def test_batch_of_chains_and_plain_ones_gives_each_what_it_gets_alone(engines: E
     ]
     plans = [PLANS[1], None, PLANS[2], PLANS[0]]
     jobs = [
-        Job(prompt_of(length), replace(SAMPLINGS[i % 4], max_generate_length=new), plans[i % 4])
+        GenerationRequest(
+            prompt_of(length), replace(SAMPLINGS[i % 4], max_generate_length=new), plans[i % 4]
+        )
         for i, (length, new) in enumerate(shapes)
     ]
     found = {

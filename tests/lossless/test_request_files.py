@@ -37,7 +37,7 @@ from edgespec.prompts import (
 )
 from edgespec.runtime.answers import Answer, Answers, to_dict
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.jobs import Response
+from edgespec.runtime.generation import Response
 from edgespec.runtime.lossless_check import first_difference
 from edgespec.runtime.prefix import PrefixCache
 from edgespec.runtime.sampling import log_softmax

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.backends.base import LaneRows
+
 Floats = NDArray[np.float32]
 
 
@@ -27,7 +29,7 @@ class LayerState:
 
 
 @dataclass(frozen=True, slots=True)
-class OrtLaneRows:
+class OrtLaneRows(LaneRows):
     """Keys and values of a lane's first tokens, and the state of its recurrent layers."""
 
     kv: Floats  # [2*attention layers, Hkv, tokens, D]

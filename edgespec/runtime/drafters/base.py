@@ -1,5 +1,8 @@
-"""What a drafter is: it proposes trees and is told what became of them. How drafts are judged is
-not its concern."""
+"""What a drafter is: it proposes trees of drafts and observes what was committed.
+
+Knows the values that pass between the loop and a drafter. How drafts are accepted is not its
+concern, and whether a drafter runs an engine is not the loop's.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,14 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.base import LaneRows
 from edgespec.runtime.tree import DraftPlan, DraftTree
+
+Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """A lane that wants a tree rooted at its pending token."""
+    """A lane that asks for a tree rooted at its pending token."""
 
     lane: int
     pending: int
@@ -25,34 +29,81 @@ class DraftRequest:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What was committed in a lane: the base's features of m positions, each with the token that
-    came after it."""
+    """What was committed in a lane: m positions, each with the token that follows it.
+
+    `hidden_states` are the base's aux hidden states at these positions, for a drafter that needs
+    them; else None.
+    """
 
     lane: int
-    features: NDArray[np.float32]  # [m, k*H]
+    hidden_states: Floats | None  # [m, k*H]
     tokens: NDArray[np.int64]  # [m]
 
 
+class Snapshot(Protocol):
+    """What a drafter remembers of a lane's prefix; opaque but for its size."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that keeping it costs."""
+
+    def __len__(self) -> int:
+        """Pairs of a position and the token after it that it covers."""
+
+    def prefix(self, count: int) -> Snapshot:
+        """The same of the first `count` pairs."""
+
+
 class Drafter(Protocol):
-    """The drafter of as many sequences as there are lanes."""
+    """Drafts for as many sequences as there are lanes; each lane holds one sequence."""
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        """A tree a wish, within its plan; root only where nothing can be drafted."""
+    @property
+    def needs_hidden_states(self) -> bool:
+        """Whether observations are to carry the base's aux hidden states.
 
-    def observe(self, seen: Sequence[Observation]) -> None: ...
+        A drafter that needs them observes the prompt as well, chunk by chunk. One that does not
+        gets the prompt by `begin` and observes only what was generated.
+        """
 
-    def reset(self, lane: int) -> None: ...
+    @property
+    def capacity(self) -> int | None:
+        """Tokens of a sequence that it can follow; beyond them it drafts nothing. None: no
+        limit."""
 
-    def move(self, source: int, target: int) -> None:
-        """The sequence of one lane goes on in another."""
-
-    def snapshot(self, lane: int, count: int) -> LaneRows:
-        """What it remembers of a lane's first `count` pairs, or of as many as it has seen."""
-
-    def restore(self, lane: int, rows: LaneRows) -> None:
-        """Begin a lane with what `snapshot` gave; at least one more pair is observed before
-        anything is proposed."""
+    @property
+    def num_lanes(self) -> int | None:
+        """Sequences that it can hold at a time. None: no limit."""
 
     @property
     def engine_s(self) -> float:
         """Seconds spent inside engines so far."""
+
+    def begin(self, lane: int, tokens: Sequence[int], num_reused: int) -> None:
+        """A sequence begins in a lane that was reset, or restored: `tokens` is its whole prompt.
+
+        The base has the first `num_reused` tokens from the prefix cache: no observation covers
+        them.
+        """
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        """One tree per request, within its plan; the root alone where nothing can be drafted."""
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Take in what was committed since the last observation of these lanes."""
+
+    def reset(self, lane: int) -> None:
+        """Forget a lane's sequence, if it holds one."""
+
+    def move(self, source: int, target: int) -> None:
+        """The sequence that began in one lane goes on in another, whose own has ended."""
+
+    def snapshot(self, lane: int, count: int) -> Snapshot | None:
+        """What it remembers of a lane's first `count` pairs, or of as many as it has seen; None
+        where it keeps no state."""
+
+    def restore(self, lane: int, snapshot: Snapshot) -> None:
+        """Begin a lane with what `snapshot` gave; at least one more pair is observed before
+        anything is proposed."""
+
+    def close(self) -> None:
+        """Free what it holds; closing twice is harmless."""

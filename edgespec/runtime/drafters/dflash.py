@@ -1,9 +1,9 @@
 """DFlash's search: a block of drafts in one pass (arXiv 2602.06036), as a chain or as a DDTree
 (arXiv 2604.12989).
 
-Knows the draft's engine, its vocabulary map and the base's features that the engine has not read
-yet. The slots of a block are drafted side by side and do not know of each other, so all nodes of a
-depth share their candidates.
+Knows the draft's engine, its vocabulary map and the base's hidden states that the engine has not
+read yet. The slots of a block are drafted side by side and do not know of each other, so all nodes
+of a depth share their candidates.
 """
 
 from __future__ import annotations
@@ -14,29 +14,41 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors.numpy import load_file
 
-from edgespec.backends.base import LaneRows
-from edgespec.runtime.block import NO_TOKENS, BlockDecoder, BlockRows
-from edgespec.runtime.drafters.base import DraftRequest, Observation
-from edgespec.runtime.drafters.eagle import top_log_probs
-from edgespec.runtime.tree import DraftTree
+from edgespec import bundle
+from edgespec.backends.base import LaneRows, PlanHints
+from edgespec.backends.engine_config import EngineConfig
+from edgespec.contract import MAX_BLOCK_NODES
+from edgespec.errors import LimitError
+from edgespec.methods.dflash import NAME, THINKING, DFlashSpec
+from edgespec.rope import RopeTable
+from edgespec.runtime.block import NO_TOKENS, BlockDecoder, BlockRows, MaskSpec
+from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
+from edgespec.runtime.drafters.candidates import top_log_probs
+from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
+from edgespec.runtime.plans import GUIDE_VERIFY_SIZE, exceeds_base
+from edgespec.runtime.tree import BlockPlan, DraftPlan, DraftTree, full_tree_size
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
-CONTEXT_CHUNK = 256  # rows of context a call: bounds the mask and the activations of a long prompt
+# rows of context a call: bounds the mask and the activations of a long prompt
+CONTEXT_CHUNK = 256
+MAX_BLOCK_TOP_K = 8
 
 
 @dataclass
 class LaneState:
-    """The features that wait for the next call."""
+    """The hidden states that the next call is to read."""
 
-    waiting: list[Floats] = field(default_factory=list)  # each [m, k*H]
-    # the cache could not take all features, or they gave no numbers: no drafts from there on
+    pending: list[Floats] = field(default_factory=list)  # each [m, k*H]
+    # the cache could not take all of them, or they held NaN or Inf: no drafts from there on
     full: bool = False
 
     @property
     def count(self) -> int:
-        return sum(map(len, self.waiting))
+        """Positions that are pending."""
+        return sum(map(len, self.pending))
 
 
 class DFlashDrafter:
@@ -45,6 +57,8 @@ class DFlashDrafter:
 
     `max_block` bounds a block, and the context that lanes of one call may differ by.
     """
+
+    needs_hidden_states = True
 
     def __init__(
         self, decoder: BlockDecoder, mask_token: int, max_block: int, d2t: Ids | None = None
@@ -58,50 +72,60 @@ class DFlashDrafter:
         self.lanes = [LaneState() for _ in decoder.lanes]
 
     @property
+    def capacity(self) -> int:
+        return self.decoder.capacity
+
+    @property
+    def num_lanes(self) -> int:
+        return len(self.decoder.lanes)
+
+    @property
     def engine_s(self) -> float:
         return self.decoder.engine_s
 
-    def observe(self, seen: Sequence[Observation]) -> None:
-        """Keep the new features; the engine reads them with the next block, or by themselves where
-        they are many."""
-        for one in seen:
-            state = self.lanes[one.lane]
-            fits = state.count + len(one.features) <= self.decoder.room(one.lane)
-            # What is no number must not get into the cache: it would poison the lane's next
-            # sequence too
-            state.full = state.full or not fits or not np.isfinite(one.features).all()
+    def begin(self, lane: int, tokens: Sequence[int], num_reused: int) -> None:
+        """Nothing: the prompt comes with its hidden states, by `observe`."""
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Keep the new hidden states; the engine reads them with the next block, or by themselves
+        where they are many."""
+        for item in observations:
+            assert item.hidden_states is not None
+            state, count = self.lanes[item.lane], len(item.hidden_states)
+            fits = state.count + count <= self.decoder.room(item.lane)
+            # NaN or Inf must not get into the cache: it would poison the lane's next sequence too
+            state.full = state.full or not fits or not np.isfinite(item.hidden_states).all()
             if state.full:
-                state.waiting = []
+                state.pending = []
                 continue
-            state.waiting.append(one.features.copy())
+            state.pending.append(item.hidden_states.copy())
             if state.count >= CONTEXT_CHUNK:
-                self.flush(one.lane)
+                self.flush(item.lane)
 
     def flush(self, lane: int) -> None:
-        """Let the engine read what waits, without a block."""
+        """Let the engine read what is pending, without a block."""
         state = self.lanes[lane]
         if not state.count:
             return
-        features = np.concatenate(state.waiting)
-        for start in range(0, len(features), CONTEXT_CHUNK):
-            self.decoder.run([BlockRows(lane, features[start : start + CONTEXT_CHUNK], NO_TOKENS)])
-        state.waiting = []
+        context = np.concatenate(state.pending)
+        for start in range(0, len(context), CONTEXT_CHUNK):
+            self.decoder.run([BlockRows(lane, context[start : start + CONTEXT_CHUNK], NO_TOKENS)])
+        state.pending = []
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        """One call for all wishes: the new context of each, and behind it the pending token and its
-        masks."""
+        """One call for all requests: the new context of each, and behind it the pending token and
+        its masks."""
         trees = {request.lane: DraftTree.root_only(request.pending) for request in requests}
         able = [request for request in requests if self.block_size(request) > 1]
         if len(able) > 1:
             for request in able:
-                if (
-                    self.lanes[request.lane].count > self.max_block
-                ):  # its mates would run as many rows of nothing
+                # its mates would run as many rows of nothing
+                if self.lanes[request.lane].count > self.max_block:
                     self.flush(request.lane)
         parts = [self.block(request) for request in able]
         for request, logits in zip(able, self.decoder.run(parts) if parts else [], strict=True):
             state = self.lanes[request.lane]
-            state.waiting, state.full = [], not np.isfinite(logits).all()
+            state.pending, state.full = [], not np.isfinite(logits).all()
             if state.full:
                 self.decoder.zero(request.lane)
             else:
@@ -119,12 +143,12 @@ class DFlashDrafter:
     def block(self, request: DraftRequest) -> BlockRows:
         tokens = np.full(self.block_size(request), self.mask_token, np.int64)
         tokens[0] = request.pending
-        return BlockRows(request.lane, self.features(request.lane), tokens)
+        return BlockRows(request.lane, self.context(request.lane), tokens)
 
-    def features(self, lane: int) -> Floats:
-        waiting = self.lanes[lane].waiting
+    def context(self, lane: int) -> Floats:
+        """[L, k*H], what is pending."""
         none = np.zeros((0, self.decoder.runner.contract.shape.base_features), np.float32)
-        return np.concatenate([none, *waiting])
+        return np.concatenate([none, *self.lanes[lane].pending])
 
     def tree(self, request: DraftRequest, logits: Floats) -> DraftTree:
         """The best of the tokens of each slot [R, K]: the chain of the first ones, or the most
@@ -150,9 +174,13 @@ class DFlashDrafter:
             self.flush(lane)
         return self.decoder.snapshot(lane, count)
 
-    def restore(self, lane: int, rows: LaneRows) -> None:
+    def restore(self, lane: int, snapshot: Snapshot) -> None:
+        assert isinstance(snapshot, LaneRows)
         self.reset(lane)
-        self.decoder.restore(lane, rows)
+        self.decoder.restore(lane, snapshot)
+
+    def close(self) -> None:
+        self.decoder.runner.close()
 
 
 def best_first(log_probs: Floats, size: int) -> tuple[Ids, NDArray[np.int64]]:
@@ -181,3 +209,114 @@ def best_first(log_probs: Floats, size: int) -> tuple[Ids, NDArray[np.int64]]:
         offer(parent, rank + 1)
         offer(len(parents) - 1, 0)
     return np.array(parents, np.int64), np.array(chosen[1:], np.int64).reshape(-1, 2)
+
+
+# ---- the method's row
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLimits:
+    """What base and draft were built for, where the draft makes blocks."""
+
+    max_verify_tree_size: int
+    block_size: int
+    draft_vocab_size: int
+
+    def plan(
+        self, top_k: int | None, steps: int | None, verify_size: int | None, hints: PlanHints
+    ) -> BlockPlan:
+        """A chain of one block, or with a top-k above 1 a tree; LimitError where it cannot be."""
+        if steps not in (None, 1):
+            what = f"--spec-draft-step {steps}: a DFlash draft makes its block in one step"
+            raise LimitError(
+                what, "Set it to 1, or leave it out; --spec-verify-size says how much is drafted."
+            )
+        k = 1 if top_k is None else top_k
+        if verify_size is None:
+            wanted = hints.block_nodes if k == 1 else GUIDE_VERIFY_SIZE
+            most = min(wanted, self.max_verify_tree_size)
+            verify_size = full_tree_size(max(k, 1), self.block_size - 1, most)
+        plan = BlockPlan(k, max(1, min(self.block_size, verify_size) - 1), verify_size)
+        self.check(plan)
+        return plan
+
+    def check(self, plan: DraftPlan) -> None:
+        """LimitError for a plan that base and draft cannot do."""
+        k, n, block = plan.top_k, plan.verify_size, self.block_size
+        if min(k, n, plan.steps) < 1:
+            raise LimitError(f"draft top-k {k} and verify size {n} must be at least 1", "Raise it.")
+        if k > MAX_BLOCK_TOP_K:
+            what = (
+                f"--spec-draft-top-k {k}: trees of a DFlash draft have at most {MAX_BLOCK_TOP_K}"
+                " children a node"
+            )
+            raise LimitError(
+                what, f"Set it to 1 for a chain, or to 2 to {MAX_BLOCK_TOP_K} for a tree."
+            )
+        if k > self.draft_vocab_size:
+            raise LimitError(f"--spec-draft-top-k {k} exceeds the draft's vocabulary", "Lower it.")
+        if n > MAX_BLOCK_NODES:
+            what = (
+                f"--spec-verify-size {n}: trees of a DFlash draft have at most {MAX_BLOCK_NODES}"
+                " nodes"
+            )
+            raise LimitError(what, f"Set it to {MAX_BLOCK_NODES} or less.")
+        if n > self.max_verify_tree_size:
+            raise exceeds_base(n, self.max_verify_tree_size)
+        if plan.steps > block - 1:
+            what = (
+                f"a plan of {plan.steps} levels; the draft makes blocks of {block}, the pending"
+                " token included"
+            )
+            raise LimitError(what, f"Draft at most {block - 1} levels.")
+        if n > (most := full_tree_size(k, block - 1, n)):
+            what = (
+                f"--spec-verify-size {n}: with top-k {k} the draft's blocks of {block} make {most}"
+                " nodes at most"
+            )
+            raise LimitError(
+                what,
+                f"Set it to {most} or less" + (", or raise --spec-draft-top-k." if k == 1 else "."),
+            )
+
+
+def limits(base: EngineConfig, draft: EngineConfig | None) -> BlockLimits:
+    """Those that the two engines were built for."""
+    assert draft is not None
+    rows = draft.component.draft_vocab_size
+    assert rows is not None
+    return BlockLimits(base.limits.verify_tree_size, spec_of(draft).block_size, rows)
+
+
+def spec_of(draft: EngineConfig) -> DFlashSpec:
+    """What config.json keeps of the block."""
+    spec = draft.component.spec
+    assert isinstance(spec, DFlashSpec)
+    return spec
+
+
+def open_drafter(sources: DrafterSources) -> DFlashDrafter:
+    """The drafter of a DFlash engine, with a vocabulary map where one stands beside it."""
+    draft = sources.draft
+    assert draft is not None
+    spec, vocabulary = spec_of(draft.config), sources.engine_dir / bundle.D2T
+    d2t = load_file(vocabulary)["d2t"].astype(np.int64) if vocabulary.is_file() else None
+    found = {MaskSpec(*pair) for pair in zip(spec.windows, spec.causal, strict=True)}
+    # the mask for layers without a window first
+    ordered = sorted(found, key=lambda mask: mask.window is not None)
+    rope = RopeTable.of(draft.config.component.rope, draft.runner.capacity)
+    decoder = BlockDecoder(draft.runner, draft.table, rope, ordered)
+    return DFlashDrafter(decoder, spec.mask_token_id, spec.block_size, d2t)
+
+
+def trained_with_thinking(base: EngineConfig, draft: EngineConfig | None) -> bool | None:
+    """The mode of a draft: as its export says, or, without a base then, by the base that is here
+    now."""
+    assert draft is not None
+    assert draft.component.pair is not None
+    mode = draft.component.pair.enable_thinking
+    return THINKING.get(base.component.model) if mode is None else mode
+
+
+ROW = DrafterRow(open=open_drafter, limits=limits, trained_with_thinking=trained_with_thinking)
+__all__ = ["NAME", "ROW", "BlockLimits", "DFlashDrafter"]

@@ -21,7 +21,7 @@ from edgespec.cli.chat import SLASHES, Chat, Conversation, Screen, figures, read
 from edgespec.cli.main import run
 from edgespec.errors import EdgeSpecError, LimitError, RequestError
 from edgespec.prompts import CANCELLED, END_OF_SEQUENCE, MAX_LENGTH, Message, SamplingParams
-from edgespec.runtime.jobs import Chunk, Response
+from edgespec.runtime.generation import Chunk, Response
 from edgespec.runtime.metrics import RequestMetrics
 from edgespec.runtime.tree import DraftPlan
 

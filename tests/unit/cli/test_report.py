@@ -14,10 +14,11 @@ from edgespec.errors import RequestError
 from edgespec.prompts import Message, Request, SamplingParams
 from edgespec.runtime import stages
 from edgespec.runtime.answers import Answer
-from edgespec.runtime.jobs import Chunk, Response
+from edgespec.runtime.drafters.registry import DRAFTERS
+from edgespec.runtime.generation import Chunk, Response
 from edgespec.runtime.metrics import RequestMetrics
 from edgespec.runtime.profile import RunFigures, profile, summary
-from edgespec.runtime.session import Step
+from edgespec.runtime.sequence import StepOutput
 from edgespec.runtime.tree import DraftPlan
 
 MEMORY = 300 * 2**20
@@ -27,9 +28,9 @@ def response(*steps: tuple[int, int, int], reused: int = 0) -> Response:
     """A response of verify steps (emitted, drafted, accepted), a tenth of a second each, after half
     a second."""
     metrics = RequestMetrics(7, 3, reused)
-    metrics.add(Step([1], verified=False), 0.5)
+    metrics.add(StepOutput([1], verified=False), 0.5)
     for number, (emitted, drafted, accepted) in enumerate(steps, start=1):
-        metrics.add(Step([1] * emitted, drafted, accepted), 0.5 + number * 0.1)
+        metrics.add(StepOutput([1] * emitted, drafted, accepted), 0.5 + number * 0.1)
     return Response("", [1] * metrics.completion_tokens, "max-length", metrics, None)
 
 
@@ -240,5 +241,5 @@ def test_a_plan_that_verifies_no_draft_says_so() -> None:
 
 
 def test_plan_says_what_drafts_where_it_is_no_draft_model() -> None:
-    said = report.plan_line(DraftPlan(1, 3, 4), chosen=False, spec_decode_type="mtp")
+    said = report.plan_line(DraftPlan(1, 3, 4), chosen=False, words=DRAFTERS["mtp"].words)
     assert said == "drafting a chain with the MTP head: top-k 1, step 3, verify size 4"

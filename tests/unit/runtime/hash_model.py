@@ -18,6 +18,8 @@ from edgespec.contract import GraphContract, GraphShape, Role, canonical_contrac
 from edgespec.prompts import END_OF_SEQUENCE, MAX_LENGTH
 from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.sampling import Sampler
+from edgespec.runtime.sequence import SequenceState, StepOutput
+from edgespec.runtime.session import Session
 
 VOCAB = 9
 CONTRACT = canonical_contract(GraphShape(Role.BASE, 1, 1, 1, 2, 2, VOCAB, features=3))
@@ -31,11 +33,14 @@ def logits_after(seen: Sequence[tuple[int, int]]) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class HashRows:
+class HashRows(LaneRows):
     """What a lane holds: (position, token) of its first slots."""
 
     slots: tuple[tuple[int, int], ...]
-    can_crop: bool = True
+
+    @property
+    def can_crop(self) -> bool:
+        return True
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -135,6 +140,15 @@ class PositionRows:
 
 def decoder_of(capacity: int, window: int | None = None, lanes: int = 1) -> CachedDecoder:
     return CachedDecoder(HashRunner(capacity, lanes), TokenRows(), PositionRows(), window)
+
+
+def begin(session: Session, seq: SequenceState) -> StepOutput:
+    """Read all of a prompt; the step of its first token."""
+    session.admit(seq)
+    output = None
+    while output is None:
+        output = session.prefill(seq)
+    return output
 
 
 def plainly(

@@ -1,4 +1,4 @@
-"""Requests are made into jobs when their turn comes, conversations are finished before others
+"""Requests are rendered when their turn comes, conversations are finished before others
 begin, and a stop leaves an answer for everybody. The engine here only names what it was asked."""
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 
 from edgespec.errors import RequestError
-from edgespec.prompts import CANCELLED, MAX_LENGTH, Message, Request, SamplingParams
+from edgespec.prompts import MAX_LENGTH, Message, Request, SamplingParams
 from edgespec.runtime.answers import Answer, Answers
-from edgespec.runtime.jobs import Job, Response
+from edgespec.runtime.generation import GenerationRequest, Response
 from edgespec.runtime.metrics import RequestMetrics
 
 
 @dataclass
 class Echo:
-    """Answers a prompt with the number of its tokens; `told` are the prompts in the order in which
+    """Answers a prompt with the number of its tokens; `asked` are the prompts in the order in which
     they were begun."""
 
     rendered: list[str] = field(default_factory=list)
-    told: list[str] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
     stopping: bool = False
     stop_after: int = 10**6
 
@@ -40,24 +40,19 @@ class Echo:
     def encode(self, text: str, **flags: Any) -> list[int]:
         return [ord(letter) for letter in text]
 
-    def serve(self, queue: Any, batch_size: int) -> Iterator[tuple[Job, Response]]:
+    def serve(
+        self, queue: Any, batch_size: int, stopping: Any
+    ) -> Iterator[tuple[GenerationRequest, Response]]:
         while queue:
-            job = queue.popleft()
-            text = "".join(map(chr, job.prompt_ids))
-            self.told.append(text)
-            self.stopping = len(self.told) >= self.stop_after
-            reason = CANCELLED if job.cancelled else MAX_LENGTH
-            yield (
-                job,
-                Response(
-                    f"<{len(text)}>",
-                    [1],
-                    reason,
-                    RequestMetrics(len(text)),
-                    None,
-                    list(job.prompt_ids),
-                ),
-            )
+            request = queue.popleft()
+            if request is None:
+                continue
+            text = "".join(map(chr, request.prompt_ids))
+            self.asked.append(text)
+            self.stopping = len(self.asked) >= self.stop_after
+            metrics = RequestMetrics(len(text))
+            ids = list(request.prompt_ids)
+            yield request, Response(f"<{len(text)}>", [1], MAX_LENGTH, metrics, None, ids)
 
 
 def request(index: int, text: str, *turns: str) -> Request:
@@ -76,7 +71,7 @@ def run(echo: Echo, *requests: Request) -> list[Answer]:
 def test_conversation_is_finished_before_the_next_one_begins() -> None:
     echo = Echo()
     run(echo, request(0, "a", "b", "c"), request(1, "x", "y"))
-    assert echo.told == ["a", "a <1> b", "a <1> b <7> c", "x", "x <1> y"]
+    assert echo.asked == ["a", "a <1> b", "a <1> b <7> c", "x", "x <1> y"]
 
 
 def test_prompt_is_made_when_its_turn_comes() -> None:
@@ -100,5 +95,5 @@ def test_requests_that_are_all_refused_have_their_answers() -> None:
 def test_stop_cancels_what_is_not_begun(after: int) -> None:
     echo = Echo(stop_after=after)
     found = run(echo, request(0, "a", "b"), request(1, "x", "y"), request(2, "z"))
-    assert len(echo.told) == after
+    assert len(echo.asked) == after
     assert [answer.cancelled for answer in found] == [False] * after + [True] * (5 - after)

@@ -19,73 +19,74 @@ from hypothesis import strategies as st
 
 from edgespec.errors import EnvironmentProblem
 from edgespec.prompts import ERROR, MAX_LENGTH
-from edgespec.runtime import session as session_module
+from edgespec.runtime import decoder as decoder_module
 from edgespec.runtime.decoder import CachedDecoder
-from edgespec.runtime.prefix import PrefixCache
+from edgespec.runtime.prefix import Prefix, PrefixCache
 from edgespec.runtime.sampling import Sampler
-from edgespec.runtime.session import Running, Session, Step, Task
+from edgespec.runtime.sequence import SequenceState, StepOutput
+from edgespec.runtime.session import Session
 from edgespec.runtime.tree import DraftPlan
-from tests.lossless.drafters import ScriptedDrafter
-from tests.unit.runtime.hash_model import GREEDY, VOCAB, decoder_of, plainly
+from tests.lossless.drafters import ScriptedDrafter, Stateless
+from tests.unit.runtime.hash_model import GREEDY, VOCAB, begin, decoder_of, plainly
 
 PLAN = DraftPlan(3, 4, 9)
 CAPACITY = 40
 
 
 @dataclass
-class Told:
+class Given:
+    """What one sequence was given."""
+
     tokens: list[int] = field(default_factory=list)
     reason: str | None = None
     reused: int = 0
     steps: int = 0
 
-    def add(self, running: Running, step: Step) -> None:
+    def add(self, seq: SequenceState, step: StepOutput) -> None:
         assert self.reason is None
         self.tokens += step.tokens
-        self.reason, self.reused = step.finish_reason, running.reused
+        self.reason, self.reused = step.finish_reason, seq.num_reused
         self.steps += 1
 
 
-def serve(session: Session, tasks: Sequence[Task], lanes: int) -> list[Told]:
+def serve(session: Session, tasks: Sequence[SequenceState], lanes: int) -> list[Given]:
     """All tasks, as many at a time as there are lanes; whoever waits takes the place of whoever
     ends."""
     session.restart()
-    told = [Told() for _ in tasks]
-    number: dict[Running, int] = {}
-    queue = deque(enumerate(tasks))
+    given: dict[SequenceState, Given] = {replace(task): Given() for task in tasks}
+    queue = deque(given)
     while queue or session.running:
         while queue and len(session.running) < lanes:
-            index, task = queue.popleft()
-            running, step = session.begin(task)
-            number[running] = index
-            told[index].add(running, step)
-        for running, step in session.step() if session.running else ():
-            told[number[running]].add(running, step)
-    return told
+            seq = queue.popleft()
+            given[seq].add(seq, begin(session, seq))
+        for seq, step in session.step() if session.running else ():
+            given[seq].add(seq, step)
+    return [*given.values()]
 
 
 def session_for(
-    tasks: Sequence[Task],
+    tasks: Sequence[SequenceState],
     lanes: int,
     right: float = 0.7,
     *,
     window: int | None = None,
     budget: int = 0,
     seed: int = 0,
+    kind: type[ScriptedDrafter] = ScriptedDrafter,
 ) -> Session:
     scripts = [
-        (t.prompt, plainly(t.prompt, t.sampler, t.max_new + 8, window=window or 10**6)[0])
+        (t.prompt, plainly(t.prompt, t.sampler, t.max_new_tokens + 8, window=window or 10**6)[0])
         for t in tasks
     ]
-    drafter = ScriptedDrafter(scripts, VOCAB, right, seed)
+    drafter = kind(scripts, VOCAB, right, seed)
     return Session(decoder_of(CAPACITY, window, lanes), drafter, PrefixCache(budget))
 
 
-def alone(task: Task, window: int | None = None) -> tuple[list[int], str]:
+def alone(task: SequenceState, window: int | None = None) -> tuple[list[int], str]:
     return plainly(
         task.prompt,
         task.sampler,
-        task.max_new,
+        task.max_new_tokens,
         task.stop_ids,
         capacity=CAPACITY,
         window=window or 10**6,
@@ -95,7 +96,7 @@ def alone(task: Task, window: int | None = None) -> tuple[list[int], str]:
 prompts = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=10)
 tasks_of = st.lists(
     st.builds(
-        Task,
+        SequenceState,
         prompt=prompts | prompts.map(lambda tail: [1, 2, 3, 4, 5, *tail]),
         sampler=st.builds(
             Sampler,
@@ -107,7 +108,7 @@ tasks_of = st.lists(
             st.sampled_from([1.0, 1.5]),
             st.dictionaries(st.integers(0, VOCAB - 1), st.floats(-2, 2), max_size=2),
         ),
-        max_new=st.integers(1, 30),
+        max_new_tokens=st.integers(1, 30),
         stop_ids=st.frozensets(st.integers(0, VOCAB - 1), max_size=1),
         plan=st.none()
         | st.builds(DraftPlan, st.integers(1, 4), st.integers(1, 5), st.integers(1, 16)),
@@ -128,28 +129,33 @@ tasks_of = st.lists(
     chunk=st.integers(1, 6),
     budget=st.sampled_from([0, 400, 10**6]),
     seed=st.integers(0, 2**16),
+    kind=st.sampled_from([ScriptedDrafter, Stateless]),
 )
 def test_any_mixture_gives_each_sequence_what_it_gets_alone(
-    tasks: list[Task],
+    tasks: list[SequenceState],
     lanes: int,
     right: float,
     window: int | None,
     chunk: int,
     budget: int,
     seed: int,
+    kind: type[ScriptedDrafter],
 ) -> None:
     """Plain and drafted, greedy and sampled, each with its own limits and penalties, with prefixes
     reused or not."""
-    session = session_for(tasks, lanes, right, window=window, budget=budget, seed=seed)
-    with mock.patch.object(session_module, "PREFILL_CHUNK", chunk):
+    session = session_for(tasks, lanes, right, window=window, budget=budget, seed=seed, kind=kind)
+    with mock.patch.object(decoder_module, "PREFILL_CHUNK", chunk):
         told = serve(session, tasks, lanes)
     for task, one in zip(tasks, told, strict=True):
         assert (one.tokens, one.reason) == alone(task, window)
     assert session.prefixes.size_bytes <= budget
 
 
-def tasks_with(*lengths: int, plan: DraftPlan | None = PLAN) -> list[Task]:
-    return [Task([i + 1, 2, 3 + i], GREEDY, length, plan=plan) for i, length in enumerate(lengths)]
+def tasks_with(*lengths: int, plan: DraftPlan | None = PLAN) -> list[SequenceState]:
+    return [
+        SequenceState([i + 1, 2, 3 + i], GREEDY, length, plan=plan)
+        for i, length in enumerate(lengths)
+    ]
 
 
 def test_all_lanes_share_one_base_pass_a_step() -> None:
@@ -173,18 +179,17 @@ def test_place_of_a_sequence_that_ended_is_taken_by_the_last_one_and_then_by_one
 def test_moved_sequence_keeps_its_slot_number_for_the_output() -> None:
     tasks = tasks_with(2, 9)
     session = session_for(tasks, 2)
-    running = [session.begin(task)[0] for task in tasks]
+    for task in tasks:
+        begin(session, task)
     session.step()
-    assert [(one.slot, one.lane) for one in session.running] == [
-        (1, 0)
-    ] or session.running == running
+    assert [(seq.slot, seq.lane) for seq in session.running] == [(1, 0)] or session.running == tasks
 
 
 def test_lane_near_its_capacity_is_not_disturbed_by_a_neighbour_s_tree() -> None:
     """Its own tree shrinks to the rows left, and filling rows lie behind them."""
     long, short = (
-        Task(list(range(9)) * 4, GREEDY, 50, plan=PLAN),
-        Task([3, 1], GREEDY, 30, plan=PLAN),
+        SequenceState(list(range(9)) * 4, GREEDY, 50, plan=PLAN),
+        SequenceState([3, 1], GREEDY, 30, plan=PLAN),
     )
     session = session_for([long, short], 2, 0.9)
     told = serve(session, [long, short], 2)
@@ -219,8 +224,10 @@ def test_sequence_whose_draw_fails_leaves_its_batch_mates_unharmed() -> None:
 SYSTEM = [5, 6, 7, 8, 1, 2]
 
 
-def asked(tail: int, plan: DraftPlan | None = PLAN, **more: object) -> Task:
-    return replace(Task([*SYSTEM, tail, 4], GREEDY, 9, plan=plan, keep=len(SYSTEM)), **more)
+def asked(tail: int, plan: DraftPlan | None = PLAN, **more: object) -> SequenceState:
+    return replace(
+        SequenceState([*SYSTEM, tail, 4], GREEDY, 9, plan=plan, keep=len(SYSTEM)), **more
+    )
 
 
 @pytest.mark.parametrize("plan", [None, PLAN])
@@ -241,6 +248,16 @@ def test_drafter_that_begins_with_kept_rows_is_told_all_that_follows_them() -> N
     path = [*tasks[1].prompt, *told[1].tokens]
     assert session.drafter.tokens == path[1 : 1 + len(session.drafter.tokens)]
     assert told[1].steps < 9  # it drafted, and rightly
+
+
+def test_drafter_without_a_state_needs_none_kept() -> None:
+    tasks = [asked(0, None), asked(3), asked(7)]
+    session = session_for(tasks, 1, 1.0, budget=10**6, kind=Stateless)
+    given = serve(session, tasks, 1)
+    assert [one.reused for one in given] == [0, len(SYSTEM), len(SYSTEM)]
+    assert [one.tokens for one in given] == [alone(task)[0] for task in tasks]
+    assert given[1].steps < 9  # it drafted, and rightly
+    assert all(entry.draft is None for entry in session.prefixes.entries)
 
 
 def test_rows_kept_by_a_plain_request_serve_no_drafting_one_and_the_other_way_round_they_do() -> (
@@ -287,7 +304,7 @@ def no_move(decoder: CachedDecoder, source: int, target: int) -> None:
 PLANTED = {
     "eviction moves no rows": mock.patch.object(CachedDecoder, "move", no_move),
     "reuse takes a row too many": mock.patch.object(
-        session_module.Prefix,
+        Prefix,
         "reusable",
         lambda self, prompt, drafting: min(len(self.tokens) + 1, len(prompt) - 1),
     ),
@@ -296,7 +313,7 @@ PLANTED = {
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted_bug_is_caught(name: str) -> None:
-    tasks = [asked(0, None, max_new=3), asked(3, None), asked(7, None), asked(2, None)]
+    tasks = [asked(0, None, max_new_tokens=3), asked(3, None), asked(7, None), asked(2, None)]
     session = session_for(tasks, 2, budget=10**6)
     with PLANTED[name]:
         told = serve(session, tasks, 2)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,13 +13,18 @@ import tokenizers
 
 import edgespec
 from edgespec.backends.engine_config import EngineConfig
-from edgespec.errors import LimitError, RequestError
+from edgespec.errors import EnvironmentProblem, LimitError, RequestError
 from edgespec.prompts import CANCELLED, Message, SamplingParams
+from edgespec.runtime.drafters.registry import DRAFTERS
 from edgespec.runtime.engine import Engine
+from edgespec.runtime.generation import GenerationRequest
+from edgespec.runtime.session import Session
 from edgespec.runtime.template import JinjaTemplate
+from edgespec.runtime.thinking import thinking_note
 from edgespec.runtime.tokenizer import Tokenizer
 from tests.lossless.pairs import make_pair
 
+GOLDEN = Path(__file__).parents[2] / "golden"
 GREEDY = SamplingParams(temperature=0, max_generate_length=6)
 
 
@@ -47,48 +54,45 @@ def test_prompt_that_is_a_mixture_is_refused(engine: Engine, prompt: list[object
         engine.encode(prompt)
 
 
-def golden_config(name: str) -> EngineConfig:
-    return EngineConfig.read(Path(__file__).parents[2] / "golden" / name)
-
-
-def thinking_note(
+def note(
     trained: bool | None, model: str, asked: list[bool], *, switch: bool, by_flag: bool = False
 ) -> str:
     """What is said for a DFlash draft that was `trained` so, its base's template with a switch or
     without."""
-    engine = Engine.__new__(Engine)
-    base, draft = (golden_config(f"engines_{role}_config.json") for role in ("base", "draft"))
-    assert draft.component.pair is not None
-    block = replace(
-        draft.component,
-        graph=replace(draft.component.graph, block=True),
-        pair=replace(draft.component.pair, enable_thinking=trained),
-    )
-    engine.draft_config = replace(draft, component=block)
-    engine.config = replace(base, component=replace(base.component, model=model))
+    base, draft = config_of("base"), config_of("draft")
+    base = replace(base, component=replace(base.component, model=model))
+    pair = replace(draft.component.pair, enable_thinking=trained)
+    draft = replace(draft, component=replace(draft.component, pair=pair))
     template = "{% if enable_thinking %}<think>{% endif %}" if switch else "plain"
-    engine.tokenizer = Tokenizer(
+    tokenizer = Tokenizer(
         tokenizers.Tokenizer(tokenizers.models.BPE()), JinjaTemplate(template, {})
     )
-    return engine.thinking_note(asked, by_flag=by_flag) or ""
+    mode = DRAFTERS["dflash"].trained_with_thinking(base, draft)
+    has_mode = tokenizer.knows_thinking()
+    return thinking_note(mode, asked, template_has_mode=has_mode, by_flag=by_flag) or ""
+
+
+def config_of(role: str) -> EngineConfig:
+    """Any engine's config of that role."""
+    return EngineConfig.read(GOLDEN / f"engines_{role}_config.json")
 
 
 def test_note_on_thinking_names_what_to_change() -> None:
     qwen3, hybrid = "Qwen3ForCausalLM", "Qwen3_5ForCausalLM"
     for trained in (True, None):  # null: exported without a base, whose architecture tells
-        told = thinking_note(trained, hybrid, [True, False], switch=True)
+        told = note(trained, hybrid, [True, False], switch=True)
         assert told.startswith("1 of 2 requests have enable_thinking off")
         assert told.endswith('Set "enable_thinking": true.')
-    assert thinking_note(False, qwen3, [True], switch=True).endswith('Leave "enable_thinking" out.')
-    chat = thinking_note(True, hybrid, [False], switch=True, by_flag=True)
+    assert note(False, qwen3, [True], switch=True).endswith('Leave "enable_thinking" out.')
+    chat = note(True, hybrid, [False], switch=True, by_flag=True)
     assert chat.startswith("--enable-thinking is off")
     assert chat.endswith("Give --enable-thinking.")
-    assert thinking_note(True, hybrid, [True], switch=True) == ""
-    assert thinking_note(None, "LlamaForCausalLM", [True], switch=True) == ""
+    assert note(True, hybrid, [True], switch=True) == ""
+    assert note(None, "LlamaForCausalLM", [True], switch=True) == ""
 
 
 def test_no_mode_is_advised_that_the_template_has_not() -> None:
-    told = thinking_note(True, "Qwen3_5ForCausalLM", [False], switch=False)
+    told = note(True, "Qwen3_5ForCausalLM", [False], switch=False)
     assert "its chat template has no such mode" in told
     assert "Export the base again with the chat template" in told
     assert '"enable_thinking": true' not in told
@@ -120,15 +124,45 @@ def test_zero_is_a_size_and_not_the_default(engine: Engine) -> None:
         engine.plan(0, 3, 4)
 
 
-def test_second_stream_ends_the_first_with_an_error_and_not_with_wrong_tokens(
-    engine: Engine,
-) -> None:
-    first = engine.stream([5, 6, 7], GREEDY, engine.plan())
+def test_second_stream_of_an_engine_with_one_lane_waits_for_the_first(engine: Engine) -> None:
+    expected = [engine.generate(prompt, GREEDY).token_ids for prompt in ([5, 6, 7], [9, 8])]
+    first, second = (engine.stream(prompt, GREEDY, engine.plan()) for prompt in ([5, 6, 7], [9, 8]))
     next(first)
+    *_, late = second
+    *_, early = first
+    assert [early.token_ids, late.token_ids] == expected
+    assert late.metrics.queue_time > early.metrics.queue_time
+    assert late.metrics.time_to_first_token > late.metrics.queue_time
+    with pytest.raises(StopIteration):
+        next(first)
+
+
+def test_stream_that_is_dropped_gives_its_lane_back(engine: Engine) -> None:
+    stream = engine.stream([5, 6, 7], replace(GREEDY, max_generate_length=40))
+    next(stream)
+    del stream
+    gc.collect()
     expected = engine.generate([9, 8], GREEDY).token_ids
-    with pytest.raises(LimitError, match="another request was begun"):
-        list(first)
-    assert engine.generate([9, 8], GREEDY).token_ids == expected
+    assert len(expected) == 6
+    assert not engine.scheduler.has_work
+
+
+def test_stream_whose_step_was_interrupted_ends_with_an_error(engine: Engine) -> None:
+    stream = engine.stream([5, 6, 7], GREEDY)
+    next(stream)
+    with (
+        mock.patch.object(Session, "step", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        next(stream)
+    with pytest.raises(EnvironmentProblem, match="interrupted"):
+        next(stream)
+    assert len(engine.generate([9, 8], GREEDY).token_ids) == 6
+
+
+def test_accept_rule_that_is_not_in_the_table_is_refused(engine: Engine) -> None:
+    with pytest.raises(RequestError, match="accept rule 'typical'"):
+        engine.check(GenerationRequest([5], GREEDY, accept_rule="typical"))
 
 
 def test_closing_twice_is_harmless(engine_dir: Path) -> None:

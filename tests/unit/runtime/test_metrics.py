@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.runtime.metrics import Pooled, RequestMetrics
-from edgespec.runtime.session import Step
+from edgespec.runtime.sequence import StepOutput
 from edgespec.runtime.stages import StageTimes
 
 LEVELS = 4
@@ -24,9 +24,9 @@ def request(
 ) -> RequestMetrics:
     """A request of verify steps (emitted, drafted, accepted), after one token by prefill."""
     metrics = RequestMetrics(prompt_tokens=7, num_spec_tokens=3, reused_tokens=2)
-    metrics.add(Step([1], verified=False), prefill_s)
+    metrics.add(StepOutput([1], verified=False), prefill_s)
     for number, (emitted, drafted, accepted) in enumerate(steps, start=1):
-        metrics.add(Step([1] * emitted, drafted, accepted), prefill_s + number * step_s)
+        metrics.add(StepOutput([1] * emitted, drafted, accepted), prefill_s + number * step_s)
     return metrics
 
 
@@ -87,7 +87,8 @@ def test_request_that_ended_in_prefill_has_no_rates_and_divides_by_nothing() -> 
 def test_pool_without_a_step_has_no_rates_either(requests: list[RequestMetrics]) -> None:
     told = Pooled(requests).to_dict(speculative=True)
     known = {name for name, value in told.items() if value not in (None, [])}
-    times = {"time_to_first_token_s"} if requests else set()
+    first = {"queue_time_s", "time_to_first_token_s", "time_to_first_token_without_queue_s"}
+    times = first if requests else set()
     times |= (
         {"time_to_first_token_p50_s", "time_to_first_token_p95_s"} if len(requests) > 1 else set()
     )
@@ -114,7 +115,7 @@ def test_times_exclude_prefill_from_the_rate_of_tokens_but_not_from_the_output_s
 
 def test_latency_of_a_step_is_not_that_of_a_token() -> None:
     metrics = request((4, 3, 3))
-    metrics.add(Step([1] * 2, 3, 1), 0.5 + 0.1 + 0.3)
+    metrics.add(StepOutput([1] * 2, 3, 1), 0.5 + 0.1 + 0.3)
     told = metrics.to_dict(speculative=True)
     assert told["step_latency_p50_s"] == pytest.approx(0.2)
     assert told["step_latency_p95_s"] == pytest.approx(0.29)
@@ -182,10 +183,10 @@ class Case:
 
     def metrics(self) -> RequestMetrics:
         metrics, elapsed = RequestMetrics(9, LEVELS), self.seconds[0]
-        metrics.add(Step([0], verified=False), elapsed)
+        metrics.add(StepOutput([0], verified=False), elapsed)
         for (emitted, drafted, accepted), seconds in zip(self.steps, self.seconds[1:], strict=True):
             elapsed += seconds
-            metrics.add(Step([0] * emitted, drafted, accepted), elapsed)
+            metrics.add(StepOutput([0] * emitted, drafted, accepted), elapsed)
         return metrics
 
 

@@ -20,16 +20,17 @@ from edgespec.errors import RequestError
 from edgespec.prompts import CANCELLED, ERROR, Message, Request, SamplingParams
 from edgespec.runtime import stages
 from edgespec.runtime.answers import Answer
-from edgespec.runtime.jobs import Response
+from edgespec.runtime.generation import Response
 from edgespec.runtime.lossless_check import Difference
 from edgespec.runtime.memory import peak_bytes
 from edgespec.runtime.metrics import RequestMetrics
 from edgespec.runtime.prefix import PrefixCache
 from edgespec.runtime.profile import SHARED, RunFigures, profile, summary
-from edgespec.runtime.session import Running, Session, Step, Task
+from edgespec.runtime.sequence import SequenceState, StepOutput
+from edgespec.runtime.session import Session
 from edgespec.runtime.tree import DraftPlan
 from tests.lossless.drafters import ScriptedDrafter
-from tests.unit.runtime.hash_model import GREEDY, VOCAB, decoder_of, plainly
+from tests.unit.runtime.hash_model import GREEDY, VOCAB, begin, decoder_of, plainly
 
 PLAN = DraftPlan(3, 4, 9)
 HEAD = [1, 2, 3, 4, 5]
@@ -58,44 +59,39 @@ def request(**more: Any) -> Request:
     return Request(0, (Message("user", "x"),), SamplingParams(), **more)
 
 
-def tasks_of(*lengths: int, plan: DraftPlan | None = PLAN) -> list[Task]:
+def tasks_of(*lengths: int, plan: DraftPlan | None = PLAN) -> list[SequenceState]:
     return [
-        Task([*HEAD, 9 + i], GREEDY, n, plan=plan, keep=len(HEAD)) for i, n in enumerate(lengths)
+        SequenceState([*HEAD, 9 + i], GREEDY, n, plan=plan, keep=len(HEAD))
+        for i, n in enumerate(lengths)
     ]
 
 
-def served(tasks: Sequence[Task], lanes: int) -> RunFigures:
+def served(tasks: Sequence[SequenceState], lanes: int) -> RunFigures:
     """The tasks through a session, `lanes` at a time; each step begins a second after the one
     before."""
-    scripts = [(t.prompt, plainly(t.prompt, t.sampler, t.max_new + 8)[0]) for t in tasks]
+    scripts = [(t.prompt, plainly(t.prompt, t.sampler, t.max_new_tokens + 8)[0]) for t in tasks]
     session = Session(
         decoder_of(40, lanes=lanes), ScriptedDrafter(scripts, VOCAB, 0.7), PrefixCache(2**20)
     )
     found: list[Answer] = []
-    active: dict[Running, RequestMetrics] = {}
-    queue = deque(tasks)
+    active: dict[SequenceState, RequestMetrics] = {}
+    queue = deque(replace(task) for task in tasks)
 
-    def told(running: Running, step: Step) -> None:
-        metrics = active[running]
+    def take(seq: SequenceState, step: StepOutput) -> None:
+        metrics = active[seq]
         metrics.add(step, 1.0 + len(metrics.per_step_accepted))
         if step.finish_reason is not None:
-            metrics.stages, metrics.reused_tokens = running.times, running.reused
-            found.append(
-                answer(
-                    active.pop(running),
-                    step.finish_reason,
-                    speculative=running.task.plan is not None,
-                )
-            )
+            metrics.stages, metrics.reused_tokens = seq.times, seq.num_reused
+            speculative = seq.plan is not None
+            found.append(answer(active.pop(seq), step.finish_reason, speculative=speculative))
 
     while queue or active:
         while queue and len(active) < lanes:
-            task = queue.popleft()
-            running, step = session.begin(task)
-            active[running] = RequestMetrics(len(task.prompt), task.plan.steps if task.plan else 0)
-            told(running, step)
-        for running, step in session.step() if active else ():
-            told(running, step)
+            seq = queue.popleft()
+            active[seq] = RequestMetrics(len(seq.prompt), seq.plan.steps if seq.plan else 0)
+            take(seq, begin(session, seq))
+        for seq, step in session.step() if active else ():
+            take(seq, step)
     wall_s = sum(sum(seconds) for seconds in session.log.passes.values()) + 1.0
     return RunFigures(found, wall_s, session.log.passes, lanes, spec_decode=True)
 
@@ -113,7 +109,7 @@ lengths = st.lists(st.integers(1, 12), min_size=1, max_size=5)
 plans = st.lists(st.booleans(), min_size=5, max_size=5)
 
 
-def mixture(lengths: list[int], drafts: list[bool]) -> list[Task]:
+def mixture(lengths: list[int], drafts: list[bool]) -> list[SequenceState]:
     plans = [PLAN if drafting else None for drafting in drafts]
     return [tasks_of(n, plan=plan)[0] for n, plan in zip(lengths, plans, strict=False)]
 
@@ -335,9 +331,9 @@ def test_run_in_which_nothing_was_answered_divides_by_nothing() -> None:
 def counted(emitted: int, *, prompt: int = 4) -> RequestMetrics:
     """A request of steps that each emit one token, one a second."""
     metrics = RequestMetrics(prompt)
-    metrics.add(Step([0], verified=False), 1.0)
+    metrics.add(StepOutput([0], verified=False), 1.0)
     for number in range(1, emitted):
-        metrics.add(Step([0], 1, 0), 1.0 + number)
+        metrics.add(StepOutput([0], 1, 0), 1.0 + number)
     return metrics
 
 

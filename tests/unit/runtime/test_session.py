@@ -7,6 +7,7 @@ The model is `hash_model`'s; sequences that run side by side are in `test_batche
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from unittest import mock
 
 import numpy as np
@@ -16,17 +17,19 @@ from hypothesis import strategies as st
 
 from edgespec.errors import LimitError
 from edgespec.prompts import END_OF_SEQUENCE, MAX_LENGTH
-from edgespec.runtime import session as session_module
+from edgespec.runtime import decoder as decoder_module
 from edgespec.runtime.decoder import CachedDecoder, Rows
+from edgespec.runtime.drafters.base import DraftRequest
 from edgespec.runtime.sampling import Sampler
-from edgespec.runtime.session import Session, Step, Task
+from edgespec.runtime.sequence import SequenceState, StepOutput
+from edgespec.runtime.session import Session
 from edgespec.runtime.tree import DraftPlan, DraftTree
-from edgespec.runtime.verify import AcceptResult, walk
-from tests.lossless.drafters import ScriptedDrafter, accept_one_more
-from tests.unit.runtime.hash_model import GREEDY, VOCAB, decoder_of, logits_after, plainly
+from edgespec.runtime.verify import ACCEPT_RULES, AcceptResult, walk
+from tests.lossless.drafters import ScriptedDrafter, Stateless, accept_one_more
+from tests.unit.runtime.hash_model import GREEDY, VOCAB, begin, decoder_of, logits_after, plainly
 
 
-def tokens_of(steps: Sequence[Step]) -> tuple[list[int], str | None]:
+def tokens_of(steps: Sequence[StepOutput]) -> tuple[list[int], str | None]:
     assert all(step.finish_reason is None for step in steps[:-1])
     return [token for step in steps for token in step.tokens], steps[-1].finish_reason
 
@@ -46,20 +49,19 @@ def drafted(
     plan: DraftPlan = PLAN,
     seed: int = 0,
     window: int | None = None,
-) -> tuple[list[Step], Session]:
+) -> tuple[list[StepOutput], Session]:
     """A speculative run; its drafter knows what plain decoding would say without any limit."""
     truth = plainly(prompt, sampler, max_new + plan.steps + 1, window=window or 10**6)[0]
     session = Session(
         decoder_of(capacity, window), ScriptedDrafter([(prompt, truth)], VOCAB, right, seed)
     )
-    return list(generate(session, Task(prompt, sampler, max_new, stop_ids, plan))), session
+    return list(generate(session, SequenceState(prompt, sampler, max_new, stop_ids, plan))), session
 
 
-def generate(session: Session, task: Task) -> Iterator[Step]:
+def generate(session: Session, seq: SequenceState) -> Iterator[StepOutput]:
     """One sequence alone."""
     session.restart()
-    _, step = session.begin(task)
-    yield step
+    yield begin(session, seq)
     while session.running:
         ((_, step),) = session.step()
         yield step
@@ -67,8 +69,10 @@ def generate(session: Session, task: Task) -> Iterator[Step]:
 
 def undrafted(
     prompt: Sequence[int], sampler: Sampler, max_new: int, stop_ids: frozenset[int], capacity: int
-) -> list[Step]:
-    return list(generate(Session(decoder_of(capacity)), Task(prompt, sampler, max_new, stop_ids)))
+) -> list[StepOutput]:
+    return list(
+        generate(Session(decoder_of(capacity)), SequenceState(prompt, sampler, max_new, stop_ids))
+    )
 
 
 # The law
@@ -118,7 +122,7 @@ def test_any_drafter_within_any_limits_leaves_tokens_and_reason_as_they_were(
     seed: int,
 ) -> None:
     capacity, sampler = len(prompt) + room, Sampler(temperature, seed=seed)
-    with mock.patch.object(session_module, "PREFILL_CHUNK", chunk):
+    with mock.patch.object(decoder_module, "PREFILL_CHUNK", chunk):
         steps, session = drafted(
             right,
             prompt=prompt,
@@ -184,18 +188,17 @@ def test_each_uncut_step_emits_one_token_more_than_it_accepted() -> None:
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 5, 512])
 def test_drafter_observes_each_committed_position_once_with_the_token_after_it(chunk: int) -> None:
-    """Over chunks of prefill and over steps: feature i (position, token, tokens seen) goes with
-    token i+1."""
-    with mock.patch.object(session_module, "PREFILL_CHUNK", chunk):
+    """Over chunks of prefill and over steps: hidden state i (position, token, tokens seen) goes
+    with token i+1."""
+    with mock.patch.object(decoder_module, "PREFILL_CHUNK", chunk):
         steps, session = drafted(0.8, max_new=20)
     path = PROMPT + tokens_of(steps)[0]
-    told = len(path) - len(
-        steps[-1].tokens
-    )  # nothing is drafted after the last step, so it is not replayed
-    assert [feature.tolist() for feature in session.drafter.features] == [
-        [i, t, i + 1] for i, t in enumerate(path[: told - 1])
+    # nothing is drafted after the last step, so it is not observed
+    count = len(path) - len(steps[-1].tokens)
+    assert [state.tolist() for state in session.drafter.hidden_states] == [
+        [i, t, i + 1] for i, t in enumerate(path[: count - 1])
     ]
-    assert session.drafter.tokens == path[1:told]
+    assert session.drafter.tokens == path[1:count]
 
 
 def test_drafter_is_asked_for_no_more_than_can_be_emitted_or_held() -> None:
@@ -208,8 +211,51 @@ def test_drafter_is_asked_for_no_more_than_can_be_emitted_or_held() -> None:
 def test_plan_of_none_asks_no_drafter() -> None:
     drafter = ScriptedDrafter([], VOCAB, 0)
     session = Session(decoder_of(64), drafter)
-    assert tokens_of(list(generate(session, Task(PROMPT, GREEDY, 8)))) == plainly(PROMPT, GREEDY, 8)
+    assert tokens_of(list(generate(session, SequenceState(PROMPT, GREEDY, 8)))) == plainly(
+        PROMPT, GREEDY, 8
+    )
     assert drafter.trees == drafter.tokens == []
+
+
+@pytest.mark.parametrize("right", [0, 0.8, 1])
+@pytest.mark.parametrize("chunk", [2, 512])
+def test_drafter_that_needs_no_hidden_states_gets_the_prompt_and_what_was_generated(
+    chunk: int, right: float
+) -> None:
+    """`Stateless` itself refuses hidden states, and tokens that it has already would break its
+    path."""
+    truth = plainly(PROMPT, GREEDY, 40)[0]
+    session = Session(decoder_of(64), Stateless([(PROMPT, truth)], VOCAB, right))
+    with mock.patch.object(decoder_module, "PREFILL_CHUNK", chunk):
+        steps = list(generate(session, SequenceState(PROMPT, GREEDY, 24, plan=PLAN)))
+    assert tokens_of(steps) == plainly(PROMPT, GREEDY, 24)
+    told = [*PROMPT, *tokens_of(steps[:-1])[0]]
+    assert session.drafter.tokens == told[1:]
+    assert (sum(step.accepted for step in steps) > 0) == (right > 0)
+
+
+def test_sequence_s_accept_rule_is_the_one_of_the_table_that_it_names() -> None:
+    """A rule sees the tree with the draft's probabilities, logits of each node, and all tokens."""
+    seen: list[tuple[int, int, int]] = []
+
+    def nothing_accepted(
+        tree: DraftTree, logits: np.ndarray, sampler: Sampler, before: Sequence[int]
+    ) -> AcceptResult:
+        seen.append((len(tree), len(logits), len(before)))
+        assert tree.probs is not None
+        return AcceptResult([0], [sampler.pick(logits[0], before)])
+
+    class WithProbs(Stateless):
+        def proposed(self, request: DraftRequest) -> DraftTree:
+            return replace(tree := super().proposed(request), probs=np.ones(len(tree), np.float32))
+
+    truth = plainly(PROMPT, GREEDY, 40)[0]
+    session = Session(decoder_of(64), WithProbs([(PROMPT, truth)], VOCAB, 1))
+    seq = SequenceState(PROMPT, GREEDY, 5, plan=DraftPlan(1, 3, 4), accept_rule="none")
+    with mock.patch.dict(ACCEPT_RULES, none=nothing_accepted):
+        steps = list(generate(session, seq))
+    assert tokens_of(steps) == plainly(PROMPT, GREEDY, 5)
+    assert seen == [(4, 4, 6), (3, 3, 7), (2, 2, 8), (1, 1, 9)]
 
 
 # Ends
@@ -286,7 +332,7 @@ def test_prompt_beyond_the_cache_is_refused_and_so_is_an_empty_one() -> None:
 def test_prompt_is_read_in_chunks_and_gives_the_same_tokens(
     monkeypatch: pytest.MonkeyPatch, length: int
 ) -> None:
-    monkeypatch.setattr(session_module, "PREFILL_CHUNK", 4)
+    monkeypatch.setattr(decoder_module, "PREFILL_CHUNK", 4)
     prompt = [i * i % VOCAB for i in range(length)]
     steps, session = drafted(0.8, prompt=prompt)
     assert tokens_of(steps) == plainly(prompt, GREEDY, 24)
@@ -312,11 +358,10 @@ def test_second_request_starts_from_nothing() -> None:
     _, session = drafted(0.8, max_new=40)
     other = [8, 8, 1]
     session.drafter = ScriptedDrafter([(other, plainly(other, GREEDY, 30)[0])], VOCAB, 0.8)
-    task = Task(other, GREEDY, 20, plan=PLAN)
-    unfinished = generate(session, task)
+    unfinished = generate(session, SequenceState(other, GREEDY, 20, plan=PLAN))
     next(unfinished)
     next(unfinished)
-    steps = list(generate(session, task))
+    steps = list(generate(session, SequenceState(other, GREEDY, 20, plan=PLAN)))
     assert tokens_of(steps) == plainly(other, GREEDY, 20)
     assert session.drafter.tokens == [*other[1:], *tokens_of(steps[:-1])[0]]
 
@@ -377,8 +422,8 @@ def commit_without_moving(decoder: CachedDecoder, lane: int, path: np.ndarray) -
 
 
 PLANTED = {
-    "walk accepts one more": mock.patch.object(session_module, "walk", accept_one_more),
-    "walk draws at the wrong position": mock.patch.object(session_module, "walk", forget_depth),
+    "walk accepts one more": mock.patch.dict(ACCEPT_RULES, exact=accept_one_more),
+    "walk draws at the wrong position": mock.patch.dict(ACCEPT_RULES, exact=forget_depth),
     "commit moves no rows": mock.patch.object(CachedDecoder, "commit", commit_without_moving),
     "tree mask is causal": mock.patch.object(
         DraftTree, "mask", property(lambda t: np.tri(len(t), dtype=bool))

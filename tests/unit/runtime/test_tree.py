@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.contract import tree_pool_size
-from edgespec.runtime.drafters.eagle import top_log_probs
+from edgespec.runtime.drafters.candidates import top_log_probs
 from edgespec.runtime.tree import DraftPlan, DraftTree, TreePool
 
 #         0:7

@@ -1,9 +1,10 @@
 """EAGLE-3's search: EAGLE-2 dynamic trees, and chains as their narrowest form (arXiv 2406.16858,
 2503.01840).
 
-Knows the draft's engine, its vocabulary map and its pairs of (feature, next token). The draft's
-cache holds only rows made from the base's true features; the rows of a tree are dropped when the
-tree is done. The trees of several sequences grow level by level together, one call a level.
+Knows the draft's engine, its vocabulary map and its pairs of (aux hidden state, next token). The
+draft's cache holds only rows made from the base's own hidden states; the rows of a tree are dropped
+when the tree is done. The trees of several sequences grow level by level together, one call a
+level.
 """
 
 from __future__ import annotations
@@ -13,10 +14,17 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors.numpy import load_file
 
+from edgespec import bundle
 from edgespec.backends.base import LaneRows
+from edgespec.backends.engine_config import EngineConfig
+from edgespec.methods.eagle3 import NAME
 from edgespec.runtime.decoder import CachedDecoder, Rows
-from edgespec.runtime.drafters.base import DraftRequest, Observation
+from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
+from edgespec.runtime.drafters.candidates import top_log_probs
+from edgespec.runtime.drafters.row import DraftEngine, DrafterRow, DrafterSources
+from edgespec.runtime.plans import TreeLimits
 from edgespec.runtime.tree import DraftTree, TreePool
 
 Floats = NDArray[np.float32]
@@ -27,9 +35,9 @@ Ids = NDArray[np.int64]
 class LaneState:
     """Where a sequence's drafts begin."""
 
-    last_logits: Floats | None = None  # [Vd], at the last true feature
+    last_logits: Floats | None = None  # [Vd], at the last observed position
     last_hidden: Floats | None = None  # [Hd]
-    # the cache could not take all features, or they gave no numbers: no drafts from there on
+    # the cache could not take all pairs, or they held NaN or Inf: no drafts from there on
     full: bool = False
 
 
@@ -48,42 +56,58 @@ class Growth:
 class EagleDrafter:
     """`d2t` [Vd] are offsets: base id = draft id + d2t[draft id]."""
 
+    needs_hidden_states = True
+
     def __init__(self, decoder: CachedDecoder, d2t: Ids) -> None:
         self.decoder, self.d2t = decoder, d2t
         self.lanes = [LaneState() for _ in decoder.lanes]
 
     @property
+    def capacity(self) -> int:
+        return self.decoder.capacity
+
+    @property
+    def num_lanes(self) -> int:
+        return len(self.decoder.lanes)
+
+    @property
     def engine_s(self) -> float:
         return self.decoder.engine_s
 
-    def observe(self, seen: Sequence[Observation]) -> None:
-        """Extend the stable caches by true features, each paired with its next token."""
-        for one in seen:
-            state = self.lanes[one.lane]
-            state.full = state.full or len(one.tokens) > self.decoder.room(one.lane)
-            state.full = state.full or not np.isfinite(one.features).all()
-        taken = [one for one in seen if not self.lanes[one.lane].full]
+    def begin(self, lane: int, tokens: Sequence[int], num_reused: int) -> None:
+        """Nothing: the prompt comes with its hidden states, by `observe`."""
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Extend the cache by the base's hidden states, each paired with its next token."""
+        taken = [item for item in observations if self.can_take(item)]
         if not taken:
             return
-        last = [np.array([len(one.tokens) - 1]) for one in taken]
         parts = [
-            self.decoder.causal(s.lane, s.tokens, g, s.features)
-            for s, g in zip(taken, last, strict=True)
-        ]
-        for one, result in zip(taken, self.decoder.extend(parts), strict=True):
-            assert result.hidden_states is not None
-            state = self.lanes[one.lane]
-            state.last_logits, state.last_hidden = (
-                result.logits[0].copy(),
-                result.hidden_states[-1].copy(),
+            self.decoder.causal(
+                item.lane, item.tokens, np.array([len(item.tokens) - 1]), item.hidden_states
             )
+            for item in taken
+        ]
+        for item, result in zip(taken, self.decoder.extend(parts), strict=True):
+            assert result.hidden_states is not None
+            state = self.lanes[item.lane]
+            state.last_logits = result.logits[0].copy()
+            state.last_hidden = result.hidden_states[-1].copy()
             if not np.isfinite(state.last_logits).all():
-                self.give_up(one.lane)
+                self.stop_drafting(item.lane)
+
+    def can_take(self, item: Observation) -> bool:
+        """Whether a lane goes on with an observation; one that cannot drafts no more."""
+        assert item.hidden_states is not None
+        state = self.lanes[item.lane]
+        state.full = state.full or len(item.tokens) > self.decoder.room(item.lane)
+        state.full = state.full or not np.isfinite(item.hidden_states).all()
+        return not state.full
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         """Grow K candidates a level, keep the K best of K*K as the next level, verify the best of
         all."""
-        growing = [self.begin(request) for request in requests]
+        growing = [self.first_level(request) for request in requests]
         most = max((growth.steps for growth in growing if growth), default=0)
         for level in range(1, most):
             self.grow([growth for growth in growing if growth and growth.steps > level], level)
@@ -92,9 +116,9 @@ class EagleDrafter:
             for growth, request in zip(growing, requests, strict=True)
         ]
 
-    def begin(self, request: DraftRequest) -> Growth | None:
-        """The first level: the best continuations of the last true feature. None where nothing can
-        be drafted."""
+    def first_level(self, request: DraftRequest) -> Growth | None:
+        """The first level: the best continuations of the last observed position. None where
+        nothing can be drafted."""
         state, plan = self.lanes[request.lane], request.plan
         steps = self.affordable_steps(request)
         if state.full or steps == 0 or plan.verify_size == 1:
@@ -135,8 +159,8 @@ class EagleDrafter:
         positions = np.full(count, self.decoder.lanes[lane].length + level - 1)
         return Rows(lane, tokens, positions, visible, np.arange(count), draft_hidden=growth.hidden)
 
-    def give_up(self, lane: int) -> None:
-        """No drafts from here on: the rows may hold what is no number."""
+    def stop_drafting(self, lane: int) -> None:
+        """No drafts from here on: the rows may hold NaN or Inf."""
         self.lanes[lane].full = True
         self.decoder.zero(lane)
 
@@ -144,7 +168,7 @@ class EagleDrafter:
         lane = growth.request.lane
         self.decoder.drop_scratch(lane)
         if self.lanes[lane].full:
-            self.give_up(lane)
+            self.stop_drafting(lane)
         size = min(growth.request.plan.verify_size, 1 + len(growth.pool.tokens))
         return growth.pool.select(growth.request.pending, size)
 
@@ -167,23 +191,43 @@ class EagleDrafter:
     def snapshot(self, lane: int, count: int) -> LaneRows:
         return self.decoder.snapshot(lane, min(count, self.decoder.lanes[lane].length))
 
-    def restore(self, lane: int, rows: LaneRows) -> None:
+    def restore(self, lane: int, snapshot: Snapshot) -> None:
+        assert isinstance(snapshot, LaneRows)
         self.reset(lane)
-        self.decoder.restore(lane, rows)
+        self.decoder.restore(lane, snapshot)
+
+    def close(self) -> None:
+        self.decoder.runner.close()
 
 
-def top_log_probs(logits: Floats, count: int) -> tuple[Ids, Floats]:
-    """The `count` best ids of each row [R, V] with their log-probabilities, descending; ties to the
-    lowest id."""
-    peak = logits.max(1, keepdims=True)
-    norm = peak[:, 0] + np.log(np.exp(logits - peak).sum(1, dtype=np.float64)).astype(np.float32)
-    count = min(count, logits.shape[1])
-    if count == 1:
-        best = logits.argmax(1)[:, None]
-        return best, logits[np.arange(len(logits))[:, None], best] - norm[:, None]
-    edges = np.partition(logits, logits.shape[1] - count, axis=1)[:, -count]
-    ids = np.empty((len(logits), count), np.int64)
-    for row, edge in enumerate(edges):
-        found = np.flatnonzero(logits[row] >= edge)
-        ids[row] = found[np.argsort(-logits[row][found], kind="stable")[:count]]
-    return ids, np.take_along_axis(logits, ids, 1) - norm[:, None]
+# ---- the method's row
+
+
+def cached_decoder(draft: DraftEngine) -> CachedDecoder:
+    """A draft's engine with its memory."""
+    return CachedDecoder.of(draft.runner, draft.table, draft.config.component)
+
+
+def open_drafter(sources: DrafterSources) -> EagleDrafter:
+    """The drafter of an EAGLE-3 engine; its vocabulary map stands beside it."""
+    assert sources.draft is not None
+    offsets: Ids = load_file(sources.engine_dir / bundle.D2T)["d2t"].astype(np.int64)
+    return EagleDrafter(cached_decoder(sources.draft), offsets)
+
+
+def draft_sizes(base: EngineConfig, draft: EngineConfig | None) -> tuple[int, int, int]:
+    """Nodes that the base verifies, nodes that the draft makes, and the draft's vocabulary."""
+    assert draft is not None
+    nodes, rows = draft.limits.max_draft_tree_size, draft.component.draft_vocab_size
+    assert nodes is not None
+    assert rows is not None
+    return base.limits.verify_tree_size, nodes, rows
+
+
+def limits(base: EngineConfig, draft: EngineConfig | None) -> TreeLimits:
+    """Those that the two engines were built for."""
+    return TreeLimits(*draft_sizes(base, draft))
+
+
+ROW = DrafterRow(open=open_drafter, limits=limits)
+__all__ = ["NAME", "ROW", "EagleDrafter"]

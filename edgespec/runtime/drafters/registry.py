@@ -1,0 +1,22 @@
+"""The table of drafters: the name of a method in METHODS -> what it is at run time.
+
+Adding a method is a row here and a file beside this one. Test code and users may add rows of their
+own; a method that needs no engine then serves `--spec-decode` on any engine.
+"""
+
+from __future__ import annotations
+
+from edgespec.methods import METHODS
+from edgespec.runtime.drafters import dflash, eagle3, mtp
+from edgespec.runtime.drafters.row import DrafterRow
+
+DRAFTERS: dict[str, DrafterRow] = {
+    eagle3.NAME: eagle3.ROW,
+    mtp.NAME: mtp.ROW,
+    dflash.NAME: dflash.ROW,
+}
+
+
+def engineless_methods() -> list[str]:
+    """The methods that draft without an engine, in the order in which they were registered."""
+    return [name for name in DRAFTERS if name in METHODS and not METHODS[name].needs_engine]

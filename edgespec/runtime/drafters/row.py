@@ -1,0 +1,60 @@
+"""What a row of DRAFTERS holds: how a method's drafter is opened, and how much it may draft.
+
+Knows the columns. Knows no method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgespec.backends.base import Runner, Table
+from edgespec.backends.engine_config import EngineConfig
+from edgespec.runtime.drafters.base import Drafter
+from edgespec.runtime.plans import PlanLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftEngine:
+    """A draft's open engine. `table` is the embedding that it reads: its own or the base's."""
+
+    runner: Runner
+    config: EngineConfig
+    table: Table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterSources:
+    """What a drafter can be made from. `draft` is None for a method that needs no engine.
+
+    `num_lanes` sequences run at a time, of up to `capacity` tokens each.
+    """
+
+    engine_dir: Path
+    base: EngineConfig
+    num_lanes: int
+    capacity: int
+    draft: DraftEngine | None = None
+
+
+def not_trained_with_a_mode(base: EngineConfig, draft: EngineConfig | None) -> bool | None:
+    """For methods whose drafts are trained on the base's own answers, in either mode."""
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterRow:
+    """A drafting method at run time; its row in METHODS says whether it has an engine.
+
+    `limits` are those of a drafting plan, by the configs of base and draft. `words` follow "chain"
+    or "tree" where a plan is shown. `trained_with_thinking` is the mode that its drafts know, None
+    where they know both.
+    """
+
+    open: Callable[[DrafterSources], Drafter]
+    limits: Callable[[EngineConfig, EngineConfig | None], PlanLimits]
+    words: str = ""
+    trained_with_thinking: Callable[[EngineConfig, EngineConfig | None], bool | None] = (
+        not_trained_with_a_mode
+    )

@@ -1,0 +1,141 @@
+"""Answers all requests of a file: warm-up, answers kept in the journal, lossless check, output.
+
+Knows what a run over a file is made of and when its time is measured. Prints nothing: whoever calls
+gives what shows progress, what says that a run is to stop, and what shows a warning.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+from edgespec.prompts import Journal, RequestFile
+from edgespec.runtime.answers import Answer, Answers, Stopping, to_dict, unasked
+from edgespec.runtime.engine import Engine
+from edgespec.runtime.generation import Chunk
+from edgespec.runtime.memory import peak_bytes
+from edgespec.runtime.profile import RunFigures
+from edgespec.runtime.tree import DraftPlan
+
+
+class Progress(Protocol):
+    """What shows how far a run is."""
+
+    def add(self, chunk: Chunk) -> None:
+        """Tokens came."""
+
+    def finish(self, count: int) -> None:
+        """So many turns are answered."""
+
+
+class FileRun:
+    """One run over a file's requests: the answers so far, and the fault that ended it early, if one
+    did.
+
+    `stopping` is asked after every step; once it says yes, what is under way ends there.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        requests: RequestFile,
+        plan: DraftPlan | None,
+        journal: Journal,
+        *,
+        stopping: Stopping,
+        warn: Callable[[str], None],
+    ) -> None:
+        self.engine, self.requests, self.journal, self.warn = engine, requests, journal, warn
+        self.speculative = plan is not None
+        self.answers = Answers(engine, plan, requests.batch_size, stopping=stopping)
+        self.done: dict[tuple[int, int], Answer] = {}
+        self.fault: Exception | None = None
+        self.wall_s, self.peak_bytes = 0.0, 0
+        self.check_wall_s: float | None = None
+        self.passes: dict[str, list[float]] = {}
+
+    def run(self, progress: Progress, *, warmup: int, check_lossless: bool) -> None:
+        """All of it: warm-up batches, each request, the check where asked for, and the output file.
+
+        A fault of ours ends the run, not what is done: it is kept in `fault`.
+        """
+        self.warm_up(warmup)
+        self.answers.observe = progress.add
+        try:
+            self.answer(progress)
+            if check_lossless:
+                self.check()
+        except Exception as error:
+            self.fault = error
+            self.done |= {answer.key: answer for answer in self.unanswered()}
+
+    def write(self) -> None:
+        """The output file, from which the journal then is no longer needed."""
+        self.journal.finish([self.entry(a) for a in self.in_order()], str(self.requests.path))
+
+    def warm_up(self, times: int) -> None:
+        """The first batch's first turns, unmeasured; what they left in the prefix cache goes
+        too."""
+        first = [replace(r, turns=()) for r in self.requests.requests[: self.requests.batch_size]]
+        for _ in range(times):
+            if not self.answers.stopping():
+                deque(self.answers.run(first), maxlen=0)
+        self.engine.session.prefixes.clear()
+
+    def answer(self, progress: Progress) -> None:
+        """Each request, kept in the journal as it ends."""
+        log, began = self.engine.session.log, time.perf_counter()
+        log.clear()
+        try:
+            for answer in self.answers.run(self.requests.requests):
+                self.done[answer.key] = answer
+                self.keep(answer)
+                progress.finish(len(self.done))
+        finally:
+            self.wall_s, self.passes = time.perf_counter() - began, log.passes
+            self.peak_bytes = peak_bytes()
+
+    def keep(self, answer: Answer) -> None:
+        """In the journal; the first time that this fails a warning says so, and the run goes on."""
+        failed_before = self.journal.failure is not None
+        self.journal.add(self.entry(answer))
+        if self.journal.failure is not None and not failed_before:
+            why = self.journal.failure.strerror or self.journal.failure
+            self.warn(
+                f"{self.journal.path} cannot be written ({why}): answers are in memory alone for"
+                " now"
+            )
+
+    def check(self) -> None:
+        """Every drafted answer again, plainly, from nothing that drafting left behind."""
+        self.engine.session.prefixes.clear()
+        self.engine.session.log.clear()
+        began = time.perf_counter()
+        self.done |= {answer.key: answer for answer in self.answers.compare([*self.done.values()])}
+        self.check_wall_s = time.perf_counter() - began
+
+    def unanswered(self) -> list[Answer]:
+        left = [a for request in self.requests.requests for a in unasked(request, 0)]
+        return [answer for answer in left if answer.key not in self.done]
+
+    def entry(self, answer: Answer) -> dict[str, object]:
+        return to_dict(answer, self.engine.tokenizer)
+
+    def in_order(self) -> list[Answer]:
+        """The answers in the order of the requests and their turns."""
+        return [self.done[key] for key in sorted(self.done)]
+
+    def figures(self) -> RunFigures:
+        """What the run took, for the summary and the profile."""
+        return RunFigures(
+            self.in_order(),
+            self.wall_s,
+            self.passes,
+            self.requests.batch_size,
+            self.speculative,
+            self.check_wall_s,
+            self.peak_bytes,
+        )

@@ -1,0 +1,168 @@
+"""One request inside the runtime: what is asked, its state on the way, the pieces that stream out,
+and the whole answer.
+
+Knows token ids, text and metrics of one request. Knows no files and no engine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from secrets import randbits
+
+from edgespec.errors import EdgeSpecError
+from edgespec.prompts import STOP_WORDS, SamplingParams
+from edgespec.runtime.metrics import RequestMetrics
+from edgespec.runtime.sampling import Sampler
+from edgespec.runtime.sequence import Candidates, SequenceState, StepOutput
+from edgespec.runtime.text import TextStream
+from edgespec.runtime.tokenizer import Tokenizer
+from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.verify import EXACT
+
+SEED_BITS = 63
+
+
+@dataclass(frozen=True, eq=False)
+class GenerationRequest:
+    """Continue a prompt; `plan` None decodes without drafts. `keep` and `keep_all` are those of
+    `SequenceState`.
+
+    `accept_rule` is a row of `verify.ACCEPT_RULES`. `arrived_s` is when the request came, by
+    `time.perf_counter`; None: when it is added to the scheduler.
+    """
+
+    prompt_ids: Sequence[int]
+    sampling: SamplingParams
+    plan: DraftPlan | None = None
+    keep: int = 0
+    keep_all: bool = False
+    accept_rule: str = EXACT
+    arrived_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What one step added. `pieces` is the text that each token made certain: it waits for whole
+    UTF-8 characters and for the end of what might become a stop string; what a cancelled request
+    held back comes as a piece without a token. The first `accepted` tokens are drafts that the base
+    accepted.
+    """
+
+    token_ids: list[int]
+    pieces: list[str]
+    accepted: int
+    finish_reason: str | None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+
+@dataclass(frozen=True)
+class Response:
+    """A finished request. `seed` is the one that was used, drawn where none was given and one was
+    needed.
+
+    `logprobs` has one entry a token where num_logprobs asks for them: its most probable candidates,
+    descending, and the token itself behind them where it is not among them.
+    """
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    metrics: RequestMetrics
+    seed: int | None
+    prompt_ids: list[int] = field(default_factory=list)
+    logprobs: list[Candidates] = field(default_factory=list)
+    slot: int = 0  # the lane that it began in
+
+
+Event = Chunk | Response | EdgeSpecError
+Inbox = deque[tuple["Generation", Event]]
+
+
+class Generation(SequenceState):
+    """A request while it is answered, and the handle by which it can be cancelled: steps become
+    chunks, and at the end a response.
+
+    Raises RequestError for a stop string that the tokenizer cannot watch for.
+    """
+
+    def __init__(
+        self, request: GenerationRequest, tokenizer: Tokenizer, stop_ids: frozenset[int]
+    ) -> None:
+        sampling = with_seed(request.sampling)
+        super().__init__(
+            prompt=request.prompt_ids,
+            sampler=Sampler.of(sampling),
+            max_new_tokens=sampling.max_generate_length,
+            stop_ids=stop_ids,
+            plan=request.plan,
+            num_logprobs=sampling.num_logprobs,
+            keep=request.keep,
+            keep_all=request.keep_all,
+            accept_rule=request.accept_rule,
+        )
+        self.request, self.seed = request, sampling.seed
+        self.cancelled = False
+        self.inbox: Inbox | None = None  # where whoever asked wants its events
+        self.stop_word_ids, strings = tokenizer.split_stops(sampling.stop)
+        self.text = TextStream(tokenizer, stop=strings)
+        self.pieces: list[str] = []
+        self.rest = ""  # what became certain only at the end
+        self.logprobs: list[Candidates] = []
+        now = time.perf_counter()
+        self.arrived_s = now if request.arrived_s is None else request.arrived_s
+        levels = request.plan.steps if request.plan else 0
+        self.metrics = RequestMetrics(len(request.prompt_ids), levels)
+
+    def begun(self) -> None:
+        """It has a lane: from here on it waits no longer."""
+        self.metrics.queue_time = time.perf_counter() - self.arrived_s
+
+    def watch(self, token: int) -> str | None:
+        """Take in one emitted token; the reason to stop at it, if a stop string or its token says
+        so."""
+        self.pieces.append(self.text.push(token))
+        return STOP_WORDS if self.text.stopped or token in self.stop_word_ids else None
+
+    def chunk(self, output: StepOutput) -> Chunk:
+        """What a step added; at the end also the text that was held back."""
+        self.metrics.add(output, time.perf_counter() - self.arrived_s)
+        self.logprobs += output.logprobs
+        pieces = self.pieces[len(self.pieces) - len(output.tokens) :]
+        reason = output.finish_reason
+        if reason is not None:
+            self.rest = self.text.flush()
+            reason = STOP_WORDS if self.text.stopped else reason
+            pieces = with_rest(pieces, self.rest)
+        return Chunk(output.tokens, pieces, output.accepted, reason)
+
+    def response(self, reason: str) -> Response:
+        """The whole answer, once it ended for `reason` or was ended."""
+        self.metrics.stages, self.metrics.reused_tokens = self.times, self.num_reused
+        return Response(
+            text="".join(self.pieces) + self.rest,
+            token_ids=self.tokens[len(self.prompt) :],
+            finish_reason=STOP_WORDS if self.text.stopped else reason,
+            metrics=self.metrics,
+            seed=self.seed if self.request.sampling.temperature else None,
+            prompt_ids=list(self.request.prompt_ids),
+            logprobs=self.logprobs,
+            slot=self.slot,
+        )
+
+
+def with_rest(pieces: list[str], rest: str) -> list[str]:
+    """The pieces of a last step with the text that was held back: in the last one, or by itself."""
+    if not pieces:
+        return [rest] if rest else []
+    return [*pieces[:-1], pieces[-1] + rest]
+
+
+def with_seed(sampling: SamplingParams) -> SamplingParams:
+    """A seed drawn once where none was given, so that a run can be repeated from its output."""
+    return sampling if sampling.seed is not None else replace(sampling, seed=randbits(SEED_BITS))

@@ -1,0 +1,171 @@
+"""Opens an engine directory: the base, and whatever drafts for it.
+
+Knows which engines stand where, and that a drafting method is a row of DRAFTERS. Knows no search
+and no loop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgespec import bundle
+from edgespec.backends import engine_dir as engines
+from edgespec.backends.base import PlanHints, Table
+from edgespec.backends.engine_config import NO_DRAFTS, EngineConfig
+from edgespec.backends.manifest import EngineManifest
+from edgespec.backends.pair_check import check_pairing
+from edgespec.backends.registry import backend_of, open_runner
+from edgespec.contract import Role
+from edgespec.errors import LimitError
+from edgespec.methods import METHODS, find_method
+from edgespec.runtime.decoder import CachedDecoder
+from edgespec.runtime.drafters.base import Drafter
+from edgespec.runtime.drafters.registry import DRAFTERS, engineless_methods
+from edgespec.runtime.drafters.row import DraftEngine, DrafterSources
+from edgespec.runtime.embedding import EmbeddingTable
+
+EXACT_ROWS = 2  # from here on kernels give a row the same bits whatever their number
+BUILD_AGAIN = "Build it again: edgespec build leaves room for drafts (--max-verify-tree-size)."
+
+
+@dataclass(frozen=True, slots=True)
+class DraftChoice:
+    """What is to draft: a method by its name, or a drafter that the user made; neither decodes
+    plainly. `note` says so where the choice was not the user's."""
+
+    method: str | None = None
+    drafter: Drafter | None = None
+    note: str | None = None
+
+    @property
+    def drafts(self) -> bool:
+        return self.method is not None or self.drafter is not None
+
+    @property
+    def needs_base(self) -> bool:
+        """Whether only an engine that emits hidden states will do."""
+        if self.method is not None:
+            return METHODS[self.method].needs_engine
+        return self.drafter is not None and self.drafter.needs_hidden_states
+
+
+@dataclass(frozen=True, slots=True)
+class OpenBase:
+    """A base, or a plain engine, that is open. `table` is its embedding; `hints` say how much to
+    draft where it runs."""
+
+    decoder: CachedDecoder
+    config: EngineConfig
+    table: Table
+    hints: PlanHints
+
+
+@dataclass(frozen=True, slots=True)
+class OpenDraft:
+    """What drafts. `method` and `config` are None for a drafter that the user made; `config` also
+    where the method needs no engine."""
+
+    drafter: Drafter
+    method: str | None = None
+    config: EngineConfig | None = None
+
+
+def choose_draft(
+    engine_dir: Path, spec_decode: bool | None, drafter: str | Drafter | None
+) -> DraftChoice:
+    """What is to draft with the engines of a directory.
+
+    Without a `drafter` that is the draft engine, and where there is none, but drafts are asked for,
+    the first registered method that needs no engine. Raises LimitError for a name that cannot be,
+    BundleError where a draft engine is missing.
+    """
+    there = EngineManifest.read(engine_dir).engines if engine_dir.is_dir() else {}
+    has_draft = Role.DRAFT in there
+    if drafter is not None and spec_decode is False:
+        what = "a drafter was given, and spec_decode=False decodes without drafts"
+        raise LimitError(what, "Leave one of the two out.")
+    if isinstance(drafter, str):
+        return DraftChoice(engineless(drafter))
+    if drafter is not None:
+        return DraftChoice(drafter=drafter)
+    if spec_decode is False or (spec_decode is None and not has_draft):
+        return DraftChoice()
+    candidates = engineless_methods()
+    if has_draft or not candidates or not there:
+        draft, _ = engines.open_engine(engine_dir, Role.DRAFT)  # says what is missing
+        return DraftChoice(draft.component.method)
+    title = METHODS[candidates[0]].title
+    note = f"{engine_dir} has no draft engine: drafting by {title}, which needs none"
+    return DraftChoice(candidates[0], note=note)
+
+
+def engineless(name: str) -> str:
+    """A method, by its name or an alias, that drafts without an engine; LimitError for others."""
+    row, known = find_method(name), ", ".join(engineless_methods()) or "none in this version"
+    if row is None or row.name not in DRAFTERS:
+        raise LimitError(
+            f"there is no drafting method {name!r}", f"Methods without an engine: {known}."
+        )
+    if row.needs_engine:
+        what = f"{row.title} drafts with an engine of its own, which spec_decode opens"
+        raise LimitError(what, f"Leave the drafter out. Methods without an engine: {known}.")
+    return row.name
+
+
+def open_base(engine_dir: Path, choice: DraftChoice, *, exact: bool) -> OpenBase:
+    """The engine that the drafts are for: a plain one where there is one and it will do, else the
+    base."""
+    there = EngineManifest.read(engine_dir).engines if engine_dir.is_dir() else {}
+    plain = Role.LLM in there or not there
+    role = Role.LLM if plain and not choice.needs_base else Role.BASE
+    runner, config = open_runner(engine_dir, role)
+    if exact:
+        check_exact(engine_dir, config)
+    if choice.drafts and config.limits.verify_tree_size == NO_DRAFTS and not choice.needs_base:
+        runner.close()
+        what = f"the {role.value} engine in {engine_dir} was built to verify no drafts"
+        raise LimitError(what, BUILD_AGAIN)
+    table = runner.table or EmbeddingTable(engine_dir / bundle.EMBEDDING)
+    min_rows = EXACT_ROWS if exact else 1
+    decoder = CachedDecoder.of(runner, table, config.component, min_rows)
+    return OpenBase(decoder, config, table, backend_of(engine_dir, role).plan_hints)
+
+
+def open_draft(engine_dir: Path, choice: DraftChoice, base: OpenBase) -> OpenDraft | None:
+    """What drafts for an open base; None where nothing does. PairingError where the two do not
+    belong together."""
+    if choice.drafter is not None:
+        return OpenDraft(choice.drafter)
+    if choice.method is None:
+        return None
+    draft = open_draft_engine(engine_dir, base) if METHODS[choice.method].needs_engine else None
+    sources = DrafterSources(
+        engine_dir=engine_dir,
+        base=base.config,
+        num_lanes=len(base.decoder.lanes),
+        capacity=base.decoder.capacity,
+        draft=draft,
+    )
+    drafter = DRAFTERS[choice.method].open(sources)
+    return OpenDraft(drafter, choice.method, draft.config if draft else None)
+
+
+def open_draft_engine(engine_dir: Path, base: OpenBase) -> DraftEngine:
+    runner, config = open_runner(engine_dir, Role.DRAFT)
+    check_pairing(base.config.component, config.component)
+    assert config.component.pair is not None
+    own = engine_dir / engines.DRAFT_EMBEDDING
+    table: Table = EmbeddingTable(own) if config.component.pair.own_embedding else base.table
+    return DraftEngine(runner=runner, config=config, table=table)
+
+
+def check_exact(engine_dir: Path, config: EngineConfig) -> None:
+    """LimitError where passes of one and of many rows give other bits."""
+    if why := config.why_not_exact:
+        what = f"the engine in {engine_dir} cannot be exact: {why}"
+        if config.component.graph.recurrent:
+            raise LimitError(what, "Leave --exact out: no engine of such a base is.")
+        known = "--weights fp32, int4 --weight-block 32 or int8 --weight-block 0"
+        quantized = "of quantized exports int8_sq, int8_token and int4 in blocks of 32 are exact"
+        raise LimitError(what, f"Build it for one sequence, with {known}; {quantized}.")

@@ -1,0 +1,168 @@
+"""Which request runs when: the queue in front of a session's lanes.
+
+Knows requests that wait, the one whose prompt is being read, and those that run. `step` is all that
+whoever serves has to call; it may be called with nothing to do. One thread calls it; any thread may
+cancel. How tokens come about is the session's.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from edgespec.errors import EdgeSpecError, EnvironmentProblem
+from edgespec.prompts import CANCELLED
+from edgespec.runtime.generation import Event, Generation, GenerationRequest
+from edgespec.runtime.sequence import StepOutput
+from edgespec.runtime.session import Session
+
+FAULTS = (EdgeSpecError, MemoryError)  # what ends a request, or a batch, and not the run
+Prepare = Callable[[GenerationRequest], Generation]
+Events = Iterator[tuple[Generation, Event]]
+
+
+class Scheduler:
+    """The requests of one session, at most `max_num_seqs` at a time, in the order in which they
+    came.
+
+    `prepare` checks a request and makes its handle.
+    """
+
+    def __init__(self, session: Session, prepare: Prepare, max_num_seqs: int) -> None:
+        self.session, self.prepare, self.max_num_seqs = session, prepare, max_num_seqs
+        self.waiting: deque[Generation] = deque()
+        # Those with a lane; the one whose prompt is being read comes last.
+        self.active: list[Generation] = []
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self.waiting or self.active)
+
+    def add(self, request: GenerationRequest) -> Generation:
+        """Let a request wait for a lane; returns its handle. Raises what `prepare` raises: for the
+        engine's, LimitError or RequestError where it cannot be answered."""
+        handle = self.prepare(request)
+        self.waiting.append(handle)
+        return handle
+
+    def cancel(self, handle: Generation) -> None:
+        """End a request before the next step; its response still comes, and its finish reason says
+        so. Harmless for one that has ended."""
+        handle.cancelled = True
+
+    def step(self) -> list[tuple[Generation, Event]]:
+        """One chunk of a prompt, then one decode step of all that run; returns what came of it.
+
+        Each request has its Chunks and at last its Response, or the error that it met. Where
+        nobody runs, short prompts are read together, up to one chunk of tokens, and their first
+        tokens are not held back by a decode step.
+        """
+        try:
+            events = [*self.drop_cancelled()]
+            held_up = bool(self.session.running)
+            events += self.prefill(one_call=held_up)
+            if held_up:
+                events += self.decode()
+            return events
+        except BaseException:
+            self.restart()
+            raise
+
+    def restart(self) -> None:
+        """Forget all requests, whatever they were in the middle of."""
+        self.waiting.clear()
+        self.active.clear()
+        self.session.restart()
+
+    # ---- the parts of a step
+
+    def drop_cancelled(self) -> Events:
+        for handle in [handle for handle in self.waiting if handle.cancelled]:
+            self.waiting.remove(handle)
+            yield from self.cancelled(handle)
+        for handle in [handle for handle in self.active if handle.cancelled]:
+            self.session.end(handle)
+            self.active.remove(handle)
+            yield from self.cancelled(handle)
+
+    def cancelled(self, handle: Generation) -> Events:
+        yield handle, handle.chunk(StepOutput([], finish_reason=CANCELLED))
+        yield handle, handle.response(CANCELLED)
+
+    def prefill(self, *, one_call: bool) -> Events:
+        """Read prompts, up to one chunk of tokens in all; with `one_call` in one call at most, so
+        that no request holds up those that run for longer."""
+        left = self.session.base.prefill_chunk
+        while left and ((handle := self.being_read()) is not None or self.can_admit()):
+            if handle is None:
+                yield from self.admit(self.waiting.popleft())
+                continue
+            count = self.session.chunk_end(handle) - handle.num_read
+            if count > left:
+                return
+            left -= count
+            yield from self.read_chunk(handle)
+            if one_call:
+                return
+
+    def being_read(self) -> Generation | None:
+        return self.active[-1] if self.session.reading is not None else None
+
+    def can_admit(self) -> bool:
+        return bool(self.waiting) and len(self.active) < self.max_num_seqs
+
+    def admit(self, handle: Generation) -> Events:
+        """Give a request a lane; the event of its error where it cannot have one."""
+        handle.begun()
+        try:
+            self.session.admit(handle)
+        except FAULTS as error:
+            self.session.give_up_reading()
+            yield handle, as_error(error)
+        else:
+            self.active.append(handle)
+
+    def read_chunk(self, handle: Generation) -> Events:
+        try:
+            output = self.session.prefill(handle)
+        except FAULTS as error:
+            self.session.give_up_reading(zero=True)
+            self.active.remove(handle)
+            yield handle, as_error(error)
+        else:
+            if output is not None:
+                yield from self.report(handle, output)
+
+    def decode(self) -> Events:
+        """One step of all that run. Where the engine itself fails all that have a lane have
+        failed."""
+        try:
+            outputs = self.session.step() if self.session.running else []
+        except FAULTS as error:
+            failed, self.active = self.active, []
+            self.session.restart()
+            yield from ((handle, as_error(error)) for handle in failed)
+            return
+        for seq, output in outputs:
+            assert isinstance(seq, Generation)
+            yield from self.report(seq, output)
+
+    def report(self, handle: Generation, output: StepOutput) -> Events:
+        if output.finish_reason is not None:
+            self.active.remove(handle)
+        if output.error is not None:
+            yield handle, output.error
+            return
+        yield handle, handle.chunk(output)
+        if output.finish_reason is not None:
+            yield handle, handle.response(output.finish_reason)
+
+
+def as_error(error: EdgeSpecError | MemoryError) -> EdgeSpecError:
+    """The error that a request is answered with."""
+    if isinstance(error, EdgeSpecError):
+        return error
+    return EnvironmentProblem(
+        "not enough memory for this request", "Close other programs, or lower the batch size."
+    )

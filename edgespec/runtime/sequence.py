@@ -1,0 +1,113 @@
+"""One sequence of tokens: what is asked of it, how far it has come, and where it ends.
+
+Knows token ids and lanes. Knows nothing of text, engines or drafters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.errors import EdgeSpecError
+from edgespec.prompts import END_OF_SEQUENCE, MAX_LENGTH
+from edgespec.runtime.sampling import Sampler
+from edgespec.runtime.stages import StageTimes
+from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.verify import EXACT
+
+Candidates = list[tuple[int, float]]  # ids with their log-probabilities, descending
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What one step gave a sequence. `drafted` counts nodes beside the root; prefill is the step
+    with `verified` False.
+
+    `logprobs` are the most probable tokens where each one was drawn, by the model's own logits at
+    temperature 1.
+    """
+
+    tokens: list[int]
+    drafted: int = 0
+    accepted: int = 0
+    verified: bool = True
+    finish_reason: str | None = None
+    logprobs: list[Candidates] = field(default_factory=list)
+    error: EdgeSpecError | None = None
+
+
+@dataclass(eq=False)
+class SequenceState:
+    """A prompt to be continued until an id of `stop_ids`, or until `max_new_tokens`, and its state
+    on the way.
+
+    A running sequence is n committed tokens and exactly one pending token, the last of `tokens`.
+    The KV rows of the prompt's first `keep` tokens are kept for later prompts; with `keep_all`
+    those of all tokens at the end. `plan` None decodes without drafts.
+    """
+
+    prompt: Sequence[int]
+    sampler: Sampler
+    max_new_tokens: int
+    stop_ids: frozenset[int] = frozenset()
+    plan: DraftPlan | None = None
+    num_logprobs: int = 0
+    keep: int = 0
+    keep_all: bool = False
+    accept_rule: str = EXACT  # a row of verify.ACCEPT_RULES
+
+    tokens: list[int] = field(init=False)  # the prompt's and all emitted ones
+    lane: int = field(init=False, default=0)
+    slot: int = field(init=False, default=0)  # the lane that it began in
+    num_reused: int = field(init=False, default=0)  # of the prompt, taken from the prefix cache
+    num_read: int = field(init=False, default=0)  # of the prompt, committed so far
+    # [k*H], the aux hidden state of the last committed position, for a drafter that needs it
+    hidden_state: NDArray[np.float32] | None = field(init=False, default=None)
+    times: StageTimes = field(init=False)  # of the passes that it took part in
+
+    def __post_init__(self) -> None:
+        self.tokens, self.times = [*self.prompt], StageTimes()
+
+    @property
+    def num_emitted(self) -> int:
+        return len(self.tokens) - len(self.prompt)
+
+    @property
+    def pending(self) -> int:
+        """The token that the base has drawn and not yet read."""
+        return self.tokens[-1]
+
+    def watch(self, token: int) -> str | None:
+        """Called once per emitted token, in order; a finish reason ends the sequence there."""
+        return None
+
+    def take(self, output: StepOutput, room: int) -> StepOutput:
+        """Append a step's tokens up to where the sequence ends, and say why if it does.
+
+        The pending token needs a row of its own in the next pass, so the cache is full where `room`
+        is 0.
+        """
+        for count, token in enumerate(output.tokens, start=1):
+            self.tokens.append(token)
+            reason = self.watch(token)
+            if token in self.stop_ids:
+                reason = END_OF_SEQUENCE
+            if reason is not None:
+                return cut(output, count, reason)
+        assert self.num_emitted <= self.max_new_tokens
+        full = self.num_emitted == self.max_new_tokens or room == 0
+        return replace(output, finish_reason=MAX_LENGTH) if full else output
+
+
+def cut(output: StepOutput, count: int, reason: str) -> StepOutput:
+    """A step that ends the sequence with its first `count` tokens."""
+    return replace(
+        output,
+        tokens=output.tokens[:count],
+        accepted=min(output.accepted, count),
+        finish_reason=reason,
+        logprobs=output.logprobs[:count],
+    )

@@ -1,0 +1,278 @@
+"""A drafting method that test code alone brings along: a row in METHODS, a row in DRAFTERS, no
+engine. It goes the whole way of a user, on a model that was exported and built for no drafts.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import edgespec
+from edgespec import bundle
+from edgespec.backends.engine_dir import CONFIGS
+from edgespec.contract import Role
+from edgespec.errors import BundleError, LimitError
+from edgespec.methods import METHODS, Method
+from edgespec.prompts import SamplingParams
+from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
+from edgespec.runtime.drafters.registry import DRAFTERS
+from edgespec.runtime.drafters.row import DrafterRow
+from edgespec.runtime.engine import Engine
+from edgespec.runtime.plans import TreeLimits
+from edgespec.runtime.tree import DraftTree
+from tests import toys
+from tests.e2e.workshop import ENVIRON, Cli, Outcome, asked, cli, process
+
+__all__ = ["cli"]
+GREEDY = SamplingParams(temperature=0, max_generate_length=20)
+NAME = "repeat"
+
+
+@dataclass
+class Repeating:
+    """Drafts what followed the pending token when it last occurred."""
+
+    needs_hidden_states = False
+    capacity: int | None = None
+    num_lanes: int | None = None
+    engine_s = 0.0
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    num_proposed: int = 0
+    closed: bool = False
+
+    def begin(self, lane: int, tokens: Sequence[int], num_reused: int) -> None:
+        self.tokens[lane] = [*tokens]
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        for item in observations:
+            assert item.hidden_states is None
+            self.tokens[item.lane] += item.tokens.tolist()
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        return [self.proposed(request) for request in requests]
+
+    def proposed(self, request: DraftRequest) -> DraftTree:
+        *before, pending = self.tokens[request.lane]
+        assert pending == request.pending
+        count = min(request.plan.steps, request.plan.verify_size - 1)
+        if pending not in before or not count:
+            return DraftTree.root_only(pending)
+        last = len(before) - 1 - before[::-1].index(pending)
+        draft = [*before, pending][last + 1 : last + 1 + count]
+        self.num_proposed += len(draft)
+        tokens = np.array([pending, *draft], np.int64)
+        return DraftTree(tokens, np.arange(-1, len(draft)))
+
+    def reset(self, lane: int) -> None:
+        self.tokens.pop(lane, None)
+
+    def move(self, source: int, target: int) -> None:
+        self.tokens[target] = self.tokens.pop(source)
+
+    def snapshot(self, lane: int, count: int) -> Snapshot | None:
+        return None
+
+    def restore(self, lane: int, snapshot: Snapshot) -> None:
+        raise AssertionError("it gave none")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+METHOD = Method(
+    name=NAME,
+    title="repetition",
+    draft_title="repetition",
+    aliases=("echo",),
+    weights_in="nowhere",
+    needs_engine=False,
+)
+ROW = DrafterRow(
+    open=lambda sources: Repeating(num_lanes=sources.num_lanes),
+    limits=lambda base, draft: TreeLimits(base.limits.verify_tree_size),
+    words=" of what was said before",
+)
+# The same registration in a process of its own.
+CHAT = """
+import sys
+from tests.e2e.test_extension_drafter import DRAFTERS, METHOD, METHODS, NAME, ROW
+from edgespec.cli.main import main
+METHODS[NAME], DRAFTERS[NAME] = METHOD, ROW
+main(sys.argv[1:])
+"""
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, NAME, METHOD)
+    monkeypatch.setitem(DRAFTERS, NAME, ROW)
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3_5"])
+def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Engines of a plain export, by the commands that a user would give."""
+    path = tmp_path_factory.mktemp(request.param)
+    if request.param == "llama":
+        toys.make_base(path / "base", "llama", layers=2)
+    else:
+        toys.make_qwen3_5(path / "base", layers=4)
+    limits = {
+        "--max-batch-size": 3,
+        "--max-input-len": 96,
+        "--max-kv-cache-capacity": 128,
+        "--max-verify-tree-size": 12,
+    }
+    build = ["build", "--onnx-dir", path / "onnx" / "llm", "--engine-dir", path / "engines"]
+    for words in (["export", path / "base", path / "onnx"], [*build, *sum(limits.items(), ())]):
+        done = process(*words)
+        assert done.code == 0, done.err
+    return path / "engines"
+
+
+@pytest.fixture
+def engine(registered: None, engines: Path) -> Iterator[Engine]:
+    with Engine(engines, drafter=NAME) as opened:
+        opened.stop_ids = frozenset()
+        yield opened
+
+
+def input_file(tmp_path: Path) -> Path:
+    """Requests that repeat themselves, more of them than lanes."""
+    requests = [asked("one two one two one two " * 2 + "x" * i) for i in range(5)]
+    content = {"temperature": 0, "max_generate_length": 24, "batch_size": 3, "requests": requests}
+    path = tmp_path / "input.json"
+    path.write_text(json.dumps(content | {"logit_bias": {"0": -100, "2": -100}}))
+    return path
+
+
+def test_infer_takes_the_method_that_needs_no_engine_and_says_so_once(
+    registered: None, cli: Cli, engines: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.json"
+    words = ["--engine-dir", engines, "--input-file", input_file(tmp_path), "--output-file", out]
+    done = cli("infer", *words, "--spec-decode", "--check-lossless", "--json")
+    assert done.code == 0, done.err
+    assert done.err.count("drafting by repetition, which needs none") == 1
+    assert "drafting a chain of what was said before: top-k 1, step 3" in done.err
+    summary = json.loads(done.out)
+    assert summary["lossless"].startswith("yes")
+    responses = json.loads(out.read_text())["responses"]
+    assert all(response["lossless"]["equal"] for response in responses)
+    blocks = [response["metrics"]["speculative_decoding"] for response in responses]
+    assert sum(block["num_draft_tokens"] for block in blocks) > 0
+
+
+def test_infer_without_such_a_method_errs_as_before(
+    cli: Cli, engines: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.json"
+    words = ["--engine-dir", engines, "--input-file", input_file(tmp_path), "--output-file", out]
+    done = cli("infer", *words, "--spec-decode")
+    assert (done.code, "has no draft engine" in done.err) == (3, True)
+    assert not out.exists()
+
+
+def test_chat_drafts_with_it_too(engines: Path) -> None:
+    words = ["chat", "--engine-dir", engines, "--temperature", "0", "--max-generate-length", "12"]
+    plain = process_chat(*words, "--no-spec-decode")
+    drafted = process_chat(*words, "--spec-decode", "--show-speculation")
+    assert drafted.out == plain.out
+    assert "repetition" in drafted.err
+    assert "acceptance length" in drafted.err
+
+
+def process_chat(*words: object) -> Outcome:
+    done = subprocess.run(
+        [sys.executable, "-c", CHAT, *map(str, words)],
+        input="one two one two one two\n",
+        capture_output=True,
+        text=True,
+        env=ENVIRON,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+def test_by_name_by_alias_and_as_an_object_of_one_s_own(
+    registered: None, engines: Path, engine: Engine
+) -> None:
+    prompt = [5, 6, 7, 5, 6, 7, 5]
+    plain = engine.plainly(prompt, GREEDY).token_ids
+    plan = engine.plan(1, 5, 6)
+    assert engine.finish(prompt, GREEDY, plan).token_ids == plain
+    own = Repeating()
+    for drafter in ("ECHO", own):
+        with Engine(engines, drafter=drafter) as opened:
+            opened.stop_ids = frozenset()
+            assert opened.generate(prompt, GREEDY).token_ids == plain
+    assert own.num_proposed > 0
+    assert own.closed
+
+
+def test_streams_side_by_side_share_the_lanes(engine: Engine) -> None:
+    prompts = [[5, 6, 5, 6, 5], [9, 8, 9, 8, 9]]
+    expected = [engine.plainly(prompt, GREEDY).token_ids for prompt in prompts]
+    streams = [engine.stream(prompt, GREEDY, engine.plan()) for prompt in prompts]
+    found: list[list[int]] = [[], []]
+    batches = []
+    for _ in range(3 * 20):
+        for tokens, stream in zip(found, streams, strict=True):
+            event = next(stream, None)
+            tokens += event.token_ids if isinstance(event, edgespec.Chunk) else []
+            batches.append(len(engine.session.running))
+    assert found == expected
+    assert max(batches) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("eagle3", "an engine of its own"), ("suffixes", "no drafting method")]
+)
+def test_names_of_other_methods_are_refused(
+    registered: None, engines: Path, name: str, said: str
+) -> None:
+    with pytest.raises(LimitError, match=said) as error:
+        Engine(engines, drafter=name)
+    assert NAME in error.value.remedy
+
+
+def test_drafter_that_needs_hidden_states_asks_for_an_engine_that_has_them(engines: Path) -> None:
+    class Demanding(Repeating):
+        needs_hidden_states = True
+
+    with pytest.raises(BundleError, match="no base engine"):
+        Engine(engines, drafter=Demanding())
+
+
+def test_plain_engine_that_was_built_without_a_verify_size_says_build_again(
+    registered: None, engines: Path, tmp_path: Path
+) -> None:
+    """As the version before built them."""
+    old = shutil.copytree(engines, tmp_path / "old")
+    path = old / CONFIGS[Role.LLM]
+    config = json.loads(path.read_text())
+    del config["builder_config"]["max_verify_tree_size"]
+    path.write_text(json.dumps(config))
+    manifest = json.loads((old / bundle.MANIFEST).read_text())
+    files = manifest["engines"]["llm"]["files"]
+    stat = path.stat()
+    files[path.name] = {
+        "bytes": stat.st_size,
+        "sha256": bundle.sha256_file(path),
+        "mtime_ns": stat.st_mtime_ns,
+    }
+    (old / bundle.MANIFEST).write_text(json.dumps(manifest))
+    with Engine(old) as plain:
+        assert len(plain.plainly([5, 6, 7], GREEDY).token_ids) > 0
+    with pytest.raises(LimitError, match="built to verify no drafts") as error:
+        Engine(old, spec_decode=True)
+    assert "Build it again" in error.value.remedy
