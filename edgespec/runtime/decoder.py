@@ -50,7 +50,7 @@ class LaneResult:
     """One lane's part of the outputs: views that the next call overwrites."""
 
     logits: Floats  # [G, V]
-    hidden_states: Floats | None  # [S, features]
+    hidden_states: Floats | None  # [S, width]
 
 
 @dataclass

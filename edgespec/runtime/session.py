@@ -45,7 +45,7 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What a step came to; `observation` is what the drafter is still to be told of it."""
+    """What a step came to; `observation` is what the drafter is still to observe of it."""
 
     seq: SequenceState
     output: StepOutput
@@ -259,7 +259,7 @@ class Session:
     def observation(
         self, seq: SequenceState, output: StepOutput, path: Ids, result: LaneResult
     ) -> Observation | None:
-        """What the drafter is told of a step: nothing where the sequence ends, unless it is kept
+        """What the drafter observes of a step: nothing where the sequence ends, unless it is kept
         up to its last row, the drafter's memory with it."""
         drafter = self.drafter_of(seq)
         if drafter is None:

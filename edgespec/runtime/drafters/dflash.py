@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -175,9 +176,8 @@ class DFlashDrafter:
         return self.decoder.snapshot(lane, count)
 
     def restore(self, lane: int, snapshot: Snapshot) -> None:
-        assert isinstance(snapshot, LaneRows)
         self.reset(lane)
-        self.decoder.restore(lane, snapshot)
+        self.decoder.restore(lane, cast(LaneRows, snapshot))  # its own
 
     def close(self) -> None:
         self.decoder.runner.close()
