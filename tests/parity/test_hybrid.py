@@ -286,7 +286,7 @@ def test_only_the_whole_of_a_state_can_be_kept(pair: Pair, lanes: CachedDecoder)
     with pytest.raises(AssertionError):
         lanes.snapshot(0, 8)
     with pytest.raises(AssertionError):
-        lanes.snapshot(0, 9).head(8)
+        lanes.snapshot(0, 9).prefix(8)
 
 
 @some_rows
@@ -298,6 +298,6 @@ def test_what_is_remembered_of_each_lane_is_of_the_size_that_build_tells(pair: P
     decoder, tree = pair.component.decoder(), random_tree(0)
     verified(decoder, some_ids(len(tree)), tree)
     decoder.commit(path_to(tree, len(tree) - 1))
-    waiting = sum(rows.nbytes for rows in recurrent.waiting)
-    waiting += sum(buffer.nbytes for buffer in recurrent.buffers.values())
-    assert waiting <= uncommitted_bytes(recurrent.shape, 1, LONGEST_CALL)
+    pending = sum(rows.nbytes for rows in recurrent.pending)
+    pending += sum(buffer.nbytes for buffer in recurrent.buffers.values())
+    assert pending <= uncommitted_bytes(recurrent.shape, 1, LONGEST_CALL)
