@@ -22,14 +22,12 @@ from numpy.typing import NDArray
 
 from edgespec import bundle
 from edgespec.backends.base import Call, Result
-from edgespec.backends.engine_dir import shape_of
-from edgespec.backends.ort.lowering import lower
+from edgespec.backends.ort.lowering import lower, lowered_contract
 from edgespec.backends.ort.runner import OrtRunner
 from edgespec.contract import (
     GraphShape,
     Role,
     canonical_contract,
-    lowered_contract,
     past_names,
     present_names,
 )
@@ -306,7 +304,7 @@ def test_an_engine_opens_with_a_cache_of_zeroes(
     llama: Component, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(np, "empty", lambda shape, dtype=float: np.full(shape, np.nan, dtype))
-    contract = lowered_contract(canonical_contract(shape_of(llama.config)))
+    contract = lowered_contract(canonical_contract(llama.config.component.graph))
     runner = OrtRunner(llama.engine_dir / "spec_base.onnx", contract, CAPACITY)
     assert runner.slab.shape == (2 * 7, 1, 2, CAPACITY, 16)
     assert not runner.slab.any()  # a NaN would be true
@@ -584,7 +582,9 @@ def test_lowering_takes_the_graph_that_was_not_tampered_with(
     names = {value.name for value in lower(model, "data", batched).model.graph.inputs}
     assert names == {
         spec.name
-        for spec in lowered_contract(canonical_contract(shape_of(llama.config)), batched).inputs
+        for spec in lowered_contract(
+            canonical_contract(llama.config.component.graph), batched
+        ).inputs
     }
 
 
