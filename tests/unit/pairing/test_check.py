@@ -323,7 +323,10 @@ def test_taps_beyond_the_base_are_refused_and_the_last_one_is_a_warning(
         "refused",
         "the draft reads hidden_states 2, 6, the base has 5 layers",
     )
-    assert "the base has 5 layers" in one("aux layers", flat, shop / "eagle", aux_layers=(1, 2, 6)).what
+    assert (
+        "the base has 5 layers"
+        in one("aux layers", flat, shop / "eagle", aux_layers=(1, 2, 6)).what
+    )
     last = toys.make_dflash(tmp_path / "last", shop / "base", aux_layers=[2, 8])
     told = one("aux layers", shop / "base", last)
     assert told.level == "warning"
@@ -533,7 +536,7 @@ def test_a_head_that_is_missing_or_lost_is_refused_with_the_remedy(
     assert (told.level, told.remedy) == (
         "refused",
         (
-            "Draft for this base with an EAGLE-3 or DFlash checkpoint; without --mtp the head is"
+            "Use a draft with a checkpoint of its own for this base; without --mtp the head is"
             " left aside."
         ),
     )
