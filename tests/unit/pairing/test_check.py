@@ -537,7 +537,7 @@ def test_a_head_that_is_missing_or_lost_is_refused_with_the_remedy(
         "refused",
         (
             "Use a draft with a checkpoint of its own for this base; without --mtp the head is"
-            " left aside."
+            " left out."
         ),
     )
     assert (
