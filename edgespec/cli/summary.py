@@ -196,7 +196,7 @@ def quantized_rows(manifest: Mapping[str, Any], layers: bool) -> Rows:
         for name in ("nvidia-modelopt", "torch", "transformers")
         if packages.get(name)
     ]
-    agreed = f"same first choice {check['top1_agreement']:.1%} of {check['num_tokens']} tokens"
+    agreed = f"top-1 agreement {check['top1_agreement']:.1%} of {check['num_tokens']} tokens"
     rows = [
         (
             "made from",

@@ -20,7 +20,7 @@ from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.names import EMBEDDING
 from edgespec.errors import CheckpointError, RequestError
 from edgespec.export.sidecars import copy_tokenizer
-from edgespec.export.stepwise import Passed, causal_feeds, run_stepwise
+from edgespec.export.stepwise import PassOutput, causal_feeds, run_stepwise
 from edgespec.graphs.decoder import Decoder
 from edgespec.pairing.check_result import CheckResult, Probed, Share
 from edgespec.pairing.forcing import EmbeddingRows
@@ -79,7 +79,7 @@ def is_clearly_better(other: Share, stated: Share) -> bool:
     return beyond_chance and other.share - stated.share > MIN_GAIN
 
 
-def hidden_states(reading: Reading, truth: Passed) -> Array:
+def hidden_states(reading: Reading, truth: PassOutput) -> Array:
     """[T, k*H], what the base says of each position as the reading has it."""
     if reading.aux_layers:
         return np.concatenate([truth.streams[layer] for layer in reading.aux_layers], -1)

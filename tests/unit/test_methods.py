@@ -23,7 +23,7 @@ EXCEPTIONS = {
     "checkpoint/names.py": "the root of prediction heads on disk is `mtp.`",
     "checkpoint/unsupported.py": "kinds that are detected and refused by name",
     "cli/build.py": "flags of TensorRT Edge-LLM, and limits in the help",
-    "cli/chat.py": "limits in the help",
+    "cli/draft_flags.py": "flags of TensorRT Edge-LLM",
     "cli/check.py": "the flag --mtp, and examples in the help",
     "cli/export.py": "the flags of each method, and examples in the help",
     "cli/infer.py": "flags and keys of TensorRT Edge-LLM, and limits in the help",

@@ -298,7 +298,7 @@ def test_the_tensors_of_a_quantised_linear_stand_for_its_weight(tmp_path: Path) 
         ({f"{UP}.weight": None, f"{UP}.weight_scale": None}, r"no tensor '.*up_proj\.weight'"),
         (
             {f"{UP}.weight": torch.ones(8, 64), f"{UP}.weight_scale": None},
-            "says that .*up_proj is int8_wo",
+            "declares .*up_proj as int8_wo",
         ),
     ],
 )
