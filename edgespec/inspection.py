@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,15 @@ from edgespec import bundle
 from edgespec.backends.registry import engine_file_names
 from edgespec.backends.summary import engines_summary, export_summary
 from edgespec.checkpoint.d2t import read_d2t
-from edgespec.checkpoint.facts import checkpoint_facts, safetensors_facts
 from edgespec.checkpoint.files import Checkpoint, some_of
+from edgespec.checkpoint.summary import (
+    CheckpointSummary,
+    FileSummary,
+    summarize_checkpoint,
+    summarize_file,
+)
 from edgespec.config import DraftConfig, ModelConfig
 from edgespec.errors import BundleError, EdgeSpecError, UnsupportedModel, noted
-from edgespec.methods import METHODS
 
 SMALL_BYTES = 1 << 20  # files up to this size are compared by their hash in any case
 _OURS = ("quantize", "export", "engine")
@@ -34,33 +38,40 @@ _TAKES = "edgespec inspect takes a checkpoint, what export or build wrote, or a 
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """`facts` as --json prints them; `problems` are what is wrong, each with its remedy; `notes`
-    what is not."""
+    """What is at a path: a summary of a checkpoint or of a file, or what `backends` says of an
+    export or of engines. `problems` are what is wrong, each with its remedy; `notes` what is not.
+    """
 
     path: Path
-    facts: dict[str, Any]
+    summary: CheckpointSummary | FileSummary | dict[str, Any]
     problems: tuple[EdgeSpecError, ...]
     notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """What --json prints of it, without problems and notes."""
+        return self.summary if isinstance(self.summary, dict) else self.summary.to_dict()
 
 
 def inspect(path: Path, *, verify: bool = False) -> Inspection:
     """Look at a path; with `verify` every file is hashed that a manifest lists.
 
     Raises BundleError where nothing known is there, CheckpointError where nothing at all can be
-    told of it.
+    read of it.
     """
     problems: list[EdgeSpecError] = []
     read_up_to = math.inf if verify else SMALL_BYTES
     kind = kind_of(path)
+    notes = notes_of_directory(path)
     if kind == "safetensors":
-        facts = safetensors_facts(path)
-    elif kind == "checkpoint":
-        facts = look_at_checkpoint(path, problems, read_up_to)
-    else:
-        facts = (export_summary if kind == "export" else engines_summary)(
-            path, problems, read_up_to
-        )
-    return Inspection(path, facts, tuple(problems), notes_of(path, facts))
+        return Inspection(path, summarize_file(path), (), notes)
+    if kind == "checkpoint":
+        summary = look_at_checkpoint(path, problems, read_up_to)
+        return Inspection(path, summary, tuple(problems), (*notes_of(summary), *notes))
+    facts = (export_summary if kind == "export" else engines_summary)(path, problems, read_up_to)
+    strangers = facts.get("not_in_manifest")
+    if strangers:
+        notes = (*notes, f"not of edgespec: {some_of(strangers)}")
+    return Inspection(path, facts, tuple(problems), notes)
 
 
 def kind_of(path: Path) -> str:
@@ -159,42 +170,51 @@ def nothing_known(path: Path) -> BundleError:
 
 def look_at_checkpoint(
     path: Path, problems: list[EdgeSpecError], read_up_to: float
-) -> dict[str, Any]:
+) -> CheckpointSummary:
+    """Its summary; what is wrong with its tensors and its vocabulary map is added to `problems`."""
     checkpoint = Checkpoint(path)
     if (pickled := only_pickled(path)) is not None:
-        names = {key: checkpoint.config.get(key) for key in ("architectures", "model_type")}
-        return {"kind": "checkpoint", **names, "pickled": pickled}
-    facts, found = checkpoint_facts(checkpoint, problems, read_up_to)
-    if found is not None:
-        from edgespec.graphs.completeness import check_complete
+        config = checkpoint.config
+        return CheckpointSummary(
+            architectures=config.get("architectures"),
+            model_type=config.get("model_type"),
+            pickled=pickled,
+        )
+    summary = summarize_checkpoint(checkpoint, problems, read_up_to)
+    found = summary.found
+    if found is None:
+        return summary
+    from edgespec.graphs.completeness import check_complete
 
+    with noted(problems):
+        check_complete(checkpoint, found)
+        if isinstance(found, ModelConfig):
+            summary = replace(summary, heads=heads_of(checkpoint, found))
+    if isinstance(found, DraftConfig) and read_up_to == math.inf:
         with noted(problems):
-            check_complete(checkpoint, found)
-            if isinstance(found, ModelConfig):
-                facts |= head_facts(checkpoint, found)
-        if isinstance(found, DraftConfig) and read_up_to == math.inf:
-            with noted(problems):
-                read_d2t(checkpoint, found)
-    return facts
+            read_d2t(checkpoint, found)
+    return summary
 
 
-def head_facts(checkpoint: Checkpoint, model: ModelConfig) -> dict[str, Any]:
-    """Of each draft that a base's checkpoint holds: why it cannot be used, or null. The key is
-    `mtp_head`, say. Raises CheckpointError where one is damaged."""
+def heads_of(checkpoint: Checkpoint, model: ModelConfig) -> dict[str, str | None]:
+    """The drafts in a base's checkpoint: method -> why it cannot be used, None where it can.
+
+    Raises CheckpointError where one is damaged.
+    """
     from edgespec.graphs.decoder import Decoder
     from edgespec.graphs.draft import DraftSource
     from edgespec.graphs.registry import DRAFTS
 
-    facts: dict[str, Any] = {}
+    heads: dict[str, str | None] = {}
     for method, row in DRAFTS.items():
         if row.in_base is None or not row.in_base(checkpoint, model):
             continue
         try:
             row.open(DraftSource(Decoder.open(checkpoint, model)))
-            facts[f"{method}_head"] = None
+            heads[method] = None
         except UnsupportedModel as error:
-            facts[f"{method}_head"] = f"{error.what} {error.remedy}"
-    return facts
+            heads[method] = f"{error.what} {error.remedy}"
+    return heads
 
 
 def only_pickled(path: Path) -> str | None:
@@ -207,16 +227,20 @@ def only_pickled(path: Path) -> str | None:
     return pickled[0] if pickled and not any(path.glob("*.safetensors*")) else None
 
 
-def notes_of(path: Path, facts: dict[str, Any]) -> tuple[str, ...]:
-    notes = []
-    if pickled := facts.get("pickled"):
+def notes_of(summary: CheckpointSummary) -> tuple[str, ...]:
+    """What is worth knowing of a checkpoint and is not wrong."""
+    notes = [why for why in summary.heads.values() if why]
+    if summary.pickled:
         notes.append(
-            f"{pickled}: pickled weights are not looked into; export reads them with --allow-pickle"
+            f"{summary.pickled}: pickled weights are not looked into; export reads them with"
+            " --allow-pickle"
         )
-    notes += [why for method in METHODS if (why := facts.get(f"{method}_head"))]
-    if path.is_dir():
-        left = sorted(file.name for file in path.iterdir() if _STAGING.fullmatch(file.name))
-        notes += [f"{name} is of a run that was killed, or is not over" for name in left]
-    if strange := facts.get("not_in_manifest"):
-        notes.append(f"not of edgespec: {some_of(strange)}")
     return tuple(notes)
+
+
+def notes_of_directory(path: Path) -> tuple[str, ...]:
+    """What runs have left in a directory."""
+    if not path.is_dir():
+        return ()
+    left = sorted(file.name for file in path.iterdir() if _STAGING.fullmatch(file.name))
+    return tuple(f"{name} is of a run that was killed, or is not over" for name in left)

@@ -20,8 +20,7 @@ ROOT = "mtp."
 LAYER = "mtp.layers.0"
 _NEXTN = re.compile(r"model\.layers\.\d{1,6}\.eh_proj\.")
 _WITHOUT = (
-    "Draft for this base with an EAGLE-3 or DFlash checkpoint; without --mtp the head is left"
-    " aside."
+    "Use a draft with a checkpoint of its own for this base; without --mtp the head is left out."
 )
 
 

@@ -25,23 +25,23 @@ REFUSED = 3
 )
 @click.option("--json", "as_json", is_flag=True, help="Print all that is known as JSON.")
 def command(path: Path, layers: bool, verify: bool, as_json: bool) -> int:
-    """Say what is at PATH, and whether it is whole.
+    """Say what is at PATH, and whether it is complete.
 
-    PATH is a checkpoint (a base or a draft, quantised or not), what edgespec export or build wrote,
+    PATH is a checkpoint (a base or a draft, quantized or not), what edgespec export or build wrote,
     or one .safetensors file. Headers and JSON are read, no weights. What is damaged, half-written
-    or beyond this version is told with its remedy, and the exit code is 3.
+    or beyond this version is reported with its remedy, and the exit code is 3.
 
     \b
     edgespec inspect qwen3-fp8 --layers
     edgespec inspect engines --verify
     """
-    from edgespec.cli.facts import text_of
+    from edgespec.cli.summary import text_of
     from edgespec.inspection import inspect
 
     found = inspect(path, verify=verify)
     if as_json:
         problems = [{"what": problem.what, "remedy": problem.remedy} for problem in found.problems]
-        shown = {"path": str(path), **found.facts, "notes": found.notes, "problems": problems}
+        shown = {"path": str(path), **found.to_dict(), "notes": found.notes, "problems": problems}
         click.echo(json.dumps(shown, indent=2, ensure_ascii=False))
     else:
         for line in text_of(found, layers=layers, verify=verify):

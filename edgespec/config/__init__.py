@@ -1,5 +1,5 @@
 """What a model is, as pure values: read from the dictionaries of Hugging Face, ModelOpt,
-speculators and EAGLE.
+speculators and others.
 
 Knows the spellings that published configurations use, and turns them into one. Knows no files,
 tensors or graphs. Aux layer indices are normalized here: everywhere inside they are Hugging Face

@@ -1,6 +1,6 @@
 """Which tensors a decoder layer has: name -> shape, from its description alone.
 
-Bases, EAGLE drafts, DFlash drafts and MTP heads all take their layers from here. Knows no files and
+Bases and the drafts of every method take their layers from here. Knows no files and
 no layouts of drafts.
 """
 

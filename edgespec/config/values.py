@@ -213,7 +213,7 @@ class DraftConfig:
     """
 
     method: str  # a key of edgespec.methods.METHODS
-    layout: str  # who wrote it, for messages: "eagle", "modelopt", "speculators", "z-lab"
+    layout: str  # who wrote it, for messages: "modelopt", "speculators", "z-lab", ...
     decoder: DecoderConfig
     vocab_size: int  # of the base
     draft_vocab_size: int

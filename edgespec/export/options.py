@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class ExportOptions:
     """How MODEL is exported. Methods are keys of METHODS.
 
-    `base_for` is the method whose base is exported: `--eagle-base` is "eagle3", say. Some methods
+    `base_for` is the method whose base is exported. Some methods
     need `draft_dir` for that, the draft that declares what it reads. `draft_for` is the method
     whose draft in `draft_dir` is exported, with MODEL as its base. With neither, MODEL decides: a
     draft is exported for `base_model_dir`, a base as a plain decoder. `aux_layers` are

@@ -40,7 +40,7 @@ from edgespec.graphs.weights import WeightTable
 class Decoder:
     """The graph of a base. It decodes plainly; with `aux_layers`, or with `emits_final`, it
     verifies drafts and emits what they read: the residual stream at those places, or the state
-    after the last norm (MTP).
+    after the last norm.
     """
 
     config: ModelConfig

@@ -1,7 +1,7 @@
 """The head for multi-token prediction (MTP) of Qwen3.5: one decoder layer of full attention that is
 used again for every step, over the base's last state and the next token's embedding.
 
-It keeps a draft's contract, so that EAGLE's search runs it as a chain: `base_hidden` is the base's
+It keeps a draft's contract, so that a tree search runs it as a chain: `base_hidden` is the base's
 state after its last norm, and what is recycled is the head's own after its norm, of the same width.
 Knows the tensors of the head, which stand in the base's checkpoint, and the canonical graph made of
 them.

@@ -17,7 +17,7 @@ REMEDY = (
 
 
 def default_aux_layers(num_layers: int) -> tuple[int, int, int]:
-    """EAGLE-3's default aux layers as hidden_states indices: 2, L//2, L-3."""
+    """The default aux layers (arXiv 2503.01840) as hidden_states indices: 2, L//2, L-3."""
     return (2, num_layers // 2, num_layers - 3)
 
 
@@ -63,7 +63,7 @@ def resolve_aux_layers(
 ) -> tuple[int, ...]:
     """Which hidden_states indices of a base with `num_layers` layers the draft reads, ascending.
 
-    `override` are hidden_states indices and win; otherwise the draft's own ids, otherwise EAGLE-3's
+    `override` are hidden_states indices and win; otherwise the draft's own ids, otherwise the
     default. Raises PairingError where ids do not fit the base or the draft, or can be read in two
     ways.
     """

@@ -5,12 +5,12 @@ Knows the columns. Knows no method, no files and no engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from edgespec.config.fields import Fields
-from edgespec.config.values import DraftConfig, Shapes
+from edgespec.config.values import DraftConfig, ModelConfig, Shapes
 from edgespec.methods.sides import PairRule
 
 BaseOutput = Literal["nothing", "aux_hidden_states", "final_hidden_state"]
@@ -45,6 +45,9 @@ class DraftFormat:
     )
 
 
+Rows = Iterable[tuple[str, str]]  # label and text of what `edgespec inspect` shows
+
+
 def no_spec(fields: Fields) -> SpecConfig:
     """The spec of a method that keeps no keys of its own in config.json."""
     del fields
@@ -72,11 +75,14 @@ class Method:
     `read_spec` and `write_spec` turn a config.json's keys into the method's SpecConfig and back:
     `read_spec` raises what its Fields raise. `min_draft_tree_size` are the nodes that one call of
     the draft makes at least.
+    `default_layers` is what a draft reads that names no
+    aux layers. `base_rows`, `config_rows` and `spec_rows` are what `edgespec inspect` shows of the
+    method alone: of a base's checkpoint, of a draft's, and of an exported component.
     """
 
     name: str
-    title: str  # "EAGLE-3"
-    draft_title: str  # "an EAGLE-3 draft"
+    title: str  # as its paper has it
+    draft_title: str  # with its article, as in "an X draft"
     aliases: tuple[str, ...] = ()
     weights_in: WeightsIn = "draft_checkpoint"
     base_output: BaseOutput = "nothing"
@@ -91,3 +97,7 @@ class Method:
     write_spec: Callable[[SpecConfig], dict[str, Any]] = no_keys
     pair_rules: tuple[PairRule, ...] = ()
     min_draft_tree_size: Callable[[SpecConfig], int] = one_node
+    default_layers: str = "the default aux layers"
+    base_rows: Callable[[ModelConfig], Rows] = lambda config: ()
+    config_rows: Callable[[DraftConfig], Rows] = lambda config: ()
+    spec_rows: Callable[[SpecConfig], Rows] = lambda spec: ()

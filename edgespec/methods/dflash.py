@@ -527,6 +527,31 @@ def reads_what_is_emitted(base: BaseSide, draft: DraftSide) -> Iterator[Mismatch
         yield Mismatch("aux layers", what, remedy)
 
 
+def config_rows(config: DraftConfig) -> Iterator[tuple[str, str]]:
+    """Of a draft's checkpoint: its block, and what rows of the block see in each layer."""
+    assert isinstance(config, DFlashConfig)
+    mask = f"mask token {config.mask_token_id}"
+    yield "block", f"{config.block_size} tokens, the anchor included; {mask}"
+    kinds = [attention_words(*kind) for kind in zip(config.windows, config.causal, strict=True)]
+    counted = [
+        f"{kinds.count(kind)} of {len(kinds)} layers: {kind}" for kind in dict.fromkeys(kinds)
+    ]
+    yield "attention", "; ".join(counted)
+
+
+def attention_words(window: int | None, causal: bool) -> str:
+    seen = f"a window of {window}" if window else "all of the context"
+    return f"{seen}, {'causal' if causal else 'both ways'} inside the block"
+
+
+def spec_rows(spec: SpecConfig) -> Iterator[tuple[str, str]]:
+    """Of an exported base or draft: the block, and the layers whose outputs it is drafted from."""
+    assert isinstance(spec, DFlashSpec)
+    layers = ", ".join(str(layer - 1) for layer in spec.aux_layer_ids)
+    block = f"{spec.block_size} tokens, mask token {spec.mask_token_id}"
+    yield "block", f"{block}, behind the outputs of layers {layers}"
+
+
 def matches_config(config: Mapping[str, Any]) -> bool:
     """Variants of DFlash match as well: the parser refuses them by their names."""
     kind = config.get("speculators_model_type")
@@ -553,4 +578,6 @@ METHOD = Method(
     write_spec=write_spec,
     pair_rules=(reads_what_is_emitted,),
     min_draft_tree_size=block_of,
+    config_rows=config_rows,
+    spec_rows=spec_rows,
 )

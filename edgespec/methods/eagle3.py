@@ -398,6 +398,12 @@ def reads_what_is_emitted(base: BaseSide, draft: DraftSide) -> Iterator[Mismatch
         yield Mismatch("aux layers", what, remedy)
 
 
+def spec_rows(spec: SpecConfig) -> Iterator[tuple[str, str]]:
+    """Of a base: the aux layers that it emits."""
+    if spec.aux_layer_ids:
+        yield "aux layers", ", ".join(map(str, spec.aux_layer_ids))
+
+
 def _is_speculators(config: Mapping[str, Any]) -> bool:
     return config.get("speculators_model_type") == NAME
 
@@ -428,4 +434,6 @@ METHOD = Method(
     read_spec=read_spec,
     write_spec=write_spec,
     pair_rules=(reads_what_is_emitted,),
+    default_layers="EAGLE-3's default",
+    spec_rows=spec_rows,
 )

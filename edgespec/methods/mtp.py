@@ -5,9 +5,20 @@ Knows the method's row. Its head stands in the base's checkpoint, so there is no
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from edgespec.config.values import ModelConfig
 from edgespec.methods.base import Method
 
 NAME = "mtp"
+
+
+def base_rows(config: ModelConfig) -> Iterator[tuple[str, str]]:
+    """The head that a base's config.json declares."""
+    if count := config.mtp_layers:
+        yield "MTP head", f"{count} layer{'s' if count > 1 else ''}, by config.json"
+
+
 METHOD = Method(
     name=NAME,
     title="MTP",
@@ -18,4 +29,6 @@ METHOD = Method(
     export_flag="--mtp",
     component="mtp_draft",
     proposes="chain",
+    default_layers="the state after the last norm",
+    base_rows=base_rows,
 )

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edgespec.checkpoint.facts import quantization_facts
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import logical_shapes, read_quantization
+from edgespec.checkpoint.summary import summarize_quantization
 from edgespec.config import RopeConfig
 from edgespec.pairing.check_result import CheckResult
 from edgespec.pairing.pair import Pair
@@ -81,5 +81,5 @@ def schemes_of(checkpoint: Checkpoint) -> dict[str, list[str]]:
     found = read_quantization(checkpoint)
     if found is None:
         return {}
-    facts = quantization_facts(checkpoint, found, logical_shapes(checkpoint, found))
-    return {name: list(row["modules"]) for name, row in facts["schemes"].items()}
+    summary = summarize_quantization(checkpoint, found, logical_shapes(checkpoint, found))
+    return {name: list(row.modules) for name, row in summary.schemes.items()}

@@ -145,7 +145,7 @@ def check_pair(config: DraftConfig, model: ModelConfig, base: Checkpoint) -> Non
 
 def shared_head_shape(config: DraftConfig, options: Options) -> tuple[int, int] | None:
     """Of the base's lm_head, where it is to be quantized for the draft; None: it is not. TensorRT
-    Edge-LLM does so for DFlash."""
+    Edge-LLM does so too."""
     quantizes = QUANTIZABLE[config.method].quantizes_shared_head and options.lm_head_quantization
     if config.own_head or not quantizes:
         return None

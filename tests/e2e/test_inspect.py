@@ -136,7 +136,7 @@ def test_a_draft_is_told_with_its_taps_and_what_it_borrows(shop: Path, cli: Cli)
     done = cli("inspect", shop / "draft")
     assert done.code == 0
     assert "EAGLE-3 draft (eagle layout)" in done.out
-    assert "96 of 256; embedding of the base, head of its own" in done.out
+    assert "96 of 256; embedding of the base, lm_head of its own" in done.out
 
 
 def test_a_checkpoint_from_quantize_is_told_with_its_check(
@@ -178,7 +178,7 @@ def test_what_quantize_left_out_is_told_folded_and_by_name(
 
 def test_hashes_are_as_recorded_only_where_some_are(shop: Path, quantised: Path, cli: Cli) -> None:
     for path in (shop / "base", shop / "base" / "model.safetensors"):
-        assert "as far as its headers tell" in cli("inspect", path, "--verify").out
+        assert "as far as its headers say" in cli("inspect", path, "--verify").out
     for path in (shop / "onnx_base" / "llm", quantised / "base_fp8"):
         assert "sizes are as recorded; --verify compares hashes" in cli("inspect", path).out
         assert "sizes and hashes are as recorded" in cli("inspect", path, "--verify").out

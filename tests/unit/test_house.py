@@ -111,6 +111,46 @@ def module_level_imports(body: list[ast.stmt]) -> Iterator[str]:
             yield from module_level_imports(handler.body)
 
 
+def modules_of(package: Path) -> dict[str, Path]:
+    """Full name -> file of each module of a package."""
+    found = {}
+    for path in package.rglob("*.py"):
+        parts = path.relative_to(package).with_suffix("").parts
+        parts = parts[:-1] if parts and parts[-1] == "__init__" else parts
+        found[".".join(("edgespec", *parts))] = path
+    return found
+
+
+def file_imports(package: Path) -> dict[str, set[str]]:
+    """Module -> the modules of the package whose files importing it imports."""
+    modules = modules_of(package)
+    graph: dict[str, set[str]] = {}
+    for name, path in modules.items():
+        imported = list(module_level_imports(ast.parse(path.read_text()).body))
+        # `from package import name`: a module, or something in the package's own file
+        targets = {i if i in modules else i.rpartition(".")[0] for i in imported}
+        graph[name] = (targets & modules.keys()) - {name}
+    return graph
+
+
+def circle_of(graph: dict[str, set[str]]) -> list[str]:
+    """The first circle of imports that is found, from a module to itself; empty: there is none."""
+    done: set[str] = set()
+
+    def visit(name: str, trail: list[str]) -> list[str]:
+        if name in trail:
+            return [*trail[trail.index(name) :], name]
+        if name in done:
+            return []
+        for target in sorted(graph[name]):
+            if circle := visit(target, [*trail, name]):
+                return circle
+        done.add(name)
+        return []
+
+    return next((circle for name in sorted(graph) if (circle := visit(name, []))), [])
+
+
 def heavy_imports(source: str) -> list[str]:
     names = module_level_imports(ast.parse(source).body)
     return [name for name in names if name.split(".")[0] in HEAVY]
@@ -190,6 +230,53 @@ def test_allowed_import_is_not_taken_for_a_violation(tmp_path: Path) -> None:
         "from edgespec.export.onnx import export\nimport edgespec\nimport numpy",
     )
     assert violations(tmp_path) == []
+
+
+def test_files_import_each_other_in_no_circle() -> None:
+    graph = file_imports(PACKAGE)
+    assert "edgespec.runtime.session" in graph
+    assert len(graph["edgespec.runtime.session"]) > 3
+    assert circle_of(graph) == []
+
+
+@pytest.mark.parametrize(
+    ("files", "circle"),
+    [
+        (
+            {
+                "pairing/check.py": "from edgespec.pairing.probe import probe",
+                "pairing/probe.py": "from edgespec.pairing import check",
+            },
+            ["edgespec.pairing.check", "edgespec.pairing.probe", "edgespec.pairing.check"],
+        ),
+        (
+            {
+                "a.py": "import edgespec.b",
+                "b.py": "class B:\n    from edgespec.c import C",
+                "c.py": "try:\n    import edgespec.a\nexcept ImportError:\n    raise",
+            },
+            ["edgespec.a", "edgespec.b", "edgespec.c", "edgespec.a"],
+        ),
+        (
+            {"a.py": "from edgespec.b import B", "b.py": "def f():\n    import edgespec.a"},
+            [],
+        ),
+        (
+            {
+                "a.py": "from edgespec.b import B",
+                "b.py": "if TYPE_CHECKING:\n    import edgespec.a",
+            },
+            [],
+        ),
+    ],
+)
+def test_planted_circle_of_files_is_found(
+    tmp_path: Path, files: dict[str, str], circle: list[str]
+) -> None:
+    for file, source in files.items():
+        plant(tmp_path, file, source)
+    plant(tmp_path, "pairing/__init__.py", "")
+    assert circle_of(file_imports(tmp_path)) == circle
 
 
 def test_ground_imports_nothing_heavy_at_module_level() -> None:

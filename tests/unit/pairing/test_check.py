@@ -536,8 +536,8 @@ def test_a_head_that_is_missing_or_lost_is_refused_with_the_remedy(
     assert (told.level, told.remedy) == (
         "refused",
         (
-            "Draft for this base with an EAGLE-3 or DFlash checkpoint; without --mtp the head is"
-            " left aside."
+            "Use a draft with a checkpoint of its own for this base; without --mtp the head is"
+            " left out."
         ),
     )
     assert (

@@ -1,16 +1,27 @@
-"""The facts of `edgespec inspect` as aligned text: a head, and rows of a label and a value.
+"""What `edgespec inspect` found as aligned text: a title, and rows of a label and a value.
 
-Knows words and columns. What the facts are stands in `edgespec.inspection` and the rooms that it
-asks.
+Knows words and columns. What is shown of it is decided in `edgespec.inspection` and the rooms that
+it asks.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from edgespec.contract import GraphShape, canonical_contract
+from edgespec import bundle
+from edgespec.checkpoint.summary import (
+    CheckpointSummary,
+    DtypeSummary,
+    FileSummary,
+    QuantizationSummary,
+    WeightsSummary,
+)
+from edgespec.component import ComponentConfig, PairConfig
+from edgespec.config import DecoderConfig, DraftConfig, ModelConfig, RopeConfig
+from edgespec.contract import canonical_contract
+from edgespec.methods import METHODS
 
 if TYPE_CHECKING:
     from edgespec.inspection import Inspection
@@ -18,31 +29,39 @@ if TYPE_CHECKING:
 NUM_WORST = 3  # layers that are named without --layers
 INDENT = 14
 Rows = list[tuple[str, str]]
-_METHODS = {"eagle3": "EAGLE-3", "dflash": "DFlash"}
 
 
 def text_of(found: Inspection, *, layers: bool, verify: bool) -> list[str]:
-    head, rows = SHOWN[found.facts["kind"]](found.facts, layers)
+    """The lines that `edgespec inspect` prints; with `layers`, every Linear and tensor by name."""
+    summary = found.summary
+    if isinstance(summary, CheckpointSummary):
+        title, rows = checkpoint_text(summary, layers)
+        size = summary.weights.bytes if summary.weights else 0
+    elif isinstance(summary, FileSummary):
+        title, rows = file_text(summary, layers)
+        size = summary.bytes
+    else:
+        title, rows = SHOWN[summary["kind"]](summary, layers)
+        size = summary.get("bytes", 0)
     rows += [("note", note) for note in found.notes]
     if not found.problems:
-        rows.append(("whole", wholeness(found.facts, verify)))
-    return [f"{head}: {found.path}{size_of(found.facts)}", *aligned(rows)]
+        rows.append(("complete", completeness(summary, verify)))
+    shown = f" ({megabytes(size)})" if size else ""
+    return [f"{title}: {found.path}{shown}", *aligned(rows)]
 
 
-def wholeness(facts: Mapping[str, Any], verify: bool) -> str:
-    if facts["kind"] == "safetensors" or (
-        facts["kind"] == "checkpoint" and not facts.get("quantized")
-    ):
-        return "not looked into" if facts.get("pickled") else "as far as its headers tell"
+def completeness(summary: CheckpointSummary | FileSummary | Mapping[str, Any], verify: bool) -> str:
+    """How far the files were compared with what is recorded of them."""
+    if isinstance(summary, CheckpointSummary) and summary.pickled:
+        return "not looked into"
+    recorded = not isinstance(summary, CheckpointSummary | FileSummary)
+    if not recorded and not (isinstance(summary, CheckpointSummary) and summary.record):
+        return "as far as its headers say"
     return (
         "sizes and hashes are as recorded"
         if verify
         else "sizes are as recorded; --verify compares hashes"
     )
-
-
-def size_of(facts: Mapping[str, Any]) -> str:
-    return f" ({megabytes(facts['bytes'])})" if facts.get("bytes") else ""
 
 
 def aligned(rows: Rows) -> list[str]:
@@ -52,168 +71,121 @@ def aligned(rows: Rows) -> list[str]:
 # Checkpoints
 
 
-def checkpoint_text(facts: Mapping[str, Any], layers: bool) -> tuple[str, Rows]:
-    name = ", ".join(facts["architectures"] or []) or str(facts["model_type"] or "a checkpoint")
+def checkpoint_text(summary: CheckpointSummary, layers: bool) -> tuple[str, Rows]:
+    """The title and the rows of a checkpoint."""
+    title = ", ".join(summary.architectures or []) or str(summary.model_type or "a checkpoint")
     rows: Rows = []
-    config = facts.get("config")
-    if config and facts["role"] == "draft":
-        name = f"{_METHODS[config['method']]} draft ({config['layout']} layout)"
-        rows += decoder_rows(config["decoder"]) + draft_rows(config)
-        rows += block_rows(config) if config["method"] == "dflash" else []
-    elif config:
-        rows += decoder_rows(config["decoder"]) + base_rows(config)
-    if "types" in facts:
-        rows += tensor_rows(facts)
-    if "quantization" in facts:
-        rows += quantization_rows(facts["quantization"], layers)
-    if facts.get("quantized"):
-        rows += quantized_rows(facts["quantized"], layers)
-    if facts.get("tokenizer"):
-        rows.append(("texts", ", ".join(facts["tokenizer"])))
-    return name, rows
+    found = summary.found
+    if isinstance(found, DraftConfig):
+        title = f"{METHODS[found.method].title} draft ({found.layout} layout)"
+        rows += decoder_rows(found.decoder) + draft_rows(found)
+    elif found is not None:
+        rows += decoder_rows(found.decoder) + base_rows(found)
+    if summary.parameters is not None:
+        rows.append(parameter_row(summary.parameters))
+    if summary.weights is not None:
+        rows.append(tensor_row(summary.weights))
+    if summary.parameters is not None:
+        rows += quantization_rows(summary.quantization, layers)
+    if summary.record:
+        rows += quantized_rows(summary.record, layers)
+    if summary.tokenizer:
+        rows.append(("texts", ", ".join(summary.tokenizer)))
+    return title, rows
 
 
-def decoder_rows(decoder: Mapping[str, Any]) -> Rows:
-    heads = f"{decoder['num_heads']} heads ({decoder['num_kv_heads']} KV) of {decoder['head_dim']}"
+def decoder_rows(decoder: DecoderConfig) -> Rows:
+    """Sizes and rotary embeddings."""
+    heads = f"{decoder.num_heads} heads ({decoder.num_kv_heads} KV) of {decoder.head_dim}"
     sizes = (
-        f"{decoder['num_layers']} layers, hidden {decoder['hidden_size']}, MLP"
-        f" {decoder['intermediate_size']}"
+        f"{decoder.num_layers} layers, hidden {decoder.hidden_size}, MLP"
+        f" {decoder.intermediate_size}"
     )
-    window = f", window {decoder['sliding_window']}" if decoder["sliding_window"] else ""
-    if windows := decoder.get("layer_windows"):
+    window = f", window {decoder.sliding_window}" if decoder.sliding_window else ""
+    if len(decoder.windows) > 1:
+        windows = [attention.window for attention in decoder.attentions]
         window += f" in {len(windows) - windows.count(None)} of {len(windows)} layers"
-    recurrent = list(decoder["layer_kinds"]).count("linear_attention")
+    recurrent = decoder.layer_kinds.count("linear_attention")
     kinds = f", {recurrent} layers are gated delta nets" if recurrent else ""
-    rotated = decoder["rope"]["rotary_dim"]
-    part = f", {rotated} of {decoder['head_dim']} elements" if rotated < decoder["head_dim"] else ""
+    rotated = decoder.rope.rotary_dim
+    part = f", {rotated} of {decoder.head_dim} elements" if rotated < decoder.head_dim else ""
     rows = [
         ("sizes", f"{sizes}, {heads}{window}{kinds}"),
-        ("RoPE", f"{rope_text(decoder['rope'])}{part}"),
+        ("RoPE", f"{rope_text(decoder.rope)}{part}"),
     ]
-    local = decoder.get("local_rope")
-    return (
-        [*rows, ("local RoPE", f"{rope_text(local)}, in layers with a window")] if local else rows
-    )
+    local = decoder.ropes[1:]
+    return [*rows, *(("local RoPE", f"{rope_text(r)}, in layers with a window") for r in local)]
 
 
-def rope_text(rope: Mapping[str, Any]) -> str:
-    factor = "" if rope["kind"] == "default" else f", factor {rope['factor']:g}"
-    return f"{rope['kind']}, theta {rope['theta']:g}{factor}"
+def rope_text(rope: RopeConfig) -> str:
+    factor = "" if rope.kind == "default" else f", factor {rope.factor:g}"
+    return f"{rope.kind}, theta {rope.theta:g}{factor}"
 
 
-def base_rows(config: Mapping[str, Any]) -> Rows:
-    head = "head tied to the embedding" if config["tied_head"] else "a head of its own"
-    ends = (
-        f"ends at {', '.join(map(str, config['eos_token_ids']))}"
-        if config["eos_token_ids"]
-        else "names no end"
-    )
+def base_rows(config: ModelConfig) -> Rows:
+    """Vocabulary, positions, and the drafts that the checkpoint declares."""
+    head = "lm_head tied to the embedding" if config.tied_head else "an lm_head of its own"
+    ends = ", ".join(map(str, config.eos_token_ids))
     rows = [
-        ("vocabulary", f"{config['vocab_size']}, {head}, {ends}"),
-        ("positions", str(config["max_position"])),
+        ("vocabulary", f"{config.vocab_size}, {head}, {f'ends at {ends}' if ends else 'no end'}"),
+        ("positions", str(config.max_position)),
     ]
-    layers = config["mtp_layers"]
-    told = f"{layers} layer{'s' if layers > 1 else ''}, by config.json"
-    return [*rows, ("MTP head", told)] if layers else rows
+    return [*rows, *(row for method in METHODS.values() for row in method.base_rows(config))]
 
 
-def draft_rows(config: Mapping[str, Any]) -> Rows:
-    aux_layers = (
-        ", ".join(map(str, config["aux_layer_ids"]))
-        if config["aux_layer_ids"]
-        else "EAGLE-3's default for the base's depth"
-    )
-    if config["aux_layer_ids"] and config.get("aux_layer_convention", "hs") != "hs":
-        aux_layers += " (a numbering that the base's depth settles)"
-    own = {"embedding": config["own_embedding"], "head": config["own_head"]}
+def draft_rows(config: DraftConfig) -> Rows:
+    """Vocabulary and aux layers, and what only the method has."""
+    method = METHODS[config.method]
+    layers = f"{method.default_layers} for the base's depth"
+    if config.aux_layer_ids:
+        layers = ", ".join(map(str, config.aux_layer_ids))
+        if config.aux_layer_convention != "hs":
+            layers += " (a numbering that the base's depth settles)"
+    own = {"embedding": config.own_embedding, "lm_head": config.own_head}
     whose = [f"{name} {'of its own' if its else 'of the base'}" for name, its in own.items()]
+    vocabulary = f"{config.draft_vocab_size} of {config.vocab_size}; {', '.join(whose)}"
+    width = f"{config.num_aux_layers} of width {config.target_hidden_size}"
     return [
-        (
-            "vocabulary",
-            f"{config['draft_vocab_size']} of {config['vocab_size']}; {', '.join(whose)}",
-        ),
-        (
-            "taps",
-            (
-                f"{config.get('num_aux_layers') or len(config['aux_layer_ids'])} of width"
-                f" {config['target_hidden_size']}: {aux_layers}"
-            ),
-        ),
-        ("made for", config["base_name"] or "it does not say"),
+        ("vocabulary", vocabulary),
+        ("aux layers", f"{width}: {layers}"),
+        ("made for", config.base_name or "it does not say"),
+        *method.config_rows(config),
     ]
 
 
-def block_rows(config: Mapping[str, Any]) -> Rows:
-    rows: Rows = [
-        (
-            "block",
-            (
-                f"{config['block_size']} tokens, the anchor included; mask token"
-                f" {config['mask_token_id']}"
-            ),
-        )
-    ]
-    layers = zip(config["windows"], config["causal"], strict=True)
-    kinds = [attention_text(window, causal) for window, causal in layers]
-    return [
-        *rows,
-        (
-            "attention",
-            "; ".join(
-                f"{kinds.count(kind)} of {len(kinds)} layers: {kind}"
-                for kind in dict.fromkeys(kinds)
-            ),
-        ),
-    ]
+def parameter_row(parts: Mapping[str, int]) -> tuple[str, str]:
+    kinds = [f"{kind} {count_text(count)}" for kind, count in parts.items() if kind != "total"]
+    return "parameters", f"{count_text(parts['total'])}: {', '.join(kinds)}"
 
 
-def attention_text(window: int | None, causal: bool) -> str:
-    seen = f"a window of {window}" if window else "all of the context"
-    return f"{seen}, {'causal' if causal else 'both ways'} inside the block"
+def tensor_row(weights: WeightsSummary) -> tuple[str, str]:
+    files = weights.files[0] if len(weights.files) == 1 else f"{len(weights.files)} files"
+    return "tensors", f"{weights.num_tensors} in {files}: {types_text(weights.types)}"
 
 
-def tensor_rows(facts: Mapping[str, Any]) -> Rows:
-    rows: Rows = []
-    if parts := facts.get("parameters"):
-        shares = ", ".join(
-            f"{kind} {count_text(count)}" for kind, count in parts.items() if kind != "total"
-        )
-        rows.append(("parameters", f"{count_text(parts['total'])}: {shares}"))
-    files = f"{len(facts['files'])} files" if len(facts["files"]) != 1 else facts["files"][0]
-    return [*rows, ("tensors", f"{facts['num_tensors']} in {files}: {types_text(facts['types'])}")]
-
-
-def types_text(types: Mapping[str, Mapping[str, int]]) -> str:
+def types_text(types: Mapping[str, DtypeSummary]) -> str:
     return ", ".join(
-        f"{name} {row['tensors']} ({megabytes(row['bytes'])})" for name, row in types.items()
+        f"{name} {row.tensors} ({megabytes(row.bytes)})" for name, row in types.items()
     )
 
 
-def quantization_rows(found: Mapping[str, Any] | None, layers: bool) -> Rows:
+def quantization_rows(found: QuantizationSummary | None, layers: bool) -> Rows:
+    """Which Linears are quantized how."""
     if found is None:
-        return [("quantised", "no")]
-    rows: Rows = [("layout", f"{found['layout']}, by {found['source']}")]
-    for name, row in found["schemes"].items():
-        rows.append(
-            (
-                name,
-                (
-                    f"{row['linears']} Linears{blocks_text(row['blocks'])}, activations"
-                    f" {row['activations']}"
-                ),
-            )
-        )
-        rows += [("", module) for module in row["modules"] if layers]
-    if found["kept"]:
-        rows.append(("kept", ", ".join(found["kept"] if layers else folded(found["kept"]))))
-    if found["kv_cache"]:
-        rows.append(
-            ("KV cache", f"{found['kv_cache']['type']}, {found['kv_cache']['scales']} scales")
-        )
+        return [("quantized", "no")]
+    rows: Rows = [("layout", f"{found.layout}, by {found.source}")]
+    for name, row in found.schemes.items():
+        blocks = blocks_text(row.blocks)
+        rows.append((name, f"{row.linears} Linears{blocks}, activations {row.activations}"))
+        rows += [("", module) for module in row.modules if layers]
+    if found.kept:
+        rows.append(("kept", ", ".join(found.kept if layers else folded(found.kept))))
+    if found.kv_cache:
+        rows.append(("KV cache", f"{found.kv_cache.type}, {found.kv_cache.scales} scales"))
     return rows
 
 
-def blocks_text(blocks: list[int]) -> str:
+def blocks_text(blocks: Sequence[int]) -> str:
     return f" in blocks of {', '.join(map(str, blocks))}" if blocks else ""
 
 
@@ -284,62 +256,43 @@ def export_text(facts: Mapping[str, Any], layers: bool) -> tuple[str, Rows]:
 
 
 def component_rows(facts: Mapping[str, Any]) -> Rows:
-    config = facts["config"]
-    heads = (
-        f"{config['num_attention_heads']} heads ({config['num_key_value_heads']} KV) of"
-        f" {config['head_dim']}"
-    )
-    sizes = f"{config['num_hidden_layers']} layers, hidden {config['hidden_size']}, {heads}"
-    rows = [("model", f"{config['model']}, {sizes}"), ("vocabulary", str(config["vocab_size"]))]
-    if facts["role"] == "draft":
-        pair = config["pair"]
-        default = (
-            "the state after the last norm"
-            if config["spec_decode_type"] == "mtp"
-            else "EAGLE-3's default"
-        )
-        aux_layers = ", ".join(map(str, pair["tap_ids"])) if pair["tap_ids"] else default
-        known = pair["base_identity"]
-        rows = [
-            rows[0],
-            ("vocabulary", f"{config['draft_vocab_size']} of {config['vocab_size']}"),
-            ("taps", aux_layers),
-            (
-                "made for",
-                (
-                    f"{pair['base_name'] or 'a base'}"
-                    f" ({known[:12] if known else 'not compared with a base'})"
-                ),
-            ),
-        ]
+    """What config.json says of a component."""
+    config = ComponentConfig.from_dict(facts["config"], bundle.CONFIG)
+    heads = f"{config.num_heads} heads ({config.num_kv_heads} KV) of {config.head_dim}"
+    sizes = f"{config.num_layers} layers, hidden {config.hidden_size}, {heads}"
+    rows = [("model", f"{config.model}, {sizes}")]
+    if config.pair is None:
+        rows.append(("vocabulary", str(config.vocab_size)))
+        rows.append(("positions", f"at most {config.max_position}"))
     else:
-        rows.append(("positions", f"at most {config['max_position_embeddings']}"))
-    if aux_layers := config.get("eagle_hidden_state_layers"):
-        rows.append(("taps", ", ".join(map(str, aux_layers))))
-    if block := config.get("dflash_config"):
-        layers = ", ".join(map(str, block["target_layer_ids"]))
-        told = (
-            f"{block['block_size']} tokens, mask token {block['mask_token_id']}, behind the outputs"
-            f" of layers {layers}"
+        rows.append(("vocabulary", f"{config.draft_vocab_size} of {config.vocab_size}"))
+        rows += pair_rows(config.method or "", config.pair)
+    if config.method:
+        rows += METHODS[config.method].spec_rows(config.spec)
+    origin = f", quantized from {config.quantized_from[:12]}" if config.quantized_from else ""
+    rows.append(("identity", f"{config.identity[:12]}{origin}"))
+    if recurrent := config.graph.recurrent:
+        count = f"{len(recurrent.layers)} of {config.num_layers} layers"
+        rows.append(
+            (
+                "state",
+                f"{megabytes(canonical_contract(config.graph).state_bytes)} a sequence, in {count}",
+            )
         )
-        rows.append(("block", told))
-    origin = config.get("quantized_from")
-    rows.append(
-        (
-            "identity",
-            config["identity"][:12] + (f", quantised from {origin[:12]}" if origin else ""),
-        )
-    )
-    contract = canonical_contract(GraphShape.from_dict(config["graph"]))
-    if recurrent := contract.shape.recurrent:
-        count = f"{len(recurrent.layers)} of {config['num_hidden_layers']} layers"
-        rows.append(("state", f"{megabytes(contract.state_bytes)} a sequence, in {count}"))
     return [*rows, ("KV cache", f"{facts['cache_bytes_per_token'] / 1024:.1f} KiB a token")]
+
+
+def pair_rows(method: str, pair: PairConfig) -> Rows:
+    """What a draft asks of its base."""
+    ids, identity = pair.aux_layer_ids, pair.base_identity
+    layers = ", ".join(map(str, ids)) if ids else METHODS[method].default_layers
+    known = identity[:12] if identity else "not compared with a base"
+    return [("aux layers", layers), ("made for", f"{pair.base_name or 'a base'} ({known})")]
 
 
 def exported_rows(quantization: Mapping[str, Any] | None) -> Rows:
     if quantization is None:
-        return [("quantised", "no")]
+        return [("quantized", "no")]
     rows = []
     for name, row in quantization["schemes"].items():
         rounded = "in the graph" if row["activations_in_graph"] else "by engines that can"
@@ -447,23 +400,18 @@ def losslessness(engine: Mapping[str, Any]) -> list[str]:
 # One file
 
 
-def file_text(facts: Mapping[str, Any], layers: bool) -> tuple[str, Rows]:
-    tensors: Mapping[str, Any] = facts["tensors"]
+def file_text(summary: FileSummary, layers: bool) -> tuple[str, Rows]:
+    """The title and the rows of a safetensors file."""
     alike: dict[tuple[str, str], list[str]] = {}
-    for name, info in tensors.items():
-        alike.setdefault((info["dtype"], str(info["shape"])), []).append(name)
-    rows = [("tensors", f"{len(tensors)}: {types_text(facts['types'])}")]
+    for name, info in summary.tensors.items():
+        alike.setdefault((info.dtype, str(list(info.shape))), []).append(name)
+    rows = [("tensors", f"{len(summary.tensors)}: {types_text(summary.types)}")]
     for (dtype, shape), names in alike.items():
         rows += [("", f"{dtype} {shape} {name}") for name in (names if layers else folded(names))]
     return "safetensors", rows
 
 
-SHOWN = {
-    "checkpoint": checkpoint_text,
-    "export": export_text,
-    "engines": engines_text,
-    "safetensors": file_text,
-}
+SHOWN = {"export": export_text, "engines": engines_text}
 
 
 # Words
