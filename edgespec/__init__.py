@@ -26,6 +26,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from edgespec.prompts import Message, SamplingParams
+    from edgespec.runtime.drafters.base import Drafter
     from edgespec.runtime.engine import Engine, Stream
     from edgespec.runtime.generation import Chunk, Response
     from edgespec.runtime.tree import DraftPlan
@@ -41,15 +42,23 @@ HOMES = {
 }
 
 
-def load(engine_dir: str | Path, *, spec_decode: bool | None = None, exact: bool = False) -> Engine:
+def load(
+    engine_dir: str | Path,
+    *,
+    spec_decode: bool | None = None,
+    drafter: str | Drafter | None = None,
+    exact: bool = False,
+) -> Engine:
     """Opens an engine directory and returns the engine.
 
-    `spec_decode` None enables speculative decoding if the directory has a drafter. `exact` is that
-    of `infer --exact`. Raises BundleError, PairingError, EngineMismatch or EnvironmentProblem.
+    `spec_decode` None enables speculative decoding if the directory has a draft engine. `drafter`
+    is the name of a method that needs no engine, or a Drafter of your own. `exact` is that of
+    `infer --exact`. Raises BundleError, PairingError, EngineMismatch, LimitError or
+    EnvironmentProblem.
     """
     from edgespec.runtime.engine import Engine
 
-    return Engine(engine_dir, spec_decode=spec_decode, exact=exact)
+    return Engine(engine_dir, spec_decode=spec_decode, drafter=drafter, exact=exact)
 
 
 def __getattr__(name: str) -> Any:

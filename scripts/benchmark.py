@@ -301,8 +301,8 @@ class Oracle:
 
     def corrected(self, request: DraftRequest, tree: DraftTree) -> DraftTree:
         """Returns the chain with each token right with probability `rate`."""
-        one = self.session.running[request.lane]
-        coming = self.truth[tuple(one.task.prompt)][one.emitted :]
+        seq = self.session.running[request.lane]
+        coming = self.truth[tuple(seq.prompt)][seq.num_emitted :]
         tokens = tree.tokens.copy()
         for node, true in enumerate(coming[: len(tokens) - 1], start=1):
             tokens[node] = true if self.rng.random() < self.rate else (true + 1) % VOCAB

@@ -65,7 +65,8 @@ def measured(
     engine: Engine, messages: list[Message], sampling: SamplingParams
 ) -> Iterator[dict[str, object]]:
     """Yields one row per plan of the pair's method."""
-    method = engine.config["spec_decode_type"]
+    method = engine.method
+    assert method is not None
     for name, sizes in PLANS[method].items():
         plain, found = run(engine, messages, sampling, engine.plan(*sizes))
         pairs = zip(plain, found, strict=True)

@@ -31,7 +31,6 @@ from train_demo_model import functions, read_source, stdlib_files
 import edgespec
 from edgespec import bundle
 from edgespec.backends.engine_dir import read_engines
-from edgespec.backends.weights import weights_of
 from edgespec.cli.main import run
 from edgespec.prompts import Message, SamplingParams
 from edgespec.runtime.engine import Engine
@@ -242,7 +241,7 @@ def measure(
         with edgespec.load(made[draft], spec_decode=True) as engine:
             engine.stop_ids = frozenset()
             if draft == "plain":
-                row["weights"] = weights_of(engine.config)
+                row["weights"] = engine.config.weights.to_dict()
                 row["perplexity"], choices = scored(engine, text)
                 row["choices"] = choices.tolist()
                 plain = {

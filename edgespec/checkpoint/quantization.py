@@ -220,6 +220,8 @@ def _modelopt(embedded: _Settings | None, beside: _Settings | None) -> Quantizat
     elif algo is not None:
         groups = ((("*",), _algo_rule(settings, algo, settings.source)),)
     excluded = settings.names("exclude_modules") or settings.names("ignore")
+    # Those of scaled embeddings do not name them.
+    excluded = (*excluded, _EMBEDDING)
     return Quantization("modelopt", groups, excluded, kv_cache, settings.source)
 
 

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import click
 
+from edgespec.cli.draft_flags import ALIASES, draft_options
 from edgespec.cli.flags import INTERRUPTED, EdgeCommand
-from edgespec.cli.infer import ALIASES, MIB, SOME_FAILED
+from edgespec.cli.infer import MIB, SOME_FAILED
 from edgespec.cli.signals import Stopper, exit_code
 from edgespec.cli.terminal import harmless, report
 from edgespec.errors import EdgeSpecError, LimitError, RequestError
@@ -52,22 +53,12 @@ MAKE_ROOM = "/undo drops the last exchange, /reset all of them."
         " a draft engine."
     ),
 )
-@click.option(
-    "--spec-draft-top-k",
-    type=click.IntRange(1),
-    help="Candidates a node; 1 is a chain, and all that an MTP head drafts; at most 8 for DFlash.",
-)
-@click.option("--spec-draft-step", type=click.IntRange(1), help="Levels of the tree; 1 for DFlash.")
-@click.option(
-    "--spec-verify-size",
-    type=click.IntRange(1),
-    help="Nodes a base pass, the root included; at most 128 for DFlash.",
-)
+@draft_options
 @click.option(
     "--show-speculation",
     is_flag=True,
     help=(
-        "Accepted drafts in green (on a terminal, unless NO_COLOR is set); figures after each"
+        "Accepted drafts in green (on a terminal, unless NO_COLOR is set); statistics after each"
         " answer, on stderr."
     ),
 )
@@ -105,7 +96,7 @@ MAKE_ROOM = "/undo drops the last exchange, /reset all of them."
 @click.option(
     "--enable-thinking",
     is_flag=True,
-    help="What the chat template is told; the thoughts are shown as text.",
+    help="Passed to the chat template; the thoughts are shown as text.",
 )
 @click.option(
     "--prefix-cache-mb",
@@ -205,16 +196,16 @@ class Screen:
     def __init__(self, out: TextIO) -> None:
         self.out = out
         self.is_terminal = self.out.isatty()
-        self.has_colours = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        self.has_colors = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
     def show(self, text: str, *, accepted: bool = False) -> None:
-        """Text of an answer; with `accepted` in the colour of accepted drafts. What the encoding
+        """Text of an answer; with `accepted` in the color of accepted drafts. What the encoding
         lacks is escaped."""
         encoding = self.out.encoding or "utf-8"
         text = text.encode(encoding, "backslashreplace").decode(encoding)
         if self.is_terminal:
             text = harmless(text)
-        if text and accepted and self.is_terminal and self.has_colours:
+        if text and accepted and self.is_terminal and self.has_colors:
             text = click.style(text, fg="green")
         self.out.write(text)
         self.out.flush()
@@ -222,7 +213,7 @@ class Screen:
     def note(self, text: str) -> None:
         """What is not of the model, on stderr; click takes the style away where that is no
         terminal."""
-        click.echo(click.style(text, dim=True) if self.has_colours else text, err=True)
+        click.echo(click.style(text, dim=True) if self.has_colors else text, err=True)
 
 
 class Chat:
@@ -276,7 +267,7 @@ class Chat:
         return self.code
 
     def failed(self, error: EdgeSpecError) -> None:
-        """Tell it and go on."""
+        """Show it and go on."""
         self.some_failed = True
         report(error)
 
@@ -312,8 +303,8 @@ class Chat:
                 raise self.with_a_way_out(error) from error
             finally:
                 self.heed(stopper.number)
-            for remark in self.remarks(response):
-                self.screen.note(remark)
+            for line in self.notes(response):
+                self.screen.note(line)
 
     def heed(self, number: int | None) -> None:
         """A signal that stopped an answer ends the chat too, but for Ctrl-C in a terminal."""
@@ -347,7 +338,7 @@ class Chat:
             return error
         return LimitError(error.what, f"{error.remedy} Your turn was taken back. {MAKE_ROOM}")
 
-    def remarks(self, response: Response) -> list[str]:
+    def notes(self, response: Response) -> list[str]:
         """What the user should know of an answer beside its text."""
         found = []
         if response.finish_reason == CANCELLED:
@@ -361,7 +352,7 @@ class Chat:
                 else f"[cut: no room left. {MAKE_ROOM}]"
             )
         return (
-            [*found, figures(response, drafted=self.plan is not None)]
+            [*found, stats(response, drafted=self.plan is not None)]
             if self.show_speculation
             else found
         )
@@ -432,7 +423,7 @@ SLASHES = {
 }
 
 
-def figures(response: Response, *, drafted: bool) -> str:
+def stats(response: Response, *, drafted: bool) -> str:
     """One answer in the words of the field, without what it is too short for."""
     metrics = response.metrics
     shown = [

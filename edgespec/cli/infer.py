@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgespec.cli.draft_flags import ALIASES, draft_options
 from edgespec.cli.flags import EdgeCommand
 from edgespec.cli.signals import Stopper, exit_code
 from edgespec.errors import RequestError
@@ -18,16 +19,11 @@ if TYPE_CHECKING:
     from edgespec.prompts import Journal, RequestFile
     from edgespec.runtime.engine import Engine
     from edgespec.runtime.file_runner import FileRun
-    from edgespec.runtime.profile import RunFigures
+    from edgespec.runtime.profile import RunStats
     from edgespec.runtime.tree import DraftPlan
 
 FILE = click.Path(path_type=Path)
 MIB = 2**20
-ALIASES = {
-    "--eagle": "--spec-decode",
-    "--spec-verify-tree-size": "--spec-verify-size",
-    "--eagle-verify-tree-size": "--spec-verify-size",
-}
 # Flags of TensorRT Edge-LLM that this version does not have, and why.
 NOT_YET = {
     "multimodal_engine_dir": "this version takes text only",
@@ -79,17 +75,7 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
     is_flag=True,
     help="Draft and verify; the engine directory holds base and draft.",
 )
-@click.option(
-    "--spec-draft-top-k",
-    type=click.IntRange(1),
-    help="Candidates a node; 1 is a chain, and all that an MTP head drafts; at most 8 for DFlash.",
-)
-@click.option("--spec-draft-step", type=click.IntRange(1), help="Levels of the tree; 1 for DFlash.")
-@click.option(
-    "--spec-verify-size",
-    type=click.IntRange(1),
-    help="Nodes a base pass, the root included; at most 128 for DFlash.",
-)
+@draft_options
 @click.option(
     "--batch-size",
     type=int,
@@ -112,7 +98,7 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
     "--exact",
     is_flag=True,
     help=(
-        "Drafts leave every bit as it is: fp32, int4 in blocks of 32, or products of integers"
+        "Drafts leave every bit as it is: fp32, int4 in blocks of 32, or int8 GEMM"
         " (int8_sq, int8_token, --weight-block 0); chains only, one request at a time. Not for"
         " bases with recurrent layers (Qwen3.5)."
     ),
@@ -165,16 +151,16 @@ def command(
     """Answer the requests of --input-file with the engines of --engine-dir.
 
     With --spec-decode the output equals that of plain decoding, greedy and sampled: in float32
-    token for token, with rounded weights or recurrent layers up to the margin that is told;
+    token for token, with quantized weights or recurrent layers up to the margin that is printed;
     --check-lossless proves it on the requests at hand. Without the three sizes a short chain is
     drafted: top-k 1, step 3, verify size 4, what a CPU is served by (the guide's 10, 6, 60 are for
     a GPU). A size left out follows from those given: with a verify size alone, a chain of one level
     less.
 
-    A DFlash draft makes a block in one step: without sizes a chain of 8 nodes, the root included,
-    or of its block if that is shorter. The verify size may go up to the block; with a top-k of 2 to
-    8 a tree of up to 128 nodes is made of the block. An MTP head drafts chains: top-k 1, verify
-    size step + 1.
+    A method that makes blocks does so in one step: without sizes a chain of 8 nodes, the root
+    included, or of its block if that is shorter. The verify size may go up to the block; with a
+    top-k of 2 to 8 a tree of up to 128 nodes is made of the block. A method that makes chains has
+    top-k 1 and verify size step + 1.
 
     Ctrl-C ends after the step under way and writes what there is (exit 130); a second one stops at
     once. Finished responses are also kept in OUTPUT.partial.jsonl until the output is written.
@@ -218,15 +204,15 @@ def command(
                 warn(note)
             run = FileRun(engine, requests, plan, journal, stopping=stopper, warn=warn)
             answer(run, warmup=warmup, check_lossless=check_lossless)
-    figures = run.figures()
+    stats = run.stats()
     if profile_output_file:
-        write_profile(profile_output_file, figures)
+        write_profile(profile_output_file, stats)
     if stopper() or run.fault:
         click.echo(f"what was finished is in {output_file}", err=True)
     if run.fault:
         raise run.fault
-    show(figures, as_json=as_json, dump_profile=dump_profile, dump_output=dump_output)
-    return outcome(figures, stopper.number, check_lossless=check_lossless)
+    show(stats, as_json=as_json, dump_profile=dump_profile, dump_output=dump_output)
+    return outcome(stats, stopper.number, check_lossless=check_lossless)
 
 
 def warn(text: str) -> None:
@@ -260,15 +246,15 @@ def answer(run: FileRun, *, warmup: int, check_lossless: bool) -> None:
     run.write()
 
 
-def show(figures: RunFigures, *, as_json: bool, dump_profile: bool, dump_output: bool) -> None:
+def show(stats: RunStats, *, as_json: bool, dump_profile: bool, dump_output: bool) -> None:
     from edgespec.cli import report
     from edgespec.runtime.profile import profile
 
-    report.show(figures, as_json=as_json)
+    report.show(stats, as_json=as_json)
     if dump_profile:
-        report.show_profile(profile(figures))
+        report.show_profile(profile(stats))
     if dump_output:
-        report.show_output(figures.answers)
+        report.show_output(stats.answers)
 
 
 def check_outputs(requests: RequestFile, *outputs: Path | None) -> None:
@@ -298,27 +284,27 @@ def kept_in(journal: Journal) -> str:
     )
 
 
-def write_profile(path: Path, figures: RunFigures) -> None:
+def write_profile(path: Path, stats: RunStats) -> None:
     from edgespec.bundle import write_json, writing
     from edgespec.runtime.profile import profile
 
     path = Path(os.path.realpath(path))  # what a link means, not the link
     with writing(path):
-        write_json(path, profile(figures))
+        write_json(path, profile(stats))
 
 
-def outcome(figures: RunFigures, stopped_by: int | None, *, check_lossless: bool) -> int:
+def outcome(stats: RunStats, stopped_by: int | None, *, check_lossless: bool) -> int:
     """The exit code, and on stderr what is behind it."""
-    if check_lossless and not any(a.plain for a in figures.answers):
+    if check_lossless and not any(a.plain for a in stats.answers):
         click.echo("nothing was compared: no request was answered with drafts", err=True)
     uncompared = sum(
-        a.speculative and a.response is not None and a.plain is None for a in figures.answers
+        a.speculative and a.response is not None and a.plain is None for a in stats.answers
     )
     if check_lossless and uncompared:
         click.echo(
             f"not compared: {uncompared} answers, whose plain run failed or was stopped", err=True
         )
-    if any(a.difference is not None and not a.difference.near_tie for a in figures.answers):
+    if any(a.difference is not None and not a.difference.near_tie for a in stats.answers):
         click.echo(
             "NOT lossless: a difference beyond a near-tie is a bug; please report it with the"
             " output",
@@ -327,4 +313,4 @@ def outcome(figures: RunFigures, stopped_by: int | None, *, check_lossless: bool
         return FAILED
     if stopped_by is not None:
         return exit_code(stopped_by)
-    return SOME_FAILED if any(a.error for a in figures.answers) else 0
+    return SOME_FAILED if any(a.error for a in stats.answers) else 0

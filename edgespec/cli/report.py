@@ -1,6 +1,6 @@
 """What `infer` shows: a bar of tokens while it runs, then tables in the words of the field.
 
-Knows how figures look. What they mean stands in `runtime.metrics` and `runtime.profile`.
+Knows how values look. What they mean stands in `runtime.metrics` and `runtime.profile`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edgespec.cli.terminal import harmless
 from edgespec.prompts import Request
 from edgespec.runtime.answers import Answer
 from edgespec.runtime.generation import Chunk
-from edgespec.runtime.profile import RunFigures, summary
+from edgespec.runtime.profile import RunStats, summary
 from edgespec.runtime.tree import DraftPlan
 
 MIN_WIDTH = 100  # characters
@@ -75,7 +75,7 @@ class TokenBar:
         self.progress.update(self.task, completed=count)
 
 
-def show(run: RunFigures, *, as_json: bool) -> None:
+def show(run: RunStats, *, as_json: bool) -> None:
     """The summary's table on stdout (or its JSON), failed requests on stderr."""
     found = summary(run)
     if as_json:
@@ -125,7 +125,7 @@ INDENTED = "  "
 
 
 def columns_of(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The figures of plain and speculative decoding, as far as each was run; those of the run
+    """The values of plain and speculative decoding, as far as each was run; those of the run
     itself come last."""
     names = [name for name in ("plain", "speculative") if name in found]
     if not names or (found["batch_size"] == 1 and found["requests"] == 1):
@@ -145,7 +145,7 @@ def table(found: dict[str, Any]) -> Table:
         out.add_column(heading, justify="left" if not heading else "right")
     above: list[str] = []
     for label, key, form in ROWS:
-        values = [figures.get(key) for figures in columns.values()]
+        values = [column.get(key) for column in columns.values()]
         cells = ["-" if value is None else form.format(value) for value in values]
         if any(value is not None for value in values) and not (
             label.startswith(INDENTED) and cells == above

@@ -202,9 +202,7 @@ class ModelConfig:
     dtype: str  # the checkpoint's own: float32, float16, bfloat16
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
-    mtp_layers: int = (
-        0  # of the head for multi-token prediction that the config tells of; 0: no head
-    )
+    mtp_layers: int = 0  # of the multi-token prediction head that the config declares; 0: none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

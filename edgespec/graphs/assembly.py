@@ -114,6 +114,7 @@ def build_graph(graph: DecoderGraph, plan: WeightPlan) -> tuple[ir.Model, GraphC
 
 
 def stem_piece(graph: DecoderGraph, plan: WeightPlan) -> Piece:
+    """inputs_embeds (and a draft's states) -> x, what the first layer reads."""
     b = GraphBuilder("stem", plan, feeds_weights=True)
     inputs = {
         spec.name: b.input(spec)

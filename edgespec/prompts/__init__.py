@@ -1,8 +1,8 @@
 """What goes in and what comes out: `input.json` and prompt sets to requests, responses to
 `output.json`.
 
-Knows the keys, their defaults and their limits, and refuses what this version cannot honour. Knows
-nothing of tokens, templates or engines.
+Knows the keys, their defaults and their limits, and refuses what this version does not support.
+Knows nothing of tokens, templates or engines.
 """
 
 from __future__ import annotations

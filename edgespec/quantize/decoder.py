@@ -39,7 +39,7 @@ class Decoder:
         check_names(self)
 
     def embed(self, ids: Sequence[Sequence[int]]) -> Any:
-        """Returns the first layer's input [B, S, H] for ids [B, S]: the embeddings, scaled where
+        """Returns what the first layer reads for ids [B, S]: the embeddings [B, S, H], scaled where
         the model does so. Reads only the rows that are used."""
         import torch
 

@@ -1,4 +1,4 @@
-"""Answers a request file with an engine: one answer a turn of each request, none harmed by another.
+"""Answers a request file with an engine: one answer per turn of each request.
 
 Knows requests, conversations and answers. How tokens come about stands in `engine` and below.
 """
@@ -34,7 +34,7 @@ class Answer:
     request: Request
     turn: int = 0
     messages: tuple[Message, ...] = ()
-    prompt: str = ""  # the text that was tokenised
+    prompt: str = ""  # the text that was tokenized
     system_prompt: str = ""
     response: Response | None = None
     speculative: bool = False

@@ -1,5 +1,5 @@
-"""A block draft with memory: an engine whose cache holds what the base's taps left at each
-committed position.
+"""A block draft with memory: an engine whose cache holds what the draft made of the
+base's aux hidden states at each committed position.
 
 Knows lanes, slots and positions: committed slot i holds the context of position i, and a block
 stands behind it for one call. Knows nothing of how tokens are chosen.
@@ -34,11 +34,11 @@ class MaskSpec:
 
 @dataclass(frozen=True, slots=True)
 class BlockRows:
-    """One lane's part of a call: the taps of its next positions, and the tokens of a block behind
-    them."""
+    """One lane's part of a call: the aux hidden states of its next positions, and the tokens of a
+    block behind them."""
 
     lane: int
-    features: Floats  # [L, k*H]
+    hidden_states: Floats  # [L, k*H]
     tokens: Ids  # [S]; none: no block
 
 
@@ -83,26 +83,26 @@ class BlockDecoder:
         run a row of nothing: what that writes lies behind their committed rows and is seen by
         nobody.
         """
-        assert all(len(p.features) + len(p.tokens) <= self.room(p.lane) for p in parts)
+        assert all(len(p.hidden_states) + len(p.tokens) <= self.room(p.lane) for p in parts)
         of = {part.lane: part for part in parts}
         lanes = range(min(of), max(of) + 1)
         whole = [
-            of.get(lane) or BlockRows(lane, parts[0].features[:0], NO_TOKENS) for lane in lanes
+            of.get(lane) or BlockRows(lane, parts[0].hidden_states[:0], NO_TOKENS) for lane in lanes
         ]
         call = self.call(whole)
         began = time.perf_counter()
         result = self.runner.run(call)
         self.engine_s += time.perf_counter() - began
         for part in parts:
-            self.lanes[part.lane].length += len(part.features)
+            self.lanes[part.lane].length += len(part.hidden_states)
         return [result.logits[p.lane - lanes[0], : max(0, len(p.tokens) - 1)] for p in parts]
 
     def call(self, parts: Sequence[BlockRows]) -> Call:
         """The parts of neighbouring lanes as one call."""
-        context = max(len(part.features) for part in parts)
+        context = max(len(part.hidden_states) for part in parts)
         rows = max(1, *(len(part.tokens) for part in parts))
         starts = np.array([self.lanes[part.lane].length for part in parts], np.int64)
-        features = np.zeros(
+        hidden_states = np.zeros(
             (len(parts), context, self.runner.contract.shape.base_features), np.float32
         )
         tokens = np.zeros((len(parts), rows), np.int64)
@@ -111,8 +111,8 @@ class BlockDecoder:
             np.zeros((len(parts), rows), np.int64),
         )
         for i, part in enumerate(parts):
-            new, count = len(part.features), len(part.tokens)
-            features[i, :new], tokens[i, :count] = part.features, part.tokens
+            new, count = len(part.hidden_states), len(part.tokens)
+            hidden_states[i, :new], tokens[i, :count] = part.hidden_states, part.tokens
             places[i, :new] = starts[i] + np.arange(new)
             blocks[i, :count] = starts[i] + new + np.arange(count)
         cos, sin = self.rope.rows(blocks)
@@ -127,7 +127,7 @@ class BlockDecoder:
             starts,
             gather,
             first_lane=parts[0].lane,
-            target_hidden=features,
+            target_hidden=hidden_states,
             context_cos=context_cos,
             context_sin=context_sin,
             sliding_attention_mask=masks[1] if len(masks) > 1 else None,
@@ -139,7 +139,7 @@ class BlockDecoder:
         mask = np.zeros((len(parts), 1, rows, width), bool)
         for lane_mask, part in zip(mask[:, 0], parts, strict=True):
             start, count = self.lanes[part.lane].length, len(part.tokens)
-            known, block = start + len(part.features), start + context
+            known, block = start + len(part.hidden_states), start + context
             lane_mask[np.arange(rows), block + np.arange(rows)] = True
             lane_mask[:count, :known] = True
             if spec.window is not None:
@@ -155,8 +155,8 @@ class BlockDecoder:
         self.lanes[lane] = BlockLane()
         self.runner.clear(lane)
 
-    def wipe(self, lane: int) -> None:
-        """Forget a lane's sequence, whose rows may hold what is no number."""
+    def zero(self, lane: int) -> None:
+        """Forget a lane's sequence, whose rows may hold NaN or Inf."""
         self.lanes[lane] = BlockLane()
         self.runner.wipe(lane)
 

@@ -50,7 +50,7 @@ class LaneResult:
     """One lane's part of the outputs: views that the next call overwrites."""
 
     logits: Floats  # [G, V]
-    hidden_states: Floats | None  # [S, features]
+    hidden_states: Floats | None  # [S, width]
 
 
 @dataclass
@@ -261,7 +261,7 @@ class CachedDecoder:
         self.lanes[lane] = Lane()
         self.runner.clear(lane)
 
-    def wipe(self, lane: int) -> None:
+    def zero(self, lane: int) -> None:
         """Forget a lane's sequence, whose rows may hold NaN or Inf."""
         self.lanes[lane] = Lane()
         self.runner.wipe(lane)

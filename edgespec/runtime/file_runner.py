@@ -17,7 +17,7 @@ from edgespec.runtime.answers import Answer, Answers, Stopping, to_dict, unasked
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.generation import Chunk
 from edgespec.runtime.memory import peak_bytes
-from edgespec.runtime.profile import RunFigures
+from edgespec.runtime.profile import RunStats
 from edgespec.runtime.tree import DraftPlan
 
 
@@ -128,9 +128,9 @@ class FileRun:
         """The answers in the order of the requests and their turns."""
         return [self.done[key] for key in sorted(self.done)]
 
-    def figures(self) -> RunFigures:
+    def stats(self) -> RunStats:
         """What the run took, for the summary and the profile."""
-        return RunFigures(
+        return RunStats(
             self.in_order(),
             self.wall_s,
             self.passes,

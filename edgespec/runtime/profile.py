@@ -1,5 +1,5 @@
-"""A run as a whole: its summary in the words of the field, and profile.json in the mirrored tool's
-keys.
+"""A run as a whole: its summary in the words of the field, and profile.json in the keys of
+TensorRT Edge-LLM.
 
 Knows answers and the seconds of the passes behind them. Prints and writes nothing.
 """
@@ -22,8 +22,8 @@ from edgespec.runtime.sampling import NEAR_TIE
 
 NOTES = (
     (
-        "Times are wall times of calls on a CPU, host work included; keys that say gpu keep the"
-        " mirrored tool's names."
+        "Times are wall times of calls on a CPU, host work included; keys that say gpu keep"
+        " TensorRT Edge-LLM's names."
     ),
     (
         "A run in stages is one pass of an engine, which a batch shares; elsewhere it is an"
@@ -38,12 +38,12 @@ NOTES = (
         " edgespec for the rate."
     ),
     (
-        "The averages of prefill are over computed tokens alone: the mirrored tool counts reused"
-        " ones too."
+        "The averages of prefill are over computed tokens alone: TensorRT Edge-LLM counts"
+        " reused ones too."
     ),
     (
-        "The speed of eagle_generation pays for commit and the draft's replay too, which the"
-        " mirrored tool does not time."
+        "The speed of eagle_generation pays for commit and the draft's replay too, which"
+        " TensorRT Edge-LLM does not time."
     ),
     "Passes of requests that failed later are in the times.",
 )
@@ -60,7 +60,7 @@ SPECULATION = (
 
 
 @dataclass(frozen=True)
-class RunFigures:
+class RunStats:
     """A run over a file's requests. `passes` are those of its StageLog, `wall_s` the time from
     first to last of it.
 
@@ -98,7 +98,7 @@ class RunFigures:
         return sum(sum(self.passes.get(stage, ())) for stage in stage_ids)
 
     def commit_s(self, requests: Sequence[RequestMetrics]) -> float:
-        """What committing took for `requests`; in a batch it is not told apart."""
+        """What committing took for `requests`; in a batch it cannot be divided."""
         return (
             sum(r.stages.commit for r in requests)
             if self.batch_size == 1
@@ -109,11 +109,11 @@ class RunFigures:
 # ---- summary
 
 
-def summary(run: RunFigures) -> dict[str, Any]:
+def summary(run: RunStats) -> dict[str, Any]:
     """What `infer --json` prints. A turn counts as a request.
 
     `output_tokens_per_s` is the throughput of the run: all completion tokens over its wall time,
-    prefill included; `tokens_per_s` is what one user sees while decoding. Speculative figures are
+    prefill included; `tokens_per_s` is what one user sees while decoding. Speculative values are
     over the requests that drafted, plain ones over those decoded plainly; with --check-lossless
     both, and what was saved, are over the requests that ran both ways.
     """
@@ -176,8 +176,8 @@ def result(answers: Sequence[Answer]) -> str:
 # ---- profile.json
 
 
-def profile(run: RunFigures) -> dict[str, Any]:
-    """profile.json: the mirrored tool's keys, 0 where there is nothing to divide as there; ours
+def profile(run: RunStats) -> dict[str, Any]:
+    """profile.json: TensorRT Edge-LLM's keys, 0 where there is nothing to divide as there; ours
     under `edgespec`."""
     shared = run.batch_size > 1 and bool(run.drafted) and bool(run.undrafted)
     out: dict[str, Any] = {"device": "cpu", "notes": [*NOTES, *([SHARED] if shared else [])]}
@@ -192,7 +192,7 @@ def profile(run: RunFigures) -> dict[str, Any]:
     return out | run.memory | {"edgespec": summary(run)}
 
 
-def prefill(run: RunFigures) -> dict[str, float]:
+def prefill(run: RunStats) -> dict[str, float]:
     runs, tokens, seconds = (
         len(run.pool.requests),
         run.pool.computed_tokens,
@@ -209,9 +209,9 @@ def prefill(run: RunFigures) -> dict[str, float]:
     }
 
 
-def generation(run: RunFigures, pass_s: float | None) -> dict[str, float | None]:
-    """Plain decoding. `pass_s` are the seconds of its base passes, None where they cannot be told
-    apart."""
+def generation(run: RunStats, pass_s: float | None) -> dict[str, float | None]:
+    """Plain decoding. `pass_s` are the seconds of its base passes, None where they cannot be
+    divided."""
     runs, tokens = len(run.undrafted), Pooled(run.undrafted).decode_tokens
     seconds = None if pass_s is None else pass_s + run.commit_s(run.undrafted)
     return {
@@ -223,7 +223,7 @@ def generation(run: RunFigures, pass_s: float | None) -> dict[str, float | None]
     }
 
 
-def eagle_generation(run: RunFigures) -> dict[str, float]:
+def eagle_generation(run: RunStats) -> dict[str, float]:
     pool = Pooled(run.drafted)
     seconds = run.seconds(*SPECULATION) + run.commit_s(run.drafted)
     return {

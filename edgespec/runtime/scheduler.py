@@ -54,15 +54,14 @@ class Scheduler:
     def step(self) -> list[tuple[Generation, Event]]:
         """One chunk of a prompt, then one decode step of all that run; returns what came of it.
 
-        Each request has its Chunks and at last its Response, or the error that it met. Where
-        nobody runs, short prompts are read together, up to one chunk of tokens, and their first
-        tokens are not held back by a decode step.
+        Each request has its Chunks and at last its Response, or the error that it met. While a
+        batch forms the decode step is left out: see `is_forming`.
         """
         try:
             events = [*self.drop_cancelled()]
-            held_up = bool(self.session.running)
-            events += self.prefill(one_call=held_up)
-            if held_up:
+            decodes = bool(self.session.running) and not self.is_forming()
+            events += self.prefill()
+            if decodes:
                 events += self.decode()
             return events
         except BaseException:
@@ -90,21 +89,20 @@ class Scheduler:
         yield handle, handle.chunk(StepOutput([], finish_reason=CANCELLED))
         yield handle, handle.response(CANCELLED)
 
-    def prefill(self, *, one_call: bool) -> Events:
-        """Read prompts, up to one chunk of tokens in all; with `one_call` in one call at most, so
-        that no request holds up those that run for longer."""
-        left = self.session.base.prefill_chunk
-        while left and ((handle := self.being_read()) is not None or self.can_admit()):
-            if handle is None:
-                yield from self.admit(self.waiting.popleft())
-                continue
-            count = self.session.chunk_end(handle) - handle.num_read
-            if count > left:
-                return
-            left -= count
+    def is_forming(self) -> bool:
+        """Whether those that run have not decoded yet, and the next prompt is no longer than a
+        chunk: then it is read first, so that requests that come together decode together."""
+        handle = self.being_read() or (self.waiting[0] if self.can_admit() else None)
+        if handle is None or any(seq.num_emitted > 1 for seq in self.session.running):
+            return False
+        return len(handle.prompt) - handle.num_read <= self.session.base.prefill_chunk
+
+    def prefill(self) -> Events:
+        """One chunk of the prompt that is being read, or of the next one that gets a lane."""
+        while self.being_read() is None and self.can_admit():
+            yield from self.admit(self.waiting.popleft())
+        if (handle := self.being_read()) is not None:
             yield from self.read_chunk(handle)
-            if one_call:
-                return
 
     def being_read(self) -> Generation | None:
         return self.active[-1] if self.session.reading is not None else None

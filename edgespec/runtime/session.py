@@ -45,7 +45,7 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What a step came to; `observation` is what the drafter is still to be told of it."""
+    """What a step came to; `observation` is what the drafter is still to observe of it."""
 
     seq: SequenceState
     output: StepOutput
@@ -246,7 +246,7 @@ class Session:
     def commit_lane(self, item: Verified) -> Committed:
         seq, accepted, num_drafts = item.draft.seq, item.accepted, len(item.draft.tree) - 1
         if isinstance(accepted, EdgeSpecError):
-            self.base.wipe(seq.lane)
+            self.base.zero(seq.lane)
             failed = StepOutput([], num_drafts, finish_reason=ERROR, error=accepted)
             return Committed(seq, failed)
         path = committed_path(seq, accepted)
@@ -259,7 +259,7 @@ class Session:
     def observation(
         self, seq: SequenceState, output: StepOutput, path: Ids, result: LaneResult
     ) -> Observation | None:
-        """What the drafter is told of a step: nothing where the sequence ends, unless it is kept
+        """What the drafter observes of a step: nothing where the sequence ends, unless it is kept
         up to its last row, the drafter's memory with it."""
         drafter = self.drafter_of(seq)
         if drafter is None:
@@ -308,7 +308,7 @@ class Session:
         if seq is None:
             return
         if zero:
-            self.base.wipe(seq.lane)
+            self.base.zero(seq.lane)
         elif self.running:
             self.reset(seq.lane)  # those that go on would pay for its rows
 

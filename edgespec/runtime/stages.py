@@ -1,4 +1,4 @@
-"""Where the time goes: the stages of a run, by the mirrored tool's ids where it has them.
+"""Where the time goes: the stages of a run, by TensorRT Edge-LLM's ids where it has them.
 
 Knows names and seconds. A stage's time is wall time around its calls, host work included.
 """
@@ -15,8 +15,10 @@ GENERATION = "llm_generation"
 DRAFT_PREFILL = "spec_decode_draft_prefill"
 DRAFT_PROPOSAL = "spec_decode_draft_proposal"
 VERIFICATION = "spec_decode_base_verification"
-COMMIT = "kv_commit"  # ours: moving the KV rows that stand
-DRAFT_REPLAY = "spec_decode_draft_replay"  # ours: the draft reads the true features of what stands
+COMMIT = "kv_commit"  # ours: moving the KV rows of what was accepted
+DRAFT_REPLAY = (
+    "spec_decode_draft_replay"  # ours: the draft reads the hidden states of what was accepted
+)
 
 # Stage -> the coarser one of a request's metrics.
 COARSE = {

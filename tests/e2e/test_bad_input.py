@@ -1321,7 +1321,7 @@ def test_ctrl_c_during_infer_keeps_what_is_finished(shop: Shop, tmp_path: Path) 
     args = infer_args(shop.engine, tmp_path, "one", "two", "three")
     # Five steps a request after prefill: the eighth is the third of the second one, and it is
     # finished.
-    code, err = stopped(signal.SIGINT, "edgespec.runtime.session.walk", 7, *args, halt_s=1.5)
+    code, err = stopped(signal.SIGINT, "edgespec.runtime.session.accept", 7, *args, halt_s=1.5)
     assert code == INTERRUPTED
     assert "stopping after this step" in err
     assert err.splitlines()[-1] == f"what was finished is in {tmp_path / 'output.json'}"
@@ -1338,7 +1338,7 @@ def test_ctrl_c_during_infer_keeps_what_is_finished(shop: Shop, tmp_path: Path) 
 
 def test_ctrl_c_while_an_engine_loads_writes_no_output(shop: Shop, tmp_path: Path) -> None:
     args = infer_args(shop.engine, tmp_path)
-    code, err = stopped(signal.SIGINT, "edgespec.runtime.engine.open_runner", 0, *args)
+    code, err = stopped(signal.SIGINT, "edgespec.runtime.opening.open_runner", 0, *args)
     assert code == INTERRUPTED
     assert "Traceback" not in err
     assert [path.name for path in tmp_path.iterdir()] == ["input.json"]

@@ -1,5 +1,5 @@
 """Toy pairs, exported and built once: a plain one, one whose window is shorter than the answers,
-and a hybrid base."""
+one where only some layers have such a window, and a hybrid base."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tests.toys import DraftLayout
 PAIRS: dict[str, tuple[Family, DraftLayout, int | None]] = {
     "llama": ("llama", "eagle", None),
     "mistral-window-5": ("mistral", "modelopt", 5),
+    "gemma3-window-5": ("gemma3", "eagle", 5),
     "qwen3_5": ("qwen3_5", "modelopt", None),
 }
 

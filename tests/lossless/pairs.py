@@ -20,7 +20,7 @@ LIMITS = Limits(
 )
 
 
-Family = toys.Family | Literal["qwen3_5"]
+Family = toys.Family | Literal["qwen3_5", "gemma3"]
 
 
 def make_base(
@@ -29,6 +29,8 @@ def make_base(
     """A random base of eight layers."""
     if family == "qwen3_5":
         return toys.make_qwen3_5(path, layers=8, **options)
+    if family == "gemma3":
+        return toys.make_gemma3(path, layers=8, sliding_window=sliding_window or 5, **options)
     return toys.make_base(path, family, layers=8, sliding_window=sliding_window, **options)
 
 

@@ -35,13 +35,19 @@ from edgespec.runtime.session import Session
 from edgespec.runtime.tree import DraftPlan, DraftTree
 from tests.lossless.drafters import ScriptedDrafter
 from tests.lossless.engines import LANES, Engines, make_engines, opened
+from tests.lossless.pairs import Family
 
 VOCAB, CAPACITY = 256, 64
 PLANS = [None, DraftPlan(1, 3, 4), DraftPlan(4, 3, 16), DraftPlan(10, 4, 40)]
 GREEDY = SamplingParams(temperature=0.0, seed=0)
 SAMPLED = SamplingParams(temperature=1.0, top_k=0, top_p=0.9, seed=5)
 SAMPLINGS = [GREEDY, SAMPLED, SamplingParams(0.7, 1.0, 20, 6, repetition_penalty=1.3), GREEDY]
-KIND = {"llama": ("llama", None), "mistral-window-5": ("mistral", 5), "qwen3_5": ("qwen3_5", None)}
+KIND: dict[str, tuple[Family, int | None]] = {
+    "llama": ("llama", None),
+    "mistral-window-5": ("mistral", 5),
+    "gemma3-window-5": ("gemma3", 5),
+    "qwen3_5": ("qwen3_5", None),
+}
 
 
 @pytest.fixture(scope="module", params=KIND)

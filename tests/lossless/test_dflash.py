@@ -287,7 +287,7 @@ def test_one_call_of_the_draft_a_step(pair: Pair) -> None:
         found = pair.one.finish(prompt, replace(GREEDY, max_generate_length=12), CHAIN)
     steps = len(found.metrics.per_step_accepted)
     assert len(run.mock_calls) == steps - 1  # in the last one there is nothing left to draft
-    assert len(run.mock_calls[0].args[1][0].features) == len(prompt)
+    assert len(run.mock_calls[0].args[1][0].hidden_states) == len(prompt)
 
 
 def test_a_long_context_goes_in_pieces(pair: Pair) -> None:
@@ -299,7 +299,7 @@ def test_a_long_context_goes_in_pieces(pair: Pair) -> None:
         mock.patch.object(BlockDecoder, "run", autospec=True, side_effect=BlockDecoder.run) as run,
     ):
         found = pair.one.finish(prompt, replace(GREEDY, max_generate_length=12), CHAIN)
-    assert [len(call.args[1][0].features) for call in run.mock_calls[:3]] == [16, 16, 9]
+    assert [len(call.args[1][0].hidden_states) for call in run.mock_calls[:3]] == [16, 16, 9]
     assert_equal(pair, plain, found, GREEDY)
     pair.assert_true(drafter.blocks)
 

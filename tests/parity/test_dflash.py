@@ -204,9 +204,7 @@ def difference(one: list[np.ndarray], other: list[np.ndarray]) -> float:
 
 def test_base_emits_the_layers_that_the_draft_means(pair: Pair) -> None:
     np.testing.assert_allclose(pair.features, pair.truth(pair.ref.aux_layers).numpy(), **CLOSE)
-    assert pair.engine.config["dflash_config"]["target_layer_ids"] == [
-        layer - 1 for layer in pair.ref.aux_layers
-    ]
+    assert pair.engine.config.component.spec.aux_layer_ids == tuple(pair.ref.aux_layers)
 
 
 def test_every_block_has_the_references_logits(pair: Pair) -> None:

@@ -324,13 +324,13 @@ def difference(one: Said, other: Said, *names: str) -> float:
 
 
 def test_base_emits_the_layers_that_the_layout_means(pair: Pair) -> None:
-    assert pair.engine.config["eagle_hidden_state_layers"] == list(pair.draft.aux_layers)
+    assert pair.engine.config.component.spec.aux_layer_ids == tuple(pair.draft.aux_layers)
     np.testing.assert_allclose(pair.features, pair.truth[0].numpy(), **CLOSE)
 
 
 def test_export_reads_the_taps_as_the_layout_counts_them(pair: Pair) -> None:
-    assert pair.engine.draft_config is not None
-    assert pair.engine.draft_config["pair"]["tap_ids"] == list(pair.draft.aux_layers)
+    asked = pair.engine.draft_config.component.pair
+    assert asked.aux_layer_ids == tuple(pair.draft.aux_layers)
     assert pair.ref.aux_layer_ids(LAYERS) == pair.draft.aux_layers
 
 
@@ -397,7 +397,9 @@ class Oracle:
 
     def __init__(self, drafter: EagleDrafter, known: list[int]) -> None:
         self.drafter, self.known = drafter, known
-        self.observe, self.reset, self.engine_s = drafter.observe, drafter.reset, 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.drafter, name)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         """Each level is a wrong token before the true one, so that accepted rows have to move."""
@@ -614,7 +616,7 @@ def test_taps_named_by_the_user_win_over_the_drafts_own(workshop: Workshop) -> N
     draft, aux_layers = BY_NAME["modelopt-taps"], (2, 3, 6)
     pair = workshop.pair(draft, aux_layers)
     try:
-        assert pair.engine.config["eagle_hidden_state_layers"] == list(aux_layers)
+        assert pair.engine.config.component.spec.aux_layer_ids == aux_layers
         truth = reference.gather_aux_hidden_states(pair.hidden_states, aux_layers)
         np.testing.assert_allclose(
             said_by_engine(pair).extend, said_by_reference(pair.ref, truth).extend, **CLOSE
@@ -628,8 +630,8 @@ def test_draft_without_taps_of_its_own_takes_the_default_of_its_bases_depth(
 ) -> None:
     config = (workshop.checkpoint(BY_NAME["eagle"]) / "config.json").read_text()
     assert "layer_ids" not in config
-    assert open_pair("eagle").engine.config["eagle_hidden_state_layers"] == [
+    assert open_pair("eagle").engine.config.component.spec.aux_layer_ids == (
         2,
         LAYERS // 2,
         LAYERS - 3,
-    ]
+    )

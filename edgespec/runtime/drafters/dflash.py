@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,7 +130,7 @@ class DFlashDrafter:
             state = self.lanes[request.lane]
             state.pending, state.full = [], not np.isfinite(logits).all()
             if state.full:
-                self.decoder.wipe(request.lane)
+                self.decoder.zero(request.lane)
             else:
                 trees[request.lane] = self.tree(request, logits)
         return [trees[request.lane] for request in requests]
@@ -177,9 +178,8 @@ class DFlashDrafter:
         return self.decoder.snapshot(lane, count)
 
     def restore(self, lane: int, snapshot: Snapshot) -> None:
-        assert isinstance(snapshot, LaneRows)
         self.reset(lane)
-        self.decoder.restore(lane, snapshot)
+        self.decoder.restore(lane, cast(LaneRows, snapshot))  # its own
 
     def close(self) -> None:
         self.decoder.runner.close()

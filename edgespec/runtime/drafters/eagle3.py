@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -162,7 +163,7 @@ class EagleDrafter:
     def stop_drafting(self, lane: int) -> None:
         """No drafts from here on: the rows may hold NaN or Inf."""
         self.lanes[lane].full = True
-        self.decoder.wipe(lane)
+        self.decoder.zero(lane)
 
     def finish(self, growth: Growth) -> DraftTree:
         lane = growth.request.lane
@@ -192,9 +193,8 @@ class EagleDrafter:
         return self.decoder.snapshot(lane, min(count, self.decoder.lanes[lane].length))
 
     def restore(self, lane: int, snapshot: Snapshot) -> None:
-        assert isinstance(snapshot, LaneRows)
         self.reset(lane)
-        self.decoder.restore(lane, snapshot)
+        self.decoder.restore(lane, cast(LaneRows, snapshot))  # its own
 
     def close(self) -> None:
         self.decoder.runner.close()

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from edgespec.cli import chat as chat_module
-from edgespec.cli.chat import SLASHES, Chat, Conversation, Screen, figures, read_pipe, read_turn
+from edgespec.cli.chat import SLASHES, Chat, Conversation, Screen, read_pipe, read_turn, stats
 from edgespec.cli.main import run
 from edgespec.errors import EdgeSpecError, LimitError, RequestError
 from edgespec.prompts import CANCELLED, END_OF_SEQUENCE, MAX_LENGTH, Message, SamplingParams
@@ -226,12 +226,12 @@ def test_figures_are_those_of_the_answer() -> None:
         per_step_accepted=[3, 0, 2, 1, 0],
         per_step_drafted=[3] * 5,
     )
-    drafted = figures(Response("", [], END_OF_SEQUENCE, metrics, None), drafted=True)
+    drafted = stats(Response("", [], END_OF_SEQUENCE, metrics, None), drafted=True)
     assert drafted == (
         "[12 tokens, 5 base passes after prefill, acceptance length 2.20, 5.5 tokens/s, "
         "time to first token 0.250 s, 31 of 40 prompt tokens reused]"
     )
-    assert "acceptance" not in figures(
+    assert "acceptance" not in stats(
         Response("", [], END_OF_SEQUENCE, metrics, None), drafted=False
     )
 

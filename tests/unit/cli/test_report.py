@@ -17,7 +17,7 @@ from edgespec.runtime.answers import Answer
 from edgespec.runtime.drafters.registry import DRAFTERS
 from edgespec.runtime.generation import Chunk, Response
 from edgespec.runtime.metrics import RequestMetrics
-from edgespec.runtime.profile import RunFigures, profile, summary
+from edgespec.runtime.profile import RunStats, profile, summary
 from edgespec.runtime.sequence import StepOutput
 from edgespec.runtime.tree import DraftPlan
 
@@ -46,14 +46,14 @@ UNDRAFTED = Answer(request(), response=response(*PLAIN))
 FAILED = Answer(request(2), error=RequestError("it is too long", "Shorten it."))
 
 
-def figures(*answers: Answer, batch_size: int = 1, check_wall_s: float | None = None) -> RunFigures:
+def figures(*answers: Answer, batch_size: int = 1, check_wall_s: float | None = None) -> RunStats:
     passes = {
         stages.VERIFICATION: [0.2, 0.4],
         stages.DRAFT_PROPOSAL: [0.1, 0.1],
         stages.PREFILL: [0.7],
     }
     drafting = any(a.speculative for a in answers)
-    return RunFigures(
+    return RunStats(
         answers, 2.0, passes, batch_size, drafting, check_wall_s, peak_cpu_memory_bytes=MEMORY
     )
 
@@ -70,7 +70,7 @@ def rows(table: Table) -> dict[str, list[str]]:
     return out
 
 
-def shown(run: RunFigures) -> dict[str, list[str]]:
+def shown(run: RunStats) -> dict[str, list[str]]:
     return rows(report.table(summary(run)))
 
 
@@ -193,7 +193,7 @@ def test_profile_names_each_stage_whole_with_its_share_of_the_run(
 
 
 def test_profile_of_nothing_divides_by_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    report.show_profile(profile(RunFigures([], 0.0, {})))
+    report.show_profile(profile(RunStats([], 0.0, {})))
     assert capsys.readouterr().out.splitlines()[-1].split() == [
         "outside",
         "the",

@@ -22,6 +22,7 @@ from edgespec.runtime.session import Session
 from edgespec.runtime.template import JinjaTemplate
 from edgespec.runtime.thinking import thinking_note
 from edgespec.runtime.tokenizer import Tokenizer
+from tests.lossless.drafters import ScriptedDrafter
 from tests.lossless.pairs import make_pair
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -158,6 +159,25 @@ def test_stream_whose_step_was_interrupted_ends_with_an_error(engine: Engine) ->
     with pytest.raises(EnvironmentProblem, match="interrupted"):
         next(stream)
     assert len(engine.generate([9, 8], GREEDY).token_ids) == 6
+
+
+def test_drafter_of_one_s_own_may_read_the_base_s_hidden_states(
+    engine: Engine, engine_dir: Path
+) -> None:
+    prompt = [5, 6, 7]
+    truth = engine.plainly(prompt, GREEDY).token_ids
+    own = ScriptedDrafter([(prompt, truth)], 256, right=1)
+    with Engine(engine_dir, drafter=own) as opened:
+        found = opened.generate(prompt, GREEDY, opened.plan(1, 2, 3))
+        assert opened.draft_config is None
+    assert found.token_ids == truth
+    assert max(found.metrics.per_step_accepted) > 0
+    assert own.hidden_states[0].shape == (opened.config.component.graph.features,)
+
+
+def test_drafter_for_a_run_without_drafts_is_refused(engine_dir: Path) -> None:
+    with pytest.raises(LimitError, match="spec_decode=False"):
+        Engine(engine_dir, drafter=ScriptedDrafter([], 256, 0), spec_decode=False)
 
 
 def test_accept_rule_that_is_not_in_the_table_is_refused(engine: Engine) -> None:

@@ -25,7 +25,7 @@ from edgespec.runtime.lossless_check import Difference
 from edgespec.runtime.memory import peak_bytes
 from edgespec.runtime.metrics import RequestMetrics
 from edgespec.runtime.prefix import PrefixCache
-from edgespec.runtime.profile import SHARED, RunFigures, profile, summary
+from edgespec.runtime.profile import SHARED, RunStats, profile, summary
 from edgespec.runtime.sequence import SequenceState, StepOutput
 from edgespec.runtime.session import Session
 from edgespec.runtime.tree import DraftPlan
@@ -66,7 +66,7 @@ def tasks_of(*lengths: int, plan: DraftPlan | None = PLAN) -> list[SequenceState
     ]
 
 
-def served(tasks: Sequence[SequenceState], lanes: int) -> RunFigures:
+def served(tasks: Sequence[SequenceState], lanes: int) -> RunStats:
     """The tasks through a session, `lanes` at a time; each step begins a second after the one
     before."""
     scripts = [(t.prompt, plainly(t.prompt, t.sampler, t.max_new_tokens + 8)[0]) for t in tasks]
@@ -93,7 +93,7 @@ def served(tasks: Sequence[SequenceState], lanes: int) -> RunFigures:
         for seq, step in session.step() if active else ():
             take(seq, step)
     wall_s = sum(sum(seconds) for seconds in session.log.passes.values()) + 1.0
-    return RunFigures(found, wall_s, session.log.passes, lanes, spec_decode=True)
+    return RunStats(found, wall_s, session.log.passes, lanes, spec_decode=True)
 
 
 def stage(found: dict[str, Any], stage_id: str) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def stage(found: dict[str, Any], stage_id: str) -> dict[str, Any]:
     return one  # type: ignore[no-any-return]
 
 
-def metrics_of(run: RunFigures) -> list[RequestMetrics]:
+def metrics_of(run: RunStats) -> list[RequestMetrics]:
     return [a.response.metrics for a in run.answers if a.response]
 
 
@@ -239,7 +239,7 @@ def test_reused_tokens_make_prefill_no_faster() -> None:
     assert summary(run)["reused_tokens"] == 10
 
 
-def test_profile_has_the_mirrored_tool_s_keys() -> None:
+def test_profile_has_the_keys_of_tensorrt_edge_llm() -> None:
     found = profile(served([*tasks_of(12), *tasks_of(12, plan=None)], 1))
     assert [*found] == [
         "device",
@@ -299,7 +299,7 @@ def test_profile_has_the_mirrored_tool_s_keys() -> None:
 
 def test_stage_s_statistics_are_the_textbook_s() -> None:
     passes = {stages.PREFILL: [0.001, 0.002, 0.003, 0.006]}
-    stats = stage(profile(RunFigures([], 1.0, passes)), stages.PREFILL)["gpu_time_stats"]
+    stats = stage(profile(RunStats([], 1.0, passes)), stages.PREFILL)["gpu_time_stats"]
     assert stats == pytest.approx(
         {
             "count": 4,
@@ -317,7 +317,7 @@ def test_stage_s_statistics_are_the_textbook_s() -> None:
 def test_run_in_which_nothing_was_answered_divides_by_nothing() -> None:
     failed = Answer(request(), error=RequestError("no", "yes"))
     for answers in ([], [failed]):
-        run = RunFigures(answers, 0.0, {}, spec_decode=True)
+        run = RunStats(answers, 0.0, {}, spec_decode=True)
         found = profile(run)
         assert not {"prefill", "generation", "eagle_generation"} & set(found)
         assert found["stages"] == []
@@ -348,7 +348,7 @@ ENDED = [
 
 
 def test_every_request_has_one_reason_why_it_ended() -> None:
-    found = summary(RunFigures(ENDED, 2.0, {}, spec_decode=True))
+    found = summary(RunStats(ENDED, 2.0, {}, spec_decode=True))
     assert found["finish_reasons"] == {
         CANCELLED: 2,
         "end-of-sequence": 1,
@@ -360,7 +360,7 @@ def test_every_request_has_one_reason_why_it_ended() -> None:
 
 
 def test_throughput_of_the_run_is_all_tokens_over_its_wall_time() -> None:
-    found = summary(RunFigures(ENDED, 2.0, {}, 4, spec_decode=True))
+    found = summary(RunStats(ENDED, 2.0, {}, 4, spec_decode=True))
     assert (found["wall_s"], found["batch_size"]) == (2.0, 4)
     assert found["completion_tokens"] == 5 + 3 + 2 + 1
     assert found["output_tokens_per_s"] == pytest.approx(11 / 2.0)
@@ -368,7 +368,7 @@ def test_throughput_of_the_run_is_all_tokens_over_its_wall_time() -> None:
 
 
 def test_speculative_figures_are_over_those_that_drafted_and_plain_ones_over_the_others() -> None:
-    found = summary(RunFigures(ENDED, 2.0, {}, spec_decode=True))
+    found = summary(RunStats(ENDED, 2.0, {}, spec_decode=True))
     assert found["without_drafts"] == 1
     assert found["speculative"]["completion_tokens"] == 5 + 3 + 1
     assert (
@@ -381,7 +381,7 @@ def test_plain_run_has_plain_figures_alone() -> None:
     disabled = [answer(counted(2), speculative=False), answer(counted(3), speculative=False)]
     plainly = [replace(a, request=request()) for a in disabled]
     for answers, spec_decode in ((plainly, False), (disabled, True)):
-        found = summary(RunFigures(answers, 1.0, {}, spec_decode=spec_decode))
+        found = summary(RunStats(answers, 1.0, {}, spec_decode=spec_decode))
         assert found["plain"]["completion_tokens"] == 5
         assert found["without_drafts"] == 2
         assert "speculative" not in found
@@ -389,7 +389,7 @@ def test_plain_run_has_plain_figures_alone() -> None:
 
 def test_check_compares_the_same_requests_in_both_columns() -> None:
     both = [answer(counted(5), plain=counted(9)), answer(counted(2), plain=counted(2))]
-    run = RunFigures(
+    run = RunStats(
         [*both, answer(counted(7)), ENDED[2]], 2.0, {}, spec_decode=True, check_wall_s=11.0
     )
     found = summary(run)
@@ -424,7 +424,7 @@ def test_near_ties_are_counted_apart_from_differences(margins: list[float], said
         )
         for m in margins
     ]
-    assert summary(RunFigures([one, *differing], 1.0, {}, spec_decode=True))["lossless"] == said
+    assert summary(RunStats([one, *differing], 1.0, {}, spec_decode=True))["lossless"] == said
 
 
 # Memory
@@ -471,7 +471,7 @@ def test_where_the_system_keeps_no_such_account_another_is_asked(
 
 
 def test_peak_is_told_in_bytes_and_in_megabytes() -> None:
-    found = profile(RunFigures([], 1.0, {}, peak_cpu_memory_bytes=3 * 2**20))
+    found = profile(RunStats([], 1.0, {}, peak_cpu_memory_bytes=3 * 2**20))
     for place in (found, found["edgespec"]):
         assert (place["peak_cpu_memory_bytes"], place["peak_cpu_memory_mb"]) == (3 * 2**20, 3.0)
-    assert RunFigures([], 1.0, {}).peak_cpu_memory_bytes >= 2**20
+    assert RunStats([], 1.0, {}).peak_cpu_memory_bytes >= 2**20

@@ -240,18 +240,29 @@ def test_several_prompts_hold_up_a_mate_for_no_more_than_one_of_them() -> None:
     scheduler, received = scheduler_for(*asked, lanes=4), Received()
     handle = scheduler.add(asked[0])
     received.step(scheduler)
+    received.step(scheduler)
     handles = [handle, *map(scheduler.add, asked[1:])]
     assert max(calls_between_tokens(scheduler, handle, received)) == 2
     assert_as_alone(received.run(scheduler), handles)
 
 
-def test_short_prompts_that_find_nobody_running_are_read_together_up_to_a_chunk() -> None:
-    asked = [request(2, 5, None, seed) for seed in range(3)]
+def test_requests_that_come_together_decode_together() -> None:
+    """As long as nobody has decoded and prompts are no longer than a chunk."""
+    asked = [request(length, 5, None, seed) for seed, length in enumerate((2, CHUNK, 3))]
     scheduler, received = scheduler_for(*asked, lanes=3), Received()
     handles = [scheduler.add(one) for one in asked]
-    assert received.step(scheduler) == handles[:2], "two of two tokens are a chunk of four"
+    assert [received.step(scheduler) for _ in handles] == [[handle] for handle in handles]
     received.run(scheduler)
     assert scheduler.session.base.runner.batches == [1, 1, 1, 3, 3, 3, 3]
+    assert_as_alone(received, handles)
+
+
+def test_long_prompt_behind_short_ones_keeps_nobody_from_decoding() -> None:
+    asked = [request(2, 9, None), request(2 * CHUNK, 5, None), request(3, 5, None)]
+    scheduler, received = scheduler_for(*asked, lanes=3), Received()
+    first, second, third = (scheduler.add(one) for one in asked)
+    given = [received.step(scheduler) for _ in range(4)]
+    assert given == [[first], [first], [second, first, second], [third, *[first, second, third]]]
 
 
 def test_first_token_is_not_held_back_by_a_decode_step() -> None:
@@ -274,7 +285,7 @@ def test_requests_are_answered_in_the_order_in_which_they_came() -> None:
 # Who ends
 
 
-@pytest.mark.parametrize("steps", [0, 1, 2])
+@pytest.mark.parametrize("steps", [1, 2, 5])
 def test_cancelled_while_its_prompt_is_read_it_leaves_its_lane(steps: int) -> None:
     mate, long, third = request(3, 30), request(40, 5), request(6, 7)
     scheduler, received = scheduler_for(mate, long, third, lanes=2), Received()
@@ -343,6 +354,26 @@ def test_prompt_that_fails_harms_nobody_and_the_engine_s_own_fault_all_that_have
         received.step(scheduler)
     assert all(isinstance(received.ends[handle], EnvironmentProblem) for handle in handles[:2])
     assert_as_alone(received.run(scheduler), handles[2:])
+
+
+def test_prompt_that_fails_in_a_later_chunk_leaves_no_prefix_behind() -> None:
+    """Its rows may hold NaN although the error shows only with the last chunk's logits."""
+    asked = request(12, 5, keep=3)
+    scheduler = scheduler_for(asked, budget=10**6)
+    real = Session.read
+
+    def read(self: Session, seq: Any, start: int, end: int) -> Any:
+        if end == 12:
+            raise EnvironmentProblem("the engine computed nan as a logit")
+        return real(self, seq, start, end)
+
+    with mock.patch.object(Session, "read", read):
+        scheduler.add(asked)
+        Received().run(scheduler)
+    assert scheduler.session.prefixes.entries == []
+    scheduler.add(asked)
+    Received().run(scheduler)
+    assert [len(entry.tokens) for entry in scheduler.session.prefixes.entries] == [3]
 
 
 def test_prompt_beyond_the_cache_is_an_error_of_its_own() -> None:
