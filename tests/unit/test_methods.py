@@ -29,7 +29,9 @@ EXCEPTIONS = {
     "config/values.py": "a base's config.json declares its MTP layers",
     "families/base.py": "a family's config.json declares its MTP layers",
     "families/parse.py": "a family's config.json declares its MTP layers",
-    "families/qwen3_5.py": "its config.json declares its MTP layers; its tensors stand under `mtp.`",
+    "families/qwen3_5.py": (
+        "its config.json declares its MTP layers; its tensors stand under `mtp.`"
+    ),
 }
 
 
