@@ -280,7 +280,7 @@ def machine() -> dict[str, Any]:
 
 
 HEAD = (
-    "| format | checkpoint | engine | perplexity | same first choice | greedy, plain draft |"
+    "| format | checkpoint | engine | perplexity | top-1 agreement | greedy, plain draft |"
     " greedy, draft alike | 0.7, plain draft | 0.7, draft alike | answers that differ | largest"
     " margin / stated |\n|---|---|---|---|---|---|---|---|---|---|---|\n"
 )
