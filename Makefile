@@ -11,7 +11,7 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.t
 LIGHT := $(VENV)/.installed-light
 FULL := $(VENV)/.installed-full
 
-.PHONY: help setup check fix test test-fast demo bench docs
+.PHONY: help setup check fix test test-fast faults demo bench docs
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r verb what; do \
@@ -40,6 +40,9 @@ demo: $(if $(filter mtp,$(METHOD)),$(FULL),$(LIGHT)) ## from a checkpoint to fas
 
 bench: $(LIGHT) ## measure export, build, load and steps on a checkpoint of 0.6 B parameters
 	$(PY) scripts/benchmark.py
+
+faults: $(FULL) ## plant faults in a copy of the code and see whether the tests find them
+	$(PY) scripts/plant_faults.py
 
 docs: $(LIGHT) ## write docs/cli.md anew from --help
 	$(PY) scripts/make_docs.py

@@ -49,12 +49,12 @@ def load(
     drafter: str | Drafter | None = None,
     exact: bool = False,
 ) -> Engine:
-    """Open an engine directory. `spec_decode` None: with drafts where the directory holds a draft
-    engine; `drafter` is a method that needs no engine, or a Drafter of your own; `exact` is that of
-    `infer --exact`.
+    """Opens an engine directory and returns the engine.
 
-    Raises BundleError, PairingError, EngineMismatch, LimitError or EnvironmentProblem, each with
-    its remedy.
+    `spec_decode` None enables speculative decoding if the directory has a drafter. `drafter` drafts
+    instead: a method that needs no engine, by name, or a Drafter of your own. `exact` is that of
+    `infer --exact`. Raises BundleError, PairingError, EngineMismatch, LimitError or
+    EnvironmentProblem.
     """
     from edgespec.runtime.engine import Engine
 

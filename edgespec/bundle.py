@@ -1,7 +1,6 @@
-"""Directories on disk: their file names, their `manifest.json`, hashes, and writes that are whole
-or not there.
+"""Exported directories on disk: file names, `manifest.json`, hashes, and atomic writes.
 
-Knows files. Knows nothing of what stands in a graph, a tokenizer or a request.
+Knows files. Knows nothing of graphs, tokenizers or requests.
 """
 
 from __future__ import annotations
@@ -44,6 +43,7 @@ CHUNK_BYTES = 8 << 20
 
 
 def sha256_file(path: Path) -> str:
+    """Returns the sha256 of a file as hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -51,8 +51,10 @@ def sha256_file(path: Path) -> str:
 def file_entries(
     directory: Path, known: Mapping[str, str] | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Size and hash of each file beside the manifest; `known` holds hashes that were made while
-    writing."""
+    """Returns size and sha256 of each file beside the manifest, by name.
+
+    `known` holds hashes that were computed while writing.
+    """
     entries = {}
     for path in sorted(directory.iterdir()):
         if path.name == MANIFEST or not path.is_file():
@@ -63,8 +65,7 @@ def file_entries(
 
 
 def provenance() -> dict[str, Any]:
-    """Who wrote a directory: our version, the command line, and the versions that shape its
-    content."""
+    """Returns our version, the command line, and the versions of the packages that write files."""
     versions = {
         name: installed_version(name) for name in ("numpy", "onnx", "onnx-ir", "safetensors")
     }
@@ -73,6 +74,7 @@ def provenance() -> dict[str, Any]:
 
 
 def installed_version(package: str) -> str | None:
+    """Returns the version of an installed package, or None."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -80,8 +82,7 @@ def installed_version(package: str) -> str | None:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write JSON so that the file is the old one or the whole new one, whatever happens between.
-    Raises OSError."""
+    """Writes JSON atomically: a reader sees the old file or the new one. Raises OSError."""
     staged = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
         with staged.open("w", encoding="utf-8") as file:
@@ -95,7 +96,7 @@ def write_json(path: Path, value: object) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object of a bundle; a damaged or missing file is a BundleError that names it."""
+    """Returns a JSON object. Raises BundleError that names a damaged or missing file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -107,11 +108,12 @@ def read_json(path: Path) -> dict[str, Any]:
             f"{path} cannot be read: {error}", "Export or build the directory again."
         ) from None
     if not isinstance(value, dict):
-        raise BundleError(f"{path} holds no JSON object", "Export or build the directory again.")
+        raise BundleError(f"{path} is not a JSON object", "Export or build the directory again.")
     return value
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
+    """Returns a directory's manifest. Raises BundleError for a damaged one or another format."""
     manifest = read_json(directory / MANIFEST)
     if manifest.get("format") != MANIFEST_FORMAT:
         raise BundleError(
@@ -123,11 +125,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
 
 
 def check_files(directory: Path, files: object, *, trust_unchanged: bool = False) -> None:
-    """Compare files with their manifest entries, as read; BundleError names the first that differs.
-
-    With `trust_unchanged` a file whose size and modification time are those recorded is not read
-    again.
-    """
+    """Raises BundleError for the first file that differs from its manifest entry; see `faults`."""
     for fault in faults(directory, files, trust_unchanged=trust_unchanged):
         raise fault
 
@@ -135,13 +133,16 @@ def check_files(directory: Path, files: object, *, trust_unchanged: bool = False
 def faults(
     directory: Path, files: object, *, read_up_to: float = math.inf, trust_unchanged: bool = False
 ) -> Iterator[BundleError]:
-    """Each file that is not what its manifest entry says; of one with more bytes than `read_up_to`
-    the size decides."""
+    """Yields an error for each file that differs from its manifest entry in size or hash.
+
+    Only the size counts for files of more than `read_up_to` bytes and, with `trust_unchanged`, for
+    files with the recorded modification time: these are not read.
+    """
     for name, entry in listed_files(directory, files).items():
         path = contained(directory, name)
         if not path.is_file():
             yield BundleError(
-                f"{path} is missing", "Copy or make the directory again; it is not whole."
+                f"{path} is missing", "The directory is incomplete: copy or make it again."
             )
             continue
         stat = path.stat()
@@ -163,7 +164,10 @@ def faults(
 
 
 def listed_files(directory: Path, files: object) -> dict[str, dict[str, Any]]:
-    """The files that a manifest lists, each with `bytes` and `sha256`."""
+    """Returns the manifest's entries by file name, each with `bytes` and `sha256`.
+
+    Raises BundleError if `files` is not of that form.
+    """
     if not isinstance(files, dict) or not all(map(is_entry, files.values())):
         what = f"{directory / MANIFEST} does not list its files with their sizes and hashes"
         raise BundleError(
@@ -173,6 +177,7 @@ def listed_files(directory: Path, files: object) -> dict[str, dict[str, Any]]:
 
 
 def is_entry(value: object) -> bool:
+    """Returns whether a value is a manifest entry."""
     return (
         isinstance(value, dict)
         and type(value.get("bytes")) is int
@@ -181,8 +186,7 @@ def is_entry(value: object) -> bool:
 
 
 def contained(directory: Path, name: str) -> Path:
-    """`directory/name` for a plain file name; anything that could leave the directory is
-    refused."""
+    """Returns `directory/name`. Raises BundleError if `name` could point outside the directory."""
     if not name or name in {".", ".."} or Path(name).name != name:
         raise BundleError(
             f"{directory / MANIFEST} names the file {name!r}",
@@ -193,11 +197,10 @@ def contained(directory: Path, name: str) -> Path:
 
 @contextmanager
 def staged_directory(target: Path) -> Iterator[Path]:
-    """A temporary sibling that becomes `target` when the block ends well, and vanishes when it does
-    not.
+    """Yields a temporary sibling that becomes `target` at the end of the block.
 
-    `target` must not exist, or be an empty directory. Raises OutputError where it cannot be
-    written.
+    It is removed if the block fails. `target` must not exist or be an empty directory. Raises
+    OutputError if it is occupied or cannot be written.
     """
     refuse_occupied(target)
     new = missing_parents(target)
@@ -217,14 +220,14 @@ def staged_directory(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def staged_directories(*targets: Path) -> Iterator[list[Path]]:
-    """The same for several targets: in the end all are there, or none."""
+    """Does the same for several targets: afterwards all of them exist, or none."""
     new_parents = [parent for target in targets for parent in missing_parents(target)]
     moved_in: list[Path] = []
     try:
         with ExitStack() as stack:
             stagings = []
             for target in targets:
-                stack.push(where_it_ended_well(moved_in.append, target))
+                stack.push(on_success(moved_in.append, target))
                 stagings.append(stack.enter_context(staged_directory(target)))
             yield stagings
     except BaseException:
@@ -234,9 +237,8 @@ def staged_directories(*targets: Path) -> Iterator[list[Path]]:
         raise
 
 
-def where_it_ended_well(call: Callable[[Path], None], target: Path) -> Callable[..., None]:
-    """A callback of an ExitStack, entered before a block: what to call after the block if it did
-    not fail."""
+def on_success(call: Callable[[Path], None], target: Path) -> Callable[..., None]:
+    """Returns an exit callback for ExitStack.push that calls `call(target)` after a success."""
 
     def ended(kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
@@ -246,13 +248,13 @@ def where_it_ended_well(call: Callable[[Path], None], target: Path) -> Callable[
 
 
 def missing_parents(target: Path) -> list[Path]:
-    """Directories above `target` that are not there yet, the nearest first."""
+    """Returns the missing directories above `target`, the nearest first."""
     return list(takewhile(lambda parent: not parent.exists(), target.parents))
 
 
 @contextmanager
 def removed_if_it_fails(new: Sequence[Path]) -> Iterator[None]:
-    """New directories that the block makes do not outlive its failure."""
+    """Removes the directories `new` if the block fails and they are empty."""
     try:
         yield
     except BaseException:
@@ -261,14 +263,14 @@ def removed_if_it_fails(new: Sequence[Path]) -> Iterator[None]:
 
 
 def remove_if_empty(*directories: Path) -> None:
-    """In this order, so that one that is empty without the other goes too."""
+    """Removes the empty ones, in this order: list a directory before its parent."""
     for directory in directories:
         with suppress(OSError):
             directory.rmdir()
 
 
 def make_staging(parent: Path, name: str) -> Path:
-    """A new directory .NAME.tmp-PID; those that killed runs have left are removed."""
+    """Creates and returns the directory .NAME.tmp-PID. Removes those of killed runs."""
     remove_dead_staging(parent, name)
     staging = parent / f".{name}.tmp-{os.getpid()}"
     staging.mkdir()
@@ -276,8 +278,7 @@ def make_staging(parent: Path, name: str) -> Path:
 
 
 def remove_dead_staging(parent: Path, name: str) -> None:
-    """What killed runs have left of `name`: a whole model may lie there, and the disk is asked for
-    room."""
+    """Removes the temporary directories of killed runs, which may hold a complete model."""
     for old in parent.glob(f".{name}.tmp-*"):
         pid = old.name.rpartition("-")[2]
         if pid == str(os.getpid()) or not process_lives(pid):
@@ -285,16 +286,18 @@ def remove_dead_staging(parent: Path, name: str) -> None:
 
 
 def process_lives(pid: str) -> bool:
+    """Returns whether a process runs; True if that cannot be found out."""
     try:
         os.kill(int(pid), 0)
     except ProcessLookupError:
         return False
     except (ValueError, OSError):
-        return True  # not ours to judge
+        return True
     return True
 
 
 def refuse_occupied(target: Path) -> None:
+    """Raises OutputError if `target` exists and is not an empty directory."""
     if target.is_dir() and not any(target.iterdir()):
         return
     if target.exists():
@@ -305,21 +308,21 @@ def refuse_occupied(target: Path) -> None:
 
 @contextmanager
 def writing(target: Path) -> Iterator[None]:
-    """Turn the operating system's refusals to write into an OutputError with the remedy."""
+    """Converts an OSError of writing into an OutputError with a remedy; others pass through."""
     try:
         yield
     except OSError as error:
         remedies = {
             errno.ENOSPC: (
-                "The disk is full: free some space, or choose another place. Nothing half-written"
+                "The disk is full: free some space, or choose another directory. No partial output"
                 " is left."
             ),
-            errno.EDQUOT: "The quota is used up: free some space, or choose another place.",
+            errno.EDQUOT: "The quota is used up: free some space, or choose another directory.",
             errno.EACCES: "Check the permissions of this path, or choose another.",
             errno.EPERM: "Check the permissions of this path, or choose another.",
-            errno.EROFS: "The file system is read-only: choose another place.",
-            errno.ENOTDIR: "A part of the path is a file: choose another place.",
-            errno.EEXIST: "Something of that name is in the way: choose another place.",
+            errno.EROFS: "The file system is read-only: choose another directory.",
+            errno.ENOTDIR: "A part of the path is a file: choose another directory.",
+            errno.EEXIST: "A file of that name exists: choose another directory.",
         }
         if error.errno not in remedies:
             raise

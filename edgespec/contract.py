@@ -73,10 +73,12 @@ class RecurrentShape:
 
     @property
     def row_width(self) -> int:
+        """Elements that a row leaves behind for the state."""
         return sum(self.row_parts)
 
     @property
     def state_dims(self) -> tuple[int, int, int]:
+        """Value heads, and the two sides of a head's state."""
         return self.num_value_heads, self.key_head_dim, self.value_head_dim
 
     @property
@@ -93,8 +95,8 @@ class RecurrentShape:
 
 @dataclass(frozen=True, slots=True)
 class GraphShape:
-    """The sizes that a decoder's contract depends on. `features` is the width of the taps or of the
-    recycled state."""
+    """The sizes that a decoder's contract depends on. `features` is the width of the aux
+    hidden states or of the recycled state."""
 
     role: Role
     hidden_size: int
@@ -129,6 +131,7 @@ class GraphShape:
 
     @property
     def recurrent_layers(self) -> tuple[int, ...]:
+        """The layers with a state; empty where all have keys and values."""
         return self.recurrent.layers if self.recurrent else ()
 
     @property
@@ -139,16 +142,20 @@ class GraphShape:
 
 @dataclass(frozen=True, slots=True)
 class GraphContract:
+    """What a graph of this shape reads and gives, in order."""
+
     shape: GraphShape
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
 
 
 def past_names(layer: int) -> tuple[str, str]:
+    """Inputs: the keys and values before this call."""
     return f"past_key_{layer}", f"past_value_{layer}"
 
 
 def present_names(layer: int) -> tuple[str, str]:
+    """Outputs: the keys and values with this call's rows."""
     return f"present_key_{layer}", f"present_value_{layer}"
 
 
@@ -158,6 +165,7 @@ def conv_names(layer: int) -> tuple[str, str]:
 
 
 def state_names(layer: int) -> tuple[str, str]:
+    """The recurrent state before and after taking in the committed rows."""
     return f"recurrent_state_{layer}", f"present_recurrent_state_{layer}"
 
 
@@ -177,16 +185,16 @@ def canonical_contract(shape: GraphShape) -> GraphContract:
     recycled `draft_hidden` where it is false; the other one is not read and may have no rows
     (S_base or S_draft is S or 0).
 
-    A draft that makes blocks reads two kinds of rows: `target_hidden`, the base's taps at L new
-    context positions, which only leave keys and values, and the S rows of a block. `write_indices`
-    is where the L go; the S go behind them. Masks say what the rows of the block see of both; the
-    next call writes over the block.
+    A draft that makes blocks reads two kinds of rows: `target_hidden`, the base's aux hidden states
+    at L new context positions, which only leave keys and values, and the S rows of a block.
+    `write_indices` is where the L go; the S go behind them. Masks say what the rows of the block
+    see of both; the next call writes over the block.
 
     Recurrent layers cannot forget a row. So a call leaves its rows outside the state, as
-    `conv_rows` and `delta_rows`, and the next one is given those that were kept, on one path and in
-    its order, as `committed_rows` (rows of zeroes change nothing) and as the last conv_kernel-1
-    rows of `conv_state`; it takes them in before its own rows begin, and `present_recurrent_state`
-    is the state at that place. `tree_mask` says which rows of the call each row follows, itself
+    `conv_rows` and `delta_rows`, and the next one is given those that were accepted, on one path
+    and in its order, as `committed_rows` (rows of zeroes change nothing) and as the last
+    conv_kernel-1 rows of `conv_state`; it takes them in before its own rows begin, and
+    `present_recurrent_state` is the state at that place. `tree_mask` says which rows of the call each row follows, itself
     included: all of one path, and those before what comes after.
     """
     embeds = TensorSpec("inputs_embeds", "float32", ("B", "S", shape.hidden_size))
@@ -257,6 +265,7 @@ def memory_outputs(shape: GraphShape, layer: int) -> tuple[TensorSpec, ...]:
 
 
 def kv_dims(shape: GraphShape) -> tuple[Dim, ...]:
+    """The shape of one layer's keys, or of its values."""
     return ("B", shape.num_kv_heads, "C", shape.head_dim)
 
 

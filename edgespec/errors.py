@@ -1,14 +1,14 @@
-"""The tree of errors. Each says what happened, with the value, and how to mend it.
+"""The tree of errors. Each says what happened, with the value, and how to fix it.
 
     EdgeSpecError                 exit 1
-      CheckpointError             exit 3  a checkpoint is incomplete, damaged or contradicts itself
-      UnsupportedModel            exit 3  recognized, and not something this version can do
+      CheckpointError             exit 3  a checkpoint is incomplete, damaged or inconsistent
+      UnsupportedModel            exit 3  a known format that this version does not support
       PairingError                exit 3  base and draft do not belong together
       RequestError                exit 3  input.json or a request in it
-      BundleError                 exit 3  an export or engine is damaged, or not what was asked for
-      LimitError                  exit 3  a size beyond what was built or can exist
-      ContractError               exit 1  a graph does not keep its contract: a fault of ours
-      BuildError                  exit 1  an engine was built and is wrong, or could not be built
+      BundleError                 exit 3  an export or engine is damaged, or not the requested one
+      LimitError                  exit 3  a size beyond the limits of the engine or the model
+      ContractError               exit 1  a graph breaks its contract: a bug in edgespec
+      BuildError                  exit 1  an engine could not be built, or is wrong
       EnvironmentProblem          exit 4  this machine cannot do it
         MissingDependency         exit 4  a package of an extra is not installed
         EngineMismatch            exit 4  the engine was built by another runtime or for another CPU
@@ -24,8 +24,10 @@ from contextlib import contextmanager
 
 
 class EdgeSpecError(Exception):
-    """Base of all errors meant for users: `what` happened, and the `remedy` (where none is given,
-    the usual one)."""
+    """The base of all errors for users: `what` happened, and the `remedy`.
+
+    Without a remedy the class's `usual_remedy` is used.
+    """
 
     exit_code = 1
     usual_remedy = ""
@@ -38,6 +40,8 @@ class EdgeSpecError(Exception):
 
 
 class CheckpointError(EdgeSpecError):
+    """A checkpoint is incomplete, damaged or inconsistent."""
+
     exit_code = 3
     usual_remedy = (
         "Check that config.json and weights belong together, or download the checkpoint again."
@@ -45,53 +49,69 @@ class CheckpointError(EdgeSpecError):
 
 
 class UnsupportedModel(EdgeSpecError):
+    """A checkpoint or option has a known format that this version does not support."""
+
     exit_code = 3
-    usual_remedy = "Give another checkpoint; the README lists what this version takes."
+    usual_remedy = "Give another checkpoint; the README lists the supported models."
 
 
 class PairingError(EdgeSpecError):
+    """A base and a draft do not belong together."""
+
     exit_code = 3
 
 
 class RequestError(EdgeSpecError):
+    """An input file or a request in it is invalid."""
+
     exit_code = 3
 
 
 class BundleError(EdgeSpecError):
+    """An export or engine directory is damaged, or not the requested one."""
+
     exit_code = 3
 
 
 class LimitError(EdgeSpecError):
+    """A size is beyond the limits of the engine or the model."""
+
     exit_code = 3
 
 
 class ContractError(EdgeSpecError):
+    """A graph breaks its contract: a bug in edgespec."""
+
     exit_code = 1
 
 
 class BuildError(EdgeSpecError):
+    """An engine or a quantized checkpoint could not be built, or is wrong."""
+
     exit_code = 1
 
 
 class EnvironmentProblem(EdgeSpecError):
+    """This machine cannot run the command."""
+
     exit_code = 4
 
 
 class MissingDependency(EnvironmentProblem):
-    pass
+    """A package of an extra is not installed."""
 
 
 class EngineMismatch(EnvironmentProblem):
-    pass
+    """The engine was built by another runtime or for another CPU."""
 
 
 class OutputError(EnvironmentProblem):
-    pass
+    """A path cannot be written, or the disk is full."""
 
 
 @contextmanager
 def noted(problems: list[EdgeSpecError]) -> Iterator[None]:
-    """Keep an error instead of raising it, where more can be told all the same."""
+    """Appends an error of the block to `problems` instead of raising it."""
     try:
         yield
     except EdgeSpecError as error:

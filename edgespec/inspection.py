@@ -18,14 +18,12 @@ from typing import Any
 from edgespec import bundle
 from edgespec.backends.engine_dir import STEMS
 from edgespec.backends.facts import engines_facts, export_facts
-from edgespec.checkpoint.detect import read_d2t
+from edgespec.checkpoint.d2t import read_d2t
 from edgespec.checkpoint.facts import checkpoint_facts, safetensors_facts
 from edgespec.checkpoint.files import Checkpoint, some_of
-from edgespec.checkpoint.mtp import ROOT
-from edgespec.config import ModelConfig
+from edgespec.config import DraftConfig, ModelConfig
 from edgespec.errors import BundleError, EdgeSpecError, UnsupportedModel, noted
-from edgespec.methods.dflash import DFlashConfig
-from edgespec.methods.eagle3 import Eagle3Config
+from edgespec.methods import METHODS
 
 SMALL_BYTES = 1 << 20  # files up to this size are compared by their hash in any case
 _OURS = ("quantize", "export", "engine")
@@ -167,30 +165,35 @@ def look_at_checkpoint(
         return {"kind": "checkpoint", **names, "pickled": pickled}
     facts, found = checkpoint_facts(checkpoint, problems, read_up_to)
     if found is not None:
-        from edgespec.graphs.completeness import check_whole
+        from edgespec.graphs.completeness import check_complete
 
         with noted(problems):
-            check_whole(checkpoint, found)
+            check_complete(checkpoint, found)
             if isinstance(found, ModelConfig):
                 facts |= head_facts(checkpoint, found)
-        if isinstance(found, Eagle3Config | DFlashConfig) and read_up_to == math.inf:
+        if isinstance(found, DraftConfig) and read_up_to == math.inf:
             with noted(problems):
                 read_d2t(checkpoint, found)
     return facts
 
 
 def head_facts(checkpoint: Checkpoint, model: ModelConfig) -> dict[str, Any]:
-    """`mtp_head`: why a base's MTP head is not to be had, or null. Raises CheckpointError where it
-    is damaged."""
-    from edgespec.graphs.mtp import MtpDraft
+    """Of each draft that a base's checkpoint holds: why it cannot be used, or null. The key is
+    `mtp_head`, say. Raises CheckpointError where one is damaged."""
+    from edgespec.graphs.decoder import Decoder
+    from edgespec.graphs.draft import DraftSource
+    from edgespec.graphs.registry import DRAFTS
 
-    if not model.mtp_layers and not any(name.startswith(ROOT) for name in checkpoint.tensors):
-        return {}
-    try:
-        MtpDraft.open(checkpoint, model)
-    except UnsupportedModel as error:
-        return {"mtp_head": f"{error.what} {error.remedy}"}
-    return {"mtp_head": None}
+    facts: dict[str, Any] = {}
+    for method, row in DRAFTS.items():
+        if row.in_base is None or not row.in_base(checkpoint, model):
+            continue
+        try:
+            row.open(DraftSource(Decoder.open(checkpoint, model)))
+            facts[f"{method}_head"] = None
+        except UnsupportedModel as error:
+            facts[f"{method}_head"] = f"{error.what} {error.remedy}"
+    return facts
 
 
 def only_pickled(path: Path) -> str | None:
@@ -209,8 +212,7 @@ def notes_of(path: Path, facts: dict[str, Any]) -> tuple[str, ...]:
         notes.append(
             f"{pickled}: pickled weights are not looked into; export reads them with --allow-pickle"
         )
-    if lost := facts.get("mtp_head"):
-        notes.append(lost)
+    notes += [why for method in METHODS if (why := facts.get(f"{method}_head"))]
     if path.is_dir():
         left = sorted(file.name for file in path.iterdir() if _STAGING.fullmatch(file.name))
         notes += [f"{name} is of a run that was killed, or is not over" for name in left]

@@ -1,7 +1,7 @@
-"""One quantized weight as a value, what it stands for, and rounding an unquantized one to it.
+"""A quantized weight, its dequantization, and round-to-nearest quantization.
 
-Knows the arithmetic of codes, scales and zero points. Knows no files: where the parts come from is
-for layouts.py.
+Knows the arithmetic of quantized values, scales and zero points. Knows no files: layouts.py reads
+them.
 """
 
 from __future__ import annotations
@@ -17,37 +17,35 @@ from numpy.typing import NDArray
 from edgespec.errors import CheckpointError
 from edgespec.schemes import SCHEMES, Scheme
 
-_CHUNK = (
-    256 * 1024
-)  # weights worked on at a time: what stays in a cache, which makes rounding three times as fast
+# Weights processed at a time: they stay in the CPU's cache, which makes rounding three times faster
+_CHUNK = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedWeight:
-    """A Linear's weight, whatever the layout it was read from.
+    """The quantized weight of a Linear, independent of its layout on disk.
 
-    What it multiplies is x[..., input_order] * pre_quant_scale, where it has these. Codes are one
-    to a byte and their dtype is the format (ml_dtypes); zero points only where they are not the
-    middle, and then the codes are unsigned. weight[o, i] = (codes[o, i] - zero_points[g]) *
-    scales[g] * global_scale with g = [o // block[0], i // block[1]].
+    It multiplies x[..., input_order] * pre_quant_scale, where these are given. `codes` holds the
+    quantized values, one per byte, in the dtype of the format (ml_dtypes). `zero_points` is given
+    only for asymmetric weights, whose values are unsigned:
+
+        weight[o, i] = (codes[o, i] - zero_points[g]) * scales[g] * global_scale
+        g = [o // block[0], i // block[1]]
     """
 
     name: str  # of the module: model.layers.0.mlp.up_proj
     scheme: Scheme
     codes: NDArray[Any]  # [out, in]: int4, uint4, int8, uint8, float8_e4m3fn, float4_e2m1fn
-    scales: NDArray[
-        Any
-    ]  # [ceil(out / block[0]), ceil(in / block[1])]: as stored, float8_e8m0fnu for powers of two
+    # [ceil(out / block[0]), ceil(in / block[1])], as stored; float8_e8m0fnu: powers of two
+    scales: NDArray[Any]
     block: tuple[int, int]  # weights along out and in that share a scale
-    zero_points: NDArray[Any] | None = None  # of the scales' shape and the codes' dtype
-    global_scale: float | None = None  # nvfp4: float32, times every scale
-    input_scale: float | None = (
-        None  # static activations: x / input_scale is rounded; nvfp4: their global scale
-    )
+    zero_points: NDArray[Any] | None = None  # shape of scales, dtype of codes
+    global_scale: float | None = None  # nvfp4: float32, multiplies every scale
+    # Static activations: x / input_scale is rounded; nvfp4: the global scale of the activations
+    input_scale: float | None = None
     pre_quant_scale: NDArray[np.float32] | None = None  # [in]
-    input_order: NDArray[np.intp] | None = (
-        None  # [in]: GPTQ with desc_act; column j belongs to input input_order[j]
-    )
+    # [in], GPTQ with desc_act: column j of codes multiplies input input_order[j]
+    input_order: NDArray[np.intp] | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -57,23 +55,27 @@ class QuantizedWeight:
 
     @property
     def symmetric(self) -> bool:
+        """Whether the weight has no zero points."""
         return self.zero_points is None
 
 
 def dequantize(weight: QuantizedWeight, rows: slice = slice(None)) -> NDArray[np.float32]:
-    """The weight as raw activations meet it, [out, in]: compare this one with the original. `rows`
-    of out only."""
+    """Returns the effective weight [rows, in], which multiplies raw activations.
+
+    This is the one to compare with the original. `rows` is a slice of out with step 1.
+    """
     stored = dequantize_stored(weight, rows)
     if weight.pre_quant_scale is not None:
-        # The activations are scaled before they are put in order, so the scales follow the inputs'
-        # own order.
+        # pre_quant_scale is in the order of the inputs: it is applied before input_order
         stored *= weight.pre_quant_scale
     return stored
 
 
 def dequantize_stored(weight: QuantizedWeight, rows: slice = slice(None)) -> NDArray[np.float32]:
-    """The weight for activations that pre_quant_scale has multiplied already: [out, in], inputs in
-    their own order."""
+    """Returns the weight [rows, in] for activations already multiplied by pre_quant_scale.
+
+    Columns are in the order of the inputs. `rows` is a slice of out with step 1.
+    """
     out_features, in_features = weight.shape
     start, stop, step = rows.indices(out_features)
     assert step == 1
@@ -86,8 +88,8 @@ def dequantize_stored(weight: QuantizedWeight, rows: slice = slice(None)) -> NDA
         part = _float32(weight.codes[low:high])
         group = np.arange(low, high) // weight.block[0]
         if zeros is not None:
-            part -= _spread(zeros[group], weight.block[1], in_features)
-        part *= _spread(scales[group], weight.block[1], in_features)
+            part -= _expand_blocks(zeros[group], weight.block[1], in_features)
+        part *= _expand_blocks(scales[group], weight.block[1], in_features)
         if weight.input_order is None:
             result[low - start : high - start] = part
         else:
@@ -95,21 +97,21 @@ def dequantize_stored(weight: QuantizedWeight, rows: slice = slice(None)) -> NDA
     return result
 
 
-# Full range: the scale is the least positive one that reaches both ends of -8..7, so that an
-# extreme on the negative side gets the eighth step. A tighter scale clips the extreme and rounds
-# all others finer: whichever of these is best by its squared error. For normal weights in blocks of
-# 128 this leaves 0.102 of relative error; -7..7 leaves 0.117.
-_SHRINK: dict[int, tuple[float, ...]] = {4: (1.0, 0.95, 0.9, 0.85), 8: (1.0,)}
+# Candidate factors of the scale by number of bits; the one with the least squared error is used.
+# Factor 1 is the smallest scale with which the block fits into -8..7. A smaller factor clips the
+# extreme value and rounds all others more finely. For normal weights in blocks of 128 the relative
+# error is 0.102; symmetric rounding to -7..7 has 0.117.
+_SCALE_FACTORS: dict[int, tuple[float, ...]] = {4: (1.0, 0.95, 0.9, 0.85), 8: (1.0,)}
 
 
 def quantize_rtn(
     array: NDArray[Any], bits: Literal[4, 8], block: int | None = None, name: str = "the weight"
 ) -> QuantizedWeight:
-    """Round [out, in] to the nearest of 4 or 8 bits: int4_wo or int8_wo, symmetric, float32 scales
-    above zero.
+    """Quantizes [out, in] by round-to-nearest: int4_wo or int8_wo, symmetric, scales > 0.
 
-    `block` counts weights along in that share a scale (the last may be short); None: the whole row.
-    Beside the result only some rows are held. Raises CheckpointError for NaN and infinity.
+    `block` is the number of weights along in that share a scale (the last block may be shorter);
+    None means one scale per row. Holds a few rows in float32 at a time. Raises CheckpointError for
+    NaN or Inf; `name` is the weight's name in the message.
     """
     assert array.ndim == 2
     out_features, in_features = array.shape
@@ -122,8 +124,8 @@ def quantize_rtn(
         part[:, :in_features] = array[low:high]
         if not np.isfinite(part).all():
             raise CheckpointError(
-                f"{name} has values that are not finite, in rows {low} to {high - 1}.",
-                "Download it again, or ask whoever trained it: such a weight cannot be quantized.",
+                f"{name} has NaN or Inf in rows {low} to {high - 1}.",
+                "Download it again, or ask its authors: such a weight cannot be quantized.",
             )
         chosen, scale = _round(part.reshape(high - low, count, width), bits)
         codes[low:high] = chosen.reshape(high - low, -1)[:, :in_features].astype(codes.dtype)
@@ -134,31 +136,32 @@ def quantize_rtn(
 def _round(
     blocks: NDArray[np.float32], bits: int
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Codes [rows, blocks, width] and scales [rows, blocks, 1]."""
+    """Returns quantized values [rows, blocks, width] and scales [rows, blocks, 1]."""
     top = 2 ** (bits - 1) - 1
     high, low = blocks.max(-1, keepdims=True), blocks.min(-1, keepdims=True)
-    reach = np.maximum(high / top, -low / (top + 1))
-    reach[reach < np.finfo(np.float32).tiny] = 1.0  # a block of zeros
-    units = blocks / reach
-    codes, error, factor = np.empty_like(units), np.full_like(reach, np.inf), np.ones_like(reach)
-    for candidate in _SHRINK[bits]:
+    full_scale = np.maximum(high / top, -low / (top + 1))
+    full_scale[full_scale < np.finfo(np.float32).tiny] = 1.0  # a block of zeros
+    units = blocks / full_scale
+    codes, factor = np.empty_like(units), np.ones_like(full_scale)
+    min_error = np.full_like(full_scale, np.inf)
+    for candidate in _SCALE_FACTORS[bits]:
         rounded = np.clip(np.rint(units / np.float32(candidate)), -top - 1, top)
-        off = rounded * np.float32(candidate) - units
-        its_error = np.einsum("rbw,rbw->rb", off, off)[..., None]
-        better = its_error < error
+        difference = rounded * np.float32(candidate) - units
+        error = np.einsum("rbw,rbw->rb", difference, difference)[..., None]
+        better = error < min_error
         np.copyto(codes, rounded, where=better)
-        np.copyto(error, its_error, where=better)
+        np.copyto(min_error, error, where=better)
         np.copyto(factor, candidate, where=better)
-    return codes, reach * factor
+    return codes, full_scale * factor
 
 
-def _spread(per_block: NDArray[np.float32], width: int, in_features: int) -> NDArray[np.float32]:
-    """[rows, blocks] -> [rows, in]; what is per row or per tensor stays one column."""
-    return (
-        per_block
-        if per_block.shape[1] == 1
-        else np.repeat(per_block, width, axis=1)[:, :in_features]
-    )
+def _expand_blocks(
+    per_block: NDArray[np.float32], width: int, in_features: int
+) -> NDArray[np.float32]:
+    """[rows, blocks] -> [rows, in]; one value per row stays one column."""
+    if per_block.shape[1] == 1:
+        return per_block
+    return np.repeat(per_block, width, axis=1)[:, :in_features]
 
 
 def _row_chunks(start: int, stop: int, in_features: int) -> Iterator[tuple[int, int]]:

@@ -1,11 +1,10 @@
-"""Rotary embedding: the rows of cos and sin that graphs take as inputs, for every scaling, in one
-place.
+"""Rotary position embedding (arXiv 2104.09864): the rows of cos and sin that graphs take as inputs.
 
-Knows frequencies and positions. A row depends on its own position alone, so that a token has the
-same row in prefill, decoding and verification; the engine's capacity decides what transformers and
-longrope make depend on the length (decision 0012). Follows the definitions of transformers'
-`modeling_rope_utils`; dynamic NTK scaling is evaluated at each token's own length, which is what
-decoding token by token gives there.
+Knows frequencies, their scaling types and positions. A row depends only on its position, so that a
+token has the same row in prefill, decoding and verification. Where transformers makes longrope
+depend on the sequence length, the engine's capacity decides (decision 0012). Follows
+`modeling_rope_utils` of transformers; dynamic NTK scaling is evaluated at each token's own length,
+as in token-by-token decoding there.
 """
 
 from __future__ import annotations
@@ -46,13 +45,12 @@ class RopeTable:
 
     @classmethod
     def of(cls, config: RopeConfig, capacity: int) -> RopeTable:
-        """The table of an engine with so many positions, which chooses longrope's factors."""
+        """Returns the table of an engine with that capacity, which selects longrope's factors."""
         return cls._made(config, capacity, capacity > config.original_max_position)
 
     @classmethod
     def golden(cls, config: RopeConfig, capacity: int) -> RopeTable:
-        """The same with longrope's short factors in any case: golden outputs know no engine's
-        capacity."""
+        """Returns the table with longrope's short factors: golden outputs know no capacity."""
         return cls._made(config, capacity, long=False)
 
     @classmethod
@@ -63,13 +61,16 @@ class RopeTable:
         return cls(np.cos(angles) * scale, np.sin(angles) * scale)
 
     def rows(self, positions: NDArray[np.int64]) -> tuple[Rows, Rows]:
-        """[B, S] positions -> cos and sin, each [B, S, rotary/2]."""
+        """Returns cos and sin, each [B, S, rotary/2], of positions [B, S]."""
         return self.cos[positions], self.sin[positions]
 
 
 def frequencies(config: RopeConfig, positions: NDArray[np.int64], *, long: bool = False) -> Rows:
-    """Inverse frequencies, [rotary/2] or, where they depend on the position, [len(positions),
-    rotary/2]; `long` takes longrope's factors for sequences beyond the original length."""
+    """Returns the inverse frequencies [rotary/2].
+
+    Those of dynamic scaling depend on the position: [len(positions), rotary/2]. `long` selects
+    longrope's factors for sequences beyond the original length.
+    """
     if config.kind == "dynamic":
         return dynamic(config, positions)
     plain = inverse_powers(np.float32(config.theta), config.rotary_dim)
@@ -85,13 +86,17 @@ def frequencies(config: RopeConfig, positions: NDArray[np.int64], *, long: bool 
 
 
 def inverse_powers(theta: np.float32 | Rows, rotary_dim: int) -> Rows:
+    """Returns theta ** (-2i / rotary_dim) for i in 0 .. rotary_dim/2 - 1."""
     exponents = np.arange(0, rotary_dim, 2, dtype=np.float32) / np.float32(rotary_dim)
     powers: Rows = np.power(theta, exponents)
     return np.float32(1.0) / powers
 
 
 def dynamic(config: RopeConfig, positions: NDArray[np.int64]) -> Rows:
-    """NTK-aware scaling of theta, growing with the length beyond the original one."""
+    """Returns frequencies [positions, rotary/2] of dynamic NTK-aware scaling.
+
+    theta grows with the length beyond `original_max_position`.
+    """
     length = np.maximum(positions + 1, config.original_max_position).astype(np.float64)
     stretch = config.factor * length / config.original_max_position - (config.factor - 1)
     theta = config.theta * stretch ** (config.rotary_dim / (config.rotary_dim - 2))
@@ -99,22 +104,24 @@ def dynamic(config: RopeConfig, positions: NDArray[np.int64]) -> Rows:
 
 
 def llama3(config: RopeConfig, plain: Rows) -> Rows:
-    """Low frequencies divided by the factor, high ones kept, a linear passage between (Llama
-    3.1)."""
+    """Returns the frequencies [rotary/2] of Llama 3.1.
+
+    Low frequencies are divided by the factor, high ones are unchanged, with a linear transition.
+    """
     wavelength = 2 * math.pi / plain
     low = config.original_max_position / config.low_freq_factor
     high = config.original_max_position / config.high_freq_factor
-    passage = (config.original_max_position / wavelength - config.low_freq_factor) / (
+    smooth = (config.original_max_position / wavelength - config.low_freq_factor) / (
         config.high_freq_factor - config.low_freq_factor
     )
     divided = plain / config.factor
-    between = (1 - passage) * divided + passage * plain
+    between = (1 - smooth) * divided + smooth * plain
     out = np.where(wavelength > low, divided, np.where(wavelength < high, plain, between))
     return out.astype(np.float32)
 
 
 def longrope(config: RopeConfig, long: bool) -> Rows:
-    """Each frequency divided by a searched factor of its own (arXiv 2402.13753)."""
+    """Returns the frequencies [rotary/2] of LongRoPE (arXiv 2402.13753), one factor for each."""
     factors = np.array(config.long_factor if long else config.short_factor, np.float32)
     exponents = np.arange(0, config.rotary_dim, 2, dtype=np.float32) / np.float32(config.rotary_dim)
     powers: Rows = factors * np.power(np.float32(config.theta), exponents)
@@ -122,7 +129,7 @@ def longrope(config: RopeConfig, long: bool) -> Rows:
 
 
 def yarn(config: RopeConfig, plain: Rows) -> Rows:
-    """NTK by parts (arXiv 2309.00071, section 3.2)."""
+    """Returns the frequencies [rotary/2] of YaRN: NTK by parts (arXiv 2309.00071, section 3.2)."""
 
     def dimension_of(rotations: float) -> float:
         turns = config.original_max_position / (rotations * 2 * math.pi)

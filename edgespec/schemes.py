@@ -1,9 +1,7 @@
-"""The table of quantization schemes: what a weight is made of, what its activations become, and who
-runs it.
+"""The table of quantization schemes: weights, scales, activations, and the devices that run them.
 
-Knows ModelOpt's names for each and its limits. Knows no bytes: how a scheme stands in a file is for
-checkpoint/layouts, and hub layouts such as AWQ and GPTQ are layouts of a scheme that is here
-(int4_wo), not schemes of their own.
+Knows ModelOpt's name and the error limits of each scheme. Knows no bytes: checkpoint/layouts reads
+files. Hub formats such as AWQ and GPTQ are layouts of the scheme int4_wo, not schemes.
 """
 
 from __future__ import annotations
@@ -15,26 +13,25 @@ from typing import Literal
 
 from edgespec.errors import UnsupportedModel
 
+# Names of ml_dtypes
 WeightType = Literal[
     "float32", "float16", "bfloat16", "int4", "int8", "float8_e4m3fn", "float4_e2m1fn"
-]  # ml_dtypes'
-Scaling = Literal[
-    "none", "tensor", "channel", "block", "square"
-]  # what shares a scale; block: along in, square: 2-D
+]
+# The weights that share a scale; block: along in, square: along in and out
+Scaling = Literal["none", "tensor", "channel", "block", "square"]
 Activations = Literal["none", "static tensor", "dynamic block", "dynamic token"]
 
-EMULATED = "emulated: correctness only"  # as the CPU engine says it
+EMULATED = "emulated: correctness only"  # the CPU engine's words
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """One row. `block` is the usual one; a checkpoint with another (AWQ of 64, say) has it in its
-    own layout.
+    """One quantization scheme. `block` is the default; a checkpoint's settings may state another.
 
-    `min_logits_cosine` and `max_weight_error` (relative, root of mean squares, per Linear, where
-    smoothing has been divided out) are where a result counts as broken. Random weights, which are
-    the worst case, were measured at 0.996 / 0.026 (fp8), 0.959 / 0.118 (int4_awq), 0.946 / 0.095
-    (nvfp4), 0.996 / 0.027 (mxfp8) and 0.9996 / 0.013 (int8_sq).
+    A result worse than `min_logits_cosine` or `max_weight_error` (relative RMS error per Linear,
+    with smoothing divided out) is broken. Random weights, the worst case, were measured at
+    0.996 / 0.026 (fp8), 0.959 / 0.118 (int4_awq), 0.946 / 0.095 (nvfp4), 0.996 / 0.027 (mxfp8) and
+    0.9996 / 0.013 (int8_sq).
     """
 
     name: str  # on our command line
@@ -42,33 +39,32 @@ class Scheme:
     weight: WeightType
     bits: int  # of one stored weight, without its scales
     scaling: Scaling
-    # weights along in (for square: along out as well) that share a scale; 1 where not blocked
-    block: int = 1
+    block: int = 1  # weights along in (square: along out too) that share a scale; 1: no blocks
     activations: Activations = "none"
-    pre_quant_scale: bool = False  # whether activations may be multiplied by a vector [in] first
+    pre_quant_scale: bool = False  # whether activations may first be multiplied by a vector [in]
     out_multiple: int = 1  # `out` must be a multiple of it: two rows may share a byte
-    made: bool = False  # by `quantize`; the others are read only
+    made: bool = False  # whether `quantize` makes it; the others are read only
     preset: str = ""  # ModelOpt's configuration
-    passes: tuple[int, ...] = (
-        1,
-    )  # ModelOpt's passes over the calibration data, by what one costs beside the first
+    # ModelOpt's passes over the calibration data, each by its cost relative to the first
+    passes: tuple[int, ...] = (1,)
     algos: tuple[str, ...] = ()  # quant_algo as ModelOpt writes it
-    min_sm: int = 0  # the first compute capability where TensorRT runs it as such
+    min_sm: int = 0  # the first compute capability (times ten) with native support in TensorRT
     cpu: str = "float32"  # how the CPU engine runs it
     min_logits_cosine: float = 0.0
     max_weight_error: float = 0.0
 
     @property
     def quantized(self) -> bool:
+        """Whether weights have scales."""
         return self.scaling != "none"
 
     @property
     def in_multiple(self) -> int:
-        """`in` must be a multiple of it; squares may be cut off at the edge."""
+        """`in` must be a multiple of it; squares may be partial at the edge."""
         return self.block if self.scaling == "block" else 1
 
     def runs_on(self, target: str) -> bool:
-        """Whether TensorRT runs it as such on a target of TARGETS."""
+        """Returns whether TensorRT runs the scheme natively on a target of TARGETS."""
         return TARGETS[target] >= self.min_sm
 
 
@@ -262,37 +258,40 @@ MADE = tuple(row.name for row in _ROWS if row.made)  # what --quantization offer
 
 
 def scheme(name: str) -> Scheme:
-    """The scheme of that name on our command line. Raises UnsupportedModel with the nearest
-    name."""
+    """Returns the scheme called `name`. Raises UnsupportedModel with the nearest name."""
     if name not in SCHEMES:
-        raise UnsupportedModel(f"there is no quantization scheme {name!r}.", _offer(name, SCHEMES))
+        raise UnsupportedModel(
+            f"there is no quantization scheme {name!r}.", _suggestion(name, SCHEMES)
+        )
     return SCHEMES[name]
 
 
 def scheme_to_make(name: str) -> Scheme:
-    """A scheme that `quantize` makes. Raises UnsupportedModel for others."""
+    """Returns a scheme that `quantize` can make. Raises UnsupportedModel for other names."""
     found = SCHEMES.get(name)
     if found is None or not found.made:
         known = "is read but not made here" if found else "is not a quantization scheme"
-        raise UnsupportedModel(f"{name!r} {known}.", _offer(name, MADE))
+        raise UnsupportedModel(f"{name!r} {known}.", _suggestion(name, MADE))
     return found
 
 
 def scheme_of_algo(algo: str, where: str) -> Scheme:
-    """The scheme that ModelOpt calls `algo`, in either case; `where` names the file (and layer) in
-    the error."""
+    """Returns the scheme that ModelOpt calls `algo`, in upper or lower case.
+
+    Raises UnsupportedModel for other names; `where` names the file and layer in the message.
+    """
     for row in _ROWS:
         if algo.lower() in (known.lower() for known in row.algos):
             return row
     known = [name for row in _ROWS for name in row.algos]
     raise UnsupportedModel(
-        f"{where}: quantized with {algo!r}, which this version does not read.", _offer(algo, known)
+        f"{where}: quantized with {algo!r}, which this version does not read.",
+        _suggestion(algo, known),
     )
 
 
 def check_shape(scheme: Scheme, shape: tuple[int, int], layer: str) -> None:
-    """Whether a Linear of `shape` [out, in] can have the scheme. Raises UnsupportedModel that names
-    the layer."""
+    """Raises UnsupportedModel that names the layer if `shape` [out, in] cannot have the scheme."""
     out_features, in_features = shape
     for size, multiple, side in (
         (in_features, scheme.in_multiple, "inputs"),
@@ -301,25 +300,27 @@ def check_shape(scheme: Scheme, shape: tuple[int, int], layer: str) -> None:
         if size % multiple:
             raise UnsupportedModel(
                 f"{layer} has {size} {side}; {scheme.name} needs a multiple of {multiple}.",
-                f"Leave {layer} out of the quantization, or take another scheme.",
+                f"Exclude {layer} from the quantization, or use another scheme.",
             )
 
 
 def check_target(scheme: Scheme, target: str) -> None:
-    """Whether TensorRT runs the scheme on `target`. Raises UnsupportedModel with the schemes that
-    it does run."""
+    """Raises UnsupportedModel if TensorRT does not run the scheme on `target`, with those it runs.
+
+    Also raises UnsupportedModel for an unknown target.
+    """
     if target not in TARGETS:
-        raise UnsupportedModel(f"there is no target {target!r}.", _offer(target, TARGETS))
+        raise UnsupportedModel(f"there is no target {target!r}.", _suggestion(target, TARGETS))
     if not scheme.runs_on(target):
         others = [name for name in MADE if SCHEMES[name].runs_on(target)]
         raise UnsupportedModel(
             f"{scheme.name} needs compute capability {scheme.min_sm / 10}; {target} has"
             f" {TARGETS[target] / 10}.",
-            f"Take one of {', '.join(others)} for it.",
+            f"Use one of {', '.join(others)} for it.",
         )
 
 
-def _offer(name: str, names: Iterable[str]) -> str:
+def _suggestion(name: str, names: Iterable[str]) -> str:
     names = list(names)
     lowered = {known.lower().replace("-", "_"): known for known in names}
     near = get_close_matches(name.lower().replace("-", "_"), lowered, n=1)

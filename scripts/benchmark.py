@@ -3,9 +3,8 @@
     python scripts/benchmark.py                 # everything, medians of 5; needs 12 GB of disk under --work
     python scripts/benchmark.py --only export   # or: build, steps, batches, start
 
-Weights are random, so speeds and sizes are representative and the text is not: acceptance is that
-of a made-up draft. Prints one JSON object with every run, its median and the machine's
-circumstances.
+Weights are random: speeds and sizes are representative, text and acceptance are not. Prints one
+JSON object with every run, the medians and a description of the machine.
 """
 
 from __future__ import annotations
@@ -87,6 +86,7 @@ DRAFT_CONFIG = {
 
 
 def layer(prefix: str, wide: int) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of a decoder layer's tensors by name; q, k and v read `wide` inputs."""
     q, kv = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
     return {
         f"{prefix}.self_attn.q_proj.weight": (q, wide),
@@ -102,6 +102,7 @@ def layer(prefix: str, wide: int) -> dict[str, tuple[int, ...]]:
 
 
 def base_tensors() -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of the base's tensors by name."""
     tensors: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (VOCAB, HIDDEN),
         "model.norm.weight": (HIDDEN,),
@@ -114,6 +115,7 @@ def base_tensors() -> dict[str, tuple[int, ...]]:
 
 
 def draft_tensors() -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of the EAGLE-3 draft's tensors by name."""
     rest = {
         "fc.weight": (HIDDEN, 3 * HIDDEN),
         "midlayer.hidden_norm.weight": (HIDDEN,),
@@ -125,7 +127,7 @@ def draft_tensors() -> dict[str, tuple[int, ...]]:
 def write_checkpoint(
     path: Path, config: dict[str, object], tensors: dict[str, tuple[int, ...]]
 ) -> None:
-    """Random bfloat16 weights, written one tensor at a time; norms are ones."""
+    """Writes random bfloat16 weights, one tensor at a time; norms are ones."""
     path.mkdir(parents=True)
     (path / "config.json").write_text(json.dumps(config))
     header, end = {}, 0
@@ -156,19 +158,21 @@ def write_checkpoint(
 
 
 def vocabulary_map() -> np.ndarray:
-    """Offsets of a sorted random draft vocabulary that begins with the 256 bytes."""
+    """Returns d2t offsets of a sorted random draft vocabulary that begins with the 256 bytes."""
     rest = np.random.default_rng(2).choice(np.arange(256, VOCAB), DRAFT_VOCAB - 256, replace=False)
     used = np.concatenate([np.arange(256), np.sort(rest)])
     return (used - np.arange(DRAFT_VOCAB)).astype(np.int64)
 
 
 def write_checkpoints(work: Path) -> None:
+    """Writes the checkpoints of base and draft."""
     write_checkpoint(work / "base", BASE_CONFIG, base_tensors())
     write_tokenizer(work / "base")
     write_checkpoint(work / "draft", DRAFT_CONFIG, draft_tensors())
 
 
 def write_tokenizer(path: Path) -> None:
+    """Writes a byte-level tokenizer."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -180,7 +184,7 @@ def write_tokenizer(path: Path) -> None:
 
 
 def measured(args: list[str]) -> dict[str, float]:
-    """Wall and CPU seconds and peak memory of one command of ours, in a process of its own."""
+    """Returns wall and CPU seconds and peak memory of one edgespec command in its own process."""
     before = time.monotonic()
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
@@ -199,6 +203,7 @@ def measured(args: list[str]) -> dict[str, float]:
 
 
 def medians(runs: list[dict[str, float]]) -> dict[str, object]:
+    """Returns the runs and the median of each value."""
     return {
         "median": {key: round(statistics.median(r[key] for r in runs), 4) for key in runs[0]},
         "runs": runs,
@@ -206,6 +211,7 @@ def medians(runs: list[dict[str, float]]) -> dict[str, object]:
 
 
 def bench_export(work: Path, runs: int) -> dict[str, object]:
+    """Returns the time and memory of exporting the base."""
     out, found = work / "export", []
     for _ in range(runs):
         shutil.rmtree(out, ignore_errors=True)
@@ -216,7 +222,7 @@ def bench_export(work: Path, runs: int) -> dict[str, object]:
 
 
 def bench_build(work: Path) -> dict[str, object]:
-    """Build base and draft once; sizes on disk."""
+    """Builds base and draft once. Returns times, memory and sizes on disk."""
     engines, batched = work / "engines", work / "engines-8"
     for directory in (engines, batched):
         shutil.rmtree(directory, ignore_errors=True)
@@ -238,8 +244,7 @@ def bench_build(work: Path) -> dict[str, object]:
 
 
 def bench_steps(work: Path, tokens: int) -> dict[str, object]:
-    """Host time a step, for the default chain and the guide's tree, beside plain decoding in the
-    same process."""
+    """Returns the host time per step of the default chain, a large tree and plain decoding."""
     began = time.monotonic()
     with Engine(work / "engines", spec_decode=True) as engine:
         out: dict[str, object] = {"load_s": time.monotonic() - began}
@@ -276,8 +281,7 @@ def bench_steps(work: Path, tokens: int) -> dict[str, object]:
 
 
 class Oracle:
-    """The engine's own drafter at its own cost, with its acceptance set: each token of a chain is
-    right at `rate`."""
+    """The engine's drafter with a given acceptance rate: chain tokens are right at `rate`."""
 
     def __init__(
         self, engine: Engine, truth: dict[tuple[int, ...], list[int]], rate: float
@@ -289,12 +293,14 @@ class Oracle:
         return getattr(self.real, name)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        """Returns the drafter's trees with corrected tokens."""
         trees = self.real.propose(requests)
         return [
             self.corrected(request, tree) for request, tree in zip(requests, trees, strict=True)
         ]
 
     def corrected(self, request: DraftRequest, tree: DraftTree) -> DraftTree:
+        """Returns the chain with each token right with probability `rate`."""
         seq = self.session.running[request.lane]
         coming = self.truth[tuple(seq.prompt)][seq.num_emitted :]
         tokens = tree.tokens.copy()
@@ -304,12 +310,12 @@ class Oracle:
 
 
 def bench_batches(work: Path, tokens: int, runs: int) -> dict[str, object]:
-    """Throughput of 8 requests at 1, 4 and 8 at a time, plain and with the default chain, in
-    alternating runs.
+    """Returns tokens/s of 8 requests in batches of 1, 4 and 8, with and without drafts.
 
-    Prompts of 64 to 120 tokens, prefill counts. `for 1` is the engine built for one sequence, `for
-    8` the one built for eight. The random draft is never right: 0.7 a token is set by an oracle
-    that pays the draft's whole cost.
+    The runs alternate, and drafts are the default chain. Prompts have 64 to 120 tokens, and prefill
+    counts. `for 1` is the engine built for one sequence, `for 8` the one built for eight. The
+    random draft is never right: an oracle with the draft's full cost sets the acceptance rate to
+    0.7 per token.
     """
     found: dict[str, list[float]] = {}
     for _ in range(runs):
@@ -336,8 +342,7 @@ def bench_batches(work: Path, tokens: int, runs: int) -> dict[str, object]:
 def throughput(
     engine: Engine, batch: int, plan: DraftPlan | None, tokens: int
 ) -> tuple[float, dict[tuple[int, ...], list[int]]]:
-    """Tokens a second over 8 requests from the first prefill to the last token, and each prompt's
-    answer."""
+    """Returns tokens/s over 8 requests, prefill included, and the response to each prompt."""
     rng = np.random.default_rng(1)
     sampling = SamplingParams(temperature=0, max_generate_length=tokens)
     jobs = [
@@ -353,10 +358,12 @@ def throughput(
 
 
 def bench_start(runs: int) -> dict[str, object]:
+    """Returns the time and memory of `edgespec --help`."""
     return medians([measured(["--help"]) for _ in range(runs)])
 
 
 def main() -> None:
+    """Runs the benchmarks and prints one JSON object."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -4,9 +4,9 @@ transformers.
     python scripts/benchmark_hybrid.py                    # all; needs 12 GB of disk under --work and 10 GB of memory
     python scripts/benchmark_hybrid.py --only steps       # or: prefill
 
-Weights are random, so speeds are representative and the text is not. Rounds alternate between what
-is compared, and medians are told. `--weights` are those of `edgespec build`: fp32, int8, int8/0
-(whole channels), int4.
+Weights are random: speeds are representative, the text is not. Rounds alternate between the
+subjects, and results are medians. `--weights` are those of `edgespec build`: fp32, int8, int8/0
+(per channel), int4.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ SHAPE = {
 
 
 def write_checkpoint(path: Path) -> None:
+    """Writes a checkpoint with random weights."""
     import torch
     from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
@@ -57,7 +58,7 @@ def write_checkpoint(path: Path) -> None:
 
 
 def engine_of(work: Path, weights: str) -> Path:
-    """The engine of a base that emits taps, built at the first call."""
+    """Returns the engine of a base that emits aux hidden states; builds it at the first call."""
     path = work / f"hybrid-{weights.replace('/', '-')}"
     if not (path / "manifest.json").is_file():
         if not (work / "hybrid-onnx").is_dir():
@@ -78,8 +79,10 @@ def engine_of(work: Path, weights: str) -> Path:
 
 
 def bench_steps(work: Path, weights: str, rounds: int) -> dict[str, object]:
-    """A base pass over a chain of so many rows and the commit of some of them, behind a context of
-    256 tokens."""
+    """Returns times of a base pass over a chain of rows and of the commit of some of them.
+
+    The context has 256 tokens.
+    """
     rng = np.random.default_rng(1)
     cases = [(1, 1), (4, 1), (4, 4), (8, 1), (8, 4), (8, 8), (16, 8)]
     passes: dict[tuple[int, int], list[float]] = {case: [] for case in cases}
@@ -92,9 +95,8 @@ def bench_steps(work: Path, weights: str, rounds: int) -> dict[str, object]:
         for _ in range(rounds):
             for rows, kept in cases:
                 part = base.causal(0, rng.integers(0, 256, rows), np.arange(rows))
-                for _ in range(
-                    2
-                ):  # the second call of a kind: what waits is as long as after any such step
+                # the second call counts: it has as many pending rows as after any such step
+                for _ in range(2):
                     part = base.causal(0, rng.integers(0, 256, rows), np.arange(rows))
                     began = time.perf_counter()
                     base.run([part])
@@ -117,7 +119,7 @@ def bench_steps(work: Path, weights: str, rounds: int) -> dict[str, object]:
 
 
 def bench_prefill(work: Path, weights: list[str], tokens: int, rounds: int) -> dict[str, object]:
-    """Tokens a second of a prompt, the logits of its last token included."""
+    """Returns prefill tokens/s of each engine and of transformers, last logits included."""
     import torch
     from transformers import Qwen3_5ForCausalLM
 
@@ -153,6 +155,7 @@ def bench_prefill(work: Path, weights: list[str], tokens: int, rounds: int) -> d
 
 
 def main() -> None:
+    """Runs the benchmarks and prints one JSON object."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -34,13 +34,13 @@ CAPACITY, TOKENS = 2304, 64
 
 
 def peak_mb() -> float:
-    """Of this process alone: a child's ru_maxrss begins at its parent's."""
+    """Returns the peak memory of this process in MiB; a child's ru_maxrss begins at its parent's."""
     text = Path("/proc/self/status").read_text()
     return int(text.split("VmHWM:")[1].split()[0]) / 1024
 
 
 def prompt_of(length: int) -> list[int]:
-    """Letters of the byte-level tokenizer; all engines get the same."""
+    """Returns ids of a prompt for the byte-level tokenizer, the same for all engines."""
     state, ids = 1, []
     for _ in range(length):
         state = (state * 1103515245 + 12345) % 2**31
@@ -52,6 +52,7 @@ def prompt_of(length: int) -> list[int]:
 
 
 def run_ours(directory: Path) -> dict[str, Any]:
+    """Measures edgespec in this process."""
     import edgespec
     from edgespec import SamplingParams
     from edgespec.runtime.generation import Response
@@ -70,6 +71,7 @@ def run_ours(directory: Path) -> dict[str, Any]:
 
 
 def run_llama(path: Path, *, kept: bool) -> dict[str, Any]:
+    """Measures llama.cpp in this process; `kept` reads prompts from saved states."""
     from llama_cpp import Llama
 
     began, found = time.perf_counter(), {}
@@ -104,12 +106,15 @@ def run_llama(path: Path, *, kept: bool) -> dict[str, Any]:
 
 
 def state_of(path: Path, context: int) -> Path:
+    """Returns the path of the saved state of a prompt."""
     return path.with_suffix(f".{context}.state")
 
 
 def keep_states(path: Path) -> None:
-    """Run the prompts token by token and keep the caches: for CPUs on which its kernels for many
-    rows crash."""
+    """Runs the prompts token by token and saves the states.
+
+    For CPUs on which llama.cpp's kernels for several rows crash.
+    """
     import llama_cpp
 
     model = llama_cpp.Llama(
@@ -126,6 +131,7 @@ def keep_states(path: Path) -> None:
 
 
 def read_state(model: Any, kept: Path, context: int) -> None:
+    """Loads a saved state into a model of llama.cpp."""
     import ctypes
 
     import llama_cpp
@@ -139,6 +145,7 @@ def read_state(model: Any, kept: Path, context: int) -> None:
 
 
 def run_genai(directory: Path) -> dict[str, Any]:
+    """Measures onnxruntime-genai in this process."""
     import onnxruntime_genai as genai
 
     began, found = time.perf_counter(), {}
@@ -159,7 +166,7 @@ def run_genai(directory: Path) -> dict[str, Any]:
 
 
 def rates(began: float, stamps: list[float], context: int) -> dict[str, float]:
-    """Tokens a second: of the prompt until the first token, and of the tokens after it."""
+    """Returns prefill tokens/s up to the first token, and decode tokens/s after it."""
     return {
         "prefill_tokens_per_s": context / (stamps[0] - began),
         "decode_tokens_per_s": (len(stamps) - 1) / (stamps[-1] - stamps[0]),
@@ -173,8 +180,10 @@ ENGINES = {"ours": run_ours, "genai": run_genai}
 
 
 def write_gguf(base: Path, path: Path) -> None:
-    """Q4_0 of every matrix, the tied table among them, and float32 norms: what llama-quantize
-    --pure writes."""
+    """Writes Q4_0 matrices, the tied embedding included, and float32 norms.
+
+    This is what `llama-quantize --pure` writes.
+    """
     import gguf
     import numpy as np
     from gguf.quants import quantize
@@ -219,6 +228,7 @@ def write_gguf(base: Path, path: Path) -> None:
 
 
 def size_mb(path: Path) -> float:
+    """Returns the size of a file or of the files in a directory in MB."""
     files = [path] if path.is_file() else [file for file in path.iterdir() if file.is_file()]
     return sum(file.stat().st_size for file in files) / 1e6
 
@@ -227,6 +237,7 @@ def size_mb(path: Path) -> float:
 
 
 def measured(python: str, engine: str, path: Path, flags: list[str]) -> dict[str, Any]:
+    """Runs one measurement in its own process and returns its values."""
     command = [python, str(Path(__file__).resolve()), "--one", engine, str(path), *flags]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -236,7 +247,7 @@ def measured(python: str, engine: str, path: Path, flags: list[str]) -> dict[str
 
 
 def summary(runs: dict[str, list[dict[str, Any]]], baseline: str) -> dict[str, Any]:
-    """Medians per engine, and the baseline's decode rate over each other one's, run by run."""
+    """Returns medians per engine, and the ratio of the baseline's decode rate to theirs per run."""
     result: dict[str, Any] = {}
     for name, found in runs.items():
         row: dict[str, Any] = {
@@ -257,10 +268,12 @@ def summary(runs: dict[str, list[dict[str, Any]]], baseline: str) -> dict[str, A
 
 
 def median(values: Any) -> float:
+    """Returns the rounded median."""
     return round(statistics.median(values), 3)
 
 
 def main() -> None:
+    """Runs the measurements in alternation and prints one JSON object."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

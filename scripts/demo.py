@@ -4,9 +4,8 @@
     python scripts/demo.py --method dflash    # the same base with another draft
     python scripts/demo.py --method mtp       # a Qwen3.5 hybrid, trained first where build/demo-mtp is not there
 
-Each step is the command that a user would type; it is shown before it runs. Then the answers are
-streamed through the Python API, and `infer --check-lossless` compares every one of them with plain
-decoding.
+Each step is a command of the command line and is printed before it runs. Then the Python API
+streams the responses, and `infer --check-lossless` compares each of them with plain decoding.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ console = Console(highlight=False)
 
 @dataclass(frozen=True)
 class Method:
-    """How a pair is exported, and what a step drafts and verifies."""
+    """The export of a method's pair, and the sizes of its draft plan."""
 
     export: Callable[[Path], tuple[Path, Path]]  # directory for exports -> those of base and draft
     top_k: int
@@ -47,17 +46,20 @@ class Method:
 
 
 def export_eagle3(out: Path) -> tuple[Path, Path]:
+    """Exports the EAGLE-3 pair. Returns the directories of base and draft."""
     step("export", RECIPE / "base", out / "base", "--eagle-base")
     step("export", RECIPE / "draft", out / "draft", "--base-model-dir", RECIPE / "base")
     return out / "base" / "llm", out / "draft" / "llm"
 
 
 def export_mtp(out: Path) -> tuple[Path, Path]:
+    """Exports the hybrid with its MTP head. Returns the directories of base and draft."""
     step("export", the_hybrid(), out, "--mtp")
     return out / "llm", out / "mtp_draft"
 
 
 def export_dflash(out: Path) -> tuple[Path, Path]:
+    """Exports the DFlash pair. Returns the directories of base and draft."""
     base, draft = RECIPE / "base", RECIPE / "dflash_draft"
     step("export", base, out / "base_export", "--dflash-base", "--dflash-draft-dir", draft)
     step("export", base, out / "draft_export", "--dflash-draft", "--dflash-draft-dir", draft)
@@ -72,7 +74,7 @@ METHODS = {
 
 
 def the_hybrid() -> Path:
-    """The checkpoint with the MTP head: trained here unless it is there and whole."""
+    """Returns the checkpoint with the MTP head, and trains it first if it is missing."""
     if is_whole(HYBRID):
         return HYBRID
     if importlib.util.find_spec("transformers") is None:
@@ -95,23 +97,26 @@ def the_hybrid() -> Path:
 
 
 def is_whole(hybrid: Path) -> bool:
+    """Returns whether the checkpoint with the MTP head is complete."""
     try:
         return hybrid.is_dir() and "mtp.fc.weight" in open_checkpoint(hybrid).tensors
     except EdgeSpecError as error:
-        console.print(f"{hybrid} is made anew: {error}", markup=False)
+        console.print(f"{hybrid} is trained again: {error}", markup=False)
         return False
 
 
 def make_anew(out: Path) -> None:
-    """Empty the directory of an earlier demo, which its mark tells; nothing else is ever
-    removed."""
+    """Empties the output directory of an earlier demo, which a marker file identifies.
+
+    Exits with a message for any other directory that is not empty: nothing else is removed.
+    """
     theirs = (HYBRID, RECIPE, ROOT)
     if (
         any(place.is_relative_to(out) for place in theirs)
         or out.is_relative_to(RECIPE)
         or out.is_relative_to(HYBRID)
     ):
-        sys.exit(f"{out} holds what the demo reads. Give --out a directory of its own.")
+        sys.exit(f"{out} contains input of the demo. Give --out another directory.")
     if out.exists() and not out.is_dir():
         sys.exit(f"{out} is a file. Give --out a directory.")
     there = [*out.iterdir()] if out.is_dir() else []
@@ -130,7 +135,7 @@ def make_anew(out: Path) -> None:
 
 
 def step(*args: str | Path) -> None:
-    """Show a command and run it; the demo ends with its exit code if it fails."""
+    """Prints a command and runs it. Exits with its exit code if it fails."""
     words = [str(arg) for arg in args]
     shown = [
         str(Path(word).relative_to(Path.cwd())) if word.startswith(str(Path.cwd())) else word
@@ -143,7 +148,7 @@ def step(*args: str | Path) -> None:
 
 
 def stream(engine_dir: Path, requests_file: Path, method: Method) -> None:
-    """Print the answers as they come; tokens that the draft foresaw are green on a terminal."""
+    """Prints the responses as they are generated; accepted draft tokens are green on a terminal."""
     import edgespec
     from edgespec.prompts import read_requests
     from edgespec.runtime.generation import Chunk
@@ -159,6 +164,7 @@ def stream(engine_dir: Path, requests_file: Path, method: Method) -> None:
 
 
 def main() -> None:
+    """Runs the demo."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

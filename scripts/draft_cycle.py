@@ -1,8 +1,7 @@
-"""The plain cycle of draft and verify on torch modules, to measure a draft that was just trained.
+"""A minimal loop of draft, verify and commit on torch modules, to measure a newly trained draft.
 
-Knows the cycle alone: draft after the pending token, verify in one pass of the base, keep what
-stands. Nothing is cached, each pass reads its whole sequence anew; so it is slow, and owes nothing
-to the engines that it foretells.
+Knows only this loop. It has no cache, each pass reads the complete sequence: it is slow, but
+independent of the engines whose acceptance it predicts.
 """
 
 from __future__ import annotations
@@ -13,20 +12,20 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-States = Callable[
-    [list[int]], tuple[torch.Tensor, torch.Tensor]
-]  # ids -> features [1, n, F], logits [n, vocab]
-Drafts = Callable[
-    [torch.Tensor, list[int], int], list[int]
-]  # features of ids, ids, pending token -> drafted tokens
+# ids -> aux hidden states [1, n, F], logits [n, vocab]
+States = Callable[[list[int]], tuple[torch.Tensor, torch.Tensor]]
+# aux hidden states of ids, ids, pending token -> drafted tokens
+Drafts = Callable[[torch.Tensor, list[int], int], list[int]]
 
 
 @torch.no_grad()
 def decode(
     states: States, drafts: Drafts, prompt: list[int], stop: list[int], new: int
 ) -> tuple[list[int], list[int]]:
-    """A greedy answer of `new` tokens or up to a stop token, and the accepted drafts of each
-    step."""
+    """Generates greedily with drafts, up to `new` tokens or a stop token.
+
+    Returns the generated ids and the number of accepted drafts in each step.
+    """
     ids, accepted = list(prompt), []
     features, logits = states(ids)
     pending = int(logits[-1].argmax())
@@ -45,7 +44,10 @@ def decode(
 def measure(
     base: PreTrainedModel, states: States, drafts: Drafts, prompts: list[list[int]], new: int
 ) -> dict:
-    """Pooled over prompts. Every answer is compared with the base's own greedy one."""
+    """Returns acceptance statistics pooled over prompts.
+
+    Each output is compared with the base's own greedy output.
+    """
     end, counts, tokens, differing = base.generation_config.eos_token_id, [], 0, 0
     for prompt in prompts:
         answer, accepted = decode(

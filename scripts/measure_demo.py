@@ -42,6 +42,7 @@ PLANS = {
 
 
 def prompts(count: int) -> list[Message]:
+    """Returns `count` prompts from held-out modules, in random but fixed order."""
     _, held = stdlib_files()
     heads = [head for path in held for head, _ in functions(read_source(path))]
     order = np.random.default_rng(0).permutation(len(heads))[:count]
@@ -51,7 +52,7 @@ def prompts(count: int) -> list[Message]:
 def run(
     engine: Engine, messages: list[Message], sampling: SamplingParams, plan: DraftPlan
 ) -> tuple[list[Response], list[Response]]:
-    """Each prompt plainly and with drafts, in turn, so that both meet the same machine."""
+    """Generates for each prompt without and with drafts, alternating. Returns both lists."""
     plain, found = [], []
     for message in messages:
         ids = engine.encode([message])
@@ -63,7 +64,7 @@ def run(
 def measured(
     engine: Engine, messages: list[Message], sampling: SamplingParams
 ) -> Iterator[dict[str, object]]:
-    """A row a plan of the pair's method."""
+    """Yields one row per plan of the pair's method."""
     method = engine.method
     assert method is not None
     for name, sizes in PLANS[method].items():
@@ -87,6 +88,7 @@ def measured(
 
 
 def main() -> None:
+    """Prints one JSON object per row."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -3,11 +3,11 @@ whether drafts change it.
 
     python scripts/measure_formats.py --out formats-out
 
-Quantizes, exports, builds and measures one format after the other. What is measured is kept in
-OUT/FORMAT.json: a run that was stopped goes on there, and a format is measured anew when its file
-(or OUT) is removed. Prints the table of docs/quantization.md; the same figures are in
-OUT/formats.json. Texts are the functions of held-out modules of the standard library, see
-train_demo_model.py; run it with the Python that trained.
+Quantizes, exports, builds and measures one format after the other. The values of each are in
+OUT/FORMAT.json: a stopped run resumes from these files; remove one to measure its format again.
+Prints the table of docs/quantization.md; OUT/formats.json has the same values. The text is from
+held-out modules of the standard library, see train_demo_model.py; run it with the Python that
+trained.
 """
 
 from __future__ import annotations
@@ -48,8 +48,7 @@ Sizes = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Format:
-    """How a format is made: by `quantize` on the host with its options, or by `build` on the device
-    with its own."""
+    """A weight format with its options of `quantize` on the host or of `build` on the device."""
 
     name: str
     quantize: tuple[str, ...] = ()
@@ -75,14 +74,14 @@ FORMATS = (
 
 
 def pairs(paths: list[Path], count: int, seed: int) -> list[Pair]:
+    """Returns `count` functions of the modules as (signature with docstring, body)."""
     found = [pair for path in paths for pair in functions(read_source(path))]
     order = np.random.default_rng(seed).permutation(len(found))[:count]
     return [found[i] for i in order]
 
 
 def write_calibration(path: Path, training: list[Path], count: int) -> None:
-    """Conversations of the kind that the model was made for, from some of the modules that it was
-    trained on."""
+    """Writes chat conversations from some of the training modules as JSONL."""
     rows = [
         {"messages": [{"role": "user", "content": head}, {"role": "assistant", "content": body}]}
         for head, body in pairs(training[::16], count, seed=1)
@@ -94,7 +93,7 @@ def write_calibration(path: Path, training: list[Path], count: int) -> None:
 
 
 def call(*args: str | Path) -> None:
-    """One command line of edgespec, silent; the script ends where it fails."""
+    """Runs one edgespec command without output. Exits if it fails."""
     with contextlib.redirect_stdout(io.StringIO()):
         code = run([str(arg) for arg in args])
     if code:
@@ -102,8 +101,7 @@ def call(*args: str | Path) -> None:
 
 
 def make(form: Format, work: Path, calibration: Path) -> dict[str, Path]:
-    """Engine directories of the base with the plain draft and with the draft in the same format;
-    checkpoints beside."""
+    """Returns checkpoints and engine directories with the plain and with the quantized draft."""
     base, draft = RECIPE / "base", RECIPE / "draft"
     found = {"base": base, "draft": draft}
     if form.quantize:
@@ -152,10 +150,9 @@ def make(form: Format, work: Path, calibration: Path) -> dict[str, Path]:
 
 
 def scored(engine: Engine, text: list[Pair]) -> tuple[float, np.ndarray[Any, Any]]:
-    """Perplexity of the bodies behind their heads, and the first choice at each of their tokens, by
-    the engine itself.
+    """Returns the engine's perplexity of the bodies, and its top-1 token at each position.
 
-    The whole text is one pass, so activations are rounded as they are in prefill.
+    The text is one pass, so that activations are quantized as in prefill.
     """
     loss, choices = 0.0, []
     for head, body in text:
@@ -177,6 +174,7 @@ def scored(engine: Engine, text: list[Pair]) -> tuple[float, np.ndarray[Any, Any
 
 
 def samplings(tokens: int) -> dict[str, SamplingParams]:
+    """Returns greedy and sampled parameters by temperature."""
     return {
         str(temperature): SamplingParams(
             temperature, top_p=0.95, top_k=50, seed=1, max_generate_length=tokens
@@ -188,6 +186,7 @@ def samplings(tokens: int) -> dict[str, SamplingParams]:
 def answered(
     engine: Engine, prompts: list[Pair], sampling: SamplingParams, sizes: Sizes | None
 ) -> list[Response]:
+    """Returns the responses to all prompts, with drafts if `sizes` is given."""
     plan = engine.plan(*sizes) if sizes else None
     return [
         engine.finish(engine.encode([Message("user", head)]), sampling, plan) for head, _ in prompts
@@ -197,9 +196,8 @@ def answered(
 def drafted(
     engine: Engine, prompts: list[Pair], tokens: int, plain: dict[str, list[Response]]
 ) -> dict[str, Any]:
-    """Acceptance and what drafts changed, greedy and sampled, against the plain answers of the same
-    base."""
-    figures: dict[str, Any] = {}
+    """Returns acceptance and differences from the plain responses of the same base."""
+    stats: dict[str, Any] = {}
     for temperature, sampling in samplings(tokens).items():
         found = answered(engine, prompts, sampling, PLAN)
         twins = zip(plain[temperature], found, strict=True)
@@ -207,17 +205,18 @@ def drafted(
             difference for p, s in twins if (difference := first_difference(engine, p, s, sampling))
         ]
         pool = Pooled([response.metrics for response in found])
-        figures[temperature] = {
+        stats[temperature] = {
             "acceptance_length": pool.acceptance_length,
             "per_position_acceptance": pool.per_position_acceptance,
             "num_answers": len(found),
             "tokens": pool.completion_tokens,
             **differences(differing, engine),
         }
-    return figures
+    return stats
 
 
 def differences(found: list[Difference], engine: Engine) -> dict[str, Any]:
+    """Returns the number of differences and the largest margin."""
     return {
         "answers_that_differ": len(found),
         "beyond_the_margin": sum(not d.near_tie for d in found),
@@ -229,6 +228,7 @@ def differences(found: list[Difference], engine: Engine) -> dict[str, Any]:
 def measure(
     form: Format, made: dict[str, Path], text: list[Pair], prompts: list[Pair], tokens: int
 ) -> dict[str, Any]:
+    """Returns all values of one format."""
     plain: dict[str, list[Response]] = {}
     row: dict[str, Any] = {"format": form.name, "quantize": form.quantize, "build": form.build}
     for role in ("base", "draft"):
@@ -259,6 +259,7 @@ def measure(
 
 
 def machine() -> dict[str, Any]:
+    """Returns the CPU and the versions that the values depend on."""
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     names = [
@@ -285,12 +286,13 @@ HEAD = (
 
 
 def table(rows: list[dict[str, Any]]) -> str:
+    """Returns the values as a Markdown table."""
     first = rows[0]
     return HEAD + "".join(f"| {' | '.join(cells(row, first))} |\n" for row in rows)
 
 
 def cells(row: dict[str, Any], first: dict[str, Any]) -> list[str]:
-    """A row of the table; sizes are base + draft."""
+    """Returns the cells of one row; sizes are base + draft."""
     ratio = row["perplexity"] / first["perplexity"] - 1
     same = np.mean(np.array(row["choices"]) == np.array(first["choices"]))
     runs = [row[f"{draft}_draft"][str(t)] for t in TEMPERATURES for draft in ("plain", "same")]
@@ -315,11 +317,12 @@ def cells(row: dict[str, Any], first: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
+    """Measures all formats, and writes the JSON files and the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--out", type=Path, required=True, help="figures, and what is made on the way"
+        "--out", type=Path, required=True, help="directory for results, checkpoints and engines"
     )
     parser.add_argument("--prompts", type=int, default=16, help="functions that are continued")
     parser.add_argument("--tokens", type=int, default=48, help="tokens of each answer")
@@ -355,7 +358,7 @@ def kept_or_measured(
     prompts: list[Pair],
     calibration: Path,
 ) -> dict[str, Any]:
-    """The figures of an earlier run with the same setting, or those of one now."""
+    """Returns the values of an earlier run with the same settings, or measures them."""
     path = out / f"{form.name.replace(',', '').replace(' ', '_')}.json"
     if path.is_file():
         kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

@@ -1,12 +1,11 @@
-"""Compares speculative answers with plain ones, token for token, over many requests of the demo
-pair.
+"""Compares speculative with plain decoding, token by token, over many requests of the demo pair.
 
     python scripts/parity_run.py --tokens 50000
 
-Plain decoding runs one sequence at a time on an engine built for one; speculation runs in batches,
-chains and trees in turn, with prefixes reused, on engines built for eight. Sampling goes through
-every parameter. A difference is explained only by two candidates that tie within 1e-5 of the
-warped, noised score. Prints one JSON object; exits 1 where a difference is unexplained.
+Plain decoding runs one sequence at a time on an engine built for one; speculative decoding runs in
+batches, with chains and trees in turn and prefix reuse, on an engine built for eight. The rounds
+cover every sampling parameter. Only two candidates within 1e-5 of the warped, noised score explain
+a difference. Prints one JSON object; exits with 1 for an unexplained difference.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ SAMPLINGS = (
 
 
 def build_engines(work: Path) -> tuple[Path, Path]:
-    """(for one sequence, for eight)."""
-    export(str(RECIPE / "base"), work / "base", ExportOptions(eagle_base=True))
+    """Builds the demo pair. Returns the engines for one sequence and for eight."""
+    export(str(RECIPE / "base"), work / "base", ExportOptions(base_for="eagle3"))
     export(
         str(RECIPE / "draft"), work / "draft", ExportOptions(base_model_dir=str(RECIPE / "base"))
     )
@@ -64,6 +63,7 @@ def build_engines(work: Path) -> tuple[Path, Path]:
 def served(
     engine: Engine, jobs: list[GenerationRequest], batch_size: int
 ) -> dict[GenerationRequest, Response]:
+    """Returns the response of each request."""
     found = {
         job: event
         for job, event in engine.serve(deque(jobs), batch_size)
@@ -74,6 +74,10 @@ def served(
 
 
 def main() -> None:
+    """Compares outputs until there are enough tokens.
+
+    Exits with 1 for an unexplained difference.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -93,8 +97,8 @@ def main() -> None:
                     break
                 wanted = replace(sampling, seed=seed, max_generate_length=args.length)
                 plan = engine.plan(*sizes)
-                # A third of the batch decodes plainly beside those that draft, and heads are kept
-                # for the next round.
+                # A third of the batch decodes without drafts, and prefixes are cached for the next
+                # round
                 jobs = [
                     GenerationRequest(p, wanted, None if i % 3 == 2 else plan, keep=len(p) // 2)
                     for i, p in enumerate(ids)

@@ -9,7 +9,7 @@ plain cycle of draft and verify. Knows nothing of engines; text, base and tokeni
     python scripts/train_demo_dflash.py --out /tmp/tiny --smoke                    # seconds, to see that it runs
 
 The draft reads hidden states of the base for all tokens before an anchor, and fills a block
-[anchor, MASK, MASK, ...] in one pass: slot k foresees the token k places after the anchor. Near
+[anchor, MASK, MASK, ...] in one pass: slot k predicts the token k places after the anchor. Near
 slots weigh more in the loss (arXiv 2602.06036).
 """
 
@@ -47,20 +47,14 @@ GAMMA = 4.0  # slot k weighs exp(-(k - 1) / GAMMA): the published value for bloc
 
 @dataclass(frozen=True)
 class Size:
-    """Shapes of the draft and amounts of one run. Widths that the base must share come from the
-    base."""
+    """Shapes and step counts of one run; widths shared with the base come from the base."""
 
     layers: int = 4
     intermediate: int = 384
     heads: int = 4
     kv_heads: int = 2
     head_dim: int = 64
-    aux_layers: tuple[int, ...] = (
-        1,
-        3,
-        5,
-        6,
-    )  # target_layer_ids: outputs of these layers of the base
+    aux_layers: tuple[int, ...] = (1, 3, 5, 6)  # target_layer_ids: outputs of these base layers
     block: int = 8
     hidden: int = 256
     batch: int = 8
@@ -89,8 +83,7 @@ SMOKE = Size(
 
 
 class Attention(nn.Module):
-    """Queries from the block; keys and values from the context's features and from the block, in
-    this order."""
+    """Attention of a block to the context's aux hidden states, then to the block itself."""
 
     def __init__(self, size: Size, eps: float, theta: float) -> None:
         super().__init__()
@@ -104,11 +97,13 @@ class Attention(nn.Module):
     def split(
         self, x: torch.Tensor, heads: int
     ) -> torch.Tensor:  # [B, T, heads * D] -> [B, heads, T, D]
+        """[B, T, heads * D] -> [B, heads, T, D]."""
         return x.unflatten(-1, (heads, self.size.head_dim)).transpose(1, 2)
 
     def keys_values(
         self, x: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns keys with RoPE and values, each [B, kv_heads, T, D]."""
         repeats = self.size.heads // self.size.kv_heads
         k = self.k_norm(self.split(self.k_proj(x), self.size.kv_heads))
         v = self.split(self.v_proj(x), self.size.kv_heads)
@@ -135,6 +130,8 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
+    """The decoder layer of the draft."""
+
     def __init__(self, size: Size, eps: float, theta: float) -> None:
         super().__init__()
         self.input_layernorm, self.post_attention_layernorm = (
@@ -146,13 +143,16 @@ class Layer(nn.Module):
     def forward(
         self, x: torch.Tensor, context: torch.Tensor, at: torch.Tensor, seen: torch.Tensor
     ) -> torch.Tensor:
+        """Returns the hidden states [B, A * block, H] after the layer."""
         x = x + self.self_attn(self.input_layernorm(x), context, at, seen)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class DFlash(nn.Module):
-    """The published draft: parameter names are the checkpoint's names. Embedding and head are the
-    base's."""
+    """The published DFlash draft. Parameter names are those of the checkpoint.
+
+    Embedding and lm_head are shared with the base.
+    """
 
     def __init__(self, size: Size, base: Qwen3ForCausalLM) -> None:
         super().__init__()
@@ -165,8 +165,11 @@ class DFlash(nn.Module):
     def forward(
         self, features: torch.Tensor, embeds: torch.Tensor, at: torch.Tensor, seen: torch.Tensor
     ) -> torch.Tensor:
-        """features [B, C, taps * H] of the context, embeds [B, A * block, H] -> hidden states for
-        the base's head."""
+        """Returns hidden states [B, A * block, H] for the base's lm_head.
+
+        `features` are the aux hidden states [B, C, k * H] of the context, `embeds` the embeddings
+        [B, A * block, H] of the blocks.
+        """
         context = self.hidden_norm(self.fc(features))
         for layer in self.layers:
             embeds = layer(embeds, context, at, seen)
@@ -174,14 +177,14 @@ class DFlash(nn.Module):
 
 
 def features_of(hidden_states: tuple[torch.Tensor, ...], size: Size) -> torch.Tensor:
-    """hidden_states[0] is the embedding, so layer i's output is hidden_states[i + 1]."""
+    """Returns the aux hidden states; layer i's output is hidden_states[i + 1]."""
     return torch.cat([hidden_states[i + 1] for i in size.aux_layers], -1)
 
 
 def answers_of(
     base: Qwen3ForCausalLM, prompts: list[list[int]], kept: Path | None, size: Size
 ) -> list[Pair]:
-    """The base's answers, from the file where they were kept or generated now."""
+    """Returns the base's responses, from the file `kept` or generated now."""
     if kept is not None and kept.exists():
         return [(prompt, answer) for prompt, answer in json.loads(kept.read_text())]
     pairs = own_answers(base, prompts, size.new_tokens)
@@ -194,8 +197,11 @@ def answers_of(
 
 
 def batches(pairs: list[Pair], size: Size, seed: int) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Rows of about one length, right-padded, with random anchors on the answer: (ids, lengths,
-    anchors [B, A])."""
+    """Yields (ids, lengths, anchors [B, A]).
+
+    Rows have about equal lengths and are padded on the right; anchors are random positions in the
+    response.
+    """
     rng = np.random.default_rng(seed)
     rows = sorted(pairs, key=lambda p: len(p[0]) + len(p[1]))
     groups = [rows[i : i + size.batch] for i in range(0, len(rows), size.batch)]
@@ -215,6 +221,7 @@ def batches(pairs: list[Pair], size: Size, seed: int) -> Iterator[tuple[torch.Te
 
 
 def train(base: Qwen3ForCausalLM, pairs: list[Pair], mask_id: int, size: Size) -> DFlash:
+    """Trains and returns the draft."""
     draft = DFlash(size, base)
     draft.norm.weight.data.copy_(base.model.norm.weight)  # the head that reads it is the base's
     table = base.get_input_embeddings().weight.detach().bfloat16()  # as it is stored
@@ -249,7 +256,7 @@ def train(base: Qwen3ForCausalLM, pairs: list[Pair], mask_id: int, size: Size) -
 def measure_draft(
     base: Qwen3ForCausalLM, draft: DFlash, mask_id: int, prompts: list[list[int]], new: int
 ) -> dict:
-    """Acceptance of greedy blocks on these prompts."""
+    """Returns the acceptance statistics of greedy blocks."""
     size, table = draft.size, base.get_input_embeddings().weight
 
     def states(ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -269,6 +276,7 @@ def measure_draft(
 
 
 def save_draft(draft: DFlash, base: Qwen3ForCausalLM, mask_id: int, path: Path) -> None:
+    """Writes the draft in the layout of z-lab."""
     path.mkdir(parents=True, exist_ok=True)
     size = draft.size
     tensors = {n: p.detach().to(torch.bfloat16).contiguous() for n, p in draft.state_dict().items()}
@@ -307,11 +315,12 @@ def save_draft(draft: DFlash, base: Qwen3ForCausalLM, mask_id: int, path: Path) 
 
 
 def beside(file: Path) -> Path:
-    """Where a file is written before it takes the place of an older one."""
+    """Returns the path at which a file is written before it replaces an older one."""
     return file.with_name(f"{file.name}.part")
 
 
 def load_draft(path: Path, base: Qwen3ForCausalLM) -> tuple[DFlash, int]:
+    """Returns the draft and its mask id."""
     raw = json.loads((path / "config.json").read_text())
     inner = raw["dflash_config"]
     size = Size(
@@ -330,6 +339,7 @@ def load_draft(path: Path, base: Qwen3ForCausalLM) -> tuple[DFlash, int]:
 
 
 def main() -> None:
+    """Trains or measures the demo draft."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -53,7 +53,7 @@ Pair = tuple[list[int], list[int]]  # prompt, answer
 
 @dataclass(frozen=True)
 class Size:
-    """Shapes and step counts of one run; tokens a step = batch * seq_len."""
+    """Shapes and step counts of one run; tokens per step = batch * seq_len."""
 
     vocab: int = 4096
     draft_vocab: int = 2048
@@ -94,8 +94,7 @@ SMOKE = Size(
 
 
 def stdlib_files() -> tuple[list[Path], list[Path]]:
-    """The standard library's own modules as (training, held out); the split hangs on the path
-    alone."""
+    """Returns training and held-out modules of the standard library, split by their paths."""
     root = Path(sysconfig.get_paths()["stdlib"])
     skipped = {
         "site-packages",
@@ -117,6 +116,7 @@ def stdlib_files() -> tuple[list[Path], list[Path]]:
 
 
 def read_source(path: Path) -> str:
+    """Returns the text of a module; empty if it cannot be decoded."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -124,8 +124,7 @@ def read_source(path: Path) -> str:
 
 
 def functions(source: str) -> list[tuple[str, str]]:
-    """Each function of a module as (head, body): signature with docstring, and the code that
-    follows."""
+    """Returns the functions of a module as (signature with docstring, body)."""
     try:
         tree = ast.parse(source)
     except SyntaxError:
@@ -149,12 +148,13 @@ def functions(source: str) -> list[tuple[str, str]]:
 
 
 def as_chat(head: str, body: str | None = None) -> str:
+    """Returns a chat prompt, with the response if `body` is given."""
     prompt = f"<|im_start|>user\n{head}<|im_end|>\n<|im_start|>assistant\n"
     return prompt if body is None else f"{prompt}{body}<|im_end|>\n"
 
 
 def train_tokenizer(texts: list[str], vocab: int) -> PreTrainedTokenizerFast:
-    """Byte-level BPE with Qwen's chat markers."""
+    """Returns a byte-level BPE tokenizer with Qwen's chat tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -176,6 +176,7 @@ def train_tokenizer(texts: list[str], vocab: int) -> PreTrainedTokenizerFast:
 
 
 def token_stream(tokenizer: PreTrainedTokenizerFast, documents: list[str]) -> np.ndarray:
+    """Returns the concatenated ids of the documents."""
     encoded = tokenizer.backend_tokenizer.encode_batch(documents)
     return np.concatenate([np.array(e.ids, np.int64) for e in encoded])
 
@@ -183,8 +184,10 @@ def token_stream(tokenizer: PreTrainedTokenizerFast, documents: list[str]) -> np
 def conversations(
     tokenizer: PreTrainedTokenizerFast, pairs: list[tuple[str, str]]
 ) -> list[list[int]]:
-    """Prompt and answer tokenised apart, as they are when an answer is generated: encoded in one
-    piece, the prompt's last newline would merge with the answer's indentation."""
+    """Returns the ids of prompt and response, tokenized separately as in generation.
+
+    Tokenized together, the prompt's last newline would merge with the response's indentation.
+    """
     encode = tokenizer.backend_tokenizer.encode_batch
     prompts, answers = (
         encode([as_chat(h) for h, _ in pairs]),
@@ -194,27 +197,30 @@ def conversations(
 
 
 class Batches:
-    """Random windows of one long token stream, the same for the same seed."""
+    """Random windows of one long token stream, deterministic in the seed."""
 
     def __init__(self, stream: np.ndarray, size: Size, seed: int) -> None:
         self.stream, self.size, self.rng = stream, size, np.random.default_rng(seed)
 
     def next(self, extra: int = 1) -> torch.Tensor:  # [batch, seq_len + extra]
+        """Returns ids [batch, seq_len + extra]."""
         width = self.size.seq_len + extra
         starts = self.rng.integers(0, len(self.stream) - width, self.size.batch)
         return torch.from_numpy(np.stack([self.stream[s : s + width] for s in starts]))
 
 
 class ChatBatches:
-    """Rows of whole conversations, each row beginning with one, as every request will."""
+    """Rows of complete conversations; each row begins with one, like a request."""
 
     def __init__(self, chats: list[list[int]], size: Size, seed: int) -> None:
         self.chats, self.size, self.rng = chats, size, np.random.default_rng(seed)
 
     def next(self, extra: int = 1) -> torch.Tensor:  # [batch, seq_len + extra]
+        """Returns ids [batch, seq_len + extra]."""
         return torch.tensor([self.row(self.size.seq_len + extra) for _ in range(self.size.batch)])
 
     def row(self, width: int) -> list[int]:
+        """Returns the ids of one row, truncated to `width`."""
         out: list[int] = []
         while len(out) < width:
             out += self.chats[self.rng.integers(len(self.chats))]
@@ -225,6 +231,7 @@ class ChatBatches:
 
 
 def make_base(size: Size, eos: int) -> Qwen3ForCausalLM:
+    """Returns an untrained Qwen3 base."""
     config = Qwen3Config(
         vocab_size=size.vocab,
         hidden_size=size.hidden,
@@ -244,7 +251,7 @@ def make_base(size: Size, eos: int) -> Qwen3ForCausalLM:
 
 
 def optimizers(module: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside, AdamW for tables, heads and norms."""
+    """Returns Muon for the inner matrices, and AdamW for embeddings, heads and norms."""
     named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
     inner = [p for n, p in named if p.ndim == 2 and "embed" not in n and "lm_head" not in n]
     outer = [p for n, p in named if not any(p is q for q in inner)]
@@ -257,13 +264,12 @@ def optimizers(module: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
 
 
 def schedule(step: int, steps: int) -> float:
-    """Warm up over 3 %, hold, and fall linearly to zero over the last 40 %."""
+    """Returns the learning-rate factor: 3 % warm-up, constant, linear decay over the last 40 %."""
     return min(1.0, (step + 1) / max(1, 0.03 * steps), (steps - step) / max(1, 0.4 * steps))
 
 
 def fit(what: str, module: nn.Module, steps: int, lr: float, loss_of_step) -> None:
-    """Run `steps` optimizer steps of `loss_of_step(step)` with a progress bar and the smoothed
-    loss."""
+    """Runs `steps` optimizer steps of `loss_of_step(step)` with a progress bar."""
     opts, shown, last = optimizers(module, lr), None, time.monotonic()
     columns = (
         TextColumn("{task.description}"),
@@ -296,6 +302,8 @@ def fit(what: str, module: nn.Module, steps: int, lr: float, loss_of_step) -> No
 def train_base(
     what: str, model: PreTrainedModel, batches: Batches | ChatBatches, steps: int, lr: float
 ) -> None:
+    """Trains a base on next-token prediction."""
+
     def loss_of_step(step: int) -> torch.Tensor:
         ids = batches.next()
         with torch.autocast("cpu", torch.bfloat16):
@@ -316,7 +324,7 @@ def continue_prompts(
     temperature: float,
     batch: int = 96,
 ) -> list[list[int]]:
-    """The base's own answers, so that the draft sees what it will be asked to foresee."""
+    """Returns the base's own responses, the distribution that the draft must predict."""
     out = []
     for start in range(0, len(prompts), batch):
         rows = prompts[start : start + batch]
@@ -346,8 +354,10 @@ def continue_prompts(
 def prompts_of(
     files: list[Path], tokenizer: PreTrainedTokenizerFast, seed: int, count: int
 ) -> list[list[int]]:
-    """`count` chat prompts from functions of these modules, in random order, the overlong left
-    out."""
+    """Returns `count` chat prompts from functions of the modules, in random order.
+
+    Overlong ones are skipped.
+    """
     heads = [head for path in files for head, _ in functions(read_source(path))]
     order = np.random.default_rng(seed).permutation(len(heads))
     short = (ids for i in order if len(ids := tokenizer(as_chat(heads[i])).input_ids) <= MAX_PROMPT)
@@ -355,7 +365,7 @@ def prompts_of(
 
 
 def own_answers(base: PreTrainedModel, prompts: list[list[int]], new: int) -> list[Pair]:
-    """Each prompt with the base's greedy answer to it, the answers of a token or two left out."""
+    """Returns each prompt with the base's greedy response; very short ones are skipped."""
     rows = sorted(prompts, key=len)
     whole = continue_prompts(base, rows, new, base.config.eos_token_id, 0.0)
     pairs = [(row, full[len(row) :]) for row, full in zip(rows, whole, strict=True)]
@@ -366,11 +376,14 @@ def own_answers(base: PreTrainedModel, prompts: list[list[int]], new: int) -> li
 
 
 class RMSNorm(nn.Module):
+    """RMSNorm in float32."""
+
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
         self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns the normalized x."""
         x32 = x.float()
         return self.weight * (x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + self.eps)).to(
             x.dtype
@@ -380,6 +393,7 @@ class RMSNorm(nn.Module):
 def rotate(
     x: torch.Tensor, positions: torch.Tensor, theta: float
 ) -> torch.Tensor:  # [B, heads, T, D], [B, T]
+    """Returns x [B, heads, T, D] with RoPE for positions [B, T]."""
     half = x.shape[-1] // 2
     inv = theta ** (-torch.arange(half, dtype=torch.float32) / half)
     angle = positions[:, None, :, None] * inv
@@ -390,6 +404,8 @@ def rotate(
 
 
 class Attention(nn.Module):
+    """Attention of the EAGLE-3 layer, which reads 2H inputs."""
+
     def __init__(self, size: Size) -> None:
         super().__init__()
         wide = 2 * size.hidden
@@ -401,6 +417,8 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
+    """SwiGLU MLP."""
+
     def __init__(self, size: Size) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(size.hidden, size.intermediate, bias=False)
@@ -408,10 +426,13 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(size.intermediate, size.hidden, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns the output [..., H]."""
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class MidLayer(nn.Module):
+    """The decoder layer of the EAGLE-3 draft."""
+
     def __init__(self, size: Size, eps: float) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(size.hidden, eps)
@@ -421,7 +442,7 @@ class MidLayer(nn.Module):
 
 
 class Eagle3(nn.Module):
-    """The published head: parameter names are the checkpoint's names."""
+    """The published EAGLE-3 draft. Parameter names are those of the checkpoint."""
 
     def __init__(self, size: Size, eps: float = 1e-6, theta: float = 10000.0) -> None:
         super().__init__()
@@ -434,6 +455,7 @@ class Eagle3(nn.Module):
     def project(
         self, embeds: torch.Tensor, hidden: torch.Tensor, offset: int
     ) -> tuple[torch.Tensor, ...]:
+        """Returns query, key and value [B, heads, T, D] of an unrolled step."""
         layer, size = self.midlayer, self.size
         x = torch.cat([layer.input_layernorm(embeds), layer.hidden_norm(hidden)], -1)
         split = lambda y, n: y.unflatten(-1, (n, size.head_dim)).transpose(1, 2)  # noqa: E731
@@ -470,13 +492,14 @@ class Eagle3(nn.Module):
 
 
 def aux_layer_ids(layers: int) -> tuple[int, int, int]:
-    """EAGLE-3's default taps as hidden_states indices."""
+    """Returns EAGLE-3's default aux layers as hidden_states indices."""
     return 2, layers // 2, layers - 3
 
 
 def train_draft(
     base: Qwen3ForCausalLM, batches: ChatBatches, draft_ids: torch.Tensor, size: Size
 ) -> Eagle3:
+    """Trains and returns the draft."""
     draft = Eagle3(size)
     table = base.get_input_embeddings().weight.detach()
     with torch.no_grad():
@@ -514,6 +537,7 @@ def train_draft(
 def save_base(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, path: Path, eos: list[int]
 ) -> None:
+    """Writes the base as a Hugging Face directory."""
     model.to(torch.bfloat16)
     model.generation_config.eos_token_id = eos
     model.generation_config.pad_token_id = 0
@@ -523,8 +547,10 @@ def save_base(
 
 
 def save_draft(draft: Eagle3, draft_ids: torch.Tensor, size: Size, path: Path) -> None:
-    """The common on-disk layout: `midlayer.*`, `fc`, `norm`, `lm_head`, `d2t` (offsets), `t2d`
-    (membership)."""
+    """Writes the draft in the common layout.
+
+    It has `midlayer.*`, `fc`, `norm`, `lm_head`, `d2t` (offsets) and `t2d` (membership).
+    """
     path.mkdir(parents=True, exist_ok=True)
     tensors = {n: p.detach().to(torch.bfloat16).contiguous() for n, p in draft.state_dict().items()}
     tensors["d2t"] = draft_ids - torch.arange(len(draft_ids))
@@ -553,13 +579,14 @@ def save_draft(draft: Eagle3, draft_ids: torch.Tensor, size: Size, path: Path) -
 
 
 def draft_vocabulary(stream: np.ndarray, size: Size, always: list[int]) -> torch.Tensor:
-    """The most frequent ids, sorted; the end markers are always among them."""
+    """Returns the most frequent ids, sorted; the ids `always` are included."""
     counts = np.bincount(stream, minlength=size.vocab)
     counts[always] = counts.max() + 1
     return torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[: size.draft_vocab]))
 
 
 def main() -> None:
+    """Trains the demo pair."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

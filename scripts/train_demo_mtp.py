@@ -8,9 +8,9 @@ tensors at the root beside it. Knows nothing of engines; text and tokenizer are 
     python scripts/train_demo_mtp.py --out build/demo-mtp --measure  # only measure what is there
     python scripts/train_demo_mtp.py --out /tmp/tiny --smoke         # seconds, to see that it runs
 
-The head reads the base's last hidden state after its final norm, and the token that followed; it
-foresees the token after that. Its own normed output takes the hidden state's place for the next
-token: training unrolls it that way.
+The head reads the base's last hidden state after its final norm and the next token, and predicts
+the token after that. For further tokens its own normed output replaces the hidden state; training
+unrolls it in the same way.
 """
 
 from __future__ import annotations
@@ -49,14 +49,13 @@ from train_demo_model import (
 from transformers import PreTrainedTokenizerFast, Qwen3_5ForCausalLM, Qwen3_5TextConfig
 from transformers.models.qwen3_5.modeling_qwen3_5 import torch_chunk_gated_delta_rule
 
-DELTA_CHUNK = (
-    16  # the torch delta rule goes row by row inside a chunk: twice as fast as with its 64 rows
-)
+# The torch delta rule runs row by row inside a chunk: 16 rows are twice as fast as its default 64
+DELTA_CHUNK = 16
 
 
 @dataclass(frozen=True)
 class Size:
-    """Shapes and amounts of one run; tokens a step = batch * seq_len."""
+    """Shapes and step counts of one run; tokens per step = batch * seq_len."""
 
     hidden: int = 256
     intermediate: int = 640
@@ -101,6 +100,7 @@ SMOKE = Size(
 
 
 def make_base(size: Size, vocab: int, eos: int) -> Qwen3_5ForCausalLM:
+    """Returns an untrained Qwen3.5 hybrid."""
     pairs = int(size.head_dim * size.rotary) // 2
     rope = {
         "rope_type": "default",
@@ -134,6 +134,7 @@ def make_base(size: Size, vocab: int, eos: int) -> Qwen3_5ForCausalLM:
 
 
 def with_short_chunks(model: Qwen3_5ForCausalLM) -> Qwen3_5ForCausalLM:
+    """Sets a short chunk size of the torch delta rule and returns the model."""
     short = functools.partial(torch_chunk_gated_delta_rule, chunk_size=DELTA_CHUNK)
     for layer in model.model.layers:
         if layer.block_type == "linear_attention":
@@ -145,13 +146,14 @@ def with_short_chunks(model: Qwen3_5ForCausalLM) -> Qwen3_5ForCausalLM:
 
 
 class Norm(nn.Module):
-    """Qwen3.5's norm: the stored weight is what is added to one."""
+    """Qwen3.5's RMSNorm: the weight is an offset from one."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
         self.weight, self.eps = nn.Parameter(torch.zeros(width)), eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns the normalized x."""
         x32 = x.float()
         return (
             x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + self.eps) * (1 + self.weight)
@@ -159,7 +161,7 @@ class Norm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Full attention with a gate: a head's rows of q_proj are its query, then its gate."""
+    """Full attention with an output gate: q_proj has each head's query, then its gate."""
 
     def __init__(self, config: Qwen3_5TextConfig) -> None:
         super().__init__()
@@ -180,11 +182,12 @@ class Attention(nn.Module):
         )
 
     def place(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:  # [B, heads, T, D]
+        """Returns x [B, heads, T, D] with RoPE on the first `rotary` dimensions."""
         turned, kept = x.split([self.rotary, self.width - self.rotary], -1)
         return torch.cat([rotate(turned, positions, self.theta), kept], -1)
 
     def project(self, x: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Query, key and value [B, heads, T, D], and the gate [B, T, heads * D]."""
+        """Returns query, key and value [B, heads, T, D], and the gate [B, T, heads * D]."""
         both = self.q_proj(x).unflatten(-1, (self.heads, 2 * self.width))
         q, gate = both.chunk(2, -1)
         k, v = (p(x).unflatten(-1, (self.kv_heads, self.width)) for p in (self.k_proj, self.v_proj))
@@ -196,6 +199,8 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
+    """The decoder layer of the head."""
+
     def __init__(self, config: Qwen3_5TextConfig) -> None:
         super().__init__()
         self.input_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
@@ -205,7 +210,7 @@ class Layer(nn.Module):
 
 
 class MTP(nn.Module):
-    """Qwen3.5's head: parameter names are the checkpoint's names under `mtp.`."""
+    """Qwen3.5's MTP head. Parameter names are those of the checkpoint below `mtp.`."""
 
     def __init__(self, config: Qwen3_5TextConfig) -> None:
         super().__init__()
@@ -247,7 +252,7 @@ class MTP(nn.Module):
 
 
 def make_head(base: Qwen3_5ForCausalLM) -> MTP:
-    """A head whose layer and norm begin as the base's last ones."""
+    """Returns a head initialized with the base's last layer and norm."""
     head = MTP(base.config)
     head.layers[0].load_state_dict(base.model.layers[-1].state_dict())
     head.norm.load_state_dict(base.model.norm.state_dict())
@@ -255,6 +260,7 @@ def make_head(base: Qwen3_5ForCausalLM) -> MTP:
 
 
 def train_head(base: Qwen3_5ForCausalLM, batches: ChatBatches, size: Size) -> MTP:
+    """Trains and returns the head."""
     head, table = make_head(base), base.get_input_embeddings().weight.detach()
 
     def loss_of_step(step: int) -> torch.Tensor:
@@ -285,8 +291,10 @@ def train_head(base: Qwen3_5ForCausalLM, batches: ChatBatches, size: Size) -> MT
 def chain(
     base: Qwen3_5ForCausalLM, head: MTP, hidden: torch.Tensor, tokens: list[int], steps: int
 ) -> list[int]:
-    """Greedy drafts after `tokens` (t_1 .. t_n), each paired with the hidden state before it [1, n,
-    H]."""
+    """Returns greedy drafts after `tokens` (t_1 .. t_n).
+
+    `hidden` [1, n, H] holds the hidden state before each token.
+    """
     table = base.get_input_embeddings().weight
     for _ in range(steps):
         out = head.unroll(hidden, [table[torch.tensor([tokens])]])[0][:, -1:]
@@ -298,7 +306,7 @@ def chain(
 def measure_head(
     base: Qwen3_5ForCausalLM, head: MTP, prompts: list[list[int]], steps: int, new: int
 ) -> dict:
-    """Acceptance of greedy chains of `steps` drafts."""
+    """Returns the acceptance statistics of greedy chains of `steps` drafts."""
 
     def states(ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         hidden = base.model(torch.tensor([ids])).last_hidden_state
@@ -320,7 +328,7 @@ def save(
     path: Path,
     eos: list[int],
 ) -> None:
-    """Written beside its place and renamed: a directory that is there is whole."""
+    """Writes the checkpoint beside its directory and renames it, so that it is always complete."""
     part = path.with_name(path.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     base.generation_config.eos_token_id = eos
@@ -338,6 +346,7 @@ def save(
 
 
 def load(path: Path) -> tuple[Qwen3_5ForCausalLM, MTP]:
+    """Returns the base and the head of a checkpoint."""
     base = with_short_chunks(Qwen3_5ForCausalLM.from_pretrained(path, dtype=torch.float32)).eval()
     tensors = load_file(path / "model.safetensors")
     head = MTP(base.config)
@@ -350,6 +359,7 @@ def load(path: Path) -> tuple[Qwen3_5ForCausalLM, MTP]:
 def train(
     out: Path, tokenizer: PreTrainedTokenizerFast, modules: list[Path], size: Size, seed: int
 ) -> None:
+    """Trains base and head, and writes the checkpoint."""
     end, eos = tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_end|>"])
     pairs = [pair for path in modules for pair in functions(read_source(path))]
     chats = conversations(tokenizer, pairs)
@@ -371,6 +381,7 @@ def train(
 
 
 def main() -> None:
+    """Trains or measures the demo model."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -22,8 +22,31 @@ from tests import shared, threads
 TESTS = Path(__file__).parent
 GOLDEN = TESTS / "golden"
 
-# Files of more than ten seconds, the longest first.
-LONG_FILES: tuple[str, ...] = ()
+# Files of more than ten seconds, the longest first; before them the one that has ModelOpt make what
+# others need as well.
+LONG_FILES = (
+    "parity/test_quantised_export.py",
+    "lossless/test_quantised.py",
+    "e2e/test_robustness.py",
+    "e2e/test_scripts.py",
+    "lossless/test_batches.py",
+    "unit/quantize/test_work.py",
+    "e2e/test_chat.py",
+    "lossless/test_lossless.py",
+    "e2e/test_quantize.py",
+    "e2e/test_bad_input.py",
+    "lossless/test_request_files.py",
+    "lossless/test_dflash.py",
+    "parity/test_hybrid.py",
+    "unit/quantize/test_layerwise.py",
+    "unit/quantize/test_dflash.py",
+    "parity/test_bases.py",
+    "parity/test_dflash.py",
+    "e2e/test_commands.py",
+    "e2e/test_quantised_pairs.py",
+    "parity/test_weights.py",
+    "unit/quantize/test_qwen3_5.py",
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -51,6 +74,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """LONG_FILES first, in their order; the others as they were."""
+    assert all((TESTS / name).is_file() for name in LONG_FILES)
     rank = {name: i for i, name in enumerate(LONG_FILES)}
     items.sort(key=lambda item: rank.get(str(item.path.relative_to(TESTS)), len(rank)))
 
@@ -86,25 +110,26 @@ def needs_modelopt() -> None:
 
 
 @pytest.fixture(scope="session")
-def modelopt_exports(needs_modelopt: None) -> Path:
-    """Tiny checkpoints that ModelOpt quantised."""
-    return shared.made_once(
-        "modelopt exports", lambda out: run_module("tests.modelopt_exports", out)
-    )
-
-
-@pytest.fixture(scope="session")
-def modelopt_drafts(needs_modelopt: None) -> Path:
-    """`base`, and the drafts that ModelOpt made for it; see tests/modelopt_drafts.py."""
+def modelopt_made(needs_modelopt: None) -> Path:
+    """What tests/modelopt_made.py makes, once per run."""
     from tests.toys import make_base
 
     def make(out: Path) -> None:
-        run_module("tests.modelopt_drafts", make_base(out / "base", "qwen3", layers=8), out)
+        base = make_base(out / "drafts" / "base", "qwen3", layers=8)
+        command = [sys.executable, "-m", "tests.modelopt_made", str(base), str(out)]
+        done = subprocess.run(command, cwd=TESTS.parent, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
-    return shared.made_once("modelopt drafts", make)
+    return shared.made_once("modelopt", make)
 
 
-def run_module(name: str, *paths: Path) -> None:
-    command = [sys.executable, "-m", name, *map(str, paths)]
-    done = subprocess.run(command, cwd=GOLDEN.parents[1], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+@pytest.fixture(scope="session")
+def modelopt_exports(modelopt_made: Path) -> Path:
+    """Tiny checkpoints that ModelOpt quantized."""
+    return modelopt_made / "exports"
+
+
+@pytest.fixture(scope="session")
+def modelopt_drafts(modelopt_made: Path) -> Path:
+    """`base`, and the drafts that ModelOpt made for it; see tests/modelopt_drafts.py."""
+    return modelopt_made / "drafts"

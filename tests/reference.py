@@ -269,8 +269,8 @@ def draft_tree(
 def base_hidden_states(
     model: Any,
     ids: torch.Tensor,  # int [B, S]
-    mask4d: torch.Tensor
-    | None = None,  # bool (True = attend) or additive float, [B, 1, S, S]; None: causal
+    # bool (True = attend) or additive float, [B, 1, S, S], or such by layer type; None: causal
+    mask4d: torch.Tensor | dict[str, torch.Tensor] | None = None,
     position_ids: torch.Tensor | None = None,  # int [B, S]
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
     """Logits [B, S, V] and hs[0..L], each [B, S, H]: embeddings, then the un-normed output of each
@@ -278,10 +278,13 @@ def base_hidden_states(
 
     A mask of one's own replaces the causal one and any sliding window.
     """
-    if mask4d is not None and mask4d.dtype == torch.bool:
-        mask4d = torch.zeros(mask4d.shape).masked_fill(~mask4d, torch.finfo(torch.float32).min)
+    if isinstance(mask4d, dict):
+        mask4d = {kind: _additive(mask) for kind, mask in mask4d.items()}
+    elif mask4d is not None:
+        mask4d = _additive(mask4d)
     before_norm: list[torch.Tensor] = []
-    hook = model.model.norm.register_forward_pre_hook(lambda _, args: before_norm.append(args[0]))
+    stack = getattr(model.model, "language_model", model.model)
+    hook = stack.norm.register_forward_pre_hook(lambda _, args: before_norm.append(args[0]))
     try:
         out = model(
             input_ids=ids,
@@ -293,6 +296,12 @@ def base_hidden_states(
     finally:
         hook.remove()
     return out.logits, (*out.hidden_states[:-1], before_norm[0])
+
+
+def _additive(mask: torch.Tensor) -> torch.Tensor:
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
 
 
 def gather_aux_hidden_states(

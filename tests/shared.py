@@ -7,7 +7,9 @@ test that changes a directory copies it first, and the end of a run checks that 
 
 from __future__ import annotations
 
+import atexit
 import fcntl
+import functools
 import hashlib
 import json
 import os
@@ -24,6 +26,7 @@ _ours: list[Path] = []
 def begin() -> None:
     """Make the store, unless the process that started this one has made it."""
     if VARIABLE not in os.environ:
+        atexit.register(end)
         _ours.append(Path(tempfile.mkdtemp(prefix="edgespec-tests-")))
         os.environ[VARIABLE] = str(_ours[-1])
 
@@ -41,6 +44,7 @@ def made_once(key: object, make: Callable[[Path], object]) -> Path:
 
     Keys are compared by their repr: it must say all that the content depends on.
     """
+    begin()
     path = Path(os.environ[VARIABLE]) / hashlib.sha256(repr(key).encode()).hexdigest()[:16]
     with locked(path.with_suffix(".lock")):
         if not fingerprint_file(path).exists():
@@ -51,13 +55,17 @@ def made_once(key: object, make: Callable[[Path], object]) -> Path:
     return path
 
 
-def content_of(path: Path) -> str:
-    """A digest of all files of a directory, as a part of a key."""
-    digest = hashlib.sha256()
-    for file in sorted(file for file in path.rglob("*") if file.is_file()):
-        digest.update(f"{file.relative_to(path)}\0{file.stat().st_size}\0".encode())
-        digest.update(file.read_bytes())
-    return digest.hexdigest()
+def copied(make: Callable[..., Path]) -> Callable[..., Path]:
+    """`make(path, ...)` that is run once for each set of arguments, and copied to every other path.
+    What it writes must not depend on the path."""
+
+    @functools.wraps(make)
+    def made(path: str | Path, *args: object, **options: object) -> Path:
+        key = (make.__module__, make.__name__, args, sorted(options.items()))
+        source = made_once(key, lambda out: make(out, *args, **options))
+        return shutil.copytree(source, path, dirs_exist_ok=True, copy_function=shutil.copyfile)
+
+    return made
 
 
 def changed() -> list[str]:

@@ -20,10 +20,8 @@ from edgespec.checkpoint.files import Checkpoint, TensorInfo, read_header
 from edgespec.checkpoint.layouts import kv_scale_names, logical_shapes, read_quantization, rule_at
 from edgespec.checkpoint.origin import origin_of
 from edgespec.checkpoint.quantization import Quantization
-from edgespec.config import DecoderConfig, ModelConfig
+from edgespec.config import DecoderConfig, DraftConfig, ModelConfig
 from edgespec.errors import BundleError, EdgeSpecError, noted
-from edgespec.methods.dflash import DFlashConfig
-from edgespec.methods.eagle3 import Eagle3Config
 from edgespec.rope import rope_dict
 
 _NO_PARAMETERS = re.compile(r"(^|\.)(d2t|t2d)$|inv_freq$")
@@ -52,8 +50,8 @@ def safetensors_facts(path: Path) -> dict[str, Any]:
 
 def checkpoint_facts(
     checkpoint: Checkpoint, problems: list[EdgeSpecError], read_up_to: float
-) -> tuple[dict[str, Any], ModelConfig | Eagle3Config | DFlashConfig | None]:
-    """The facts, and what the checkpoint was recognised as. Hashes files of up to `read_up_to`
+) -> tuple[dict[str, Any], ModelConfig | DraftConfig | None]:
+    """The facts, and what the checkpoint was detected as. Hashes files of up to `read_up_to`
     bytes."""
     facts: dict[str, Any] = {
         "kind": "checkpoint",
@@ -77,7 +75,7 @@ def checkpoint_facts(
     return facts, found
 
 
-def config_facts(config: ModelConfig | Eagle3Config | DFlashConfig) -> dict[str, Any]:
+def config_facts(config: ModelConfig | DraftConfig) -> dict[str, Any]:
     """The configuration as JSON; of the layers, what they share and how they differ."""
     facts = {f.name: getattr(config, f.name) for f in fields(config)}
     return facts | {"decoder": decoder_facts(config.decoder)}

@@ -1,10 +1,8 @@
-"""The files of a checkpoint: its config, the list of its tensors, and each tensor's bytes when
-asked for.
+"""The files of a checkpoint: its config, the list of its tensors, and the bytes of each tensor.
 
 Knows safetensors (one file or shards), pickled PyTorch weights behind `allow_pickle`, and the
-Hugging Face hub. Knows nothing of models: which tensors there should be is for detect.py. Never
-maps a file and never holds more than the one tensor that is read (pickled weights excepted: torch
-maps them).
+Hugging Face hub. Knows nothing of models: detect.py knows which tensors there must be. Never maps a
+file and holds at most one tensor in memory (except for pickled weights, which torch maps).
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ _DOWNLOAD_AGAIN = "Download it again: the file is damaged or the download was no
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 _PICKLE_PATTERNS = ["*.bin"]
 
-# safetensors code -> our name, which is numpy's (with ml_dtypes) and torch's as well
+# Name in a safetensors header -> name in numpy, ml_dtypes and torch
 _DTYPES = {
     "F64": "float64",
     "F32": "float32",
@@ -57,20 +55,19 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor lies: `offset` counts from the start of `file`. `file` is None for pickled
-    weights."""
+    """The name, type and location of a stored tensor."""
 
     name: str
-    dtype: str
+    dtype: str  # the name in numpy, ml_dtypes and torch
     shape: tuple[int, ...]
-    file: Path | None
-    offset: int
+    file: Path | None  # None for pickled weights
+    offset: int  # in bytes, from the start of the file
     num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows `low` to `high` of the tensor `name` as it is stored; without `high`, all of it."""
+    """Rows `low` to `high` of the stored tensor `name`; `high` None means the complete tensor."""
 
     name: str
     low: int = 0
@@ -78,16 +75,16 @@ class Rows:
 
 
 class ByteSink(Protocol):
-    """An open binary file, or what passes the bytes on to one."""
+    """A binary file open for writing, or a wrapper of one."""
 
-    def write(self, data: bytes | memoryview, /) -> int: ...
+    def write(self, data: bytes | memoryview, /) -> int:
+        """Writes the data and returns its number of bytes."""
 
 
 def open_checkpoint(source: str | Path, *, allow_pickle: bool = False) -> Checkpoint:
-    """A checkpoint from a directory or, where no such directory exists, from the Hugging Face hub.
+    """Opens a checkpoint directory or, if there is none, downloads the Hugging Face repository.
 
-    Raises CheckpointError for a directory without a readable config.json, and for a download that
-    fails.
+    Raises CheckpointError for a directory without a readable config.json and for a failed download.
     """
     path = Path(source)
     if path.is_dir():
@@ -100,8 +97,11 @@ def open_checkpoint(source: str | Path, *, allow_pickle: bool = False) -> Checkp
 
 
 class Checkpoint:
-    """A directory with a config.json and weights. The weights' headers are read at the first use of
-    `tensors`."""
+    """A directory with config.json and weights.
+
+    `tensors` reads the headers of the weights at its first use. Raises CheckpointError for missing
+    or damaged files.
+    """
 
     def __init__(self, path: Path, *, allow_pickle: bool = False) -> None:
         self.path = path
@@ -114,11 +114,11 @@ class Checkpoint:
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """Every tensor of the checkpoint by name, in the order of the files."""
+        """All tensors by name, in the order of the files."""
         return self._weights.tensors
 
     def read(self, name: str) -> np.ndarray[Any, Any]:
-        """The tensor as a fresh array of its own dtype (bfloat16 and float8 from ml_dtypes)."""
+        """Returns a tensor as a new array in its stored dtype (bfloat16 and float8: ml_dtypes)."""
         info = self.tensors[name]
         if info.file is None:
             return self._weights.unpickled[name].copy()
@@ -131,24 +131,23 @@ class Checkpoint:
         return data.view(_numpy_dtype(info.dtype)).reshape(info.shape)
 
     def read_rows(self, name: str, low: int, high: int) -> np.ndarray[Any, Any]:
-        """Rows of a matrix as a fresh array; the others are neither read nor copied."""
+        """Returns rows `low` to `high` of a matrix as a new array. Reads no other rows."""
         info = self.tensors[name]
         if info.file is None:
             return self._weights.unpickled[name][low:high].copy()
         high = min(high, info.shape[0])
         width = info.num_bytes // info.shape[0]
+        count, offset = (high - low) * width, info.offset + low * width
         try:
-            data = np.fromfile(
-                info.file, np.uint8, (high - low) * width, offset=info.offset + low * width
-            )
+            data = np.fromfile(info.file, np.uint8, count, offset=offset)
         except OSError as error:
             raise _unreadable(info.file, error) from error
-        if data.size != (high - low) * width:
+        if data.size != count:
             raise _changed(info, low * width + data.size)
         return data.view(_numpy_dtype(info.dtype)).reshape(high - low, *info.shape[1:])
 
     def write_to(self, name: str, fh: ByteSink) -> None:
-        """Copy the tensor's raw little-endian bytes to `fh`, at most 8 MiB at a time."""
+        """Copies a tensor's raw little-endian bytes to `fh`, at most 8 MiB at a time."""
         info = self.tensors[name]
         if info.file is None:
             data = self._weights.unpickled[name].reshape(-1).view(np.uint8)
@@ -166,10 +165,9 @@ class Checkpoint:
                 left -= len(chunk)
 
     def identity(self) -> str:
-        """sha256 over the tensors' names, dtypes and shapes and the first 4 KiB of each.
+        """Returns the sha256 of the tensors' names, dtypes, shapes and first 4 KiB each.
 
-        Cheap, and the same for the same weights however they are sharded; a fine-tuned copy has
-        another.
+        It is cheap, does not depend on the sharding, and differs for a fine-tuned copy.
         """
         digest = hashlib.sha256()
         for name, info in sorted(self.tensors.items()):
@@ -178,8 +176,10 @@ class Checkpoint:
         return digest.hexdigest()
 
     def renamed(self, sources: Mapping[str, Rows]) -> Checkpoint:
-        """The same files under other names: own name -> what of them it stands for. The identity
-        stays the same."""
+        """Returns a checkpoint with the tensors `sources` (new name -> stored rows) of these files.
+
+        It has the same identity.
+        """
         return _Renamed(self, sources)
 
     def _first_bytes(self, info: TensorInfo, count: int) -> bytes:
@@ -196,14 +196,14 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """The tensors of a directory, and the arrays of those that were pickled."""
+    """The tensors of a directory, and the arrays of pickled ones."""
 
     tensors: Mapping[str, TensorInfo]
     unpickled: Mapping[str, np.ndarray[Any, Any]]
 
 
 class _Renamed(Checkpoint):
-    """A checkpoint whose tensors have other names, some of them parts of stored ones."""
+    """A checkpoint with other tensor names; a tensor may be a part of a stored one."""
 
     def __init__(self, original: Checkpoint, sources: Mapping[str, Rows]) -> None:
         self.path = original.path
@@ -217,17 +217,13 @@ class _Renamed(Checkpoint):
 
     @cached_property
     def _weights(self) -> _Weights:
-        arrays = self._original._weights.unpickled
+        stored, arrays = self._original.tensors, self._original._weights.unpickled
+        sources = self._sources.items()
+        tensors = {name: _rows_of(stored[rows.name], name, rows) for name, rows in sources}
+        if not arrays:
+            return _Weights(tensors, {})
         return _Weights(
-            {
-                name: _rows_of(self._original.tensors[rows.name], name, rows)
-                for name, rows in self._sources.items()
-            },
-            {
-                name: arrays[rows.name][rows.low : rows.high]
-                for name, rows in self._sources.items()
-                if arrays
-            },
+            tensors, {name: arrays[rows.name][rows.low : rows.high] for name, rows in sources}
         )
 
 
@@ -245,7 +241,7 @@ def _rows_of(info: TensorInfo, name: str, rows: Rows) -> TensorInfo:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file that holds an object. Raises CheckpointError that names the file."""
+    """Returns the JSON object in a file. Raises CheckpointError that names the file."""
     try:
         value = json.loads(path.read_bytes())
     except FileNotFoundError as error:
@@ -258,7 +254,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not JSON: {error}.", "Download it again.") from error
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path} does not hold a JSON object.", "Download it again.")
+        raise CheckpointError(f"{path} is not a JSON object.", "Download it again.")
     return value
 
 
@@ -284,14 +280,14 @@ def _download(repo_id: str, allow_pickle: bool) -> Path:
     except (OSError, ValueError, HfHubHTTPError, _connection_error()) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(
-            f"could not get {repo_id!r} from the Hugging Face hub: {reason}",
-            "If this was meant as a directory, it does not exist. Otherwise check the name, the"
-            " network and, for a gated repository, `hf auth login`.",
+            f"could not download {repo_id!r} from the Hugging Face hub: {reason}",
+            "If this is a directory, it does not exist. Otherwise check the name, the network and,"
+            " for a gated repository, `hf auth login`.",
         ) from error
 
 
 def _connection_error() -> type[Exception]:
-    """huggingface_hub 1.x speaks through httpx, whose errors are no OSError; those of 0.x are."""
+    """huggingface_hub 1.x uses httpx, whose errors are not OSErrors; those of 0.x are."""
     try:
         from httpx import HTTPError
     except ImportError:
@@ -314,8 +310,8 @@ def _find_weights(path: Path, allow_pickle: bool) -> _Weights:
     if others:
         raise CheckpointError(
             f"{path} has {len(others)} safetensors files ({some_of(file.name for file in others)}) "
-            "and no model.safetensors.index.json that tells what is where.",
-            "Download the index as well, or keep the one file that is the model.",
+            "and no model.safetensors.index.json that maps tensors to files.",
+            "Download the index as well, or keep only the file that is the model.",
         )
     return _from_pickle(path, allow_pickle)
 
@@ -326,8 +322,7 @@ def _from_safetensors(files: Iterable[Path]) -> _Weights:
 
 
 def _from_index(index: Path) -> _Weights:
-    """The shards of an index. A tensor that several shards hold is the one of the shard that the
-    index names."""
+    """Reads the shards of an index. Of duplicate tensors the one that the index names counts."""
     weight_map = _read_weight_map(index)
     files = _shards(index, weight_map)
     tensors: dict[str, TensorInfo] = {}
@@ -381,7 +376,7 @@ def _check_index_complete(
 
 
 def some_of(names: Iterable[str]) -> str:
-    """Up to five names for a message, and how many more there are."""
+    """Returns up to five names for a message, and the number of further ones."""
     names = list(names)
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
@@ -390,8 +385,11 @@ def some_of(names: Iterable[str]) -> str:
 
 
 def read_header(path: Path) -> list[TensorInfo]:
-    """The tensors of one safetensors file in the order of their bytes, which must fill it without
-    gaps."""
+    """Returns the tensors of one safetensors file in the order of their bytes.
+
+    Raises CheckpointError for a damaged file, in which tensors overlap or leave gaps, and
+    UnsupportedModel for an unknown dtype.
+    """
     with _open(path) as file:
         size_bytes = os.fstat(file.fileno()).st_size
         start = _read(file, 8, path)
@@ -430,12 +428,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _parse_entry(path: Path, name: str, entry: object, data_start: int) -> TensorInfo:
     if not isinstance(entry, dict):
-        raise _damaged(path, f"its header tells nothing of tensor {name!r}")
+        raise _damaged(path, f"its header has no entry for tensor {name!r}")
     dtype, shape, span = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
     if not (
         isinstance(dtype, str) and _is_naturals(shape) and _is_naturals(span) and len(span) == 2
     ):
-        raise _damaged(path, f"its header tells nothing usable of tensor {name!r}")
+        raise _damaged(path, f"its header has an invalid entry for tensor {name!r}")
     if dtype not in _DTYPES:
         raise UnsupportedModel(
             f"{path}: tensor {name!r} has the type {dtype!r}, which this version cannot read."
@@ -448,8 +446,7 @@ def _parse_entry(path: Path, name: str, entry: object, data_start: int) -> Tenso
 
 
 def _is_naturals(value: object) -> TypeGuard[list[int]]:
-    """Whether this is a list of whole numbers such as a shape has; 2^63 is where file offsets
-    end."""
+    """Whether a value is a list of non-negative integers below 2^63, the limit of file offsets."""
     return isinstance(value, list) and all(
         type(item) is int and 0 <= item < 2**63 for item in value
     )
@@ -461,7 +458,8 @@ def _check_layout(path: Path, infos: list[TensorInfo], data_start: int, size_byt
         if info.offset != end:
             raise _damaged(
                 path,
-                f"tensor {info.name!r} begins at byte {info.offset}, the one before ends at {end}",
+                f"tensor {info.name!r} begins at byte {info.offset}, but the one before it ends at"
+                f" {end}",
             )
         end += info.num_bytes
     if size_bytes < end:
@@ -484,7 +482,7 @@ def _from_pickle(path: Path, allow_pickle: bool) -> _Weights:
     if not allow_pickle:
         raise CheckpointError(
             f"{path} has only pickled weights ({single.name if single.exists() else index.name}).",
-            "Pass --allow-pickle (they are loaded with weights_only, which runs no code of theirs),"
+            "Pass --allow-pickle (they are loaded with weights_only, which executes no code),"
             " or convert them to safetensors.",
         )
     if single.exists():
@@ -503,7 +501,7 @@ def _from_pickle(path: Path, allow_pickle: bool) -> _Weights:
 
 
 def _unpickle(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """The tensors of one file as arrays that share the memory which torch maps."""
+    """Returns the tensors of one file as arrays that share the memory mapped by torch."""
     import pickle
 
     try:
@@ -528,7 +526,7 @@ def _unpickle(path: Path) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def _is_zip(path: Path) -> bool:
-    """The format before torch 1.6 is no zip archive and cannot be mapped."""
+    """The format before torch 1.6 is not a zip archive and cannot be mapped."""
     with _open(path) as file:
         return _read(file, 4, path) == b"PK\x03\x04"
 
@@ -574,7 +572,7 @@ def _unreadable(path: Path, error: OSError) -> CheckpointError:
 
 
 def _damaged(path: Path, how: str) -> CheckpointError:
-    return CheckpointError(f"{path} is not a sound safetensors file: {how}.", _DOWNLOAD_AGAIN)
+    return CheckpointError(f"{path} is not a valid safetensors file: {how}.", _DOWNLOAD_AGAIN)
 
 
 def _truncated(path: Path, expected_bytes: int, size_bytes: int) -> CheckpointError:
@@ -586,7 +584,7 @@ def _truncated(path: Path, expected_bytes: int, size_bytes: int) -> CheckpointEr
 
 def _changed(info: TensorInfo, got_bytes: int) -> CheckpointError:
     return CheckpointError(
-        f"{info.file} became shorter while it was read: "
+        f"{info.file} was truncated while it was read: "
         f"tensor {info.name!r} has {info.num_bytes} bytes, got {got_bytes}.",
         _DOWNLOAD_AGAIN,
     )

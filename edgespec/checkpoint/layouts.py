@@ -1,7 +1,7 @@
-"""Quantized weights as they stand on disk -> one layout, a Linear at a time.
+"""Reads quantized weights from every layout on disk into `QuantizedWeight`, one Linear at a time.
 
-Knows how ModelOpt 0.47, AutoAWQ (GEMM), GPTQ, DeepSeek's fp8 and compressed-tensors pack codes and
-name their scales. Knows no graph, and needs no torch.
+Knows how ModelOpt 0.47, AutoAWQ (GEMM), GPTQ, DeepSeek's fp8 and compressed-tensors pack values and
+name scales. Knows no graph, and needs no torch.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ _FLOATS = ("float32", "float16", "bfloat16")
 
 
 def read_quantization(checkpoint: Checkpoint) -> Quantization | None:
-    """The settings of a checkpoint from config.json and hf_quant_config.json; None: it is not
-    quantized."""
+    """Returns the settings in config.json and hf_quant_config.json; None: not quantized.
+
+    Raises as `quantization_of` does.
+    """
     beside = checkpoint.path / "hf_quant_config.json"
     settings = read_json(beside) if beside.exists() else None
     return quantization_of(checkpoint.config, settings, str(checkpoint.path / "config.json"))
 
 
 def rule_at(checkpoint: Checkpoint, quantization: Quantization, module: str) -> Rule | None:
-    """What the Linear `module` (model.layers.0.mlp.up_proj) is: settings and the tensors' names
-    must agree.
+    """Returns the rule of the Linear `module` (model.layers.0.mlp.up_proj).
 
-    None: it stands as an ordinary floating-point `module`.weight. Reads headers only. Raises
-    CheckpointError.
+    None: it is an ordinary floating-point `module`.weight. Reads headers only. Raises
+    CheckpointError if the settings and the tensors' names do not agree.
     """
     rule = quantization.rule(module)
     has = checkpoint.tensors.keys()
@@ -45,7 +46,7 @@ def rule_at(checkpoint: Checkpoint, quantization: Quantization, module: str) -> 
     plain = checkpoint.tensors.get(f"{module}.weight")
     if rule is None and marks:
         raise CheckpointError(
-            f"{quantization.source} leaves {module} unquantized, but {checkpoint.path} has"
+            f"{quantization.source} declares {module} as not quantized, but {checkpoint.path} has"
             f" {marks[0]}.",
             "Download the settings and the weights again: they do not belong together.",
         )
@@ -53,7 +54,7 @@ def rule_at(checkpoint: Checkpoint, quantization: Quantization, module: str) -> 
         if quantization.tensors_decide:
             return None
         raise CheckpointError(
-            f"{quantization.source} says that {module} is {rule.scheme.name}, but {plain.name} is"
+            f"{quantization.source} declares {module} as {rule.scheme.name}, but {plain.name} is"
             f" {plain.dtype} and has no scales.",
             "Download the settings and the weights again: they do not belong together.",
         )
@@ -61,15 +62,14 @@ def rule_at(checkpoint: Checkpoint, quantization: Quantization, module: str) -> 
 
 
 def tensor_names(checkpoint: Checkpoint, module: str) -> tuple[str, ...]:
-    """The checkpoint's tensors that belong to the Linear's weight, in whatever layout; its bias is
-    not among them."""
+    """Returns the names of the tensors of the Linear's weight in any layout, without its bias."""
     return tuple(name for part in _PARTS if (name := f"{module}.{part}") in checkpoint.tensors)
 
 
 def stored_shape(
     checkpoint: Checkpoint, quantization: Quantization, module: str
 ) -> tuple[int, int]:
-    """[out, in] of a Linear, quantized or not, from headers alone. Raises CheckpointError."""
+    """Returns [out, in] of a Linear, quantized or not, from headers. Raises CheckpointError."""
     rule = rule_at(checkpoint, quantization, module)
     parts = _Parts(checkpoint, quantization, module)
     if rule is None:
@@ -80,11 +80,10 @@ def stored_shape(
 def read_weight(
     checkpoint: Checkpoint, quantization: Quantization, module: str
 ) -> QuantizedWeight | None:
-    """The weight of the Linear `module`; None where it is not quantized. Holds this one weight, a
-    byte a code.
+    """Returns the weight of the Linear `module`, one byte per value; None if it is not quantized.
 
-    Raises CheckpointError for missing, misshapen or impossible tensors (NaN, infinite or negative
-    scales), and UnsupportedModel for what the settings did not tell; each names the tensor.
+    Raises CheckpointError for missing or invalid tensors (shape, NaN, Inf, negative scales), and
+    UnsupportedModel for unsupported forms that the settings do not declare. Both name the tensor.
     """
     rule = rule_at(checkpoint, quantization, module)
     if rule is None:
@@ -95,8 +94,10 @@ def read_weight(
 def logical_shapes(
     checkpoint: Checkpoint, quantization: Quantization | None
 ) -> dict[str, tuple[int, ...]]:
-    """Shapes by name, each quantized Linear as the floating-point weight that it stands for. Raises
-    CheckpointError."""
+    """Returns shapes by name; a quantized Linear has the shape of its dequantized weight.
+
+    Raises CheckpointError.
+    """
     shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
     if quantization is None:
         return shapes
@@ -109,15 +110,16 @@ def logical_shapes(
 
 
 def is_quantized(checkpoint: Checkpoint, module: str) -> bool:
-    """Whether the tensors of the Linear `module` are quantized ones, by their names."""
+    """Returns whether the Linear `module` is quantized, by the names of its tensors."""
     return any(f"{module}.{part}" in checkpoint.tensors for part in _MARKS)
 
 
 def read_kv_scales(checkpoint: Checkpoint, attention: str) -> tuple[float, float] | None:
-    """Scales of a quantized cache's keys and values for `attention` (model.layers.0.self_attn);
-    None: there are none.
+    """Returns the KV cache scales (keys, values) of an attention module, or None.
 
-    ModelOpt writes them at k_proj and v_proj, compressed-tensors at the attention itself.
+    `attention` is a name such as model.layers.0.self_attn. ModelOpt writes the scales at k_proj and
+    v_proj, compressed-tensors at the attention itself. Raises CheckpointError if one is missing or
+    invalid.
     """
     for keys, values in (
         (f"{attention}.{key}", f"{attention}.{value}") for key, value in _KV_SCALES
@@ -128,7 +130,7 @@ def read_kv_scales(checkpoint: Checkpoint, attention: str) -> tuple[float, float
 
 
 def all_kv_scales(checkpoint: Checkpoint) -> tuple[tuple[float, float], ...]:
-    """read_kv_scales of every layer in order; empty where there are none."""
+    """Returns the KV cache scales (keys, values) of every layer in order; empty without scales."""
     attentions = {name.partition(".self_attn.")[0] for name in kv_scale_names(checkpoint)}
     ordered = sorted(attentions, key=lambda layer: int(layer.rpartition(".")[2]))
     pairs = (read_kv_scales(checkpoint, f"{layer}.self_attn") for layer in ordered)
@@ -136,7 +138,7 @@ def all_kv_scales(checkpoint: Checkpoint) -> tuple[tuple[float, float], ...]:
 
 
 def kv_scale_names(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """The checkpoint's tensors that are scales of a quantized cache."""
+    """Returns the names of the tensors that are KV cache scales."""
     ends = "|".join(re.escape(name) for pair in _KV_SCALES for name in pair)
     return tuple(
         name
@@ -148,7 +150,7 @@ def kv_scale_names(checkpoint: Checkpoint) -> tuple[str, ...]:
 _KV_SCALES = (("k_proj.k_scale", "v_proj.v_scale"), ("k_scale", "v_scale"))
 
 
-# Everything that may stand beside a weight, and what of it tells that the weight is quantized
+# All tensors of a weight, and those of them that only a quantized weight has
 _PARTS = (
     *(
         "weight",
@@ -166,7 +168,7 @@ _MARKS = ("weight_scale", "weight_scale_inv", "qweight", "weight_packed")
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """The tensors of one Linear; each is checked as it is asked for."""
+    """The tensors of one Linear. Each is checked when it is read."""
 
     checkpoint: Checkpoint
     quantization: Quantization
@@ -180,7 +182,7 @@ class _Parts:
         if name not in self.checkpoint.tensors:
             raise CheckpointError(
                 f"{self.checkpoint.path} has no tensor {name!r}, which {self.quantization.source}"
-                f" promises ({self.quantization.layout}).",
+                f" requires ({self.quantization.layout}).",
                 "Download the settings and the weights again: they do not belong together, or a"
                 " part is missing.",
             )
@@ -196,7 +198,7 @@ class _Parts:
         return info.shape[0], info.shape[1]
 
     def read(self, part: str, dtypes: tuple[str, ...], *shapes: tuple[int, ...]) -> NDArray[Any]:
-        """The tensor, which must have one of `shapes`; it comes in the first of them."""
+        """Reads a tensor of one of `shapes` and reshapes it to the first of them."""
         info = self.info(part, dtypes)
         if info.shape not in shapes:
             wanted = " or ".join(str(list(shape)) for shape in shapes)
@@ -207,32 +209,32 @@ class _Parts:
         return _checked(f"{self.module}.{part}", self.read(part, dtypes, *shapes))
 
     def float8(self, part: str, shape: tuple[int, int]) -> NDArray[Any]:
-        """FP8 codes; E4M3 has no infinities, and one magnitude that is no number."""
-        codes = self.read(part, ("float8_e4m3fn",), shape)
-        if ((codes.view(np.uint8) & 0x7F) == 0x7F).any():
-            _refuse(self.info(part, ("float8_e4m3fn",)), "has values that are no numbers (NaN)")
-        return codes
+        """Reads FP8 values. E4M3 has no Inf, and one encoding of NaN apart from its sign."""
+        values = self.read(part, ("float8_e4m3fn",), shape)
+        if ((values.view(np.uint8) & 0x7F) == 0x7F).any():
+            _refuse(self.info(part, ("float8_e4m3fn",)), "has NaN values")
+        return values
 
     def scalar(self, part: str) -> float:
         return _scalar(self.checkpoint, self.info(part, _FLOATS).name)
 
     def columns(self, part: str, dtypes: tuple[str, ...], rows: int) -> int:
-        """How many scales a row has."""
+        """Returns the number of scales per row."""
         found = self.matrix(part, dtypes)
         if found[0] != rows:
             _refuse(self.info(part, dtypes), f"has the shape {list(found)}; expected {rows} rows")
         return found[1]
 
     def width(self, part: str, rule: Rule, in_features: int, count: int) -> int:
-        """Weights that share a scale when `in_features` have `count` of them; must be the group
-        size that was told."""
-        told = rule.group_size
+        """Returns the weights per scale, which must be the declared group size."""
+        declared = rule.group_size
         width = in_features // count
-        if width * count != in_features or (told is not None and width != min(told, in_features)):
-            expected = f"groups of {told}" if told else "equal groups"
+        matches = declared is None or width == min(declared, in_features)
+        if width * count != in_features or not matches:
+            expected = f"groups of {declared}" if declared else "equal groups"
             raise CheckpointError(
-                f"{self.module}.{part} has {count} scales a row for {in_features} inputs; "
-                f"{self.quantization.source} tells of {expected}.",
+                f"{self.module}.{part} has {count} scales per row for {in_features} inputs; "
+                f"{self.quantization.source} declares {expected}.",
                 "Download the settings and the weights again: they do not belong together.",
             )
         return width
@@ -241,12 +243,12 @@ class _Parts:
 def _refuse(info: TensorInfo, fault: str) -> NoReturn:
     raise CheckpointError(
         f"tensor {info.name!r} {fault}.",
-        "Download the checkpoint again, or quantize the original anew.",
+        "Download the checkpoint again, or quantize the original again.",
     )
 
 
 def _checked(name: str, scales: NDArray[Any]) -> NDArray[Any]:
-    """Scales must be numbers, and not negative. Zero is a block of zeros."""
+    """Scales must be finite and not negative. Zero is a block of zeros."""
     values = scales.astype(np.float32)
     bad = ~np.isfinite(values) | (values < 0)
     if bad.any():
@@ -254,17 +256,17 @@ def _checked(name: str, scales: NDArray[Any]) -> NDArray[Any]:
         raise CheckpointError(
             f"tensor {name!r} has {values[at]} at {list(at)} ({int(bad.sum())} such values); "
             "scales are finite and not negative.",
-            "Download the checkpoint again, or quantize the original anew.",
+            "Download the checkpoint again, or quantize the original again.",
         )
     return scales
 
 
 def _scalar(checkpoint: Checkpoint, name: str) -> float:
-    """One scale of a whole tensor, which must be above zero."""
+    """One scale per tensor, which must be positive."""
     info = checkpoint.tensors.get(name)
     if info is None:
         raise CheckpointError(
-            f"{checkpoint.path} has no tensor {name!r}, though its other half is there."
+            f"{checkpoint.path} has no tensor {name!r}, but it has its counterpart."
         )
     if info.dtype not in _FLOATS or info.shape not in ((), (1,)):
         _refuse(info, f"is {info.dtype} {list(info.shape)}; expected one floating-point number")
@@ -274,7 +276,7 @@ def _scalar(checkpoint: Checkpoint, name: str) -> float:
     return value
 
 
-# ModelOpt: [out, in] in `weight`, INT4 with two rows of `out` to a byte, FP4 with two columns
+# ModelOpt: `weight` [out, in]; a byte holds two rows of INT4, or two columns of FP4
 
 
 def _modelopt_shape(parts: _Parts, rule: Rule) -> tuple[int, int]:
@@ -283,7 +285,7 @@ def _modelopt_shape(parts: _Parts, rule: Rule) -> tuple[int, int]:
     return stored[0] * rows, stored[1] * columns
 
 
-# Weight type -> stored dtype, rows and columns to a byte
+# Weight type -> stored dtype, rows and columns per byte
 _MODELOPT_PACKING: dict[str, tuple[str, int, int]] = {
     "int8": ("int8", 1, 1),
     "float8_e4m3fn": ("float8_e4m3fn", 1, 1),
@@ -301,7 +303,7 @@ def _read_modelopt(parts: _Parts, rule: Rule) -> QuantizedWeight:
     return QuantizedWeight(
         parts.module,
         scheme,
-        _modelopt_codes(parts, scheme, shape),
+        _modelopt_values(parts, scheme, shape),
         scales,
         block,
         global_scale=parts.scalar("weight_scale_2") if fp4 else None,
@@ -310,7 +312,7 @@ def _read_modelopt(parts: _Parts, rule: Rule) -> QuantizedWeight:
     )
 
 
-def _modelopt_codes(parts: _Parts, scheme: Scheme, shape: tuple[int, int]) -> NDArray[Any]:
+def _modelopt_values(parts: _Parts, scheme: Scheme, shape: tuple[int, int]) -> NDArray[Any]:
     out_features, in_features = shape
     if scheme.weight == "float8_e4m3fn":
         return parts.float8("weight", shape)
@@ -320,11 +322,10 @@ def _modelopt_codes(parts: _Parts, scheme: Scheme, shape: tuple[int, int]) -> ND
         packed = parts.read("weight", ("uint8",), (out_features, in_features // 2))
         return unpack_nibbles(packed).view(ml_dtypes.float4_e2m1fn)
     packed = parts.read("weight", ("uint8",), (out_features // 2, in_features))
-    codes = np.empty((out_features // 2, 2, in_features), np.uint8)
-    codes[:, 0], codes[:, 1] = packed & 0xF, packed >> 4
-    return codes.reshape(shape).view(
-        ml_dtypes.int4
-    )  # ml_dtypes keeps two's complement in the low nibble
+    values = np.empty((out_features // 2, 2, in_features), np.uint8)
+    values[:, 0], values[:, 1] = packed & 0xF, packed >> 4
+    # ml_dtypes.int4 is two's complement in the low nibble
+    return values.reshape(shape).view(ml_dtypes.int4)
 
 
 def _modelopt_scales(
@@ -343,10 +344,9 @@ def _modelopt_scales(
     dtypes = {"float4_e2m1fn": ("float8_e4m3fn",), "float8_e4m3fn": ("uint8", "float8_e8m0fnu")}
     allowed = dtypes.get(scheme.weight, _FLOATS)
     count = parts.columns(part, allowed, out_features)
-    told = (
-        rule if scheme.weight == "int4" else Rule(scheme, scheme.block)
-    )  # the others have one size each
-    width = parts.width(part, told, in_features, count)
+    # only INT4 has more than one group size
+    declared = rule if scheme.weight == "int4" else Rule(scheme, scheme.block)
+    width = parts.width(part, declared, in_features, count)
     scales = parts.read(part, allowed, (out_features, count))
     if scales.dtype == np.uint8:
         scales = scales.view(ml_dtypes.float8_e8m0fnu)
@@ -354,7 +354,7 @@ def _modelopt_scales(
 
 
 def _pre_quant_scale(parts: _Parts, scheme: Scheme, in_features: int) -> NDArray[np.float32] | None:
-    """Zero would silence an input for good, and it is divided by where it is folded."""
+    """Zeros are refused: they would remove an input, and folding divides by the scale."""
     if not parts.has("pre_quant_scale"):
         return None
     if not scheme.pre_quant_scale:
@@ -369,16 +369,8 @@ def _pre_quant_scale(parts: _Parts, scheme: Scheme, in_features: int) -> NDArray
 
 # AutoAWQ, GEMM: qweight int32 [in, out / 8], qzeros int32 [groups, out / 8], scales [groups, out]
 
-_AWQ_ORDER = (
-    0,
-    2,
-    4,
-    6,
-    1,
-    3,
-    5,
-    7,
-)  # which of a word's eight columns stands in each nibble, lowest first
+# The column in each nibble of a word, lowest nibble first
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def _awq_shape(parts: _Parts, _: Rule) -> tuple[int, int]:
@@ -391,9 +383,9 @@ def _read_awq(parts: _Parts, rule: Rule) -> QuantizedWeight:
     count = parts.matrix("scales", _FLOATS)[0]
     width = parts.width("scales", rule, in_features, count)
     scales = parts.scales("scales", _FLOATS, (count, out_features))
-    codes = _awq_columns(parts.read("qweight", ("int32",), (in_features, out_features // 8)))
+    values = _awq_columns(parts.read("qweight", ("int32",), (in_features, out_features // 8)))
     zeros = _awq_columns(parts.read("qzeros", ("int32",), (count, out_features // 8)))
-    return _integers(parts, rule, codes.T, scales.T, zeros.T, width)
+    return _integers(parts, rule, values.T, scales.T, zeros.T, width)
 
 
 def _awq_columns(packed: NDArray[np.int32]) -> NDArray[np.uint8]:
@@ -404,8 +396,8 @@ def _awq_columns(packed: NDArray[np.int32]) -> NDArray[np.uint8]:
     return columns.reshape(rows, words * 8)
 
 
-# GPTQ: qweight int32 [in / per_word, out], qzeros int32 [groups, out / per_word], scales [groups,
-# out], g_idx [in]
+# GPTQ: qweight int32 [in / per_word, out], qzeros int32 [groups, out / per_word],
+# scales [groups, out], g_idx [in]
 
 
 def _gptq_shape(parts: _Parts, rule: Rule) -> tuple[int, int]:
@@ -420,20 +412,15 @@ def _read_gptq(parts: _Parts, rule: Rule) -> QuantizedWeight:
     count = parts.matrix("scales", _FLOATS)[0]
     width = parts.width("scales", rule, in_features, count)
     scales = parts.scales("scales", _FLOATS, (count, out_features))
-    codes = unpack_words(
-        parts.read("qweight", ("int32",), (in_features // per_word, out_features)).T, bits
-    )
-    zeros = unpack_words(
-        parts.read("qzeros", ("int32",), (count, -(-out_features // per_word))), bits
-    )
-    zeros = _gptq_zeros(parts, zeros[:, :out_features], bits)
+    words = parts.read("qweight", ("int32",), (in_features // per_word, out_features))
+    zero_words = parts.read("qzeros", ("int32",), (count, -(-out_features // per_word)))
+    zeros = _gptq_zeros(parts, unpack_words(zero_words, bits)[:, :out_features], bits)
     order = _input_order(parts, "g_idx", in_features, width)
-    return _integers(parts, rule, codes, scales.T, zeros.T, width, order)
+    return _integers(parts, rule, unpack_words(words.T, bits), scales.T, zeros.T, width, order)
 
 
 def _gptq_zeros(parts: _Parts, zeros: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """The first format stores them less one. What 0 became there, its readers understand as 0 or as
-    2^bits."""
+    """The first format stores zero points minus one; 0 wraps around and is ambiguous there."""
     offset, top = parts.quantization.zero_offset, 2**bits - 1
     if offset and (zeros == top).any():
         raise UnsupportedModel(
@@ -445,8 +432,7 @@ def _gptq_zeros(parts: _Parts, zeros: NDArray[np.uint8], bits: int) -> NDArray[n
 
 
 def _input_order(parts: _Parts, part: str, in_features: int, width: int) -> NDArray[np.intp] | None:
-    """With desc_act, the group of each input: the columns are sorted by it, so that groups are
-    blocks again."""
+    """Sorts the inputs of a weight with desc_act by group, so that groups are blocks again."""
     if not parts.has(part):
         return None
     groups = parts.read(part, ("int32", "int64"), (in_features,))
@@ -456,13 +442,13 @@ def _input_order(parts: _Parts, part: str, in_features: int, width: int) -> NDAr
     if not inside or (np.bincount(groups) != width).any():
         _refuse(
             parts.info(part, ("int32", "int64")),
-            f"does not put {width} inputs into each of its groups",
+            f"does not have {width} inputs in each group",
         )
     return np.argsort(groups, kind="stable")
 
 
-# DeepSeek's fp8: weight float8 [out, in], weight_scale_inv one for 128 by 128 weights (it
-# multiplies, despite its name)
+# DeepSeek's fp8: weight float8 [out, in], one weight_scale_inv per 128 by 128 weights (a factor,
+# despite its name)
 
 
 def _fp8_shape(parts: _Parts, _: Rule) -> tuple[int, int]:
@@ -477,26 +463,19 @@ def _read_fp8(parts: _Parts, rule: Rule) -> QuantizedWeight:
     )
 
 
-# compressed-tensors: packed integers have an offset of half their range; others stand in `weight`
-# as they are
+# compressed-tensors: packed integers are offset by half their range; `weight` holds others as is
 
 
 def _compressed_shape(parts: _Parts, rule: Rule) -> tuple[int, int]:
     if not parts.has("weight_packed"):
         return parts.matrix("weight", ("int8", "float8_e4m3fn"))
     rows, words = parts.matrix("weight_packed", ("int32",))
-    out_features, in_features = (
-        int(size) for size in parts.read("weight_shape", ("int64", "int32"), (2,))
-    )
+    out_features, in_features = map(int, parts.read("weight_shape", ("int64", "int32"), (2,)))
     per_word = 32 // rule.scheme.bits
-    if (
-        out_features != rows
-        or not 0 < in_features <= words * per_word
-        or -(-in_features // per_word) != words
-    ):
+    if out_features != rows or in_features <= 0 or -(-in_features // per_word) != words:
         raise CheckpointError(
-            f"{parts.module}.weight_shape tells of [{out_features}, {in_features}], and"
-            f" weight_packed has the shape [{rows}, {words}], {per_word} weights to a word.",
+            f"{parts.module}.weight_shape declares [{out_features}, {in_features}], but"
+            f" weight_packed has the shape [{rows}, {words}], {per_word} weights per word.",
             "Download the checkpoint again: its tensors do not belong together.",
         )
     return out_features, in_features
@@ -507,20 +486,16 @@ def _read_compressed(parts: _Parts, rule: Rule) -> QuantizedWeight:
     if parts.has("weight_packed"):
         return _read_packed(parts, rule, shape)
     fp8 = rule.scheme.weight == "float8_e4m3fn"
-    codes = parts.float8("weight", shape) if fp8 else parts.read("weight", ("int8",), shape)
-    if (
-        parts.has("weight_zero_point")
-        and parts.checkpoint.read(f"{parts.module}.weight_zero_point").any()
-    ):
-        raise UnsupportedModel(
-            f"{parts.module}.weight_zero_point: signed weights with a zero point."
-        )
+    values = parts.float8("weight", shape) if fp8 else parts.read("weight", ("int8",), shape)
+    zeros = f"{parts.module}.weight_zero_point"
+    if parts.has("weight_zero_point") and parts.checkpoint.read(zeros).any():
+        raise UnsupportedModel(f"{zeros}: signed weights with a zero point.")
     scales, block = _compressed_scales(parts, rule.scheme, shape)
     static = rule.scheme.activations == "static tensor"
     return QuantizedWeight(
         parts.module,
         rule.scheme,
-        codes,
+        values,
         scales,
         block,
         input_scale=parts.scalar("input_scale") if static else None,
@@ -530,20 +505,16 @@ def _read_compressed(parts: _Parts, rule: Rule) -> QuantizedWeight:
 def _compressed_scales(
     parts: _Parts, scheme: Scheme, shape: tuple[int, int]
 ) -> tuple[NDArray[Any], tuple[int, int]]:
-    """One scale, one a row, or one a square: the tensor's shape tells; a scheme says only what is
-    usual."""
+    """One scale per tensor, row or square; the tensor's shape decides, not the scheme."""
+    part = "weight_scale"
     out_features, in_features = shape
     if scheme.scaling == "square":
         side = scheme.block
-        return parts.scales(
-            "weight_scale", _FLOATS, (-(-out_features // side), -(-in_features // side))
-        ), (side, side)
-    if parts.info("weight_scale", _FLOATS).shape in ((), (1,)):
-        return parts.scales("weight_scale", _FLOATS, (1, 1), (), (1,)), shape
-    return parts.scales("weight_scale", _FLOATS, (out_features, 1), (out_features,)), (
-        1,
-        in_features,
-    )
+        squares = (-(-out_features // side), -(-in_features // side))
+        return parts.scales(part, _FLOATS, squares), (side, side)
+    if parts.info(part, _FLOATS).shape in ((), (1,)):
+        return parts.scales(part, _FLOATS, (1, 1), (), (1,)), shape
+    return parts.scales(part, _FLOATS, (out_features, 1), (out_features,)), (1, in_features)
 
 
 def _read_packed(parts: _Parts, rule: Rule, shape: tuple[int, int]) -> QuantizedWeight:
@@ -553,27 +524,30 @@ def _read_packed(parts: _Parts, rule: Rule, shape: tuple[int, int]) -> Quantized
     width = parts.width("weight_scale", rule, in_features, count)
     scales = parts.scales("weight_scale", _FLOATS, (out_features, count))
     words = parts.read("weight_packed", ("int32",), (out_features, -(-in_features // per_word)))
-    codes = unpack_words(words, bits)[:, :in_features]
+    values = unpack_words(words, bits)[:, :in_features]
     zeros = np.full((out_features, count), 2 ** (bits - 1), np.uint8)
     if parts.has("weight_zero_point"):
         packed = parts.read("weight_zero_point", ("int32",), (-(-out_features // per_word), count))
         zeros = unpack_words(packed.T, bits)[:, :out_features].T
     order = _input_order(parts, "weight_g_idx", in_features, width)
-    return _integers(parts, rule, codes, scales, zeros, width, order)
+    return _integers(parts, rule, values, scales, zeros, width, order)
 
 
-# What these share
+# Common to several layouts
 
 
 def unpack_nibbles(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Bytes [..., n] -> nibbles [..., 2n], the low one first."""
+    """Returns the nibbles [..., 2n] of bytes [..., n], the low nibble first."""
     nibbles = np.empty((*packed.shape, 2), np.uint8)
     nibbles[..., 0], nibbles[..., 1] = packed & 0xF, packed >> 4
     return nibbles.reshape(*packed.shape[:-1], -1)
 
 
 def unpack_words(packed: NDArray[np.int32], bits: int) -> NDArray[np.uint8]:
-    """int32 [rows, n] -> [rows, n * 32 / bits] of 4 or 8 bits, the lowest first."""
+    """Returns the values [rows, n * 32 / bits] of words [rows, n], the lowest bits first.
+
+    `bits` is 4 or 8.
+    """
     stored = np.ascontiguousarray(packed).view(np.uint8)
     return unpack_nibbles(stored) if bits == 4 else stored
 
@@ -581,18 +555,18 @@ def unpack_words(packed: NDArray[np.int32], bits: int) -> NDArray[np.uint8]:
 def _integers(
     parts: _Parts,
     rule: Rule,
-    codes: NDArray[np.uint8],  # [out, in]
+    values: NDArray[np.uint8],  # [out, in]
     scales: NDArray[Any],  # [out, groups]
     zeros: NDArray[np.uint8],  # [out, groups]
     width: int,
     order: NDArray[np.intp] | None = None,
 ) -> QuantizedWeight:
-    """Unsigned codes and zero points; where all of these are the middle, signed codes without."""
+    """Returns unsigned values with zero points, or signed ones if all of them are the middle."""
     four, middle = rule.scheme.bits == 4, 2 ** (rule.scheme.bits - 1)
-    codes = np.ascontiguousarray(codes if order is None else codes[:, order])
+    values = np.ascontiguousarray(values if order is None else values[:, order])
     points: NDArray[Any] | None = None
     if (zeros == middle).all():
-        codes = codes ^ np.uint8(middle)  # code - middle, in two's complement
+        values = values ^ np.uint8(middle)  # value - middle, in two's complement
         dtype = ml_dtypes.int4 if four else np.int8
     else:
         dtype = ml_dtypes.uint4 if four else np.uint8
@@ -600,7 +574,7 @@ def _integers(
     return QuantizedWeight(
         parts.module,
         rule.scheme,
-        codes.view(dtype),
+        values.view(dtype),
         np.ascontiguousarray(scales),
         (1, width),
         zero_points=points,

@@ -1,7 +1,7 @@
-"""The tensors of a base: which there are, and under which names a checkpoint holds them.
+"""The tensors of a base: which there are, and their names in a checkpoint.
 
-Our own names are always those of a text model: model.layers.0, lm_head. On disk the decoder may
-stand deeper, beside towers for other senses; the families' rows say where. Knows no graphs.
+Own names are always those of a text model: model.layers.0, lm_head. On disk the decoder may have a
+longer prefix, beside vision or audio towers; the rows of the families list them. Knows no graphs.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from edgespec.families import FAMILIES
 STACK = "model"
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
-IGNORED = ("rotary_emb.inv_freq",)  # buffers that old checkpoints carry
+PREDICTION_HEADS = ("mtp.",)  # prefixes of multi-token prediction heads
+IGNORED = ("rotary_emb.inv_freq",)  # buffers in old checkpoints
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Own name -> shape of everything that a base of this configuration holds."""
+    """Returns the shapes of a base's tensors by own name."""
     decoder = config.decoder
     tensors: dict[str, tuple[int, ...]] = {
         EMBEDDING: (config.vocab_size, decoder.hidden_size),
@@ -33,7 +34,7 @@ def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def text_stack(checkpoint: Checkpoint) -> str:
-    """The prefix, without its dot, under which the decoder's tensors stand."""
+    """Returns the prefix of the decoder's tensors, without its dot."""
     for stack in sorted({s for row in FAMILIES.values() for s in row.stacks}, key=len)[::-1]:
         if f"{stack}.embed_tokens.weight" in checkpoint.tensors:
             return stack
@@ -41,36 +42,35 @@ def text_stack(checkpoint: Checkpoint) -> str:
 
 
 def stored_name(name: str, stack: str) -> str:
-    """The name on disk of one of ours, module or tensor; `stack` is what `text_stack` said."""
-    if name.startswith(f"{STACK}."):
-        return f"{stack}{name.removeprefix(STACK)}"
-    return f"{stack.removesuffix(STACK)}{name}" if stack.endswith(f".{STACK}") else name
+    """Returns the name on disk of a module or tensor; `stack` is the result of `text_stack`."""
+    return f"{stack}{name.removeprefix(STACK)}" if name.startswith(f"{STACK}.") else name
 
 
 def stored_names(names: Iterable[str], checkpoint: Checkpoint) -> dict[str, str]:
-    """Own name -> name on disk."""
+    """Returns the names on disk by own name."""
     stack = text_stack(checkpoint)
     return {name: stored_name(name, stack) for name in names}
 
 
 def beside_text(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """The tensors that are no part of the decoder: what an export of its text leaves out."""
+    """Returns the names of the tensors outside the decoder, which an export leaves out."""
     return tuple(name for name in checkpoint.tensors if name.startswith(beside_roots()))
 
 
 def beside_roots() -> tuple[str, ...]:
-    """Beginnings of the names of tensors that belong to no decoder layer: towers of other senses,
-    heads for multi-token prediction."""
+    """Returns the prefixes of tensors outside the decoder: towers, multi-token prediction heads."""
     return tuple(dict.fromkeys(root for row in FAMILIES.values() for root in row.beside))
 
 
 def ignorable(config: ModelConfig, checkpoint: Checkpoint) -> set[str]:
-    """Tensors that may stand there and are not needed: rotary buffers, what the family has beside
-    its decoder, and the stored copy of a tied head."""
+    """Returns the names of tensors that a base does not use.
+
+    These are rotary buffers, tensors outside the decoder, and the stored copy of a tied lm_head.
+    """
     beside = FAMILIES[config.architecture].beside
     names = {
         name
         for name in checkpoint.tensors
         if name.endswith(IGNORED) or (beside and name.startswith(beside))
     }
-    return names | {stored_name(HEAD, text_stack(checkpoint))} if config.tied_head else names
+    return names | {HEAD} if config.tied_head else names

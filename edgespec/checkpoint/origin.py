@@ -1,9 +1,7 @@
-"""What a checkpoint was quantized from, as the manifest.json says that `edgespec quantize` wrote
-beside its weights.
+"""The original of a quantized checkpoint, from the manifest.json of `edgespec quantize`.
 
-A pair belongs together by the weights that its draft was trained on; quantizing them changes the
-checkpoint's identity and not the pair. Knows when such a manifest is not to be believed: copied
-beside other weights, say.
+A draft belongs to the weights that it was trained on; quantization changes the checkpoint's
+identity, but not the pair. Knows manifests, and when they do not match the weights beside them.
 """
 
 from __future__ import annotations
@@ -17,41 +15,37 @@ from edgespec import bundle
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.errors import BundleError
 
-_DISBELIEVED = "so it is not known what these weights were quantized from"
+_UNKNOWN_ORIGIN = "so it is not known what these weights were quantized from"
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """`identity` is the original checkpoint's, None where it is not known; `doubt` says why a
-    manifest is not believed.
+    """The original of a quantized checkpoint, as far as it is known."""
 
-    `manifest` is what was read, believed or not; None where quantize wrote none.
-    """
-
-    identity: str | None = None
-    manifest: Mapping[str, Any] | None = None
-    doubt: str | None = None
+    identity: str | None = None  # of the original checkpoint
+    manifest: Mapping[str, Any] | None = None  # as read, even if it does not match the weights
+    doubt: str | None = None  # why the manifest is not trusted
 
 
 def origin_of(checkpoint: Checkpoint, *, hashes: bool = True) -> Origin:
-    """The origin of a quantized checkpoint. Reads all of its weights, or with `hashes` False their
-    sizes alone.
+    """Returns the origin of a quantized checkpoint.
 
-    Texts beside the weights (a chat template, say) may be changed without another origin.
+    Reads all weights, or with `hashes` False only their sizes. Changes of other files, such as a
+    chat template, are ignored.
     """
     if not (checkpoint.path / bundle.MANIFEST).is_file():
         return Origin()
     try:
         manifest = bundle.read_json(checkpoint.path / bundle.MANIFEST)
         if manifest.get("kind") != "quantize":
-            return Origin()  # anybody's manifest.json
+            return Origin()  # a manifest.json of another program
         manifest = bundle.read_manifest(checkpoint.path)
     except BundleError as error:
-        return Origin(doubt=f"{error.what}, {_DISBELIEVED}")
+        return Origin(doubt=f"{error.what}, {_UNKNOWN_ORIGIN}")
     try:
         identity = _identity(checkpoint, manifest, hashes)
     except BundleError as error:
-        return Origin(manifest=manifest, doubt=f"{error.what}, {_DISBELIEVED}")
+        return Origin(manifest=manifest, doubt=f"{error.what}, {_UNKNOWN_ORIGIN}")
     return Origin(identity, manifest)
 
 
@@ -59,8 +53,8 @@ def _identity(checkpoint: Checkpoint, manifest: Mapping[str, Any], hashes: bool)
     where, again = checkpoint.path / bundle.MANIFEST, "Quantize the original again."
     listed = bundle.listed_files(checkpoint.path, manifest.get("files"))
     weights = {info.file.name if info.file else "" for info in checkpoint.tensors.values()}
-    if strange := sorted(weights - listed.keys()):
-        raise BundleError(f"{where} does not list {strange[0] or 'pickled weights'}", again)
+    if unlisted := sorted(weights - listed.keys()):
+        raise BundleError(f"{where} does not list {unlisted[0] or 'pickled weights'}", again)
     entries = {
         name: entry
         for name, entry in listed.items()
@@ -71,5 +65,5 @@ def _identity(checkpoint: Checkpoint, manifest: Mapping[str, Any], hashes: bool)
     source = manifest.get("source")
     identity = source.get("identity") if isinstance(source, dict) else None
     if not isinstance(identity, str) or not identity:
-        raise BundleError(f"{where} does not tell its source", again)
+        raise BundleError(f"{where} does not declare its source", again)
     return identity

@@ -1,8 +1,7 @@
-"""What a checkpoint's JSON says of its quantization: the layout on disk, and which scheme each
-module has.
+"""The quantization settings of a checkpoint: the layout on disk, and the scheme of each module.
 
-Knows the spellings of ModelOpt, AutoAWQ, GPTQ, DeepSeek's fp8 and compressed-tensors. Knows no
-tensors: where a hub layout leaves open which modules are quantized, layouts.py asks the tensors.
+Knows the JSON of ModelOpt, AutoAWQ, GPTQ, DeepSeek's fp8 and compressed-tensors. Knows no tensors:
+if the settings do not list the quantized modules, layouts.py detects them by their tensors.
 """
 
 from __future__ import annotations
@@ -22,30 +21,27 @@ KvCache = Literal["fp8", "nvfp4"]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a module's weight is to be. `group_size` counts weights along in; None: not told, or the
-    whole row."""
+    """The scheme of a module's weight."""
 
     scheme: Scheme
-    group_size: int | None = None
+    group_size: int | None = None  # weights along in per scale; None: not declared, or one per row
 
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """The settings of one checkpoint. `source` names the file in errors."""
+    """The quantization settings of one checkpoint."""
 
     layout: Layout
-    groups: tuple[
-        tuple[tuple[str, ...], Rule], ...
-    ]  # patterns of module names, and what these are; the first counts
-    excluded: tuple[str, ...]  # patterns of modules that stay as they are
+    # Patterns of module names with their rule; the first match counts
+    groups: tuple[tuple[tuple[str, ...], Rule], ...]
+    excluded: tuple[str, ...]  # patterns of modules that are not quantized
     kv_cache: KvCache | None
-    source: str
-    zero_offset: int = 0  # GPTQ's first format stores its zero points less one
-    tensors_decide: bool = False  # a module without quantized tensors is simply not quantized
+    source: str  # the file, for messages
+    zero_offset: int = 0  # GPTQ's first format stores zero points minus one
+    tensors_decide: bool = False  # a module without quantized tensors is not quantized
 
     def rule(self, module: str) -> Rule | None:
-        """What the settings say of a Linear such as model.layers.0.mlp.up_proj; None: it is not
-        quantized."""
+        """Returns the rule of a Linear such as model.layers.0.mlp.up_proj; None: not quantized."""
         if any(matches(pattern, module) for pattern in self.excluded):
             return None
         for patterns, rule in self.groups:
@@ -55,8 +51,11 @@ class Quantization:
 
 
 def matches(pattern: str, module: str) -> bool:
-    """A name (its submodules too), a glob as ModelOpt writes it, or `re:` and a regular expression
-    from the start."""
+    """Returns whether a pattern matches a module's name.
+
+    A pattern is a name (which matches its submodules too), a glob as ModelOpt writes it, or `re:`
+    and a regular expression for the start of the name.
+    """
     if pattern.startswith("re:"):
         return re.match(pattern[3:], module) is not None
     return fnmatchcase(module, pattern) or module.startswith(f"{pattern}.")
@@ -67,11 +66,10 @@ def quantization_of(
     hf_quant_config: Mapping[str, Any] | None = None,
     source: str = "config.json",
 ) -> Quantization | None:
-    """The settings in config.json and, where there is one, hf_quant_config.json; None: nothing is
-    quantized.
+    """Returns the settings in config.json and hf_quant_config.json; None: not quantized.
 
-    Raises UnsupportedModel for methods and algorithms that are not read, CheckpointError for
-    settings that contradict each other or are not of the form that their writers use.
+    `source` is the path of config.json for messages. Raises UnsupportedModel for unsupported
+    methods and algorithms, and CheckpointError for contradictory or malformed settings.
     """
     embedded = next(
         (
@@ -92,7 +90,7 @@ def quantization_of(
     assert embedded is not None
     if beside is not None and beside.get("quant_algo"):
         raise CheckpointError(
-            f"{embedded.source} tells of {method!r}, {beside.source} of ModelOpt's"
+            f"{embedded.source} declares {method!r}, {beside.source} ModelOpt's"
             f" {beside.get('quant_algo')!r}.",
             "Remove the file that does not belong to these weights.",
         )
@@ -111,7 +109,7 @@ _BESIDE = "hf_quant_config.json"
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """A JSON object with its name; null reads as missing."""
+    """A JSON object with its name for messages; null is the same as a missing key."""
 
     raw: Any
     source: str
@@ -145,7 +143,7 @@ class _Settings:
     def text(self, key: str, default: str = "") -> str:
         value = self.get(key)
         if value is not None and not isinstance(value, str):
-            raise self.wrong(key, "a text")
+            raise self.wrong(key, "a string")
         return value or default
 
     def flag(self, key: str, default: bool) -> bool:
@@ -170,20 +168,20 @@ class _Settings:
             re.compile(name[3:])
         except re.error as error:
             raise CheckpointError(
-                f"{self.source}: '{key}' has {name!r}, no regular expression: {error}."
+                f"{self.source}: '{key}' has {name!r}, which is not a regular expression: {error}."
             ) from error
 
     def group_size(self) -> int | None:
-        """-1 and, in ModelOpt's files, 0 mean the whole row."""
+        """None is one scale per row, written as -1 or, by ModelOpt, as 0."""
         value = self.get("group_size")
         if value is None or (type(value) is int and value in (-1, 0)):
             return None
         if type(value) is not int or not 1 <= value < 2**31:
-            raise self.wrong("group_size", "a positive whole number")
+            raise self.wrong("group_size", "a positive integer")
         return value
 
     def need(self, key: str, value: Any, *allowed: Any) -> None:
-        """Refuse what this version does not read, by name."""
+        """Raises UnsupportedModel that names the key unless its value is one of `allowed`."""
         if value not in allowed:
             wanted = " or ".join(repr(item) for item in allowed)
             raise UnsupportedModel(
@@ -193,7 +191,7 @@ class _Settings:
 
 
 def _method(embedded: _Settings) -> str:
-    """Old files of ModelOpt do not name the method, but the algorithm."""
+    """Old files of ModelOpt declare only the algorithm."""
     return embedded.text(
         "quant_method", "modelopt" if embedded.get("quant_algo") else "a method without a name"
     )
@@ -203,13 +201,12 @@ def _method(embedded: _Settings) -> str:
 
 
 def _modelopt(embedded: _Settings | None, beside: _Settings | None) -> Quantization | None:
-    """The file beside config.json tells more (group sizes); where both are there they must
-    agree."""
+    """hf_quant_config.json has more settings (group sizes); it must agree with config.json."""
     settings = beside or embedded
     assert settings is not None
     if beside is not None and embedded is not None and _algo(beside) != _algo(embedded):
         raise CheckpointError(
-            f"{beside.source} says {_algo(beside) or 'nothing'} and {embedded.source}"
+            f"{beside.source} declares {_algo(beside) or 'nothing'}, {embedded.source}"
             f" {_algo(embedded) or 'nothing'}.",
             "Remove the file that does not belong to these weights.",
         )
@@ -223,6 +220,8 @@ def _modelopt(embedded: _Settings | None, beside: _Settings | None) -> Quantizat
     elif algo is not None:
         groups = ((("*",), _algo_rule(settings, algo, settings.source)),)
     excluded = settings.names("exclude_modules") or settings.names("ignore")
+    # Those of scaled embeddings do not name them.
+    excluded = (*excluded, _EMBEDDING)
     return Quantization("modelopt", groups, excluded, kv_cache, settings.source)
 
 
@@ -239,19 +238,18 @@ def _algo_rule(settings: _Settings, algo: str, where: str) -> Rule:
 
 
 def _mixed(settings: _Settings) -> tuple[tuple[tuple[str, ...], Rule], ...]:
-    """Layers by name; those that are alike are one group."""
+    """Groups layers by their rule."""
     layers = settings.section("quantized_layers")
-    alike: dict[Rule, list[str]] = {}
+    by_rule: dict[Rule, list[str]] = {}
     for name in layers.raw:
         layer = layers.section(name)
         rule = _algo_rule(layer, _algo(layer) or "no algorithm", f"{settings.source}, layer {name}")
-        alike.setdefault(rule, []).append(name)
-    return tuple((tuple(names), rule) for rule, names in alike.items())
+        by_rule.setdefault(rule, []).append(name)
+    return tuple((tuple(names), rule) for rule, names in by_rule.items())
 
 
 def _kv_cache(beside: _Settings | None, embedded: _Settings | None) -> KvCache | None:
-    """hf_quant_config names an algorithm; config.json has {num_bits, type} for fp8 and a plain name
-    for others."""
+    """hf_quant_config.json names an algorithm; config.json has {num_bits, type} or a name."""
     if beside is not None and beside.get("kv_cache_quant_algo") is not None:
         return _kv_algo(beside, "kv_cache_quant_algo")
     if embedded is None or embedded.get("kv_cache_scheme") is None:
@@ -278,7 +276,7 @@ def _kv_scheme(settings: _Settings) -> KvCache | None:
     return "fp8"
 
 
-# Layouts of the hub
+# Hub layouts
 
 
 def _awq(settings: _Settings) -> Quantization:
@@ -299,16 +297,16 @@ def _gptq(settings: _Settings) -> Quantization:
     settings.need("is_marlin_format", settings.flag("is_marlin_format", False), False)
     dynamic = settings.optional_section("dynamic")
     for pattern in dynamic.raw if dynamic is not None else ():
-        if not pattern.startswith("-:"):  # these are left out, which the tensors tell as well
+        if not pattern.startswith("-:"):  # "-:" is an exclusion, which the tensors show as well
             raise UnsupportedModel(
-                f"{settings.source}: GPTQ with settings of its own for {pattern!r} ('dynamic')."
+                f"{settings.source}: GPTQ with separate settings for {pattern!r} ('dynamic')."
             )
     rule = Rule(SCHEMES[f"int{bits}_wo"], settings.group_size())
     return _by_tensors("gptq", rule, settings, zero_offset=1 if form == "gptq" else 0)
 
 
 def _fp8(settings: _Settings) -> Quantization:
-    """DeepSeek's and Qwen's own: squares of 128 by 128, activations scaled as they come."""
+    """The fp8 of DeepSeek and Qwen: squares of 128 by 128, dynamic activation scales."""
     settings.need("fmt", settings.text("fmt", "e4m3"), "e4m3")
     settings.need("weight_block_size", settings.get("weight_block_size"), [128, 128])
     settings.need("activation_scheme", settings.text("activation_scheme", "dynamic"), "dynamic")
@@ -339,7 +337,7 @@ def _compressed(settings: _Settings) -> Quantization:
     )
 
 
-_EMBEDDING = "re:.*embed_tokens$"  # no Linear, but a tied head is read from it
+_EMBEDDING = "re:.*embed_tokens$"  # not a Linear, but the weight of a tied lm_head
 
 
 def _compressed_group(group: _Settings, form: str) -> tuple[tuple[str, ...], Rule]:
@@ -385,14 +383,14 @@ _COMPRESSED: dict[tuple[str, Any, bool, str], str] = {
 
 
 def _inputs(inputs: _Settings | None) -> str:
-    """Activations in the words of the table of schemes, or as written."""
+    """Returns the activations in the words of the scheme table, or as declared."""
     if inputs is None:
         return "none"
     inputs.need("num_bits", inputs.get("num_bits"), 8)
     inputs.need("symmetric", inputs.flag("symmetric", True), True)
     dynamic, strategy = inputs.flag("dynamic", False), inputs.text("strategy", "tensor")
-    said = f"{'dynamic' if dynamic else 'static'} {strategy}"
-    return "dynamic block" if said == "dynamic group" else said
+    declared = f"{'dynamic' if dynamic else 'static'} {strategy}"
+    return "dynamic block" if declared == "dynamic group" else declared
 
 
 def _targets(group: _Settings) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""`edgespec check`: `edgespec.pairing` looks, this shows a verdict a line or JSON."""
+"""`edgespec check`: `edgespec.pairing` looks, this shows a result a line or JSON."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import click
 from edgespec.cli.export import layer_list
 from edgespec.cli.flags import EdgeCommand
 from edgespec.cli.terminal import harmless
+from edgespec.methods import METHODS
 
 if TYPE_CHECKING:
     from edgespec.pairing.check_result import Report
 
 REFUSED = 3
 LEVEL_WIDTH, TOPIC_WIDTH = 9, 14
-METHODS = {"eagle3": "EAGLE-3", "dflash": "DFlash", "mtp": "MTP", "": "unknown"}
 
 
 @click.command("check", cls=EdgeCommand)
@@ -31,11 +31,11 @@ METHODS = {"eagle3": "EAGLE-3", "dflash": "DFlash", "mtp": "MTP", "": "unknown"}
     "--aux-layers",
     callback=layer_list,
     metavar="I,J,K",
-    help="Taps as hidden_states indices, instead of the draft's own.",
+    help="Aux layers as hidden_states indices, instead of the draft's own.",
 )
 @click.option("--allow-pickle", is_flag=True, help="Read pytorch_model.bin too, with weights_only.")
 @click.option(
-    "--probe", is_flag=True, help="If all fits, count how often both say the same on a little text."
+    "--probe", is_flag=True, help="If all fits, count how often both agree on a little text."
 )
 @click.option(
     "--probe-text",
@@ -43,7 +43,7 @@ METHODS = {"eagle3": "EAGLE-3", "dflash": "DFlash", "mtp": "MTP", "": "unknown"}
     metavar="FILE",
     help="The text, instead of a shipped one.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the verdicts as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 def command(
     base: str,
     draft: str | None,
@@ -57,13 +57,13 @@ def command(
     """Say whether BASE and DRAFT belong together, without running them.
 
     Both are checkpoint directories or hub ids. Without DRAFT, the base's own MTP head is checked.
-    Each line is a verdict: ok, a warning (it runs and costs acceptance), or refused, with the
+    Each line is a result: ok, a warning (it runs and costs acceptance), or refused, with the
     remedy. The exit code is 3 where something is refused. JSON and headers are read, no weights.
 
     With --probe the pair is run on some 200 tokens, without engines and a layer at a time: how
-    often the draft's first token is the base's next one, as the checkpoints say the features are
-    meant, and in the ways in which they are silently mistaken. It takes as long as reading all
-    weights once.
+    often the draft's first token is the base's next one, with the aux hidden states that the
+    checkpoints declare and with others that are easily mistaken for them. It takes as long as
+    reading all weights once.
 
     \b
     edgespec check Qwen3-8B Qwen3-8B-DFlash-b16
@@ -113,8 +113,8 @@ def text_of(report: Report) -> list[str]:
 
 
 def summary(report: Report) -> str:
+    """The last line: the method, and how many results are refused and warnings."""
     refused, warnings = report.count("refused"), report.count("warning")
-    told = f", {warnings} warning{'s' if warnings > 1 else ''}" if warnings else ""
-    if refused:
-        return f"{METHODS[report.method]}: does not fit, {refused} refused{told}"
-    return f"{METHODS[report.method]}: fits{told}"
+    beside = f", {warnings} warning{'s' if warnings > 1 else ''}" if warnings else ""
+    title = METHODS[report.method].title if report.method else "unknown"
+    return f"{title}: {f'does not fit, {refused} refused' if refused else 'fits'}{beside}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edgespec.cli.flags import EdgeCommand
+from edgespec.errors import PairingError
 
 if TYPE_CHECKING:
     from edgespec.export.components import Exported
@@ -24,7 +26,7 @@ def layer_list(
         return tuple(int(part) for part in value.split(","))
     except ValueError:
         raise click.BadParameter(
-            f"{value!r} is no list of layer indices such as 2,14,25", ctx, param
+            f"{value!r} is not a list of layer indices such as 2,14,25", ctx, param
         ) from None
 
 
@@ -34,7 +36,7 @@ def layer_list(
 @click.option(
     "--eagle-base",
     is_flag=True,
-    help="Export the base of an EAGLE draft: its graph also emits the taps.",
+    help="Export the base of an EAGLE draft: its graph also emits the aux hidden states.",
 )
 @click.option(
     "--dflash-base", is_flag=True, help="Export the base of the DFlash draft in --dflash-draft-dir."
@@ -61,8 +63,8 @@ def layer_list(
     "--base-model-dir",
     metavar="BASE",
     help=(
-        "For a draft: the base that it was made for, for pairing and for what it borrows. Default:"
-        " what its config records, if that is a directory."
+        "For a draft: the base that it was trained for, for pairing and for weights that it shares."
+        " Default: what its config records, if that is a directory."
     ),
 )
 @click.option(
@@ -70,8 +72,8 @@ def layer_list(
     callback=layer_list,
     metavar="I,J,K",
     help=(
-        "Taps as hidden_states indices (0 is the embedding), instead of EAGLE-3's 2, L//2, L-3 or"
-        " the draft's own."
+        "Aux layers as hidden_states indices (0 is the embedding), instead of EAGLE-3's 2, L//2, L-3"
+        " or the draft's own."
     ),
 )
 @click.option("--allow-pickle", is_flag=True, help="Read pytorch_model.bin too, with weights_only.")
@@ -99,7 +101,7 @@ def command(
     """Write the ONNX graph of MODEL, a directory or a hub id, to OUT/llm; that of a DFlash draft to
     OUT/dflash_draft.
 
-    An EAGLE-3 or DFlash draft is recognised by itself, in each of its published layouts. Base and
+    An EAGLE-3 or DFlash draft is detected automatically, in each of its published layouts. Base and
     EAGLE-3 draft need different OUT directories. Weights keep the checkpoint's type; nothing of it
     is run.
 
@@ -110,27 +112,74 @@ def command(
     edgespec export Qwen/Qwen3-8B onnx/base --dflash-base --dflash-draft-dir z-lab/Qwen3-8B-DFlash-b16
     edgespec export z-lab/Qwen3-8B-DFlash-b16 onnx/draft --base-model-dir Qwen/Qwen3-8B
     """
+    dflash_base = dflash_base or dflash_tree_base
+    bases = {"eagle3": eagle_base, "mtp": mtp, "dflash": dflash_base}
+    check_draft_flags(dflash_base, dflash_draft, dflash_draft_dir, base_model_dir, aux_layers)
+    base_for = chosen_base(bases)
     from edgespec.cli.progress import Bars
     from edgespec.export.components import ExportOptions, export
 
     options = ExportOptions(
-        eagle_base,
-        base_model_dir,
-        aux_layers,
-        allow_pickle,
-        not no_golden,
-        mtp,
-        dflash_base=dflash_base or dflash_tree_base,
-        dflash_draft=dflash_draft,
-        dflash_draft_dir=dflash_draft_dir,
+        base_for=base_for,
+        draft_for="dflash" if dflash_draft else None,
+        draft_dir=dflash_draft_dir,
+        base_model_dir=base_model_dir,
+        aux_layers=aux_layers,
+        allow_pickle=allow_pickle,
+        golden=not no_golden,
     )
     with Bars() as bars:
         result = export(model, out, options, bars)
     if dflash_tree_base:
-        told = "--dflash-tree-base is --dflash-base here: every base verifies trees"
-        result = replace(result, notes=(*result.notes, told))
+        note = "--dflash-tree-base is --dflash-base here: every base verifies trees"
+        result = replace(result, notes=(*result.notes, note))
+    show(result, as_json)
+
+
+def chosen_base(bases: Mapping[str, bool]) -> str | None:
+    """The method whose base is exported. Raises PairingError for more than one."""
+    from edgespec.methods import METHODS
+
+    chosen = [method for method, wanted in bases.items() if wanted]
+    if len(chosen) > 1:
+        flags = " and ".join((METHODS[method].export_flag or "").split()[0] for method in chosen)
+        what = f"{flags} exclude each other: a base emits what one method reads"
+        raise PairingError(what, "Export once for each method, to different OUT directories.")
+    return chosen[0] if chosen else None
+
+
+def check_draft_flags(
+    dflash_base: bool,
+    dflash_draft: bool,
+    draft_dir: str | None,
+    base_model_dir: str | None,
+    aux_layers: tuple[int, ...] | None,
+) -> None:
+    """--dflash-draft-dir goes with one of its two flags, and they go with it alone. Raises
+    PairingError."""
+    flag = "--dflash-draft" if dflash_draft else "--dflash-base"
+    asked = dflash_draft or dflash_base
+    if draft_dir is None:
+        if not asked:
+            return
+        what = f"{flag} needs --dflash-draft-dir: the draft declares which layers it reads"
+        remedy = "Pass --dflash-draft-dir with the directory or hub id of the draft."
+        raise PairingError(what, remedy)
+    if not asked or (dflash_draft and dflash_base):
+        what = "--dflash-draft-dir goes with one of --dflash-base and --dflash-draft"
+        raise PairingError(what, "Pass the one whose component is to be written.")
+    if base_model_dir or aux_layers:
+        what = (
+            f"{flag} goes with --dflash-draft-dir alone: MODEL is the base, and the draft names its"
+            " layers"
+        )
+        raise PairingError(what, "Leave --base-model-dir and --aux-layers out.")
+
+
+def show(result: Exported, as_json: bool) -> None:
+    """Print what was written."""
     if as_json:
-        click.echo(json.dumps(shown(result), indent=2))
+        click.echo(json.dumps(as_dict(result), indent=2))
         return
     for part in (result, *result.beside):
         size = sum(entry["bytes"] for entry in part.files.values())
@@ -139,7 +188,7 @@ def command(
             click.echo(f"  {note}")
 
 
-def shown(part: Exported) -> dict[str, object]:
+def as_dict(part: Exported) -> dict[str, object]:
     """A component for --json; what was written beside it stands in it."""
     out = {
         "directory": str(part.directory),
@@ -147,4 +196,4 @@ def shown(part: Exported) -> dict[str, object]:
         "files": part.files,
         "notes": part.notes,
     }
-    return out | ({"beside": [shown(other) for other in part.beside]} if part.beside else {})
+    return out | ({"beside": [as_dict(other) for other in part.beside]} if part.beside else {})

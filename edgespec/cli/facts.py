@@ -80,14 +80,20 @@ def decoder_rows(decoder: Mapping[str, Any]) -> Rows:
         f" {decoder['intermediate_size']}"
     )
     window = f", window {decoder['sliding_window']}" if decoder["sliding_window"] else ""
+    if windows := decoder.get("layer_windows"):
+        window += f" in {len(windows) - windows.count(None)} of {len(windows)} layers"
     recurrent = list(decoder["layer_kinds"]).count("linear_attention")
     kinds = f", {recurrent} layers are gated delta nets" if recurrent else ""
     rotated = decoder["rope"]["rotary_dim"]
     part = f", {rotated} of {decoder['head_dim']} elements" if rotated < decoder["head_dim"] else ""
-    return [
+    rows = [
         ("sizes", f"{sizes}, {heads}{window}{kinds}"),
         ("RoPE", f"{rope_text(decoder['rope'])}{part}"),
     ]
+    local = decoder.get("local_rope")
+    return (
+        [*rows, ("local RoPE", f"{rope_text(local)}, in layers with a window")] if local else rows
+    )
 
 
 def rope_text(rope: Mapping[str, Any]) -> str:
@@ -219,7 +225,7 @@ def quantized_rows(manifest: Mapping[str, Any], layers: bool) -> Rows:
         for name in ("nvidia-modelopt", "torch", "transformers")
         if packages.get(name)
     ]
-    agreed = f"same first choice {check['top1_agreement']:.1%} of {check['num_tokens']} tokens"
+    agreed = f"top-1 agreement {check['top1_agreement']:.1%} of {check['num_tokens']} tokens"
     rows = [
         (
             "made from",

@@ -1,6 +1,6 @@
-"""One flag, whatever its spelling: kebab-case, snake_case and camelCase are the same.
+"""Flags in kebab-case, snake_case and camelCase are the same flag.
 
-Knows spelling and click.
+Knows spelling and click. Knows no command.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ INTERRUPTED = 130
 
 
 def kebab(flag: str) -> str:
-    """--maxKVCacheCapacity, --max_kv_cache_capacity -> --max-kv-cache-capacity; a value after `=`
-    stays as it is."""
+    """Returns a flag in kebab-case: --maxKVCacheCapacity -> --max-kv-cache-capacity.
+
+    A value after `=` is unchanged.
+    """
     if not flag.startswith("--") or len(flag) < 3:
         return flag
     name, equals, value = flag[2:].partition("=")
@@ -25,27 +27,32 @@ def kebab(flag: str) -> str:
 
 
 class EdgeCommand(click.Command):
-    """A command that takes every spelling of its flags; `aliases` maps the mirrored tool's other
-    names to ours."""
+    """A command that accepts every spelling of its flags.
+
+    `aliases` maps the names of TensorRT Edge-LLM to ours.
+    """
 
     def __init__(self, *args: Any, aliases: Mapping[str, str] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.aliases = dict(aliases or {})
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(
-            ctx, [self.canonical(arg) for arg in until_separator(args)] + rest(args)
-        )
+        """Parses arguments whose flags up to `--` are in any spelling."""
+        flags = [self.canonical(arg) for arg in until_separator(args)]
+        return super().parse_args(ctx, flags + rest(args))
 
     def canonical(self, arg: str) -> str:
+        """Returns an argument with the canonical name of its flag."""
         flag = kebab(arg)
         name, equals, value = flag.partition("=")
         return self.aliases.get(name, name) + equals + value
 
 
 def until_separator(args: list[str]) -> list[str]:
+    """Returns the arguments before `--`."""
     return args[: args.index("--")] if "--" in args else args
 
 
 def rest(args: list[str]) -> list[str]:
+    """Returns the arguments from `--` on."""
     return args[args.index("--") :] if "--" in args else []

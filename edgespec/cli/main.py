@@ -1,5 +1,7 @@
-"""The command line's front door: finds the command, keeps start-up light, and gives errors their
-exit codes."""
+"""The entry point of the command line: loads one command, and maps errors to exit codes.
+
+Knows the list of commands. Knows nothing of their options.
+"""
 
 from __future__ import annotations
 
@@ -30,32 +32,35 @@ COMMANDS = {
     "infer": ("edgespec.cli.infer", "Answer the requests of input.json, with drafts or without."),
     "inspect": (
         "edgespec.cli.inspect",
-        "Look into a checkpoint, an export or an engine directory: what it is, and if it is whole.",
+        "Show what a checkpoint, an export or an engine directory is, and if it is complete.",
     ),
     "check": (
         "edgespec.cli.check",
         "Check whether a base and a draft belong together, without running them.",
     ),
-    "chat": ("edgespec.cli.chat", "Talk with a model in the terminal."),
+    "chat": ("edgespec.cli.chat", "Chat with a model in the terminal."),
 }
 
 
-BROKEN_PIPE = 141  # 128 + SIGPIPE, as a shell counts it
+BROKEN_PIPE = 141  # 128 + SIGPIPE, the exit code of a shell
 
 
 class LazyGroup(click.Group):
-    """Commands are imported when they are called; the list itself needs none of them."""
+    """A group that imports a command when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
+        """Returns the names of the commands in the order of --help."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Imports and returns a command, or returns None."""
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = import_module(COMMANDS[cmd_name][0]).command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the list of commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
 
@@ -71,23 +76,22 @@ def cli(ctx: click.Context, debug: bool) -> None:
     """Lossless speculative decoding for edge devices.
 
     From a Hugging Face checkpoint and its draft to running engines: export, build, infer, chat.
-    Flags may be spelt --kebab-case, --snake_case or --camelCase.
+    Flags may be spelled --kebab-case, --snake_case or --camelCase.
 
-    Exit codes: 0 done, 1 our failure, 2 usage, 3 input refused, 4 this machine cannot do it, 5 some
-    requests failed, 130 interrupted (143 by SIGTERM).
+    Exit codes: 0 success, 1 internal error, 2 usage, 3 invalid input, 4 unsupported environment,
+    5 some requests failed, 130 interrupted (143 by SIGTERM).
     """
     ctx.obj = {"debug": debug}
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run the command line and exit with its code."""
+    """Runs the command line and exits with its code."""
     args = sys.argv[1:] if argv is None else argv
     sys.exit(run(args))
 
 
 def run(args: list[str]) -> int:
-    """Run one command line; returns its exit code. With --debug errors pass through with their
-    traceback."""
+    """Runs one command line and returns its exit code. With --debug, errors are raised."""
     signals = Raising()
     try:
         with signals:
@@ -98,13 +102,13 @@ def run(args: list[str]) -> int:
     except click.ClickException as error:
         error.show()
         return error.exit_code
-    except SystemExit:  # click's own, where the reader of stdout has gone
+    except SystemExit:  # raised by click if the reader of stdout is closed
         return BROKEN_PIPE
     except (KeyboardInterrupt, click.Abort, Terminated) as stop:
         return stopped(stop)
     except Exception as error:
         if signals.raised is not None and isinstance(error, ImportError):
-            return stopped(signals.raised)  # extension modules hide what ends their import
+            return stopped(signals.raised)  # extension modules replace what interrupts their import
         if "--debug" in args:
             raise
         shown = presentable(error)
@@ -113,17 +117,15 @@ def run(args: list[str]) -> int:
 
 
 def stopped(stop: BaseException) -> int:
-    """Tell of a signal; returns its exit code."""
+    """Reports a signal on stderr and returns its exit code."""
     by_sigterm = isinstance(stop, Terminated)
-    click.echo(
-        f"{'stopped by SIGTERM' if by_sigterm else 'interrupted'}: nothing half-written is left",
-        err=True,
-    )
+    reason = "stopped by SIGTERM" if by_sigterm else "interrupted"
+    click.echo(f"{reason}: no partial output is left", err=True)
     return exit_code(signal.SIGTERM) if by_sigterm else INTERRUPTED
 
 
 def presentable(error: Exception) -> EdgeSpecError:
-    """Any error as one with a remedy and an exit code."""
+    """Returns any error as one with a remedy and an exit code."""
     if isinstance(error, EdgeSpecError):
         return error
     if isinstance(error, OSError):
@@ -137,12 +139,12 @@ def presentable(error: Exception) -> EdgeSpecError:
         )
     what = f"{type(error).__name__}: {error}"
     return EdgeSpecError(
-        what, "This is a fault of edgespec: please report it with what --debug prints."
+        what, "This is a bug in edgespec: please report it with the output of --debug."
     )
 
 
 def hoisted(args: list[str]) -> list[str]:
-    """`--debug` works before and after the command's name."""
+    """Returns the arguments with `--debug` first: it works before and after the command's name."""
     return (["--debug"] if "--debug" in args else []) + [arg for arg in args if arg != "--debug"]
 
 

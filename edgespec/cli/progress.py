@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar on a terminal, nothing elsewhere."""
+"""Progress on stderr: a bar on a terminal, nothing elsewhere. Knows rich."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.progress import (
 
 
 class Bars:
-    """One bar at a time; `start` begins the next stage. Bytes are shown as bytes."""
+    """One progress bar at a time, in bytes."""
 
     def __init__(self) -> None:
         console = Console(stderr=True)
@@ -44,10 +44,12 @@ class Bars:
         self.progress.stop()
 
     def start(self, stage: str, total: int) -> None:
+        """Replaces the bar by one for a stage of `total` bytes."""
         if self.task is not None:
             self.progress.remove_task(self.task)
         self.task = self.progress.add_task(stage, total=total)
 
     def advance(self, amount: int) -> None:
+        """Advances the bar by `amount` bytes."""
         if self.task is not None:
             self.progress.advance(self.task, amount)

@@ -1,5 +1,7 @@
-"""`edgespec quantize`: strings into values, then `edgespec.quantize` does the work; a table of how
-well it went."""
+"""`edgespec quantize`: parses the flags, runs `edgespec.quantize`, and prints its check.
+
+Knows flags and words. Knows nothing of formats.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,12 @@ if TYPE_CHECKING:
     from edgespec.quantize.llm import Options, Quantized
     from edgespec.quantize.modelopt import Log
 
-HEADS = ("fp8", "int4_awq", "nvfp4", "mxfp8", "int8_sq")  # the last is refused by name
+HEADS = ("fp8", "int4_awq", "nvfp4", "mxfp8", "int8_sq")  # the plan refuses the last one by name
 ALIASES = {"--text-dataset": "--calib-data"}
 
 
 class Steps(Bars):
-    """Bars that count samples and layers. They write to the stderr of now, which ModelOpt's capture
-    leaves alone."""
+    """Progress bars in steps. They hold the real stderr, which `modelopt.captured` replaces."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +61,7 @@ class Steps(Bars):
 
 
 def common(function: Callable[..., None]) -> Callable[..., None]:
-    """The flags that both commands have, in the order of --help."""
+    """Adds the flags of both commands, in the order of --help."""
     for option in reversed(
         (
             click.option(
@@ -72,20 +73,20 @@ def common(function: Callable[..., None]) -> Callable[..., None]:
             click.option(
                 "--lm-head-quantization",
                 type=click.Choice(HEADS),
-                help="Format of lm_head; default: as it is.",
+                help="Format of lm_head; default: not quantized.",
             ),
             click.option(
                 "--exclude",
                 multiple=True,
                 metavar="GLOB",
-                help="Leave such Linears as they are: '*.down_proj'.",
+                help="Linears that are not quantized, such as '*.down_proj'.",
             ),
             click.option(
                 "--calib-data",
                 metavar="FILE",
                 help=(
-                    'Text, or JSONL with "messages", "text" or "turns"; cnn_dailymail and wikitext'
-                    " come from the hub. Default: a text that comes with edgespec."
+                    'Text, or JSONL with "messages", "text" or "turns"; or cnn_dailymail or'
+                    " wikitext from the hub. Default: a text that comes with edgespec."
                 ),
             ),
             click.option(
@@ -94,7 +95,7 @@ def common(function: Callable[..., None]) -> Callable[..., None]:
             click.option(
                 "--calib-seq-len",
                 type=click.IntRange(16),
-                help="Tokens in each. Default: 256, on CUDA 512.",
+                help="Tokens per sample. Default: 256 on a CPU, 512 on CUDA.",
             ),
             click.option(
                 "--device", type=click.Choice(("cpu", "cuda")), default="cpu", show_default=True
@@ -102,12 +103,12 @@ def common(function: Callable[..., None]) -> Callable[..., None]:
             click.option(
                 "--target",
                 type=click.Choice(tuple(TARGETS)),
-                help="Refuse formats that this device cannot run.",
+                help="Reject formats that this device cannot run.",
             ),
             click.option(
                 "--allow-pickle",
                 is_flag=True,
-                help="Read pytorch_model.bin too, with weights_only.",
+                help="Also read pytorch_model.bin, with weights_only.",
             ),
             click.option("--json", "as_json", is_flag=True, help="Print the manifest as JSON."),
         )
@@ -118,7 +119,7 @@ def common(function: Callable[..., None]) -> Callable[..., None]:
 
 @click.group("quantize")
 def command() -> None:
-    """Quantize a checkpoint with NVIDIA ModelOpt, without a GPU, and check what was written."""
+    """Quantize a checkpoint with NVIDIA ModelOpt, without a GPU, and check the result."""
 
 
 @command.command("llm", cls=EdgeCommand, aliases=ALIASES)
@@ -139,13 +140,12 @@ def llm(
 ) -> None:
     """Quantize a base model.
 
-    The result is an ordinary Hugging Face directory in ModelOpt's layout. Its weights are read back
-    and compared with the original over text that was not calibrated with; a broken result is
-    refused and removed.
+    The result is a Hugging Face directory in ModelOpt's layout. Its weights are read back and
+    compared with the original over held-out text; a broken result is rejected and removed.
 
-    One layer is in memory at a time, and the largest tensor. A run that was stopped goes on with
-    the same command: finished layers wait in .DIR.quantize beside the output. mxfp8 has no
-    calibration and starts anew.
+    Memory holds one layer at a time, and the largest tensor. The same command resumes a stopped
+    run: finished layers are kept in .DIR.quantize beside the output. mxfp8 has no calibration and
+    starts over.
 
     \b
     edgespec quantize llm --model-dir Qwen/Qwen3-0.6B --quantization fp8 --output-dir qwen3-fp8
@@ -182,10 +182,9 @@ def draft(
 ) -> None:
     """Quantize an EAGLE-3 or DFlash draft.
 
-    It is calibrated on what its base feeds it: features of the base at the draft's taps, with the
-    next token or with a block behind them. fc, the embedding and the vocabulary map stay as they
-    are. With --lm-head-quantization a DFlash draft that borrows its base's head gets a quantized
-    one of its own.
+    It is calibrated on the aux hidden states of its base, with the next token (EAGLE-3) or a block
+    of mask tokens (DFlash). fc, the embedding and the vocabulary map are not quantized. With
+    --lm-head-quantization, a DFlash draft that shares the lm_head of its base gets a quantized copy.
 
     \b
     edgespec quantize draft --base-model-dir Qwen/Qwen3-8B --draft-model-dir Tengyunw/qwen3_8b_eagle3 \\
@@ -202,6 +201,7 @@ def draft(
 
 
 def options_of(flags: dict[str, Any], *, fp8_cache: bool = False) -> Options:
+    """Returns the options of the parsed flags."""
     from edgespec.quantize.llm import Options
 
     return Options(**flags, fp8_cache=fp8_cache)
@@ -240,19 +240,20 @@ def show(run: Callable[[Bars, Log], Quantized], out: Path, as_json: bool) -> Non
 
 
 def table(result: Quantized) -> list[str]:
+    """Returns the lines of the summary."""
     check, files = result.manifest["check"], result.manifest["files"]
     size = sum(entry["bytes"] for entry in files.values())
     asked = result.manifest["options"]["quantization"]
     lines = [
         f"{asked}: {result.directory} ({size / 1e6:.1f} MB)",
     ]
-    agreed = f"same first choice {check['top1_agreement']:.1%} of {check['num_tokens']} tokens"
-    figures = f"cosine {check['logits_cosine']:.4f}, KL {check['logits_kl']:.4f} nats, {agreed}"
-    lines.append(f"  logits      {figures}")
+    agreement = f"top-1 agreement {check['top1_agreement']:.1%} of {check['num_tokens']} tokens"
+    stats = f"cosine {check['logits_cosine']:.4f}, KL {check['logits_kl']:.4f} nats, {agreement}"
+    lines.append(f"  logits      {stats}")
     if check["perplexity_before"] is not None:
         change = check["perplexity_after"] / check["perplexity_before"] - 1
         before, after = f"{check['perplexity_before']:.3f}", f"{check['perplexity_after']:.3f}"
         lines.append(f"  perplexity  {before} before, {after} after ({change:+.2%})")
     worst = max(check["weight_errors"], key=check["weight_errors"].__getitem__)
-    lines.append(f"  weights     off by at most {check['max_weight_error']:.4f} ({worst})")
+    lines.append(f"  weights     relative error at most {check['max_weight_error']:.4f} ({worst})")
     return lines + [f"  {note}" for note in result.notes]

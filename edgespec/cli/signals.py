@@ -1,9 +1,8 @@
-"""Ctrl-C and SIGTERM while requests are answered: the first asks to stop after the step, a second
-one stops at once. Elsewhere SIGTERM ends a command as Ctrl-C does, with what is half-written
-removed.
+"""SIGINT and SIGTERM. While requests run, the first one stops after the step, the second at once.
 
-Knows signals. An engine's call may take seconds, in which Python runs no handler of its own: a
-thread of ours reads the signals from the descriptor that the interpreter's C handler writes to.
+In other commands both raise an exception, so that partial output is removed. Knows signals. An
+engine call may take seconds, in which Python runs no signal handler: a thread reads the signals
+from the wakeup file descriptor of the interpreter's C handler.
 """
 
 from __future__ import annotations
@@ -27,25 +26,26 @@ DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
 
 
 def exit_code(number: int) -> int:
-    """As a shell counts them: 130 for SIGINT, 143 for SIGTERM."""
+    """Returns the exit code of a shell: 130 for SIGINT, 143 for SIGTERM."""
     return 128 + number
 
 
 class Terminated(BaseException):
-    """SIGTERM, as KeyboardInterrupt is SIGINT; no kind of it, since at a chat's prompt Ctrl-C does
-    not end the run."""
+    """Raised for SIGTERM, as KeyboardInterrupt is for SIGINT.
+
+    It is not a KeyboardInterrupt, because Ctrl-C at the prompt of `chat` does not end the run.
+    """
 
 
 class Raising:
-    """In a `with` block of the main thread SIGINT raises KeyboardInterrupt and SIGTERM Terminated,
-    the latter once: what is half-written is then removed undisturbed. Handlers that somebody else
-    has set stay.
+    """Within a `with` block of the main thread, SIGINT and SIGTERM raise exceptions.
+
+    SIGINT raises KeyboardInterrupt, SIGTERM Terminated. Terminated is raised once, so that a second
+    signal does not interrupt the removal of partial output. Handlers set by others are unchanged.
     """
 
     def __init__(self) -> None:
-        self.raised: BaseException | None = (
-            None  # kept: a library may turn it into an error of its own
-        )
+        self.raised: BaseException | None = None  # a library may replace it by its own error
         self.handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Raising:
@@ -63,6 +63,7 @@ class Raising:
             signal.signal(number, handler)
 
     def rise(self, number: int, frame: FrameType | None) -> None:
+        """The signal handler."""
         if number == signal.SIGTERM:
             signal.signal(number, signal.SIG_IGN)
         self.raised = Terminated() if number == signal.SIGTERM else KeyboardInterrupt()
@@ -70,10 +71,10 @@ class Raising:
 
 
 class Stopper:
-    """Use it in a `with` block of the main thread; call it to ask whether the run should end."""
+    """In a `with` block of the main thread, `stopper()` returns whether the run should stop."""
 
     def __init__(self, kept: Callable[[], str] = lambda: "") -> None:
-        self.kept = kept  # says where what is finished stands, if a second signal ends the process
+        self.kept = kept  # returns where finished output is, for the message of the second signal
         self.number: int | None = None  # of the first signal
         self.handlers: dict[int, Any] = {}
 
@@ -81,7 +82,7 @@ class Stopper:
         return self.number is not None
 
     def __enter__(self) -> Stopper:
-        """Raises EnvironmentProblem where there is no memory for a thread."""
+        """Starts the thread. Raises EnvironmentProblem if that is not possible."""
         self.reading, self.writing = socket.socketpair()
         self.writing.setblocking(False)
         self.thread = threading.Thread(target=self.watch, name="signals", daemon=True)
@@ -91,7 +92,7 @@ class Stopper:
             self.reading.close()
             self.writing.close()
             remedy = (
-                "Close other programs, or raise the limits of memory and of processes (ulimit -a)."
+                "Close other programs, or raise the limits of memory and processes (ulimit -a)."
             )
             raise EnvironmentProblem(f"no thread can be started: {error}", remedy) from error
         for number in SIGNALS:
@@ -114,13 +115,14 @@ class Stopper:
         self.writing.close()
 
     def watch(self) -> None:
+        """Runs in the thread: sets `number` at the first signal, ends the process at the second."""
         while (received := self.reading.recv(1)) != STOP_THREAD:
             number = received[0]
             if number not in SIGNALS:
                 continue
             if self.number is None:
                 self.number = number
-                say("stopping after this step; once more stops at once")
+                say("stopping after this step; another signal stops at once")
                 continue
             try:
                 say(f"stopped at once{self.kept()}")
@@ -129,11 +131,11 @@ class Stopper:
 
 
 def say(text: str) -> None:
-    """On stderr, if it takes it: a closed or a full one must not keep the process alive."""
+    """Writes to stderr unless it is closed or blocked: that must not keep the process alive."""
     with suppress(OSError, ValueError):
         if select.select([], [2], [], 0)[1]:
             os.write(2, f"{harmless(text)}\n".encode(errors="backslashreplace"))
 
 
 def nothing(number: int, frame: FrameType | None) -> None:
-    """The thread has been told."""
+    """Does nothing: the thread reads the signal."""

@@ -1,5 +1,7 @@
-"""What a terminal may be shown: texts of strangers' without what would act on it, and errors with
-their remedy."""
+"""Output to a terminal: untrusted text without control characters, and errors with their remedy.
+
+Knows characters and click.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +9,19 @@ import click
 
 from edgespec.errors import EdgeSpecError
 
-# C0 but \t and \n, DEL, C1.
-ACTING = {
+# C0 except \t and \n, DEL, C1
+CONTROL_CHARACTERS = {
     code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"
 }
 
 
 def harmless(text: str) -> str:
-    """A text with its control characters spelt out. Models, templates and file names are
-    strangers'."""
-    return text.translate(ACTING)
+    """Returns a text with escaped control characters, for the output of models and file names."""
+    return text.translate(CONTROL_CHARACTERS)
 
 
 def report(error: EdgeSpecError) -> None:
-    """What happened and the remedy, on stderr."""
+    """Prints an error and its remedy to stderr."""
     click.echo(f"error: {harmless(error.what)}", err=True)
     if error.remedy:
         click.echo(f"  {harmless(error.remedy)}", err=True)

@@ -17,20 +17,25 @@ class Fields:
     source: str
 
     def get(self, key: str) -> Any:
+        """The value as it stands, or None."""
         return self.raw.get(key)
 
     def wrong(self, key: str, wanted: str) -> EdgeSpecError:
+        """The error for a value that is not what is `wanted`."""
         return CheckpointError(
             f"{self.source}: '{key}' is {shortened(self.get(key))}, not {wanted}.",
             "Correct the file, or download the checkpoint again.",
         )
 
     def missing(self, key: str) -> EdgeSpecError:
+        """The error for a key that must be there."""
         return CheckpointError(
             f"{self.source}: '{key}' is missing.", "Add it, or download the checkpoint again."
         )
 
     def size(self, key: str, default: int | None = None) -> int:
+        """A positive whole number; without a default the key must be there. Raises
+        CheckpointError."""
         value = self.get(key)
         if value is None:
             value = default
@@ -41,6 +46,7 @@ class Fields:
         return cast(int, value)
 
     def number(self, key: str, default: float | None = None) -> float:
+        """A positive number; without a default the key must be there. Raises CheckpointError."""
         value = self.get(key)
         if value is None:
             value = default
@@ -51,6 +57,7 @@ class Fields:
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
+        """True or false. Raises CheckpointError."""
         value = self.get(key)
         if value is None:
             return default
@@ -59,12 +66,14 @@ class Fields:
         return value
 
     def text(self, key: str) -> str | None:
+        """A text, or None. Raises CheckpointError."""
         value = self.get(key)
         if value is not None and not isinstance(value, str):
             raise self.wrong(key, "a text")
         return value
 
     def section(self, key: str) -> Fields:
+        """The object under a key that must be there. Raises CheckpointError."""
         value = self.get(key)
         if value is None:
             raise self.missing(key)
@@ -73,14 +82,17 @@ class Fields:
         return Fields(value, f"{self.source} ({key})")
 
     def optional_section(self, key: str) -> Fields:
+        """The object under a key, or an empty one. Raises CheckpointError."""
         return Fields({}, self.source) if self.get(key) is None else self.section(key)
 
 
 def is_int(value: object) -> bool:
+    """Whether a JSON value is a whole number; true and false are none."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def shortened(value: object) -> str:
+    """A value as an error shows it, of at most 80 characters."""
     try:
         text = repr(value)
     except ValueError:  # Python prints no whole number of more than 4300 digits
@@ -89,6 +101,7 @@ def shortened(value: object) -> str:
 
 
 def token_ids(fields: Fields, key: str) -> tuple[int, ...]:
+    """A token id or a list of them, each once; empty where the key is missing."""
     value = fields.get(key)
     if value is None:
         return ()
@@ -99,6 +112,8 @@ def token_ids(fields: Fields, key: str) -> tuple[int, ...]:
 
 
 def dtype_of(fields: Fields) -> str:
+    """float32, float16 or bfloat16; a missing key means float32. Raises UnsupportedModel for
+    others."""
     name = (fields.text("torch_dtype") or fields.text("dtype") or "float32").removeprefix("torch.")
     if name not in ("float32", "float16", "bfloat16"):
         raise UnsupportedModel(

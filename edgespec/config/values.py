@@ -202,9 +202,7 @@ class ModelConfig:
     dtype: str  # the checkpoint's own: float32, float16, bfloat16
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
-    mtp_layers: int = (
-        0  # of the head for multi-token prediction that the config tells of; 0: no head
-    )
+    mtp_layers: int = 0  # of the multi-token prediction head that the config declares; 0: none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,6 +225,7 @@ class DraftConfig:
     own_head: bool
     base_name: str | None = None  # the base that the draft's config names
     num_target_layers: int | None = None  # of the base, where the draft's config declares it
+    mask_token_id: int | None = None  # of a draft that fills masks
     # How the file counts its layers. hs: for certain, or converted; output: converted as the format
     # suggests, to be looked at again with the base's depth; unknown: raw. resolve_aux_layers
     # settles all three.

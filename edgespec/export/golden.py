@@ -1,9 +1,8 @@
-"""Golden inputs and outputs: a short prompt and a small tree through the canonical graph, one layer
-at a time.
+"""Golden inputs and outputs: a short prompt and a small tree through the canonical graph.
 
-A device that could not hold the canonical graph compares its engine with these. Knows the pieces
-that `graphs.assembly` makes of a graph, and runs them with ONNX Runtime; memory stays near one
-layer (or the head).
+A device whose memory cannot hold the canonical graph compares its engine with these. Knows the
+pieces that `graphs.assembly` makes of a graph, and runs them one by one with ONNX Runtime: memory
+stays near one layer (or lm_head).
 """
 
 from __future__ import annotations
@@ -24,38 +23,31 @@ from edgespec.graphs.builder import WeightPlan
 from edgespec.rope import RopeTable
 
 PROMPT_TOKENS = 12
-TREE_PARENTS = (
-    -1,
-    0,
-    0,
-    1,
-    1,
-    2,
-    3,
-)  # node 3 is not beside its parent's row: a chain would pass where a tree must
+# Parents are not always the row before: an engine that runs the tree as a chain must fail
+TREE_PARENTS = (-1, 0, 0, 1, 1, 2, 3)
 BLOCK_ROWS = len(TREE_PARENTS)
-NEW_CONTEXT = 3  # between the two blocks of a block draft
-GOLDEN_WINDOW = 4  # tokens that the second mask, where a graph has one, shows
+NEW_CONTEXT = 3  # context rows between the two blocks of a block draft
+GOLDEN_WINDOW = 4  # tokens visible in the sliding-window mask, if there is one
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One call of the graph: everything but the cache."""
+    """One call of the graph: its inputs without the cache, and its aux hidden states by layer."""
 
     feeds: dict[str, Array]
     aux_layers: dict[int, Array] = field(default_factory=dict)
 
 
 def golden_ids(vocab_size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Token ids of the prompt and of the tree, spread over the vocabulary."""
+    """Returns token ids of the prompt [12] and of the tree [7], spread over the vocabulary."""
     total = PROMPT_TOKENS + len(TREE_PARENTS)
     ids = (np.arange(1, total + 1, dtype=np.int64) * 7919) % vocab_size
     return ids[:PROMPT_TOKENS], ids[PROMPT_TOKENS:]
 
 
 def tree_mask(parents: tuple[int, ...]) -> NDArray[np.bool_]:
-    """[N, N], True where the column is the row itself or an ancestor of it."""
+    """Returns [N, N], True where the column is the row itself or one of its ancestors."""
     mask = np.eye(len(parents), dtype=bool)
     for node, parent in enumerate(parents):
         if parent >= 0:
@@ -72,14 +64,14 @@ def make_golden(
     vocab_size: int,
     done: Callable[[], None],
 ) -> dict[str, Array]:
-    """Inputs and outputs to store: `prompt_*` of a causal pass over an empty cache, `tree_*` of a
-    tree after it.
+    """Returns the inputs and outputs to store.
 
-    `ropes` are the rotary embeddings of the graph's tables, `embed` maps ids [S] to rows [S,
-    H]; `done` is called after each piece. A draft reads made-up features in the prompt and
-    made-up states of its own in the tree. Of a draft that makes blocks, `prompt_*` is a block
-    behind the prompt's context, and `tree_*` another one behind three rows more, which stand
-    where the first block stood.
+    `prompt_*` belong to a causal pass over an empty cache, `tree_*` to a tree after it. `ropes` are
+    the rotary embeddings of the graph's tables, `embed` maps ids [S] to embeddings [S, H]; `done`
+    is called after each piece. A draft reads random aux hidden states in the prompt and random
+    hidden states of its own in the tree. For a block draft, `prompt_*` is a block after the
+    prompt's context, and `tree_*` a block after three further context rows, which overwrite the
+    first block.
     """
     block = graph.shape.block
     capacity = PROMPT_TOKENS + len(TREE_PARENTS) + (NEW_CONTEXT if block else 0)
@@ -100,11 +92,13 @@ def make_golden(
 def keep_aux_layers(
     graph: DecoderGraph, layer: int, passes: tuple[Pass, Pass], streams: list[Array]
 ) -> None:
-    """hidden_states[layer] is the input of layer `layer`; the last index is the output of the last
-    layer."""
+    """Keeps hidden_states[layer], the input of layer `layer`, if it is an aux layer.
+
+    The last index is the output of the last layer.
+    """
     if layer in graph.aux_layers:
         for p, x in zip(passes, streams, strict=True):
-            p.aux_layers[layer] = x.copy()  # what a session returns keeps all of its memory alive
+            p.aux_layers[layer] = x.copy()  # an output of a session keeps its memory alive
 
 
 def golden_passes(
@@ -114,6 +108,7 @@ def golden_passes(
     vocab_size: int,
     capacity: int,
 ) -> tuple[Pass, Pass]:
+    """Returns the passes over the prompt and over the tree."""
     tables = [RopeTable.golden(rope, capacity) for rope in ropes]
     prompt, tree = golden_ids(vocab_size)
     mask = np.zeros((capacity, capacity), bool)
@@ -166,11 +161,9 @@ def block_passes(
     vocab_size: int,
     capacity: int,
 ) -> tuple[Pass, Pass]:
-    table, (_, ids), rng = (
-        RopeTable.golden(ropes[0], capacity),
-        golden_ids(vocab_size),
-        np.random.default_rng(0),
-    )
+    """Returns the passes over the two blocks of a block draft."""
+    table, rng = RopeTable.golden(ropes[0], capacity), np.random.default_rng(0)
+    _, ids = golden_ids(vocab_size)
     passes = []
     for start, count in ((0, PROMPT_TOKENS), (PROMPT_TOKENS, NEW_CONTEXT)):
         end = start + count
@@ -210,6 +203,7 @@ def run_layer(
     streams: list[Array],
     capacity: int,
 ) -> list[Array]:
+    """Runs one layer on both passes in turn. Returns its outputs [1, S, H]."""
     piece = layer_piece(graph, plan, layer)
     session = open_piece(piece, directory)
     memory = empty_memory(graph.shape, layer, capacity)
@@ -219,13 +213,13 @@ def run_layer(
         feeds = {"x": x, **memory, **p.feeds}
         feeds = {name: feeds[name] for name in piece.inputs} | piece.fed
         out, *left = session.run(["x_out", *names], feeds)
-        memory = kept_memory(graph.shape, layer, left)
+        memory = next_memory(graph.shape, layer, left)
         outs.append(out)
     return outs
 
 
 def empty_memory(shape: GraphShape, layer: int, capacity: int) -> dict[str, Array]:
-    """What a layer reads before the first call."""
+    """Returns a layer's cache inputs before the first call."""
     sizes = {"B": 1, "C": capacity, "P": 1}
     return {
         spec.name: np.zeros(
@@ -235,9 +229,11 @@ def empty_memory(shape: GraphShape, layer: int, capacity: int) -> dict[str, Arra
     }
 
 
-def kept_memory(shape: GraphShape, layer: int, left: list[Array]) -> dict[str, Array]:
-    """What a layer reads after a call whose rows were all kept; of the convolution the last rows
-    are enough."""
+def next_memory(shape: GraphShape, layer: int, left: list[Array]) -> dict[str, Array]:
+    """Returns a layer's cache inputs after a call whose rows were all accepted.
+
+    The convolution reads only its last inputs.
+    """
     names = [spec.name for spec in memory_inputs(shape, layer)]
     if layer in shape.recurrent_layers and shape.recurrent:
         left = [left[0][:, -(shape.recurrent.conv_kernel - 1) :], *left[1:]]
@@ -251,6 +247,7 @@ def run_head(
     passes: tuple[Pass, Pass],
     streams: list[Array],
 ) -> dict[str, Array]:
+    """Runs lm_head on both passes. Returns the arrays to store."""
     piece = head_piece(graph, plan)
     session = open_piece(piece, directory)
     stored: dict[str, Array] = {}
@@ -284,12 +281,14 @@ def run_head(
 
 
 def run(piece: Piece, directory: Path, feeds: dict[str, Array]) -> list[Array]:
+    """Returns the outputs of a piece; `feeds` may hold inputs of other pieces as well."""
     feeds = {name: feeds[name] for name in piece.inputs} | piece.fed
     out: list[Array] = open_piece(piece, directory).run(None, feeds)
     return out
 
 
 def open_piece(piece: Piece, directory: Path) -> ort.InferenceSession:
+    """Returns an ONNX Runtime session of a piece with its weights in `directory`."""
     import onnx_ir as ir
 
     options = ort.SessionOptions()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,146 +16,8 @@ from edgespec import bundle
 from edgespec.checkpoint.files import Checkpoint, some_of
 from edgespec.checkpoint.layouts import all_kv_scales
 from edgespec.checkpoint.quantization import Quantization
-from edgespec.config import DecoderConfig, ModelConfig
-from edgespec.contract import GraphShape
 from edgespec.errors import CheckpointError, MissingDependency
-from edgespec.methods import mtp
-from edgespec.methods.eagle3 import Eagle3Config
-from edgespec.rope import rope_dict
 from edgespec.schemes import SCHEMES
-
-
-def base_config(
-    checkpoint: Checkpoint,
-    config: ModelConfig,
-    shape: GraphShape,
-    kind: str | None,
-    aux_layers: tuple[int, ...],
-    quantized_from: str | None,
-) -> dict[str, Any]:
-    """config.json of a base for drafts of a kind, or of a plain decoder; `quantized_from` is the
-    identity of its original, if it has one."""
-    out = {
-        "model": config.architecture,
-        "spec_decode_type": kind if kind else "none",
-        "engine_role": shape.role.value,
-        "vocab_size": config.vocab_size,
-        **decoder_keys(config.decoder),
-        "max_position_embeddings": config.max_position,
-        "eos_token_id": list(config.eos_token_ids),
-        "bos_token_id": config.bos_token_id,
-        "identity": checkpoint.identity(),
-        "graph": shape.as_dict(),
-    }
-    if quantized_from:
-        out["quantized_from"] = quantized_from
-    out |= hybrid_keys(shape)
-    return out | ({"eagle_hidden_state_layers": list(aux_layers)} if aux_layers else {})
-
-
-def draft_config(
-    checkpoint: Checkpoint,
-    config: Eagle3Config,
-    shape: GraphShape,
-    aux_layers: tuple[int, ...] | None,
-    base: Checkpoint | None,
-    base_quantized_from: str | None,
-) -> dict[str, Any]:
-    """config.json of a draft. `pair` is what it asks of its base; null where the draft does not
-    say."""
-    root = {"base_quantized_from": base_quantized_from} if base_quantized_from else {}
-    return {
-        "model": "Eagle3",
-        "spec_decode_type": config.method,
-        "engine_role": shape.role.value,
-        "vocab_size": config.vocab_size,
-        "draft_vocab_size": config.draft_vocab_size,
-        **decoder_keys(config.decoder),
-        "base_model_hidden_size": shape.base_features,
-        "identity": checkpoint.identity(),
-        "pair": {
-            "base_identity": base.identity() if base else None,
-            **root,
-            "base_name": config.base_name,
-            "tap_ids": list(aux_layers) if aux_layers else None,
-            "num_taps": config.num_aux_layers,
-            "target_hidden_size": config.target_hidden_size,
-            "own_embedding": config.own_embedding,
-        },
-        "graph": shape.as_dict(),
-    }
-
-
-def mtp_config(
-    checkpoint: Checkpoint,
-    config: ModelConfig,
-    layer: DecoderConfig,
-    shape: GraphShape,
-    quantized_from: str | None,
-) -> dict[str, Any]:
-    """config.json of an MTP head, which has the vocabulary, the embedding and the identity of its
-    base."""
-    root = {"base_quantized_from": quantized_from} if quantized_from else {}
-    return {
-        "model": "Mtp",
-        "spec_decode_type": mtp.NAME,
-        "engine_role": shape.role.value,
-        "vocab_size": config.vocab_size,
-        "draft_vocab_size": shape.vocab_size,
-        **decoder_keys(layer),
-        "base_model_hidden_size": shape.base_features,
-        "identity": checkpoint.identity(),
-        "pair": {
-            "base_identity": checkpoint.identity(),
-            **root,
-            "base_name": checkpoint.path.name,
-            "tap_ids": None,
-            "num_taps": 1,
-            "target_hidden_size": shape.base_features,
-            "own_embedding": False,
-        },
-        "graph": shape.as_dict(),
-    }
-
-
-def hybrid_keys(shape: GraphShape) -> dict[str, Any]:
-    """What a base with recurrent layers says of them; nothing of another base."""
-    sizes = shape.recurrent
-    if sizes is None:
-        return {}
-    kinds = ["mamba" if i in sizes.layers else "attention" for i in range(shape.num_layers)]
-    cache = {"num_kv_heads": shape.num_kv_heads, "head_dim": shape.head_dim}
-    return {
-        "num_linear_attn_layers": len(sizes.layers),
-        "num_attention_layers": len(shape.attention_layers),
-        "recurrent_state_num_heads": sizes.num_value_heads,
-        "recurrent_state_head_dim": sizes.key_head_dim,
-        "recurrent_state_size": sizes.value_head_dim,
-        "conv_dim": sizes.conv_width,
-        "conv_kernel": sizes.conv_kernel,
-        "recurrent_state_dtype": "fp32",
-        "conv_state_dtype": "fp32",
-        "layer_types": kinds,
-        "kv_layer_configs": [None if kind == "mamba" else cache for kind in kinds],
-    }
-
-
-def decoder_keys(decoder: DecoderConfig) -> dict[str, Any]:
-    """What config.json says of the layers: sizes, window and rotary embedding."""
-    return {
-        "hidden_size": decoder.hidden_size,
-        "intermediate_size": decoder.intermediate_size,
-        "num_hidden_layers": decoder.num_layers,
-        "num_attention_heads": decoder.num_heads,
-        "num_key_value_heads": decoder.num_kv_heads,
-        "head_dim": decoder.head_dim,
-        "sliding_window": decoder.sliding_window,
-        "rope_theta": decoder.rope.theta,
-        "partial_rotary_factor": decoder.rope.rotary_dim / decoder.head_dim,
-        "rope": rope_dict(decoder.rope),
-        **({"local_rope": rope_dict(decoder.ropes[1])} if len(decoder.ropes) > 1 else {}),
-        "kv_cache_dtype": "fp32",
-    }
 
 
 def quantization_keys(
@@ -207,7 +69,7 @@ def quantization_keys(
 GOLDEN_WEIGHTS = "dequantised weights in float32; activations rounded where the graph does it"
 
 
-def quantization_notes(keys: dict[str, Any] | None) -> tuple[str, ...]:
+def quantization_notes(keys: Mapping[str, Any] | None) -> tuple[str, ...]:
     """The same for the user."""
     if keys is None:
         return ()

@@ -1,9 +1,8 @@
-"""Runs a canonical graph from beginning to end without writing it: one piece after the other, each
-with its weights.
+"""Runs a canonical graph without writing it: one piece after the other, each with its weights.
 
-So a whole model runs in the memory, and on the disk, of one layer or of the head. Several passes go
-through each piece while it is there. Knows the pieces that `graphs.assembly` makes of a graph; each
-pass starts with nothing remembered.
+A complete model runs in the memory, and on the disk, of one layer or of lm_head. All passes run
+through a piece while it is loaded. Knows the pieces that `graphs.assembly` makes of a graph; each
+pass starts with an empty cache.
 """
 
 from __future__ import annotations
@@ -29,19 +28,17 @@ from edgespec.rope import RopeTable
 Array = NDArray[Any]
 Feeds = dict[str, Array]
 WEIGHTS = "weights"
-HEAD_ROWS = 64  # that go through the head at a time: logits of a large vocabulary take their room
+HEAD_ROWS = 64  # through lm_head at a time: the logits of a large vocabulary need much memory
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
-    """What a pass gave: the best token of each gathered row, the residual stream before the layers
-    asked for (the last index is the one behind them all), and the state that the head emits, if it
-    does.
-    """
+class PassOutput:
+    """The outputs of one pass."""
 
-    best: NDArray[np.int64]  # [G]
-    streams: dict[int, Array]  # [S, H]
-    state: Array | None  # [S, H]
+    best: NDArray[np.int64]  # [G], the argmax token of each gathered row
+    # [S, H] by layer: the residual stream before it; the last index is after all layers
+    streams: dict[int, Array]
+    state: Array | None  # [S, H], the hidden states that the head emits, if it does
 
 
 def run_stepwise(
@@ -49,11 +46,11 @@ def run_stepwise(
     passes: Sequence[Feeds],
     keep: Collection[int] = (),
     done: Callable[[], None] = lambda: None,
-) -> list[Passed]:
-    """Run passes of one sequence each; `done` is called after each of the graph's num_layers + 2
-    pieces.
+) -> list[PassOutput]:
+    """Runs passes of one sequence each, and keeps the residual streams of the layers `keep`.
 
-    Raises OutputError where the temporary directory has no room for a layer.
+    Calls `done` after each of the graph's num_layers + 2 pieces. Raises OutputError if the
+    temporary directory has no space for the weights of a layer.
     """
     num_layers = graph.shape.num_layers
     streams: list[dict[int, Array]] = [{} for _ in passes]
@@ -69,20 +66,24 @@ def run_stepwise(
         keep_streams(streams, xs, num_layers, keep)
         found = through_head(graph, passes, xs, place)
         done()
-    return [Passed(best, kept, state) for (best, state), kept in zip(found, streams, strict=True)]
+    return [
+        PassOutput(best, kept, state) for (best, state), kept in zip(found, streams, strict=True)
+    ]
 
 
 def through(
     make: Callable[[WeightPlan], Piece], output: str, passes: Sequence[Feeds], place: Path
 ) -> list[Array]:
-    """One output of a piece for each pass. Copies: what a session returns keeps all of its memory
-    alive."""
+    """Returns one output of a piece for each pass.
+
+    The outputs are copies, because an output of a session keeps the session's memory alive.
+    """
     piece, session = opened(make, place)
     return [session.run([output], needed(piece, feeds))[0].copy() for feeds in passes]
 
 
 def opened(make: Callable[[WeightPlan], Piece], place: Path) -> tuple[Piece, ort.InferenceSession]:
-    """A piece, ready to run; its weights take the place of those of the piece before."""
+    """Returns a piece and its session; its weights replace those of the piece before on disk."""
     plan = WeightPlan(WEIGHTS)
     piece = make(plan)
     (place / WEIGHTS).unlink(missing_ok=True)
@@ -91,16 +92,19 @@ def opened(make: Callable[[WeightPlan], Piece], place: Path) -> tuple[Piece, ort
 
 
 def needed(piece: Piece, feeds: Feeds) -> Feeds:
+    """Returns the inputs of a piece."""
     return {name: feeds[name] for name in piece.inputs} | piece.fed
 
 
 def memory(graph: DecoderGraph, layer: int, feeds: Feeds) -> Feeds:
+    """Returns the empty cache inputs of a layer for the capacity of the attention mask."""
     return empty_memory(graph.shape, layer, feeds["attention_mask"].shape[-1])
 
 
 def keep_streams(
     streams: list[dict[int, Array]], xs: list[Array], layer: int, keep: Collection[int]
 ) -> None:
+    """Keeps the residual streams [S, H] before a layer, if it is in `keep`."""
     if layer in keep:
         for kept, x in zip(streams, xs, strict=True):
             kept[layer] = x[0]
@@ -109,7 +113,7 @@ def keep_streams(
 def through_head(
     graph: DecoderGraph, passes: Sequence[Feeds], xs: Sequence[Array], place: Path
 ) -> list[tuple[NDArray[np.int64], Array | None]]:
-    """The best token of each gathered row, and the state that the head emits, for each pass."""
+    """Returns the argmax token of each gathered row and the emitted hidden states, per pass."""
     piece, session = opened(lambda plan: head_piece(graph, plan), place)
     found = []
     for feeds, x in zip(passes, xs, strict=True):
@@ -124,8 +128,11 @@ def through_head(
 
 
 def causal_feeds(embeds: Array, layers: DecoderConfig) -> Feeds:
-    """One sequence [S, H] from its first token on, all rows through the head, for a decoder with
-    such layers; what a graph with fewer masks or rotary tables does not read is there as well."""
+    """Returns the inputs of a causal pass over one sequence of embeddings [S, H].
+
+    All rows go through lm_head. Includes all masks and rotary tables of the decoder `layers`, even
+    if a graph reads fewer.
+    """
     count = len(embeds)
     behind = np.arange(count)[:, None] - np.arange(count)
     masks = [(behind >= 0) & (behind < (window or count)) for window in layers.windows]

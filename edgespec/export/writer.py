@@ -1,7 +1,6 @@
-"""Streams weights from a checkpoint into the files of an exported directory, hashing as it writes.
+"""Streams weights from a checkpoint into the files of an exported directory and hashes them.
 
-Knows bytes and offsets. At no time is more in memory than one chunk of a tensor, or one quantized
-weight.
+Knows bytes and offsets. Holds one chunk of a tensor, or one quantized weight, in memory at a time.
 """
 
 from __future__ import annotations
@@ -23,24 +22,26 @@ SAFETENSORS_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
 class HashingFile:
-    """A binary file for writing that hashes what passes and tells how much did."""
+    """A binary file for writing that hashes its content and reports the progress in bytes."""
 
     def __init__(self, file: BinaryIO, advance: Advance) -> None:
         self.file, self.advance = file, advance
         self.digest, self.position = hashlib.sha256(), 0
 
     def write(self, data: bytes | memoryview) -> int:
+        """Writes the data and returns its number of bytes."""
         self.digest.update(data)
         self.position += len(data)
         self.advance(len(data))
         return self.file.write(data)
 
     def pad_to(self, offset: int) -> None:
+        """Writes zeros up to `offset` bytes from the start."""
         self.write(b"\0" * (offset - self.position))
 
 
 def write_weights(plan: WeightPlan, path: Path, advance: Advance) -> str:
-    """Write the plan's weights to `path` at their offsets; returns the file's sha256."""
+    """Writes the plan's weights to `path` at their offsets. Returns the file's sha256."""
     with path.open("wb") as raw:
         file = HashingFile(raw, advance)
         for weight in plan.written_here():
@@ -52,9 +53,10 @@ def write_weights(plan: WeightPlan, path: Path, advance: Advance) -> str:
 def write_embedding(
     checkpoint: Checkpoint, info: TensorInfo, path: Path, advance: Advance
 ) -> tuple[str, int]:
-    """Write a table [vocab, hidden] as the safetensors file that the runtime maps; returns (sha256,
-    offset of the table's first byte). The header is padded to a page so that a graph may point into
-    the file.
+    """Writes a table [vocab, hidden] as the safetensors file that the runtime maps.
+
+    Returns the sha256 and the offset of the table's first byte. The header is padded to a page so
+    that a graph can reference the file.
     """
     entry = {
         "dtype": SAFETENSORS_DTYPES[info.dtype],
@@ -71,6 +73,7 @@ def write_embedding(
 
 
 def write_small(arrays: dict[str, NDArray[np.generic]], path: Path) -> None:
+    """Writes arrays to a safetensors file in memory first. Raises OSError."""
     from safetensors.numpy import save
 
-    path.write_bytes(save(arrays))  # save_file hides a full disk in an error of its own
+    path.write_bytes(save(arrays))  # save_file reports a full disk with an error of its own

@@ -43,7 +43,6 @@ class Family:
     stacks: tuple[str, ...] = ("model",)
     beside: tuple[str, ...] = ()  # beginnings of names of tensors that no decoder layer needs
     mtp_layers: Callable[[Fields], int] | None = None  # of an MTP head (names mtp.*); None: no head
-    no_quantize: str = ""  # why `quantize llm` refuses the family; "": it does not
 
 
 def read_attention(

@@ -87,23 +87,25 @@ def layer_cache(inputs: Inputs, index: int) -> LayerCache:
     return LayerCache(*(inputs[name] for name in past_names(index)))
 
 
-def whole(graph: DecoderGraph, plan: WeightPlan) -> tuple[ir.Model, GraphContract]:
+def build_graph(graph: DecoderGraph, plan: WeightPlan) -> tuple[ir.Model, GraphContract]:
     """The canonical graph of a role, and the contract that it keeps."""
     contract = canonical_contract(graph.shape)
     b = GraphBuilder(graph.shape.role.value, plan)
     inputs = {spec.name: b.input(spec) for spec in contract.inputs}
     specs = {spec.name: spec for spec in contract.outputs}
-    x, tapped = graph.stem(b, inputs), {}
+    x, hidden_states = graph.stem(b, inputs), {}
     kept: list[tuple[TensorSpec, ir.Value]] = []
     for i in range(graph.shape.num_layers):
-        tapped[i] = x
+        hidden_states[i] = x
         x, memory = graph.layer(b, i, x, inputs)
         kept += zip(memory_outputs(graph.shape, i), memory, strict=True)
-    tapped[graph.shape.num_layers] = x
+    hidden_states[graph.shape.num_layers] = x
     logits, recycled = graph.head(b, x, inputs)
     b.output(logits, specs["logits"])
     if graph.aux_layers:
-        recycled = b.op("Concat", *(tapped[t] for t in graph.aux_layers), name="taps", axis=-1)
+        recycled = b.op(
+            "Concat", *(hidden_states[t] for t in graph.aux_layers), name="taps", axis=-1
+        )
     if recycled is not None:
         b.output(recycled, specs["hidden_states"])
     for spec, value in kept:
@@ -112,6 +114,7 @@ def whole(graph: DecoderGraph, plan: WeightPlan) -> tuple[ir.Model, GraphContrac
 
 
 def stem_piece(graph: DecoderGraph, plan: WeightPlan) -> Piece:
+    """inputs_embeds (and a draft's states) -> x, what the first layer reads."""
     b = GraphBuilder("stem", plan, feeds_weights=True)
     inputs = {
         spec.name: b.input(spec)

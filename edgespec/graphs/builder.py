@@ -1,8 +1,6 @@
-"""A thin face over onnx-ir: readable node names, typed inputs, and weights that stay where they are
-until written.
+"""A thin wrapper of onnx-ir: readable node names, typed inputs, and weights that are not loaded.
 
-Knows ONNX values and nodes. Knows no model: what a layer is stands in `layers` and in the families'
-files.
+Knows ONNX values and nodes. Knows no model: layers are in `layers` and in the families' files.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from numpy.typing import NDArray
 from edgespec.checkpoint.files import ByteSink, TensorInfo
 from edgespec.contract import OPSET, TensorSpec
 
-IR_VERSION = 11  # the newest that TensorRT's parsers of opset 24 read
+IR_VERSION = 11  # the newest that TensorRT's parsers for opset 24 read
 ALIGN_BYTES = 4096  # a page, so that engines can map each tensor
 DTYPES = {
     "float32": ir.DataType.FLOAT,
@@ -37,33 +35,35 @@ DTYPES = {
 
 
 class TensorSource(Protocol):
-    """Who writes a tensor's bytes when it is asked: a checkpoint, or what packs a quantized weight
-    anew."""
+    """A source of tensor bytes: a checkpoint, or one that repacks quantized weights."""
 
-    def write_to(self, name: str, fh: ByteSink) -> None: ...
+    def write_to(self, name: str, fh: ByteSink) -> None:
+        """Writes the little-endian bytes of a tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A tensor of a source, and the place of its bytes beside the graph."""
+    """A tensor of a source, and the location of its bytes beside the graph."""
 
     source: TensorSource
     info: TensorInfo
     location: str  # file name beside model.onnx
-    offset: int
+    offset: int  # in bytes
 
 
 @dataclass
 class WeightPlan:
-    """Where each weight will stand in the external data file. One plan serves a graph and the
-    pieces of it."""
+    """The offset of each weight in the external data file.
+
+    One plan serves a graph and its pieces.
+    """
 
     location: str
     weights: dict[str, Weight] = field(default_factory=dict)
     size_bytes: int = 0
 
     def place(self, name: str, source: TensorSource, info: TensorInfo) -> Weight:
-        """The weight called `name`; its place is chosen at the first call."""
+        """Returns the weight called `name`; the first call chooses its offset."""
         if name not in self.weights:
             offset = -(-self.size_bytes // ALIGN_BYTES) * ALIGN_BYTES
             self.weights[name] = Weight(source, info, self.location, offset)
@@ -71,19 +71,19 @@ class WeightPlan:
         return self.weights[name]
 
     def point(self, name: str, weight: Weight) -> None:
-        """Let `name` stand in another file beside the graph, which someone else writes."""
+        """Assigns `name` a location in another file beside the graph, which the caller writes."""
         self.weights[name] = weight
 
     def written_here(self) -> list[Weight]:
+        """Returns the weights in this plan's own file, in the order of their offsets."""
         return [weight for weight in self.weights.values() if weight.location == self.location]
 
 
 class GraphBuilder:
     """Collects the nodes of one graph.
 
-    With `feeds_weights`, quantized weights are not in the graph: they are inputs of it, in float32,
-    whose values are collected in `fed`. So a piece runs where an engine lacks their types, and no
-    protobuf holds them.
+    With `feeds_weights`, quantized weights are float32 inputs of the graph, and `fed` collects
+    their values. A piece then runs on an engine without their types, and no protobuf holds them.
     """
 
     def __init__(self, name: str, plan: WeightPlan, *, feeds_weights: bool = False) -> None:
@@ -91,19 +91,20 @@ class GraphBuilder:
         self.plan = plan
         self.feeds_weights = feeds_weights
         self.fed: dict[str, NDArray[np.float32]] = {}
-        self.shared: dict[Hashable, Any] = {}  # values that several readers may have in common
+        self.shared: dict[Hashable, Any] = {}  # values with several readers
         self.nodes: list[ir.Node] = []
         self.inputs: list[ir.Value] = []
         self.outputs: list[ir.Value] = []
         self.initializers: dict[str, ir.Value] = {}
 
     def input(self, spec: TensorSpec) -> ir.Value:
+        """Adds and returns an input."""
         value = typed(ir.Value(name=spec.name), spec)
         self.inputs.append(value)
         return value
 
     def output(self, value: ir.Value, spec: TensorSpec) -> None:
-        """Declare `value` an output under the name and type of `spec`."""
+        """Declares `value` an output with the name, shape and type of `spec`."""
         if value.name in {other.name for other in (*self.inputs, *self.outputs)}:
             value = self.op("Identity", value, name=f"{spec.name}/identity")
         value.name = spec.name
@@ -117,7 +118,7 @@ class GraphBuilder:
         domain: str = "",
         **attributes: int | float | str | Sequence[int] | ir.Graph,
     ) -> ir.Value:
-        """Add a node with one output, which bears the node's name."""
+        """Adds a node with one output, called `name:0`, and returns the output."""
         node = ir.node(op_type, inputs, attributes, domain=domain, name=name)
         node.outputs[0].name = f"{name}:0"
         self.nodes.append(node)
@@ -126,14 +127,14 @@ class GraphBuilder:
     def split(
         self, x: ir.Value, sizes: Sequence[int], axis: int, name: str
     ) -> tuple[ir.Value, ...]:
-        """Parts of so many entries along an axis."""
+        """Splits `x` along an axis into parts of the given sizes."""
         node = ir.node(
             "Split", [x, self.shape(*sizes)], {"axis": axis}, num_outputs=len(sizes), name=name
         )
         return self.parts(node)
 
     def halves(self, x: ir.Value, axis: int, name: str) -> tuple[ir.Value, ...]:
-        """Both halves along an axis of even, perhaps symbolic length."""
+        """Splits `x` into halves along an axis of even, possibly symbolic length."""
         return self.parts(
             ir.node("Split", [x], {"axis": axis, "num_outputs": 2}, num_outputs=2, name=name)
         )
@@ -145,8 +146,10 @@ class GraphBuilder:
         body: Callable[[ir.Value, ir.Value], ir.Value],
         name: str,
     ) -> ir.Value:
-        """`body(round, value)` as often as `times` says, beginning with `start`; its nodes may read
-        values outside."""
+        """Returns the result of `value = body(round, value)`, repeated `times` from `start`.
+
+        The body may read values of the outer graph.
+        """
         spec = TensorSpec(f"{name}/round", "int64", ())
         round_, going = typed(ir.Value(name=spec.name), spec), ir.Value(name=f"{name}/going")
         typed(going, TensorSpec(f"{name}/going", "bool", ()))
@@ -159,13 +162,14 @@ class GraphBuilder:
         return self.op("Loop", times, None, start, name=name, body=graph)
 
     def parts(self, node: ir.Node) -> tuple[ir.Value, ...]:
+        """Adds a node with several outputs, called `name:i`, and returns them."""
         for i, output in enumerate(node.outputs):
             output.name = f"{node.name}:{i}"
         self.nodes.append(node)
         return tuple(node.outputs)
 
     def constant(self, name: str, array: NDArray[np.generic]) -> ir.Value:
-        """A small constant kept in the graph itself; the same name is the same constant."""
+        """Returns a small constant that is stored in the graph; one name is one constant."""
         if name not in self.initializers:
             tensor = ir.tensor(array, name=name)
             self.initializers[name] = ir.Value(
@@ -177,10 +181,11 @@ class GraphBuilder:
         return self.initializers[name]
 
     def shape(self, *dims: int) -> ir.Value:
+        """Returns the int64 constant [*dims]."""
         return self.constant("shape/" + "x".join(map(str, dims)), np.array(dims, np.int64))
 
     def weight(self, weight: Weight, name: str) -> ir.Value:
-        """A stored weight as a value in its own dtype; nothing is read."""
+        """Returns a stored weight as a value in its stored dtype. Reads nothing."""
         if name not in self.initializers:
             info = weight.info
             shape, dtype = ir.Shape(info.shape), DTYPES[info.dtype]
@@ -193,11 +198,12 @@ class GraphBuilder:
         return self.initializers[name]
 
     def feed(self, name: str, array: NDArray[np.float32]) -> ir.Value:
-        """An input whose value stands in `fed`."""
+        """Adds an input with the value `array` in `fed`, and returns it."""
         self.fed[name] = array
         return self.input(TensorSpec(name, "float32", array.shape))
 
     def model(self) -> ir.Model:
+        """Returns the collected graph as a model of opset OPSET."""
         graph = ir.Graph(
             self.inputs,
             self.outputs,
@@ -210,16 +216,17 @@ class GraphBuilder:
 
 
 def typed(value: ir.Value, spec: TensorSpec) -> ir.Value:
+    """Sets the shape and type of `spec` and returns the value."""
     value.shape = ir.Shape(spec.shape)
     value.type = ir.TensorType(DTYPES[spec.dtype])
     return value
 
 
 def branch(name: str, nodes: Sequence[ir.Node], output: ir.Value) -> ir.Graph:
-    """One side of an `If`."""
+    """Returns one branch of an `If`."""
     return ir.Graph([], [output], nodes=list(nodes), name=name)
 
 
 def save(model: ir.Model, path: Path) -> None:
-    """Write the graph alone; external weights are only referred to."""
+    """Writes the graph. External weights are referenced, not written."""
     ir.save(model, path)

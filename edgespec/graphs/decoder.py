@@ -146,7 +146,9 @@ def layer_with_delta_net(
     linear_attention = layer.mixer
     assert isinstance(linear_attention, LinearAttentionConfig)
     weight, name = f"model.layers.{index}", f"layers.{index}"
-    memory = delta_net.Kept(*(inputs[spec.name] for spec in memory_inputs(graph.shape, index)))
+    memory = delta_net.LayerState(
+        *(inputs[spec.name] for spec in memory_inputs(graph.shape, index))
+    )
     rows = delta_net.rows_of_call(b, inputs["tree_mask"], linear_attention.conv_kernel)
     before = layer.norm_names.before_mixer
     normed = optional_norm(b, table, layer, x, before, weight, f"{name}/input_norm")

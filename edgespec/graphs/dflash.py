@@ -1,8 +1,8 @@
-"""The DFlash block draft (arXiv 2602.06036): the base's taps as context, and a block of masks
+"""The DFlash block draft (arXiv 2602.06036): aux hidden states as context, and a block of masks
 drafted in one pass.
 
 Knows the tensors of the draft and the canonical graph made of them. What a row of the block may see
-is told by masks; how blocks become drafts stands in `runtime/drafters`.
+is a matter of masks; how blocks become drafts stands in `runtime/drafters`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from edgespec.checkpoint.detect import check_tensors
 from edgespec.checkpoint.dflash import IGNORED, expected_tensors, named_as_ours
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization
-from edgespec.config import AttentionSpec
+from edgespec.config import AttentionSpec, DecoderConfig, DraftConfig
 from edgespec.contract import GraphShape, Role
-from edgespec.errors import PairingError, UnsupportedModel
+from edgespec.errors import UnsupportedModel
 from edgespec.graphs import decoder
 from edgespec.graphs.assembly import Inputs, Memory, layer_cache, step_inputs
 from edgespec.graphs.builder import GraphBuilder
+from edgespec.graphs.draft import DraftGraphs, DraftSource, shared_head
 from edgespec.graphs.layers import (
     StepInputs,
     feed_forward,
@@ -32,14 +33,28 @@ from edgespec.graphs.layers import (
 )
 from edgespec.graphs.linear import float32_linear, linear
 from edgespec.graphs.weights import WeightTable
-from edgespec.methods.dflash import DFlashConfig
+from edgespec.methods.dflash import NAME, DFlashConfig
 
-EMBEDDING = "embed_tokens.weight"
+__all__ = ["GRAPHS", "NAME", "DFlashDraft", "check_masks", "named_tensors"]
+
+
+def named_tensors(
+    checkpoint: Checkpoint, config: DFlashConfig
+) -> tuple[Checkpoint, dict[str, str]]:
+    """The draft under our own names, and own name -> that name of each tensor of the graph.
+
+    Raises CheckpointError for tensors that are missing, unknown or misshapen, UnsupportedModel for
+    a draft of more masks than the graph has.
+    """
+    check_masks(config)
+    named, expected = named_as_ours(checkpoint, config), expected_tensors(config)
+    check_tensors(expected, named, IGNORED, read_quantization(checkpoint))
+    return named, {name: name for name in expected}
 
 
 @dataclass(frozen=True)
 class DFlashDraft:
-    """The graph of a DFlash draft; `base` lends the head where the draft has none."""
+    """The graph of a DFlash draft; a draft without an lm_head shares that of `base`."""
 
     config: DFlashConfig
     table: WeightTable
@@ -49,14 +64,17 @@ class DFlashDraft:
     def open(
         cls, checkpoint: Checkpoint, config: DFlashConfig, base: decoder.Decoder | None = None
     ) -> DFlashDraft:
-        check_masks(config)
-        named, quantization = named_as_ours(checkpoint, config), read_quantization(checkpoint)
-        expected = expected_tensors(config)
-        check_tensors(expected, named, IGNORED, quantization)
-        borrowed = {} if config.own_head else {"lm_head.weight": borrowed_head(config, base)}
-        return cls(
-            config, WeightTable(named, {name: name for name in expected}, borrowed, quantization)
-        )
+        named, names = named_tensors(checkpoint, config)
+        shared, quantization = shared_head(config, base), read_quantization(checkpoint)
+        return cls(config, WeightTable(named, names, shared, quantization))
+
+    @property
+    def layers(self) -> DecoderConfig:
+        return self.config.decoder
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
 
     @property
     def shape(self) -> GraphShape:
@@ -74,8 +92,8 @@ class DFlashDraft:
         return inputs["inputs_embeds"]
 
     def context(self, b: GraphBuilder, inputs: Inputs) -> ir.Value:
-        """[B, L, k*Ht] -> [B, L, H], the same for all layers. Taps of 2e4 and more are known: fc is
-        never rounded."""
+        """[B, L, k*Ht] -> [B, L, H], the same for all layers. Aux hidden states of 2e4 and more are
+        known: fc is never quantized."""
         key = "dflash/context"
         if key not in b.shared:
             fused = float32_linear(b, self.table, inputs["target_hidden"], "fc", "context/fc")
@@ -161,15 +179,15 @@ def check_masks(config: DFlashConfig) -> None:
         )
 
 
-def borrowed_head(config: DFlashConfig, base: decoder.Decoder | None) -> WeightTable:
-    if base is None:
-        what = "this draft has no lm_head of its own and borrows its base's"
-        raise PairingError(what, "Pass --base-model-dir with the base that it was trained for.")
-    wanted = (config.draft_vocab_size, config.decoder.hidden_size)
-    there = (base.config.vocab_size, base.config.decoder.hidden_size)
-    if wanted != there:
-        what = f"this draft has no lm_head and needs one of shape {wanted}; the base's is {there}"
-        raise PairingError(
-            what, "Pass --base-model-dir with the base that the draft was trained for."
-        )
-    return base.table
+def open_draft(source: DraftSource) -> DFlashDraft:
+    checkpoint, config = source.draft()
+    assert isinstance(config, DFlashConfig)
+    return DFlashDraft.open(checkpoint, config, source.base)
+
+
+def check(checkpoint: Checkpoint, config: DraftConfig) -> None:
+    assert isinstance(config, DFlashConfig)
+    named_tensors(checkpoint, config)
+
+
+GRAPHS = DraftGraphs(open=open_draft, check=check)

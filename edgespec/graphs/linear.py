@@ -1,8 +1,6 @@
-"""One Linear, as it stands in a graph: a plain product, or standard QuantizeLinear and
-DequantizeLinear around one.
+"""One Linear in the canonical graph: a MatMul, with QuantizeLinear and DequantizeLinear around it.
 
-Knows how a weight is stored and multiplied, and what is done to the activations before. Knows no
-layer.
+Knows how a weight is stored and multiplied, and how the activations are quantized. Knows no layer.
 """
 
 from __future__ import annotations
@@ -22,8 +20,7 @@ from edgespec.quantized import dequantize_stored
 
 
 def fp32(builder: GraphBuilder, value: ir.Value, name: str) -> ir.Value:
-    """The value in float32; a stored half or bfloat16 goes through a Cast that every engine can
-    fold."""
+    """Returns the value in float32, through a Cast that every engine can fold."""
     if value.dtype == ir.DataType.FLOAT:
         return value
     return builder.op("Cast", value, name=f"{name}/fp32", to=int(ir.DataType.FLOAT))
@@ -32,20 +29,18 @@ def fp32(builder: GraphBuilder, value: ir.Value, name: str) -> ir.Value:
 def linear(
     builder: GraphBuilder, table: WeightTable, x: ir.Value, weight: str, name: str
 ) -> ir.Value:
-    """x [B, S, in] -> [B, S, out], for `weight`.weight stored as [out, in], with `weight`.bias
-    where the table has it.
+    """Returns the output [B, S, out] of a Linear for x [B, S, in].
 
-    Raises UnsupportedModel, naming the layer, for a quantized weight that has no form in the
-    canonical graph.
+    `weight`.weight is stored as [out, in]; `weight`.bias is added if the table has it. Raises
+    UnsupportedModel that names a quantized layer that the canonical graph cannot represent.
     """
     packing = table.packing(weight)
     if packing is None:
         y = builder.op("MatMul", x, plain_weight(builder, table, weight, name), name=name)
     else:
         x = quantized_activations(builder, table, packing, x, weight, name)
-        y = builder.op(
-            "MatMul", x, quantized_weight(builder, table, packing, weight, name), name=name
-        )
+        w = quantized_weight(builder, table, packing, weight, name)
+        y = builder.op("MatMul", x, w, name=name)
         mark(y, packing)
     if table.has(f"{weight}.bias"):
         bias = fp32(builder, table.value(builder, f"{weight}.bias"), f"{name}/bias")
@@ -56,14 +51,16 @@ def linear(
 def float32_linear(
     builder: GraphBuilder, table: WeightTable, x: ir.Value, weight: str, name: str
 ) -> ir.Value:
-    """The same for a Linear that nobody may round: not the checkpoint, and no build."""
+    """Returns the output [B, S, out] of a Linear that must stay in float32, without bias.
+
+    Its node is marked so that no build quantizes it. Raises UnsupportedModel if the checkpoint
+    quantized it.
+    """
     if table.packing(weight) is not None:
-        what = (
-            f"{weight} of {table.checkpoint.path} is quantized, and its values are too large to be"
-            " rounded"
-        )
         raise UnsupportedModel(
-            what, "Give the original checkpoint, or one that was quantized without it."
+            f"{weight} of {table.checkpoint.path} is quantized, but its values are too large for"
+            " that",
+            "Give the original checkpoint, or one in which this layer is not quantized.",
         )
     y = builder.op("MatMul", x, plain_weight(builder, table, weight, name), name=name)
     node = y.producer()
@@ -73,8 +70,10 @@ def float32_linear(
 
 
 def plain_weight(builder: GraphBuilder, table: WeightTable, weight: str, name: str) -> ir.Value:
-    """The stored layout stays: transposing is left to the build, which knows what its kernels
-    want."""
+    """Returns the weight [in, out] in float32.
+
+    Its stored layout [out, in] is unchanged: a build transposes as its kernels require.
+    """
     stored = fp32(builder, table.value(builder, f"{weight}.weight"), f"{name}/weight")
     return builder.op("Transpose", stored, name=f"{name}/weight/t", perm=(1, 0))
 
@@ -82,11 +81,11 @@ def plain_weight(builder: GraphBuilder, table: WeightTable, weight: str, name: s
 def quantized_weight(
     builder: GraphBuilder, table: WeightTable, packing: Packing, weight: str, name: str
 ) -> ir.Value:
-    """[in, out] in float32, through DequantizeLinear."""
+    """Returns the dequantized weight [in, out] in float32."""
     if builder.feeds_weights:
         fed = builder.feed(f"{weight}.weight", dequantize_stored(packing.weight))
         return builder.op("Transpose", fed, name=f"{name}/weight/t", perm=(1, 0))
-    codes = table.part(builder, weight, packing, "weight")
+    values = table.part(builder, weight, packing, "weight")
     scale = weight_scale(builder, table, packing, weight, name)
     attributes: dict[str, Any] = {}
     if packing.sharing != "tensor":
@@ -96,7 +95,7 @@ def quantized_weight(
     if scale.dtype != ir.DataType.FLOAT:
         attributes["output_dtype"] = int(ir.DataType.FLOAT)
     dequantized = builder.op(
-        "DequantizeLinear", codes, scale, name=f"{name}/weight/dequantize", **attributes
+        "DequantizeLinear", values, scale, name=f"{name}/weight/dequantize", **attributes
     )
     if packing.rows_are_outputs:
         dequantized = builder.op("Transpose", dequantized, name=f"{name}/weight/t", perm=(1, 0))
@@ -106,27 +105,30 @@ def quantized_weight(
 def weight_scale(
     builder: GraphBuilder, table: WeightTable, packing: Packing, weight: str, name: str
 ) -> ir.Value:
-    """Of nvfp4, block scales are themselves dequantized with the global one. Each Linear has
-    scalars of its own: one that many nodes share brings TensorRT down."""
+    """Returns the scales of a weight; those of nvfp4 are dequantized with the global scale.
+
+    Each Linear has its own scalar constants: TensorRT crashes on one that many nodes share.
+    """
     if packing.sharing == "tensor":
         return builder.constant(f"{weight}.weight_scale", packing.array("weight_scale"))
     scale = table.part(builder, weight, packing, "weight_scale")
     if packing.weight.global_scale is None:
         return scale
-    whole = builder.constant(
-        f"{weight}.weight_global_scale", np.array(packing.weight.global_scale, np.float32)
-    )
-    return builder.op("DequantizeLinear", scale, whole, name=f"{name}/weight/scale")
+    global_scale = np.array(packing.weight.global_scale, np.float32)
+    factor = builder.constant(f"{weight}.weight_global_scale", global_scale)
+    return builder.op("DequantizeLinear", scale, factor, name=f"{name}/weight/scale")
 
 
 def quantized_activations(
     builder: GraphBuilder, table: WeightTable, packing: Packing, x: ir.Value, weight: str, name: str
 ) -> ir.Value:
-    """What the weight multiplies: x smoothed, rounded to a static scale, and in the weight's order
-    of inputs."""
+    """Returns the activations [B, S, in] that the weight multiplies.
+
+    x is smoothed, quantized with a static scale, and put into the weight's order of inputs.
+    """
     stored = packing.weight
     if stored.pre_quant_scale is not None:
-        key = (x.name, stored.pre_quant_scale.tobytes())  # q, k and v often have one in common
+        key = (x.name, stored.pre_quant_scale.tobytes())  # q, k and v often share one
         if key not in builder.shared:
             scale = table.part(builder, weight, packing, "pre_quant_scale")
             builder.shared[key] = builder.op("Mul", x, scale, name=f"{name}/x/smooth")
@@ -137,16 +139,15 @@ def quantized_activations(
         step = builder.constant(f"{weight}.input_scale", np.array(stored.input_scale, np.float32))
         x = builder.op("QuantizeLinear", x, step, name=f"{name}/x/quantize", output_dtype=int(to))
         x = builder.op("DequantizeLinear", x, step, name=f"{name}/x/dequantize")
-    if (
-        stored.input_order is not None and not builder.feeds_weights
-    ):  # a fed weight is in the inputs' own order
+    # a fed weight is in the order of the inputs
+    if stored.input_order is not None and not builder.feeds_weights:
         order = table.part(builder, weight, packing, "input_order")
         x = builder.op("Gather", x, order, name=f"{name}/x/order", axis=-1)
     return x
 
 
 def mark(y: ir.Value, packing: Packing) -> None:
-    """Say at the MatMul what it is, and what the backend has still to do to its activations."""
+    """Records the scheme at the MatMul, and the activation quantization left to the backend."""
     node, stored = y.producer(), packing.weight
     assert node is not None
     node.metadata_props[SCHEME] = stored.scheme.name
@@ -157,21 +158,16 @@ def mark(y: ir.Value, packing: Packing) -> None:
 
 
 def products(model: ir.Model) -> Iterator[tuple[str, str | None, int | None]]:
-    """Each Linear of a graph by its node's name: its scheme (None: not quantized) and its block
-    (None: no blocks)."""
+    """Yields node name, scheme and block size of each Linear; None: not quantized, no blocks."""
     for node in model.graph.all_nodes():
         weight = node.inputs[1] if node.op_type == "MatMul" else None
-        maker = weight.producer() if weight is not None else None
-        while maker is not None and maker.op_type in ("Transpose", "Cast"):
-            weight = maker.inputs[0]
-            maker = weight.producer() if weight is not None else None
-        if weight is None or not (
-            weight.is_initializer() or (maker and maker.op_type == "DequantizeLinear")
-        ):
+        producer = weight.producer() if weight is not None else None
+        while producer is not None and producer.op_type in ("Transpose", "Cast"):
+            weight = producer.inputs[0]
+            producer = weight.producer() if weight is not None else None
+        dequantized = producer is not None and producer.op_type == "DequantizeLinear"
+        if weight is None or not (weight.is_initializer() or dequantized):
             continue  # a product of two computed values
-        block = maker.attributes.get("block_size") if maker is not None else None
-        yield (
-            node.name or "",
-            node.metadata_props.get(SCHEME),
-            block.as_int() if block is not None else None,
-        )
+        block = producer.attributes.get("block_size") if producer is not None else None
+        block_size = block.as_int() if block is not None else None
+        yield node.name or "", node.metadata_props.get(SCHEME), block_size

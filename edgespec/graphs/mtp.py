@@ -18,14 +18,18 @@ from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization
 from edgespec.checkpoint.mtp import LAYER, ROOT, layer_config, mtp_head
 from edgespec.checkpoint.names import expected_tensors
-from edgespec.config import ModelConfig
+from edgespec.config import DecoderConfig, ModelConfig
 from edgespec.contract import GraphShape, Role
 from edgespec.graphs import decoder
 from edgespec.graphs.assembly import Inputs, Memory, layer_cache, step_inputs
 from edgespec.graphs.builder import GraphBuilder, branch
+from edgespec.graphs.draft import HEAD, DraftGraphs
 from edgespec.graphs.layers import attention_layer, gather_rows, graph_shape, norm
 from edgespec.graphs.linear import linear
 from edgespec.graphs.weights import WeightTable
+from edgespec.methods.mtp import NAME
+
+__all__ = ["GRAPHS", "NAME", "MtpDraft"]
 
 
 @dataclass(frozen=True)
@@ -34,23 +38,31 @@ class MtpDraft:
 
     config: ModelConfig  # of the base
     table: WeightTable
-    aux_layers: tuple[int, ...] = ()  # a draft emits its own state, no taps
+    aux_layers: tuple[int, ...] = ()  # a draft emits its own state
 
     @classmethod
-    def open(cls, checkpoint: Checkpoint, config: ModelConfig) -> MtpDraft:
-        """Raises UnsupportedModel where the checkpoint has no head of this form, CheckpointError
+    def open(cls, base: decoder.Decoder) -> MtpDraft:
+        """The head in the checkpoint of a base.
+
+        Raises UnsupportedModel where the checkpoint has no head of this form, CheckpointError
         for a damaged one."""
+        checkpoint, config = base.table.checkpoint, base.config
         own, quantization = mtp_head(checkpoint, config), read_quantization(checkpoint)
-        base = decoder.Decoder.open(checkpoint, config)
         expected = {
             base.table.stored[name]: shape for name, shape in expected_tensors(config).items()
         }
         others = {name for name in checkpoint.tensors if not name.startswith(ROOT)}
         check_tensors(expected | own, checkpoint, others, quantization)
-        borrowed = {"lm_head.weight": base.table}
-        return cls(
-            config, WeightTable(checkpoint, {name: name for name in own}, borrowed, quantization)
-        )
+        stored, shared = {name: name for name in own}, {HEAD: base.table}
+        return cls(config, WeightTable(checkpoint, stored, shared, quantization))
+
+    @property
+    def layers(self) -> DecoderConfig:
+        return layer_config(self.config)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
 
     @property
     def shape(self) -> GraphShape:
@@ -98,3 +110,11 @@ class MtpDraft:
         return linear(
             b, self.table, gather_rows(b, x, inputs["gather_idx"]), "lm_head", "lm_head"
         ), x
+
+
+def in_base(checkpoint: Checkpoint, config: ModelConfig) -> bool:
+    """Whether config.json or a tensor's name declares a head."""
+    return bool(config.mtp_layers) or any(name.startswith(ROOT) for name in checkpoint.tensors)
+
+
+GRAPHS = DraftGraphs(open=lambda source: MtpDraft.open(source.target()), in_base=in_base)

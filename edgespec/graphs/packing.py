@@ -1,9 +1,7 @@
-"""A quantized weight as the canonical graph holds it: which tensors, in which order of axes, in
-which types.
+"""The tensors of a quantized weight in the canonical graph: their axes, types and bytes.
 
-Knows the layouts that TensorRT documents for DequantizeLinear. Knows no nodes (those are in
-`linear`) and no files of checkpoints: weights come from checkpoint/layouts in one form, whoever
-wrote them.
+Knows the layouts that TensorRT documents for DequantizeLinear. Knows no nodes (see `linear`) and no
+layouts of checkpoints (see checkpoint/layouts).
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from edgespec.checkpoint.quantization import Quantization
 from edgespec.errors import UnsupportedModel
 from edgespec.quantized import QuantizedWeight
 
-Sharing = Literal["tensor", "channel", "block"]  # what has one scale
+Sharing = Literal["tensor", "channel", "block"]  # the weights that share a scale
 Part = Literal["weight", "weight_scale", "pre_quant_scale", "input_order"]
 _FOUR_BITS = ("int4", "float4_e2m1fn")
 _SMALL_SCALES = ("float8_e4m3fn", "float8_e8m0fnu")  # of nvfp4 and mxfp8; all others become float32
@@ -30,11 +28,11 @@ _SMALL_SCALES = ("float8_e4m3fn", "float8_e8m0fnu")  # of nvfp4 and mxfp8; all o
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """The tensors of one Linear, made when they are asked for.
+    """The tensors of one Linear, computed on demand.
 
-    Codes stand as [in, out], FP4 as [out, in] (TensorRT's form of it). Scales are above zero, as
-    TensorRT demands: a block whose scale is zero gets the scale 1 and codes that are zero. Raises
-    UnsupportedModel, naming the layer, for what the canonical graph has no form for.
+    Quantized values are [in, out]; FP4 is [out, in], as TensorRT requires. Scales are positive, as
+    TensorRT requires: a block with scale 0 gets scale 1 and zeros. Raises UnsupportedModel that
+    names a layer that the canonical graph cannot represent.
     """
 
     weight: QuantizedWeight
@@ -43,25 +41,26 @@ class Packing:
         weight, in_features = self.weight, self.weight.shape[1]
         if not weight.symmetric:
             raise UnsupportedModel(
-                f"{weight.name} is quantized with zero points; this version exports symmetric"
-                " weights alone.",
+                f"{weight.name} is quantized with zero points; this version exports only symmetric"
+                " weights.",
                 "Give a symmetric checkpoint (GPTQ with sym, or one made by ModelOpt), or the"
                 " original weights.",
             )
         if self.sharing == "block" and in_features % weight.block[1]:
             raise UnsupportedModel(
-                f"{weight.name} has {in_features} inputs, which is no multiple of its blocks of"
+                f"{weight.name} has {in_features} inputs, which is not a multiple of its block size"
                 f" {weight.block[1]}.",
-                "Give a checkpoint that leaves this layer unquantized, or one of another scheme.",
+                "Give a checkpoint in which this layer is not quantized, or another scheme.",
             )
 
     @property
     def rows_are_outputs(self) -> bool:
+        """Whether the weight is stored as [out, in]."""
         return self.weight.codes.dtype.name == "float4_e2m1fn"
 
     @property
     def sharing(self) -> Sharing:
-        """A block that spans the whole row is still a block."""
+        """The weights that share a scale. A block as long as the row is still a block."""
         (rows, columns), (out_features, in_features) = self.weight.block, self.weight.shape
         if columns < in_features or self.weight.scheme.scaling == "block":
             return "block"
@@ -69,20 +68,20 @@ class Packing:
 
     @property
     def axis(self) -> int:
-        """The codes' axis that blocks lie along, or that channels count."""
+        """The attribute `axis` of DequantizeLinear: the axis of the blocks or of the channels."""
         return int((self.sharing == "block") == self.rows_are_outputs)
 
     @property
     def block_size(self) -> int:
-        """0: not in blocks."""
+        """The attribute `block_size` of DequantizeLinear; 0 without blocks."""
         return self.weight.block[1] if self.sharing == "block" else 0
 
     def info(self, part: Part) -> TensorInfo:
-        """Type, shape and bytes of a part, before any of it is made."""
+        """Returns dtype, shape and number of bytes of a part without computing it."""
         out_features, in_features = self.weight.shape
-        codes, scales = self.weight.codes.dtype.name, self.weight.scales.dtype.name
+        values, scales = self.weight.codes.dtype.name, self.weight.scales.dtype.name
         kinds: dict[Part, tuple[str, tuple[int, ...]]] = {
-            "weight": (codes, self._turned(out_features, in_features)),
+            "weight": (values, self._transposed(out_features, in_features)),
             "weight_scale": (scales if scales in _SMALL_SCALES else "float32", self._scale_shape()),
             "pre_quant_scale": ("float32", (in_features,)),
             "input_order": ("int64", (in_features,)),
@@ -94,12 +93,11 @@ class Packing:
         return TensorInfo(f"{self.weight.name}.{part}", dtype, shape, None, 0, num_bytes)
 
     def array(self, part: Part) -> NDArray[Any]:
-        """A part in the shape and type of its `info`; four-bit codes one to a byte."""
+        """Returns a part with the shape and dtype of its `info`; 4-bit values one per byte."""
         match part:
             case "weight":
-                return np.ascontiguousarray(
-                    self._codes() if self.rows_are_outputs else self._codes().T
-                )
+                values = self._values()
+                return np.ascontiguousarray(values if self.rows_are_outputs else values.T)
             case "weight_scale":
                 return self._scales()
             case "pre_quant_scale":
@@ -109,7 +107,7 @@ class Packing:
                 assert self.weight.input_order is not None
                 return self.weight.input_order.astype(np.int64)
 
-    def _turned(self, out_features: int, in_side: int) -> tuple[int, int]:
+    def _transposed(self, out_features: int, in_side: int) -> tuple[int, int]:
         return (out_features, in_side) if self.rows_are_outputs else (in_side, out_features)
 
     def _scale_shape(self) -> tuple[int, ...]:
@@ -120,16 +118,16 @@ class Packing:
             case "channel":
                 return (out_features,)
             case "block":
-                return self._turned(out_features, in_features // self.block_size)
+                return self._transposed(out_features, in_features // self.block_size)
 
-    def _codes(self) -> NDArray[Any]:
-        """[out, in]"""
-        codes, silent = self.weight.codes, self._scale_rows().astype(np.float32) == 0
-        if not silent.any():
-            return codes
-        in_features = codes.shape[1]
-        over = np.repeat(silent, self.weight.block[1], axis=1)[:, :in_features]
-        return np.where(over, np.zeros((), codes.dtype), codes)
+    def _values(self) -> NDArray[Any]:
+        """Quantized values [out, in], zero where the scale is zero."""
+        values, zero_scale = self.weight.codes, self._scale_rows().astype(np.float32) == 0
+        if not zero_scale.any():
+            return values
+        in_features = values.shape[1]
+        mask = np.repeat(zero_scale, self.weight.block[1], axis=1)[:, :in_features]
+        return np.where(mask, np.zeros((), values.dtype), values)
 
     def _scales(self) -> NDArray[Any]:
         scales = self._scale_rows()
@@ -141,21 +139,19 @@ class Packing:
         return np.ascontiguousarray(scales if self.rows_are_outputs else scales.T)
 
     def _scale_rows(self) -> NDArray[Any]:
-        """[out, blocks]: what several rows share is repeated, since DequantizeLinear knows blocks
-        of one axis."""
+        """[out, blocks]: scales of several rows are repeated, since ONNX blocks have one axis."""
         return np.repeat(self.weight.scales, self.weight.block[0], axis=0)[: self.weight.shape[0]]
 
 
 class PackingSource:
-    """Writes the parts of a checkpoint's quantized weights. Holds the one weight that was read
-    last."""
+    """Writes the parts of a checkpoint's quantized weights. Caches the last weight."""
 
     def __init__(self, checkpoint: Checkpoint, quantization: Quantization | None) -> None:
         self.checkpoint, self.quantization = checkpoint, quantization
         self.last: tuple[str, Packing] | None = None
 
     def packing(self, module: str) -> Packing | None:
-        """The Linear `module` by its stored name; None where it is not quantized."""
+        """Returns the packed Linear with the stored name `module`; None if it is not quantized."""
         if self.quantization is None:
             return None
         if self.last is None or self.last[0] != module:
@@ -166,7 +162,7 @@ class PackingSource:
         return self.last[1]
 
     def write_to(self, name: str, fh: ByteSink) -> None:
-        """The bytes of a part by the name that its info has."""
+        """Writes the bytes of a part by the name in its `info`."""
         module, _, part = name.rpartition(".")
         packing = self.packing(module)
         assert packing is not None
@@ -174,8 +170,7 @@ class PackingSource:
 
 
 def stored_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """Little-endian bytes as ONNX stores them: of two four-bit values the first is in the low
-    half."""
+    """Returns the bytes that ONNX stores: little-endian, two 4-bit values per byte, low first."""
     flat = array.reshape(-1).view(np.uint8)
     if array.dtype.name not in _FOUR_BITS:
         return flat

@@ -1,8 +1,8 @@
-"""Which stored tensor serves which weight of a graph.
+"""Maps the weights of a graph to stored tensors.
 
-Knows names and shapes. A graph asks by its own names; the table knows under which name, and in
-which checkpoint, the tensor stands (a draft may borrow its head from the base). A tensor that
-nobody asks for is an error elsewhere, in `checkpoint.detect.check_tensors`.
+Knows names and shapes. A graph uses its own names; the table knows the checkpoint and the stored
+name of each tensor (a draft may share the lm_head of its base). `checkpoint.detect.check_tensors`
+reports tensors that no graph uses.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from edgespec.graphs.packing import Packing, PackingSource, Part
 
 @dataclass(frozen=True)
 class WeightTable:
-    """Own name -> stored name in `checkpoint`; what is in `borrowed` stands in another table under
-    the same name."""
+    """Own name -> stored name in `checkpoint`, or another table that has the same own name."""
 
     checkpoint: Checkpoint
     stored: Mapping[str, str]
-    borrowed: Mapping[str, WeightTable] = field(default_factory=dict)
+    borrowed: Mapping[str, WeightTable] = field(default_factory=dict)  # shared with another model
     quantization: Quantization | None = None
     packed: PackingSource = field(init=False)
 
@@ -33,36 +32,33 @@ class WeightTable:
         object.__setattr__(self, "packed", PackingSource(self.checkpoint, self.quantization))
 
     def has(self, name: str) -> bool:
+        """Returns whether the table has a tensor with this own name."""
         return name in self.stored or name in self.borrowed
 
     def source(self, name: str) -> tuple[Checkpoint, str]:
-        return (
-            self.borrowed[name].source(name)
-            if name in self.borrowed
-            else (self.checkpoint, self.stored[name])
-        )
+        """Returns the checkpoint and the stored name of a tensor."""
+        if name in self.borrowed:
+            return self.borrowed[name].source(name)
+        return self.checkpoint, self.stored[name]
 
     def value(self, builder: GraphBuilder, name: str) -> ir.Value:
-        """The weight as a graph value in its stored dtype, placed in the builder's plan."""
+        """Returns a weight as a graph value in its stored dtype and places it in the plan."""
         checkpoint, stored = self.source(name)
-        return builder.weight(
-            builder.plan.place(name, checkpoint, checkpoint.tensors[stored]), name
-        )
+        weight = builder.plan.place(name, checkpoint, checkpoint.tensors[stored])
+        return builder.weight(weight, name)
 
     def packing(self, linear: str) -> Packing | None:
-        """The weight of a Linear as the graph is to hold it; None where it is not quantized. Reads
-        it."""
+        """Reads and returns the packed weight of a Linear; None if it is not quantized.
+
+        Raises UnsupportedModel for a weight that the canonical graph cannot represent.
+        """
         name = f"{linear}.weight"
         if name in self.borrowed:
             return self.borrowed[name].packing(linear)
         return self.packed.packing(self.stored[name].removesuffix(".weight"))
 
     def part(self, builder: GraphBuilder, linear: str, packing: Packing, part: Part) -> ir.Value:
-        """One tensor of a quantized weight as a graph value, placed in the builder's plan."""
+        """Returns one tensor of a quantized weight as a graph value and places it in the plan."""
         name = f"{linear}.{part}"
-        source = (
-            self.borrowed[f"{linear}.weight"].packed
-            if f"{linear}.weight" in self.borrowed
-            else self.packed
-        )
-        return builder.weight(builder.plan.place(name, source, packing.info(part)), name)
+        table = self.borrowed.get(f"{linear}.weight", self)
+        return builder.weight(builder.plan.place(name, table.packed, packing.info(part)), name)

@@ -17,14 +17,14 @@ REMEDY = (
 
 
 def default_aux_layers(num_layers: int) -> tuple[int, int, int]:
-    """EAGLE-3's default taps as hidden_states indices: 2, L//2, L-3."""
+    """EAGLE-3's default aux layers as hidden_states indices: 2, L//2, L-3."""
     return (2, num_layers // 2, num_layers - 3)
 
 
 def normalize_aux_layers(
     ids: Sequence[int], num_layers: int, convention: Literal["hs", "output"]
 ) -> tuple[int, ...]:
-    """Tap ids of either convention as hidden_states indices of a base with `num_layers` layers.
+    """Layer ids of either convention as hidden_states indices of a base with `num_layers` layers.
 
     "output" counts layers from 0 and means what comes out of them: hs index - 1. The index
     `num_layers` means the last layer's output before the final norm (not Hugging Face's last
@@ -33,17 +33,29 @@ def normalize_aux_layers(
     aux_layers = tuple(ids) if convention == "hs" else tuple(i + 1 for i in ids)
     if not all(1 <= layer <= num_layers for layer in aux_layers):
         raise PairingError(
-            f"tap ids {list(ids)} read as hidden_states indices {list(aux_layers)}: not all in"
+            f"aux layers {list(ids)}, read as hidden_states indices {list(aux_layers)}: not all in"
             f" 1..{num_layers}, and the base has {num_layers} layers.",
             REMEDY,
         )
     if any(low >= high for low, high in pairwise(aux_layers)):
         raise PairingError(
-            f"tap ids {list(ids)} read as hidden_states indices {list(aux_layers)}: not strictly"
-            f" ascending (the base has {num_layers} layers).",
+            f"aux layers {list(ids)}, read as hidden_states indices {list(aux_layers)}: not"
+            f" strictly ascending (the base has {num_layers} layers).",
             REMEDY,
         )
     return aux_layers
+
+
+def refuse_other_layers(aux_layers: Sequence[int], num_layers: int) -> None:
+    """Raises PairingError for hidden_states indices that a base of `num_layers` layers has not, or
+    that are not strictly ascending."""
+    if all(1 <= layer <= num_layers for layer in aux_layers) and list(aux_layers) == sorted(
+        set(aux_layers)
+    ):
+        return
+    what = f"aux layers {', '.join(map(str, aux_layers))} do not fit a base of {num_layers} layers"
+    remedy = f"Pass --aux-layers with ascending hidden_states indices from 1 to {num_layers}."
+    raise PairingError(what, remedy)
 
 
 def resolve_aux_layers(
@@ -70,7 +82,7 @@ def resolve_aux_layers(
         )
     if len(aux_layers) != draft.num_aux_layers:
         raise PairingError(
-            f"{len(aux_layers)} tapped layers {list(aux_layers)}, but the draft's fc takes"
+            f"{len(aux_layers)} aux layers {list(aux_layers)}, but the draft's fc takes"
             f" {draft.num_aux_layers} of width {draft.target_hidden_size}.",
             REMEDY,
         )

@@ -75,6 +75,7 @@ class Method:
     base_output: BaseOutput = "nothing"
     export_flag: str | None = None
     component: str | None = None
+    takes_aux_layers: bool = False
     proposes: Proposal = "chain"
     needs_engine: bool = True
     lossless: bool = True

@@ -502,24 +502,6 @@ def write_spec(spec: SpecConfig) -> dict[str, Any]:
     return {SECTION: keys}
 
 
-def fits_depth(base: BaseSide, draft: DraftSide) -> Iterator[Mismatch]:
-    """The draft's layers, depth and mask token are ones that the base has."""
-    layers, read = base.num_layers, draft.aux_layer_ids or ()
-    if draft.num_target_layers not in (None, layers):
-        what = (
-            f"the draft was trained for a base of {draft.num_target_layers} layers, {base.name} "
-            f"has {layers}"
-        )
-        yield Mismatch("depth", what)
-    elif any(not 1 <= layer <= layers for layer in read):
-        outputs = ", ".join(str(layer - 1) for layer in read)
-        what = f"the draft reads the outputs of layers {outputs}, {base.name} has {layers} layers"
-        yield Mismatch("aux layers", what)
-    if draft.mask_token_id is not None and not 0 <= draft.mask_token_id < base.vocab_size:
-        what = f"the draft's mask token is {draft.mask_token_id}, the vocabulary of {base.name} "
-        yield Mismatch("mask token", what + f"has {base.vocab_size} tokens")
-
-
 def reads_what_is_emitted(base: BaseSide, draft: DraftSide) -> Iterator[Mismatch]:
     """An exported base emits the aux layers that the draft was trained on."""
     if base.aux_layer_ids is None:
@@ -541,9 +523,10 @@ def reads_what_is_emitted(base: BaseSide, draft: DraftSide) -> Iterator[Mismatch
 
 def matches_config(config: Mapping[str, Any]) -> bool:
     """Variants of DFlash match as well: the parser refuses them by their names."""
+    kind = config.get("speculators_model_type")
+    if kind is not None:
+        return isinstance(kind, str) and kind.startswith(VARIANT_NAMES)
     if config.get(SECTION) is not None:
-        return True
-    if config.get("speculators_model_type") in VARIANT_NAMES:
         return True
     architectures = config.get("architectures")
     names = architectures if isinstance(architectures, list) else []
@@ -562,5 +545,5 @@ METHOD = Method(
     format=DraftFormat(matches_config=matches_config, parse=parse_dflash_config),
     read_spec=read_spec,
     write_spec=write_spec,
-    pair_rules=(fits_depth, reads_what_is_emitted),
+    pair_rules=(reads_what_is_emitted,),
 )

@@ -421,6 +421,7 @@ METHOD = Method(
     base_output="aux_hidden_states",
     export_flag="--eagle-base",
     component="llm",
+    takes_aux_layers=True,
     proposes="tree",
     format=DraftFormat(
         matches_config=_is_speculators,

@@ -75,6 +75,34 @@ def head(base: BaseSide, draft: DraftSide) -> Iterator[Mismatch]:
     yield Mismatch("head", what)
 
 
+def depth(base: BaseSide, draft: DraftSide) -> Iterator[Mismatch]:
+    """A draft is trained for a base of one depth, and reads layers that it has."""
+    layers, read = base.num_layers, draft.aux_layer_ids or ()
+    if draft.num_target_layers not in (None, layers):
+        what = (
+            f"the draft was trained for a base of {draft.num_target_layers} layers, {base.name} "
+            f"has {layers} layers"
+        )
+        yield Mismatch("depth", what)
+    if any(not 1 <= layer <= layers for layer in read):
+        what = (
+            f"the draft reads hidden_states {', '.join(map(str, read))}, {base.name} has {layers} "
+            "layers"
+        )
+        yield Mismatch("aux layers", what)
+
+
+def mask_token(base: BaseSide, draft: DraftSide) -> Iterator[Mismatch]:
+    """A draft that fills masks takes the mask's embedding from the base."""
+    if draft.mask_token_id is None or 0 <= draft.mask_token_id < base.vocab_size:
+        return
+    what = (
+        f"the draft's mask token is {draft.mask_token_id}, the vocabulary of {base.name} has "
+        f"{base.vocab_size} tokens"
+    )
+    yield Mismatch("mask token", what)
+
+
 COMMON: tuple[PairRule, ...] = (
     same_method,
     same_weights,
@@ -82,4 +110,6 @@ COMMON: tuple[PairRule, ...] = (
     hidden_size,
     embedding,
     head,
+    depth,
+    mask_token,
 )

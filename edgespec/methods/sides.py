@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from edgespec.config.values import DraftConfig, ModelConfig
+
 PLAIN_METHOD = "none"  # spec_decode_type of a base that was exported for no draft
 
 
@@ -29,6 +31,16 @@ class BaseSide:
     hidden_states_width: int | None = None
     identity: str | None = None
     origin: str | None = None
+
+    @classmethod
+    def of_checkpoint(cls, model: ModelConfig, name: str = "the base") -> BaseSide:
+        """A base as its checkpoint declares it."""
+        return cls(
+            vocab_size=model.vocab_size,
+            hidden_size=model.decoder.hidden_size,
+            num_layers=model.decoder.num_layers,
+            name=name,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +64,27 @@ class DraftSide:
     hidden_states_width: int | None = None
     base_identity: str | None = None
     base_origin: str | None = None
+
+    @classmethod
+    def of_checkpoint(
+        cls, draft: DraftConfig, aux_layers: tuple[int, ...] | None = None
+    ) -> DraftSide:
+        """A draft as its checkpoint declares it; `aux_layers` win over those that it names, which
+        count as far as they are certain."""
+        certain = draft.aux_layer_ids if draft.aux_layer_convention == "hs" else None
+        return cls(
+            method=draft.method,
+            vocab_size=draft.vocab_size,
+            draft_vocab_size=draft.draft_vocab_size,
+            hidden_size=draft.decoder.hidden_size,
+            target_hidden_size=draft.target_hidden_size,
+            num_aux_layers=draft.num_aux_layers,
+            aux_layer_ids=aux_layers or certain,
+            own_embedding=draft.own_embedding,
+            own_head=draft.own_head,
+            num_target_layers=draft.num_target_layers,
+            mask_token_id=None if draft.own_embedding else draft.mask_token_id,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What was found of a pair: one verdict a line, each with its remedy. Knows no checkpoints."""
+"""What was found of a pair: one result a line, each with its remedy. Knows no checkpoints."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """How often draft and base agreed where the features were read in one way; no taps: the state
-    behind the norm.
+    """How often draft and base agreed for one reading of the hidden states.
 
-    `gained` are positions where they agree in this reading and not in the stated one, `lost` those
-    of the contrary.
+    No aux layers: the state after the last norm.
+
+    `gained` are positions where they agree in this reading and not in the stated one, `lost` the
+    contrary.
     """
 
     name: str

@@ -1,31 +1,41 @@
-"""Do the parts fit: tensors, widths, taps, and what one lends the other. Knows sizes, and not what
-tokens mean."""
+"""Do the parts fit: tensors, widths, aux layers, and what a draft shares with its base.
+
+Knows how a result reads. The rules themselves stand in `methods`.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import is_quantized
 from edgespec.checkpoint.origin import origin_of
-from edgespec.methods.aux_layers import resolve_aux_layers
-from edgespec.methods.dflash import DFlashConfig
-from edgespec.methods.eagle3 import Eagle3Config
+from edgespec.config import DraftConfig
+from edgespec.methods import METHODS, resolve_aux_layers
 from edgespec.pairing.check_result import CheckResult
 from edgespec.pairing.pair import Pair
+from edgespec.pairing.readings import listed
 
-_OTHER_BASE = "Give the base that this draft was made for, or a draft of this base."
+_OTHER_BASE = "Give the base that this draft was trained for, or a draft of this base."
 
 
-def whole(pair: Pair) -> Iterator[CheckResult]:
+def tensors(pair: Pair) -> Iterator[CheckResult]:
     """Both have the tensors that their graphs ask for."""
-    from edgespec.graphs.completeness import check_whole
+    from edgespec.graphs.completeness import check_complete
 
-    check_whole(pair.base, pair.model)
+    check_complete(pair.base, pair.model)
     if pair.draft is not None and pair.config is not None:
-        check_whole(pair.draft, pair.config)
-    yield CheckResult("ok", "whole", "all tensors are there, by their names and shapes")
+        check_complete(pair.draft, pair.config)
+    yield CheckResult("ok", "tensors", "all are there, by their names and shapes")
+
+
+def refused(pair: Pair, topic: str, shown: str | None = None) -> CheckResult | None:
+    """The mismatch of a topic as a check result; None where base and draft fit."""
+    found = pair.mismatch(topic)
+    if found is None:
+        return None
+    return CheckResult("refused", shown or topic, found.what, found.remedy or _OTHER_BASE)
 
 
 def origin(pair: Pair) -> Iterator[CheckResult]:
@@ -39,22 +49,19 @@ def origin(pair: Pair) -> Iterator[CheckResult]:
         )
         return
     if recorded["identity"] in (pair.base.identity(), origin_of(pair.base, hashes=False).identity):
-        yield CheckResult("ok", "origin", "the draft was quantised with this very base")
+        yield CheckResult("ok", "origin", "the draft was quantized with this very base")
         return
-    what = f"the draft was quantised with another base ({recorded.get('name')}) than this one"
+    what = f"the draft was quantized with another base ({recorded.get('name')}) than this one"
     yield CheckResult(
-        "warning", "origin", what, "Give that base, or the one that it was quantised to."
+        "warning", "origin", what, "Give that base, or the one that it was quantized to."
     )
 
 
 def made_for(pair: Pair) -> Iterator[CheckResult]:
     """The base that the draft's config names; a name is no proof, another depth is."""
     _, config = pair.drafted()
-    depth = config.num_target_layers if isinstance(config, DFlashConfig) else None
-    layers = pair.model.decoder.num_layers
-    if depth is not None and depth != layers:
-        what = f"the draft was made for a base of {depth} layers, this one has {layers}"
-        yield CheckResult("refused", "made for", what, _OTHER_BASE)
+    if (found := refused(pair, "depth", "made for")) is not None:
+        yield found
         return
     if config.base_name is None:
         yield CheckResult("ok", "made for", "the draft does not say")
@@ -77,141 +84,83 @@ def _names_of(base: Checkpoint) -> set[str]:
     cached = [
         match[1] for part in path.parts if (match := re.fullmatch(r"models--(?:.+--)?(.+)", part))
     ]
-    told = base.config.get("_name_or_path")
-    told_name = [told.rstrip("/").rpartition("/")[2]] if isinstance(told, str) and told else []
-    return {name.lower() for name in (*(cached or [path.name]), *told_name)}
+    name = base.config.get("_name_or_path")
+    named = [name.rstrip("/").rpartition("/")[2]] if isinstance(name, str) and name else []
+    return {name.lower() for name in (*(cached or [path.name]), *named)}
 
 
 def vocabulary(pair: Pair) -> Iterator[CheckResult]:
+    """Base and draft have the same vocabulary."""
     _, config = pair.drafted()
-    if config.vocab_size == pair.model.vocab_size:
-        yield CheckResult("ok", "vocabulary", f"{config.vocab_size} tokens in both")
-        return
-    what = (
-        f"the draft's vocabulary has {config.vocab_size} tokens, the base's {pair.model.vocab_size}"
-    )
-    yield CheckResult("refused", "vocabulary", what, _OTHER_BASE)
+    ok = CheckResult("ok", "vocabulary", f"{config.vocab_size} tokens in both")
+    yield refused(pair, "vocabulary") or ok
 
 
 def hidden_size(pair: Pair) -> Iterator[CheckResult]:
+    """The draft reads hidden states as wide as the base's are."""
     _, config = pair.drafted()
     width, own = pair.model.decoder.hidden_size, config.decoder.hidden_size
-    if config.target_hidden_size == width:
-        beside = "" if own == width else f"; the draft itself is {own} wide"
-        yield CheckResult("ok", "hidden size", f"taps are {width} wide, as the base is{beside}")
-        return
-    what = (
-        f"the draft reads taps {config.target_hidden_size} wide, the base's hidden size is {width}"
-    )
-    yield CheckResult("refused", "hidden size", what, _OTHER_BASE)
+    beside = "" if own == width else f"; the draft itself is {own} wide"
+    what = f"aux hidden states are {width} wide, as the base is{beside}"
+    yield refused(pair, "hidden size") or CheckResult("ok", "hidden size", what)
 
 
-def aux_layers(pair: Pair) -> Iterator[CheckResult]:
-    """Which hidden_states of the base the draft reads, and how its own numbers were understood."""
+def aux_layers(
+    pair: Pair, stated: Callable[[DraftConfig], tuple[int, ...] | None]
+) -> Iterator[CheckResult]:
+    """Which hidden_states of the base the draft reads, and how its own numbers were understood.
+
+    `stated` are its aux layers in the numbering of its file.
+    """
     _, config = pair.drafted()
-    layers = pair.model.decoder.num_layers
-    if isinstance(config, Eagle3Config):
-        found, reading = (
-            resolve_aux_layers(config, layers, pair.aux_layers),
-            _eagle_reading(config, pair),
-        )
-    elif pair.aux_layers is not None:
-        what = (
-            "--aux-layers means nothing to a DFlash draft, which names its layers or follows a rule"
-            " of its own"
-        )
-        yield CheckResult("refused", "taps", what, "Leave --aux-layers out.")
+    method = METHODS[pair.method]
+    if pair.aux_layers is not None and not method.takes_aux_layers:
+        what = f"--aux-layers means nothing to {method.draft_title}, which names its own layers"
+        yield CheckResult("refused", "aux layers", what, "Leave --aux-layers out.")
         return
-    else:
-        found, reading = config.aux_layer_ids, _dflash_reading(config)
-    if found[-1] > layers:
-        what = f"hidden_states {_listed(found)}, {reading}; the base has {layers} layers"
-        yield CheckResult("refused", "taps", what, _OTHER_BASE)
+    if (found := refused(pair, "aux layers")) is not None:
+        yield found
         return
-    if found[-1] == layers:
-        what = (
-            f"hidden_states {_listed(found)}, {reading}: the last is read before the base's final"
-            " norm"
-        )
-        remedy = (
-            "Hugging Face's own list has the normed state there: make sure that the draft was"
-            " trained on this one."
-        )
-        yield CheckResult("warning", "taps", what, remedy)
+    num_layers = pair.model.decoder.num_layers
+    layers = resolve_aux_layers(config, num_layers, pair.aux_layers)
+    what = f"hidden_states {listed(layers)}, {_reading(pair, layers, stated(config))}"
+    if layers[-1] < num_layers:
+        yield CheckResult("ok", "aux layers", what)
         return
-    yield CheckResult("ok", "taps", f"hidden_states {_listed(found)}, {reading}")
+    remedy = (
+        "Hugging Face's own list has the normed state there: make sure that the draft was trained"
+        " on this one."
+    )
+    what = f"{what}: the last is read before the base's final norm"
+    yield CheckResult("warning", "aux layers", what, remedy)
 
 
-def _eagle_reading(config: Eagle3Config, pair: Pair) -> str:
+def _reading(pair: Pair, layers: tuple[int, ...], stated: tuple[int, ...] | None) -> str:
     if pair.aux_layers is not None:
         return "as --aux-layers says"
-    if config.aux_layer_ids is None:
-        return "EAGLE-3's default for this depth, since the draft names none"
-    found = resolve_aux_layers(config, pair.model.decoder.num_layers)
-    converted = config.aux_layer_convention == "output" or (
-        config.aux_layer_convention == "hs" and config.layout == "modelopt"
-    )
-    named = (
-        tuple(layer - 1 for layer in config.aux_layer_ids) if converted else config.aux_layer_ids
-    )
-    return (
-        "as the draft names them"
-        if named == found
-        else f"which the draft names as layer outputs {_listed(named)}"
-    )
-
-
-def _listed(ids: tuple[int, ...]) -> str:
-    return ", ".join(map(str, ids))
-
-
-def _dflash_reading(config: DFlashConfig) -> str:
-    if config.layout == "speculators":
+    if stated is None:
+        return "the default for this depth, since the draft names none"
+    if stated == layers:
         return "as the draft names them"
-    return (
-        "which the draft names as layer outputs"
-        f" {_listed(tuple(layer - 1 for layer in config.aux_layer_ids))}"
-    )
+    return f"which the draft names as layer outputs {listed(stated)}"
 
 
 def embedding(pair: Pair) -> Iterator[CheckResult]:
+    """The draft has an embedding, or can share the base's."""
     _, config = pair.drafted()
-    yield _shared(pair, "embedding", config.own_embedding)
+    whose = "the draft's own" if config.own_embedding else "the base's"
+    yield refused(pair, "embedding") or CheckResult("ok", "embedding", whose)
 
 
 def head(pair: Pair) -> Iterator[CheckResult]:
+    """The draft has an lm_head, or can share the base's."""
     _, config = pair.drafted()
-    if not config.own_head and is_quantized(pair.base, "lm_head"):
-        what = "the base's, which is quantised: the draft proposes through a rounded head"
-        yield CheckResult(
-            "warning", "head", what, "Quantise the base without its lm_head if acceptance falls."
-        )
-        return
-    yield _shared(pair, "head", config.own_head)
-
-
-def _shared(pair: Pair, topic: str, own: bool) -> CheckResult:
-    """What the draft has not of its own comes from the base, and must be as wide as the draft."""
-    _, config = pair.drafted()
-    width, lent = config.decoder.hidden_size, pair.model.decoder.hidden_size
-    if own:
-        return CheckResult("ok", topic, "the draft's own")
-    if width == lent:
-        return CheckResult("ok", topic, "the base's")
-    what = f"the draft borrows the base's, {lent} wide, and is itself {width} wide"
-    return CheckResult(
-        "refused",
-        topic,
-        what,
-        "Get the whole checkpoint of the draft, or the base that it was made for.",
-    )
-
-
-def mtp(pair: Pair) -> Iterator[CheckResult]:
-    """The base's own head: its tensors by names and shapes; what it shares with its base fits by
-    itself."""
-    from edgespec.graphs.mtp import MtpDraft
-
-    found = MtpDraft.open(pair.base, pair.model).table.stored
-    what = f"an MTP head of {len(found)} tensors; embedding, lm_head and RoPE are the base's"
-    yield CheckResult("ok", "head", what)
+    if (found := refused(pair, "head")) is not None:
+        yield found
+    elif not config.own_head and is_quantized(pair.base, "lm_head"):
+        what = "the base's, which is quantized: the draft proposes through a quantized lm_head"
+        remedy = "Quantize the base without its lm_head if acceptance falls."
+        yield CheckResult("warning", "head", what, remedy)
+    else:
+        whose = "the draft's own" if config.own_head else "the base's"
+        yield CheckResult("ok", "head", whose)

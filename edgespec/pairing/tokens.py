@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from edgespec.checkpoint.detect import read_d2t
+from edgespec.checkpoint.d2t import read_d2t
 from edgespec.checkpoint.files import Checkpoint, read_json
 from edgespec.errors import CheckpointError
-from edgespec.methods.dflash import DFlashConfig
 from edgespec.pairing.check_result import CheckResult
 from edgespec.pairing.pair import Pair
 
@@ -144,13 +143,11 @@ def mask_token(pair: Pair) -> Iterator[CheckResult]:
     """The mask must have a row of the base's embedding, and should be no token that text is made
     of."""
     _, config = pair.drafted()
-    assert isinstance(config, DFlashConfig)
     mask = config.mask_token_id
-    if not config.own_embedding and mask >= pair.model.vocab_size:
-        what = (
-            f"mask token {mask} is outside the base's vocabulary of {pair.model.vocab_size} tokens"
-        )
-        yield CheckResult("refused", "mask token", what, "Use a draft that was made for this base.")
+    assert mask is not None
+    if (found := pair.mismatch("mask token")) is not None:
+        remedy = "Use a draft that was trained for this base."
+        yield CheckResult("refused", "mask token", found.what, remedy)
         return
     base = read_tokens(pair.base)
     string = base.strings.get(mask) if base is not None else None

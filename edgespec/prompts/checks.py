@@ -1,7 +1,6 @@
-"""What a value may be. A check returns the value in the form that we work with, or refuses it at
-its place.
+"""Checks of values. A check returns the parsed value, or raises RequestError with its place.
 
-Knows types and limits. Knows nothing of where a key may stand, nor of files.
+Knows types and limits. Knows nothing of the places of keys, nor of files.
 """
 
 from __future__ import annotations
@@ -27,7 +26,10 @@ Check = Callable[[object, Place], T_co]
 
 
 class LogitBias(Mapping[int, float]):
-    """What is added to the logits of some token ids: checked when made, and it cannot change."""
+    """An immutable mapping from token ids to the bias of their logits.
+
+    Accepts ids or digit strings as keys. Raises RequestError for invalid ids or values.
+    """
 
     __slots__ = ("_of",)
 
@@ -51,21 +53,26 @@ class LogitBias(Mapping[int, float]):
 
 
 def flag(value: object, here: Place) -> bool:
+    """Returns a bool. Raises RequestError for other types."""
     if not isinstance(value, bool):
         here.refuse(f"is {show(value)}, not true or false", "Write true or false, without quotes.")
     return value
 
 
-def whole(low: int, high: int) -> Check[int]:
+def integer(low: int, high: int) -> Check[int]:
+    """Returns a check for an integer from `low` to `high`."""
+
     def check(value: object, here: Place) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            here.refuse(f"is {show(value)}", f"Write a whole number from {low} to {high}.")
+            here.refuse(f"is {show(value)}", f"Write an integer from {low} to {high}.")
         return value
 
     return check
 
 
 def number(is_allowed: Callable[[float], bool], allowed: str) -> Check[float]:
+    """Returns a check for a finite number; `allowed` describes the range in the remedy."""
+
     def check(value: object, here: Place) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
             here.refuse(f"is {show(value)}, not a number", f"Write {allowed}.")
@@ -77,15 +84,17 @@ def number(is_allowed: Callable[[float], bool], allowed: str) -> Check[float]:
 
 
 def seed(value: object, here: Place) -> int | None:
-    return None if value is None else whole(0, MAX_SEED)(value, here)
+    """Returns a seed; None is a random one."""
+    return None if value is None else integer(0, MAX_SEED)(value, here)
 
 
 def logit_bias(value: object, here: Place) -> LogitBias:
+    """Returns the biases of a mapping."""
     return value if isinstance(value, LogitBias) else LogitBias(value, here)
 
 
 def stop(value: object, here: Place) -> tuple[str, ...]:
-    """A string or a list of strings; an empty one or null as a whole asks for nothing."""
+    """Returns the stop strings of a string or a list of strings; null and "" are none."""
     if value is None or value == "":
         return ()
     if isinstance(value, str):
@@ -94,51 +103,54 @@ def stop(value: object, here: Place) -> tuple[str, ...]:
         here.refuse(f"is {show(value)}", 'Write a string or a list of strings, such as ["\\n\\n"].')
     if len(value) > MAX_STOPS:
         here.refuse(
-            f"holds {len(value)} strings, and {MAX_STOPS} is the limit", "Keep those that matter."
+            f"has {len(value)} strings, and {MAX_STOPS} is the limit", "Remove some of them."
         )
     return tuple(_stop_string(item, here.item(index)) for index, item in enumerate(value))
 
 
 def unsupported(reason: str, *neutral: object) -> Check[None]:
-    """A key of TensorRT Edge-LLM that this version cannot honor: fine while it asks for
-    nothing."""
+    """Returns a check for a key of TensorRT Edge-LLM that this version does not support.
+
+    It accepts null and the `neutral` values, which have no effect.
+    """
 
     def check(value: object, here: Place) -> None:
         if not any(value == item and type(value) is type(item) for item in (None, *neutral)):
             here.refuse(
-                f"is {show(value)}, and this version cannot honor it: {reason}", "Remove the key."
+                f"is {show(value)}, which this version does not support: {reason}",
+                "Remove the key.",
             )
 
     return check
 
 
 def text_size(text: str, here: Place) -> int:
-    """Bytes of UTF-8; half of a surrogate pair, which has none, is refused."""
+    """Returns the number of UTF-8 bytes. Raises RequestError for an unpaired surrogate."""
     try:
         return len(text.encode())
     except UnicodeEncodeError as error:
         here.refuse(
-            f"holds half of a surrogate pair, \\u{ord(text[error.start]):04x}, at character"
+            f"has an unpaired surrogate, \\u{ord(text[error.start]):04x}, at character"
             f" {error.start}",
-            "Write both halves, or the character itself.",
+            "Write both surrogates, or the character itself.",
         )
 
 
 SAMPLING: dict[str, Check[object]] = {
     "temperature": number(lambda x: x >= 0, "a number of 0 or more; 0 is greedy"),
     "top_p": number(lambda x: 0 < x <= 1, "a number above 0 and up to 1; 1 is off"),
-    "top_k": whole(0, MAX_COUNT),
+    "top_k": integer(0, MAX_COUNT),
     "seed": seed,
-    "max_generate_length": whole(1, MAX_COUNT),
+    "max_generate_length": integer(1, MAX_COUNT),
     "min_p": number(lambda x: 0 <= x <= 1, "a number from 0 to 1; 0 is off"),
-    # Beyond a hundredfold either way logits leave the range that float16 holds.
+    # A factor above 100 could take logits out of the range of float16
     "repetition_penalty": number(
         lambda x: 1 / MAX_PENALTY <= x <= MAX_PENALTY,
         f"a number from {1 / MAX_PENALTY} to {MAX_PENALTY}; 1 is off",
     ),
     "logit_bias": logit_bias,
     "stop": stop,
-    "num_logprobs": whole(0, MAX_LOGPROBS),
+    "num_logprobs": integer(0, MAX_LOGPROBS),
 }
 
 
@@ -155,8 +167,8 @@ def _biases(given: object, here: Place) -> dict[int, float]:
         )
     if len(given) > MAX_BIASED_TOKENS:
         here.refuse(
-            f"holds {len(given)} tokens, and {MAX_BIASED_TOKENS} is the limit",
-            "Keep those that matter.",
+            f"has {len(given)} tokens, and {MAX_BIASED_TOKENS} is the limit",
+            "Remove some of them.",
         )
     found: dict[int, float] = {}
     for key, value in given.items():
@@ -168,7 +180,7 @@ def _biases(given: object, here: Place) -> dict[int, float]:
 
 
 def _token_id(key: object, here: Place) -> int:
-    """An id, or the ASCII digits of one as JSON keys have them."""
+    """Accepts an id, or its ASCII digits as in JSON keys."""
     if isinstance(key, str) and len(key) <= 20 and key.isascii() and key.isdigit():
         key = int(key)
     if isinstance(key, bool) or not isinstance(key, int) or not 0 <= key <= MAX_COUNT:
@@ -183,7 +195,7 @@ def _stop_string(value: object, here: Place) -> str:
     if not isinstance(value, str):
         here.refuse(f"is {show(value)}, not a string", "Write strings only.")
     if not value:
-        here.refuse("is an empty string, which every text ends with", "Remove it.")
+        here.refuse("is an empty string, which matches everywhere", "Remove it.")
     size_bytes = text_size(value, here)
     if size_bytes > MAX_STOP_BYTES:
         here.refuse(
@@ -196,5 +208,5 @@ def _stop_string(value: object, here: Place) -> str:
 def _is_finite(value: float) -> bool:
     try:
         return math.isfinite(value)
-    except OverflowError:  # a whole number beyond every float
+    except OverflowError:  # an integer beyond the range of float
         return False

@@ -1,7 +1,7 @@
-"""`input.json` to requests: which key may stand where, what it defaults to, and which wins.
+"""Parses `input.json`: the place, default and precedence of each key.
 
-Knows the keys of the file, and refuses what this version cannot honor. Knows nothing of tokens,
-templates or engines: whether a request fits an engine is asked where the engine is.
+Knows the keys of the file, and rejects those that this version does not support. Knows nothing of
+tokens, templates or engines: the engine checks whether a request fits it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Unpack
 
 from edgespec.prompts import checks
-from edgespec.prompts.checks import Check, flag, text_size, unsupported, whole
+from edgespec.prompts.checks import Check, flag, integer, text_size, unsupported
 from edgespec.prompts.places import Place, did_you_mean, show
 from edgespec.prompts.source import parse_json, read_bytes
 from edgespec.prompts.types import Message, Overrides, Request, RequestFile, SamplingParams
@@ -25,20 +25,22 @@ MAX_REQUEST_BYTES = 2**20
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 TALKER = "talker_*"
-Values = dict[str, Any]  # by key, each as its check returned it
+Values = dict[str, Any]  # checked values by key
 
 
 def read_requests(path: str | os.PathLike[str], **overrides: Unpack[Overrides]) -> RequestFile:
-    """Read `input.json`; a value given here wins over the file, per-request values included.
+    """Reads `input.json`. Overrides take precedence over all values in the file.
 
-    Raises RequestError, naming the place in the file and what to do.
+    Raises RequestError that names the place in the file.
     """
     return parse_requests(parse_json(read_bytes(path), str(path)), str(path), **overrides)
 
 
 def parse_requests(raw: object, source: str, **overrides: Unpack[Overrides]) -> RequestFile:
-    """Turn the parsed JSON of an input file into requests; `source` is its name in errors. Raises
-    RequestError."""
+    """Returns the requests of the parsed JSON of an input file.
+
+    `source` is the file's name in messages. Raises RequestError that names the place.
+    """
     given = checked_overrides(overrides)
     here = Place(source)
     top = _values(as_object(raw, here), TOP, here)
@@ -58,10 +60,13 @@ def parse_requests(raw: object, source: str, **overrides: Unpack[Overrides]) -> 
 
 
 def checked_overrides(overrides: Overrides) -> Values:
-    """The overrides that are given, checked like the file. Raises RequestError."""
+    """Returns the overrides that are not None, checked like the file.
+
+    Raises RequestError for an invalid value and TypeError for an unknown name.
+    """
     if unknown := sorted(set(overrides) - set(Overrides.__annotations__)):
         raise TypeError(
-            f"{unknown[0]} is not an override; there are {', '.join(Overrides.__annotations__)}"
+            f"{unknown[0]} is not an override; known: {', '.join(Overrides.__annotations__)}"
         )
     here = Place("command line")
     return {
@@ -72,31 +77,31 @@ def checked_overrides(overrides: Overrides) -> Values:
 
 
 def with_values(base: Request, values: Values) -> Request:
-    """`base` with what the values say instead."""
+    """Returns `base` with the given values replaced."""
     sampling = {key: values[key] for key in checks.SAMPLING if key in values}
     own = {field: values[key] for key, field in FIELDS.items() if key in values}
-    # Most requests say nothing of sampling: they share the file's, and nothing is checked again.
+    # Most requests have no sampling values: they share the file's, which are checked once
     return replace(
         base, sampling=replace(base.sampling, **sampling) if sampling else base.sampling, **own
     )
 
 
 def _request(index: int, raw: object, base: Request, given: Values, here: Place) -> Request:
-    said = as_object(raw, here)
-    own = _values({**said, "messages": said.get("messages")}, REQUEST, here)
-    return replace(
-        with_values(base, {key: own[key] for key in own if key not in given}), index=index
-    )
+    parts = as_object(raw, here)
+    own = _values({**parts, "messages": parts.get("messages")}, REQUEST, here)
+    not_given = {key: own[key] for key in own if key not in given}
+    return replace(with_values(base, not_given), index=index)
 
 
 # --- messages
 
 
 def messages(raw: object, here: Place) -> tuple[Message, ...]:
+    """Returns the messages of a request. Raises RequestError that names the place."""
     items = as_list(raw, here, 'add a list such as [{"role": "user", "content": "Hello"}]')
     if len(items) > MAX_MESSAGES:
         here.refuse(
-            f"holds {len(items)} messages, and {MAX_MESSAGES} is the limit", "Send fewer messages."
+            f"has {len(items)} messages, and {MAX_MESSAGES} is the limit", "Send fewer messages."
         )
     found = tuple(_message(item, here.item(index)) for index, item in enumerate(items))
     check_total((message.content for message in found), here)
@@ -104,7 +109,7 @@ def messages(raw: object, here: Place) -> tuple[Message, ...]:
 
 
 def message_text(text: str, here: Place) -> str:
-    """The text of one message, within its limit."""
+    """Returns the text of a message. Raises RequestError if it is too long."""
     size_bytes = text_size(text, here)
     if size_bytes > MAX_MESSAGE_BYTES:
         here.refuse(
@@ -115,10 +120,11 @@ def message_text(text: str, here: Place) -> str:
 
 
 def check_total(texts: Iterable[str], here: Place) -> None:
+    """Raises RequestError if the texts of a request are too long in total."""
     size_bytes = sum(len(text.encode()) for text in texts)
     if size_bytes > MAX_REQUEST_BYTES:
         here.refuse(
-            f"holds {size_bytes} bytes of text in all, and {MAX_REQUEST_BYTES} is the limit of a"
+            f"has {size_bytes} bytes of text in all, and {MAX_REQUEST_BYTES} is the limit of a"
             " request",
             "Send fewer messages, or shorter ones.",
         )
@@ -129,8 +135,7 @@ def _message(raw: object, here: Place) -> Message:
     check_names(parts, ("role", "content"), here)
     role = parts.get("role")
     if not isinstance(role, str) or role not in ROLES:
-        # Many chat templates skip a role that they do not know without a word, so this file has to
-        # be here.
+        # Many chat templates silently skip an unknown role
         here.key("role").refuse(
             f"is {show(role)}",
             f"Write one of {', '.join(ROLES)}.{did_you_mean(role, ROLES, ' Did you mean {}?')}",
@@ -146,12 +151,11 @@ def _content(raw: object, here: Place) -> str:
     )
     if len(items) > MAX_CONTENT_ITEMS:
         here.refuse(
-            f"holds {len(items)} items, and {MAX_CONTENT_ITEMS} is the limit",
+            f"has {len(items)} items, and {MAX_CONTENT_ITEMS} is the limit",
             "Join the text items.",
         )
-    return message_text(
-        "".join(_content_item(item, here.item(index)) for index, item in enumerate(items)), here
-    )
+    texts = [_content_item(item, here.item(index)) for index, item in enumerate(items)]
+    return message_text("".join(texts), here)
 
 
 def _content_item(raw: object, here: Place) -> str:
@@ -159,7 +163,7 @@ def _content_item(raw: object, here: Place) -> str:
     kind = parts.get("type")
     if kind in ("image", "audio", "video"):
         here.refuse(
-            f"is of type {kind}, and this version takes text only", f"Remove the {kind} item."
+            f"is of type {kind}, and this version supports only text", f"Remove the {kind} item."
         )
     if kind != "text":
         here.key("type").refuse(f"is {show(kind)}", 'Write {"type": "text", "text": "..."}.')
@@ -176,12 +180,14 @@ def _content_item(raw: object, here: Place) -> str:
 
 
 def as_object(raw: object, here: Place) -> dict[str, object]:
+    """Returns a JSON object. Raises RequestError for other values."""
     if not isinstance(raw, dict):
         here.refuse(f"is {show(raw)}, not an object", "Write an object: {...}.")
     return raw
 
 
 def as_list(raw: object, here: Place, remedy: str) -> list[object]:
+    """Returns a JSON list that is not empty. Raises RequestError with `remedy` for other values."""
     remedy = f"{remedy[0].upper()}{remedy[1:]}."
     if raw is None:
         here.refuse("is missing", remedy)
@@ -192,7 +198,8 @@ def as_list(raw: object, here: Place, remedy: str) -> list[object]:
     return raw
 
 
-def as_it_is(value: object, here: Place) -> object:
+def unchecked(value: object, here: Place) -> object:
+    """Returns the value, which is checked later."""
     return value
 
 
@@ -204,15 +211,15 @@ BELONGS = {TOP: "at the top level of the file", REQUEST: "in each of the request
 
 
 class Key(NamedTuple):
-    """Where a key may stand and what its value may be."""
+    """The places of a key, and the check of its value."""
 
     places: tuple[str, ...]
     check: Check[object]
 
 
 KEYS: dict[str, Key] = {
-    "batch_size": Key((TOP,), whole(1, checks.MAX_BATCH_SIZE)),
-    "requests": Key((TOP,), as_it_is),
+    "batch_size": Key((TOP,), integer(1, checks.MAX_BATCH_SIZE)),
+    "requests": Key((TOP,), unchecked),
     "messages": Key((REQUEST,), messages),
     **{name: Key(BOTH, check) for name, check in checks.SAMPLING.items()},
     "apply_chat_template": Key(BOTH, flag),
@@ -226,7 +233,7 @@ KEYS: dict[str, Key] = {
     TALKER: Key(BOTH, unsupported("it belongs to audio output")),
 }
 
-# The keys that are a field of Request, by the name that they have there.
+# Keys of the file -> fields of Request
 FIELDS = {
     "messages": "messages",
     "apply_chat_template": "apply_chat_template",
@@ -236,7 +243,7 @@ FIELDS = {
     "save_system_prompt_kv_cache": "keep_system_prompt",
 }
 
-# What other engines call them.
+# Names in other engines -> ours
 ALSO_CALLED = {
     "max_tokens": "max_generate_length",
     "max_new_tokens": "max_generate_length",
@@ -256,11 +263,8 @@ def _values(given: Mapping[str, object], place: str, here: Place) -> Values:
     for name, value in given.items():
         key = KEYS.get(_row(name))
         if key is None:
-            refuse_name(
-                name,
-                [known for known in KEYS if place in KEYS[known].places and known != TALKER],
-                here,
-            )
+            known = [key for key in KEYS if place in KEYS[key].places and key != TALKER]
+            refuse_name(name, known, here)
         if place not in key.places:
             here.key(name).refuse(
                 "is in the wrong place", f'"{name}" belongs {BELONGS[key.places[0]]}.'
@@ -270,12 +274,14 @@ def _values(given: Mapping[str, object], place: str, here: Place) -> Values:
 
 
 def check_names(given: Mapping[str, object], known: Iterable[str], here: Place) -> None:
+    """Raises RequestError for the first unknown key."""
     for name in given:
         if name not in known:
             refuse_name(name, known, here)
 
 
 def refuse_name(name: object, known: Iterable[str], here: Place) -> NoReturn:
+    """Raises RequestError for an unknown key, with the nearest known one."""
     meant = ALSO_CALLED.get(str(name), name)
     remedy = did_you_mean(meant, known, "Did you mean {}? If not, remove the key.")
     here.key(str(name)).refuse(

@@ -1,6 +1,6 @@
-"""Where we are in a file or among arguments, and how a refusal says so.
+"""Places in an input file or among arguments, and how error messages show them.
 
-Knows names and positions. Knows nothing of what a value means.
+Knows names and positions. Knows nothing of the meaning of a value.
 """
 
 from __future__ import annotations
@@ -16,23 +16,27 @@ MAX_SHOWN = 60  # characters of a value or a name
 
 
 class Place(NamedTuple):
-    """The way to one value, as errors say it: `input.json: requests[3].messages[0].content`."""
+    """The place of a value, as messages show it: `input.json: requests[3].messages[0].content`."""
 
     source: str
     steps: tuple[str | int, ...] = ()
 
     def key(self, name: str) -> Place:
+        """Returns the place of a key of this object."""
         return Place(self.source, (*self.steps, name))
 
     def item(self, index: int) -> Place:
+        """Returns the place of an item of this list."""
         return Place(self.source, (*self.steps, index))
 
     @property
     def path(self) -> str:
+        """The path within the source, such as `requests[3].messages`."""
         steps = (f"[{step}]" if isinstance(step, int) else f".{_name(step)}" for step in self.steps)
         return "".join(steps).removeprefix(".")
 
     def refuse(self, what: str, remedy: str) -> NoReturn:
+        """Raises RequestError with the place, `what` is wrong with the value, and the remedy."""
         raise RequestError(
             f"{self.source}: {self.path} {what}." if self.steps else f"{self.source} {what}.",
             remedy,
@@ -40,14 +44,14 @@ class Place(NamedTuple):
 
 
 def show(value: object) -> str:
-    """A value as JSON, cut short."""
+    """Returns a value as JSON, truncated; objects and lists are only named."""
     if isinstance(value, dict | list) and value:
         return "an object" if isinstance(value, dict) else "a list"
     return _cut(_as_json(value))
 
 
 def did_you_mean(word: object, known: Iterable[str], sentence: str) -> str:
-    """The sentence with the known name that is nearest to the word; empty where none is near."""
+    """Returns `sentence` formatted with the known name nearest to `word`; empty if none is near."""
     close = difflib.get_close_matches(str(word)[:80], list(known), n=1)
     return sentence.format(f'"{close[0]}"') if close else ""
 
@@ -59,7 +63,7 @@ def _name(step: str) -> str:
 def _as_json(value: object) -> str:
     try:
         return json.dumps(value)
-    except TypeError:  # what a caller from Python gave, and JSON does not have
+    except TypeError:  # a value from Python that JSON cannot represent
         return repr(value)
     except ValueError:  # thousands of digits
         return "a number of thousands of digits"

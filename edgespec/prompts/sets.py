@@ -1,7 +1,7 @@
-"""Prompt sets: one JSON object a line, as MT-Bench, Spec-Bench and HumanEval are published.
+"""Prompt sets: one JSON object per line, the format of MT-Bench, Spec-Bench and HumanEval.
 
-Knows their keys. The first turn opens the conversation; each later one is sent after the answer to
-the one before.
+Knows their keys. The first turn opens the conversation; each later turn is sent after the response
+to the one before. Knows nothing of tokens.
 """
 
 from __future__ import annotations
@@ -30,47 +30,43 @@ from edgespec.prompts.places import Place, show
 from edgespec.prompts.source import parse_json, read_bytes
 from edgespec.prompts.types import Message, Overrides, Request, RequestFile
 
-MAX_TURNS = MAX_MESSAGES // 2  # with the answers between them
+MAX_TURNS = MAX_MESSAGES // 2  # each turn has a response
 
-NAMES = ("question_id", "task_id", "id")  # the first that a line has is the request's name
-NOT_FOR_US = (
-    "category",
-    "reference",
-    "entry_point",
-    "canonical_solution",
-    "test",
-)  # what graders of answers read
-KNOWN = ("turns", "prompt", *NAMES, *NOT_FOR_US)
+NAMES = ("question_id", "task_id", "id")  # the first one present is the request's name
+IGNORED = ("category", "reference", "entry_point", "canonical_solution", "test")  # for graders
+KNOWN = ("turns", "prompt", *NAMES, *IGNORED)
 
 
 def read_prompt_set(path: str | os.PathLike[str], **overrides: Unpack[Overrides]) -> RequestFile:
-    """Read a JSONL prompt set: `turns` (or one `prompt`) a line, with the sampling defaults of
-    `input.json`.
+    """Reads a JSONL prompt set: `turns` or one `prompt` per line.
 
-    Raises RequestError, naming the line and what to do.
+    Sampling defaults are those of `input.json`. Raises RequestError that names the line.
     """
     return parse_prompt_set(read_bytes(path), str(path), **overrides)
 
 
 def parse_prompt_set(data: bytes, source: str, **overrides: Unpack[Overrides]) -> RequestFile:
-    """Turn the lines of a prompt set into requests; `source` is its name in errors. Raises
-    RequestError."""
+    """Returns the requests of a prompt set; `source` is its name in messages.
+
+    Raises RequestError that names the line.
+    """
     given = checked_overrides(overrides)
     base = with_values(PLAIN_REQUEST, given)
-    requests = tuple(
-        _request(
-            index, parse_json(line, source, line=number), base, Place(f"{source}, line {number}")
-        )
-        for index, (number, line) in enumerate(_lines(data))
-    )
+    requests = []
+    for index, (number, line) in enumerate(_lines(data)):
+        parsed = parse_json(line, source, line=number)
+        requests.append(_request(index, parsed, base, Place(f"{source}, line {number}")))
     if not requests:
-        Place(source).refuse("holds no prompts", 'Write one a line, such as {"turns": ["Hello"]}.')
-    return RequestFile(Path(source), requests, batch_size=(BATCH_OF_ONE | given)["batch_size"])
+        Place(source).refuse("has no prompts", 'Write one per line, such as {"turns": ["Hello"]}.')
+    batch_size = (BATCH_OF_ONE | given)["batch_size"]
+    return RequestFile(Path(source), tuple(requests), batch_size)
 
 
 def _lines(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Lines that are not blank, with their numbers. Only \\n ends one: strings may hold U+2028 and
-    its like."""
+    """Yields the lines that are not blank, with their numbers.
+
+    Only \\n ends a line: strings may contain other line separators, such as U+2028.
+    """
     for number, line in enumerate(io.BytesIO(data.removeprefix(b"\xef\xbb\xbf")), 1):
         if line.strip():
             yield number, line
@@ -99,7 +95,7 @@ def _turns(parts: dict[str, object], here: Place) -> list[str]:
         parts.get("turns"), there, 'write a list of strings, such as "turns": ["Hello"]'
     )
     if len(items) > MAX_TURNS:
-        there.refuse(f"holds {len(items)} turns, and {MAX_TURNS} is the limit", "Send fewer turns.")
+        there.refuse(f"has {len(items)} turns, and {MAX_TURNS} is the limit", "Send fewer turns.")
     found = [_text(item, there.item(index)) for index, item in enumerate(items)]
     check_total(found, there)
     return found
@@ -117,6 +113,6 @@ def _name(parts: dict[str, object], here: Place) -> str | None:
         return None
     value = parts[key]
     if isinstance(value, bool) or not isinstance(value, str | int):
-        here.key(key).refuse(f"is {show(value)}", "Write a string or a whole number.")
+        here.key(key).refuse(f"is {show(value)}", "Write a string or an integer.")
     text_size(str(value), here.key(key))
     return str(value)

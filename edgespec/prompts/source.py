@@ -1,5 +1,4 @@
-"""Bytes of untrusted files to JSON values: a bounded file, UTF-8, no duplicate keys, no NaN,
-bounded depth.
+"""Parses untrusted JSON: a bounded file, UTF-8, no duplicate keys, no NaN, bounded depth.
 
 Knows JSON. Knows nothing of requests.
 """
@@ -18,14 +17,14 @@ MAX_FILE_BYTES = 64 * 2**20
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
-    """The bytes of a file of requests. Raises RequestError."""
+    """Returns the bytes of a request file. Raises RequestError if unreadable or above 64 MiB."""
     try:
         with Path(path).open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a path with a null character
-        said = error.strerror if isinstance(error, OSError) else str(error)
+        reason = error.strerror if isinstance(error, OSError) else str(error)
         raise RequestError(
-            f"{path} cannot be read: {said}.",
+            f"{path} cannot be read: {reason}.",
             "Pass the path of a file that exists and is readable.",
         ) from error
     if len(data) > MAX_FILE_BYTES:
@@ -36,10 +35,10 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
 
 
 def parse_json(data: bytes, source: str, *, line: int | None = None) -> object:
-    """Parse one JSON document; `source` is its name in errors, and `line` where it stands when it
-    fills one line.
+    """Parses one JSON document.
 
-    Raises RequestError.
+    `source` is its name in messages, and `line` its line number in a JSONL file. Raises
+    RequestError.
     """
     here = source if line is None else f"{source}, line {line}"
     text = _decode(data, here, line)
@@ -48,15 +47,13 @@ def parse_json(data: bytes, source: str, *, line: int | None = None) -> object:
         found = dict(pairs)
         if len(found) < len(pairs):
             raise RequestError(
-                f"{here}: the key {show(_first_repeated(pairs))} stands twice in one object.",
+                f"{here}: the key {show(_first_repeated(pairs))} occurs twice in one object.",
                 "Keep one of the two.",
             )
         return found
 
     def refuse_constant(name: str) -> NoReturn:
-        raise RequestError(
-            f"{here}: {name} is not JSON, and not a value to work with.", "Write a finite number."
-        )
+        raise RequestError(f"{here}: {name} is not JSON.", "Write a finite number.")
 
     try:
         parsed: object = json.loads(
@@ -67,15 +64,15 @@ def parse_json(data: bytes, source: str, *, line: int | None = None) -> object:
             f"{here} is not JSON: {error.msg} at {_position(error.lineno, error.colno, line)}.",
             "Fix the file there; a missing comma or quote just before is the usual cause."
             if line is None
-            else "Write one whole JSON object a line.",
+            else "Write one complete JSON object per line.",
         ) from error
     except RecursionError as error:
         raise RequestError(
-            f"{here} is nested too deeply.", "Five levels are all that requests need."
+            f"{here} is nested too deeply.", "Requests need at most five levels."
         ) from error
     except ValueError as error:  # an integer of thousands of digits
         raise RequestError(
-            f"{here} holds a number that is too long: {error}.", "Write a shorter number."
+            f"{here} has a number that is too long: {error}.", "Write a shorter number."
         ) from error
     return parsed
 
@@ -101,6 +98,6 @@ def _position(line: int, column: int, only_line: int | None) -> str:
 
 
 def _line_and_column(before: bytes) -> tuple[int, int]:
-    """Line and column, counted from 1, of the byte that follows `before` (which is valid UTF-8)."""
+    """Returns line and column, from 1, of the byte after `before`, which is valid UTF-8."""
     last_line = before.rpartition(b"\n")[2]
     return before.count(b"\n") + 1, len(last_line.decode("utf-8-sig")) + 1

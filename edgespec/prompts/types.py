@@ -1,4 +1,4 @@
-"""What a request is, once it has been checked; and the reasons why a response ends.
+"""Validated requests, and the finish reasons of a response.
 
 Knows the values. Knows nothing of JSON or files.
 """
@@ -24,7 +24,7 @@ NO_BIAS = checks.LogitBias()
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation; the text items of a content array are joined."""
+    """One message of a conversation; the text items of a content array are joined."""
 
     role: str
     content: str
@@ -32,11 +32,11 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to choose the next token, and when to stop.
+    """How to sample the next token, and when to stop.
 
     `temperature` 0 is greedy; `top_k` 0, `top_p` 1, `min_p` 0 and `repetition_penalty` 1 are off;
-    no `seed` means that one is drawn. A dict with ids or digit strings for `logit_bias`, and a
-    string or a list for `stop`, are taken too.
+    `seed` None is a random seed. `logit_bias` may also be a dict with ids or digit strings, and
+    `stop` a string or a list. Raises RequestError for values that input.json could not have either.
     """
 
     temperature: float = 1.0
@@ -51,7 +51,6 @@ class SamplingParams:
     num_logprobs: int = 0
 
     def __post_init__(self) -> None:
-        """Raise RequestError for a value that input.json could not hold either."""
         here = Place("SamplingParams")
         for name, check in checks.SAMPLING.items():
             object.__setattr__(self, name, check(getattr(self, name), here.key(name)))
@@ -59,18 +58,18 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One conversation to be continued; `index` is its place in the file."""
+    """One conversation to continue."""
 
-    index: int
+    index: int  # its position in the file
     messages: tuple[Message, ...]
     sampling: SamplingParams
     disable_spec_decode: bool = False
     apply_chat_template: bool = True
     add_generation_prompt: bool = True
     enable_thinking: bool = False
-    keep_system_prompt: bool = True  # its KV may be kept for later requests; changes no output
-    turns: tuple[str, ...] = ()  # later user turns, each sent after the answer to the one before
-    name: str | None = None  # what a prompt set calls it
+    keep_system_prompt: bool = True  # cache its KV for later requests; changes no output
+    turns: tuple[str, ...] = ()  # later user turns, each sent after the response to the one before
+    name: str | None = None  # its id in a prompt set
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +82,7 @@ class RequestFile:
 
 
 class Overrides(TypedDict, total=False):
-    """What the command line may say for all requests; None leaves the file's."""
+    """Values of the command line for all requests; None keeps the file's value."""
 
     batch_size: int | None
     temperature: float | None

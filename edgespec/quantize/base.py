@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization
-from edgespec.checkpoint.names import STACK, beside_roots, stored_name, text_stack
+from edgespec.checkpoint.names import PREDICTION_HEADS, STACK, beside_roots, stored_name, text_stack
 from edgespec.config import ModelConfig
 from edgespec.errors import CheckpointError, UnsupportedModel
 from edgespec.families import parse_model_config
-from edgespec.methods.dflash import DFlashConfig
+from edgespec.methods import METHODS
 
 HEAD, EMBEDDING = "lm_head", "model.embed_tokens"
 
@@ -28,6 +28,7 @@ class Base:
     max_position: int  # tokens
     tied_head: bool
     stack: str = STACK  # prefix of the decoder's tensors on disk, without its dot
+    embedding_scale: float = 1.0  # multiplies the embedding's rows, rounded to the weights' dtype
 
     def stored(self, name: str) -> str:
         """Returns the name on disk of a module or tensor with the own name `name`."""
@@ -52,23 +53,28 @@ def base_of(checkpoint: Checkpoint) -> Base:
         raise CheckpointError(
             f"{checkpoint.path} has no {HEAD}.weight, and its config.json does not tie it."
         )
-    layers, positions = config.decoder.num_layers, config.max_position
-    return Base(checkpoint, layers, positions, config.tied_head, text_stack(checkpoint))
+    return Base(
+        checkpoint,
+        config.decoder.num_layers,
+        config.max_position,
+        config.tied_head,
+        text_stack(checkpoint),
+        config.decoder.embedding_scale,
+    )
 
 
 def base_config(checkpoint: Checkpoint) -> ModelConfig:
-    """Returns the configuration of a base that is not quantized yet; `mtp.*` heads are ignored.
+    """Returns the configuration of a base that is not quantized yet; prediction heads are ignored.
 
     Raises UnsupportedModel for a draft or a quantized checkpoint.
     """
     refuse_quantized(checkpoint)
-    if any(name.startswith("mtp.") for name in checkpoint.tensors):
+    if any(name.startswith(PREDICTION_HEADS) for name in checkpoint.tensors):
         return parse_model_config(checkpoint.config, str(checkpoint.path / "config.json"))
     found = detect(checkpoint)
     if not isinstance(found, ModelConfig):
-        kind = "a DFlash" if isinstance(found, DFlashConfig) else "an EAGLE-3"
         raise UnsupportedModel(
-            f"{checkpoint.path} is {kind} draft, not a base model.",
+            f"{checkpoint.path} is {METHODS[found.method].draft_title}, not a base model.",
             "edgespec quantize draft --base-model-dir BASE --draft-model-dir DRAFT ... quantizes"
             " drafts.",
         )

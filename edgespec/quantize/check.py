@@ -319,6 +319,7 @@ class QuantizedWeights(OriginalWeights):
         return weight
 
     def head(self, low: int) -> Any:
+        """Returns effective rows `low` to `low + HEAD_ROWS` of a quantized lm_head, [rows, H]."""
         assert self.own_head is not None
         rows = slice(low, low + HEAD_ROWS)
         value, wanted = dequantized_and_expected(self.own_head, self.source.head(low), rows)

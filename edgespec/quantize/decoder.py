@@ -39,7 +39,8 @@ class Decoder:
         check_names(self)
 
     def embed(self, ids: Sequence[Sequence[int]]) -> Any:
-        """Returns the embeddings [B, S, H] of ids [B, S]. Reads only the rows that are used."""
+        """Returns what the first layer reads for ids [B, S]: the embeddings [B, S, H], scaled where
+        the model does so. Reads only the rows that are used."""
         import torch
 
         name = f"{self.base.stored(EMBEDDING)}.weight"
@@ -47,7 +48,8 @@ class Decoder:
         rows = np.concatenate(
             [self.base.checkpoint.read_rows(name, row, row + 1) for row in needed.tolist()]
         )
-        embedded = to_torch(rows).to(self.dtype)[torch.from_numpy(places.reshape(-1))]
+        scale = torch.tensor(self.base.embedding_scale, dtype=self.dtype)
+        embedded = (to_torch(rows).to(self.dtype) * scale)[torch.from_numpy(places.reshape(-1))]
         return embedded.view(len(ids), len(ids[0]), -1)
 
     @contextmanager

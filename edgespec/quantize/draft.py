@@ -1,7 +1,7 @@
-"""From an EAGLE-3 draft to its quantised directory, calibrated on what the base really feeds it.
+"""From a draft to its quantized directory, calibrated on the base's own hidden states.
 
-Knows the order of the work. `fc` stays as it is, as the mirrored tool has it for DFlash: what all
-else is made from.
+Knows the order of the work, and no method: those stand in `table`. `fc` is never quantized, as in
+TensorRT Edge-LLM: everything else is computed from it.
 """
 
 from __future__ import annotations
@@ -19,15 +19,13 @@ from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import Checkpoint, open_checkpoint
 from edgespec.checkpoint.layouts import read_quantization, read_weight
 from edgespec.checkpoint.names import stored_name, text_stack
-from edgespec.config import ModelConfig
+from edgespec.config import DraftConfig, ModelConfig
 from edgespec.errors import BuildError, PairingError, UnsupportedModel
-from edgespec.methods.aux_layers import resolve_aux_layers
-from edgespec.methods.dflash import DFlashConfig
-from edgespec.methods.eagle3 import Eagle3Config
+from edgespec.methods import METHODS, BaseSide, DraftSide, mismatches, resolve_aux_layers
+from edgespec.progress import Progress
 from edgespec.quantize import calibration, modelopt, work
 from edgespec.quantize import check as checking
 from edgespec.quantize.base import EMBEDDING, HEAD, base_config, refuse_quantized
-from edgespec.quantize.layerwise import Progress
 from edgespec.quantize.llm import (
     Options,
     Quantized,
@@ -41,6 +39,8 @@ from edgespec.quantize.llm import (
     write_sidecars,
 )
 from edgespec.quantize.plan import Plan, make_plan, quantized_bytes, refuse_full_disk, size_bytes
+from edgespec.quantize.row import CalibrationPair
+from edgespec.quantize.table import QUANTIZABLE
 from edgespec.quantize.tensors import (
     Piece,
     array_piece,
@@ -50,11 +50,7 @@ from edgespec.quantize.tensors import (
     write_safetensors,
 )
 
-# EAGLE-3: features [S, taps * Ht] of tokens t, embeddings [S, H] of tokens t + 1. DFlash: features
-# [n, taps * Ht] of a context, embeddings [B, H] of the block behind it.
-Pair = tuple[Any, Any]
-AnyDraft = Eagle3Config | DFlashConfig
-LENT_HEAD = f"{HEAD}.weight"
+SHARED_HEAD = f"{HEAD}.weight"
 
 
 def quantize_draft(
@@ -65,7 +61,7 @@ def quantize_draft(
     progress: Progress,
     log: modelopt.Log,
 ) -> Quantized:
-    """Write the quantised draft to `out`; nothing is left behind when it fails.
+    """Write the quantized draft to `out`; nothing is left behind when it fails.
 
     Raises as `quantize_llm` does, and PairingError where base and draft do not belong together.
     """
@@ -80,12 +76,16 @@ def quantize_draft(
         raise UnsupportedModel(
             f"{draft.path} is a base model, not a draft.", "edgespec quantize llm takes it."
         )
+    if config.method not in QUANTIZABLE:
+        what = f"{draft.path} is {METHODS[config.method].draft_title}, which is not quantized here."
+        raise UnsupportedModel(what, "Use it as it is: drafts are small.")
     base = open_checkpoint(base_dir, allow_pickle=options.allow_pickle)
     model = base_config(base)
     check_pair(config, model, base)
-    aux_layers = aux_layers_of(config, model, base)
-    named, names = own_names(draft, config)
-    plan = plan_draft(named, names, lent_shape(config, options), options)
+    row, shared = QUANTIZABLE[config.method], shared_head_shape(config, options)
+    aux_layers = resolve_aux_layers(config, model.decoder.num_layers)
+    named, names = row.names(draft, config)
+    plan = plan_draft(named, names, shared, options)
     texts = calibration.read_texts(options.calib_data, options.samples)
     request = request_of(draft, options, texts)
     request["base"] = {
@@ -101,7 +101,7 @@ def quantize_draft(
     bundle.refuse_occupied(out)
     modelopt.check_installed()
     work.refuse_unfinished(out, request)
-    needed = size_to_write(named, names, plan, lent_shape(config, options))
+    needed = size_to_write(named, names, plan, shared)
     refuse_full_disk(out, needed)
     digests = {"source": read_all(draft, progress), "base": read_all(base, progress)}
     prepare(options, progress, log, with_modelopt=True)
@@ -109,7 +109,7 @@ def quantize_draft(
         texts, tokenizer_of(base, log), options.samples, min(options.seq_len, model.max_position)
     )
     with bundle.staged_directory(out) as staging:
-        progress.start("features", len(windows.calibration) + len(windows.held_out))
+        progress.start("hidden states", len(windows.calibration) + len(windows.held_out))
         table = embedding(named, base, names)
         pairs = pairs_of(config, base, table, aux_layers, windows, options, progress, log)
         weights = read_weights(named, base, names, config)
@@ -130,61 +130,30 @@ def quantize_draft(
     ]
     if HEAD in plan.layers and f"{HEAD}.weight" not in names:
         notes.append(
-            "its lm_head is the base's, quantised: from here on the draft has a head of its own"
+            "its lm_head is the base's, quantized: from here on the draft has an lm_head of its own"
         )
     return Quantized(out, manifest, tuple(notes))
 
 
-def check_pair(config: AnyDraft, model: ModelConfig, base: Checkpoint) -> None:
-    remedy = "Pass --base-model-dir with the base that this draft was trained for."
-    for what, ours, theirs in (
-        ("vocabulary", config.vocab_size, model.vocab_size),
-        ("tap width", config.target_hidden_size, model.decoder.hidden_size),
-    ):
-        if ours != theirs:
-            raise PairingError(
-                f"the draft's {what} is {ours}, that of {base.path} {theirs}.", remedy
-            )
-
-
-def aux_layers_of(config: AnyDraft, model: ModelConfig, base: Checkpoint) -> tuple[int, ...]:
-    """The taps as hidden_states indices, which the base must have."""
-    layers = model.decoder.num_layers
-    if isinstance(config, Eagle3Config):
-        return resolve_aux_layers(config, layers)
-    if config.num_target_layers not in (None, layers) or config.aux_layer_ids[-1] > layers:
-        what = (
-            f"the draft reads hidden_states up to {config.aux_layer_ids[-1]} of a base of"
-            f" {config.num_target_layers} layers"
-        )
+def check_pair(config: DraftConfig, model: ModelConfig, base: Checkpoint) -> None:
+    """Raises PairingError for the first mismatch."""
+    sides = BaseSide.of_checkpoint(model, str(base.path)), DraftSide.of_checkpoint(config)
+    for mismatch in mismatches(*sides):
         remedy = "Pass --base-model-dir with the base that this draft was trained for."
-        raise PairingError(f"{what}; {base.path} has {layers} layers.", remedy)
-    return config.aux_layer_ids
+        raise PairingError(mismatch.what, mismatch.remedy or remedy)
 
 
-def own_names(draft: Checkpoint, config: AnyDraft) -> tuple[Checkpoint, dict[str, str]]:
-    """The draft under the names that will be written, and own name -> that name of each tensor of
-    the graph."""
-    if isinstance(config, Eagle3Config):
-        return draft, stored_names(draft, config)
-    from edgespec.checkpoint import dflash
-    from edgespec.checkpoint.detect import check_tensors
-
-    named, expected = dflash.named_as_ours(draft, config), dflash.expected_tensors(config)
-    check_tensors(expected, named, dflash.IGNORED)
-    return named, {name: name for name in expected}
-
-
-def lent_shape(config: AnyDraft, options: Options) -> tuple[int, int] | None:
-    """Of a head that the base lends and that is to be quantised for the draft; it is whole, or the
-    draft could not borrow it. The mirrored tool does so for DFlash."""
-    if isinstance(config, Eagle3Config) or config.own_head or not options.lm_head_quantization:
+def shared_head_shape(config: DraftConfig, options: Options) -> tuple[int, int] | None:
+    """Of the base's lm_head, where it is to be quantized for the draft; None: it is not. TensorRT
+    Edge-LLM does so for DFlash."""
+    quantizes = QUANTIZABLE[config.method].quantizes_shared_head and options.lm_head_quantization
+    if config.own_head or not quantizes:
         return None
     return config.draft_vocab_size, config.decoder.hidden_size
 
 
 def size_to_write(
-    named: Checkpoint, names: Mapping[str, str], plan: Plan, lent: tuple[int, int] | None
+    named: Checkpoint, names: Mapping[str, str], plan: Plan, shared: tuple[int, int] | None
 ) -> int:
     """About what will be written."""
     own = replace(
@@ -194,19 +163,7 @@ def size_to_write(
         plan, layers={module: s for module, s in plan.layers.items() if module not in own.layers}
     )
     size = size_bytes(named, own, lambda module: stored(names, module))
-    return size + (quantized_bytes(beside, {HEAD: lent}) if lent else 0)
-
-
-def stored_names(draft: Checkpoint, config: Eagle3Config) -> dict[str, str]:
-    """Own name -> name on disk of each tensor of the graph."""
-    from edgespec.checkpoint.detect import check_tensors
-    from edgespec.graphs import eagle
-
-    expected = eagle.expected_tensors(config)
-    names = eagle.stored_names(expected, draft)
-    maps = [name for name in draft.tensors if name.removeprefix("model.") in eagle.MAPS]
-    check_tensors({names[own]: shape for own, shape in expected.items()}, draft, maps)
-    return names
+    return size + (quantized_bytes(beside, {HEAD: shared}) if shared else 0)
 
 
 def stored(names: Mapping[str, str], module: str) -> str:
@@ -214,11 +171,11 @@ def stored(names: Mapping[str, str], module: str) -> str:
 
 
 def plan_draft(
-    draft: Checkpoint, names: Mapping[str, str], lent: tuple[int, int] | None, options: Options
+    draft: Checkpoint, names: Mapping[str, str], shared: tuple[int, int] | None, options: Options
 ) -> Plan:
-    """The Linears of the layers and, if asked for, the draft's own head or the one that it is
-    lent."""
-    shapes = {HEAD: lent} if lent else {}
+    """The Linears of the layers and, if asked for, the draft's own lm_head or the one that it
+    shares."""
+    shapes = {HEAD: shared} if shared else {}
     for own, name in names.items():
         shape = draft.tensors[name].shape
         module = own.removesuffix(".weight")
@@ -229,7 +186,7 @@ def plan_draft(
     if options.lm_head_quantization and HEAD not in shapes:
         raise UnsupportedModel(
             f"--lm-head-quantization: {draft.path} has no lm_head of its own, it uses the base's.",
-            "Leave the flag out, and quantise the base's head with the base.",
+            "Leave the flag out, and quantize the base's lm_head with the base.",
         )
     plan = make_plan(shapes, options.quantization, options.lm_head_quantization, options.exclude)
     return Plan(plan.layers, ("fc", *plan.left_out), plan.body, plan.head)
@@ -249,7 +206,7 @@ def of_base(base: Checkpoint, name: str) -> str:
 
 
 def pairs_of(
-    config: AnyDraft,
+    config: DraftConfig,
     base: Checkpoint,
     table: Any,
     aux_layers: tuple[int, ...],
@@ -257,45 +214,26 @@ def pairs_of(
     options: Options,
     progress: Progress,
     log: modelopt.Log,
-) -> tuple[list[Pair], list[Pair]]:
+) -> tuple[list[CalibrationPair], list[CalibrationPair]]:
     """What the base feeds the draft: for calibration, and held out. The base is let go after
     that."""
     import torch
 
-    from edgespec.quantize.eagle import features_of
+    from edgespec.quantize.hidden_states import aux_hidden_states
 
     model = load_model(base, options.device, log)
 
-    def pairs(window: Sequence[int]) -> list[Pair]:
+    def pairs(window: Sequence[int]) -> list[CalibrationPair]:
         ids = torch.tensor([window], device=options.device)
         with modelopt.captured(log):
-            features = features_of(model, aux_layers, ids).cpu()
+            states = aux_hidden_states(model, aux_layers, ids).cpu()
         progress.advance(1)
-        return pairs_in(config, features, ids[0].cpu(), table)
+        return QUANTIZABLE[config.method].pairs(config, states, ids[0].cpu(), table)
 
-    def all_of(several: Sequence[Sequence[int]]) -> list[Pair]:
+    def all_of(several: Sequence[Sequence[int]]) -> list[CalibrationPair]:
         return [pair for window in several for pair in pairs(window)]
 
     return all_of(windows.calibration), all_of(windows.held_out)
-
-
-def pairs_in(config: AnyDraft, features: Any, ids: Any, table: Any) -> list[Pair]:
-    """What one window of text feeds the draft."""
-    if isinstance(config, Eagle3Config):
-        return [(features[:-1], table[ids[1:]])]
-    from edgespec.quantize.dflash import blocks_of
-
-    return blocks_of(config, features, ids, table)
-
-
-def module_of(config: AnyDraft) -> Any:
-    if isinstance(config, Eagle3Config):
-        from edgespec.quantize.eagle import Eagle3
-
-        return Eagle3(config)
-    from edgespec.quantize.dflash import DFlash
-
-    return DFlash(config)
 
 
 def load_model(checkpoint: Checkpoint, device: str, log: modelopt.Log) -> Any:
@@ -309,7 +247,7 @@ def load_model(checkpoint: Checkpoint, device: str, log: modelopt.Log) -> Any:
 
 
 def read_weights(
-    draft: Checkpoint, base: Checkpoint, names: Mapping[str, str], config: AnyDraft
+    draft: Checkpoint, base: Checkpoint, names: Mapping[str, str], config: DraftConfig
 ) -> dict[str, Any]:
     """Own name -> tensor in its own type; the head is the base's where the draft has none."""
     weights = {
@@ -319,29 +257,29 @@ def read_weights(
     }
     if not config.own_head:
         tied = of_base(base, f"{EMBEDDING}.weight")
-        weights[LENT_HEAD] = to_torch(base.read(LENT_HEAD if LENT_HEAD in base.tensors else tied))
+        weights[SHARED_HEAD] = to_torch(
+            base.read(SHARED_HEAD if SHARED_HEAD in base.tensors else tied)
+        )
     return weights
 
 
 def calibrated(
-    config: AnyDraft,
+    config: DraftConfig,
     weights: Mapping[str, Any],
     plan: Plan,
-    pairs: Sequence[Pair],
+    pairs: Sequence[CalibrationPair],
     options: Options,
     progress: Progress,
     log: modelopt.Log,
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     dtype = weights["fc.weight"].dtype
-    module = module_of(config).to(dtype).eval()
+    module = QUANTIZABLE[config.method].module(config).to(dtype).eval()
     module.load_state_dict({name: tensor.to(dtype) for name, tensor in weights.items()})
     module.to(options.device)
-    features_dtype = (
-        dtype if isinstance(config, Eagle3Config) else None
-    )  # DFlash has fc in float32 whatever it reads
+    casts = QUANTIZABLE[config.method].casts_hidden_states
     inputs = [
-        (f.to(options.device, features_dtype or f.dtype), e.to(options.device, dtype))
-        for f, e in pairs
+        (states.to(options.device, dtype if casts else states.dtype), e.to(options.device, dtype))
+        for states, e in pairs
     ]
     progress.start("calibrate", modelopt.steps(plan, len(inputs)))
     settings = modelopt.insert_quantizers(module, plan, plan.left_out, log)
@@ -356,11 +294,11 @@ def calibrated(
 def written_pieces(
     draft: Checkpoint, names: Mapping[str, str], plan: Plan, packed: Mapping[str, Any]
 ) -> list[Piece]:
-    """The draft's tensors byte for byte, those of quantised Linears replaced by what stands for
+    """The draft's tensors byte for byte, those of quantized Linears replaced by what stands for
     them."""
     modules = {names.get(f"{module}.weight", f"{module}.weight"): module for module in plan.layers}
     pieces = []
-    for name in dict.fromkeys((*draft.tensors, *modules)):  # a lent head is not there yet
+    for name in dict.fromkeys((*draft.tensors, *modules)):  # a shared lm_head is not there yet
         if name not in modules:
             pieces.append(copied(draft, name))
             continue
@@ -397,12 +335,12 @@ def recorded_base(draft: Checkpoint, base: Checkpoint, base_dir: str) -> dict[st
 
 
 def compare(
-    config: AnyDraft,
+    config: DraftConfig,
     weights: Mapping[str, Any],
     written: Checkpoint,
     names: Mapping[str, str],
     plan: Plan,
-    pairs: Sequence[Pair],
+    pairs: Sequence[CalibrationPair],
     progress: Progress,
 ) -> checking.Report:
     """The draft before and after, on pairs that were held out; in float32."""
@@ -413,26 +351,28 @@ def compare(
     assert quantization is not None
     progress.start("check", len(pairs))
     original = {name: tensor.float() for name, tensor in weights.items()}
-    quantised, errors = dict(original), {}
+    quantized, errors = dict(original), {}
     for module, scheme in plan.layers.items():
         with checking.read_back():
             weight = read_weight(written, quantization, on_disk(names, module))
         if weight is None or weight.scheme is not scheme:
             raise BuildError(f"{module} was not written as {scheme.name}.", "Please report this.")
-        quantised[f"{module}.weight"], errors[module] = checking.effective_weight(
+        quantized[f"{module}.weight"], errors[module] = checking.effective_weight(
             weight, original[f"{module}.weight"]
         )
     for own, name in names.items():
         if own.removesuffix(".weight") not in plan.layers and own in original:
             assert np.array_equal(to_numpy(original[own]), written.read(name).astype(np.float32))
-    before, after = module_of(config).eval(), module_of(config).eval()
+    before, after = (
+        QUANTIZABLE[config.method].module(config).eval(),
+        QUANTIZABLE[config.method].module(config).eval(),
+    )
     before.load_state_dict(original)
-    after.load_state_dict(quantised)
+    after.load_state_dict(quantized)
     sums = checking.Sums()
     with torch.no_grad():
-        for features, embeds in pairs:
-            sums.add(
-                before(features.float(), embeds.float()), after(features.float(), embeds.float())
-            )
+        for states, embeds in pairs:
+            given = states.float(), embeds.float()
+            sums.add(before(*given), after(*given))
             progress.advance(1)
     return sums.report(errors)

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.names import STACK
+from edgespec.progress import Progress
 from edgespec.quantize import modelopt
 from edgespec.quantize.base import HEAD, unquantized_globs
 from edgespec.quantize.decoder import Decoder
@@ -23,16 +24,6 @@ from edgespec.quantize.work import Work
 
 BATCH_TOKENS = 4096  # AWQ's search quantizes every weight once per batch
 HEAD_TOKENS = 256  # per call of lm_head: its logits are wide
-
-
-class Progress(Protocol):
-    """Receives the progress of the work."""
-
-    def start(self, stage: str, total: int) -> None:
-        """Begins a stage of `total` units."""
-
-    def advance(self, amount: int) -> None:
-        """Counts `amount` finished units of the stage."""
 
 
 def batches(windows: Sequence[Sequence[int]]) -> list[list[Sequence[int]]]:

@@ -16,11 +16,11 @@ from typing import Any
 from edgespec import bundle
 from edgespec.checkpoint.files import Checkpoint, open_checkpoint
 from edgespec.errors import CheckpointError, UnsupportedModel
+from edgespec.progress import Progress
 from edgespec.quantize import calibration, layerwise, modelopt, stream, work
 from edgespec.quantize import check as checking
 from edgespec.quantize.base import EMBEDDING, Base, base_of
 from edgespec.quantize.decoder import Decoder
-from edgespec.quantize.layerwise import Progress
 from edgespec.quantize.plan import (
     Plan,
     matrix,

@@ -1,5 +1,4 @@
-"""The embedding table, mapped from its safetensors file: rows are read when a token asks for
-them."""
+"""The embedding table, memory-mapped from its safetensors file. Knows that file's header."""
 
 from __future__ import annotations
 
@@ -20,7 +19,10 @@ DTYPES = {
 
 
 class EmbeddingTable:
-    """[vocab, hidden] in its stored dtype."""
+    """The embeddings [vocab, hidden] in their stored dtype.
+
+    Raises BundleError for a missing or damaged file.
+    """
 
     def __init__(self, path: Path) -> None:
         try:
@@ -36,5 +38,5 @@ class EmbeddingTable:
             ) from error
 
     def rows(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
-        """[S] ids -> [S, hidden]."""
+        """Returns the embeddings [S, hidden] of ids [S] in float32."""
         return np.ascontiguousarray(self.table[tokens], np.float32)

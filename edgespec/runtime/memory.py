@@ -1,7 +1,7 @@
-"""The most memory that this process held at a time.
+"""The peak memory of this process.
 
-Knows the operating system's account. Engines map their weights from files: the pages that were
-touched count.
+Knows the statistics of the operating system. Engines map their weights from files, of which the
+pages that were read count.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ STATUS = Path("/proc/self/status")
 
 
 def peak_bytes(status: Path = STATUS) -> int:
-    """Resident bytes at their peak, since the process began.
+    """Returns the peak resident set size in bytes since the start of the process.
 
-    VmHWM, where there is one: on Linux ru_maxrss is inherited over fork and exec, and a small child
-    of a large parent would report the parent's.
+    Uses VmHWM if there is one: on Linux ru_maxrss is inherited through fork and exec, so that a
+    small child would report its parent's peak.
     """
     for line in status.read_text().splitlines() if status.exists() else ():
         name, _, value = line.partition(":")
         if name == "VmHWM":
             return int(value.removesuffix("kB")) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # kilobytes, but bytes on macOS
+    return peak if sys.platform == "darwin" else peak * 1024  # KiB; bytes on macOS

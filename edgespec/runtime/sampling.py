@@ -1,9 +1,8 @@
-"""Chooses a token from logits: greedily, or sampled with noise that hangs on seed and position
-alone.
+"""Samples a token from logits: greedily, or with noise that depends only on seed and position.
 
-Knows one row of logits at a time. Because the noise is a function of (seed, absolute position,
-token), plain and speculative decoding draw the same token from the same logits, whatever tree the
-row came from.
+Knows one row of logits at a time. The noise is a function of (seed, absolute position, token), so
+that plain and speculative decoding sample the same token from the same logits, whatever tree the
+row comes from.
 """
 
 from __future__ import annotations
@@ -20,9 +19,7 @@ from edgespec.prompts import SamplingParams
 Row = NDArray[np.float32]
 Adjusted = NDArray[np.float32] | NDArray[np.float64]
 Ids = NDArray[np.int64]
-NEAR_TIE = (
-    1e-5  # two candidates this close in warped, noised score may swap between kernels in float32
-)
+NEAR_TIE = 1e-5  # nats; scores this close may swap between float32 kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +27,9 @@ class Sampler:
     """Logit bias, repetition penalty, temperature, top-k, top-p, min-p in this order, then
     Gumbel-max.
 
-    Temperature 0 is greedy; top_k 0, top_p 1, min_p 0 and repetition_penalty 1 are off. The tokens
-    `before` a draw are all of its own path, the prompt's included: their number is the absolute
-    position that the noise hangs on.
+    Temperature 0 is greedy; top_k 0, top_p 1, min_p 0 and repetition_penalty 1 are off. `before` is
+    the complete path of a token, prompt included: its length is the absolute position, on which the
+    noise depends.
     """
 
     temperature: float = 0.0
@@ -50,12 +47,12 @@ class Sampler:
         return cls(**shared | {"seed": sampling.seed or 0})
 
     def pick(self, logits: Row, before: Sequence[int]) -> int:
-        """The token that follows `before`, from logits [V]; ties go to the lowest id.
+        """Returns the token after `before` from logits [V]; ties go to the lowest id.
 
-        Raises EnvironmentProblem if the logits are not numbers.
+        Raises EnvironmentProblem if the largest logit is NaN or Inf.
         """
         adjusted = self.adjusted(logits, before)
-        best = int(np.argmax(adjusted))  # the first NaN, where there is one
+        best = int(np.argmax(adjusted))  # argmax returns the first NaN, if there is one
         if not np.isfinite(adjusted[best]):
             what = f"the engine computed {adjusted[best]} as a logit"
             raise EnvironmentProblem(
@@ -67,10 +64,10 @@ class Sampler:
         return int(ids[np.argmax(scores)])
 
     def adjusted(self, logits: Row, before: Sequence[int]) -> Adjusted:
-        """Logits with bias and repetition penalty; as they are where neither is asked for.
+        """Returns logits [V] with bias and repetition penalty; unchanged if both are off.
 
-        The penalty divides the positive and multiplies the negative logits of every token that came
-        before (arXiv 1909.05858, as transformers has it).
+        The penalty divides the positive and multiplies the negative logits of every token in
+        `before` (arXiv 1909.05858, section 4.1, in the form of transformers).
         """
         if not self.logit_bias and self.repetition_penalty == 1:
             return logits
@@ -84,14 +81,12 @@ class Sampler:
         return out
 
     def noised(self, adjusted: Adjusted, position: int) -> tuple[Ids, NDArray[np.float64]]:
-        """The candidates that warping leaves, ascending, and their noised scores: log p + Gumbel
-        noise."""
+        """Returns the candidate ids after warping, ascending, and log p + Gumbel noise of each."""
         ids, log_probs = self.warped(adjusted)
         return ids, log_probs + gumbel(self.seed, position, ids)
 
     def warped(self, adjusted: Adjusted) -> tuple[Ids, NDArray[np.float64]]:
-        """Candidates left by temperature, top-k, top-p and min-p, ascending, with their
-        log-probabilities."""
+        """Returns the ids after temperature, top-k, top-p and min-p, ascending, and their log p."""
         scaled = self.scaled(adjusted)
         ids = np.arange(len(adjusted), dtype=np.int64)
         if 0 < self.top_k < len(adjusted):
@@ -106,53 +101,43 @@ class Sampler:
         return ids, log_probs
 
     def scaled(self, adjusted: Adjusted) -> NDArray[np.float64]:
-        """Logits over temperature, the largest at 0, so that the smallest temperature cannot
-        overflow upwards."""
+        """Returns logits / temperature, shifted so that the largest is 0 and none overflows."""
         centered = adjusted.astype(np.float64) - float(adjusted.max())
         with np.errstate(over="ignore"):
             result: NDArray[np.float64] = centered / self.temperature
         return result
 
     def margin(self, logits: Row, before: Sequence[int], one: int, other: int) -> float:
-        """How small a change would let one of two tokens be drawn after `before` where the other
-        one was.
+        """Returns the smallest change of a logit with which the other of two tokens is sampled.
 
-        The one with the higher noised score yields when the gap of the scores closes or when
-        warping cuts it; one that warping has cut must first come back. The change is one of the
-        engine's logits, in nats (of top-p's mass, no more than that): what a temperature below 1 or
-        a repetition penalty magnifies is counted back.
+        The token with the higher noised score loses when the gap of the scores closes or when
+        warping removes it; a token that warping has removed must first return. The change is in
+        nats of the engine's logits (for top-p, a lower bound): the amplification by a temperature
+        below 1 or a repetition penalty is divided out.
         """
         adjusted = self.adjusted(logits, before)
+        gain = self.magnification(before, one, other)
         if self.temperature == 0:
-            return abs(float(adjusted[one]) - float(adjusted[other])) / self.magnification(
-                before, one, other
-            )
-        scaled, noise = (
-            self.scaled(adjusted),
-            gumbel(self.seed, len(before), np.array([one, other])),
-        )
+            return abs(float(adjusted[one]) - float(adjusted[other])) / gain
+        scaled = self.scaled(adjusted)
+        noise = gumbel(self.seed, len(before), np.array([one, other]))
         scores = scaled[[one, other]] + noise
         high, low = (one, other) if scores[0] >= scores[1] else (other, one)
         gap = abs(float(scores[0] - scores[1]))
         high_slack, low_slack = self.slack(scaled, high), self.slack(scaled, low)
-        return max(min(gap, abs(high_slack)), -high_slack, -low_slack) / self.magnification(
-            before, one, other
-        )
+        return max(min(gap, abs(high_slack)), -high_slack, -low_slack) / gain
 
     def magnification(self, before: Sequence[int], one: int, other: int) -> float:
-        """How much larger a change of one of two logits is in the score, at most; 1 where it
-        becomes smaller."""
+        """Returns the largest factor from a change of a logit to that of its score, at least 1."""
         penalized = one in before or other in before
         penalty = max(self.repetition_penalty, 1 / self.repetition_penalty) if penalized else 1.0
         return penalty / min(self.temperature or 1, 1)
 
     def slack(self, scaled: NDArray[np.float64], token: int) -> float:
-        """How far a token is from the edge of what warping keeps: positive inside, negative
-        outside."""
+        """Returns a token's distance from the edge of the candidates; negative outside."""
         slack = float("inf")
-        if (
-            self.min_p > 0 and scaled[token] < scaled.max()
-        ):  # the most probable candidate cannot be cut
+        # min_p cannot remove the most probable candidate
+        if self.min_p > 0 and scaled[token] < scaled.max():
             slack = float(scaled[token] - scaled.max() - np.log(self.min_p))
         ids = np.arange(len(scaled))
         if 0 < self.top_k < len(scaled):
@@ -162,14 +147,15 @@ class Sampler:
                 return min(slack, float(scaled[token] - scaled[ids].min()))
             slack = min(slack, float(scaled[token] - outside.max()))
         if self.top_p < 1:
-            slack = min(
-                slack, self.nucleus_slack(scaled[ids], int(np.flatnonzero(ids == token)[0]))
-            )
+            index = int(np.flatnonzero(ids == token)[0])
+            slack = min(slack, self.nucleus_slack(scaled[ids], index))
         return slack
 
     def nucleus_slack(self, scaled: NDArray[np.float64], index: int) -> float:
-        """Slack to the edge of top-p: by the mass before the candidate, or by its rank, whichever
-        is nearer."""
+        """Returns the distance from the edge of top-p, by cumulative mass or by rank.
+
+        The nearer edge counts.
+        """
         order = np.argsort(-scaled, kind="stable")
         probs = np.exp(log_softmax(scaled))[order]
         before = np.cumsum(probs) - probs
@@ -178,16 +164,17 @@ class Sampler:
         here = scaled[index]
         if rank >= kept:
             return max(float(self.top_p - before[rank]), float(here - scaled[order[kept - 1]]))
-        # The most probable candidate is kept whatever top_p is: it can only lose its rank.
+        # top_p always keeps the most probable candidate, which can only lose its rank
         by_mass = float(self.top_p - before[rank]) if rank else float("inf")
-        return min(
-            by_mass, float(here - scaled[order[kept]]) if kept < len(order) else float("inf")
-        )
+        by_rank = float(here - scaled[order[kept]]) if kept < len(order) else float("inf")
+        return min(by_mass, by_rank)
 
 
 def top_log_probs(logits: Row, count: int, chosen: int) -> list[tuple[int, float]]:
-    """The `count` most probable ids of a row [V] with their log-probabilities at temperature 1,
-    descending; behind them the chosen one where it is not among them."""
+    """Returns the `count` most probable ids of logits [V] with log p at temperature 1, descending.
+
+    The chosen id is appended if it is not among them.
+    """
     log_probs = log_softmax(logits.astype(np.float64))
     best = largest(log_probs, min(count, len(log_probs)))
     ids = best[np.lexsort((best, -log_probs[best]))].tolist()
@@ -195,31 +182,35 @@ def top_log_probs(logits: Row, count: int, chosen: int) -> list[tuple[int, float
 
 
 def largest(values: NDArray[np.float64], count: int) -> Ids:
-    """Indices of the `count` largest values; ties go to the lowest index."""
+    """Returns the indices of the `count` largest values, in no order; ties go to the lowest."""
     edge = np.partition(values, len(values) - count)[len(values) - count]
     above, tied = np.flatnonzero(values > edge), np.flatnonzero(values == edge)
     return np.concatenate([above, tied[: count - len(above)]])
 
 
 def nucleus(log_probs: NDArray[np.float64], top_p: float) -> Ids:
-    """The smallest set of most probable candidates whose mass reaches top_p; never empty."""
+    """Returns the indices of the smallest set of most probable candidates with mass top_p or more.
+
+    It is never empty (arXiv 1904.09751, section 3.1).
+    """
     order = np.argsort(-log_probs, kind="stable")
     before = np.cumsum(np.exp(log_probs[order])) - np.exp(log_probs[order])
     return order[before < top_p]
 
 
 def log_softmax(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns x - logsumexp(x) of a row."""
     shifted = x - x.max()
     result: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum())
     return result
 
 
 def gumbel(seed: int, position: int, ids: Ids) -> NDArray[np.float64]:
-    """Standard Gumbel noise for each token id, a pure function of (seed, position, id).
+    """Returns standard Gumbel noise for each id, a pure function of (seed, position, id).
 
-    The counter is hashed by SplitMix64 (Steele, Lea and Flood, OOPSLA 2014) twice over; the top 52
-    bits are the uniform, shifted by half a unit so that it is never 0 or 1 (of 53 bits the largest
-    would round up to 1).
+    The counter is hashed with SplitMix64 (Steele, Lea and Flood, OOPSLA 2014). The top 52 bits are
+    the uniform number, plus half a unit so that it is never 0 or 1 (with 53 bits the largest would
+    round to 1).
     """
     with np.errstate(over="ignore"):
         stream = splitmix(splitmix(np.array([seed], np.uint64)) ^ np.array([position], np.uint64))
@@ -230,6 +221,7 @@ def gumbel(seed: int, position: int, ids: Ids) -> NDArray[np.float64]:
 
 
 def splitmix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Returns one step of SplitMix64 for each element (Steele, Lea and Flood, OOPSLA 2014)."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,8 +1,8 @@
-"""What a chat template may cost: Jinja's sandbox, as transformers sets it up, on a meter.
+"""Jinja's sandbox as transformers sets it up, with limits on the time and memory of a rendering.
 
-Python's own limits do not bound one operation in C, and nothing can interrupt it: so every value is
-kept small. Then each operation is quick, and a clock that is read between them bounds the whole.
-Knows Jinja; knows no conversation.
+An operation in C cannot be interrupted, so every value is limited in size: then each operation is
+quick, and a clock that is read between them limits the total time. Knows Jinja; knows no
+conversation.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-MAX_SECONDS = 1.0  # of CPU; the longest templates in use take some milliseconds
-MAX_VALUE_BYTES = 2**20  # of one value, the prompt included, beside what the messages allow
-VALUE_PER_MESSAGES = 8  # times the messages' own size
-MADE_PER_VALUE = 64  # all values together, times the largest
-MAX_DEPTH = 50  # of lists in lists: hashing them recurses in C
+MAX_SECONDS = 1.0  # of CPU time; the longest templates in use take some milliseconds
+MAX_VALUE_BYTES = 2**20  # of one value, the prompt included, in addition to the messages' allowance
+VALUE_PER_MESSAGES = 8  # allowance: times the size of the messages
+MADE_PER_VALUE = 64  # total size of all values, times the largest
+MAX_DEPTH = 50  # of nested lists: hashing them recurses in C
 MAX_INT_BITS = 1024
 
 CONTAINERS: tuple[type[Iterable[object]], ...] = (
@@ -61,50 +61,52 @@ T = TypeVar("T")
 
 
 class Meter:
-    """What one rendering may still cost: CPU time, and bytes of the values that it makes."""
+    """The remaining budget of one rendering: CPU time, and bytes of the values that it creates.
+
+    Methods raise jinja2.TemplateRuntimeError when a limit is exceeded.
+    """
 
     def __init__(self, given: object) -> None:
-        self.max_value_bytes = MAX_VALUE_BYTES + VALUE_PER_MESSAGES * _weight(given, math.inf)
+        self.max_value_bytes = MAX_VALUE_BYTES + VALUE_PER_MESSAGES * _size(given, math.inf)
         self._left_bytes = MADE_PER_VALUE * self.max_value_bytes
         self._deadline = time.thread_time() + MAX_SECONDS
 
     def tick(self) -> None:
+        """Checks the CPU time."""
         if time.thread_time() > self._deadline:
             raise jinja2.TemplateRuntimeError(f"it takes more than {MAX_SECONDS:g} s of CPU time")
 
     def allow(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Before an operation: nothing it takes is too large, and what it makes will not be."""
+        """Checks the sizes of an operation's arguments and of its result before it runs."""
         self.tick()
-        _weight((args, kwargs), self.max_value_bytes)
+        _size((args, kwargs), self.max_value_bytes)
         bound = BOUNDS.get(name)
         if bound is not None and bound([*args, *kwargs.values()]) > self.max_value_bytes:
             raise _too_large(self.max_value_bytes)
 
     def made(self, value: T) -> T:
-        """After an operation."""
+        """Charges the result of an operation and returns it."""
         self.tick()
-        self._left_bytes -= _weight(value, self.max_value_bytes)
+        self._left_bytes -= _size(value, self.max_value_bytes)
         if self._left_bytes < 0:
             raise _too_large(MADE_PER_VALUE * self.max_value_bytes)
         return value
 
     def collected(self, values: Iterable[T]) -> Iterator[T]:
-        """A generator made at once, so that its work is done under the meter and not in an
-        operation of C."""
+        """Runs a generator to its end under the meter, and returns an iterator of its values."""
         found: list[T] = []
         size_bytes = 0
         for value in values:
             self.tick()
-            size_bytes += _weight(value, self.max_value_bytes)
+            size_bytes += _size(value, self.max_value_bytes)
             if size_bytes > self.max_value_bytes:
                 raise _too_large(self.max_value_bytes)
             found.append(value)
         return iter(self.made(found))
 
 
-def _weight(value: object, limit: float) -> int:
-    """Bytes of a value with all that it holds, what it holds twice counted twice: printing it costs
-    that much."""
+def _size(value: object, limit: float) -> int:
+    """Bytes of a value with its contents; repeated contents count repeatedly, as in printing."""
     total, waiting = 0, [(value, 0)]
     while waiting:
         item, depth = waiting.pop()
@@ -133,8 +135,8 @@ def _too_large(limit: float) -> jinja2.TemplateRuntimeError:
     return jinja2.TemplateRuntimeError(f"it makes texts or lists of more than {limit:.0f} bytes")
 
 
-# Operators, filters and methods that make more than they are given, or take longer: how much, from
-# their arguments.
+# Upper bounds of the size of the result, computed from the arguments, of operators, filters and
+# methods whose result can be larger than their arguments
 
 
 def _product(args: Sequence[Any]) -> int:
@@ -162,14 +164,14 @@ def _rounded(args: Sequence[Any]) -> int:
 
 
 def _printed(args: Sequence[Any]) -> int:
-    """A width stands in the text, or is an argument where the text of a `%` says `*`."""
+    """A width is in the format string, or an argument for `*` in a `%` format."""
     text = args[0]
     if not isinstance(text, str):
         return 0
     widths = sum(int(digits) for digits in re.findall(r"\d+", text))
     inner = [part for arg in args[1:] for part in (arg if isinstance(arg, tuple) else (arg,))]
     num_fields = text.count("%") + text.count("{")
-    return widths + text.count("*") * sum(_ints(inner)) + num_fields * _weight(inner, math.inf)
+    return widths + text.count("*") * sum(_ints(inner)) + num_fields * _size(inner, math.inf)
 
 
 def _ints(args: Iterable[Any]) -> Iterator[int]:
@@ -203,7 +205,7 @@ BOUNDS: dict[str, Callable[[Sequence[Any]], int]] = {
     "format": _printed,
 }
 
-# Methods of texts, numbers, lists and dicts whose cost is known; `format` has a door of its own.
+# Methods of strings, numbers, lists and dicts with known cost; wrap_str_format handles `format`
 METHODS = frozenset(
     {
         "capitalize",
@@ -258,14 +260,13 @@ METHODS = frozenset(
 )
 DATA = (str, bytes, int, float, list, tuple, dict, set, frozenset, range, MappingView, type)
 
-# Filters and functions for web pages, whose cost nobody knows; no template in use asks for them.
+# Filters and functions for web pages with unknown cost; no template in use calls them
 REFUSED_FILTERS = ("pprint", "striptags", "urlize", "wordwrap", "xmlattr")
 REFUSED_GLOBALS = ("lipsum",)
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox as transformers sets it up, with a meter on all that makes a value or
-    repeats."""
+    """Jinja's sandbox as transformers sets it up; `meter` limits all operations and loops."""
 
     intercepted_binops = frozenset({"+", "-", "*", "/", "//", "%", "**"})
 
@@ -276,7 +277,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             extensions=[_GenerationTag, jinja2.ext.loopcontrols],
         )
         self.meter = Meter([])
-        self.finalize = self.made  # each value that is written
+        self.finalize = self.made  # called with each value that is output
         helpers: dict[str, Callable[..., Any]] = {
             "raise_exception": _raise_exception,
             "strftime_now": _strftime_now,
@@ -290,6 +291,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.tests = {name: self.metered(name, function) for name, function in self.tests.items()}
 
     def made(self, value: Any) -> Any:
+        """Charges a value to the meter and returns it."""
         return self.meter.made(value)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
@@ -299,53 +301,51 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return tree
 
     def concat(self, pieces: Iterable[str]) -> str:
-        """How Jinja makes a text of what a template, a macro or a set block writes."""
+        """Joins the output of a template, a macro or a set block."""
         return self.meter.made("".join(self.meter.collected(pieces)))
 
     def call_binop(
         self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any
     ) -> Any:
+        """Evaluates a binary operator under the meter."""
         self.meter.allow(operator, (left, right), {})
         return self.meter.made(super().call_binop(context, operator, left, right))
 
     def call(
         self, context: jinja2.runtime.Context, function: Any, /, *args: Any, **kwargs: Any
     ) -> Any:
+        """Calls a function or an allowed method under the meter."""
         name, owner = getattr(function, "__name__", ""), getattr(function, "__self__", None)
         if isinstance(owner, DATA) and name not in METHODS:
-            raise jinja2.TemplateRuntimeError(f"the method {name!r} is not there for templates")
+            raise jinja2.TemplateRuntimeError(f"the method {name!r} is not available in templates")
         self.meter.allow(name, args if owner is None else (owner, *args), kwargs)
         return self.meter.made(super().call(context, function, *args, **kwargs))
 
     def metered(self, name: str, function: Any) -> Callable[..., Any]:
-        """A filter or a test on the meter."""
-        num_passed = (
-            1 if hasattr(function, "jinja_pass_arg") else 0
-        )  # the context, which is not the template's
+        """Returns a filter or a test that runs under the meter."""
+        # the first argument may be Jinja's context, which is not the template's
+        num_passed = 1 if hasattr(function, "jinja_pass_arg") else 0
 
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
             self.meter.allow(name, args[num_passed:], kwargs)
             made = function(*args, **kwargs)
-            return (
-                self.meter.collected(made)
-                if isinstance(made, types.GeneratorType)
-                else self.meter.made(made)
-            )
+            if isinstance(made, types.GeneratorType):
+                return self.meter.collected(made)
+            return self.meter.made(made)
 
         return run
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """Returns str.format under the meter; None if `value` is another function."""
         sandboxed = super().wrap_str_format(value)
         if sandboxed is None:
             return None
 
         def run(*args: Any, **kwargs: Any) -> str:
             text = value.__self__
-            if any(
-                "{" in (format_spec or "")
-                for _, _, format_spec, _ in string.Formatter().parse(text)
-            ):
+            specs = [spec or "" for _, _, spec, _ in string.Formatter().parse(text)]
+            if any("{" in spec for spec in specs):
                 raise jinja2.TemplateRuntimeError("a width in str.format is a field itself")
             self.meter.allow("format", (text, *args), kwargs)
             return self.meter.made(sandboxed(*args, **kwargs))
@@ -360,7 +360,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         separators: tuple[str, str] | None = None,
         sort_keys: bool = False,
     ) -> str:
-        """Jinja's own filter escapes HTML characters, and no model was trained on `\\u003c`."""
+        """Returns a value as JSON without HTML escapes, unlike Jinja's own filter."""
         encoder = json.JSONEncoder(
             ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
         )
@@ -371,24 +371,25 @@ MADE = "edgespec.made"
 
 
 class _Metering(NodeTransformer):
-    """Puts on the meter what the sandbox has no door for: values that are written down, and passes
-    of a loop."""
+    """Adds the meter where the sandbox has no hook: literals, slices, and loop iterations."""
 
     def made(self, node: Any, *args: Any) -> jinja2.nodes.Node:
+        """Charges a literal with variables."""
         self.generic_visit(node)
-        if getattr(node, "ctx", "load") != "load" or all(
-            map(_is_constant, node.iter_child_nodes())
-        ):
+        constant = all(map(_is_constant, node.iter_child_nodes()))
+        if getattr(node, "ctx", "load") != "load" or constant:
             return node  # type: ignore[no-any-return]
         return _metered(node)
 
     visit_List = visit_Tuple = visit_Dict = visit_Concat = made  # noqa: N815 - Jinja's names
 
     def visit_Getitem(self, node: jinja2.nodes.Getitem) -> jinja2.nodes.Node:  # noqa: N802
+        """Charges a slice."""
         self.generic_visit(node)
         return _metered(node) if isinstance(node.arg, jinja2.nodes.Slice) else node
 
     def visit_For(self, node: jinja2.nodes.For) -> jinja2.nodes.Node:  # noqa: N802
+        """Checks the CPU time in each iteration."""
         self.generic_visit(node)
         node.body.insert(0, jinja2.nodes.ExprStmt(_tick(node), lineno=node.lineno))
         if node.test is not None:
@@ -409,18 +410,17 @@ def _is_constant(node: jinja2.nodes.Node) -> bool:
 
 
 def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter that wants the context is run each time, never once when the template is
-    compiled."""
+    """Returns a filter with context, which Jinja never evaluates when it compiles."""
     return jinja2.pass_context(lambda context, value: function(value))
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}` marks the assistant's words for training; rendering writes its body as it
-    is."""
+    """`{% generation %}` marks the assistant's text for training; rendering outputs its body."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja's own attribute
 
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        """Returns the nodes of the body."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 

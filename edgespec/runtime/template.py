@@ -1,8 +1,7 @@
-"""A conversation becomes a prompt, as the checkpoint says it: by its Jinja template, or by a
-flattened one.
+"""Renders a conversation with the checkpoint's chat template, in Jinja or as a flattened one.
 
-Knows the files that hold chat templates. What such a program may do and cost stands in
-`sandbox`. Knows nothing of token ids.
+Knows the files of chat templates. `sandbox` limits what an untrusted template can do. Knows nothing
+of token ids.
 """
 
 from __future__ import annotations
@@ -42,27 +41,28 @@ SPECIAL_TOKENS = (
 )
 
 COPY_AGAIN = "Copy it again from the model's checkpoint."
-WRITE_IT_YOURSELF = 'set "apply_chat_template": false and write the whole prompt yourself.'
+WRITE_IT_YOURSELF = 'set "apply_chat_template": false and write the complete prompt yourself.'
 
 
 class ChatTemplate(Protocol):
-    """Makes one text of a conversation. Raises RequestError where it cannot, or cannot as it is
-    asked to."""
+    """Renders a conversation as one prompt."""
 
-    def knows_thinking(self) -> bool: ...
+    def knows_thinking(self) -> bool:
+        """Returns whether the template has a thinking mode."""
 
     def render(
         self, messages: Sequence[Message], *, add_generation_prompt: bool, enable_thinking: bool
-    ) -> str: ...
+    ) -> str:
+        """Returns the prompt. Raises RequestError if the template rejects the messages or flags."""
 
 
 def read_template(directory: Path) -> ChatTemplate:
-    """The chat template of a directory: `chat_template.jinja`, that of `tokenizer_config.json`, or
-    the flattened one.
+    """Returns the chat template of a directory.
 
-    Jinja wins, since `processed_chat_template.json` was derived from it and says less. Raises
-    BundleError where a file is damaged. Where there is none, it is the rendering that is refused:
-    plain text needs no template.
+    It is in `chat_template.jinja`, `tokenizer_config.json` or, flattened, in
+    `processed_chat_template.json`, in this order: the flattened one is derived from Jinja and says
+    less. Without a template only rendering raises an error, because plain text needs none. Raises
+    BundleError for a damaged file.
     """
     config = read_object(directory / "tokenizer_config.json") or {}
     source = _read_source(directory, config)
@@ -73,12 +73,16 @@ def read_template(directory: Path) -> ChatTemplate:
 
 
 class NoTemplate:
+    """A missing chat template."""
+
     def knows_thinking(self) -> bool:
+        """Returns False."""
         return False
 
     def render(
         self, messages: Sequence[Message], *, add_generation_prompt: bool, enable_thinking: bool
     ) -> str:
+        """Raises RequestError."""
         raise RequestError("This model has no chat template.", _sentence(WRITE_IT_YOURSELF))
 
 
@@ -87,22 +91,23 @@ class NoTemplate:
 
 @dataclass(frozen=True, slots=True)
 class FlatTemplate:
-    """What stands before and after each message. A request's own system message replaces the
-    default one."""
+    """The texts around each message. A system message of the request replaces the default one."""
 
-    roles: Mapping[str, tuple[str, str]]  # prefix and suffix
+    roles: Mapping[str, tuple[str, str]]  # prefix and suffix by role
     default_system_prompt: str
     generation_prompt: str | None
     generation_prompt_thinking: str | None
 
     @classmethod
     def parse(cls, raw: Mapping[str, object], path: Path) -> FlatTemplate:
-        """Keys that are not known are left alone: the exporters write more than a text prompt
-        needs."""
+        """Parses the JSON of a flattened template. Unknown keys are ignored: exporters write more.
+
+        Raises BundleError for invalid values.
+        """
         if "roles" not in raw:
             raise BundleError(
                 f"{path} has no roles.",
-                f"{COPY_AGAIN} It says what stands around each role's words.",
+                f"{COPY_AGAIN} It has the texts around each role's messages.",
             )
         roles = {
             role: _object(parts, f"{path}: roles.{role}")
@@ -118,20 +123,19 @@ class FlatTemplate:
     def render(
         self, messages: Sequence[Message], *, add_generation_prompt: bool, enable_thinking: bool
     ) -> str:
+        """Returns the prompt. Raises RequestError for an unknown role or a missing mode."""
         opening = self._opening(enable_thinking)
         if add_generation_prompt and opening is None:
             what = f"The model's chat template ({FLAT_TEMPLATE}) has no generation_prompt."
             raise RequestError(what, f'Set "add_generation_prompt": false, or {WRITE_IT_YOURSELF}')
         given = any(message.role == "system" for message in messages)
-        default = (
-            []
-            if given or not self.default_system_prompt
-            else [Message("system", self.default_system_prompt)]
-        )
-        text = "".join(self._turn(message) for message in (*default, *messages))
+        if self.default_system_prompt and not given:
+            messages = [Message("system", self.default_system_prompt), *messages]
+        text = "".join(map(self._turn, messages))
         return text + (opening or "") if add_generation_prompt else text
 
     def knows_thinking(self) -> bool:
+        """Returns whether there is a generation prompt for the thinking mode."""
         return self.generation_prompt_thinking is not None
 
     def _opening(self, enable_thinking: bool) -> str | None:
@@ -144,9 +148,9 @@ class FlatTemplate:
     def _turn(self, message: Message) -> str:
         if message.role not in self.roles:
             what = f"The model's chat template ({FLAT_TEMPLATE}) has no role {message.role!r}."
-            there = ", ".join(self.roles) or "none"
+            known = ", ".join(self.roles) or "none"
             raise RequestError(
-                what, f"The roles that it has: {there}. Use one of these, or {WRITE_IT_YOURSELF}"
+                what, f"Its roles: {known}. Use one of these, or {WRITE_IT_YOURSELF}"
             )
         prefix, suffix = self.roles[message.role]
         return f"{prefix}{message.content}{suffix}"
@@ -159,7 +163,7 @@ def _around(parts: Mapping[str, object], where: str) -> tuple[str, str]:
 def _text(raw: Mapping[str, object], key: str, where: object) -> str | None:
     found = raw.get(key)
     if found is not None and not isinstance(found, str):
-        raise BundleError(f"{where}: {key} is {found!r:.60}, not a text.", COPY_AGAIN)
+        raise BundleError(f"{where}: {key} is {found!r:.60}, not a string.", COPY_AGAIN)
     return found
 
 
@@ -171,9 +175,9 @@ def _object(raw: object, where: object) -> dict[str, object]:
 
 # --- the Jinja template
 
-MAX_TEMPLATE_BYTES = 2**16  # twice the longest ones that are in use
+MAX_TEMPLATE_BYTES = 2**16  # twice the longest ones in use
 
-# What a template can raise beside Jinja's own errors: whatever an expression in it can.
+# The errors that an expression in a template can raise, Jinja's own included
 TEMPLATE_FAULTS = (
     jinja2.TemplateError,
     ArithmeticError,
@@ -189,20 +193,27 @@ TEMPLATE_FAULTS = (
 
 
 class JinjaTemplate:
-    """A chat template as transformers runs it, except that what it may cost is bounded. Compiled
-    when first wanted."""
+    """A chat template as transformers runs it, with limited time and memory.
+
+    It is compiled at its first use.
+    """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self._source = source
         self._special_tokens = dict(special_tokens)
         self._sandbox = Sandbox()
         self._compiled: jinja2.Template | None = None
-        self._reads: set[str] = set()  # variables that it wants to be given
-        self._lock = threading.Lock()  # one rendering at a time is on the meter
+        self._reads: set[str] = set()  # the variables that it reads
+        self._lock = threading.Lock()  # the sandbox has one meter
 
     def render(
         self, messages: Sequence[Message], *, add_generation_prompt: bool, enable_thinking: bool
     ) -> str:
+        """Returns the prompt.
+
+        Raises RequestError for an invalid template, for messages that it rejects, and for
+        `enable_thinking` without a thinking mode.
+        """
         turns = [{"role": message.role, "content": message.content} for message in messages]
         with self._lock:
             template = self._compiled or self._compile()
@@ -218,17 +229,16 @@ class JinjaTemplate:
                     enable_thinking=enable_thinking,
                     **self._special_tokens,
                 )
-                text.encode()  # half of a surrogate pair is no text
+                text.encode()  # raises for an unpaired surrogate
             except TEMPLATE_FAULTS as error:
                 raise RequestError(
-                    f"The chat template refuses these messages: {_reason(error)}.",
+                    f"The chat template rejects these messages: {_reason(error)}.",
                     f"Change the messages, or {WRITE_IT_YOURSELF}",
                 ) from error
         return text
 
     def knows_thinking(self) -> bool:
-        """Whether the template reads enable_thinking; one that cannot be read knows nothing, and
-        says so when used."""
+        """Returns whether the template reads `enable_thinking`; False for an invalid template."""
         with self._lock, suppress(RequestError):
             _ = self._compiled or self._compile()
         return THINKING in self._reads
@@ -240,7 +250,7 @@ class JinjaTemplate:
                 f"The chat template is {size_bytes} bytes, and {MAX_TEMPLATE_BYTES} is the limit."
             )
             raise RequestError(what, _sentence(WRITE_IT_YOURSELF))
-        self._sandbox.meter = Meter([])  # constant expressions are computed here already
+        self._sandbox.meter = Meter([])  # the compiler evaluates constant expressions
         try:
             tree = self._sandbox.parse(self._source)
             self._reads = jinja2.meta.find_undeclared_variables(tree)
@@ -282,16 +292,15 @@ def _read_source(directory: Path, config: Mapping[str, object]) -> str | None:
         found = named.get("default")
     if found is not None and not isinstance(found, str):
         raise BundleError(
-            f"{directory / 'tokenizer_config.json'}: chat_template is neither a text nor a list of"
-            " named texts.",
+            f"{directory / 'tokenizer_config.json'}: chat_template is neither a string nor a list"
+            " of named templates.",
             COPY_AGAIN,
         )
     return found
 
 
 def _special_tokens(config: Mapping[str, object]) -> dict[str, str]:
-    """Those that are set. One that is null stays undefined, so that a template prints nothing for
-    it, not `None`."""
+    """Returns the special tokens that are set. null stays undefined, which a template omits."""
     texts: dict[str, str] = {}
     for name in SPECIAL_TOKENS:
         token = config.get(name)
@@ -302,7 +311,7 @@ def _special_tokens(config: Mapping[str, object]) -> dict[str, str]:
 
 
 def read_object(path: Path) -> dict[str, object] | None:
-    """A JSON object from a file, None where there is no file. Raises BundleError."""
+    """Returns the JSON object in a file; None if there is no file. Raises BundleError."""
     text = read_text(path)
     if text is None:
         return None
@@ -316,7 +325,7 @@ def read_object(path: Path) -> dict[str, object] | None:
 
 
 def read_text(path: Path) -> str | None:
-    """A text from a file, None where there is no file. Raises BundleError."""
+    """Returns the text of a file; None if there is no file. Raises BundleError."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Text to token ids and back, as the checkpoint's own `tokenizer.json` says it.
+"""The tokenizer of a checkpoint, from its `tokenizer.json`.
 
-Knows tokens, their bytes, and which of them are special; carries the chat template that stands in
-the same directory. Knows nothing of models, sampling or streams.
+Knows tokens, their bytes, which of them are special, and the chat template in the same directory.
+Knows nothing of models, sampling or streams.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ANCHOR = "a"
 
 
 class Tokenizer:
-    """The tokenizer of one directory: ids, text, and the chat template."""
+    """The tokenizer and chat template of one directory."""
 
     def __init__(
         self, tokenizer: tokenizers.Tokenizer, template: ChatTemplate | None = None
@@ -36,57 +36,55 @@ class Tokenizer:
 
     @classmethod
     def open(cls, directory: Path) -> Tokenizer:
-        """Read `tokenizer.json` and the chat template of a directory; see `read_template` for the
-        files that hold one.
+        """Reads `tokenizer.json` and the chat template (see `read_template`) of a directory.
 
-        Raises BundleError where the files are missing or damaged. A missing template is no fault
-        until one is wanted.
+        Raises BundleError for missing or damaged files; a missing template is not an error.
         """
         return cls(_read_tokenizer(directory / "tokenizer.json"), read_template(directory))
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids, added tokens included."""
+        """The number of ids, added tokens included."""
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
     def render(
         self, messages: Sequence[Message], *, add_generation_prompt: bool, enable_thinking: bool
     ) -> str:
-        """The prompt that the chat template makes of a conversation. Raises RequestError."""
+        """Returns the prompt of a conversation. Raises RequestError as `ChatTemplate.render`."""
         return self._template.render(
             messages, add_generation_prompt=add_generation_prompt, enable_thinking=enable_thinking
         )
 
     def knows_thinking(self) -> bool:
-        """Whether the chat template has a thinking mode; False where it cannot be read."""
+        """Returns whether the chat template has a thinking mode; False for an invalid one."""
         return self._template.knows_thinking()
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """Ids of a text. A chat template writes its special tokens itself; plain text wants
-        `add_special_tokens`."""
+        """Returns the ids of a text.
+
+        Use `add_special_tokens` for plain text; a rendered chat template has its special tokens.
+        """
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of ids; bytes that are not UTF-8 become U+FFFD, and ids outside the vocabulary
-        nothing."""
+        """Returns the text of ids. Invalid UTF-8 becomes U+FFFD; unknown ids are omitted."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
     def token_id(self, token: str) -> int | None:
-        """The id of a token, such as `<|im_end|>`, or None."""
+        """Returns the id of a token such as `<|im_end|>`, or None."""
         found: int | None = self._tokenizer.token_to_id(token)
         return found
 
     def token(self, token_id: int) -> str | None:
-        """The token of an id, as it stands in the vocabulary, or None."""
+        """Returns the token of an id as written in the vocabulary, or None."""
         found: str | None = self._tokenizer.id_to_token(token_id)
         return found
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token adds to the text, which may be half a character; none for an id
-        outside.
+        """Returns the bytes that a token adds to the text, perhaps an incomplete character.
 
-        A token that begins a word has its space, even where a decoder drops it from the very first
-        word of a text.
+        They are empty for an unknown id. A token that begins a word includes its space, which some
+        decoders drop at the start of a text.
         """
         token = self.token(token_id)
         if token is None:
@@ -102,21 +100,21 @@ class Tokenizer:
         return text.removeprefix(decoder.decode([ANCHOR])).encode()
 
     def is_special(self, token_id: int) -> bool:
+        """Returns whether a token is special."""
         return token_id in self._specials
 
     def is_byte(self, token_id: int) -> bool:
-        """Whether a token is one byte by its name, `<0xNN>`, and not those six characters."""
+        """Returns whether a token is a byte `<0xNN>` of a byte-fallback vocabulary."""
         return (
             "ByteFallback" in self._decoder_steps
             and BYTE_TOKEN.fullmatch(self.token(token_id) or "") is not None
         )
 
     def split_stops(self, stops: Sequence[str]) -> tuple[frozenset[int], tuple[str, ...]]:
-        """Stops that are one special token, as ids, and the others, as texts: special tokens leave
-        no text to search.
+        """Returns the ids of stops that are one special token, and the other stops as strings.
 
-        Raises RequestError for a stop that has a special token among other words: it would never be
-        found.
+        Special tokens produce no text to search. So a stop with a special token and other text
+        would never match: it raises RequestError.
         """
         ids = frozenset(self._special_ids[stop] for stop in stops if stop in self._special_ids)
         texts = tuple(dict.fromkeys(stop for stop in stops if stop not in self._special_ids))
@@ -124,15 +122,15 @@ class Tokenizer:
             if inside := [token for token in self._special_ids if token and token in stop]:
                 token = max(inside, key=len)
                 raise RequestError(
-                    f"The stop {stop!r:.80} holds the special token {token!r}, which leaves no text"
-                    " to be found.",
+                    f"The stop {stop!r:.80} contains the special token {token!r}, which produces no"
+                    " text to search.",
                     f'Stop at the token itself: "stop": {json.dumps([token], ensure_ascii=False)}.',
                 )
         return ids, texts
 
 
 def _decoder_steps(tokenizer: tokenizers.Tokenizer) -> Iterator[str]:
-    """The types in the decoder of tokenizer.json, those of a sequence one by one."""
+    """Yields the types of the decoders in tokenizer.json; a sequence yields each of its own."""
     waiting = [] if tokenizer.decoder is None else [json.loads(tokenizer.decoder.__getstate__())]
     while waiting:
         step = waiting.pop()
@@ -141,8 +139,10 @@ def _decoder_steps(tokenizer: tokenizers.Tokenizer) -> Iterator[str]:
 
 
 def _alphabet() -> dict[str, int]:
-    """GPT-2's letters for the 256 bytes: printable ones of Latin-1 stand for themselves, others
-    from U+0100 on."""
+    """Returns GPT-2's characters for the 256 bytes.
+
+    Printable characters of Latin-1 represent themselves, other bytes are mapped from U+0100 on.
+    """
     letters = {
         chr(byte): byte for byte in (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
     }
@@ -169,9 +169,9 @@ def _read_tokenizer(path: Path) -> tokenizers.Tokenizer:
         )
     try:
         tokenizer = tokenizers.Tokenizer.from_str(text)
-    except Exception as error:  # tokenizers raises Exception itself, and nothing narrower
+    except Exception as error:  # tokenizers raises the class Exception itself
         raise BundleError(f"{path} is damaged: {error}.", COPY_AGAIN) from error
-    # A prompt is never cut or filled up behind the user's back, whatever the file says.
+    # Never truncate or pad a prompt, whatever the file declares
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

@@ -43,7 +43,7 @@ def test_json_has_every_verdict(shop: Path, cli: Cli) -> None:
     said = json.loads(done.out)
     assert (done.code, said["method"], said["refused"]) == (3, "dflash", 2)
     refused = [result for result in said["results"] if result["level"] == "refused"]
-    assert [result["topic"] for result in refused] == ["made for", "taps"]
+    assert [result["topic"] for result in refused] == ["made for", "aux layers"]
     assert all(result["remedy"] for result in refused)
     assert said["warnings"] == sum(result["level"] == "warning" for result in said["results"])
 

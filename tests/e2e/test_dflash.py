@@ -153,7 +153,7 @@ def test_the_guides_quantised_draft_joins_its_base(shop: Shop, tmp_path: Path, c
     formats = ["--quantization", "nvfp4", "--lm_head_quantization", "nvfp4"]
     done = cli("quantize", "draft", *pair, *formats, "--num-samples", 1, "--calib-seq-len", 32)
     assert done.code == 0, done.err
-    assert "a head of its own" in done.out
+    assert "an lm_head of its own" in done.out
     assert (
         cli(
             "export", shop.base, tmp_path, "--dflash-draft", "--dflash-draft-dir", tmp_path / "q"
@@ -264,7 +264,7 @@ def test_both_components_at_once(shop: Shop, tmp_path: Path, refused: Refused) -
 def test_a_directory_that_is_no_dflash_draft(shop: Shop, tmp_path: Path, refused: Refused) -> None:
     for flag in ("--dflash-base", "--dflash-draft"):
         args = ["export", shop.base, tmp_path / "out", flag, "--dflash-draft-dir", shop.base]
-        refused([shop.base, "no DFlash draft"], *args)
+        refused([shop.base, "is not a DFlash draft"], *args)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("shop")
     base = toys.make_base(path / "base", "llama", layers=8)
     draft = toys.make_draft(path / "draft", base, "eagle")
-    export(str(base), path / "onnx_base", ExportOptions(eagle_base=True))
+    export(str(base), path / "onnx_base", ExportOptions(base_for="eagle3"))
     export(str(draft), path / "onnx_draft", ExportOptions(base_model_dir=str(base)))
     return path
 
@@ -40,7 +40,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_same_export_again_writes_nothing(shop: Path) -> None:
     model = shop / "onnx_base" / "llm" / bundle.MODEL
     before = model.stat()
-    again = export(str(shop / "base"), shop / "onnx_base", ExportOptions(eagle_base=True))
+    again = export(str(shop / "base"), shop / "onnx_base", ExportOptions(base_for="eagle3"))
     assert "already there and unchanged" in again.notes[0]
     assert (model.stat().st_ino, model.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
@@ -50,7 +50,7 @@ def test_export_of_a_checkpoint_whose_texts_changed_is_not_the_same(
     shop: Path, tmp_path: Path, name: str
 ) -> None:
     base = Path(shutil.copytree(shop / "base", tmp_path / "base"))
-    options = ExportOptions(eagle_base=True, golden=False)
+    options = ExportOptions(base_for="eagle3", golden=False)
     export(str(base), tmp_path / "onnx", options)
     path = base / name
     path.write_text(json.dumps(json.loads(path.read_text()) | {"changed": True}))
@@ -64,7 +64,7 @@ def test_leftover_of_a_killed_run_with_this_process_id_is_no_obstacle(
     """In a container every run may have the same process id."""
     for parent, name in ((tmp_path / "onnx", "llm"), (tmp_path / "engines", "base")):
         (parent / f".{name}.tmp-{os.getpid()}").mkdir(parents=True)
-    export(str(shop / "base"), tmp_path / "onnx", ExportOptions(eagle_base=True, golden=False))
+    export(str(shop / "base"), tmp_path / "onnx", ExportOptions(base_for="eagle3", golden=False))
     build(tmp_path / "onnx" / "llm", tmp_path / "engines", LIMITS)
     assert not list(tmp_path.rglob(".*tmp*"))
 
@@ -101,12 +101,12 @@ def test_leftover_config_of_an_engine_that_is_not_there_pairs_with_nothing(
 def test_taps_in_another_number_than_the_draft_reads_are_refused(
     shop: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(PairingError, match="reads 3 taps"):
+    with pytest.raises(PairingError, match="reads 3 aux layers"):
         export(str(shop / "draft"), tmp_path / "d", ExportOptions(aux_layers=(2, 4), golden=False))
     export(
         str(shop / "base"),
         tmp_path / "b",
-        ExportOptions(eagle_base=True, aux_layers=(2, 4), golden=False),
+        ExportOptions(base_for="eagle3", aux_layers=(2, 4), golden=False),
     )
     build(shop / "onnx_draft" / "llm", tmp_path / "engines", LIMITS)
     with pytest.raises(PairingError, match=r"the base emits hidden_states \[2, 4\]"):
@@ -191,7 +191,7 @@ def test_base_that_the_draft_records_is_taken_where_it_is_a_directory(
     config["speculators_config"]["verifier"]["name_or_path"] = str(base)
     (draft / "config.json").write_text(json.dumps(config))
     export(str(draft), tmp_path / "onnx", ExportOptions(golden=False))
-    export(str(base), tmp_path / "onnx_base", ExportOptions(eagle_base=True, golden=False))
+    export(str(base), tmp_path / "onnx_base", ExportOptions(base_for="eagle3", golden=False))
     pair = bundle.read_json(tmp_path / "onnx" / "llm" / bundle.CONFIG)["pair"]
     assert (
         pair["base_identity"]

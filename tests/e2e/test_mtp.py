@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from edgespec.export import components
+from edgespec.export import component
 from tests import toys
 from tests.e2e.workshop import Cli, Outcome, asked, cli, halted, infer, responses
 
@@ -142,7 +142,7 @@ def test_killed_run_leaves_neither_and_the_next_one_writes_both(
     """Killed at the golden outputs of the base, and at those of the head, when the base is whole in
     its staging."""
     args = ("export", checkpoint, tmp_path / "onnx", "--mtp")
-    with halted("edgespec.export.components:make_golden", calls, *args):
+    with halted("edgespec.export.component:make_golden", calls, *args):
         pass
     assert [
         path.name for path in (tmp_path / "onnx").iterdir() if not path.name.startswith(".")
@@ -160,14 +160,14 @@ def test_full_disk_is_told_of_the_part_that_has_no_room(
     calls: int,
     part: str,
 ) -> None:
-    real, made = components.make_golden, iter(range(1, 3))
+    real, made = component.make_golden, iter(range(1, 3))
 
     def full(*args: Any) -> Any:
         if next(made) == calls:
             raise OSError(errno.ENOSPC, "No space left on device")
         return real(*args)
 
-    monkeypatch.setattr(components, "make_golden", full)
+    monkeypatch.setattr(component, "make_golden", full)
     done = cli("export", checkpoint, tmp_path / "new" / "onnx", "--mtp")
     assert done.code == ENVIRONMENT
     assert f"{tmp_path / 'new' / 'onnx' / part}: No space left" in done.err
@@ -210,7 +210,7 @@ def test_plain_export_in_the_same_place_is_not_taken_for_the_base_of_the_head(
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--eagle-base"], ["--mtp and --eagle-base", "OUT"]),
+        (["--eagle-base"], ["--eagle-base and --mtp", "OUT"]),
         (["--aux-layers", "1,2"], ["--aux-layers", "--mtp"]),
         (["--base-model-dir", "elsewhere"], ["--base-model-dir", "--mtp"]),
     ],

@@ -48,7 +48,7 @@ def test_the_guides_command_writes_a_checked_directory_and_is_quiet(
     assert first.startswith(f"fp8: {out} (")
     assert "cosine 0.99" in logits
     assert "before" in perplexity
-    assert "off by at most 0.02" in weights
+    assert "relative error at most 0.02" in weights
     assert any("weights only" in note for note in notes)
     assert run(line) == 0
     assert "nothing was written" in capsys.readouterr().out

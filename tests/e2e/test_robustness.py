@@ -80,17 +80,19 @@ FILES: dict[str, tuple[bytes, str]] = {
     "out of range": (f'{{"top_p": 1.5, "requests": [{REQUEST}]}}'.encode(), "top_p is 1.5"),
     "half a surrogate": (
         b'{"requests": [{"messages": [{"role": "user", "content": "\\ud83d"}]}]}',
-        "half of a surrogate pair",
+        "unpaired surrogate",
     ),
 }
 
 
 @pytest.mark.parametrize("case", FILES)
-def test_file_that_is_no_requests_is_refused(engines: Path, tmp_path: Path, case: str) -> None:
+def test_file_that_is_no_requests_is_refused(
+    engines: Path, tmp_path: Path, cli: Cli, case: str
+) -> None:
     data, words = FILES[case]
     args = infer(engines / "one", tmp_path)
     (tmp_path / "input.json").write_bytes(data)
-    assert_refused(process(*args), tmp_path, words)
+    assert_refused(cli(*args), tmp_path, words)
 
 
 def test_file_that_is_too_large_is_refused_unread(engines: Path, tmp_path: Path) -> None:
@@ -150,7 +152,7 @@ def test_content_that_is_no_text_is_refused_by_its_kind(
     )
     assert found.code == REFUSED
     assert (
-        f"requests[0].messages[0].content[1] is of type {kind}, and this version takes text only"
+        f"requests[0].messages[0].content[1] is of type {kind}, and this version supports only text"
         in found.err
     )
 
@@ -163,7 +165,7 @@ FAILING = {
     "refused by the template": ({"messages": [{"role": "tool", "content": "x"}]}, "no tool here"),
     "stop that is never found": (
         asked("x", stop=["x<|im_end|>"]),
-        "holds the special token '<|im_end|>'",
+        "contains the special token '<|im_end|>'",
     ),
     "bias of no token": (asked("x", logit_bias={"256": 1}), "logit_bias names the token id 256"),
 }
@@ -523,7 +525,7 @@ def test_one_signal_finishes_the_step_and_writes_what_there_is(
     kill = f"os.kill(os.getpid(), {int(number)}); time.sleep(0.2)"
     found = happening("edgespec.runtime.session:Session.step", 5, kill, *args, *flags)
     assert found.code == code, found.err
-    assert "stopping after this step; once more stops at once" in found.err
+    assert "stopping after this step; another signal stops at once" in found.err
     assert found.err.splitlines()[-1] == f"what was finished is in {tmp_path / 'output.json'}"
     answers = responses(tmp_path)
     assert [a["finish_reason"] for a in answers] == [

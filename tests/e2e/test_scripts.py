@@ -86,7 +86,7 @@ def test_committed_pair_is_small_and_what_it_says() -> None:
 def test_training_script_writes_a_pair_that_exports(tmp_path: Path) -> None:
     script("train_demo_model.py", "--out", tmp_path, "--smoke")
     for name, options in (
-        ("base", ExportOptions(eagle_base=True)),
+        ("base", ExportOptions(base_for="eagle3")),
         ("draft", ExportOptions(base_model_dir=str(tmp_path / "base"))),
     ):
         assert export(str(tmp_path / name), tmp_path / f"onnx_{name}", options).role == name

@@ -1,5 +1,5 @@
 """Toy pairs, exported and built once: a plain one, one whose window is shorter than the answers,
-and a hybrid base."""
+one where only some layers have such a window, and a hybrid base."""
 
 from __future__ import annotations
 
@@ -7,13 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.lossless.pairs import make_pair
+from tests import shared
+from tests.lossless.pairs import Family, make_pair
+from tests.toys import DraftLayout
+
+PAIRS: dict[str, tuple[Family, DraftLayout, int | None]] = {
+    "llama": ("llama", "eagle", None),
+    "mistral-window-5": ("mistral", "modelopt", 5),
+    "gemma3-window-5": ("gemma3", "eagle", 5),
+    "qwen3_5": ("qwen3_5", "modelopt", None),
+}
 
 
 @pytest.fixture(scope="session")
-def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def pairs() -> dict[str, Path]:
     return {
-        "llama": make_pair(tmp_path_factory.mktemp("llama"), "llama", "eagle", None),
-        "mistral-window-5": make_pair(tmp_path_factory.mktemp("mistral"), "mistral", "modelopt", 5),
-        "qwen3_5": make_pair(tmp_path_factory.mktemp("qwen3_5"), "qwen3_5", "modelopt", None),
+        name: shared.made_once(("pair", how), lambda path, how=how: make_pair(path, *how))
+        / "engines"
+        for name, how in PAIRS.items()
     }

@@ -45,7 +45,7 @@ def make_engines(
     config = base / "tokenizer_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": chat_template}))
     draft = toys.make_draft(path / "draft", base, "eagle")
-    export(str(base), path / "onnx_base", ExportOptions(eagle_base=True))
+    export(str(base), path / "onnx_base", ExportOptions(base_for="eagle3"))
     export(str(draft), path / "onnx_draft", ExportOptions(base_model_dir=str(base)))
     for name, lanes in (("one", 1), ("four", LANES)):
         for component in ("onnx_base", "onnx_draft"):

@@ -20,7 +20,7 @@ LIMITS = Limits(
 )
 
 
-Family = toys.Family | Literal["qwen3_5"]
+Family = toys.Family | Literal["qwen3_5", "gemma3"]
 
 
 def make_base(
@@ -29,6 +29,8 @@ def make_base(
     """A random base of eight layers."""
     if family == "qwen3_5":
         return toys.make_qwen3_5(path, layers=8, **options)
+    if family == "gemma3":
+        return toys.make_gemma3(path, layers=8, sliding_window=sliding_window or 5, **options)
     return toys.make_base(path, family, layers=8, sliding_window=sliding_window, **options)
 
 
@@ -39,7 +41,7 @@ def make_pair(
     onnx_draft."""
     base = make_base(path / "base", family, sliding_window=sliding_window)
     draft = toys.make_draft(path / "draft", base, layout)
-    export(str(base), path / "onnx_base", ExportOptions(eagle_base=True))
+    export(str(base), path / "onnx_base", ExportOptions(base_for="eagle3"))
     export(str(draft), path / "onnx_draft", ExportOptions(base_model_dir=str(base)))
     for component in ("onnx_base", "onnx_draft"):
         build(path / component / "llm", path / "engines", LIMITS)
@@ -51,7 +53,7 @@ def make_mtp_pair(path: Path, *lanes: int, vocab: int = 256, limits: Limits = LI
     is often right."""
     base = toys.make_qwen3_5(path / "base", layers=4, vocab=vocab)
     agree(base / "model.safetensors")
-    export(str(base), path / "onnx", ExportOptions(mtp=True))
+    export(str(base), path / "onnx", ExportOptions(base_for="mtp"))
     for count in lanes:
         for component in ("llm", "mtp_draft"):
             build(

@@ -6,6 +6,7 @@ greedy and sampled, with more of them than lanes.
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -34,13 +35,19 @@ from edgespec.runtime.session import Session
 from edgespec.runtime.tree import DraftPlan, DraftTree
 from tests.lossless.drafters import ScriptedDrafter
 from tests.lossless.engines import LANES, Engines, make_engines, opened
+from tests.lossless.pairs import Family
 
 VOCAB, CAPACITY = 256, 64
 PLANS = [None, DraftPlan(1, 3, 4), DraftPlan(4, 3, 16), DraftPlan(10, 4, 40)]
 GREEDY = SamplingParams(temperature=0.0, seed=0)
 SAMPLED = SamplingParams(temperature=1.0, top_k=0, top_p=0.9, seed=5)
 SAMPLINGS = [GREEDY, SAMPLED, SamplingParams(0.7, 1.0, 20, 6, repetition_penalty=1.3), GREEDY]
-KIND = {"llama": ("llama", None), "mistral-window-5": ("mistral", 5), "qwen3_5": ("qwen3_5", None)}
+KIND: dict[str, tuple[Family, int | None]] = {
+    "llama": ("llama", None),
+    "mistral-window-5": ("mistral", 5),
+    "gemma3-window-5": ("gemma3", 5),
+    "qwen3_5": ("qwen3_5", None),
+}
 
 
 @pytest.fixture(scope="module", params=KIND)
@@ -114,7 +121,20 @@ def served(
 
 
 def alone(engines: Engines, one: GenerationRequest) -> Response:
-    return engines.one.plainly(one.prompt_ids, one.sampling)
+    return plain_run(engines.one, engines.one.stop_ids, tuple(one.prompt_ids), one.sampling)
+
+
+@functools.cache
+def plain_run(
+    engine: Engine, stop_ids: frozenset[int], prompt: tuple[int, ...], sampling: SamplingParams
+) -> Response:
+    """The same in whatever mixture a job stands. No rows of other prompts are made use of."""
+    assert engine.stop_ids == stop_ids
+    kept, engine.session.prefixes = engine.session.prefixes, PrefixCache(0)
+    try:
+        return engine.plainly(prompt, sampling)
+    finally:
+        engine.session.prefixes = kept
 
 
 def assert_as_alone(
@@ -135,7 +155,7 @@ def script(engines: Engines, jobs: Sequence[GenerationRequest], right: float | N
         engines.four.session.drafter = ScriptedDrafter(told, VOCAB, right)
 
 
-@pytest.mark.parametrize("right", [None, 0, 0.8, 1])
+@pytest.mark.parametrize("right", [None, 0, 0.8])
 def test_mixture_gives_each_what_it_gets_alone(engines: Engines, right: float | None) -> None:
     jobs = mixture()
     script(engines, jobs, right)
@@ -149,7 +169,7 @@ def test_mixture_gives_each_what_it_gets_alone(engines: Engines, right: float | 
     assert max(len(call.args[1]) for call in run.mock_calls) == LANES
 
 
-@pytest.mark.parametrize("lanes", [1, 2, 3])
+@pytest.mark.parametrize("lanes", [1, 3])
 def test_smaller_batches_of_the_same_engine_give_the_same(engines: Engines, lanes: int) -> None:
     jobs = mixture()[:7]
     assert_as_alone(engines, jobs, served(engines.four, jobs, lanes))
@@ -172,8 +192,7 @@ def test_stop_token_of_one_ends_one(engines: Engines, right: float | None) -> No
     assert found[2].token_ids == third[: third.index(third[5]) + 1]
 
 
-@pytest.mark.parametrize("right", [None, 0.8])
-@pytest.mark.parametrize("plan", [None, PLANS[1], PLANS[3]])
+@pytest.mark.parametrize(("plan", "right"), [(None, None), (PLANS[1], 0.8), (PLANS[3], None)])
 def test_full_cache_ends_one_and_its_mates_go_on(
     engines: Engines, plan: DraftPlan | None, right: float | None
 ) -> None:
@@ -253,7 +272,7 @@ def test_next_turn_reads_only_what_is_new(engines: Engines, plan: DraftPlan | No
 
 
 @pytest.mark.parametrize("plan", [None, DraftPlan(1, 4, 5)])
-@pytest.mark.parametrize("index", [2, 3, 4, 5])
+@pytest.mark.parametrize("index", [2, 4])
 def test_conversation_goes_on_after_a_stop_within_what_was_accepted(
     engines: Engines, index: int, plan: DraftPlan | None
 ) -> None:

@@ -7,6 +7,7 @@ on these toys none may be.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
@@ -46,7 +47,7 @@ def name_of(value: object) -> str:
     return f"t{value.temperature}" if isinstance(value, edgespec.SamplingParams) else str(value)
 
 
-@pytest.fixture(scope="module", params=["llama", "mistral-window-5", "qwen3_5"])
+@pytest.fixture(scope="module", params=["llama", "mistral-window-5", "gemma3-window-5", "qwen3_5"])
 def engine(request: pytest.FixtureRequest, pairs: dict[str, Path]) -> Iterator[Engine]:
     with edgespec.load(pairs[request.param]) as opened:
         opened.stop_ids = frozenset()
@@ -67,7 +68,19 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
 def plainly(
     engine: Engine, prompt: list[int], sampling: edgespec.SamplingParams, max_new: int
 ) -> Response:
-    return engine.plainly(prompt, limited(sampling, max_new))
+    return plain_run(engine, engine.stop_ids, tuple(prompt), limited(sampling, max_new))
+
+
+@functools.cache
+def plain_run(
+    engine: Engine,
+    stop_ids: frozenset[int],
+    prompt: tuple[int, ...],
+    sampling: edgespec.SamplingParams,
+) -> Response:
+    """The same for every plan and every drafter that is compared with it."""
+    assert engine.stop_ids == stop_ids
+    return engine.plainly(prompt, sampling)
 
 
 def drafting(
@@ -105,8 +118,12 @@ def script(
     engine.session.drafter = ScriptedDrafter([(prompt, truth)], VOCAB, right)
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=name_of)
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=name_of)
+@pytest.mark.parametrize(
+    ("plan", "sampling"),
+    [(PLANS[1], sampling) for sampling in SAMPLINGS]
+    + [(plan, sampling) for plan in (PLANS[0], PLANS[2]) for sampling in (GREEDY, SAMPLINGS[3])],
+    ids=name_of,
+)
 def test_eagle_drafts_leave_every_token_as_it_was(
     engine: Engine, plan: DraftPlan, sampling: edgespec.SamplingParams
 ) -> None:
@@ -120,8 +137,12 @@ def test_eagle_drafts_leave_every_token_as_it_was(
         assert sum(drafted.metrics.per_step_drafted) > 0
 
 
-@pytest.mark.parametrize("right", [0, 0.6, 0.9, 1])
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=name_of)
+@pytest.mark.parametrize(
+    ("right", "sampling"),
+    [(0.6, sampling) for sampling in SAMPLINGS]
+    + [(right, sampling) for right in (0, 1) for sampling in (GREEDY, SAMPLINGS[3])],
+    ids=name_of,
+)
 def test_drafter_right_or_wrong_leaves_every_token_as_it_was(
     engine: Engine, right: float, sampling: edgespec.SamplingParams
 ) -> None:
@@ -150,7 +171,7 @@ def test_speculative_run_without_drafts_is_the_plain_one(engine: Engine) -> None
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLINGS[3]], ids=name_of)
-@pytest.mark.parametrize("right", [None, 0, 0.8, 1])
+@pytest.mark.parametrize("right", [None, 0.8, 1])
 def test_stop_token_ends_both_runs_wherever_it_stands(
     engine: Engine, right: float | None, sampling: edgespec.SamplingParams
 ) -> None:
@@ -169,12 +190,12 @@ def test_stop_token_ends_both_runs_wherever_it_stands(
         assert_equal(engine, plain, drafted, sampling)
 
 
-@pytest.mark.parametrize("right", [None, 0, 0.8, 1])
-@pytest.mark.parametrize("length", [40, 45, 48])
+@pytest.mark.parametrize("right", [None, 0.8, 1])
+@pytest.mark.parametrize("length", [40, 48])
 def test_full_cache_ends_both_runs_at_the_same_token(
     engine: Engine, right: float | None, length: int
 ) -> None:
-    """Capacity 64, so that 25, 20 and 17 tokens are possible; the draft's cache fills up too."""
+    """Capacity 64, so that 25 and 17 tokens are possible; the draft's cache fills up too."""
     prompt = prompt_of(length)
     if right is not None:
         script(engine, prompt, GREEDY, right, max_new=99)

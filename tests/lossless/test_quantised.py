@@ -66,7 +66,7 @@ SAMPLINGS = [
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     work = tmp_path_factory.mktemp("quantised")
-    export(str(DEMO / "base"), work / "base", ExportOptions(eagle_base=True))
+    export(str(DEMO / "base"), work / "base", ExportOptions(base_for="eagle3"))
     export(str(DEMO / "draft"), work / "draft", ExportOptions(base_model_dir=str(DEMO / "base")))
     for name, (weight_format, lanes) in ENGINES.items():
         for component in ("base", "draft"):
@@ -74,7 +74,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             build(work / component / "llm", work / name, limits, weight_format=weight_format)
     for name in STORED:
         checkpoint = stored_twin(DEMO / "base", work / f"{name}-checkpoint", *STORED[name])
-        base = export(str(checkpoint), work / f"{name}-base", ExportOptions(eagle_base=True))
+        base = export(str(checkpoint), work / f"{name}-base", ExportOptions(base_for="eagle3"))
         draft = export(
             str(DEMO / "draft"),
             work / f"{name}-draft",

@@ -66,7 +66,7 @@ def make_component(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeCom
 
     def make(checkpoint: Path, role: Role, capacity: int = CAPACITY, **options: Any) -> Component:
         work = tmp_path_factory.mktemp("component")
-        wanted = replace(ExportOptions(eagle_base=role is Role.BASE), **options)
+        wanted = replace(ExportOptions(base_for="eagle3" if role is Role.BASE else None), **options)
         exported = export(str(checkpoint), work / "onnx", wanted)
         limits = Limits(max_input_len=capacity, max_kv_cache_capacity=capacity)
         built = build(exported.directory, work / "engine", limits)

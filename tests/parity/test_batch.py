@@ -73,7 +73,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 def made_pair(work: Path, name: str) -> Iterator[Pair]:
     checkpoint = toys.make_base(work / "base", layers=7, **BASES.get(name, {}))
-    role, options = Role.BASE, ExportOptions(eagle_base=True)
+    role, options = Role.BASE, ExportOptions(base_for="eagle3")
     if name == "draft":
         role, options = Role.DRAFT, ExportOptions(base_model_dir=str(checkpoint))
         checkpoint = toys.make_draft(work / "draft", checkpoint, layout="modelopt", layers=2)

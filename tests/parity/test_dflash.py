@@ -138,9 +138,9 @@ class Workshop:
         export(
             str(base),
             at / "base",
-            ExportOptions(dflash_base=True, dflash_draft_dir=named, golden=False),
+            ExportOptions(base_for="dflash", draft_dir=named, golden=False),
         )
-        export(str(base), at / "draft", ExportOptions(dflash_draft=True, dflash_draft_dir=named))
+        export(str(base), at / "draft", ExportOptions(draft_for="dflash", draft_dir=named))
         for component in (at / "base" / "llm", at / "draft" / "dflash_draft"):
             build(component, at / "engine", LIMITS)
         engine = Engine(at / "engine", spec_decode=True)
@@ -341,7 +341,7 @@ def test_lanes_of_one_call_do_not_know_of_each_other(tmp_path: Path) -> None:
     base = toys.make_base(tmp_path / "base", "qwen3", layers=LAYERS)
     draft = toys.make_dflash(tmp_path / "draft", base, block_size=6, layer_types=MIXED, window=4)
     export(str(draft), tmp_path, ExportOptions(base_model_dir=str(base)))
-    export(str(base), tmp_path, ExportOptions(dflash_base=True, dflash_draft_dir=str(draft)))
+    export(str(base), tmp_path, ExportOptions(base_for="dflash", draft_dir=str(draft)))
     limits = Limits(
         max_kv_cache_capacity=32, max_input_len=32, max_draft_tree_size=6, max_batch_size=4
     )

@@ -41,7 +41,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
         dtype="bfloat16",
         attention_bias=True,
     )
-    return export(str(checkpoint), work, ExportOptions(eagle_base=True)).directory
+    return export(str(checkpoint), work, ExportOptions(base_for="eagle3")).directory
 
 
 def answers(onnx_dir: Path, engine_dir: Path) -> list[NDArray[np.float32]]:

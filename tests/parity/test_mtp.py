@@ -145,7 +145,7 @@ class Pair:
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     work = tmp_path_factory.mktemp(request.param)
     path = toys.make_qwen3_5(work / "checkpoint", **ROWS[request.param])
-    export(str(path), work / "onnx", ExportOptions(mtp=True))
+    export(str(path), work / "onnx", ExportOptions(base_for="mtp"))
     from transformers import Qwen3_5ForCausalLM, Qwen3_5ForConditionalGeneration
 
     family: Any = (
@@ -238,15 +238,21 @@ def test_configurations_say_what_they_are(pair: Pair) -> None:
     assert not (pair.out / "mtp_draft" / bundle.EMBEDDING).exists()
 
 
-@pytest.mark.parametrize("cuts", [(), (4, 9), (10,)])
-def test_engine_drafts_the_chain_of_the_reference(
-    pair: Pair, tmp_path: Path, cuts: tuple[int, ...]
-) -> None:
-    """From the engine's own states, observed at once and in parts with a draft after each."""
+@pytest.fixture(scope="module")
+def engine_dir(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("engine")
     limits = Limits(max_input_len=CAPACITY, max_kv_cache_capacity=CAPACITY, max_verify_tree_size=8)
     for part in ("llm", "mtp_draft"):
-        build(pair.out / part, tmp_path / "engine", limits)
-    with Engine(tmp_path / "engine", spec_decode=True) as engine:
+        build(pair.out / part, path, limits)
+    return path
+
+
+@pytest.mark.parametrize("cuts", [(), (4, 9), (10,)])
+def test_engine_drafts_the_chain_of_the_reference(
+    pair: Pair, engine_dir: Path, cuts: tuple[int, ...]
+) -> None:
+    """From the engine's own states, observed at once and in parts with a draft after each."""
+    with Engine(engine_dir, spec_decode=True) as engine:
         assert engine.drafter is not None
         found = (
             OneLane(engine.base)

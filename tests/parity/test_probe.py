@@ -24,10 +24,11 @@ from edgespec.export.stepwise import causal_feeds, run_stepwise
 from edgespec.graphs import decoder
 from edgespec.methods.dflash import DFlashConfig
 from edgespec.methods.eagle3 import Eagle3Config
-from edgespec.pairing import forcing
-from edgespec.pairing.forcing import Rows, forced
+from edgespec.pairing import dflash as dflash_pairs
+from edgespec.pairing.forcing import EmbeddingRows
 from edgespec.pairing.pair import Pair
-from edgespec.pairing.probe import features, readings_of
+from edgespec.pairing.probe import hidden_states
+from edgespec.pairing.table import PAIRINGS
 from tests import reference, toys
 from tests.parity.dflash_reference import DFlashReference
 from tests.reference_mtp import PRE_NORM, MtpReference
@@ -163,20 +164,22 @@ def opened(made: Made) -> Pair:
     draft = open_checkpoint(str(made.draft)) if made.draft else None
     config = detect(draft) if draft else None
     assert config is None or isinstance(config, Eagle3Config | DFlashConfig)
-    return Pair(base, model, draft, config)
+    method = config.method if config is not None else "mtp"
+    return Pair(method, base, model, draft, config)
 
 
 def test_first_tokens_in_every_reading(
     row: Row, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where blocks come in several passes."""
-    monkeypatch.setattr(forcing, "BLOCK_ROWS", 24)
+    monkeypatch.setattr(dflash_pairs, "BLOCK_ROWS", 24)
     made = row.make(tmp_path)
     pair, model = opened(made), toys.load_base(made.base)
     logits, hidden = reference.base_hidden_states(model, torch.from_numpy(TOKENS)[None])
     base = decoder.Decoder.open(pair.base, pair.model, emits_final=pair.draft is None)
-    draft, readings = forced(pair, base, TOKENS), readings_of(pair)
-    rows = Rows.read(base.table.source(EMBEDDING), TOKENS).of(TOKENS)
+    pairing = PAIRINGS[pair.method]
+    draft, readings = pairing.force(pair, base, TOKENS), pairing.readings(pair)
+    rows = EmbeddingRows.read(base.table.source(EMBEDDING), TOKENS).of(TOKENS)
     keep = {layer for reading in readings for layer in reading.aux_layers}
     (truth,) = run_stepwise(base, [causal_feeds(rows, pair.model.decoder)], keep)
     assert truth.best.tolist() == logits[0].argmax(-1).tolist()
@@ -185,7 +188,7 @@ def test_first_tokens_in_every_reading(
 
     said = []
     for reading in readings:
-        passes = draft.passes(features(reading, truth))
+        passes = draft.passes(hidden_states(reading, truth))
         found = np.concatenate([passed.best for passed in run_stepwise(draft.graph, passes)])
         with torch.no_grad():
             first = row.first(made, model, hidden, reading.aux_layers)

@@ -25,7 +25,7 @@ def exported(work: Path, *, tied: bool) -> Path:
     base = toys.make_base(
         work / "base", layers=7, hidden=64, intermediate=160, dtype="bfloat16", tied=tied
     )
-    return export(str(base), work, ExportOptions(eagle_base=True)).directory
+    return export(str(base), work, ExportOptions(base_for="eagle3")).directory
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def onnx_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tied=True,
         attention_bias=True,
     )
-    return export(str(base), work, ExportOptions(eagle_base=True)).directory
+    return export(str(base), work, ExportOptions(base_for="eagle3")).directory
 
 
 def take_apart(model: ir.Model, node: ir.Node, directory: Path) -> NDArray[np.float32]:

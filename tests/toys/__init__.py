@@ -8,6 +8,7 @@ small random ones. Knows nothing of edgespec: what it writes is what edgespec is
 from tests.toys.base import Family, load_base, make_base, make_qwen3_5
 from tests.toys.dflash import Layout, make_dflash
 from tests.toys.draft import DraftLayout, make_draft
+from tests.toys.families import make_gemma3, make_phi3
 from tests.toys.files import Dtype, RopeSpelling, write_pickle
 from tests.toys.tokenizer import CHAT_TEMPLATE, SPECIAL_TOKENS, make_sentencepiece
 
@@ -23,6 +24,8 @@ __all__ = [
     "make_base",
     "make_dflash",
     "make_draft",
+    "make_gemma3",
+    "make_phi3",
     "make_qwen3_5",
     "make_sentencepiece",
     "write_pickle",

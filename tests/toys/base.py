@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 
+from tests import shared
 from tests.toys.files import (
     Dtype,
     RopeSpelling,
@@ -34,6 +35,7 @@ _ARCHITECTURES = {
 _FAMILY_THETA = {"llama": 10000.0, "mistral": 10000.0, "qwen2": 1000000.0, "qwen3": 1000000.0}
 
 
+@shared.copied
 def make_base(
     path: str | Path,
     family: Family = "llama",
@@ -51,6 +53,7 @@ def make_base(
     rope: Mapping[str, Any] | None = None,
     rope_spelling: RopeSpelling = "old",
     sliding_window: int | None = None,
+    layer_types: list[str] | None = None,
     max_position: int = 512,
     dtype: Dtype = "float32",
     shards: int = 1,
@@ -90,6 +93,8 @@ def make_base(
     if head_dim is not None or family == "qwen3":
         config["head_dim"] = head_dim or hidden // heads
     config |= _family_keys(family, attention_bias, mlp_bias, sliding_window)
+    if layer_types is not None:
+        config["layer_types"] = layer_types
     config |= rope_keys(rope, rope_spelling, _FAMILY_THETA[family])
     config |= version_keys(rope_spelling, dtype)
     write_json(path / "config.json", config)
@@ -139,6 +144,7 @@ def _family_keys(
     return keys
 
 
+@shared.copied
 def make_qwen3_5(
     path: str | Path,
     *,

@@ -35,6 +35,33 @@ def test_config_of_an_engine_is_written_as_it_was_read(name: str) -> None:
     assert json.dumps(EngineConfig.from_dict(raw, name).to_dict()) == json.dumps(raw)
 
 
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"kind": "linear", "factor": 8.0},
+        {"kind": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8},
+    ],
+)
+def test_config_with_two_masks_and_two_ropes_is_written_as_it_was_read(
+    rope: dict[str, Any],
+) -> None:
+    raw = golden("export_base_config.json")
+    raw["graph"] |= {"sliding": True, "local_rotary_dim": 16}
+    raw["sliding_window"] = 7
+    local = dict(raw["rope"])
+    raw["rope"] |= rope
+    found = ComponentConfig.from_dict({**raw, "local_rope": local}, "config.json")
+    assert found.local_rope is not None
+    assert (found.sliding_window, found.graph.sliding, found.local_rope.kind) == (
+        7,
+        True,
+        "default",
+    )
+    assert json.loads(json.dumps(found.to_dict())) == {**raw, "local_rope": local}
+    with pytest.raises(BundleError, match="local_rope"):
+        ComponentConfig.from_dict(raw, "config.json")
+
+
 WRONG: list[tuple[str, list[str], Any]] = [
     ("engines_base_config.json", ["spec_decode_type"], "eagle9"),
     ("engines_base_config.json", ["engine_role"], "judge"),

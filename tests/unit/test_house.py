@@ -18,6 +18,7 @@ HEAVY = ("torch", "transformers", "onnx", "onnxruntime", "tensorrt")
 # Lowest first: each may lean on those before it, so there is no circle.
 GROUND = (
     "errors",
+    "progress",
     "schemes",
     "quantized",
     "config",
@@ -27,6 +28,7 @@ GROUND = (
     "bundle",
     "methods",
     "component",
+    "manifest",
     "prompts",
 )
 LEANS_ON: dict[str, tuple[str, ...]] = {
@@ -34,9 +36,10 @@ LEANS_ON: dict[str, tuple[str, ...]] = {
     "checkpoint": GROUND,
     "graphs": ("checkpoint", *GROUND),
     "export": ("graphs", "checkpoint", *GROUND),
-    "quantize": ("graphs", "checkpoint", *GROUND),
+    "modules": GROUND,
+    "quantize": ("modules", "graphs", "checkpoint", *GROUND),
     "pairing": ("export", "graphs", "checkpoint", *GROUND),
-    "train": ("graphs", "checkpoint", *GROUND),
+    "train": ("modules", "graphs", "checkpoint", *GROUND),
     "backends": GROUND,
     "runtime": ("backends", *GROUND),
     "bench": ("runtime", "backends", *GROUND),

@@ -149,7 +149,7 @@ def test_no_weight_is_further_off_than_its_block_allows(
 def test_values_that_are_not_finite_are_refused_by_name(value: float) -> None:
     array = normal(8, 32)
     array[5, 3] = value
-    with pytest.raises(CheckpointError, match=r"model\.x has values that are not finite"):
+    with pytest.raises(CheckpointError, match=r"model\.x has NaN or Inf"):
         quantize_rtn(array, 4, 32, "model.x")
 
 

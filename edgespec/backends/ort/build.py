@@ -42,6 +42,7 @@ from edgespec.backends.weights import (
     are_rounded,
     why_rows_differ,
 )
+from edgespec.config import RopeConfig
 from edgespec.contract import RECURRENT_CHUNK, Limits, Role, canonical_contract, lowered_contract
 from edgespec.errors import BuildError
 from edgespec.schemes import EMULATED, SCHEMES, Scheme
@@ -155,6 +156,8 @@ def remarks(onnx: engines.OnnxDir, limits: Limits) -> tuple[str, ...]:
         notes.append(
             f"the capacity of {capacity} goes beyond the {most} positions the model was made for"
         )
+    if any(rope.kind == "longrope" for rope in engines.ropes_of(onnx.config)):
+        notes.append(longrope_note(engines.rope_of(onnx.config), capacity))
     if limits.max_batch_size > 1:
         shape = engines.shape_of(onnx.config)
         slots = capacity + padding_of(
@@ -166,6 +169,16 @@ def remarks(onnx: engines.OnnxDir, limits: Limits) -> tuple[str, ...]:
             f" {capacity} tokens long; memory is taken as it is written"
         )
     return (*notes, *recurrent_remarks(onnx, limits))
+
+
+def longrope_note(rope: RopeConfig, capacity: int) -> str:
+    """Which of longrope's factors the engine takes for all positions (decision 0012)."""
+    original = rope.original_max_position
+    if capacity > original:
+        how = f"the long factors, as the capacity of {capacity} exceeds the original {original}"
+    else:
+        how = f"the short factors, as the capacity is within the original {original} tokens"
+    return f"longrope: {how}"
 
 
 def recurrent_remarks(onnx: engines.OnnxDir, limits: Limits) -> tuple[str, ...]:

@@ -12,7 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from edgespec.checkpoint.detect import check_tensors, detect, read_d2t
+from edgespec.checkpoint.d2t import read_d2t
+from edgespec.checkpoint.detect import check_tensors, detect
 from edgespec.checkpoint.files import Checkpoint, open_checkpoint
 from edgespec.checkpoint.layouts import read_quantization
 from edgespec.checkpoint.quantization import Quantization
@@ -297,7 +298,7 @@ def test_the_tensors_of_a_quantised_linear_stand_for_its_weight(tmp_path: Path) 
         ({f"{UP}.weight": None, f"{UP}.weight_scale": None}, r"no tensor '.*up_proj\.weight'"),
         (
             {f"{UP}.weight": torch.ones(8, 64), f"{UP}.weight_scale": None},
-            "says that .*up_proj is int8_wo",
+            "declares .*up_proj as int8_wo",
         ),
     ],
 )
@@ -341,8 +342,10 @@ def test_tensors_as_expected_pass(tmp_path: Path) -> None:
 
 def test_all_complaints_come_in_one_error(tmp_path: Path) -> None:
     write(tmp_path, {}, {"shaped": (2, 3), "fine": (2,), **{f"extra{i}": (1,) for i in range(7)}})
-    checkpoint = edit_tensors(tmp_path, integer=torch.zeros(2, dtype=torch.int8))
-    expected = {"shaped": (3, 2), "fine": (2,), "absent": (1,), "integer": (2,)}
+    checkpoint = edit_tensors(
+        tmp_path, integer=torch.zeros(2, dtype=torch.int8), double=torch.zeros(2).double()
+    )
+    expected = {"shaped": (3, 2), "fine": (2,), "absent": (1,), "integer": (2,), "double": (2,)}
     with pytest.raises(CheckpointError) as error:
         check_tensors(expected, checkpoint)
     for part in (
@@ -350,6 +353,7 @@ def test_all_complaints_come_in_one_error(tmp_path: Path) -> None:
         "(7): extra0, extra1, extra2, extra3, extra4 and 2 more",
         "shaped [2, 3] instead of [3, 2]",
         "integer int8",
+        "double float64",
     ):
         assert part in error.value.what
     assert "fine" not in error.value.what

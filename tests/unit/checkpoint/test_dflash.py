@@ -14,7 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from edgespec.checkpoint.detect import check_tensors, detect, read_d2t
+from edgespec.checkpoint.d2t import read_d2t
+from edgespec.checkpoint.detect import check_tensors, detect
 from edgespec.checkpoint.dflash import IGNORED, expected_tensors, named_as_ours
 from edgespec.checkpoint.files import Checkpoint, Rows, open_checkpoint
 from edgespec.errors import CheckpointError, EdgeSpecError, UnsupportedModel

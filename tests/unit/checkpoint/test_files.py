@@ -269,7 +269,7 @@ def test_garbage_header_is_refused(header: bytes | dict[str, Any], tmp_path: Pat
     file = write_config(tmp_path) / "model.safetensors"
     file.write_bytes(len(text).to_bytes(8, "little") + text + bytes(8))
     with pytest.raises(
-        CheckpointError, match=r"model\.safetensors is not a sound safetensors file"
+        CheckpointError, match=r"model\.safetensors is not a valid safetensors file"
     ):
         _ = open_checkpoint(tmp_path).tensors
 
@@ -436,9 +436,9 @@ def test_failed_download_says_that_there_is_no_such_directory(
             raise error
 
         monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-        with pytest.raises(CheckpointError, match="could not get 'org/model'") as error:
+        with pytest.raises(CheckpointError, match="could not download 'org/model'") as error:
             open_checkpoint("org/model")
-        assert "If this was meant as a directory, it does not exist" in error.value.remedy
+        assert "If this is a directory, it does not exist" in error.value.remedy
 
 
 @pytest.mark.parametrize("source", ["/no/such/directory", "a/b/c", "./draft", "..", "", "a b"])

@@ -545,7 +545,7 @@ def test_sound_tensors_are_read(tmp_path: Path, algo: str) -> None:
         ("FP8", "weight_scale", with_value((), -1.0), "has -1.0 at"),
         ("FP8", "weight_scale", lambda t: t.repeat(4), r"has the shape \[4\]"),
         ("FP8", "weight_scale", lambda t: t.to(torch.int32), "is int32"),
-        ("FP8", "weight", with_value((1, 2), NAN), "no numbers"),
+        ("FP8", "weight", with_value((1, 2), NAN), "has NaN values"),
         ("FP8", "weight", lambda t: t[0], "expected a matrix"),
         ("FP8", "weight", lambda t: t.to(torch.int8), "is int8"),
         ("FP8", "input_scale", with_value((), 0.0), "is 0.0"),
@@ -556,12 +556,12 @@ def test_sound_tensors_are_read(tmp_path: Path, algo: str) -> None:
         (SQ, "pre_quant_scale", with_value(5, 0.0), "has zeros"),
         (SQ, "pre_quant_scale", lambda t: t[:64], r"expected \[128\]"),
         ("W4A16_AWQ", "weight_scale", with_value((2, 0), -0.5), r"has -0.5 at \[2, 0\]"),
-        ("W4A16_AWQ", "weight_scale", lambda t: t.repeat(1, 3), "3 scales a row for 128 inputs"),
+        ("W4A16_AWQ", "weight_scale", lambda t: t.repeat(1, 3), "3 scales per row for 128 inputs"),
         ("W4A16_AWQ", "weight_scale", lambda t: t[:2], "expected 4 rows"),
         ("W4A16_AWQ", "weight", lambda t: t.view(torch.int8), "is int8"),
         ("NVFP4", "weight_scale", with_value((0, 1), NAN), r"has nan at \[0, 1\]"),
         ("NVFP4", "weight_scale", with_value((0, 1), -1.0), r"has -1.0 at \[0, 1\]"),
-        ("NVFP4", "weight_scale", lambda t: t[:, :4], "4 scales a row for 128 inputs"),
+        ("NVFP4", "weight_scale", lambda t: t[:, :4], "4 scales per row for 128 inputs"),
         ("NVFP4", "weight_scale_2", with_value((), -1.0), "is -1.0"),
         ("NVFP4", "weight_scale_2", lost, "no tensor"),
         ("MXFP8", "weight_scale", with_value((1, 1), 255), r"has nan at \[1, 1\]"),
@@ -599,12 +599,12 @@ def test_settings_and_tensors_must_agree(tmp_path: Path) -> None:
         write(tmp_path / "a", tensors, {}, {"quant_algo": "FP8", "exclude_modules": [M]})
     )
     with pytest.raises(
-        CheckpointError, match=rf"leaves {M} unquantized, but .* has {M}.weight_scale"
+        CheckpointError, match=rf"declares {M} as not quantized, but .* has {M}.weight_scale"
     ):
         weight_of(excluded, M)
     unscaled = Checkpoint(write(tmp_path / "b", plain, {}, {"quant_algo": "FP8"}))
     with pytest.raises(
-        CheckpointError, match=f"says that {M} is fp8, but {M}.weight is float32 and has no scales"
+        CheckpointError, match=f"declares {M} as fp8, but {M}.weight is float32 and has no scales"
     ):
         weight_of(unscaled, M)
     sizes = Checkpoint(
@@ -615,7 +615,7 @@ def test_settings_and_tensors_must_agree(tmp_path: Path) -> None:
             {"quant_algo": "W4A16_AWQ", "group_size": 64},
         )
     )
-    with pytest.raises(CheckpointError, match="tells of groups of 64"):
+    with pytest.raises(CheckpointError, match="declares groups of 64"):
         weight_of(sizes, M)
     smoothed = tensors | {f"{M}.pre_quant_scale": torch.ones(128)}
     with pytest.raises(UnsupportedModel, match="is fp8 and has a pre_quant_scale"):
@@ -634,12 +634,12 @@ def test_settings_and_tensors_must_agree(tmp_path: Path) -> None:
         ("awq", "scales", lambda t: t[:, :8], "has the shape"),
         ("awq", "scales", lambda t: t * NAN, "has nan"),
         ("awq", "scales", lambda t: -t, "scales are finite and not negative"),
-        ("awq", "scales", lambda t: t[:1], "1 scales a row for 64 inputs"),
+        ("awq", "scales", lambda t: t[:1], "1 scales per row for 64 inputs"),
         ("awq", "qweight", lambda t: t.to(torch.int64), "is int64"),
-        ("awq", "qweight", lambda t: t.T, "2 scales a row for 2 inputs"),
-        ("gptq", "g_idx", lambda t: t + 1, "does not put 32 inputs into each"),
-        ("gptq", "g_idx", lambda t: t * 0, "does not put 32 inputs into each"),
-        ("gptq", "g_idx", lambda t: t - 1, "does not put 32 inputs into each"),
+        ("awq", "qweight", lambda t: t.T, "2 scales per row for 2 inputs"),
+        ("gptq", "g_idx", lambda t: t + 1, "does not have 32 inputs in each"),
+        ("gptq", "g_idx", lambda t: t * 0, "does not have 32 inputs in each"),
+        ("gptq", "g_idx", lambda t: t - 1, "does not have 32 inputs in each"),
         ("gptq", "g_idx", lambda t: t[:8], r"expected \[64\]"),
         ("gptq", "qzeros", lambda t: t[:, :1], "has the shape"),
         ("gptq", "qweight", lambda t: t[:0], "expected a matrix"),
@@ -677,7 +677,7 @@ def test_compressed_shape_must_fit_its_words(tmp_path: Path) -> None:
     assert weight_of(Checkpoint(write(tmp_path / "good", tensors, config)), M).shape == (16, 64)
     for number, shape in enumerate(([16, 65], [16, 56], [15, 64], [16, -8], [16, 0])):
         tensors[f"{M}.weight_shape"] = torch.tensor(shape)
-        with pytest.raises(CheckpointError, match=rf"{M}\.weight_shape tells of"):
+        with pytest.raises(CheckpointError, match=rf"{M}\.weight_shape declares"):
             weight_of(Checkpoint(write(tmp_path / str(number), tensors, config)), M)
 
 

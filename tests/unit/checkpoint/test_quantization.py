@@ -96,9 +96,8 @@ def test_config_alone_is_enough() -> None:
     found = of(embedded("modelopt", quant_algo="FP8", ignore=["lm_head"], kv_cache_scheme=scheme))
     assert (rule_name(found), rule_name(found, "lm_head"), found.kv_cache) == ("fp8", None, "fp8")
     assert of(embedded("modelopt", quant_algo="NVFP4", kv_cache_scheme="NVFP4")).kv_cache == "nvfp4"
-    assert (
-        rule_name(of({"quantization_config": {"quant_algo": "mxfp8"}})) == "mxfp8"
-    )  # old files name no method
+    old = of({"quantization_config": {"quant_algo": "mxfp8"}})  # old files name no method
+    assert rule_name(old) == "mxfp8"
 
 
 def test_a_quantized_cache_alone_leaves_the_weights() -> None:
@@ -263,15 +262,15 @@ def test_what_is_not_read_is_refused_by_name(config: Any, settings: Any, said: s
 @pytest.mark.parametrize(
     ("config", "settings", "said"),
     [
-        (embedded("modelopt", quant_algo="FP8"), beside("NVFP4"), "says NVFP4 and .* FP8"),
-        (embedded("awq", bits=4), beside("FP8"), "tells of 'awq'"),
+        (embedded("modelopt", quant_algo="FP8"), beside("NVFP4"), "declares NVFP4, .* FP8"),
+        (embedded("awq", bits=4), beside("FP8"), "declares 'awq'"),
         ({"quantization_config": "fp8"}, None, "not an object"),
         ({}, {"quantization": ["FP8"]}, "not an object"),
-        ({}, beside(8), "'quant_algo' is 8, not a text"),
+        ({}, beside(8), "'quant_algo' is 8, not a string"),
         ({}, beside("W4A16_AWQ", group_size="128"), "'group_size' is '128'"),
         ({}, beside("W4A16_AWQ", group_size=True), "'group_size' is True"),
         ({}, beside("FP8", exclude_modules="lm_head"), "not a list of names"),
-        ({}, beside("FP8", exclude_modules=["re:("]), "no regular expression"),
+        ({}, beside("FP8", exclude_modules=["re:("]), "not a regular expression"),
         ({}, beside("MIXED_PRECISION"), "'quantized_layers' is None"),
         ({}, beside("MIXED_PRECISION", quantized_layers={UP: "FP8"}), "not an object"),
         (embedded("compressed-tensors", format="pack-quantized"), None, "'config_groups' is None"),

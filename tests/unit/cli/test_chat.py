@@ -421,7 +421,7 @@ def test_half_of_a_surrogate_pair_is_refused(capsys: pytest.CaptureFixture[str])
     chat = chat_of(saying("two"))
     assert talk(chat, "bad \udcff", "Second?") == 5
     assert len(asked(chat)) == 1
-    assert "this turn holds half of a surrogate pair" in capsys.readouterr().err
+    assert "this turn has an unpaired surrogate" in capsys.readouterr().err
 
 
 # Ctrl-C

@@ -191,7 +191,7 @@ def test_hidden_size_must_divide_into_heads_where_head_dim_is_not_told() -> None
     ("changes", "name"),
     [
         ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
-        ({"architectures": None, "model_type": "gemma3"}, "gemma3"),
+        ({"architectures": None, "model_type": "gemma2"}, "gemma2"),
         ({"hidden_act": "gelu"}, "gelu"),
         ({"dtype": "float8_e4m3fn"}, "float8_e4m3fn"),
         ({"rope_scaling": {"rope_type": "su"}}, "su"),

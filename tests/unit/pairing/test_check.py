@@ -15,8 +15,9 @@ from safetensors.torch import load_file, save_file
 
 from edgespec import bundle
 from edgespec.checkpoint.files import Checkpoint
-from edgespec.pairing.check import CHECKS, check
+from edgespec.pairing.check import check
 from edgespec.pairing.check_result import CheckResult, Report
+from edgespec.pairing.table import PAIRINGS
 from tests import toys
 
 
@@ -112,7 +113,7 @@ def test_a_pair_that_fits_is_ok_in_every_line(
     assert report.method == method
     said = [result for result in report.results if result.level != "ok"]
     assert [result.topic for result in said] == (["thinking"] if draft == "hybrid_dflash" else [])
-    looked_at = {topic for kind, rows in CHECKS.items() for topic, _ in rows if kind == method}
+    looked_at = {topic for topic, _ in PAIRINGS[method].checks}
     assert {result.topic for result in report.results} == {
         "base",
         *(["draft"] if draft else []),
@@ -122,25 +123,25 @@ def test_a_pair_that_fits_is_ok_in_every_line(
 
 def test_numbers_of_taps_are_told_as_they_were_read(shop: Path) -> None:
     assert (
-        one("taps", shop / "base", shop / "eagle").what
+        one("aux layers", shop / "base", shop / "eagle").what
         == "hidden_states 2, 4, 5, which the draft names as layer outputs 1, 3, 4"
     )
     assert (
-        one("taps", shop / "base", shop / "dflash").what
+        one("aux layers", shop / "base", shop / "dflash").what
         == "hidden_states 2, 6, which the draft names as layer outputs 1, 5"
     )
     assert (
-        one("taps", shop / "hybrid", shop / "hybrid_dflash").what
+        one("aux layers", shop / "hybrid", shop / "hybrid_dflash").what
         == "hidden_states 2, 5, as the draft names them"
     )
-    given = one("taps", shop / "base", shop / "eagle", aux_layers=(1, 2, 3))
+    given = one("aux layers", shop / "base", shop / "eagle", aux_layers=(1, 2, 3))
     assert given.what == "hidden_states 1, 2, 3, as --aux-layers says"
 
 
 def test_a_draft_that_names_no_taps_has_eagle3_s(shop: Path, tmp_path: Path) -> None:
     draft = toys.make_draft(tmp_path / "draft", shop / "base", "eagle")
-    assert one("taps", shop / "base", draft).what.startswith(
-        "hidden_states 2, 4, 5, EAGLE-3's default"
+    assert one("aux layers", shop / "base", draft).what.startswith(
+        "hidden_states 2, 4, 5, the default"
     )
 
 
@@ -174,7 +175,7 @@ def test_a_relative_is_refused_by_its_name(shop: Path, copied: Callable[[str], P
 def test_a_cut_draft_is_refused(shop: Path, copied: Callable[[str], Path], name: str) -> None:
     draft = copied(name)
     tensors_changed(draft, **{"layers.0.mlp.down_proj.weight": None})
-    told = one("whole", shop / "base", draft)
+    told = one("tensors", shop / "base", draft)
     assert told.level == "refused"
     assert "missing (1): layers.0.mlp.down_proj.weight" in told.what
     (draft / "model.safetensors").unlink()
@@ -184,7 +185,7 @@ def test_a_cut_draft_is_refused(shop: Path, copied: Callable[[str], Path], name:
 def test_a_cut_base_is_refused_too(copied: Callable[[str], Path]) -> None:
     base = copied("hybrid")
     tensors_changed(base, **{"model.layers.0.linear_attn.A_log": None})
-    assert "A_log" in one("whole", base).what
+    assert "A_log" in one("tensors", base).what
 
 
 def test_a_draft_quantised_with_another_base_is_a_warning(
@@ -207,11 +208,11 @@ def test_a_draft_quantised_with_another_base_is_a_warning(
     draft = copied("eagle")
     assert (
         told(Checkpoint(shop / "base").identity()).what
-        == "the draft was quantised with this very base"
+        == "the draft was quantized with this very base"
     )
     assert (told("ab" * 32).level, told("ab" * 32).what) == (
         "warning",
-        "the draft was quantised with another base (other) than this one",
+        "the draft was quantized with another base (other) than this one",
     )
 
 
@@ -227,7 +228,7 @@ def test_another_name_is_a_warning_and_another_depth_a_refusal(
     assert one("made for", shop / "base", draft).level == "ok"
     other = copied("dflash")
     changed(other / "config.json", num_target_layers=9)
-    assert "for a base of 9 layers, this one has 8" in one("made for", shop / "base", other).what
+    assert "for a base of 9 layers, the base has 8" in one("made for", shop / "base", other).what
 
 
 def test_the_hub_s_cache_knows_the_name_of_a_base(
@@ -295,7 +296,7 @@ def test_a_draft_of_another_vocabulary_or_width_is_refused(shop: Path, tmp_path:
         tmp_path / "wide", "qwen3", layers=8, hidden=96, vocab=300, tokenizer=False
     )
     assert one("hidden size", wide, shop / "dflash").what.startswith(
-        "the draft reads taps 64 wide, the base's hidden"
+        "the draft reads hidden states of width 64, the hidden"
     )
     assert one("embedding", wide, shop / "eagle").level == "refused"
     assert one("head", wide, shop / "dflash").level == "refused"
@@ -304,12 +305,12 @@ def test_a_draft_of_another_vocabulary_or_width_is_refused(shop: Path, tmp_path:
     told = one("vocabulary", other, shop / "dflash")
     assert (told.level, told.what) == (
         "refused",
-        "the draft's vocabulary has 300 tokens, the base's 280",
+        "the draft's vocabulary has 300 tokens, that of the base has 280",
     )
     mask = one("mask token", other, shop / "dflash")
     assert (mask.level, mask.what) == (
         "refused",
-        "mask token 299 is outside the base's vocabulary of 280 tokens",
+        "the draft's mask token is 299, the vocabulary of the base has 280 tokens",
     )
 
 
@@ -317,20 +318,20 @@ def test_taps_beyond_the_base_are_refused_and_the_last_one_is_a_warning(
     shop: Path, tmp_path: Path
 ) -> None:
     flat = toys.make_base(tmp_path / "flat", "qwen3", layers=5, vocab=300, tokenizer=False)
-    told = one("taps", flat, shop / "dflash")
+    told = one("aux layers", flat, shop / "dflash")
     assert (told.level, told.what) == (
         "refused",
-        "hidden_states 2, 6, which the draft names as layer outputs 1, 5; the base has 5 layers",
+        "the draft reads hidden_states 2, 6, the base has 5 layers",
     )
-    assert "not all in 1..5" in one("taps", flat, shop / "eagle", aux_layers=(1, 2, 6)).what
+    assert "not all in 1..5" in one("aux layers", flat, shop / "eagle", aux_layers=(1, 2, 6)).what
     last = toys.make_dflash(tmp_path / "last", shop / "base", aux_layers=[2, 8])
-    told = one("taps", shop / "base", last)
+    told = one("aux layers", shop / "base", last)
     assert told.level == "warning"
     assert "read before the base's final norm" in told.what
 
 
 def test_a_dflash_draft_takes_no_other_taps(shop: Path) -> None:
-    told = one("taps", shop / "base", shop / "dflash", aux_layers=(2, 6))
+    told = one("aux layers", shop / "base", shop / "dflash", aux_layers=(2, 6))
     assert (told.level, told.remedy) == ("refused", "Leave --aux-layers out.")
 
 
@@ -341,12 +342,12 @@ def test_masks_that_no_graph_has_are_refused(
     changed(
         draft / "config.json", layer_types=["sliding_attention", "full_attention"], sliding_window=9
     )
-    assert one("whole", shop / "base", draft).level == "ok"
+    assert one("tensors", shop / "base", draft).level == "ok"
     changed(
         draft / "config.json",
         dflash_config={"mask_token_id": 299, "use_swa": True, "swa_window_size": 9},
     )
-    told = one("whole", shop / "base", draft)
+    told = one("tensors", shop / "base", draft)
     assert told.level == "refused"
     assert "layer 0: window 9, causal True; layer 1" in told.what.replace(", layer 1", "; layer 1")
 
@@ -356,11 +357,11 @@ def test_taps_that_can_be_read_two_ways_are_refused_with_both(
 ) -> None:
     draft = copied("eagle")
     changed(draft / "config.json", eagle_config=..., eagle_aux_hidden_state_layer_ids=[1, 2, 6])
-    told = one("taps", shop / "base", draft)
+    told = one("aux layers", shop / "base", draft)
     assert told.level == "refused"
     assert "as hidden_states indices they are [1, 2, 6], as layer outputs [2, 3, 7]" in told.what
     assert "--aux-layers" in told.remedy
-    assert one("taps", shop / "base", draft, aux_layers=(2, 3, 7)).level == "ok"
+    assert one("aux layers", shop / "base", draft, aux_layers=(2, 3, 7)).level == "ok"
 
 
 def test_a_rounded_head_that_is_lent_is_a_warning(
@@ -415,7 +416,7 @@ def test_a_block_beyond_what_engines_verify_is_a_warning(shop: Path, tmp_path: P
     assert "--max-verify-tree-size 64" in told.remedy
     changed(draft / "config.json", block_size=256)
     told = one("block", shop / "base", draft)
-    assert "128 at most" in told.what
+    assert "at most 128" in told.what
     assert "--max-verify-tree-size 128," in told.remedy
 
 
@@ -443,9 +444,9 @@ def test_thinking_is_told_by_the_family_of_the_base(
     assert on.remedy == 'Set "enable_thinking": true in the requests.'
     base = copied("hybrid")
     (base / "chat_template.jinja").write_text("{{ messages }}")
-    assert "knows no such switch" in one("thinking", base, shop / "hybrid_dflash").what
+    assert "has no such switch" in one("thinking", base, shop / "hybrid_dflash").what
     llama = toys.make_base(tmp_path / "llama", layers=8, vocab=300, tokenizer=False)
-    assert one("thinking", llama, shop / "dflash").what.startswith("nothing is known")
+    assert one("thinking", llama, shop / "dflash").what.startswith("it is not known")
 
 
 # Quantised ones, by their settings and the names of their scales
@@ -474,16 +475,16 @@ def test_quantisation_is_told_with_what_it_costs(shop: Path, copied: Callable[[s
     base, draft, cut = copied("base"), copied("eagle"), copied("dflash")
     as_fp8(base, "model.layers.1.mlp.up_proj")
     as_fp8(draft, "layers.0.mlp.up_proj")
-    found = about("quantisation", check(str(base), str(draft)))
+    found = about("quantization", check(str(base), str(draft)))
     assert [result.what.partition(",")[0] for result in found] == [
         "the base is fp8",
         "the draft is fp8: faster drafts",
     ]
     assert {result.level for result in found} == {"ok"}
     as_fp8(cut, "fc")
-    told = one("quantisation", shop / "base", cut)
+    told = one("quantization", shop / "base", cut)
     assert told.level == "refused"
-    assert "the draft's fc is quantised" in told.what
+    assert "the draft's fc is quantized" in told.what
 
 
 def test_a_base_of_four_bits_is_a_warning(shop: Path, copied: Callable[[str], Path]) -> None:
@@ -510,19 +511,16 @@ def test_a_base_of_four_bits_is_a_warning(shop: Path, copied: Callable[[str], Pa
     (base / "hf_quant_config.json").write_text(
         json.dumps({"producer": {"name": "modelopt"}, "quantization": settings})
     )
-    told = one("quantisation", base, shop / "eagle")
+    told = one("quantization", base, shop / "eagle")
     assert told.level == "warning"
-    assert (
-        "the base is nvfp4: the draft was trained on states that were not rounded to 4 bits"
-        in told.what
-    )
+    assert "trained on hidden states that were not quantized to 4 bits" in told.what
 
 
 def test_a_rounded_mtp_head_is_told(copied: Callable[[str], Path]) -> None:
     base = copied("hybrid")
-    assert about("quantisation", check(str(base), None))[1].what == "the MTP head is not quantised"
+    assert about("quantization", check(str(base), None))[1].what == "the MTP head is not quantized"
     as_fp8(base, "mtp.layers.0.mlp.up_proj", "mtp.layers.0.mlp.down_proj")
-    assert about("quantisation", check(str(base), None))[1].what.startswith("the MTP head is fp8")
+    assert about("quantization", check(str(base), None))[1].what.startswith("the MTP head is fp8")
 
 
 # MTP
@@ -540,7 +538,7 @@ def test_a_head_that_is_missing_or_lost_is_refused_with_the_remedy(
         ),
     )
     assert (
-        len(about("quantisation", check(str(shop / "base"), None))) == 1
+        len(about("quantization", check(str(shop / "base"), None))) == 1
     )  # none is told of a head that is not there
     base = copied("hybrid")
     names = [name for name in load_file(base / "model.safetensors") if name.startswith("mtp.")]

@@ -126,7 +126,7 @@ def test_draft_that_states_other_taps_than_it_knows_is_found_out(
     draft = knowing_draft(tmp_path / "draft", base, aux_layers)
     result, report = probed(base, draft)
     assert result.level == "warning"
-    assert "it was trained on what it reads with taps one layer" in result.what
+    assert "it was trained on what it reads with aux layers one" in result.what
     assert f"--aux-layers {flag}" in result.remedy
     assert report.count("refused") == 0
     mended, report = probed(base, draft, aux_layers=aux_layers)
@@ -235,6 +235,6 @@ def test_other_reading_is_told_where_it_is_better_beyond_chance_and_by_enough(
 ) -> None:
     stated = Share("as stated", (2, 4, 5), 0.5)
     other = Share(
-        "with taps one layer higher", (3, 5, 6), 0.5 + (gained - lost) / positions, gained, lost
+        "with aux layers one higher", (3, 5, 6), 0.5 + (gained - lost) / positions, gained, lost
     )
     assert probe.is_clearly_better(other, stated) == better

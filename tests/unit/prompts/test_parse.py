@@ -217,7 +217,7 @@ def test_key_that_cannot_be_honored_is_refused_only_when_it_asks(
     assert parse({key: neutral}, {"messages": HELLO, key: neutral}).requests
     for error in (refusal({key: asking}), refusal({}, {"messages": HELLO, key: asking})):
         assert key in error.what
-        assert "cannot honor it: " in error.what
+        assert "this version does not support: " in error.what
 
 
 def test_every_sampling_key_may_stand_in_a_request_and_replaces_the_top_level() -> None:
@@ -308,7 +308,7 @@ def test_wrong_shape_is_refused(raw: object) -> None:
     [
         (None, "requests[0].messages is missing"),
         ([], "requests[0].messages is empty"),
-        (HELLO * 65, "requests[0].messages holds 65 messages"),
+        (HELLO * 65, "requests[0].messages has 65 messages"),
         (["x"], "requests[0].messages[0] is"),
         ([{"role": "user"}], "requests[0].messages[0].content is missing"),
         ([{"role": "user", "content": 3}], "requests[0].messages[0].content is 3"),
@@ -316,7 +316,7 @@ def test_wrong_shape_is_refused(raw: object) -> None:
             [{"role": "user", "content": "é" * (MAX_MESSAGE_BYTES // 2 + 1)}],
             "content is 131074 bytes",
         ),
-        ([{"role": "user", "content": "a\ud83d"}], "content holds half of a surrogate pair"),
+        ([{"role": "user", "content": "a\ud83d"}], "content has an unpaired surrogate"),
         (
             [{"role": "user", "content": [{"type": "text", "text": None}]}],
             "content[0].text is null",
@@ -346,7 +346,7 @@ def test_text_of_a_request_is_limited_in_all() -> None:
         {}, {"messages": HELLO}, {"messages": [*full, {"role": "user", "content": "é"}]}
     )
     assert (
-        "requests[1].messages holds 1048578 bytes of text in all, and 1048576 is the limit"
+        "requests[1].messages has 1048578 bytes of text in all, and 1048576 is the limit"
         in error.what
     )
 
@@ -378,7 +378,7 @@ def test_misspelt_role_is_refused_because_templates_would_drop_it() -> None:
         (b'{"requests": [\n  {"a" 1}]}', "line 2, column 8"),
         (b"", "line 1, column 1"),
         (b'{\n "a": "\xc3\xa9\xff"}', "byte 0xff at line 2, column 9"),
-        (b'{"a": 1, "a": 2}', 'the key "a" stands twice'),
+        (b'{"a": 1, "a": 2}', 'the key "a" occurs twice'),
         (b'{"a": NaN}', "NaN is not JSON"),
         (b'{"a": -Infinity}', "-Infinity is not JSON"),
         (b"[" * 200_000, "nested too deeply"),

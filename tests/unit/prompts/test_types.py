@@ -107,7 +107,7 @@ def test_bias_out_of_its_range_is_refused_at_its_token(bias: object) -> None:
 def test_number_of_biases_is_bounded() -> None:
     assert len(made(logit_bias=dict.fromkeys(range(1024), 100)).logit_bias) == 1024
     assert (
-        "holds 1025 tokens, and 1024 is the limit"
+        "has 1025 tokens, and 1024 is the limit"
         in refusal(logit_bias=dict.fromkeys(range(1025), 0)).what
     )
 
@@ -153,11 +153,11 @@ def test_stop_is_a_tuple_of_strings_however_it_was_written(
         (["a", ""], "stop[1] is an empty string"),
         ([None], "stop[0] is null, not a string"),
         ([["a"]], "stop[0] is a list, not a string"),
-        (["a"] * 17, "stop holds 17 strings, and 16 is the limit"),
+        (["a"] * 17, "stop has 17 strings, and 16 is the limit"),
         ("é" * 513, "stop is 1026 bytes of text, and 1024 is the limit"),
         (["x" * 1025], "stop[0] is 1025 bytes"),
-        ("a\ud83d", "stop holds half of a surrogate pair, \\ud83d, at character 1"),
-        (["\udc00"], "stop[0] holds half of a surrogate pair"),
+        ("a\ud83d", "stop has an unpaired surrogate, \\ud83d, at character 1"),
+        (["\udc00"], "stop[0] has an unpaired surrogate"),
     ],
 )
 def test_bad_stop_is_refused_at_its_place(given: object, said: str) -> None:

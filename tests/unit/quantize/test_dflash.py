@@ -19,10 +19,12 @@ from edgespec.contract import Limits
 from edgespec.errors import PairingError, UnsupportedModel
 from edgespec.export.components import ExportOptions, export
 from edgespec.methods.dflash import DFlashConfig
+from edgespec.modules.dflash import DFlash
 from edgespec.prompts import SamplingParams
 from edgespec.quantize import draft, modelopt
-from edgespec.quantize.dflash import DFlash, blocks_of
+from edgespec.quantize.dflash import blocks_of
 from edgespec.quantize.llm import Options, Quantized
+from edgespec.quantize.table import QUANTIZABLE
 from edgespec.runtime.engine import Engine
 from edgespec.schemes import MADE
 from tests import toys
@@ -65,7 +67,7 @@ def config_of(path: Path) -> tuple[Checkpoint, DFlashConfig]:
 
 def module_of(base: Path, path: Path) -> DFlash:
     checkpoint, config = config_of(path)
-    named, names = draft.own_names(checkpoint, config)
+    named, names = QUANTIZABLE[config.method].names(checkpoint, config)
     module = DFlash(config).eval()
     module.load_state_dict(draft.read_weights(named, Checkpoint(base), names, config))
     return module
@@ -149,13 +151,11 @@ def test_every_format_goes_through_export_and_build_and_stays_lossless(
     found = result.manifest["check"]
     assert 0.9 < found["logits_cosine"] < 1
     assert found["num_tokens"] % 8 == 0
-    export(
-        str(base), tmp_path, ExportOptions(dflash_base=True, dflash_draft_dir=str(tmp_path / "out"))
-    )
+    export(str(base), tmp_path, ExportOptions(base_for="dflash", draft_dir=str(tmp_path / "out")))
     export(
         str(base),
         tmp_path,
-        ExportOptions(dflash_draft=True, dflash_draft_dir=str(tmp_path / "out")),
+        ExportOptions(draft_for="dflash", draft_dir=str(tmp_path / "out")),
     )
     for component in ("llm", "dflash_draft"):
         build(tmp_path / component, tmp_path / "engine", LIMITS)
@@ -175,7 +175,7 @@ def test_the_guides_command_gives_the_draft_a_quantized_head_of_its_own(
     base: Path, plain: Path, tmp_path: Path
 ) -> None:
     result = quantized(base, plain, tmp_path / "out", "nvfp4", lm_head_quantization="nvfp4")
-    assert "a head of its own" in result.notes[-1]
+    assert "an lm_head of its own" in result.notes[-1]
     checkpoint, config = config_of(tmp_path / "out")
     assert config.own_head
     quantization = read_quantization(checkpoint)

@@ -16,9 +16,11 @@ from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization, read_weight
 from edgespec.errors import EdgeSpecError, OutputError, PairingError, UnsupportedModel
+from edgespec.graphs.eagle3 import named_tensors
 from edgespec.methods.eagle3 import Eagle3Config
+from edgespec.modules.eagle3 import Eagle3
 from edgespec.quantize import draft, modelopt, work
-from edgespec.quantize.eagle import Eagle3, features_of
+from edgespec.quantize.hidden_states import aux_hidden_states
 from edgespec.quantize.llm import Options, Quantized, quantize_llm
 from edgespec.schemes import MADE
 from tests import toys
@@ -64,7 +66,7 @@ def test_module_computes_what_the_reference_does(
     base: Path, drafts: dict[str, Path], layout: str
 ) -> None:
     checkpoint, config = config_of(drafts[layout])
-    names = draft.stored_names(checkpoint, config)
+    names = named_tensors(checkpoint, config)
     module = Eagle3(config).eval()
     module.load_state_dict(draft.read_weights(checkpoint, Checkpoint(base), names, config))
     reference = Eagle3Reference(drafts[layout], base)
@@ -79,7 +81,7 @@ def test_features_are_the_hidden_states_at_the_taps(base: Path) -> None:
     model, ids = toys.load_base(base), torch.arange(3, 12)[None]
     with torch.no_grad():
         states = model(ids, output_hidden_states=True).hidden_states
-        found = features_of(model, (2, 3, 4), ids)
+        found = aux_hidden_states(model, (2, 3, 4), ids)
     torch.testing.assert_close(found, torch.cat([states[i][0] for i in (2, 3, 4)], dim=-1))
 
 
@@ -164,7 +166,7 @@ def test_what_does_not_belong_together_is_refused(
         assert not out.exists()
 
     narrow = toys.make_base(tmp_path / "narrow", "llama", layers=7, hidden=64, vocab=VOCAB)
-    refused(PairingError, "tap width", narrow, drafts["eagle"])
+    refused(PairingError, "hidden states of width 128", narrow, drafts["eagle"])
     other = toys.make_base(
         tmp_path / "other", "llama", layers=7, hidden=HIDDEN, intermediate=INNER, vocab=400
     )

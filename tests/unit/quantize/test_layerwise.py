@@ -27,9 +27,8 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("bases")
     return {
         "llama": toys.make_base(root / "llama", "llama", **SIZES),
-        "qwen2": toys.make_base(
-            root / "qwen2", "qwen2", dtype="bfloat16", **SIZES
-        ),  # q, k and v have a bias
+        # q, k and v have a bias
+        "qwen2": toys.make_base(root / "qwen2", "qwen2", dtype="bfloat16", **SIZES),
         "qwen3": toys.make_base(root / "qwen3", "qwen3", dtype="bfloat16", tied=True, **SIZES),
     }
 
@@ -78,9 +77,8 @@ def test_tensors_and_settings_are_those_of_modelopts_whole_model(
 def test_head_cache_and_exclusions_too(bases: dict[str, Path], tmp_path: Path, name: str) -> None:
     base = bases["llama"]
     left_out = ["model.layers.1.mlp.down_proj", "model.layers.2.mlp.down_proj"]
-    cache = (
-        name != "int4_awq"
-    )  # AWQ's search runs with a quantized cache there, and with a plain one here
+    # AWQ's search runs with a quantized cache there, and with a plain one here
+    cache = name != "int4_awq"
     whole_model.export(
         base,
         tmp_path / "theirs",

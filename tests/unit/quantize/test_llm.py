@@ -309,7 +309,7 @@ def test_norm_that_was_changed_is_refused(
 ) -> None:
     """What folding smoothing into norms would do."""
     spoil_written(monkeypatch, "model.layers.1.input_layernorm.weight", 1.5)
-    with pytest.raises(BuildError, match=r"layernorm\.weight is not quantized and was changed"):
+    with pytest.raises(BuildError, match=r"layernorm\.weight is not quantized but was changed"):
         quantized(bases["llama"], tmp_path / "out", "int4_awq")
     assert list(tmp_path.iterdir()) == []
 
@@ -320,7 +320,7 @@ def test_table_that_was_changed_is_refused(
 ) -> None:
     """Even in one row that no token of the text reads."""
     spoil_written(monkeypatch, name, 1.5, row=VOCAB - 1)
-    with pytest.raises(BuildError, match=rf"{name} is not quantized and was changed"):
+    with pytest.raises(BuildError, match=rf"{name} is not quantized but was changed"):
         quantized(bases["llama"], tmp_path / "out", "mxfp8")
 
 
@@ -468,11 +468,10 @@ def test_what_no_format_can_do_is_refused(
         lm_head_quantization="int8_sq",
     )
     for head in ("fp8", "nvfp4", "mxfp8"):
-        refused(
-            UnsupportedModel, "beside int4_awq", base, out, "int4_awq", lm_head_quantization=head
-        )
-    refused(UnsupportedModel, "beside int8_sq", base, out, "int8_sq", lm_head_quantization="fp8")
-    refused(UnsupportedModel, "beside mxfp8", base, out, "mxfp8", lm_head_quantization="fp8")
+        what = f"{head} with int4_awq"
+        refused(UnsupportedModel, what, base, out, "int4_awq", lm_head_quantization=head)
+    refused(UnsupportedModel, "fp8 with int8_sq", base, out, "int8_sq", lm_head_quantization="fp8")
+    refused(UnsupportedModel, "fp8 with mxfp8", base, out, "mxfp8", lm_head_quantization="fp8")
     refused(UnsupportedModel, "names no Linear", base, out, "fp8", exclude=("*.up",))
     refused(UnsupportedModel, "no Linear is left", base, out, "fp8", exclude=("*",))
     refused(UnsupportedModel, "not a quantization scheme", base, out, "fp7")

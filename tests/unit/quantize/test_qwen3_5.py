@@ -206,7 +206,7 @@ def test_layers_that_the_config_does_not_count_are_refused(
     )
     (surplus / "config.json").write_text(json.dumps(config))
     with pytest.raises(
-        CheckpointError, match=r"has tensors of layer 3, and its config\.json counts 3 layers"
+        CheckpointError, match=r"has tensors of layer 3, but its config\.json has 3 layers"
     ):
         quantized(surplus, tmp_path / "out", name)
 

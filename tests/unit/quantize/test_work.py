@@ -146,8 +146,16 @@ def test_run_stopped_after_its_last_layer_calibrates_nothing_again(
     assert same_files(tmp_path / "out", whole)
 
 
-@pytest.mark.parametrize("victim", ["part-00000", "part-00001", "states-00002"])
-@pytest.mark.parametrize("damage", ["cut", "flip", "remove"])
+@pytest.mark.parametrize(
+    ("victim", "damage"),
+    [
+        ("part-00000", "remove"),
+        ("part-00000", "cut"),
+        ("part-00001", "flip"),
+        ("states-00002", "flip"),
+        ("states-00002", "remove"),
+    ],
+)
 def test_damaged_file_is_made_again(
     base: Path, whole: Path, tmp_path: Path, victim: str, damage: str
 ) -> None:

@@ -128,12 +128,8 @@ def told(tokens: list[str], stop: list[str]) -> tuple[list[str], bool]:
         ([*"xab"], ["abc"], ["x", "", "", "ab"], False),
         (["abcd"], ["cd", "bc"], ["a", ""], True),  # that which begins first
         (["abcd"], ["bc", "abcd"], ["", ""], True),  # even where another ends before it
-        (
-            ["abc", "d"],
-            ["bc", "abcd"],
-            ["a", "", ""],
-            True,
-        ),  # unless it was complete a token before
+        # unless it was complete a token before
+        (["abc", "d"], ["bc", "abcd"], ["a", "", ""], True),
         ([*"abcabx"], ["abcabd", "bx"], ["", "", "", "", "", "abca", ""], True),
         (["a", "<|end|>", "b", "c"], ["ab"], ["", "", "", "", ""], True),
         (["a"], [], ["a", ""], False),

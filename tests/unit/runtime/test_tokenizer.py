@@ -226,7 +226,7 @@ def test_stop_that_is_a_special_token_becomes_its_id() -> None:
 
 @pytest.mark.parametrize("stop", ["<|im_end|>\n", "so<|im_end|>", "<|im_end|><|im_start|>"])
 def test_stop_that_holds_a_special_token_is_refused(stop: str) -> None:
-    with pytest.raises(RequestError, match="holds the special token") as caught:
+    with pytest.raises(RequestError, match="contains the special token") as caught:
         BUILT["byte_level"].split_stops(["fine", stop])
     assert repr(stop) in caught.value.what
     assert 'Stop at the token itself: "stop": ["<|im_' in caught.value.remedy

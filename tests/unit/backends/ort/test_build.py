@@ -28,7 +28,7 @@ LIMITS = Limits(max_input_len=32, max_kv_cache_capacity=32)
 def onnx_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     work = tmp_path_factory.mktemp("onnx")
     return export(
-        str(toys.make_base(work / "base", layers=7)), work, ExportOptions(eagle_base=True)
+        str(toys.make_base(work / "base", layers=7)), work, ExportOptions(base_for="eagle3")
     ).directory
 
 

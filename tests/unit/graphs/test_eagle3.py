@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from edgespec.checkpoint.files import Checkpoint
-from edgespec.graphs.eagle import stored_names
+from edgespec.graphs.eagle3 import stored_names
 
 OWN = "layers.0.mlp.up_proj.weight"
 

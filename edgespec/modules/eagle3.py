@@ -1,34 +1,20 @@
-"""An EAGLE-3 draft as a torch module (arXiv 2503.01840), for calibration and for the check: plain,
-without a cache.
+"""An EAGLE-3 draft as a torch module (arXiv 2503.01840), without a cache.
 
-Its parameters have the names of `graphs.eagle.expected_tensors`. Knows nothing of files or
-quantisation.
+Its parameters have the names of `graphs.eagle3.expected_tensors`. Knows nothing of files or
+quantization.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from edgespec.methods.eagle3 import Eagle3Config
+from edgespec.modules.layers import MLP, RMSNorm, rotate
 from edgespec.rope import RopeTable
 
 Tensor = torch.Tensor
-
-
-class RMSNorm(nn.Module):
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        wide = x.float()
-        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(
-            x.dtype
-        ) * self.weight
 
 
 class Attention(nn.Module):
@@ -74,26 +60,6 @@ class Attention(nn.Module):
 
     def heads(self, x: Tensor, num_heads: int) -> Tensor:
         return x.view(len(x), num_heads, self.head_dim).transpose(0, 1)  # [heads, S, D]
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Half and half over the rotary part: pair i is (x[i], x[i + R/2]); cos and sin are [S,
-    R/2]."""
-    half = cos.shape[-1]
-    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-    turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
-    return torch.cat([turned.to(x.dtype), rest], dim=-1)
-
-
-class MLP(nn.Module):
-    def __init__(self, hidden: int, inner: int, *, bias: bool) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(hidden, inner, bias=bias)
-        self.up_proj = nn.Linear(hidden, inner, bias=bias)
-        self.down_proj = nn.Linear(inner, hidden, bias=bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
 
 
 class Layer(nn.Module):
@@ -147,41 +113,21 @@ class Eagle3(nn.Module):
         self.norm = RMSNorm(hidden, eps)
         self.lm_head = nn.Linear(hidden, config.draft_vocab_size, bias=False)
 
-    def forward(self, features: Tensor, embeds: Tensor) -> Tensor:
-        """Features [S, taps * Ht] of tokens t and embeddings [S, H] of tokens t + 1 -> logits [S,
-        Vd] for t + 2."""
+    def forward(self, hidden_states: Tensor, embeds: Tensor) -> Tensor:
+        """Aux hidden states [S, k * Ht] of tokens t and embeddings [S, H] of tokens t + 1 -> logits
+        [S, Vd] for t + 2."""
         if self.draft_config.norm_before_fc:
-            features = self.input_norm(features)
+            hidden_states = self.input_norm(hidden_states)
         if self.draft_config.fc_norm:
-            parts = features.chunk(self.draft_config.num_aux_layers, dim=-1)
-            features = torch.cat(
+            parts = hidden_states.chunk(self.draft_config.num_aux_layers, dim=-1)
+            hidden_states = torch.cat(
                 [norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1
             )
-        table = RopeTable.of(self.draft_config.decoder.rope, len(features))
-        cos, sin = (torch.from_numpy(rows).to(features.device) for rows in (table.cos, table.sin))
-        state = self.fc(features)
+        table = RopeTable.of(self.draft_config.decoder.rope, len(hidden_states))
+        cos, sin = (
+            torch.from_numpy(rows).to(hidden_states.device) for rows in (table.cos, table.sin)
+        )
+        state = self.fc(hidden_states)
         for layer in self.layers:
             state = layer(embeds, state, cos, sin)
         return self.lm_head(self.norm(state))  # type: ignore[no-any-return]
-
-
-def features_of(base: Any, aux_layers: tuple[int, ...], ids: Tensor) -> Tensor:
-    """The base's residual stream at its taps (hidden_states indices), ids [1, S] -> [S, taps *
-    Ht]."""
-    seen: dict[int, Tensor] = {}
-
-    def keep(layer: int) -> Any:
-        def hook(module: object, given: object, output: Any) -> None:
-            seen[layer] = (output[0] if isinstance(output, tuple) else output)[0]
-
-        return hook
-
-    stack = getattr(base.model, "language_model", base.model)
-    hooks = [stack.layers[layer - 1].register_forward_hook(keep(layer)) for layer in aux_layers]
-    try:
-        with torch.no_grad():
-            base.model(input_ids=ids, use_cache=False)
-    finally:
-        for handle in hooks:
-            handle.remove()
-    return torch.cat([seen[layer] for layer in aux_layers], dim=-1)

@@ -1,5 +1,5 @@
-"""The EAGLE-3 draft (arXiv 2503.01840): taps fused by `fc`, a first layer that reads embedding and
-state side by side.
+"""The EAGLE-3 draft (arXiv 2503.01840): aux hidden states fused by `fc`, and a first layer that
+reads embedding and state side by side.
 
 Knows the tensors of every published layout and the canonical graph made of them. How drafts are
 searched stands in `runtime/drafters`.
@@ -14,12 +14,12 @@ import onnx_ir as ir
 from edgespec.checkpoint.detect import check_tensors
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization, tensor_names
-from edgespec.config import layer_tensors
+from edgespec.config import DecoderConfig, DraftConfig, layer_tensors
 from edgespec.contract import GraphShape, Role
-from edgespec.errors import PairingError
 from edgespec.graphs import decoder
 from edgespec.graphs.assembly import Inputs, Memory, layer_cache, step_inputs
 from edgespec.graphs.builder import GraphBuilder, branch
+from edgespec.graphs.draft import EMBEDDING, DraftGraphs, DraftSource, shared_head
 from edgespec.graphs.layers import (
     LayerCache,
     StepInputs,
@@ -32,10 +32,11 @@ from edgespec.graphs.layers import (
 )
 from edgespec.graphs.linear import linear
 from edgespec.graphs.weights import WeightTable
-from edgespec.methods.eagle3 import Eagle3Config
+from edgespec.methods.eagle3 import NAME, Eagle3Config
 
-EMBEDDING = "embed_tokens.weight"
-MAPS = ("d2t", "t2d")  # vocabulary maps: read by `checkpoint.detect.read_d2t`, no part of the graph
+__all__ = ["GRAPHS", "NAME", "Eagle3Draft", "expected_tensors", "named_tensors", "stored_names"]
+
+MAPS = ("d2t", "t2d")  # vocabulary maps: read by `checkpoint.d2t`, no part of the graph
 
 
 def expected_tensors(config: Eagle3Config) -> dict[str, tuple[int, ...]]:
@@ -73,30 +74,42 @@ def stored_names(expected: dict[str, tuple[int, ...]], checkpoint: Checkpoint) -
     return names
 
 
+def named_tensors(checkpoint: Checkpoint, config: Eagle3Config) -> dict[str, str]:
+    """Own name -> name on disk of each tensor of the graph, after a look at names and shapes.
+
+    Raises CheckpointError for tensors that are missing, unknown or misshapen.
+    """
+    expected = expected_tensors(config)
+    stored = stored_names(expected, checkpoint)
+    maps = {name for name in checkpoint.tensors if name.removeprefix("model.") in MAPS}
+    there = {stored[name]: shape for name, shape in expected.items()}
+    check_tensors(there, checkpoint, maps, read_quantization(checkpoint))
+    return stored
+
+
 @dataclass(frozen=True)
 class Eagle3Draft:
-    """The graph of an EAGLE-3 draft; `base` lends the head where the draft has none."""
+    """The graph of an EAGLE-3 draft; a draft without an lm_head shares that of `base`."""
 
     config: Eagle3Config
     table: WeightTable
-    aux_layers: tuple[int, ...] = ()  # a draft emits its own state, no taps
+    aux_layers: tuple[int, ...] = ()  # a draft emits its own state
 
     @classmethod
     def open(
         cls, checkpoint: Checkpoint, config: Eagle3Config, base: decoder.Decoder | None = None
     ) -> Eagle3Draft:
-        expected = expected_tensors(config)
-        stored = stored_names(expected, checkpoint)
-        maps = {name for name in checkpoint.tensors if name.removeprefix("model.") in MAPS}
-        quantization = read_quantization(checkpoint)
-        check_tensors(
-            {stored[name]: shape for name, shape in expected.items()},
-            checkpoint,
-            maps,
-            quantization,
-        )
-        borrowed = {} if config.own_head else {"lm_head.weight": borrowed_head(config, base)}
-        return cls(config, WeightTable(checkpoint, stored, borrowed, quantization))
+        stored, quantization = named_tensors(checkpoint, config), read_quantization(checkpoint)
+        shared = shared_head(config, base)
+        return cls(config, WeightTable(checkpoint, stored, shared, quantization))
+
+    @property
+    def layers(self) -> DecoderConfig:
+        return self.config.decoder
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
 
     @property
     def shape(self) -> GraphShape:
@@ -110,8 +123,10 @@ class Eagle3Draft:
         )
 
     def stem(self, b: GraphBuilder, inputs: Inputs) -> ir.Value:
-        """The fused taps, or the draft's own last state: an explicit flag decides, never a
-        shape."""
+        """The fused aux hidden states, or the draft's own last state.
+
+        An explicit flag decides, never a shape.
+        """
         before = len(b.nodes)
         fused = self.fuse(b, inputs["base_hidden"])
         fuse_nodes, b.nodes[before:] = b.nodes[before:], []
@@ -194,18 +209,15 @@ class Eagle3Draft:
         return linear(b, self.table, rows, "lm_head", "lm_head"), x
 
 
-def borrowed_head(config: Eagle3Config, base: decoder.Decoder | None) -> WeightTable:
-    if base is None:
-        what = "this draft has no lm_head of its own and borrows its base's"
-        raise PairingError(what, "Pass --base-model-dir with the base that it was trained for.")
-    if (
-        config.draft_vocab_size != base.config.vocab_size
-        or config.decoder.hidden_size != base.config.decoder.hidden_size
-    ):
-        wanted = (config.draft_vocab_size, config.decoder.hidden_size)
-        there = (base.config.vocab_size, base.config.decoder.hidden_size)
-        what = f"this draft has no lm_head and needs one of shape {wanted}; the base's is {there}"
-        raise PairingError(
-            what, "Pass --base-model-dir with the base that the draft was trained for."
-        )
-    return base.table
+def open_draft(source: DraftSource) -> Eagle3Draft:
+    checkpoint, config = source.draft()
+    assert isinstance(config, Eagle3Config)
+    return Eagle3Draft.open(checkpoint, config, source.base)
+
+
+def check(checkpoint: Checkpoint, config: DraftConfig) -> None:
+    assert isinstance(config, Eagle3Config)
+    named_tensors(checkpoint, config)
+
+
+GRAPHS = DraftGraphs(open=open_draft, check=check)

@@ -1,0 +1,154 @@
+"""One component as a value, and the one function that writes its files.
+
+Knows the order in which files are made. What stands in them is decided where the value is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from edgespec import bundle
+from edgespec.checkpoint.files import Checkpoint
+from edgespec.component import ComponentConfig
+from edgespec.config import RopeConfig
+from edgespec.errors import ContractError
+from edgespec.export import sidecars, writer
+from edgespec.export.golden import make_golden
+from edgespec.export.request import ExportRequest
+from edgespec.graphs import builder
+from edgespec.graphs.assembly import DecoderGraph, build_graph
+from edgespec.graphs.builder import Weight, WeightPlan, save
+from edgespec.graphs.linear import products
+from edgespec.manifest import ExportManifest
+from edgespec.progress import Progress
+
+EmbeddingRows = Callable[[NDArray[Any]], NDArray[Any]]  # ids [S] -> float32 rows [S, H]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Component:
+    """What an export directory will hold.
+
+    `embedding` is the table to write: checkpoint and stored name. `golden_rows` are the embedding
+    rows of the golden inputs, `ropes` the rotary embeddings of the layers. `d2t` are offsets
+    [draft_vocab_size]. `tokenizer` is the checkpoint whose tokenizer is copied.
+    """
+
+    directory: str  # below OUT
+    graph: DecoderGraph
+    config: ComponentConfig
+    golden_rows: EmbeddingRows
+    ropes: tuple[RopeConfig, ...]
+    embedding: tuple[Checkpoint, str] | None = None
+    tied_head: bool = False
+    d2t: NDArray[np.int32] | None = None
+    tokenizer: Checkpoint | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written: the component's directory and role, notes for the user, and what was
+    written beside it."""
+
+    directory: Path
+    role: str
+    files: Mapping[str, Mapping[str, Any]]
+    notes: tuple[str, ...]
+    beside: tuple[Exported, ...] = ()
+
+
+def write_component(
+    component: Component,
+    staging: Path,
+    request: ExportRequest,
+    recorded: Mapping[str, Any],
+    progress: Progress,
+) -> Exported:
+    """Write the files of a component to `staging`; `recorded` are the options of its manifest."""
+    plan = WeightPlan(bundle.MODEL_DATA)
+    if component.tokenizer is not None:
+        sidecars.copy_tokenizer(component.tokenizer, staging)
+    if component.tied_head:
+        plan.point("lm_head.weight", tied_weight(component))
+    config, hashes = write_graph(component, plan, staging, progress)
+    if component.d2t is not None:
+        writer.write_small({"d2t": component.d2t}, staging / bundle.D2T)
+    if request.options.golden:
+        write_golden(component, plan, staging, progress)
+    schemes = (config.quantization or {}).get("schemes")
+    files = bundle.file_entries(staging, hashes)
+    manifest = ExportManifest.make(config.role, request.source, recorded, files, schemes)
+    bundle.write_json(staging / bundle.MANIFEST, manifest.to_dict())
+    notes = (*component.notes, *sidecars.quantization_notes(config.quantization))
+    return Exported(staging, config.role.value, files, notes)
+
+
+def tied_weight(component: Component) -> Weight:
+    """The embedding as the lm_head: the graph points into the file that the runtime maps."""
+    assert component.embedding is not None
+    checkpoint, name = component.embedding
+    info = checkpoint.tensors[name]
+    return Weight(checkpoint, info, bundle.EMBEDDING, builder.ALIGN_BYTES)
+
+
+def write_graph(
+    component: Component, plan: WeightPlan, staging: Path, progress: Progress
+) -> tuple[ComponentConfig, dict[str, str]]:
+    """Write graph, weights, embedding and config.json; returns the configuration as written, with
+    what only the graph knows of its quantized weights, and the hashes made on the way."""
+    model, _ = build_graph(component.graph, plan)
+    table = component.graph.table
+    quantization = sidecars.quantization_keys(products(model), table.checkpoint, table.quantization)
+    config = replace(component.config, quantization=quantization)
+    embedding = component.embedding
+    info = embedding[0].tensors[embedding[1]] if embedding else None
+    progress.start("weights", plan.size_bytes + (info.num_bytes if info else 0))
+    hashes = {}
+    if embedding and info:
+        path = staging / bundle.EMBEDDING
+        hashes[path.name], _ = writer.write_embedding(embedding[0], info, path, progress.advance)
+    path = staging / bundle.MODEL_DATA
+    hashes[path.name] = writer.write_weights(plan, path, progress.advance)
+    save(model, staging / bundle.MODEL)
+    check_graph(staging / bundle.MODEL)
+    bundle.write_json(staging / bundle.CONFIG, config.to_dict())
+    return config, hashes
+
+
+def write_golden(component: Component, plan: WeightPlan, staging: Path, progress: Progress) -> None:
+    """Write golden inputs and outputs, computed a layer at a time."""
+    graph, config = component.graph, component.config
+    progress.start("golden", graph.shape.num_layers + 2)
+    arrays = make_golden(
+        graph,
+        plan,
+        staging,
+        component.golden_rows,
+        component.ropes,
+        config.vocab_size,
+        lambda: progress.advance(1),
+    )
+    writer.write_small(arrays, staging / bundle.GOLDEN)
+
+
+def check_graph(path: Path) -> None:
+    """The checker with full shape inference; a graph that fails is a fault of ours."""
+    try:
+        onnx.checker.check_model(str(path), full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise ContractError(
+            f"the graph written is not valid ONNX: {error}", "Please report this."
+        ) from error
+
+
+def rows_of(checkpoint: Checkpoint, name: str) -> EmbeddingRows:
+    """The rows of a stored table, read when asked."""
+    return lambda ids: checkpoint.read(name)[ids].astype(np.float32)

@@ -1,0 +1,45 @@
+"""A head for multi-token prediction on its way out: it is exported beside its base."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edgespec.checkpoint.mtp import refuse_other_forms
+from edgespec.component import PairConfig
+from edgespec.export.component import Component
+from edgespec.export.draft import draft_component
+from edgespec.export.request import ExportRequest
+from edgespec.export.row import ComponentRow, Emitted
+from edgespec.methods.mtp import NAME
+
+__all__ = ["COMPONENTS", "NAME"]
+
+FINAL = Emitted(final=True, note="base of an MTP head: it emits the state after its last norm")
+
+
+def draft(request: ExportRequest) -> Component:
+    """The head, which has the vocabulary, the embedding and the identity of its base."""
+    base = request.target()
+    pair = PairConfig(
+        base_identity=base.identity,
+        base_name=base.checkpoint.path.name,
+        aux_layer_ids=None,
+        num_aux_layers=1,
+        target_hidden_size=base.config.decoder.hidden_size,
+        own_embedding=False,
+        base_quantized_from=base.origin.identity,
+    )
+    notes = ("MTP head: one layer, used again for each step",)
+    return draft_component(request, "Mtp", pair, notes=notes)
+
+
+def recorded(request: ExportRequest) -> dict[str, Any]:
+    return {"mtp": True} if request.options.base_for == NAME else {}
+
+
+COMPONENTS = ComponentRow(
+    emits=lambda request: FINAL,
+    draft=draft,
+    check_base=refuse_other_forms,
+    recorded=recorded,
+)

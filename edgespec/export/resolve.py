@@ -1,0 +1,204 @@
+"""From MODEL and options to a request: what each checkpoint is, and whether they belong together.
+
+Each checkpoint is opened, detected and identified once. Knows what is refused, and no method.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from edgespec.checkpoint.detect import detect
+from edgespec.checkpoint.files import Checkpoint, open_checkpoint
+from edgespec.checkpoint.origin import origin_of
+from edgespec.config import DraftConfig, ModelConfig
+from edgespec.errors import PairingError, UnsupportedModel
+from edgespec.export import sidecars
+from edgespec.export.options import ExportOptions
+from edgespec.export.request import ExportRequest, OpenBase, OpenDraft
+from edgespec.export.table import COMPONENTS
+from edgespec.manifest import ExportSource
+from edgespec.methods import METHODS, BaseSide, DraftSide, mismatches
+from edgespec.methods.aux_layers import REMEDY as AUX_LAYERS_REMEDY
+
+_OTHER_BASE = (
+    "Pass the base that this draft was trained for (--base-model-dir where MODEL is the draft), or"
+    " the draft of this base."
+)
+
+
+def resolve(model: str, options: ExportOptions) -> ExportRequest:
+    """What is to be exported of a checkpoint directory or hub id.
+
+    Raises CheckpointError, UnsupportedModel, and PairingError for options that contradict each
+    other or the checkpoints, and for a base and a draft that are no pair.
+    """
+    if options.draft_for is not None:
+        return _draft_by_option(model, options)
+    checkpoint = open_checkpoint(model, allow_pickle=options.allow_pickle)
+    if options.base_for is not None:
+        COMPONENTS[options.base_for].check_base(checkpoint)
+    found = detect(checkpoint)
+    if isinstance(found, DraftConfig):
+        return _draft_request(OpenDraft(checkpoint, found, checkpoint.identity()), options)
+    return _base_request(checkpoint, found, options)
+
+
+# A base
+
+
+def _base_request(
+    checkpoint: Checkpoint, config: ModelConfig, options: ExportOptions
+) -> ExportRequest:
+    _refuse_beside_base(checkpoint, options)
+    method, draft = options.base_for, None
+    if method is not None and COMPONENTS[method].base_needs_draft:
+        draft = _named_draft(method, options)
+        _check_pair(checkpoint, config, draft.config, options)
+    base = OpenBase(checkpoint, config, checkpoint.identity(), origin_of(checkpoint))
+    source = ExportSource(
+        name=checkpoint.path.name,
+        identity=base.identity,
+        texts=sidecars.text_identity(checkpoint),
+        quantized_from=base.origin.identity,
+    )
+    return ExportRequest(
+        options=options,
+        method=method,
+        writes_base=True,
+        base=base,
+        draft=draft,
+        source=source,
+    )
+
+
+def _refuse_beside_base(checkpoint: Checkpoint, options: ExportOptions) -> None:
+    """Options that mean nothing where a base is exported."""
+    if options.base_model_dir:
+        flag = METHODS[options.base_for].export_flag if options.base_for else None
+        beside = f", and means nothing with {flag}" if flag else ""
+        what = (
+            f"{checkpoint.path} is a base model; --base-model-dir belongs to the export of a draft"
+            f"{beside}"
+        )
+        remedy = "Leave --base-model-dir out, or give the draft's directory as MODEL."
+        raise PairingError(what, remedy)
+    if not options.aux_layers:
+        return
+    if options.base_for is None:
+        flags = [m.export_flag for m in METHODS.values() if m.takes_aux_layers and m.export_flag]
+        what = f"--aux-layers needs {' or '.join(flags)}"
+        raise PairingError(what, "Without it the graph emits no hidden states.")
+    method = METHODS[options.base_for]
+    if not method.takes_aux_layers:
+        what = f"--aux-layers means nothing with {method.export_flag}"
+        raise PairingError(what, "Leave --aux-layers out: the draft decides what it reads.")
+
+
+def _named_draft(method: str, options: ExportOptions) -> OpenDraft:
+    """The draft of `draft_dir`, which must be one of the method."""
+    if options.draft_dir is None:
+        what = f"the base of {METHODS[method].draft_title} is exported by the draft, and none was"
+        raise PairingError(f"{what} given", "Pass the draft's directory or hub id as well.")
+    checkpoint = open_checkpoint(options.draft_dir, allow_pickle=options.allow_pickle)
+    found = detect(checkpoint)
+    if not isinstance(found, DraftConfig) or found.method != method:
+        what = f"{checkpoint.path} is not {METHODS[method].draft_title}"
+        raise PairingError(what, "Give the directory of the draft; the base is MODEL.")
+    return OpenDraft(checkpoint, found, checkpoint.identity())
+
+
+# A draft
+
+
+def _draft_by_option(model: str, options: ExportOptions) -> ExportRequest:
+    """The draft of `draft_dir` as what is exported, and MODEL as its base."""
+    assert options.draft_for is not None
+    draft = _named_draft(options.draft_for, options)
+    return _draft_request(draft, replace(options, base_model_dir=model))
+
+
+def _draft_request(draft: OpenDraft, options: ExportOptions) -> ExportRequest:
+    _refuse_beside_draft(draft, options)
+    named = options.base_model_dir or recorded_base(draft.config)
+    base = None
+    if named is None:
+        _refuse_headless(draft.config)
+    else:
+        base = _base_of_draft(named, draft, options)
+    source = ExportSource(
+        name=draft.checkpoint.path.name,
+        identity=draft.identity,
+        texts=sidecars.text_identity(draft.checkpoint),
+        base_identity=base.identity if base else None,
+        base_quantized_from=base.origin.identity if base else None,
+    )
+    return ExportRequest(
+        options=options,
+        method=draft.config.method,
+        writes_base=False,
+        base=base,
+        draft=draft,
+        source=source,
+    )
+
+
+def _refuse_beside_draft(draft: OpenDraft, options: ExportOptions) -> None:
+    """Options that mean nothing where a draft is exported."""
+    method = METHODS[draft.config.method]
+    if options.base_for is not None:
+        flag = METHODS[options.base_for].export_flag
+        what = f"{draft.checkpoint.path} is {method.draft_title}; {flag} belongs to a base"
+        raise UnsupportedModel(what, f"Leave {flag} out: a draft is detected automatically.")
+    if options.aux_layers and not method.takes_aux_layers:
+        what = f"{draft.checkpoint.path} is {method.draft_title}, and names the layers it reads"
+        raise UnsupportedModel(what, "Leave --aux-layers out.")
+
+
+def recorded_base(config: DraftConfig) -> str | None:
+    """The base that the draft's own config names, where it is a directory here.
+
+    A name of the hub is not followed: it would fetch a whole model that nobody asked for.
+    """
+    name = config.base_name
+    return name if name and Path(name).is_dir() else None
+
+
+def _refuse_headless(config: DraftConfig) -> None:
+    """A draft without an lm_head of its own cannot be exported alone."""
+    if config.own_head:
+        return
+    name = config.base_name
+    named = (
+        f"; its config.json names {name!r} as its base, which is no directory here" if name else ""
+    )
+    what = f"this draft has no lm_head of its own and shares its base's{named}"
+    remedy = (
+        "Pass --base-model-dir with the directory or hub id of the base that it was trained for."
+    )
+    raise PairingError(what, remedy)
+
+
+def _base_of_draft(named: str, draft: OpenDraft, options: ExportOptions) -> OpenBase:
+    """The base that a draft is exported for; it must be one that the draft can be trained for."""
+    checkpoint = open_checkpoint(named, allow_pickle=options.allow_pickle)
+    config = detect(checkpoint)
+    if not isinstance(config, ModelConfig):
+        what = f"--base-model-dir {checkpoint.path} is itself a draft"
+        raise PairingError(what, "Name the base model's directory.")
+    _check_pair(checkpoint, config, draft.config, options)
+    return OpenBase(checkpoint, config, checkpoint.identity(), origin_of(checkpoint))
+
+
+def _check_pair(
+    base: Checkpoint, model: ModelConfig, draft: DraftConfig, options: ExportOptions
+) -> None:
+    """Every mismatch of the two is an error."""
+    sides = (
+        BaseSide.of_checkpoint(model, str(base.path)),
+        DraftSide.of_checkpoint(draft, options.aux_layers),
+    )
+    for mismatch in mismatches(*sides):
+        flag = mismatch.topic == "aux layers" and METHODS[draft.method].takes_aux_layers
+        usual = AUX_LAYERS_REMEDY if flag else _OTHER_BASE
+        raise PairingError(mismatch.what, mismatch.remedy or usual)

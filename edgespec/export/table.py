@@ -1,0 +1,12 @@
+"""The table of what `export` knows of each method, by the name of its row in METHODS."""
+
+from __future__ import annotations
+
+from edgespec.export import dflash, eagle3, mtp
+from edgespec.export.row import ComponentRow
+
+COMPONENTS: dict[str, ComponentRow] = {
+    eagle3.NAME: eagle3.COMPONENTS,
+    mtp.NAME: mtp.COMPONENTS,
+    dflash.NAME: dflash.COMPONENTS,
+}

@@ -1,0 +1,93 @@
+"""What any draft's graph is opened from, what it says of itself, and the lm_head it may share.
+
+Knows that a draft has a checkpoint of its own or stands in its base's. Knows no method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from edgespec.checkpoint.files import Checkpoint
+from edgespec.config import DecoderConfig, DraftConfig, ModelConfig
+from edgespec.errors import PairingError
+from edgespec.graphs.assembly import DecoderGraph
+from edgespec.graphs.decoder import Decoder
+from edgespec.graphs.weights import WeightTable
+from edgespec.methods import BaseSide, DraftSide
+from edgespec.methods.pair_rules import head
+
+EMBEDDING = "embed_tokens.weight"  # the own name of a draft's embedding, if it has one
+HEAD = "lm_head.weight"
+
+
+class DraftGraph(DecoderGraph, Protocol):
+    """A draft's graph. `layers` are those of the draft; `vocab_size` is that of its base."""
+
+    @property
+    def layers(self) -> DecoderConfig: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSource:
+    """What a draft's graph is opened from: its checkpoint and config, and the base's graph.
+
+    `checkpoint` and `config` are None for a method whose weights are in the base's checkpoint,
+    `base` is None where no base was given.
+    """
+
+    base: Decoder | None = None
+    checkpoint: Checkpoint | None = None
+    config: DraftConfig | None = None
+
+    def draft(self) -> tuple[Checkpoint, DraftConfig]:
+        """The draft's checkpoint and config, where the method has one."""
+        assert self.checkpoint is not None
+        assert self.config is not None
+        return self.checkpoint, self.config
+
+    def target(self) -> Decoder:
+        """The base's graph, where the method cannot do without."""
+        assert self.base is not None
+        return self.base
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftGraphs:
+    """What `graphs` knows of a method.
+
+    `open` raises CheckpointError for tensors that are not those of the graph, UnsupportedModel for
+    a form that the graph has not, and PairingError where the base's lm_head is needed and does not
+    fit. `check` looks at names and shapes alone. `in_base` says whether a base's checkpoint seems
+    to hold a draft of this method.
+    """
+
+    open: Callable[[DraftSource], DraftGraph]
+    check: Callable[[Checkpoint, DraftConfig], None] | None = None
+    in_base: Callable[[Checkpoint, ModelConfig], bool] | None = None
+
+
+def shared_head(config: DraftConfig, base: Decoder | None) -> dict[str, WeightTable]:
+    """The table that holds the base's lm_head, for a draft without one; else nothing.
+
+    Raises PairingError where there is no base, or where its lm_head does not fit.
+    """
+    if config.own_head:
+        return {}
+    if base is None:
+        what = "this draft has no lm_head of its own and shares its base's"
+        raise PairingError(what, "Pass --base-model-dir with the base that it was trained for.")
+    sides = BaseSide.of_checkpoint(base.config), DraftSide.of_checkpoint(config)
+    for mismatch in head(*sides):
+        remedy = "Pass --base-model-dir with the base that the draft was trained for."
+        raise PairingError(mismatch.what, remedy)
+    return {HEAD: base.table}
+
+
+def own_embedding(graph: DraftGraph) -> tuple[Checkpoint, str] | None:
+    """Checkpoint and stored name of the draft's own embedding; None: it shares the base's."""
+    return graph.table.source(EMBEDDING) if graph.table.has(EMBEDDING) else None

@@ -1,0 +1,18 @@
+"""The table of drafts' graphs: one row per drafting method. Bases are all built by `decoder`."""
+
+from __future__ import annotations
+
+from edgespec.graphs import dflash, eagle3, mtp
+from edgespec.graphs.draft import DraftGraph, DraftGraphs, DraftSource
+
+# By the name of the method's row in METHODS.
+DRAFTS: dict[str, DraftGraphs] = {
+    eagle3.NAME: eagle3.GRAPHS,
+    mtp.NAME: mtp.GRAPHS,
+    dflash.NAME: dflash.GRAPHS,
+}
+
+
+def open_draft(method: str, source: DraftSource) -> DraftGraph:
+    """The graph of a method's draft. Raises as `DraftGraphs.open` does."""
+    return DRAFTS[method].open(source)

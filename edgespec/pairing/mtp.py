@@ -1,0 +1,77 @@
+"""A base and the MTP head in its checkpoint: their checks, and the head under teacher forcing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from edgespec.checkpoint.mtp import ROOT
+from edgespec.methods.mtp import NAME
+from edgespec.pairing import acceptance_warnings, fit, tokens
+from edgespec.pairing.check_result import CheckResult, Share
+from edgespec.pairing.pair import Pair
+from edgespec.pairing.readings import AS_STATED, Reading
+from edgespec.pairing.row import PairingRow
+
+if TYPE_CHECKING:
+    from edgespec.graphs.decoder import Decoder
+    from edgespec.pairing.forcing import Forced, Ids
+
+__all__ = ["NAME", "PAIRING"]
+
+
+def head(pair: Pair) -> Iterator[CheckResult]:
+    """The head's tensors by names and shapes. What it shares with its base fits."""
+    from edgespec.graphs.decoder import Decoder
+    from edgespec.graphs.mtp import MtpDraft
+
+    found = MtpDraft.open(Decoder.open(pair.base, pair.model)).table.stored
+    what = f"an MTP head of {len(found)} tensors; embedding, lm_head and RoPE are the base's"
+    yield CheckResult("ok", "head", what)
+
+
+def head_quantization(pair: Pair) -> Iterator[CheckResult]:
+    """What quantizing the head costs."""
+    if not any(name.startswith(ROOT) for name in pair.base.tensors):
+        return
+    schemes = acceptance_warnings.schemes_of(pair.base)
+    found = [name for name, linears in schemes.items() if any(m.startswith(ROOT) for m in linears)]
+    cost = f"is {', '.join(found)}: a little less acceptance, the same output"
+    what = f"the MTP head {cost if found else 'is not quantized'}"
+    yield CheckResult("ok", "quantization", what)
+
+
+def readings(pair: Pair) -> tuple[Reading, ...]:
+    """The state after the base's last norm, and the one before it."""
+    last = pair.model.decoder.num_layers
+    return Reading(AS_STATED), Reading("from before the base's last norm", (last,))
+
+
+def remedy(better: Share) -> str:
+    del better
+    return (
+        "This version gives a head the state after the norm only; compare with the head of the"
+        " original download."
+    )
+
+
+def force(pair: Pair, base: Decoder, tokens: Ids) -> Forced:
+    """The head over the tokens [T], all positions in one pass."""
+    from edgespec.pairing.forcing import chain_forcing
+
+    return chain_forcing(pair, base, tokens)
+
+
+PAIRING = PairingRow(
+    checks=(
+        ("tensors", fit.tensors),
+        ("head", head),
+        ("tokenizer", tokens.tokenizer),
+        ("quantization", acceptance_warnings.base_quantization),
+        ("quantization", head_quantization),
+    ),
+    force=force,
+    readings=readings,
+    remedy=remedy,
+    reads_final=True,
+)

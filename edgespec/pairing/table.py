@@ -1,0 +1,12 @@
+"""The table of what `pairing` knows of each method, by the name of its row in METHODS."""
+
+from __future__ import annotations
+
+from edgespec.pairing import dflash, eagle3, mtp
+from edgespec.pairing.row import PairingRow
+
+PAIRINGS: dict[str, PairingRow] = {
+    eagle3.NAME: eagle3.PAIRING,
+    dflash.NAME: dflash.PAIRING,
+    mtp.NAME: mtp.PAIRING,
+}

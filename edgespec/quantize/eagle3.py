@@ -1,0 +1,36 @@
+"""EAGLE-3 drafts for `quantize draft`: what they are calibrated on, and their names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edgespec.checkpoint.files import Checkpoint
+from edgespec.config import DraftConfig
+from edgespec.methods.eagle3 import NAME, Eagle3Config
+from edgespec.quantize.row import CalibrationPair, QuantizeRow
+
+__all__ = ["NAME", "QUANTIZE"]
+
+
+def module(config: DraftConfig) -> Any:
+    from edgespec.modules.eagle3 import Eagle3
+
+    assert isinstance(config, Eagle3Config)
+    return Eagle3(config)
+
+
+def pairs(config: DraftConfig, hidden_states: Any, ids: Any, table: Any) -> list[CalibrationPair]:
+    """The aux hidden states of tokens t with the embeddings of tokens t + 1."""
+    del config
+    return [(hidden_states[:-1], table[ids[1:]])]
+
+
+def names(draft: Checkpoint, config: DraftConfig) -> tuple[Checkpoint, dict[str, str]]:
+    """The draft as it is, and own name -> name on disk of each tensor of the graph."""
+    from edgespec.graphs.eagle3 import named_tensors
+
+    assert isinstance(config, Eagle3Config)
+    return draft, named_tensors(draft, config)
+
+
+QUANTIZE = QuantizeRow(module=module, pairs=pairs, names=names)

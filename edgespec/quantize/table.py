@@ -1,0 +1,11 @@
+"""The table of methods whose drafts `quantize draft` takes, by the name of the row in METHODS."""
+
+from __future__ import annotations
+
+from edgespec.quantize import dflash, eagle3
+from edgespec.quantize.row import QuantizeRow
+
+QUANTIZABLE: dict[str, QuantizeRow] = {
+    eagle3.NAME: eagle3.QUANTIZE,
+    dflash.NAME: dflash.QUANTIZE,
+}
