@@ -51,8 +51,8 @@ def load(
 ) -> Engine:
     """Opens an engine directory and returns the engine.
 
-    `spec_decode` None enables speculative decoding if the directory has a drafter. `drafter` drafts
-    instead: a method that needs no engine, by name, or a Drafter of your own. `exact` is that of
+    `spec_decode` None enables speculative decoding if the directory has a draft engine. `drafter`
+    is the name of a method that needs no engine, or a Drafter of your own. `exact` is that of
     `infer --exact`. Raises BundleError, PairingError, EngineMismatch, LimitError or
     EnvironmentProblem.
     """

@@ -194,8 +194,8 @@ def canonical_contract(shape: GraphShape) -> GraphContract:
     `conv_rows` and `delta_rows`, and the next one is given those that were accepted, on one path
     and in its order, as `committed_rows` (rows of zeroes change nothing) and as the last
     conv_kernel-1 rows of `conv_state`; it takes them in before its own rows begin, and
-    `present_recurrent_state` is the state at that place. `tree_mask` says which rows of the call each row follows, itself
-    included: all of one path, and those before what comes after.
+    `present_recurrent_state` is the state at that place. `tree_mask` says which rows of the call
+    each row follows, itself included: all of one path, and those before what comes after.
     """
     embeds = TensorSpec("inputs_embeds", "float32", ("B", "S", shape.hidden_size))
     rope: Dim = shape.rotary_dim // 2

@@ -117,8 +117,8 @@ FAULTS = (
     ),
     Fault(
         "tokens behind a stop id are emitted",
-        "tokens, logprobs = step.tokens[:count], step.logprobs[:count]",
-        "tokens, logprobs = step.tokens, step.logprobs",
+        "tokens=output.tokens[:count],",
+        "tokens=output.tokens,",
         (LOSSLESS,),
     ),
     # Drafts
@@ -136,8 +136,8 @@ FAULTS = (
     ),
     Fault(
         "aux layers in the wrong order",
-        "*(tapped[t] for t in graph.aux_layers)",
-        "*(tapped[t] for t in graph.aux_layers[::-1])",
+        "*(hidden_states[t] for t in graph.aux_layers)",
+        "*(hidden_states[t] for t in graph.aux_layers[::-1])",
         (BASES, DRAFTS),
     ),
     Fault(
@@ -154,8 +154,8 @@ FAULTS = (
     ),
     Fault(
         "aux hidden state lost at a chunk's boundary",
-        "following = prompt[start + 1 : end + 1]",
-        "following = prompt[start:end]",
+        "*seq.prompt[start + 1 : end + 1], *first",
+        "*seq.prompt[start : end - len(first)], *first",
         (DRAFTS, "tests/unit/runtime/test_session.py", LOSSLESS),
     ),
     # Caches
@@ -224,8 +224,8 @@ FAULTS = (
     ),
     Fault(
         "a draft for another vocabulary is taken",
-        "if config.vocab_size != model.vocab_size:",
-        "if config.vocab_size < 0:",
+        "if draft.vocab_size != base.vocab_size:",
+        "if draft.vocab_size < 0:",
         (BAD_INPUT,),
     ),
 )

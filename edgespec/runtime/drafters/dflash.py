@@ -34,8 +34,8 @@ from edgespec.runtime.tree import BlockPlan, DraftPlan, DraftTree, full_tree_siz
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 CONTEXT_CHUNK = 256  # rows of context a call: bounds the mask and the activations of a long prompt
-# A block costs one draft pass however long it is, so more than EAGLE's chain; on a CPU each further
-# row of the base's pass costs nearly in full from about here on (decision 0003)
+# A block costs one draft pass however long it is, so more than a chain drafted token by token; on a
+# CPU each further row of the base's pass costs nearly in full from about here on (decision 0003)
 CPU_BLOCK = 8
 MAX_BLOCK_TOP_K = 8
 

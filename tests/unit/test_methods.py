@@ -1,0 +1,103 @@
+"""A drafting method is named in its own files and in the tables, and nowhere else: adding one
+touches no other file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from edgespec.methods import METHODS, find_method
+from edgespec.methods.sides import PLAIN_METHOD
+
+PACKAGE = Path(__file__).resolve().parents[2] / "edgespec"
+
+NAMES = {"eagle": "eagle", "mtp": "mtp", "dflash": "dflash"}  # what is looked for -> its stem
+TABLES = ("table.py", "registry.py")  # one row per method
+# File -> why it names a method all the same.
+EXCEPTIONS = {
+    "checkpoint/names.py": "the root of prediction heads on disk is `mtp.`",
+    "checkpoint/unsupported.py": "kinds that are detected and refused by name",
+    "cli/build.py": "the values of a flag, and examples in the help",
+    "cli/check.py": "the flag --mtp, and examples in the help",
+    "cli/draft_flags.py": "other names of flags, as TensorRT Edge-LLM has them",
+    "cli/export.py": "the flags of each method, and examples in the help",
+    "cli/infer.py": "a flag of TensorRT Edge-LLM that is refused by name",
+    "cli/quantize.py": "examples in the help",
+    "config/values.py": "a base's config.json declares its MTP layers",
+    "families/base.py": "a family's config.json declares its MTP layers",
+    "families/parse.py": "a family's config.json declares its MTP layers",
+    "runtime/profile.py": "a key of TensorRT Edge-LLM's profile.json",
+    "families/qwen3_5.py": (
+        "its config.json declares its MTP layers; its tensors stand under `mtp.`"
+    ),
+}
+
+
+def is_own(path: Path, stem: str) -> bool:
+    """Whether a file belongs to the method: dflash.py, dflash_variants.py, eagle3.py."""
+    return path.stem.startswith(stem)
+
+
+def naming(package: Path, files: Iterable[Path]) -> dict[str, set[str]]:
+    """File below the package -> the methods that it names without being theirs or a table."""
+    found: dict[str, set[str]] = {}
+    for path in files:
+        text = path.read_text(encoding="utf-8")
+        names = {
+            name
+            for name, stem in NAMES.items()
+            if re.search(name, text, re.IGNORECASE) and not is_own(path, stem)
+        }
+        if names and path.name not in TABLES:
+            found[path.relative_to(package).as_posix()] = names
+    return found
+
+
+def test_every_method_is_looked_for() -> None:
+    assert all(any(name in method for name in NAMES) for method in METHODS)
+
+
+def test_no_file_names_a_method_that_is_not_its_own() -> None:
+    found = naming(PACKAGE, PACKAGE.rglob("*.py"))
+    strangers = {file: names for file, names in found.items() if file not in EXCEPTIONS}
+    assert strangers == {}
+
+
+def test_every_exception_is_one() -> None:
+    found = naming(PACKAGE, PACKAGE.rglob("*.py"))
+    assert sorted(set(EXCEPTIONS) - set(found)) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "source", "named"),
+    [
+        ("runtime/engine.py", "class DFlashDrafter: ...", {"dflash"}),
+        ("runtime/engine.py", "# as MTP does", {"mtp"}),
+        ("export/mtp.py", "from edgespec.methods import eagle3", {"eagle"}),
+        ("export/resolve.py", 'if method == "eagle3" or isinstance(x, MtpDraft): ...', None),
+    ],
+)
+def test_planted_name_is_found(
+    tmp_path: Path, file: str, source: str, named: set[str] | None
+) -> None:
+    path = tmp_path / file
+    path.parent.mkdir(parents=True)
+    path.write_text(source)
+    assert naming(tmp_path, [path]) == {file: named or {"eagle", "mtp"}}
+
+
+def test_own_files_and_tables_may_name_it(tmp_path: Path) -> None:
+    for name in ("eagle3.py", "dflash_variants.py", "registry.py", "table.py"):
+        (tmp_path / name).write_text("eagle3 = 1" if name != "dflash_variants.py" else "dflash = 1")
+    assert naming(tmp_path, tmp_path.iterdir()) == {}
+
+
+def test_rows_are_known_by_name_and_alias() -> None:
+    for name, method in METHODS.items():
+        assert method.name == name
+        assert name != PLAIN_METHOD
+        assert all(find_method(word) is method for word in (name, name.upper(), *method.aliases))
+    assert find_method("no such method") is None
