@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from edgespec.contract import GraphShape
+from edgespec.contract import GraphShape, canonical_contract
 
 if TYPE_CHECKING:
     from edgespec.inspection import Inspection
@@ -330,9 +330,10 @@ def component_rows(facts: Mapping[str, Any]) -> Rows:
             config["identity"][:12] + (f", quantised from {origin[:12]}" if origin else ""),
         )
     )
-    if recurrent := GraphShape.from_dict(config["graph"]).recurrent:
+    contract = canonical_contract(GraphShape.from_dict(config["graph"]))
+    if recurrent := contract.shape.recurrent:
         count = f"{len(recurrent.layers)} of {config['num_hidden_layers']} layers"
-        rows.append(("state", f"{megabytes(recurrent.state_bytes)} a sequence, in {count}"))
+        rows.append(("state", f"{megabytes(contract.state_bytes)} a sequence, in {count}"))
     return [*rows, ("KV cache", f"{facts['cache_bytes_per_token'] / 1024:.1f} KiB a token")]
 
 
