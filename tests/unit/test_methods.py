@@ -18,15 +18,13 @@ NAMES = {"eagle": "eagle", "mtp": "mtp", "dflash": "dflash"}  # what is looked f
 TABLES = ("table.py", "registry.py")  # one row per method
 # File -> why it names a method all the same.
 EXCEPTIONS = {
-    "backends/engine_dir.py": "not yet converted to METHODS; remove this line then",
-    "backends/facts.py": "not yet converted to METHODS; remove this line then",
     "checkpoint/names.py": "the root of prediction heads on disk is `mtp.`",
     "checkpoint/unsupported.py": "kinds that are detected and refused by name",
     "cli/build.py": "flags of TensorRT Edge-LLM, and limits in the help",
-    "cli/draft_flags.py": "flags of TensorRT Edge-LLM",
     "cli/check.py": "the flag --mtp, and examples in the help",
+    "cli/draft_flags.py": "other names of flags, as TensorRT Edge-LLM has them",
     "cli/export.py": "the flags of each method, and examples in the help",
-    "cli/infer.py": "flags and keys of TensorRT Edge-LLM, and limits in the help",
+    "cli/infer.py": "a flag of TensorRT Edge-LLM that is refused by name",
     "cli/quantize.py": "examples in the help",
     "config/values.py": "a base's config.json declares its MTP layers",
     "families/base.py": "a family's config.json declares its MTP layers",
@@ -34,10 +32,7 @@ EXCEPTIONS = {
     "families/qwen3_5.py": "its config.json declares its MTP layers, its tensors are `mtp.*`",
     "methods/dflash.py": "a key of published configs: eagle_aux_hidden_state_layer_ids",
     "methods/eagle3.py": "a key of published configs: use_mtp_layernorm",
-    "runtime/drafters/mtp.py": "its search is the chain of EAGLE-3's",
     "runtime/profile.py": "a key of TensorRT Edge-LLM's profile",
-    "runtime/tree.py": "cites the paper of the plan",
-    "runtime/verify.py": "cites the paper of the rule",
 }
 
 
