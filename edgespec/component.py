@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, Self, cast
 
 from edgespec import bundle
 from edgespec.config import RopeConfig
@@ -26,14 +26,16 @@ NO_SPEC = SpecConfig()
 class BundleFields(Fields):
     """A JSON object that edgespec wrote: what is wrong in it is a BundleError with the key."""
 
+    remedy: ClassVar[str] = EXPORT_AGAIN
+
     def wrong(self, key: str, wanted: str) -> BundleError:
-        return BundleError(super().wrong(key, wanted).what, EXPORT_AGAIN)
+        return BundleError(super().wrong(key, wanted).what, self.remedy)
 
     def missing(self, key: str) -> BundleError:
-        return BundleError(f"{self.source}: '{key}' is missing.", EXPORT_AGAIN)
+        return BundleError(f"{self.source}: '{key}' is missing.", self.remedy)
 
-    def section(self, key: str) -> BundleFields:
-        return BundleFields(super().section(key).raw, f"{self.source} ({key})")
+    def section(self, key: str) -> Self:
+        return type(self)(super().section(key).raw, f"{self.source} ({key})")
 
     def required_text(self, key: str) -> str:
         value = self.text(key)
@@ -228,6 +230,11 @@ class ComponentConfig:
             **local,
             "kv_cache_dtype": "fp32",
         }
+
+    @property
+    def ropes(self) -> tuple[RopeConfig, ...]:
+        """The rotary embeddings of the graph's tables, one or two."""
+        return (self.rope,) if self.local_rope is None else (self.rope, self.local_rope)
 
     @property
     def origin(self) -> str:

@@ -10,6 +10,7 @@ that a block draft reads.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -20,13 +21,15 @@ MAX_BATCH_SIZE = 16
 # rows of a prompt in a call where layers are recurrent: their work grows with the rows' square
 RECURRENT_CHUNK = 64
 Dim = int | str
+COMPUTE = "float32"  # the canonical graph's type; backends lower it to theirs
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "bool": 1}
 
-# Keys of a quantised MatMul's metadata: standard ONNX cannot say them, and backends need them
+# Keys of a quantized MatMul's metadata: standard ONNX cannot say them, and backends need them
 # (decision 0007)
 SCHEME = "edgespec.scheme"
 # only where the graph leaves the rounding of the activations to the backend
 ACTIVATIONS = "edgespec.activations"
-FLOAT32_ONLY = "edgespec.float32_only"  # a MatMul whose weight no build may round
+KEEP_PRECISION = "edgespec.float32_only"  # a MatMul whose weight no build may round
 INPUT_SCALE = "edgespec.input_scale"  # nvfp4: the activations' global scale
 
 
@@ -45,6 +48,11 @@ class TensorSpec:
     name: str
     dtype: str
     shape: tuple[Dim, ...]
+
+    def num_bytes(self, **sizes: int) -> int:
+        """Bytes of the tensor; `sizes` gives the symbolic dimensions by name."""
+        dims = [sizes[dim] if isinstance(dim, str) else dim for dim in self.shape]
+        return math.prod(dims) * ITEM_BYTES[self.dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,22 +89,11 @@ class RecurrentShape:
         """Value heads, and the two sides of a head's state."""
         return self.num_value_heads, self.key_head_dim, self.value_head_dim
 
-    @property
-    def state_bytes(self) -> int:
-        """What a sequence has in all layers, whatever its length: states, and the rows before the
-        convolution."""
-        heads, keys, values = self.state_dims
-        return (
-            4
-            * len(self.layers)
-            * (heads * keys * values + (self.conv_kernel - 1) * self.conv_width)
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class GraphShape:
-    """The sizes that a decoder's contract depends on. `features` is the width of the aux
-    hidden states or of the recycled state."""
+    """The sizes that a decoder's contract depends on. `features` is the width of the aux hidden
+    states or of the recycled state."""
 
     role: Role
     hidden_size: int
@@ -148,6 +145,23 @@ class GraphContract:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
 
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of one token's keys and values in all layers."""
+        layers = self.shape.attention_layers
+        return self._bytes_of({name for i in layers for name in past_names(i)})
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes that a sequence takes in recurrent layers, whatever its length: states, and the
+        rows before the convolution. 0 without such layers."""
+        layers = self.shape.recurrent_layers
+        return self._bytes_of({pair[0] for i in layers for pair in (conv_names(i), state_names(i))})
+
+    def _bytes_of(self, names: set[str]) -> int:
+        """Of these inputs, for one sequence and one slot of the KV cache."""
+        return sum(spec.num_bytes(B=1, C=1) for spec in self.inputs if spec.name in names)
+
 
 def past_names(layer: int) -> tuple[str, str]:
     """Inputs: the keys and values before this call."""
@@ -197,39 +211,39 @@ def canonical_contract(shape: GraphShape) -> GraphContract:
     `present_recurrent_state` is the state at that place. `tree_mask` says which rows of the call
     each row follows, itself included: all of one path, and those before what comes after.
     """
-    embeds = TensorSpec("inputs_embeds", "float32", ("B", "S", shape.hidden_size))
+    embeds = TensorSpec("inputs_embeds", COMPUTE, ("B", "S", shape.hidden_size))
     rope: Dim = shape.rotary_dim // 2
     inputs = [
         embeds,
-        TensorSpec("rope_cos", "float32", ("B", "S", rope)),
-        TensorSpec("rope_sin", "float32", ("B", "S", rope)),
+        TensorSpec("rope_cos", COMPUTE, ("B", "S", rope)),
+        TensorSpec("rope_sin", COMPUTE, ("B", "S", rope)),
         TensorSpec("attention_mask", "bool", ("B", 1, "S", "C")),
         TensorSpec("write_indices", "int64", ("B",)),
         TensorSpec("gather_idx", "int64", ("B", "G")),
     ]
     if shape.block:
         inputs += [
-            TensorSpec("target_hidden", "float32", ("B", "L", shape.base_features)),
-            TensorSpec("context_cos", "float32", ("B", "L", rope)),
-            TensorSpec("context_sin", "float32", ("B", "L", rope)),
+            TensorSpec("target_hidden", COMPUTE, ("B", "L", shape.base_features)),
+            TensorSpec("context_cos", COMPUTE, ("B", "L", rope)),
+            TensorSpec("context_sin", COMPUTE, ("B", "L", rope)),
         ]
     elif shape.role is Role.DRAFT:
         inputs += [
-            TensorSpec("base_hidden", "float32", ("B", "S_base", shape.base_features)),
-            TensorSpec("draft_hidden", "float32", ("B", "S_draft", shape.features)),
+            TensorSpec("base_hidden", COMPUTE, ("B", "S_base", shape.base_features)),
+            TensorSpec("draft_hidden", COMPUTE, ("B", "S_draft", shape.features)),
             TensorSpec("use_base_hidden", "bool", ()),
         ]
     if shape.sliding:
         inputs.append(TensorSpec("sliding_attention_mask", "bool", ("B", 1, "S", "C")))
     if shape.local_rotary_dim:
         local: Dim = shape.local_rotary_dim // 2
-        inputs.append(TensorSpec("local_rope_cos", "float32", ("B", "S", local)))
-        inputs.append(TensorSpec("local_rope_sin", "float32", ("B", "S", local)))
+        inputs.append(TensorSpec("local_rope_cos", COMPUTE, ("B", "S", local)))
+        inputs.append(TensorSpec("local_rope_sin", COMPUTE, ("B", "S", local)))
     if shape.recurrent:
         inputs.append(TensorSpec("tree_mask", "bool", ("B", "S", "S")))
-    outputs = [TensorSpec("logits", "float32", ("B", "G", shape.vocab_size))]
+    outputs = [TensorSpec("logits", COMPUTE, ("B", "G", shape.vocab_size))]
     if shape.features:
-        outputs.append(TensorSpec("hidden_states", "float32", ("B", "S", shape.features)))
+        outputs.append(TensorSpec("hidden_states", COMPUTE, ("B", "S", shape.features)))
     layers = range(shape.num_layers)
     return GraphContract(
         shape,
@@ -244,12 +258,12 @@ def memory_inputs(shape: GraphShape, layer: int) -> tuple[TensorSpec, ...]:
         sizes = shape.recurrent
         return (
             TensorSpec(
-                conv_names(layer)[0], "float32", ("B", sizes.conv_kernel - 1, sizes.conv_width)
+                conv_names(layer)[0], COMPUTE, ("B", sizes.conv_kernel - 1, sizes.conv_width)
             ),
-            TensorSpec(state_names(layer)[0], "float32", ("B", *sizes.state_dims)),
-            TensorSpec(delta_names(layer)[0], "float32", ("B", "P", sizes.row_width)),
+            TensorSpec(state_names(layer)[0], COMPUTE, ("B", *sizes.state_dims)),
+            TensorSpec(delta_names(layer)[0], COMPUTE, ("B", "P", sizes.row_width)),
         )
-    return tuple(TensorSpec(name, "float32", kv_dims(shape)) for name in past_names(layer))
+    return tuple(TensorSpec(name, COMPUTE, kv_dims(shape)) for name in past_names(layer))
 
 
 def memory_outputs(shape: GraphShape, layer: int) -> tuple[TensorSpec, ...]:
@@ -257,36 +271,16 @@ def memory_outputs(shape: GraphShape, layer: int) -> tuple[TensorSpec, ...]:
     if layer in shape.recurrent_layers and shape.recurrent:
         sizes = shape.recurrent
         return (
-            TensorSpec(conv_names(layer)[1], "float32", ("B", "S", sizes.conv_width)),
-            TensorSpec(state_names(layer)[1], "float32", ("B", *sizes.state_dims)),
-            TensorSpec(delta_names(layer)[1], "float32", ("B", "S", sizes.row_width)),
+            TensorSpec(conv_names(layer)[1], COMPUTE, ("B", "S", sizes.conv_width)),
+            TensorSpec(state_names(layer)[1], COMPUTE, ("B", *sizes.state_dims)),
+            TensorSpec(delta_names(layer)[1], COMPUTE, ("B", "S", sizes.row_width)),
         )
-    return tuple(TensorSpec(name, "float32", kv_dims(shape)) for name in present_names(layer))
+    return tuple(TensorSpec(name, COMPUTE, kv_dims(shape)) for name in present_names(layer))
 
 
 def kv_dims(shape: GraphShape) -> tuple[Dim, ...]:
     """The shape of one layer's keys, or of its values."""
     return ("B", shape.num_kv_heads, "C", shape.head_dim)
-
-
-def lowered_contract(canonical: GraphContract, batched: bool = False) -> GraphContract:
-    """The contract after lowering to ONNX Runtime's CPU kernels; `batched` is the form for more
-    than one sequence.
-
-    For one sequence the mask is T = written slots wide instead of C, and this call's rows land in
-    the last S of them, so that `write_indices` falls away. Batched, it is the canonical contract:
-    the runner keeps C near T. So it is for drafts that make blocks: the other form's kernel lets no
-    row see a later slot.
-    """
-    if batched or canonical.shape.block:
-        return canonical
-    inputs = []
-    for spec in canonical.inputs:
-        if spec.name in ("attention_mask", "sliding_attention_mask"):
-            inputs.append(TensorSpec(spec.name, spec.dtype, (1, 1, "S", "T")))
-        elif spec.name != "write_indices":
-            inputs.append(spec)
-    return GraphContract(canonical.shape, tuple(inputs), canonical.outputs)
 
 
 MAX_BLOCK_NODES = 128  # of a block draft's tree that a pass verifies

@@ -4,6 +4,7 @@
       CheckpointError             exit 3  a checkpoint is incomplete, damaged or inconsistent
       UnsupportedModel            exit 3  a known format that this version does not support
       PairingError                exit 3  base and draft do not belong together
+      OptionError                 exit 2  options of a command that contradict each other
       RequestError                exit 3  input.json or a request in it
       BundleError                 exit 3  an export or engine is damaged, or not the requested one
       LimitError                  exit 3  a size beyond the limits of the engine or the model
@@ -59,6 +60,10 @@ class PairingError(EdgeSpecError):
     """A base and a draft do not belong together."""
 
     exit_code = 3
+
+
+class OptionError(EdgeSpecError):
+    exit_code = 2
 
 
 class RequestError(EdgeSpecError):

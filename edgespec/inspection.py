@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from edgespec import bundle
-from edgespec.backends.engine_dir import STEMS
-from edgespec.backends.facts import engines_facts, export_facts
+from edgespec.backends.registry import engine_file_names
+from edgespec.backends.summary import engines_summary, export_summary
 from edgespec.checkpoint.d2t import read_d2t
 from edgespec.checkpoint.files import Checkpoint, some_of
 from edgespec.checkpoint.summary import (
@@ -66,7 +66,7 @@ def inspect(path: Path, *, verify: bool = False) -> Inspection:
     if kind == "checkpoint":
         summary = look_at_checkpoint(path, problems, read_up_to)
         return Inspection(path, summary, tuple(problems), (*notes_of(summary), *notes))
-    facts = (export_facts if kind == "export" else engines_facts)(path, problems, read_up_to)
+    facts = (export_summary if kind == "export" else engines_summary)(path, problems, read_up_to)
     strangers = facts.get("not_in_manifest")
     if strangers:
         notes = (*notes, f"not of edgespec: {some_of(strangers)}")
@@ -131,8 +131,7 @@ def refuse_staging(path: Path) -> None:
 
 
 def refuse_without_manifest(path: Path, names: set[str]) -> None:
-    stems = [f"{stem}.onnx" for stem in STEMS.values()]
-    for files, command in (([bundle.MODEL], "export"), (stems, "build")):
+    for files, command in (([bundle.MODEL], "export"), (engine_file_names(), "build")):
         if found := [name for name in files if name in names]:
             what = (
                 f"{path} has {found[0]} and no {bundle.MANIFEST} of edgespec: it is half-written,"

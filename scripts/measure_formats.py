@@ -30,8 +30,9 @@ from train_demo_model import functions, read_source, stdlib_files
 
 import edgespec
 from edgespec import bundle
-from edgespec.backends.engine_dir import read_engines
+from edgespec.backends.manifest import EngineManifest
 from edgespec.cli.main import run
+from edgespec.contract import Role
 from edgespec.prompts import Message, SamplingParams
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.generation import Response
@@ -235,8 +236,8 @@ def measure(
         row[f"{role}_checkpoint_bytes"] = sum(
             file.stat().st_size for file in made[role].glob("*.safetensors")
         )
-        files = read_engines(made["same"])[role]["files"]
-        row[f"{role}_engine_bytes"] = sum(entry["bytes"] for entry in files.values())
+        entry = EngineManifest.read(made["same"]).engines[Role(role)]
+        row[f"{role}_engine_bytes"] = entry.size_bytes
     for draft in ("plain", "same"):
         with edgespec.load(made[draft], spec_decode=True) as engine:
             engine.stop_ids = frozenset()
@@ -279,7 +280,7 @@ def machine() -> dict[str, Any]:
 
 
 HEAD = (
-    "| format | checkpoint | engine | perplexity | same first choice | greedy, plain draft |"
+    "| format | checkpoint | engine | perplexity | top-1 agreement | greedy, plain draft |"
     " greedy, draft alike | 0.7, plain draft | 0.7, draft alike | answers that differ | largest"
     " margin / stated |\n|---|---|---|---|---|---|---|---|---|---|---|\n"
 )

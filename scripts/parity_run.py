@@ -22,7 +22,7 @@ from pathlib import Path
 
 from measure_demo import prompts
 
-from edgespec.backends.ort.build import build
+from edgespec.backends.build import build
 from edgespec.contract import Limits
 from edgespec.export.components import ExportOptions, export
 from edgespec.prompts import SamplingParams

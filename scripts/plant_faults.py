@@ -117,8 +117,8 @@ FAULTS = (
     ),
     Fault(
         "tokens behind a stop id are emitted",
-        "tokens=output.tokens[:count],",
-        "tokens=output.tokens,",
+        "if token in self.stop_ids:",
+        "if token in self.stop_ids and count == len(output.tokens):",
         (LOSSLESS,),
     ),
     # Drafts
@@ -257,7 +257,15 @@ def find_all(faults: list[Fault]) -> None:
 
 
 def caught_by(tree: Path, fault: Fault) -> str | None:
-    """The first test that fails with the fault planted; None where all of them pass."""
+    """The first test that fails with the fault planted; None where all of them pass. Ends the
+    program where that test fails without the fault, too."""
+    found = first_failure_with(tree, fault)
+    if found is not None and first_failure(tree, found) is not None:
+        sys.exit(f"{found} fails without any fault: repair that first")
+    return found
+
+
+def first_failure_with(tree: Path, fault: Fault) -> str | None:
     before = {path: path.read_text(encoding="utf-8") for path in files_with(tree, fault.old)}
     for path, text in before.items():
         path.write_text(text.replace(fault.old, fault.new), encoding="utf-8")

@@ -1,18 +1,29 @@
-"""What a backend offers: a runner that executes one engine. Knows the contract, no engine
-library."""
+"""What a backend is, and what a runner of its engines offers.
+
+Knows the contract, the options of a build, and what a build may ask of an engine. Knows no engine
+library: each backend is a folder of its own and a row of `registry.BACKENDS`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.contract import GraphContract
+from edgespec.backends.engine_config import EngineConfig, EngineWeights
+from edgespec.backends.engine_dir import STEMS
+from edgespec.backends.onnx_dir import OnnxDir
+from edgespec.contract import GraphContract, Limits, Role
 
 Floats = NDArray[np.float32]
+
+
+# ---- what runs an engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +31,7 @@ class Call:
     """One run of an engine over B neighbouring lanes, `first_lane` the first of them.
 
     A lane is the KV cache of one sequence. This call's S rows go into a lane's slots from its write
-    index on, and what stood there and behind is given up; T is at least S beyond the largest write
+    index on, and what stood there and behind is dropped; T is at least S beyond the largest write
     index. T may be greater than the capacity by the padding of a batched engine, so that a full
     lane can be padded to its neighbours' rows.
     """
@@ -33,13 +44,11 @@ class Call:
     gather_idx: NDArray[np.int64]  # [B, G]
     base_hidden: Floats | None = None  # drafts: exactly one of the two, [B, S, k*H]
     draft_hidden: Floats | None = None  # [B, S, Hd]
-    tree_mask: NDArray[np.bool_] | None = (
-        None  # recurrent layers: [B, S, S], which rows of the call a row follows
-    )
+    # recurrent layers: [B, S, S], which rows of the call a row follows
+    tree_mask: NDArray[np.bool_] | None = None
     first_lane: int = 0
-    target_hidden: Floats | None = (
-        None  # drafts of blocks, this and the next two: [B, L, k*H], written before the S
-    )
+    # drafts of blocks, this and the next two: [B, L, k*H], written before the S
+    target_hidden: Floats | None = None
     context_cos: Floats | None = None  # [B, L, rotary/2]
     context_sin: Floats | None = None
     # [B, 1, S, T], for the layers with a window where others have none
@@ -71,30 +80,30 @@ class Table(Protocol):
         """[S] or [B, S] ids -> [..., H]."""
 
 
-class Sized(Protocol):
-    @property
-    def nbytes(self) -> int: ...
+class LaneRows(ABC):
+    """A copy of what a lane holds of a sequence's first tokens, as the backend keeps it.
 
+    Opaque to everybody else: it may live on a device. `len` counts its tokens.
+    """
 
-@dataclass(frozen=True, slots=True)
-class LaneRows:
-    """What a lane remembers of a sequence's prefix. Keys and values can be cut to a shorter one, a
-    state cannot."""
+    __slots__ = ()
 
-    kv: Floats  # [2*attention layers, Hkv, tokens, D]
-    state: Sized | None = None  # of recurrent layers, as the backend has it
-
-    def __len__(self) -> int:
-        return int(self.kv.shape[2])
+    @abstractmethod
+    def __len__(self) -> int: ...
 
     @property
+    @abstractmethod
     def nbytes(self) -> int:
-        return self.kv.nbytes + (self.state.nbytes if self.state is not None else 0)
+        """Memory that it takes."""
 
+    @property
+    @abstractmethod
+    def can_crop(self) -> bool:
+        """Whether it has shorter prefixes: keys and values have, a recurrent state has none."""
+
+    @abstractmethod
     def prefix(self, count: int) -> LaneRows:
-        """The same of the first `count` tokens; a state has no shorter prefix."""
-        assert self.state is None or count == len(self)
-        return LaneRows(self.kv[:, :, :count], self.state)
+        """That of the first `count` tokens; all of them unless it can be cropped."""
 
 
 class Runner(Protocol):
@@ -103,9 +112,11 @@ class Runner(Protocol):
     contract: GraphContract
     capacity: int  # slots of a lane
     lanes: int  # sequences that it can hold
-    table: Table | None  # the embedding, where the engine's head is it
+    table: Table | None  # the embedding, where the engine's lm_head is it
 
-    def run(self, call: Call) -> Result: ...
+    def run(self, call: Call) -> Result:
+        """Run one call; its KV rows are in the cache afterwards. EnvironmentProblem where the
+        engine fails."""
 
     def keep_rows(self, lane: int, slots: NDArray[np.int64], start: int) -> None:
         """Commit rows that stand behind the first `start` ones: copy the KV rows of `slots`
@@ -119,20 +130,203 @@ class Runner(Protocol):
         committed."""
 
     def write_rows(self, lane: int, rows: LaneRows) -> None:
-        """Put such a copy at the head of a lane and give up what stood behind."""
+        """Begin a lane with such a copy, of a runner of this engine; other rows are dropped."""
 
-    def clear(self, lane: int) -> None:
-        """Give up all rows of a lane: what a lane holds, all lanes pay for."""
+    def free(self, lane: int) -> None:
+        """Drop all rows of a lane: what a lane holds, all lanes pay for."""
 
-    def wipe(self, lane: int) -> None:
-        """The same for rows that may hold what is no number: kernels may multiply before they
-        mask."""
+    def zero(self, lane: int) -> None:
+        """Drop all rows of a lane and make them zeros: they may hold NaN or Inf, and kernels may
+        multiply before they mask."""
 
     def copy_lane(self, source: int, target: int, count: int) -> None:
-        """Copy the first `count` KV rows of one lane to the head of another, whose rows behind are
-        given up."""
+        """Copy the first `count` KV rows of one lane to the first of another, whose other rows are
+        dropped."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release the engine; closing twice is harmless."""
 
 
-Advance = Callable[[int], None]
+# ---- what a build may ask of an engine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundingMargin:
+    """How the margin is measured within which one row and many rows may choose another token.
+
+    The golden prompt is run at once and row by row, with embeddings moved by `noise` (relative, a
+    standard deviation). The largest difference of two logits, `times` over, is the margin, in nats
+    and at least `min_nats`. `unmeasured_nats` is taken where there are no golden outputs.
+    """
+
+    times: float
+    min_nats: float
+    noise: float
+    unmeasured_nats: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccuracySpec:
+    """What may be asked of an engine's outputs, by the weights and kernels that it has.
+
+    `tolerance` is the largest difference from the golden outputs, relative to their largest value.
+    With `min_cosine` the direction of each golden output is compared instead, and `tolerance` holds
+    between a batch and a sequence alone. `margin` None: rows do not depend on one another.
+    """
+
+    tolerance: float
+    min_cosine: float | None = None
+    margin: RoundingMargin | None = None
+
+
+# ---- a backend
+
+
+OptionValue = str | bool | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildOption:
+    """An option of `edgespec build` that is a backend's own.
+
+    `flag` as typed ("--weight-block"). One with a default of True or False is a switch with a
+    --no- form; all others take a text, one of `choices` where there are any.
+    """
+
+    flag: str
+    help: str
+    choices: tuple[str, ...] = ()
+    default: OptionValue = None
+
+    @property
+    def name(self) -> str:
+        """The key in `Backend.parse_options`: "weight_block"."""
+        return self.flag.removeprefix("--").replace("-", "_")
+
+
+@dataclass(frozen=True, slots=True)
+class BuildOptions:
+    """What a backend makes of its options; it subclasses this."""
+
+
+NO_OPTIONS = BuildOptions()
+
+
+def ignore(amount: int) -> None:
+    """A listener to progress that does nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Who hears of the bytes of an engine: of their total once, then of each part written."""
+
+    start: Callable[[int], None] = ignore
+    advance: Callable[[int], None] = ignore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """An engine whose files stand in the staging directory; its first file is `engine`.
+
+    `weights` lack the rounding margin, which is measured. Where they have an `embedding`, the
+    engine needs no embedding file beside it.
+    """
+
+    engine: Path
+    contract: GraphContract
+    weights: EngineWeights
+    accuracy: AccuracySpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedies:
+    """What a user of the backend can do about an engine that is not what was exported.
+
+    `mismatch` ends "Allowed is 1e-04."; `too_coarse` follows on the cosine that was asked for.
+    """
+
+    mismatch: str
+    too_coarse: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanHints:
+    """How much to draft on the backend's devices where the user gives no sizes.
+
+    `steps` tokens in a chain of single drafts; `block_nodes` nodes of a block draft's chain, which
+    costs one draft pass however long it is.
+    """
+
+    steps: int
+    block_nodes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineMemory:
+    """Bytes that a sequence takes beside the weights: per token, and whatever its length."""
+
+    kv_bytes_per_token: int
+    state_bytes: int = 0
+
+
+class Backend(ABC):
+    """Builds and runs engines with one engine library.
+
+    `name` stands in manifests and after --backend, `title` in texts. `suffixes` end the names of
+    the engine's files, the one that is opened first.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    suffixes: ClassVar[tuple[str, ...]]
+    remedies: ClassVar[Remedies]
+    plan_hints: ClassVar[PlanHints]
+    options: ClassVar[tuple[BuildOption, ...]] = ()
+
+    def parse_options(self, values: Mapping[str, OptionValue]) -> BuildOptions:
+        """The options of a build, by `BuildOption.name`; those that are missing have their
+        defaults. OptionError, with the remedy, where they contradict each other."""
+        assert not values
+        return NO_OPTIONS
+
+    @abstractmethod
+    def stage(
+        self,
+        onnx: OnnxDir,
+        limits: Limits,
+        options: BuildOptions,
+        staging: Path,
+        progress: Progress,
+    ) -> Staged:
+        """Write the engine's own files to `staging`. BuildError where it cannot be built."""
+
+    @abstractmethod
+    def open_staged(self, staged: Staged, capacity: int, lanes: int) -> Runner:
+        """A runner of a staged engine with room for so many tokens and sequences."""
+
+    @abstractmethod
+    def open(self, engine_dir: Path, config: EngineConfig) -> Runner:
+        """A runner of a finished engine whose fingerprint was checked. EnvironmentProblem where it
+        cannot be opened."""
+
+    @abstractmethod
+    def fingerprint(self) -> dict[str, Any]:
+        """What an engine is bound to on this machine, as JSON."""
+
+    @abstractmethod
+    def check_fingerprint(self, stored: Mapping[str, Any], name: str) -> None:
+        """EngineMismatch where an engine, called `name` in errors, was built for another machine.
+        Needs no engine library."""
+
+    @abstractmethod
+    def memory(self, config: EngineConfig) -> EngineMemory:
+        """What a sequence takes. Needs no engine library."""
+
+    def engine_path(self, directory: Path, role: Role) -> Path:
+        """The file of an engine that is opened."""
+        return directory / f"{STEMS[role]}{self.suffixes[0]}"
+
+    def notes(self, config: EngineConfig) -> tuple[str, ...]:
+        """What the user who builds this engine should know of its memory and its kernels."""
+        del config
+        return ()

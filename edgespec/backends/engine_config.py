@@ -9,13 +9,39 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Final, cast
 
 from edgespec import bundle
 from edgespec.component import BundleFields, ComponentConfig
+from edgespec.config.fields import is_int
 from edgespec.contract import Limits, Role
 
+FLOAT32: Final = "fp32"
+KEPT = "as exported"
+BUILD_AGAIN = "Build the engine again."
 NO_DRAFTS = 1  # nodes that an engine verifies which was not built for drafts
+
+
+class EngineFields(BundleFields):
+    """A JSON object that `edgespec build` wrote."""
+
+    remedy: ClassVar[str] = BUILD_AGAIN
+
+    def limit(self, key: str) -> int:
+        """A size that a user asked for: from 1, however large."""
+        value = self.optional_limit(key)
+        if value is None:
+            raise self.missing(key)
+        return value
+
+    def optional_limit(self, key: str) -> int | None:
+        """The same, or None where the key is missing or null."""
+        value = self.get(key)
+        if value is None:
+            return None
+        if not is_int(value) or value < 1:
+            raise self.wrong(key, "a whole number from 1")
+        return cast(int, value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,27 +79,28 @@ class EngineWeights:
     in nats, within which calls of one row and of many may choose another token; None: float32.
     """
 
-    scheme: str = "fp32"
-    method: str = "as exported"
+    scheme: str
+    method: str
+    exact: bool
     block: int | None = None
     compute: str | None = None
     emulated: str | None = None
-    exact: bool = False
     rounding: float | None = None
     embedding: SharedEmbedding | None = None
 
     @classmethod
     def read(cls, fields: BundleFields) -> EngineWeights:
-        """From the `weights` of config.json; an engine without the key has float32 weights."""
+        """From the `weights` of config.json; BundleError names the key that is wrong."""
+        scheme, rounding = fields.required_text("scheme"), fields.get("rounding")
+        block = None if fields.get("block") is None else fields.count("block")
         embedding = fields.get("embedding")
-        rounding = fields.get("rounding")
         return cls(
-            scheme=fields.required_text("scheme"),
+            scheme=scheme,
             method=fields.required_text("method"),
-            block=None if fields.get("block") is None else fields.count("block"),
+            exact=fields.flag("exact", is_exact_unless_said(scheme, block)),
+            block=block,
             compute=fields.text("compute"),
             emulated=fields.text("emulated"),
-            exact=fields.flag("exact", False),
             rounding=None if rounding is None else fields.number("rounding"),
             embedding=None
             if embedding is None
@@ -82,8 +109,52 @@ class EngineWeights:
 
     def to_dict(self) -> dict[str, Any]:
         """The keys of config.json: those that say something."""
-        keys = {name: value for name, value in asdict(self).items() if value not in (None, False)}
-        return keys
+        keys: dict[str, Any] = {"scheme": self.scheme}
+        if self.block is not None:
+            keys["block"] = self.block
+        keys["method"] = self.method
+        for name in ("compute", "emulated"):
+            if (text := getattr(self, name)) is not None:
+                keys[name] = text
+        if self.exact is not is_exact_unless_said(self.scheme, self.block):
+            keys["exact"] = self.exact
+        if self.embedding is not None:
+            keys["embedding"] = asdict(self.embedding)
+        return keys | ({} if self.rounding is None else {"rounding": self.rounding})
+
+    @property
+    def is_low_bit(self) -> bool:
+        """Whether kernels read quantized values; others multiply dequantized ones in float32."""
+        return self.scheme != FLOAT32 and "float32" not in (self.compute or "")
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether outputs differ from the exported graph's by more than the order of sums."""
+        return self.rounding is not None and self.scheme != FLOAT32
+
+    @property
+    def rounded_by(self) -> str:
+        """What makes kernels for one row and for many round differently."""
+        return self.scheme if self.scheme != FLOAT32 else "recurrent layers"
+
+    @property
+    def why_not_exact(self) -> str | None:
+        """Why a row may have other bits beside others than alone; None where it has the same."""
+        if self.emulated:
+            return f"its {self.scheme} is {self.emulated}"
+        if self.exact:
+            return None
+        block = "" if self.block is None else f" in blocks of {self.block}"
+        return f"its weights are {self.scheme}{block}"
+
+
+def is_exact_unless_said(scheme: str, block: int | None) -> bool:
+    """The `exact` of weights that do not say: that of ONNX Runtime's kernels, whose engines leave
+    it out where they have been exact from the first version on."""
+    return scheme == FLOAT32 or (scheme, block) == ("int4", 32)
+
+
+FP32_WEIGHTS = EngineWeights(scheme=FLOAT32, method=KEPT, exact=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,14 +184,14 @@ class EngineLimits:
         )
 
     @classmethod
-    def read(cls, fields: BundleFields) -> EngineLimits:
+    def read(cls, fields: EngineFields) -> EngineLimits:
         """From `builder_config`; BundleError names the key that is wrong."""
         return cls(
-            max_batch_size=fields.size("max_batch_size"),
-            max_input_len=fields.size("max_input_len"),
-            max_kv_cache_capacity=fields.size("max_kv_cache_capacity"),
-            max_verify_tree_size=fields.optional_size("max_verify_tree_size"),
-            max_draft_tree_size=fields.optional_size("max_draft_tree_size"),
+            max_batch_size=fields.limit("max_batch_size"),
+            max_input_len=fields.limit("max_input_len"),
+            max_kv_cache_capacity=fields.limit("max_kv_cache_capacity"),
+            max_verify_tree_size=fields.optional_limit("max_verify_tree_size"),
+            max_draft_tree_size=fields.optional_limit("max_draft_tree_size"),
         )
 
     @property
@@ -150,19 +221,30 @@ class EngineConfig:
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any], source: str) -> EngineConfig:
         """From the keys of an engine's config.json; `source` names the file in errors."""
-        fields = BundleFields(raw, source)
-        weights = fields.get("weights")
+        fields = EngineFields(raw, source)
         return cls(
             component=ComponentConfig.from_dict(raw, source),
             limits=EngineLimits.read(fields.section("builder_config")),
-            weights=EngineWeights()
-            if weights is None
-            else EngineWeights.read(fields.section("weights")),
+            weights=read_weights(fields),
         )
 
     @property
     def role(self) -> Role:
         return self.component.role
+
+    @property
+    def why_not_exact(self) -> str | None:
+        """What keeps chains from being the same bits in every pass; None where nothing does."""
+        if self.limits.max_batch_size > 1:
+            return f"it was built for {self.limits.max_batch_size} sequences"
+        if self.component.graph.recurrent:
+            return "its recurrent layers take in what was accepted at once"
+        return self.weights.why_not_exact
+
+    def rounding(self, unrounded: float) -> float:
+        """How far apart, in nats, two candidates may be where kernels for one row and for many
+        choose differently; `unrounded` for engines that were not measured."""
+        return unrounded if self.weights.rounding is None else self.weights.rounding
 
     def to_dict(self) -> dict[str, Any]:
         """The keys of an engine's config.json, in the order in which they are written."""
@@ -170,3 +252,11 @@ class EngineConfig:
             "builder_config": self.limits.to_dict(self.role),
             "weights": self.weights.to_dict(),
         }
+
+
+def read_weights(fields: EngineFields) -> EngineWeights:
+    """The `weights` of a config.json or of a manifest; engines of the first version, which had
+    none, have float32 weights."""
+    if fields.get("weights") is None:
+        return FP32_WEIGHTS
+    return EngineWeights.read(fields.section("weights"))

@@ -1,49 +1,34 @@
-"""Puts the golden calls of an export to an engine and compares what it answers.
+"""Puts the golden calls of an export to an engine and compares what it computes.
 
-Knows what a golden file stands for, and how a batch could go wrong. Knows no engine library.
+Knows what a golden file stands for, and how a batch could go wrong. Knows no engine library: how
+close an engine has to come, and what its user can do, are asked of the backend.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.base import Call, Floats, Result, Runner
+from edgespec.backends.base import (
+    AccuracySpec,
+    Call,
+    Floats,
+    Remedies,
+    Result,
+    RoundingMargin,
+    Runner,
+)
 from edgespec.config import RopeConfig
 from edgespec.errors import BuildError
 from edgespec.rope import RopeTable
 
 Golden = dict[str, NDArray[Any]]
 
-# Largest difference from the golden outputs, relative to their largest value. Sums in float32 in
-# another order differ by about 1e-6 here; a wrong mask, layout or weight by more than 1e-2.
-GOLDEN_TOLERANCE = 1e-4
-# The same between a batch and a sequence alone on an engine whose kernels round activations to 8
-# bits: up to 0.02 was measured; sequences that are mixed up differ by more than 0.3.
-ROUNDED_TOLERANCE = 0.1
 ROUNDING_TRIALS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Margin:
-    """From the largest difference between rows at once and one by one to the margin that is
-    promised, in nats."""
-
-    times: float
-    least: float
-
-
-ROUNDED = Margin(
-    2.0, 0.1
-)  # two logits may move apart; a short prompt may have met no edge by chance
-# Float32, where a state sums up the whole text: it was off by 1.5 to 6 times as much on 137 tokens
-# as on the prompt
-RECURRENT = Margin(20.0, 1e-4)
-MOVED = 1e-5  # of each embedding
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,30 +47,62 @@ def check_golden(
     runner: Runner,
     golden: Golden,
     ropes: Sequence[RopeConfig],
-    min_cosine: float | None = None,
+    spec: AccuracySpec,
+    remedies: Remedies,
 ) -> Agreement:
     """How the engine agrees with the golden outputs; BuildError where it does not.
 
-    With `min_cosine`, for weights that are rounded, the direction of each output is compared, and
-    batches with what the engine itself says of one sequence alone.
+    With `spec.min_cosine`, for weights that are rounded, the direction of each output is compared,
+    and batches with what the engine itself says of one sequence alone.
     """
-    found, wanted, tolerance = Agreement(), golden, GOLDEN_TOLERANCE
-    calls = dict(zip(("prompt", "tree"), golden_calls(golden, ropes), strict=True))
-    if min_cosine is not None:
-        wanted, tolerance = dict(golden), ROUNDED_TOLERANCE
-        for label, call in calls.items():
-            result = runner.run(call)
-            keep_prompt(runner, label, call)
-            found |= agreement(golden, label, result, 0)
-            check_cosine(label, found, min_cosine)
-            wanted |= {f"{label}_{name}": value.copy() for name, value in outputs(result).items()}
+    prompt, tree = golden_calls(golden, ropes)
+    calls = {"prompt": prompt, "tree": tree}
+    if spec.min_cosine is None:
+        return check_calls(runner, golden, calls, Tolerance(spec.tolerance, remedies.mismatch))
+    found, own = own_outputs(runner, golden, calls, spec.min_cosine, remedies)
+    check_calls(runner, golden | own, calls, Tolerance(spec.tolerance, remedies.mismatch))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """The largest difference of an output, relative to its largest value, and what a larger one
+    means."""
+
+    value: float
+    remedy: str
+
+
+def check_calls(
+    runner: Runner, wanted: Golden, calls: Mapping[str, Call], tolerance: Tolerance
+) -> Agreement:
+    """Each call in every arrangement that the engine has lanes for, against the wanted outputs."""
+    found = Agreement()
     for arrange in ARRANGEMENTS if runner.lanes > 1 else ARRANGEMENTS[:1]:
         for label, call in calls.items():
             for member, result in arrange(runner, call):
-                one = agreement(wanted, label, result, member, tolerance)
-                found = found | one if min_cosine is None else found
+                found |= agreement(wanted, label, result, member, tolerance)
             keep_prompt(runner, label, call, lanes=1 if arrange is alone else 2)
     return found
+
+
+def own_outputs(
+    runner: Runner,
+    golden: Golden,
+    calls: Mapping[str, Call],
+    min_cosine: float,
+    remedies: Remedies,
+) -> tuple[Agreement, Golden]:
+    """How the engine's outputs of one sequence alone agree with the golden ones, and those outputs
+    by their names in a golden file. BuildError below the cosine."""
+    found, own = Agreement(), Golden()
+    for label, call in calls.items():
+        result = runner.run(call)
+        keep_prompt(runner, label, call)
+        found |= agreement(golden, label, result, 0)
+        check_cosine(label, found, min_cosine, remedies)
+        own |= {f"{label}_{name}": value.copy() for name, value in outputs(result).items()}
+    return found, own
 
 
 def keep_prompt(runner: Runner, label: str, call: Call, lanes: int = 1) -> None:
@@ -96,7 +113,7 @@ def keep_prompt(runner: Runner, label: str, call: Call, lanes: int = 1) -> None:
 
 
 def agreement(
-    golden: Golden, label: str, result: Result, member: int, tolerance: float | None = None
+    golden: Golden, label: str, result: Result, member: int, tolerance: Tolerance | None = None
 ) -> Agreement:
     """How one sequence of a batch agrees with a golden call; BuildError beyond the tolerance."""
     worst = Agreement()
@@ -107,16 +124,13 @@ def agreement(
         difference = float(np.abs(found[member] - wanted[0]).max()) / max(
             float(np.abs(wanted).max()), 1e-6
         )
-        if (
-            tolerance is not None and not difference <= tolerance
-        ):  # a NaN is not within any tolerance
+        # a NaN is not within any tolerance
+        if tolerance is not None and not difference <= tolerance.value:
             what = (
                 f"the engine's {name} on the golden {label} differ by {difference:.1e} of their"
                 " largest value"
             )
-            raise BuildError(
-                what, f"Allowed is {tolerance:.0e}. This ONNX Runtime computes another result."
-            )
+            raise BuildError(what, f"Allowed is {tolerance.value:.0e}. {tolerance.remedy}")
         worst |= Agreement(difference, cosine(found[member], wanted[0]))
     return worst
 
@@ -126,31 +140,24 @@ def outputs(result: Result) -> dict[str, Floats]:
     return {name: value for name, value in named.items() if value is not None}
 
 
-def cosine(one: Floats, other: Floats) -> float:
-    a, b = one.astype(np.float64).ravel(), other.astype(np.float64).ravel()
+def cosine(first: Floats, second: Floats) -> float:
+    a, b = first.astype(np.float64).ravel(), second.astype(np.float64).ravel()
     return float(a @ b) / max(float(np.linalg.norm(a) * np.linalg.norm(b)), 1e-12)
 
 
-def check_cosine(label: str, found: Agreement, least: float) -> None:
-    if not found.cosine >= least:
-        what = (
-            f"with what it rounds the engine's outputs on the golden {label} have a cosine of"
-            f" {found.cosine:.3f}"
-        )
-        finer = (
-            "Build with finer weights (--weights int8, --weight-block 32 or fp32), or export a"
-            " finer format."
-        )
-        remedy = f"At least {least} is asked for. {finer}"
-        raise BuildError(what, remedy)
+def check_cosine(label: str, found: Agreement, minimum: float, remedies: Remedies) -> None:
+    """BuildError where outputs of quantized weights point elsewhere than the golden ones."""
+    if found.cosine >= minimum:
+        return
+    what = (
+        f"with what it rounds the engine's outputs on the golden {label} have a cosine of"
+        f" {found.cosine:.3f}"
+    )
+    raise BuildError(what, f"At least {minimum} is asked for. {remedies.too_coarse}")
 
 
 def rounding(
-    runner: Runner,
-    golden: Golden,
-    ropes: Sequence[RopeConfig],
-    moved_by: float = MOVED,
-    margin: Margin = ROUNDED,
+    runner: Runner, golden: Golden, ropes: Sequence[RopeConfig], margin: RoundingMargin
 ) -> float:
     """The margin, in nats, within which kernels for one row and for many may choose another token.
 
@@ -162,17 +169,21 @@ def rounding(
     rng, worst = np.random.default_rng(0), 0.0
     at_once = runner.run(prompt).logits[0].copy()
     for _ in range(ROUNDING_TRIALS):
-        noise = 1 + np.float32(moved_by) * rng.standard_normal(
-            prompt.inputs_embeds.shape, np.float32
-        )
-        moved = replace(prompt, inputs_embeds=prompt.inputs_embeds * noise)
+        moved = moved_by_noise(prompt, margin.noise, rng)
         if prompt.target_hidden is not None:  # its rows see each other: there is no one row alone
             worst = max(worst, float(np.abs(runner.run(moved).logits[0] - at_once).max()))
             continue
         for i, row in enumerate(at_once):
             worst = max(worst, float(np.abs(runner.run(row_of(moved, i)).logits[0, 0] - row).max()))
             runner.keep_rows(0, np.array([i]), i)
-    return max(margin.times * worst, margin.least)
+    return max(margin.times * worst, margin.min_nats)
+
+
+def moved_by_noise(call: Call, size: float, rng: np.random.Generator) -> Call:
+    """The same call, each of its embeddings changed by about `size` of itself."""
+    shape = call.inputs_embeds.shape
+    noise = 1 + np.float32(size) * rng.standard_normal(shape, np.float32)
+    return replace(call, inputs_embeds=call.inputs_embeds * noise)
 
 
 # What a call has for each of its rows, and its masks
@@ -232,8 +243,8 @@ def joined(first: Call, second: Call) -> Call:
     """Two calls of one sequence as one call of two."""
     arrays: dict[str, Any] = {}
     for name in (f.name for f in fields(Call) if f.name != "first_lane"):
-        one, other = getattr(first, name), getattr(second, name)
-        arrays[name] = None if one is None else np.concatenate([one, other])
+        a, b = getattr(first, name), getattr(second, name)
+        arrays[name] = None if a is None else np.concatenate([a, b])
     return Call(**arrays)
 
 

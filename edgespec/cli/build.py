@@ -1,28 +1,96 @@
-"""`edgespec build`: strings into values, then the backend's `build` does the work."""
+"""`edgespec build`: strings into values, then `edgespec.backends.build` does the work.
+
+Knows the flags that every backend has. The others are asked of the backend that --backend names;
+knows no engine library.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import click
 from click.core import ParameterSource
 
-from edgespec.backends.weights import BLOCKS, BY_ROW, FP32, WeightFormat
-from edgespec.cli.flags import EdgeCommand
-from edgespec.contract import Limits, Role
+from edgespec.backends.base import BuildOption, OptionValue, Progress
+from edgespec.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
+from edgespec.cli.flags import EdgeCommand, until_separator
+from edgespec.contract import MAX_BLOCK_NODES, Limits, Role
+from edgespec.errors import OptionError
+from edgespec.methods import METHODS
 
 if TYPE_CHECKING:
-    from edgespec.backends.ort.build import Built
+    from edgespec.backends.build import Built
 
 DEFAULTS = Limits()
 ALIASES = {"--eagle-base": "--spec-base", "--eagle-draft": "--spec-draft"}
+BLOCKS = " or ".join(row.title for row in METHODS.values() if row.proposes == "block")
+DIRECTORY = click.Path(path_type=Path)
+FLAG = "--backend"
+CHOSEN = f"{__name__}.backend"  # in a context's meta
+LAST = "as_json"  # the parameter before which those of the backend stand
+
+
+class BuildCommand(EdgeCommand):
+    """A command with --backend, and the options of the backend that it names."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        flags = [self.canonical(arg) for arg in until_separator(args)]
+        ctx.meta[CHOSEN] = named_backend(flags)
+        return super().parse_args(ctx, args)
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        params = super().get_params(ctx)
+        place = next(i for i, param in enumerate(params) if param.name == LAST)
+        return params[:place] + backend_params(ctx.meta.get(CHOSEN)) + params[place:]
+
+
+def named_backend(flags: list[str]) -> str | None:
+    """What follows --backend on a command line, if it is there."""
+    for flag, following in zip(flags, [*flags[1:], ""], strict=True):
+        name, equals, value = flag.partition("=")
+        if name == FLAG:
+            return value if equals else following
+    return None
+
+
+def backend_params(name: str | None) -> list[click.Parameter]:
+    """--backend, and the options of the backend; the default's where the name is unknown."""
+    backend = find_backend(name or DEFAULT_BACKEND) or find_backend(DEFAULT_BACKEND)
+    assert backend is not None
+    titles = ", ".join(f"{row.name} is {row.title}" for row in map(find_backend, BACKENDS) if row)
+    choice = click.Option(
+        [FLAG],
+        type=click.Choice(list(BACKENDS)),
+        default=DEFAULT_BACKEND,
+        show_default=True,
+        help=f"What builds and runs the engine: {titles}. The options below are its own.",
+    )
+    return [choice, *map(click_option, backend.options)]
+
+
+def click_option(option: BuildOption) -> click.Option:
+    """A backend's option as click has it."""
+    is_switch = isinstance(option.default, bool)
+    flag = f"{option.flag}/--no-{option.flag.removeprefix('--')}" if is_switch else option.flag
+    return click.Option(
+        [flag],
+        type=click.Choice(option.choices) if option.choices else None,
+        default=option.default,
+        show_default=option.default is not None,
+        help=option.help,
+    )
+
+
+DEFAULTS = Limits()
+ALIASES = {"--eagle-base": "--spec-base", "--eagle-draft": "--spec-draft"}
+BLOCKS = " or ".join(row.title for row in METHODS.values() if row.proposes == "block")
 DIRECTORY = click.Path(path_type=Path)
 
 
-@click.command("build", cls=EdgeCommand, aliases=ALIASES)
+@click.command("build", cls=BuildCommand, aliases=ALIASES)
 @click.option(
     "--onnx-dir",
     required=True,
@@ -62,38 +130,13 @@ DIRECTORY = click.Path(path_type=Path)
     "--max-verify-tree-size",
     default=DEFAULTS.max_verify_tree_size,
     show_default=True,
-    help="Nodes a base pass; with a DFlash draft at most 128 are used.",
+    help=f"Nodes a base pass; with a {BLOCKS} draft at most {MAX_BLOCK_NODES} are used.",
 )
 @click.option(
     "--max-draft-tree-size",
     default=DEFAULTS.max_draft_tree_size,
     show_default=True,
-    help="Draft top-k times step; a DFlash draft: at least its block.",
-)
-@click.option(
-    "--weights",
-    type=click.Choice(["fp32", "int8", "int4"]),
-    default="fp32",
-    show_default=True,
-    help="What the weights of matrix products become, rounded to nearest on this machine.",
-)
-@click.option(
-    "--weight-block",
-    type=click.Choice([str(block) for block in BLOCKS]),
-    help=(
-        "Weights that share a scale: 128 (the default) is faster and smaller, 32 is closer, and"
-        " exact in int4. 0, for int8 alone: a whole channel, and products of integers; exact and by"
-        " far the fastest for many rows, but coarser where activations have outliers."
-    ),
-)
-@click.option(
-    "--share-embedding/--no-share-embedding",
-    default=True,
-    show_default=True,
-    help=(
-        "With int8 or int4 in blocks, let a tied head's weights be the embedding too, instead of a"
-        " file of its own."
-    ),
+    help=f"Draft top-k times step; a {BLOCKS} draft: at least its block.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(
@@ -101,19 +144,17 @@ def command(
     engine_dir: Path,
     spec_base: bool,
     spec_draft: bool,
-    weights: str,
-    weight_block: str | None,
-    share_embedding: bool,
+    backend: str,
     as_json: bool,
-    **limits: int,
+    **values: OptionValue | int,
 ) -> None:
-    """Build the engine of an exported directory for this machine (ONNX Runtime on the CPU).
+    """Build the engine of an exported directory for this machine.
 
     The finished engine is run on the golden inputs that the export stored; one that does not
-    reproduce their outputs is not kept. With --weights int8 or int4 the outputs must point the same
-    way (cosine), and speculation is lossless up to what kernels for one row and for many round
-    differently: a margin that is measured and told. An engine is bound to the ONNX Runtime version
-    and the CPU that built it.
+    reproduce their outputs is not kept. With quantized weights the outputs must point the same way
+    (cosine), and speculation is lossless up to what kernels for one row and for many round
+    differently: a margin that is measured and reported. An engine is bound to the machine and to
+    the version of the engine library that built it.
 
     \b
     edgespec build --onnx-dir onnx/base/llm  --engine-dir engines --spec-base
@@ -123,15 +164,16 @@ def command(
         raise click.UsageError(
             "--spec-base and --spec-draft exclude each other", click.get_current_context()
         )
-    if weights == "fp32" and weight_block:
+    limits = {field.name: cast(int, values.pop(field.name)) for field in fields(Limits)}
+    chosen = find_backend(backend)
+    assert chosen is not None  # one of the choices
+    try:
+        options = chosen.parse_options(cast(dict[str, OptionValue], values))
+    except OptionError as error:
         raise click.UsageError(
-            "--weight-block means nothing with --weights fp32", click.get_current_context()
-        )
-    if weights != "int8" and weight_block == str(BY_ROW):
-        raise click.UsageError(
-            "--weight-block 0 is for --weights int8", click.get_current_context()
-        )
-    from edgespec.backends.ort.build import build
+            f"{error.what}. {error.remedy}", click.get_current_context()
+        ) from None
+    from edgespec.backends.build import build
     from edgespec.cli.progress import Bars
 
     with Bars() as bars:
@@ -139,13 +181,13 @@ def command(
             onnx_dir,
             engine_dir,
             Limits(**limits),
+            backend=backend,
+            options=options,
             spec_base=spec_base,
             spec_draft=spec_draft,
-            weight_format=replace(
-                format_of(weights, weight_block), share_embedding=share_embedding
+            progress=Progress(
+                start=lambda total: bars.start("engine", total), advance=bars.advance
             ),
-            start=lambda total: bars.start("engine", total),
-            advance=bars.advance,
         )
     if as_json:
         shown = {
@@ -154,7 +196,7 @@ def command(
             "bytes": built.size_bytes,
             "golden_difference": built.golden_difference,
             "golden_cosine": built.golden_cosine,
-            "weights": dict(built.weights),
+            "weights": built.weights.to_dict(),
             "seconds": built.seconds,
             "notes": [*built.notes, *unused(built.role)],
         }
@@ -168,18 +210,8 @@ def command(
         click.echo(f"  {note}")
 
 
-def format_of(weights: str, block: str | None) -> WeightFormat:
-    size = int(block or FP32.block)
-    match weights:
-        case "int4":
-            return WeightFormat("int4", size)
-        case "int8":
-            return WeightFormat("int8", size)
-    return FP32
-
-
 def checked(built: Built) -> str:
-    """What the golden outputs said."""
+    """How the engine agrees with the golden outputs."""
     if built.golden_difference is None:
         return "no golden outputs to check with"
     if built.golden_cosine is not None:
@@ -189,13 +221,11 @@ def checked(built: Built) -> str:
 
 def unused(role: Role) -> list[str]:
     """Tree sizes that were given and belong to another role: both may be passed to every build."""
-    owners = {
-        "max_verify_tree_size": (Role.BASE, Role.LLM),
-        "max_draft_tree_size": (Role.DRAFT,),
-    }
+    flags = {"max_verify_tree_size": "base", "max_draft_tree_size": "draft"}
+    used = "max_draft_tree_size" if role is Role.DRAFT else "max_verify_tree_size"
     given = click.get_current_context().get_parameter_source
     return [
-        f"--{name.replace('_', '-')} is for the {roles[0].value} and not used here"
-        for name, roles in owners.items()
-        if role not in roles and given(name) is ParameterSource.COMMANDLINE
+        f"--{name.replace('_', '-')} is for the {owner} and not used here"
+        for name, owner in flags.items()
+        if name != used and given(name) is ParameterSource.COMMANDLINE
     ]

@@ -20,6 +20,7 @@ from edgespec.checkpoint.summary import (
 )
 from edgespec.component import ComponentConfig, PairConfig
 from edgespec.config import DecoderConfig, DraftConfig, ModelConfig, RopeConfig
+from edgespec.contract import canonical_contract
 from edgespec.methods import METHODS
 
 if TYPE_CHECKING:
@@ -272,7 +273,12 @@ def component_rows(facts: Mapping[str, Any]) -> Rows:
     rows.append(("identity", f"{config.identity[:12]}{origin}"))
     if recurrent := config.graph.recurrent:
         count = f"{len(recurrent.layers)} of {config.num_layers} layers"
-        rows.append(("state", f"{megabytes(recurrent.state_bytes)} a sequence, in {count}"))
+        rows.append(
+            (
+                "state",
+                f"{megabytes(canonical_contract(config.graph).state_bytes)} a sequence, in {count}",
+            )
+        )
     return [*rows, ("KV cache", f"{facts['cache_bytes_per_token'] / 1024:.1f} KiB a token")]
 
 

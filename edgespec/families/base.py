@@ -42,6 +42,8 @@ class Family:
     # Where the decoder's tensors stand on disk, the first that is found; inside it is "model"
     stacks: tuple[str, ...] = ("model",)
     beside: tuple[str, ...] = ()  # beginnings of names of tensors that no decoder layer needs
+    # Which layers slide; EAGLE-3 drafts whose config names this model_type read their window so too
+    window_rule: WindowRule = "none"
     mtp_layers: Callable[[Fields], int] | None = None  # of an MTP head (names mtp.*); None: no head
 
 

@@ -4,14 +4,17 @@
 from __future__ import annotations
 
 from edgespec.config.fields import Fields
+from edgespec.config.layers import WindowRule
 from edgespec.config.values import DecoderConfig
 from edgespec.families.base import Family, read_attention, read_decoder, read_layer
+
+RULE: WindowRule = "all"
 
 
 def decoder(fields: Fields) -> DecoderConfig:
     """transformers reads `layer_types` with its Ministral classes, vLLM here as well."""
     layer = read_layer(fields, read_attention(fields))
-    return read_decoder(fields, layer, "all")
+    return read_decoder(fields, layer, RULE)
 
 
-FAMILIES = {"MistralForCausalLM": Family("Mistral", "mistral", decoder)}
+FAMILIES = {"MistralForCausalLM": Family("Mistral", "mistral", decoder, window_rule=RULE)}

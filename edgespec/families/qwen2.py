@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from edgespec.config.fields import Fields
+from edgespec.config.layers import WindowRule
 from edgespec.config.values import DecoderConfig
 from edgespec.families.base import Family, read_attention, read_decoder, read_layer
+
+RULE: WindowRule = "late"
 
 
 def decoder(fields: Fields) -> DecoderConfig:
     """With use_sliding_window, layers from max_window_layers on slide, or those of layer_types."""
     layer = read_layer(fields, read_attention(fields, qkv_bias=True))
-    return read_decoder(fields, layer, "late")
+    return read_decoder(fields, layer, RULE)
 
 
-FAMILIES = {"Qwen2ForCausalLM": Family("Qwen2", "qwen2", decoder)}
+FAMILIES = {"Qwen2ForCausalLM": Family("Qwen2", "qwen2", decoder, window_rule=RULE)}

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from edgespec.config.fields import Fields
+from edgespec.config.layers import WindowRule
 from edgespec.config.values import DecoderConfig
 from edgespec.families.base import Family, read_attention, read_decoder, read_layer
 
 HEAD_DIM = 128  # of files that do not say it
+
+RULE: WindowRule = "late"
 
 
 def decoder(fields: Fields) -> DecoderConfig:
@@ -14,7 +17,7 @@ def decoder(fields: Fields) -> DecoderConfig:
     bias = fields.flag("attention_bias", False)
     attention = read_attention(fields, HEAD_DIM, qkv_bias=bias, o_bias=bias, qk_norm=True)
     layer = read_layer(fields, attention)
-    return read_decoder(fields, layer, "late")
+    return read_decoder(fields, layer, RULE)
 
 
-FAMILIES = {"Qwen3ForCausalLM": Family("Qwen3", "qwen3", decoder)}
+FAMILIES = {"Qwen3ForCausalLM": Family("Qwen3", "qwen3", decoder, window_rule=RULE)}

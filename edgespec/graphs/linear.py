@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from edgespec.contract import ACTIVATIONS, FLOAT32_ONLY, INPUT_SCALE, SCHEME
+from edgespec.contract import ACTIVATIONS, INPUT_SCALE, KEEP_PRECISION, SCHEME
 from edgespec.errors import UnsupportedModel
 from edgespec.graphs.builder import DTYPES, GraphBuilder
 from edgespec.graphs.packing import Packing
@@ -65,7 +65,7 @@ def float32_linear(
     y = builder.op("MatMul", x, plain_weight(builder, table, weight, name), name=name)
     node = y.producer()
     assert node is not None
-    node.metadata_props[FLOAT32_ONLY] = "true"
+    node.metadata_props[KEEP_PRECISION] = "true"
     return y
 
 

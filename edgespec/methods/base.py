@@ -54,6 +54,12 @@ def no_spec(fields: Fields) -> SpecConfig:
     return SpecConfig()
 
 
+def one_node(spec: SpecConfig) -> int:
+    """The smallest call of a draft that makes its tokens one by one."""
+    del spec
+    return 1
+
+
 def no_keys(spec: SpecConfig) -> dict[str, Any]:
     del spec
     return {}
@@ -67,9 +73,10 @@ class Method:
     `component` is the directory below OUT that `edgespec export` writes the draft to, None where
     there is nothing to export. `export_flag` are the flags that export the base for this method.
     `read_spec` and `write_spec` turn a config.json's keys into the method's SpecConfig and back:
-    `read_spec` raises what its Fields raise. `default_layers` is what a draft reads that names no
-    aux layers. `base_rows`, `config_rows` and `spec_rows` are what `edgespec inspect` shows of the
-    method alone: of a base's checkpoint, of a draft's, and of an exported component.
+    `read_spec` raises what its Fields raise. `min_draft_tree_size` are the nodes that one call of
+    the draft makes at least. `default_layers` is what a draft reads that names no aux layers.
+    `base_rows`, `config_rows` and `spec_rows` are what `edgespec inspect` shows of the method
+    alone: of a base's checkpoint, of a draft's, and of an exported component.
     """
 
     name: str
@@ -88,6 +95,7 @@ class Method:
     read_spec: Callable[[Fields], SpecConfig] = no_spec
     write_spec: Callable[[SpecConfig], dict[str, Any]] = no_keys
     pair_rules: tuple[PairRule, ...] = ()
+    min_draft_tree_size: Callable[[SpecConfig], int] = one_node
     default_layers: str = "the default aux layers"
     base_rows: Callable[[ModelConfig], Rows] = lambda config: ()
     config_rows: Callable[[DraftConfig], Rows] = lambda config: ()

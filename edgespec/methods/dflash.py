@@ -503,6 +503,12 @@ def write_spec(spec: SpecConfig) -> dict[str, Any]:
     return {SECTION: keys}
 
 
+def block_of(spec: SpecConfig) -> int:
+    """The nodes that a call of the draft makes: a whole block."""
+    assert isinstance(spec, DFlashSpec)
+    return spec.block_size
+
+
 def reads_what_is_emitted(base: BaseSide, draft: DraftSide) -> Iterator[Mismatch]:
     """An exported base emits the aux layers that the draft was trained on."""
     if base.aux_layer_ids is None:
@@ -572,6 +578,7 @@ METHOD = Method(
     read_spec=read_spec,
     write_spec=write_spec,
     pair_rules=(reads_what_is_emitted,),
+    min_draft_tree_size=block_of,
     config_rows=config_rows,
     spec_rows=spec_rows,
 )

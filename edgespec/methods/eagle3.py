@@ -11,7 +11,6 @@ from typing import Any
 
 from edgespec.config.fields import Fields, is_int, shortened
 from edgespec.config.layers import (
-    WindowRule,
     activation_of,
     check_divides,
     even_head_dim,
@@ -30,6 +29,7 @@ from edgespec.config.values import (
     Shapes,
 )
 from edgespec.errors import CheckpointError, UnsupportedModel
+from edgespec.families import family_of
 from edgespec.methods.aux_layers import default_aux_layers
 from edgespec.methods.base import DraftFormat, Method, SpecConfig
 from edgespec.methods.sides import BaseSide, DraftSide, Mismatch
@@ -104,10 +104,6 @@ def _first_layer(shapes: Shapes) -> str:
     return "midlayer" if any(name.startswith("midlayer.") for name in shapes) else "layers.0"
 
 
-# How a draft's layers read `sliding_window`, by the model_type that its config names
-_WINDOW_RULES: dict[str | None, WindowRule] = {"mistral": "all", "qwen2": "late", "qwen3": "late"}
-
-
 def _draft_decoder(layer: Fields, shapes: Shapes) -> DecoderConfig:
     first = _first_layer(shapes)
     num_layers = _count_layers(shapes, layer.source)
@@ -141,9 +137,10 @@ def _draft_attention(layer: Fields, shapes: Shapes, first: str, num_layers: int)
 
 
 def _one_window(layer: Fields, num_layers: int) -> int | None:
-    """The window of all layers; a draft whose layers differ is refused."""
-    rule = _WINDOW_RULES.get(layer.text("model_type"), "none")
-    windows = set(windows_of(layer, rule, num_layers))
+    """The window of all layers, read as the family does that the config names; a draft whose layers
+    differ is refused."""
+    family = family_of({"model_type": layer.text("model_type")})
+    windows = set(windows_of(layer, family.window_rule if family else "none", num_layers))
     if len(windows) > 1:
         raise UnsupportedModel(
             f"{layer.source}: layers with and without a window, from layer_types or"

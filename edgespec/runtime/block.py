@@ -153,12 +153,12 @@ class BlockDecoder:
     def reset(self, lane: int) -> None:
         """Forget a lane's sequence. Old rows stay in memory and are not seen."""
         self.lanes[lane] = BlockLane()
-        self.runner.clear(lane)
+        self.runner.free(lane)
 
     def zero(self, lane: int) -> None:
         """Forget a lane's sequence, whose rows may hold NaN or Inf."""
         self.lanes[lane] = BlockLane()
-        self.runner.wipe(lane)
+        self.runner.zero(lane)
 
     def snapshot(self, lane: int, count: int) -> LaneRows:
         """A copy of the first `count` committed rows, or of as many as there are."""

@@ -259,12 +259,12 @@ class CachedDecoder:
     def reset(self, lane: int) -> None:
         """Forget a lane's sequence. Old rows stay in memory and are not seen."""
         self.lanes[lane] = Lane()
-        self.runner.clear(lane)
+        self.runner.free(lane)
 
     def zero(self, lane: int) -> None:
         """Forget a lane's sequence, whose rows may hold NaN or Inf."""
         self.lanes[lane] = Lane()
-        self.runner.wipe(lane)
+        self.runner.zero(lane)
 
     def snapshot(self, lane: int, count: int) -> LaneRows:
         """A copy of a lane's first `count` committed rows; of recurrent layers, only of all of

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.engine_config import EngineConfig
-from edgespec.backends.weights import rounds_by
 from edgespec.errors import EdgeSpecError, EnvironmentProblem, LimitError, RequestError
 from edgespec.prompts import Message, SamplingParams
 from edgespec.runtime.drafters.base import Drafter
@@ -114,6 +113,7 @@ class Engine:
         choice = choose_draft(path, spec_decode, drafter)
         opened = open_base(path, choice, exact=exact)
         self.base, self.config, self.exact = opened.decoder, opened.config, exact
+        self.plan_hints = opened.hints
         self.tokenizer = Tokenizer.open(path)
         draft = open_draft(path, choice, opened)
         self.drafter = None if draft is None else draft.drafter
@@ -151,7 +151,7 @@ class Engine:
             yield f"weights in {weights.scheme}: {weights.emulated}"
         if self.rounding > NEAR_TIE and self.drafter is not None:
             yield (
-                f"{rounds_by(weights.to_dict())}: lossless up to kernel rounding (margin"
+                f"{weights.rounded_by}: lossless up to kernel rounding (margin"
                 f" {self.rounding:.2g} nats)"
             )
 
@@ -190,13 +190,13 @@ class Engine:
         """The drafting plan: the values given, the others chosen to go with them; LimitError where
         it cannot be.
 
-        With no value a short chain, the choice for a CPU. A value left open follows from the
-        others: top_k 1, steps 3 (verify_size - 1 for a chain), and verify_size the smallest of 60,
-        the nodes that can exist and what the base was built for. Only values that were not given
-        shrink to what the engines were built for. With a draft that makes blocks `steps` is 1 or
-        left open.
+        With no value a short chain, as the backend hints. A value left open follows from the
+        others: top_k 1, steps 3 on a CPU (verify_size - 1 for a chain), and verify_size the
+        smallest of 60, the nodes that can exist and what the base was built for. Only values that
+        were not given shrink to what the engines were built for. With a draft that makes blocks
+        `steps` is 1 or left open.
         """
-        plan = self.plan_limits().plan(top_k, steps, verify_size)
+        plan = self.plan_limits().plan(top_k, steps, verify_size, self.plan_hints)
         self.check_chain(plan)
         return plan
 

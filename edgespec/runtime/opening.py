@@ -6,17 +6,16 @@ and no loop.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from edgespec import bundle
 from edgespec.backends import engine_dir as engines
-from edgespec.backends.base import Table
+from edgespec.backends.base import PlanHints, Table
 from edgespec.backends.engine_config import NO_DRAFTS, EngineConfig
-from edgespec.backends.loader import open_runner
-from edgespec.backends.weights import why_not_exact
+from edgespec.backends.manifest import EngineManifest
+from edgespec.backends.pair_check import check_pairing
+from edgespec.backends.registry import backend_of, open_runner
 from edgespec.contract import Role
 from edgespec.errors import LimitError
 from edgespec.methods import METHODS, find_method
@@ -53,13 +52,13 @@ class DraftChoice:
 
 @dataclass(frozen=True, slots=True)
 class OpenBase:
-    """A base, or a plain engine, that is open. `table` is its embedding, `stored` its config.json
-    as it is on disk."""
+    """A base, or a plain engine, that is open. `table` is its embedding; `hints` say how much to
+    draft where it runs."""
 
     decoder: CachedDecoder
     config: EngineConfig
     table: Table
-    stored: Mapping[str, Any]
+    hints: PlanHints
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +80,8 @@ def choose_draft(
     the first registered method that needs no engine. Raises LimitError for a name that cannot be,
     BundleError where a draft engine is missing.
     """
-    there = engines.read_engines(engine_dir) if engine_dir.is_dir() else {}
-    has_draft = Role.DRAFT.value in there
+    there = EngineManifest.read(engine_dir).engines if engine_dir.is_dir() else {}
+    has_draft = Role.DRAFT in there
     if drafter is not None and spec_decode is False:
         what = "a drafter was given, and spec_decode=False decodes without drafts"
         raise LimitError(what, "Leave one of the two out.")
@@ -94,8 +93,8 @@ def choose_draft(
         return DraftChoice()
     candidates = engineless_methods()
     if has_draft or not candidates or not there:
-        stored, _ = engines.open_engine(engine_dir, Role.DRAFT)  # says what is missing
-        return DraftChoice(config_of(engine_dir, Role.DRAFT, stored).component.method)
+        draft, _ = engines.open_engine(engine_dir, Role.DRAFT)  # says what is missing
+        return DraftChoice(draft.component.method)
     title = METHODS[candidates[0]].title
     note = f"{engine_dir} has no draft engine: drafting by {title}, which needs none"
     return DraftChoice(candidates[0], note=note)
@@ -117,13 +116,12 @@ def engineless(name: str) -> str:
 def open_base(engine_dir: Path, choice: DraftChoice, *, exact: bool) -> OpenBase:
     """The engine that the drafts are for: a plain one where there is one and it will do, else the
     base."""
-    there = engines.read_engines(engine_dir) if engine_dir.is_dir() else {}
-    plain = Role.LLM.value in there or not there
+    there = EngineManifest.read(engine_dir).engines if engine_dir.is_dir() else {}
+    plain = Role.LLM in there or not there
     role = Role.LLM if plain and not choice.needs_base else Role.BASE
-    runner, stored = open_runner(engine_dir, role)
-    config = config_of(engine_dir, role, stored)
+    runner, config = open_runner(engine_dir, role)
     if exact:
-        check_exact(engine_dir, stored)
+        check_exact(engine_dir, config)
     if choice.drafts and config.limits.verify_tree_size == NO_DRAFTS and not choice.needs_base:
         runner.close()
         what = f"the {role.value} engine in {engine_dir} was built to verify no drafts"
@@ -131,7 +129,7 @@ def open_base(engine_dir: Path, choice: DraftChoice, *, exact: bool) -> OpenBase
     table = runner.table or EmbeddingTable(engine_dir / bundle.EMBEDDING)
     min_rows = EXACT_ROWS if exact else 1
     decoder = CachedDecoder.of(runner, table, config.component, min_rows)
-    return OpenBase(decoder, config, table, stored)
+    return OpenBase(decoder, config, table, backend_of(engine_dir, role).plan_hints)
 
 
 def open_draft(engine_dir: Path, choice: DraftChoice, base: OpenBase) -> OpenDraft | None:
@@ -154,24 +152,19 @@ def open_draft(engine_dir: Path, choice: DraftChoice, base: OpenBase) -> OpenDra
 
 
 def open_draft_engine(engine_dir: Path, base: OpenBase) -> DraftEngine:
-    runner, stored = open_runner(engine_dir, Role.DRAFT)
-    engines.check_pairing(base.stored, stored)
-    config = config_of(engine_dir, Role.DRAFT, stored)
+    runner, config = open_runner(engine_dir, Role.DRAFT)
+    check_pairing(base.config.component, config.component)
     assert config.component.pair is not None
     own = engine_dir / engines.DRAFT_EMBEDDING
     table: Table = EmbeddingTable(own) if config.component.pair.own_embedding else base.table
     return DraftEngine(runner=runner, config=config, table=table)
 
 
-def config_of(engine_dir: Path, role: Role, stored: Mapping[str, Any]) -> EngineConfig:
-    return EngineConfig.from_dict(stored, str(engine_dir / engines.CONFIGS[role]))
-
-
-def check_exact(engine_dir: Path, config: Mapping[str, Any]) -> None:
+def check_exact(engine_dir: Path, config: EngineConfig) -> None:
     """LimitError where passes of one and of many rows give other bits."""
-    if why := why_not_exact(config):
+    if why := config.why_not_exact:
         what = f"the engine in {engine_dir} cannot be exact: {why}"
-        if config["graph"].get("recurrent"):
+        if config.component.graph.recurrent:
             raise LimitError(what, "Leave --exact out: no engine of such a base is.")
         known = "--weights fp32, int4 --weight-block 32 or int8 --weight-block 0"
         quantized = "of quantized exports int8_sq, int8_token and int4 in blocks of 32 are exact"

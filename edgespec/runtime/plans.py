@@ -9,20 +9,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from edgespec.backends.base import PlanHints
 from edgespec.contract import tree_pool_size
 from edgespec.errors import LimitError
 from edgespec.runtime.tree import DraftPlan
 
-# more rows cost more than they bring on a CPU
-CPU_PLAN = DraftPlan(top_k=1, steps=3, verify_size=4)
 GUIDE_VERIFY_SIZE = 60
 
 
 class PlanLimits(Protocol):
     """What a base and a drafter can take; a method's row in DRAFTERS makes it."""
 
-    def plan(self, top_k: int | None, steps: int | None, verify_size: int | None) -> DraftPlan:
-        """The values given, and others chosen to go with them; LimitError where it cannot be."""
+    def plan(
+        self, top_k: int | None, steps: int | None, verify_size: int | None, hints: PlanHints
+    ) -> DraftPlan:
+        """The values given, and others chosen to go with them and with the device; LimitError
+        where it cannot be."""
 
     def check(self, plan: DraftPlan) -> None:
         """LimitError for a plan that base and drafter cannot do."""
@@ -37,11 +39,14 @@ class TreeLimits:
     max_draft_tree_size: int | None = None
     draft_vocab_size: int | None = None
 
-    def plan(self, top_k: int | None, steps: int | None, verify_size: int | None) -> DraftPlan:
-        """The values given, and others chosen to go with them; LimitError where it cannot be."""
-        k = CPU_PLAN.top_k if top_k is None else top_k
+    def plan(
+        self, top_k: int | None, steps: int | None, verify_size: int | None, hints: PlanHints
+    ) -> DraftPlan:
+        """The values given, and others chosen to go with them and with the device; LimitError
+        where it cannot be."""
+        k = 1 if top_k is None else top_k
         if steps is None:
-            steps = self.chosen_steps(k, verify_size)
+            steps = self.chosen_steps(k, verify_size, hints)
         if verify_size is None:
             pool = tree_pool_size(k, steps)
             verify_size = min(GUIDE_VERIFY_SIZE, self.max_verify_tree_size, pool)
@@ -49,12 +54,12 @@ class TreeLimits:
         self.check(plan)
         return plan
 
-    def chosen_steps(self, top_k: int, verify_size: int | None) -> int:
-        """Levels where none were given: those of a chain that fills the verify size, or of the
-        default as far as it fits."""
+    def chosen_steps(self, top_k: int, verify_size: int | None, hints: PlanHints) -> int:
+        """Levels where none were given: those of a chain that fills the verify size, or what suits
+        the device as far as it fits."""
         if top_k == 1 and verify_size is not None and verify_size > 1:
             return verify_size - 1
-        most = min(CPU_PLAN.steps, self.max_verify_tree_size - 1)
+        most = min(hints.steps, self.max_verify_tree_size - 1)
         if self.max_draft_tree_size is not None:
             most = min(most, self.max_draft_tree_size // max(top_k, 1))
         return max(1, most)

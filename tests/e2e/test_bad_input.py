@@ -25,8 +25,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from edgespec import bundle
-from edgespec.backends import engine_dir as engines
-from edgespec.backends.ort import build as ort_build
+from edgespec.backends.manifest import EngineManifest
+from edgespec.backends.ort import staging
 from edgespec.cli.main import run
 from edgespec.export import writer
 from tests import toys
@@ -1022,13 +1022,13 @@ def test_disk_full_while_building(
         if name.endswith("json"):
             fill_disk_at(patch, name)
         else:
-            patch.setattr(ort_build, "write_data", no_space)
+            patch.setattr(staging, "write_data", no_space)
         refused(
             ENVIRONMENT,
             [engine, "No space left", "disk is full"],
             *build_args(shop.draft_onnx, engine),
         )
-    assert list(engines.read_engines(engine)) == ["base"]
+    assert list(EngineManifest.read(engine).engines) == ["base"]
     assert cli(*infer_args(engine, tmp_path)).code == 0
 
 
@@ -1043,10 +1043,10 @@ def test_disk_full_at_the_manifest_of_an_engine(
         found = cli(*build_args(shop.draft_onnx, engine))
     assert found.code == ENVIRONMENT
     assert "disk is full" in found.err
-    assert list(engines.read_engines(engine)) == ["base"]
+    assert list(EngineManifest.read(engine).engines) == ["base"]
     assert not leftovers(tmp_path)
     assert cli(*build_args(shop.draft_onnx, engine)).code == 0
-    assert sorted(engines.read_engines(engine)) == ["base", "draft"]
+    assert sorted(EngineManifest.read(engine).engines) == ["base", "draft"]
 
 
 def fill_disk_at(patch: pytest.MonkeyPatch, name: str) -> None:
@@ -1153,7 +1153,7 @@ def test_every_size_of_a_full_disk_is_refused_alike_by_build(
         found = cli(*build_args(shop.draft_onnx, disk / "engine"))
         assert found.code == ENVIRONMENT, (size, need, found.err)
         assert "disk is full" in found.err
-        assert engines.read_engines(disk / "engine") == {}
+        assert EngineManifest.read(disk / "engine").engines == {}
         assert leftovers(disk) == []
     assert cli(*build_args(shop.draft_onnx, small_disk((need + 8) * 4096) / "engine")).code == 0
 
@@ -1230,10 +1230,10 @@ def test_debug_adds_the_traceback(shop: Shop, tmp_path: Path) -> None:
 # Ctrl-C
 
 SLOWED = """
-import importlib, signal, sys, time
+import pkgutil, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 place, name, calls = sys.argv[1].rsplit(".", 1) + [int(sys.argv[2])]
-module = importlib.import_module(place)
+module = pkgutil.resolve_name(place)
 real = getattr(module, name)
 def slowed(*args, **kwargs):
     global calls
@@ -1311,7 +1311,7 @@ def test_a_signal_during_build_leaves_the_engines_that_were_there(
     assert cli(*build_args(shop.base_onnx, engine)).code == 0
     before = snapshot(tmp_path)
     args = build_args(shop.draft_onnx, engine)
-    code, err = stopped(number, "edgespec.backends.ort.build.check_golden", 0, *args)
+    code, err = stopped(number, "edgespec.backends.build.check_golden", 0, *args)
     assert (code, err.splitlines()[-1]) == STOPPED[number]
     assert "Traceback" not in err
     assert snapshot(tmp_path) == before
@@ -1358,7 +1358,7 @@ def test_killed_build_leaves_nothing_that_looks_finished(
     shop: Shop, tmp_path: Path, cli: Cli
 ) -> None:
     args = build_args(shop.draft_onnx, tmp_path / "engine")
-    code, _ = stopped(signal.SIGKILL, "edgespec.backends.engine_dir.write_engines", 0, *args)
+    code, _ = stopped(signal.SIGKILL, "edgespec.backends.manifest.EngineManifest.write", 0, *args)
     assert code == -signal.SIGKILL
-    assert engines.read_engines(tmp_path / "engine") == {}
+    assert EngineManifest.read(tmp_path / "engine").engines == {}
     assert cli(*args).code == 0

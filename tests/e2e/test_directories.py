@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from edgespec import bundle
 from edgespec.backends import engine_dir as engines
-from edgespec.backends.ort import build as ort_build
-from edgespec.backends.ort.build import build
+from edgespec.backends.build import build
+from edgespec.backends.manifest import EngineManifest
 from edgespec.cli.main import run
 from edgespec.contract import Limits, Role
 from edgespec.errors import BundleError, PairingError
@@ -78,7 +78,7 @@ def test_base_and_draft_built_at_the_same_time_are_both_there(shop: Path, tmp_pa
         thread.start()
     for thread in threads:
         thread.join()
-    assert set(engines.read_engines(tmp_path)) == {"base", "draft"}
+    assert set(EngineManifest.read(tmp_path).engines) == {"base", "draft"}
 
 
 def test_two_models_do_not_share_a_directory(shop: Path, tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_two_models_do_not_share_a_directory(shop: Path, tmp_path: Path) -> None
     build(shop / "onnx_base" / "llm", tmp_path / "engines", LIMITS)
     with pytest.raises(BundleError, match="another model"):
         build(tmp_path / "onnx" / "llm", tmp_path / "engines", LIMITS)
-    assert set(engines.read_engines(tmp_path / "engines")) == {"base"}
+    assert set(EngineManifest.read(tmp_path / "engines").engines) == {"base"}
 
 
 def test_leftover_config_of_an_engine_that_is_not_there_pairs_with_nothing(
@@ -95,7 +95,7 @@ def test_leftover_config_of_an_engine_that_is_not_there_pairs_with_nothing(
 ) -> None:
     tmp_path.joinpath(engines.CONFIGS[Role.BASE]).write_text("{}")
     build(shop / "onnx_draft" / "llm", tmp_path, LIMITS)
-    assert set(engines.read_engines(tmp_path)) == {"draft"}
+    assert set(EngineManifest.read(tmp_path).engines) == {"draft"}
 
 
 def test_taps_in_another_number_than_the_draft_reads_are_refused(
@@ -119,9 +119,9 @@ def test_install_that_fails_leaves_no_file_behind(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(engines, "write_engines", full)
+    monkeypatch.setattr(EngineManifest, "write", full)
     with pytest.raises(Exception, match="No space left"):
-        ort_build.build(shop / "onnx_base" / "llm", tmp_path / "engines", LIMITS)
+        build(shop / "onnx_base" / "llm", tmp_path / "engines", LIMITS)
     assert not (tmp_path / "engines").exists()
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from edgespec.backends.loader import open_runner
+from edgespec.backends.registry import open_runner
 from edgespec.config import DecoderConfig
 from edgespec.config.fields import Fields
 from edgespec.contract import Role

@@ -18,8 +18,9 @@ from typing import Any
 
 import pytest
 
+from edgespec.backends.ort.lowering import lowered_contract
 from edgespec.cli.main import COMMANDS, run
-from edgespec.contract import GraphContract, GraphShape, Role, canonical_contract, lowered_contract
+from edgespec.contract import GraphContract, GraphShape, Role, canonical_contract
 from tests.lossless.pairs import make_pair
 
 Golden = Callable[[str, str], None]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from edgespec.backends.base import LaneRows
+from edgespec.backends.ort.lane_rows import OrtLaneRows
 from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
 from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.tree import DraftPlan, DraftTree
@@ -74,10 +75,11 @@ class ScriptedDrafter:
         self.lanes[target] = self.lanes.pop(source)
 
     def snapshot(self, lane: int, count: int) -> LaneRows | None:
-        return LaneRows(np.array(self.lanes[lane].tokens[:count], np.float32)[None, None, :, None])
+        tokens = np.array(self.lanes[lane].tokens[:count], np.float32)
+        return OrtLaneRows(tokens[None, None, :, None])
 
     def restore(self, lane: int, snapshot: Snapshot) -> None:
-        assert isinstance(snapshot, LaneRows)
+        assert isinstance(snapshot, OrtLaneRows)
         tokens = snapshot.kv[0, 0, :, 0].astype(int).tolist()
         self.lanes[lane] = Memory([np.zeros(0)] * len(tokens), tokens)
 

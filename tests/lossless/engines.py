@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import edgespec
-from edgespec.backends.ort.build import build
+from edgespec.backends.build import build
 from edgespec.contract import Limits
 from edgespec.export.components import ExportOptions, export
 from edgespec.runtime.engine import Engine

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from safetensors.torch import load_file, save_file
 
-from edgespec.backends.ort.build import build
+from edgespec.backends.build import build
 from edgespec.contract import Limits
 from edgespec.export.components import ExportOptions, export
 from tests import toys

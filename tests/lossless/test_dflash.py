@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from edgespec.backends.base import LaneRows
-from edgespec.backends.ort.build import build
+from edgespec.backends.build import build
 from edgespec.contract import Limits
 from edgespec.errors import EdgeSpecError
 from edgespec.export.components import ExportOptions, export

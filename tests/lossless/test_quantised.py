@@ -21,8 +21,8 @@ from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 import edgespec
-from edgespec.backends.ort.build import build
-from edgespec.backends.weights import WeightFormat
+from edgespec.backends.build import build
+from edgespec.backends.ort.options import WeightFormat
 from edgespec.cli.main import cli
 from edgespec.contract import Limits
 from edgespec.errors import LimitError
@@ -71,7 +71,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, (weight_format, lanes) in ENGINES.items():
         for component in ("base", "draft"):
             limits = replace(LIMITS, max_batch_size=lanes)
-            build(work / component / "llm", work / name, limits, weight_format=weight_format)
+            build(work / component / "llm", work / name, limits, options=weight_format)
     for name in STORED:
         checkpoint = stored_twin(DEMO / "base", work / f"{name}-checkpoint", *STORED[name])
         base = export(str(checkpoint), work / f"{name}-base", ExportOptions(base_for="eagle3"))
@@ -88,7 +88,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
                 exported.directory,
                 work / name,
                 LIMITS,
-                weight_format=WeightFormat(share_embedding=False),
+                options=WeightFormat(share_embedding=False),
             )
     return {name: work / name for name in (*ENGINES, *STORED)}
 

@@ -12,10 +12,10 @@ import pytest
 
 from edgespec import bundle
 from edgespec.backends import engine_dir as engines
-from edgespec.backends.engine_dir import local_rope_of, rope_of
-from edgespec.backends.loader import open_runner
-from edgespec.backends.ort.build import build
+from edgespec.backends.build import build
+from edgespec.backends.engine_config import EngineConfig
 from edgespec.backends.ort.runner import OrtRunner
+from edgespec.backends.registry import open_runner
 from edgespec.contract import Limits, Role
 from edgespec.export.components import ExportOptions, export
 from edgespec.rope import RopeTable
@@ -32,7 +32,7 @@ class Component:
 
     onnx_dir: Path
     engine_dir: Path
-    config: dict[str, Any]
+    config: EngineConfig
     runner: OrtRunner
     golden_difference: float | None
 
@@ -40,20 +40,20 @@ class Component:
         """An empty sequence. The rows of earlier ones are still in the cache and must not be
         seen."""
         embedding = EmbeddingTable(self.engine_dir / bundle.EMBEDDING)
-        local = local_rope_of(self.config)
+        local = self.config.component.local_rope
         return OneLane(
             CachedDecoder(
                 self.runner,
                 embedding,
                 self.rope,
-                self.config["sliding_window"],
+                self.config.component.sliding_window,
                 local_rope=RopeTable.of(local, self.runner.capacity) if local else None,
             )
         )
 
     @property
     def rope(self) -> RopeTable:
-        return RopeTable.of(rope_of(self.config), self.runner.capacity)
+        return RopeTable.of(self.config.component.rope, self.runner.capacity)
 
 
 MakeComponent = Callable[..., Component]

@@ -17,11 +17,11 @@ import pytest
 from numpy.typing import NDArray
 
 from edgespec import bundle
-from edgespec.backends.base import Call, LaneRows, Result
-from edgespec.backends.engine_dir import rope_of
-from edgespec.backends.loader import open_runner
-from edgespec.backends.ort.build import build
+from edgespec.backends.base import Call, Result
+from edgespec.backends.build import build
+from edgespec.backends.ort.lane_rows import OrtLaneRows
 from edgespec.backends.ort.runner import OrtRunner
+from edgespec.backends.registry import open_runner
 from edgespec.contract import GraphShape, Limits, Role, past_names
 from edgespec.export.components import ExportOptions, export
 from edgespec.rope import RopeTable
@@ -84,7 +84,7 @@ def made_pair(work: Path, name: str) -> Iterator[Pair]:
         build(onnx_dir, work / f"engine{lanes}", limits)
         runner, config = open_runner(work / f"engine{lanes}", role)
         runners.append(runner)
-    yield Pair(onnx_dir, *runners, RopeTable.of(rope_of(config), CAPACITY))
+    yield Pair(onnx_dir, *runners, RopeTable.of(config.component.rope, CAPACITY))
     for runner in runners:
         runner.close()
 
@@ -359,7 +359,7 @@ def test_rows_that_were_read_go_on_where_they_are_written(pair: Pair) -> None:
         pair.shape.head_dim,
     )
     started(pair, (20, 3))  # over it
-    pair.many.write_rows(3, LaneRows(rows))
+    pair.many.write_rows(3, OrtLaneRows(rows))
     np.testing.assert_array_equal(pair.many.read_rows(3, 13).kv, rows)
     run_trees(pair, [sequence], [random_tree(np.random.default_rng(0), 6)], first_lane=3)
 
@@ -369,7 +369,7 @@ def test_rows_of_one_engine_go_on_in_the_other(llama: Pair) -> None:
     back."""
     (sequence,) = started(llama, (13,))
     theirs = llama.many.read_rows(0, 13).kv
-    llama.one.write_rows(0, LaneRows(theirs))
+    llama.one.write_rows(0, OrtLaneRows(theirs))
     np.testing.assert_array_equal(llama.one.read_rows(0, 13).kv, theirs)
     call = sequence.tree(random_tree(np.random.default_rng(0), 6)[0])
     wanted = llama.one.run(call).logits.copy()

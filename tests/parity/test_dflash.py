@@ -20,8 +20,8 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from edgespec import bundle
-from edgespec.backends.ort.build import build
-from edgespec.backends.weights import WeightFormat
+from edgespec.backends.build import build
+from edgespec.backends.ort.options import WeightFormat
 from edgespec.contract import Limits
 from edgespec.errors import BuildError
 from edgespec.export.components import ExportOptions, export
@@ -393,9 +393,7 @@ def test_fc_is_a_float32_product_whatever_a_build_rounds(
     base = toys.make_base(tmp_path / "base", "qwen3", layers=LAYERS, dtype=dtype)
     draft = toys.make_dflash(tmp_path / "draft", base, dtype=dtype)
     export(str(draft), tmp_path, ExportOptions(base_model_dir=str(base)))
-    built = build(
-        tmp_path / "dflash_draft", tmp_path / "engine", LIMITS, weight_format=weight_format
-    )
+    built = build(tmp_path / "dflash_draft", tmp_path / "engine", LIMITS, options=weight_format)
     assert built.golden_cosine is not None
     graph = onnx.load(tmp_path / "engine" / "spec_draft.onnx", load_external_data=False).graph
     floats = [node for node in graph.node if node.op_type == "MatMul"]

@@ -19,7 +19,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from edgespec.backends.ort.build import build
+from edgespec.backends.build import build
 from edgespec.contract import Limits
 from edgespec.errors import PairingError
 from edgespec.export.components import ExportOptions, export

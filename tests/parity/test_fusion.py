@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from edgespec import bundle
-from edgespec.backends import engine_dir as engines
+from edgespec.backends.build import build
 from edgespec.backends.golden import golden_calls
-from edgespec.backends.loader import open_runner
 from edgespec.backends.ort import lowering, weights
-from edgespec.backends.ort.build import build
-from edgespec.backends.weights import FP32, WeightFormat
+from edgespec.backends.ort.options import FP32, WeightFormat
+from edgespec.backends.registry import open_runner
 from edgespec.contract import Limits, Role
 from edgespec.export.components import ExportOptions, export
 from tests import toys
@@ -48,7 +47,7 @@ def answers(onnx_dir: Path, engine_dir: Path) -> list[NDArray[np.float32]]:
     """Logits and taps of the golden calls: a prompt and a tree."""
     runner, config = open_runner(engine_dir, Role.BASE)
     found = []
-    for call in golden_calls(load_file(onnx_dir / bundle.GOLDEN), engines.ropes_of(config)):
+    for call in golden_calls(load_file(onnx_dir / bundle.GOLDEN), config.component.ropes):
         result = runner.run(call)
         assert result.hidden_states is not None
         found += [result.logits.copy(), result.hidden_states.copy()]
@@ -65,9 +64,9 @@ def test_joined_products_are_the_products(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
     wanted = WeightFormat("int4", block)
-    build(base, tmp_path / "joined", LIMITS, weight_format=wanted)
-    monkeypatch.setattr(weights.Product, "neighbourhood", property(id))
-    build(base, tmp_path / "apart", LIMITS, weight_format=wanted)
+    build(base, tmp_path / "joined", LIMITS, options=wanted)
+    monkeypatch.setattr(weights.Product, "group", property(id))
+    build(base, tmp_path / "apart", LIMITS, options=wanted)
     assert operators(tmp_path / "joined")["MatMulNBits"] == 4 * LAYERS + 1
     assert operators(tmp_path / "apart")["MatMulNBits"] == 7 * LAYERS + 1
     for joined, apart in zip(
@@ -80,9 +79,9 @@ def test_joined_products_are_the_products(
 def test_joined_residuals_are_the_sums_and_norms(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weight_format: WeightFormat
 ) -> None:
-    build(base, tmp_path / "joined", LIMITS, weight_format=weight_format)
-    monkeypatch.setattr(lowering, "join_residuals", lambda graph: None)
-    build(base, tmp_path / "apart", LIMITS, weight_format=weight_format)
+    build(base, tmp_path / "joined", LIMITS, options=weight_format)
+    monkeypatch.setattr(lowering, "fuse_residuals", lambda graph: None)
+    build(base, tmp_path / "apart", LIMITS, options=weight_format)
     # The last sum feeds the rows that are gathered before their norm: it stays.
     assert operators(tmp_path / "joined")["SkipSimplifiedLayerNormalization"] == 2 * LAYERS - 1
     assert operators(tmp_path / "joined")["Add"] == operators(tmp_path / "apart")["Add"] - (

@@ -15,9 +15,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from edgespec.backends.loader import open_runner
-from edgespec.backends.ort.build import build
+from edgespec.backends.build import build
 from edgespec.backends.ort.recurrent import uncommitted_bytes
+from edgespec.backends.registry import open_runner
 from edgespec.contract import RECURRENT_CHUNK, Limits, Role
 from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.embedding import EmbeddingTable
@@ -286,17 +286,18 @@ def test_only_the_whole_of_a_state_can_be_kept(pair: Pair, lanes: CachedDecoder)
     with pytest.raises(AssertionError):
         lanes.snapshot(0, 8)
     with pytest.raises(AssertionError):
-        lanes.snapshot(0, 9).head(8)
+        lanes.snapshot(0, 9).prefix(8)
 
 
 @some_rows
 def test_what_is_remembered_of_each_lane_is_of_the_size_that_build_tells(pair: Pair) -> None:
     recurrent = pair.component.runner.recurrent
     assert recurrent is not None
-    assert recurrent.shape.state_bytes == recurrent.state.nbytes + recurrent.conv.nbytes
+    state_bytes = pair.component.runner.contract.state_bytes
+    assert state_bytes == recurrent.state.nbytes + recurrent.conv.nbytes
     decoder, tree = pair.component.decoder(), random_tree(0)
     verified(decoder, some_ids(len(tree)), tree)
     decoder.commit(path_to(tree, len(tree) - 1))
-    waiting = sum(rows.nbytes for rows in recurrent.waiting)
-    waiting += sum(buffer.nbytes for buffer in recurrent.buffers.values())
-    assert waiting <= uncommitted_bytes(recurrent.shape, 1, LONGEST_CALL)
+    pending = sum(rows.nbytes for rows in recurrent.pending)
+    pending += sum(buffer.nbytes for buffer in recurrent.buffers.values())
+    assert pending <= uncommitted_bytes(recurrent.shape, 1, LONGEST_CALL)

@@ -22,14 +22,12 @@ from numpy.typing import NDArray
 
 from edgespec import bundle
 from edgespec.backends.base import Call, Result
-from edgespec.backends.engine_dir import shape_of
-from edgespec.backends.ort.lowering import lower
+from edgespec.backends.ort.lowering import lower, lowered_contract
 from edgespec.backends.ort.runner import OrtRunner
 from edgespec.contract import (
     GraphShape,
     Role,
     canonical_contract,
-    lowered_contract,
     past_names,
     present_names,
 )
@@ -86,18 +84,15 @@ class Canonical:
         return out
 
     def feeds(self, calls: list[Call]) -> dict[str, Array]:
-        masks = [
-            np.pad(
-                c.attention_mask,
-                ((0, 0), (0, 0), (0, 0), (0, CAPACITY - c.attention_mask.shape[3])),
+        names = ["inputs_embeds", "rope_cos", "rope_sin", "write_indices", "gather_idx"]
+        names += ["local_rope_cos", "local_rope_sin"] if self.shape.local_rotary_dim else []
+        feeds = {name: np.concatenate([getattr(c, name) for c in calls]) for name in names}
+        for name in ("attention_mask", *["sliding_attention_mask"] * self.shape.sliding):
+            masks = [getattr(c, name) for c in calls]
+            spare = [(0, 0), (0, 0), (0, 0)]
+            feeds[name] = np.concatenate(
+                [np.pad(m, (*spare, (0, CAPACITY - m.shape[3]))) for m in masks]
             )
-            for c in calls
-        ]
-        feeds = {
-            name: np.concatenate([getattr(c, name) for c in calls])
-            for name in ("inputs_embeds", "rope_cos", "rope_sin", "write_indices", "gather_idx")
-        }
-        feeds["attention_mask"] = np.concatenate(masks)
         if self.shape.role is Role.DRAFT:
             from_base = calls[0].base_hidden is not None
             feeds["use_base_hidden"] = np.array(from_base)
@@ -119,10 +114,17 @@ class Calls:
     shape: GraphShape
     rope: RopeTable
     rng: np.random.Generator
+    local_rope: RopeTable | None = None
 
     @classmethod
     def of(cls, component: Component, seed: int = 0) -> Calls:
-        return cls(component.runner.contract.shape, component.rope, np.random.default_rng(seed))
+        local = component.config.component.local_rope
+        return cls(
+            component.runner.contract.shape,
+            component.rope,
+            np.random.default_rng(seed),
+            RopeTable.of(local, component.runner.capacity) if local else None,
+        )
 
     def rows(self, count: int, width: int) -> Array:
         return self.rng.standard_normal((1, count, width), np.float32)
@@ -132,6 +134,13 @@ class Calls:
         cos, sin = self.rope.rows(positions[None])
         embeds, start = self.rows(count, self.shape.hidden_size), np.array([mask.shape[1] - count])
         call = Call(embeds, cos, sin, mask[None, None], start, np.arange(count)[None])
+        if self.shape.sliding:
+            places = np.concatenate([np.arange(start[0]), positions])
+            near = mask & (positions[:, None] - places < WINDOW)
+            call = replace(call, sliding_attention_mask=near[None, None])
+        if self.local_rope is not None:
+            cos, sin = self.local_rope.rows(positions[None])
+            call = replace(call, local_rope_cos=cos, local_rope_sin=sin)
         if self.shape.role is not Role.DRAFT:
             return call
         if own_state:
@@ -173,6 +182,7 @@ def present_rows(out: dict[str, Array], shape: GraphShape, end: int) -> Array:
 # Components
 
 
+WINDOW = 4  # of the layers that have one, where others have none
 BASES: dict[str, dict[str, Any]] = {
     "llama-bfloat16": {
         "family": "llama",
@@ -181,6 +191,7 @@ BASES: dict[str, dict[str, Any]] = {
         "mlp_bias": True,
     },
     "qwen3": {"family": "qwen3", "head_dim": 32, "tied": True},
+    "gemma3": {"sliding_window": WINDOW},
 }
 DRAFTS: dict[str, dict[str, Any]] = {
     "eagle": {"layout": "eagle"},
@@ -202,7 +213,8 @@ def base(
     tmp_path_factory: pytest.TempPathFactory,
     make_component: MakeComponent,
 ) -> Component:
-    path = toys.make_base(tmp_path_factory.mktemp("base"), layers=7, **BASES[request.param])
+    make = toys.make_gemma3 if request.param == "gemma3" else toys.make_base
+    path = make(tmp_path_factory.mktemp("base"), layers=7, **BASES[request.param])
     return make_component(path, Role.BASE)
 
 
@@ -306,7 +318,7 @@ def test_an_engine_opens_with_a_cache_of_zeroes(
     llama: Component, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(np, "empty", lambda shape, dtype=float: np.full(shape, np.nan, dtype))
-    contract = lowered_contract(canonical_contract(shape_of(llama.config)))
+    contract = lowered_contract(canonical_contract(llama.config.component.graph))
     runner = OrtRunner(llama.engine_dir / "spec_base.onnx", contract, CAPACITY)
     assert runner.slab.shape == (2 * 7, 1, 2, CAPACITY, 16)
     assert not runner.slab.any()  # a NaN would be true
@@ -584,7 +596,9 @@ def test_lowering_takes_the_graph_that_was_not_tampered_with(
     names = {value.name for value in lower(model, "data", batched).model.graph.inputs}
     assert names == {
         spec.name
-        for spec in lowered_contract(canonical_contract(shape_of(llama.config)), batched).inputs
+        for spec in lowered_contract(
+            canonical_contract(llama.config.component.graph), batched
+        ).inputs
     }
 
 

@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 
 from edgespec import bundle
-from edgespec.backends.engine_dir import rope_of, shape_of
-from edgespec.backends.ort.build import build
+from edgespec.backends.build import build
+from edgespec.component import ComponentConfig
 from edgespec.contract import Limits, memory_inputs
 from edgespec.export.components import ExportOptions, export
 from edgespec.rope import RopeTable
@@ -60,8 +60,8 @@ class Exported:
     memory: dict[str, Floats] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.config = bundle.read_json(self.path / bundle.CONFIG)
-        self.shape, self.rope = shape_of(self.config), RopeTable.of(rope_of(self.config), CAPACITY)
+        self.config = ComponentConfig.read(self.path / bundle.CONFIG)
+        self.shape, self.rope = self.config.graph, RopeTable.of(self.config.rope, CAPACITY)
         self.session = ort.InferenceSession(
             str(self.path / bundle.MODEL), providers=["CPUExecutionProvider"]
         )

@@ -24,10 +24,10 @@ from onnx.reference import ReferenceEvaluator
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from edgespec.backends.engine_dir import rope_of, ropes_of
+from edgespec.backends.build import build
 from edgespec.backends.golden import golden_calls
-from edgespec.backends.loader import open_runner
-from edgespec.backends.ort.build import build
+from edgespec.backends.registry import open_runner
+from edgespec.component import ComponentConfig
 from edgespec.contract import Limits
 from edgespec.errors import CheckpointError, OutputError, UnsupportedModel
 from edgespec.export.components import Exported, ExportOptions, export
@@ -302,12 +302,10 @@ def graph_logits(case: Case, label: str) -> Array:
 
 
 def golden_feeds(case: Case, session: ort.InferenceSession, label: str) -> dict[str, Array]:
-    golden, config = (
-        case.golden(),
-        json.loads((case.exported.directory / "config.json").read_text()),
-    )
+    golden = case.golden()
+    config = ComponentConfig.read(case.exported.directory / "config.json")
     positions, mask = golden[f"{label}_positions"], golden[f"{label}_attention_mask"]
-    cos, sin = RopeTable.of(rope_of(config), mask.shape[-1]).rows(positions[None])
+    cos, sin = RopeTable.of(config.rope, mask.shape[-1]).rows(positions[None])
     feeds: dict[str, Array] = {
         "inputs_embeds": golden[f"{label}_inputs_embeds"],
         "rope_cos": cos,
@@ -496,11 +494,9 @@ def engine_logits(case: Case, work: Path) -> Array:
     built = build(
         case.exported.directory, work / "engine", Limits(max_input_len=32, max_kv_cache_capacity=32)
     )
-    assert (
-        "emulated" not in built.weights or built.weights["emulated"] == "emulated: correctness only"
-    )
+    assert built.weights.emulated in (None, "emulated: correctness only")
     runner, config = open_runner(work / "engine", built.role)
-    prompt, _ = golden_calls(case.golden(), ropes_of(config))
+    prompt, _ = golden_calls(case.golden(), config.component.ropes)
     logits: Array = runner.run(prompt).logits[0].copy()
     runner.close()
     return logits

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from edgespec import bundle
-from edgespec.backends.loader import open_runner
+from edgespec.backends.build import build
 from edgespec.backends.ort import matmul_nbits
-from edgespec.backends.ort.build import build
-from edgespec.backends.weights import FP32, WeightFormat
+from edgespec.backends.ort.options import FP32, WeightFormat
+from edgespec.backends.registry import open_runner
 from edgespec.contract import Limits, Role
 from edgespec.export.components import ExportOptions, export
 from edgespec.quantized import dequantize_stored, quantize_rtn
@@ -48,7 +48,7 @@ def test_rows_of_a_tied_head_are_the_rounded_embedding(
     tmp_path: Path, weight_format: WeightFormat
 ) -> None:
     onnx = exported(tmp_path, tied=True)
-    built = build(onnx, tmp_path / "engine", LIMITS, weight_format=weight_format)
+    built = build(onnx, tmp_path / "engine", LIMITS, options=weight_format)
     assert not (tmp_path / "engine" / bundle.EMBEDDING).exists()
     assert any("embedding" in note for note in built.notes)
     runner, _ = open_runner(tmp_path / "engine", Role.BASE)
@@ -75,7 +75,7 @@ def test_other_engines_keep_a_table_of_their_own(
     tmp_path: Path, weight_format: WeightFormat, *, tied: bool
 ) -> None:
     onnx = exported(tmp_path, tied=tied)
-    build(onnx, tmp_path / "engine", LIMITS, weight_format=weight_format)
+    build(onnx, tmp_path / "engine", LIMITS, options=weight_format)
     runner, _ = open_runner(tmp_path / "engine", Role.BASE)
     assert runner.table is None
     assert (tmp_path / "engine" / bundle.EMBEDDING).read_bytes() == (

@@ -20,13 +20,14 @@ from numpy.typing import NDArray
 
 from edgespec import bundle
 from edgespec.backends import engine_dir as engines
+from edgespec.backends.build import Built, build
 from edgespec.backends.golden import golden_calls
-from edgespec.backends.loader import open_runner
 from edgespec.backends.ort import emulate, int8_gemm, matmul_nbits
-from edgespec.backends.ort.build import Built, build
+from edgespec.backends.ort.lowering import lowered_contract
+from edgespec.backends.ort.options import WeightFormat
 from edgespec.backends.ort.runner import OrtRunner
-from edgespec.backends.weights import WeightFormat
-from edgespec.contract import Limits, Role, canonical_contract, lowered_contract
+from edgespec.backends.registry import open_runner
+from edgespec.contract import Limits, Role, canonical_contract
 from edgespec.errors import BuildError, EdgeSpecError
 from edgespec.export.components import ExportOptions, export
 from tests import toys
@@ -101,8 +102,8 @@ def in_float32(engine_dir: Path, out: Path) -> OrtRunner:
     out.mkdir()
     shutil.copy(engine_dir / "spec_base.onnx.data", out)
     ir.save(model, out / "spec_base.onnx")
-    config = bundle.read_json(engine_dir / "base_config.json")
-    contract = lowered_contract(canonical_contract(engines.shape_of(config)))
+    config = engines.read_config(engine_dir, Role.BASE)
+    contract = lowered_contract(canonical_contract(config.component.graph))
     return OrtRunner(out / "spec_base.onnx", contract, 32)
 
 
@@ -110,14 +111,14 @@ def in_float32(engine_dir: Path, out: Path) -> OrtRunner:
 def test_a_rounded_engine_computes_what_its_bytes_are_worth(
     onnx_dir: Path, tmp_path: Path, name: str
 ) -> None:
-    built = build(onnx_dir, tmp_path / "engine", LIMITS, weight_format=FORMATS[name])
+    built = build(onnx_dir, tmp_path / "engine", LIMITS, options=FORMATS[name])
     assert built.golden_cosine is not None
     runner, config = open_runner(tmp_path / "engine", Role.BASE)
     plain = in_float32(tmp_path / "engine", tmp_path / "plain")
     from safetensors.numpy import load_file
 
     golden = load_file(onnx_dir / bundle.GOLDEN)
-    for call in golden_calls(golden, engines.ropes_of(config)):
+    for call in golden_calls(golden, config.component.ropes):
         wanted = plain.run(call).logits.copy()
         found = runner.run(call).logits
         assert np.abs(found - wanted).max() <= ACTIVATIONS_IN_8_BITS * np.abs(wanted).max()
@@ -132,7 +133,7 @@ def test_the_bytes_are_the_weights_rounded_to_nearest(
     """Every product of the engine, the head too, against the exported weight; no step is further
     off than half."""
     fmt = FORMATS[name]
-    build(onnx_dir, tmp_path, LIMITS, weight_format=fmt)
+    build(onnx_dir, tmp_path, LIMITS, options=fmt)
     model, canonical = ir.load(tmp_path / "spec_base.onnx"), ir.load(onnx_dir / bundle.MODEL)
     names = {node.name: node for node in canonical.graph if node.op_type == "MatMul"}
     rounded = {node: parts(str(node.name)) for node in model.graph if node.op_type == "MatMulNBits"}
@@ -162,7 +163,7 @@ def exported_weight(node: ir.Node) -> NDArray[np.float32]:
 
 
 def test_norms_and_biases_stay_float32(onnx_dir: Path, tmp_path: Path) -> None:
-    build(onnx_dir, tmp_path, LIMITS, weight_format=FORMATS["int4-128"])
+    build(onnx_dir, tmp_path, LIMITS, options=FORMATS["int4-128"])
     model = ir.load(tmp_path / "spec_base.onnx")
     kinds = Counter(
         v.const_value.dtype for v in model.graph.initializers.values() if stands_outside(v)
@@ -176,8 +177,8 @@ def test_products_of_integers_multiply_the_weights_rounded_by_channel(
     onnx_dir: Path, tmp_path: Path
 ) -> None:
     """Every product, the head too: no code is further off than half a step of its channel."""
-    built = build(onnx_dir, tmp_path, LIMITS, weight_format=WeightFormat("int8", 0))
-    assert {k: v for k, v in built.weights.items() if k != "rounding"} == {
+    built = build(onnx_dir, tmp_path, LIMITS, options=WeightFormat("int8", 0))
+    assert {k: v for k, v in built.weights.to_dict().items() if k != "rounding"} == {
         "scheme": "int8",
         "method": "rtn",
         "compute": "int8",
@@ -222,11 +223,11 @@ def stands_outside(value: ir.Value) -> bool:
 
 
 def test_an_engine_says_what_its_weights_are(onnx_dir: Path, tmp_path: Path) -> None:
-    built = build(onnx_dir, tmp_path, LIMITS, weight_format=FORMATS["int4-32"])
+    built = build(onnx_dir, tmp_path, LIMITS, options=FORMATS["int4-32"])
     for found in (
-        built.weights,
+        built.weights.to_dict(),
         bundle.read_json(tmp_path / "base_config.json")["weights"],
-        engines.read_engines(tmp_path)["base"]["weights"],
+        bundle.read_manifest(tmp_path)["engines"]["base"]["weights"],
     ):
         assert {name: found[name] for name in ("scheme", "block", "method")} == {
             "scheme": "int4",
@@ -244,7 +245,7 @@ def test_an_engine_says_what_its_weights_are(onnx_dir: Path, tmp_path: Path) -> 
 def test_int4_takes_a_seventh_of_float32(onnx_dir: Path, tmp_path: Path) -> None:
     sizes = []
     for name, fmt in (("a", WeightFormat()), ("b", FORMATS["int4-32"])):
-        build(onnx_dir, tmp_path / name, LIMITS, weight_format=fmt)
+        build(onnx_dir, tmp_path / name, LIMITS, options=fmt)
         sizes.append(sum(w.nbytes for w in codes_and_floats(tmp_path / name)))
     assert sizes[1] < sizes[0] / 5  # 5 bits a weight, and blocks that are filled up
 
@@ -263,7 +264,7 @@ def test_rows_do_not_depend_on_their_neighbours(name: str) -> None:
     assert fmt.bits is not None
     kernel = matmul_nbits.Kernel(fmt.bits, fmt.block, 160, 24)
     weight = quantize_rtn(rng.standard_normal((24, 160), np.float32), fmt.bits, fmt.block)
-    session = matmul_nbits.one_kernel(kernel, *matmul_nbits.pack(kernel, weight))
+    session = matmul_nbits.probe_session(kernel, *matmul_nbits.pack(kernel, weight))
     x = rng.standard_normal((2, 160), np.float32)
     louder = x * np.array([[1], [100]], np.float32)
     one, other = (session.run(None, {"x": rows})[0] for rows in (x, louder))
@@ -289,12 +290,12 @@ def zero_point_off(kernel: matmul_nbits.Kernel, codes: Any, scales: Any) -> tupl
 def test_a_kernel_that_reads_another_layout_stops_the_build(
     onnx_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Any
 ) -> None:
-    make = matmul_nbits.one_kernel
+    make = matmul_nbits.probe_session
     monkeypatch.setattr(
-        matmul_nbits, "one_kernel", lambda kernel, *arrays: make(kernel, *fault(kernel, *arrays))
+        matmul_nbits, "probe_session", lambda kernel, *arrays: make(kernel, *fault(kernel, *arrays))
     )
     with pytest.raises(BuildError, match=r"MatMulNBits computes .* with an error of"):
-        build(onnx_dir, tmp_path / "engine", LIMITS, weight_format=FORMATS["int4-32"])
+        build(onnx_dir, tmp_path / "engine", LIMITS, options=FORMATS["int4-32"])
     assert not (tmp_path / "engine").exists()
 
 
@@ -302,9 +303,9 @@ def test_weights_that_are_rounded_beyond_recognition_are_not_kept(
     onnx_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The codes are as they should be, and the golden outputs are not approached."""
-    from edgespec.backends.ort import weights
+    from edgespec.backends.ort import weight_data
 
-    honest = weights.quantize_rtn
+    honest = weight_data.quantize_rtn
 
     def coarse(*args: Any) -> Any:
         found = honest(*args)
@@ -312,9 +313,9 @@ def test_weights_that_are_rounded_beyond_recognition_are_not_kept(
             found, codes=(found.codes.astype(np.int8) // 4 * 4).astype(found.codes.dtype)
         )
 
-    monkeypatch.setattr(weights, "quantize_rtn", coarse)
+    monkeypatch.setattr(weight_data, "quantize_rtn", coarse)
     with pytest.raises(BuildError, match="have a cosine of"):
-        build(onnx_dir, tmp_path / "engine", LIMITS, weight_format=FORMATS["int4-32"])
+        build(onnx_dir, tmp_path / "engine", LIMITS, options=FORMATS["int4-32"])
 
 
 # Quantised before the export
@@ -361,11 +362,12 @@ def test_a_quantised_export_runs_as_its_golden_outputs_say(
     wanted, difference = EXPORTED[name]
     directory = exported(name, modelopt_exports, tokenizer, tmp_path)
     built: Built = build(directory, tmp_path / "engine", replace(LIMITS, max_batch_size=lanes))
-    said = {key: value for key, value in built.weights.items() if key not in ("rounding", "method")}
+    said = built.weights.to_dict()
+    said = {key: value for key, value in said.items() if key not in ("rounding", "method")}
     assert said == wanted
     assert built.golden_difference is not None
     assert built.golden_difference <= difference
-    assert ("rounding" in built.weights) == (name not in UNROUNDED)
+    assert (built.weights.rounding is not None) == (name not in UNROUNDED)
     assert any(EMULATED in note for note in built.notes) == ("emulated" in wanted)
     assert any("bitwise with --exact" in note for note in built.notes) == ("exact" in wanted)
     assert not any("computed in float32" in note for note in built.notes)
@@ -405,8 +407,8 @@ def test_a_cpu_that_adds_in_16_bits_gets_float32(
     built = build(
         exported("int8_sq", modelopt_exports, tokenizer, tmp_path), tmp_path / "engine", LIMITS
     )
-    assert built.weights["compute"] == "float32"
-    assert "exact" not in built.weights
+    assert built.weights.compute == "float32"
+    assert not built.weights.exact
     assert any("computed in float32" in note for note in built.notes)
 
 
@@ -415,7 +417,7 @@ def test_a_cpu_that_adds_in_16_bits_gets_no_products_of_integers(
 ) -> None:
     monkeypatch.setattr(int8_gemm, "is_exact_here", lambda: False)
     with pytest.raises(BuildError, match="in 16 bits"):
-        build(onnx_dir, tmp_path / "engine", LIMITS, weight_format=WeightFormat("int8", 0))
+        build(onnx_dir, tmp_path / "engine", LIMITS, options=WeightFormat("int8", 0))
     assert not (tmp_path / "engine").exists()
 
 
@@ -462,6 +464,6 @@ def test_rounding_what_is_quantised_already_is_refused(
     modelopt_exports: Path, tokenizer: Path, tmp_path: Path
 ) -> None:
     directory = exported("int4_awq", modelopt_exports, tokenizer, tmp_path)
-    with pytest.raises(EdgeSpecError, match="quantised already"):
-        build(directory, tmp_path / "engine", LIMITS, weight_format=FORMATS["int4-32"])
+    with pytest.raises(EdgeSpecError, match="quantized already"):
+        build(directory, tmp_path / "engine", LIMITS, options=FORMATS["int4-32"])
     assert not (tmp_path / "engine").exists()

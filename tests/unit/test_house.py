@@ -198,7 +198,7 @@ def test_every_room_has_a_row_in_the_table() -> None:
         ),
         ("export/onnx.py", "from edgespec.runtime import rope", "export leans on runtime"),
         (
-            "backends/ort/build.py",
+            "backends/ort/staging.py",
             "if True:\n    from edgespec.cli.main import cli",
             "backends leans on cli",
         ),

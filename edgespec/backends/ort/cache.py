@@ -2,7 +2,7 @@
 together.
 
 Attention reads a cache as wide as it is given, so a cache of full width would cost by the capacity
-and a copy of its head by the copying. Here the stride, the slots between one head and the next,
+and a copy of its prefix by the copying. Here the stride, the slots between one head and the next,
 follows what is written instead: it grows by an eighth and the rows move. Knows lanes and rows;
 knows no engine library.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.backends.engine_config import EngineLimits
 from edgespec.contract import GraphShape
 
 STRIDE_STEP = 32
@@ -47,7 +48,7 @@ class KvCache:
         """Make room for a call: `rows` rows from `starts` on, one start a lane, of `width` slots
         that are read.
 
-        What stood behind the starts is given up.
+        What stood behind the starts is dropped.
         """
         for lane, start in enumerate(starts, first_lane):
             self.extents[lane] = min(self.extents[lane], start)
@@ -88,25 +89,27 @@ class KvCache:
             rows[:, :, targets[moving]] = rows[:, :, slots[moving]]
 
     def read_rows(self, lane: int, count: int) -> Floats:
+        """A copy of a lane's first rows, [2*layers, Hkv, count, D]."""
         assert count <= self.extents[lane]
         return self.slab[:, lane, :, :count].copy()
 
     def write_rows(self, lane: int, rows: Floats) -> None:
-        """Put rows [2*layers, Hkv, count, D] at the head of a lane and give up what stood behind
-        them."""
+        """Begin a lane with rows [2*layers, Hkv, count, D] and drop what stood behind them."""
         count = rows.shape[2]
         self.reserve(lane, [0], count, count)
         self.slab[:, lane, :, :count] = rows
 
-    def clear(self, lane: int) -> None:
+    def free(self, lane: int) -> None:
+        """Drop a lane's rows."""
         self.extents[lane] = 0
 
-    def wipe(self, lane: int) -> None:
-        """Make a lane's rows zeroes again: what is no number harms even where nobody sees it."""
+    def zero(self, lane: int) -> None:
+        """Make a lane's rows zeros again: NaN or Inf harms even where no row attends to it."""
         self.slab[:, lane] = 0.0
         self.extents[lane] = 0
 
     def copy_lane(self, source: int, target: int, count: int) -> None:
+        """Copy the first `count` rows of one lane to the first of another."""
         assert source != target
         assert count <= self.extents[source]
         self.reserve(target, [0], count, count)
@@ -119,5 +122,12 @@ def close_stride(rows: int, slots: int) -> int:
     return min(slots, (rows + rows // 8) // STRIDE_STEP * STRIDE_STEP + STRIDE_STEP)
 
 
-def cache_bytes(shape: GraphShape, lanes: int, slots: int) -> int:
-    return 8 * len(shape.attention_layers) * lanes * shape.num_kv_heads * slots * shape.head_dim
+def padding_of(limits: EngineLimits, *, block: bool = False) -> int:
+    """Slots behind the capacity of a batched engine: a lane may have space for one row when its
+    neighbors run a whole tree; with drafts of blocks a tree's context and a block. One for a
+    single sequence: its last row may be filled up to two.
+    """
+    if limits.max_batch_size == 1:
+        return 1
+    rows = max(limits.max_verify_tree_size or 0, limits.max_draft_tree_size or 0)
+    return (2 * rows if block else rows) + 1

@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgespec.backends.ort.nodes import Constants, Nodes, answer, graph_around
+from edgespec.backends.ort.nodes import Constants, Nodes, probe_graph, run_probe
 from edgespec.contract import ACTIVATIONS, INPUT_SCALE
 from edgespec.errors import BuildError, ContractError
 from edgespec.schemes import Scheme
@@ -24,9 +24,9 @@ from edgespec.schemes import Scheme
 Floats = NDArray[np.float32]
 
 E2M1_MAX, E4M3_MAX, INT8_MAX = np.float32(6), np.float32(448), np.float32(127)
-LEAST_E4M3 = np.float32(2**-9)
-LEAST_EXPONENT = -127  # of a power-of-two scale
-LEAST = np.finfo(np.float32).tiny  # of a row's scale: a row of zeros has one too
+MIN_E4M3 = np.float32(2**-9)
+MIN_EXPONENT = -127  # of a power-of-two scale
+MIN_SCALE = np.finfo(np.float32).tiny  # of a row's scale: a row of zeros has one too
 FP8, FP32 = int(ir.DataType.FLOAT8E4M3FN), int(ir.DataType.FLOAT)
 
 
@@ -44,7 +44,7 @@ class Rounding:
 
 
 def rounding_of(node: ir.Node, scheme: Scheme) -> Rounding | None:
-    """What the export left to do in front of a quantised MatMul. ContractError for what it must say
+    """What the export left to do in front of a quantized MatMul. ContractError for what it must say
     and does not."""
     if ACTIVATIONS not in node.metadata_props:
         return None
@@ -81,7 +81,7 @@ class Emulation:
         node.replace_input_with(0, self.made[key])
 
 
-# ---- formats: the nodes, and what they are worth
+# ---- formats: the nodes, and the same in numpy
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def nvfp4_nodes(make: Nodes, x: ir.Value, rounding: Rounding) -> ir.Value:
     E2M1."""
     blocks, reach = blocks_of(make, x, rounding.scheme.block)
     scale = make("Div", reach, float(E2M1_MAX * rounding.whole), label="scale/exact")
-    scale = make("Clip", scale, float(LEAST_E4M3), float(E4M3_MAX), label="scale/clip")
+    scale = make("Clip", scale, float(MIN_E4M3), float(E4M3_MAX), label="scale/clip")
     step = make("Mul", through_fp8(make, scale, "scale"), float(rounding.whole), label="step")
     units = make(
         "Clip",
@@ -111,28 +111,29 @@ def nvfp4_nodes(make: Nodes, x: ir.Value, rounding: Rounding) -> ir.Value:
     )
     whole = make("Round", make("Div", units, spacing, label="spaced"), label="round")
     return joined(
-        make, make("Mul", make("Mul", whole, spacing, label="codes"), step, label="worth")
+        make, make("Mul", make("Mul", whole, spacing, label="values"), step, label="dequantized")
     )
 
 
-def nvfp4_worth(x: Floats, rounding: Rounding) -> Floats:
+def nvfp4_dequantized(x: Floats, rounding: Rounding) -> Floats:
     blocks = x.reshape(len(x), -1, rounding.scheme.block)
     reach = np.abs(blocks).max(-1, keepdims=True)
     with np.errstate(over="ignore"):  # what is infinite is clipped
-        scale = np.clip(reach / (E2M1_MAX * rounding.whole), LEAST_E4M3, E4M3_MAX)
+        scale = np.clip(reach / (E2M1_MAX * rounding.whole), MIN_E4M3, E4M3_MAX)
         step = cast(scale, ml_dtypes.float8_e4m3fn) * rounding.whole
-        codes = cast(np.clip(blocks / step, -E2M1_MAX, E2M1_MAX), ml_dtypes.float4_e2m1fn)
-    return (codes * step).reshape(x.shape)
+        values = cast(np.clip(blocks / step, -E2M1_MAX, E2M1_MAX), ml_dtypes.float4_e2m1fn)
+    return (values * step).reshape(x.shape)
 
 
 def mxfp8_nodes(make: Nodes, x: ir.Value, rounding: Rounding) -> ir.Value:
-    """Blocks whose scale is the least power of two that brings them into E4M3; values in E4M3."""
+    """Blocks whose scale is the smallest power of two that brings them into E4M3; values in
+    E4M3."""
     blocks, reach = blocks_of(make, x, rounding.scheme.block)
     ratio = make(
         "Max",
         make("Div", reach, float(E4M3_MAX), label="ratio"),
-        2.0**LEAST_EXPONENT,
-        label="least",
+        2.0**MIN_EXPONENT,
+        label="min",
     )
     guess = make(
         "Mul", make("Log", ratio, label="log"), float(1 / np.log(np.float32(2))), label="log2"
@@ -150,25 +151,25 @@ def mxfp8_nodes(make: Nodes, x: ir.Value, rounding: Rounding) -> ir.Value:
             to=FP32,
         )
         exponent = make("Add", exponent, short, label=f"exponent/{turn}")
-    exponent = make("Max", exponent, float(LEAST_EXPONENT), label="exponent/least")
+    exponent = make("Max", exponent, float(MIN_EXPONENT), label="exponent/min")
     inverse = make(
         "Pow", make.constant.number(2.0), make("Neg", exponent, label="neg"), label="inverse"
     )
     scaled = make("Mul", blocks, inverse, label="scaled")
-    codes = through_fp8(
-        make, make("Clip", scaled, -float(E4M3_MAX), float(E4M3_MAX), label="clip"), "codes"
+    values = through_fp8(
+        make, make("Clip", scaled, -float(E4M3_MAX), float(E4M3_MAX), label="clip"), "values"
     )
     scale = make("Pow", make.constant.number(2.0), exponent, label="scale")
-    return joined(make, make("Mul", codes, scale, label="worth"))
+    return joined(make, make("Mul", values, scale, label="dequantized"))
 
 
-def mxfp8_worth(x: Floats, rounding: Rounding) -> Floats:
+def mxfp8_dequantized(x: Floats, rounding: Rounding) -> Floats:
     blocks = x.reshape(len(x), -1, rounding.scheme.block)
     fraction, exponent = np.frexp(
         np.abs(blocks).max(-1, keepdims=True) / E4M3_MAX
     )  # fraction in [0.5, 1), or 0
     exponent = np.where(fraction == 0.5, exponent - 1, exponent)
-    exponent = np.where(fraction == 0, LEAST_EXPONENT, np.maximum(exponent, LEAST_EXPONENT))
+    exponent = np.where(fraction == 0, MIN_EXPONENT, np.maximum(exponent, MIN_EXPONENT))
     scaled = np.clip(np.ldexp(blocks, -exponent), -E4M3_MAX, E4M3_MAX)
     return np.ldexp(cast(scaled, ml_dtypes.float8_e4m3fn), exponent).reshape(x.shape)
 
@@ -178,10 +179,10 @@ def fp8_token_nodes(make: Nodes, x: ir.Value, rounding: Rounding) -> ir.Value:
     scale = row_scale(make, x, E4M3_MAX)
     units = make("Div", x, scale, label="units")
     units = make("Clip", units, -float(E4M3_MAX), float(E4M3_MAX), label="clip")
-    return make("Mul", through_fp8(make, units, "codes"), scale, label="worth")
+    return make("Mul", through_fp8(make, units, "values"), scale, label="dequantized")
 
 
-def fp8_token_worth(x: Floats, rounding: Rounding) -> Floats:
+def fp8_token_dequantized(x: Floats, rounding: Rounding) -> Floats:
     scale = row_scales(x, E4M3_MAX)
     return cast(np.clip(x / scale, -E4M3_MAX, E4M3_MAX), ml_dtypes.float8_e4m3fn) * scale
 
@@ -191,22 +192,22 @@ def int8_token_nodes(make: Nodes, x: ir.Value, rounding: Rounding) -> ir.Value:
     scale = row_scale(make, x, INT8_MAX)
     return make(
         "Mul",
-        make("Round", make("Div", x, scale, label="units"), label="codes"),
+        make("Round", make("Div", x, scale, label="units"), label="values"),
         scale,
-        label="worth",
+        label="dequantized",
     )
 
 
-def int8_token_worth(x: Floats, rounding: Rounding) -> Floats:
+def int8_token_dequantized(x: Floats, rounding: Rounding) -> Floats:
     scale = row_scales(x, INT8_MAX)
     return np.asarray(np.rint(x / scale) * scale, np.float32)
 
 
 FORMATS = {
-    "nvfp4": Format(nvfp4_nodes, nvfp4_worth),
-    "mxfp8": Format(mxfp8_nodes, mxfp8_worth),
-    "fp8_token": Format(fp8_token_nodes, fp8_token_worth),
-    "int8_token": Format(int8_token_nodes, int8_token_worth),
+    "nvfp4": Format(nvfp4_nodes, nvfp4_dequantized),
+    "mxfp8": Format(mxfp8_nodes, mxfp8_dequantized),
+    "fp8_token": Format(fp8_token_nodes, fp8_token_dequantized),
+    "int8_token": Format(int8_token_nodes, int8_token_dequantized),
 }
 
 
@@ -215,36 +216,36 @@ FORMATS = {
 
 def blocks_of(make: Nodes, x: ir.Value, block: int) -> tuple[ir.Value, ir.Value]:
     """[B, S, in] -> [B, S, blocks, block], and the largest absolute value of each block."""
-    blocks = make("Reshape", x, make.constant.whole(0, 0, -1, block), label="blocks")
+    blocks = make("Reshape", x, make.constant.int64(0, 0, -1, block), label="blocks")
     return blocks, largest(make, blocks)
 
 
 def joined(make: Nodes, blocks: ir.Value) -> ir.Value:
-    return make("Reshape", blocks, make.constant.whole(0, 0, -1), label="rounded")
+    return make("Reshape", blocks, make.constant.int64(0, 0, -1), label="rounded")
 
 
 def largest(make: Nodes, values: ir.Value) -> ir.Value:
     return make(
         "ReduceMax",
         make("Abs", values, label="abs"),
-        make.constant.whole(-1),
+        make.constant.int64(-1),
         label="reach",
         keepdims=1,
     )
 
 
-def row_scale(make: Nodes, x: ir.Value, most: np.float32) -> ir.Value:
-    """[B, S, 1]: what the largest value of a row is divided by to be `most`."""
+def row_scale(make: Nodes, x: ir.Value, maximum: np.float32) -> ir.Value:
+    """[B, S, 1]: what the largest value of a row is divided by to be `maximum`."""
     return make(
         "Max",
-        make("Div", largest(make, x), float(most), label="ratio"),
-        float(LEAST),
+        make("Div", largest(make, x), float(maximum), label="ratio"),
+        float(MIN_SCALE),
         label="scale",
     )
 
 
-def row_scales(x: Floats, most: np.float32) -> Floats:
-    return np.asarray(np.maximum(np.abs(x).max(-1, keepdims=True) / most, LEAST), np.float32)
+def row_scales(x: Floats, maximum: np.float32) -> Floats:
+    return np.asarray(np.maximum(np.abs(x).max(-1, keepdims=True) / maximum, MIN_SCALE), np.float32)
 
 
 def through_fp8(make: Nodes, x: ir.Value, label: str) -> ir.Value:
@@ -267,9 +268,9 @@ def prove(rounding: Rounding) -> None:
     x, form = hard_rows(), FORMATS[rounding.scheme.name]
     value = ir.Value(name="x")
     end = ir.node("Identity", [value], name="probe")
-    graph = graph_around(end, value, x.shape[1], x.shape[1])
+    graph = probe_graph(end, value, x.shape[1], x.shape[1])
     end.replace_input_with(0, form.nodes(Nodes(end, Constants(graph)), value, rounding))
-    found, wanted = answer(graph, x), form.dequantized(x, rounding)
+    found, wanted = run_probe(graph, x), form.dequantized(x, rounding)
     if not np.array_equal(found, wanted):
         what = (
             f"activations of {rounding.scheme.name} are rounded to other values here"
@@ -285,7 +286,7 @@ def prove(rounding: Rounding) -> None:
 
 def hard_rows() -> Floats:
     """[rows, 256]: all sizes, outliers, blocks of zeros, subnormal values, and values halfway
-    between two codes."""
+    between two values."""
     rng = np.random.default_rng(0)
     normal = rng.standard_normal((4, 256)).astype(np.float32)
     outliers = normal * np.where(rng.random(normal.shape) < 0.02, 300, 1).astype(np.float32)
@@ -293,4 +294,6 @@ def hard_rows() -> Floats:
     silent = np.where(np.arange(256) % 64 < 32, 0, normal).astype(np.float32)
     halfway = rng.integers(-24, 25, (4, 256)).astype(np.float32) / 4
     powers = np.exp2(rng.integers(-20, 20, (4, 256))).astype(np.float32) * E4M3_MAX
-    return np.concatenate([normal, outliers, sizes, silent, halfway, powers, normal * LEAST / 64])
+    return np.concatenate(
+        [normal, outliers, sizes, silent, halfway, powers, normal * MIN_SCALE / 64]
+    )

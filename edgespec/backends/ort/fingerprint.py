@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import platform
 import re
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ VECTOR_FLAGS = re.compile(r"(sse4|avx|fma|f16c|amx|asimd|sve|sme|i8mm|bf16|dotpr
 
 
 def ort_version() -> str:
+    """The version of the installed ONNX Runtime; MissingDependency where there is none."""
     for package in ("onnxruntime-gpu", "onnxruntime"):
         try:
             return metadata.version(package)
@@ -27,6 +29,7 @@ def ort_version() -> str:
 
 
 def fingerprint() -> dict[str, Any]:
+    """What an engine that is built here is bound to. MissingDependency without ONNX Runtime."""
     return {
         "onnxruntime": ort_version(),
         "machine": platform.machine(),
@@ -46,9 +49,12 @@ def cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
     )
 
 
-def check(stored: dict[str, Any], name: str) -> None:
+def check(stored: Mapping[str, Any], name: str) -> None:
     """EngineMismatch if the engine was built by another ONNX Runtime or for another CPU."""
-    here, remedy = fingerprint(), "Run edgespec build again on this machine."
+    features, remedy = stored.get("cpu_features"), "Run edgespec build again on this machine."
+    if not isinstance(features, list) or not all(isinstance(flag, str) for flag in features):
+        raise EngineMismatch(f"{name} does not say for which machine it was built", remedy)
+    here = fingerprint()
     if stored.get("onnxruntime") != here["onnxruntime"]:
         what = (
             f"{name} was built with ONNX Runtime {stored.get('onnxruntime')}, here is"
@@ -59,7 +65,7 @@ def check(stored: dict[str, Any], name: str) -> None:
         raise EngineMismatch(
             f"{name} was built on {stored.get('machine')}, this is {here['machine']}", remedy
         )
-    before, now = set(stored.get("cpu_features", [])), set(here["cpu_features"])
+    before, now = set(features), set(here["cpu_features"])
     if before != now:
         changed = sorted(before ^ now)
         raise EngineMismatch(

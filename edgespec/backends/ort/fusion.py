@@ -1,7 +1,7 @@
-"""Joins nodes that ONNX Runtime would run one after the other: each costs microseconds beside a
+"""Fuses nodes that ONNX Runtime would run one after the other: each costs microseconds beside a
 product of as many.
 
-- products: MatMulNBits of the same rows -> one, and a Split behind it
+- projections: MatMulNBits of the same rows -> one, and a Split behind it
 - residuals: Add + RMSNormalization -> SkipSimplifiedLayerNormalization, which gives the sum as well
 
 Knows the operators of both sides. Knows no model.
@@ -21,11 +21,11 @@ SUM, NUM_OUTPUTS = (
 )  # of SkipSimplifiedLayerNormalization: normed, two that are not asked for, and the sum
 
 
-def join_products(
+def fuse_projections(
     nodes: list[ir.Node],
     sizes: list[int],
     kernel: matmul_nbits.Kernel,
-    codes: ir.Value,
+    values: ir.Value,
     scales: ir.Value,
 ) -> None:
     """MatMuls of the same input to so many outputs; `kernel` is that of all their weights, one
@@ -34,33 +34,33 @@ def join_products(
     name = "+".join((names[0], *(other.rpartition("/")[2] for other in names[1:])))
     assert isinstance(graph, ir.Graph)
     assert sum(sizes) == kernel.out_features
-    joined = ir.node("MatMul", [nodes[0].inputs[0], codes], name=name)
-    joined.outputs[0].name = f"{name}:0"
-    matmul_nbits.replace_matmul(joined, kernel, codes, scales)
+    fused = ir.node("MatMul", [nodes[0].inputs[0], values], name=name)
+    fused.outputs[0].name = f"{name}:0"
+    matmul_nbits.replace_matmul(fused, kernel, values, scales)
     counts = Constants(graph)(
         f"lowered/sizes/{','.join(map(str, sizes))}", np.array(sizes, np.int64)
     )
     parts = ir.node(
         "Split",
-        [joined.outputs[0], counts],
+        [fused.outputs[0], counts],
         {"axis": -1},
         num_outputs=len(nodes),
         name=f"{name}/split",
     )
-    graph.insert_before(next(node for node in graph if node in nodes), (joined, parts))
+    graph.insert_before(next(node for node in graph if node in nodes), (fused, parts))
     for node, part in zip(nodes, parts.outputs, strict=True):
-        take_place(part, node.outputs[0])
+        replace_value(part, node.outputs[0])
     graph.remove(nodes, safe=True)
 
 
-def take_place(new: ir.Value, old: ir.Value) -> None:
+def replace_value(new: ir.Value, old: ir.Value) -> None:
     """Let `new` have the name and the users of `old`."""
     new.name, new.shape, new.type = old.name, old.shape, old.type
     old.name = f"{old.name}/apart"
     old.replace_all_uses_with(new, replace_graph_outputs=True)
 
 
-def join_residuals(graph: ir.Graph) -> None:
+def fuse_residuals(graph: ir.Graph) -> None:
     """Where a sum of two computed values is normed over its last axis."""
     for norm in [
         node for node in graph if node.op_type == "RMSNormalization" and node.domain == ""
@@ -71,7 +71,7 @@ def join_residuals(graph: ir.Graph) -> None:
         if total is None or not is_residual(total, graph) or not is_over_rows(norm):
             continue
         epsilon = norm.attributes["epsilon"].as_float()
-        joined = ir.node(
+        fused = ir.node(
             "SkipSimplifiedLayerNormalization",
             [*total.inputs, norm.inputs[1]],
             {"epsilon": epsilon},
@@ -79,11 +79,11 @@ def join_residuals(graph: ir.Graph) -> None:
             num_outputs=NUM_OUTPUTS,
             name=norm.name,
         )
-        for output in joined.outputs:
+        for output in fused.outputs:
             output.name = ""
-        graph.insert_before(total, joined)
-        take_place(joined.outputs[0], norm.outputs[0])
-        take_place(joined.outputs[SUM], total.outputs[0])
+        graph.insert_before(total, fused)
+        replace_value(fused.outputs[0], norm.outputs[0])
+        replace_value(fused.outputs[SUM], total.outputs[0])
         graph.remove((norm, total), safe=True)
 
 

@@ -1,5 +1,5 @@
-"""Products of 8-bit integers: activations rounded row by row or to a static scale, a scale per
-channel of the weight.
+"""Int8 GEMM: activations rounded row by row or to a static scale, a scale per channel of the
+weight.
 
 Sums of integers are exact, so a row has the same bits whatever stands beside it and however many
 they are. Activations are unsigned around 128: the CPU's instructions multiply unsigned by signed
@@ -15,13 +15,13 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgespec.backends.ort.nodes import Constants, Nodes, answer, graph_around
+from edgespec.backends.ort.nodes import Constants, Nodes, probe_graph, run_probe
 from edgespec.errors import BuildError
 from edgespec.quantized import QuantizedWeight
 
 INT8_MAX = np.float32(127)
-LEAST = np.finfo(np.float32).tiny  # of a row's scale: a row of zeros has one too
-MIDDLE = 128  # the code of an activation of zero
+MIN_SCALE = np.finfo(np.float32).tiny  # of a row's scale: a row of zeros has one too
+MIDDLE = 128  # the quantized value of an activation of zero
 MAX_INPUTS = 2**31 // (128 * 128)  # more could overflow a sum of 32 bits
 PROBE_COLUMNS = 64
 # Of the root mean square: roundings of scales in float32 are left. A wrong code, scale or order
@@ -39,11 +39,11 @@ class Kernel:
     step: np.float32 | None = None
 
     @property
-    def codes_shape(self) -> tuple[int, int]:
+    def values_shape(self) -> tuple[int, int]:
         return self.in_features, self.out_features
 
     @property
-    def codes_bytes(self) -> int:
+    def values_bytes(self) -> int:
         return self.in_features * self.out_features
 
     @property
@@ -52,7 +52,7 @@ class Kernel:
 
 
 class Activations:
-    """The inputs of a graph's products as codes, made once for all that read the same."""
+    """The inputs of a graph's int8 GEMMs, quantized once for all that read the same."""
 
     def __init__(self, graph: ir.Graph) -> None:
         self.constant = Constants(graph)
@@ -66,16 +66,16 @@ class Activations:
         return self.by_step[key]
 
     def dynamic(self, node: ir.Node, x: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Codes, and the scales of the rows [B, S, 1]."""
+        """Quantized values, and the scales of the rows [B, S, 1]."""
         key = (id(node.graph), x)
         if key not in self.by_row:
             make = Nodes(node, self.constant)
             size = make("Abs", x, label="abs")
-            reach = make("ReduceMax", size, make.constant.whole(-1), label="reach", keepdims=1)
+            reach = make("ReduceMax", size, make.constant.int64(-1), label="reach", keepdims=1)
             scale = make(
                 "Max",
                 make("Div", reach, float(INT8_MAX), label="ratio"),
-                float(LEAST),
+                float(MIN_SCALE),
                 label="scale",
             )
             self.by_row[key] = (
@@ -87,7 +87,7 @@ class Activations:
 
 def quantize(make: Nodes, x: ir.Value, step: np.float32) -> ir.Value:
     return make(
-        "QuantizeLinear", x, float(step), make.constant.number(MIDDLE, np.uint8), label="codes"
+        "QuantizeLinear", x, float(step), make.constant.number(MIDDLE, np.uint8), label="values"
     )
 
 
@@ -95,8 +95,8 @@ def static_input(node: ir.Node) -> tuple[ir.Value, np.float32] | None:
     """What a MatMul's input was before QuantizeLinear and DequantizeLinear in INT8, and their
     scale."""
     back = node.inputs[0].producer() if node.inputs[0] is not None else None
-    codes = back.inputs[0] if back is not None and back.op_type == "DequantizeLinear" else None
-    maker = codes.producer() if codes is not None else None
+    values = back.inputs[0] if back is not None and back.op_type == "DequantizeLinear" else None
+    maker = values.producer() if values is not None else None
     if back is None or maker is None or maker.op_type != "QuantizeLinear" or len(maker.inputs) != 2:
         return None
     x, step = maker.inputs[:2]
@@ -116,10 +116,10 @@ def replace_matmul(
     activations: Activations,
     kernel: Kernel,
     x: ir.Value,
-    codes: ir.Value,
+    values: ir.Value,
     scales: ir.Value,
 ) -> None:
-    """Turn a MatMul into the product of codes; the node itself becomes the last multiplication by
+    """Turn a MatMul into an int8 GEMM; the node itself becomes the last multiplication by
     scales."""
     make = Nodes(node, activations.constant, "int8")
     middle = make.constant.number(MIDDLE, np.uint8)
@@ -127,7 +127,7 @@ def replace_matmul(
         rows, last = activations.static(node, x, kernel.step), scales
     else:
         rows, last = activations.dynamic(node, x)
-    sums = make("MatMulInteger", rows, codes, middle, label="sums")
+    sums = make("MatMulInteger", rows, values, middle, label="sums")
     product = make("Cast", sums, label="fp32", to=int(ir.DataType.FLOAT))
     if kernel.step is None:
         product = make("Mul", product, scales, label="channels")
@@ -137,29 +137,31 @@ def replace_matmul(
 
 
 def pack(kernel: Kernel, weight: QuantizedWeight) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Codes [in, out] and scales [out], times the static scale of the activations; proven by
-    running the kernel."""
+    """Quantized values [in, out] and scales [out], times the static scale of the activations.
+
+    Proven by running the kernel: BuildError where ONNX Runtime computes something else from them.
+    """
     assert weight.symmetric
     assert weight.shape == (kernel.out_features, kernel.in_features)
     assert weight.scales.shape[1] == 1
-    codes = np.ascontiguousarray(weight.codes.T)
+    values = np.ascontiguousarray(weight.codes.T)
     scales = np.broadcast_to(weight.scales[:, 0].astype(np.float32), kernel.out_features)
     if kernel.step is not None:
         scales = scales * kernel.step
-    prove(kernel, codes, scales, weight.name)
-    return codes, np.ascontiguousarray(scales)
+    prove(kernel, values, scales, weight.name)
+    return values, np.ascontiguousarray(scales)
 
 
-def prove(kernel: Kernel, codes: NDArray[np.int8], scales: NDArray[np.float32], name: str) -> None:
+def prove(kernel: Kernel, values: NDArray[np.int8], scales: NDArray[np.float32], name: str) -> None:
     """Run the kernel on the weight's last columns and compare with exact sums."""
     low = max(0, kernel.out_features - PROBE_COLUMNS)
     some = Kernel(kernel.in_features, kernel.out_features - low, kernel.step)
     x = np.random.default_rng(0).standard_normal((2, kernel.in_features)).astype(np.float32)
     x *= np.float32(60) * (INT8_MAX**-1 if kernel.step is None else kernel.step)
-    wanted = exact(some, x, codes[:, low:], scales[low:])
-    found = run(some, x, np.ascontiguousarray(codes[:, low:]), np.ascontiguousarray(scales[low:]))
+    wanted = exact(some, x, values[:, low:], scales[low:])
+    found = run(some, x, np.ascontiguousarray(values[:, low:]), np.ascontiguousarray(scales[low:]))
     size = float(np.sqrt(np.mean(np.square(wanted))))
-    difference = float(np.sqrt(np.mean(np.square(found - wanted)))) / max(size, float(LEAST))
+    difference = float(np.sqrt(np.mean(np.square(found - wanted)))) / max(size, float(MIN_SCALE))
     if not difference <= PROBE_TOLERANCE:
         what = (
             f"MatMulInteger computes {name} with an error of {difference:.1e}, allowed is"
@@ -172,46 +174,46 @@ def prove(kernel: Kernel, codes: NDArray[np.int8], scales: NDArray[np.float32], 
 
 
 def exact(
-    kernel: Kernel, x: NDArray[np.float32], codes: NDArray[np.int8], scales: NDArray[np.float32]
+    kernel: Kernel, x: NDArray[np.float32], values: NDArray[np.int8], scales: NDArray[np.float32]
 ) -> NDArray[np.float32]:
     """The product by numpy's integers."""
     if kernel.step is not None:
         rows, row_scales = np.clip(np.rint(x / kernel.step), -128, 127), np.float32(1)
     else:
-        row_scales = np.maximum(np.abs(x).max(-1, keepdims=True) / INT8_MAX, LEAST)
+        row_scales = np.maximum(np.abs(x).max(-1, keepdims=True) / INT8_MAX, MIN_SCALE)
         rows = np.rint(x / row_scales)
-    sums: NDArray[np.float32] = (rows.astype(np.int64) @ codes.astype(np.int64)).astype(np.float32)
+    sums: NDArray[np.float32] = (rows.astype(np.int64) @ values.astype(np.int64)).astype(np.float32)
     return sums * scales * row_scales
 
 
 def run(
-    kernel: Kernel, x: NDArray[np.float32], codes: NDArray[np.int8], scales: NDArray[np.float32]
+    kernel: Kernel, x: NDArray[np.float32], values: NDArray[np.int8], scales: NDArray[np.float32]
 ) -> NDArray[np.float32]:
     """The same by ONNX Runtime."""
     value, weight = ir.Value(name="x"), ir.Value(name="weight")
     node = ir.node("MatMul", [value, weight], name="probe")
-    graph = graph_around(node, value, kernel.in_features, kernel.out_features)
+    graph = probe_graph(node, value, kernel.in_features, kernel.out_features)
     constant = Constants(graph)
     replace_matmul(
         node,
         Activations(graph),
         kernel,
         value,
-        constant("codes", codes),
+        constant("values", values),
         constant("scales", scales),
     )
-    return answer(graph, x)
+    return run_probe(graph, x)
 
 
 @cache
 def is_exact_here() -> bool:
-    """Whether the largest codes are added up exactly: some CPUs add pairs of products in 16 bits
+    """Whether the largest values are added up exactly: some CPUs add pairs of products in 16 bits
     first."""
     kernel = Kernel(64, 16, np.float32(1))
-    x, codes = np.full((64, 64), 127, np.float32), np.full((64, 16), 127, np.int8)
+    x, values = np.full((64, 64), 127, np.float32), np.full((64, 16), 127, np.int8)
     x[1::2], scales = -128, np.ones(16, np.float32)
     calls = (x[:1], x[:2], x)  # kernels are chosen by the number of rows
     return all(
-        np.array_equal(run(kernel, some, codes, scales), exact(kernel, some, codes, scales))
+        np.array_equal(run(kernel, some, values, scales), exact(kernel, some, values, scales))
         for some in calls
     )

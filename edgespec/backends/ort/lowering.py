@@ -13,17 +13,20 @@ Knows the operators of both sides. Knows no model.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from edgespec.backends.ort.fusion import join_residuals
+from edgespec.backends.ort.data_layout import AnyWeight
+from edgespec.backends.ort.fusion import fuse_residuals
 from edgespec.backends.ort.matmul_nbits import MICROSOFT
 from edgespec.backends.ort.nodes import Constants, name_outputs
-from edgespec.backends.ort.weights import AnyWeight, lower_weights
-from edgespec.backends.weights import FP32, WeightFormat
+from edgespec.backends.ort.options import FP32, WeightFormat
+from edgespec.backends.ort.weights import lower_weights
+from edgespec.contract import GraphContract, TensorSpec
 from edgespec.errors import ContractError
 
 
@@ -33,6 +36,25 @@ class Lowered:
 
     model: ir.Model
     weights: list[AnyWeight]
+
+
+def lowered_contract(canonical: GraphContract, batched: bool = False) -> GraphContract:
+    """The contract of a lowered graph; `batched` is the form for more than one sequence.
+
+    For one sequence masks are T = written slots wide instead of C, and this call's rows land in the
+    last S of them, so that `write_indices` falls away. Batched, it is the canonical contract: the
+    runner keeps C near T. So it is for drafts that make blocks: the other form's kernel lets no row
+    see a later slot.
+    """
+    if batched or canonical.shape.block:
+        return canonical
+    inputs = []
+    for spec in canonical.inputs:
+        if spec.name in ("attention_mask", "sliding_attention_mask"):
+            inputs.append(TensorSpec(spec.name, spec.dtype, (1, 1, "S", "T")))
+        elif spec.name != "write_indices":
+            inputs.append(spec)
+    return GraphContract(canonical.shape, tuple(inputs), canonical.outputs)
 
 
 def lower(
@@ -50,7 +72,7 @@ def lower(
     if not batched:
         group_attention(graph, attentions)
     weights = lower_weights(model, data_name, weight_format)
-    join_residuals(graph)
+    fuse_residuals(graph)
     RemoveUnusedNodesPass()(model)
     graph.opset_imports[MICROSOFT] = 1
     if batched:
@@ -144,77 +166,112 @@ def shared_inputs(graph: ir.Graph, mask: ir.Value) -> Shared:
     return Shared(bias.outputs[0], last.outputs[0], total.outputs[0])
 
 
-def replace_attention(graph: ir.Graph, node: ir.Node, shared: Shared) -> None:
-    q, key, value, _ = (required(v) for v in node.inputs[:4])
-    scaled = producer(q, "Mul", node)
-    scale = scalar(scaled.inputs[1], node)
-    q_rope = producer(required(scaled.inputs[0]), "RotaryEmbedding", node)
-    k_scatter, v_scatter = (
-        producer(key, "TensorScatter", node),
-        producer(value, "TensorScatter", node),
-    )
-    k_rope = producer(required(k_scatter.inputs[1]), "RotaryEmbedding", node)
-    v_turn = producer(required(v_scatter.inputs[1]), "Transpose", node)
-    out_turn = only_user(node.outputs[0], "Transpose", node)
-    out_flat = only_user(out_turn.outputs[0], "Reshape", node)
+@dataclass(frozen=True, slots=True)
+class AttentionParts:
+    """The nodes around a canonical Attention that GroupQueryAttention takes the place of."""
 
-    constant, name = Constants(graph), str(node.name)
-    nodes: list[ir.Node] = []
+    node: ir.Node
+    scale: float  # of the queries
+    q_rope: ir.Node
+    k_rope: ir.Node
+    v_transpose: ir.Node  # [B, S, N, D] -> [B, N, S, D]
+    k_scatter: ir.Node
+    v_scatter: ir.Node
+    flat: ir.Node  # the Reshape of the output to [B, S, N*D]
 
-    def flat(turn: ir.Node, label: str) -> tuple[ir.Value, int]:
-        """[B, S, N, D] before the transpose -> ([B, S, N*D], N)."""
-        source = required(turn.inputs[0])
-        split = producer(source, None, node)
-        heads, dim = head_shape(split, node)
-        if split.op_type == "Reshape":  # no head norm between: what was split is flat
-            return required(split.inputs[0]), heads
-        shape = constant(f"lowered/flat{heads * dim}", np.array([0, 0, heads * dim], np.int64))
-        nodes.append(ir.node("Reshape", [source, shape], name=f"{name}/{label}/flat"))
-        return nodes[-1].outputs[0], heads
-
-    def rotated(rope: ir.Node, label: str) -> tuple[ir.Value, int]:
-        require(len(rope.inputs) == 3, rope, "cos and sin of each row")
-        require(set(rope.attributes) <= {"rotary_embedding_dim"}, rope, "rotated halves")
-        x, heads = flat(producer(required(rope.inputs[0]), "Transpose", node), label)
-        nodes.append(
-            ir.node(
-                "RotaryEmbedding",
-                [x, *rope.inputs[1:]],
-                {"num_heads": heads, **dict(rope.attributes)},
-                name=f"{name}/{label}/rope",
-            )
+    @classmethod
+    def of(cls, node: ir.Node) -> AttentionParts:
+        """Of an Attention in the form that export writes; ContractError otherwise."""
+        q, key, value, _ = (required(v) for v in node.inputs[:4])
+        scaled = producer(q, "Mul", node)
+        k_scatter = producer(key, "TensorScatter", node)
+        v_scatter = producer(value, "TensorScatter", node)
+        transposed = only_user(node.outputs[0], "Transpose", node)
+        return cls(
+            node=node,
+            scale=scalar(scaled.inputs[1], node),
+            q_rope=producer(required(scaled.inputs[0]), "RotaryEmbedding", node),
+            k_rope=producer(required(k_scatter.inputs[1]), "RotaryEmbedding", node),
+            v_transpose=producer(required(v_scatter.inputs[1]), "Transpose", node),
+            k_scatter=k_scatter,
+            v_scatter=v_scatter,
+            flat=only_user(transposed.outputs[0], "Reshape", node),
         )
-        return nodes[-1].outputs[0], heads
 
-    q3, num_heads = rotated(q_rope, "q")
-    k3, num_kv_heads = rotated(k_rope, "k")
-    v3, _ = flat(v_turn, "v")
+
+def replace_attention(graph: ir.Graph, node: ir.Node, shared: Shared) -> None:
+    """One GroupQueryAttention for an Attention with its caches, on rows with flat heads."""
+    parts, make = AttentionParts.of(node), NodesBefore(graph, node)
+    q, num_heads = rotated(make, parts.q_rope, "q")
+    k, num_kv_heads = rotated(make, parts.k_rope, "k")
+    v, _ = with_flat_heads(make, parts.v_transpose, "v")
+    past = (parts.k_scatter.inputs[0], parts.v_scatter.inputs[0])
     lengths = (shared.seqlens_k, shared.total)
-    attention = ir.node(
+    attention = make(
         "GroupQueryAttention",
-        [
-            q3,
-            k3,
-            v3,
-            k_scatter.inputs[0],
-            v_scatter.inputs[0],
-            *lengths,
-            None,
-            None,
-            None,
-            shared.bias,
-        ],
-        {"num_heads": num_heads, "kv_num_heads": num_kv_heads, "scale": scale},
+        [q, k, v, *past, *lengths, None, None, None, shared.bias],
+        {"num_heads": num_heads, "kv_num_heads": num_kv_heads, "scale": parts.scale},
         domain=MICROSOFT,
         num_outputs=3,
-        name=name,
     )
-    nodes.append(attention)
-    name_outputs(nodes)
-    graph.insert_before(node, nodes)
-    out_flat.outputs[0].replace_all_uses_with(attention.outputs[0])
-    for scatter, present in zip((k_scatter, v_scatter), attention.outputs[1:], strict=True):
-        replace_output(graph, scatter.outputs[0], present)
+    output, *present = attention.outputs
+    parts.flat.outputs[0].replace_all_uses_with(output)
+    for scatter, cache in zip((parts.k_scatter, parts.v_scatter), present, strict=True):
+        replace_output(graph, scatter.outputs[0], cache)
+
+
+class NodesBefore:
+    """New nodes in front of an Attention; their names begin with its name."""
+
+    def __init__(self, graph: ir.Graph, node: ir.Node) -> None:
+        self.graph, self.node, self.constant = graph, node, Constants(graph)
+
+    def __call__(
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        attributes: Mapping[str, int | float | ir.Attr] | None = None,
+        *,
+        label: str = "",
+        domain: str = "",
+        num_outputs: int = 1,
+    ) -> ir.Node:
+        """A node with named outputs; without a label it has the Attention's own name."""
+        name = f"{self.node.name}/{label}" if label else str(self.node.name)
+        new = ir.node(
+            op_type,
+            inputs,
+            dict(attributes or {}),
+            domain=domain,
+            num_outputs=num_outputs,
+            name=name,
+        )
+        name_outputs([new])
+        self.graph.insert_before(self.node, new)
+        return new
+
+
+def with_flat_heads(make: NodesBefore, transpose: ir.Node, label: str) -> tuple[ir.Value, int]:
+    """[B, S, N, D] before the transpose -> ([B, S, N*D], N)."""
+    source = required(transpose.inputs[0])
+    split = producer(source, None, make.node)
+    heads, dim = head_shape(split, make.node)
+    if split.op_type == "Reshape":  # no head norm between: what was split is flat
+        return required(split.inputs[0]), heads
+    sizes = np.array([0, 0, heads * dim], np.int64)
+    shape = make.constant(f"lowered/flat{heads * dim}", sizes)
+    return make("Reshape", [source, shape], label=f"{label}/flat").outputs[0], heads
+
+
+def rotated(make: NodesBefore, rope: ir.Node, label: str) -> tuple[ir.Value, int]:
+    """The rotary embedding of rows with flat heads, [B, S, N*D], and N."""
+    require(len(rope.inputs) == 3, rope, "cos and sin of each row")
+    require(set(rope.attributes) <= {"rotary_embedding_dim"}, rope, "rotated halves")
+    transpose = producer(required(rope.inputs[0]), "Transpose", make.node)
+    x, heads = with_flat_heads(make, transpose, label)
+    attributes: dict[str, int | ir.Attr] = {"num_heads": heads, **dict(rope.attributes)}
+    node = make("RotaryEmbedding", [x, *rope.inputs[1:]], attributes, label=f"{label}/rope")
+    return node.outputs[0], heads
 
 
 def head_shape(node: ir.Node, where: ir.Node) -> tuple[int, int]:

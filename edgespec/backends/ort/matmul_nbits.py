@@ -44,7 +44,7 @@ class Kernel:
         return -(-self.in_features // self.block)
 
     @property
-    def codes_shape(self) -> tuple[int, int, int]:
+    def values_shape(self) -> tuple[int, int, int]:
         return self.out_features, self.num_blocks, self.block * self.bits // 8
 
     @property
@@ -52,8 +52,8 @@ class Kernel:
         return self.out_features * self.num_blocks
 
     @property
-    def codes_bytes(self) -> int:
-        return int(np.prod(self.codes_shape))
+    def values_bytes(self) -> int:
+        return int(np.prod(self.values_shape))
 
     @property
     def scales_bytes(self) -> int:
@@ -70,19 +70,19 @@ class Kernel:
         }
 
 
-def replace_matmul(node: ir.Node, kernel: Kernel, codes: ir.Value, scales: ir.Value) -> None:
+def replace_matmul(node: ir.Node, kernel: Kernel, values: ir.Value, scales: ir.Value) -> None:
     """Turn a MatMul into a MatMulNBits where it stands, so that its output stays what it is."""
     node.op_type, node.domain = "MatMulNBits", MICROSOFT
     node.resize_inputs(3)
-    node.replace_input_with(1, codes)
+    node.replace_input_with(1, values)
     node.replace_input_with(2, scales)
     for name, value in kernel.attributes.items():
         node.attributes.add(ir.AttrInt64(name, value))
 
 
 def pack(kernel: Kernel, weight: QuantizedWeight) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """Codes [out, blocks, bytes], the lower nibble first, around a zero point of half the range;
-    scales [out*blocks].
+    """Quantized values [out, blocks, bytes], the lower nibble first, around a zero point of half
+    the range; scales [out*blocks].
 
     Proven by running the kernel: BuildError where ONNX Runtime computes something else from them.
     """
@@ -99,34 +99,34 @@ def pack(kernel: Kernel, weight: QuantizedWeight) -> tuple[NDArray[np.uint8], ND
     packed = (
         unsigned if kernel.bits == 8 else unsigned[:, 0::2] | (unsigned[:, 1::2] << np.uint8(4))
     )
-    codes: NDArray[np.uint8] = np.ascontiguousarray(packed.reshape(kernel.codes_shape), np.uint8)
+    values: NDArray[np.uint8] = np.ascontiguousarray(packed.reshape(kernel.values_shape), np.uint8)
     scales: NDArray[np.float32] = np.ascontiguousarray(per_block(kernel, weight), np.float32)
-    prove(kernel, codes, scales, weight)
-    return codes, scales.reshape(-1)
+    prove(kernel, values, scales, weight)
+    return values, scales.reshape(-1)
 
 
-class HeadTable:
-    """The codes of a tied head, read as the embedding that they were made of; the file is
+class LmHeadTable:
+    """The values of a tied lm_head, read as the embedding that they were made of; the file is
     mapped."""
 
     def __init__(self, path: Path, kernel: Kernel, offset: int, scales_offset: int) -> None:
         self.kernel = kernel
-        self.codes = np.memmap(path, np.uint8, "r", offset, kernel.codes_shape)
+        self.values = np.memmap(path, np.uint8, "r", offset, kernel.values_shape)
         self.scales = np.memmap(
             path, np.float32, "r", scales_offset, (kernel.out_features, kernel.num_blocks)
         )
 
     def rows(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
         """[...] ids -> [..., in]."""
-        return unpack(self.kernel, self.codes[tokens], self.scales[tokens])
+        return unpack(self.kernel, self.values[tokens], self.scales[tokens])
 
 
 def unpack(
-    kernel: Kernel, codes: NDArray[np.uint8], scales: NDArray[np.float32]
+    kernel: Kernel, values: NDArray[np.uint8], scales: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """What rows that `pack` made are worth: codes [..., blocks, bytes] and scales [..., blocks] ->
+    """Dequantized rows of what `pack` made: values [..., blocks, bytes] and scales [..., blocks] ->
     [..., in]."""
-    unsigned = codes if kernel.bits == 8 else np.stack([codes & 0xF, codes >> 4], axis=-1)
+    unsigned = values if kernel.bits == 8 else np.stack([values & 0xF, values >> 4], axis=-1)
     dequantized = unsigned.reshape(*scales.shape, kernel.block).astype(np.float32) - np.float32(
         2 ** (kernel.bits - 1)
     )
@@ -145,14 +145,14 @@ def per_block(kernel: Kernel, weight: QuantizedWeight) -> NDArray[Any]:
 
 
 def prove(
-    kernel: Kernel, codes: NDArray[np.uint8], scales: NDArray[np.float32], weight: QuantizedWeight
+    kernel: Kernel, values: NDArray[np.uint8], scales: NDArray[np.float32], weight: QuantizedWeight
 ) -> None:
-    """Run the kernel on the weight's last rows and compare with what they are worth."""
+    """Run the kernel on the weight's last rows and compare with its dequantized rows."""
     low = max(0, kernel.out_features - PROBE_ROWS)
     some = Kernel(kernel.bits, kernel.block, kernel.in_features, kernel.out_features - low)
     x = np.random.default_rng(0).standard_normal((2, kernel.in_features), np.float32)
     wanted = x @ dequantize_stored(weight, slice(low, kernel.out_features)).T
-    (found,) = one_kernel(some, codes[low:], scales[low:].reshape(-1)).run(None, {"x": x})
+    (found,) = probe_session(some, values[low:], scales[low:].reshape(-1)).run(None, {"x": x})
     size = float(np.sqrt(np.mean(np.square(wanted))))
     difference = float(np.sqrt(np.mean(np.square(found - wanted)))) / max(
         size, float(np.finfo(np.float32).tiny)
@@ -167,10 +167,12 @@ def prove(
         )
 
 
-def one_kernel(
-    kernel: Kernel, codes: NDArray[np.uint8], scales: NDArray[np.float32]
+def probe_session(
+    kernel: Kernel, values: NDArray[np.uint8], scales: NDArray[np.float32]
 ) -> ort.InferenceSession:
-    constants = [initializer(name, array) for name, array in (("codes", codes), ("scales", scales))]
+    constants = [
+        initializer(name, array) for name, array in (("values", values), ("scales", scales))
+    ]
     x = ir.Value(
         name="x", shape=ir.Shape((2, kernel.in_features)), type=ir.TensorType(ir.DataType.FLOAT)
     )

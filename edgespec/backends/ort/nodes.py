@@ -43,7 +43,7 @@ class Constants:
         array = np.array(value, dtype)
         return self(f"lowered/{array.dtype.name}/{array.item()!r}", array)
 
-    def whole(self, *values: int) -> ir.Value:
+    def int64(self, *values: int) -> ir.Value:
         return self(f"lowered/int64/{','.join(map(str, values))}", np.array(values, np.int64))
 
 
@@ -75,7 +75,7 @@ def name_outputs(nodes: list[ir.Node]) -> None:
             output.name = f"{node.name}:{i}"
 
 
-def graph_around(node: ir.Node, x: ir.Value, in_features: int, out_features: int) -> ir.Graph:
+def probe_graph(node: ir.Node, x: ir.Value, in_features: int, out_features: int) -> ir.Graph:
     """A graph of one node, [rows, in] -> [rows, out] in float32, for a probe of what it is lowered
     to."""
     x.shape, x.type = ir.Shape((1, "rows", in_features)), ir.TensorType(ir.DataType.FLOAT)
@@ -84,7 +84,7 @@ def graph_around(node: ir.Node, x: ir.Value, in_features: int, out_features: int
     return ir.Graph([x], node.outputs, nodes=[node], opset_imports={"": OPSET}, name="probe")
 
 
-def answer(graph: ir.Graph, x: NDArray[np.float32]) -> NDArray[np.float32]:
+def run_probe(graph: ir.Graph, x: NDArray[np.float32]) -> NDArray[np.float32]:
     """What ONNX Runtime computes from x [rows, in]: [rows, out]."""
     options = session_options()
     options.intra_op_num_threads = 1

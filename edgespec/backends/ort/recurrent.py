@@ -1,47 +1,38 @@
 """What recurrent layers remember of each lane: a state that cannot forget a row, and the rows it
 has not taken in yet.
 
-A call leaves its rows outside the state (`contract.canonical_contract`). Those that are kept wait
-here, one path a lane, for the next call, which takes them in. So a commit copies rows and touches
-no state, and memory is bound by the rows of one call. Knows lanes and rows, and how to bind them.
+A call leaves its rows outside the state (`contract.canonical_contract`). Those that are kept are
+pending here, one path a lane, until the next call takes them in. So a commit copies rows and
+touches no state, and memory is bound by the rows of one call. Knows lanes and rows, and how to bind
+them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
 
+from edgespec.backends.ort.lane_rows import LayerState
 from edgespec.contract import RecurrentShape, conv_names, delta_names, state_names
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class LaneState:
-    """A copy of what a lane's recurrent layers remember."""
-
-    conv: Floats  # [layers, K-1, C]
-    state: Floats  # [layers, Hv, dk, dv]
-    waiting: Floats  # [layers, P, row width]
-
-    @property
-    def nbytes(self) -> int:
-        return self.conv.nbytes + self.state.nbytes + self.waiting.nbytes
-
-
 class RecurrentCache:
-    """Of `lanes` sequences. `lengths` counts the rows that a lane has committed, those that wait
+    """Of `lanes` sequences. `lengths` counts the rows that a lane has committed, the pending ones
     included."""
 
     def __init__(self, shape: RecurrentShape, lanes: int) -> None:
         self.shape, layers = shape, len(shape.layers)
         self.state = np.zeros((layers, lanes, *shape.state_dims), np.float32)
         self.conv = np.zeros((layers, lanes, shape.conv_kernel - 1, shape.conv_width), np.float32)
-        self.waiting = [self.nothing() for _ in range(lanes)]
+        self.pending = [self.no_rows() for _ in range(lanes)]
         self.lengths = [0] * lanes
         self.buffers: dict[str, Floats] = {}
         self.first_lane = 0  # of the last call
@@ -50,7 +41,7 @@ class RecurrentCache:
         )  # [layers, B, S, ...] of it
         self.bound: tuple[int, ...] = ()
 
-    def nothing(self) -> Floats:
+    def no_rows(self) -> Floats:
         return np.empty((len(self.shape.layers), 0, self.shape.row_width), np.float32)
 
     def buffer(self, name: str, *dims: int) -> Floats:
@@ -67,7 +58,7 @@ class RecurrentCache:
         lanes = range(first_lane, first_lane + len(starts))
         for lane, start in zip(lanes, starts, strict=True):
             if start == 0:
-                self.clear(lane)
+                self.free(lane)
             assert self.lengths[lane] == start
         taken = self.taken_in(lanes)
         layers, batch = len(self.shape.layers), len(starts)
@@ -95,22 +86,22 @@ class RecurrentCache:
                 )
 
     def taken_in(self, lanes: range) -> Floats:
-        """[layers, B, P, row width]: the rows that wait, filled up with zeroes, which change
+        """[layers, B, P, row width]: the pending rows, filled up with zeroes, which change
         nothing."""
-        longest = max(1, *(self.waiting[lane].shape[1] for lane in lanes))
+        longest = max(1, *(self.pending[lane].shape[1] for lane in lanes))
         taken = self.buffer(
             "taken", len(self.shape.layers), len(lanes), longest, self.shape.row_width
         )
         for place, lane in enumerate(lanes):
-            waiting = self.waiting[lane]
-            taken[:, place, : waiting.shape[1]] = waiting
-            taken[:, place, waiting.shape[1] :] = 0.0
+            pending = self.pending[lane]
+            taken[:, place, : pending.shape[1]] = pending
+            taken[:, place, pending.shape[1] :] = 0.0
         return taken
 
     def after_call(self, batch: int) -> None:
-        """The states of the call's lanes now hold what waited."""
+        """The states of the call's lanes now hold what was pending."""
         for lane in range(self.first_lane, self.first_lane + batch):
-            self.waiting[lane] = self.nothing()
+            self.pending[lane] = self.no_rows()
 
     def keep(self, lane: int, path: Ids) -> None:
         """Commit rows of the last call, one path of them in its order."""
@@ -118,29 +109,29 @@ class RecurrentCache:
         last = path[-conv.shape[1] :]
         conv[:, : conv.shape[1] - len(last)] = conv[:, len(last) :]
         conv[:, conv.shape[1] - len(last) :] = self.conv_rows[:, place, last]
-        self.waiting[lane] = self.delta_rows[:, place, path]
+        self.pending[lane] = self.delta_rows[:, place, path]
         self.lengths[lane] += len(path)
 
-    def read(self, lane: int) -> LaneState:
-        return LaneState(
-            self.conv[:, lane].copy(), self.state[:, lane].copy(), self.waiting[lane].copy()
+    def read(self, lane: int) -> LayerState:
+        return LayerState(
+            self.conv[:, lane].copy(), self.state[:, lane].copy(), self.pending[lane].copy()
         )
 
-    def write(self, lane: int, kept: LaneState, length: int) -> None:
-        self.conv[:, lane], self.state[:, lane], self.waiting[lane] = (
-            kept.conv,
-            kept.state,
-            kept.waiting,
+    def write(self, lane: int, saved: LayerState, length: int) -> None:
+        self.conv[:, lane], self.state[:, lane], self.pending[lane] = (
+            saved.conv,
+            saved.state,
+            saved.pending,
         )
         self.lengths[lane] = length
 
     def copy_lane(self, source: int, target: int) -> None:
         self.write(target, self.read(source), self.lengths[source])
 
-    def clear(self, lane: int) -> None:
+    def free(self, lane: int) -> None:
         self.conv[:, lane] = 0.0
         self.state[:, lane] = 0.0
-        self.waiting[lane], self.lengths[lane] = self.nothing(), 0
+        self.pending[lane], self.lengths[lane] = self.no_rows(), 0
 
 
 def uncommitted_bytes(shape: RecurrentShape, lanes: int, rows: int) -> int:

@@ -7,7 +7,6 @@ only its own rows. Where rows stand is told in `cache`. Knows nothing of tokens 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,19 +16,18 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edgespec.backends.base import Call, LaneRows, Result, Table
-from edgespec.backends.engine_dir import STEMS, shape_of
-from edgespec.backends.ort import fingerprint
-from edgespec.backends.ort.cache import KvCache, cache_bytes
+from edgespec.backends.engine_config import EngineConfig, SharedEmbedding
+from edgespec.backends.ort.cache import KvCache, padding_of
 from edgespec.backends.ort.huge_pages import in_huge_pages
-from edgespec.backends.ort.matmul_nbits import HeadTable, Kernel
+from edgespec.backends.ort.lane_rows import OrtLaneRows
+from edgespec.backends.ort.lowering import lowered_contract
+from edgespec.backends.ort.matmul_nbits import Kernel, LmHeadTable
 from edgespec.backends.ort.nodes import session_options
-from edgespec.backends.ort.recurrent import LaneState, RecurrentCache
-from edgespec.backends.weights import are_few_bits, weights_of
+from edgespec.backends.ort.recurrent import RecurrentCache
 from edgespec.contract import (
     GraphContract,
     Role,
     canonical_contract,
-    lowered_contract,
     past_names,
     present_names,
 )
@@ -42,7 +40,7 @@ class OrtRunner:
     """An engine of this backend; with more than one lane, of the batched form.
 
     `padding` are slots behind the capacity for the rows by which a lane near its capacity is padded
-    to its neighbours. `huge_pages` is for weights of few bits: float32 ones are read no faster from
+    to its neighbours. `huge_pages` is for low-bit weights: float32 ones are read no faster from
     them, and take long to move.
     """
 
@@ -186,27 +184,28 @@ class OrtRunner:
         if self.recurrent is not None:
             self.recurrent.keep(lane, slots - start)
 
-    def read_rows(self, lane: int, count: int) -> LaneRows:
+    def read_rows(self, lane: int, count: int) -> OrtLaneRows:
         if self.recurrent is None:
-            return LaneRows(self.cache.read_rows(lane, count))
+            return OrtLaneRows(self.cache.read_rows(lane, count))
         assert count == self.recurrent.lengths[lane]
-        return LaneRows(self.cache.read_rows(lane, count), self.recurrent.read(lane))
+        return OrtLaneRows(self.cache.read_rows(lane, count), self.recurrent.read(lane))
 
     def write_rows(self, lane: int, rows: LaneRows) -> None:
+        assert isinstance(rows, OrtLaneRows)
         self.cache.write_rows(lane, rows.kv)
         if self.recurrent is not None:
-            assert isinstance(rows.state, LaneState)
+            assert rows.state is not None
             self.recurrent.write(lane, rows.state, len(rows))
 
-    def clear(self, lane: int) -> None:
-        self.cache.clear(lane)
+    def free(self, lane: int) -> None:
+        self.cache.free(lane)
         if self.recurrent is not None:
-            self.recurrent.clear(lane)
+            self.recurrent.free(lane)
 
-    def wipe(self, lane: int) -> None:
-        self.cache.wipe(lane)
+    def zero(self, lane: int) -> None:
+        self.cache.zero(lane)
         if self.recurrent is not None:
-            self.recurrent.clear(lane)
+            self.recurrent.free(lane)
 
     def copy_lane(self, source: int, target: int, count: int) -> None:
         self.cache.copy_lane(source, target, count)
@@ -215,7 +214,7 @@ class OrtRunner:
             self.recurrent.copy_lane(source, target)
 
     def close(self) -> None:
-        """Let go of the engine; nothing can be run afterwards, and closing twice is harmless."""
+        """Release the engine; nothing can be run afterwards, and closing twice is harmless."""
         self.__dict__.pop("binding", None)
         self.__dict__.pop("session", None)
 
@@ -234,46 +233,27 @@ def check_call(call: Call, starts: list[int], lanes: int, slots: int, *, batched
     ]  # the kernel for one sequence writes the last rows that it reads
 
 
-def open_engine(
-    engine_dir: Path, role: Role, config: dict[str, Any], entry: dict[str, Any]
-) -> OrtRunner:
-    """The runner of a finished engine; EngineMismatch if another ONNX Runtime or CPU built it."""
-    fingerprint.check(entry["fingerprint"], f"the {role.value} engine in {engine_dir}")
-    limits = config["builder_config"]
-    lanes, capacity = limits["max_batch_size"], limits["max_kv_cache_capacity"]
-    contract = lowered_contract(canonical_contract(shape_of(config)), batched=lanes > 1)
-    weights = weights_of(config)
-    path = engine_dir / f"{STEMS[role]}.onnx"
+def open_engine(path: Path, config: EngineConfig) -> OrtRunner:
+    """The runner of a finished engine. EnvironmentProblem where it cannot be opened."""
+    lanes, weights, shape = config.limits.max_batch_size, config.weights, config.component.graph
     runner = OrtRunner(
         path,
-        contract,
-        capacity,
+        lowered_contract(canonical_contract(shape), batched=lanes > 1),
+        config.limits.max_kv_cache_capacity,
         lanes,
-        padding_of(limits, block=contract.shape.block),
-        are_few_bits(weights),
+        padding_of(config.limits, block=shape.block),
+        huge_pages=weights.is_low_bit,
     )
-    if "embedding" in weights:
-        runner.table = head_table(path, weights["embedding"], contract.shape.hidden_size)
+    if weights.embedding is not None:
+        runner.table = lm_head_table(path, weights.embedding, shape.hidden_size)
     return runner
 
 
-def head_table(path: Path, shared: Mapping[str, int], hidden_size: int) -> HeadTable:
-    """The embedding that an engine's config says its head to be."""
-    kernel = Kernel(4 if shared["bits"] == 4 else 8, shared["block"], hidden_size, shared["rows"])
-    return HeadTable(
-        path.with_name(f"{path.name}.data"), kernel, shared["offset"], shared["scales_offset"]
-    )
-
-
-def padding_of(limits: Mapping[str, Any], *, block: bool = False) -> int:
-    """Slots behind the capacity of a batched engine, by its `builder_config`: a lane may have room
-    for one row when its neighbours run a whole tree; with drafts of blocks a tree's context and a
-    block. One for a single sequence: its last row may be filled up to two.
-    """
-    if limits["max_batch_size"] == 1:
-        return 1
-    rows = int(max(limits.get("max_verify_tree_size", 0), limits.get("max_draft_tree_size", 0)))
-    return (2 * rows if block else rows) + 1
+def lm_head_table(path: Path, shared: SharedEmbedding, hidden_size: int) -> LmHeadTable:
+    """The embedding that an engine's config says its lm_head to be."""
+    kernel = Kernel(4 if shared.bits == 4 else 8, shared.block, hidden_size, shared.rows)
+    data = path.with_name(f"{path.name}.data")
+    return LmHeadTable(data, kernel, shared.offset, shared.scales_offset)
 
 
 def open_session(path: Path, *, spinning: bool = True) -> ort.InferenceSession:
@@ -320,7 +300,7 @@ def unused_widths(contract: GraphContract) -> dict[str, int]:
 
 
 def cache_too_large(contract: GraphContract, capacity: int, lanes: int) -> EnvironmentProblem:
-    size = cache_bytes(contract.shape, lanes, capacity)
+    size = lanes * capacity * contract.kv_bytes_per_token
     sequences, flags = "", "--max-kv-cache-capacity"
     if lanes > 1:
         sequences, flags = f"{lanes} sequences of ", "--max-batch-size or --max-kv-cache-capacity"

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from edgespec import bundle
-from edgespec.backends.base import LaneRows
+from edgespec.backends.base import LaneRows, PlanHints
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.contract import MAX_BLOCK_NODES
 from edgespec.errors import LimitError
@@ -33,10 +33,8 @@ from edgespec.runtime.tree import BlockPlan, DraftPlan, DraftTree, full_tree_siz
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
-CONTEXT_CHUNK = 256  # rows of context a call: bounds the mask and the activations of a long prompt
-# A block costs one draft pass however long it is, so it may be longer than a chain of steps; on a
-# CPU each further row of the base's pass costs nearly in full from about here on (decision 0003)
-CPU_BLOCK = 8
+# rows of context a call: bounds the mask and the activations of a long prompt
+CONTEXT_CHUNK = 256
 MAX_BLOCK_TOP_K = 8
 
 
@@ -224,7 +222,9 @@ class BlockLimits:
     block_size: int
     draft_vocab_size: int
 
-    def plan(self, top_k: int | None, steps: int | None, verify_size: int | None) -> BlockPlan:
+    def plan(
+        self, top_k: int | None, steps: int | None, verify_size: int | None, hints: PlanHints
+    ) -> BlockPlan:
         """A chain of one block, or with a top-k above 1 a tree; LimitError where it cannot be."""
         if steps not in (None, 1):
             what = f"--spec-draft-step {steps}: a DFlash draft makes its block in one step"
@@ -233,7 +233,7 @@ class BlockLimits:
             )
         k = 1 if top_k is None else top_k
         if verify_size is None:
-            wanted = CPU_BLOCK if k == 1 else GUIDE_VERIFY_SIZE
+            wanted = hints.block_nodes if k == 1 else GUIDE_VERIFY_SIZE
             most = min(wanted, self.max_verify_tree_size)
             verify_size = full_tree_size(max(k, 1), self.block_size - 1, most)
         plan = BlockPlan(k, max(1, min(self.block_size, verify_size) - 1), verify_size)

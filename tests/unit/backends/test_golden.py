@@ -8,12 +8,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from edgespec.backends.base import Call, Floats, LaneRows, Result
-from edgespec.backends.golden import GOLDEN_TOLERANCE, Golden, check_golden
+from edgespec.backends.base import AccuracySpec, Call, Floats, LaneRows, Remedies, Result, Table
+from edgespec.backends.golden import Golden, check_golden
 from edgespec.config import RopeConfig
 from edgespec.contract import GraphContract, GraphShape, Role, canonical_contract
 from edgespec.errors import BuildError
 
+TOLERANCE = 1e-4
+SPEC = AccuracySpec(tolerance=TOLERANCE)
+REMEDIES = Remedies(mismatch="Another result.", too_coarse="Be finer.")
 SHAPE = GraphShape(Role.BASE, 4, 1, 1, 4, 4, vocab_size=5, features=4)
 Fault = Callable[[Floats], Floats]  # [B, S, width] as they should be -> as the engine gives them
 
@@ -28,6 +31,7 @@ class Answers:
 
     contract: GraphContract = canonical_contract(SHAPE)
     capacity = 8
+    table: Table | None = None
 
     def __init__(self, golden: Golden, change: dict[str, float], lanes: int, fault: Fault) -> None:
         self.golden, self.change, self.lanes, self.fault = golden, change, lanes, fault
@@ -57,7 +61,9 @@ class Answers:
 
     def write_rows(self, lane: int, rows: LaneRows) -> None: ...
 
-    def wipe(self, lane: int) -> None: ...
+    def free(self, lane: int) -> None: ...
+
+    def zero(self, lane: int) -> None: ...
 
     def copy_lane(self, source: int, target: int, count: int) -> None: ...
 
@@ -83,7 +89,8 @@ def golden() -> Golden:
 def difference(change: dict[str, float], lanes: int = 1, fault: Fault = no_fault) -> float:
     arrays = golden()
     runner = Answers(arrays, change, lanes, fault)
-    worst = check_golden(runner, arrays, (RopeConfig(theta=10000.0, rotary_dim=4),))
+    ropes = (RopeConfig(theta=10000.0, rotary_dim=4),)
+    worst = check_golden(runner, arrays, ropes, SPEC, REMEDIES)
     batches = [[0], [5]] if lanes == 1 else [[0], [5]] + 3 * [[0, 0], [5, 5]]
     assert runner.starts == batches  # the prompt into an empty cache, then the tree behind it
     return worst.difference
@@ -101,7 +108,7 @@ def test_a_difference_is_relative_to_the_largest_golden_value() -> None:
 @pytest.mark.parametrize(
     "output", ["prompt_logits", "tree_logits", "prompt_hidden_states", "tree_hidden_states"]
 )
-@pytest.mark.parametrize("change", [8 * GOLDEN_TOLERANCE, float("nan")])
+@pytest.mark.parametrize("change", [8 * TOLERANCE, float("nan")])
 def test_an_engine_that_misses_any_golden_output_is_refused(output: str, change: float) -> None:
     label, name = output.split("_", 1)
     with pytest.raises(BuildError, match=f"{name} on the golden {label}"):

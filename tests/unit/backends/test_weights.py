@@ -1,31 +1,64 @@
-"""What an engine says of its weights."""
+"""What an engine's config says of its weights: backends/engine_config.py and ort/options.py."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from edgespec.backends.weights import FP32, WeightFormat, are_few_bits
+from edgespec.backends.engine_config import FP32_WEIGHTS, EngineFields, EngineWeights
+from edgespec.backends.ort.options import WeightFormat
+
+KEPT = {"method": "as exported"}
+FORMATS = [WeightFormat(), *(WeightFormat("int4", b) for b in (32, 128)), WeightFormat("int8", 0)]
+
+
+def read(keys: dict[str, Any]) -> EngineWeights:
+    return EngineWeights.read(EngineFields(keys, "config.json"))
 
 
 @pytest.mark.parametrize(
-    ("weights", "few"),
+    ("weights", "low_bit"),
     [
-        (FP32.to_dict(), False),
-        (WeightFormat("int4").to_dict(), True),
-        (WeightFormat("int8", 0).to_dict(), True),
-        ({"scheme": "int8_sq", "method": "as exported", "compute": "int8", "exact": True}, True),
-        ({"scheme": "int4_awq", "method": "as exported", "block": 128}, True),
-        (
-            {
-                "scheme": "fp8",
-                "method": "as exported",
-                "compute": "float32",
-                "emulated": "emulated",
-            },
-            False,
-        ),
-        ({"scheme": "fp8, int8_sq", "method": "as exported", "compute": "float32, int8"}, False),
+        (FP32_WEIGHTS, False),
+        (WeightFormat("int4").weights, True),
+        (WeightFormat("int8", 0).weights, True),
+        (read({"scheme": "int8_sq", "compute": "int8", "exact": True} | KEPT), True),
+        (read({"scheme": "int4_awq", "block": 128} | KEPT), True),
+        (read({"scheme": "fp8", "compute": "float32", "emulated": "emulated"} | KEPT), False),
+        (read({"scheme": "fp8, int8_sq", "compute": "float32, int8"} | KEPT), False),
     ],
 )
-def test_huge_pages_are_for_weights_of_few_bits(weights: dict[str, object], few: bool) -> None:
-    assert are_few_bits(weights) is few
+def test_low_bit_weights_are_those_that_kernels_read_quantized(
+    weights: EngineWeights, low_bit: bool
+) -> None:
+    assert weights.is_low_bit is low_bit
+
+
+@pytest.mark.parametrize("weights", [found.weights for found in FORMATS])
+def test_weights_are_written_as_they_were_read(weights: EngineWeights) -> None:
+    assert read(weights.to_dict()) == weights
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ({"scheme": "fp32"}, None),
+        ({"scheme": "int4", "block": 32}, None),
+        ({"scheme": "int4", "block": 128}, "its weights are int4 in blocks of 128"),
+        ({"scheme": "int8", "compute": "int8", "exact": True}, None),
+        ({"scheme": "int8_sq", "compute": "int8"}, "its weights are int8_sq"),
+        ({"scheme": "fp8", "emulated": "emulated"}, "its fp8 is emulated"),
+    ],
+)
+def test_engines_of_earlier_versions_are_exact_where_their_kernels_are(
+    keys: dict[str, Any], why: str | None
+) -> None:
+    """They say `exact` only for an int8 GEMM."""
+    assert read(keys | KEPT).why_not_exact == why
+
+
+def test_a_backend_whose_float32_is_not_exact_says_so_on_disk() -> None:
+    weights = EngineWeights(scheme="fp32", method="as exported", exact=False)
+    assert weights.to_dict()["exact"] is False
+    assert read(weights.to_dict()).why_not_exact == "its weights are fp32"

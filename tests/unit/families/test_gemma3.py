@@ -20,7 +20,7 @@ from edgespec.config import ModelConfig
 from edgespec.errors import CheckpointError, UnsupportedModel
 from edgespec.families import parse_model_config
 from edgespec.graphs.builder import GraphBuilder, WeightPlan
-from edgespec.graphs.completeness import check_whole
+from edgespec.graphs.completeness import check_complete
 from edgespec.graphs.decoder import Decoder
 from edgespec.rope import RopeTable
 from tests import toys
@@ -114,7 +114,7 @@ def test_the_text_part_is_found_wherever_it_stands(tmp_path: Path, stack: Any) -
     checkpoint = open_checkpoint(toys.make_gemma3(tmp_path, stack=stack, tokenizer=False))
     found = detect(checkpoint)
     assert isinstance(found, ModelConfig)
-    check_whole(checkpoint, found)
+    check_complete(checkpoint, found)
     assert (found.tied_head, found.decoder.sliding_window) == (True, 7)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from edgespec.backends.ort.build import build
+from edgespec.backends.build import build
 from edgespec.checkpoint.files import open_checkpoint
 from edgespec.cli.main import run
 from edgespec.contract import Limits

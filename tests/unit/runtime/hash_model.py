@@ -32,6 +32,27 @@ def logits_after(seen: Sequence[tuple[int, int]]) -> np.ndarray:
     return (np.frombuffer(digest, np.uint32) / 2**30).astype(np.float32)
 
 
+@dataclass(frozen=True)
+class HashRows(LaneRows):
+    """What a lane holds: (position, token) of its first slots."""
+
+    slots: tuple[tuple[int, int], ...]
+
+    @property
+    def can_crop(self) -> bool:
+        return True
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    @property
+    def nbytes(self) -> int:
+        return 8 * len(self.slots)
+
+    def prefix(self, count: int) -> HashRows:
+        return HashRows(self.slots[:count])
+
+
 @dataclass
 class HashRunner:
     """A Runner whose cache holds (position, token) in each slot of each lane."""
@@ -85,16 +106,16 @@ class HashRunner:
         self.slots[lane][start : start + len(slots)] = [self.slots[lane][slot] for slot in slots]
 
     def read_rows(self, lane: int, count: int) -> LaneRows:
-        return LaneRows(np.array(self.slots[lane][:count], np.float32).reshape(1, 1, count, 2))
+        return HashRows(tuple(self.slots[lane][:count]))
 
     def write_rows(self, lane: int, rows: LaneRows) -> None:
-        for slot, (position, token) in enumerate(rows.kv[0, 0].astype(int).tolist()):
-            self.slots[lane][slot] = (position, token)
+        assert isinstance(rows, HashRows)
+        self.slots[lane][: len(rows)] = rows.slots
 
-    def clear(self, lane: int) -> None:
+    def free(self, lane: int) -> None:
         self.slots[lane] = [(-1, -1)] * len(self.slots[lane])
 
-    wipe = clear
+    zero = free
 
     def copy_lane(self, source: int, target: int, count: int) -> None:
         self.slots[target][:count] = self.slots[source][:count]

@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgespec.backends.ort.backend import BACKEND
 from edgespec.errors import LimitError
 from edgespec.runtime.drafters.dflash import BlockLimits, best_first
 from edgespec.runtime.tree import BlockPlan, DraftPlan, DraftTree, full_tree_size
 
+HINTS = BACKEND.plan_hints
 LIMITS = BlockLimits(max_verify_tree_size=60, block_size=16, draft_vocab_size=1000)
 
 
@@ -32,15 +34,15 @@ LIMITS = BlockLimits(max_verify_tree_size=60, block_size=16, draft_vocab_size=10
 def test_open_sizes_follow_from_those_given(
     given_sizes: tuple[int | None, ...], plan: BlockPlan
 ) -> None:
-    assert LIMITS.plan(*given_sizes) == plan
+    assert LIMITS.plan(*given_sizes, HINTS) == plan
 
 
 def test_only_open_sizes_shrink_to_the_engines() -> None:
     small = BlockLimits(max_verify_tree_size=6, block_size=4, draft_vocab_size=1000)
-    assert small.plan(None, None, None) == BlockPlan(1, 3, 4)
-    assert small.plan(4, None, None) == BlockPlan(4, 3, 6)
+    assert small.plan(None, None, None, HINTS) == BlockPlan(1, 3, 4)
+    assert small.plan(4, None, None, HINTS) == BlockPlan(4, 3, 6)
     tiny = BlockLimits(max_verify_tree_size=60, block_size=2, draft_vocab_size=1000)
-    assert tiny.plan(3, None, None) == BlockPlan(3, 1, 4)
+    assert tiny.plan(3, None, None, HINTS) == BlockPlan(3, 1, 4)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +64,7 @@ def test_sizes_that_cannot_be_are_refused(
     limits: BlockLimits, sizes: tuple[int | None, ...], said: str
 ) -> None:
     with pytest.raises(LimitError, match=said):
-        limits.plan(*sizes)
+        limits.plan(*sizes, HINTS)
 
 
 def test_plans_of_a_users_own_are_checked() -> None:

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from edgespec import bundle
-from edgespec.backends import engine_dir as engines
-from edgespec.backends.base import Call, Result
-from edgespec.backends.ort import build as ort_build
-from edgespec.backends.ort import weights as ort_weights
-from edgespec.backends.ort.build import build
+from edgespec.backends import build as building
+from edgespec.backends.base import Call, Progress, Result
+from edgespec.backends.build import build
+from edgespec.backends.manifest import EngineManifest
+from edgespec.backends.ort import weight_data
 from edgespec.backends.ort.runner import OrtRunner
 from edgespec.contract import Limits
 from edgespec.errors import BuildError, EdgeSpecError, LimitError
@@ -36,16 +36,16 @@ def onnx_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def leave_nothing(engine_dir: Path) -> None:
-    assert engines.read_engines(engine_dir) == {}
+    assert EngineManifest.read(engine_dir).engines == {}
     assert [path for path in engine_dir.rglob("*") if path.is_file()] == []
 
 
 def test_a_build_that_computes_something_else_fails_and_leaves_nothing(
     onnx_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = ort_weights.read_fp32
+    read = weight_data.read_fp32
     monkeypatch.setattr(
-        ort_weights, "read_fp32", lambda weight, source: read(weight, source) * np.float32(1.01)
+        weight_data, "read_fp32", lambda weight, source: read(weight, source) * np.float32(1.01)
     )
     with pytest.raises(BuildError, match="golden prompt"):
         build(onnx_dir, tmp_path / "engine", LIMITS)
@@ -92,7 +92,7 @@ def test_a_build_that_is_interrupted_leaves_nothing(
     def interrupt(*args: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ort_build, "check_golden", interrupt)
+    monkeypatch.setattr(building, "check_golden", interrupt)
     with pytest.raises(KeyboardInterrupt):
         build(onnx_dir, tmp_path / "engine", LIMITS)
     leave_nothing(tmp_path / "engine")
@@ -103,9 +103,9 @@ def test_a_failed_rebuild_leaves_the_engine_that_was_there(
 ) -> None:
     build(onnx_dir, tmp_path, LIMITS)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    read = ort_weights.read_fp32
+    read = weight_data.read_fp32
     monkeypatch.setattr(
-        ort_weights, "read_fp32", lambda weight, source: read(weight, source) * np.float32(1.01)
+        weight_data, "read_fp32", lambda weight, source: read(weight, source) * np.float32(1.01)
     )
     with pytest.raises(BuildError):
         build(onnx_dir, tmp_path, LIMITS)
@@ -115,7 +115,8 @@ def test_a_failed_rebuild_leaves_the_engine_that_was_there(
 def test_progress_is_told_of_every_byte(onnx_dir: Path, tmp_path: Path) -> None:
     totals: list[int] = []
     parts: list[int] = []
-    build(onnx_dir, tmp_path, LIMITS, start=totals.append, advance=parts.append)
+    progress = Progress(start=totals.append, advance=parts.append)
+    build(onnx_dir, tmp_path, LIMITS, progress=progress)
     assert len(totals) == 1
     assert sum(parts) == totals[0] > 0
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgespec.backends.ort.cache import KvCache, cache_bytes, close_stride
-from edgespec.contract import GraphShape, Role
+from edgespec.backends.ort.cache import KvCache, close_stride
+from edgespec.contract import GraphShape, Role, canonical_contract
 
 SHAPE = GraphShape(Role.LLM, 8, 2, 3, 4, 4, vocab_size=5)
 LANES, SLOTS = 3, 900
@@ -131,6 +131,6 @@ def test_rows_that_were_given_up_are_not_read() -> None:
 
 def test_the_bytes_told_are_the_bytes_taken() -> None:
     assert (
-        cache_bytes(SHAPE, LANES, SLOTS)
+        LANES * SLOTS * canonical_contract(SHAPE).kv_bytes_per_token
         == KvCache(SHAPE, LANES, SLOTS, following=True).memory.nbytes
     )

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 
 from edgespec.backends.ort import emulate
 from edgespec.backends.ort.emulate import FORMATS, Emulation, Rounding, prove
-from edgespec.backends.ort.nodes import Constants, Nodes, answer, graph_around
+from edgespec.backends.ort.nodes import Constants, Nodes, probe_graph, run_probe
 from edgespec.contract import ACTIVATIONS, INPUT_SCALE, SCHEME
 from edgespec.errors import BuildError, ContractError
 from edgespec.schemes import SCHEMES
@@ -33,11 +33,11 @@ def rounded(x: Floats, how: Rounding) -> Floats:
     """By ONNX Runtime."""
     value = ir.Value(name="x")
     end = ir.node("Identity", [value], name="end")
-    graph = graph_around(end, value, x.shape[1], x.shape[1])
+    graph = probe_graph(end, value, x.shape[1], x.shape[1])
     end.replace_input_with(
         0, FORMATS[how.scheme.name].nodes(Nodes(end, Constants(graph)), value, how)
     )
-    return answer(graph, x)
+    return run_probe(graph, x)
 
 
 def rows(count: int) -> Floats:

@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 from edgespec.backends.base import Call
-from edgespec.backends.loader import open_runner
-from edgespec.backends.ort.build import build
-from edgespec.backends.ort.runner import OrtRunner, padding_of
-from edgespec.contract import GraphContract, Limits, Role, canonical_contract, lowered_contract
+from edgespec.backends.build import build
+from edgespec.backends.engine_config import EngineLimits
+from edgespec.backends.ort.cache import padding_of
+from edgespec.backends.ort.lowering import lowered_contract
+from edgespec.backends.ort.runner import OrtRunner
+from edgespec.backends.registry import open_runner
+from edgespec.contract import GraphContract, Limits, Role, canonical_contract
 from edgespec.errors import ContractError, EnvironmentProblem
 from edgespec.export.components import ExportOptions, export
 from tests import toys
@@ -98,8 +101,8 @@ def test_a_file_that_is_no_engine_is_refused_with_its_name(
 
 OPENED = [
     (1, CAPACITY + 1),
-    (3, CAPACITY + 1),
-]  # a plain engine runs no trees: one row beside a full lane
+    (3, CAPACITY + 61),
+]  # a plain engine verifies trees too: a tree of 60 and its root beside a full lane
 
 
 @pytest.mark.parametrize(("lanes", "slots"), OPENED)
@@ -115,6 +118,10 @@ def test_lanes_and_padding_come_from_what_the_engine_was_built_for(
     assert (runner.lanes, runner.capacity, runner.cache.slots) == (lanes, CAPACITY, slots)
 
 
+def engine_limits(**sizes: int) -> EngineLimits:
+    return EngineLimits(max_input_len=CAPACITY, max_kv_cache_capacity=CAPACITY, **sizes)
+
+
 PADDING = [
     ({"max_batch_size": 1, "max_verify_tree_size": 60}, 1),
     ({"max_batch_size": 2, "max_verify_tree_size": 60}, 61),
@@ -127,12 +134,13 @@ PADDING = [
 def test_padding_has_room_for_the_largest_tree_beside_a_full_lane(
     limits: dict[str, int], padding: int
 ) -> None:
-    assert padding_of(limits) == padding
+    assert padding_of(engine_limits(**limits)) == padding
 
 
 def test_padding_of_block_drafts_has_room_for_a_neighbours_context_too() -> None:
-    assert padding_of({"max_batch_size": 2, "max_draft_tree_size": 9}, block=True) == 19
-    assert padding_of({"max_batch_size": 1, "max_draft_tree_size": 9}, block=True) == 1
+    two, one = (engine_limits(max_batch_size=n, max_draft_tree_size=9) for n in (2, 1))
+    assert padding_of(two, block=True) == 19
+    assert padding_of(one, block=True) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Reads the quantised weights of a canonical graph: DequantizeLinear with its codes and scales, as
+"""Reads the quantized weights of a canonical graph: DequantizeLinear with its values and scales, as
 one value.
 
 Knows the standard forms of a weight behind a MatMul and the bytes of four-bit types. What the CPU
@@ -37,83 +37,83 @@ FOUR_BITS = (ir.DataType.INT4, ir.DataType.FLOAT4E2M1)
 
 
 @dataclass(frozen=True, slots=True)
-class StoredCodes:
-    """A weight as DequantizeLinear reads it; `turned` where its codes stand as [out, in] and a
+class QuantizedValues:
+    """A weight as DequantizeLinear reads it; `transposed` where its values stand as [out, in] and a
     Transpose follows."""
 
     name: str
     scheme: Scheme
-    codes: ir.ExternalTensor
+    values: ir.ExternalTensor
     scales: ir.TensorProtocol
     global_scale: float | None
     block_size: int  # 0: one scale a channel, or one in all
-    turned: bool
+    transposed: bool
 
     @property
     def shape(self) -> tuple[int, int]:
         """[out, in]"""
-        rows, columns = self.codes.shape.numpy()
-        return (rows, columns) if self.turned else (columns, rows)
+        rows, columns = self.values.shape.numpy()
+        return (rows, columns) if self.transposed else (columns, rows)
 
     def read(self, directory: Path) -> QuantizedWeight:
         out_features, in_features = self.shape
-        codes, scales = read(self.codes, directory), read(self.scales, directory)
-        if not self.turned:
-            codes, scales = codes.T, scales.T
+        values, scales = read_tensor(self.values, directory), read_tensor(self.scales, directory)
+        if not self.transposed:
+            values, scales = values.T, scales.T
         per_row = scales.size > 1
         if not self.block_size:
             scales = scales.reshape(-1, 1)
         block = (1 if per_row or self.block_size else out_features, self.block_size or in_features)
         return QuantizedWeight(
-            self.name, self.scheme, codes, scales, block, global_scale=self.global_scale
+            self.name, self.scheme, values, scales, block, global_scale=self.global_scale
         )
 
 
-def stored_codes(node: ir.Node) -> StoredCodes | None:
-    """The quantised weight of a MatMul; None where its weight is not quantised. ContractError for
+def quantized_values(node: ir.Node) -> QuantizedValues | None:
+    """The quantized weight of a MatMul; None where its weight is not quantized. ContractError for
     another form."""
     weight = node.inputs[1]
     maker = weight.producer() if weight is not None else None
-    turned = maker is not None and maker.op_type == "Transpose"
-    if maker is not None and turned:
+    transposed = maker is not None and maker.op_type == "Transpose"
+    if maker is not None and transposed:
         source = maker.inputs[0]
         maker = source.producer() if source is not None else None
     if maker is None or maker.op_type != "DequantizeLinear":
         return None
-    codes, scale = maker.inputs[0], maker.inputs[1]
+    values, scale = maker.inputs[0], maker.inputs[1]
     name = node.metadata_props.get(SCHEME)
     if (
-        codes is None
-        or not isinstance(codes.const_value, ir.ExternalTensor)
+        values is None
+        or not isinstance(values.const_value, ir.ExternalTensor)
         or scale is None
         or name not in SCHEMES
     ):
         what = (
-            f"{node.name}: a quantised weight of the scheme {name!r} in a form that this version"
+            f"{node.name}: a quantized weight of the scheme {name!r} in a form that this version"
             " does not read"
         )
         raise ContractError(what, "Export the checkpoint again with this version.")
     global_scale, scale_maker = None, scale.producer()
     if scale_maker is not None:
-        whole = scale_maker.inputs[1].const_value if scale_maker.inputs[1] is not None else None
+        factor = scale_maker.inputs[1].const_value if scale_maker.inputs[1] is not None else None
         scale = scale_maker.inputs[0]
-        assert whole is not None
-        global_scale = float(whole.numpy())
+        assert factor is not None
+        global_scale = float(factor.numpy())
     assert scale is not None
     assert scale.const_value is not None
     block = maker.attributes["block_size"].as_int() if "block_size" in maker.attributes else 0
-    return StoredCodes(
+    return QuantizedValues(
         str(node.name),
         SCHEMES[name],
-        codes.const_value,
+        values.const_value,
         scale.const_value,
         global_scale,
         block,
-        turned=turned,
+        transposed=transposed,
     )
 
 
-def read(source: ir.TensorProtocol, directory: Path) -> NDArray[Any]:
+def read_tensor(source: ir.TensorProtocol, directory: Path) -> NDArray[Any]:
     """A tensor of the canonical directory, or one that stands in the graph itself."""
     if not isinstance(source, ir.ExternalTensor):
         return source.numpy()
@@ -124,9 +124,9 @@ def read(source: ir.TensorProtocol, directory: Path) -> NDArray[Any]:
         if source.dtype not in FOUR_BITS:
             return np.fromfile(file, dtype, count).reshape(dims)
         packed = np.fromfile(file, np.uint8, -(-count // 2))
-    codes = np.empty(2 * len(packed), np.uint8)
-    codes[0::2], codes[1::2] = packed & 0xF, packed >> 4
+    values = np.empty(2 * len(packed), np.uint8)
+    values[0::2], values[1::2] = packed & 0xF, packed >> 4
     if source.dtype == ir.DataType.INT4:
-        signed: NDArray[np.int8] = (codes << 4).view(np.int8) >> 4
+        signed: NDArray[np.int8] = (values << 4).view(np.int8) >> 4
         return signed.astype(dtype)[:count].reshape(dims)
-    return codes.view(dtype)[:count].reshape(dims)
+    return values.view(dtype)[:count].reshape(dims)

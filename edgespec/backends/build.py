@@ -1,0 +1,293 @@
+"""Builds an engine with any backend: checks, stages, proves on the golden outputs, installs.
+
+Knows the order of the work, and what it says to the user. How a graph is lowered and what its
+weights become stand in the backend, the directory's rules in `engine_dir`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from safetensors.numpy import load_file
+
+from edgespec import bundle
+from edgespec.backends import engine_dir as engines
+from edgespec.backends.base import Backend, BuildOptions, Progress, Runner, Staged
+from edgespec.backends.engine_config import (
+    FLOAT32,
+    KEPT,
+    EngineConfig,
+    EngineLimits,
+    EngineWeights,
+)
+from edgespec.backends.golden import Agreement, Golden, check_golden, rounding
+from edgespec.backends.manifest import EngineEntry, EngineManifest
+from edgespec.backends.onnx_dir import OnnxDir, open_onnx_dir
+from edgespec.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
+from edgespec.config import RopeConfig
+from edgespec.contract import MAX_BATCH_SIZE, Limits, Role
+from edgespec.errors import LimitError, OptionError
+from edgespec.methods import METHODS
+
+SILENT = Progress()
+BATCH_OF_PROOF = 2  # sequences: enough for a batch kernel to mix them up
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What `build` made. `size_bytes` counts all its files, `seconds` the whole build.
+
+    `golden_difference` is how far it is from the golden outputs, relative to their largest value;
+    None: there were none. `golden_cosine` is that of quantized weights.
+    """
+
+    role: Role
+    engine: Path
+    size_bytes: int
+    golden_difference: float | None
+    seconds: float
+    weights: EngineWeights
+    notes: tuple[str, ...] = ()
+    golden_cosine: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Proven:
+    """A staged engine: its config, and how it agrees with the golden outputs (None: there were
+    none)."""
+
+    engine: Path
+    config: EngineConfig
+    agreement: Agreement | None
+
+
+def build(
+    onnx_dir: Path,
+    engine_dir: Path,
+    limits: Limits,
+    *,
+    backend: str = DEFAULT_BACKEND,
+    options: BuildOptions | None = None,
+    spec_base: bool = False,
+    spec_draft: bool = False,
+    progress: Progress = SILENT,
+) -> Built:
+    """Build the engine of an exported directory into `engine_dir`; nothing is left behind when it
+    fails.
+
+    `options` None: the backend's defaults. Raises OptionError, BundleError, LimitError,
+    PairingError, BuildError or OutputError.
+    """
+    began = time.monotonic()
+    builder = chosen_backend(backend)
+    check_limits(limits)
+    onnx = open_onnx_dir(onnx_dir, spec_base=spec_base, spec_draft=spec_draft)
+    check_draft_size(onnx, limits)
+    engines.check_against_others(engine_dir, onnx)
+    options = builder.parse_options({}) if options is None else options
+    with staging_directory(engine_dir, onnx.role) as staging, bundle.writing(engine_dir):
+        proven = write_engine(builder, onnx, limits, options, staging, progress)
+        entry = engines.install(staging, engine_dir, onnx.role, entry_of(builder, onnx, proven))
+    return Built(
+        onnx.role,
+        engine_dir / proven.engine.name,
+        entry.size_bytes,
+        entry.golden_difference,
+        time.monotonic() - began,
+        entry.weights,
+        notes_of(builder, proven.config),
+        entry.golden_cosine,
+    )
+
+
+def chosen_backend(name: str) -> Backend:
+    """The backend of that name; OptionError where there is none."""
+    found = find_backend(name)
+    if found is None:
+        what = f"--backend {name}: this version has no such backend"
+        raise OptionError(what, f"Choose one of: {', '.join(BACKENDS)}.")
+    return found
+
+
+@contextmanager
+def staging_directory(engine_dir: Path, role: Role) -> Iterator[Path]:
+    """A new directory inside `engine_dir`, removed at the end, and `engine_dir` with it where the
+    block made it and left nothing in it. BundleError where engines of another kind are there."""
+    EngineManifest.read(engine_dir)
+    made = not engine_dir.exists()
+    with bundle.writing(engine_dir):
+        engine_dir.mkdir(parents=True, exist_ok=True)
+        staging = bundle.make_staging(engine_dir, role.value)
+    try:
+        yield staging
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+        if made:
+            bundle.remove_if_empty(engine_dir)
+
+
+# ---- limits
+
+
+def check_limits(limits: Limits) -> None:
+    """LimitError, naming the flag, where sizes cannot be."""
+    for name, value in asdict(limits).items():
+        if value < 1:
+            raise LimitError(f"--{name.replace('_', '-')} is {value}", "It must be at least 1.")
+    if limits.max_input_len > limits.max_kv_cache_capacity:
+        raise LimitError(
+            f"--max-input-len {limits.max_input_len} exceeds --max-kv-cache-capacity"
+            f" {limits.max_kv_cache_capacity}",
+            "Raise the capacity or lower the input length.",
+        )
+    if limits.max_batch_size > MAX_BATCH_SIZE:
+        raise LimitError(
+            f"--max-batch-size {limits.max_batch_size} exceeds {MAX_BATCH_SIZE}: with so many"
+            " sequences a step takes longer in proportion, and nobody is served sooner",
+            f"Build with --max-batch-size {MAX_BATCH_SIZE} at most.",
+        )
+
+
+def check_draft_size(onnx: OnnxDir, limits: Limits) -> None:
+    """A draft that makes blocks writes a whole one in a call; LimitError where it does not fit."""
+    if onnx.role is not Role.DRAFT or onnx.config.method is None:
+        return
+    size = METHODS[onnx.config.method].min_draft_tree_size(onnx.config.spec)
+    if limits.max_draft_tree_size < size:
+        what = (
+            f"--max-draft-tree-size {limits.max_draft_tree_size}: the draft makes blocks of {size}"
+        )
+        raise LimitError(what, f"Build with --max-draft-tree-size {size} or more.")
+
+
+# ---- an engine in its staging directory
+
+
+def write_engine(
+    backend: Backend,
+    onnx: OnnxDir,
+    limits: Limits,
+    options: BuildOptions,
+    staging: Path,
+    progress: Progress,
+) -> Proven:
+    """Write all files of the engine to `staging` and compare it with the golden outputs."""
+    staged = backend.stage(onnx, limits, options, staging, progress)
+    engines.copy_sidecars(onnx, staging, with_embedding=staged.weights.embedding is None)
+    agreement, weights = prove(backend, onnx, staged, limits)
+    config = EngineConfig(
+        component=onnx.config, limits=EngineLimits.of(limits, onnx.role), weights=weights
+    )
+    bundle.write_json(staging / engines.CONFIGS[onnx.role], config.to_dict())
+    return Proven(staged.engine, config, agreement)
+
+
+def prove(
+    backend: Backend, onnx: OnnxDir, staged: Staged, limits: Limits
+) -> tuple[Agreement | None, EngineWeights]:
+    """How a staged engine agrees with the golden outputs, if there are any, and its weights with
+    the margin that was measured. BuildError where it computes something else."""
+    margin = staged.accuracy.margin
+    if onnx.golden is None:
+        unmeasured = None if margin is None else margin.unmeasured_nats
+        return None, replace(staged.weights, rounding=unmeasured)
+    golden, ropes = load_file(onnx.golden), onnx.config.ropes
+    capacity = golden["tree_attention_mask"].shape[-1]
+    runner = backend.open_staged(staged, capacity, min(limits.max_batch_size, BATCH_OF_PROOF))
+    try:
+        golden = with_own_embedding(golden, runner)
+        agreement = check_golden(runner, golden, ropes, staged.accuracy, backend.remedies)
+        if margin is None:
+            return agreement, staged.weights
+        measured = rounding(runner, golden, ropes, margin)
+        return agreement, replace(staged.weights, rounding=measured)
+    finally:
+        runner.close()
+
+
+def with_own_embedding(golden: Golden, runner: Runner) -> Golden:
+    """Golden inputs as the engine will read them, where its lm_head is the embedding too."""
+    if runner.table is None:
+        return golden
+    inputs = {
+        f"{label}_inputs_embeds": runner.table.rows(golden[f"{label}_ids"])[None]
+        for label in ("prompt", "tree")
+    }
+    return golden | inputs
+
+
+def entry_of(backend: Backend, onnx: OnnxDir, proven: Proven) -> EngineEntry:
+    """What the manifest says of a proven engine, but for its files."""
+    agreement, weights = proven.agreement, proven.config.weights
+    return EngineEntry(
+        backend=backend.name,
+        fingerprint=backend.fingerprint(),
+        source=onnx.source,
+        weights=weights,
+        golden_difference=agreement.difference if agreement else None,
+        golden_cosine=agreement.cosine if agreement and weights.is_quantized else None,
+    )
+
+
+# ---- notes
+
+
+def notes_of(backend: Backend, config: EngineConfig) -> tuple[str, ...]:
+    """What the user should know about this engine."""
+    positions, capacity = config.component.max_position, config.limits.max_kv_cache_capacity
+    notes = []
+    if positions is not None and capacity > positions:
+        notes.append(
+            f"the capacity of {capacity} goes beyond the {positions} positions the model was made"
+            " for"
+        )
+    rope = config.component.rope
+    if any(table.kind == "longrope" for table in config.component.ropes):
+        notes.append(longrope_note(rope, capacity))
+    return (*notes, *backend.notes(config), *weight_notes(config))
+
+
+def longrope_note(rope: RopeConfig, capacity: int) -> str:
+    """Which of longrope's factors the engine takes for all positions (decision 0012)."""
+    original = rope.original_max_position
+    if capacity > original:
+        how = f"the long factors, as the capacity of {capacity} exceeds the original {original}"
+    else:
+        how = f"the short factors, as the capacity is within the original {original} tokens"
+    return f"longrope: {how}"
+
+
+def weight_notes(config: EngineConfig) -> Iterator[str]:
+    """What weights that are not float32 mean for the answers."""
+    weights, draft = config.weights, config.role is Role.DRAFT
+    if weights.emulated:
+        yield f"{weights.scheme} is {weights.emulated}"
+    margin = f"margin {weights.rounding:.2g} nats" if weights.rounding is not None else ""
+    if weights.is_quantized:
+        yield f"{products_text(weights)}; {draft_note() if draft else losslessness(config, margin)}"
+    elif margin and not draft:
+        yield f"recurrent layers: lossless up to kernel rounding ({margin})"
+
+
+def products_text(weights: EngineWeights) -> str:
+    """What the weights of matrix products are."""
+    assert weights.scheme != FLOAT32
+    block = "" if weights.block is None else f" in blocks of {weights.block}"
+    method = weights.method if weights.method == KEPT else "rounded to nearest"
+    return f"the weights of its matrix products are {weights.scheme}{block}, {method}"
+
+
+def draft_note() -> str:
+    return "a draft's weights change how much is accepted, not what is said"
+
+
+def losslessness(config: EngineConfig, margin: str) -> str:
+    """How lossless speculation with this base is."""
+    exact = config.component.graph.recurrent is None and config.weights.why_not_exact is None
+    bitwise = ", and bitwise with --exact" if exact else ""
+    return f"speculation is lossless up to kernel rounding ({margin}){bitwise}"

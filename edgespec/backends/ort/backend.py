@@ -1,0 +1,138 @@
+"""ONNX Runtime on the CPU as a backend.
+
+Knows its words, its options and where its parts stand. Imports ONNX Runtime where an engine is
+built or opened, and not before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgespec.backends.base import (
+    Backend,
+    BuildOptions,
+    EngineMemory,
+    OptionValue,
+    PlanHints,
+    Progress,
+    Remedies,
+    Runner,
+    Staged,
+)
+from edgespec.backends.engine_config import EngineConfig
+from edgespec.backends.onnx_dir import OnnxDir
+from edgespec.backends.ort import fingerprint
+from edgespec.backends.ort.cache import padding_of
+from edgespec.backends.ort.options import OPTIONS, WeightFormat, parse_options
+from edgespec.contract import RECURRENT_CHUNK, Limits, canonical_contract
+
+if TYPE_CHECKING:
+    from edgespec.backends.ort.runner import OrtRunner
+
+
+class OrtBackend(Backend):
+    """Engines of ONNX Runtime's CPU kernels."""
+
+    name = "ort"
+    title = "ONNX Runtime on the CPU"
+    suffixes = (".onnx", ".onnx.data")
+    options = OPTIONS
+    remedies = Remedies(
+        mismatch="This ONNX Runtime computes another result.",
+        too_coarse=(
+            "Build with finer weights (--weights int8, --weight-block 32 or fp32), or export a"
+            " finer format."
+        ),
+    )
+    # More rows cost more than they bring on a CPU: of a block's rows each costs nearly in full
+    # from about eight on (decision 0003)
+    plan_hints = PlanHints(steps=3, block_nodes=8)
+
+    def parse_options(self, values: Mapping[str, OptionValue]) -> WeightFormat:
+        return parse_options(values)
+
+    def stage(
+        self,
+        onnx: OnnxDir,
+        limits: Limits,
+        options: BuildOptions,
+        staging: Path,
+        progress: Progress,
+    ) -> Staged:
+        from edgespec.backends.ort.staging import stage
+
+        assert isinstance(options, WeightFormat)
+        path, batched = self.engine_path(staging, onnx.role), limits.max_batch_size > 1
+        return stage(onnx, path, batched=batched, weight_format=options, progress=progress)
+
+    def open_staged(self, staged: Staged, capacity: int, lanes: int) -> Runner:
+        from edgespec.backends.ort.runner import OrtRunner, lm_head_table
+
+        runner = OrtRunner(staged.engine, staged.contract, capacity, lanes)
+        if staged.weights.embedding is not None:
+            hidden_size = staged.contract.shape.hidden_size
+            runner.table = lm_head_table(staged.engine, staged.weights.embedding, hidden_size)
+        return runner
+
+    def open(self, engine_dir: Path, config: EngineConfig) -> OrtRunner:
+        from edgespec.backends.ort.runner import open_engine
+
+        return open_engine(self.engine_path(engine_dir, config.role), config)
+
+    def fingerprint(self) -> dict[str, Any]:
+        return fingerprint.fingerprint()
+
+    def check_fingerprint(self, stored: Mapping[str, Any], name: str) -> None:
+        fingerprint.check(stored, name)
+
+    def memory(self, config: EngineConfig) -> EngineMemory:
+        contract = canonical_contract(config.component.graph)  # lowering keeps its caches
+        return EngineMemory(
+            kv_bytes_per_token=contract.kv_bytes_per_token, state_bytes=contract.state_bytes
+        )
+
+    def notes(self, config: EngineConfig) -> tuple[str, ...]:
+        notes = (*self.cache_notes(config), *self.state_notes(config))
+        weights = config.weights
+        if "float32" in (weights.compute or "") and not weights.emulated:
+            what = f"{weights.scheme} is computed in float32 here"
+            notes += (f"{what}: as large and as slow as unquantized weights",)
+        if weights.embedding is not None:
+            what = "the lm_head's weights are the embedding too"
+            notes += (f"{what}: --no-share-embedding keeps that as exported",)
+        return notes
+
+    def cache_notes(self, config: EngineConfig) -> tuple[str, ...]:
+        """What the KV cache of several sequences takes."""
+        limits = config.limits
+        lanes, capacity = limits.max_batch_size, limits.max_kv_cache_capacity
+        if lanes == 1:
+            return ()
+        slots = capacity + padding_of(limits, block=config.component.graph.block)
+        size = lanes * slots * self.memory(config).kv_bytes_per_token
+        full = f"when all {lanes} sequences are {capacity} tokens long"
+        return (f"the KV cache takes {size / 1e9:.2f} GB {full}; memory is taken as it is written",)
+
+    def state_notes(self, config: EngineConfig) -> tuple[str, ...]:
+        """What recurrent states cost, and what a partial acceptance costs beside them at most."""
+        from edgespec.backends.ort.recurrent import uncommitted_bytes
+
+        shape = config.component.graph.recurrent
+        if shape is None:
+            return ()
+        lanes = config.limits.max_batch_size
+        rows = max(RECURRENT_CHUNK, config.limits.verify_tree_size)
+        state_bytes = self.memory(config).state_bytes
+        sequences = f"{lanes} sequences takes" if lanes > 1 else "a sequence takes"
+        states = f"the recurrent state of {sequences} {lanes * state_bytes / 1e6:.1f} MB"
+        cap = (
+            "rows that may be rejected at most"
+            f" {uncommitted_bytes(shape, lanes, rows) / 1e6:.1f} MB, for {rows} a pass"
+        )
+        instead = f"a state a row would take {rows * lanes * state_bytes / 1e6:.0f} MB"
+        return (f"{states}; {cap} ({instead})",)
+
+
+BACKEND = OrtBackend()

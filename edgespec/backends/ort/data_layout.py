@@ -1,0 +1,115 @@
+"""The weights of a lowered graph, and where each stands in the engine's data file.
+
+Knows offsets, sizes and kernels. How a weight gets there is told in `weights`, its bytes are made
+in `weight_data`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+import onnx_ir as ir
+
+from edgespec.backends.ort import int8_gemm, matmul_nbits
+from edgespec.backends.ort.quantized_values import QuantizedValues
+
+ALIGN_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWeight:
+    """A weight in float32: where its source stands, and where its float32 form will."""
+
+    source: ir.ExternalTensor
+    transposed: bool
+    offset: int
+    num_bytes: int
+
+
+Kernel = TypeVar("Kernel", matmul_nbits.Kernel, int8_gemm.Kernel)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedPlace(Generic[Kernel]):
+    """A quantized weight [out, in]: its source, its kernel, and where values and scales will
+    stand."""
+
+    source: ir.ExternalTensor | QuantizedValues
+    kernel: Kernel
+    offset: int  # of the values
+    scales_offset: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.kernel.values_bytes + self.kernel.scales_bytes
+
+
+class LowBitWeight(QuantizedPlace[matmul_nbits.Kernel]):
+    """One that MatMulNBits reads."""
+
+    __slots__ = ()
+
+
+class Int8GemmWeight(QuantizedPlace[int8_gemm.Kernel]):
+    """One that an int8 GEMM reads."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DequantizedWeight:
+    """A quantized weight that no kernel here reads: dequantized, [in, out] in float32."""
+
+    source: QuantizedValues
+    offset: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeptTensor:
+    """A tensor that stays as it is."""
+
+    source: ir.ExternalTensor
+    offset: int
+    num_bytes: int
+
+
+AnyWeight = StoredWeight | LowBitWeight | Int8GemmWeight | DequantizedWeight | KeptTensor
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A new initializer of the lowered graph, and where its bytes stand in the data file."""
+
+    value: ir.Value
+    offset: int
+    num_bytes: int
+
+
+class DataLayout:
+    """The engine's data file as it fills up; tensors begin at multiples of a page."""
+
+    def __init__(self, graph: ir.Graph, data_name: str) -> None:
+        self.graph, self.data_name, self.end = graph, data_name, 0
+
+    def place(self, name: str, dims: tuple[int, ...], dtype: ir.DataType) -> Place:
+        """A new initializer behind those that are there."""
+        offset = -(-self.end // ALIGN_BYTES) * ALIGN_BYTES
+        size, shape = int(np.prod(dims)) * int(dtype.itemsize), ir.Shape(dims)
+        self.end = offset + size
+        tensor = ir.ExternalTensor(self.data_name, offset, size, dtype, shape=shape, name=name)
+        value = ir.Value(name=name, shape=shape, type=ir.TensorType(dtype), const_value=tensor)
+        self.graph.register_initializer(value)
+        return Place(value, offset, size)
+
+    def place_low_bit(self, name: str, kernel: matmul_nbits.Kernel) -> tuple[Place, Place]:
+        """Values and scales of a weight that MatMulNBits reads."""
+        values = self.place(f"{name}/values", kernel.values_shape, ir.DataType.UINT8)
+        return values, self.place(f"{name}/scales", (kernel.num_scales,), ir.DataType.FLOAT)
+
+    def place_int8(self, name: str, kernel: int8_gemm.Kernel) -> tuple[Place, Place]:
+        """Values and scales of a weight that an int8 GEMM reads."""
+        values = self.place(f"{name}/values", kernel.values_shape, ir.DataType.INT8)
+        return values, self.place(f"{name}/scales", (kernel.out_features,), ir.DataType.FLOAT)

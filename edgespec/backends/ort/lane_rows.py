@@ -1,0 +1,52 @@
+"""What a lane holds of a sequence, copied out of the caches of this backend.
+
+Knows the arrays. Nobody outside `ort/` looks into it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.backends.base import LaneRows
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerState:
+    """A copy of what a lane's recurrent layers remember."""
+
+    conv: Floats  # [layers, K-1, C]
+    state: Floats  # [layers, Hv, dk, dv]
+    pending: Floats  # [layers, P, row width]
+
+    @property
+    def nbytes(self) -> int:
+        return self.conv.nbytes + self.state.nbytes + self.pending.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class OrtLaneRows(LaneRows):
+    """Keys and values of a lane's first tokens, and the state of its recurrent layers."""
+
+    kv: Floats  # [2*attention layers, Hkv, tokens, D]
+    state: LayerState | None = None
+
+    def __len__(self) -> int:
+        return int(self.kv.shape[2])
+
+    @property
+    def nbytes(self) -> int:
+        return self.kv.nbytes + (self.state.nbytes if self.state is not None else 0)
+
+    @property
+    def can_crop(self) -> bool:
+        """Keys and values have shorter prefixes, a recurrent state has none."""
+        return self.state is None
+
+    def prefix(self, count: int) -> OrtLaneRows:
+        assert self.can_crop or count == len(self)
+        return OrtLaneRows(self.kv[:, :, :count], self.state)

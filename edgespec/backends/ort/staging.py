@@ -1,0 +1,76 @@
+"""Writes an ONNX Runtime engine: lowers the canonical graph, and writes its weights.
+
+Knows the order of the work. The rewrites stand in `lowering`, what becomes of weights in `weights`,
+and how close the engine has to come in `accuracy`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import onnx_ir as ir
+
+from edgespec import bundle
+from edgespec.backends.base import Progress, Staged
+from edgespec.backends.engine_config import SharedEmbedding
+from edgespec.backends.onnx_dir import OnnxDir
+from edgespec.backends.ort.accuracy import accuracy_of, exported_weights, weights_of
+from edgespec.backends.ort.data_layout import LowBitWeight
+from edgespec.backends.ort.lowering import Lowered, lower, lowered_contract
+from edgespec.backends.ort.options import WeightFormat
+from edgespec.backends.ort.weight_data import pieces
+from edgespec.contract import canonical_contract
+
+
+def stage(
+    onnx: OnnxDir, path: Path, *, batched: bool, weight_format: WeightFormat, progress: Progress
+) -> Staged:
+    """Write the engine `path` and its weights beside it; `batched`: for more than one sequence.
+    BuildError where its weights cannot be what is asked for."""
+    data = path.with_name(f"{path.name}.data")
+    lowered = lower(ir.load(onnx.model), data.name, batched, weight_format)
+    exported = exported_weights(lowered.weights)
+    weights = weights_of(exported, weight_format, str(onnx.path))
+    if weight_format.share_embedding:
+        weights = replace(weights, embedding=shared_embedding(lowered))
+    progress.start(sum(weight.num_bytes for weight in lowered.weights))
+    write_data(lowered, onnx.path, data, progress.advance)
+    ir.save(lowered.model, path)
+    graph = onnx.config.graph
+    return Staged(
+        engine=path,
+        contract=lowered_contract(canonical_contract(graph), batched),
+        weights=weights,
+        accuracy=accuracy_of(exported, weight_format, recurrent=graph.recurrent is not None),
+    )
+
+
+def shared_embedding(lowered: Lowered) -> SharedEmbedding | None:
+    """Where the quantized values of a tied lm_head stand, which serve as the embedding; None where
+    it is not tied, or not of low bits in blocks."""
+    for weight in lowered.weights:
+        if (
+            isinstance(weight, LowBitWeight)
+            and isinstance(weight.source, ir.ExternalTensor)
+            and weight.source.location == bundle.EMBEDDING
+        ):
+            return SharedEmbedding(
+                bits=weight.kernel.bits,
+                block=weight.kernel.block,
+                rows=weight.kernel.out_features,
+                offset=weight.offset,
+                scales_offset=weight.scales_offset,
+            )
+    return None
+
+
+def write_data(lowered: Lowered, source: Path, path: Path, advance: Callable[[int], None]) -> None:
+    """Write the weights, one at a time, to where the lowered graph looks for them."""
+    with path.open("wb") as file:
+        for weight in lowered.weights:
+            for offset, array in pieces(weight, source):
+                file.seek(offset)
+                file.write(array.data)
+                advance(array.nbytes)

@@ -1,0 +1,70 @@
+"""The bytes of an engine's data file, weight by weight.
+
+Knows the form in which each kind of weight is read. Where a weight stands is told in `data_layout`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.backends.ort import int8_gemm, matmul_nbits
+from edgespec.backends.ort.data_layout import (
+    AnyWeight,
+    DequantizedWeight,
+    Int8GemmWeight,
+    KeptTensor,
+    LowBitWeight,
+    StoredWeight,
+)
+from edgespec.backends.ort.quantized_values import QuantizedValues, read_tensor
+from edgespec.quantized import QuantizedWeight, dequantize_stored, quantize_rtn
+
+Pieces = Iterator[tuple[int, NDArray[Any]]]
+
+
+def pieces(weight: AnyWeight, directory: Path) -> Pieces:
+    """Offsets and arrays of the data file; one tensor of `directory` is held at a time."""
+    match weight:
+        case StoredWeight():
+            yield weight.offset, read_fp32(weight, directory)
+        case KeptTensor():
+            yield weight.offset, read_tensor(weight.source, directory).reshape(-1).view(np.uint8)
+        case DequantizedWeight():
+            values = dequantize_stored(weight.source.read(directory)).T
+            yield weight.offset, np.ascontiguousarray(values)
+        case Int8GemmWeight():
+            integers, channels = int8_gemm.pack(weight.kernel, per_channel(weight, directory))
+            yield weight.offset, integers
+            yield weight.scales_offset, channels
+        case LowBitWeight():
+            packed, scales = matmul_nbits.pack(weight.kernel, in_blocks(weight, directory))
+            yield weight.offset, packed
+            yield weight.scales_offset, scales
+
+
+def in_blocks(weight: LowBitWeight, directory: Path) -> QuantizedWeight:
+    """The export's quantized values, or a stored weight rounded to nearest."""
+    if isinstance(weight.source, QuantizedValues):
+        return weight.source.read(directory)
+    kernel, name = weight.kernel, str(weight.source.name)
+    return quantize_rtn(read_tensor(weight.source, directory), kernel.bits, kernel.block, name)
+
+
+def per_channel(weight: Int8GemmWeight, directory: Path) -> QuantizedWeight:
+    """The same with one scale per channel."""
+    if isinstance(weight.source, QuantizedValues):
+        return weight.source.read(directory)
+    return quantize_rtn(read_tensor(weight.source, directory), 8, None, str(weight.source.name))
+
+
+def read_fp32(weight: StoredWeight, directory: Path) -> NDArray[np.float32]:
+    """The weight's float32 form, read from the canonical directory."""
+    array = read_tensor(weight.source, directory)
+    return np.ascontiguousarray(
+        (array.T if weight.transposed else array).astype(np.float32, order="C")
+    )

@@ -1,0 +1,65 @@
+"""Refuses a base and a draft that do not belong together, with what their user can do about it.
+
+Knows which of two engines is being built. The rules themselves stand in `edgespec.methods`.
+"""
+
+from __future__ import annotations
+
+from edgespec.component import ComponentConfig
+from edgespec.contract import Role
+from edgespec.errors import PairingError
+from edgespec.methods import METHODS, Method, Mismatch, mismatches
+
+ELSEWHERE = "use another engine directory"
+OTHER_DRAFT = f"Take a draft that was trained for this base, or {ELSEWHERE}."
+UNFIT = ("vocabulary", "hidden size", "embedding", "head", "depth")  # no export can fix it
+
+
+def check_pairing(base: ComponentConfig, draft: ComponentConfig, built: Role | None = None) -> None:
+    """PairingError where a base and a draft do not belong together.
+
+    `built` is the one that is being built beside the other; None where both are there.
+    """
+    for mismatch in mismatches(base.as_base(), draft.as_draft()):
+        assert draft.method is not None
+        raise PairingError(*explained(mismatch, METHODS[draft.method], built))
+
+
+def explained(mismatch: Mismatch, method: Method, built: Role | None) -> tuple[str, str]:
+    """What does not fit, and the remedy; each names another engine directory."""
+    if mismatch.topic == "identity":
+        return another_base(method, built)
+    if mismatch.topic == "method":
+        return mismatch.what, another_method(method, built)
+    if mismatch.topic in UNFIT or mismatch.remedy is None:
+        return mismatch.what, OTHER_DRAFT
+    return mismatch.what, f"{mismatch.remedy}, or {ELSEWHERE}."
+
+
+def another_base(method: Method, built: Role | None) -> tuple[str, str]:
+    """Where the draft was exported for other weights. Each engine keeps the other one out, so it
+    can be fixed here only where the base is to stay and the draft can be exported anew."""
+    if method.weights_in == "base_checkpoint":
+        name = method.draft_title.split(maxsplit=1)[-1]
+        what = f"the {name} and the base were exported from different checkpoints"
+        both = f"edgespec export MODEL OUT {method.export_flag}"
+        return what, f"Export both at once ({both}), and {ELSEWHERE}."
+    if built is Role.BASE:
+        what = (
+            "the draft in this engine directory was exported for another base checkpoint than"
+            " this one"
+        )
+        return what, f"{ELSEWHERE.capitalize()} for this base and a draft of its own."
+    what = (
+        "the draft was exported for another base checkpoint than the one in this engine directory"
+    )
+    return what, f"Export the draft again with --base-model-dir naming the base, or {ELSEWHERE}."
+
+
+def another_method(method: Method, built: Role | None) -> str:
+    """The remedy where the base emits what another kind of draft reads."""
+    again = "xport the base again for that draft: edgespec export MODEL OUT"
+    if built is Role.BASE:
+        elsewhere = ELSEWHERE.capitalize()
+        return f"{elsewhere} for this base and its own draft, or e{again} {method.export_flag}."
+    return f"E{again} {method.export_flag}, or {ELSEWHERE}."

@@ -1,0 +1,363 @@
+"""A backend of one's own, registered by test code alone: ONNX's reference evaluator runs the
+exported graph as it is. Taken through export, build, infer, inspect and check."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx.reference import ReferenceEvaluator
+
+from edgespec.backends.base import (
+    AccuracySpec,
+    Backend,
+    BuildOption,
+    BuildOptions,
+    Call,
+    EngineMemory,
+    LaneRows,
+    OptionValue,
+    PlanHints,
+    Progress,
+    Remedies,
+    Result,
+    Runner,
+    Staged,
+    Table,
+)
+from edgespec.backends.engine_config import EngineConfig, EngineWeights
+from edgespec.backends.onnx_dir import OnnxDir
+from edgespec.backends.registry import BACKENDS
+from edgespec.cli.main import run
+from edgespec.contract import (
+    GraphContract,
+    Limits,
+    Role,
+    canonical_contract,
+    past_names,
+    present_names,
+)
+from edgespec.errors import EngineMismatch, LimitError, OptionError
+from tests import toys
+from tests.e2e.workshop import Cli, asked, cli, infer, responses
+
+__all__ = ["cli"]
+
+LIMITS = ["--max-input-len", "24", "--max-kv-cache-capacity", "40", "--max-verify-tree-size", "8"]
+USAGE, INVALID, ENVIRONMENT = 2, 3, 4
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class ToyOptions(BuildOptions):
+    """Slots of the cache behind its capacity."""
+
+    spare_slots: int
+
+
+@dataclass(frozen=True)
+class ToyRows(LaneRows):
+    """Keys and values of a lane, by input name, [1, Hkv, tokens, D]."""
+
+    arrays: Arrays
+
+    @property
+    def can_crop(self) -> bool:
+        return True
+
+    def __len__(self) -> int:
+        return next(iter(self.arrays.values())).shape[2]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays.values())
+
+    def prefix(self, count: int) -> ToyRows:
+        return ToyRows({name: array[:, :, :count] for name, array in self.arrays.items()})
+
+
+class ToyRunner:
+    """The canonical graph on the reference evaluator, its whole cache copied by every call."""
+
+    lanes = 1
+    table: Table | None = None
+
+    def __init__(
+        self, path: Path, contract: GraphContract, capacity: int, spare_slots: int
+    ) -> None:
+        self.contract, self.capacity = contract, capacity
+        self.slots, shape = capacity + spare_slots, contract.shape
+        dims = (1, shape.num_kv_heads, self.slots, shape.head_dim)
+        layers = range(shape.num_layers)
+        self.cache = {name: np.zeros(dims, np.float32) for i in layers for name in past_names(i)}
+        self.evaluator = ReferenceEvaluator(onnx.load(path))
+
+    def run(self, call: Call) -> Result:
+        outputs = self.evaluator.run(None, self.feeds(call) | self.cache)
+        named = dict(zip(self.evaluator.output_names, outputs, strict=True))
+        for layer in range(self.contract.shape.num_layers):
+            for past, present in zip(past_names(layer), present_names(layer), strict=True):
+                self.cache[past] = named[present]
+        return Result(named["logits"], named.get("hidden_states"))
+
+    def feeds(self, call: Call) -> Arrays:
+        width = call.attention_mask.shape[3]
+        wide = ((0, 0), (0, 0), (0, 0), (0, self.slots - width))
+        feeds: Arrays = {
+            "inputs_embeds": call.inputs_embeds,
+            "rope_cos": call.rope_cos,
+            "rope_sin": call.rope_sin,
+            "attention_mask": np.pad(call.attention_mask, wide),
+            "write_indices": call.write_indices,
+            "gather_idx": call.gather_idx,
+        }
+        if self.contract.shape.role is not Role.DRAFT:
+            return feeds
+        batch, shape = len(call.inputs_embeds), self.contract.shape
+        base, own = call.base_hidden, call.draft_hidden
+        no_base = np.zeros((batch, 0, shape.base_features), np.float32)
+        no_own = np.zeros((batch, 0, shape.features), np.float32)
+        return feeds | {
+            "base_hidden": no_base if base is None else base,
+            "draft_hidden": no_own if own is None else own,
+            "use_base_hidden": np.array(base is not None),
+        }
+
+    def keep_rows(self, lane: int, slots: NDArray[np.int64], start: int) -> None:
+        for array in self.cache.values():
+            array[:, :, start : start + len(slots)] = array[:, :, slots]
+
+    def read_rows(self, lane: int, count: int) -> ToyRows:
+        return ToyRows({name: array[:, :, :count].copy() for name, array in self.cache.items()})
+
+    def write_rows(self, lane: int, rows: LaneRows) -> None:
+        assert isinstance(rows, ToyRows)
+        for name, array in rows.arrays.items():
+            self.cache[name][:, :, : len(rows)] = array
+
+    def free(self, lane: int) -> None: ...
+
+    def zero(self, lane: int) -> None:
+        for array in self.cache.values():
+            array[:] = 0
+
+    def copy_lane(self, source: int, target: int, count: int) -> None:
+        raise AssertionError("it has one lane")
+
+    def close(self) -> None: ...
+
+
+class ToyBackend(Backend):
+    """What a backend must be, and nothing else."""
+
+    name = "toy"
+    title = "ONNX's reference evaluator"
+    suffixes = (".toy",)
+    remedies = Remedies(mismatch="This evaluator computes another result.", too_coarse="None.")
+    plan_hints = PlanHints(steps=2, block_nodes=4)
+    options = (
+        BuildOption(flag="--spare-slots", choices=("1", "2"), default="1", help="Slots to spare."),
+        BuildOption(flag="--polite", default=False, help="Be polite."),
+    )
+
+    def parse_options(self, values: Mapping[str, OptionValue]) -> ToyOptions:
+        slots = int(str(values.get("spare_slots", "1")))
+        if values.get("polite") and slots == 2:
+            raise OptionError("--polite takes one spare slot", "Leave --spare-slots out.")
+        return ToyOptions(slots)
+
+    def stage(
+        self,
+        onnx: OnnxDir,
+        limits: Limits,
+        options: BuildOptions,
+        staging: Path,
+        progress: Progress,
+    ) -> Staged:
+        assert isinstance(options, ToyOptions)
+        if limits.max_batch_size > 1:
+            raise LimitError("the toy has one lane", "Build with --max-batch-size 1.")
+        path = self.engine_path(staging, onnx.role)
+        write_engine(onnx.model, path)
+        progress.start(path.stat().st_size)
+        progress.advance(path.stat().st_size)
+        return Staged(
+            engine=path,
+            contract=canonical_contract(onnx.config.graph),
+            weights=EngineWeights(scheme="fp32", method="as exported", exact=False),
+            accuracy=AccuracySpec(tolerance=1e-3),
+        )
+
+    def open_staged(self, staged: Staged, capacity: int, lanes: int) -> Runner:
+        return ToyRunner(staged.engine, staged.contract, capacity, 1)
+
+    def open(self, engine_dir: Path, config: EngineConfig) -> Runner:
+        path, contract = self.engine_path(engine_dir, config.role), self.contract(config)
+        return ToyRunner(path, contract, config.limits.max_kv_cache_capacity, 1)
+
+    def contract(self, config: EngineConfig) -> GraphContract:
+        return canonical_contract(config.component.graph)
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {"onnx": onnx.__version__}
+
+    def check_fingerprint(self, stored: Mapping[str, Any], name: str) -> None:
+        if stored.get("onnx") != onnx.__version__:
+            raise EngineMismatch(f"{name} was built with another onnx", "Build it again.")
+
+    def memory(self, config: EngineConfig) -> EngineMemory:
+        return EngineMemory(kv_bytes_per_token=self.contract(config).kv_bytes_per_token)
+
+    def notes(self, config: EngineConfig) -> tuple[str, ...]:
+        return ("it is slow",)
+
+
+def write_engine(source: Path, target: Path) -> None:
+    """The graph with its weights inside."""
+    model = onnx.load(source)
+    target.write_bytes(model.SerializeToString())
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BACKENDS, "toy", ToyBackend())
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("toy-backend")
+    base = toys.make_base(path / "base", "llama", layers=7)
+    toys.make_draft(path / "draft", base, "specforge")
+    return path
+
+
+@pytest.fixture(scope="module")
+def exported(checkpoints: Path) -> dict[str, Path]:
+    """The components of a pair."""
+    base, draft = str(checkpoints / "base"), str(checkpoints / "draft")
+    out = {role: checkpoints / f"onnx-{role}" for role in ("base", "draft")}
+    assert run(["export", base, str(out["base"]), "--eagle-base"]) == 0
+    assert run(["export", draft, str(out["draft"]), "--base-model-dir", base]) == 0
+    return {role: path / "llm" for role, path in out.items()}
+
+
+@pytest.fixture
+def engines(checkpoints: Path, exported: dict[str, Path], cli: Cli, tmp_path: Path) -> Path:
+    """A pair of toy engines, built once and copied, so that a test may change its copy."""
+    made = checkpoints / "engines"
+    if not made.exists():
+        for component in exported.values():
+            done = cli(*build_args(component, made))
+            assert done.code == 0, done.err
+    return Path(shutil.copytree(made, tmp_path / "engines"))
+
+
+def build_args(component: Path, engine_dir: Path, *more: str) -> list[object]:
+    files = ["--onnx-dir", component, "--engine-dir", engine_dir]
+    return ["build", *files, "--backend", "toy", *LIMITS, *more]
+
+
+def test_a_pair_of_toy_engines_answers_losslessly(engines: Path, tmp_path: Path, cli: Cli) -> None:
+    """Trees, committed rows and a prefix that is reused: --check-lossless compares every token."""
+    requests = [asked("one two"), asked("one two three")]
+    sizes = ["--spec-draft-top-k", "2", "--spec-draft-step", "2", "--spec-verify-size", "5"]
+    args = infer(engines, tmp_path, *requests)
+    done = cli(*args, "--spec-decode", *sizes, "--check-lossless")
+    assert done.code == 0, done.err
+    found = responses(tmp_path)
+    assert [len(response["output_ids"]) for response in found] == [8, 8]
+    assert cli(*args).code == 0
+    assert [r["output_ids"] for r in responses(tmp_path)] == [r["output_ids"] for r in found]
+
+
+def test_toy_engines_say_what_they_are(engines: Path, cli: Cli) -> None:
+    done = cli("inspect", engines, "--json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert {engine["backend"] for engine in found["engines"].values()} == {"toy"}
+    base = found["engines"]["base"]
+    assert base["runs_here"] == {"answer": True, "why": None}
+    assert base["fingerprint"] == {"onnx": onnx.__version__}
+    assert base["golden_difference"] < 1e-3
+    assert base["exact"] == "its weights are fp32"
+    assert base["cache_bytes_per_token"] == 2 * 7 * 2 * 16 * 4
+    assert (found["pairing"]["fits"], found["not_in_manifest"]) == (True, [])
+    assert "runs on this machine" in cli("inspect", engines).out
+
+
+def test_a_checkpoint_pair_is_checked_without_a_word_about_the_backend(
+    checkpoints: Path, cli: Cli
+) -> None:
+    done = cli("check", checkpoints / "base", checkpoints / "draft")
+    assert done.code == 0, done.err
+    assert "toy" not in done.out
+
+
+def test_options_of_the_backend_are_its_own(
+    exported: dict[str, Path], tmp_path: Path, cli: Cli
+) -> None:
+    """--help lists them instead of ONNX Runtime's; what contradicts itself is refused."""
+    shown = cli("build", "--backend", "toy", "--help").out
+    assert "--spare-slots" in shown
+    assert "--polite / --no-polite" in shown
+    assert "--weights" not in shown
+    assert "--spare-slots" not in cli("build", "--help").out
+    component, engines = exported["base"], tmp_path / "engines"
+    done = cli(*build_args(component, engines, "--weights", "int8"))
+    assert (done.code, "--weights" in done.err) == (USAGE, True)
+    done = cli(*build_args(component, engines, "--polite", "--spare-slots", "2"))
+    assert (done.code, "Leave --spare-slots out" in done.err) == (USAGE, True)
+    done = cli(*build_args(component, engines, "--max-batch-size", "2"))
+    assert (done.code, "one lane" in done.err) == (INVALID, True)
+
+
+def test_notes_of_the_backend_are_shown(
+    exported: dict[str, Path], tmp_path: Path, cli: Cli
+) -> None:
+    done = cli(*build_args(exported["base"], tmp_path / "new"))
+    assert done.code == 0, done.err
+    assert "golden outputs reproduced" in done.out
+    assert "it is slow" in done.out
+
+
+def test_an_engine_that_computes_something_else_is_not_kept(
+    exported: dict[str, Path], tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = ToyRunner.run
+
+    def louder(runner: ToyRunner, call: Call) -> Result:
+        return Result(honest(runner, call).logits * np.float32(1.01), None)
+
+    monkeypatch.setattr(ToyRunner, "run", louder)
+    done = cli(*build_args(exported["base"], tmp_path / "new"))
+    assert done.code == 1
+    assert "This evaluator computes another result." in done.err
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_engine_of_another_machine_is_refused(engines: Path, tmp_path: Path, cli: Cli) -> None:
+    path = engines / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["engines"]["base"]["fingerprint"] = {"onnx": "0.1"}
+    path.write_text(json.dumps(manifest))
+    done = cli(*infer(engines, tmp_path))
+    assert (done.code, "was built with another onnx" in done.err) == (ENVIRONMENT, True)
+    assert "does not run here" in cli("inspect", engines).out
+
+
+def test_without_the_backend_its_engines_are_shown_and_not_run(
+    engines: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(BACKENDS, "toy")
+    done = cli(*infer(engines, tmp_path))
+    assert (done.code, "was built for the backend 'toy'" in done.err) == (INVALID, True)
+    assert "this version runs ort, not 'toy'" in cli("inspect", engines).out
+    assert cli("build", "--backend", "toy").code == USAGE
