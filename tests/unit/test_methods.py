@@ -18,8 +18,6 @@ NAMES = {"eagle": "eagle", "mtp": "mtp", "dflash": "dflash"}  # what is looked f
 TABLES = ("table.py", "registry.py")  # one row per method
 # File -> why it names a method all the same.
 EXCEPTIONS = {
-    "backends/engine_dir.py": "not yet converted to METHODS; remove this line then",
-    "backends/facts.py": "not yet converted to METHODS; remove this line then",
     "checkpoint/names.py": "the root of prediction heads on disk is `mtp.`",
     "checkpoint/unsupported.py": "kinds that are detected and refused by name",
     "cli/build.py": "flags of TensorRT Edge-LLM, and limits in the help",
