@@ -18,11 +18,9 @@ NAMES = {"eagle": "eagle", "mtp": "mtp", "dflash": "dflash"}  # what is looked f
 TABLES = ("table.py", "registry.py")  # one row per method
 # File -> why it names a method all the same.
 EXCEPTIONS = {
-    "backends/engine_dir.py": "not yet converted to METHODS; remove this line then",
-    "backends/facts.py": "not yet converted to METHODS; remove this line then",
     "checkpoint/names.py": "the root of prediction heads on disk is `mtp.`",
     "checkpoint/unsupported.py": "kinds that are detected and refused by name",
-    "cli/build.py": "flags of TensorRT Edge-LLM, and limits in the help",
+    "cli/build.py": "flags of TensorRT Edge-LLM",
     "cli/draft_flags.py": "flags of TensorRT Edge-LLM",
     "cli/check.py": "the flag --mtp, and examples in the help",
     "cli/export.py": "the flags of each method, and examples in the help",
