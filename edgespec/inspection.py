@@ -1,9 +1,8 @@
 """What lies at a path: a checkpoint, an exported directory, an engine directory, a safetensors
 file, or nothing known.
 
-Knows by which files these are told apart. What there is to tell of each stands in the room that
-knows it. Nothing is run, and of weights only the headers are read, unless hashes are to be
-compared.
+Knows by which files these are told apart. What is shown of each stands in the room that knows it.
+Nothing is run, and of weights only the headers are read, unless hashes are to be compared.
 """
 
 from __future__ import annotations

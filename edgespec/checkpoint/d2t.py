@@ -82,7 +82,7 @@ def _target_ids(
         raise CheckpointError(
             f"d2t of {checkpoint.path} can be read as offsets and as ids: as offsets, draft token 0"
             f" is {offset[0]} and the last {offset[-1]}; as ids, {absolute[0]} and {absolute[-1]}.",
-            "Add the t2d tensor, which tells the two apart, or write d2t as offsets of a sorted"
+            "Add the t2d tensor, which decides between the two, or write d2t as offsets of a sorted"
             " vocabulary.",
         )
     if wrong_offset is None:

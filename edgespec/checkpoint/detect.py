@@ -98,12 +98,12 @@ def check_tensors(
     """Compare the checkpoint's tensors with `expected` (name -> shape, floating point); `ignorable`
     may be there too.
 
-    A Linear that is quantised is expected by its `weight`, and has instead the tensors of its
+    A Linear that is quantized is expected by its `weight`, and has instead the tensors of its
     layout. Raises one CheckpointError that names all that is missing, unknown, misshapen or of
     another type (five of each).
     """
     found = checkpoint.tensors
-    linears = _quantised_linears(expected, checkpoint, quantization)
+    linears = _quantized_linears(expected, checkpoint, quantization)
     plain = {name: shape for name, shape in expected.items() if name not in linears}
     parts = {part for name in linears for part in tensor_names(checkpoint, _module(name))}
     scales = (
@@ -141,12 +141,12 @@ def check_tensors(
         )
 
 
-def _quantised_linears(
+def _quantized_linears(
     expected: Mapping[str, tuple[int, ...]],
     checkpoint: Checkpoint,
     quantization: Quantization | None,
 ) -> dict[str, tuple[int, int]]:
-    """Weight -> [out, in] of the Linears that are quantised; embeddings are read row by row and
+    """Weight -> [out, in] of the Linears that are quantized; embeddings are read row by row and
     never are."""
     if quantization is None:
         return {}
@@ -155,17 +155,17 @@ def _quantised_linears(
         for name, shape in expected.items()
         if len(shape) == 2 and "embed_tokens" not in name
     ]
-    quantised = [
+    quantized = [
         module for module in modules if rule_at(checkpoint, quantization, module) is not None
     ]
-    if quantization.groups and not quantised:
+    if quantization.groups and not quantized:
         raise CheckpointError(
-            f"{quantization.source} says that the weights are quantised ({quantization.layout});"
+            f"{quantization.source} says that the weights are quantized ({quantization.layout});"
             f" none of {checkpoint.path} is.",
             "Download settings and weights again, or give the original checkpoint.",
         )
     return {
-        f"{module}.weight": stored_shape(checkpoint, quantization, module) for module in quantised
+        f"{module}.weight": stored_shape(checkpoint, quantization, module) for module in quantized
     }
 
 

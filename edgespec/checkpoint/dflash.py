@@ -23,7 +23,7 @@ def named_as_ours(checkpoint: Checkpoint, config: DFlashConfig) -> Checkpoint:
     as its parts.
 
     Raises CheckpointError for two tensors of one name and for fused ones of another size,
-    UnsupportedModel for a fused Linear that is quantised.
+    UnsupportedModel for a fused Linear that is quantized.
     """
     sources: dict[str, Rows] = {}
     for stored in checkpoint.tensors:
@@ -63,9 +63,9 @@ def _parts(checkpoint: Checkpoint, config: DFlashConfig, stored: str) -> Iterato
         return
     if is_quantized(checkpoint, stored.rpartition(".")[0]):
         raise UnsupportedModel(
-            f"{checkpoint.path}: {module} is fused and quantised; this version reads fused Linears"
+            f"{checkpoint.path}: {module} is fused and quantized; this version reads fused Linears"
             " in float only.",
-            "Give the draft as it was before quantising, and quantise it with edgespec quantize"
+            "Give the draft as it was before quantizing, and quantize it with edgespec quantize"
             " draft.",
         )
     sizes = _sizes(config)[fused]

@@ -1,7 +1,7 @@
 """The head for multi-token prediction (MTP) that a base's checkpoint brings along: is it there, and
 is it whole.
 
-Knows Qwen3.5's names, which are `mtp.*` at the root, and those by which other families are told.
+Knows Qwen3.5's names, which are `mtp.*` at the root, and those of other families.
 Knows no graphs.
 """
 
@@ -25,10 +25,10 @@ _WITHOUT = (
 
 
 def mtp_head(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of the head's tensors, as on disk; a quantised Linear as the weight that it
+    """Name -> shape of the head's tensors, as on disk; a quantized Linear as the weight that it
     stands for.
 
-    Raises UnsupportedModel where there is no head, where the head that the config tells of was
+    Raises UnsupportedModel where there is no head, where the head that the config declares was
     lost, and for heads of other forms; CheckpointError where a part of it is missing.
     """
     refuse_other_forms(checkpoint)
@@ -37,7 +37,7 @@ def mtp_head(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, tuple[int
         raise _no_head(checkpoint, stored)
     if not stored:
         raise UnsupportedModel(
-            f"{checkpoint.path}: config.json tells of an MTP head (mtp_num_hidden_layers"
+            f"{checkpoint.path}: config.json declares an MTP head (mtp_num_hidden_layers"
             f" {config.mtp_layers}), but there are no mtp.* tensors.",
             "transformers leaves mtp.* out when it saves a model. Use the original download, or do"
             " without the head, which is without --mtp.",
@@ -73,12 +73,12 @@ def mtp_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 def _no_head(checkpoint: Checkpoint, stored: list[str]) -> UnsupportedModel:
     if stored:
         return UnsupportedModel(
-            f"{checkpoint.path} has {len(stored)} mtp.* tensors, but its config.json tells of no"
+            f"{checkpoint.path} has {len(stored)} mtp.* tensors, but its config.json declares no"
             " MTP head.",
             "Use the config.json of the original download: mtp_num_hidden_layers was lost.",
         )
     return UnsupportedModel(
-        f"{checkpoint.path} has no MTP head: its config.json tells of none.", _WITHOUT
+        f"{checkpoint.path} has no MTP head: its config.json declares none.", _WITHOUT
     )
 
 
@@ -114,11 +114,11 @@ def _check_whole(
     parts = {name: _parts_of(checkpoint, name) for name in expected}
     missing = [name for name, found in parts.items() if not found]
     known = {part for found in parts.values() for part in found}
-    strange = [name for name in stored if name not in known]
-    if strange:
+    unknown = [name for name in stored if name not in known]
+    if unknown:
         raise UnsupportedModel(
             f"{checkpoint.path}: the MTP head has parts that a dense one has not:"
-            f" {some_of(strange)}.",
+            f" {some_of(unknown)}.",
             _WITHOUT,
         )
     if missing:
@@ -130,7 +130,7 @@ def _check_whole(
 
 
 def _parts_of(checkpoint: Checkpoint, name: str) -> tuple[str, ...]:
-    """What stands for the tensor on disk: itself, or the parts of a quantised Linear."""
+    """What stands for the tensor on disk: itself, or the parts of a quantized Linear."""
     if not name.endswith(".weight"):
         return (name,) if name in checkpoint.tensors else ()
     return tensor_names(checkpoint, name.removesuffix(".weight"))

@@ -342,7 +342,7 @@ def engines_text(facts: Mapping[str, Any], layers: bool) -> tuple[str, Rows]:
 
 PAIRING = {
     "identity": "base and draft belong together: the draft was exported for this base",
-    "origin": "base and draft belong together: they stem from the same weights before quantising",
+    "origin": "base and draft belong together: they stem from the same weights before quantizing",
     "shapes": "base and draft fit by their shapes; the draft was exported without its base",
     None: "base and draft do not belong together",
 }

@@ -25,12 +25,12 @@ def quantization_keys(
     checkpoint: Checkpoint,
     quantization: Quantization | None,
 ) -> dict[str, Any] | None:
-    """What config.json says of quantised weights; None: there are none, and no scales of a cache
+    """What config.json says of quantized weights; None: there are none, and no scales of a cache
     either.
 
     `products` are the graph's Linears with scheme and block. Of each scheme: how many Linears have
-    it, which block sizes, what becomes of the activations, and whether the graph itself rounds them
-    or leaves it to the backend.
+    it, which block sizes, what becomes of the activations, and whether the graph itself quantizes
+    them or leaves it to the backend.
     """
     rows = sorted(products, key=lambda row: row[0])
     names = sorted({name for _, name, _ in rows if name})
@@ -55,7 +55,7 @@ def quantization_keys(
     return {
         "layout": (
             quantization.layout if quantization is not None else None
-        ),  # none: a borrowed head alone
+        ),  # none: a shared lm_head alone
         "schemes": schemes,
         "lm_head": next((found for node, found, _ in rows if node == "lm_head"), None),
         "unquantised": [node for node, found, _ in rows if found is None],
@@ -64,9 +64,9 @@ def quantization_keys(
     }
 
 
-# How golden outputs are made of quantised weights: as the canonical graph is, but for its rounding
+# How golden outputs are made of quantized weights: as the canonical graph is, but for the rounding
 # of sums
-GOLDEN_WEIGHTS = "dequantised weights in float32; activations rounded where the graph does it"
+GOLDEN_WEIGHTS = "dequantized weights in float32; activations rounded where the graph does it"
 
 
 def quantization_notes(keys: Mapping[str, Any] | None) -> tuple[str, ...]:
@@ -79,11 +79,11 @@ def quantization_notes(keys: Mapping[str, Any] | None) -> tuple[str, ...]:
         left = (
             ""
             if row["activations_in_graph"]
-            else "; its activations are rounded by engines that can, not here"
+            else "; its activations are quantized by engines that can, not in the graph"
         )
         notes.append(f"{name}{blocks}: {row['linears']} Linears{left}")
     if keys["unquantised"]:
-        notes.append(f"not quantised: {some_of(keys['unquantised'])}")
+        notes.append(f"not quantized: {some_of(keys['unquantised'])}")
     if keys["kv_cache"]:
         notes.append(
             f"{keys['kv_cache']['type']} cache: its scales are recorded and not applied; the"

@@ -64,7 +64,7 @@ class Piece:
     """A part of a graph that runs alone: a model with external weights, its inputs and outputs by
     name.
 
-    `fed` are further inputs: the quantised weights, as float32.
+    `fed` are further inputs: the quantized weights, as float32.
     """
 
     model: ir.Model

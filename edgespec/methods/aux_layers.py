@@ -92,7 +92,7 @@ def resolve_aux_layers(
 def _convention(
     ids: tuple[int, ...], suggested: AuxLayerConvention, num_layers: int
 ) -> Literal["hs", "output"]:
-    """How ids count: a default tells by itself, then the range, then the format."""
+    """How ids count: the default is known, then the range decides, then the format."""
     if suggested == "hs":
         return "hs"
     default = default_aux_layers(num_layers)

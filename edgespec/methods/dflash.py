@@ -1,5 +1,6 @@
-"""DFlash block drafts (arXiv 2602.06036) as z-lab, speculators and ModelOpt write them; relatives
-are told by name.
+"""DFlash block drafts (arXiv 2602.06036) as z-lab, speculators and ModelOpt write them.
+
+Variants are refused by name.
 
 Inside, names of tensors are z-lab's: fc, hidden_norm, layers.0..., norm. Knows no bases.
 """
@@ -86,8 +87,8 @@ def parse_dflash_config(
     """A DFlash draft of any layout from its config.json and the shapes of its tensors, under stored
     names or ours.
 
-    A quantised Linear is in `shapes` as the weight that it stands for. Raises CheckpointError for
-    contradictions, UnsupportedModel for relatives of DFlash that differ in their graph.
+    A quantized Linear is in `shapes` as the weight that it stands for. Raises CheckpointError for
+    contradictions, UnsupportedModel for variants of DFlash that differ in their graph.
     """
     top = Fields(raw, source)
     inner = top.optional_section(SECTION)
@@ -121,17 +122,17 @@ def parse_dflash_config(
         num_target_layers=target_layers,
         base_name=base_name(top),
     )
-    _check_borrowed(draft, shapes, source)
+    _check_shared(draft, shapes, source)
     return draft
 
 
 def _refuse_unknown(top: Fields, inner: Fields) -> None:
     """A misspelt key would silently leave a default in force."""
-    strange = next((key for key in inner.raw if key not in _KEYS), None)
-    if strange is not None:
-        near = get_close_matches(strange, _KEYS, n=1, cutoff=0)[0]
+    unknown = next((key for key in inner.raw if key not in _KEYS), None)
+    if unknown is not None:
+        near = get_close_matches(unknown, _KEYS, n=1, cutoff=0)[0]
         raise CheckpointError(
-            f"{inner.source}: the key {shortened(strange)} is not one that is known here; the"
+            f"{inner.source}: the key {shortened(unknown)} is not one that is known here; the"
             f" nearest is {near!r}.",
             "Correct the key, or remove it if the draft does not need it. Known keys:"
             f" {', '.join(_KEYS)}.",
@@ -141,15 +142,15 @@ def _refuse_unknown(top: Fields, inner: Fields) -> None:
 
 
 def _layout(raw: Mapping[str, Any]) -> str:
-    """ModelOpt always tells of causality, and has none of the keys that transformers adds when it
+    """ModelOpt always writes `causal`, and has none of the keys that transformers adds when it
     saves."""
     if "speculators_model_type" in raw or "transformer_layer_config" in raw:
         return "speculators"
     inner = raw.get(SECTION)
-    told = isinstance(inner, Mapping) and "causal" in inner
+    given = isinstance(inner, Mapping) and "causal" in inner
     return (
         "modelopt"
-        if told and "transformers_version" not in raw and "auto_map" not in raw
+        if given and "transformers_version" not in raw and "auto_map" not in raw
         else "z-lab"
     )
 
@@ -174,8 +175,8 @@ def _decoder(layer: Fields, shapes: Shapes) -> DecoderConfig:
 def _attention(layer: Fields, shapes: Shapes) -> AttentionSpec:
     """Qwen3-like; which rows of block and context it sees, the masks say."""
     num_heads, num_kv_heads, head_dim = _heads(layer, shapes)
-    told = layer.get("max_position_embeddings") is not None
-    max_position = layer.size("max_position_embeddings") if told else None
+    given = layer.get("max_position_embeddings") is not None
+    max_position = layer.size("max_position_embeddings") if given else None
     first = "layers.0.self_attn"
     return AttentionSpec(
         num_heads,
@@ -191,12 +192,12 @@ def _attention(layer: Fields, shapes: Shapes) -> AttentionSpec:
 
 def _heads(layer: Fields, shapes: Shapes) -> tuple[int, int, int]:
     """num_heads, num_kv_heads, head_dim; the projections must have the sizes that the config
-    tells."""
+    declares."""
     num_heads = layer.size("num_attention_heads")
     num_kv_heads = layer.size("num_key_value_heads", num_heads)
     check_divides(layer, "num_key_value_heads", num_kv_heads, "num_attention_heads", num_heads)
-    told = _told_head_dim(shapes, num_heads, layer.size("hidden_size"))
-    head_dim = even_head_dim(layer, layer.size("head_dim", told))
+    given = _projected_head_dim(shapes, num_heads, layer.size("hidden_size"))
+    head_dim = even_head_dim(layer, layer.size("head_dim", given))
     _check_heads(shapes, num_heads, num_kv_heads, head_dim, layer.source)
     return num_heads, num_kv_heads, head_dim
 
@@ -205,13 +206,13 @@ def _check_layers(shapes: Shapes, num_layers: int, source: str) -> None:
     found = {int(match[1]) for name in shapes if (match := re.match(r"layers\.(\d{1,6})\.", name))}
     if found != set(range(num_layers)):
         raise CheckpointError(
-            f"{source} tells of {num_layers} layers; the tensors are of {len(found)}:"
+            f"{source} declares {num_layers} layers; the tensors are of {len(found)}:"
             f" {sorted(found)[:8]}.",
             "Download the draft again, all of it.",
         )
 
 
-def _told_head_dim(shapes: Shapes, num_heads: int, hidden_size: int) -> int:
+def _projected_head_dim(shapes: Shapes, num_heads: int, hidden_size: int) -> int:
     """transformers' rule for a missing key, unless a projection knows better."""
     shape = shapes.get("layers.0.self_attn.q_proj.weight", (hidden_size,))
     return max(1, (shape[0] if shape else 0) // num_heads)
@@ -233,19 +234,19 @@ def _check_heads(
         shape = shapes[f"layers.0.self_attn.{name}.weight"]
         if shape[:1] != (rows[name],):
             raise CheckpointError(
-                f"layers.0.self_attn.{name}.weight has the shape {list(shape)}; {source} tells of"
+                f"layers.0.self_attn.{name}.weight has the shape {list(shape)}; {source} declares"
                 f" {num_heads} heads and {num_kv_heads} key heads of {head_dim}: {rows[name]} rows."
             )
 
 
 def _layer_kinds(layer: Fields, num_layers: int) -> list[str]:
     kinds = layer_types(layer, "late", num_layers, _qwen_window(layer))
-    strange = next(
+    unknown = next(
         (kind for kind in kinds if kind not in ("full_attention", "sliding_attention")), None
     )
-    if strange is not None:
+    if unknown is not None:
         raise UnsupportedModel(
-            f"{layer.source}: layer_types has {shortened(strange)}; a DFlash draft has"
+            f"{layer.source}: layer_types has {shortened(unknown)}; a DFlash draft has"
             " full_attention and sliding_attention."
         )
     return kinds
@@ -288,7 +289,7 @@ def _causal(top: Fields, inner: Fields, layer: Fields, kinds: list[str]) -> tupl
     return tuple(kind == "sliding_attention" for kind in kinds)
 
 
-# Taps, block and mask
+# Aux layers, block and mask
 
 
 def _aux_layers(
@@ -320,7 +321,7 @@ def _aux_layers(
     ):
         limit = f"1..{target_layers}" if target_layers else "1 and more"
         raise CheckpointError(
-            f"{top.source}: the tapped layers are the hidden_states indices {list(aux_layers)};"
+            f"{top.source}: the aux layers are the hidden_states indices {list(aux_layers)};"
             f" expected ascending ones of {limit}."
         )
     return aux_layers
@@ -332,7 +333,7 @@ def default_outputs(target_layers: int | None, num_layers: int, inner: Fields) -
     if target_layers is None:
         raise CheckpointError(
             f"{inner.source}: neither 'target_layer_ids' nor 'num_target_layers' is there, so the"
-            " tapped layers are not known.",
+            " aux layers are not known.",
             "Add target_layer_ids as the draft was trained, or download the draft again.",
         )
     if num_layers == 1:
@@ -353,13 +354,13 @@ def _ids(fields: Fields, key: str) -> tuple[int, ...] | None:
 
 def _agreed_size(top: Fields, inner: Fields, key: str) -> int | None:
     """A size that may stand at the top level or inside dflash_config, or in both if they agree."""
-    told = [place.size(key) for place in (top, inner) if place.get(key) is not None]
-    if len(set(told)) > 1:
+    sizes = [place.size(key) for place in (top, inner) if place.get(key) is not None]
+    if len(set(sizes)) > 1:
         raise CheckpointError(
-            f"{top.source} contradicts itself: '{key}' is {told[0]} at the top level and {told[1]}"
-            f" in {SECTION}."
+            f"{top.source} contradicts itself: '{key}' is {sizes[0]} at the top level and"
+            f" {sizes[1]} in {SECTION}."
         )
-    return told[0] if told else None
+    return sizes[0] if sizes else None
 
 
 def _block_size(top: Fields, inner: Fields) -> int:
@@ -380,25 +381,25 @@ def _mask_token(top: Fields, inner: Fields, vocab_size: int) -> int:
     for place in places:
         if not is_int(place.get("mask_token_id")):
             raise place.wrong("mask_token_id", "the id of a token")
-    told: list[int] = [place.get("mask_token_id") for place in places]
-    if not told:
+    ids: list[int] = [place.get("mask_token_id") for place in places]
+    if not ids:
         raise CheckpointError(
             f"{inner.source}: 'mask_token_id' is missing; the draft cannot be run without it.",
             "Add the id of the token that the draft was trained with, or download the draft again.",
         )
-    if len(set(told)) > 1:
+    if len(set(ids)) > 1:
         raise CheckpointError(
-            f"{top.source} contradicts itself: 'mask_token_id' is {told[0]} at the top level and"
-            f" {told[1]} in {SECTION}."
+            f"{top.source} contradicts itself: 'mask_token_id' is {ids[0]} at the top level and"
+            f" {ids[1]} in {SECTION}."
         )
-    if not 0 <= told[0] < vocab_size:
+    if not 0 <= ids[0] < vocab_size:
         raise CheckpointError(
-            f"{places[0].source}: mask_token_id {told[0]} is outside the vocabulary of {vocab_size}"
+            f"{places[0].source}: mask_token_id {ids[0]} is outside the vocabulary of {vocab_size}"
             " tokens.",
             "Check that the draft is whole and was made for this vocabulary; its config.json may be"
             " of another draft.",
         )
-    return told[0]
+    return ids[0]
 
 
 # What the tensors must be
@@ -413,32 +414,32 @@ def _check_fc(shapes: Shapes, hidden_size: int, width: int, source: str) -> None
         )
     if found != (hidden_size, width):
         raise CheckpointError(
-            f"fc.weight has the shape {list(found)}; {source} tells of {[hidden_size, width]} "
-            "(hidden_size, taps * target_hidden_size)."
+            f"fc.weight has the shape {list(found)}; {source} declares {[hidden_size, width]} "
+            "(hidden_size, aux layers * target_hidden_size)."
         )
 
 
-def _check_borrowed(draft: DFlashConfig, shapes: Shapes, source: str) -> None:
-    """An embedding and a head that the base lends must fit."""
+def _check_shared(draft: DFlashConfig, shapes: Shapes, source: str) -> None:
+    """An embedding and an lm_head that the base shares must fit."""
     reduced, vocab = draft.draft_vocab_size, draft.vocab_size
     if reduced > vocab:
         raise CheckpointError(
             f"{source}: draft_vocab_size {reduced} is greater than vocab_size {vocab}."
         )
-    width, lent = draft.decoder.hidden_size, draft.target_hidden_size
+    width, base_width = draft.decoder.hidden_size, draft.target_hidden_size
     for name, own, rows in (
         ("embed_tokens", draft.own_embedding, vocab),
         ("lm_head", draft.own_head, reduced),
     ):
         if own and shapes[f"{name}.weight"] != (rows, width):
             raise CheckpointError(
-                f"{name}.weight has the shape {list(shapes[f'{name}.weight'])}; {source} tells of"
+                f"{name}.weight has the shape {list(shapes[f'{name}.weight'])}; {source} declares"
                 f" {[rows, width]}."
             )
-        if not own and (width != lent or rows < vocab):
+        if not own and (width != base_width or rows < vocab):
             raise CheckpointError(
                 f"the draft of {source} has no {name}.weight, and the base's does not fit: {rows}"
-                f" of {vocab} tokens, width {width} on a base of {lent}."
+                f" of {vocab} tokens, width {width} on a base of {base_width}."
             )
 
 

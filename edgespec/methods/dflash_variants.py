@@ -1,7 +1,7 @@
 """Drafts that are called DFlash, or grew out of it, and have another graph or another order of
 their tokens.
 
-Knows the signs by which each is told: words, keys and names of tensors. Each is refused by its
+Knows the signs of each: words, keys and names of tensors. Each is refused by its
 name.
 """
 
@@ -84,5 +84,5 @@ _VARIANTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
         r"\.attention_sink_bias$|\.sinks$",
     ),
     "a draft with gated attention": ((), (), r"\.self_attn\.g_proj\."),
-    "a draft with a norm per tap": ((), (), r"^aux_hidden_norms\."),
+    "a draft with a norm per aux layer": ((), (), r"^aux_hidden_norms\."),
 }

@@ -54,12 +54,13 @@ def parse_eagle3_config(
 ) -> Eagle3Config:
     """An EAGLE-3 draft of any published layout from its config.json and the shapes of its tensors.
 
-    A quantised Linear is in `shapes` as the weight that it stands for.
+    A quantized Linear is in `shapes` as the weight that it stands for. Where config and tensors
+    both speak (head_dim, aux layers, vocabulary), they must agree. What only the tensors show:
+    number of layers and aux layers, biases, q/k norm, whether it has an embedding and an lm_head of
+    its own.
 
-    Where config and tensors both speak (head_dim, taps, vocabulary), they must agree. What only the
-    tensors tell: number of layers and taps, biases, q/k norm, whether it has an embedding and a
-    head of its own. Raises CheckpointError for contradictions, UnsupportedModel for relatives of
-    EAGLE-3 that differ in their graph.
+    Raises CheckpointError for contradictions, UnsupportedModel for variants of EAGLE-3 that differ
+    in their graph.
     """
     top = Fields(raw, source)
     shapes = {name.removeprefix("model."): shape for name, shape in shapes.items()}
@@ -120,8 +121,8 @@ def _draft_decoder(layer: Fields, shapes: Shapes) -> DecoderConfig:
 def _draft_attention(layer: Fields, shapes: Shapes, first: str, num_layers: int) -> AttentionSpec:
     hidden_size = layer.size("hidden_size")
     num_heads, num_kv_heads, head_dim = _draft_heads(layer, shapes, first, hidden_size)
-    told = layer.get("max_position_embeddings") is not None
-    max_position = layer.size("max_position_embeddings") if told else None
+    given = layer.get("max_position_embeddings") is not None
+    max_position = layer.size("max_position_embeddings") if given else None
     return AttentionSpec(
         num_heads,
         num_kv_heads,
@@ -153,7 +154,7 @@ def _draft_heads(
     layer: Fields, shapes: Shapes, first: str, hidden_size: int
 ) -> tuple[int, int, int]:
     """num_heads, num_kv_heads, head_dim; the projections must have the sizes that the config
-    tells."""
+    declares."""
     q_out, q_in = matrix(shapes, f"{first}.self_attn.q_proj.weight", layer.source)
     k_out, _ = matrix(shapes, f"{first}.self_attn.k_proj.weight", layer.source)
     if q_in != 2 * hidden_size:
@@ -171,7 +172,7 @@ def _draft_heads(
     for name, rows, heads in (("q_proj", q_out, num_heads), ("k_proj", k_out, num_kv_heads)):
         if rows != heads * head_dim:
             raise CheckpointError(
-                f"{first}.self_attn.{name}.weight has {rows} rows; {layer.source} tells of {heads}"
+                f"{first}.self_attn.{name}.weight has {rows} rows; {layer.source} declares {heads}"
                 f" heads of {head_dim}."
             )
     check_divides(layer, "num_key_value_heads", num_kv_heads, "num_attention_heads", num_heads)
@@ -212,7 +213,7 @@ def _count_layers(shapes: Shapes, source: str) -> int:
 # ModelOpt's switches: the value of published EAGLE-3 drafts, and what the other one makes of the
 # draft.
 _EAGLE_SWITCHES: tuple[tuple[str, bool | int, str], ...] = (
-    ("use_aux_hidden_state", True, "a draft without tapped layers (EAGLE-1)"),
+    ("use_aux_hidden_state", True, "a draft without aux layers (EAGLE-1)"),
     ("use_input_layernorm_in_first_layer", True, "no norm over the embedding"),
     ("use_last_layernorm", True, "no norm before lm_head"),
     ("use_mtp_layernorm", False, "the norms of an MTP head"),
@@ -240,8 +241,8 @@ def _num_aux_layers(shapes: Shapes, hidden_size: int, target_hidden_size: int, s
     rows, columns = matrix(shapes, "fc.weight", source)
     if rows != hidden_size or columns % target_hidden_size or not columns:
         raise CheckpointError(
-            f"fc.weight has the shape [{rows}, {columns}]; {source} tells of [{hidden_size}, k *"
-            f" {target_hidden_size}] (hidden_size, taps * target_hidden_size)."
+            f"fc.weight has the shape [{rows}, {columns}]; {source} declares [{hidden_size}, k *"
+            f" {target_hidden_size}] (hidden_size, aux layers * target_hidden_size)."
         )
     return columns // target_hidden_size
 
@@ -301,7 +302,7 @@ def _fc_norm(top: Fields, shapes: Shapes, num_aux_layers: int) -> bool:
     missing = [i for i in range(num_aux_layers) if f"fc_norm.{i}.weight" not in shapes]
     if present and missing:
         raise CheckpointError(
-            f"the draft of {top.source} has {num_aux_layers} taps, but no"
+            f"the draft of {top.source} has {num_aux_layers} aux layers, but no"
             f" fc_norm.{missing[0]}.weight."
         )
     return present
@@ -331,7 +332,7 @@ def _norm_output(top: Fields, shapes: Shapes, layout: str) -> bool:
 
 
 def _check_vocabulary(draft: Eagle3Config, shapes: Shapes, *, tied: bool, source: str) -> None:
-    """A head and an embedding that the base lends must fit; tie_word_embeddings is often just
+    """An lm_head and an embedding that the base shares must fit; tie_word_embeddings is often just
     copied from the base."""
     vocab, reduced = draft.vocab_size, draft.draft_vocab_size
     if reduced > vocab:
@@ -340,7 +341,7 @@ def _check_vocabulary(draft: Eagle3Config, shapes: Shapes, *, tied: bool, source
         )
     if draft.own_head and matrix(shapes, "lm_head.weight", source)[0] != reduced:
         raise CheckpointError(
-            f"lm_head.weight has the shape {list(shapes['lm_head.weight'])}; {source} tells of"
+            f"lm_head.weight has the shape {list(shapes['lm_head.weight'])}; {source} declares"
             f" {reduced} draft tokens."
         )
     if not draft.own_head and tied and draft.own_embedding:

@@ -300,7 +300,8 @@ def test_demo_empties_only_what_a_demo_made(
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.txt").write_text("the only copy")
-    read = [(ROOT, "what the demo reads"), (demo.HYBRID.parent, "what the demo reads")]
+    refusal = "contains input of the demo"
+    read = [(ROOT, refusal), (demo.HYBRID.parent, refusal)]
     for out, said in [(mine, "no demo made it"), (mine / "thesis.txt", "is a file"), *read]:
         with pytest.raises(SystemExit, match=said):
             demo.make_anew(out)

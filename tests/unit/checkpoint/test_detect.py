@@ -320,7 +320,7 @@ def test_settings_without_one_quantised_tensor_are_refused(tmp_path: Path) -> No
     checkpoint = write(
         tmp_path, {"quantization_config": {"quant_method": "awq", "bits": 4}}, EXPECTED
     )
-    with pytest.raises(CheckpointError, match=r"quantised \(awq\); none of"):
+    with pytest.raises(CheckpointError, match=r"quantized \(awq\); none of"):
         check_tensors(EXPECTED, checkpoint, (), read_quantization(checkpoint))
 
 

@@ -172,7 +172,7 @@ def test_fused_and_quantised_is_refused(base: Path, tmp_path: Path) -> None:
     path = make_dflash(tmp_path, base, fused=True)
     config = config_of(open_checkpoint(path))
     scaled = edit(path, **{"layers.0.self_attn.qkv_proj.weight_scale": torch.ones(1)})
-    with pytest.raises(UnsupportedModel, match=r"self_attn\.qkv_proj is fused and quantised"):
+    with pytest.raises(UnsupportedModel, match=r"self_attn\.qkv_proj is fused and quantized"):
         named_as_ours(scaled, config)
 
 

@@ -92,14 +92,16 @@ def test_a_model_without_a_head_has_none(tmp_path: Path) -> None:
         make_base(tmp_path / "b", tokenizer=False),
     ):
         checkpoint = open_checkpoint(path)
-        with pytest.raises(UnsupportedModel, match=r"has no MTP head.*\n.*EAGLE-3 or DFlash"):
+        with pytest.raises(
+            UnsupportedModel, match=r"has no MTP head.*\n.*a draft with a checkpoint of its own"
+        ):
             mtp_head(checkpoint, model_of(checkpoint))
 
 
 def test_tensors_without_their_key_are_named(tmp_path: Path) -> None:
     checkpoint = edit(make_qwen3_5(tmp_path, tokenizer=False), mtp_num_hidden_layers=0)
     with pytest.raises(
-        UnsupportedModel, match=r"15 mtp\.\* tensors, but its config\.json tells of no MTP head"
+        UnsupportedModel, match=r"15 mtp\.\* tensors, but its config\.json declares no MTP head"
     ):
         mtp_head(checkpoint, model_of(checkpoint))
 

@@ -266,7 +266,7 @@ def test_a_draft_of_another_width_needs_an_embedding_and_a_head() -> None:
         (z_lab({"attention_sink_bias": True}), {}, "attention sinks"),
         (z_lab(), {"layers.0.self_attn.attention_sink_bias": (4,)}, "attention sinks"),
         (z_lab(), {"layers.0.self_attn.g_proj.weight": (4, HIDDEN)}, "gated attention"),
-        (z_lab(), {"aux_hidden_norms.0.weight": (HIDDEN,)}, "a norm per tap"),
+        (z_lab(), {"aux_hidden_norms.0.weight": (HIDDEN,)}, "a norm per aux layer"),
         (z_lab(hidden_act="gelu"), {}, "hidden_act"),
         (
             z_lab(layer_types=["full_attention", "chunked_attention", "full_attention"]),
