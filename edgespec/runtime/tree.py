@@ -62,7 +62,7 @@ class DraftTree:
 
 @dataclass(frozen=True, slots=True)
 class DraftPlan:
-    """How much to draft: beam width K, levels S, and nodes to verify with the root (EAGLE-2, arXiv
+    """How much to draft: beam width K, levels S, and nodes to verify with the root (arXiv
     2406.16858)."""
 
     top_k: int

@@ -4,8 +4,8 @@ Knows trees and the sampler; knows nothing of engines, caches or text.
 
 The exact rule is sample and walk: at each node the base draws its own token; a child that carries
 it is accepted, otherwise the token drawn is the bonus. For children that were chosen without the
-base's noise this is exactly the base's distribution (EAGLE's and SpecInfer's rejection of one child
-after the other comes to the same).
+base's noise this is exactly the base's distribution; the rejection of one child after the other
+(arXiv 2305.09781, 2401.15077) comes to the same.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from edgespec.rope import RopeTable
 from edgespec.runtime import decoder as decoder_module
 from edgespec.runtime.decoder import CachedDecoder, LaneResult, Rows
 from edgespec.runtime.drafters.base import DraftRequest
-from edgespec.runtime.drafters.eagle3 import EagleDrafter
+from edgespec.runtime.drafters.tree_drafter import TreeDrafter
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.generation import Chunk, GenerationRequest, Response
 from edgespec.runtime.lossless_check import first_difference
@@ -418,16 +418,16 @@ def drafted(
 ) -> dict[tuple[int, ...], list[list[int]]]:
     """Each prompt's trees in turn, as tokens and parents."""
     found: dict[tuple[int, ...], list[list[int]]] = defaultdict(list)
-    real = EagleDrafter.propose
+    real = TreeDrafter.propose
 
-    def propose(self: EagleDrafter, requests: Sequence[DraftRequest]) -> list[DraftTree]:
+    def propose(self: TreeDrafter, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         trees = real(self, requests)
         for request, tree in zip(requests, trees, strict=True):
             prompt = tuple(engine.session.running[request.lane].prompt)
             found[prompt].append([*tree.tokens.tolist(), *tree.parents.tolist()])
         return trees
 
-    with mock.patch.object(EagleDrafter, "propose", propose):
+    with mock.patch.object(TreeDrafter, "propose", propose):
         served(engine, jobs, lanes)
     return dict(found)
 
@@ -437,13 +437,13 @@ def test_trees_in_a_batch_are_those_that_are_grown_alone(engines: Engines) -> No
     assert drafted(engines.four, jobs, LANES) == drafted(engines.one, again(jobs), 1)
 
 
-def stay(drafter: EagleDrafter, source: int, target: int) -> None:
+def stay(drafter: TreeDrafter, source: int, target: int) -> None:
     drafter.decoder.move(source, target)
 
 
 def test_draft_that_does_not_move_with_its_sequence_is_found(engines: Engines) -> None:
     jobs = [job(n, new, PLANS[2]) for n, new in ((3, 3), (4, 12), (5, 12), (6, 12))]
-    with mock.patch.object(EagleDrafter, "move", stay):
+    with mock.patch.object(TreeDrafter, "move", stay):
         in_a_batch = drafted(engines.four, jobs, LANES)
     assert in_a_batch != drafted(engines.one, again(jobs), 1)
 

@@ -25,7 +25,7 @@ from edgespec.errors import PairingError
 from edgespec.export.components import ExportOptions, export
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.drafters.base import DraftRequest, Observation
-from edgespec.runtime.drafters.eagle3 import EagleDrafter
+from edgespec.runtime.drafters.tree_drafter import TreeDrafter
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.generation import Response
 from edgespec.runtime.tree import DraftPlan, DraftTree
@@ -145,7 +145,7 @@ class Pair:
     features: np.ndarray
 
     @property
-    def drafter(self) -> EagleDrafter:
+    def drafter(self) -> TreeDrafter:
         assert self.engine.drafter is not None
         return self.engine.drafter
 
@@ -395,7 +395,7 @@ class Oracle:
     """Proposes what plain decoding goes on with, among wrong siblings; everything else is the real
     drafter's."""
 
-    def __init__(self, drafter: EagleDrafter, known: list[int]) -> None:
+    def __init__(self, drafter: TreeDrafter, known: list[int]) -> None:
         self.drafter, self.known = drafter, known
 
     def __getattr__(self, name: str) -> Any:

@@ -21,10 +21,10 @@ EXCEPTIONS = {
     "checkpoint/names.py": "the root of prediction heads on disk is `mtp.`",
     "checkpoint/unsupported.py": "kinds that are detected and refused by name",
     "cli/build.py": "flags of TensorRT Edge-LLM, and limits in the help",
-    "cli/draft_flags.py": "flags of TensorRT Edge-LLM",
     "cli/check.py": "the flag --mtp, and examples in the help",
+    "cli/draft_flags.py": "other names of flags, as TensorRT Edge-LLM has them",
     "cli/export.py": "the flags of each method, and examples in the help",
-    "cli/infer.py": "flags and keys of TensorRT Edge-LLM, and limits in the help",
+    "cli/infer.py": "a flag of TensorRT Edge-LLM that is refused by name",
     "cli/quantize.py": "examples in the help",
     "config/values.py": "a base's config.json declares its MTP layers",
     "families/base.py": "a family's config.json declares its MTP layers",
@@ -32,10 +32,7 @@ EXCEPTIONS = {
     "families/qwen3_5.py": "its config.json declares its MTP layers, its tensors are `mtp.*`",
     "methods/dflash.py": "a key of published configs: eagle_aux_hidden_state_layer_ids",
     "methods/eagle3.py": "a key of published configs: use_mtp_layernorm",
-    "runtime/drafters/mtp.py": "its search is the chain of EAGLE-3's",
     "runtime/profile.py": "a key of TensorRT Edge-LLM's profile",
-    "runtime/tree.py": "cites the paper of the plan",
-    "runtime/verify.py": "cites the paper of the rule",
 }
 
 

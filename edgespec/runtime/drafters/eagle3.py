@@ -1,227 +1,26 @@
-"""EAGLE-3's search: EAGLE-2 dynamic trees, and chains as their narrowest form (arXiv 2406.16858,
-2503.01840).
+"""EAGLE-3's drafts (arXiv 2503.01840): trees and chains, in a vocabulary of the draft's own.
 
-Knows the draft's engine, its vocabulary map and its pairs of (aux hidden state, next token). The
-draft's cache holds only rows made from the base's own hidden states; the rows of a tree are dropped
-when the tree is done. The trees of several sequences grow level by level together, one call a
-level.
+Knows the method's row. The search is `tree_drafter`'s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import cast
-
 import numpy as np
-from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from edgespec import bundle
-from edgespec.backends.base import LaneRows
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.methods.eagle3 import NAME
-from edgespec.runtime.decoder import CachedDecoder, Rows
-from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
-from edgespec.runtime.drafters.candidates import top_log_probs
-from edgespec.runtime.drafters.row import DraftEngine, DrafterRow, DrafterSources
+from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
+from edgespec.runtime.drafters.tree_drafter import TreeDrafter, cached_decoder, draft_sizes
 from edgespec.runtime.plans import TreeLimits
-from edgespec.runtime.tree import DraftTree, TreePool
-
-Floats = NDArray[np.float32]
-Ids = NDArray[np.int64]
 
 
-@dataclass
-class LaneState:
-    """Where a sequence's drafts begin."""
-
-    last_logits: Floats | None = None  # [Vd], at the last observed position
-    last_hidden: Floats | None = None  # [Hd]
-    # the cache could not take all pairs, or they held NaN or Inf: no drafts from there on
-    full: bool = False
-
-
-@dataclass
-class Growth:
-    """A tree in the making. The beam's states and what it sees are those of its parents."""
-
-    request: DraftRequest
-    pool: TreePool
-    steps: int
-    beam: list[int]  # pool entries
-    hidden: Floats  # [K, Hd]
-    ancestors: NDArray[np.bool_]  # [K, scratch]
-
-
-class EagleDrafter:
-    """`d2t` [Vd] are offsets: base id = draft id + d2t[draft id]."""
-
-    needs_hidden_states = True
-
-    def __init__(self, decoder: CachedDecoder, d2t: Ids) -> None:
-        self.decoder, self.d2t = decoder, d2t
-        self.lanes = [LaneState() for _ in decoder.lanes]
-
-    @property
-    def capacity(self) -> int:
-        return self.decoder.capacity
-
-    @property
-    def num_lanes(self) -> int:
-        return len(self.decoder.lanes)
-
-    @property
-    def engine_s(self) -> float:
-        return self.decoder.engine_s
-
-    def begin(self, lane: int, tokens: Sequence[int], num_reused: int) -> None:
-        """Nothing: the prompt comes with its hidden states, by `observe`."""
-
-    def observe(self, observations: Sequence[Observation]) -> None:
-        """Extend the cache by the base's hidden states, each paired with its next token."""
-        taken = [item for item in observations if self.can_take(item)]
-        if not taken:
-            return
-        parts = [
-            self.decoder.causal(
-                item.lane, item.tokens, np.array([len(item.tokens) - 1]), item.hidden_states
-            )
-            for item in taken
-        ]
-        for item, result in zip(taken, self.decoder.extend(parts), strict=True):
-            assert result.hidden_states is not None
-            state = self.lanes[item.lane]
-            state.last_logits = result.logits[0].copy()
-            state.last_hidden = result.hidden_states[-1].copy()
-            if not np.isfinite(state.last_logits).all():
-                self.stop_drafting(item.lane)
-
-    def can_take(self, item: Observation) -> bool:
-        """Whether a lane goes on with an observation; one that cannot drafts no more."""
-        assert item.hidden_states is not None
-        state = self.lanes[item.lane]
-        state.full = state.full or len(item.tokens) > self.decoder.room(item.lane)
-        state.full = state.full or not np.isfinite(item.hidden_states).all()
-        return not state.full
-
-    def propose(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        """Grow K candidates a level, keep the K best of K*K as the next level, verify the best of
-        all."""
-        growing = [self.first_level(request) for request in requests]
-        most = max((growth.steps for growth in growing if growth), default=0)
-        for level in range(1, most):
-            self.grow([growth for growth in growing if growth and growth.steps > level], level)
-        return [
-            self.finish(growth) if growth else DraftTree.root_only(request.pending)
-            for growth, request in zip(growing, requests, strict=True)
-        ]
-
-    def first_level(self, request: DraftRequest) -> Growth | None:
-        """The first level: the best continuations of the last observed position. None where
-        nothing can be drafted."""
-        state, plan = self.lanes[request.lane], request.plan
-        steps = self.affordable_steps(request)
-        if state.full or steps == 0 or plan.verify_size == 1:
-            return None
-        assert state.last_logits is not None
-        assert state.last_hidden is not None
-        pool = TreePool()
-        ids, log_probs = top_log_probs(state.last_logits[None], plan.top_k)
-        beam = pool.add_children(-1, self.to_base(ids[0]), log_probs[0])
-        hidden = np.repeat(state.last_hidden[None], len(beam), 0)
-        return Growth(request, pool, steps, beam, hidden, np.zeros((len(beam), 0), bool))
-
-    def grow(self, growing: Sequence[Growth], level: int) -> None:
-        """Run the beams one level on: their children join the pools, the best of them are the next
-        beams."""
-        parts = [self.beam_rows(growth, level) for growth in growing]
-        for growth, part, result in zip(growing, parts, self.decoder.run(parts), strict=True):
-            assert result.hidden_states is not None
-            pool, top_k = growth.pool, growth.request.plan.top_k
-            if not np.isfinite(result.logits).all():
-                growth.steps, self.lanes[growth.request.lane].full = 0, True
-                continue
-            ids, log_probs = top_log_probs(result.logits, top_k)
-            children: list[int] = []
-            row_of: dict[int, int] = {}
-            for row, parent in enumerate(growth.beam):
-                born = pool.add_children(parent, self.to_base(ids[row]), log_probs[row])
-                row_of |= dict.fromkeys(born, row)
-                children += born
-            growth.beam = pool.best(children, top_k)
-            parents = [row_of[i] for i in growth.beam]
-            growth.hidden, growth.ancestors = result.hidden_states[parents], part.visible[parents]
-
-    def beam_rows(self, growth: Growth, level: int) -> Rows:
-        lane, count = growth.request.lane, len(growth.beam)
-        visible = np.concatenate([growth.ancestors, np.eye(count, dtype=bool)], 1)
-        tokens = np.array([growth.pool.tokens[i] for i in growth.beam], np.int64)
-        positions = np.full(count, self.decoder.lanes[lane].length + level - 1)
-        return Rows(lane, tokens, positions, visible, np.arange(count), draft_hidden=growth.hidden)
-
-    def stop_drafting(self, lane: int) -> None:
-        """No drafts from here on: the rows may hold NaN or Inf."""
-        self.lanes[lane].full = True
-        self.decoder.zero(lane)
-
-    def finish(self, growth: Growth) -> DraftTree:
-        lane = growth.request.lane
-        self.decoder.drop_scratch(lane)
-        if self.lanes[lane].full:
-            self.stop_drafting(lane)
-        size = min(growth.request.plan.verify_size, 1 + len(growth.pool.tokens))
-        return growth.pool.select(growth.request.pending, size)
-
-    def affordable_steps(self, request: DraftRequest) -> int:
-        """Levels that fit into the cache: each but the first writes top_k rows."""
-        return min(request.plan.steps, 1 + self.decoder.room(request.lane) // request.plan.top_k)
-
-    def to_base(self, ids: Ids) -> Ids:
-        return ids + self.d2t[ids]
-
-    def reset(self, lane: int) -> None:
-        self.decoder.reset(lane)
-        self.lanes[lane] = LaneState()
-
-    def move(self, source: int, target: int) -> None:
-        self.decoder.move(source, target)
-        self.lanes[target] = self.lanes[source]
-        self.lanes[source] = LaneState()
-
-    def snapshot(self, lane: int, count: int) -> LaneRows:
-        return self.decoder.snapshot(lane, min(count, self.decoder.lanes[lane].length))
-
-    def restore(self, lane: int, snapshot: Snapshot) -> None:
-        self.reset(lane)
-        self.decoder.restore(lane, cast(LaneRows, snapshot))  # its own
-
-    def close(self) -> None:
-        self.decoder.runner.close()
-
-
-# ---- the method's row
-
-
-def cached_decoder(draft: DraftEngine) -> CachedDecoder:
-    """A draft's engine with its memory."""
-    return CachedDecoder.of(draft.runner, draft.table, draft.config.component)
-
-
-def open_drafter(sources: DrafterSources) -> EagleDrafter:
-    """The drafter of an EAGLE-3 engine; its vocabulary map stands beside it."""
+def open_drafter(sources: DrafterSources) -> TreeDrafter:
+    """The drafter of a draft's engine; the vocabulary map stands beside it."""
     assert sources.draft is not None
-    offsets: Ids = load_file(sources.engine_dir / bundle.D2T)["d2t"].astype(np.int64)
-    return EagleDrafter(cached_decoder(sources.draft), offsets)
-
-
-def draft_sizes(base: EngineConfig, draft: EngineConfig | None) -> tuple[int, int, int]:
-    """Nodes that the base verifies, nodes that the draft makes, and the draft's vocabulary."""
-    assert draft is not None
-    nodes, rows = draft.limits.max_draft_tree_size, draft.component.draft_vocab_size
-    assert nodes is not None
-    assert rows is not None
-    return base.limits.verify_tree_size, nodes, rows
+    offsets = load_file(sources.engine_dir / bundle.D2T)["d2t"].astype(np.int64)
+    return TreeDrafter(cached_decoder(sources.draft), offsets)
 
 
 def limits(base: EngineConfig, draft: EngineConfig | None) -> TreeLimits:
@@ -230,4 +29,4 @@ def limits(base: EngineConfig, draft: EngineConfig | None) -> TreeLimits:
 
 
 ROW = DrafterRow(open=open_drafter, limits=limits)
-__all__ = ["NAME", "ROW", "EagleDrafter"]
+__all__ = ["NAME", "ROW"]

@@ -1,7 +1,7 @@
-"""An MTP head's drafts: EAGLE-3's search as a chain (arXiv 2404.19737).
+"""An MTP head's drafts: a chain (arXiv 2404.19737).
 
 Knows what differs: a head drafts one token a step and no trees, and it speaks the base's own ids,
-so that there is no vocabulary map. The search is `eagle3`'s.
+so that there is no vocabulary map. The search is `tree_drafter`'s.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.errors import LimitError
 from edgespec.methods.mtp import NAME
-from edgespec.runtime.drafters.eagle3 import EagleDrafter, cached_decoder, draft_sizes
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
+from edgespec.runtime.drafters.tree_drafter import TreeDrafter, cached_decoder, draft_sizes
 from edgespec.runtime.plans import TreeLimits
 from edgespec.runtime.tree import DraftPlan
 
@@ -43,12 +43,12 @@ def limits(base: EngineConfig, draft: EngineConfig | None) -> HeadLimits:
     return HeadLimits(*draft_sizes(base, draft))
 
 
-def open_drafter(sources: DrafterSources) -> EagleDrafter:
+def open_drafter(sources: DrafterSources) -> TreeDrafter:
     """The drafter of a head's engine."""
     assert sources.draft is not None
     rows = sources.draft.config.component.draft_vocab_size
     assert rows is not None
-    return EagleDrafter(cached_decoder(sources.draft), np.zeros(rows, np.int64))
+    return TreeDrafter(cached_decoder(sources.draft), np.zeros(rows, np.int64))
 
 
 ROW = DrafterRow(open=open_drafter, limits=limits, words=" with the MTP head")

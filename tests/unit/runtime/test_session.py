@@ -1,4 +1,4 @@
-"""The loop's law, without an engine: whatever a drafter proposes, what is emitted is what plain
+"""The loop is lossless, without an engine: whatever a drafter proposes, it emits what plain
 decoding emits.
 
 The model is `hash_model`'s; sequences that run side by side are in `test_batches`.
@@ -75,7 +75,7 @@ def undrafted(
     )
 
 
-# The law
+# Lossless
 
 SAMPLERS = [GREEDY, Sampler(0.7, 0, 1.0, 1), Sampler(1.0, 4, 0.9, 2), Sampler(3.0, 0, 1.0, 3)]
 
