@@ -74,6 +74,8 @@ def inspect(path: Path, *, verify: bool = False) -> Inspection:
 
 
 def kind_of(path: Path) -> str:
+    """`checkpoint`, `export`, `engines` or `safetensors`. Raises BundleError for anything else, and
+    for what an unfinished run left."""
     if path.is_file():
         return kind_of_file(path)
     if not path.is_dir():
@@ -94,6 +96,7 @@ def kind_of(path: Path) -> str:
 
 
 def kind_of_file(path: Path) -> str:
+    """`safetensors`, by the suffix. Raises BundleError for any other file."""
     if path.suffix == ".safetensors":
         return "safetensors"
     remedy = (
@@ -131,6 +134,7 @@ def refuse_staging(path: Path) -> None:
 
 
 def refuse_without_manifest(path: Path, names: set[str]) -> None:
+    """Raises BundleError where the graph or an engine is there without a manifest."""
     for files, command in (([bundle.MODEL], "export"), (engine_file_names(), "build")):
         if found := [name for name in files if name in names]:
             what = (
@@ -141,6 +145,7 @@ def refuse_without_manifest(path: Path, names: set[str]) -> None:
 
 
 def nothing_known(path: Path) -> BundleError:
+    """The error for a directory of no known kind; its remedy names those below it that are."""
     names = [
         f"{depth}{name}"
         for depth in ("*/", "*/*/", "*/*/*/")

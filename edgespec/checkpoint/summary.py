@@ -218,6 +218,7 @@ def decoder_dict(decoder: DecoderConfig) -> dict[str, Any]:
 
 
 def weights_of(checkpoint: Checkpoint) -> WeightsSummary:
+    """Files, their bytes together, and the number and dtypes of the tensors in the headers."""
     infos = checkpoint.tensors.values()
     files = sorted({info.file for info in infos if info.file is not None})
     return WeightsSummary(
@@ -281,6 +282,7 @@ def summarize_quantization(
 
 
 def summarize_scheme(linears: Sequence[tuple[str, Rule]]) -> SchemeSummary:
+    """One scheme's row: its Linears, the distinct block sizes, what becomes of activations."""
     blocks = [
         rule.group_size or rule.scheme.block
         for _, rule in linears

@@ -187,6 +187,7 @@ class Conversation:
         return [*system, *chain.from_iterable(self.exchanges), Message("user", turn)]
 
     def add(self, turn: str, answer: str) -> None:
+        """Keep an exchange: the user's turn and the answer's text."""
         self.exchanges.append((Message("user", turn), Message("assistant", answer)))
 
 
@@ -283,6 +284,7 @@ class Chat:
             )
 
     def at_the_end(self) -> None:
+        """The input has ended: leave, on a terminal below the prompt's line."""
         if self.interactive:
             self.screen.note("")
         self.leave()
@@ -334,6 +336,7 @@ class Chat:
         return event
 
     def with_a_way_out(self, error: LimitError) -> LimitError:
+        """The error, with the commands that shorten the history where there is one to shorten."""
         if not self.conversation.exchanges:
             return error
         return LimitError(error.what, f"{error.remedy} Your turn was taken back. {MAKE_ROOM}")
@@ -360,6 +363,8 @@ class Chat:
     # ---- commands
 
     def obey(self, said: str) -> None:
+        """Run a slash command. Raises RequestError where there is none of that name, or for text
+        behind one that takes none."""
         name, text = [*said.split(maxsplit=1), ""][:2]
         if name not in SLASHES:
             what = f"there is no command {name}"
@@ -375,15 +380,18 @@ class Chat:
         slash.act(self, text.rstrip())
 
     def leave(self, _: str = "") -> None:
+        """/exit: sets the exit code, 0, or 5 where input is no terminal and a turn failed."""
         self.code = SOME_FAILED if self.some_failed and not self.interactive else 0
 
     def list_commands(self, _: str) -> None:
+        """/help: lists the commands on stderr."""
         names = {name: f"{name} {slash.takes}".strip() for name, slash in SLASHES.items()}
         self.screen.note(
             "\n".join(f"{names[name]:14} {slash.does}" for name, slash in SLASHES.items())
         )
 
     def reset(self, _: str) -> None:
+        """/reset: drops all exchanges and keeps the system prompt."""
         self.conversation.exchanges.clear()
         self.screen.note(
             "[a new conversation; the system prompt stays]"
@@ -392,10 +400,13 @@ class Chat:
         )
 
     def set_system(self, text: str) -> None:
+        """/system: sets the system prompt, or removes it with an empty text. Raises RequestError for
+        text that no message may hold."""
         self.conversation.system = message_text(text, Place("the system prompt"))
         self.screen.note("[the system prompt is set]" if text else "[no system prompt]")
 
     def undo(self, _: str) -> None:
+        """/undo: drops the last exchange. Raises RequestError where there is none."""
         if not self.conversation.exchanges:
             raise RequestError("there is no exchange to take back", "Say something first.")
         self.conversation.exchanges.pop()
@@ -466,5 +477,6 @@ def terminal_reader() -> Read:
 
 
 def read_beside_the_prompt(prompt: str) -> str:
+    """A line of stdin, with the prompt on stderr. Raises EOFError at the end."""
     click.echo(prompt, nl=False, err=True)
     return input()

@@ -68,10 +68,12 @@ class TokenBar:
         self.progress.stop()
 
     def add(self, chunk: Chunk) -> None:
+        """Counts a step's tokens."""
         self.tokens += len(chunk.token_ids)
         self.progress.update(self.task, tokens=self.tokens)
 
     def finish(self, count: int) -> None:
+        """Sets how many turns are answered."""
         self.progress.update(self.task, completed=count)
 
 
@@ -100,6 +102,7 @@ def show_output(answers: Sequence[Answer]) -> None:
 
 
 def place_of(answer: Answer) -> str:
+    """The request's number, with that of the turn where it has further turns."""
     turn = f", turn {answer.turn}" if answer.request.turns else ""
     return f"request {answer.request.index}{turn}"
 
@@ -181,6 +184,7 @@ def show_profile(profile: dict[str, Any]) -> None:
 
 
 def profile_table(profile: dict[str, Any]) -> Table:
+    """A table of times by stage in ms, with each stage's share of the wall time."""
     wall_ms = 1000 * profile["edgespec"]["wall_s"]
     out = Table(show_header=True, header_style="bold", box=None, pad_edge=False)
     out.add_column("stage (wall ms)")
@@ -208,4 +212,5 @@ def print_table(table: Table) -> None:
 
 
 def share(part: float, whole: float) -> str:
+    """A part in per cent; `-` where the whole is 0."""
     return f"{part / whole:.1%}" if whole else "-"

@@ -65,6 +65,7 @@ def completeness(summary: CheckpointSummary | FileSummary | Mapping[str, Any], v
 
 
 def aligned(rows: Rows) -> list[str]:
+    """The lines of rows: each label padded to one width, then its text."""
     return [f"  {label:{INDENT - 2}}{text}".rstrip() for label, text in rows]
 
 
@@ -118,6 +119,7 @@ def decoder_rows(decoder: DecoderConfig) -> Rows:
 
 
 def rope_text(rope: RopeConfig) -> str:
+    """Kind, theta and, but for the default kind, the scaling factor."""
     factor = "" if rope.kind == "default" else f", factor {rope.factor:g}"
     return f"{rope.kind}, theta {rope.theta:g}{factor}"
 
@@ -154,16 +156,19 @@ def draft_rows(config: DraftConfig) -> Rows:
 
 
 def parameter_row(parts: Mapping[str, int]) -> tuple[str, str]:
+    """The row of parameter counts: the total and each kind."""
     kinds = [f"{kind} {count_text(count)}" for kind, count in parts.items() if kind != "total"]
     return "parameters", f"{count_text(parts['total'])}: {', '.join(kinds)}"
 
 
 def tensor_row(weights: WeightsSummary) -> tuple[str, str]:
+    """The row of the tensors: how many, in which files, of which dtypes."""
     files = weights.files[0] if len(weights.files) == 1 else f"{len(weights.files)} files"
     return "tensors", f"{weights.num_tensors} in {files}: {types_text(weights.types)}"
 
 
 def types_text(types: Mapping[str, DtypeSummary]) -> str:
+    """Each dtype with its number of tensors and their bytes."""
     return ", ".join(
         f"{name} {row.tensors} ({megabytes(row.bytes)})" for name, row in types.items()
     )
@@ -186,6 +191,7 @@ def quantization_rows(found: QuantizationSummary | None, layers: bool) -> Rows:
 
 
 def blocks_text(blocks: Sequence[int]) -> str:
+    """Block sizes along the input dimension; empty without blocks."""
     return f" in blocks of {', '.join(map(str, blocks))}" if blocks else ""
 
 
@@ -224,6 +230,7 @@ def quantized_rows(manifest: Mapping[str, Any], layers: bool) -> Rows:
 
 
 def calibration_text(manifest: Mapping[str, Any]) -> str:
+    """How many samples and tokens of which data calibrated it."""
     calibrated = manifest["calibrated"]
     if not calibrated.get("needed"):
         return "none needed"
@@ -239,6 +246,7 @@ def calibration_text(manifest: Mapping[str, Any]) -> str:
 
 
 def export_text(facts: Mapping[str, Any], layers: bool) -> tuple[str, Rows]:
+    """The title and the rows of an export."""
     manifest = facts["manifest"]
     rows = component_rows(facts) if "config" in facts else []
     if "config" in facts:
@@ -291,6 +299,7 @@ def pair_rows(method: str, pair: PairConfig) -> Rows:
 
 
 def exported_rows(quantization: Mapping[str, Any] | None) -> Rows:
+    """The rows of an export's quantization; `kept` are the Linears in float."""
     if quantization is None:
         return [("quantized", "no")]
     rows = []
@@ -315,12 +324,14 @@ def exported_rows(quantization: Mapping[str, Any] | None) -> Rows:
 
 
 def source_text(source: object) -> str:
+    """The checkpoint's name and the first 12 digits of its identity."""
     if not isinstance(source, dict):
         return "not recorded"
     return f"{source.get('name')} ({str(source.get('identity'))[:12]})"
 
 
 def engines_text(facts: Mapping[str, Any], layers: bool) -> tuple[str, Rows]:
+    """The title and the rows of a directory of engines, with how base and draft are paired."""
     rows: Rows = []
     for role, engine in facts["engines"].items():
         rows.append(
@@ -374,6 +385,7 @@ def engine_lines(engine: Mapping[str, Any], *, speaks: bool) -> list[str]:
 
 
 def weights_text(engine: Mapping[str, Any]) -> str:
+    """How an engine keeps its weights, and the type that it computes in."""
     weights = engine["weights"]
     parts = [
         (
@@ -388,6 +400,7 @@ def weights_text(engine: Mapping[str, Any]) -> str:
 
 
 def losslessness(engine: Mapping[str, Any]) -> list[str]:
+    """What drafts leave unchanged: up to which margin in nats, and whether --exact is possible."""
     margin = (
         f" up to kernel rounding (margin {engine['rounding']:.2g} nats)"
         if engine["rounding"]
@@ -429,6 +442,7 @@ def folded(names: Iterable[str]) -> list[str]:
 
 
 def ranges(numbers: list[int]) -> str:
+    """Numbers in ascending order, successive ones joined: `0-2,5`."""
     parts: list[list[int]] = []
     for number in sorted(numbers):
         if parts and number == parts[-1][-1] + 1:
@@ -439,10 +453,12 @@ def ranges(numbers: list[int]) -> str:
 
 
 def megabytes(size: int) -> str:
+    """Bytes in MB (1e6), or in kB (1e3) below 0.1 MB."""
     return f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
 
 
 def count_text(count: int) -> str:
+    """A count in B (1e9), M (1e6) or k (1e3), with two decimals."""
     for factor, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if count >= factor:
             return f"{count / factor:.2f} {unit}"

@@ -61,6 +61,7 @@ def one_node(spec: SpecConfig) -> int:
 
 
 def no_keys(spec: SpecConfig) -> dict[str, Any]:
+    """The `write_spec` of a method that keeps nothing in config.json."""
     del spec
     return {}
 

@@ -10,6 +10,8 @@ Level = Literal["ok", "warning", "refused"]
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
+    """One line of a report: what was found of a topic, and a remedy where it is not ok."""
+
     level: Level
     topic: str
     what: str
@@ -50,4 +52,5 @@ class Report:
     probe: Probed | None = None
 
     def count(self, level: Level) -> int:
+        """How many results have a level."""
         return sum(result.level == level for result in self.results)

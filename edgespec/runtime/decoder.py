@@ -254,6 +254,7 @@ class CachedDecoder:
         self.drop_scratch(lane)
 
     def drop_scratch(self, lane: int) -> None:
+        """Forget the uncommitted rows of a lane; the next call overwrites them."""
         self.lanes[lane].scratch = NO_ROWS
 
     def reset(self, lane: int) -> None:
@@ -297,6 +298,7 @@ def stacked(arrays: Sequence[NDArray[np.generic]], min_rows: int = 1) -> NDArray
 
 
 def stacked_hidden(arrays: Sequence[Floats | None], min_rows: int = 1) -> Floats | None:
+    """The lanes' hidden states as one array, as `stacked`; None where no lane has any."""
     given = [array for array in arrays if array is not None]
     assert len(given) in (0, len(arrays))
     return stacked(given, min_rows) if given else None

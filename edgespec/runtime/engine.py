@@ -52,6 +52,7 @@ class Queue(Protocol):
 
 
 def never() -> bool:
+    """The `stopping` of a run that nothing stops: False."""
     return False
 
 
@@ -201,6 +202,7 @@ class Engine:
         return plan
 
     def check_chain(self, plan: DraftPlan) -> None:
+        """Raises LimitError for a tree where only chains are exact."""
         if self.exact and plan.top_k != 1:
             what = f"--spec-draft-top-k {plan.top_k} drafts trees, and only chains are exact"
             raise LimitError(what, "Set it to 1, or leave --exact out.")
@@ -367,6 +369,7 @@ class Engine:
             self.cancel_all(active)
 
     def cancel_all(self, handles: Sequence[Generation]) -> None:
+        """Ends requests: after their step each yields a Response with `cancelled`."""
         for handle in handles:
             self.scheduler.cancel(handle)
 
@@ -404,6 +407,7 @@ class Engine:
     def finish(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, plan: DraftPlan | None
     ) -> Response:
+        """The Response of one request, its chunks dropped. Raises what `stream` raises."""
         *_, last = self.stream(prompt_ids, sampling, plan)
         assert isinstance(last, Response)
         return last

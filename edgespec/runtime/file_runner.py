@@ -118,10 +118,12 @@ class FileRun:
         self.check_wall_s = time.perf_counter() - began
 
     def unanswered(self) -> list[Answer]:
+        """Answers without a response for the turns that no answer came for."""
         left = [a for request in self.requests.requests for a in unasked(request, 0)]
         return [answer for answer in left if answer.key not in self.done]
 
     def entry(self, answer: Answer) -> dict[str, object]:
+        """An answer as output.json and the journal hold it."""
         return to_dict(answer, self.engine.tokenizer)
 
     def in_order(self) -> list[Answer]:

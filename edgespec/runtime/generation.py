@@ -58,6 +58,7 @@ class Chunk:
 
     @property
     def text(self) -> str:
+        """What a client shows of this step; may be empty."""
         return "".join(self.pieces)
 
 

@@ -184,10 +184,12 @@ class Pooled:
 
     @property
     def completion_tokens(self) -> int:
+        """Tokens of all answers."""
         return sum(r.completion_tokens for r in self.requests)
 
     @property
     def decode_tokens(self) -> int:
+        """Tokens that verify steps made; the first of an answer comes from the prefill."""
         return sum(r.decode_tokens for r in self.requests)
 
     @property
@@ -197,10 +199,12 @@ class Pooled:
 
     @property
     def reused_tokens(self) -> int:
+        """Prompt tokens from the prefix cache."""
         return sum(r.reused_tokens for r in self.requests)
 
     @property
     def computed_tokens(self) -> int:
+        """Prompt tokens that the prefill computed."""
         return sum(r.computed_tokens for r in self.requests)
 
     @property
@@ -216,6 +220,7 @@ class Pooled:
 
     @property
     def per_position_acceptance(self) -> list[float]:
+        """For each draft position the share of verify steps that accepted it, as vLLM counts."""
         counts = [a for r in self.requests for a in r.per_step_accepted]
         return per_position(counts, max((r.num_spec_tokens for r in self.requests), default=0))
 
@@ -300,6 +305,7 @@ def percentiles(name: str, seconds: Sequence[float]) -> dict[str, float | None]:
 
 
 def ratio(part: float, whole: float) -> float | None:
+    """The quotient; None where the denominator is 0."""
     return part / whole if whole else None
 
 

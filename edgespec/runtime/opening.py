@@ -40,6 +40,7 @@ class DraftChoice:
 
     @property
     def drafts(self) -> bool:
+        """Whether something is to draft: a draft engine or a given drafter."""
         return self.method is not None or self.drafter is not None
 
     @property
@@ -152,6 +153,8 @@ def open_draft(engine_dir: Path, choice: DraftChoice, base: OpenBase) -> OpenDra
 
 
 def open_draft_engine(engine_dir: Path, base: OpenBase) -> DraftEngine:
+    """The draft engine beside a base, with its own embedding or the base's. Raises BundleError,
+    EngineMismatch, or PairingError where the two do not belong together."""
     runner, config = open_runner(engine_dir, Role.DRAFT)
     check_pairing(base.config.component, config.component)
     assert config.component.pair is not None

@@ -73,4 +73,5 @@ class StageLog:
         spent.engine += self.engine_s() - engine
 
     def clear(self) -> None:
+        """Forget all passes."""
         self.passes = {}

@@ -74,14 +74,17 @@ class DFlashDrafter:
 
     @property
     def capacity(self) -> int:
+        """Tokens of a sequence that its KV cache holds."""
         return self.decoder.capacity
 
     @property
     def num_lanes(self) -> int:
+        """Sequences that its KV cache holds."""
         return len(self.decoder.lanes)
 
     @property
     def engine_s(self) -> float:
+        """Seconds in the draft engine so far."""
         return self.decoder.engine_s
 
     def begin(self, lane: int, tokens: Sequence[int], num_reused: int) -> None:
@@ -142,6 +145,7 @@ class DFlashDrafter:
         return max(1, min(self.max_block, plan.steps + 1, plan.verify_size, room))
 
     def block(self, request: DraftRequest) -> BlockRows:
+        """A lane's part of a call: the pending token, then mask tokens to the end of the block."""
         tokens = np.full(self.block_size(request), self.mask_token, np.int64)
         tokens[0] = request.pending
         return BlockRows(request.lane, self.context(request.lane), tokens)
@@ -162,24 +166,29 @@ class DFlashDrafter:
         )
 
     def reset(self, lane: int) -> None:
+        """Forget a lane's sequence, its context and pending rows."""
         self.decoder.reset(lane)
         self.lanes[lane] = LaneState()
 
     def move(self, source: int, target: int) -> None:
+        """The KV rows and the state of `source` go to `target`."""
         self.decoder.move(source, target)
         self.lanes[target] = self.lanes[source]
         self.lanes[source] = LaneState()
 
     def snapshot(self, lane: int, count: int) -> LaneRows:
+        """Copies of the first `count` KV rows, the pending ones computed first where needed."""
         if self.decoder.lanes[lane].length < count:
             self.flush(lane)
         return self.decoder.snapshot(lane, count)
 
     def restore(self, lane: int, snapshot: Snapshot) -> None:
+        """Begin a lane with the KV rows of a snapshot."""
         self.reset(lane)
         self.decoder.restore(lane, cast(LaneRows, snapshot))  # its own
 
     def close(self) -> None:
+        """Free the draft engine."""
         self.decoder.runner.close()
 
 
