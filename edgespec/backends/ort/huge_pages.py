@@ -23,7 +23,7 @@ import numpy as np
 PAGE_BYTES = 2 << 20
 SMALL_BYTES = 4096
 ENTRY_BYTES, PRESENT_BIT = 8, 63  # of /proc/self/pagemap
-LEAST_BYTES = 4 << 20  # smaller pieces are not weights
+MIN_BYTES = 4 << 20  # smaller pieces are not weights
 NAME = "huge pages"
 COLLAPSE = 25  # MADV_COLLAPSE: move what is there to huge pages now
 _ANONYMOUS = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw-p \S+ 00:00 0 *(\[heap\])?$", re.MULTILINE)
@@ -90,7 +90,7 @@ def new_ranges(before: list[Range], after: list[Range]) -> list[Range]:
         (-(-start // PAGE_BYTES) * PAGE_BYTES, end // PAGE_BYTES * PAGE_BYTES)
         for start, end in found
     ]
-    return [(start, end) for start, end in whole if end - start >= LEAST_BYTES]
+    return [(start, end) for start, end in whole if end - start >= MIN_BYTES]
 
 
 def collapse(start: int, end: int) -> bool:

@@ -179,7 +179,9 @@ def away_from_zero(make: Nodes, x: ir.Value, how: Rounding) -> ir.Value:
 
 
 def one_step_finer(make: Nodes, x: ir.Value, how: Rounding) -> ir.Value:
-    return emulate.nvfp4_nodes(make, x, replace(how, global_scale=how.whole * np.float32(1.01)))
+    return emulate.nvfp4_nodes(
+        make, x, replace(how, global_scale=how.outer_scale * np.float32(1.01))
+    )
 
 
 def blocks_of_64(make: Nodes, x: ir.Value, how: Rounding) -> ir.Value:
