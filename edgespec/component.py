@@ -296,9 +296,9 @@ def read_method(fields: BundleFields) -> tuple[str | None, Role]:
 
 def read_rope(rope: BundleFields) -> RopeConfig:
     """A rotary embedding as config.json keeps it: the fields of RopeConfig."""
-    strange = sorted(set(rope.raw) - {field.name for field in fields(RopeConfig)})
-    if strange:
-        raise BundleError(f"{rope.source}: the key {strange[0]!r} is unknown.", EXPORT_AGAIN)
+    unknown = sorted(set(rope.raw) - {field.name for field in fields(RopeConfig)})
+    if unknown:
+        raise BundleError(f"{rope.source}: the key {unknown[0]!r} is unknown.", EXPORT_AGAIN)
     rope.number("theta")
     rope.size("rotary_dim")
     rope.text("kind")

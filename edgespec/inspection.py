@@ -1,8 +1,8 @@
 """What lies at a path: a checkpoint, an exported directory, an engine directory, a safetensors
 file, or nothing known.
 
-Knows by which files these are told apart. What is shown of each stands in the room that knows it.
-Nothing is run, and of weights only the headers are read, unless hashes are to be compared.
+Knows by which files these are distinguished. What is shown of each stands in the package that
+knows it. Nothing is run, and of weights only the headers are read, unless hashes are compared.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ def inspect(path: Path, *, verify: bool = False) -> Inspection:
     if kind == "checkpoint":
         summary = look_at_checkpoint(path, problems, read_up_to)
         return Inspection(path, summary, tuple(problems), (*notes_of(summary), *notes))
-    facts = (export_summary if kind == "export" else engines_summary)(path, problems, read_up_to)
-    strangers = facts.get("not_in_manifest")
-    if strangers:
-        notes = (*notes, f"not of edgespec: {some_of(strangers)}")
-    return Inspection(path, facts, tuple(problems), notes)
+    recorded = (export_summary if kind == "export" else engines_summary)(path, problems, read_up_to)
+    unlisted = recorded.get("not_in_manifest")
+    if unlisted:
+        notes = (*notes, f"not in the manifest: {some_of(unlisted)}")
+    return Inspection(path, recorded, tuple(problems), notes)
 
 
 def kind_of(path: Path) -> str:
@@ -232,7 +232,7 @@ def only_pickled(path: Path) -> str | None:
 
 
 def notes_of(summary: CheckpointSummary) -> tuple[str, ...]:
-    """What is worth knowing of a checkpoint and is not wrong."""
+    """What a user should know of a checkpoint and is not wrong."""
     notes = [why for why in summary.heads.values() if why]
     if summary.pickled:
         notes.append(

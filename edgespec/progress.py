@@ -1,4 +1,4 @@
-"""How long work tells how far it is. Knows no bars and no terminals."""
+"""How long work reports its progress. Knows no bars and no terminals."""
 
 from __future__ import annotations
 

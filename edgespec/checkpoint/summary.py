@@ -1,7 +1,7 @@
 """What JSON and the headers of its weights say of a checkpoint: kind, sizes, quantization, and the
 check that edgespec quantize recorded.
 
-Knows what is worth showing. What cannot be read leaves a problem behind, and all else is shown all
+Knows what is shown. What cannot be read leaves a problem behind, and all else is shown all
 the same.
 """
 
@@ -324,7 +324,7 @@ def refuse_unreadable(path: Path, manifest: Mapping[str, Any]) -> None:
         name: manifest.get(name)
         for name in ("source", "options", "calibrated", "check", "packages")
     }
-    strange = [name for name, section in sections.items() if not isinstance(section, dict)]
+    invalid = [name for name, section in sections.items() if not isinstance(section, dict)]
     check = manifest.get("check")
     if isinstance(check, dict):
         errors = check.get("weight_errors")
@@ -336,8 +336,8 @@ def refuse_unreadable(path: Path, manifest: Mapping[str, Any]) -> None:
             isinstance(number, int | float)
             for number in [*numbers, *(n for n in optional if n is not None)]
         ):
-            strange.append("check")
-    if strange:
+            invalid.append("check")
+    if invalid:
         raise BundleError(
-            f"{path} has no readable {strange[0]!r}", "It was edited or damaged: quantize again."
+            f"{path} has no readable {invalid[0]!r}", "It was edited or damaged: quantize again."
         )

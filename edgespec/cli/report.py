@@ -32,7 +32,7 @@ def plan_line(plan: DraftPlan, *, chosen: bool, words: str = "") -> str:
     sizes = f"top-k {plan.top_k}, {plan.depth_words}, verify size {plan.verify_size}"
     if plan.verify_size == 1:
         return (
-            f"drafting in vain: {sizes}, which is the pending token alone. Raise"
+            f"nothing is drafted: {sizes}, which is the pending token alone. Raise"
             " --spec-verify-size, or build the base with a larger --max-verify-tree-size"
         )
     return f"drafting a {kind}: {sizes}" + (" (the default on a CPU)" if chosen else "")

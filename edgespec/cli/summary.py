@@ -245,27 +245,27 @@ def calibration_text(manifest: Mapping[str, Any]) -> str:
 # Exports and engines
 
 
-def export_text(facts: Mapping[str, Any], layers: bool) -> tuple[str, Rows]:
+def export_text(summary: Mapping[str, Any], layers: bool) -> tuple[str, Rows]:
     """The title and the rows of an export."""
-    manifest = facts["manifest"]
-    rows = component_rows(facts) if "config" in facts else []
-    if "config" in facts:
-        rows += exported_rows(facts["config"].get("quantization"))
+    manifest = summary["manifest"]
+    rows = component_rows(summary) if "config" in summary else []
+    if "config" in summary:
+        rows += exported_rows(summary["config"].get("quantization"))
     golden = (
         "golden inputs and outputs are there"
-        if facts.get("golden")
+        if summary.get("golden")
         else "no golden outputs: build checks nothing"
     )
     rows += [("golden", golden), ("made from", source_text(manifest.get("source")))]
     rows.append(("made with", f"edgespec {manifest.get('edgespec')}"))
     if layers:
-        rows += [("file", f"{name} ({megabytes(size)})") for name, size in facts["files"].items()]
-    return f"export, {facts.get('role', 'role not told')}", rows
+        rows += [("file", f"{name} ({megabytes(size)})") for name, size in summary["files"].items()]
+    return f"export, {summary.get('role', 'unknown role')}", rows
 
 
-def component_rows(facts: Mapping[str, Any]) -> Rows:
+def component_rows(summary: Mapping[str, Any]) -> Rows:
     """What config.json says of a component."""
-    config = ComponentConfig.from_dict(facts["config"], bundle.CONFIG)
+    config = ComponentConfig.from_dict(summary["config"], bundle.CONFIG)
     heads = f"{config.num_heads} heads ({config.num_kv_heads} KV) of {config.head_dim}"
     sizes = f"{config.num_layers} layers, hidden {config.hidden_size}, {heads}"
     rows = [("model", f"{config.model}, {sizes}")]
@@ -287,7 +287,7 @@ def component_rows(facts: Mapping[str, Any]) -> Rows:
                 f"{megabytes(canonical_contract(config.graph).state_bytes)} a sequence, in {count}",
             )
         )
-    return [*rows, ("KV cache", f"{facts['cache_bytes_per_token'] / 1024:.1f} KiB a token")]
+    return [*rows, ("KV cache", f"{summary['cache_bytes_per_token'] / 1024:.1f} KiB a token")]
 
 
 def pair_rows(method: str, pair: PairConfig) -> Rows:
@@ -330,10 +330,10 @@ def source_text(source: object) -> str:
     return f"{source.get('name')} ({str(source.get('identity'))[:12]})"
 
 
-def engines_text(facts: Mapping[str, Any], layers: bool) -> tuple[str, Rows]:
+def engines_text(summary: Mapping[str, Any], layers: bool) -> tuple[str, Rows]:
     """The title and the rows of a directory of engines, with how base and draft are paired."""
     rows: Rows = []
-    for role, engine in facts["engines"].items():
+    for role, engine in summary["engines"].items():
         rows.append(
             (
                 role,
@@ -346,7 +346,7 @@ def engines_text(facts: Mapping[str, Any], layers: bool) -> tuple[str, Rows]:
         rows += [("", text) for text in engine_lines(engine, speaks=role != "draft")]
         if layers:
             rows += [("", f"{name} ({megabytes(size)})") for name, size in engine["files"].items()]
-    if pairing := facts["pairing"]:
+    if pairing := summary["pairing"]:
         rows.append(("pairing", PAIRING[pairing["by"]]))
     return "engines", rows
 

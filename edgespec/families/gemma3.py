@@ -68,10 +68,10 @@ def layer_kinds(fields: Fields) -> list[str]:
         pattern = fields.size("sliding_window_pattern", 6)
         return [SLIDING if (i + 1) % pattern else FULL for i in range(num_layers)]
     kinds = named_layers(fields, named, num_layers)
-    strange = sorted(set(kinds) - {FULL, SLIDING})
-    if strange:
+    unknown = sorted(set(kinds) - {FULL, SLIDING})
+    if unknown:
         raise UnsupportedModel(
-            f"{fields.source}: layer_types has {', '.join(strange)}; this version knows {FULL} and"
+            f"{fields.source}: layer_types has {', '.join(unknown)}; this version knows {FULL} and"
             f" {SLIDING}."
         )
     return kinds

@@ -82,10 +82,10 @@ def layer_kinds(fields: Fields, num_layers: int) -> tuple[LayerKind, ...]:
         or not all(isinstance(kind, str) for kind in named)
     ):
         raise fields.wrong("layer_types", f"a list of {num_layers} names")
-    strange = next((kind for kind in named if kind not in _KINDS), None)
-    if strange is not None:
+    unknown = next((kind for kind in named if kind not in _KINDS), None)
+    if unknown is not None:
         raise UnsupportedModel(
-            f"{fields.source}: layer_types has {shortened(strange)}; this version knows"
+            f"{fields.source}: layer_types has {shortened(unknown)}; this version knows"
             " full_attention and linear_attention."
         )
     kinds = tuple(_KINDS[kind] for kind in named)

@@ -45,7 +45,7 @@ class Probed:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """`method` is the name of the way of drafting; empty where it could not be told."""
+    """`method` is the name of the way of drafting; empty where it is unknown."""
 
     method: str
     results: tuple[CheckResult, ...]

@@ -163,14 +163,14 @@ class Answers:
 
 class RequestQueue:
     """The requests of a file that wait: each is rendered when its turn comes, and a later turn of a
-    conversation goes before conversations not yet begun, whose rows would drive out its own."""
+    conversation goes before conversations not yet begun, whose rows would evict its own."""
 
     def __init__(self, answers: Answers, requests: Sequence[Request]) -> None:
         self.answers, self.waiting = answers, deque(requests)
         self.arrived_s = time.perf_counter()  # of all first turns
         self.ready: deque[GenerationRequest] = deque()
         self.asked: dict[GenerationRequest, Answer] = {}  # what is under way, or ready
-        self.refused: list[Answer] = []  # what could not be asked, until somebody takes it
+        self.refused: list[Answer] = []  # what could not be asked, until it is taken
 
     def __len__(self) -> int:
         """Turns that can be asked; none once the run is to stop."""

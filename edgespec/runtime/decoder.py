@@ -140,7 +140,7 @@ class CachedDecoder:
         """One call over the lanes of `parts`, whose rows become scratch.
 
         Lanes with fewer rows than others are filled up, and lanes between them that take no part
-        run one row: what that writes lies behind their scratch rows and is seen by nobody.
+        run one row: what that writes lies behind their scratch rows and is not visible.
         """
         assert all(len(part.tokens) <= self.room(part.lane) for part in parts)
         of = {part.lane: part for part in parts}
@@ -163,7 +163,7 @@ class CachedDecoder:
         ]
 
     def call(self, parts: Sequence[Rows], first_lane: int) -> Call:
-        """The parts of neighbouring lanes as one call, filled up to the longest."""
+        """The parts of adjacent lanes as one call, filled up to the longest."""
         positions = stacked([part.positions for part in parts], self.min_rows)
         cos, sin = self.rope.rows(positions)
         local_cos, local_sin = self.local_rope.rows(positions) if self.local_rope else (None, None)

@@ -290,9 +290,9 @@ class Engine:
                 what = f"the prompt has {count} tokens, the {role} engine was built for {most}"
                 raise LimitError(what, f"Shorten it, or build the {role} with {flags} or more.")
         rows = self.config.component.vocab_size
-        if strange := [token for token in prompt_ids if not 0 <= token < rows]:
+        if invalid := [token for token in prompt_ids if not 0 <= token < rows]:
             what = (
-                f"the prompt holds the token id {strange[0]}, the model's vocabulary ends at"
+                f"the prompt holds the token id {invalid[0]}, the model's vocabulary ends at"
                 f" {rows - 1}"
             )
             raise RequestError(what, "The tokenizer does not fit the model, or the ids are wrong.")
@@ -307,9 +307,9 @@ class Engine:
             what = f"there is no accept rule {request.accept_rule!r}"
             raise RequestError(what, f"Rules: {', '.join(ACCEPT_RULES)}.")
         rows = self.config.component.vocab_size
-        if strange := [token for token in request.sampling.logit_bias if token >= rows]:
+        if invalid := [token for token in request.sampling.logit_bias if token >= rows]:
             what = (
-                f"logit_bias names the token id {strange[0]}, the model's vocabulary ends at"
+                f"logit_bias names the token id {invalid[0]}, the model's vocabulary ends at"
                 f" {rows - 1}"
             )
             raise RequestError(what, "Remove it.")
@@ -326,9 +326,9 @@ class Engine:
         return handle
 
     def advance(self) -> None:
-        """One step of the scheduler, whoever's requests it serves."""
+        """One step of the scheduler, no matter whose requests it serves."""
         if not self.scheduler.has_work:
-            what = "this request was given up: a step was interrupted"
+            what = "this request was dropped: a step was interrupted"
             raise EnvironmentProblem(what, "Ask again.")
         for handle, event in self.scheduler.step():
             if handle.inbox is not None:
@@ -341,8 +341,9 @@ class Engine:
         into it.
 
         Yields each request's Chunks and at last its Response, or the error that it met. One that
-        ends makes room for the next; none waits for its batch mates. Once `stopping` says so, those
-        under way end after their step. LimitError if the engines were built for smaller batches.
+        ends makes room for the next; none waits for others of its batch. Once `stopping` says so,
+        those under way end after their step. Raises LimitError if the engines were built for
+        smaller batches.
         """
         self.check_batch_size(batch_size)
         inbox, active = Inbox(), list[Generation]()

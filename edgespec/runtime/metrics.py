@@ -24,10 +24,10 @@ class RequestMetrics:
     waited for a lane, and part of `time_to_first_token` and `request_latency`. Lists have one entry
     a verify step.
 
-    In a batch its steps are its mates' too, and where a chunk of a newcomer's prompt is read
-    between two steps that time is in the second one. `stages` are the passes that it took part in:
-    in a batch the rows of its mates are in them, so that their sum over requests exceeds what was
-    spent.
+    In a batch its steps are those of the others too, and where a chunk of a newcomer's prompt is
+    read between two steps that time is in the second one. `stages` are the passes that it took
+    part in: in a batch the rows of the others are in them, so that their sum over requests exceeds
+    what was spent.
     """
 
     prompt_tokens: int

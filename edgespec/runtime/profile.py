@@ -49,7 +49,7 @@ NOTES = (
 )
 SHARED = (
     "Requests with drafts and without shared passes: generation has no times of its own, and those"
-    " of eagle_generation hold the rows of its plain mates."
+    " of eagle_generation hold the rows of the plain requests beside them."
 )
 SPECULATION = (
     stages.DRAFT_PREFILL,

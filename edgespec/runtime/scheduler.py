@@ -120,7 +120,7 @@ class Scheduler:
         try:
             self.session.admit(handle)
         except FAULTS as error:
-            self.session.give_up_reading()
+            self.session.free_reading()
             yield handle, as_error(error)
         else:
             self.active.append(handle)
@@ -130,7 +130,7 @@ class Scheduler:
         try:
             output = self.session.prefill(handle)
         except FAULTS as error:
-            self.session.give_up_reading(zero=True)
+            self.session.free_reading(zero=True)
             self.active.remove(handle)
             yield handle, as_error(error)
         else:

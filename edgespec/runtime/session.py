@@ -295,7 +295,7 @@ class Session:
         """Free a sequence's lane; the last one running moves into it, and what is being read into
         the lane behind, so that no gap is left."""
         if seq is self.reading:
-            return self.give_up_reading()
+            return self.free_reading()
         if seq.keep_all:
             prefix = self.prefixes.take(seq, len(seq.tokens), self.base, self.drafter_of(seq))
             if prefix is not None:
@@ -309,7 +309,7 @@ class Session:
         if self.reading is not None:
             self.move(self.reading, len(self.running))
 
-    def give_up_reading(self, *, zero: bool = False) -> None:
+    def free_reading(self, *, zero: bool = False) -> None:
         """Free the lane of the prompt that is being read; with `zero` its rows may hold NaN or
         Inf. Nothing where none is."""
         seq, self.reading, self.kept = self.reading, None, None
@@ -337,7 +337,7 @@ class Session:
 
 
 def accept(draft: Draft, result: LaneResult) -> AcceptResult | EdgeSpecError:
-    """What the sequence's rule accepts; an error is its own, and its batch mates go on."""
+    """What the sequence's rule accepts; an error is its own, and the rest of the batch goes on."""
     seq = draft.seq
     try:
         return ACCEPT_RULES[seq.accept_rule](draft.tree, result.logits, seq.sampler, seq.tokens)

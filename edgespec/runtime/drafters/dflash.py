@@ -97,7 +97,7 @@ class DFlashDrafter:
             assert item.hidden_states is not None
             state, count = self.lanes[item.lane], len(item.hidden_states)
             fits = state.count + count <= self.decoder.room(item.lane)
-            # NaN or Inf must not get into the cache: it would poison the lane's next sequence too
+            # NaN or Inf must not get into the cache: it would corrupt the lane's next sequence too
             state.full = state.full or not fits or not np.isfinite(item.hidden_states).all()
             if state.full:
                 state.pending = []
@@ -123,7 +123,7 @@ class DFlashDrafter:
         able = [request for request in requests if self.block_size(request) > 1]
         if len(able) > 1:
             for request in able:
-                # its mates would run as many rows of nothing
+                # the other lanes would run as many padding rows
                 if self.lanes[request.lane].count > self.max_block:
                     self.flush(request.lane)
         parts = [self.block(request) for request in able]
