@@ -115,7 +115,7 @@ def manifest_kind(path: Path) -> str | None:
 
 
 def refuse_staging(path: Path) -> None:
-    """What a run has not finished yet, or never will."""
+    """Raises BundleError for what a run has not finished yet, or never will."""
     if _UNFINISHED.fullmatch(path.absolute().name) and (path / "progress.json").is_file():
         what = f"{path} is an unfinished run of edgespec quantize"
         raise BundleError(what, "Run its command again: it goes on at the layer where it was.")
@@ -222,7 +222,8 @@ def heads_of(checkpoint: Checkpoint, model: ModelConfig) -> dict[str, str | None
 
 
 def only_pickled(path: Path) -> str | None:
-    """Pickled weights are not looked into: that would take torch, and reading all of them."""
+    """The name of the pickled weights where there are no others; None else. They are not read: that
+    would take torch, and all of them."""
     pickled = [
         name
         for name in ("pytorch_model.bin", "pytorch_model.bin.index.json")

@@ -230,7 +230,7 @@ def weights_of(checkpoint: Checkpoint) -> WeightsSummary:
 
 
 def types_of(infos: Iterable[TensorInfo]) -> dict[str, DtypeSummary]:
-    """dtype -> how much is of it; the largest share first."""
+    """dtype -> number of tensors and bytes; the largest share first."""
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     for info in infos:
@@ -319,7 +319,7 @@ def quantize_record(
 
 
 def refuse_unreadable(path: Path, manifest: Mapping[str, Any]) -> None:
-    """Whether the record has the form that edgespec quantize writes."""
+    """Raises BundleError unless the record has the form that edgespec quantize writes."""
     sections = {
         name: manifest.get(name)
         for name in ("source", "options", "calibrated", "check", "packages")

@@ -182,7 +182,7 @@ class Conversation:
     exchanges: list[tuple[Message, Message]] = field(default_factory=list)
 
     def and_then(self, turn: str) -> list[Message]:
-        """All of it, with what the user says now."""
+        """All messages of the conversation, with the user's new turn last."""
         system = [Message("system", self.system)] if self.system else []
         return [*system, *chain.from_iterable(self.exchanges), Message("user", turn)]
 
@@ -268,12 +268,12 @@ class Chat:
         return self.code
 
     def failed(self, error: EdgeSpecError) -> None:
-        """Show it and go on."""
+        """Shows the error and goes on."""
         self.some_failed = True
         report(error)
 
     def take(self, said: str) -> None:
-        """A turn, or a command."""
+        """Runs a command, or answers a turn. Raises RequestError."""
         if said.startswith("/") and not said.startswith("//"):
             self.obey(said)
         elif said.strip():
@@ -435,7 +435,7 @@ SLASHES = {
 
 
 def stats(response: Response, *, drafted: bool) -> str:
-    """One answer in the words of the field, without what it is too short for."""
+    """The statistics of one answer in one line, without those that are undefined."""
     metrics = response.metrics
     shown = [
         (metrics.completion_tokens, "{} tokens"),
@@ -462,7 +462,8 @@ def read_turn(read: Read) -> str:
 
 
 def read_pipe(prompt: str) -> str:
-    """By bytes, so that a line that is not UTF-8 harms none after it."""
+    """A line of stdin, read as bytes so that one that is not UTF-8 leaves the next intact. Raises
+    EOFError, UnicodeDecodeError."""
     line = sys.stdin.buffer.readline()
     if not line:
         raise EOFError
@@ -470,7 +471,7 @@ def read_pipe(prompt: str) -> str:
 
 
 def terminal_reader() -> Read:
-    """Lines that can be edited, where Python has readline. The prompt is no part of the answers."""
+    """A reader of lines, editable where Python has readline. The prompt is no part of the answers."""
     with suppress(ImportError):
         import readline  # noqa: F401 - input() uses it once it is there
     return input if sys.stdout.isatty() else read_beside_the_prompt

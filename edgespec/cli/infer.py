@@ -224,7 +224,7 @@ def warn(text: str) -> None:
 def notes_of(
     engine: Engine, plan: DraftPlan | None, requests: RequestFile, *, chosen: bool
 ) -> list[str]:
-    """What is said before the run: the plan, and what a user should know of engines and modes."""
+    """The lines before a run: the plan, and what a user should know of engines and modes."""
     from edgespec.cli import report
 
     if plan is None:
@@ -261,7 +261,8 @@ def show(stats: RunStats, *, as_json: bool, dump_profile: bool, dump_output: boo
 
 
 def check_outputs(requests: RequestFile, *outputs: Path | None) -> None:
-    """Whatever is to be written can be, and is not the input; before any work."""
+    """Raises RequestError where an output is the input or named twice, OutputError where it cannot
+    be written; before any work."""
     from edgespec.prompts import check_writable
 
     for output in outputs:

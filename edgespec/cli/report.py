@@ -78,7 +78,7 @@ class TokenBar:
 
 
 def show(run: RunStats, *, as_json: bool) -> None:
-    """The summary's table on stdout (or its JSON), failed requests on stderr."""
+    """Prints the summary's table (or its JSON) on stdout, failed requests on stderr."""
     found = summary(run)
     if as_json:
         click.echo(json.dumps(found, indent=2))
@@ -205,7 +205,7 @@ def profile_table(profile: dict[str, Any]) -> Table:
 
 
 def print_table(table: Table) -> None:
-    """On stdout; never so narrow that a name is cut."""
+    """Prints a table on stdout, never so narrow that a name is cut."""
     console = Console(file=sys.stdout)
     console.width = max(console.width, MIN_WIDTH)
     console.print(table)

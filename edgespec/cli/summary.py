@@ -1,6 +1,6 @@
 """What `edgespec inspect` found as aligned text: a title, and rows of a label and a value.
 
-Knows words and columns. What is shown of it is decided in `edgespec.inspection` and the rooms that
+Knows words and columns. What is shown of it is decided in `edgespec.inspection` and the packages that
 it asks.
 """
 
@@ -96,7 +96,7 @@ def checkpoint_text(summary: CheckpointSummary, layers: bool) -> tuple[str, Rows
 
 
 def decoder_rows(decoder: DecoderConfig) -> Rows:
-    """Sizes and rotary embeddings."""
+    """The rows of sizes and rotary embeddings."""
     heads = f"{decoder.num_heads} heads ({decoder.num_kv_heads} KV) of {decoder.head_dim}"
     sizes = (
         f"{decoder.num_layers} layers, hidden {decoder.hidden_size}, MLP"
@@ -125,7 +125,7 @@ def rope_text(rope: RopeConfig) -> str:
 
 
 def base_rows(config: ModelConfig) -> Rows:
-    """Vocabulary, positions, and the drafts that the checkpoint declares."""
+    """The rows of vocabulary, positions, and the drafts that the checkpoint declares."""
     head = "lm_head tied to the embedding" if config.tied_head else "an lm_head of its own"
     ends = ", ".join(map(str, config.eos_token_ids))
     rows = [
@@ -136,7 +136,7 @@ def base_rows(config: ModelConfig) -> Rows:
 
 
 def draft_rows(config: DraftConfig) -> Rows:
-    """Vocabulary and aux layers, and what only the method has."""
+    """The rows of vocabulary and aux layers, and what only the method has."""
     method = METHODS[config.method]
     layers = f"{method.default_layers} for the base's depth"
     if config.aux_layer_ids:
@@ -175,7 +175,7 @@ def types_text(types: Mapping[str, DtypeSummary]) -> str:
 
 
 def quantization_rows(found: QuantizationSummary | None, layers: bool) -> Rows:
-    """Which Linears are quantized how."""
+    """The rows of a checkpoint's quantization: which Linears have which scheme."""
     if found is None:
         return [("quantized", "no")]
     rows: Rows = [("layout", f"{found.layout}, by {found.source}")]
@@ -196,7 +196,7 @@ def blocks_text(blocks: Sequence[int]) -> str:
 
 
 def quantized_rows(manifest: Mapping[str, Any], layers: bool) -> Rows:
-    """What edgespec quantize recorded: from what, with what, and what the check said."""
+    """The rows of what edgespec quantize recorded: sources, packages, and the check's numbers."""
     check, packages = manifest["check"], manifest["packages"]
     used = [
         f"{name} {packages[name]}"
@@ -264,7 +264,7 @@ def export_text(summary: Mapping[str, Any], layers: bool) -> tuple[str, Rows]:
 
 
 def component_rows(summary: Mapping[str, Any]) -> Rows:
-    """What config.json says of a component."""
+    """The rows of a component's config.json. Raises BundleError."""
     config = ComponentConfig.from_dict(summary["config"], bundle.CONFIG)
     heads = f"{config.num_heads} heads ({config.num_kv_heads} KV) of {config.head_dim}"
     sizes = f"{config.num_layers} layers, hidden {config.hidden_size}, {heads}"
@@ -291,7 +291,7 @@ def component_rows(summary: Mapping[str, Any]) -> Rows:
 
 
 def pair_rows(method: str, pair: PairConfig) -> Rows:
-    """What a draft asks of its base."""
+    """The rows of what a draft asks of its base."""
     ids, identity = pair.aux_layer_ids, pair.base_identity
     layers = ", ".join(map(str, ids)) if ids else METHODS[method].default_layers
     known = identity[:12] if identity else "not compared with a base"
@@ -360,7 +360,7 @@ PAIRING = {
 
 
 def engine_lines(engine: Mapping[str, Any], *, speaks: bool) -> list[str]:
-    """`speaks`: its output is the answer, so that rounding matters."""
+    """The lines of one engine. `speaks`: its output is the answer, so that rounding matters."""
     lines = []
     if "config" in engine:
         lines += [weights_text(engine), *(losslessness(engine) if speaks else ())]

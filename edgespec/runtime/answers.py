@@ -283,7 +283,8 @@ def to_dict(found: Answer, tokenizer: Tokenizer) -> dict[str, object]:
 
 
 def candidate(tokenizer: Tokenizer, token_id: int, log_prob: float) -> dict[str, object]:
-    """The token's own bytes, and as text what of them is UTF-8."""
+    """One candidate of output.json's `logprobs`: id, bytes, their text where it is UTF-8, and log
+    p; null stands for minus infinity."""
     raw = tokenizer.token_bytes(token_id)
     finite = log_prob if math.isfinite(log_prob) else None  # JSON has no infinity
     return {

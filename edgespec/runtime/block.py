@@ -68,11 +68,11 @@ class BlockDecoder:
 
     @property
     def capacity(self) -> int:
-        """Rows of a lane."""
+        """Rows of a lane, one a token."""
         return self.runner.capacity
 
     def room(self, lane: int) -> int:
-        """Rows that can still be written."""
+        """Rows of a lane that can still be written."""
         return self.capacity - self.lanes[lane].length
 
     def run(self, parts: Sequence[BlockRows]) -> list[Floats]:

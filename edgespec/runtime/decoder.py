@@ -100,7 +100,7 @@ class CachedDecoder:
     def of(
         cls, runner: Runner, embedding: Table, config: ComponentConfig, min_rows: int = 1
     ) -> CachedDecoder:
-        """That of an open engine, by what its config says of positions."""
+        """The decoder of an open engine, by what its config says of positions."""
         local = config.local_rope
         return cls(
             runner,
@@ -113,7 +113,7 @@ class CachedDecoder:
 
     @property
     def capacity(self) -> int:
-        """Rows of a lane."""
+        """Rows of a lane, one a token."""
         return self.runner.capacity
 
     @property
@@ -133,7 +133,7 @@ class CachedDecoder:
         return min(PREFILL_CHUNK, RECURRENT_CHUNK) if self.recurrent else PREFILL_CHUNK
 
     def room(self, lane: int) -> int:
-        """Rows that can still be written."""
+        """Rows of a lane that can still be written."""
         return self.capacity - self.lanes[lane].end
 
     def run(self, parts: Sequence[Rows]) -> list[LaneResult]:
@@ -213,7 +213,7 @@ class CachedDecoder:
         return mask
 
     def idle(self, lane: int, like: Rows) -> Rows:
-        """One row for a lane that takes no part in a call."""
+        """One padding row for a lane that takes no part in a call."""
         none = np.zeros(1, np.int64)
         visible = np.zeros((1, len(self.lanes[lane].scratch) + 1), bool)
         visible[0, -1] = True

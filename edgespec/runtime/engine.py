@@ -253,7 +253,8 @@ class Engine:
         add_generation_prompt: bool = True,
         enable_thinking: bool = False,
     ) -> str:
-        """The text of messages: by the model's chat template, or simply joined."""
+        """The text of messages: by the model's chat template, or joined. Raises RequestError for
+        what the template rejects."""
         if not apply_chat_template:
             if enable_thinking or not add_generation_prompt:
                 flag = "enable_thinking" if enable_thinking else "add_generation_prompt"
@@ -265,7 +266,8 @@ class Engine:
         )
 
     def encode(self, prompt: str | Sequence[Message] | Sequence[int]) -> list[int]:
-        """Token ids of a text, of messages (through the chat template), or of ids given as such."""
+        """Token ids of a text, of messages (through the chat template), or of ids given as such.
+        Raises RequestError for a mixture."""
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt, add_special_tokens=True)
         items: list[Any] = list(prompt)
@@ -278,7 +280,7 @@ class Engine:
             raise RequestError(what, "Give one of the three, not a mixture.") from None
 
     def check_prompt(self, prompt_ids: Sequence[int]) -> None:
-        """LimitError or RequestError for a prompt that these engines cannot take."""
+        """Raises LimitError or RequestError for a prompt that these engines cannot take."""
         count = len(prompt_ids)
         for role, config in self.configs.items():
             limits = config.limits
@@ -298,7 +300,7 @@ class Engine:
             raise RequestError(what, "The tokenizer does not fit the model, or the ids are wrong.")
 
     def check(self, request: GenerationRequest) -> None:
-        """LimitError or RequestError for a request that these engines cannot do."""
+        """Raises LimitError or RequestError for a request that these engines cannot answer."""
         self.check_prompt(request.prompt_ids)
         if request.plan is not None:
             self.plan_limits().check(request.plan)
@@ -315,18 +317,20 @@ class Engine:
             raise RequestError(what, "Remove it.")
 
     def prepare(self, request: GenerationRequest) -> Generation:
-        """A request's handle, once it is checked; LimitError or RequestError."""
+        """A request's handle, once it is checked. Raises LimitError or RequestError."""
         self.check(request)
         return Generation(request, self.tokenizer, self.stop_ids)
 
     def submit(self, request: GenerationRequest, inbox: Inbox) -> Generation:
-        """Add a request to the scheduler; `advance` puts its events into `inbox`."""
+        """Add a request to the scheduler and return its handle; `advance` puts its events into
+        `inbox`. Raises what `prepare` raises."""
         handle = self.scheduler.add(request)
         handle.inbox = inbox
         return handle
 
     def advance(self) -> None:
-        """One step of the scheduler, no matter whose requests it serves."""
+        """One step of the scheduler, no matter whose requests it serves. Raises EnvironmentProblem
+        where an interrupt has dropped them."""
         if not self.scheduler.has_work:
             what = "this request was dropped: a step was interrupted"
             raise EnvironmentProblem(what, "Ask again.")

@@ -86,17 +86,19 @@ class RequestMetrics:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Of decoding: the first token and the time before it are left out."""
+        """Tokens a second of decoding: the first token and the time before it are left out. None
+        where there is one token."""
         return ratio(self.decode_tokens, self.decode_s)
 
     @property
     def acceptance_length(self) -> float | None:
-        """Tokens emitted a verify step, bonus included, the token of prefill excluded."""
+        """Tokens emitted a verify step, bonus included, the token of prefill excluded; None without
+        a step."""
         return ratio(self.decode_tokens, self.steps)
 
     @property
     def acceptance_rate(self) -> float | None:
-        """Accepted over drafted."""
+        """Accepted drafts over drafted ones; None where nothing was drafted."""
         return ratio(sum(self.per_step_accepted), sum(self.per_step_drafted))
 
     def to_dict(self, *, speculative: bool) -> dict[str, Any]:
@@ -165,7 +167,7 @@ class RequestMetrics:
         }
 
     def histogram(self, accepted: list[int]) -> list[int]:
-        """[num_spec_tokens + 1] counts."""
+        """[num_spec_tokens + 1]: how many steps accepted 0, 1, ... drafts."""
         return [accepted.count(a) for a in range(self.num_spec_tokens + 1)]
 
 
@@ -194,7 +196,7 @@ class Pooled:
 
     @property
     def decode_s(self) -> float:
-        """Each request's own; in a batch they overlap."""
+        """Seconds of decoding, each request's own; in a batch they overlap."""
         return sum(r.decode_s for r in self.requests)
 
     @property
@@ -214,7 +216,7 @@ class Pooled:
 
     @property
     def acceptance_rate(self) -> float | None:
-        """Accepted over drafted."""
+        """Accepted drafts over drafted ones, of all requests; None where nothing was drafted."""
         accepted = sum(sum(r.per_step_accepted) for r in self.requests)
         return ratio(accepted, sum(sum(r.per_step_drafted) for r in self.requests))
 
@@ -246,7 +248,7 @@ class Pooled:
 
     @property
     def inter_token_latency(self) -> float | None:
-        """Seconds."""
+        """Seconds between two tokens of a request, over all requests."""
         return ratio(self.decode_s, self.decode_tokens)
 
     def to_dict(self, *, speculative: bool) -> dict[str, Any]:
@@ -298,7 +300,7 @@ def per_position(accepted: Sequence[int], levels: int) -> list[float]:
 
 
 def percentiles(name: str, seconds: Sequence[float]) -> dict[str, float | None]:
-    """p50 and p95, between two values in proportion."""
+    """`{name}_p50_s` and `{name}_p95_s`, between two values in proportion; None without values."""
     return {
         f"{name}_p{q}_s": float(np.percentile(seconds, q)) if seconds else None for q in (50, 95)
     }
@@ -310,6 +312,6 @@ def ratio(part: float, whole: float) -> float | None:
 
 
 def mean(values: Iterable[float | None]) -> float | None:
-    """Over those that are defined."""
+    """The mean of the values that are defined; None where none is."""
     known = [value for value in values if value is not None]
     return fmean(known) if known else None

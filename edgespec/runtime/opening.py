@@ -164,7 +164,7 @@ def open_draft_engine(engine_dir: Path, base: OpenBase) -> DraftEngine:
 
 
 def check_exact(engine_dir: Path, config: EngineConfig) -> None:
-    """LimitError where passes of one and of many rows give other bits."""
+    """Raises LimitError where passes of one and of many rows give other bits."""
     if why := config.why_not_exact:
         what = f"the engine in {engine_dir} cannot be exact: {why}"
         if config.component.graph.recurrent:

@@ -74,7 +74,7 @@ class PrefixCache:
         return sum(entry.size_bytes for entry in self.entries)
 
     def clear(self) -> None:
-        """Keep nothing of what is there."""
+        """Drop all entries."""
         self.entries = []
 
     def find(self, prompt: Sequence[int], *, drafting: bool) -> tuple[Prefix, int] | None:

@@ -103,7 +103,7 @@ class RunStats:
         return sum(sum(self.passes.get(stage, ())) for stage in stage_ids)
 
     def commit_s(self, requests: Sequence[RequestMetrics]) -> float:
-        """What committing took for `requests`; in a batch it cannot be divided."""
+        """Seconds of committing for `requests`; in a batch it cannot be divided."""
         return (
             sum(r.stages.commit for r in requests)
             if self.batch_size == 1

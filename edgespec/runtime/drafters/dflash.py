@@ -156,8 +156,8 @@ class DFlashDrafter:
         return np.concatenate([none, *self.lanes[lane].pending])
 
     def tree(self, request: DraftRequest, logits: Floats) -> DraftTree:
-        """The best of the tokens of each slot [R, K]: the chain of the first ones, or the most
-        probable tree."""
+        """The draft tree from logits [S-1, Vd]: the chain of each slot's best token, or with a
+        top-k above 1 the most probable tree (DDTree, arXiv 2604.12989)."""
         ids, log_probs = top_log_probs(logits, request.plan.top_k)
         tokens = ids if self.d2t is None else ids + self.d2t[ids]
         parents, chosen = best_first(log_probs, request.plan.verify_size)
@@ -250,7 +250,7 @@ class BlockLimits:
         return plan
 
     def check(self, plan: DraftPlan) -> None:
-        """LimitError for a plan that base and draft cannot do."""
+        """Raises LimitError for a plan that base and draft cannot do."""
         k, n, block = plan.top_k, plan.verify_size, self.block_size
         if min(k, n, plan.steps) < 1:
             raise LimitError(f"draft top-k {k} and verify size {n} must be at least 1", "Raise it.")
@@ -290,7 +290,7 @@ class BlockLimits:
 
 
 def limits(base: EngineConfig, draft: EngineConfig | None) -> BlockLimits:
-    """Those that the two engines were built for."""
+    """The plans that the two engines were built for."""
     assert draft is not None
     rows = draft.component.draft_vocab_size
     assert rows is not None
