@@ -63,6 +63,8 @@ class PairingError(EdgeSpecError):
 
 
 class OptionError(EdgeSpecError):
+    """Options of a command contradict each other."""
+
     exit_code = 2
 
 
