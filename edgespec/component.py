@@ -344,11 +344,11 @@ def read_recurrent(sizes: BundleFields) -> RecurrentShape:
 
 
 def optional_layers(fields: BundleFields, key: str) -> tuple[int, ...] | None:
-    """A list of layer numbers, or None where the key is missing or null."""
+    """A list of layer numbers, as JSON or as `to_dict` has it; None: the key is missing or null."""
     ids = fields.get(key)
     if ids is None:
         return None
-    if not isinstance(ids, list) or not all(is_int(i) and 0 <= i < 2**31 for i in ids):
+    if not isinstance(ids, list | tuple) or not all(is_int(i) and 0 <= i < 2**31 for i in ids):
         raise fields.wrong(key, "a list of layer numbers")
     return tuple(ids)
 

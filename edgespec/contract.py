@@ -124,6 +124,8 @@ class GraphShape:
         out = asdict(self)
         if not self.local_rotary_dim:
             del out["local_rotary_dim"]
+        if self.recurrent is not None:
+            out["recurrent"]["layers"] = list(self.recurrent.layers)
         return out
 
     @property

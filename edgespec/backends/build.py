@@ -19,8 +19,8 @@ from edgespec import bundle
 from edgespec.backends import engine_dir as engines
 from edgespec.backends.base import Backend, BuildOptions, Progress, Runner, Staged
 from edgespec.backends.engine_config import (
+    AS_EXPORTED,
     FLOAT32,
-    KEPT,
     EngineConfig,
     EngineLimits,
     EngineWeights,
@@ -278,7 +278,7 @@ def products_text(weights: EngineWeights) -> str:
     """What the weights of matrix products are."""
     assert weights.scheme != FLOAT32
     block = "" if weights.block is None else f" in blocks of {weights.block}"
-    method = weights.method if weights.method == KEPT else "rounded to nearest"
+    method = weights.method if weights.method == AS_EXPORTED else "rounded to nearest"
     return f"the weights of its matrix products are {weights.scheme}{block}, {method}"
 
 

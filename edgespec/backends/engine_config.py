@@ -17,7 +17,7 @@ from edgespec.config.fields import is_int
 from edgespec.contract import Limits, Role
 
 FLOAT32: Final = "fp32"
-KEPT = "as exported"
+AS_EXPORTED = "as exported"
 BUILD_AGAIN = "Build the engine again."
 NO_DRAFTS = 1  # nodes that an engine verifies which was not built for drafts
 
@@ -154,7 +154,7 @@ def is_exact_unless_said(scheme: str, block: int | None) -> bool:
     return scheme == FLOAT32 or (scheme, block) == ("int4", 32)
 
 
-FP32_WEIGHTS = EngineWeights(scheme=FLOAT32, method=KEPT, exact=True)
+FP32_WEIGHTS = EngineWeights(scheme=FLOAT32, method=AS_EXPORTED, exact=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,8 +34,9 @@ from edgespec.pairing.forcing import chain_forcing
 from edgespec.pairing.row import PairingRow
 from edgespec.pairing.table import PAIRINGS
 from edgespec.quantize.table import QUANTIZABLE
+from edgespec.runtime.drafters.registry import DRAFTERS
 from tests import toys
-from tests.e2e.workshop import Cli, cli
+from tests.e2e.workshop import Cli, asked, cli
 
 __all__ = ["cli"]
 NAME = "glider"
@@ -87,6 +88,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(METHODS, NAME, METHOD)
     monkeypatch.setitem(DRAFTS, NAME, DRAFTS["eagle3"])
     monkeypatch.setitem(COMPONENTS, NAME, row)
+    monkeypatch.setitem(DRAFTERS, NAME, DRAFTERS["eagle3"])
     monkeypatch.setitem(PAIRINGS, NAME, PairingRow(checks=checks, force=chain_forcing))
 
 
@@ -120,6 +122,44 @@ def test_base_and_draft_are_exported_each_for_the_other(shop: Path, tmp_path: Pa
     assert drafted.pair.aux_layer_ids == LAYERS
     assert (made.directory / "golden.safetensors").is_file()
     assert list(mismatches(base.as_base(), drafted.as_draft())) == []
+
+
+@pytest.mark.usefixtures("registered")
+def test_the_whole_chain_is_lossless(shop: Path, tmp_path: Path, cli: Cli) -> None:
+    """Built, inspected and run: the words of each step are the method's own."""
+    onnx, engines = tmp_path / "onnx", tmp_path / "engines"
+    options = ExportOptions(base_for=NAME, draft_dir=str(shop / "glider"), golden=False)
+    export(str(shop / "base"), onnx, options)
+    line = ["export", shop / "glider", onnx, "--base-model-dir", shop / "base", "--no-golden"]
+    assert cli(*line).code == 0
+    shown = cli("inspect", onnx / "llm")
+    assert shown.code == 0, shown.err
+    assert "aux layers  2, 4, 6" in shown.out
+
+    for part in ("llm", "glider_draft"):
+        done = cli("build", "--onnx-dir", onnx / part, "--engine-dir", engines)
+        assert done.code == 0, done.err
+    shown = cli("inspect", engines)
+    assert shown.code == 0, shown.err
+    assert "base and draft belong together" in shown.out
+
+    asked_for = {"requests": [asked("one two"), asked("three", temperature=1.0, seed=4)]}
+    (tmp_path / "input.json").write_text(json.dumps(asked_for | {"max_generate_length": 20}))
+    files = ["--input-file", tmp_path / "input.json", "--output-file", tmp_path / "output.json"]
+    words = [
+        "infer",
+        "--engine-dir",
+        engines,
+        *files,
+        "--spec-decode",
+        "--check-lossless",
+        "--json",
+    ]
+    done = cli(*words)
+    assert done.code == 0, done.err
+    summary = json.loads(done.out)
+    assert summary["lossless"] == "yes"
+    assert summary["speculative"]["base_passes_after_prefill"] > 0
 
 
 @pytest.mark.usefixtures("registered")

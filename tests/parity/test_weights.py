@@ -433,7 +433,9 @@ honest_static_input = int8_gemm.static_input
 
 
 def coarse(make: Any, x: ir.Value, how: Any) -> ir.Value:
-    return emulate.nvfp4_nodes(make, x, replace(how, global_scale=how.whole * np.float32(1e7)))
+    return emulate.nvfp4_nodes(
+        make, x, replace(how, global_scale=how.outer_scale * np.float32(1e7))
+    )
 
 
 def test_golden_outputs_find_products_of_wrong_integers(

@@ -11,6 +11,8 @@ import pytest
 
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.component import ComponentConfig
+from edgespec.config import RopeConfig
+from edgespec.contract import GraphShape, RecurrentShape, Role
 from edgespec.errors import BundleError
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -97,3 +99,26 @@ def test_what_is_wrong_in_a_config_is_refused_by_its_key(
         EngineConfig.from_dict(raw, "config.json")
     assert path[-1] in caught.value.what
     assert "gain" in caught.value.remedy  # export, or build, again
+
+
+def test_what_to_dict_gives_is_read_again_without_a_file() -> None:
+    """Also the tuples that JSON would make lists of."""
+    recurrent = RecurrentShape((0, 2), 2, 4, 16, 16, 4)
+    graph = GraphShape(Role.LLM, 64, 4, 2, 16, 16, 256, recurrent=recurrent)
+    config = ComponentConfig(
+        model="Hybrid",
+        method=None,
+        role=Role.LLM,
+        vocab_size=256,
+        hidden_size=64,
+        intermediate_size=96,
+        num_layers=4,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
+        rope=RopeConfig(1e4, 16),
+        identity="x",
+        graph=graph,
+        max_position=128,
+    )
+    assert ComponentConfig.from_dict(config.to_dict(), "here") == config

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgespec.backends.base import AccuracySpec, RoundingMargin
-from edgespec.backends.engine_config import KEPT, EngineWeights
+from edgespec.backends.engine_config import AS_EXPORTED, EngineWeights
 from edgespec.backends.ort.data_layout import (
     AnyWeight,
     DequantizedWeight,
@@ -112,7 +112,7 @@ def weights_of(
     compute = sorted({COMPUTE[type(weight)] for weight in lowered if type(weight) in COMPUTE})
     return EngineWeights(
         scheme=names,
-        method=KEPT,
+        method=AS_EXPORTED,
         block=blocks.pop() if len(blocks) == 1 and "," not in names else None,
         compute=", ".join(compute) or None,
         emulated=EMULATED if any(weight.is_emulated for weight in exported) else None,

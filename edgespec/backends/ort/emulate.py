@@ -38,7 +38,7 @@ class Rounding:
     global_scale: np.float32 | None = None  # nvfp4
 
     @property
-    def tensor_scale(self) -> np.float32:
+    def outer_scale(self) -> np.float32:
         """The global scale, in float32, which nvfp4 alone has."""
         assert self.global_scale is not None
         return self.global_scale
@@ -98,11 +98,9 @@ def nvfp4_nodes(make: Nodes, x: ir.Value, rounding: Rounding) -> ir.Value:
     """Blocks whose scale is the largest value over 6 and over the global scale, in E4M3; values in
     E2M1."""
     blocks, reach = blocks_of(make, x, rounding.scheme.block)
-    scale = make("Div", reach, float(E2M1_MAX * rounding.tensor_scale), label="scale/exact")
+    scale = make("Div", reach, float(E2M1_MAX * rounding.outer_scale), label="scale/exact")
     scale = make("Clip", scale, float(MIN_E4M3), float(E4M3_MAX), label="scale/clip")
-    step = make(
-        "Mul", through_fp8(make, scale, "scale"), float(rounding.tensor_scale), label="step"
-    )
+    step = make("Mul", through_fp8(make, scale, "scale"), float(rounding.outer_scale), label="step")
     units = make(
         "Clip",
         make("Div", blocks, step, label="units"),
@@ -115,9 +113,9 @@ def nvfp4_nodes(make: Nodes, x: ir.Value, rounding: Rounding) -> ir.Value:
     spacing = make(
         "Where", make("Less", size, 2.0, label="below2"), 0.5, above_four, label="spacing"
     )
-    whole = make("Round", make("Div", units, spacing, label="spaced"), label="round")
-    return joined(
-        make, make("Mul", make("Mul", whole, spacing, label="values"), step, label="dequantized")
+    rounded = make("Round", make("Div", units, spacing, label="spaced"), label="round")
+    return flattened(
+        make, make("Mul", make("Mul", rounded, spacing, label="values"), step, label="dequantized")
     )
 
 
@@ -126,8 +124,8 @@ def nvfp4_dequantized(x: Floats, rounding: Rounding) -> Floats:
     blocks = x.reshape(len(x), -1, rounding.scheme.block)
     reach = np.abs(blocks).max(-1, keepdims=True)
     with np.errstate(over="ignore"):  # what is infinite is clipped
-        scale = np.clip(reach / (E2M1_MAX * rounding.tensor_scale), MIN_E4M3, E4M3_MAX)
-        step = cast(scale, ml_dtypes.float8_e4m3fn) * rounding.tensor_scale
+        scale = np.clip(reach / (E2M1_MAX * rounding.outer_scale), MIN_E4M3, E4M3_MAX)
+        step = cast(scale, ml_dtypes.float8_e4m3fn) * rounding.outer_scale
         values = cast(np.clip(blocks / step, -E2M1_MAX, E2M1_MAX), ml_dtypes.float4_e2m1fn)
     return (values * step).reshape(x.shape)
 
@@ -147,15 +145,15 @@ def mxfp8_nodes(make: Nodes, x: ir.Value, rounding: Rounding) -> ir.Value:
     )
     exponent = make("Sub", make("Ceil", guess, label="ceil"), 1.0, label="exponent")
     # A logarithm may be off by a unit in its last place: one too small is raised
-    for turn in ("a", "b"):
-        power = make("Pow", make.constant.number(2.0), exponent, label=f"power/{turn}")
+    for attempt in ("a", "b"):
+        power = make("Pow", make.constant.number(2.0), exponent, label=f"power/{attempt}")
         short = make(
             "Cast",
-            make("Less", power, ratio, label=f"short/{turn}"),
-            label=f"raise/{turn}",
+            make("Less", power, ratio, label=f"short/{attempt}"),
+            label=f"raise/{attempt}",
             to=FP32,
         )
-        exponent = make("Add", exponent, short, label=f"exponent/{turn}")
+        exponent = make("Add", exponent, short, label=f"exponent/{attempt}")
     exponent = make("Max", exponent, float(MIN_EXPONENT), label="exponent/min")
     inverse = make(
         "Pow", make.constant.number(2.0), make("Neg", exponent, label="neg"), label="inverse"
@@ -165,7 +163,7 @@ def mxfp8_nodes(make: Nodes, x: ir.Value, rounding: Rounding) -> ir.Value:
         make, make("Clip", scaled, -float(E4M3_MAX), float(E4M3_MAX), label="clip"), "values"
     )
     scale = make("Pow", make.constant.number(2.0), exponent, label="scale")
-    return joined(make, make("Mul", values, scale, label="dequantized"))
+    return flattened(make, make("Mul", values, scale, label="dequantized"))
 
 
 def mxfp8_dequantized(x: Floats, rounding: Rounding) -> Floats:
@@ -227,7 +225,7 @@ def blocks_of(make: Nodes, x: ir.Value, block: int) -> tuple[ir.Value, ir.Value]
     return blocks, largest(make, blocks)
 
 
-def joined(make: Nodes, blocks: ir.Value) -> ir.Value:
+def flattened(make: Nodes, blocks: ir.Value) -> ir.Value:
     """[B, S, blocks, block] -> [B, S, in]."""
     return make("Reshape", blocks, make.constant.int64(0, 0, -1), label="rounded")
 

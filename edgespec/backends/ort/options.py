@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 from edgespec.backends.base import BuildOption, BuildOptions, OptionValue
-from edgespec.backends.engine_config import FLOAT32, KEPT, EngineWeights
+from edgespec.backends.engine_config import AS_EXPORTED, FLOAT32, EngineWeights
 from edgespec.errors import OptionError
 
 Scheme = Literal["fp32", "int4", "int8"]
@@ -53,7 +53,7 @@ class WeightFormat(BuildOptions):
     def weights(self) -> EngineWeights:
         """As an engine's config says it."""
         if self.bits is None:
-            return EngineWeights(scheme=self.scheme, method=KEPT, exact=True)
+            return EngineWeights(scheme=self.scheme, method=AS_EXPORTED, exact=True)
         if self.is_int8_gemm:
             return EngineWeights(scheme=self.scheme, method="rtn", compute="int8", exact=True)
         exact = (self.scheme, self.block) == ("int4", EXACT_BLOCK)

@@ -93,7 +93,7 @@ def test_a_model_without_a_head_has_none(tmp_path: Path) -> None:
     ):
         checkpoint = open_checkpoint(path)
         with pytest.raises(
-            UnsupportedModel, match=r"has no MTP head.*\n.*a draft with a checkpoint of its own"
+            UnsupportedModel, match=r"has no MTP head.*\n.*a draft with a checkpoint"
         ):
             mtp_head(checkpoint, model_of(checkpoint))
 

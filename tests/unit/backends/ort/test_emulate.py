@@ -180,7 +180,7 @@ def away_from_zero(make: Nodes, x: ir.Value, how: Rounding) -> ir.Value:
 
 def one_step_finer(make: Nodes, x: ir.Value, how: Rounding) -> ir.Value:
     return emulate.nvfp4_nodes(
-        make, x, replace(how, global_scale=how.tensor_scale * np.float32(1.01))
+        make, x, replace(how, global_scale=how.outer_scale * np.float32(1.01))
     )
 
 
