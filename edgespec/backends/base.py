@@ -28,12 +28,12 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One run of an engine over B neighbouring lanes, `first_lane` the first of them.
+    """One run of an engine over B neighboring lanes, `first_lane` the first of them.
 
     A lane is the KV cache of one sequence. This call's S rows go into a lane's slots from its write
     index on, and what stood there and behind is dropped; T is at least S beyond the largest write
     index. T may be greater than the capacity by the padding of a batched engine, so that a full
-    lane can be padded to its neighbours' rows.
+    lane can be padded to its neighbors' rows.
     """
 
     inputs_embeds: Floats  # [B, S, H]

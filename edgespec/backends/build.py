@@ -283,6 +283,7 @@ def products_text(weights: EngineWeights) -> str:
 
 
 def draft_note() -> str:
+    """Why a draft with quantized weights stays lossless, in one sentence."""
     return "a draft's weights change how much is accepted, not what is said"
 
 

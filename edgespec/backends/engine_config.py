@@ -230,6 +230,7 @@ class EngineConfig:
 
     @property
     def role(self) -> Role:
+        """The role of the engine's component: base or draft."""
         return self.component.role
 
     @property

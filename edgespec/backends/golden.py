@@ -136,11 +136,13 @@ def agreement(
 
 
 def outputs(result: Result) -> dict[str, Floats]:
+    """The outputs that an engine has, by name: logits [B, G, V], hidden_states [B, S, H]."""
     named = {"logits": result.logits, "hidden_states": result.hidden_states}
     return {name: value for name, value in named.items() if value is not None}
 
 
 def cosine(first: Floats, second: Floats) -> float:
+    """The cosine of two arrays of one shape, flattened and in float64; 0 for zeros."""
     a, b = first.astype(np.float64).ravel(), second.astype(np.float64).ravel()
     return float(a @ b) / max(float(np.linalg.norm(a) * np.linalg.norm(b)), 1e-12)
 
@@ -217,6 +219,7 @@ Members = Iterator[tuple[int, Result]]  # which sequence of the batch is to be g
 
 
 def alone(runner: Runner, call: Call) -> Members:
+    """One sequence in the first lane: (0, its result)."""
     yield 0, runner.run(call)
 
 
@@ -227,10 +230,12 @@ def twice(runner: Runner, call: Call) -> Members:
 
 
 def before_another(runner: Runner, call: Call) -> Members:
+    """The sequence in the first of two lanes: (0, the result of both)."""
     yield 0, runner.run(joined(call, disturbed(call)))
 
 
 def behind_another(runner: Runner, call: Call) -> Members:
+    """The sequence in the second of two lanes: (1, the result of both)."""
     yield 1, runner.run(joined(disturbed(call), call))
 
 
@@ -320,5 +325,6 @@ def block_call(golden: Golden, rope: RopeTable, label: str) -> Call:
 
 
 def used(golden: Golden, name: str) -> Floats | None:
+    """A golden array [B, S, H]; None where it is missing or has no rows."""
     value = golden.get(name)
     return None if value is None or value.shape[1] == 0 else value

@@ -36,6 +36,7 @@ class FileEntry:
         return cls(size_bytes=stat.st_size, sha256=sha256, mtime_ns=stat.st_mtime_ns)
 
     def to_dict(self) -> dict[str, Any]:
+        """The keys of manifest.json: `bytes`, `sha256` and, where recorded, `mtime_ns`."""
         keys = {"bytes": self.size_bytes, "sha256": self.sha256, "mtime_ns": self.mtime_ns}
         return {name: value for name, value in keys.items() if value is not None}
 
@@ -90,6 +91,7 @@ class EngineEntry:
 
     @property
     def size_bytes(self) -> int:
+        """The bytes of all files of the engine."""
         return sum(file.size_bytes for file in self.files.values())
 
 

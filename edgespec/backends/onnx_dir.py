@@ -30,6 +30,7 @@ class OnnxDir:
 
     @property
     def role(self) -> Role:
+        """The role of the exported component: base or draft."""
         return self.config.role
 
     @property

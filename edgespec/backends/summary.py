@@ -1,7 +1,7 @@
 """What an exported directory and an engine directory are, read from their JSON: no engine is
 opened.
 
-Knows what is worth showing. What cannot be read leaves a problem behind, and all else is shown all
+Knows what `inspect` shows. What cannot be read leaves a problem behind, and all else is shown all
 the same.
 """
 
@@ -37,7 +37,7 @@ def export_summary(path: Path, problems: list[EdgeSpecError], read_up_to: float)
         "bytes": sum(entry["bytes"] for entry in files.values()),
         "files": {name: entry["bytes"] for name, entry in files.items()},
         "golden": bundle.GOLDEN in files,
-        "not_in_manifest": strangers(path, set(files)),
+        "not_in_manifest": unlisted_files(path, set(files)),
     }
     with noted(problems):
         if not is_faulty(path / bundle.CONFIG, faults):
@@ -56,11 +56,12 @@ def component_summary(where: Path) -> dict[str, Any]:
 
 
 def is_faulty(path: Path, faults: list[BundleError]) -> bool:
+    """Whether one of the faults names this file."""
     return any(str(path) in fault.what for fault in faults)
 
 
-def strangers(path: Path, known: set[str]) -> list[str]:
-    """Files of a directory that are not of edgespec."""
+def unlisted_files(path: Path, known: set[str]) -> list[str]:
+    """Names of the files of a directory that are neither `known` nor hidden, sorted."""
     names = {
         file.name for file in path.iterdir() if file.is_file() and not file.name.startswith(".")
     }
@@ -87,15 +88,15 @@ def engines_summary(path: Path, problems: list[EdgeSpecError], read_up_to: float
                 configs[role] = engines.read_config(path, role)
                 shown[name] |= config_summary(configs[role], entry.backend)
     known = file_names(raw)
-    strange = strangers(path, known)
+    unlisted = unlisted_files(path, known)
     with noted(problems):
-        check_finished(path, strange, any_engine=bool(raw))
+        check_finished(path, unlisted, any_engine=bool(raw))
     return {
         "kind": "engines",
         "engines": shown,
         "pairing": pairing_summary(configs, problems),
         "bytes": sum((path / name).stat().st_size for name in known if (path / name).is_file()),
-        "not_in_manifest": strange,
+        "not_in_manifest": unlisted,
     }
 
 
@@ -105,9 +106,9 @@ def file_names(entries: Mapping[str, Mapping[str, Any]]) -> set[str]:
     return {name for files in listed if isinstance(files, dict) for name in files}
 
 
-def check_finished(path: Path, strange: list[str], *, any_engine: bool) -> None:
+def check_finished(path: Path, unlisted: list[str], *, any_engine: bool) -> None:
     """BundleError where an engine's files stand there and the manifest does not know them."""
-    unfinished = sorted(set(strange) & set(engine_file_names()))
+    unfinished = sorted(set(unlisted) & set(engine_file_names()))
     if any_engine and not unfinished:
         return
     what = f"{path} has no finished engine"

@@ -28,9 +28,8 @@ from edgespec.graphs.layers import LayerCache, StepInputs
 from edgespec.graphs.weights import WeightTable
 
 Inputs = dict[str, ir.Value]
-Memory = tuple[
-    ir.Value, ...
-]  # what a layer leaves for later calls, in the order of `contract.memory_outputs`
+# What a layer leaves for later calls, in the order of `contract.memory_outputs`
+Memory = tuple[ir.Value, ...]
 
 
 class DecoderGraph(Protocol):
@@ -38,20 +37,25 @@ class DecoderGraph(Protocol):
     emits; empty elsewhere."""
 
     @property
-    def shape(self) -> GraphShape: ...
+    def shape(self) -> GraphShape:
+        """The numbers from which the graph's contract follows."""
 
     @property
-    def table(self) -> WeightTable: ...
+    def table(self) -> WeightTable:
+        """The weights of the graph by their own names."""
 
     @property
-    def aux_layers(self) -> tuple[int, ...]: ...
+    def aux_layers(self) -> tuple[int, ...]:
+        """Indices of hidden_states that the graph emits, as Hugging Face counts them."""
 
     def stem(self, b: GraphBuilder, inputs: Inputs) -> ir.Value:
         """The residual stream [B, S, H] that the first layer reads."""
 
     def layer(
         self, b: GraphBuilder, index: int, x: ir.Value, inputs: Inputs
-    ) -> tuple[ir.Value, Memory]: ...
+    ) -> tuple[ir.Value, Memory]:
+        """The residual stream [B, S, H] behind layer `index`, and what the layer leaves for later
+        calls."""
 
     def head(
         self, b: GraphBuilder, x: ir.Value, inputs: Inputs

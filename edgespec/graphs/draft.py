@@ -26,10 +26,12 @@ class DraftGraph(DecoderGraph, Protocol):
     """A draft's graph. `layers` are those of the draft; `vocab_size` is that of its base."""
 
     @property
-    def layers(self) -> DecoderConfig: ...
+    def layers(self) -> DecoderConfig:
+        """The decoder of the draft's own layers."""
 
     @property
-    def vocab_size(self) -> int: ...
+    def vocab_size(self) -> int:
+        """Tokens of the base's vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,14 +58,17 @@ class MtpDraft:
 
     @property
     def layers(self) -> DecoderConfig:
+        """The decoder of the head: one layer."""
         return layer_config(self.config)
 
     @property
     def vocab_size(self) -> int:
+        """Tokens of the base's vocabulary."""
         return self.config.vocab_size
 
     @property
     def shape(self) -> GraphShape:
+        """The numbers from which the head's contract follows."""
         layer = layer_config(self.config)
         return graph_shape(
             layer,
@@ -100,12 +103,15 @@ class MtpDraft:
     def layer(
         self, b: GraphBuilder, index: int, x: ir.Value, inputs: Inputs
     ) -> tuple[ir.Value, Memory]:
+        """The residual stream [B, S, H] behind the layer, and its keys and values."""
         step, cache = step_inputs(inputs), layer_cache(inputs, index)
         layer = layer_config(self.config).layers[index]
         x, cache = attention_layer(b, self.table, layer, x, step, cache, LAYER, f"layers.{index}")
         return x, (cache.key, cache.value)
 
     def head(self, b: GraphBuilder, x: ir.Value, inputs: Inputs) -> tuple[ir.Value, ir.Value]:
+        """Logits [B, G, V] of the gathered rows, and the normed state [B, S, H] that the head
+        recycles."""
         x = norm(b, self.table, self.config.decoder.norm, x, "mtp.norm", "norm")
         return linear(
             b, self.table, gather_rows(b, x, inputs["gather_idx"]), "lm_head", "lm_head"

@@ -167,6 +167,7 @@ def size_to_write(
 
 
 def stored(names: Mapping[str, str], module: str) -> str:
+    """The name on disk of a module, without `.weight`."""
     return names[f"{module}.weight"].removesuffix(".weight")
 
 
@@ -196,6 +197,7 @@ def plan_draft(
 
 
 def embedding(draft: Checkpoint, base: Checkpoint, names: Mapping[str, str]) -> Any:
+    """The embedding [V, H] as a torch tensor: the draft's own, or the base's."""
     own = names.get("embed_tokens.weight")
     return to_torch(draft.read(own) if own else base.read(of_base(base, f"{EMBEDDING}.weight")))
 
@@ -237,6 +239,7 @@ def pairs_of(
 
 
 def load_model(checkpoint: Checkpoint, device: str, log: modelopt.Log) -> Any:
+    """A transformers model on `device`, in eval mode and the dtype of the checkpoint."""
     with modelopt.captured(log):
         from transformers import AutoModelForCausalLM
 
@@ -272,6 +275,8 @@ def calibrated(
     progress: Progress,
     log: modelopt.Log,
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """The packed tensors by their own names, and the two forms of the settings on disk. BuildError
+    where ModelOpt fails."""
     dtype = weights["fc.weight"].dtype
     module = QUANTIZABLE[config.method].module(config).to(dtype).eval()
     module.load_state_dict({name: tensor.to(dtype) for name, tensor in weights.items()})

@@ -121,6 +121,7 @@ def weights_of(
 
 
 def scheme_names(exported: Sequence[ExportedWeight]) -> str:
+    """The names of the schemes, sorted, without repeats and separated by commas."""
     return ", ".join(sorted({weight.scheme.name for weight in exported}))
 
 

@@ -74,9 +74,8 @@ class KvCache:
         )
         blocks = list(enumerate(sizes))
         for i, size in reversed(blocks) if new > old else blocks:
-            view[i * new : i * new + size] = view[
-                i * old : i * old + size
-            ]  # as memmove does it: they may overlap
+            # As memmove does it: they may overlap
+            view[i * new : i * new + size] = view[i * old : i * old + size]
             self.memory[i * new + size : (i + 1) * new] = 0.0
         self.stride = stride
 

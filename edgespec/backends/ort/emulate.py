@@ -39,6 +39,7 @@ class Rounding:
 
     @property
     def outer_scale(self) -> np.float32:
+        """The global scale, in float32, which nvfp4 alone has."""
         assert self.global_scale is not None
         return self.global_scale
 
@@ -86,6 +87,9 @@ class Emulation:
 
 @dataclass(frozen=True, slots=True)
 class Format:
+    """A rounding as graph nodes, and the same in numpy: `nodes` are proven against
+    `dequantized`."""
+
     nodes: Callable[[Nodes, ir.Value, Rounding], ir.Value]
     dequantized: Callable[[Floats, Rounding], Floats]  # of x [rows, in]
 
@@ -116,6 +120,7 @@ def nvfp4_nodes(make: Nodes, x: ir.Value, rounding: Rounding) -> ir.Value:
 
 
 def nvfp4_dequantized(x: Floats, rounding: Rounding) -> Floats:
+    """What `nvfp4_nodes` computes, in numpy: [rows, in] -> [rows, in]."""
     blocks = x.reshape(len(x), -1, rounding.scheme.block)
     reach = np.abs(blocks).max(-1, keepdims=True)
     with np.errstate(over="ignore"):  # what is infinite is clipped
@@ -126,8 +131,8 @@ def nvfp4_dequantized(x: Floats, rounding: Rounding) -> Floats:
 
 
 def mxfp8_nodes(make: Nodes, x: ir.Value, rounding: Rounding) -> ir.Value:
-    """Blocks whose scale is the smallest power of two that brings them into E4M3; values in
-    E4M3."""
+    """Blocks whose scale (E8M0) is the smallest power of two that brings them into E4M3; values in
+    E4M3. The format is that of the OCP Microscaling Formats (MX) specification, version 1.0."""
     blocks, reach = blocks_of(make, x, rounding.scheme.block)
     ratio = make(
         "Max",
@@ -139,10 +144,8 @@ def mxfp8_nodes(make: Nodes, x: ir.Value, rounding: Rounding) -> ir.Value:
         "Mul", make("Log", ratio, label="log"), float(1 / np.log(np.float32(2))), label="log2"
     )
     exponent = make("Sub", make("Ceil", guess, label="ceil"), 1.0, label="exponent")
-    for attempt in (
-        "a",
-        "b",
-    ):  # a logarithm may be off by a unit in its last place: one too small is raised
+    # A logarithm may be off by a unit in its last place: one too small is raised
+    for attempt in ("a", "b"):
         power = make("Pow", make.constant.number(2.0), exponent, label=f"power/{attempt}")
         short = make(
             "Cast",
@@ -164,10 +167,10 @@ def mxfp8_nodes(make: Nodes, x: ir.Value, rounding: Rounding) -> ir.Value:
 
 
 def mxfp8_dequantized(x: Floats, rounding: Rounding) -> Floats:
+    """What `mxfp8_nodes` computes, in numpy: [rows, in] -> [rows, in]."""
     blocks = x.reshape(len(x), -1, rounding.scheme.block)
-    fraction, exponent = np.frexp(
-        np.abs(blocks).max(-1, keepdims=True) / E4M3_MAX
-    )  # fraction in [0.5, 1), or 0
+    # fraction in [0.5, 1), or 0
+    fraction, exponent = np.frexp(np.abs(blocks).max(-1, keepdims=True) / E4M3_MAX)
     exponent = np.where(fraction == 0.5, exponent - 1, exponent)
     exponent = np.where(fraction == 0, MIN_EXPONENT, np.maximum(exponent, MIN_EXPONENT))
     scaled = np.clip(np.ldexp(blocks, -exponent), -E4M3_MAX, E4M3_MAX)
@@ -183,6 +186,7 @@ def fp8_token_nodes(make: Nodes, x: ir.Value, rounding: Rounding) -> ir.Value:
 
 
 def fp8_token_dequantized(x: Floats, rounding: Rounding) -> Floats:
+    """What `fp8_token_nodes` computes, in numpy: [rows, in] -> [rows, in]."""
     scale = row_scales(x, E4M3_MAX)
     return cast(np.clip(x / scale, -E4M3_MAX, E4M3_MAX), ml_dtypes.float8_e4m3fn) * scale
 
@@ -199,6 +203,7 @@ def int8_token_nodes(make: Nodes, x: ir.Value, rounding: Rounding) -> ir.Value:
 
 
 def int8_token_dequantized(x: Floats, rounding: Rounding) -> Floats:
+    """What `int8_token_nodes` computes, in numpy: [rows, in] -> [rows, in]."""
     scale = row_scales(x, INT8_MAX)
     return np.asarray(np.rint(x / scale) * scale, np.float32)
 
@@ -221,10 +226,12 @@ def blocks_of(make: Nodes, x: ir.Value, block: int) -> tuple[ir.Value, ir.Value]
 
 
 def flattened(make: Nodes, blocks: ir.Value) -> ir.Value:
+    """[B, S, blocks, block] -> [B, S, in]."""
     return make("Reshape", blocks, make.constant.int64(0, 0, -1), label="rounded")
 
 
 def largest(make: Nodes, values: ir.Value) -> ir.Value:
+    """The largest absolute value along the last axis, which stays with size 1."""
     return make(
         "ReduceMax",
         make("Abs", values, label="abs"),
@@ -245,10 +252,12 @@ def row_scale(make: Nodes, x: ir.Value, maximum: np.float32) -> ir.Value:
 
 
 def row_scales(x: Floats, maximum: np.float32) -> Floats:
+    """What `row_scale` computes, in numpy: [rows, in] -> [rows, 1]."""
     return np.asarray(np.maximum(np.abs(x).max(-1, keepdims=True) / maximum, MIN_SCALE), np.float32)
 
 
 def through_fp8(make: Nodes, x: ir.Value, label: str) -> ir.Value:
+    """The nearest values in FP8 E4M3, ties to even, as float32."""
     return make(
         "Cast", make("Cast", x, label=f"{label}/fp8", to=FP8), label=f"{label}/fp32", to=FP32
     )

@@ -38,7 +38,7 @@ def fingerprint() -> dict[str, Any]:
 
 
 def cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
-    """Vector instruction sets of the first CPU; empty where the system does not tell."""
+    """Vector instruction sets of the first CPU; empty where the system does not list them."""
     if not cpuinfo.is_file():
         return []
     match = re.search(

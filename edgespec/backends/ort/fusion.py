@@ -15,10 +15,8 @@ import onnx_ir as ir
 from edgespec.backends.ort import matmul_nbits
 from edgespec.backends.ort.nodes import Constants
 
-SUM, NUM_OUTPUTS = (
-    3,
-    4,
-)  # of SkipSimplifiedLayerNormalization: normed, two that are not asked for, and the sum
+# Of SkipSimplifiedLayerNormalization: normed, two that are not asked for, and the sum
+SUM, NUM_OUTPUTS = 3, 4
 
 
 def fuse_projections(
@@ -100,5 +98,6 @@ def is_residual(node: ir.Node, graph: ir.Graph) -> bool:
 
 
 def is_over_rows(norm: ir.Node) -> bool:
+    """Whether an RMSNormalization norms the last axis alone and has its own epsilon."""
     axis = norm.attributes.get("axis")
     return "epsilon" in norm.attributes and (axis is None or axis.as_int() == -1)

@@ -46,7 +46,9 @@ def in_huge_pages() -> Iterator[None]:
 
 
 def collapse_all(ranges: Iterable[Range]) -> None:
-    with suppress(OSError):  # what is in use may not be told: pages stay small then
+    """Move the used parts of these ranges to huge pages; none where memory is out of reach."""
+    # The system may hide which pages are in use: they stay small then
+    with suppress(OSError):
         for start, end in ranges:
             for page in written(start, end):
                 collapse(page, page + PAGE_BYTES)
@@ -65,7 +67,7 @@ def written(start: int, end: int, pagemap: Path = Path("/proc/self/pagemap")) ->
 
 
 def private_ranges(maps: Path = Path("/proc/self/maps")) -> list[Range]:
-    """Writable memory of this process that no file backs; none where the system does not tell."""
+    """Writable memory of this process that no file backs; none where the system does not say."""
     if not sys.platform.startswith("linux") or mmap.PAGESIZE != SMALL_BYTES or not maps.is_file():
         return []
     return [
@@ -86,11 +88,11 @@ def new_ranges(before: list[Range], after: list[Range]) -> list[Range]:
             start = max(start, old_end)
         if start < end:
             found.append((start, end))
-    whole = [
+    aligned = [
         (-(-start // PAGE_BYTES) * PAGE_BYTES, end // PAGE_BYTES * PAGE_BYTES)
         for start, end in found
     ]
-    return [(start, end) for start, end in whole if end - start >= MIN_BYTES]
+    return [(start, end) for start, end in aligned if end - start >= MIN_BYTES]
 
 
 def collapse(start: int, end: int) -> bool:

@@ -3,7 +3,7 @@ weight.
 
 Sums of integers are exact, so a row has the same bits whatever stands beside it and however many
 they are. Activations are unsigned around 128: the CPU's instructions multiply unsigned by signed
-bytes. Knows one MatMul; where its weight comes from is told in `weights`.
+bytes. Knows one MatMul; `weights` knows where its weight comes from.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MIN_SCALE = np.finfo(np.float32).tiny  # of a row's scale: a row of zeros has on
 MIDDLE = 128  # the quantized value of an activation of zero
 MAX_INPUTS = 2**31 // (128 * 128)  # more could overflow a sum of 32 bits
 PROBE_COLUMNS = 64
-# Of the root mean square: roundings of scales in float32 are left. A wrong code, scale or order
+# Of the root mean square: roundings of scales in float32 are left. A wrong value, scale or order
 # gives above 0.01.
 PROBE_TOLERANCE = 1e-5
 
@@ -40,14 +40,17 @@ class Kernel:
 
     @property
     def values_shape(self) -> tuple[int, int]:
+        """[in, out]"""
         return self.in_features, self.out_features
 
     @property
     def values_bytes(self) -> int:
+        """The size of the values: one byte each."""
         return self.in_features * self.out_features
 
     @property
     def scales_bytes(self) -> int:
+        """The size of the scales: one float32 per channel."""
         return 4 * self.out_features
 
 
@@ -60,6 +63,7 @@ class Activations:
         self.by_row: dict[tuple[int, ir.Value], tuple[ir.Value, ir.Value]] = {}
 
     def static(self, node: ir.Node, x: ir.Value, step: np.float32) -> ir.Value:
+        """Quantized values [B, S, in] of x / step, in UINT8 around 128."""
         key = (id(node.graph), x, step)
         if key not in self.by_step:
             self.by_step[key] = quantize(Nodes(node, self.constant), x, step)
@@ -86,6 +90,7 @@ class Activations:
 
 
 def quantize(make: Nodes, x: ir.Value, step: np.float32) -> ir.Value:
+    """x / step to the nearest whole number, ties to even, saturated, in UINT8 around 128."""
     return make(
         "QuantizeLinear", x, float(step), make.constant.number(MIDDLE, np.uint8), label="values"
     )
@@ -144,7 +149,7 @@ def pack(kernel: Kernel, weight: QuantizedWeight) -> tuple[NDArray[np.int8], NDA
     assert weight.symmetric
     assert weight.shape == (kernel.out_features, kernel.in_features)
     assert weight.scales.shape[1] == 1
-    values = np.ascontiguousarray(weight.codes.T)
+    values = np.ascontiguousarray(weight.values.T)
     scales = np.broadcast_to(weight.scales[:, 0].astype(np.float32), kernel.out_features)
     if kernel.step is not None:
         scales = scales * kernel.step

@@ -66,9 +66,8 @@ def lower(
     """
     graph = model.graph
     attentions = canonical_attentions(graph)
-    batched = batched or "target_hidden" in {
-        value.name for value in graph.inputs
-    }  # blocks see later slots
+    # Blocks see later slots
+    batched = batched or "target_hidden" in {value.name for value in graph.inputs}
     if not batched:
         group_attention(graph, attentions)
     weights = lower_weights(model, data_name, weight_format)
@@ -99,7 +98,7 @@ def canonical_attentions(graph: ir.Graph) -> list[ir.Node]:
 
 
 def check_attention(node: ir.Node, inputs: dict[str | None, ir.Value]) -> None:
-    """What GroupQueryAttention is not told of must not be there: another mask, softcap, a second
+    """What GroupQueryAttention has no input for must not be there: another mask, softcap, a second
     output."""
     masks = (inputs["attention_mask"], inputs.get("sliding_attention_mask"))
     require(len(node.inputs) == 4 and node.inputs[3] in masks, node, "attention_mask as its mask")
@@ -133,6 +132,8 @@ def group_attention(graph: ir.Graph, attentions: list[ir.Node]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
+    """The inputs of GroupQueryAttention that all layers with one mask share."""
+
     bias: ir.Value  # float [1, 1, S, T], 0 or -inf
     seqlens_k: ir.Value  # int32 [1], T - 1
     total: ir.Value  # int32 scalar, T
@@ -275,8 +276,8 @@ def rotated(make: NodesBefore, rope: ir.Node, label: str) -> tuple[ir.Value, int
 
 
 def head_shape(node: ir.Node, where: ir.Node) -> tuple[int, int]:
-    """(N, D) of a value [B, S, N, D]: told by the Reshape that split the heads, through a head norm
-    if there is one, and through the Split of a gated head into query and gate."""
+    """(N, D) of a value [B, S, N, D]: read off the Reshape that split the heads, through a head
+    norm if there is one, and through the Split of a gated head into query and gate."""
     if node.op_type == "RMSNormalization":
         node = producer(required(node.inputs[0]), None, where)
     parts = 1
@@ -294,6 +295,7 @@ def head_shape(node: ir.Node, where: ir.Node) -> tuple[int, int]:
 
 
 def required(value: ir.Value | None) -> ir.Value:
+    """The value itself; ContractError where it is None."""
     if value is None:
         raise ContractError(
             "a node lacks an input", "Export the checkpoint again with this version."
@@ -302,6 +304,7 @@ def required(value: ir.Value | None) -> ir.Value:
 
 
 def require(holds: bool, node: ir.Node, what: str) -> None:
+    """ContractError that lowering needs `what` at this node, unless it holds."""
     if not holds:
         raise ContractError(
             f"{node.name}: lowering needs {what}",
@@ -322,6 +325,7 @@ def scalar(value: ir.Value | None, where: ir.Node) -> float:
 
 
 def producer(value: ir.Value, op_type: str | None, where: ir.Node) -> ir.Node:
+    """The node that makes a value; ContractError where there is none or of another type."""
     node = value.producer()
     require(
         node is not None and op_type in (None, node.op_type),
@@ -333,6 +337,7 @@ def producer(value: ir.Value, op_type: str | None, where: ir.Node) -> ir.Node:
 
 
 def only_user(value: ir.Value, op_type: str, where: ir.Node) -> ir.Node:
+    """The one node that reads a value; ContractError where there are more or of another type."""
     users = [node for node, _ in value.uses()]
     require(
         len(users) == 1 and users[0].op_type == op_type, where, f"its output read by one {op_type}"
@@ -341,6 +346,7 @@ def only_user(value: ir.Value, op_type: str, where: ir.Node) -> ir.Node:
 
 
 def replace_output(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
+    """Let `new` be the graph output that `old` was, by name, shape and type."""
     index = next(i for i, value in enumerate(graph.outputs) if value is old)
     new.name, old.name = old.name, f"{old.name}/canonical"
     new.shape, new.type = old.shape, old.type
@@ -348,12 +354,14 @@ def replace_output(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
 
 
 def drop_input(graph: ir.Graph, name: str) -> None:
+    """Remove a graph input that no node reads; ContractError where one does."""
     value = next(v for v in graph.inputs if v.name == name)
     require(not value.uses(), graph[0], f"input {name} unused after the rewrites")
     graph.inputs.remove(value)
 
 
 def check_grouped(graph: ir.Graph, num_layers: int) -> None:
+    """ContractError where an attention layer was not replaced."""
     left = {n.op_type for n in graph if n.op_type in {"Attention", "TensorScatter"}}
     require(not left, graph[0], f"no {', '.join(left)} left after the rewrites")
     require(
@@ -364,6 +372,7 @@ def check_grouped(graph: ir.Graph, num_layers: int) -> None:
 
 
 def check_kept(graph: ir.Graph, num_layers: int) -> None:
+    """ContractError where an attention layer, its two caches or write_indices are gone."""
     require(
         count(graph, "Attention") == num_layers,
         graph[0],
@@ -382,4 +391,5 @@ def check_kept(graph: ir.Graph, num_layers: int) -> None:
 
 
 def count(graph: ir.Graph, op_type: str) -> int:
+    """How many nodes of the graph have this type."""
     return sum(node.op_type == op_type for node in graph)

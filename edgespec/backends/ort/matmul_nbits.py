@@ -2,8 +2,8 @@
 both.
 
 accuracy_level 4 rounds activations to 8 bits in the same blocks, row by row, so that rows stay
-independent; level 1 takes 2 to 6 times as long. Knows one MatMul; where its weight comes from is
-told in `weights`.
+independent; level 1 takes 2 to 6 times as long. Knows one MatMul; `weights` knows where its
+weight comes from.
 """
 
 from __future__ import annotations
@@ -41,26 +41,32 @@ class Kernel:
 
     @property
     def num_blocks(self) -> int:
+        """Blocks of a row, the last of which may be short."""
         return -(-self.in_features // self.block)
 
     @property
     def values_shape(self) -> tuple[int, int, int]:
+        """[out, blocks, bytes of a block]"""
         return self.out_features, self.num_blocks, self.block * self.bits // 8
 
     @property
     def num_scales(self) -> int:
+        """The number of scales: one per block of each row."""
         return self.out_features * self.num_blocks
 
     @property
     def values_bytes(self) -> int:
+        """The size of the packed values."""
         return int(np.prod(self.values_shape))
 
     @property
     def scales_bytes(self) -> int:
+        """The size of the scales in float32."""
         return 4 * self.num_scales
 
     @property
     def attributes(self) -> dict[str, int]:
+        """The attributes of MatMulNBits (com.microsoft, ONNX Runtime's contrib operators)."""
         return {
             "K": self.in_features,
             "N": self.out_features,
@@ -91,7 +97,7 @@ def pack(kernel: Kernel, weight: QuantizedWeight) -> tuple[NDArray[np.uint8], ND
     middle = 2 ** (kernel.bits - 1)
     unsigned = np.full((kernel.out_features, kernel.num_blocks * kernel.block), middle, np.uint8)
     np.add(
-        weight.codes.astype(np.int16),
+        weight.values.astype(np.int16),
         middle,
         out=unsigned[:, : kernel.in_features],
         casting="unsafe",
@@ -170,6 +176,7 @@ def prove(
 def probe_session(
     kernel: Kernel, values: NDArray[np.uint8], scales: NDArray[np.float32]
 ) -> ort.InferenceSession:
+    """A session of one MatMulNBits alone: x [2, in] -> y [2, out], one thread."""
     constants = [
         initializer(name, array) for name, array in (("values", values), ("scales", scales))
     ]
@@ -196,6 +203,7 @@ def probe_session(
 
 
 def initializer(name: str, array: NDArray[Any]) -> ir.Value:
+    """A constant as an initializer of a graph, with the shape and type of the array."""
     tensor = ir.tensor(array, name=name)
     return ir.Value(
         name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor

@@ -28,6 +28,7 @@ class Constants:
         self.graph = graph
 
     def __call__(self, name: str, array: NDArray[np.generic]) -> ir.Value:
+        """The constant of this name; made of `array` where there is none yet."""
         if name not in self.graph.initializers:
             tensor = ir.tensor(array, name=name)
             value = ir.Value(
@@ -40,10 +41,12 @@ class Constants:
         return self.graph.initializers[name]
 
     def number(self, value: float, dtype: type[np.generic] = np.float32) -> ir.Value:
+        """A scalar constant."""
         array = np.array(value, dtype)
         return self(f"lowered/{array.dtype.name}/{array.item()!r}", array)
 
     def int64(self, *values: int) -> ir.Value:
+        """A constant vector in INT64."""
         return self(f"lowered/int64/{','.join(map(str, values))}", np.array(values, np.int64))
 
 
@@ -70,6 +73,7 @@ class Nodes:
 
 
 def name_outputs(nodes: list[ir.Node]) -> None:
+    """Name each output after its node: `name:0`, `name:1`."""
     for node in nodes:
         for i, output in enumerate(node.outputs):
             output.name = f"{node.name}:{i}"

@@ -1,8 +1,8 @@
 """Reads the quantized weights of a canonical graph: DequantizeLinear with its values and scales, as
 one value.
 
-Knows the standard forms of a weight behind a MatMul and the bytes of four-bit types. What the CPU
-makes of them is told in `weights`.
+Knows the standard forms of a weight behind a MatMul and the bytes of four-bit types. `weights`
+knows what the CPU makes of them.
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ class QuantizedValues:
         return (rows, columns) if self.transposed else (columns, rows)
 
     def read(self, directory: Path) -> QuantizedWeight:
+        """The weight with values [out, in] and scales [blocks of out, blocks of in]. BundleError
+        for a data file outside `directory`."""
         out_features, in_features = self.shape
         values, scales = read_tensor(self.values, directory), read_tensor(self.scales, directory)
         if not self.transposed:

@@ -1,7 +1,7 @@
 """Runs a lowered engine on ONNX Runtime over a KV cache in host memory.
 
 Knows bindings and addresses: past and present of a layer are the same memory, so that a call writes
-only its own rows. Where rows stand is told in `cache`. Knows nothing of tokens or trees.
+only its own rows. `cache` knows where rows stand. Knows nothing of tokens or trees.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class OrtRunner:
     """An engine of this backend; with more than one lane, of the batched form.
 
     `padding` are slots behind the capacity for the rows by which a lane near its capacity is padded
-    to its neighbours. `huge_pages` is for low-bit weights: float32 ones are read no faster from
+    to its neighbors. `huge_pages` is for low-bit weights: float32 ones are read no faster from
     them, and take long to move.
     """
 
@@ -71,6 +71,7 @@ class OrtRunner:
 
     @property
     def slab(self) -> NDArray[np.float32]:
+        """The KV cache as one array [2*attention layers, lanes, Hkv, stride, D]."""
         return self.cache.slab
 
     def run(self, call: Call) -> Result:
@@ -123,6 +124,7 @@ class OrtRunner:
                 address += slab.strides[0]
 
     def feeds(self, call: Call) -> dict[str, NDArray[Any]]:
+        """The graph's inputs by name, beside caches and recurrent states."""
         feeds: dict[str, NDArray[Any]] = {
             "inputs_embeds": call.inputs_embeds,
             "rope_cos": call.rope_cos,
@@ -177,20 +179,24 @@ class OrtRunner:
         return self.buffers[name][:size].reshape(shape)
 
     def bind_output(self, name: str, array: NDArray[np.float32]) -> None:
+        """Let the next run write an output into this array."""
         self.binding.bind_output(name, "cpu", 0, array.dtype, list(array.shape), array.ctypes.data)
 
     def keep_rows(self, lane: int, slots: NDArray[np.int64], start: int) -> None:
+        """Commit rows of the last call: move them to `start` and behind, in all layers."""
         self.cache.move_rows(lane, slots, start)
         if self.recurrent is not None:
             self.recurrent.keep(lane, slots - start)
 
     def read_rows(self, lane: int, count: int) -> OrtLaneRows:
+        """A copy of a lane's first `count` rows; with recurrent layers that is all of them."""
         if self.recurrent is None:
             return OrtLaneRows(self.cache.read_rows(lane, count))
         assert count == self.recurrent.lengths[lane]
         return OrtLaneRows(self.cache.read_rows(lane, count), self.recurrent.read(lane))
 
     def write_rows(self, lane: int, rows: LaneRows) -> None:
+        """Begin a lane with a copy that `read_rows` made."""
         assert isinstance(rows, OrtLaneRows)
         self.cache.write_rows(lane, rows.kv)
         if self.recurrent is not None:
@@ -198,16 +204,19 @@ class OrtRunner:
             self.recurrent.write(lane, rows.state, len(rows))
 
     def free(self, lane: int) -> None:
+        """Drop all rows of a lane and its recurrent state."""
         self.cache.free(lane)
         if self.recurrent is not None:
             self.recurrent.free(lane)
 
     def zero(self, lane: int) -> None:
+        """Drop all rows of a lane and overwrite them with zeros."""
         self.cache.zero(lane)
         if self.recurrent is not None:
             self.recurrent.free(lane)
 
     def copy_lane(self, source: int, target: int, count: int) -> None:
+        """Copy the first `count` rows of one lane to another, with the recurrent state."""
         self.cache.copy_lane(source, target, count)
         if self.recurrent is not None:
             assert count == self.recurrent.lengths[source]
@@ -228,9 +237,8 @@ def check_call(call: Call, starts: list[int], lanes: int, slots: int, *, batched
     assert 0 <= call.first_lane <= call.first_lane + batch <= lanes
     assert min(starts) >= 0
     assert max(starts) + call.written <= width <= slots
-    assert batched or starts == [
-        width - rows
-    ]  # the kernel for one sequence writes the last rows that it reads
+    # The kernel for one sequence writes the last rows that it reads
+    assert batched or starts == [width - rows]
 
 
 def open_engine(path: Path, config: EngineConfig) -> OrtRunner:
@@ -295,11 +303,13 @@ def check_signature(session: ort.InferenceSession, contract: GraphContract, path
 
 
 def unused_widths(contract: GraphContract) -> dict[str, int]:
+    """Widths of a draft's two hidden inputs, of which each call leaves one empty."""
     shape = contract.shape
     return {"base_hidden": shape.base_features, "draft_hidden": shape.features}
 
 
 def cache_too_large(contract: GraphContract, capacity: int, lanes: int) -> EnvironmentProblem:
+    """The error for a KV cache that cannot be allocated, with its size in GB."""
     size = lanes * capacity * contract.kv_bytes_per_token
     sequences, flags = "", "--max-kv-cache-capacity"
     if lanes > 1:

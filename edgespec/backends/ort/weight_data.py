@@ -1,6 +1,6 @@
 """The bytes of an engine's data file, weight by weight.
 
-Knows the form in which each kind of weight is read. Where a weight stands is told in `data_layout`.
+Knows the form in which each kind of weight is read. `data_layout` knows where a weight stands.
 """
 
 from __future__ import annotations
