@@ -107,8 +107,7 @@ class ChainForcing:
         return np.arange(1, len(self.tokens))
 
     def passes(self, hidden_states: Array) -> list[Feeds]:
-        """One pass over all positions: hidden state t beside token t+1, as in EAGLE-3 (arXiv
-        2503.01840)."""
+        """One pass over all positions: hidden state t beside token t+1 (arXiv 2503.01840)."""
         given = hidden_states[None, :-1]
         own = np.zeros((1, 0, self.graph.shape.features), np.float32)
         hidden = {"base_hidden": given, "draft_hidden": own, "use_base_hidden": np.array(True)}

@@ -120,13 +120,13 @@ def open_base(engine_dir: Path, choice: DraftChoice, *, exact: bool) -> OpenBase
     there = EngineManifest.read(engine_dir).engines if engine_dir.is_dir() else {}
     plain = Role.LLM in there or not there
     role = Role.LLM if plain and not choice.needs_base else Role.BASE
-    runner, config = open_runner(engine_dir, role)
+    config, _ = engines.open_engine(engine_dir, role)  # refused before a large engine is loaded
     if exact:
         check_exact(engine_dir, config)
     if choice.drafts and config.limits.verify_tree_size == NO_DRAFTS and not choice.needs_base:
-        runner.close()
         what = f"the {role.value} engine in {engine_dir} was built to verify no drafts"
         raise LimitError(what, BUILD_AGAIN)
+    runner, config = open_runner(engine_dir, role)
     table = runner.table or EmbeddingTable(engine_dir / bundle.EMBEDDING)
     min_rows = EXACT_ROWS if exact else 1
     decoder = CachedDecoder.of(runner, table, config.component, min_rows)
