@@ -53,7 +53,7 @@ class DraftSource:
         return self.checkpoint, self.config
 
     def target(self) -> Decoder:
-        """The base's graph, where the method cannot do without."""
+        """The base's graph, where the method needs one."""
         assert self.base is not None
         return self.base
 
