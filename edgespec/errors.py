@@ -63,7 +63,7 @@ class PairingError(EdgeSpecError):
 
 
 class OptionError(EdgeSpecError):
-    """Options of a command contradict each other."""
+    """Flags that contradict each other or name a wrong value."""
 
     exit_code = 2
 

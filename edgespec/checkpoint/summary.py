@@ -1,7 +1,7 @@
 """What JSON and the headers of its weights say of a checkpoint: kind, sizes, quantization, and the
 check that edgespec quantize recorded.
 
-Knows what is worth showing. What cannot be read leaves a problem behind, and all else is shown all
+Knows what is shown. What cannot be read leaves a problem behind, and all else is shown all
 the same.
 """
 
@@ -218,6 +218,7 @@ def decoder_dict(decoder: DecoderConfig) -> dict[str, Any]:
 
 
 def weights_of(checkpoint: Checkpoint) -> WeightsSummary:
+    """Files, their bytes together, and the number and dtypes of the tensors in the headers."""
     infos = checkpoint.tensors.values()
     files = sorted({info.file for info in infos if info.file is not None})
     return WeightsSummary(
@@ -229,7 +230,7 @@ def weights_of(checkpoint: Checkpoint) -> WeightsSummary:
 
 
 def types_of(infos: Iterable[TensorInfo]) -> dict[str, DtypeSummary]:
-    """dtype -> how much is of it; the largest share first."""
+    """dtype -> number of tensors and bytes; the largest share first."""
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     for info in infos:
@@ -281,6 +282,7 @@ def summarize_quantization(
 
 
 def summarize_scheme(linears: Sequence[tuple[str, Rule]]) -> SchemeSummary:
+    """One scheme's row: its Linears, the distinct block sizes, what becomes of activations."""
     blocks = [
         rule.group_size or rule.scheme.block
         for _, rule in linears
@@ -317,12 +319,12 @@ def quantize_record(
 
 
 def refuse_unreadable(path: Path, manifest: Mapping[str, Any]) -> None:
-    """Whether the record has the form that edgespec quantize writes."""
+    """Raises BundleError unless the record has the form that edgespec quantize writes."""
     sections = {
         name: manifest.get(name)
         for name in ("source", "options", "calibrated", "check", "packages")
     }
-    strange = [name for name, section in sections.items() if not isinstance(section, dict)]
+    invalid = [name for name, section in sections.items() if not isinstance(section, dict)]
     check = manifest.get("check")
     if isinstance(check, dict):
         errors = check.get("weight_errors")
@@ -334,8 +336,8 @@ def refuse_unreadable(path: Path, manifest: Mapping[str, Any]) -> None:
             isinstance(number, int | float)
             for number in [*numbers, *(n for n in optional if n is not None)]
         ):
-            strange.append("check")
-    if strange:
+            invalid.append("check")
+    if invalid:
         raise BundleError(
-            f"{path} has no readable {strange[0]!r}", "It was edited or damaged: quantize again."
+            f"{path} has no readable {invalid[0]!r}", "It was edited or damaged: quantize again."
         )

@@ -1,6 +1,6 @@
 """What `edgespec inspect` found as aligned text: a title, and rows of a label and a value.
 
-Knows words and columns. What is shown of it is decided in `edgespec.inspection` and the rooms that
+Knows words and columns. What is shown of it is decided in `edgespec.inspection` and the packages that
 it asks.
 """
 
@@ -65,6 +65,7 @@ def completeness(summary: CheckpointSummary | FileSummary | Mapping[str, Any], v
 
 
 def aligned(rows: Rows) -> list[str]:
+    """The lines of rows: each label padded to one width, then its text."""
     return [f"  {label:{INDENT - 2}}{text}".rstrip() for label, text in rows]
 
 
@@ -95,7 +96,7 @@ def checkpoint_text(summary: CheckpointSummary, layers: bool) -> tuple[str, Rows
 
 
 def decoder_rows(decoder: DecoderConfig) -> Rows:
-    """Sizes and rotary embeddings."""
+    """The rows of sizes and rotary embeddings."""
     heads = f"{decoder.num_heads} heads ({decoder.num_kv_heads} KV) of {decoder.head_dim}"
     sizes = (
         f"{decoder.num_layers} layers, hidden {decoder.hidden_size}, MLP"
@@ -118,12 +119,13 @@ def decoder_rows(decoder: DecoderConfig) -> Rows:
 
 
 def rope_text(rope: RopeConfig) -> str:
+    """Kind, theta and, but for the default kind, the scaling factor."""
     factor = "" if rope.kind == "default" else f", factor {rope.factor:g}"
     return f"{rope.kind}, theta {rope.theta:g}{factor}"
 
 
 def base_rows(config: ModelConfig) -> Rows:
-    """Vocabulary, positions, and the drafts that the checkpoint declares."""
+    """The rows of vocabulary, positions, and the drafts that the checkpoint declares."""
     head = "lm_head tied to the embedding" if config.tied_head else "an lm_head of its own"
     ends = ", ".join(map(str, config.eos_token_ids))
     rows = [
@@ -134,7 +136,7 @@ def base_rows(config: ModelConfig) -> Rows:
 
 
 def draft_rows(config: DraftConfig) -> Rows:
-    """Vocabulary and aux layers, and what only the method has."""
+    """The rows of vocabulary and aux layers, and what only the method has."""
     method = METHODS[config.method]
     layers = f"{method.default_layers} for the base's depth"
     if config.aux_layer_ids:
@@ -154,23 +156,26 @@ def draft_rows(config: DraftConfig) -> Rows:
 
 
 def parameter_row(parts: Mapping[str, int]) -> tuple[str, str]:
+    """The row of parameter counts: the total and each kind."""
     kinds = [f"{kind} {count_text(count)}" for kind, count in parts.items() if kind != "total"]
     return "parameters", f"{count_text(parts['total'])}: {', '.join(kinds)}"
 
 
 def tensor_row(weights: WeightsSummary) -> tuple[str, str]:
+    """The row of the tensors: how many, in which files, of which dtypes."""
     files = weights.files[0] if len(weights.files) == 1 else f"{len(weights.files)} files"
     return "tensors", f"{weights.num_tensors} in {files}: {types_text(weights.types)}"
 
 
 def types_text(types: Mapping[str, DtypeSummary]) -> str:
+    """Each dtype with its number of tensors and their bytes."""
     return ", ".join(
         f"{name} {row.tensors} ({megabytes(row.bytes)})" for name, row in types.items()
     )
 
 
 def quantization_rows(found: QuantizationSummary | None, layers: bool) -> Rows:
-    """Which Linears are quantized how."""
+    """The rows of a checkpoint's quantization: which Linears have which scheme."""
     if found is None:
         return [("quantized", "no")]
     rows: Rows = [("layout", f"{found.layout}, by {found.source}")]
@@ -186,11 +191,12 @@ def quantization_rows(found: QuantizationSummary | None, layers: bool) -> Rows:
 
 
 def blocks_text(blocks: Sequence[int]) -> str:
+    """Block sizes along the input dimension; empty without blocks."""
     return f" in blocks of {', '.join(map(str, blocks))}" if blocks else ""
 
 
 def quantized_rows(manifest: Mapping[str, Any], layers: bool) -> Rows:
-    """What edgespec quantize recorded: from what, with what, and what the check said."""
+    """The rows of what edgespec quantize recorded: sources, packages, and the check's numbers."""
     check, packages = manifest["check"], manifest["packages"]
     used = [
         f"{name} {packages[name]}"
@@ -224,6 +230,7 @@ def quantized_rows(manifest: Mapping[str, Any], layers: bool) -> Rows:
 
 
 def calibration_text(manifest: Mapping[str, Any]) -> str:
+    """How many samples and tokens of which data calibrated it."""
     calibrated = manifest["calibrated"]
     if not calibrated.get("needed"):
         return "none needed"
@@ -238,26 +245,27 @@ def calibration_text(manifest: Mapping[str, Any]) -> str:
 # Exports and engines
 
 
-def export_text(facts: Mapping[str, Any], layers: bool) -> tuple[str, Rows]:
-    manifest = facts["manifest"]
-    rows = component_rows(facts) if "config" in facts else []
-    if "config" in facts:
-        rows += exported_rows(facts["config"].get("quantization"))
+def export_text(summary: Mapping[str, Any], layers: bool) -> tuple[str, Rows]:
+    """The title and the rows of an export."""
+    manifest = summary["manifest"]
+    rows = component_rows(summary) if "config" in summary else []
+    if "config" in summary:
+        rows += exported_rows(summary["config"].get("quantization"))
     golden = (
         "golden inputs and outputs are there"
-        if facts.get("golden")
+        if summary.get("golden")
         else "no golden outputs: build checks nothing"
     )
     rows += [("golden", golden), ("made from", source_text(manifest.get("source")))]
     rows.append(("made with", f"edgespec {manifest.get('edgespec')}"))
     if layers:
-        rows += [("file", f"{name} ({megabytes(size)})") for name, size in facts["files"].items()]
-    return f"export, {facts.get('role', 'role not told')}", rows
+        rows += [("file", f"{name} ({megabytes(size)})") for name, size in summary["files"].items()]
+    return f"export, {summary.get('role', 'unknown role')}", rows
 
 
-def component_rows(facts: Mapping[str, Any]) -> Rows:
-    """What config.json says of a component."""
-    config = ComponentConfig.from_dict(facts["config"], bundle.CONFIG)
+def component_rows(summary: Mapping[str, Any]) -> Rows:
+    """The rows of a component's config.json. Raises BundleError."""
+    config = ComponentConfig.from_dict(summary["config"], bundle.CONFIG)
     heads = f"{config.num_heads} heads ({config.num_kv_heads} KV) of {config.head_dim}"
     sizes = f"{config.num_layers} layers, hidden {config.hidden_size}, {heads}"
     rows = [("model", f"{config.model}, {sizes}")]
@@ -279,11 +287,11 @@ def component_rows(facts: Mapping[str, Any]) -> Rows:
                 f"{megabytes(canonical_contract(config.graph).state_bytes)} a sequence, in {count}",
             )
         )
-    return [*rows, ("KV cache", f"{facts['cache_bytes_per_token'] / 1024:.1f} KiB a token")]
+    return [*rows, ("KV cache", f"{summary['cache_bytes_per_token'] / 1024:.1f} KiB a token")]
 
 
 def pair_rows(method: str, pair: PairConfig) -> Rows:
-    """What a draft asks of its base."""
+    """The rows of what a draft asks of its base."""
     ids, identity = pair.aux_layer_ids, pair.base_identity
     layers = ", ".join(map(str, ids)) if ids else METHODS[method].default_layers
     known = identity[:12] if identity else "not compared with a base"
@@ -291,6 +299,7 @@ def pair_rows(method: str, pair: PairConfig) -> Rows:
 
 
 def exported_rows(quantization: Mapping[str, Any] | None) -> Rows:
+    """The rows of an export's quantization; `kept` are the Linears in float."""
     if quantization is None:
         return [("quantized", "no")]
     rows = []
@@ -315,14 +324,16 @@ def exported_rows(quantization: Mapping[str, Any] | None) -> Rows:
 
 
 def source_text(source: object) -> str:
+    """The checkpoint's name and the first 12 digits of its identity."""
     if not isinstance(source, dict):
         return "not recorded"
     return f"{source.get('name')} ({str(source.get('identity'))[:12]})"
 
 
-def engines_text(facts: Mapping[str, Any], layers: bool) -> tuple[str, Rows]:
+def engines_text(summary: Mapping[str, Any], layers: bool) -> tuple[str, Rows]:
+    """The title and the rows of a directory of engines, with how base and draft are paired."""
     rows: Rows = []
-    for role, engine in facts["engines"].items():
+    for role, engine in summary["engines"].items():
         rows.append(
             (
                 role,
@@ -335,7 +346,7 @@ def engines_text(facts: Mapping[str, Any], layers: bool) -> tuple[str, Rows]:
         rows += [("", text) for text in engine_lines(engine, speaks=role != "draft")]
         if layers:
             rows += [("", f"{name} ({megabytes(size)})") for name, size in engine["files"].items()]
-    if pairing := facts["pairing"]:
+    if pairing := summary["pairing"]:
         rows.append(("pairing", PAIRING[pairing["by"]]))
     return "engines", rows
 
@@ -349,7 +360,7 @@ PAIRING = {
 
 
 def engine_lines(engine: Mapping[str, Any], *, speaks: bool) -> list[str]:
-    """`speaks`: its output is the answer, so that rounding matters."""
+    """The lines of one engine. `speaks`: its output is the answer, so that rounding matters."""
     lines = []
     if "config" in engine:
         lines += [weights_text(engine), *(losslessness(engine) if speaks else ())]
@@ -374,6 +385,7 @@ def engine_lines(engine: Mapping[str, Any], *, speaks: bool) -> list[str]:
 
 
 def weights_text(engine: Mapping[str, Any]) -> str:
+    """How an engine keeps its weights, and the type that it computes in."""
     weights = engine["weights"]
     parts = [
         (
@@ -388,6 +400,7 @@ def weights_text(engine: Mapping[str, Any]) -> str:
 
 
 def losslessness(engine: Mapping[str, Any]) -> list[str]:
+    """What drafts leave unchanged: up to which margin in nats, and whether --exact is possible."""
     margin = (
         f" up to kernel rounding (margin {engine['rounding']:.2g} nats)"
         if engine["rounding"]
@@ -429,6 +442,7 @@ def folded(names: Iterable[str]) -> list[str]:
 
 
 def ranges(numbers: list[int]) -> str:
+    """Numbers in ascending order, successive ones joined: `0-2,5`."""
     parts: list[list[int]] = []
     for number in sorted(numbers):
         if parts and number == parts[-1][-1] + 1:
@@ -439,10 +453,12 @@ def ranges(numbers: list[int]) -> str:
 
 
 def megabytes(size: int) -> str:
+    """Bytes in MB (1e6), or in kB (1e3) below 0.1 MB."""
     return f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
 
 
 def count_text(count: int) -> str:
+    """A count in B (1e9), M (1e6) or k (1e3), with two decimals."""
     for factor, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if count >= factor:
             return f"{count / factor:.2f} {unit}"

@@ -1,4 +1,4 @@
-"""Rotary embeddings as configurations tell them: the semantics of transformers 5.14,
+"""Rotary embeddings as configurations declare them: the semantics of transformers 5.14,
 modeling_rope_utils.py."""
 
 from __future__ import annotations
@@ -86,9 +86,8 @@ def parse_rope(
             return rope
         case "linear":
             return replace(rope, factor=entry.number("factor"))
-        case (
-            "dynamic"
-        ):  # sets in at max_position_embeddings, whatever original_max_position_embeddings says
+        # It sets in at max_position_embeddings, whatever original_max_position_embeddings says
+        case "dynamic":
             original = max_position or fields.size("max_position_embeddings")
             return replace(rope, factor=entry.number("factor"), original_max_position=original)
         case "llama3":

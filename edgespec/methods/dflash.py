@@ -468,6 +468,8 @@ def spec_of(config: DFlashConfig, *, draft: bool) -> DFlashSpec:
 
 
 def read_spec(fields: Fields) -> DFlashSpec:
+    """The `dflash_config` of an export's config.json; the layers there count layer outputs from 0.
+    Raises what `fields` raises, with the key."""
     inner = fields.section(SECTION)
     outputs = _ids(inner, "target_layer_ids")
     if outputs is None:
@@ -492,6 +494,7 @@ def read_spec(fields: Fields) -> DFlashSpec:
 
 
 def write_spec(spec: SpecConfig) -> dict[str, Any]:
+    """The `dflash_config` that `read_spec` reads."""
     assert isinstance(spec, DFlashSpec)
     keys: dict[str, Any] = {
         "target_layer_ids": [layer - 1 for layer in spec.aux_layer_ids],
@@ -541,6 +544,7 @@ def config_rows(config: DraftConfig) -> Iterator[tuple[str, str]]:
 
 
 def attention_words(window: int | None, causal: bool) -> str:
+    """How one layer attends, for `inspect`."""
     seen = f"a window of {window}" if window else "all of the context"
     return f"{seen}, {'causal' if causal else 'both ways'} inside the block"
 

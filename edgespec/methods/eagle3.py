@@ -371,6 +371,8 @@ class Eagle3Spec(SpecConfig):
 
 
 def read_spec(fields: Fields) -> Eagle3Spec:
+    """The aux layers of an export's config.json, none where the key is missing. Raises what
+    `fields` raises, with the key."""
     ids = fields.get(AUX_LAYERS_KEY)
     if ids is None:
         return Eagle3Spec()
@@ -378,6 +380,7 @@ def read_spec(fields: Fields) -> Eagle3Spec:
 
 
 def write_spec(spec: SpecConfig) -> dict[str, Any]:
+    """The key that `read_spec` reads; nothing without aux layers."""
     return {AUX_LAYERS_KEY: list(spec.aux_layer_ids)} if spec.aux_layer_ids else {}
 
 

@@ -69,6 +69,7 @@ def probe(pair: Pair, text: str, progress: Progress) -> Probed:
 
 
 def compared(reading: Reading, right: NDArray[np.bool_], stated: NDArray[np.bool_]) -> Share:
+    """A reading's share, and what it gains and loses against the stated one; each [positions]."""
     gained, lost = int((right & ~stated).sum()), int((stated & ~right).sum())
     return Share(reading.name, reading.aux_layers, float(right.mean()), gained, lost)
 

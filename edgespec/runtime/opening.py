@@ -40,6 +40,7 @@ class DraftChoice:
 
     @property
     def drafts(self) -> bool:
+        """Whether something is to draft: a draft engine or a given drafter."""
         return self.method is not None or self.drafter is not None
 
     @property
@@ -152,6 +153,8 @@ def open_draft(engine_dir: Path, choice: DraftChoice, base: OpenBase) -> OpenDra
 
 
 def open_draft_engine(engine_dir: Path, base: OpenBase) -> DraftEngine:
+    """The draft engine beside a base, with its own embedding or the base's. Raises BundleError,
+    EngineMismatch, or PairingError where the two do not belong together."""
     runner, config = open_runner(engine_dir, Role.DRAFT)
     check_pairing(base.config.component, config.component)
     assert config.component.pair is not None
@@ -161,7 +164,7 @@ def open_draft_engine(engine_dir: Path, base: OpenBase) -> DraftEngine:
 
 
 def check_exact(engine_dir: Path, config: EngineConfig) -> None:
-    """LimitError where passes of one and of many rows give other bits."""
+    """Raises LimitError where passes of one and of many rows give other bits."""
     if why := config.why_not_exact:
         what = f"the engine in {engine_dir} cannot be exact: {why}"
         if config.component.graph.recurrent:
