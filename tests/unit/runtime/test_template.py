@@ -595,7 +595,9 @@ def test_long_conversations_are_no_attack(tmp_path: Path, template: str) -> None
 @pytest.mark.parametrize(
     "template", [toys.CHAT_TEMPLATE, CHATML, MODERN], ids=["toys", "chatml", "modern"]
 )
-def test_rendering_64_messages_takes_a_fifth_of_the_limit_at_most(tmp_path: Path, template: str) -> None:
+def test_rendering_64_messages_takes_a_fifth_of_the_limit_at_most(
+    tmp_path: Path, template: str
+) -> None:
     messages = [Message(("user", "assistant")[i % 2], f"{i} words " * 50) for i in range(64)]
     chat = read_template(save(tmp_path, {"chat_template": template}))
     chat.render(messages, add_generation_prompt=True, enable_thinking=False)
