@@ -218,7 +218,7 @@ def ignore(amount: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Who hears of the bytes of an engine: of their total once, then of each part written."""
+    """Listeners to the bytes of an engine: `start` gets the total once, `advance` each part."""
 
     start: Callable[[int], None] = ignore
     advance: Callable[[int], None] = ignore

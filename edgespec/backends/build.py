@@ -286,7 +286,7 @@ def products_text(weights: EngineWeights) -> str:
 
 def draft_note() -> str:
     """Why a draft with quantized weights stays lossless, in one sentence."""
-    return "a draft's weights change how much is accepted, not what is said"
+    return "a draft's weights change how much is accepted, not the text"
 
 
 def losslessness(config: EngineConfig, margin: str) -> str:

@@ -98,7 +98,7 @@ class EngineWeights:
         return cls(
             scheme=scheme,
             method=fields.required_text("method"),
-            exact=fields.flag("exact", is_exact_unless_said(scheme, block)),
+            exact=fields.flag("exact", exact_by_default(scheme, block)),
             block=block,
             compute=fields.text("compute"),
             emulated=fields.text("emulated"),
@@ -117,7 +117,7 @@ class EngineWeights:
         for name in ("compute", "emulated"):
             if (text := getattr(self, name)) is not None:
                 keys[name] = text
-        if self.exact is not is_exact_unless_said(self.scheme, self.block):
+        if self.exact is not exact_by_default(self.scheme, self.block):
             keys["exact"] = self.exact
         if self.embedding is not None:
             keys["embedding"] = asdict(self.embedding)
@@ -149,7 +149,7 @@ class EngineWeights:
         return f"its weights are {self.scheme}{block}"
 
 
-def is_exact_unless_said(scheme: str, block: int | None) -> bool:
+def exact_by_default(scheme: str, block: int | None) -> bool:
     """The `exact` of weights that do not say: that of ONNX Runtime's kernels, whose engines leave
     it out where they have been exact from the first version on."""
     return scheme == FLOAT32 or (scheme, block) == ("int4", 32)

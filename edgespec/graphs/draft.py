@@ -1,4 +1,4 @@
-"""What any draft's graph is opened from, what it says of itself, and the lm_head it may share.
+"""What any draft's graph is opened from, what it declares, and the lm_head it may share.
 
 Knows that a draft has a checkpoint of its own or stands in its base's. Knows no method.
 """

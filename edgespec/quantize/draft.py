@@ -118,7 +118,7 @@ def quantize_draft(
         pieces = written_pieces(named, names, plan, packed)
         write_safetensors(staging / "model.safetensors", pieces, progress.advance)
         beside, inside = (
-            modelopt.renamed(one, partial(on_disk, names)) for one in (beside, inside)
+            modelopt.renamed(settings, partial(on_disk, names)) for settings in (beside, inside)
         )
         write_sidecars(draft, staging, beside, inside, more=recorded_base(draft, base, base_dir))
         report = compare(config, weights, Checkpoint(staging), names, plan, pairs[1], progress)

@@ -278,12 +278,15 @@ def open_session(path: Path, *, spinning: bool = True) -> ort.InferenceSession:
         remedy = "Close other programs, or use a smaller model or machine with more memory."
         raise EnvironmentProblem(f"not enough memory to load {path}", remedy) from error
     except Exception as error:  # ONNX Runtime raises its own untyped family; the cause is kept
-        said = " ".join(str(error).split())  # it may have several lines, and empty ones at the end
-        if "alloc" in said.lower():
+        # It may have several lines, and empty ones at the end
+        message = " ".join(str(error).split())
+        if "alloc" in message.lower():
             remedy = "Close other programs, or use a smaller model or machine with more memory."
-            raise EnvironmentProblem(f"not enough memory to load {path}: {said}", remedy) from error
+            raise EnvironmentProblem(
+                f"not enough memory to load {path}: {message}", remedy
+            ) from error
         raise EnvironmentProblem(
-            f"ONNX Runtime cannot load {path}: {said}", "Build the engine again on this machine."
+            f"ONNX Runtime cannot load {path}: {message}", "Build the engine again on this machine."
         ) from error
     if session.get_providers() != PROVIDERS:
         raise EnvironmentProblem(
