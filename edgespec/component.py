@@ -295,7 +295,8 @@ def read_method(fields: BundleFields) -> tuple[str | None, Role]:
 
 
 def read_rope(rope: BundleFields) -> RopeConfig:
-    """A rotary embedding as config.json keeps it: the fields of RopeConfig."""
+    """A rotary embedding as config.json keeps it: the fields of RopeConfig. Raises BundleError with
+    the key."""
     unknown = sorted(set(rope.raw) - {field.name for field in fields(RopeConfig)})
     if unknown:
         raise BundleError(f"{rope.source}: the key {unknown[0]!r} is unknown.", EXPORT_AGAIN)

@@ -27,7 +27,8 @@ def one_rope(
 
     `text_mrope` accepts "mrope" as default: on text, the three axes of a position are equal.
     `partial` is the part of a head that is rotated where the key is missing; None: the family
-    rotates whole heads. `aliases` are further names of kinds.
+    rotates whole heads. `aliases` are further names of kinds. Raises CheckpointError or, for other
+    kinds and several embeddings, UnsupportedModel.
     """
     entries = _rope_entries(fields)
     if text_mrope:
@@ -69,7 +70,8 @@ def parse_rope(
     max_position: int | None,
     aliases: Mapping[str, RopeKind] = MappingProxyType({}),
 ) -> RopeConfig:
-    """One rotary embedding from its own entry and, for what that leaves out, the top level."""
+    """One rotary embedding from its own entry and, for what that leaves out, the top level. Raises
+    CheckpointError, or UnsupportedModel for other kinds of scaling."""
     named = entry.text("rope_type") or entry.text("type") or "default"
     kind = aliases.get(named, named)
     if kind not in get_args(RopeKind):

@@ -328,8 +328,9 @@ def _aux_layers(
 
 
 def default_outputs(target_layers: int | None, num_layers: int, inner: Fields) -> list[int]:
-    """z-lab's rule: as many layers as the draft has, evenly from the second to the last but two;
-    one: the middle."""
+    """The layer outputs of z-lab's rule: as many as the draft has layers, evenly from the second to
+    the last but two; one: the middle. Raises CheckpointError where the base's depth is
+    unknown."""
     if target_layers is None:
         raise CheckpointError(
             f"{inner.source}: neither 'target_layer_ids' nor 'num_target_layers' is there, so the"

@@ -180,7 +180,8 @@ def _draft_heads(
 
 
 def matrix(shapes: Shapes, name: str, source: str) -> tuple[int, int]:
-    """Rows and columns of a tensor that every EAGLE-3 draft has."""
+    """Rows and columns of a tensor that every EAGLE-3 draft has. Raises CheckpointError where it is
+    missing or no matrix."""
     if name not in shapes:
         raise CheckpointError(
             f"the draft of {source} has no tensor {name!r}, which every EAGLE-3 draft has.",

@@ -130,7 +130,8 @@ def read_text(source: Path | None) -> str:
 
 
 def tokens_of(base: Checkpoint, text: str) -> NDArray[np.int64]:
-    """The text's first tokens, by the base's tokenizer."""
+    """[T], the text's first tokens, by the base's tokenizer. Raises CheckpointError for a damaged
+    tokenizer.json, RequestError for too few tokens."""
     import tokenizers
 
     with TemporaryDirectory() as name:

@@ -116,7 +116,7 @@ def engineless(name: str) -> str:
 
 def open_base(engine_dir: Path, choice: DraftChoice, *, exact: bool) -> OpenBase:
     """The engine that the drafts are for: a plain one where there is one and it will do, else the
-    base."""
+    base. Raises LimitError where it verifies no drafts, or cannot be exact but should."""
     there = EngineManifest.read(engine_dir).engines if engine_dir.is_dir() else {}
     plain = Role.LLM in there or not there
     role = Role.LLM if plain and not choice.needs_base else Role.BASE

@@ -85,7 +85,8 @@ class Parts:
         return found[1]
 
     def width(self, part: str, rule: Rule, in_features: int, count: int) -> int:
-        """Returns the weights per scale, which must be the declared group size."""
+        """Returns the weights per scale. Raises CheckpointError if it is not the declared group
+        size."""
         declared = rule.group_size
         width = in_features // count
         matches = declared is None or width == min(declared, in_features)
@@ -108,7 +109,8 @@ def refuse(info: TensorInfo, fault: str) -> NoReturn:
 
 
 def checked_scales(name: str, scales: NDArray[Any]) -> NDArray[Any]:
-    """Scales must be finite and not negative. Zero is a block of zeros."""
+    """Returns the scales. Raises CheckpointError for NaN, Inf and negative ones. Zero is a block of
+    zeros."""
     values = scales.astype(np.float32)
     bad = ~np.isfinite(values) | (values < 0)
     if bad.any():
@@ -122,7 +124,7 @@ def checked_scales(name: str, scales: NDArray[Any]) -> NDArray[Any]:
 
 
 def read_scalar(checkpoint: Checkpoint, name: str) -> float:
-    """One scale per tensor, which must be positive."""
+    """Returns the one positive scale of a tensor. Raises CheckpointError for any other tensor."""
     info = checkpoint.tensors.get(name)
     if info is None:
         raise CheckpointError(
