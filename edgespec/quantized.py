@@ -49,7 +49,7 @@ class QuantizedWeight:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """[out, in]"""
+        """The shape of the weight: [out, in]."""
         out_features, in_features = self.values.shape
         return out_features, in_features
 

@@ -106,7 +106,7 @@ def own_outputs(
 
 
 def keep_prompt(runner: Runner, label: str, call: Call, lanes: int = 1) -> None:
-    """The tree stands behind the prompt's rows."""
+    """Commit the prompt's rows in the first `lanes` lanes, so that the tree follows them."""
     if label == "prompt":
         for lane in range(lanes):
             runner.keep_rows(lane, np.arange(call.inputs_embeds.shape[1]), 0)
@@ -182,7 +182,7 @@ def rounding(
 
 
 def moved_by_noise(call: Call, size: float, rng: np.random.Generator) -> Call:
-    """The same call, each of its embeddings changed by about `size` of itself."""
+    """The call with each embedding changed by about `size` of itself (standard deviation)."""
     shape = call.inputs_embeds.shape
     noise = 1 + np.float32(size) * rng.standard_normal(shape, np.float32)
     return replace(call, inputs_embeds=call.inputs_embeds * noise)
@@ -197,7 +197,7 @@ MASKS = ("attention_mask", "sliding_attention_mask")
 
 
 def row_of(call: Call, row: int) -> Call:
-    """One row of a prompt's call, as plain decoding would read it."""
+    """The call of one row of a prompt, as plain decoding makes it: S = 1."""
     here = slice(row, row + 1)
     cuts: dict[str, Any] = dict.fromkeys(BY_ROW, np.s_[:, here])
     cuts |= dict.fromkeys(MASKS, np.s_[:, :, here, : row + 1])
@@ -224,7 +224,7 @@ def alone(runner: Runner, call: Call) -> Members:
 
 
 def twice(runner: Runner, call: Call) -> Members:
-    """The same sequence in two lanes."""
+    """The sequence in both of two lanes: (0, the result) and (1, the result)."""
     result = runner.run(joined(call, call))
     yield from ((0, result), (1, result))
 
@@ -254,7 +254,7 @@ def joined(first: Call, second: Call) -> Call:
 
 
 def disturbed(call: Call) -> Call:
-    """The same call of another sequence: its rows in another order."""
+    """The call of another sequence: the rows of its embeddings in reverse order."""
     target_hidden = (
         None if call.target_hidden is None else np.ascontiguousarray(call.target_hidden[:, ::-1])
     )
@@ -302,7 +302,7 @@ def golden_calls(golden: Golden, ropes: Sequence[RopeConfig]) -> list[Call]:
 
 
 def block_call(golden: Golden, rope: RopeTable, label: str) -> Call:
-    """Rows of context, and the block behind them."""
+    """The call of a block draft: rows of context, and the block behind them."""
     context, ids = golden[f"{label}_context_positions"], golden[f"{label}_ids"]
     width = int(context[-1]) + 1 + len(ids)
     cos, sin = rope.rows(golden[f"{label}_positions"][None])

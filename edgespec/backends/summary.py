@@ -46,7 +46,7 @@ def export_summary(path: Path, problems: list[EdgeSpecError], read_up_to: float)
 
 
 def component_summary(where: Path) -> dict[str, Any]:
-    """What the config.json of an export says. Raises BundleError."""
+    """The role, config.json and cache size (bytes per token) of an export. Raises BundleError."""
     config = ComponentConfig.read(where)
     return {
         "role": config.role.value,
@@ -119,7 +119,7 @@ def check_finished(path: Path, unlisted: list[str], *, any_engine: bool) -> None
 
 
 def entry_summary(entry: EngineEntry, name: str) -> dict[str, Any]:
-    """What the manifest says of an engine, and whether it runs here."""
+    """The manifest's entry of an engine, and whether it runs here."""
     return {
         "backend": entry.backend,
         "bytes": entry.size_bytes,
@@ -133,8 +133,8 @@ def entry_summary(entry: EngineEntry, name: str) -> dict[str, Any]:
 
 
 def config_summary(config: EngineConfig, backend: str) -> dict[str, Any]:
-    """What an engine's config says; `exact` is why it is not, null where it is. The cache of an
-    engine whose backend is unknown here is null."""
+    """An engine's config; `exact` is the reason why it is not exact, null where it is. The cache of
+    an engine whose backend is unknown here is null."""
     found = find_backend(backend)
     per_token = None if found is None else found.memory(config).kv_bytes_per_token
     return {
@@ -163,7 +163,7 @@ def runs_here(entry: EngineEntry, name: str) -> dict[str, Any]:
 def pairing_summary(
     configs: dict[Role, EngineConfig], problems: list[EdgeSpecError]
 ) -> dict[str, Any] | None:
-    """Whether base and draft fit, and by what that is known; None where one is not there."""
+    """Whether base and draft fit, and how that is known; None where one is not there."""
     if Role.BASE not in configs or Role.DRAFT not in configs:
         return None
     base, draft = configs[Role.BASE].component, configs[Role.DRAFT].component

@@ -69,7 +69,7 @@ GOLDEN_WEIGHTS = "dequantized weights in float32; activations rounded where the 
 
 
 def quantization_notes(keys: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """The same for the user."""
+    """Notes for the user on the keys that `quantization_keys` returns."""
     if keys is None:
         return ()
     notes = []

@@ -77,8 +77,8 @@ class Piece:
 
 
 def step_inputs(inputs: Inputs, *, sliding: bool = False, local: bool = False) -> StepInputs:
-    """What a layer reads of the call: the mask of layers with a window if `sliding`, the second
-    rotary table if `local`."""
+    """The inputs that a layer reads of the call: the mask of layers with a window if `sliding`, the
+    second rotary table if `local`."""
     rope = "local_rope" if local else "rope"
     mask = "sliding_attention_mask" if sliding else "attention_mask"
     return StepInputs(
@@ -118,7 +118,7 @@ def build_graph(graph: DecoderGraph, plan: WeightPlan) -> tuple[ir.Model, GraphC
 
 
 def stem_piece(graph: DecoderGraph, plan: WeightPlan) -> Piece:
-    """inputs_embeds (and a draft's states) -> x, what the first layer reads."""
+    """The piece inputs_embeds (and a draft's states) -> x, the input of the first layer."""
     b = GraphBuilder("stem", plan, feeds_weights=True)
     inputs = {
         spec.name: b.input(spec)
@@ -135,7 +135,7 @@ NOT_A_LAYERS = ("gather_idx", "base_hidden", "draft_hidden", "use_base_hidden")
 
 
 def layer_piece(graph: DecoderGraph, plan: WeightPlan, index: int) -> Piece:
-    """x, memory -> x_out, memory, of layer `index`."""
+    """The piece x, memory -> x_out, memory, of layer `index`."""
     b = GraphBuilder(f"layer{index}", plan, feeds_weights=True)
     others = {
         spec.name
@@ -158,7 +158,7 @@ def layer_piece(graph: DecoderGraph, plan: WeightPlan, index: int) -> Piece:
 
 
 def head_piece(graph: DecoderGraph, plan: WeightPlan) -> Piece:
-    """x, gather_idx -> logits (and hidden_states of a draft)."""
+    """The piece x, gather_idx -> logits (and hidden_states of a draft)."""
     b = GraphBuilder("head", plan, feeds_weights=True)
     x = b.input(TensorSpec("x", "float32", ("B", "S", graph.shape.hidden_size)))
     inputs = {"gather_idx": b.input(TensorSpec("gather_idx", "int64", ("B", "G")))}

@@ -99,8 +99,10 @@ class DFlashDraft:
         return inputs["inputs_embeds"]
 
     def context(self, b: GraphBuilder, inputs: Inputs) -> ir.Value:
-        """[B, L, k*Ht] -> [B, L, H], the same for all layers. Aux hidden states of 2e4 and more are
-        known: fc is never quantized."""
+        """The context [B, L, H] of aux hidden states [B, L, k*Ht], the same for all layers.
+
+        Aux hidden states of 2e4 and more are known: fc is never quantized.
+        """
         key = "dflash/context"
         if key not in b.shared:
             fused = float32_linear(b, self.table, inputs["target_hidden"], "fc", "context/fc")
@@ -111,7 +113,7 @@ class DFlashDraft:
         return value
 
     def key_step(self, b: GraphBuilder, step: StepInputs, inputs: Inputs) -> StepInputs:
-        """The rotations of the context's rows and then of the block's."""
+        """The call's inputs with the rotations of the context's rows and then of the block's."""
         key = "dflash/key_step"
         if key not in b.shared:
             b.shared[key] = replace(
@@ -129,8 +131,8 @@ class DFlashDraft:
     def layer(
         self, b: GraphBuilder, index: int, x: ir.Value, inputs: Inputs
     ) -> tuple[ir.Value, Memory]:
-        """A pre-norm layer with the keys and values of the context too; its input norm is for the
-        block alone."""
+        """The stream [B, S, H] behind a pre-norm layer, and its keys and values: those of the
+        context too. The input norm is for the block alone."""
         spec, table, name = self.config.decoder.layers[index], self.table, f"layers.{index}"
         attention = spec.mixer
         assert isinstance(attention, AttentionSpec)
@@ -166,13 +168,13 @@ class DFlashDraft:
 
 
 def has_two_masks(config: DFlashConfig) -> bool:
-    """Layers with a window beside layers without one."""
+    """Whether there are layers with a window beside layers without one."""
     return None in config.windows and any(window is not None for window in config.windows)
 
 
 def check_masks(config: DFlashConfig) -> None:
-    """One mask for the layers without a window and one for those with: more would be another
-    contract."""
+    """UnsupportedModel for a draft that needs more than one mask for the layers without a window
+    and one for those with: more would be another contract."""
     kinds = list(zip(config.windows, config.causal, strict=True))
     full, sliding = (
         {kind for kind in kinds if (kind[0] is None) is unbounded} for unbounded in (True, False)

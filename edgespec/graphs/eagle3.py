@@ -128,10 +128,8 @@ class Eagle3Draft:
         )
 
     def stem(self, b: GraphBuilder, inputs: Inputs) -> ir.Value:
-        """The fused aux hidden states, or the draft's own last state.
-
-        An explicit flag decides, never a shape.
-        """
+        """The state [B, S, Hd]: fused aux hidden states, or the draft's own last state. An explicit
+        flag decides, never a shape."""
         before = len(b.nodes)
         fused = self.fuse(b, inputs["base_hidden"])
         fuse_nodes, b.nodes[before:] = b.nodes[before:], []
@@ -146,7 +144,7 @@ class Eagle3Draft:
         )
 
     def fuse(self, b: GraphBuilder, hidden: ir.Value) -> ir.Value:
-        """[B, S, k*Ht] -> [B, S, Hd]."""
+        """The fused states [B, S, Hd] of aux hidden states [B, S, k*Ht]."""
         spec = self.config.decoder.norm
         if self.config.norm_before_fc:
             hidden = norm(b, self.table, spec, hidden, "input_norm", "fuse/input_norm")
@@ -190,7 +188,8 @@ class Eagle3Draft:
         step: StepInputs,
         cache: LayerCache,
     ) -> tuple[ir.Value, LayerCache]:
-        """Attention over the normed embedding and the normed state, side by side."""
+        """The stream [B, S, Hd] behind attention over the normed embedding and the normed state,
+        side by side, and the cache."""
         layer, name = self.config.decoder.layers[0], "layers.0"
         spec = layer.norm
         normed = norm(b, self.table, spec, embeds, f"{name}.input_layernorm", f"{name}/input_norm")

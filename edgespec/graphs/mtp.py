@@ -79,7 +79,7 @@ class MtpDraft:
         )
 
     def stem(self, b: GraphBuilder, inputs: Inputs) -> ir.Value:
-        """fc over embedding and state, each normed, the embedding first."""
+        """The stream [B, S, H]: fc over embedding and state, each normed, the embedding first."""
         state = self.state(b, inputs)
         spec, given = self.config.decoder.norm, inputs["inputs_embeds"]
         embeds = norm(
@@ -90,7 +90,8 @@ class MtpDraft:
         return linear(b, self.table, wide, "mtp.fc", "fuse/fc")
 
     def state(self, b: GraphBuilder, inputs: Inputs) -> ir.Value:
-        """The base's state or the head's own last one: an explicit flag decides, never a shape."""
+        """The state [B, S, H] of the base, or the head's own last one: an explicit flag decides,
+        never a shape."""
         sides = []
         for name in ("base_hidden", "draft_hidden"):
             value = b.op("Identity", inputs[name], name=f"fuse/{name}")

@@ -62,8 +62,8 @@ class BlockAttention(nn.Module):
         return x.view(len(x), num_heads, self.head_dim).transpose(0, 1)  # [heads, S, D]
 
     def seen(self, known: int, rows: int) -> Tensor:
-        """[B, n + B]: the context within the window, and the block up to the row itself where it is
-        causal."""
+        """The mask [B, n + B]: the context within the window, and the block up to the row itself
+        where it is causal."""
         device = self.o_proj.weight.device
         distance = (
             known

@@ -25,8 +25,8 @@ class RMSNorm(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Half and half over the rotary part: pair i is (x[i], x[i + R/2]); cos and sin are [S,
-    R/2]."""
+    """x [heads, S, D] with rotary embedding (arXiv 2104.09864) over its first R elements; pair i is
+    (x[i], x[i + R/2]). cos and sin are [S, R/2]."""
     half = cos.shape[-1]
     first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)

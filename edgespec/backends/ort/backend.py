@@ -115,7 +115,7 @@ class OrtBackend(Backend):
         return notes
 
     def cache_notes(self, config: EngineConfig) -> tuple[str, ...]:
-        """What the KV cache of several sequences takes."""
+        """Notes on the size of the KV cache of several sequences, in GB."""
         limits = config.limits
         lanes, capacity = limits.max_batch_size, limits.max_kv_cache_capacity
         if lanes == 1:
@@ -126,7 +126,8 @@ class OrtBackend(Backend):
         return (f"the KV cache takes {size / 1e9:.2f} GB {full}; memory is taken as it is written",)
 
     def state_notes(self, config: EngineConfig) -> tuple[str, ...]:
-        """What recurrent states cost, and what a partial acceptance costs beside them at most."""
+        """A note on the size of recurrent states, and of the rows that wait for acceptance, in
+        MB."""
         from edgespec.backends.ort.recurrent import uncommitted_bytes
 
         shape = config.component.graph.recurrent

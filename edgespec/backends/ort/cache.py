@@ -40,16 +40,13 @@ class KvCache:
 
     @property
     def slab(self) -> Floats:
-        """[2*layers, lanes, Hkv, stride, D], a view."""
+        """The cache as a view [2*layers, lanes, Hkv, stride, D]."""
         size = int(np.prod(self.dims)) * self.stride * self.head_dim
         return self.memory[:size].reshape(*self.dims, self.stride, self.head_dim)
 
     def reserve(self, first_lane: int, starts: list[int], rows: int, width: int) -> None:
         """Make room for a call: `rows` rows from `starts` on, one start a lane, of `width` slots
-        that are read.
-
-        What stood behind the starts is dropped.
-        """
+        that are read. Rows behind the starts are dropped."""
         for lane, start in enumerate(starts, first_lane):
             self.extents[lane] = min(self.extents[lane], start)
         self.fit(width)

@@ -45,8 +45,8 @@ class Rounding:
 
 
 def rounding_of(node: ir.Node, scheme: Scheme) -> Rounding | None:
-    """What the export left to do in front of a quantized MatMul. ContractError for what it must say
-    and does not."""
+    """The rounding that the export left to the backend in front of a quantized MatMul; None: there
+    is none. ContractError where its scale is missing."""
     if ACTIVATIONS not in node.metadata_props:
         return None
     scale = node.metadata_props.get(INPUT_SCALE)
@@ -95,8 +95,8 @@ class Format:
 
 
 def nvfp4_nodes(make: Nodes, x: ir.Value, rounding: Rounding) -> ir.Value:
-    """Blocks whose scale is the largest value over 6 and over the global scale, in E4M3; values in
-    E2M1."""
+    """x [B, S, in] rounded to NVFP4 and dequantized: the scale of a block is its largest value over
+    6 and over the global scale, in E4M3; values are E2M1."""
     blocks, reach = blocks_of(make, x, rounding.scheme.block)
     scale = make("Div", reach, float(E2M1_MAX * rounding.outer_scale), label="scale/exact")
     scale = make("Clip", scale, float(MIN_E4M3), float(E4M3_MAX), label="scale/clip")
@@ -131,8 +131,8 @@ def nvfp4_dequantized(x: Floats, rounding: Rounding) -> Floats:
 
 
 def mxfp8_nodes(make: Nodes, x: ir.Value, rounding: Rounding) -> ir.Value:
-    """Blocks whose scale (E8M0) is the smallest power of two that brings them into E4M3; values in
-    E4M3. The format is that of the OCP Microscaling Formats (MX) specification, version 1.0."""
+    """x [B, S, in] rounded to MXFP8 and dequantized (OCP Microscaling Formats 1.0): the scale of a
+    block is the smallest power of two that brings it into E4M3."""
     blocks, reach = blocks_of(make, x, rounding.scheme.block)
     ratio = make(
         "Max",
@@ -178,7 +178,7 @@ def mxfp8_dequantized(x: Floats, rounding: Rounding) -> Floats:
 
 
 def fp8_token_nodes(make: Nodes, x: ir.Value, rounding: Rounding) -> ir.Value:
-    """Rows whose scale is their largest value over 448; values in E4M3."""
+    """x [B, S, in] rounded to E4M3 and dequantized; a row's scale is its largest value over 448."""
     scale = row_scale(make, x, E4M3_MAX)
     units = make("Div", x, scale, label="units")
     units = make("Clip", units, -float(E4M3_MAX), float(E4M3_MAX), label="clip")
@@ -192,7 +192,8 @@ def fp8_token_dequantized(x: Floats, rounding: Rounding) -> Floats:
 
 
 def int8_token_nodes(make: Nodes, x: ir.Value, rounding: Rounding) -> ir.Value:
-    """Rows whose scale is their largest value over 127; values are whole numbers."""
+    """x [B, S, in] rounded to whole numbers and dequantized; a row's scale is its largest value
+    over 127."""
     scale = row_scale(make, x, INT8_MAX)
     return make(
         "Mul",
@@ -264,7 +265,7 @@ def through_fp8(make: Nodes, x: ir.Value, label: str) -> ir.Value:
 
 
 def cast(x: Floats, dtype: type[np.generic]) -> Floats:
-    """To the nearest value of a narrow type, ties to even, and back."""
+    """The nearest values of a narrow type, ties to even, as float32."""
     return x.astype(dtype).astype(np.float32)
 
 
@@ -294,8 +295,8 @@ def prove(rounding: Rounding) -> None:
 
 
 def hard_rows() -> Floats:
-    """[rows, 256]: all sizes, outliers, blocks of zeros, subnormal values, and values halfway
-    between two values."""
+    """Rows [rows, 256] that are hard to round: all sizes, outliers, blocks of zeros, subnormal
+    values, and values halfway between two values."""
     rng = np.random.default_rng(0)
     normal = rng.standard_normal((4, 256)).astype(np.float32)
     outliers = normal * np.where(rng.random(normal.shape) < 0.02, 300, 1).astype(np.float32)

@@ -29,7 +29,8 @@ def ort_version() -> str:
 
 
 def fingerprint() -> dict[str, Any]:
-    """What an engine that is built here is bound to. MissingDependency without ONNX Runtime."""
+    """The version of ONNX Runtime, the machine and its CPU features, as JSON. MissingDependency
+    without ONNX Runtime."""
     return {
         "onnxruntime": ort_version(),
         "machine": platform.machine(),

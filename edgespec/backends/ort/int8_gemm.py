@@ -40,7 +40,7 @@ class Kernel:
 
     @property
     def values_shape(self) -> tuple[int, int]:
-        """[in, out]"""
+        """The shape of the values: [in, out]."""
         return self.in_features, self.out_features
 
     @property
@@ -70,7 +70,7 @@ class Activations:
         return self.by_step[key]
 
     def dynamic(self, node: ir.Node, x: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Quantized values, and the scales of the rows [B, S, 1]."""
+        """Quantized values [B, S, in] in UINT8 around 128, and the scales of the rows [B, S, 1]."""
         key = (id(node.graph), x)
         if key not in self.by_row:
             make = Nodes(node, self.constant)
@@ -97,8 +97,8 @@ def quantize(make: Nodes, x: ir.Value, step: np.float32) -> ir.Value:
 
 
 def static_input(node: ir.Node) -> tuple[ir.Value, np.float32] | None:
-    """What a MatMul's input was before QuantizeLinear and DequantizeLinear in INT8, and their
-    scale."""
+    """The input of a MatMul before QuantizeLinear and DequantizeLinear in INT8, and their scale;
+    None where there are none."""
     back = node.inputs[0].producer() if node.inputs[0] is not None else None
     values = back.inputs[0] if back is not None and back.op_type == "DequantizeLinear" else None
     maker = values.producer() if values is not None else None
@@ -124,7 +124,7 @@ def replace_matmul(
     values: ir.Value,
     scales: ir.Value,
 ) -> None:
-    """Turn a MatMul into an int8 GEMM; the node itself becomes the last multiplication by
+    """Turn a MatMul into an int8 GEMM. The node itself becomes the last multiplication by
     scales."""
     make = Nodes(node, activations.constant, "int8")
     middle = make.constant.number(MIDDLE, np.uint8)
@@ -158,7 +158,7 @@ def pack(kernel: Kernel, weight: QuantizedWeight) -> tuple[NDArray[np.int8], NDA
 
 
 def prove(kernel: Kernel, values: NDArray[np.int8], scales: NDArray[np.float32], name: str) -> None:
-    """Run the kernel on the weight's last columns and compare with exact sums."""
+    """Run the kernel on the weight's last columns. BuildError where it differs from exact sums."""
     low = max(0, kernel.out_features - PROBE_COLUMNS)
     some = Kernel(kernel.in_features, kernel.out_features - low, kernel.step)
     x = np.random.default_rng(0).standard_normal((2, kernel.in_features)).astype(np.float32)
@@ -181,7 +181,7 @@ def prove(kernel: Kernel, values: NDArray[np.int8], scales: NDArray[np.float32],
 def exact(
     kernel: Kernel, x: NDArray[np.float32], values: NDArray[np.int8], scales: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """The product by numpy's integers."""
+    """The product [rows, out] of x [rows, in], computed with numpy's integers."""
     if kernel.step is not None:
         rows, row_scales = np.clip(np.rint(x / kernel.step), -128, 127), np.float32(1)
     else:
@@ -194,7 +194,7 @@ def exact(
 def run(
     kernel: Kernel, x: NDArray[np.float32], values: NDArray[np.int8], scales: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """The same by ONNX Runtime."""
+    """The product [rows, out] of x [rows, in], computed by ONNX Runtime."""
     value, weight = ir.Value(name="x"), ir.Value(name="weight")
     node = ir.node("MatMul", [value, weight], name="probe")
     graph = probe_graph(node, value, kernel.in_features, kernel.out_features)
@@ -212,7 +212,7 @@ def run(
 
 @cache
 def is_exact_here() -> bool:
-    """Whether the largest values are added up exactly: some CPUs add pairs of products in 16 bits
+    """Whether this CPU adds up the largest values exactly; some add pairs of products in 16 bits
     first."""
     kernel = Kernel(64, 16, np.float32(1))
     x, values = np.full((64, 64), 127, np.float32), np.full((64, 16), 127, np.int8)

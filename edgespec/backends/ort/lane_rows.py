@@ -46,7 +46,8 @@ class OrtLaneRows(LaneRows):
 
     @property
     def can_crop(self) -> bool:
-        """Keys and values have shorter prefixes, a recurrent state has none."""
+        """Whether there are shorter prefixes: keys and values have them, a recurrent state has
+        none."""
         return self.state is None
 
     def prefix(self, count: int) -> OrtLaneRows:

@@ -86,8 +86,8 @@ def lower(
 
 
 def canonical_attentions(graph: ir.Graph) -> list[ir.Node]:
-    """The Attention nodes, each checked to read what both forms rely on: the mask, and a cache
-    written row by row."""
+    """The Attention nodes. ContractError where one does not read what both forms rely on: the mask,
+    and a cache written row by row."""
     inputs = {value.name: value for value in graph.inputs}
     nodes = [n for n in graph if n.op_type == "Attention" and n.domain == ""]
     for node in nodes:
@@ -98,7 +98,7 @@ def canonical_attentions(graph: ir.Graph) -> list[ir.Node]:
 
 
 def check_attention(node: ir.Node, inputs: dict[str | None, ir.Value]) -> None:
-    """What GroupQueryAttention has no input for must not be there: another mask, softcap, a second
+    """ContractError for what GroupQueryAttention has no input for: another mask, softcap, a second
     output."""
     masks = (inputs["attention_mask"], inputs.get("sliding_attention_mask"))
     require(len(node.inputs) == 4 and node.inputs[3] in masks, node, "attention_mask as its mask")
@@ -108,7 +108,7 @@ def check_attention(node: ir.Node, inputs: dict[str | None, ir.Value]) -> None:
 
 
 def check_cache(node: ir.Node) -> None:
-    """Rows go in one after the other from write_indices on."""
+    """ContractError unless rows go in one after the other from write_indices on."""
     write = node.inputs[2] if len(node.inputs) == 3 else None
     require(write is not None and write.name == "write_indices", node, "write_indices as its index")
     require(
@@ -122,8 +122,11 @@ def check_cache(node: ir.Node) -> None:
 
 
 def group_attention(graph: ir.Graph, attentions: list[ir.Node]) -> None:
-    """GroupQueryAttention is causal in slot order and takes batch 1 when a past is given: the
-    runtime keeps parents before children, and engines for more sequences keep Attention."""
+    """Replace each Attention by GroupQueryAttention.
+
+    It is causal in slot order and takes batch 1 when a past is given: the runtime keeps parents
+    before children, and engines for more sequences keep Attention.
+    """
     masks = dict.fromkeys(required(node.inputs[3]) for node in attentions)
     shared = {mask: shared_inputs(graph, mask) for mask in masks}
     for node in attentions:
@@ -140,7 +143,7 @@ class Shared:
 
 
 def shared_inputs(graph: ir.Graph, mask: ir.Value) -> Shared:
-    """The mask as an additive bias, and the length that it implies."""
+    """The mask as an additive bias, and the length of the cache that it implies."""
     constant, prefix = Constants(graph), "lowered"
     if mask.name != "attention_mask":
         prefix = f"lowered/{mask.name}"
@@ -182,7 +185,7 @@ class AttentionParts:
 
     @classmethod
     def of(cls, node: ir.Node) -> AttentionParts:
-        """Of an Attention in the form that export writes; ContractError otherwise."""
+        """The parts around an Attention in the form that export writes. ContractError otherwise."""
         q, key, value, _ = (required(v) for v in node.inputs[:4])
         scaled = producer(q, "Mul", node)
         k_scatter = producer(key, "TensorScatter", node)
@@ -201,7 +204,7 @@ class AttentionParts:
 
 
 def replace_attention(graph: ir.Graph, node: ir.Node, shared: Shared) -> None:
-    """One GroupQueryAttention for an Attention with its caches, on rows with flat heads."""
+    """Replace an Attention and its caches by one GroupQueryAttention on rows with flat heads."""
     parts, make = AttentionParts.of(node), NodesBefore(graph, node)
     q, num_heads = rotated(make, parts.q_rope, "q")
     k, num_kv_heads = rotated(make, parts.k_rope, "k")
@@ -313,7 +316,8 @@ def require(holds: bool, node: ir.Node, what: str) -> None:
 
 
 def scalar(value: ir.Value | None, where: ir.Node) -> float:
-    """A positive constant: GroupQueryAttention takes a scale of zero for none."""
+    """The value of a positive constant. ContractError otherwise: GroupQueryAttention takes a scale
+    of zero for none."""
     constant = required(value).const_value
     require(
         constant is not None and constant.size == 1 and float(constant.numpy()) > 0,

@@ -41,12 +41,12 @@ class Kernel:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of a row, the last of which may be short."""
+        """The number of blocks in a row; the last one may be short."""
         return -(-self.in_features // self.block)
 
     @property
     def values_shape(self) -> tuple[int, int, int]:
-        """[out, blocks, bytes of a block]"""
+        """The shape of the packed values: [out, blocks, bytes of a block]."""
         return self.out_features, self.num_blocks, self.block * self.bits // 8
 
     @property
@@ -56,12 +56,12 @@ class Kernel:
 
     @property
     def values_bytes(self) -> int:
-        """The size of the packed values."""
+        """The size of the packed values in bytes."""
         return int(np.prod(self.values_shape))
 
     @property
     def scales_bytes(self) -> int:
-        """The size of the scales in float32."""
+        """The size of the float32 scales in bytes."""
         return 4 * self.num_scales
 
     @property
@@ -123,15 +123,15 @@ class LmHeadTable:
         )
 
     def rows(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
-        """[...] ids -> [..., in]."""
+        """The embeddings [..., in] in float32 of token ids [...]."""
         return unpack(self.kernel, self.values[tokens], self.scales[tokens])
 
 
 def unpack(
     kernel: Kernel, values: NDArray[np.uint8], scales: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """Dequantized rows of what `pack` made: values [..., blocks, bytes] and scales [..., blocks] ->
-    [..., in]."""
+    """The dequantized rows [..., in] of what `pack` made: values [..., blocks, bytes] and scales
+    [..., blocks]."""
     unsigned = values if kernel.bits == 8 else np.stack([values & 0xF, values >> 4], axis=-1)
     dequantized = unsigned.reshape(*scales.shape, kernel.block).astype(np.float32) - np.float32(
         2 ** (kernel.bits - 1)
@@ -142,7 +142,7 @@ def unpack(
 
 
 def per_block(kernel: Kernel, weight: QuantizedWeight) -> NDArray[Any]:
-    """Scales [out, blocks]: one a row, or of longer blocks, is repeated."""
+    """Scales [out, blocks]; those of a row or of longer blocks are repeated."""
     width = min(weight.block[1], kernel.in_features)
     assert weight.block[0] == 1
     assert width == kernel.in_features or width % kernel.block == 0
@@ -153,7 +153,8 @@ def per_block(kernel: Kernel, weight: QuantizedWeight) -> NDArray[Any]:
 def prove(
     kernel: Kernel, values: NDArray[np.uint8], scales: NDArray[np.float32], weight: QuantizedWeight
 ) -> None:
-    """Run the kernel on the weight's last rows and compare with its dequantized rows."""
+    """Run the kernel on the weight's last rows. BuildError where it differs from the product of the
+    dequantized rows."""
     low = max(0, kernel.out_features - PROBE_ROWS)
     some = Kernel(kernel.bits, kernel.block, kernel.in_features, kernel.out_features - low)
     x = np.random.default_rng(0).standard_normal((2, kernel.in_features), np.float32)

@@ -51,7 +51,7 @@ class QuantizedValues:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """[out, in]"""
+        """The shape of the weight: [out, in]."""
         rows, columns = self.values.shape.numpy()
         return (rows, columns) if self.transposed else (columns, rows)
 
@@ -72,8 +72,8 @@ class QuantizedValues:
 
 
 def quantized_values(node: ir.Node) -> QuantizedValues | None:
-    """The quantized weight of a MatMul; None where its weight is not quantized. ContractError for
-    another form."""
+    """The quantized weight of a MatMul; None where its weight is not quantized. ContractError for a
+    form that this version does not read."""
     weight = node.inputs[1]
     maker = weight.producer() if weight is not None else None
     transposed = maker is not None and maker.op_type == "Transpose"
@@ -116,7 +116,8 @@ def quantized_values(node: ir.Node) -> QuantizedValues | None:
 
 
 def read_tensor(source: ir.TensorProtocol, directory: Path) -> NDArray[Any]:
-    """A tensor of the canonical directory, or one that stands in the graph itself."""
+    """The array of a tensor in the graph or in its data file; 4-bit values one per element.
+    BundleError for a data file outside `directory`."""
     if not isinstance(source, ir.ExternalTensor):
         return source.numpy()
     dims, dtype = source.shape.numpy(), NUMPY[source.dtype]

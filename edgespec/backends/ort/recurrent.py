@@ -85,8 +85,7 @@ class RecurrentCache:
                 )
 
     def taken_in(self, lanes: range) -> Floats:
-        """[layers, B, P, row width]: the pending rows, filled up with zeroes, which change
-        nothing."""
+        """The pending rows [layers, B, P, row width], padded with zeros, which change nothing."""
         longest = max(1, *(self.pending[lane].shape[1] for lane in lanes))
         taken = self.buffer(
             "taken", len(self.shape.layers), len(lanes), longest, self.shape.row_width
@@ -98,7 +97,7 @@ class RecurrentCache:
         return taken
 
     def after_call(self, batch: int) -> None:
-        """The states of the call's lanes now hold what was pending."""
+        """Drop the pending rows of the call's lanes, which their states now hold."""
         for lane in range(self.first_lane, self.first_lane + batch):
             self.pending[lane] = self.no_rows()
 
@@ -138,6 +137,10 @@ class RecurrentCache:
 
 
 def uncommitted_bytes(shape: RecurrentShape, lanes: int, rows: int) -> int:
-    """What calls of `rows` rows in each of `lanes` lanes leave for their commit, at most: the rows
-    go out, wait, and are given to the next call, side by side with those of the other lanes."""
+    """The largest number of bytes of rows that wait for their commit, with `rows` rows in each of
+    `lanes` lanes.
+
+    The rows go out, wait, and are given to the next call, side by side with those of the other
+    lanes.
+    """
     return 4 * len(shape.layers) * lanes * rows * (shape.conv_width + 3 * shape.row_width)

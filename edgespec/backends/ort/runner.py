@@ -75,7 +75,8 @@ class OrtRunner:
         return self.cache.slab
 
     def run(self, call: Call) -> Result:
-        """Run one call; its KV rows are in the cache afterwards."""
+        """Run one call; its KV rows are in the cache afterwards. EnvironmentProblem where ONNX
+        Runtime fails."""
         batch, rows = call.inputs_embeds.shape[:2]
         starts: list[int] = call.write_indices.tolist()
         check_call(call, starts, self.lanes, self.cache.slots, batched=self.batched)
@@ -163,7 +164,7 @@ class OrtRunner:
         return feeds
 
     def wide_mask(self, name: str, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """[B, 1, S, stride]: nothing is seen behind the T slots of the call's own mask."""
+        """The mask [B, 1, S, stride], False behind the T slots of the call's own mask."""
         wide = self.buffer(name, (*mask.shape[:3], self.cache.stride), np.bool_)
         width = mask.shape[3]
         wide[..., :width], wide[..., width:] = mask, False
@@ -229,8 +230,7 @@ class OrtRunner:
 
 
 def check_call(call: Call, starts: list[int], lanes: int, slots: int, *, batched: bool) -> None:
-    """What would be our own mistake: shapes that contradict each other, and rows that go
-    nowhere."""
+    """Assert that shapes agree and that all rows have a slot: our own mistake otherwise."""
     (batch, rows), width = call.inputs_embeds.shape[:2], call.attention_mask.shape[3]
     assert call.attention_mask.shape[:3] == (batch, 1, rows)
     assert len(starts) == len(call.gather_idx) == batch
@@ -258,15 +258,18 @@ def open_engine(path: Path, config: EngineConfig) -> OrtRunner:
 
 
 def lm_head_table(path: Path, shared: SharedEmbedding, hidden_size: int) -> LmHeadTable:
-    """The embedding that an engine's config says its lm_head to be."""
+    """The embedding table that an engine's config places in its lm_head."""
     kernel = Kernel(4 if shared.bits == 4 else 8, shared.block, hidden_size, shared.rows)
     data = path.with_name(f"{path.name}.data")
     return LmHeadTable(data, kernel, shared.offset, shared.scales_offset)
 
 
 def open_session(path: Path, *, spinning: bool = True) -> ort.InferenceSession:
-    """Threads that spin between calls start the next one sooner, and take the cores from the other
-    engine of a pair: base and draft alternate, so only one of them may."""
+    """A session of an engine. EnvironmentProblem where it cannot be loaded.
+
+    Threads that spin between calls start the next one sooner, and take the cores from the other
+    engine of a pair: base and draft alternate, so only one of them may.
+    """
     options = session_options()
     options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spinning else "0")
     try:
@@ -275,12 +278,15 @@ def open_session(path: Path, *, spinning: bool = True) -> ort.InferenceSession:
         remedy = "Close other programs, or use a smaller model or machine with more memory."
         raise EnvironmentProblem(f"not enough memory to load {path}", remedy) from error
     except Exception as error:  # ONNX Runtime raises its own untyped family; the cause is kept
-        said = " ".join(str(error).split())  # it may have several lines, and empty ones at the end
-        if "alloc" in said.lower():
+        # It may have several lines, and empty ones at the end
+        message = " ".join(str(error).split())
+        if "alloc" in message.lower():
             remedy = "Close other programs, or use a smaller model or machine with more memory."
-            raise EnvironmentProblem(f"not enough memory to load {path}: {said}", remedy) from error
+            raise EnvironmentProblem(
+                f"not enough memory to load {path}: {message}", remedy
+            ) from error
         raise EnvironmentProblem(
-            f"ONNX Runtime cannot load {path}: {said}", "Build the engine again on this machine."
+            f"ONNX Runtime cannot load {path}: {message}", "Build the engine again on this machine."
         ) from error
     if session.get_providers() != PROVIDERS:
         raise EnvironmentProblem(
@@ -291,7 +297,7 @@ def open_session(path: Path, *, spinning: bool = True) -> ort.InferenceSession:
 
 
 def check_signature(session: ort.InferenceSession, contract: GraphContract, path: Path) -> None:
-    """The engine's inputs and outputs by name against its contract."""
+    """ContractError where inputs or outputs have other names than those of the contract."""
     for kind, found, wanted in (
         ("inputs", session.get_inputs(), contract.inputs),
         ("outputs", session.get_outputs(), contract.outputs),
