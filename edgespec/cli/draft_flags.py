@@ -27,13 +27,12 @@ def titles(proposes: str) -> str:
 
 
 TOP_K = (
-    f"Candidates a node; 1 is a chain, and all that these draft: {titles('chain')}. At most 8 for"
-    f" blocks ({titles('block')})."
+    f"Candidates per node. 1 drafts a chain ({titles('chain')}: 1 only); {titles('block')}: at most"
+    " 8."
 )
-STEP = f"Levels of the tree; 1 for blocks ({titles('block')})."
+STEP = f"Levels of the tree; {titles('block')}: 1."
 VERIFY_SIZE = (
-    f"Nodes a base pass, the root included; at most {MAX_BLOCK_NODES} for blocks"
-    f" ({titles('block')})."
+    f"Nodes per base pass, the root included; {titles('block')}: at most {MAX_BLOCK_NODES}."
 )
 
 
