@@ -21,6 +21,7 @@ from edgespec.checkpoint.summary import (
 from edgespec.component import ComponentConfig, PairConfig
 from edgespec.config import DecoderConfig, DraftConfig, ModelConfig, RopeConfig
 from edgespec.contract import canonical_contract
+from edgespec.manifest import QuantizeManifest
 from edgespec.methods import METHODS
 
 if TYPE_CHECKING:
@@ -189,50 +190,39 @@ def blocks_text(blocks: Sequence[int]) -> str:
     return f" in blocks of {', '.join(map(str, blocks))}" if blocks else ""
 
 
-def quantized_rows(manifest: Mapping[str, Any], layers: bool) -> Rows:
+def quantized_rows(manifest: QuantizeManifest, layers: bool) -> Rows:
     """What edgespec quantize recorded: from what, with what, and what the check said."""
-    check, packages = manifest["check"], manifest["packages"]
+    check, packages, source = manifest.check, manifest.packages, manifest.request.source
     used = [
         f"{name} {packages[name]}"
         for name in ("nvidia-modelopt", "torch", "transformers")
         if packages.get(name)
     ]
-    agreed = f"top-1 agreement {check['top1_agreement']:.1%} of {check['num_tokens']} tokens"
+    agreed = f"top-1 agreement {check.top1_agreement:.1%} of {check.num_tokens} tokens"
     rows = [
-        (
-            "made from",
-            f"{manifest['source'].get('name')} ({str(manifest['source'].get('identity'))[:12]})",
-        ),
-        ("made with", ", ".join([f"edgespec {manifest.get('edgespec')}", *used])),
+        ("made from", f"{source.name} ({str(source.identity)[:12]})"),
+        ("made with", ", ".join([f"edgespec {manifest.edgespec}", *used])),
         ("calibration", calibration_text(manifest)),
-        (
-            "check",
-            f"cosine {check['logits_cosine']:.4f}, KL {check['logits_kl']:.4f} nats, {agreed}",
-        ),
+        ("check", f"cosine {check.logits_cosine:.4f}, KL {check.logits_kl:.4f} nats, {agreed}"),
     ]
-    before, after = check.get("perplexity_before"), check.get("perplexity_after")
+    before, after = check.perplexity_before, check.perplexity_after
     if before and after:
         rows.append(
             ("perplexity", f"{before:.3f} before, {after:.3f} after ({after / before - 1:+.2%})")
         )
-    errors = sorted(check["weight_errors"].items(), key=lambda item: -item[1])
+    errors = sorted(check.weight_errors.items(), key=lambda item: -item[1])
     shown = errors if layers else errors[:NUM_WORST]
-    rows.append(
-        ("weights", f"off by at most {check['max_weight_error']:.4f} of their size; the worst:")
-    )
+    worst = f"off by at most {check.max_weight_error:.4f} of their size; the worst:"
+    rows.append(("weights", worst))
     return rows + [("", f"{error:.4f} {name}") for name, error in shown]
 
 
-def calibration_text(manifest: Mapping[str, Any]) -> str:
-    calibrated = manifest["calibrated"]
-    if not calibrated.get("needed"):
+def calibration_text(manifest: QuantizeManifest) -> str:
+    calibrated, name = manifest.calibrated, manifest.request.calib_data
+    if not calibrated.needed:
         return "none needed"
-    data = manifest["options"].get("calib_data")
-    name = data.get("name") if isinstance(data, dict) else data
     name = "the shipped text" if name == "shipped" else name
-    return (
-        f"{calibrated.get('num_samples')} samples, {calibrated.get('num_tokens')} tokens of {name}"
-    )
+    return f"{calibrated.num_samples} samples, {calibrated.num_tokens} tokens of {name}"
 
 
 # Exports and engines
