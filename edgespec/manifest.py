@@ -109,7 +109,7 @@ class ExportManifest:
         raw, where = bundle.read_manifest(directory), str(directory / bundle.MANIFEST)
         fields = BundleFields(raw, where)
         role = fields.get("role")
-        if fields.get("kind") != KIND or role not in {r.value for r in Role}:
+        if fields.get("kind") != KIND or role not in [r.value for r in Role]:
             what = f"{where} is not that of an export: kind {fields.get('kind')!r}, role {role!r}"
             raise BundleError(what, "Give the directory of a component that export wrote.")
         command = fields.get("command") or []
@@ -126,6 +126,10 @@ class ExportManifest:
 
     def to_dict(self) -> dict[str, Any]:
         """The keys of manifest.json, in the order in which they are written."""
+        return self.without_files() | {"files": dict(self.files)}
+
+    def without_files(self) -> dict[str, Any]:
+        """The same without the list of files."""
         keys: dict[str, Any] = {
             "format": bundle.MANIFEST_FORMAT,
             "kind": KIND,
@@ -138,7 +142,7 @@ class ExportManifest:
         }
         if self.quantization:
             keys["quantization"] = dict(self.quantization)
-        return keys | {"files": dict(self.files)}
+        return keys
 
     def is_of(self, source: ExportSource, options: Mapping[str, Any]) -> bool:
         """Whether this version would write the same again for this request."""

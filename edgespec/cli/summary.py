@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from edgespec import bundle
+from edgespec.backends.engine_config import EngineConfig, EngineWeights
+from edgespec.backends.summary import EnginesSummary, EngineSummary, ExportSummary
 from edgespec.checkpoint.summary import (
     CheckpointSummary,
     DtypeSummary,
@@ -20,7 +21,7 @@ from edgespec.checkpoint.summary import (
 )
 from edgespec.component import ComponentConfig, PairConfig
 from edgespec.config import DecoderConfig, DraftConfig, ModelConfig, RopeConfig
-from edgespec.contract import canonical_contract
+from edgespec.contract import Role, canonical_contract
 from edgespec.manifest import QuantizeManifest
 from edgespec.methods import METHODS
 
@@ -41,9 +42,12 @@ def text_of(found: Inspection, *, layers: bool, verify: bool) -> list[str]:
     elif isinstance(summary, FileSummary):
         title, rows = file_text(summary, layers)
         size = summary.bytes
+    elif isinstance(summary, ExportSummary):
+        title, rows = export_text(summary, layers)
+        size = summary.bytes
     else:
-        title, rows = SHOWN[summary["kind"]](summary, layers)
-        size = summary.get("bytes", 0)
+        title, rows = engines_text(summary, layers)
+        size = summary.bytes
     rows += [("note", note) for note in found.notes]
     if not found.problems:
         rows.append(("complete", completeness(summary, verify)))
@@ -51,7 +55,9 @@ def text_of(found: Inspection, *, layers: bool, verify: bool) -> list[str]:
     return [f"{title}: {found.path}{shown}", *aligned(rows)]
 
 
-def completeness(summary: CheckpointSummary | FileSummary | Mapping[str, Any], verify: bool) -> str:
+def completeness(
+    summary: CheckpointSummary | FileSummary | ExportSummary | EnginesSummary, verify: bool
+) -> str:
     """How far the files were compared with what is recorded of them."""
     if isinstance(summary, CheckpointSummary) and summary.pickled:
         return "not looked into"
@@ -228,26 +234,29 @@ def calibration_text(manifest: QuantizeManifest) -> str:
 # Exports and engines
 
 
-def export_text(facts: Mapping[str, Any], layers: bool) -> tuple[str, Rows]:
-    manifest = facts["manifest"]
-    rows = component_rows(facts) if "config" in facts else []
-    if "config" in facts:
-        rows += exported_rows(facts["config"].get("quantization"))
+def export_text(summary: ExportSummary, layers: bool) -> tuple[str, Rows]:
+    """The title and the rows of an exported component."""
+    config, manifest = summary.config, summary.manifest
+    rows: Rows = []
+    if config is not None:
+        rows += component_rows(config, summary.cache_bytes_per_token or 0)
+        rows += exported_rows(config.quantization)
     golden = (
         "golden inputs and outputs are there"
-        if facts.get("golden")
+        if summary.golden
         else "no golden outputs: build checks nothing"
     )
-    rows += [("golden", golden), ("made from", source_text(manifest.get("source")))]
-    rows.append(("made with", f"edgespec {manifest.get('edgespec')}"))
+    rows.append(("golden", golden))
+    if manifest is not None:
+        rows.append(("made from", source_text(manifest.source.to_dict())))
+        rows.append(("made with", f"edgespec {manifest.edgespec}"))
     if layers:
-        rows += [("file", f"{name} ({megabytes(size)})") for name, size in facts["files"].items()]
-    return f"export, {facts.get('role', 'role not told')}", rows
+        rows += [("file", f"{name} ({megabytes(size)})") for name, size in summary.files.items()]
+    return f"export, {config.role.value if config else 'role unknown'}", rows
 
 
-def component_rows(facts: Mapping[str, Any]) -> Rows:
+def component_rows(config: ComponentConfig, cache_bytes_per_token: int) -> Rows:
     """What config.json says of a component."""
-    config = ComponentConfig.from_dict(facts["config"], bundle.CONFIG)
     heads = f"{config.num_heads} heads ({config.num_kv_heads} KV) of {config.head_dim}"
     sizes = f"{config.num_layers} layers, hidden {config.hidden_size}, {heads}"
     rows = [("model", f"{config.model}, {sizes}")]
@@ -269,7 +278,7 @@ def component_rows(facts: Mapping[str, Any]) -> Rows:
                 f"{megabytes(canonical_contract(config.graph).state_bytes)} a sequence, in {count}",
             )
         )
-    return [*rows, ("KV cache", f"{facts['cache_bytes_per_token'] / 1024:.1f} KiB a token")]
+    return [*rows, ("KV cache", f"{cache_bytes_per_token / 1024:.1f} KiB a token")]
 
 
 def pair_rows(method: str, pair: PairConfig) -> Rows:
@@ -304,29 +313,26 @@ def exported_rows(quantization: Mapping[str, Any] | None) -> Rows:
     return rows
 
 
-def source_text(source: object) -> str:
-    if not isinstance(source, dict):
+def source_text(source: Mapping[str, Any] | None) -> str:
+    """Name and identity of the checkpoint that an export recorded."""
+    if source is None:
         return "not recorded"
     return f"{source.get('name')} ({str(source.get('identity'))[:12]})"
 
 
-def engines_text(facts: Mapping[str, Any], layers: bool) -> tuple[str, Rows]:
+def engines_text(summary: EnginesSummary, layers: bool) -> tuple[str, Rows]:
+    """The title and the rows of an engine directory."""
     rows: Rows = []
-    for role, engine in facts["engines"].items():
-        rows.append(
-            (
-                role,
-                (
-                    f"{engine['backend']}, {megabytes(engine['bytes'])}, from"
-                    f" {source_text(engine['source'])}"
-                ),
-            )
-        )
-        rows += [("", text) for text in engine_lines(engine, speaks=role != "draft")]
+    for role, engine in summary.engines.items():
+        entry = engine.entry
+        source = source_text(entry.source)
+        rows.append((role.value, f"{entry.backend}, {megabytes(entry.size_bytes)}, from {source}"))
+        rows += [("", text) for text in engine_lines(engine, speaks=role is not Role.DRAFT)]
         if layers:
-            rows += [("", f"{name} ({megabytes(size)})") for name, size in engine["files"].items()]
-    if pairing := facts["pairing"]:
-        rows.append(("pairing", PAIRING[pairing["by"]]))
+            files = entry.files.items()
+            rows += [("", f"{name} ({megabytes(file.size_bytes)})") for name, file in files]
+    if summary.pairing is not None:
+        rows.append(("pairing", PAIRING[summary.pairing.by]))
     return "engines", rows
 
 
@@ -338,52 +344,40 @@ PAIRING = {
 }
 
 
-def engine_lines(engine: Mapping[str, Any], *, speaks: bool) -> list[str]:
+def engine_lines(engine: EngineSummary, *, speaks: bool) -> list[str]:
     """`speaks`: its output is the answer, so that rounding matters."""
     lines = []
-    if "config" in engine:
-        lines += [weights_text(engine), *(losslessness(engine) if speaks else ())]
-        limits = {
-            name: n
-            for name, n in engine["config"]["builder_config"].items()
-            if name.startswith("max_")
-        }
-        lines.append(
-            "at most "
-            + ", ".join(f"{name[4:].replace('_', ' ')} {n}" for name, n in limits.items())
-        )
-    difference, cosine = engine["golden_difference"], engine["golden_cosine"]
+    config, entry, here = engine.config, engine.entry, engine.runs_here
+    if config is not None:
+        lines += [weights_text(config.weights), *(losslessness(config) if speaks else ())]
+        limits = config.limits.to_dict(config.role).items()
+        sizes = [
+            f"{name[4:].replace('_', ' ')} {size}" for name, size in limits if name[:4] == "max_"
+        ]
+        lines.append(f"at most {', '.join(sizes)}")
+    difference, cosine = entry.golden_difference, entry.golden_cosine
     if difference is not None:
         close = f"{difference:.1e}" if cosine is None else f"cosine {cosine:.4f}"
         lines.append(f"golden outputs reproduced to {close}")
-    here = engine["runs_here"]
-    return [
-        *lines,
-        "runs on this machine" if here["answer"] else f"does not run here: {here['why']}",
-    ]
+    runs = "runs on this machine" if here.answer else f"does not run here: {here.why}"
+    return [*lines, runs]
 
 
-def weights_text(engine: Mapping[str, Any]) -> str:
-    weights = engine["weights"]
-    parts = [
-        (
-            "weights"
-            f" {weights['scheme']}{blocks_text([weights['block']] if 'block' in weights else [])}"
-        )
-    ]
-    parts.append(f"computed in {weights['compute']}" if "compute" in weights else weights["method"])
-    if weights.get("emulated"):
-        parts.append(weights["emulated"])
+def weights_text(weights: EngineWeights) -> str:
+    """Scheme, block, and type or method of an engine's weights."""
+    block = blocks_text([] if weights.block is None else [weights.block])
+    computed = weights.method if weights.compute is None else f"computed in {weights.compute}"
+    parts = [f"weights {weights.scheme}{block}", computed]
+    if weights.emulated:
+        parts.append(weights.emulated)
     return "; ".join(parts)
 
 
-def losslessness(engine: Mapping[str, Any]) -> list[str]:
-    margin = (
-        f" up to kernel rounding (margin {engine['rounding']:.2g} nats)"
-        if engine["rounding"]
-        else ""
-    )
-    exact = "--exact is possible" if engine["exact"] is None else f"no --exact: {engine['exact']}"
+def losslessness(config: EngineConfig) -> list[str]:
+    """Whether answers are lossless, and whether --exact is possible."""
+    rounding, why = config.weights.rounding, config.why_not_exact
+    margin = f" up to kernel rounding (margin {rounding:.2g} nats)" if rounding else ""
+    exact = "--exact is possible" if why is None else f"no --exact: {why}"
     return [f"lossless{margin}; {exact}"]
 
 
@@ -399,9 +393,6 @@ def file_text(summary: FileSummary, layers: bool) -> tuple[str, Rows]:
     for (dtype, shape), names in alike.items():
         rows += [("", f"{dtype} {shape} {name}") for name in (names if layers else folded(names))]
     return "safetensors", rows
-
-
-SHOWN = {"export": export_text, "engines": engines_text}
 
 
 # Words
