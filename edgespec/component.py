@@ -29,21 +29,26 @@ class BundleFields(Fields):
     remedy: ClassVar[str] = EXPORT_AGAIN
 
     def wrong(self, key: str, wanted: str) -> BundleError:
+        """The error for a value that is not what is `wanted`, with the remedy of this class."""
         return BundleError(super().wrong(key, wanted).what, self.remedy)
 
     def missing(self, key: str) -> BundleError:
+        """The error for a key that is not there, with the remedy of this class."""
         return BundleError(f"{self.source}: '{key}' is missing.", self.remedy)
 
     def section(self, key: str) -> Self:
+        """The object at a key. Raises BundleError where the value is none."""
         return type(self)(super().section(key).raw, f"{self.source} ({key})")
 
     def required_text(self, key: str) -> str:
+        """The string at a key. Raises BundleError where it is missing or no string."""
         value = self.text(key)
         if value is None:
             raise self.missing(key)
         return value
 
     def optional_size(self, key: str) -> int | None:
+        """The positive integer at a key; None where it is missing or null. Raises BundleError."""
         return None if self.get(key) is None else self.size(key)
 
     def count(self, key: str, default: int = 0) -> int:
@@ -290,10 +295,11 @@ def read_method(fields: BundleFields) -> tuple[str | None, Role]:
 
 
 def read_rope(rope: BundleFields) -> RopeConfig:
-    """A rotary embedding as config.json keeps it: the fields of RopeConfig."""
-    strange = sorted(set(rope.raw) - {field.name for field in fields(RopeConfig)})
-    if strange:
-        raise BundleError(f"{rope.source}: the key {strange[0]!r} is unknown.", EXPORT_AGAIN)
+    """A rotary embedding as config.json keeps it: the fields of RopeConfig. Raises BundleError with
+    the key."""
+    unknown = sorted(set(rope.raw) - {field.name for field in fields(RopeConfig)})
+    if unknown:
+        raise BundleError(f"{rope.source}: the key {unknown[0]!r} is unknown.", EXPORT_AGAIN)
     rope.number("theta")
     rope.size("rotary_dim")
     rope.text("kind")
@@ -330,6 +336,7 @@ def read_graph(graph: BundleFields, role: Role) -> GraphShape:
 
 
 def read_recurrent(sizes: BundleFields) -> RecurrentShape:
+    """The sizes of the recurrent layers in config.json. Raises BundleError with the key."""
     layers = optional_layers(sizes, "layers")
     if layers is None:
         raise sizes.missing("layers")

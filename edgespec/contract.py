@@ -1,6 +1,7 @@
-"""What every graph promises: names, dtypes and symbolic shapes of its inputs and outputs, per role.
+"""The contract of graphs: names, dtypes and symbolic shapes of inputs and outputs, per role.
 
-Both wings meet here: the host writes graphs that keep a contract, the device runs engines by it.
+Host and device meet here: the host writes graphs that keep a contract, the device runs engines
+by it.
 Knows no ONNX and no engine.
 
 Symbols: B batch, S tokens of this call, C slots of the KV cache, G rows that go through the head, P

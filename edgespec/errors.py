@@ -63,6 +63,8 @@ class PairingError(EdgeSpecError):
 
 
 class OptionError(EdgeSpecError):
+    """Flags that contradict each other or name a wrong value."""
+
     exit_code = 2
 
 

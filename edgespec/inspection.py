@@ -1,8 +1,8 @@
 """What lies at a path: a checkpoint, an exported directory, an engine directory, a safetensors
 file, or nothing known.
 
-Knows by which files these are told apart. What is shown of each stands in the room that knows it.
-Nothing is run, and of weights only the headers are read, unless hashes are to be compared.
+Knows by which files these are distinguished. What is shown of each stands in the package that
+knows it. Nothing is run, and of weights only the headers are read, unless hashes are compared.
 """
 
 from __future__ import annotations
@@ -73,11 +73,13 @@ def inspect(path: Path, *, verify: bool = False) -> Inspection:
     look = export_summary if kind == "export" else engines_summary
     found = look(path, problems, read_up_to)
     if found.not_in_manifest:
-        notes = (*notes, f"not of edgespec: {some_of(found.not_in_manifest)}")
+        notes = (*notes, f"not in the manifest: {some_of(found.not_in_manifest)}")
     return Inspection(path, found, tuple(problems), notes)
 
 
 def kind_of(path: Path) -> str:
+    """`checkpoint`, `export`, `engines` or `safetensors`. Raises BundleError for anything else, and
+    for what an unfinished run left."""
     if path.is_file():
         return kind_of_file(path)
     if not path.is_dir():
@@ -98,6 +100,7 @@ def kind_of(path: Path) -> str:
 
 
 def kind_of_file(path: Path) -> str:
+    """`safetensors`, by the suffix. Raises BundleError for any other file."""
     if path.suffix == ".safetensors":
         return "safetensors"
     remedy = (
@@ -116,7 +119,7 @@ def manifest_kind(path: Path) -> str | None:
 
 
 def refuse_staging(path: Path) -> None:
-    """What a run has not finished yet, or never will."""
+    """Raises BundleError for what a run has not finished yet, or never will."""
     if _UNFINISHED.fullmatch(path.absolute().name) and (path / "progress.json").is_file():
         what = f"{path} is an unfinished run of edgespec quantize"
         raise BundleError(what, "Run its command again: it goes on at the layer where it was.")
@@ -135,6 +138,7 @@ def refuse_staging(path: Path) -> None:
 
 
 def refuse_without_manifest(path: Path, names: set[str]) -> None:
+    """Raises BundleError where the graph or an engine is there without a manifest."""
     for files, command in (([bundle.MODEL], "export"), (engine_file_names(), "build")):
         if found := [name for name in files if name in names]:
             what = (
@@ -145,6 +149,7 @@ def refuse_without_manifest(path: Path, names: set[str]) -> None:
 
 
 def nothing_known(path: Path) -> BundleError:
+    """The error for a directory of no known kind; its remedy names those below it that are."""
     names = [
         f"{depth}{name}"
         for depth in ("*/", "*/*/", "*/*/*/")
@@ -221,7 +226,8 @@ def heads_of(checkpoint: Checkpoint, model: ModelConfig) -> dict[str, str | None
 
 
 def only_pickled(path: Path) -> str | None:
-    """Pickled weights are not looked into: that would take torch, and reading all of them."""
+    """The name of the pickled weights where there are no others; None else. They are not read: that
+    would take torch, and all of them."""
     pickled = [
         name
         for name in ("pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -231,7 +237,7 @@ def only_pickled(path: Path) -> str | None:
 
 
 def notes_of(summary: CheckpointSummary) -> tuple[str, ...]:
-    """What is worth knowing of a checkpoint and is not wrong."""
+    """What a user should know of a checkpoint and is not wrong."""
     notes = [why for why in summary.heads.values() if why]
     if summary.pickled:
         notes.append(

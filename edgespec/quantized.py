@@ -25,32 +25,32 @@ _CHUNK = 256 * 1024
 class QuantizedWeight:
     """The quantized weight of a Linear, independent of its layout on disk.
 
-    It multiplies x[..., input_order] * pre_quant_scale, where these are given. `codes` holds the
+    It multiplies x[..., input_order] * pre_quant_scale, where these are given. `values` holds the
     quantized values, one per byte, in the dtype of the format (ml_dtypes). `zero_points` is given
     only for asymmetric weights, whose values are unsigned:
 
-        weight[o, i] = (codes[o, i] - zero_points[g]) * scales[g] * global_scale
+        weight[o, i] = (values[o, i] - zero_points[g]) * scales[g] * global_scale
         g = [o // block[0], i // block[1]]
     """
 
     name: str  # of the module: model.layers.0.mlp.up_proj
     scheme: Scheme
-    codes: NDArray[Any]  # [out, in]: int4, uint4, int8, uint8, float8_e4m3fn, float4_e2m1fn
+    values: NDArray[Any]  # [out, in]: int4, uint4, int8, uint8, float8_e4m3fn, float4_e2m1fn
     # [ceil(out / block[0]), ceil(in / block[1])], as stored; float8_e8m0fnu: powers of two
     scales: NDArray[Any]
     block: tuple[int, int]  # weights along out and in that share a scale
-    zero_points: NDArray[Any] | None = None  # shape of scales, dtype of codes
+    zero_points: NDArray[Any] | None = None  # shape of scales, dtype of values
     global_scale: float | None = None  # nvfp4: float32, multiplies every scale
     # Static activations: x / input_scale is rounded; nvfp4: the global scale of the activations
     input_scale: float | None = None
     pre_quant_scale: NDArray[np.float32] | None = None  # [in]
-    # [in], GPTQ with desc_act: column j of codes multiplies input input_order[j]
+    # [in], GPTQ with desc_act: column j of values multiplies input input_order[j]
     input_order: NDArray[np.intp] | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
-        """[out, in]"""
-        out_features, in_features = self.codes.shape
+        """The shape of the weight: [out, in]."""
+        out_features, in_features = self.values.shape
         return out_features, in_features
 
     @property
@@ -85,7 +85,7 @@ def dequantize_stored(weight: QuantizedWeight, rows: slice = slice(None)) -> NDA
         scales = scales * np.float32(weight.global_scale)
     zeros = None if weight.zero_points is None else _float32(weight.zero_points)
     for low, high in _row_chunks(start, stop, in_features):
-        part = _float32(weight.codes[low:high])
+        part = _float32(weight.values[low:high])
         group = np.arange(low, high) // weight.block[0]
         if zeros is not None:
             part -= _expand_blocks(zeros[group], weight.block[1], in_features)
@@ -117,7 +117,7 @@ def quantize_rtn(
     out_features, in_features = array.shape
     width = min(block or in_features, in_features)
     count = -(-in_features // width)
-    codes = np.empty((out_features, in_features), ml_dtypes.int4 if bits == 4 else np.int8)
+    values = np.empty((out_features, in_features), ml_dtypes.int4 if bits == 4 else np.int8)
     scales = np.empty((out_features, count), np.float32)
     for low, high in _row_chunks(0, out_features, in_features):
         part = np.zeros((high - low, count * width), np.float32)
@@ -128,9 +128,9 @@ def quantize_rtn(
                 "Download it again, or ask its authors: such a weight cannot be quantized.",
             )
         chosen, scale = _round(part.reshape(high - low, count, width), bits)
-        codes[low:high] = chosen.reshape(high - low, -1)[:, :in_features].astype(codes.dtype)
+        values[low:high] = chosen.reshape(high - low, -1)[:, :in_features].astype(values.dtype)
         scales[low:high] = scale[..., 0]
-    return QuantizedWeight(name, SCHEMES[f"int{bits}_wo"], codes, scales, (1, width))
+    return QuantizedWeight(name, SCHEMES[f"int{bits}_wo"], values, scales, (1, width))
 
 
 def _round(
@@ -142,17 +142,17 @@ def _round(
     full_scale = np.maximum(high / top, -low / (top + 1))
     full_scale[full_scale < np.finfo(np.float32).tiny] = 1.0  # a block of zeros
     units = blocks / full_scale
-    codes, factor = np.empty_like(units), np.ones_like(full_scale)
+    values, factor = np.empty_like(units), np.ones_like(full_scale)
     min_error = np.full_like(full_scale, np.inf)
     for candidate in _SCALE_FACTORS[bits]:
         rounded = np.clip(np.rint(units / np.float32(candidate)), -top - 1, top)
         difference = rounded * np.float32(candidate) - units
         error = np.einsum("rbw,rbw->rb", difference, difference)[..., None]
         better = error < min_error
-        np.copyto(codes, rounded, where=better)
+        np.copyto(values, rounded, where=better)
         np.copyto(min_error, error, where=better)
         np.copyto(factor, candidate, where=better)
-    return codes, full_scale * factor
+    return values, full_scale * factor
 
 
 def _expand_blocks(

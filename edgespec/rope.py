@@ -23,7 +23,7 @@ Rows = NDArray[np.float32]
 
 
 def rope_dict(config: RopeConfig) -> dict[str, Any]:
-    """As config.json has it; longrope's factors are there for longrope alone."""
+    """The keys of config.json; longrope's factors are there for longrope alone."""
     out = asdict(config)
     if config.kind != "longrope":
         del out["short_factor"], out["long_factor"]
@@ -31,7 +31,7 @@ def rope_dict(config: RopeConfig) -> dict[str, Any]:
 
 
 def rope_from_dict(raw: Mapping[str, Any]) -> RopeConfig:
-    """From `rope_dict`, or from the JSON made of it; exports of earlier versions lack keys."""
+    """The config of the keys that `rope_dict` writes; exports of earlier versions lack some."""
     factors = {key: tuple(raw.get(key, ())) for key in ("short_factor", "long_factor")}
     return RopeConfig(**dict(raw) | factors)
 

@@ -1,11 +1,14 @@
-"""Compares speculative with plain decoding, token by token, over many requests of the demo pair.
+"""Compares speculative with plain decoding, token by token, over many requests of a demo pair.
 
     python scripts/parity_run.py --tokens 50000
+    python scripts/parity_run.py --tokens 50000 --method dflash
+    python scripts/parity_run.py --tokens 50000 --method mtp    # after make demo METHOD=mtp
 
 Plain decoding runs one sequence at a time on an engine built for one; speculative decoding runs in
 batches, with chains and trees in turn and prefix reuse, on an engine built for eight. The rounds
-cover every sampling parameter. Only two candidates within 1e-5 of the warped, noised score explain
-a difference. Prints one JSON object; exits with 1 for an unexplained difference.
+cover every sampling parameter. Only two candidates within the margin of the engine explain a
+difference: 1e-5 of the warped, noised score in float32, what `build` measured with recurrent layers.
+Prints one JSON object; exits with 1 for an unexplained difference.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, deque
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from measure_demo import prompts
@@ -30,9 +33,50 @@ from edgespec.runtime.engine import Engine
 from edgespec.runtime.generation import GenerationRequest, Response
 from edgespec.runtime.lossless_check import first_difference
 
-RECIPE = Path(__file__).resolve().parent.parent / "recipes" / "demo"
+ROOT = Path(__file__).resolve().parent.parent
+RECIPE, HYBRID = ROOT / "recipes" / "demo", ROOT / "build" / "demo-mtp"
 BATCH = 8
-PLANS = ((1, 3, 4), (4, 4, 16), (10, 6, 60))
+
+
+@dataclass(frozen=True)
+class Method:
+    """How a demo pair is exported, and the plans (top-k, steps, verify size) that are compared."""
+
+    exports: tuple[tuple[Path, ExportOptions], ...]
+    base: str  # directory of the component below the work directory
+    draft: str
+    plans: tuple[tuple[int, int, int], ...]
+
+
+METHODS = {
+    "eagle3": Method(
+        (
+            (RECIPE / "base", ExportOptions(base_for="eagle3")),
+            (RECIPE / "draft", ExportOptions(base_model_dir=str(RECIPE / "base"))),
+        ),
+        "onnx0/llm",
+        "onnx1/llm",
+        ((1, 3, 4), (4, 4, 16), (10, 6, 60)),
+    ),
+    "dflash": Method(
+        (
+            (
+                RECIPE / "base",
+                ExportOptions(base_for="dflash", draft_dir=str(RECIPE / "dflash_draft")),
+            ),
+            (RECIPE / "dflash_draft", ExportOptions(base_model_dir=str(RECIPE / "base"))),
+        ),
+        "onnx0/llm",
+        "onnx1/dflash_draft",
+        ((1, 1, 8), (4, 1, 16), (8, 1, 32)),
+    ),
+    "mtp": Method(
+        ((HYBRID, ExportOptions(base_for="mtp")),),
+        "onnx0/llm",
+        "onnx0/mtp_draft",
+        ((1, 3, 4), (1, 5, 6)),
+    ),
+}
 SAMPLINGS = (
     SamplingParams(temperature=0),
     SamplingParams(temperature=0, repetition_penalty=1.2),
@@ -44,19 +88,14 @@ SAMPLINGS = (
 )
 
 
-def build_engines(work: Path) -> tuple[Path, Path]:
-    """Builds the demo pair. Returns the engines for one sequence and for eight."""
-    export(str(RECIPE / "base"), work / "base", ExportOptions(base_for="eagle3"))
-    export(
-        str(RECIPE / "draft"), work / "draft", ExportOptions(base_model_dir=str(RECIPE / "base"))
-    )
+def build_engines(work: Path, method: Method) -> tuple[Path, Path]:
+    """Builds a demo pair. Returns the engines for one sequence and for eight."""
+    for number, (model, options) in enumerate(method.exports):
+        export(str(model), work / f"onnx{number}", options)
     for name, size in (("one", 1), ("eight", BATCH)):
-        for role in ("base", "draft"):
-            build(
-                work / role / "llm",
-                work / name,
-                Limits(max_batch_size=size, max_kv_cache_capacity=1024),
-            )
+        for part in (method.base, method.draft):
+            limits = Limits(max_batch_size=size, max_kv_cache_capacity=1024)
+            build(work / part, work / name, limits)
     return work / "one", work / "eight"
 
 
@@ -82,16 +121,17 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--tokens", type=int, default=50_000, help="tokens to compare, at least")
+    parser.add_argument("--method", choices=METHODS, default="eagle3", help="the demo pair")
     parser.add_argument("--prompts", type=int, default=32, help="prompts a round")
     parser.add_argument("--length", type=int, default=160, help="tokens an answer, at most")
     args = parser.parse_args()
     counts, margins, began = Counter[str](), [], time.monotonic()
     with tempfile.TemporaryDirectory() as work:
-        one, eight = build_engines(Path(work))
+        one, eight = build_engines(Path(work), METHODS[args.method])
         with Engine(one, spec_decode=False) as plain_engine, Engine(eight) as engine:
             ids = [engine.encode([message]) for message in prompts(args.prompts)]
             for seed, (sampling, sizes) in enumerate(
-                itertools.cycle(itertools.product(SAMPLINGS, PLANS))
+                itertools.cycle(itertools.product(SAMPLINGS, METHODS[args.method].plans))
             ):
                 if counts["tokens"] >= args.tokens:
                     break

@@ -197,20 +197,20 @@ def dequantised(path: Path, weights: dict[str, Any]) -> dict[str, Any]:
 
     stored, dequantized = load_file(path / "model.safetensors"), {}
     for name, weight in weights.items():
-        codes, scale = stored[f"{name}.weight"], stored.get(f"{name}.weight_scale")
+        values, scale = stored[f"{name}.weight"], stored.get(f"{name}.weight_scale")
         if scale is None or f"{name}.weight" not in stored:
             continue
-        if codes.dtype == torch.uint8:
-            tensor = NVFP4QTensor(weight.shape, torch.float32, codes)
+        if values.dtype == torch.uint8:
+            tensor = NVFP4QTensor(weight.shape, torch.float32, values)
             double = stored[f"{name}.weight_scale_2"]
             dequantized[name] = tensor.dequantize(
                 scale=scale, double_scale=double, block_sizes={-1: 16}
             )
         elif scale.dtype == torch.uint8:
-            tensor = MXFP8QTensor(weight.shape, torch.float32, codes)
+            tensor = MXFP8QTensor(weight.shape, torch.float32, values)
             dequantized[name] = tensor.dequantize(scale=scale, block_sizes={-1: 32})
         else:
-            dequantized[name] = codes.float() * scale
+            dequantized[name] = values.float() * scale
     return dequantized
 
 

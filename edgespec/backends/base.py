@@ -28,12 +28,12 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One run of an engine over B neighbouring lanes, `first_lane` the first of them.
+    """One run of an engine over B neighboring lanes, `first_lane` the first of them.
 
     A lane is the KV cache of one sequence. This call's S rows go into a lane's slots from its write
     index on, and what stood there and behind is dropped; T is at least S beyond the largest write
     index. T may be greater than the capacity by the padding of a batched engine, so that a full
-    lane can be padded to its neighbours' rows.
+    lane can be padded to its neighbors' rows.
     """
 
     inputs_embeds: Floats  # [B, S, H]
@@ -94,7 +94,7 @@ class LaneRows(ABC):
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Memory that it takes."""
+        """The bytes of memory that it takes."""
 
     @property
     @abstractmethod
@@ -103,7 +103,7 @@ class LaneRows(ABC):
 
     @abstractmethod
     def prefix(self, count: int) -> LaneRows:
-        """That of the first `count` tokens; all of them unless it can be cropped."""
+        """The rows of the first `count` tokens; of all tokens, unless it can be cropped."""
 
 
 class Runner(Protocol):
@@ -213,12 +213,12 @@ NO_OPTIONS = BuildOptions()
 
 
 def ignore(amount: int) -> None:
-    """A listener to progress that does nothing."""
+    """Does nothing with the number of bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Who hears of the bytes of an engine: of their total once, then of each part written."""
+    """Listeners to the bytes of an engine: `start` gets the total once, `advance` each part."""
 
     start: Callable[[int], None] = ignore
     advance: Callable[[int], None] = ignore
@@ -320,10 +320,10 @@ class Backend(ABC):
 
     @abstractmethod
     def memory(self, config: EngineConfig) -> EngineMemory:
-        """What a sequence takes. Needs no engine library."""
+        """The bytes that a sequence takes beside the weights. Needs no engine library."""
 
     def engine_path(self, directory: Path, role: Role) -> Path:
-        """The file of an engine that is opened."""
+        """The path of the file by which an engine is opened."""
         return directory / f"{STEMS[role]}{self.suffixes[0]}"
 
     def notes(self, config: EngineConfig) -> tuple[str, ...]:

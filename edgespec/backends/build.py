@@ -135,7 +135,8 @@ def staging_directory(engine_dir: Path, role: Role) -> Iterator[Path]:
 
 
 def check_limits(limits: Limits) -> None:
-    """LimitError, naming the flag, where sizes cannot be."""
+    """LimitError that names the flag of a size below 1, or beyond what it or another size
+    allows."""
     for name, value in asdict(limits).items():
         if value < 1:
             raise LimitError(f"--{name.replace('_', '-')} is {value}", "It must be at least 1.")
@@ -154,7 +155,7 @@ def check_limits(limits: Limits) -> None:
 
 
 def check_draft_size(onnx: OnnxDir, limits: Limits) -> None:
-    """A draft that makes blocks writes a whole one in a call; LimitError where it does not fit."""
+    """LimitError where the draft's block, which is written in one call, does not fit."""
     if onnx.role is not Role.DRAFT or onnx.config.method is None:
         return
     size = METHODS[onnx.config.method].min_draft_tree_size(onnx.config.spec)
@@ -211,7 +212,8 @@ def prove(
 
 
 def with_own_embedding(golden: Golden, runner: Runner) -> Golden:
-    """Golden inputs as the engine will read them, where its lm_head is the embedding too."""
+    """The golden inputs, with embeddings that are read from the engine's lm_head where it is the
+    embedding too."""
     if runner.table is None:
         return golden
     inputs = {
@@ -222,7 +224,7 @@ def with_own_embedding(golden: Golden, runner: Runner) -> Golden:
 
 
 def entry_of(backend: Backend, onnx: OnnxDir, proven: Proven) -> EngineEntry:
-    """What the manifest says of a proven engine, but for its files."""
+    """The manifest entry of a proven engine, without its files."""
     agreement, weights = proven.agreement, proven.config.weights
     return EngineEntry(
         backend=backend.name,
@@ -275,7 +277,7 @@ def weight_notes(config: EngineConfig) -> Iterator[str]:
 
 
 def products_text(weights: EngineWeights) -> str:
-    """What the weights of matrix products are."""
+    """The scheme, block size and method of the weights, in one sentence."""
     assert weights.scheme != FLOAT32
     block = "" if weights.block is None else f" in blocks of {weights.block}"
     method = weights.method if weights.method == AS_EXPORTED else "rounded to nearest"
@@ -283,11 +285,12 @@ def products_text(weights: EngineWeights) -> str:
 
 
 def draft_note() -> str:
-    return "a draft's weights change how much is accepted, not what is said"
+    """Why a draft with quantized weights stays lossless, in one sentence."""
+    return "a draft's weights change how much is accepted, not the text"
 
 
 def losslessness(config: EngineConfig, margin: str) -> str:
-    """How lossless speculation with this base is."""
+    """How lossless speculation with this base is, in one sentence; `margin` is in nats."""
     exact = config.component.graph.recurrent is None and config.weights.why_not_exact is None
     bitwise = ", and bitwise with --exact" if exact else ""
     return f"speculation is lossless up to kernel rounding ({margin}){bitwise}"

@@ -28,14 +28,14 @@ class EngineFields(BundleFields):
     remedy: ClassVar[str] = BUILD_AGAIN
 
     def limit(self, key: str) -> int:
-        """A size that a user asked for: from 1, however large."""
+        """A size of at least 1 that a user asked for. BundleError for another value."""
         value = self.optional_limit(key)
         if value is None:
             raise self.missing(key)
         return value
 
     def optional_limit(self, key: str) -> int | None:
-        """The same, or None where the key is missing or null."""
+        """A size of at least 1, or None where the key is missing or null. BundleError otherwise."""
         value = self.get(key)
         if value is None:
             return None
@@ -58,7 +58,8 @@ class SharedEmbedding:
 
     @classmethod
     def read(cls, fields: BundleFields) -> SharedEmbedding:
-        """From `weights.embedding`; BundleError names the key that is wrong."""
+        """The shared embedding of the keys of `weights.embedding`. BundleError names a wrong
+        key."""
         return cls(
             bits=fields.size("bits"),
             block=fields.size("block"),
@@ -90,14 +91,14 @@ class EngineWeights:
 
     @classmethod
     def read(cls, fields: BundleFields) -> EngineWeights:
-        """From the `weights` of config.json; BundleError names the key that is wrong."""
+        """The weights of the keys of `weights` in config.json. BundleError names a wrong key."""
         scheme, rounding = fields.required_text("scheme"), fields.get("rounding")
         block = None if fields.get("block") is None else fields.count("block")
         embedding = fields.get("embedding")
         return cls(
             scheme=scheme,
             method=fields.required_text("method"),
-            exact=fields.flag("exact", is_exact_unless_said(scheme, block)),
+            exact=fields.flag("exact", exact_by_default(scheme, block)),
             block=block,
             compute=fields.text("compute"),
             emulated=fields.text("emulated"),
@@ -108,7 +109,7 @@ class EngineWeights:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The keys of config.json: those that say something."""
+        """The keys of `weights` in config.json, without those that have no value."""
         keys: dict[str, Any] = {"scheme": self.scheme}
         if self.block is not None:
             keys["block"] = self.block
@@ -116,7 +117,7 @@ class EngineWeights:
         for name in ("compute", "emulated"):
             if (text := getattr(self, name)) is not None:
                 keys[name] = text
-        if self.exact is not is_exact_unless_said(self.scheme, self.block):
+        if self.exact is not exact_by_default(self.scheme, self.block):
             keys["exact"] = self.exact
         if self.embedding is not None:
             keys["embedding"] = asdict(self.embedding)
@@ -148,7 +149,7 @@ class EngineWeights:
         return f"its weights are {self.scheme}{block}"
 
 
-def is_exact_unless_said(scheme: str, block: int | None) -> bool:
+def exact_by_default(scheme: str, block: int | None) -> bool:
     """The `exact` of weights that do not say: that of ONNX Runtime's kernels, whose engines leave
     it out where they have been exact from the first version on."""
     return scheme == FLOAT32 or (scheme, block) == ("int4", 32)
@@ -173,7 +174,7 @@ class EngineLimits:
 
     @classmethod
     def of(cls, limits: Limits, role: Role) -> EngineLimits:
-        """Those of the flags that the role has."""
+        """The limits that apply to the role, out of those that the flags give."""
         draft = role is Role.DRAFT
         return cls(
             max_batch_size=limits.max_batch_size,
@@ -185,7 +186,7 @@ class EngineLimits:
 
     @classmethod
     def read(cls, fields: EngineFields) -> EngineLimits:
-        """From `builder_config`; BundleError names the key that is wrong."""
+        """The limits of the keys of `builder_config`. BundleError names a wrong key."""
         return cls(
             max_batch_size=fields.limit("max_batch_size"),
             max_input_len=fields.limit("max_input_len"),
@@ -215,12 +216,13 @@ class EngineConfig:
 
     @classmethod
     def read(cls, path: Path) -> EngineConfig:
-        """From an engine's config.json; BundleError where it is none, naming the key."""
+        """The config in an engine's config.json. BundleError names a wrong key."""
         return cls.from_dict(bundle.read_json(path), str(path))
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any], source: str) -> EngineConfig:
-        """From the keys of an engine's config.json; `source` names the file in errors."""
+        """The config of the keys of config.json. BundleError names a wrong key of the file
+        `source`."""
         fields = EngineFields(raw, source)
         return cls(
             component=ComponentConfig.from_dict(raw, source),
@@ -230,6 +232,7 @@ class EngineConfig:
 
     @property
     def role(self) -> Role:
+        """The role of the engine's component: base or draft."""
         return self.component.role
 
     @property

@@ -51,7 +51,7 @@ def check_against_others(engine_dir: Path, onnx: OnnxDir) -> None:
 
 
 def check_same_model(engine_dir: Path, twin: Role, onnx: OnnxDir) -> None:
-    """A plain engine and a base of one directory are of the same weights."""
+    """BundleError where a plain engine and a base in one directory have other weights."""
     if read_config(engine_dir, twin).component.identity != onnx.config.identity:
         what = (
             f"{engine_dir} holds the {twin.value} engine of another model; both would share one"
@@ -140,7 +140,7 @@ def open_engine(engine_dir: Path, role: Role) -> tuple[EngineConfig, EngineEntry
 
 
 def missing_remedy(role: Role) -> str:
-    """How to make an engine of that role."""
+    """The remedy for a missing engine of that role: the commands that make it."""
     flags = " or ".join(row.export_flag for row in METHODS.values() if row.export_flag)
     made = {
         Role.LLM: "edgespec export MODEL OUT",

@@ -106,7 +106,7 @@ def own_outputs(
 
 
 def keep_prompt(runner: Runner, label: str, call: Call, lanes: int = 1) -> None:
-    """The tree stands behind the prompt's rows."""
+    """Commit the prompt's rows in the first `lanes` lanes, so that the tree follows them."""
     if label == "prompt":
         for lane in range(lanes):
             runner.keep_rows(lane, np.arange(call.inputs_embeds.shape[1]), 0)
@@ -136,11 +136,13 @@ def agreement(
 
 
 def outputs(result: Result) -> dict[str, Floats]:
+    """The outputs that an engine has, by name: logits [B, G, V], hidden_states [B, S, H]."""
     named = {"logits": result.logits, "hidden_states": result.hidden_states}
     return {name: value for name, value in named.items() if value is not None}
 
 
 def cosine(first: Floats, second: Floats) -> float:
+    """The cosine of two arrays of one shape, flattened and in float64; 0 for zeros."""
     a, b = first.astype(np.float64).ravel(), second.astype(np.float64).ravel()
     return float(a @ b) / max(float(np.linalg.norm(a) * np.linalg.norm(b)), 1e-12)
 
@@ -180,7 +182,7 @@ def rounding(
 
 
 def moved_by_noise(call: Call, size: float, rng: np.random.Generator) -> Call:
-    """The same call, each of its embeddings changed by about `size` of itself."""
+    """The call with each embedding changed by about `size` of itself (standard deviation)."""
     shape = call.inputs_embeds.shape
     noise = 1 + np.float32(size) * rng.standard_normal(shape, np.float32)
     return replace(call, inputs_embeds=call.inputs_embeds * noise)
@@ -195,7 +197,7 @@ MASKS = ("attention_mask", "sliding_attention_mask")
 
 
 def row_of(call: Call, row: int) -> Call:
-    """One row of a prompt's call, as plain decoding would read it."""
+    """The call of one row of a prompt, as plain decoding makes it: S = 1."""
     here = slice(row, row + 1)
     cuts: dict[str, Any] = dict.fromkeys(BY_ROW, np.s_[:, here])
     cuts |= dict.fromkeys(MASKS, np.s_[:, :, here, : row + 1])
@@ -217,20 +219,23 @@ Members = Iterator[tuple[int, Result]]  # which sequence of the batch is to be g
 
 
 def alone(runner: Runner, call: Call) -> Members:
+    """One sequence in the first lane: (0, its result)."""
     yield 0, runner.run(call)
 
 
 def twice(runner: Runner, call: Call) -> Members:
-    """The same sequence in two lanes."""
+    """The sequence in both of two lanes: (0, the result) and (1, the result)."""
     result = runner.run(joined(call, call))
     yield from ((0, result), (1, result))
 
 
 def before_another(runner: Runner, call: Call) -> Members:
+    """The sequence in the first of two lanes: (0, the result of both)."""
     yield 0, runner.run(joined(call, disturbed(call)))
 
 
 def behind_another(runner: Runner, call: Call) -> Members:
+    """The sequence in the second of two lanes: (1, the result of both)."""
     yield 1, runner.run(joined(disturbed(call), call))
 
 
@@ -249,7 +254,7 @@ def joined(first: Call, second: Call) -> Call:
 
 
 def disturbed(call: Call) -> Call:
-    """The same call of another sequence: its rows in another order."""
+    """The call of another sequence: the rows of its embeddings in reverse order."""
     target_hidden = (
         None if call.target_hidden is None else np.ascontiguousarray(call.target_hidden[:, ::-1])
     )
@@ -297,7 +302,7 @@ def golden_calls(golden: Golden, ropes: Sequence[RopeConfig]) -> list[Call]:
 
 
 def block_call(golden: Golden, rope: RopeTable, label: str) -> Call:
-    """Rows of context, and the block behind them."""
+    """The call of a block draft: rows of context, and the block behind them."""
     context, ids = golden[f"{label}_context_positions"], golden[f"{label}_ids"]
     width = int(context[-1]) + 1 + len(ids)
     cos, sin = rope.rows(golden[f"{label}_positions"][None])
@@ -320,5 +325,6 @@ def block_call(golden: Golden, rope: RopeTable, label: str) -> Call:
 
 
 def used(golden: Golden, name: str) -> Floats | None:
+    """A golden array [B, S, H]; None where it is missing or has no rows."""
     value = golden.get(name)
     return None if value is None or value.shape[1] == 0 else value

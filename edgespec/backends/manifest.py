@@ -30,12 +30,13 @@ class FileEntry:
 
     @classmethod
     def of(cls, path: Path) -> FileEntry:
-        """Of a file that is there. Raises OSError."""
+        """The entry of an existing file. Raises OSError."""
         stat = path.stat()
         sha256 = bundle.sha256_file(path)
         return cls(size_bytes=stat.st_size, sha256=sha256, mtime_ns=stat.st_mtime_ns)
 
     def to_dict(self) -> dict[str, Any]:
+        """The keys of manifest.json: `bytes`, `sha256` and, where recorded, `mtime_ns`."""
         keys = {"bytes": self.size_bytes, "sha256": self.sha256, "mtime_ns": self.mtime_ns}
         return {name: value for name, value in keys.items() if value is not None}
 
@@ -59,7 +60,7 @@ class EngineEntry:
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any], directory: Path, name: str) -> EngineEntry:
-        """From an entry of manifest.json; BundleError names the key that is wrong."""
+        """The entry of these keys of manifest.json. BundleError names a wrong key."""
         fields = EngineFields(raw, f"{directory / bundle.MANIFEST} ({name})")
         return cls(
             backend=fields.required_text("backend"),
@@ -85,11 +86,12 @@ class EngineEntry:
         return keys | {"files": self.files_dict()}
 
     def files_dict(self) -> dict[str, Any]:
-        """As `bundle.check_files` takes it."""
+        """The entries of the files by name, as `bundle.check_files` takes them."""
         return {name: file.to_dict() for name, file in self.files.items()}
 
     @property
     def size_bytes(self) -> int:
+        """The bytes of all files of the engine."""
         return sum(file.size_bytes for file in self.files.values())
 
 
@@ -101,8 +103,8 @@ class EngineManifest:
 
     @classmethod
     def read(cls, directory: Path) -> EngineManifest:
-        """Of a directory; empty where there is no manifest yet. BundleError where it describes no
-        engines, naming the key."""
+        """The manifest of a directory; empty where there is no file yet. BundleError that names the
+        key where it describes no engines."""
         raw = read_entries(directory)
         return cls(
             {role_of(n, directory): EngineEntry.from_dict(raw[n], directory, n) for n in raw}
@@ -119,11 +121,11 @@ class EngineManifest:
         bundle.write_json(directory / bundle.MANIFEST, value)
 
     def with_engine(self, role: Role, entry: EngineEntry) -> EngineManifest:
-        """The same with an engine added or replaced."""
+        """A manifest with this engine added or replaced."""
         return replace(self, engines={**self.engines, role: entry})
 
     def without(self, role: Role) -> EngineManifest:
-        """The same without an engine."""
+        """A manifest without this engine."""
         return replace(self, engines={r: e for r, e in self.engines.items() if r is not role})
 
     @property
@@ -169,7 +171,7 @@ def read_files(directory: Path, raw: object) -> dict[str, FileEntry]:
 
 
 def read_number(fields: EngineFields, key: str) -> float | None:
-    """A number, or None where the key is missing or null."""
+    """A number, or None where the key is missing or null. BundleError otherwise."""
     value = fields.get(key)
     if value is None:
         return None

@@ -30,16 +30,17 @@ class OnnxDir:
 
     @property
     def role(self) -> Role:
+        """The role of the exported component: base or draft."""
         return self.config.role
 
     @property
     def model(self) -> Path:
-        """The canonical graph."""
+        """The path of the canonical graph."""
         return self.path / bundle.MODEL
 
     @property
     def golden(self) -> Path | None:
-        """Golden inputs and outputs; None where the export made none."""
+        """The path of the golden inputs and outputs; None where the export made none."""
         path = self.path / bundle.GOLDEN
         return path if path.is_file() else None
 
@@ -65,7 +66,7 @@ def open_onnx_dir(path: Path, *, spec_base: bool, spec_draft: bool) -> OnnxDir:
 
 
 def check_is_component(path: Path) -> None:
-    """BundleError where a path is no directory, or one in which components stand."""
+    """BundleError where a path is no directory, or is the parent of components."""
     if not path.is_dir():
         what = f"--onnx-dir {path} is not a directory"
         raise BundleError(what, "Give a directory that edgespec export wrote.")
@@ -78,6 +79,6 @@ def check_is_component(path: Path) -> None:
 
 
 def components() -> tuple[str, ...]:
-    """The directories below OUT in which export puts what it makes."""
+    """The names of the directories below OUT that export writes."""
     of_drafts = [row.component for row in METHODS.values() if row.component is not None]
     return tuple(dict.fromkeys((PLAIN_COMPONENT, *of_drafts)))

@@ -16,17 +16,15 @@ UNFIT = ("vocabulary", "hidden size", "embedding", "head", "depth")  # no export
 
 
 def check_pairing(base: ComponentConfig, draft: ComponentConfig, built: Role | None = None) -> None:
-    """PairingError where a base and a draft do not belong together.
-
-    `built` is the one that is being built beside the other; None where both are there.
-    """
+    """PairingError where a base and a draft do not belong together. `built` is the one that is
+    being built beside the other; None where both are there."""
     for mismatch in mismatches(base.as_base(), draft.as_draft()):
         assert draft.method is not None
         raise PairingError(*explained(mismatch, METHODS[draft.method], built))
 
 
 def explained(mismatch: Mismatch, method: Method, built: Role | None) -> tuple[str, str]:
-    """What does not fit, and the remedy; each names another engine directory."""
+    """The message of a mismatch and its remedy; each names another engine directory."""
     if mismatch.topic == "identity":
         return another_base(method, built)
     if mismatch.topic == "method":
@@ -37,8 +35,11 @@ def explained(mismatch: Mismatch, method: Method, built: Role | None) -> tuple[s
 
 
 def another_base(method: Method, built: Role | None) -> tuple[str, str]:
-    """Where the draft was exported for other weights. Each engine keeps the other one out, so it
-    can be fixed here only where the base is to stay and the draft can be exported anew."""
+    """The message and the remedy where the draft was exported for other weights.
+
+    Each engine keeps the other one out, so it can be fixed here only where the base is to stay and
+    the draft can be exported anew.
+    """
     if method.weights_in == "base_checkpoint":
         name = method.draft_title.split(maxsplit=1)[-1]
         what = f"the {name} and the base were exported from different checkpoints"

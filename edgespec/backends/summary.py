@@ -1,7 +1,7 @@
 """What an exported directory and an engine directory are, read from their JSON: no engine is
 opened.
 
-Knows what is worth showing. What cannot be read leaves a problem behind, and all else is shown all
+Knows what `inspect` shows. What cannot be read leaves a problem behind, and all else is shown all
 the same.
 """
 
@@ -28,7 +28,7 @@ from edgespec.manifest import ExportManifest
 class ExportSummary:
     """An exported component. `manifest` and `config` are None where they could not be read.
 
-    `files` are sizes in bytes by name, `not_in_manifest` the files that are not of edgespec.
+    `files` are sizes in bytes by name, `not_in_manifest` the files that the manifest does not list.
     """
 
     manifest: ExportManifest | None
@@ -126,7 +126,7 @@ class PairingSummary:
 class EnginesSummary:
     """An engine directory. `pairing` is None where base or draft is not there.
 
-    `bytes` is the size of all files, `not_in_manifest` are those that are not of edgespec.
+    `bytes` is the size of all files, `not_in_manifest` those that the manifest does not list.
     """
 
     engines: Mapping[Role, EngineSummary]
@@ -158,7 +158,7 @@ def export_summary(path: Path, problems: list[EdgeSpecError], read_up_to: float)
     summary = ExportSummary(
         manifest=manifest,
         files={name: entry["bytes"] for name, entry in files.items()},
-        not_in_manifest=tuple(strangers(path, set(files))),
+        not_in_manifest=tuple(unlisted_files(path, set(files))),
     )
     with noted(problems):
         if not is_faulty(path / bundle.CONFIG, faults):
@@ -169,11 +169,12 @@ def export_summary(path: Path, problems: list[EdgeSpecError], read_up_to: float)
 
 
 def is_faulty(path: Path, faults: list[BundleError]) -> bool:
+    """Whether one of the faults names this file."""
     return any(str(path) in fault.what for fault in faults)
 
 
-def strangers(path: Path, known: set[str]) -> list[str]:
-    """Files of a directory that are not of edgespec."""
+def unlisted_files(path: Path, known: set[str]) -> list[str]:
+    """Names of the files of a directory that are neither `known` nor hidden, sorted."""
     names = {
         file.name for file in path.iterdir() if file.is_file() and not file.name.startswith(".")
     }
@@ -200,14 +201,14 @@ def engines_summary(path: Path, problems: list[EdgeSpecError], read_up_to: float
             if not is_faulty(path / engines.CONFIGS[role], faults):
                 shown[role] = with_config(shown[role], engines.read_config(path, role))
     known = file_names(raw)
-    strange = strangers(path, known)
+    unlisted = unlisted_files(path, known)
     with noted(problems):
-        check_finished(path, strange, any_engine=bool(raw))
+        check_finished(path, unlisted, any_engine=bool(raw))
     return EnginesSummary(
         engines=shown,
         pairing=pairing_summary(shown, problems),
         bytes=sum((path / name).stat().st_size for name in known if (path / name).is_file()),
-        not_in_manifest=tuple(strange),
+        not_in_manifest=tuple(unlisted),
     )
 
 
@@ -217,9 +218,9 @@ def file_names(entries: Mapping[str, Mapping[str, Any]]) -> set[str]:
     return {name for files in listed if isinstance(files, dict) for name in files}
 
 
-def check_finished(path: Path, strange: list[str], *, any_engine: bool) -> None:
+def check_finished(path: Path, unlisted: list[str], *, any_engine: bool) -> None:
     """BundleError where an engine's files stand there and the manifest does not know them."""
-    unfinished = sorted(set(strange) & set(engine_file_names()))
+    unfinished = sorted(set(unlisted) & set(engine_file_names()))
     if any_engine and not unfinished:
         return
     what = f"{path} has no finished engine"
@@ -252,7 +253,7 @@ def runs_here(entry: EngineEntry, name: str) -> RunsHere:
 def pairing_summary(
     found: Mapping[Role, EngineSummary], problems: list[EdgeSpecError]
 ) -> PairingSummary | None:
-    """Whether base and draft fit, and by what that is known; None where one is not there."""
+    """Whether base and draft fit, and how that is known; None where one is not there."""
     configs = {role: engine.config for role, engine in found.items()}
     of_base, of_draft = configs.get(Role.BASE), configs.get(Role.DRAFT)
     if of_base is None or of_draft is None:

@@ -83,8 +83,8 @@ def _no_head(checkpoint: Checkpoint, stored: list[str]) -> UnsupportedModel:
 
 
 def refuse_other_forms(checkpoint: Checkpoint) -> None:
-    """DeepSeek and GLM keep the head as a layer behind the last; speculators as a draft of its
-    own."""
+    """Raises UnsupportedModel for DeepSeek and GLM, whose head is a layer behind the last, and for
+    speculators, whose head is a draft of its own."""
     nextn = next((name for name in checkpoint.tensors if _NEXTN.match(name)), None)
     if nextn is not None or checkpoint.config.get("num_nextn_predict_layers"):
         raise UnsupportedModel(

@@ -1,7 +1,7 @@
 """What JSON and the headers of its weights say of a checkpoint: kind, sizes, quantization, and the
 check that edgespec quantize recorded.
 
-Knows what is worth showing. What cannot be read leaves a problem behind, and all else is shown all
+Knows what is shown. What cannot be read leaves a problem behind, and all else is shown all
 the same.
 """
 
@@ -218,6 +218,7 @@ def decoder_dict(decoder: DecoderConfig) -> dict[str, Any]:
 
 
 def weights_of(checkpoint: Checkpoint) -> WeightsSummary:
+    """Files, their bytes together, and the number and dtypes of the tensors in the headers."""
     infos = checkpoint.tensors.values()
     files = sorted({info.file for info in infos if info.file is not None})
     return WeightsSummary(
@@ -229,7 +230,7 @@ def weights_of(checkpoint: Checkpoint) -> WeightsSummary:
 
 
 def types_of(infos: Iterable[TensorInfo]) -> dict[str, DtypeSummary]:
-    """dtype -> how much is of it; the largest share first."""
+    """dtype -> number of tensors and bytes; the largest share first."""
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     for info in infos:
@@ -281,6 +282,7 @@ def summarize_quantization(
 
 
 def summarize_scheme(linears: Sequence[tuple[str, Rule]]) -> SchemeSummary:
+    """One scheme's row: its Linears, the distinct block sizes, what becomes of activations."""
     blocks = [
         rule.group_size or rule.scheme.block
         for _, rule in linears

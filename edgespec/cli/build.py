@@ -37,11 +37,13 @@ class BuildCommand(EdgeCommand):
     """A command with --backend, and the options of the backend that it names."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Notes the backend that --backend names before click asks for the parameters."""
         flags = [self.canonical(arg) for arg in until_separator(args)]
         ctx.meta[CHOSEN] = named_backend(flags)
         return super().parse_args(ctx, args)
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """The parameters, with those of the named backend before --json."""
         params = super().get_params(ctx)
         place = next(i for i, param in enumerate(params) if param.name == LAST)
         return params[:place] + backend_params(ctx.meta.get(CHOSEN)) + params[place:]

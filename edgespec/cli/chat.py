@@ -182,11 +182,12 @@ class Conversation:
     exchanges: list[tuple[Message, Message]] = field(default_factory=list)
 
     def and_then(self, turn: str) -> list[Message]:
-        """All of it, with what the user says now."""
+        """All messages of the conversation, with the user's new turn last."""
         system = [Message("system", self.system)] if self.system else []
         return [*system, *chain.from_iterable(self.exchanges), Message("user", turn)]
 
     def add(self, turn: str, answer: str) -> None:
+        """Keep an exchange: the user's turn and the answer's text."""
         self.exchanges.append((Message("user", turn), Message("assistant", answer)))
 
 
@@ -267,12 +268,12 @@ class Chat:
         return self.code
 
     def failed(self, error: EdgeSpecError) -> None:
-        """Show it and go on."""
+        """Shows the error and goes on."""
         self.some_failed = True
         report(error)
 
     def take(self, said: str) -> None:
-        """A turn, or a command."""
+        """Runs a command, or answers a turn. Raises RequestError."""
         if said.startswith("/") and not said.startswith("//"):
             self.obey(said)
         elif said.strip():
@@ -283,6 +284,7 @@ class Chat:
             )
 
     def at_the_end(self) -> None:
+        """The input has ended: leave, on a terminal below the prompt's line."""
         if self.interactive:
             self.screen.note("")
         self.leave()
@@ -334,6 +336,7 @@ class Chat:
         return event
 
     def with_a_way_out(self, error: LimitError) -> LimitError:
+        """The error, with the commands that shorten the history where there is one to shorten."""
         if not self.conversation.exchanges:
             return error
         return LimitError(error.what, f"{error.remedy} Your turn was taken back. {MAKE_ROOM}")
@@ -360,6 +363,8 @@ class Chat:
     # ---- commands
 
     def obey(self, said: str) -> None:
+        """Run a slash command. Raises RequestError where there is none of that name, or for text
+        behind one that takes none."""
         name, text = [*said.split(maxsplit=1), ""][:2]
         if name not in SLASHES:
             what = f"there is no command {name}"
@@ -375,15 +380,18 @@ class Chat:
         slash.act(self, text.rstrip())
 
     def leave(self, _: str = "") -> None:
+        """/exit: sets the exit code, 0, or 5 where input is no terminal and a turn failed."""
         self.code = SOME_FAILED if self.some_failed and not self.interactive else 0
 
     def list_commands(self, _: str) -> None:
+        """/help: lists the commands on stderr."""
         names = {name: f"{name} {slash.takes}".strip() for name, slash in SLASHES.items()}
         self.screen.note(
             "\n".join(f"{names[name]:14} {slash.does}" for name, slash in SLASHES.items())
         )
 
     def reset(self, _: str) -> None:
+        """/reset: drops all exchanges and keeps the system prompt."""
         self.conversation.exchanges.clear()
         self.screen.note(
             "[a new conversation; the system prompt stays]"
@@ -392,10 +400,13 @@ class Chat:
         )
 
     def set_system(self, text: str) -> None:
+        """/system: sets the system prompt, or removes it with an empty text. Raises RequestError for
+        text that no message may hold."""
         self.conversation.system = message_text(text, Place("the system prompt"))
         self.screen.note("[the system prompt is set]" if text else "[no system prompt]")
 
     def undo(self, _: str) -> None:
+        """/undo: drops the last exchange. Raises RequestError where there is none."""
         if not self.conversation.exchanges:
             raise RequestError("there is no exchange to take back", "Say something first.")
         self.conversation.exchanges.pop()
@@ -424,7 +435,7 @@ SLASHES = {
 
 
 def stats(response: Response, *, drafted: bool) -> str:
-    """One answer in the words of the field, without what it is too short for."""
+    """The statistics of one answer in one line, without those that are undefined."""
     metrics = response.metrics
     shown = [
         (metrics.completion_tokens, "{} tokens"),
@@ -451,7 +462,8 @@ def read_turn(read: Read) -> str:
 
 
 def read_pipe(prompt: str) -> str:
-    """By bytes, so that a line that is not UTF-8 harms none after it."""
+    """A line of stdin, read as bytes so that one that is not UTF-8 leaves the next intact. Raises
+    EOFError, UnicodeDecodeError."""
     line = sys.stdin.buffer.readline()
     if not line:
         raise EOFError
@@ -459,12 +471,13 @@ def read_pipe(prompt: str) -> str:
 
 
 def terminal_reader() -> Read:
-    """Lines that can be edited, where Python has readline. The prompt is no part of the answers."""
+    """A reader of lines, editable where Python has readline. The prompt is no part of the answers."""
     with suppress(ImportError):
         import readline  # noqa: F401 - input() uses it once it is there
     return input if sys.stdout.isatty() else read_beside_the_prompt
 
 
 def read_beside_the_prompt(prompt: str) -> str:
+    """A line of stdin, with the prompt on stderr. Raises EOFError at the end."""
     click.echo(prompt, nl=False, err=True)
     return input()

@@ -98,12 +98,15 @@ def command(
 
 
 def text_for(path: Path | None) -> str:
+    """The text of --probe-text, or the shipped one. Raises RequestError."""
     from edgespec.pairing.probe import read_text
 
     return read_text(path)
 
 
 def text_of(report: Report) -> list[str]:
+    """The lines of a report: level, topic and finding of each result, its remedy below, and the
+    summary last."""
     lines = []
     for result in report.results:
         what, remedy = result.what.rstrip("."), result.remedy

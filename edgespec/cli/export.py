@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 def layer_list(
     ctx: click.Context, param: click.Parameter, value: str | None
 ) -> tuple[int, ...] | None:
+    """The callback of --aux-layers: `2,14,25` as integers, None without the flag. Raises
+    click.BadParameter."""
     if value is None:
         return None
     try:

@@ -36,6 +36,7 @@ FAILED, SOME_FAILED = 1, 5
 
 
 def refuse(ctx: click.Context, param: click.Parameter, value: object) -> None:
+    """The callback of a flag in NOT_YET: a click.UsageError with the reason where it is given."""
     if value is not None:
         raise click.UsageError(f"{param.opts[0]}: {NOT_YET[str(param.name)]}", ctx)
 
@@ -216,13 +217,14 @@ def command(
 
 
 def warn(text: str) -> None:
+    """Print a line on stderr."""
     click.echo(text, err=True)
 
 
 def notes_of(
     engine: Engine, plan: DraftPlan | None, requests: RequestFile, *, chosen: bool
 ) -> list[str]:
-    """What is said before the run: the plan, and what a user should know of engines and modes."""
+    """The lines before a run: the plan, and what a user should know of engines and modes."""
     from edgespec.cli import report
 
     if plan is None:
@@ -247,6 +249,7 @@ def answer(run: FileRun, *, warmup: int, check_lossless: bool) -> None:
 
 
 def show(stats: RunStats, *, as_json: bool, dump_profile: bool, dump_output: bool) -> None:
+    """Print the summary, and where asked for the times by stage and the answers' text."""
     from edgespec.cli import report
     from edgespec.runtime.profile import profile
 
@@ -258,7 +261,8 @@ def show(stats: RunStats, *, as_json: bool, dump_profile: bool, dump_output: boo
 
 
 def check_outputs(requests: RequestFile, *outputs: Path | None) -> None:
-    """Whatever is to be written can be, and is not the input; before any work."""
+    """Raises RequestError where an output is the input or named twice, OutputError where it cannot
+    be written; before any work."""
     from edgespec.prompts import check_writable
 
     for output in outputs:
@@ -277,6 +281,7 @@ def check_outputs(requests: RequestFile, *outputs: Path | None) -> None:
 
 
 def kept_in(journal: Journal) -> str:
+    """What the message of a second signal adds: where the finished responses are."""
     return (
         f"; what was finished is in {journal.path}"
         if journal.num_lines
@@ -285,6 +290,7 @@ def kept_in(journal: Journal) -> str:
 
 
 def write_profile(path: Path, stats: RunStats) -> None:
+    """Write profile.json; a link's target is replaced, not the link. Raises OutputError."""
     from edgespec.bundle import write_json, writing
     from edgespec.runtime.profile import profile
 

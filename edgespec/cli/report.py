@@ -32,7 +32,7 @@ def plan_line(plan: DraftPlan, *, chosen: bool, words: str = "") -> str:
     sizes = f"top-k {plan.top_k}, {plan.depth_words}, verify size {plan.verify_size}"
     if plan.verify_size == 1:
         return (
-            f"drafting in vain: {sizes}, which is the pending token alone. Raise"
+            f"nothing is drafted: {sizes}, which is the pending token alone. Raise"
             " --spec-verify-size, or build the base with a larger --max-verify-tree-size"
         )
     return f"drafting a {kind}: {sizes}" + (" (the default on a CPU)" if chosen else "")
@@ -68,15 +68,17 @@ class TokenBar:
         self.progress.stop()
 
     def add(self, chunk: Chunk) -> None:
+        """Counts a step's tokens."""
         self.tokens += len(chunk.token_ids)
         self.progress.update(self.task, tokens=self.tokens)
 
     def finish(self, count: int) -> None:
+        """Sets how many turns are answered."""
         self.progress.update(self.task, completed=count)
 
 
 def show(run: RunStats, *, as_json: bool) -> None:
-    """The summary's table on stdout (or its JSON), failed requests on stderr."""
+    """Prints the summary's table (or its JSON) on stdout, failed requests on stderr."""
     found = summary(run)
     if as_json:
         click.echo(json.dumps(found, indent=2))
@@ -100,6 +102,7 @@ def show_output(answers: Sequence[Answer]) -> None:
 
 
 def place_of(answer: Answer) -> str:
+    """The request's number, with that of the turn where it has further turns."""
     turn = f", turn {answer.turn}" if answer.request.turns else ""
     return f"request {answer.request.index}{turn}"
 
@@ -181,6 +184,7 @@ def show_profile(profile: dict[str, Any]) -> None:
 
 
 def profile_table(profile: dict[str, Any]) -> Table:
+    """A table of times by stage in ms, with each stage's share of the wall time."""
     wall_ms = 1000 * profile["edgespec"]["wall_s"]
     out = Table(show_header=True, header_style="bold", box=None, pad_edge=False)
     out.add_column("stage (wall ms)")
@@ -201,11 +205,12 @@ def profile_table(profile: dict[str, Any]) -> Table:
 
 
 def print_table(table: Table) -> None:
-    """On stdout; never so narrow that a name is cut."""
+    """Prints a table on stdout, never so narrow that a name is cut."""
     console = Console(file=sys.stdout)
     console.width = max(console.width, MIN_WIDTH)
     console.print(table)
 
 
 def share(part: float, whole: float) -> str:
+    """A part in per cent; `-` where the whole is 0."""
     return f"{part / whole:.1%}" if whole else "-"

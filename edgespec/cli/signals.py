@@ -79,6 +79,7 @@ class Stopper:
         self.handlers: dict[int, Any] = {}
 
     def __call__(self) -> bool:
+        """Whether a first signal came."""
         return self.number is not None
 
     def __enter__(self) -> Stopper:

@@ -1,6 +1,6 @@
 """What `edgespec inspect` found as aligned text: a title, and rows of a label and a value.
 
-Knows words and columns. What is shown of it is decided in `edgespec.inspection` and the rooms that
+Knows words and columns. What is shown of it is decided in `edgespec.inspection` and the packages that
 it asks.
 """
 
@@ -72,6 +72,7 @@ def completeness(
 
 
 def aligned(rows: Rows) -> list[str]:
+    """The lines of rows: each label padded to one width, then its text."""
     return [f"  {label:{INDENT - 2}}{text}".rstrip() for label, text in rows]
 
 
@@ -102,7 +103,7 @@ def checkpoint_text(summary: CheckpointSummary, layers: bool) -> tuple[str, Rows
 
 
 def decoder_rows(decoder: DecoderConfig) -> Rows:
-    """Sizes and rotary embeddings."""
+    """The rows of sizes and rotary embeddings."""
     heads = f"{decoder.num_heads} heads ({decoder.num_kv_heads} KV) of {decoder.head_dim}"
     sizes = (
         f"{decoder.num_layers} layers, hidden {decoder.hidden_size}, MLP"
@@ -125,12 +126,13 @@ def decoder_rows(decoder: DecoderConfig) -> Rows:
 
 
 def rope_text(rope: RopeConfig) -> str:
+    """Kind, theta and, but for the default kind, the scaling factor."""
     factor = "" if rope.kind == "default" else f", factor {rope.factor:g}"
     return f"{rope.kind}, theta {rope.theta:g}{factor}"
 
 
 def base_rows(config: ModelConfig) -> Rows:
-    """Vocabulary, positions, and the drafts that the checkpoint declares."""
+    """The rows of vocabulary, positions, and the drafts that the checkpoint declares."""
     head = "lm_head tied to the embedding" if config.tied_head else "an lm_head of its own"
     ends = ", ".join(map(str, config.eos_token_ids))
     rows = [
@@ -141,7 +143,7 @@ def base_rows(config: ModelConfig) -> Rows:
 
 
 def draft_rows(config: DraftConfig) -> Rows:
-    """Vocabulary and aux layers, and what only the method has."""
+    """The rows of vocabulary and aux layers, and what only the method has."""
     method = METHODS[config.method]
     layers = f"{method.default_layers} for the base's depth"
     if config.aux_layer_ids:
@@ -161,23 +163,26 @@ def draft_rows(config: DraftConfig) -> Rows:
 
 
 def parameter_row(parts: Mapping[str, int]) -> tuple[str, str]:
+    """The row of parameter counts: the total and each kind."""
     kinds = [f"{kind} {count_text(count)}" for kind, count in parts.items() if kind != "total"]
     return "parameters", f"{count_text(parts['total'])}: {', '.join(kinds)}"
 
 
 def tensor_row(weights: WeightsSummary) -> tuple[str, str]:
+    """The row of the tensors: how many, in which files, of which dtypes."""
     files = weights.files[0] if len(weights.files) == 1 else f"{len(weights.files)} files"
     return "tensors", f"{weights.num_tensors} in {files}: {types_text(weights.types)}"
 
 
 def types_text(types: Mapping[str, DtypeSummary]) -> str:
+    """Each dtype with its number of tensors and their bytes."""
     return ", ".join(
         f"{name} {row.tensors} ({megabytes(row.bytes)})" for name, row in types.items()
     )
 
 
 def quantization_rows(found: QuantizationSummary | None, layers: bool) -> Rows:
-    """Which Linears are quantized how."""
+    """The rows of a checkpoint's quantization: which Linears have which scheme."""
     if found is None:
         return [("quantized", "no")]
     rows: Rows = [("layout", f"{found.layout}, by {found.source}")]
@@ -193,11 +198,12 @@ def quantization_rows(found: QuantizationSummary | None, layers: bool) -> Rows:
 
 
 def blocks_text(blocks: Sequence[int]) -> str:
+    """Block sizes along the input dimension; empty without blocks."""
     return f" in blocks of {', '.join(map(str, blocks))}" if blocks else ""
 
 
 def quantized_rows(manifest: QuantizeManifest, layers: bool) -> Rows:
-    """What edgespec quantize recorded: from what, with what, and what the check said."""
+    """The rows of what edgespec quantize recorded: sources, packages, and the check's numbers."""
     check, packages, source = manifest.check, manifest.packages, manifest.request.source
     used = [
         f"{name} {packages[name]}"
@@ -224,6 +230,7 @@ def quantized_rows(manifest: QuantizeManifest, layers: bool) -> Rows:
 
 
 def calibration_text(manifest: QuantizeManifest) -> str:
+    """How many samples and tokens of which data calibrated it."""
     calibrated, name = manifest.calibrated, manifest.request.calib_data
     if not calibrated.needed:
         return "none needed"
@@ -252,11 +259,11 @@ def export_text(summary: ExportSummary, layers: bool) -> tuple[str, Rows]:
         rows.append(("made with", f"edgespec {manifest.edgespec}"))
     if layers:
         rows += [("file", f"{name} ({megabytes(size)})") for name, size in summary.files.items()]
-    return f"export, {config.role.value if config else 'role unknown'}", rows
+    return f"export, {config.role.value if config else 'unknown role'}", rows
 
 
 def component_rows(config: ComponentConfig, cache_bytes_per_token: int) -> Rows:
-    """What config.json says of a component."""
+    """The rows of a component's config.json."""
     heads = f"{config.num_heads} heads ({config.num_kv_heads} KV) of {config.head_dim}"
     sizes = f"{config.num_layers} layers, hidden {config.hidden_size}, {heads}"
     rows = [("model", f"{config.model}, {sizes}")]
@@ -282,7 +289,7 @@ def component_rows(config: ComponentConfig, cache_bytes_per_token: int) -> Rows:
 
 
 def pair_rows(method: str, pair: PairConfig) -> Rows:
-    """What a draft asks of its base."""
+    """The rows of what a draft asks of its base."""
     ids, identity = pair.aux_layer_ids, pair.base_identity
     layers = ", ".join(map(str, ids)) if ids else METHODS[method].default_layers
     known = identity[:12] if identity else "not compared with a base"
@@ -290,6 +297,7 @@ def pair_rows(method: str, pair: PairConfig) -> Rows:
 
 
 def exported_rows(quantization: Mapping[str, Any] | None) -> Rows:
+    """The rows of an export's quantization; `kept` are the Linears in float."""
     if quantization is None:
         return [("quantized", "no")]
     rows = []
@@ -314,14 +322,14 @@ def exported_rows(quantization: Mapping[str, Any] | None) -> Rows:
 
 
 def source_text(source: Mapping[str, Any] | None) -> str:
-    """Name and identity of the checkpoint that an export recorded."""
+    """The checkpoint's name and the first 12 digits of its identity."""
     if source is None:
         return "not recorded"
     return f"{source.get('name')} ({str(source.get('identity'))[:12]})"
 
 
 def engines_text(summary: EnginesSummary, layers: bool) -> tuple[str, Rows]:
-    """The title and the rows of an engine directory."""
+    """The title and the rows of a directory of engines, with how base and draft are paired."""
     rows: Rows = []
     for role, engine in summary.engines.items():
         entry = engine.entry
@@ -345,7 +353,7 @@ PAIRING = {
 
 
 def engine_lines(engine: EngineSummary, *, speaks: bool) -> list[str]:
-    """`speaks`: its output is the answer, so that rounding matters."""
+    """The lines of one engine. `speaks`: its output is the answer, so that rounding matters."""
     lines = []
     config, entry, here = engine.config, engine.entry, engine.runs_here
     if config is not None:
@@ -364,7 +372,7 @@ def engine_lines(engine: EngineSummary, *, speaks: bool) -> list[str]:
 
 
 def weights_text(weights: EngineWeights) -> str:
-    """Scheme, block, and type or method of an engine's weights."""
+    """How an engine keeps its weights, and the type that it computes in."""
     block = blocks_text([] if weights.block is None else [weights.block])
     computed = weights.method if weights.compute is None else f"computed in {weights.compute}"
     parts = [f"weights {weights.scheme}{block}", computed]
@@ -374,7 +382,7 @@ def weights_text(weights: EngineWeights) -> str:
 
 
 def losslessness(config: EngineConfig) -> list[str]:
-    """Whether answers are lossless, and whether --exact is possible."""
+    """What drafts leave unchanged: up to which margin in nats, and whether --exact is possible."""
     rounding, why = config.weights.rounding, config.why_not_exact
     margin = f" up to kernel rounding (margin {rounding:.2g} nats)" if rounding else ""
     exact = "--exact is possible" if why is None else f"no --exact: {why}"
@@ -410,6 +418,7 @@ def folded(names: Iterable[str]) -> list[str]:
 
 
 def ranges(numbers: list[int]) -> str:
+    """Numbers in ascending order, successive ones joined: `0-2,5`."""
     parts: list[list[int]] = []
     for number in sorted(numbers):
         if parts and number == parts[-1][-1] + 1:
@@ -420,10 +429,12 @@ def ranges(numbers: list[int]) -> str:
 
 
 def megabytes(size: int) -> str:
+    """Bytes in MB (1e6), or in kB (1e3) below 0.1 MB."""
     return f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
 
 
 def count_text(count: int) -> str:
+    """A count in B (1e9), M (1e6) or k (1e3), with two decimals."""
     for factor, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if count >= factor:
             return f"{count / factor:.2f} {unit}"

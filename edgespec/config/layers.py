@@ -95,10 +95,10 @@ def windows_of(
     """
     window = _window_size(fields, rule, default)
     kinds = layer_types(fields, rule, num_layers, window)
-    strange = sorted(set(kinds) - {"full_attention", "sliding_attention"})
-    if strange:
+    unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
+    if unknown:
         raise UnsupportedModel(
-            f"{fields.source}: layer_types has {', '.join(strange)}; this version knows"
+            f"{fields.source}: layer_types has {', '.join(unknown)}; this version knows"
             " full_attention and sliding_attention here."
         )
     slides = "sliding_attention" in kinds

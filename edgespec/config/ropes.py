@@ -1,4 +1,4 @@
-"""Rotary embeddings as configurations tell them: the semantics of transformers 5.14,
+"""Rotary embeddings as configurations declare them: the semantics of transformers 5.14,
 modeling_rope_utils.py."""
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def one_rope(
 
     `text_mrope` accepts "mrope" as default: on text, the three axes of a position are equal.
     `partial` is the part of a head that is rotated where the key is missing; None: the family
-    rotates whole heads. `aliases` are further names of kinds.
+    rotates whole heads. `aliases` are further names of kinds. Raises CheckpointError or, for other
+    kinds and several embeddings, UnsupportedModel.
     """
     entries = _rope_entries(fields)
     if text_mrope:
@@ -69,7 +70,8 @@ def parse_rope(
     max_position: int | None,
     aliases: Mapping[str, RopeKind] = MappingProxyType({}),
 ) -> RopeConfig:
-    """One rotary embedding from its own entry and, for what that leaves out, the top level."""
+    """One rotary embedding from its own entry and, for what that leaves out, the top level. Raises
+    CheckpointError, or UnsupportedModel for other kinds of scaling."""
     named = entry.text("rope_type") or entry.text("type") or "default"
     kind = aliases.get(named, named)
     if kind not in get_args(RopeKind):
@@ -86,9 +88,8 @@ def parse_rope(
             return rope
         case "linear":
             return replace(rope, factor=entry.number("factor"))
-        case (
-            "dynamic"
-        ):  # sets in at max_position_embeddings, whatever original_max_position_embeddings says
+        # It sets in at max_position_embeddings, whatever original_max_position_embeddings says
+        case "dynamic":
             original = max_position or fields.size("max_position_embeddings")
             return replace(rope, factor=entry.number("factor"), original_max_position=original)
         case "llama3":

@@ -18,7 +18,7 @@ PLAIN = Emitted(note="plain decoder: it emits no hidden states")
 
 
 def base_component(request: ExportRequest, emitted: Emitted) -> Component:
-    """The base of a request, whose graph emits as told."""
+    """The base of a request, whose graph emits `emitted`."""
     base = request.target()
     graph = Decoder.open(
         base.checkpoint, base.config, emitted.aux_layers, emits_final=emitted.final

@@ -140,7 +140,7 @@ def write_golden(component: Component, plan: WeightPlan, staging: Path, progress
 
 
 def check_graph(path: Path) -> None:
-    """The checker with full shape inference; a graph that fails is a fault of ours."""
+    """Run ONNX's checker with full shape inference. ContractError for a graph that fails: a bug."""
     try:
         onnx.checker.check_model(str(path), full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
@@ -150,5 +150,5 @@ def check_graph(path: Path) -> None:
 
 
 def rows_of(checkpoint: Checkpoint, name: str) -> EmbeddingRows:
-    """The rows of a stored table, read when asked."""
+    """A function that reads the rows of a stored table."""
     return lambda ids: checkpoint.read(name)[ids].astype(np.float32)

@@ -69,7 +69,7 @@ def components_of(request: ExportRequest) -> tuple[Component, ...]:
 
 
 def recorded_options(request: ExportRequest) -> dict[str, Any]:
-    """What was asked for, as manifest.json keeps it."""
+    """The options of a request, as manifest.json keeps them."""
     asked: dict[str, Any] = {}
     for row in COMPONENTS.values():
         asked |= row.recorded(request)
@@ -79,10 +79,8 @@ def recorded_options(request: ExportRequest) -> dict[str, Any]:
 def already_there(
     target: Path, request: ExportRequest, recorded: dict[str, Any]
 ) -> Exported | None:
-    """What an earlier run of the same request wrote, if all of it is still there and unchanged.
-
-    Raises BundleError for files that are not those of the manifest.
-    """
+    """The result of an earlier run of the same request, if it is complete and unchanged; else None.
+    Raises BundleError for files that are not those of the manifest."""
     if not (target / bundle.MANIFEST).is_file():
         return None
     if bundle.read_manifest(target).get("kind") != "export":

@@ -21,20 +21,22 @@ __all__ = ["COMPONENTS", "NAME"]
 
 
 def config_of(request: ExportRequest) -> DFlashConfig:
+    """The config of the request's draft, a DFlash one."""
     config = request.drafted().config
     assert isinstance(config, DFlashConfig)
     return config
 
 
 def emits(request: ExportRequest) -> Emitted:
-    """The layers that the draft declares."""
+    """The aux layers that the draft declares."""
     spec = spec_of(config_of(request), draft=False)
     note = f"aux layers: {hidden_states(spec.aux_layer_ids)}"
     return Emitted(aux_layers=spec.aux_layer_ids, spec=spec, note=note)
 
 
 def draft(request: ExportRequest) -> Component:
-    """The draft, with the mode of thinking that drafts of its base's family were trained in."""
+    """The draft's component, with the mode of thinking that drafts of its base's family were
+    trained in."""
     config, base = config_of(request), request.base
     thinking = THINKING.get(base.config.architecture) if base else None
     first = f"DFlash draft, {config.layout} layout: blocks of {config.block_size}"
@@ -49,6 +51,8 @@ def draft(request: ExportRequest) -> Component:
 
 
 def recorded(request: ExportRequest) -> dict[str, Any]:
+    """The options that the manifest keeps: what the base emits, where a base of DFlash was asked
+    for."""
     if request.options.base_for != NAME:
         return {}
     return {"dflash_base": write_spec(spec_of(config_of(request), draft=False))[SECTION]}

@@ -132,7 +132,7 @@ def golden_rows(request: ExportRequest, graph: DraftGraph) -> EmbeddingRows:
 
 
 def draft_notes(request: ExportRequest, first: str, aux_layers: str) -> Iterator[str]:
-    """`first` says what the draft is, `aux_layers` which layers of the base it reads."""
+    """Yields notes for the user: `first` says what the draft is, `aux_layers` what it reads."""
     yield first
     if name := request.drafted().config.base_name:
         yield f"its config.json names {name} as its base"
@@ -145,5 +145,5 @@ def draft_notes(request: ExportRequest, first: str, aux_layers: str) -> Iterator
 
 
 def hidden_states(layers: tuple[int, ...]) -> str:
-    """Aux layers in words."""
+    """The aux layers in words."""
     return f"hidden_states {', '.join(map(str, layers))}"

@@ -38,7 +38,7 @@ def emits(request: ExportRequest) -> Emitted:
 
 
 def draft(request: ExportRequest) -> Component:
-    """The draft. Raises PairingError where its aux layers cannot be known."""
+    """The draft's component. Raises PairingError where its aux layers cannot be known."""
     drafted = request.drafted()
     config, layers = drafted.config, aux_layers(request)
     first = f"EAGLE-3 draft, {config.layout} layout"
@@ -79,6 +79,7 @@ def aux_layers(request: ExportRequest) -> tuple[int, ...] | None:
 
 
 def recorded(request: ExportRequest) -> dict[str, Any]:
+    """The options that the manifest keeps: whether the base of EAGLE-3 was asked for."""
     return {"eagle_base": request.options.base_for == NAME}
 
 

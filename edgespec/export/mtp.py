@@ -18,7 +18,7 @@ FINAL = Emitted(final=True, note="base of an MTP head: it emits the state after 
 
 
 def draft(request: ExportRequest) -> Component:
-    """The head, which has the vocabulary, the embedding and the identity of its base."""
+    """The head's component, with the vocabulary, the embedding and the identity of its base."""
     base = request.target()
     pair = PairConfig(
         base_identity=base.identity,
@@ -34,6 +34,7 @@ def draft(request: ExportRequest) -> Component:
 
 
 def recorded(request: ExportRequest) -> dict[str, Any]:
+    """The options that the manifest keeps: `mtp` where the head was asked for."""
     return {"mtp": True} if request.options.base_for == NAME else {}
 
 

@@ -49,11 +49,11 @@ class ExportRequest:
     source: ExportSource
 
     def target(self) -> OpenBase:
-        """The base, where there must be one."""
+        """The base, where the request must have one."""
         assert self.base is not None
         return self.base
 
     def drafted(self) -> OpenDraft:
-        """The draft, where there must be one."""
+        """The draft, where the request must have one."""
         assert self.draft is not None
         return self.draft

@@ -28,7 +28,7 @@ _OTHER_BASE = (
 
 
 def resolve(model: str, options: ExportOptions) -> ExportRequest:
-    """What is to be exported of a checkpoint directory or hub id.
+    """The export request for a checkpoint directory or hub id.
 
     Raises CheckpointError, UnsupportedModel, and PairingError for options that contradict each
     other or the checkpoints, and for a base and a draft that are no pair.

@@ -53,9 +53,8 @@ def quantization_keys(
         "in_graph": False,
     }
     return {
-        "layout": (
-            quantization.layout if quantization is not None else None
-        ),  # none: a shared lm_head alone
+        # None: a shared lm_head alone
+        "layout": quantization.layout if quantization is not None else None,
         "schemes": schemes,
         "lm_head": next((found for node, found, _ in rows if node == "lm_head"), None),
         "unquantised": [node for node, found, _ in rows if found is None],
@@ -70,7 +69,7 @@ GOLDEN_WEIGHTS = "dequantized weights in float32; activations rounded where the 
 
 
 def quantization_notes(keys: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """The same for the user."""
+    """Notes for the user on the keys that `quantization_keys` returns."""
     if keys is None:
         return ()
     notes = []

@@ -56,7 +56,8 @@ def read_attention(
     o_bias: bool = False,
     qk_norm: bool = False,
 ) -> AttentionSpec:
-    """Attention without a window over whole heads that are rotated, scaled by 1/sqrt(head_dim)."""
+    """Returns attention without a window over whole heads that are rotated, scaled by
+    1/sqrt(head_dim)."""
     num_heads, num_kv_heads, head_dim = heads_of(fields, head_dim, needs_kv_heads=needs_kv_heads)
     return AttentionSpec(
         num_heads,
@@ -71,7 +72,7 @@ def read_attention(
 
 
 def read_layer(fields: Fields, attention: AttentionSpec, *, mlp_bias: bool = False) -> LayerSpec:
-    """A pre-norm layer with SwiGLU."""
+    """Returns a pre-norm layer with SwiGLU."""
     activation = activation_of(fields)
     mlp = MlpSpec(fields.size("intermediate_size"), activation, bias=mlp_bias)
     return LayerSpec(attention, mlp, NormSpec(fields.number("rms_norm_eps")))

@@ -51,7 +51,8 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def decoder(fields: Fields) -> DecoderConfig:
-    """Each layer by its kind in layer_types, or by sliding_window_pattern."""
+    """Returns Gemma-3's decoder (arXiv 2503.19786): each layer by its kind in layer_types, or by
+    sliding_window_pattern. Raises UnsupportedModel for soft-caps and other kinds of layers."""
     refuse_unusual(fields)
     hidden_size, norm = fields.size("hidden_size"), NormSpec(fields.number("rms_norm_eps"), True)
     activation = activation_of(fields, "hidden_activation", "gelu_tanh")
@@ -62,23 +63,25 @@ def decoder(fields: Fields) -> DecoderConfig:
 
 
 def layer_kinds(fields: Fields) -> list[str]:
-    """full_attention or sliding_attention, for each layer."""
+    """Returns full_attention or sliding_attention for each layer. Raises UnsupportedModel for other
+    kinds."""
     num_layers, named = num_layers_of(fields), fields.get("layer_types")
     if named is None:
         pattern = fields.size("sliding_window_pattern", 6)
         return [SLIDING if (i + 1) % pattern else FULL for i in range(num_layers)]
     kinds = named_layers(fields, named, num_layers)
-    strange = sorted(set(kinds) - {FULL, SLIDING})
-    if strange:
+    unknown = sorted(set(kinds) - {FULL, SLIDING})
+    if unknown:
         raise UnsupportedModel(
-            f"{fields.source}: layer_types has {', '.join(strange)}; this version knows {FULL} and"
+            f"{fields.source}: layer_types has {', '.join(unknown)}; this version knows {FULL} and"
             f" {SLIDING}."
         )
     return kinds
 
 
 def attention(fields: Fields, kind: str) -> AttentionSpec:
-    """Attention of one kind of layer: norms over the heads, and a scale that a key says."""
+    """Returns the attention of one kind of layer: norms over the heads, and a scale that a key
+    says."""
     num_heads, num_kv_heads, head_dim = heads_of(fields)
     bias = fields.flag("attention_bias", False)
     return AttentionSpec(
@@ -114,7 +117,8 @@ def rope_of(fields: Fields, kind: str, head_dim: int) -> RopeConfig:
 
 
 def refuse_unusual(fields: Fields) -> None:
-    """Soft-caps, which Gemma-2 has, and attention to later tokens, which embedding models have."""
+    """Raises UnsupportedModel for soft-caps, which Gemma-2 has, and for attention to later tokens,
+    which embedding models have."""
     for key in ("final_logit_softcapping", "attn_logit_softcapping"):
         if fields.get(key) is not None:
             raise UnsupportedModel(

@@ -8,8 +8,8 @@ from edgespec.families.base import Family, read_attention, read_decoder, read_la
 
 
 def decoder(fields: Fields) -> DecoderConfig:
-    """Llama's first configurations have no num_key_value_heads: they are older than grouped
-    heads."""
+    """Returns Llama's decoder (arXiv 2302.13971). Its first configurations have no
+    num_key_value_heads: they are older than grouped heads."""
     bias = fields.flag("attention_bias", False)
     attention = read_attention(fields, needs_kv_heads=False, qkv_bias=bias, o_bias=bias)
     mlp_bias = fields.flag("mlp_bias", False)

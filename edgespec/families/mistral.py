@@ -12,7 +12,8 @@ RULE: WindowRule = "all"
 
 
 def decoder(fields: Fields) -> DecoderConfig:
-    """transformers reads `layer_types` with its Ministral classes, vLLM here as well."""
+    """Returns Mistral's decoder (arXiv 2310.06825). transformers reads `layer_types` with its
+    Ministral classes, vLLM here as well."""
     layer = read_layer(fields, read_attention(fields))
     return read_decoder(fields, layer, RULE)
 

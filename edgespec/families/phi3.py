@@ -24,7 +24,8 @@ _DEFAULTS: dict[str, Any] = {"original_max_position_embeddings": 4096, "rms_norm
 
 
 def decoder(fields: Fields) -> DecoderConfig:
-    """All layers slide where there is a window; none is said where the key is missing."""
+    """Returns Phi-3's decoder (arXiv 2404.14219). All layers slide where there is a window; a
+    missing key means none. Raises UnsupportedModel for Phi-3.5-MoE's scales."""
     refuse_other_scales(fields)
     layer = read_layer(fields, attention(fields))
     layer = replace(layer, mlp=replace(layer.mlp, fused_gate_up=True))
@@ -32,7 +33,7 @@ def decoder(fields: Fields) -> DecoderConfig:
 
 
 def attention(fields: Fields) -> AttentionSpec:
-    """Attention with one projection for q, k and v."""
+    """Returns attention with one projection for q, k and v."""
     num_heads, num_kv_heads, head_dim = heads_of(fields, needs_kv_heads=False)
     max_position = fields.size("max_position_embeddings")
     return AttentionSpec(
@@ -46,7 +47,8 @@ def attention(fields: Fields) -> AttentionSpec:
 
 
 def refuse_other_scales(fields: Fields) -> None:
-    """Phi-3.5-MoE scales cos and sin by two numbers of its own."""
+    """Raises UnsupportedModel for Phi-3.5-MoE, which scales cos and sin by two numbers of its
+    own."""
     for place in ("rope_scaling", "rope_parameters"):
         rope = fields.optional_section(place)
         for key in ("short_mscale", "long_mscale"):

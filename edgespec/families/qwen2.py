@@ -11,7 +11,8 @@ RULE: WindowRule = "late"
 
 
 def decoder(fields: Fields) -> DecoderConfig:
-    """With use_sliding_window, layers from max_window_layers on slide, or those of layer_types."""
+    """Returns Qwen2's decoder (arXiv 2407.10671). With use_sliding_window, layers from
+    max_window_layers on slide, or those of layer_types."""
     layer = read_layer(fields, read_attention(fields, qkv_bias=True))
     return read_decoder(fields, layer, RULE)
 

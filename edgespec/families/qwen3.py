@@ -13,7 +13,8 @@ RULE: WindowRule = "late"
 
 
 def decoder(fields: Fields) -> DecoderConfig:
-    """With use_sliding_window, layers from max_window_layers on slide, or those of layer_types."""
+    """Returns Qwen3's decoder (arXiv 2505.09388). With use_sliding_window, layers from
+    max_window_layers on slide, or those of layer_types."""
     bias = fields.flag("attention_bias", False)
     attention = read_attention(fields, HEAD_DIM, qkv_bias=bias, o_bias=bias, qk_norm=True)
     layer = read_layer(fields, attention)

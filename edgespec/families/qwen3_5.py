@@ -35,8 +35,8 @@ _KINDS: dict[str, LayerKind] = {
 
 
 def decoder(fields: Fields) -> DecoderConfig:
-    """Full attention in every fourth layer, or in those that layer_types names; delta nets in the
-    others."""
+    """Returns Qwen3.5's decoder: full attention in every fourth layer, or in those that layer_types
+    names; gated delta nets (arXiv 2412.06464) in the others."""
     refuse_other_gates(fields)
     full = read_layer(fields, attention(fields))
     full = replace(full, norm=replace(full.norm, unit_offset=True))
@@ -49,7 +49,7 @@ def decoder(fields: Fields) -> DecoderConfig:
 
 
 def attention(fields: Fields) -> AttentionSpec:
-    """Full attention with a gate at its output; a quarter of a head is rotated."""
+    """Returns full attention with a gate at its output; a quarter of a head is rotated."""
     num_heads, num_kv_heads, head_dim = heads_of(fields, HEAD_DIM)
     bias = fields.flag("attention_bias", False)
     max_position = fields.size("max_position_embeddings")
@@ -67,8 +67,8 @@ def attention(fields: Fields) -> AttentionSpec:
 
 
 def layer_kinds(fields: Fields, num_layers: int) -> tuple[LayerKind, ...]:
-    """What each layer is: `layer_types`, or every `full_attention_interval`-th layer with full
-    attention."""
+    """Returns the kind of each layer: `layer_types`, or full attention in every
+    `full_attention_interval`-th layer. Raises UnsupportedModel for other kinds."""
     named = fields.get("layer_types")
     if named is None:
         interval = fields.size("full_attention_interval", _FULL_ATTENTION_INTERVAL)
@@ -82,10 +82,10 @@ def layer_kinds(fields: Fields, num_layers: int) -> tuple[LayerKind, ...]:
         or not all(isinstance(kind, str) for kind in named)
     ):
         raise fields.wrong("layer_types", f"a list of {num_layers} names")
-    strange = next((kind for kind in named if kind not in _KINDS), None)
-    if strange is not None:
+    unknown = next((kind for kind in named if kind not in _KINDS), None)
+    if unknown is not None:
         raise UnsupportedModel(
-            f"{fields.source}: layer_types has {shortened(strange)}; this version knows"
+            f"{fields.source}: layer_types has {shortened(unknown)}; this version knows"
             " full_attention and linear_attention."
         )
     kinds = tuple(_KINDS[kind] for kind in named)
@@ -97,7 +97,8 @@ def layer_kinds(fields: Fields, num_layers: int) -> tuple[LayerKind, ...]:
 
 
 def linear_attention(fields: Fields) -> LinearAttentionConfig:
-    """The sizes of the gated delta nets."""
+    """Returns the sizes of the gated delta nets, in elements. Raises CheckpointError where heads do
+    not divide, UnsupportedModel for a convolution of one token."""
     linear = LinearAttentionConfig(
         num_key_heads=fields.size("linear_num_key_heads", 16),
         num_value_heads=fields.size("linear_num_value_heads", 32),
@@ -118,7 +119,8 @@ def linear_attention(fields: Fields) -> LinearAttentionConfig:
 
 
 def num_mtp_layers(fields: Fields) -> int:
-    """`mtp_num_hidden_layers`; 0 and a missing key mean that there is no head."""
+    """Returns `mtp_num_hidden_layers`; 0 and a missing key mean that there is no head. Raises
+    CheckpointError."""
     value = fields.get("mtp_num_hidden_layers") or 0
     if not is_int(value) or not 0 <= value < 2**31:
         raise fields.wrong("mtp_num_hidden_layers", "a number of layers")
@@ -126,8 +128,8 @@ def num_mtp_layers(fields: Fields) -> int:
 
 
 def refuse_other_gates(fields: Fields) -> None:
-    """The gate of full attention is there and a sigmoid, the one of the delta net is SiLU; there
-    are no experts."""
+    """Raises UnsupportedModel unless full attention has a sigmoid gate and the delta net a SiLU
+    gate, and for experts."""
     if not fields.flag("attn_output_gate", True):
         raise UnsupportedModel(
             f"{fields.source}: attn_output_gate is false; this version knows gated attention only."

@@ -28,9 +28,8 @@ from edgespec.graphs.layers import LayerCache, StepInputs
 from edgespec.graphs.weights import WeightTable
 
 Inputs = dict[str, ir.Value]
-Memory = tuple[
-    ir.Value, ...
-]  # what a layer leaves for later calls, in the order of `contract.memory_outputs`
+# What a layer leaves for later calls, in the order of `contract.memory_outputs`
+Memory = tuple[ir.Value, ...]
 
 
 class DecoderGraph(Protocol):
@@ -38,20 +37,25 @@ class DecoderGraph(Protocol):
     emits; empty elsewhere."""
 
     @property
-    def shape(self) -> GraphShape: ...
+    def shape(self) -> GraphShape:
+        """The numbers from which the graph's contract follows."""
 
     @property
-    def table(self) -> WeightTable: ...
+    def table(self) -> WeightTable:
+        """The weights of the graph by their own names."""
 
     @property
-    def aux_layers(self) -> tuple[int, ...]: ...
+    def aux_layers(self) -> tuple[int, ...]:
+        """Indices of hidden_states that the graph emits, as Hugging Face counts them."""
 
     def stem(self, b: GraphBuilder, inputs: Inputs) -> ir.Value:
         """The residual stream [B, S, H] that the first layer reads."""
 
     def layer(
         self, b: GraphBuilder, index: int, x: ir.Value, inputs: Inputs
-    ) -> tuple[ir.Value, Memory]: ...
+    ) -> tuple[ir.Value, Memory]:
+        """The residual stream [B, S, H] behind layer `index`, and what the layer leaves for later
+        calls."""
 
     def head(
         self, b: GraphBuilder, x: ir.Value, inputs: Inputs
@@ -73,8 +77,8 @@ class Piece:
 
 
 def step_inputs(inputs: Inputs, *, sliding: bool = False, local: bool = False) -> StepInputs:
-    """What a layer reads of the call: the mask of layers with a window if `sliding`, the second
-    rotary table if `local`."""
+    """The inputs that a layer reads of the call: the mask of layers with a window if `sliding`, the
+    second rotary table if `local`."""
     rope = "local_rope" if local else "rope"
     mask = "sliding_attention_mask" if sliding else "attention_mask"
     return StepInputs(
@@ -114,7 +118,7 @@ def build_graph(graph: DecoderGraph, plan: WeightPlan) -> tuple[ir.Model, GraphC
 
 
 def stem_piece(graph: DecoderGraph, plan: WeightPlan) -> Piece:
-    """inputs_embeds (and a draft's states) -> x, what the first layer reads."""
+    """The piece inputs_embeds (and a draft's states) -> x, the input of the first layer."""
     b = GraphBuilder("stem", plan, feeds_weights=True)
     inputs = {
         spec.name: b.input(spec)
@@ -131,7 +135,7 @@ NOT_A_LAYERS = ("gather_idx", "base_hidden", "draft_hidden", "use_base_hidden")
 
 
 def layer_piece(graph: DecoderGraph, plan: WeightPlan, index: int) -> Piece:
-    """x, memory -> x_out, memory, of layer `index`."""
+    """The piece x, memory -> x_out, memory, of layer `index`."""
     b = GraphBuilder(f"layer{index}", plan, feeds_weights=True)
     others = {
         spec.name
@@ -154,7 +158,7 @@ def layer_piece(graph: DecoderGraph, plan: WeightPlan, index: int) -> Piece:
 
 
 def head_piece(graph: DecoderGraph, plan: WeightPlan) -> Piece:
-    """x, gather_idx -> logits (and hidden_states of a draft)."""
+    """The piece x, gather_idx -> logits (and hidden_states of a draft)."""
     b = GraphBuilder("head", plan, feeds_weights=True)
     x = b.input(TensorSpec("x", "float32", ("B", "S", graph.shape.hidden_size)))
     inputs = {"gather_idx": b.input(TensorSpec("gather_idx", "int64", ("B", "G")))}

@@ -13,7 +13,7 @@ from edgespec.graphs.registry import DRAFTS
 
 def check_complete(checkpoint: Checkpoint, found: ModelConfig | DraftConfig) -> None:
     """Raises CheckpointError that names what is missing, unknown or misshapen, and UnsupportedModel
-    for layers that no graph computes. `found` is what detect said."""
+    for layers that no graph computes. `found` is the result of detect."""
     if isinstance(found, DraftConfig):
         check = DRAFTS[found.method].check
         assert check is not None, found.method

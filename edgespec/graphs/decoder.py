@@ -57,8 +57,11 @@ class Decoder:
         *,
         emits_final: bool = False,
     ) -> Decoder:
-        """Raises UnsupportedModel for layers that no graph computes, CheckpointError where the
-        tensors are not those of the configuration."""
+        """The graph of a base over its checkpoint.
+
+        Raises UnsupportedModel for layers that no graph computes, CheckpointError where the tensors
+        are not those of the configuration.
+        """
         check_buildable(config.decoder, str(checkpoint.path))
         expected, quantization = expected_tensors(config), read_quantization(checkpoint)
         stored = stored_names(expected, checkpoint)
@@ -87,8 +90,8 @@ class Decoder:
         )
 
     def stem(self, b: GraphBuilder, inputs: Inputs) -> ir.Value:
-        """The embeddings, scaled where the model does so: the shared embedding file is unscaled,
-        as the checkpoint's and as drafts read it."""
+        """The embeddings [B, S, H], scaled where the model does so: the shared embedding file is
+        unscaled, as the checkpoint's and as drafts read it."""
         scale = self.config.decoder.embedding_scale
         if scale == 1.0:
             return inputs["inputs_embeds"]
@@ -123,7 +126,8 @@ class Decoder:
 def layer_with_attention(
     graph: Decoder, b: GraphBuilder, index: int, x: ir.Value, inputs: Inputs
 ) -> tuple[ir.Value, Memory]:
-    """Full or sliding attention over the cache, with the layer's own mask and rotations."""
+    """The stream [B, S, H] behind full or sliding attention over the cache, with the layer's own
+    mask and rotations, and its keys and values."""
     layer = graph.config.decoder.layers[index]
     decoder, attention = graph.config.decoder, layer.mixer
     assert isinstance(attention, AttentionSpec)
@@ -141,7 +145,7 @@ def layer_with_attention(
 def layer_with_delta_net(
     graph: Decoder, b: GraphBuilder, index: int, x: ir.Value, inputs: Inputs
 ) -> tuple[ir.Value, Memory]:
-    """A gated delta net over its state."""
+    """The stream [B, S, H] behind a gated delta net, and its state."""
     layer, table = graph.config.decoder.layers[index], graph.table
     linear_attention = layer.mixer
     assert isinstance(linear_attention, LinearAttentionConfig)

@@ -64,20 +64,26 @@ class DFlashDraft:
     def open(
         cls, checkpoint: Checkpoint, config: DFlashConfig, base: decoder.Decoder | None = None
     ) -> DFlashDraft:
+        """The draft in a checkpoint, checked. CheckpointError for wrong tensors, UnsupportedModel
+        for more masks than the graph has, PairingError where it lacks an lm_head and there is no
+        base."""
         named, names = named_tensors(checkpoint, config)
         shared, quantization = shared_head(config, base), read_quantization(checkpoint)
         return cls(config, WeightTable(named, names, shared, quantization))
 
     @property
     def layers(self) -> DecoderConfig:
+        """The decoder of the draft's own layers."""
         return self.config.decoder
 
     @property
     def vocab_size(self) -> int:
+        """Tokens of the base's vocabulary."""
         return self.config.vocab_size
 
     @property
     def shape(self) -> GraphShape:
+        """The numbers from which the draft's contract follows."""
         layer = self.config.decoder
         return graph_shape(
             layer,
@@ -89,11 +95,14 @@ class DFlashDraft:
         )
 
     def stem(self, b: GraphBuilder, inputs: Inputs) -> ir.Value:
+        """The embeddings [B, S, H] of the block as they are."""
         return inputs["inputs_embeds"]
 
     def context(self, b: GraphBuilder, inputs: Inputs) -> ir.Value:
-        """[B, L, k*Ht] -> [B, L, H], the same for all layers. Aux hidden states of 2e4 and more are
-        known: fc is never quantized."""
+        """The context [B, L, H] of aux hidden states [B, L, k*Ht], the same for all layers.
+
+        Aux hidden states of 2e4 and more are known: fc is never quantized.
+        """
         key = "dflash/context"
         if key not in b.shared:
             fused = float32_linear(b, self.table, inputs["target_hidden"], "fc", "context/fc")
@@ -104,7 +113,7 @@ class DFlashDraft:
         return value
 
     def key_step(self, b: GraphBuilder, step: StepInputs, inputs: Inputs) -> StepInputs:
-        """The rotations of the context's rows and then of the block's."""
+        """The call's inputs with the rotations of the context's rows and then of the block's."""
         key = "dflash/key_step"
         if key not in b.shared:
             b.shared[key] = replace(
@@ -122,8 +131,8 @@ class DFlashDraft:
     def layer(
         self, b: GraphBuilder, index: int, x: ir.Value, inputs: Inputs
     ) -> tuple[ir.Value, Memory]:
-        """A pre-norm layer with the keys and values of the context too; its input norm is for the
-        block alone."""
+        """The stream [B, S, H] behind a pre-norm layer, and its keys and values: those of the
+        context too. The input norm is for the block alone."""
         spec, table, name = self.config.decoder.layers[index], self.table, f"layers.{index}"
         attention = spec.mixer
         assert isinstance(attention, AttentionSpec)
@@ -152,40 +161,43 @@ class DFlashDraft:
         return feed_forward(b, table, spec, x, name, name), (cache.key, cache.value)
 
     def head(self, b: GraphBuilder, x: ir.Value, inputs: Inputs) -> tuple[ir.Value, None]:
+        """Logits [B, G, Vd] of the gathered rows; a block draft recycles no state."""
         rows = gather_rows(b, x, inputs["gather_idx"])
         rows = norm(b, self.table, self.config.decoder.norm, rows, "norm", "norm")
         return linear(b, self.table, rows, "lm_head", "lm_head"), None
 
 
 def has_two_masks(config: DFlashConfig) -> bool:
-    """Layers with a window beside layers without one."""
+    """Whether there are layers with a window beside layers without one."""
     return None in config.windows and any(window is not None for window in config.windows)
 
 
 def check_masks(config: DFlashConfig) -> None:
-    """One mask for the layers without a window and one for those with: more would be another
-    contract."""
+    """UnsupportedModel for a draft that needs more than one mask for the layers without a window
+    and one for those with: more would be another contract."""
     kinds = list(zip(config.windows, config.causal, strict=True))
     full, sliding = (
-        {kind for kind in kinds if (kind[0] is None) is whole} for whole in (True, False)
+        {kind for kind in kinds if (kind[0] is None) is unbounded} for unbounded in (True, False)
     )
     if len(full) > 1 or len(sliding) > 1:
-        told = ", ".join(
+        layers = ", ".join(
             f"layer {i}: window {window}, causal {causal}"
             for i, (window, causal) in enumerate(kinds)
         )
         raise UnsupportedModel(
-            f"layers of a DFlash draft that differ beyond having a window or not ({told})."
+            f"layers of a DFlash draft that differ beyond having a window or not ({layers})."
         )
 
 
 def open_draft(source: DraftSource) -> DFlashDraft:
+    """The draft of a source. Raises what `DFlashDraft.open` raises."""
     checkpoint, config = source.draft()
     assert isinstance(config, DFlashConfig)
     return DFlashDraft.open(checkpoint, config, source.base)
 
 
 def check(checkpoint: Checkpoint, config: DraftConfig) -> None:
+    """CheckpointError or UnsupportedModel where the checkpoint has no such draft."""
     assert isinstance(config, DFlashConfig)
     named_tensors(checkpoint, config)
 

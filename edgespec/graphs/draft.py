@@ -1,4 +1,4 @@
-"""What any draft's graph is opened from, what it says of itself, and the lm_head it may share.
+"""What any draft's graph is opened from, what it declares, and the lm_head it may share.
 
 Knows that a draft has a checkpoint of its own or stands in its base's. Knows no method.
 """
@@ -26,10 +26,12 @@ class DraftGraph(DecoderGraph, Protocol):
     """A draft's graph. `layers` are those of the draft; `vocab_size` is that of its base."""
 
     @property
-    def layers(self) -> DecoderConfig: ...
+    def layers(self) -> DecoderConfig:
+        """The decoder of the draft's own layers."""
 
     @property
-    def vocab_size(self) -> int: ...
+    def vocab_size(self) -> int:
+        """Tokens of the base's vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class DraftSource:
         return self.checkpoint, self.config
 
     def target(self) -> Decoder:
-        """The base's graph, where the method cannot do without."""
+        """The base's graph, where the method needs one."""
         assert self.base is not None
         return self.base
 

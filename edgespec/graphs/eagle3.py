@@ -99,20 +99,25 @@ class Eagle3Draft:
     def open(
         cls, checkpoint: Checkpoint, config: Eagle3Config, base: decoder.Decoder | None = None
     ) -> Eagle3Draft:
+        """The draft in a checkpoint, checked. CheckpointError for wrong tensors, PairingError where
+        it lacks an lm_head and there is no base."""
         stored, quantization = named_tensors(checkpoint, config), read_quantization(checkpoint)
         shared = shared_head(config, base)
         return cls(config, WeightTable(checkpoint, stored, shared, quantization))
 
     @property
     def layers(self) -> DecoderConfig:
+        """The decoder of the draft's own layers."""
         return self.config.decoder
 
     @property
     def vocab_size(self) -> int:
+        """Tokens of the base's vocabulary."""
         return self.config.vocab_size
 
     @property
     def shape(self) -> GraphShape:
+        """The numbers from which the draft's contract follows."""
         layer = self.config.decoder
         return graph_shape(
             layer,
@@ -123,10 +128,8 @@ class Eagle3Draft:
         )
 
     def stem(self, b: GraphBuilder, inputs: Inputs) -> ir.Value:
-        """The fused aux hidden states, or the draft's own last state.
-
-        An explicit flag decides, never a shape.
-        """
+        """The state [B, S, Hd]: fused aux hidden states, or the draft's own last state. An explicit
+        flag decides, never a shape."""
         before = len(b.nodes)
         fused = self.fuse(b, inputs["base_hidden"])
         fuse_nodes, b.nodes[before:] = b.nodes[before:], []
@@ -141,7 +144,7 @@ class Eagle3Draft:
         )
 
     def fuse(self, b: GraphBuilder, hidden: ir.Value) -> ir.Value:
-        """[B, S, k*Ht] -> [B, S, Hd]."""
+        """The fused states [B, S, Hd] of aux hidden states [B, S, k*Ht]."""
         spec = self.config.decoder.norm
         if self.config.norm_before_fc:
             hidden = norm(b, self.table, spec, hidden, "input_norm", "fuse/input_norm")
@@ -168,6 +171,7 @@ class Eagle3Draft:
     def layer(
         self, b: GraphBuilder, index: int, x: ir.Value, inputs: Inputs
     ) -> tuple[ir.Value, Memory]:
+        """The residual stream [B, S, H] behind a layer, and its keys and values."""
         step, cache = step_inputs(inputs), layer_cache(inputs, index)
         if index == 0:
             x, cache = self.first_layer(b, x, inputs["inputs_embeds"], step, cache)
@@ -184,7 +188,8 @@ class Eagle3Draft:
         step: StepInputs,
         cache: LayerCache,
     ) -> tuple[ir.Value, LayerCache]:
-        """Attention over the normed embedding and the normed state, side by side."""
+        """The stream [B, S, Hd] behind attention over the normed embedding and the normed state,
+        side by side, and the cache."""
         layer, name = self.config.decoder.layers[0], "layers.0"
         spec = layer.norm
         normed = norm(b, self.table, spec, embeds, f"{name}.input_layernorm", f"{name}/input_norm")
@@ -198,6 +203,8 @@ class Eagle3Draft:
         return feed_forward(b, self.table, layer, x, name, name), cache
 
     def head(self, b: GraphBuilder, x: ir.Value, inputs: Inputs) -> tuple[ir.Value, ir.Value]:
+        """Logits [B, G, Vd] of the gathered rows, and the state [B, S, H] that the draft
+        recycles."""
         spec = self.config.decoder.norm
         if self.config.norm_output:
             x = norm(b, self.table, spec, x, "norm", "norm")
@@ -210,12 +217,14 @@ class Eagle3Draft:
 
 
 def open_draft(source: DraftSource) -> Eagle3Draft:
+    """The draft of a source. Raises what `Eagle3Draft.open` raises."""
     checkpoint, config = source.draft()
     assert isinstance(config, Eagle3Config)
     return Eagle3Draft.open(checkpoint, config, source.base)
 
 
 def check(checkpoint: Checkpoint, config: DraftConfig) -> None:
+    """CheckpointError where the checkpoint has no such draft."""
     assert isinstance(config, Eagle3Config)
     named_tensors(checkpoint, config)
 

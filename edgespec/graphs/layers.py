@@ -42,7 +42,7 @@ class LayerCache:
 
 
 def graph_shape(config: DecoderConfig, role: Role, **others: Any) -> GraphShape:
-    """The sizes of a graph of such layers; `others` are those that its layers do not tell."""
+    """The sizes of a graph of these layers; `others` are those that the layers do not have."""
     return GraphShape(
         role,
         config.hidden_size,
@@ -56,7 +56,7 @@ def graph_shape(config: DecoderConfig, role: Role, **others: Any) -> GraphShape:
 
 
 def local_rotary_dim(config: DecoderConfig) -> int:
-    """Of the second rotary embedding; 0: all layers have the same."""
+    """The rotary size of the second rotary embedding; 0: all layers have the same."""
     return config.ropes[1].rotary_dim if len(config.ropes) > 1 else 0
 
 
@@ -103,7 +103,7 @@ def _not_buildable(config: DecoderConfig, layer: LayerSpec) -> str | None:
 def norm(
     b: GraphBuilder, table: WeightTable, spec: NormSpec, x: ir.Value, weight: str, name: str
 ) -> ir.Value:
-    """x / rms(x) * w over the last axis, or * (1 + w)."""
+    """RMSNorm (arXiv 1910.07467): x / rms(x) * w over the last axis, or * (1 + w)."""
     scale = fp32(b, table.value(b, f"{weight}.weight"), f"{name}/weight")
     if spec.unit_offset:
         scale = b.op(
@@ -121,12 +121,13 @@ def optional_norm(
     prefix: str,
     name: str,
 ) -> ir.Value:
-    """The layer's norm `part` under `prefix`, or x itself where the layer has none there."""
+    """x after the layer's norm `part` under `prefix`, or x itself where the layer has none
+    there."""
     return x if part is None else norm(b, table, layer.norm, x, f"{prefix}.{part}", name)
 
 
 def heads(b: GraphBuilder, x: ir.Value, num_heads: int, head_dim: int, name: str) -> ir.Value:
-    """[B, S, N*D] -> [B, S, N, D]."""
+    """The heads [B, S, N, D] of x [B, S, N*D]."""
     return b.op("Reshape", x, b.shape(0, 0, num_heads, head_dim), name=f"{name}/heads")
 
 
@@ -249,7 +250,7 @@ def over_cache(
 def mlp(
     b: GraphBuilder, table: WeightTable, spec: MlpSpec, x: ir.Value, weight: str, name: str
 ) -> ir.Value:
-    """down(activation(gate(x)) * up(x))."""
+    """The gated MLP of x [B, S, H] (arXiv 2002.05202): down(activation(gate(x)) * up(x))."""
     if spec.fused_gate_up:
         fused = linear(b, table, x, f"{weight}.gate_up_proj", f"{name}/gate_up_proj")
         gate, up = b.split(fused, 2 * (spec.intermediate_size,), -1, f"{name}/gate_up")
@@ -263,12 +264,12 @@ def mlp(
 
 
 def silu(b: GraphBuilder, x: ir.Value, name: str) -> ir.Value:
-    """x * sigmoid(x)."""
+    """The SiLU of x: x * sigmoid(x)."""
     return b.op("Mul", x, b.op("Sigmoid", x, name=f"{name}/sigmoid"), name=f"{name}/silu")
 
 
 def gelu_tanh(b: GraphBuilder, x: ir.Value, name: str) -> ir.Value:
-    """GELU by its tanh approximation (arXiv 1606.08415, section 2)."""
+    """The GELU of x by its tanh approximation (arXiv 1606.08415, section 2)."""
     return b.op("Gelu", x, name=f"{name}/gelu", approximate="tanh")
 
 
@@ -288,7 +289,7 @@ def attention_layer(
     weight: str,
     name: str,
 ) -> tuple[ir.Value, LayerCache]:
-    """A layer of attention and MLP, each with its norms and added to the stream x [B, S, H]."""
+    """The stream x [B, S, H] with attention and MLP added, each with its norms, and the cache."""
     part = layer.norm_names.before_mixer
     normed = optional_norm(b, table, layer, x, part, weight, f"{name}/input_norm")
     mixed, cache = self_attention(
@@ -307,7 +308,7 @@ def add_mixed(
     weight: str,
     name: str,
 ) -> ir.Value:
-    """The stream with what the mixer gave, normed where the layer says so."""
+    """The stream with the mixer's output added, normed where the layer says so."""
     part = layer.norm_names.after_mixer
     mixed = optional_norm(b, table, layer, mixed, part, weight, f"{name}_output_norm")
     return b.op("Add", x, mixed, name=f"{name}_residual")
@@ -316,7 +317,7 @@ def add_mixed(
 def feed_forward(
     b: GraphBuilder, table: WeightTable, layer: LayerSpec, x: ir.Value, weight: str, name: str
 ) -> ir.Value:
-    """The MLP with its norms, added to the stream."""
+    """The stream with the MLP added, with its norms."""
     names = layer.norm_names
     normed = optional_norm(
         b, table, layer, x, names.before_mlp, weight, f"{name}/post_attention_norm"
@@ -327,7 +328,7 @@ def feed_forward(
 
 
 def gather_rows(b: GraphBuilder, x: ir.Value, gather_idx: ir.Value) -> ir.Value:
-    """[B, S, H] and [B, G] -> [B, G, H]."""
+    """The rows [B, G, H] of x [B, S, H] at the indices [B, G]."""
     axis = b.constant("gather_axis", np.array([-1], np.int64))
     index = b.op("Unsqueeze", gather_idx, axis, name="head/gather_idx")
     return b.op("GatherND", x, index, name="head/gather", batch_dims=1)

@@ -58,14 +58,17 @@ class MtpDraft:
 
     @property
     def layers(self) -> DecoderConfig:
+        """The decoder of the head: one layer."""
         return layer_config(self.config)
 
     @property
     def vocab_size(self) -> int:
+        """Tokens of the base's vocabulary."""
         return self.config.vocab_size
 
     @property
     def shape(self) -> GraphShape:
+        """The numbers from which the head's contract follows."""
         layer = layer_config(self.config)
         return graph_shape(
             layer,
@@ -76,7 +79,7 @@ class MtpDraft:
         )
 
     def stem(self, b: GraphBuilder, inputs: Inputs) -> ir.Value:
-        """fc over embedding and state, each normed, the embedding first."""
+        """The stream [B, S, H]: fc over embedding and state, each normed, the embedding first."""
         state = self.state(b, inputs)
         spec, given = self.config.decoder.norm, inputs["inputs_embeds"]
         embeds = norm(
@@ -87,7 +90,8 @@ class MtpDraft:
         return linear(b, self.table, wide, "mtp.fc", "fuse/fc")
 
     def state(self, b: GraphBuilder, inputs: Inputs) -> ir.Value:
-        """The base's state or the head's own last one: an explicit flag decides, never a shape."""
+        """The state [B, S, H] of the base, or the head's own last one: an explicit flag decides,
+        never a shape."""
         sides = []
         for name in ("base_hidden", "draft_hidden"):
             value = b.op("Identity", inputs[name], name=f"fuse/{name}")
@@ -100,12 +104,15 @@ class MtpDraft:
     def layer(
         self, b: GraphBuilder, index: int, x: ir.Value, inputs: Inputs
     ) -> tuple[ir.Value, Memory]:
+        """The residual stream [B, S, H] behind the layer, and its keys and values."""
         step, cache = step_inputs(inputs), layer_cache(inputs, index)
         layer = layer_config(self.config).layers[index]
         x, cache = attention_layer(b, self.table, layer, x, step, cache, LAYER, f"layers.{index}")
         return x, (cache.key, cache.value)
 
     def head(self, b: GraphBuilder, x: ir.Value, inputs: Inputs) -> tuple[ir.Value, ir.Value]:
+        """Logits [B, G, V] of the gathered rows, and the normed state [B, S, H] that the head
+        recycles."""
         x = norm(b, self.table, self.config.decoder.norm, x, "mtp.norm", "norm")
         return linear(
             b, self.table, gather_rows(b, x, inputs["gather_idx"]), "lm_head", "lm_head"

@@ -56,7 +56,7 @@ class Packing:
     @property
     def rows_are_outputs(self) -> bool:
         """Whether the weight is stored as [out, in]."""
-        return self.weight.codes.dtype.name == "float4_e2m1fn"
+        return self.weight.values.dtype.name == "float4_e2m1fn"
 
     @property
     def sharing(self) -> Sharing:
@@ -79,7 +79,7 @@ class Packing:
     def info(self, part: Part) -> TensorInfo:
         """Returns dtype, shape and number of bytes of a part without computing it."""
         out_features, in_features = self.weight.shape
-        values, scales = self.weight.codes.dtype.name, self.weight.scales.dtype.name
+        values, scales = self.weight.values.dtype.name, self.weight.scales.dtype.name
         kinds: dict[Part, tuple[str, tuple[int, ...]]] = {
             "weight": (values, self._transposed(out_features, in_features)),
             "weight_scale": (scales if scales in _SMALL_SCALES else "float32", self._scale_shape()),
@@ -122,7 +122,7 @@ class Packing:
 
     def _values(self) -> NDArray[Any]:
         """Quantized values [out, in], zero where the scale is zero."""
-        values, zero_scale = self.weight.codes, self._scale_rows().astype(np.float32) == 0
+        values, zero_scale = self.weight.values, self._scale_rows().astype(np.float32) == 0
         if not zero_scale.any():
             return values
         in_features = values.shape[1]

@@ -24,7 +24,7 @@ class WeightTable:
 
     checkpoint: Checkpoint
     stored: Mapping[str, str]
-    borrowed: Mapping[str, WeightTable] = field(default_factory=dict)  # shared with another model
+    shared: Mapping[str, WeightTable] = field(default_factory=dict)  # of another model: its lm_head
     quantization: Quantization | None = None
     packed: PackingSource = field(init=False)
 
@@ -33,12 +33,12 @@ class WeightTable:
 
     def has(self, name: str) -> bool:
         """Returns whether the table has a tensor with this own name."""
-        return name in self.stored or name in self.borrowed
+        return name in self.stored or name in self.shared
 
     def source(self, name: str) -> tuple[Checkpoint, str]:
         """Returns the checkpoint and the stored name of a tensor."""
-        if name in self.borrowed:
-            return self.borrowed[name].source(name)
+        if name in self.shared:
+            return self.shared[name].source(name)
         return self.checkpoint, self.stored[name]
 
     def value(self, builder: GraphBuilder, name: str) -> ir.Value:
@@ -53,12 +53,12 @@ class WeightTable:
         Raises UnsupportedModel for a weight that the canonical graph cannot represent.
         """
         name = f"{linear}.weight"
-        if name in self.borrowed:
-            return self.borrowed[name].packing(linear)
+        if name in self.shared:
+            return self.shared[name].packing(linear)
         return self.packed.packing(self.stored[name].removesuffix(".weight"))
 
     def part(self, builder: GraphBuilder, linear: str, packing: Packing, part: Part) -> ir.Value:
         """Returns one tensor of a quantized weight as a graph value and places it in the plan."""
         name = f"{linear}.{part}"
-        table = self.borrowed.get(f"{linear}.weight", self)
+        table = self.shared.get(f"{linear}.weight", self)
         return builder.weight(builder.plan.place(name, table.packed, packing.info(part)), name)

@@ -1,7 +1,7 @@
 """Drafting methods: a table with one row each, and what each is read from.
 
 Knows what a method is, how its checkpoint is detected and parsed, what config.json keeps of it, and
-when base and draft fit. How its graph looks and how it searches stand in other rooms, in tables
+when base and draft fit. How its graph looks and how it searches stand in other packages, in tables
 keyed by the row's name.
 """
 

@@ -61,13 +61,14 @@ def one_node(spec: SpecConfig) -> int:
 
 
 def no_keys(spec: SpecConfig) -> dict[str, Any]:
+    """The `write_spec` of a method that keeps nothing in config.json."""
     del spec
     return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """A row of METHODS. Tables of other rooms map `name` to their own code.
+    """A row of METHODS. Tables of other packages map `name` to their own code.
 
     `name` is the `spec_decode_type` of config.json; `aliases` are other spellings that users type.
     `component` is the directory below OUT that `edgespec export` writes the draft to, None where

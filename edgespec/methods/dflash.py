@@ -328,8 +328,9 @@ def _aux_layers(
 
 
 def default_outputs(target_layers: int | None, num_layers: int, inner: Fields) -> list[int]:
-    """z-lab's rule: as many layers as the draft has, evenly from the second to the last but two;
-    one: the middle."""
+    """The layer outputs of z-lab's rule: as many as the draft has layers, evenly from the second to
+    the last but two; one: the middle. Raises CheckpointError where the base's depth is
+    unknown."""
     if target_layers is None:
         raise CheckpointError(
             f"{inner.source}: neither 'target_layer_ids' nor 'num_target_layers' is there, so the"
@@ -468,6 +469,8 @@ def spec_of(config: DFlashConfig, *, draft: bool) -> DFlashSpec:
 
 
 def read_spec(fields: Fields) -> DFlashSpec:
+    """The `dflash_config` of an export's config.json; the layers there count layer outputs from 0.
+    Raises what `fields` raises, with the key."""
     inner = fields.section(SECTION)
     outputs = _ids(inner, "target_layer_ids")
     if outputs is None:
@@ -492,6 +495,7 @@ def read_spec(fields: Fields) -> DFlashSpec:
 
 
 def write_spec(spec: SpecConfig) -> dict[str, Any]:
+    """The `dflash_config` that `read_spec` reads."""
     assert isinstance(spec, DFlashSpec)
     keys: dict[str, Any] = {
         "target_layer_ids": [layer - 1 for layer in spec.aux_layer_ids],
@@ -541,6 +545,7 @@ def config_rows(config: DraftConfig) -> Iterator[tuple[str, str]]:
 
 
 def attention_words(window: int | None, causal: bool) -> str:
+    """How one layer attends, for `inspect`."""
     seen = f"a window of {window}" if window else "all of the context"
     return f"{seen}, {'causal' if causal else 'both ways'} inside the block"
 

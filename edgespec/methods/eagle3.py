@@ -180,7 +180,8 @@ def _draft_heads(
 
 
 def matrix(shapes: Shapes, name: str, source: str) -> tuple[int, int]:
-    """Rows and columns of a tensor that every EAGLE-3 draft has."""
+    """Rows and columns of a tensor that every EAGLE-3 draft has. Raises CheckpointError where it is
+    missing or no matrix."""
     if name not in shapes:
         raise CheckpointError(
             f"the draft of {source} has no tensor {name!r}, which every EAGLE-3 draft has.",
@@ -371,6 +372,8 @@ class Eagle3Spec(SpecConfig):
 
 
 def read_spec(fields: Fields) -> Eagle3Spec:
+    """The aux layers of an export's config.json, none where the key is missing. Raises what
+    `fields` raises, with the key."""
     ids = fields.get(AUX_LAYERS_KEY)
     if ids is None:
         return Eagle3Spec()
@@ -378,6 +381,7 @@ def read_spec(fields: Fields) -> Eagle3Spec:
 
 
 def write_spec(spec: SpecConfig) -> dict[str, Any]:
+    """The key that `read_spec` reads; nothing without aux layers."""
     return {AUX_LAYERS_KEY: list(spec.aux_layer_ids)} if spec.aux_layer_ids else {}
 
 

@@ -36,6 +36,7 @@ def same_weights(base: BaseSide, draft: DraftSide) -> Iterator[Mismatch]:
 
 
 def vocabulary(base: BaseSide, draft: DraftSide) -> Iterator[Mismatch]:
+    """Base and draft count the same tokens."""
     if draft.vocab_size != base.vocab_size:
         what = (
             f"the draft's vocabulary has {draft.vocab_size} tokens, that of {base.name} has "
@@ -45,6 +46,7 @@ def vocabulary(base: BaseSide, draft: DraftSide) -> Iterator[Mismatch]:
 
 
 def hidden_size(base: BaseSide, draft: DraftSide) -> Iterator[Mismatch]:
+    """The draft reads hidden states of the base's hidden size."""
     if draft.target_hidden_size != base.hidden_size:
         what = (
             f"the draft reads hidden states of width {draft.target_hidden_size}, the hidden size "

@@ -1,7 +1,7 @@
 """The table of drafting methods: one row each.
 
-Adding a method is a row here and a file beside this one; the tables of other rooms that have code
-for it are keyed by the row's `name`. Test code and users may add rows of their own.
+Adding a method is a row here and a file beside this one; the tables of other packages that have
+code for it are keyed by the row's `name`. Test code and users may add rows of their own.
 """
 
 from __future__ import annotations

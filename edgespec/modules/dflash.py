@@ -18,6 +18,8 @@ Tensor = torch.Tensor
 
 
 class BlockAttention(nn.Module):
+    """Attention of a block over its context and itself, with grouped queries."""
+
     def __init__(self, config: DFlashConfig, index: int) -> None:
         super().__init__()
         layer = config.decoder
@@ -56,11 +58,12 @@ class BlockAttention(nn.Module):
         return self.o_proj(mixed.transpose(0, 1).flatten(1))  # type: ignore[no-any-return]
 
     def heads(self, x: Tensor, num_heads: int) -> Tensor:
+        """[S, heads*D] -> [heads, S, D]"""
         return x.view(len(x), num_heads, self.head_dim).transpose(0, 1)  # [heads, S, D]
 
     def seen(self, known: int, rows: int) -> Tensor:
-        """[B, n + B]: the context within the window, and the block up to the row itself where it is
-        causal."""
+        """The mask [B, n + B]: the context within the window, and the block up to the row itself
+        where it is causal."""
         device = self.o_proj.weight.device
         distance = (
             known
@@ -73,6 +76,8 @@ class BlockAttention(nn.Module):
 
 
 class Layer(nn.Module):
+    """A pre-norm decoder layer whose input norm is for the block alone."""
+
     def __init__(self, config: DFlashConfig, index: int) -> None:
         super().__init__()
         hidden, eps, layer = config.decoder.hidden_size, config.decoder.norm.eps, config.decoder
@@ -82,16 +87,18 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(hidden, eps)
 
     def forward(self, x: Tensor, context: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """The block x [B, H] behind the context [n, H] -> [B, H]"""
         x = x + self.self_attn(self.input_layernorm(x), context, cos, sin)
         return x + self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
 
 
 class DFlash(nn.Module):
+    """The draft (arXiv 2602.06036): fused aux hidden states as context, layers, lm_head."""
+
     def __init__(self, config: DFlashConfig) -> None:
         super().__init__()
-        self.draft_config = (
-            config  # `config` is what ModelOpt takes for a transformers one, and writes to
-        )
+        # ModelOpt takes `config` for one of transformers, and writes to it
+        self.draft_config = config
         layer = config.decoder
         hidden, eps = layer.hidden_size, layer.norm.eps
         self.fc = nn.Linear(

@@ -18,6 +18,8 @@ Tensor = torch.Tensor
 
 
 class Attention(nn.Module):
+    """Causal attention with grouped queries, over a window where the config has one."""
+
     def __init__(self, config: Eagle3Config, in_features: int) -> None:
         super().__init__()
         layer = config.decoder.attention
@@ -59,6 +61,7 @@ class Attention(nn.Module):
         return self.o_proj(mixed.transpose(0, 1).flatten(1))  # type: ignore[no-any-return]
 
     def heads(self, x: Tensor, num_heads: int) -> Tensor:
+        """[S, heads*D] -> [heads, S, D]"""
         return x.view(len(x), num_heads, self.head_dim).transpose(0, 1)  # [heads, S, D]
 
 
@@ -79,6 +82,7 @@ class Layer(nn.Module):
         self.first, self.norm_before_residual = first, config.norm_before_residual
 
     def forward(self, embeds: Tensor, state: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Embeddings and state [S, H] each -> the state [S, H] behind the layer."""
         if self.first:
             normed = self.hidden_norm(state)
             attended = self.self_attn(
@@ -92,11 +96,12 @@ class Layer(nn.Module):
 
 
 class Eagle3(nn.Module):
+    """The draft (arXiv 2503.01840): fc over fused aux hidden states, layers, lm_head."""
+
     def __init__(self, config: Eagle3Config) -> None:
         super().__init__()
-        self.draft_config = (
-            config  # `config` is what ModelOpt takes for a transformers one, and writes to
-        )
+        # ModelOpt takes `config` for one of transformers, and writes to it
+        self.draft_config = config
         hidden, eps, aux_layers = (
             config.decoder.hidden_size,
             config.decoder.norm.eps,

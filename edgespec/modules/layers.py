@@ -10,11 +10,14 @@ Tensor = torch.Tensor
 
 
 class RMSNorm(nn.Module):
+    """Root mean square normalization (arXiv 1910.07467), computed in float32."""
+
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
         self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
 
     def forward(self, x: Tensor) -> Tensor:
+        """[..., width] -> the same shape and dtype."""
         wide = x.float()
         return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(
             x.dtype
@@ -22,8 +25,8 @@ class RMSNorm(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Half and half over the rotary part: pair i is (x[i], x[i + R/2]); cos and sin are [S,
-    R/2]."""
+    """x [heads, S, D] with rotary embedding (arXiv 2104.09864) over its first R elements; pair i is
+    (x[i], x[i + R/2]). cos and sin are [S, R/2]."""
     half = cos.shape[-1]
     first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
@@ -31,6 +34,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class MLP(nn.Module):
+    """A gated feed-forward with SiLU: SwiGLU (arXiv 2002.05202)."""
+
     def __init__(self, hidden: int, inner: int, *, bias: bool) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(hidden, inner, bias=bias)
@@ -38,4 +43,5 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(inner, hidden, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        """[..., hidden] -> [..., hidden]"""
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]

@@ -10,6 +10,8 @@ Level = Literal["ok", "warning", "refused"]
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
+    """One line of a report: what was found of a topic, and a remedy where it is not ok."""
+
     level: Level
     topic: str
     what: str
@@ -43,11 +45,12 @@ class Probed:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """`method` is the name of the way of drafting; empty where it could not be told."""
+    """`method` is the name of the way of drafting; empty where it is unknown."""
 
     method: str
     results: tuple[CheckResult, ...]
     probe: Probed | None = None
 
     def count(self, level: Level) -> int:
+        """How many results have a level."""
         return sum(result.level == level for result in self.results)

@@ -45,7 +45,8 @@ def stated_layers(config: DraftConfig) -> tuple[int, ...] | None:
 
 
 def quantization(pair: Pair) -> Iterator[CheckResult]:
-    """A quantized fc breaks the draft: its inputs have outliers."""
+    """Yields refused for a quantized fc, whose inputs have outliers; else what quantizing the draft
+    costs."""
     draft, _ = pair.drafted()
     linears = {module for modules in schemes_of(draft).values() for module in modules}
     if any(module.removeprefix("model.") in FC for module in linears):

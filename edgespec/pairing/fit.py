@@ -21,7 +21,8 @@ _OTHER_BASE = "Give the base that this draft was trained for, or a draft of this
 
 
 def tensors(pair: Pair) -> Iterator[CheckResult]:
-    """Both have the tensors that their graphs ask for."""
+    """Yields ok where both have the tensors that their graphs ask for. Raises CheckpointError for
+    missing or other tensors."""
     from edgespec.graphs.completeness import check_complete
 
     check_complete(pair.base, pair.model)
@@ -39,7 +40,7 @@ def refused(pair: Pair, topic: str, shown: str | None = None) -> CheckResult | N
 
 
 def origin(pair: Pair) -> Iterator[CheckResult]:
-    """What edgespec quantize recorded of the base with which it made the draft."""
+    """Yields ok, or a warning where edgespec quantize made the draft with another base."""
     draft, _ = pair.drafted()
     recorded = origin_of(draft, hashes=False).recorded
     if recorded is None or recorded.base_identity is None:
@@ -90,14 +91,14 @@ def _names_of(base: Checkpoint) -> set[str]:
 
 
 def vocabulary(pair: Pair) -> Iterator[CheckResult]:
-    """Base and draft have the same vocabulary."""
+    """Yields ok where base and draft have the same vocabulary, else refused."""
     _, config = pair.drafted()
     ok = CheckResult("ok", "vocabulary", f"{config.vocab_size} tokens in both")
     yield refused(pair, "vocabulary") or ok
 
 
 def hidden_size(pair: Pair) -> Iterator[CheckResult]:
-    """The draft reads hidden states as wide as the base's are."""
+    """Yields ok where the draft reads hidden states as wide as the base's are, else refused."""
     _, config = pair.drafted()
     width, own = pair.model.decoder.hidden_size, config.decoder.hidden_size
     beside = "" if own == width else f"; the draft itself is {own} wide"
@@ -146,14 +147,15 @@ def _reading(pair: Pair, layers: tuple[int, ...], stated: tuple[int, ...] | None
 
 
 def embedding(pair: Pair) -> Iterator[CheckResult]:
-    """The draft has an embedding, or can share the base's."""
+    """Yields ok where the draft has an embedding or can share the base's, else refused."""
     _, config = pair.drafted()
     whose = "the draft's own" if config.own_embedding else "the base's"
     yield refused(pair, "embedding") or CheckResult("ok", "embedding", whose)
 
 
 def head(pair: Pair) -> Iterator[CheckResult]:
-    """The draft has an lm_head, or can share the base's."""
+    """Yields ok where the draft has an lm_head or can share the base's, else refused; a warning
+    where the shared lm_head is quantized."""
     _, config = pair.drafted()
     if (found := refused(pair, "head")) is not None:
         yield found

@@ -33,10 +33,12 @@ class Forced(Protocol):
     """`ids` [Vd] are the base's ids of the draft's own."""
 
     @property
-    def graph(self) -> DecoderGraph: ...
+    def graph(self) -> DecoderGraph:
+        """The draft's graph, which `passes` feeds."""
 
     @property
-    def ids(self) -> Ids: ...
+    def ids(self) -> Ids:
+        """[Vd], the base's id of each of the draft's own tokens."""
 
     def positions(self) -> Ids:
         """Where the draft is asked, ascending: p asks for the token behind t_0 .. t_p."""
@@ -55,11 +57,14 @@ class EmbeddingRows:
 
     @classmethod
     def read(cls, source: tuple[Checkpoint, str], ids: Sequence[int] | Ids) -> EmbeddingRows:
+        """The float32 rows of the distinct `ids` in the tensor `source` names. Raises
+        CheckpointError."""
         checkpoint, name = source
         wanted = np.unique(np.asarray(ids, np.int64))
         return cls(wanted, checkpoint.read(name)[wanted].astype(np.float32))
 
     def of(self, ids: Ids) -> Array:
+        """[n, H], the rows of `ids`, all of which were read."""
         found: Array = self.rows[np.searchsorted(self.ids, ids)]
         return found
 
@@ -98,9 +103,11 @@ class ChainForcing:
     rows: EmbeddingRows
 
     def positions(self) -> Ids:
+        """[T-1]: all but the first, for which there is no hidden state before it."""
         return np.arange(1, len(self.tokens))
 
     def passes(self, hidden_states: Array) -> list[Feeds]:
+        """One pass over all positions: hidden state t beside token t+1 (arXiv 2503.01840)."""
         given = hidden_states[None, :-1]
         own = np.zeros((1, 0, self.graph.shape.features), np.float32)
         hidden = {"base_hidden": given, "draft_hidden": own, "use_base_hidden": np.array(True)}

@@ -69,6 +69,7 @@ def probe(pair: Pair, text: str, progress: Progress) -> Probed:
 
 
 def compared(reading: Reading, right: NDArray[np.bool_], stated: NDArray[np.bool_]) -> Share:
+    """A reading's share, and what it gains and loses against the stated one; each [positions]."""
     gained, lost = int((right & ~stated).sum()), int((stated & ~right).sum())
     return Share(reading.name, reading.aux_layers, float(right.mean()), gained, lost)
 
@@ -129,7 +130,8 @@ def read_text(source: Path | None) -> str:
 
 
 def tokens_of(base: Checkpoint, text: str) -> NDArray[np.int64]:
-    """The text's first tokens, by the base's tokenizer."""
+    """[T], the text's first tokens, by the base's tokenizer. Raises CheckpointError for a damaged
+    tokenizer.json, RequestError for too few tokens."""
     import tokenizers
 
     with TemporaryDirectory() as name:

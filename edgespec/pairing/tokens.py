@@ -133,7 +133,7 @@ def coverage(pair: Pair) -> Iterator[CheckResult]:
             "warning",
             "d2t",
             what,
-            "The output stays the same; the last step of an answer drafts in vain.",
+            "The output stays the same; the last step of an answer drafts to no use.",
         )
         return
     yield CheckResult("ok", "d2t", f"the draft proposes {share}, the ends of an answer among them")

@@ -15,6 +15,7 @@ BLOCKS_PER_WINDOW = 4
 
 
 def module(config: DraftConfig) -> Any:
+    """The draft as a torch module with float32 weights that are not loaded yet."""
     from edgespec.modules.dflash import DFlash
 
     assert isinstance(config, DFlashConfig)
@@ -41,7 +42,8 @@ def blocks_of(
 
 
 def names(draft: Checkpoint, config: DraftConfig) -> tuple[Checkpoint, dict[str, str]]:
-    """The draft under our own names, which are those that will be written."""
+    """The draft under our own names, which are those that will be written, and own name -> that
+    name. Raises as `named_tensors` does."""
     from edgespec.graphs.dflash import named_tensors
 
     assert isinstance(config, DFlashConfig)

@@ -118,7 +118,7 @@ def quantize_draft(
         pieces = written_pieces(named, names, plan, packed)
         write_safetensors(staging / "model.safetensors", pieces, progress.advance)
         beside, inside = (
-            modelopt.renamed(one, partial(on_disk, names)) for one in (beside, inside)
+            modelopt.renamed(settings, partial(on_disk, names)) for settings in (beside, inside)
         )
         write_sidecars(draft, staging, beside, inside, more=recorded_base(draft, base, base_dir))
         report = compare(config, weights, Checkpoint(staging), names, plan, pairs[1], progress)
@@ -144,8 +144,8 @@ def check_pair(config: DraftConfig, model: ModelConfig, base: Checkpoint) -> Non
 
 
 def shared_head_shape(config: DraftConfig, options: Options) -> tuple[int, int] | None:
-    """Of the base's lm_head, where it is to be quantized for the draft; None: it is not. TensorRT
-    Edge-LLM does so too."""
+    """The shape [Vd, H] of the base's lm_head where it is quantized for the draft, as TensorRT
+    Edge-LLM does; None: it is not."""
     quantizes = QUANTIZABLE[config.method].quantizes_shared_head and options.lm_head_quantization
     if config.own_head or not quantizes:
         return None
@@ -155,7 +155,7 @@ def shared_head_shape(config: DraftConfig, options: Options) -> tuple[int, int] 
 def size_to_write(
     named: Checkpoint, names: Mapping[str, str], plan: Plan, shared: tuple[int, int] | None
 ) -> int:
-    """About what will be written."""
+    """An estimate of the bytes to write."""
     own = replace(
         plan, layers={module: s for module, s in plan.layers.items() if f"{module}.weight" in names}
     )
@@ -167,14 +167,15 @@ def size_to_write(
 
 
 def stored(names: Mapping[str, str], module: str) -> str:
+    """The name on disk of a module, without `.weight`."""
     return names[f"{module}.weight"].removesuffix(".weight")
 
 
 def plan_draft(
     draft: Checkpoint, names: Mapping[str, str], shared: tuple[int, int] | None, options: Options
 ) -> Plan:
-    """The Linears of the layers and, if asked for, the draft's own lm_head or the one that it
-    shares."""
+    """The plan for the Linears of the layers and, if asked for, the draft's own lm_head or the one
+    that it shares. Raises UnsupportedModel where there is no lm_head to quantize."""
     shapes = {HEAD: shared} if shared else {}
     for own, name in names.items():
         shape = draft.tensors[name].shape
@@ -196,12 +197,13 @@ def plan_draft(
 
 
 def embedding(draft: Checkpoint, base: Checkpoint, names: Mapping[str, str]) -> Any:
+    """The embedding [V, H] as a torch tensor: the draft's own, or the base's."""
     own = names.get("embed_tokens.weight")
     return to_torch(draft.read(own) if own else base.read(of_base(base, f"{EMBEDDING}.weight")))
 
 
 def of_base(base: Checkpoint, name: str) -> str:
-    """The name on disk of one of the base's tensors."""
+    """The name on disk of a tensor of the base."""
     return stored_name(name, text_stack(base))
 
 
@@ -215,8 +217,8 @@ def pairs_of(
     progress: Progress,
     log: modelopt.Log,
 ) -> tuple[list[CalibrationPair], list[CalibrationPair]]:
-    """What the base feeds the draft: for calibration, and held out. The base is let go after
-    that."""
+    """The pairs of aux hidden states and embeddings that the base feeds the draft: for calibration,
+    and held out. The base is freed after that."""
     import torch
 
     from edgespec.quantize.hidden_states import aux_hidden_states
@@ -237,6 +239,7 @@ def pairs_of(
 
 
 def load_model(checkpoint: Checkpoint, device: str, log: modelopt.Log) -> Any:
+    """A transformers model on `device`, in eval mode and the dtype of the checkpoint."""
     with modelopt.captured(log):
         from transformers import AutoModelForCausalLM
 
@@ -249,7 +252,7 @@ def load_model(checkpoint: Checkpoint, device: str, log: modelopt.Log) -> Any:
 def read_weights(
     draft: Checkpoint, base: Checkpoint, names: Mapping[str, str], config: DraftConfig
 ) -> dict[str, Any]:
-    """Own name -> tensor in its own type; the head is the base's where the draft has none."""
+    """Own name -> torch tensor in its own dtype; lm_head is the base's where the draft has none."""
     weights = {
         own: to_torch(draft.read(name))
         for own, name in names.items()
@@ -272,6 +275,8 @@ def calibrated(
     progress: Progress,
     log: modelopt.Log,
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """The packed tensors by their own names, and the two forms of the settings on disk. BuildError
+    where ModelOpt fails."""
     dtype = weights["fc.weight"].dtype
     module = QUANTIZABLE[config.method].module(config).to(dtype).eval()
     module.load_state_dict({name: tensor.to(dtype) for name, tensor in weights.items()})
@@ -294,8 +299,8 @@ def calibrated(
 def written_pieces(
     draft: Checkpoint, names: Mapping[str, str], plan: Plan, packed: Mapping[str, Any]
 ) -> list[Piece]:
-    """The draft's tensors byte for byte, those of quantized Linears replaced by what stands for
-    them."""
+    """The draft's tensors byte for byte; those of quantized Linears are replaced by their packed
+    tensors."""
     modules = {names.get(f"{module}.weight", f"{module}.weight"): module for module in plan.layers}
     pieces = []
     for name in dict.fromkeys((*draft.tensors, *modules)):  # a shared lm_head is not there yet
@@ -319,7 +324,8 @@ def on_disk(names: Mapping[str, str], name: str) -> str:
 
 
 def recorded_base(draft: Checkpoint, base: Checkpoint, base_dir: str) -> dict[str, Any]:
-    """So that `export` finds the base: where published configurations have its name."""
+    """The keys of config.json that name the base, as published configurations do, so that `export`
+    finds it."""
     name = str(base.path.resolve()) if Path(base_dir).is_dir() else base_dir
     speculators = draft.config.get("speculators_config")
     if isinstance(speculators, dict) and isinstance(speculators.get("verifier"), dict):
@@ -343,7 +349,7 @@ def compare(
     pairs: Sequence[CalibrationPair],
     progress: Progress,
 ) -> QuantizeCheck:
-    """The draft before and after, on pairs that were held out; in float32."""
+    """The report on the draft before and after, in float32, over the held-out pairs."""
     import torch
 
     with checking.read_back():

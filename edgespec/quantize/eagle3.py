@@ -13,6 +13,7 @@ __all__ = ["NAME", "QUANTIZE"]
 
 
 def module(config: DraftConfig) -> Any:
+    """The draft as a torch module with float32 weights that are not loaded yet."""
     from edgespec.modules.eagle3 import Eagle3
 
     assert isinstance(config, Eagle3Config)
@@ -20,7 +21,7 @@ def module(config: DraftConfig) -> Any:
 
 
 def pairs(config: DraftConfig, hidden_states: Any, ids: Any, table: Any) -> list[CalibrationPair]:
-    """The aux hidden states of tokens t with the embeddings of tokens t + 1."""
+    """One pair: the aux hidden states of tokens t with the embeddings of tokens t + 1."""
     del config
     return [(hidden_states[:-1], table[ids[1:]])]
 

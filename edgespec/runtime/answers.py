@@ -45,6 +45,7 @@ class Answer:
 
     @property
     def key(self) -> tuple[int, int]:
+        """The request's index in the file and the turn, unique in a run."""
         return self.request.index, self.turn
 
 
@@ -110,6 +111,7 @@ class Answers:
         return replace(answer, prompt=prompt, system_prompt=system_prompt), asked
 
     def render(self, request: Request, messages: Sequence[Message]) -> str:
+        """The text of messages, as the request wants it. Raises RequestError."""
         return self.engine.render(
             messages,
             apply_chat_template=request.apply_chat_template,
@@ -161,14 +163,14 @@ class Answers:
 
 class RequestQueue:
     """The requests of a file that wait: each is rendered when its turn comes, and a later turn of a
-    conversation goes before conversations not yet begun, whose rows would drive out its own."""
+    conversation goes before conversations not yet begun, whose rows would evict its own."""
 
     def __init__(self, answers: Answers, requests: Sequence[Request]) -> None:
         self.answers, self.waiting = answers, deque(requests)
         self.arrived_s = time.perf_counter()  # of all first turns
         self.ready: deque[GenerationRequest] = deque()
         self.asked: dict[GenerationRequest, Answer] = {}  # what is under way, or ready
-        self.refused: list[Answer] = []  # what could not be asked, until somebody takes it
+        self.refused: list[Answer] = []  # what could not be asked, until it is taken
 
     def __len__(self) -> int:
         """Turns that can be asked; none once the run is to stop."""
@@ -184,6 +186,7 @@ class RequestQueue:
     def ask(
         self, request: Request, turn: int, messages: tuple[Message, ...], arrived_s: float
     ) -> None:
+        """Makes a turn ready, or puts it and the turns after it among the refused ones."""
         answer, asked = self.answers.ask(request, turn, messages, arrived_s)
         if asked is None:
             self.refused += [answer, *unasked(request, turn + 1, failed_before(request, turn))]
@@ -206,6 +209,7 @@ class RequestQueue:
 
 
 def answered(answer: Answer, event: Response | EdgeSpecError) -> Answer:
+    """The answer with the response, or with the error, that ended it."""
     if isinstance(event, EdgeSpecError):
         return replace(answer, error=event)
     return replace(answer, response=event, cancelled=event.finish_reason == CANCELLED)
@@ -219,6 +223,7 @@ def next_messages(answer: Answer) -> tuple[Message, ...]:
 
 
 def failed_before(request: Request, turn: int) -> RequestError:
+    """The error of the turns behind one that failed."""
     return RequestError(
         f"turn {turn} of request {request.index} failed, and this one builds on it",
         "Fix that one.",
@@ -278,7 +283,8 @@ def to_dict(found: Answer, tokenizer: Tokenizer) -> dict[str, object]:
 
 
 def candidate(tokenizer: Tokenizer, token_id: int, log_prob: float) -> dict[str, object]:
-    """The token's own bytes, and as text what of them is UTF-8."""
+    """One candidate of output.json's `logprobs`: id, bytes, their text where it is UTF-8, and log
+    p; null stands for minus infinity."""
     raw = tokenizer.token_bytes(token_id)
     finite = log_prob if math.isfinite(log_prob) else None  # JSON has no infinity
     return {

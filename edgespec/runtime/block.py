@@ -68,11 +68,11 @@ class BlockDecoder:
 
     @property
     def capacity(self) -> int:
-        """Rows of a lane."""
+        """Rows of a lane, one a token."""
         return self.runner.capacity
 
     def room(self, lane: int) -> int:
-        """Rows that can still be written."""
+        """Rows of a lane that can still be written."""
         return self.capacity - self.lanes[lane].length
 
     def run(self, parts: Sequence[BlockRows]) -> list[Floats]:
@@ -80,8 +80,8 @@ class BlockDecoder:
         each block's slots but the first, as views that the next call overwrites.
 
         Lanes with fewer rows than others are filled up, and lanes between them that take no part
-        run a row of nothing: what that writes lies behind their committed rows and is seen by
-        nobody.
+        run a row of nothing: what that writes lies behind their committed rows and is not
+        visible.
         """
         assert all(len(p.hidden_states) + len(p.tokens) <= self.room(p.lane) for p in parts)
         of = {part.lane: part for part in parts}
@@ -98,7 +98,7 @@ class BlockDecoder:
         return [result.logits[p.lane - lanes[0], : max(0, len(p.tokens) - 1)] for p in parts]
 
     def call(self, parts: Sequence[BlockRows]) -> Call:
-        """The parts of neighbouring lanes as one call."""
+        """The parts of adjacent lanes as one call."""
         context = max(len(part.hidden_states) for part in parts)
         rows = max(1, *(len(part.tokens) for part in parts))
         starts = np.array([self.lanes[part.lane].length for part in parts], np.int64)

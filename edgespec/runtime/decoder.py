@@ -100,7 +100,7 @@ class CachedDecoder:
     def of(
         cls, runner: Runner, embedding: Table, config: ComponentConfig, min_rows: int = 1
     ) -> CachedDecoder:
-        """That of an open engine, by what its config says of positions."""
+        """The decoder of an open engine, by what its config says of positions."""
         local = config.local_rope
         return cls(
             runner,
@@ -113,7 +113,7 @@ class CachedDecoder:
 
     @property
     def capacity(self) -> int:
-        """Rows of a lane."""
+        """Rows of a lane, one a token."""
         return self.runner.capacity
 
     @property
@@ -133,14 +133,14 @@ class CachedDecoder:
         return min(PREFILL_CHUNK, RECURRENT_CHUNK) if self.recurrent else PREFILL_CHUNK
 
     def room(self, lane: int) -> int:
-        """Rows that can still be written."""
+        """Rows of a lane that can still be written."""
         return self.capacity - self.lanes[lane].end
 
     def run(self, parts: Sequence[Rows]) -> list[LaneResult]:
         """One call over the lanes of `parts`, whose rows become scratch.
 
         Lanes with fewer rows than others are filled up, and lanes between them that take no part
-        run one row: what that writes lies behind their scratch rows and is seen by nobody.
+        run one row: what that writes lies behind their scratch rows and is not visible.
         """
         assert all(len(part.tokens) <= self.room(part.lane) for part in parts)
         of = {part.lane: part for part in parts}
@@ -163,7 +163,7 @@ class CachedDecoder:
         ]
 
     def call(self, parts: Sequence[Rows], first_lane: int) -> Call:
-        """The parts of neighbouring lanes as one call, filled up to the longest."""
+        """The parts of adjacent lanes as one call, filled up to the longest."""
         positions = stacked([part.positions for part in parts], self.min_rows)
         cos, sin = self.rope.rows(positions)
         local_cos, local_sin = self.local_rope.rows(positions) if self.local_rope else (None, None)
@@ -213,7 +213,7 @@ class CachedDecoder:
         return mask
 
     def idle(self, lane: int, like: Rows) -> Rows:
-        """One row for a lane that takes no part in a call."""
+        """One padding row for a lane that takes no part in a call."""
         none = np.zeros(1, np.int64)
         visible = np.zeros((1, len(self.lanes[lane].scratch) + 1), bool)
         visible[0, -1] = True
@@ -254,6 +254,7 @@ class CachedDecoder:
         self.drop_scratch(lane)
 
     def drop_scratch(self, lane: int) -> None:
+        """Forget the uncommitted rows of a lane; the next call overwrites them."""
         self.lanes[lane].scratch = NO_ROWS
 
     def reset(self, lane: int) -> None:
@@ -297,6 +298,7 @@ def stacked(arrays: Sequence[NDArray[np.generic]], min_rows: int = 1) -> NDArray
 
 
 def stacked_hidden(arrays: Sequence[Floats | None], min_rows: int = 1) -> Floats | None:
+    """The lanes' hidden states as one array, as `stacked`; None where no lane has any."""
     given = [array for array in arrays if array is not None]
     assert len(given) in (0, len(arrays))
     return stacked(given, min_rows) if given else None

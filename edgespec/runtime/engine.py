@@ -52,6 +52,7 @@ class Queue(Protocol):
 
 
 def never() -> bool:
+    """The `stopping` of a run that nothing stops: False."""
     return False
 
 
@@ -201,6 +202,7 @@ class Engine:
         return plan
 
     def check_chain(self, plan: DraftPlan) -> None:
+        """Raises LimitError for a tree where only chains are exact."""
         if self.exact and plan.top_k != 1:
             what = f"--spec-draft-top-k {plan.top_k} drafts trees, and only chains are exact"
             raise LimitError(what, "Set it to 1, or leave --exact out.")
@@ -251,7 +253,8 @@ class Engine:
         add_generation_prompt: bool = True,
         enable_thinking: bool = False,
     ) -> str:
-        """The text of messages: by the model's chat template, or simply joined."""
+        """The text of messages: by the model's chat template, or joined. Raises RequestError for
+        what the template rejects."""
         if not apply_chat_template:
             if enable_thinking or not add_generation_prompt:
                 flag = "enable_thinking" if enable_thinking else "add_generation_prompt"
@@ -263,7 +266,8 @@ class Engine:
         )
 
     def encode(self, prompt: str | Sequence[Message] | Sequence[int]) -> list[int]:
-        """Token ids of a text, of messages (through the chat template), or of ids given as such."""
+        """Token ids of a text, of messages (through the chat template), or of ids given as such.
+        Raises RequestError for a mixture."""
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt, add_special_tokens=True)
         items: list[Any] = list(prompt)
@@ -276,7 +280,7 @@ class Engine:
             raise RequestError(what, "Give one of the three, not a mixture.") from None
 
     def check_prompt(self, prompt_ids: Sequence[int]) -> None:
-        """LimitError or RequestError for a prompt that these engines cannot take."""
+        """Raises LimitError or RequestError for a prompt that these engines cannot take."""
         count = len(prompt_ids)
         for role, config in self.configs.items():
             limits = config.limits
@@ -288,15 +292,15 @@ class Engine:
                 what = f"the prompt has {count} tokens, the {role} engine was built for {most}"
                 raise LimitError(what, f"Shorten it, or build the {role} with {flags} or more.")
         rows = self.config.component.vocab_size
-        if strange := [token for token in prompt_ids if not 0 <= token < rows]:
+        if invalid := [token for token in prompt_ids if not 0 <= token < rows]:
             what = (
-                f"the prompt holds the token id {strange[0]}, the model's vocabulary ends at"
+                f"the prompt holds the token id {invalid[0]}, the model's vocabulary ends at"
                 f" {rows - 1}"
             )
             raise RequestError(what, "The tokenizer does not fit the model, or the ids are wrong.")
 
     def check(self, request: GenerationRequest) -> None:
-        """LimitError or RequestError for a request that these engines cannot do."""
+        """Raises LimitError or RequestError for a request that these engines cannot answer."""
         self.check_prompt(request.prompt_ids)
         if request.plan is not None:
             self.plan_limits().check(request.plan)
@@ -305,28 +309,30 @@ class Engine:
             what = f"there is no accept rule {request.accept_rule!r}"
             raise RequestError(what, f"Rules: {', '.join(ACCEPT_RULES)}.")
         rows = self.config.component.vocab_size
-        if strange := [token for token in request.sampling.logit_bias if token >= rows]:
+        if invalid := [token for token in request.sampling.logit_bias if token >= rows]:
             what = (
-                f"logit_bias names the token id {strange[0]}, the model's vocabulary ends at"
+                f"logit_bias names the token id {invalid[0]}, the model's vocabulary ends at"
                 f" {rows - 1}"
             )
             raise RequestError(what, "Remove it.")
 
     def prepare(self, request: GenerationRequest) -> Generation:
-        """A request's handle, once it is checked; LimitError or RequestError."""
+        """A request's handle, once it is checked. Raises LimitError or RequestError."""
         self.check(request)
         return Generation(request, self.tokenizer, self.stop_ids)
 
     def submit(self, request: GenerationRequest, inbox: Inbox) -> Generation:
-        """Add a request to the scheduler; `advance` puts its events into `inbox`."""
+        """Add a request to the scheduler and return its handle; `advance` puts its events into
+        `inbox`. Raises what `prepare` raises."""
         handle = self.scheduler.add(request)
         handle.inbox = inbox
         return handle
 
     def advance(self) -> None:
-        """One step of the scheduler, whoever's requests it serves."""
+        """One step of the scheduler, no matter whose requests it serves. Raises EnvironmentProblem
+        where an interrupt has dropped them."""
         if not self.scheduler.has_work:
-            what = "this request was given up: a step was interrupted"
+            what = "this request was dropped: a step was interrupted"
             raise EnvironmentProblem(what, "Ask again.")
         for handle, event in self.scheduler.step():
             if handle.inbox is not None:
@@ -339,8 +345,9 @@ class Engine:
         into it.
 
         Yields each request's Chunks and at last its Response, or the error that it met. One that
-        ends makes room for the next; none waits for its batch mates. Once `stopping` says so, those
-        under way end after their step. LimitError if the engines were built for smaller batches.
+        ends makes room for the next; none waits for others of its batch. Once `stopping` says so,
+        those under way end after their step. Raises LimitError if the engines were built for
+        smaller batches.
         """
         self.check_batch_size(batch_size)
         inbox, active = Inbox(), list[Generation]()
@@ -367,6 +374,7 @@ class Engine:
             self.cancel_all(active)
 
     def cancel_all(self, handles: Sequence[Generation]) -> None:
+        """Ends requests: after their step each yields a Response with `cancelled`."""
         for handle in handles:
             self.scheduler.cancel(handle)
 
@@ -404,6 +412,7 @@ class Engine:
     def finish(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, plan: DraftPlan | None
     ) -> Response:
+        """The Response of one request, its chunks dropped. Raises what `stream` raises."""
         *_, last = self.stream(prompt_ids, sampling, plan)
         assert isinstance(last, Response)
         return last

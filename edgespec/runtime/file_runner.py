@@ -25,7 +25,7 @@ class Progress(Protocol):
     """What shows how far a run is."""
 
     def add(self, chunk: Chunk) -> None:
-        """Tokens came."""
+        """Counts the tokens of a step."""
 
     def finish(self, count: int) -> None:
         """So many turns are answered."""
@@ -73,12 +73,11 @@ class FileRun:
             self.done |= {answer.key: answer for answer in self.unanswered()}
 
     def write(self) -> None:
-        """The output file, from which the journal then is no longer needed."""
+        """Write the output file, after which the journal is removed. Raises OutputError."""
         self.journal.finish([self.entry(a) for a in self.in_order()], str(self.requests.path))
 
     def warm_up(self, times: int) -> None:
-        """The first batch's first turns, unmeasured; what they left in the prefix cache goes
-        too."""
+        """Run the first batch's first turns, unmeasured, and clear the prefix cache after it."""
         first = [replace(r, turns=()) for r in self.requests.requests[: self.requests.batch_size]]
         for _ in range(times):
             if not self.answers.stopping():
@@ -86,7 +85,7 @@ class FileRun:
         self.engine.session.prefixes.clear()
 
     def answer(self, progress: Progress) -> None:
-        """Each request, kept in the journal as it ends."""
+        """Answer each request and keep it in the journal as it ends."""
         log, began = self.engine.session.log, time.perf_counter()
         log.clear()
         try:
@@ -99,7 +98,7 @@ class FileRun:
             self.peak_bytes = peak_bytes()
 
     def keep(self, answer: Answer) -> None:
-        """In the journal; the first time that this fails a warning says so, and the run goes on."""
+        """Add an answer to the journal. The first failure is a warning, and the run goes on."""
         failed_before = self.journal.failure is not None
         self.journal.add(self.entry(answer))
         if self.journal.failure is not None and not failed_before:
@@ -110,7 +109,8 @@ class FileRun:
             )
 
     def check(self) -> None:
-        """Every drafted answer again, plainly, from nothing that drafting left behind."""
+        """Answer every drafted turn again, plainly, with neither prefixes nor times of the
+        drafts."""
         self.engine.session.prefixes.clear()
         self.engine.session.log.clear()
         began = time.perf_counter()
@@ -118,10 +118,12 @@ class FileRun:
         self.check_wall_s = time.perf_counter() - began
 
     def unanswered(self) -> list[Answer]:
+        """Answers without a response for the turns that no answer came for."""
         left = [a for request in self.requests.requests for a in unasked(request, 0)]
         return [answer for answer in left if answer.key not in self.done]
 
     def entry(self, answer: Answer) -> dict[str, object]:
+        """An answer as output.json and the journal hold it."""
         return to_dict(answer, self.engine.tokenizer)
 
     def in_order(self) -> list[Answer]:

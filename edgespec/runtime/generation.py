@@ -58,6 +58,7 @@ class Chunk:
 
     @property
     def text(self) -> str:
+        """What a client shows of this step; may be empty."""
         return "".join(self.pieces)
 
 
@@ -120,7 +121,7 @@ class Generation(SequenceState):
         self.metrics = RequestMetrics(len(request.prompt_ids), levels)
 
     def begun(self) -> None:
-        """It has a lane: from here on it waits no longer."""
+        """Notes the time at which the request got a lane."""
         self.metrics.queue_time = time.perf_counter() - self.arrived_s
 
     def watch(self, token: int) -> str | None:
@@ -164,5 +165,6 @@ def with_rest(pieces: list[str], rest: str) -> list[str]:
 
 
 def with_seed(sampling: SamplingParams) -> SamplingParams:
-    """A seed drawn once where none was given, so that a run can be repeated from its output."""
+    """The sampling with a seed, drawn where none was given, so that a run can be repeated from its
+    output."""
     return sampling if sampling.seed is not None else replace(sampling, seed=randbits(SEED_BITS))

@@ -30,6 +30,7 @@ class Difference:
 
     @property
     def near_tie(self) -> bool:
+        """Whether the rounding of kernels explains it."""
         return self.margin <= self.rounding
 
 

@@ -24,10 +24,10 @@ class RequestMetrics:
     waited for a lane, and part of `time_to_first_token` and `request_latency`. Lists have one entry
     a verify step.
 
-    In a batch its steps are its mates' too, and where a chunk of a newcomer's prompt is read
-    between two steps that time is in the second one. `stages` are the passes that it took part in:
-    in a batch the rows of its mates are in them, so that their sum over requests exceeds what was
-    spent.
+    In a batch its steps are those of the others too, and where a chunk of a newcomer's prompt is
+    read between two steps that time is in the second one. `stages` are the passes that it took
+    part in: in a batch the rows of the others are in them, so that their sum over requests exceeds
+    what was spent.
     """
 
     prompt_tokens: int
@@ -86,17 +86,19 @@ class RequestMetrics:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Of decoding: the first token and the time before it are left out."""
+        """Tokens a second of decoding: the first token and the time before it are left out. None
+        where there is one token."""
         return ratio(self.decode_tokens, self.decode_s)
 
     @property
     def acceptance_length(self) -> float | None:
-        """Tokens emitted a verify step, bonus included, the token of prefill excluded."""
+        """Tokens emitted a verify step, bonus included, the token of prefill excluded; None without
+        a step."""
         return ratio(self.decode_tokens, self.steps)
 
     @property
     def acceptance_rate(self) -> float | None:
-        """Accepted over drafted."""
+        """Accepted drafts over drafted ones; None where nothing was drafted."""
         return ratio(sum(self.per_step_accepted), sum(self.per_step_drafted))
 
     def to_dict(self, *, speculative: bool) -> dict[str, Any]:
@@ -165,7 +167,7 @@ class RequestMetrics:
         }
 
     def histogram(self, accepted: list[int]) -> list[int]:
-        """[num_spec_tokens + 1] counts."""
+        """[num_spec_tokens + 1]: how many steps accepted 0, 1, ... drafts."""
         return [accepted.count(a) for a in range(self.num_spec_tokens + 1)]
 
 
@@ -184,23 +186,27 @@ class Pooled:
 
     @property
     def completion_tokens(self) -> int:
+        """Tokens of all answers."""
         return sum(r.completion_tokens for r in self.requests)
 
     @property
     def decode_tokens(self) -> int:
+        """Tokens that verify steps made; the first of an answer comes from the prefill."""
         return sum(r.decode_tokens for r in self.requests)
 
     @property
     def decode_s(self) -> float:
-        """Each request's own; in a batch they overlap."""
+        """Seconds of decoding, each request's own; in a batch they overlap."""
         return sum(r.decode_s for r in self.requests)
 
     @property
     def reused_tokens(self) -> int:
+        """Prompt tokens from the prefix cache."""
         return sum(r.reused_tokens for r in self.requests)
 
     @property
     def computed_tokens(self) -> int:
+        """Prompt tokens that the prefill computed."""
         return sum(r.computed_tokens for r in self.requests)
 
     @property
@@ -210,12 +216,13 @@ class Pooled:
 
     @property
     def acceptance_rate(self) -> float | None:
-        """Accepted over drafted."""
+        """Accepted drafts over drafted ones, of all requests; None where nothing was drafted."""
         accepted = sum(sum(r.per_step_accepted) for r in self.requests)
         return ratio(accepted, sum(sum(r.per_step_drafted) for r in self.requests))
 
     @property
     def per_position_acceptance(self) -> list[float]:
+        """For each draft position the share of verify steps that accepted it, as vLLM counts."""
         counts = [a for r in self.requests for a in r.per_step_accepted]
         return per_position(counts, max((r.num_spec_tokens for r in self.requests), default=0))
 
@@ -241,7 +248,7 @@ class Pooled:
 
     @property
     def inter_token_latency(self) -> float | None:
-        """Seconds."""
+        """Seconds between two tokens of a request, over all requests."""
         return ratio(self.decode_s, self.decode_tokens)
 
     def to_dict(self, *, speculative: bool) -> dict[str, Any]:
@@ -293,17 +300,18 @@ def per_position(accepted: Sequence[int], levels: int) -> list[float]:
 
 
 def percentiles(name: str, seconds: Sequence[float]) -> dict[str, float | None]:
-    """p50 and p95, between two values in proportion."""
+    """`{name}_p50_s` and `{name}_p95_s`, between two values in proportion; None without values."""
     return {
         f"{name}_p{q}_s": float(np.percentile(seconds, q)) if seconds else None for q in (50, 95)
     }
 
 
 def ratio(part: float, whole: float) -> float | None:
+    """The quotient; None where the denominator is 0."""
     return part / whole if whole else None
 
 
 def mean(values: Iterable[float | None]) -> float | None:
-    """Over those that are defined."""
+    """The mean of the values that are defined; None where none is."""
     known = [value for value in values if value is not None]
     return fmean(known) if known else None

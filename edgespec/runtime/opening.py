@@ -40,6 +40,7 @@ class DraftChoice:
 
     @property
     def drafts(self) -> bool:
+        """Whether something is to draft: a draft engine or a given drafter."""
         return self.method is not None or self.drafter is not None
 
     @property
@@ -115,17 +116,17 @@ def engineless(name: str) -> str:
 
 def open_base(engine_dir: Path, choice: DraftChoice, *, exact: bool) -> OpenBase:
     """The engine that the drafts are for: a plain one where there is one and it will do, else the
-    base."""
+    base. Raises LimitError where it verifies no drafts, or cannot be exact but should."""
     there = EngineManifest.read(engine_dir).engines if engine_dir.is_dir() else {}
     plain = Role.LLM in there or not there
     role = Role.LLM if plain and not choice.needs_base else Role.BASE
-    runner, config = open_runner(engine_dir, role)
+    config, _ = engines.open_engine(engine_dir, role)  # refused before a large engine is loaded
     if exact:
         check_exact(engine_dir, config)
     if choice.drafts and config.limits.verify_tree_size == NO_DRAFTS and not choice.needs_base:
-        runner.close()
         what = f"the {role.value} engine in {engine_dir} was built to verify no drafts"
         raise LimitError(what, BUILD_AGAIN)
+    runner, config = open_runner(engine_dir, role)
     table = runner.table or EmbeddingTable(engine_dir / bundle.EMBEDDING)
     min_rows = EXACT_ROWS if exact else 1
     decoder = CachedDecoder.of(runner, table, config.component, min_rows)
@@ -152,6 +153,8 @@ def open_draft(engine_dir: Path, choice: DraftChoice, base: OpenBase) -> OpenDra
 
 
 def open_draft_engine(engine_dir: Path, base: OpenBase) -> DraftEngine:
+    """The draft engine beside a base, with its own embedding or the base's. Raises BundleError,
+    EngineMismatch, or PairingError where the two do not belong together."""
     runner, config = open_runner(engine_dir, Role.DRAFT)
     check_pairing(base.config.component, config.component)
     assert config.component.pair is not None
@@ -161,7 +164,7 @@ def open_draft_engine(engine_dir: Path, base: OpenBase) -> DraftEngine:
 
 
 def check_exact(engine_dir: Path, config: EngineConfig) -> None:
-    """LimitError where passes of one and of many rows give other bits."""
+    """Raises LimitError where passes of one and of many rows give other bits."""
     if why := config.why_not_exact:
         what = f"the engine in {engine_dir} cannot be exact: {why}"
         if config.component.graph.recurrent:

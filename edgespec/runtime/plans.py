@@ -82,7 +82,7 @@ class TreeLimits:
         self.check_draft(plan)
 
     def check_draft(self, plan: DraftPlan) -> None:
-        """The drafter's own limits."""
+        """Raises LimitError for a plan beyond the drafter's own limits."""
         k, s, most = plan.top_k, plan.steps, self.max_draft_tree_size
         if most is not None and k * s > most:
             what = (

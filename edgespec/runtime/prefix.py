@@ -37,6 +37,7 @@ class Prefix:
 
     @property
     def size_bytes(self) -> int:
+        """Bytes of the rows of base and draft."""
         return self.base.nbytes + (0 if self.draft is None else self.draft.nbytes)
 
     def reusable(self, prompt: NDArray[np.int64], *, drafting: bool) -> int:
@@ -69,10 +70,11 @@ class PrefixCache:
 
     @property
     def size_bytes(self) -> int:
+        """Bytes of all entries."""
         return sum(entry.size_bytes for entry in self.entries)
 
     def clear(self) -> None:
-        """Keep nothing of what is there."""
+        """Drop all entries."""
         self.entries = []
 
     def find(self, prompt: Sequence[int], *, drafting: bool) -> tuple[Prefix, int] | None:
@@ -157,6 +159,8 @@ class PrefixCache:
     def copy(
         self, seq: SequenceState, count: int, base: CachedDecoder, drafter: Drafter | None
     ) -> Prefix | None:
+        """A copy of a lane's first `count` positions; None where there are none, or where an entry
+        serves them already. Raises MemoryError."""
         needs_draft = drafter is not None and drafter.needs_hidden_states
         tokens = seq.tokens[:count]
         if not tokens or self.holds(tokens, drafting=needs_draft):
@@ -174,6 +178,7 @@ class PrefixCache:
 
 
 def covers(new: Prefix, old: Prefix) -> bool:
+    """Whether `new` serves every prompt that `old` serves, with and without drafts."""
     return serves(new, old.tokens) and (new.draft is not None or old.draft is None)
 
 

@@ -49,7 +49,7 @@ NOTES = (
 )
 SHARED = (
     "Requests with drafts and without shared passes: generation has no times of its own, and those"
-    " of eagle_generation hold the rows of its plain mates."
+    " of eagle_generation hold the rows of the plain requests beside them."
 )
 SPECULATION = (
     stages.DRAFT_PREFILL,
@@ -79,26 +79,31 @@ class RunStats:
 
     @property
     def pool(self) -> Pooled:
+        """The metrics of all responses together."""
         return Pooled([a.response.metrics for a in self.answers if a.response])
 
     @property
     def drafted(self) -> list[RequestMetrics]:
+        """The metrics of the responses made with drafts."""
         return [a.response.metrics for a in self.answers if a.response and a.speculative]
 
     @property
     def undrafted(self) -> list[RequestMetrics]:
+        """The metrics of the responses made without drafts."""
         return [a.response.metrics for a in self.answers if a.response and not a.speculative]
 
     @property
     def memory(self) -> dict[str, float]:
+        """Peak memory of the process in bytes and MiB, under TensorRT Edge-LLM's keys."""
         size = self.peak_cpu_memory_bytes
         return {"peak_cpu_memory_bytes": size, "peak_cpu_memory_mb": size / 2**20}
 
     def seconds(self, *stage_ids: str) -> float:
+        """Seconds in all passes of some stages."""
         return sum(sum(self.passes.get(stage, ())) for stage in stage_ids)
 
     def commit_s(self, requests: Sequence[RequestMetrics]) -> float:
-        """What committing took for `requests`; in a batch it cannot be divided."""
+        """Seconds of committing for `requests`; in a batch it cannot be divided."""
         return (
             sum(r.stages.commit for r in requests)
             if self.batch_size == 1
@@ -151,6 +156,7 @@ def summary(run: RunStats) -> dict[str, Any]:
 
 
 def finish_reason(answer: Answer) -> str:
+    """The response's reason; without a response `cancelled` or `error`."""
     if answer.response is not None:
         return answer.response.finish_reason
     return CANCELLED if answer.cancelled else ERROR
@@ -162,6 +168,7 @@ def saved(done: Pooled, plain: Pooled) -> float | None:
 
 
 def result(answers: Sequence[Answer]) -> str:
+    """The line of a lossless check: yes, near-ties, or how many differences are beyond one."""
     differing = [a.difference for a in answers if a.difference]
     if not differing:
         return "yes"
@@ -193,6 +200,7 @@ def profile(run: RunStats) -> dict[str, Any]:
 
 
 def prefill(run: RunStats) -> dict[str, float]:
+    """The `prefill` section of profile.json, by TensorRT Edge-LLM's keys."""
     runs, tokens, seconds = (
         len(run.pool.requests),
         run.pool.computed_tokens,
@@ -224,6 +232,8 @@ def generation(run: RunStats, pass_s: float | None) -> dict[str, float | None]:
 
 
 def eagle_generation(run: RunStats) -> dict[str, float]:
+    """The `eagle_generation` section of profile.json, by TensorRT Edge-LLM's keys; tokens per
+    second without the prefill."""
     pool = Pooled(run.drafted)
     seconds = run.seconds(*SPECULATION) + run.commit_s(run.drafted)
     return {
@@ -262,4 +272,5 @@ def stage_times(stage: str, seconds: Sequence[float]) -> dict[str, Any]:
 
 
 def or_zero(part: float, whole: float) -> float:
+    """The quotient; 0 where the denominator is, since these keys hold numbers alone."""
     return part / whole if whole else 0.0

@@ -77,6 +77,7 @@ class Scheduler:
     # ---- the parts of a step
 
     def drop_cancelled(self) -> Events:
+        """The last events of cancelled requests; their lanes are free afterwards."""
         for handle in [handle for handle in self.waiting if handle.cancelled]:
             self.waiting.remove(handle)
             yield from self.cancelled(handle)
@@ -86,6 +87,7 @@ class Scheduler:
             yield from self.cancelled(handle)
 
     def cancelled(self, handle: Generation) -> Events:
+        """An empty last Chunk and the Response with what there is, both `cancelled`."""
         yield handle, handle.chunk(StepOutput([], finish_reason=CANCELLED))
         yield handle, handle.response(CANCELLED)
 
@@ -105,9 +107,11 @@ class Scheduler:
             yield from self.read_chunk(handle)
 
     def being_read(self) -> Generation | None:
+        """The request whose prompt is being read, if there is one."""
         return self.active[-1] if self.session.reading is not None else None
 
     def can_admit(self) -> bool:
+        """Whether a request waits and a sequence slot is free."""
         return bool(self.waiting) and len(self.active) < self.max_num_seqs
 
     def admit(self, handle: Generation) -> Events:
@@ -116,16 +120,17 @@ class Scheduler:
         try:
             self.session.admit(handle)
         except FAULTS as error:
-            self.session.give_up_reading()
+            self.session.free_reading()
             yield handle, as_error(error)
         else:
             self.active.append(handle)
 
     def read_chunk(self, handle: Generation) -> Events:
+        """Reads one chunk of a prompt; events once it is read, or the error that it met alone."""
         try:
             output = self.session.prefill(handle)
         except FAULTS as error:
-            self.session.give_up_reading(zero=True)
+            self.session.free_reading(zero=True)
             self.active.remove(handle)
             yield handle, as_error(error)
         else:
@@ -147,6 +152,7 @@ class Scheduler:
             yield from self.report(seq, output)
 
     def report(self, handle: Generation, output: StepOutput) -> Events:
+        """The Chunk of a step, and at the end the Response or the sequence's error."""
         if output.finish_reason is not None:
             self.active.remove(handle)
         if output.error is not None:

@@ -73,6 +73,7 @@ class SequenceState:
 
     @property
     def num_emitted(self) -> int:
+        """Tokens generated so far."""
         return len(self.tokens) - len(self.prompt)
 
     @property

@@ -74,6 +74,7 @@ class Session:
 
     @property
     def num_free_lanes(self) -> int:
+        """Lanes of the base that hold no sequence."""
         taken = len(self.running) + (self.reading is not None)
         return len(self.base.lanes) - taken
 
@@ -82,6 +83,7 @@ class Session:
         self.running, self.reading, self.kept = [], None, None
 
     def drafter_of(self, seq: SequenceState) -> Drafter | None:
+        """The drafter of a sequence; None where it decodes without drafts."""
         return self.drafter if seq.plan is not None else None
 
     def engine_s(self) -> float:
@@ -103,6 +105,7 @@ class Session:
             drafter.begin(seq.lane, seq.prompt, seq.num_reused)
 
     def check(self, seq: SequenceState) -> None:
+        """Raises LimitError for an empty prompt, or one longer than the KV cache."""
         assert self.reading is None
         assert self.num_free_lanes
         if not seq.prompt:
@@ -179,6 +182,7 @@ class Session:
             drafter.observe([observation])
 
     def begin_decoding(self, seq: SequenceState, output: StepOutput) -> StepOutput:
+        """The first token's step: the sequence joins the running ones, or ends at once."""
         self.reading = None
         self.running.append(seq)
         if self.kept is not None:
@@ -218,6 +222,7 @@ class Session:
         return [Draft(seq, trees[seq.lane]) for seq in self.running]
 
     def draft_request(self, seq: SequenceState) -> DraftRequest:
+        """What the drafter is asked for: a plan that fits the answer's length and the KV cache."""
         assert seq.plan is not None
         remaining = seq.max_new_tokens - seq.num_emitted
         plan = seq.plan.within(levels=remaining - 1, nodes=self.base.room(seq.lane))
@@ -234,6 +239,7 @@ class Session:
             ]
 
     def tree_rows(self, draft: Draft) -> Rows:
+        """A tree as a call's rows: its depths as positions, its mask, logits of every node."""
         lane, tree = draft.seq.lane, draft.tree
         positions = self.base.lanes[lane].length + tree.depths
         return Rows(lane, tree.tokens, positions, tree.mask, np.arange(len(tree)))
@@ -244,6 +250,8 @@ class Session:
             return [self.commit_lane(item) for item in verified]
 
     def commit_lane(self, item: Verified) -> Committed:
+        """Commits one lane's accepted rows. With a failed accept rule its rows are zeroed, and its
+        step carries the error."""
         seq, accepted, num_drafts = item.draft.seq, item.accepted, len(item.draft.tree) - 1
         if isinstance(accepted, EdgeSpecError):
             self.base.zero(seq.lane)
@@ -287,7 +295,7 @@ class Session:
         """Free a sequence's lane; the last one running moves into it, and what is being read into
         the lane behind, so that no gap is left."""
         if seq is self.reading:
-            return self.give_up_reading()
+            return self.free_reading()
         if seq.keep_all:
             prefix = self.prefixes.take(seq, len(seq.tokens), self.base, self.drafter_of(seq))
             if prefix is not None:
@@ -301,7 +309,7 @@ class Session:
         if self.reading is not None:
             self.move(self.reading, len(self.running))
 
-    def give_up_reading(self, *, zero: bool = False) -> None:
+    def free_reading(self, *, zero: bool = False) -> None:
         """Free the lane of the prompt that is being read; with `zero` its rows may hold NaN or
         Inf. Nothing where none is."""
         seq, self.reading, self.kept = self.reading, None, None
@@ -313,11 +321,13 @@ class Session:
             self.reset(seq.lane)  # those that go on would pay for its rows
 
     def reset(self, lane: int) -> None:
+        """Free a lane of the base and of the drafter."""
         self.base.reset(lane)
         if self.drafter is not None:
             self.drafter.reset(lane)
 
     def move(self, seq: SequenceState, lane: int) -> None:
+        """A sequence goes on in another lane, whose own has ended."""
         self.base.move(seq.lane, lane)
         if (drafter := self.drafter_of(seq)) is not None:
             drafter.move(seq.lane, lane)
@@ -327,7 +337,7 @@ class Session:
 
 
 def accept(draft: Draft, result: LaneResult) -> AcceptResult | EdgeSpecError:
-    """What the sequence's rule accepts; an error is its own, and its batch mates go on."""
+    """What the sequence's rule accepts; an error is its own, and the rest of the batch goes on."""
     seq = draft.seq
     try:
         return ACCEPT_RULES[seq.accept_rule](draft.tree, result.logits, seq.sampler, seq.tokens)

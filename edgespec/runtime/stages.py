@@ -16,9 +16,8 @@ DRAFT_PREFILL = "spec_decode_draft_prefill"
 DRAFT_PROPOSAL = "spec_decode_draft_proposal"
 VERIFICATION = "spec_decode_base_verification"
 COMMIT = "kv_commit"  # ours: moving the KV rows of what was accepted
-DRAFT_REPLAY = (
-    "spec_decode_draft_replay"  # ours: the draft reads the hidden states of what was accepted
-)
+# Ours: the draft reads the hidden states of what was accepted
+DRAFT_REPLAY = "spec_decode_draft_replay"
 
 # Stage -> the coarser one of a request's metrics.
 COARSE = {
@@ -73,4 +72,5 @@ class StageLog:
         spent.engine += self.engine_s() - engine
 
     def clear(self) -> None:
+        """Forget all passes."""
         self.passes = {}

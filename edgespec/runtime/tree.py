@@ -89,9 +89,11 @@ class BlockPlan(DraftPlan):
 
     @property
     def depth_words(self) -> str:
+        """How long its blocks are, as a user gives it."""
         return f"blocks of {self.steps + 1}"
 
     def within(self, levels: int, nodes: int) -> BlockPlan:
+        """The plan cut down to `levels` slots behind the root and `nodes` nodes."""
         steps = max(0, min(self.steps, levels))
         size = max(1, min(self.verify_size, nodes))
         return BlockPlan(self.top_k, steps, min(size, full_tree_size(self.top_k, steps, size)))

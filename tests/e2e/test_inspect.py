@@ -484,7 +484,7 @@ def test_what_a_killed_run_left_is_told(shop: Path, tmp_path: Path, cli: Cli) ->
     done = cli("inspect", path)
     assert done.code == 0
     assert ".base.tmp-999999999 is of a run that was killed" in done.out
-    assert "not of edgespec: notes.txt" in done.out
+    assert "not in the manifest: notes.txt" in done.out
     staged = path / ".base.tmp-999999999"
     assert "left unfinished" in cli("inspect", staged).err
     unfinished = tmp_path / ".out.quantize"

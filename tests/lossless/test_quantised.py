@@ -45,7 +45,7 @@ ENGINES = {
     "int4-32-for-two": (WeightFormat("int4", 32), 2),
     "int8-0-for-two": (WeightFormat("int8", 0), 2),
 }
-# Quantised before the export, in the layout of compressed-tensors: width of the codes, what else
+# Quantized before the export, in the layout of compressed-tensors: width of the values, what else
 # the settings say of weights, and how activations are rounded. The head is a copy of the embedding,
 # in float32.
 STORED: dict[str, tuple[int, dict[str, Any], dict[str, Any] | None]] = {
@@ -102,14 +102,14 @@ def stored_twin(
         weight, module = tensors.pop(name).float(), name.removesuffix(".weight")
         blocks = weight.unflatten(1, (-1, weights.get("group_size", weight.shape[1])))
         scale = blocks.abs().amax(2, keepdim=True) / (2 ** (bits - 1) - 1)
-        codes = torch.round(blocks / scale).flatten(1)
+        values = torch.round(blocks / scale).flatten(1)
         tensors[f"{module}.weight_scale"] = scale[..., 0]
         if bits == 8:
-            tensors[name] = codes.to(torch.int8)
+            tensors[name] = values.to(torch.int8)
         else:
             shifts = 4 * torch.arange(8, dtype=torch.int32)
             tensors[f"{module}.weight_packed"] = (
-                ((codes.int() + 8).unflatten(1, (-1, 8)) << shifts).sum(2).int()
+                ((values.int() + 8).unflatten(1, (-1, 8)) << shifts).sum(2).int()
             )
             tensors[f"{module}.weight_shape"] = torch.tensor(weight.shape)
         if inputs is not None and not inputs["dynamic"]:

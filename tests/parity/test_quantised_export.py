@@ -40,8 +40,8 @@ Tensors = dict[str, torch.Tensor]
 Array = NDArray[Any]
 
 # Largest difference of a logit, whose standard deviation is about 1. A rounded activation that lies
-# between two codes may fall to either side; then a logit moves by a step of the format (measured:
-# up to 0.034 in FP8).
+# between two quantized values may fall to either side; then a logit moves by a step of the format
+# (measured: up to 0.034 in FP8).
 EXACT, ROUNDED_INT8, ROUNDED_FP8 = 2e-5, 0.02, 0.1
 FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
@@ -183,23 +183,23 @@ def int8_token_twin(plain: Path, out: Path) -> Path:
 
 def unpacked(tensors: Tensors, module: str) -> torch.Tensor:
     """The weight [out, in] that activations meet after the smoothing, from ModelOpt's tensors."""
-    codes, scale = tensors[f"{module}.weight"], tensors[f"{module}.weight_scale"]
-    if codes.dtype == torch.uint8 and scale.dtype == torch.float8_e4m3fn:
-        pairs = torch.stack([codes & 0xF, codes >> 4], -1).flatten(1).long()
+    values, scale = tensors[f"{module}.weight"], tensors[f"{module}.weight_scale"]
+    if values.dtype == torch.uint8 and scale.dtype == torch.float8_e4m3fn:
+        pairs = torch.stack([values & 0xF, values >> 4], -1).flatten(1).long()
         return (
             FP4[pairs]
             * scale.float().repeat_interleave(16, 1)
             * tensors[f"{module}.weight_scale_2"]
         )
-    if codes.dtype == torch.uint8:
-        pairs = torch.stack([codes & 0xF, codes >> 4], 1).flatten(0, 1).int()
+    if values.dtype == torch.uint8:
+        pairs = torch.stack([values & 0xF, values >> 4], 1).flatten(0, 1).int()
         return torch.where(pairs > 7, pairs - 16, pairs) * scale.float().repeat_interleave(128, 1)
     if scale.dtype == torch.uint8:
-        return codes.float() * torch.exp2(scale.float() - 127).repeat_interleave(32, 1)
+        return values.float() * torch.exp2(scale.float() - 127).repeat_interleave(32, 1)
     if scale.dim() == 4:
         squares = scale.float()[:, 0, :, 0].repeat_interleave(128, 0).repeat_interleave(128, 1)
-        return codes.float() * squares[: codes.shape[0], : codes.shape[1]]
-    return codes.float() * (scale.float().reshape(-1, 1) if scale.numel() > 1 else scale.float())
+        return values.float() * squares[: values.shape[0], : values.shape[1]]
+    return values.float() * (scale.float().reshape(-1, 1) if scale.numel() > 1 else scale.float())
 
 
 class Rounded(torch.nn.Module):
@@ -232,7 +232,7 @@ class Rounded(torch.nn.Module):
 
 
 def in_nvfp4(x: torch.Tensor, step: torch.Tensor | None) -> torch.Tensor:
-    """To the nearest value of FP4 by their list; of two equally near ones the even code."""
+    """To the nearest value of FP4 by their list; of two equally near ones the even one."""
     assert step is not None
     blocks = x.unflatten(-1, (-1, 16))
     scale = (blocks.abs().amax(-1, keepdim=True) / (6 * step)).clamp(2**-9, 448).to(
@@ -399,7 +399,7 @@ def test_the_graph_with_its_dequantize_nodes_gives_the_golden_logits(case: Case)
     assert np.abs(graph_logits(case, "prompt") - wanted).max() <= case.row.tolerance * wanted.std()
 
 
-def test_codes_keep_their_type_and_stand_as_tensorrt_wants_them(case: Case) -> None:
+def test_quantized_values_keep_their_type_and_stand_as_tensorrt_wants_them(case: Case) -> None:
     graph = onnx.load(case.graph, load_external_data=False).graph
     product = quantised_products(graph)["model.layers.0.mlp.down_proj"]
     makers = {name: node for node in graph.node for name in node.output}
@@ -409,14 +409,14 @@ def test_codes_keep_their_type_and_stand_as_tensorrt_wants_them(case: Case) -> N
     node = makers[node.input[0]] if turned else node
     assert node.op_type == "DequantizeLinear"
     assert turned == ("nvfp4" in case.row.scheme)
-    codes = tensors[node.input[0]]
-    assert onnx.TensorProto.DataType.Name(codes.data_type) == CODES[case.row.scheme][0]
-    assert list(codes.dims) == ([256, 384] if turned else [384, 256])
+    values = tensors[node.input[0]]
+    assert onnx.TensorProto.DataType.Name(values.data_type) == QUANTIZED[case.row.scheme][0]
+    assert list(values.dims) == ([256, 384] if turned else [384, 256])
     attributes = {a.name: a.i for a in node.attribute}
-    assert (attributes.get("axis"), attributes.get("block_size")) == CODES[case.row.scheme][1:]
+    assert (attributes.get("axis"), attributes.get("block_size")) == QUANTIZED[case.row.scheme][1:]
 
 
-CODES = {
+QUANTIZED = {
     "fp8": ("FLOAT8E4M3FN", None, None),
     "fp8_block": ("FLOAT8E4M3FN", 0, 128),
     "fp8_token": ("FLOAT8E4M3FN", 1, None),
@@ -460,7 +460,7 @@ def test_config_and_notes_say_what_is_quantised(case: Case) -> None:
     settings, count = case.settings(), 14 + (case.name in HEADS)
     scheme = settings["schemes"][case.row.scheme]
     assert (list(settings["schemes"]), scheme["linears"]) == ([case.row.scheme], count)
-    assert scheme["blocks"] == [size for size in CODES[case.row.scheme][2:] if size]
+    assert scheme["blocks"] == [size for size in QUANTIZED[case.row.scheme][2:] if size]
     assert settings["unquantised"] == ([] if case.name in HEADS else ["lm_head"])
     assert settings["lm_head"] == (case.row.scheme if case.name in HEADS else None)
     assert any(
@@ -503,8 +503,8 @@ def engine_logits(case: Case, work: Path) -> Array:
 
 
 def test_an_engine_rounds_what_its_format_rounds(case: Case, tmp_path: Path) -> None:
-    """A value between two codes may fall to either side, and later tokens see it: some token shows
-    the same values."""
+    """A value between two quantized ones may fall to either side, and later tokens see it: some
+    token shows the same values."""
     dynamic = case.row.scheme in DYNAMIC
     wanted = transformers_logits(case, case.golden()["prompt_ids"], dynamic)
     found = engine_logits(case, tmp_path)
@@ -564,16 +564,16 @@ def test_a_quantised_head_wins_over_a_flag_that_ties_it(
 
 
 def int8_twin(plain: Path, out: Path) -> Path:
-    """A copy in INT8 of ModelOpt's layout; `plain` itself gets the weights that the codes stand
-    for."""
+    """A copy in INT8 of ModelOpt's layout; `plain` itself gets the dequantized
+    weights."""
     tensors = load_file(plain / "model.safetensors")
     packed, dequantized = dict(tensors), dict(tensors)
     for name, tensor in tensors.items():
         if tensor.dim() == 2 and "embed_tokens" not in name:
             scale = tensor.abs().amax(1) / 127
-            codes = torch.round(tensor / scale[:, None]).to(torch.int8)
-            packed[name], packed[f"{name}_scale"] = codes, scale
-            dequantized[name] = codes.float() * scale[:, None]
+            values = torch.round(tensor / scale[:, None]).to(torch.int8)
+            packed[name], packed[f"{name}_scale"] = values, scale
+            dequantized[name] = values.float() * scale[:, None]
     shutil.copytree(plain, out)
     save_file(packed, out / "model.safetensors")
     save_file(dequantized, plain / "model.safetensors")
@@ -626,8 +626,8 @@ def test_a_draft_borrows_a_quantised_head(tmp_path: Path) -> None:
 
 
 def gptq_twin(plain: Path, out: Path, zero: int = 8) -> Path:
-    """A copy in GPTQ's INT4 with groups in an order of their own; `plain` gets the weights that the
-    codes stand for."""
+    """A copy in GPTQ's INT4 with groups in an order of their own; `plain` gets the dequantized
+    weights."""
     tensors, generator, group = (
         load_file(plain / "model.safetensors"),
         torch.Generator().manual_seed(0),
@@ -639,14 +639,14 @@ def gptq_twin(plain: Path, out: Path, zero: int = 8) -> Path:
             continue
         rows, columns = tensor.shape
         groups = (torch.randperm(columns, generator=generator) // group).int()
-        codes = torch.randint(0, 16, (rows, columns), generator=generator).int()
+        values = torch.randint(0, 16, (rows, columns), generator=generator).int()
         scales = torch.rand(columns // group, rows, generator=generator) * 0.01 + 0.01
-        dequantized[name] = (codes - zero) * scales.T[:, groups.long()]
+        dequantized[name] = (values - zero) * scales.T[:, groups.long()]
         module = name.removesuffix(".weight")
         shifts = torch.arange(8, dtype=torch.int32) * 4
         del packed[name]
         packed |= {
-            f"{module}.qweight": (codes.T.reshape(columns // 8, 8, rows) << shifts[None, :, None])
+            f"{module}.qweight": (values.T.reshape(columns // 8, 8, rows) << shifts[None, :, None])
             .sum(1)
             .int(),
             f"{module}.qzeros": (torch.full((columns // group, rows // 8, 8), zero).int() << shifts)

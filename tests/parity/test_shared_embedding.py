@@ -35,9 +35,9 @@ def test_unpack_undoes_pack(bits: int, block: int, in_features: int) -> None:
     array = np.random.default_rng(0).standard_normal((24, in_features)).astype(np.float32)
     weight = quantize_rtn(array, bits, block)  # type: ignore[arg-type]
     kernel = matmul_nbits.Kernel(bits, block, in_features, 24)  # type: ignore[arg-type]
-    codes, scales = matmul_nbits.pack(kernel, weight)
+    values, scales = matmul_nbits.pack(kernel, weight)
     some = np.array([[3, 0], [23, 3]])
-    found = matmul_nbits.unpack(kernel, codes[some], scales.reshape(24, -1)[some])
+    found = matmul_nbits.unpack(kernel, values[some], scales.reshape(24, -1)[some])
     np.testing.assert_array_equal(found, dequantize_stored(weight)[some])
 
 

@@ -65,12 +65,12 @@ def take_apart(model: ir.Model, node: ir.Node, directory: Path) -> NDArray[np.fl
     k, n, bits, block = (
         node.attributes[name].as_int() for name in ("K", "N", "bits", "block_size")
     )
-    codes, scales = (stored(value, directory) for value in node.inputs[1:3])
+    quantized, scales = (stored(value, directory) for value in node.inputs[1:3])
     if bits == 4:
-        pairs = np.stack([codes & 15, codes >> 4], -1).reshape(n, -1)
+        pairs = np.stack([quantized & 15, quantized >> 4], -1).reshape(n, -1)
         values = pairs.astype(np.float32) - 8
     else:
-        values = codes.reshape(n, -1).astype(np.float32) - 128
+        values = quantized.reshape(n, -1).astype(np.float32) - 128
     return (values * np.repeat(scales.reshape(n, -1), block, axis=1))[:, :k].T
 
 
@@ -176,7 +176,7 @@ def test_norms_and_biases_stay_float32(onnx_dir: Path, tmp_path: Path) -> None:
 def test_products_of_integers_multiply_the_weights_rounded_by_channel(
     onnx_dir: Path, tmp_path: Path
 ) -> None:
-    """Every product, the head too: no code is further off than half a step of its channel."""
+    """Every product, the head too: no value is further off than half a step of its channel."""
     built = build(onnx_dir, tmp_path, LIMITS, options=WeightFormat("int8", 0))
     assert {k: v for k, v in built.weights.to_dict().items() if k != "rounding"} == {
         "scheme": "int8",
@@ -201,9 +201,9 @@ def test_products_of_integers_multiply_the_weights_rounded_by_channel(
             .astype(np.float32)
         )
         scaled = product.outputs[0].uses()[0].node.outputs[0].uses()[0].node
-        codes, scales = (taken(value, tmp_path) for value in (product.inputs[1], scaled.inputs[1]))
-        assert np.abs(codes).max(0).min() >= 127
-        assert (np.abs(codes * scales - weight.T) <= 0.501 * scales).all()
+        values, scales = (taken(value, tmp_path) for value in (product.inputs[1], scaled.inputs[1]))
+        assert np.abs(values).max(0).min() >= 127
+        assert (np.abs(values * scales - weight.T) <= 0.501 * scales).all()
 
 
 def taken(value: ir.Value | None, directory: Path) -> NDArray[np.float32]:
@@ -246,11 +246,11 @@ def test_int4_takes_a_seventh_of_float32(onnx_dir: Path, tmp_path: Path) -> None
     sizes = []
     for name, fmt in (("a", WeightFormat()), ("b", FORMATS["int4-32"])):
         build(onnx_dir, tmp_path / name, LIMITS, options=fmt)
-        sizes.append(sum(w.nbytes for w in codes_and_floats(tmp_path / name)))
+        sizes.append(sum(w.nbytes for w in quantized_values_and_floats(tmp_path / name)))
     assert sizes[1] < sizes[0] / 5  # 5 bits a weight, and blocks that are filled up
 
 
-def codes_and_floats(engine_dir: Path) -> Iterator[Any]:
+def quantized_values_and_floats(engine_dir: Path) -> Iterator[Any]:
     model = ir.load(engine_dir / "spec_base.onnx")
     return (v.const_value for v in model.graph.initializers.values() if stands_outside(v))
 
@@ -274,16 +274,16 @@ def test_rows_do_not_depend_on_their_neighbours(name: str) -> None:
 # What must be refused
 
 
-def high_nibble_first(kernel: matmul_nbits.Kernel, codes: Any, scales: Any) -> tuple[Any, Any]:
-    return (codes >> 4) | (codes << 4), scales
+def high_nibble_first(kernel: matmul_nbits.Kernel, values: Any, scales: Any) -> tuple[Any, Any]:
+    return (values >> 4) | (values << 4), scales
 
 
-def scales_turned(kernel: matmul_nbits.Kernel, codes: Any, scales: Any) -> tuple[Any, Any]:
-    return codes, np.ascontiguousarray(scales.reshape(kernel.out_features, -1)[::-1].reshape(-1))
+def scales_turned(kernel: matmul_nbits.Kernel, values: Any, scales: Any) -> tuple[Any, Any]:
+    return values, np.ascontiguousarray(scales.reshape(kernel.out_features, -1)[::-1].reshape(-1))
 
 
-def zero_point_off(kernel: matmul_nbits.Kernel, codes: Any, scales: Any) -> tuple[Any, Any]:
-    return codes ^ 0x88, scales
+def zero_point_off(kernel: matmul_nbits.Kernel, values: Any, scales: Any) -> tuple[Any, Any]:
+    return values ^ 0x88, scales
 
 
 @pytest.mark.parametrize("fault", [high_nibble_first, scales_turned, zero_point_off])
@@ -302,7 +302,7 @@ def test_a_kernel_that_reads_another_layout_stops_the_build(
 def test_weights_that_are_rounded_beyond_recognition_are_not_kept(
     onnx_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The codes are as they should be, and the golden outputs are not approached."""
+    """The quantized values are as they should be, and the golden outputs are not approached."""
     from edgespec.backends.ort import weight_data
 
     honest = weight_data.quantize_rtn
@@ -310,7 +310,7 @@ def test_weights_that_are_rounded_beyond_recognition_are_not_kept(
     def coarse(*args: Any) -> Any:
         found = honest(*args)
         return replace(
-            found, codes=(found.codes.astype(np.int8) // 4 * 4).astype(found.codes.dtype)
+            found, values=(found.values.astype(np.int8) // 4 * 4).astype(found.values.dtype)
         )
 
     monkeypatch.setattr(weight_data, "quantize_rtn", coarse)
@@ -373,7 +373,7 @@ def test_a_quantised_export_runs_as_its_golden_outputs_say(
     assert not any("computed in float32" in note for note in built.notes)
 
 
-def test_int8_sq_is_as_small_as_its_codes(
+def test_int8_sq_is_as_small_as_its_values(
     modelopt_exports: Path, tokenizer: Path, tmp_path: Path
 ) -> None:
     """The head is quantised as well: 4 bytes a weight would be four times as much."""

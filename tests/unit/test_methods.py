@@ -32,6 +32,7 @@ EXCEPTIONS = {
     "families/qwen3_5.py": "its config.json declares its MTP layers, its tensors are `mtp.*`",
     "methods/dflash.py": "a key of published configs: eagle_aux_hidden_state_layer_ids",
     "methods/eagle3.py": "a key of published configs: use_mtp_layernorm",
+    "runtime/drafters/tree_drafter.py": "cites the paper of its search",
     "runtime/profile.py": "a key of TensorRT Edge-LLM's profile",
 }
 

@@ -35,15 +35,15 @@ def one_by_one(weight: QuantizedWeight) -> NDArray[np.float64]:
             zero = 0.0 if weight.zero_points is None else float(weight.zero_points[group])
             scale = float(weight.scales[group]) * (weight.global_scale or 1.0)
             column = i if weight.input_order is None else int(weight.input_order[i])
-            result[o, column] = (float(weight.codes[o, i]) - zero) * scale
+            result[o, column] = (float(weight.values[o, i]) - zero) * scale
     return result
 
 
 def some_weight(block: tuple[int, int], **more: Any) -> QuantizedWeight:
     rng = np.random.default_rng(1)
-    codes = rng.integers(0, 16, (5, 12)).astype(np.uint8).view(ml_dtypes.uint4)
+    values = rng.integers(0, 16, (5, 12)).astype(np.uint8).view(ml_dtypes.uint4)
     scales = rng.uniform(0.5, 2, (-(-5 // block[0]), -(-12 // block[1]))).astype(np.float16)
-    return QuantizedWeight("w", SCHEMES["int4_wo"], codes, scales, block, **more)
+    return QuantizedWeight("w", SCHEMES["int4_wo"], values, scales, block, **more)
 
 
 @pytest.mark.parametrize("block", [(1, 4), (1, 5), (1, 12), (5, 12), (2, 4), (4, 8), (128, 128)])
@@ -70,8 +70,10 @@ def test_effective_weight_is_what_raw_activations_meet() -> None:
     scale = normal(12, seed=4) ** 2 + 0.1
     weight = some_weight((1, 4), pre_quant_scale=scale, input_order=order)
     x = normal(3, 12, seed=5)
-    codes = weight.codes.astype(np.float64) * np.repeat(weight.scales.astype(np.float64), 4, axis=1)
-    as_a_graph_does = (x * scale)[:, order] @ codes.T
+    values = weight.values.astype(np.float64) * np.repeat(
+        weight.scales.astype(np.float64), 4, axis=1
+    )
+    as_a_graph_does = (x * scale)[:, order] @ values.T
     np.testing.assert_allclose(x @ dequantize(weight).T, as_a_graph_does, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(
         (x * scale) @ dequantize_stored(weight).T, as_a_graph_does, rtol=1e-4, atol=1e-4
@@ -93,7 +95,7 @@ def test_rounding_leaves_the_error_that_is_told(
     array = normal(256, 1024)
     weight = quantize_rtn(array, bits, block)
     assert least < relative_error(dequantize(weight), array) < most
-    assert (weight.scheme.name, weight.codes.dtype.name) == (f"int{bits}_wo", f"int{bits}")
+    assert (weight.scheme.name, weight.values.dtype.name) == (f"int{bits}_wo", f"int{bits}")
     assert weight.block == (1, block or 1024)
     assert weight.scales.dtype == np.float32
     assert (weight.scales > 0).all()
@@ -113,11 +115,11 @@ def test_int4_is_better_than_seven_steps_to_both_sides() -> None:
 @pytest.mark.parametrize("bits", [4, 8])
 def test_what_can_be_held_exactly_is(bits: Literal[4, 8]) -> None:
     top = 2 ** (bits - 1)
-    codes = np.random.default_rng(6).integers(-top, top, (16, 64))
-    codes[:, ::32], codes[:, 1::32] = -top, top - 1  # each block reaches both ends
-    array = (codes * 2.0**-5).astype(ml_dtypes.bfloat16)
+    values = np.random.default_rng(6).integers(-top, top, (16, 64))
+    values[:, ::32], values[:, 1::32] = -top, top - 1  # each block reaches both ends
+    array = (values * 2.0**-5).astype(ml_dtypes.bfloat16)
     weight = quantize_rtn(array, bits, 32)
-    np.testing.assert_array_equal(weight.codes.astype(np.int64), codes)
+    np.testing.assert_array_equal(weight.values.astype(np.int64), values)
     np.testing.assert_array_equal(dequantize(weight), array.astype(np.float32))
 
 
@@ -162,4 +164,4 @@ def test_rounding_holds_only_some_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak < weight.codes.nbytes + weight.scales.nbytes + 4 * 1024 * 1024
+    assert peak < weight.values.nbytes + weight.scales.nbytes + 4 * 1024 * 1024

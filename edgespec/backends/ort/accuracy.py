@@ -85,7 +85,7 @@ class ExportedWeight:
 
 
 def exported_weights(weights: Sequence[AnyWeight]) -> list[ExportedWeight]:
-    """Those of the lowered weights that the export has quantized."""
+    """The weights that the export quantized, out of the lowered ones."""
     return [
         ExportedWeight(weight.source.scheme, weight)
         for weight in weights
@@ -96,8 +96,10 @@ def exported_weights(weights: Sequence[AnyWeight]) -> list[ExportedWeight]:
 def weights_of(
     exported: Sequence[ExportedWeight], weight_format: WeightFormat, export: str
 ) -> EngineWeights:
-    """What an engine's weights are: quantized here, or by the export. BuildError where both are
-    asked for; `export` names the directory in it."""
+    """The format of an engine's weights, quantized here or by the export.
+
+    Raises BundleError where both are asked for; `export` names the directory in the message.
+    """
     if not exported:
         return weight_format.weights
     names = scheme_names(exported)
@@ -121,13 +123,14 @@ def weights_of(
 
 
 def scheme_names(exported: Sequence[ExportedWeight]) -> str:
+    """The names of the schemes, sorted, without repeats and separated by commas."""
     return ", ".join(sorted({weight.scheme.name for weight in exported}))
 
 
 def accuracy_of(
     exported: Sequence[ExportedWeight], weight_format: WeightFormat, *, recurrent: bool
 ) -> AccuracySpec:
-    """What may be asked of an engine with these weights."""
+    """The tolerance, cosine and margin that an engine with these weights must keep."""
     if not exported and weight_format.bits is not None:
         cosine = (RECURRENT_COSINE if recurrent else MIN_COSINE)[weight_format.bits]
         return quantized_spec(cosine, NOISE)
@@ -138,8 +141,11 @@ def accuracy_of(
 
 
 def quantized_spec(min_cosine: float, noise: float) -> AccuracySpec:
-    """Two logits may move apart, so twice what was met; a short prompt may have met no edge of the
-    activations by chance, so a tenth of a nat at least."""
+    """The accuracy of quantized weights.
+
+    Two logits may move apart, so the margin is twice what was measured. A short prompt may have met
+    no edge of the activations by chance, so it is a tenth of a nat at least.
+    """
     return AccuracySpec(
         tolerance=QUANTIZED_TOLERANCE,
         min_cosine=min_cosine,

@@ -51,6 +51,7 @@ class OrtBackend(Backend):
     plan_hints = PlanHints(steps=3, block_nodes=8)
 
     def parse_options(self, values: Mapping[str, OptionValue]) -> WeightFormat:
+        """The format of the engine's weights; OptionError where options contradict each other."""
         return parse_options(values)
 
     def stage(
@@ -61,6 +62,8 @@ class OrtBackend(Backend):
         staging: Path,
         progress: Progress,
     ) -> Staged:
+        """Lower the canonical graph and write it with its data file to `staging`. ContractError
+        where the graph has another form, BuildError where a kernel computes something else."""
         from edgespec.backends.ort.staging import stage
 
         assert isinstance(options, WeightFormat)
@@ -68,6 +71,8 @@ class OrtBackend(Backend):
         return stage(onnx, path, batched=batched, weight_format=options, progress=progress)
 
     def open_staged(self, staged: Staged, capacity: int, lanes: int) -> Runner:
+        """A runner of the staged engine, with its lm_head as embedding table where they are
+        shared."""
         from edgespec.backends.ort.runner import OrtRunner, lm_head_table
 
         runner = OrtRunner(staged.engine, staged.contract, capacity, lanes)
@@ -77,23 +82,28 @@ class OrtBackend(Backend):
         return runner
 
     def open(self, engine_dir: Path, config: EngineConfig) -> OrtRunner:
+        """A runner of a finished engine. EnvironmentProblem where it cannot be opened."""
         from edgespec.backends.ort.runner import open_engine
 
         return open_engine(self.engine_path(engine_dir, config.role), config)
 
     def fingerprint(self) -> dict[str, Any]:
+        """The version of ONNX Runtime and the CPU, as JSON."""
         return fingerprint.fingerprint()
 
     def check_fingerprint(self, stored: Mapping[str, Any], name: str) -> None:
+        """EngineMismatch where the engine was built by another ONNX Runtime or for another CPU."""
         fingerprint.check(stored, name)
 
     def memory(self, config: EngineConfig) -> EngineMemory:
+        """Bytes of KV cache per token, and of recurrent state per sequence."""
         contract = canonical_contract(config.component.graph)  # lowering keeps its caches
         return EngineMemory(
             kv_bytes_per_token=contract.kv_bytes_per_token, state_bytes=contract.state_bytes
         )
 
     def notes(self, config: EngineConfig) -> tuple[str, ...]:
+        """Notes on the KV cache, the recurrent state, kernels in float32 and a shared lm_head."""
         notes = (*self.cache_notes(config), *self.state_notes(config))
         weights = config.weights
         if "float32" in (weights.compute or "") and not weights.emulated:
@@ -105,7 +115,7 @@ class OrtBackend(Backend):
         return notes
 
     def cache_notes(self, config: EngineConfig) -> tuple[str, ...]:
-        """What the KV cache of several sequences takes."""
+        """Notes on the size of the KV cache of several sequences, in GB."""
         limits = config.limits
         lanes, capacity = limits.max_batch_size, limits.max_kv_cache_capacity
         if lanes == 1:
@@ -116,7 +126,8 @@ class OrtBackend(Backend):
         return (f"the KV cache takes {size / 1e9:.2f} GB {full}; memory is taken as it is written",)
 
     def state_notes(self, config: EngineConfig) -> tuple[str, ...]:
-        """What recurrent states cost, and what a partial acceptance costs beside them at most."""
+        """A note on the size of recurrent states, and of the rows that wait for acceptance, in
+        MB."""
         from edgespec.backends.ort.recurrent import uncommitted_bytes
 
         shape = config.component.graph.recurrent

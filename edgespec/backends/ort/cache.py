@@ -40,16 +40,13 @@ class KvCache:
 
     @property
     def slab(self) -> Floats:
-        """[2*layers, lanes, Hkv, stride, D], a view."""
+        """The cache as a view [2*layers, lanes, Hkv, stride, D]."""
         size = int(np.prod(self.dims)) * self.stride * self.head_dim
         return self.memory[:size].reshape(*self.dims, self.stride, self.head_dim)
 
     def reserve(self, first_lane: int, starts: list[int], rows: int, width: int) -> None:
         """Make room for a call: `rows` rows from `starts` on, one start a lane, of `width` slots
-        that are read.
-
-        What stood behind the starts is dropped.
-        """
+        that are read. Rows behind the starts are dropped."""
         for lane, start in enumerate(starts, first_lane):
             self.extents[lane] = min(self.extents[lane], start)
         self.fit(width)
@@ -74,9 +71,8 @@ class KvCache:
         )
         blocks = list(enumerate(sizes))
         for i, size in reversed(blocks) if new > old else blocks:
-            view[i * new : i * new + size] = view[
-                i * old : i * old + size
-            ]  # as memmove does it: they may overlap
+            # As memmove does it: they may overlap
+            view[i * new : i * new + size] = view[i * old : i * old + size]
             self.memory[i * new + size : (i + 1) * new] = 0.0
         self.stride = stride
 

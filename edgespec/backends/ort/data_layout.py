@@ -1,7 +1,7 @@
 """The weights of a lowered graph, and where each stands in the engine's data file.
 
-Knows offsets, sizes and kernels. How a weight gets there is told in `weights`, its bytes are made
-in `weight_data`.
+Knows offsets, sizes and kernels. `weights` decides which weight goes there, `weight_data` makes its
+bytes.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class QuantizedPlace(Generic[Kernel]):
 
     @property
     def num_bytes(self) -> int:
+        """The bytes of values and scales together."""
         return self.kernel.values_bytes + self.kernel.scales_bytes
 
 

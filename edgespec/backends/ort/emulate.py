@@ -39,13 +39,14 @@ class Rounding:
 
     @property
     def outer_scale(self) -> np.float32:
+        """The global scale, in float32, which nvfp4 alone has."""
         assert self.global_scale is not None
         return self.global_scale
 
 
 def rounding_of(node: ir.Node, scheme: Scheme) -> Rounding | None:
-    """What the export left to do in front of a quantized MatMul. ContractError for what it must say
-    and does not."""
+    """The rounding that the export left to the backend in front of a quantized MatMul; None: there
+    is none. ContractError where its scale is missing."""
     if ACTIVATIONS not in node.metadata_props:
         return None
     scale = node.metadata_props.get(INPUT_SCALE)
@@ -86,13 +87,16 @@ class Emulation:
 
 @dataclass(frozen=True, slots=True)
 class Format:
+    """A rounding as graph nodes, and the same in numpy: `nodes` are proven against
+    `dequantized`."""
+
     nodes: Callable[[Nodes, ir.Value, Rounding], ir.Value]
     dequantized: Callable[[Floats, Rounding], Floats]  # of x [rows, in]
 
 
 def nvfp4_nodes(make: Nodes, x: ir.Value, rounding: Rounding) -> ir.Value:
-    """Blocks whose scale is the largest value over 6 and over the global scale, in E4M3; values in
-    E2M1."""
+    """x [B, S, in] rounded to NVFP4 and dequantized: the scale of a block is its largest value over
+    6 and over the global scale, in E4M3; values are E2M1."""
     blocks, reach = blocks_of(make, x, rounding.scheme.block)
     scale = make("Div", reach, float(E2M1_MAX * rounding.outer_scale), label="scale/exact")
     scale = make("Clip", scale, float(MIN_E4M3), float(E4M3_MAX), label="scale/clip")
@@ -116,6 +120,7 @@ def nvfp4_nodes(make: Nodes, x: ir.Value, rounding: Rounding) -> ir.Value:
 
 
 def nvfp4_dequantized(x: Floats, rounding: Rounding) -> Floats:
+    """What `nvfp4_nodes` computes, in numpy: [rows, in] -> [rows, in]."""
     blocks = x.reshape(len(x), -1, rounding.scheme.block)
     reach = np.abs(blocks).max(-1, keepdims=True)
     with np.errstate(over="ignore"):  # what is infinite is clipped
@@ -126,8 +131,8 @@ def nvfp4_dequantized(x: Floats, rounding: Rounding) -> Floats:
 
 
 def mxfp8_nodes(make: Nodes, x: ir.Value, rounding: Rounding) -> ir.Value:
-    """Blocks whose scale is the smallest power of two that brings them into E4M3; values in
-    E4M3."""
+    """x [B, S, in] rounded to MXFP8 and dequantized (OCP Microscaling Formats 1.0): the scale of a
+    block is the smallest power of two that brings it into E4M3."""
     blocks, reach = blocks_of(make, x, rounding.scheme.block)
     ratio = make(
         "Max",
@@ -139,10 +144,8 @@ def mxfp8_nodes(make: Nodes, x: ir.Value, rounding: Rounding) -> ir.Value:
         "Mul", make("Log", ratio, label="log"), float(1 / np.log(np.float32(2))), label="log2"
     )
     exponent = make("Sub", make("Ceil", guess, label="ceil"), 1.0, label="exponent")
-    for attempt in (
-        "a",
-        "b",
-    ):  # a logarithm may be off by a unit in its last place: one too small is raised
+    # A logarithm may be off by a unit in its last place: one too small is raised
+    for attempt in ("a", "b"):
         power = make("Pow", make.constant.number(2.0), exponent, label=f"power/{attempt}")
         short = make(
             "Cast",
@@ -164,10 +167,10 @@ def mxfp8_nodes(make: Nodes, x: ir.Value, rounding: Rounding) -> ir.Value:
 
 
 def mxfp8_dequantized(x: Floats, rounding: Rounding) -> Floats:
+    """What `mxfp8_nodes` computes, in numpy: [rows, in] -> [rows, in]."""
     blocks = x.reshape(len(x), -1, rounding.scheme.block)
-    fraction, exponent = np.frexp(
-        np.abs(blocks).max(-1, keepdims=True) / E4M3_MAX
-    )  # fraction in [0.5, 1), or 0
+    # fraction in [0.5, 1), or 0
+    fraction, exponent = np.frexp(np.abs(blocks).max(-1, keepdims=True) / E4M3_MAX)
     exponent = np.where(fraction == 0.5, exponent - 1, exponent)
     exponent = np.where(fraction == 0, MIN_EXPONENT, np.maximum(exponent, MIN_EXPONENT))
     scaled = np.clip(np.ldexp(blocks, -exponent), -E4M3_MAX, E4M3_MAX)
@@ -175,7 +178,7 @@ def mxfp8_dequantized(x: Floats, rounding: Rounding) -> Floats:
 
 
 def fp8_token_nodes(make: Nodes, x: ir.Value, rounding: Rounding) -> ir.Value:
-    """Rows whose scale is their largest value over 448; values in E4M3."""
+    """x [B, S, in] rounded to E4M3 and dequantized; a row's scale is its largest value over 448."""
     scale = row_scale(make, x, E4M3_MAX)
     units = make("Div", x, scale, label="units")
     units = make("Clip", units, -float(E4M3_MAX), float(E4M3_MAX), label="clip")
@@ -183,12 +186,14 @@ def fp8_token_nodes(make: Nodes, x: ir.Value, rounding: Rounding) -> ir.Value:
 
 
 def fp8_token_dequantized(x: Floats, rounding: Rounding) -> Floats:
+    """What `fp8_token_nodes` computes, in numpy: [rows, in] -> [rows, in]."""
     scale = row_scales(x, E4M3_MAX)
     return cast(np.clip(x / scale, -E4M3_MAX, E4M3_MAX), ml_dtypes.float8_e4m3fn) * scale
 
 
 def int8_token_nodes(make: Nodes, x: ir.Value, rounding: Rounding) -> ir.Value:
-    """Rows whose scale is their largest value over 127; values are whole numbers."""
+    """x [B, S, in] rounded to whole numbers and dequantized; a row's scale is its largest value
+    over 127."""
     scale = row_scale(make, x, INT8_MAX)
     return make(
         "Mul",
@@ -199,6 +204,7 @@ def int8_token_nodes(make: Nodes, x: ir.Value, rounding: Rounding) -> ir.Value:
 
 
 def int8_token_dequantized(x: Floats, rounding: Rounding) -> Floats:
+    """What `int8_token_nodes` computes, in numpy: [rows, in] -> [rows, in]."""
     scale = row_scales(x, INT8_MAX)
     return np.asarray(np.rint(x / scale) * scale, np.float32)
 
@@ -221,10 +227,12 @@ def blocks_of(make: Nodes, x: ir.Value, block: int) -> tuple[ir.Value, ir.Value]
 
 
 def flattened(make: Nodes, blocks: ir.Value) -> ir.Value:
+    """[B, S, blocks, block] -> [B, S, in]."""
     return make("Reshape", blocks, make.constant.int64(0, 0, -1), label="rounded")
 
 
 def largest(make: Nodes, values: ir.Value) -> ir.Value:
+    """The largest absolute value along the last axis, which stays with size 1."""
     return make(
         "ReduceMax",
         make("Abs", values, label="abs"),
@@ -245,17 +253,19 @@ def row_scale(make: Nodes, x: ir.Value, maximum: np.float32) -> ir.Value:
 
 
 def row_scales(x: Floats, maximum: np.float32) -> Floats:
+    """What `row_scale` computes, in numpy: [rows, in] -> [rows, 1]."""
     return np.asarray(np.maximum(np.abs(x).max(-1, keepdims=True) / maximum, MIN_SCALE), np.float32)
 
 
 def through_fp8(make: Nodes, x: ir.Value, label: str) -> ir.Value:
+    """The nearest values in FP8 E4M3, ties to even, as float32."""
     return make(
         "Cast", make("Cast", x, label=f"{label}/fp8", to=FP8), label=f"{label}/fp32", to=FP32
     )
 
 
 def cast(x: Floats, dtype: type[np.generic]) -> Floats:
-    """To the nearest value of a narrow type, ties to even, and back."""
+    """The nearest values of a narrow type, ties to even, as float32."""
     return x.astype(dtype).astype(np.float32)
 
 
@@ -285,8 +295,8 @@ def prove(rounding: Rounding) -> None:
 
 
 def hard_rows() -> Floats:
-    """[rows, 256]: all sizes, outliers, blocks of zeros, subnormal values, and values halfway
-    between two values."""
+    """Rows [rows, 256] that are hard to round: all sizes, outliers, blocks of zeros, subnormal
+    values, and values halfway between two values."""
     rng = np.random.default_rng(0)
     normal = rng.standard_normal((4, 256)).astype(np.float32)
     outliers = normal * np.where(rng.random(normal.shape) < 0.02, 300, 1).astype(np.float32)

@@ -29,7 +29,8 @@ def ort_version() -> str:
 
 
 def fingerprint() -> dict[str, Any]:
-    """What an engine that is built here is bound to. MissingDependency without ONNX Runtime."""
+    """The version of ONNX Runtime, the machine and its CPU features, as JSON. MissingDependency
+    without ONNX Runtime."""
     return {
         "onnxruntime": ort_version(),
         "machine": platform.machine(),
@@ -38,7 +39,7 @@ def fingerprint() -> dict[str, Any]:
 
 
 def cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
-    """Vector instruction sets of the first CPU; empty where the system does not tell."""
+    """Vector instruction sets of the first CPU; empty where the system does not list them."""
     if not cpuinfo.is_file():
         return []
     match = re.search(

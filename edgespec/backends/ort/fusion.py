@@ -15,10 +15,8 @@ import onnx_ir as ir
 from edgespec.backends.ort import matmul_nbits
 from edgespec.backends.ort.nodes import Constants
 
-SUM, NUM_OUTPUTS = (
-    3,
-    4,
-)  # of SkipSimplifiedLayerNormalization: normed, two that are not asked for, and the sum
+# Of SkipSimplifiedLayerNormalization: normed, two that are not asked for, and the sum
+SUM, NUM_OUTPUTS = 3, 4
 
 
 def fuse_projections(
@@ -28,8 +26,8 @@ def fuse_projections(
     values: ir.Value,
     scales: ir.Value,
 ) -> None:
-    """MatMuls of the same input to so many outputs; `kernel` is that of all their weights, one
-    below the other."""
+    """Replace MatMuls of one input by one MatMulNBits and a Split; `sizes` are their outputs,
+    `kernel` is that of all their weights, one below the other."""
     graph, names = nodes[0].graph, [str(node.name) for node in nodes]
     name = "+".join((names[0], *(other.rpartition("/")[2] for other in names[1:])))
     assert isinstance(graph, ir.Graph)
@@ -61,7 +59,8 @@ def replace_value(new: ir.Value, old: ir.Value) -> None:
 
 
 def fuse_residuals(graph: ir.Graph) -> None:
-    """Where a sum of two computed values is normed over its last axis."""
+    """Replace each sum of two computed values that is normed over its last axis by
+    SkipSimplifiedLayerNormalization."""
     for norm in [
         node for node in graph if node.op_type == "RMSNormalization" and node.domain == ""
     ]:
@@ -88,8 +87,8 @@ def fuse_residuals(graph: ir.Graph) -> None:
 
 
 def is_residual(node: ir.Node, graph: ir.Graph) -> bool:
-    """An Add of two values that nodes make (so neither is a bias), which is no output of the
-    graph."""
+    """Whether a node is an Add of two computed values, so that neither is a bias, and no output of
+    the graph."""
     computed = all(value is not None and not value.is_initializer() for value in node.inputs)
     return (
         node.op_type == "Add"
@@ -100,5 +99,6 @@ def is_residual(node: ir.Node, graph: ir.Graph) -> bool:
 
 
 def is_over_rows(norm: ir.Node) -> bool:
+    """Whether an RMSNormalization norms the last axis alone and has its own epsilon."""
     axis = norm.attributes.get("axis")
     return "epsilon" in norm.attributes and (axis is None or axis.as_int() == -1)

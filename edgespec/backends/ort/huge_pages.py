@@ -46,15 +46,17 @@ def in_huge_pages() -> Iterator[None]:
 
 
 def collapse_all(ranges: Iterable[Range]) -> None:
-    with suppress(OSError):  # what is in use may not be told: pages stay small then
+    """Move the used parts of these ranges to huge pages; none where memory is out of reach."""
+    # The system may hide which pages are in use: they stay small then
+    with suppress(OSError):
         for start, end in ranges:
             for page in written(start, end):
                 collapse(page, page + PAGE_BYTES)
 
 
 def written(start: int, end: int, pagemap: Path = Path("/proc/self/pagemap")) -> list[int]:
-    """The huge pages, by address, of which at least half is in use: allocators reserve more than
-    they fill."""
+    """The addresses of the huge pages of which at least half is in use: allocators reserve more
+    than they fill."""
     with pagemap.open("rb", buffering=0) as file:
         file.seek(start // SMALL_BYTES * ENTRY_BYTES)
         entries = np.frombuffer(file.read((end - start) // SMALL_BYTES * ENTRY_BYTES), np.uint64)
@@ -65,7 +67,8 @@ def written(start: int, end: int, pagemap: Path = Path("/proc/self/pagemap")) ->
 
 
 def private_ranges(maps: Path = Path("/proc/self/maps")) -> list[Range]:
-    """Writable memory of this process that no file backs; none where the system does not tell."""
+    """The address ranges of this process's writable memory that no file backs; none where the
+    system does not say."""
     if not sys.platform.startswith("linux") or mmap.PAGESIZE != SMALL_BYTES or not maps.is_file():
         return []
     return [
@@ -75,7 +78,7 @@ def private_ranges(maps: Path = Path("/proc/self/maps")) -> list[Range]:
 
 
 def new_ranges(before: list[Range], after: list[Range]) -> list[Range]:
-    """What of `after` is not in `before`, cut to whole huge pages; both ascend."""
+    """The ranges of `after` that are not in `before`, cut to complete huge pages; both ascend."""
     found = []
     for start, end in after:
         for old_start, old_end in before:
@@ -86,15 +89,15 @@ def new_ranges(before: list[Range], after: list[Range]) -> list[Range]:
             start = max(start, old_end)
         if start < end:
             found.append((start, end))
-    whole = [
+    aligned = [
         (-(-start // PAGE_BYTES) * PAGE_BYTES, end // PAGE_BYTES * PAGE_BYTES)
         for start, end in found
     ]
-    return [(start, end) for start, end in whole if end - start >= MIN_BYTES]
+    return [(start, end) for start, end in aligned if end - start >= MIN_BYTES]
 
 
 def collapse(start: int, end: int) -> bool:
-    """Ask the kernel; whether it did all of it."""
+    """Ask the kernel for huge pages; returns whether it gave all of them."""
     madvise = ctypes.CDLL(None, use_errno=True).madvise
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     return bool(madvise(start, end - start, COLLAPSE) == 0)

@@ -3,7 +3,7 @@ weight.
 
 Sums of integers are exact, so a row has the same bits whatever stands beside it and however many
 they are. Activations are unsigned around 128: the CPU's instructions multiply unsigned by signed
-bytes. Knows one MatMul; where its weight comes from is told in `weights`.
+bytes. Knows one MatMul; `weights` knows where its weight comes from.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MIN_SCALE = np.finfo(np.float32).tiny  # of a row's scale: a row of zeros has on
 MIDDLE = 128  # the quantized value of an activation of zero
 MAX_INPUTS = 2**31 // (128 * 128)  # more could overflow a sum of 32 bits
 PROBE_COLUMNS = 64
-# Of the root mean square: roundings of scales in float32 are left. A wrong code, scale or order
+# Of the root mean square: roundings of scales in float32 are left. A wrong value, scale or order
 # gives above 0.01.
 PROBE_TOLERANCE = 1e-5
 
@@ -40,14 +40,17 @@ class Kernel:
 
     @property
     def values_shape(self) -> tuple[int, int]:
+        """The shape of the values: [in, out]."""
         return self.in_features, self.out_features
 
     @property
     def values_bytes(self) -> int:
+        """The size of the values: one byte each."""
         return self.in_features * self.out_features
 
     @property
     def scales_bytes(self) -> int:
+        """The size of the scales: one float32 per channel."""
         return 4 * self.out_features
 
 
@@ -60,13 +63,14 @@ class Activations:
         self.by_row: dict[tuple[int, ir.Value], tuple[ir.Value, ir.Value]] = {}
 
     def static(self, node: ir.Node, x: ir.Value, step: np.float32) -> ir.Value:
+        """Quantized values [B, S, in] of x / step, in UINT8 around 128."""
         key = (id(node.graph), x, step)
         if key not in self.by_step:
             self.by_step[key] = quantize(Nodes(node, self.constant), x, step)
         return self.by_step[key]
 
     def dynamic(self, node: ir.Node, x: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Quantized values, and the scales of the rows [B, S, 1]."""
+        """Quantized values [B, S, in] in UINT8 around 128, and the scales of the rows [B, S, 1]."""
         key = (id(node.graph), x)
         if key not in self.by_row:
             make = Nodes(node, self.constant)
@@ -86,14 +90,15 @@ class Activations:
 
 
 def quantize(make: Nodes, x: ir.Value, step: np.float32) -> ir.Value:
+    """x / step to the nearest whole number, ties to even, saturated, in UINT8 around 128."""
     return make(
         "QuantizeLinear", x, float(step), make.constant.number(MIDDLE, np.uint8), label="values"
     )
 
 
 def static_input(node: ir.Node) -> tuple[ir.Value, np.float32] | None:
-    """What a MatMul's input was before QuantizeLinear and DequantizeLinear in INT8, and their
-    scale."""
+    """The input of a MatMul before QuantizeLinear and DequantizeLinear in INT8, and their scale;
+    None where there are none."""
     back = node.inputs[0].producer() if node.inputs[0] is not None else None
     values = back.inputs[0] if back is not None and back.op_type == "DequantizeLinear" else None
     maker = values.producer() if values is not None else None
@@ -119,7 +124,7 @@ def replace_matmul(
     values: ir.Value,
     scales: ir.Value,
 ) -> None:
-    """Turn a MatMul into an int8 GEMM; the node itself becomes the last multiplication by
+    """Turn a MatMul into an int8 GEMM. The node itself becomes the last multiplication by
     scales."""
     make = Nodes(node, activations.constant, "int8")
     middle = make.constant.number(MIDDLE, np.uint8)
@@ -144,7 +149,7 @@ def pack(kernel: Kernel, weight: QuantizedWeight) -> tuple[NDArray[np.int8], NDA
     assert weight.symmetric
     assert weight.shape == (kernel.out_features, kernel.in_features)
     assert weight.scales.shape[1] == 1
-    values = np.ascontiguousarray(weight.codes.T)
+    values = np.ascontiguousarray(weight.values.T)
     scales = np.broadcast_to(weight.scales[:, 0].astype(np.float32), kernel.out_features)
     if kernel.step is not None:
         scales = scales * kernel.step
@@ -153,7 +158,7 @@ def pack(kernel: Kernel, weight: QuantizedWeight) -> tuple[NDArray[np.int8], NDA
 
 
 def prove(kernel: Kernel, values: NDArray[np.int8], scales: NDArray[np.float32], name: str) -> None:
-    """Run the kernel on the weight's last columns and compare with exact sums."""
+    """Run the kernel on the weight's last columns. BuildError where it differs from exact sums."""
     low = max(0, kernel.out_features - PROBE_COLUMNS)
     some = Kernel(kernel.in_features, kernel.out_features - low, kernel.step)
     x = np.random.default_rng(0).standard_normal((2, kernel.in_features)).astype(np.float32)
@@ -176,7 +181,7 @@ def prove(kernel: Kernel, values: NDArray[np.int8], scales: NDArray[np.float32],
 def exact(
     kernel: Kernel, x: NDArray[np.float32], values: NDArray[np.int8], scales: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """The product by numpy's integers."""
+    """The product [rows, out] of x [rows, in], computed with numpy's integers."""
     if kernel.step is not None:
         rows, row_scales = np.clip(np.rint(x / kernel.step), -128, 127), np.float32(1)
     else:
@@ -189,7 +194,7 @@ def exact(
 def run(
     kernel: Kernel, x: NDArray[np.float32], values: NDArray[np.int8], scales: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """The same by ONNX Runtime."""
+    """The product [rows, out] of x [rows, in], computed by ONNX Runtime."""
     value, weight = ir.Value(name="x"), ir.Value(name="weight")
     node = ir.node("MatMul", [value, weight], name="probe")
     graph = probe_graph(node, value, kernel.in_features, kernel.out_features)
@@ -207,7 +212,7 @@ def run(
 
 @cache
 def is_exact_here() -> bool:
-    """Whether the largest values are added up exactly: some CPUs add pairs of products in 16 bits
+    """Whether this CPU adds up the largest values exactly; some add pairs of products in 16 bits
     first."""
     kernel = Kernel(64, 16, np.float32(1))
     x, values = np.full((64, 64), 127, np.float32), np.full((64, 16), 127, np.int8)

@@ -25,6 +25,7 @@ class LayerState:
 
     @property
     def nbytes(self) -> int:
+        """The bytes of all three arrays."""
         return self.conv.nbytes + self.state.nbytes + self.pending.nbytes
 
 
@@ -40,13 +41,16 @@ class OrtLaneRows(LaneRows):
 
     @property
     def nbytes(self) -> int:
+        """The bytes of keys, values and state."""
         return self.kv.nbytes + (self.state.nbytes if self.state is not None else 0)
 
     @property
     def can_crop(self) -> bool:
-        """Keys and values have shorter prefixes, a recurrent state has none."""
+        """Whether there are shorter prefixes: keys and values have them, a recurrent state has
+        none."""
         return self.state is None
 
     def prefix(self, count: int) -> OrtLaneRows:
+        """A view of the first `count` tokens; of all of them, unless it can be cropped."""
         assert self.can_crop or count == len(self)
         return OrtLaneRows(self.kv[:, :, :count], self.state)

@@ -66,9 +66,8 @@ def lower(
     """
     graph = model.graph
     attentions = canonical_attentions(graph)
-    batched = batched or "target_hidden" in {
-        value.name for value in graph.inputs
-    }  # blocks see later slots
+    # Blocks see later slots
+    batched = batched or "target_hidden" in {value.name for value in graph.inputs}
     if not batched:
         group_attention(graph, attentions)
     weights = lower_weights(model, data_name, weight_format)
@@ -87,8 +86,8 @@ def lower(
 
 
 def canonical_attentions(graph: ir.Graph) -> list[ir.Node]:
-    """The Attention nodes, each checked to read what both forms rely on: the mask, and a cache
-    written row by row."""
+    """The Attention nodes. ContractError where one does not read what both forms rely on: the mask,
+    and a cache written row by row."""
     inputs = {value.name: value for value in graph.inputs}
     nodes = [n for n in graph if n.op_type == "Attention" and n.domain == ""]
     for node in nodes:
@@ -99,7 +98,7 @@ def canonical_attentions(graph: ir.Graph) -> list[ir.Node]:
 
 
 def check_attention(node: ir.Node, inputs: dict[str | None, ir.Value]) -> None:
-    """What GroupQueryAttention is not told of must not be there: another mask, softcap, a second
+    """ContractError for what GroupQueryAttention has no input for: another mask, softcap, a second
     output."""
     masks = (inputs["attention_mask"], inputs.get("sliding_attention_mask"))
     require(len(node.inputs) == 4 and node.inputs[3] in masks, node, "attention_mask as its mask")
@@ -109,7 +108,7 @@ def check_attention(node: ir.Node, inputs: dict[str | None, ir.Value]) -> None:
 
 
 def check_cache(node: ir.Node) -> None:
-    """Rows go in one after the other from write_indices on."""
+    """ContractError unless rows go in one after the other from write_indices on."""
     write = node.inputs[2] if len(node.inputs) == 3 else None
     require(write is not None and write.name == "write_indices", node, "write_indices as its index")
     require(
@@ -123,8 +122,11 @@ def check_cache(node: ir.Node) -> None:
 
 
 def group_attention(graph: ir.Graph, attentions: list[ir.Node]) -> None:
-    """GroupQueryAttention is causal in slot order and takes batch 1 when a past is given: the
-    runtime keeps parents before children, and engines for more sequences keep Attention."""
+    """Replace each Attention by GroupQueryAttention.
+
+    It is causal in slot order and takes batch 1 when a past is given: the runtime keeps parents
+    before children, and engines for more sequences keep Attention.
+    """
     masks = dict.fromkeys(required(node.inputs[3]) for node in attentions)
     shared = {mask: shared_inputs(graph, mask) for mask in masks}
     for node in attentions:
@@ -133,13 +135,15 @@ def group_attention(graph: ir.Graph, attentions: list[ir.Node]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
+    """The inputs of GroupQueryAttention that all layers with one mask share."""
+
     bias: ir.Value  # float [1, 1, S, T], 0 or -inf
     seqlens_k: ir.Value  # int32 [1], T - 1
     total: ir.Value  # int32 scalar, T
 
 
 def shared_inputs(graph: ir.Graph, mask: ir.Value) -> Shared:
-    """The mask as an additive bias, and the length that it implies."""
+    """The mask as an additive bias, and the length of the cache that it implies."""
     constant, prefix = Constants(graph), "lowered"
     if mask.name != "attention_mask":
         prefix = f"lowered/{mask.name}"
@@ -181,7 +185,7 @@ class AttentionParts:
 
     @classmethod
     def of(cls, node: ir.Node) -> AttentionParts:
-        """Of an Attention in the form that export writes; ContractError otherwise."""
+        """The parts around an Attention in the form that export writes. ContractError otherwise."""
         q, key, value, _ = (required(v) for v in node.inputs[:4])
         scaled = producer(q, "Mul", node)
         k_scatter = producer(key, "TensorScatter", node)
@@ -200,7 +204,7 @@ class AttentionParts:
 
 
 def replace_attention(graph: ir.Graph, node: ir.Node, shared: Shared) -> None:
-    """One GroupQueryAttention for an Attention with its caches, on rows with flat heads."""
+    """Replace an Attention and its caches by one GroupQueryAttention on rows with flat heads."""
     parts, make = AttentionParts.of(node), NodesBefore(graph, node)
     q, num_heads = rotated(make, parts.q_rope, "q")
     k, num_kv_heads = rotated(make, parts.k_rope, "k")
@@ -275,8 +279,8 @@ def rotated(make: NodesBefore, rope: ir.Node, label: str) -> tuple[ir.Value, int
 
 
 def head_shape(node: ir.Node, where: ir.Node) -> tuple[int, int]:
-    """(N, D) of a value [B, S, N, D]: told by the Reshape that split the heads, through a head norm
-    if there is one, and through the Split of a gated head into query and gate."""
+    """(N, D) of a value [B, S, N, D]: read off the Reshape that split the heads, through a head
+    norm if there is one, and through the Split of a gated head into query and gate."""
     if node.op_type == "RMSNormalization":
         node = producer(required(node.inputs[0]), None, where)
     parts = 1
@@ -294,6 +298,7 @@ def head_shape(node: ir.Node, where: ir.Node) -> tuple[int, int]:
 
 
 def required(value: ir.Value | None) -> ir.Value:
+    """The value itself; ContractError where it is None."""
     if value is None:
         raise ContractError(
             "a node lacks an input", "Export the checkpoint again with this version."
@@ -302,6 +307,7 @@ def required(value: ir.Value | None) -> ir.Value:
 
 
 def require(holds: bool, node: ir.Node, what: str) -> None:
+    """ContractError that lowering needs `what` at this node, unless it holds."""
     if not holds:
         raise ContractError(
             f"{node.name}: lowering needs {what}",
@@ -310,7 +316,8 @@ def require(holds: bool, node: ir.Node, what: str) -> None:
 
 
 def scalar(value: ir.Value | None, where: ir.Node) -> float:
-    """A positive constant: GroupQueryAttention takes a scale of zero for none."""
+    """The value of a positive constant. ContractError otherwise: GroupQueryAttention takes a scale
+    of zero for none."""
     constant = required(value).const_value
     require(
         constant is not None and constant.size == 1 and float(constant.numpy()) > 0,
@@ -322,6 +329,7 @@ def scalar(value: ir.Value | None, where: ir.Node) -> float:
 
 
 def producer(value: ir.Value, op_type: str | None, where: ir.Node) -> ir.Node:
+    """The node that makes a value; ContractError where there is none or of another type."""
     node = value.producer()
     require(
         node is not None and op_type in (None, node.op_type),
@@ -333,6 +341,7 @@ def producer(value: ir.Value, op_type: str | None, where: ir.Node) -> ir.Node:
 
 
 def only_user(value: ir.Value, op_type: str, where: ir.Node) -> ir.Node:
+    """The one node that reads a value; ContractError where there are more or of another type."""
     users = [node for node, _ in value.uses()]
     require(
         len(users) == 1 and users[0].op_type == op_type, where, f"its output read by one {op_type}"
@@ -341,6 +350,7 @@ def only_user(value: ir.Value, op_type: str, where: ir.Node) -> ir.Node:
 
 
 def replace_output(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
+    """Let `new` be the graph output that `old` was, by name, shape and type."""
     index = next(i for i, value in enumerate(graph.outputs) if value is old)
     new.name, old.name = old.name, f"{old.name}/canonical"
     new.shape, new.type = old.shape, old.type
@@ -348,12 +358,14 @@ def replace_output(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
 
 
 def drop_input(graph: ir.Graph, name: str) -> None:
+    """Remove a graph input that no node reads; ContractError where one does."""
     value = next(v for v in graph.inputs if v.name == name)
     require(not value.uses(), graph[0], f"input {name} unused after the rewrites")
     graph.inputs.remove(value)
 
 
 def check_grouped(graph: ir.Graph, num_layers: int) -> None:
+    """ContractError where an attention layer was not replaced."""
     left = {n.op_type for n in graph if n.op_type in {"Attention", "TensorScatter"}}
     require(not left, graph[0], f"no {', '.join(left)} left after the rewrites")
     require(
@@ -364,6 +376,7 @@ def check_grouped(graph: ir.Graph, num_layers: int) -> None:
 
 
 def check_kept(graph: ir.Graph, num_layers: int) -> None:
+    """ContractError where an attention layer, its two caches or write_indices are gone."""
     require(
         count(graph, "Attention") == num_layers,
         graph[0],
@@ -382,4 +395,5 @@ def check_kept(graph: ir.Graph, num_layers: int) -> None:
 
 
 def count(graph: ir.Graph, op_type: str) -> int:
+    """How many nodes of the graph have this type."""
     return sum(node.op_type == op_type for node in graph)

@@ -2,8 +2,8 @@
 both.
 
 accuracy_level 4 rounds activations to 8 bits in the same blocks, row by row, so that rows stay
-independent; level 1 takes 2 to 6 times as long. Knows one MatMul; where its weight comes from is
-told in `weights`.
+independent; level 1 takes 2 to 6 times as long. Knows one MatMul; `weights` knows where its
+weight comes from.
 """
 
 from __future__ import annotations
@@ -41,26 +41,32 @@ class Kernel:
 
     @property
     def num_blocks(self) -> int:
+        """The number of blocks in a row; the last one may be short."""
         return -(-self.in_features // self.block)
 
     @property
     def values_shape(self) -> tuple[int, int, int]:
+        """The shape of the packed values: [out, blocks, bytes of a block]."""
         return self.out_features, self.num_blocks, self.block * self.bits // 8
 
     @property
     def num_scales(self) -> int:
+        """The number of scales: one per block of each row."""
         return self.out_features * self.num_blocks
 
     @property
     def values_bytes(self) -> int:
+        """The size of the packed values in bytes."""
         return int(np.prod(self.values_shape))
 
     @property
     def scales_bytes(self) -> int:
+        """The size of the float32 scales in bytes."""
         return 4 * self.num_scales
 
     @property
     def attributes(self) -> dict[str, int]:
+        """The attributes of MatMulNBits (com.microsoft, ONNX Runtime's contrib operators)."""
         return {
             "K": self.in_features,
             "N": self.out_features,
@@ -91,7 +97,7 @@ def pack(kernel: Kernel, weight: QuantizedWeight) -> tuple[NDArray[np.uint8], ND
     middle = 2 ** (kernel.bits - 1)
     unsigned = np.full((kernel.out_features, kernel.num_blocks * kernel.block), middle, np.uint8)
     np.add(
-        weight.codes.astype(np.int16),
+        weight.values.astype(np.int16),
         middle,
         out=unsigned[:, : kernel.in_features],
         casting="unsafe",
@@ -117,15 +123,15 @@ class LmHeadTable:
         )
 
     def rows(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
-        """[...] ids -> [..., in]."""
+        """The embeddings [..., in] in float32 of token ids [...]."""
         return unpack(self.kernel, self.values[tokens], self.scales[tokens])
 
 
 def unpack(
     kernel: Kernel, values: NDArray[np.uint8], scales: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """Dequantized rows of what `pack` made: values [..., blocks, bytes] and scales [..., blocks] ->
-    [..., in]."""
+    """The dequantized rows [..., in] of what `pack` made: values [..., blocks, bytes] and scales
+    [..., blocks]."""
     unsigned = values if kernel.bits == 8 else np.stack([values & 0xF, values >> 4], axis=-1)
     dequantized = unsigned.reshape(*scales.shape, kernel.block).astype(np.float32) - np.float32(
         2 ** (kernel.bits - 1)
@@ -136,7 +142,7 @@ def unpack(
 
 
 def per_block(kernel: Kernel, weight: QuantizedWeight) -> NDArray[Any]:
-    """Scales [out, blocks]: one a row, or of longer blocks, is repeated."""
+    """Scales [out, blocks]; those of a row or of longer blocks are repeated."""
     width = min(weight.block[1], kernel.in_features)
     assert weight.block[0] == 1
     assert width == kernel.in_features or width % kernel.block == 0
@@ -147,7 +153,8 @@ def per_block(kernel: Kernel, weight: QuantizedWeight) -> NDArray[Any]:
 def prove(
     kernel: Kernel, values: NDArray[np.uint8], scales: NDArray[np.float32], weight: QuantizedWeight
 ) -> None:
-    """Run the kernel on the weight's last rows and compare with its dequantized rows."""
+    """Run the kernel on the weight's last rows. BuildError where it differs from the product of the
+    dequantized rows."""
     low = max(0, kernel.out_features - PROBE_ROWS)
     some = Kernel(kernel.bits, kernel.block, kernel.in_features, kernel.out_features - low)
     x = np.random.default_rng(0).standard_normal((2, kernel.in_features), np.float32)
@@ -170,6 +177,7 @@ def prove(
 def probe_session(
     kernel: Kernel, values: NDArray[np.uint8], scales: NDArray[np.float32]
 ) -> ort.InferenceSession:
+    """A session of one MatMulNBits alone: x [2, in] -> y [2, out], one thread."""
     constants = [
         initializer(name, array) for name, array in (("values", values), ("scales", scales))
     ]
@@ -196,6 +204,7 @@ def probe_session(
 
 
 def initializer(name: str, array: NDArray[Any]) -> ir.Value:
+    """A constant as an initializer of a graph, with the shape and type of the array."""
     tensor = ir.tensor(array, name=name)
     return ir.Value(
         name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor

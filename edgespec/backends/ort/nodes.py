@@ -28,6 +28,7 @@ class Constants:
         self.graph = graph
 
     def __call__(self, name: str, array: NDArray[np.generic]) -> ir.Value:
+        """The constant of this name; made of `array` where there is none yet."""
         if name not in self.graph.initializers:
             tensor = ir.tensor(array, name=name)
             value = ir.Value(
@@ -40,10 +41,12 @@ class Constants:
         return self.graph.initializers[name]
 
     def number(self, value: float, dtype: type[np.generic] = np.float32) -> ir.Value:
+        """A scalar constant, by its value and dtype."""
         array = np.array(value, dtype)
         return self(f"lowered/{array.dtype.name}/{array.item()!r}", array)
 
     def int64(self, *values: int) -> ir.Value:
+        """A constant vector in INT64."""
         return self(f"lowered/int64/{','.join(map(str, values))}", np.array(values, np.int64))
 
 
@@ -70,6 +73,7 @@ class Nodes:
 
 
 def name_outputs(nodes: list[ir.Node]) -> None:
+    """Name each output after its node: `name:0`, `name:1`."""
     for node in nodes:
         for i, output in enumerate(node.outputs):
             output.name = f"{node.name}:{i}"
@@ -85,7 +89,7 @@ def probe_graph(node: ir.Node, x: ir.Value, in_features: int, out_features: int)
 
 
 def run_probe(graph: ir.Graph, x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """What ONNX Runtime computes from x [rows, in]: [rows, out]."""
+    """The outputs [rows, out] that ONNX Runtime computes from x [rows, in]."""
     options = session_options()
     options.intra_op_num_threads = 1
     model = ir.to_proto(ir.Model(graph, ir_version=10)).SerializeToString()
@@ -96,8 +100,8 @@ def run_probe(graph: ir.Graph, x: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def session_options() -> ort.SessionOptions:
-    """Of every session: products of 8 bits are exact where the CPU has no instruction for them,
-    too."""
+    """The options of every session: int8 products are exact, also where the CPU has no instruction
+    for them."""
     options = ort.SessionOptions()
     options.log_severity_level = 3
     if not adds_exactly():
@@ -106,8 +110,9 @@ def session_options() -> ort.SessionOptions:
 
 
 def adds_exactly() -> bool:
-    """Whether products of 8 bits are exact unasked, as they are with VNNI and AMX. Asking then
-    costs eightfold on many rows (decision 0009); without them pairs of products would saturate at
-    16 bits.
+    """Whether int8 products are exact without asking for it, as they are with VNNI and AMX.
+
+    Asking then costs eightfold on many rows (decision 0009); without them pairs of products would
+    saturate at 16 bits.
     """
     return platform.machine() not in X64 or bool(EXACT_FEATURES & set(cpu_features()))

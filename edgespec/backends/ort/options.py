@@ -40,7 +40,7 @@ class WeightFormat(BuildOptions):
 
     @property
     def bits(self) -> Literal[4, 8] | None:
-        """Of a quantized value; None for float32."""
+        """The bits of a quantized value; None for float32."""
         bits: dict[str, Literal[4, 8]] = {"int4": 4, "int8": 8}
         return bits.get(self.scheme)
 
@@ -51,7 +51,7 @@ class WeightFormat(BuildOptions):
 
     @property
     def weights(self) -> EngineWeights:
-        """As an engine's config says it."""
+        """The weights in the form of an engine's config."""
         if self.bits is None:
             return EngineWeights(scheme=self.scheme, method=AS_EXPORTED, exact=True)
         if self.is_int8_gemm:

@@ -1,8 +1,8 @@
 """Reads the quantized weights of a canonical graph: DequantizeLinear with its values and scales, as
 one value.
 
-Knows the standard forms of a weight behind a MatMul and the bytes of four-bit types. What the CPU
-makes of them is told in `weights`.
+Knows the standard forms of a weight behind a MatMul and the bytes of four-bit types. `weights`
+knows what the CPU makes of them.
 """
 
 from __future__ import annotations
@@ -51,11 +51,13 @@ class QuantizedValues:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """[out, in]"""
+        """The shape of the weight: [out, in]."""
         rows, columns = self.values.shape.numpy()
         return (rows, columns) if self.transposed else (columns, rows)
 
     def read(self, directory: Path) -> QuantizedWeight:
+        """The weight with values [out, in] and scales [blocks of out, blocks of in]. BundleError
+        for a data file outside `directory`."""
         out_features, in_features = self.shape
         values, scales = read_tensor(self.values, directory), read_tensor(self.scales, directory)
         if not self.transposed:
@@ -70,8 +72,8 @@ class QuantizedValues:
 
 
 def quantized_values(node: ir.Node) -> QuantizedValues | None:
-    """The quantized weight of a MatMul; None where its weight is not quantized. ContractError for
-    another form."""
+    """The quantized weight of a MatMul; None where its weight is not quantized. ContractError for a
+    form that this version does not read."""
     weight = node.inputs[1]
     maker = weight.producer() if weight is not None else None
     transposed = maker is not None and maker.op_type == "Transpose"
@@ -114,7 +116,8 @@ def quantized_values(node: ir.Node) -> QuantizedValues | None:
 
 
 def read_tensor(source: ir.TensorProtocol, directory: Path) -> NDArray[Any]:
-    """A tensor of the canonical directory, or one that stands in the graph itself."""
+    """The array of a tensor in the graph or in its data file; 4-bit values one per element.
+    BundleError for a data file outside `directory`."""
     if not isinstance(source, ir.ExternalTensor):
         return source.numpy()
     dims, dtype = source.shape.numpy(), NUMPY[source.dtype]

@@ -36,12 +36,12 @@ class RecurrentCache:
         self.lengths = [0] * lanes
         self.buffers: dict[str, Floats] = {}
         self.first_lane = 0  # of the last call
-        self.conv_rows = self.delta_rows = np.empty(
-            (layers, 0, 0, 0), np.float32
-        )  # [layers, B, S, ...] of it
+        # [layers, B, S, ...] of the last call
+        self.conv_rows = self.delta_rows = np.empty((layers, 0, 0, 0), np.float32)
         self.bound: tuple[int, ...] = ()
 
     def no_rows(self) -> Floats:
+        """Pending rows of a lane that has none: [layers, 0, row width]."""
         return np.empty((len(self.shape.layers), 0, self.shape.row_width), np.float32)
 
     def buffer(self, name: str, *dims: int) -> Floats:
@@ -72,9 +72,8 @@ class RecurrentCache:
         here = slice(first_lane, first_lane + batch)
         for index, layer in enumerate(self.shape.layers):
             names = conv_names(layer), state_names(layer), delta_names(layer)
-            state = self.state[
-                index, here
-            ]  # read before it is written: both may be the same memory
+            # Read before it is written: both may be the same memory
+            state = self.state[index, here]
             given = self.conv[index, here], state, taken[index]
             left = self.conv_rows[index], state, self.delta_rows[index]
             for (name_in, name_out), array_in, array_out in zip(names, given, left, strict=True):
@@ -86,8 +85,7 @@ class RecurrentCache:
                 )
 
     def taken_in(self, lanes: range) -> Floats:
-        """[layers, B, P, row width]: the pending rows, filled up with zeroes, which change
-        nothing."""
+        """The pending rows [layers, B, P, row width], padded with zeros, which change nothing."""
         longest = max(1, *(self.pending[lane].shape[1] for lane in lanes))
         taken = self.buffer(
             "taken", len(self.shape.layers), len(lanes), longest, self.shape.row_width
@@ -99,7 +97,7 @@ class RecurrentCache:
         return taken
 
     def after_call(self, batch: int) -> None:
-        """The states of the call's lanes now hold what was pending."""
+        """Drop the pending rows of the call's lanes, which their states now hold."""
         for lane in range(self.first_lane, self.first_lane + batch):
             self.pending[lane] = self.no_rows()
 
@@ -113,11 +111,13 @@ class RecurrentCache:
         self.lengths[lane] += len(path)
 
     def read(self, lane: int) -> LayerState:
+        """A copy of the lane's state and pending rows."""
         return LayerState(
             self.conv[:, lane].copy(), self.state[:, lane].copy(), self.pending[lane].copy()
         )
 
     def write(self, lane: int, saved: LayerState, length: int) -> None:
+        """Let a lane hold a copy that `read` made, `length` rows long."""
         self.conv[:, lane], self.state[:, lane], self.pending[lane] = (
             saved.conv,
             saved.state,
@@ -126,15 +126,21 @@ class RecurrentCache:
         self.lengths[lane] = length
 
     def copy_lane(self, source: int, target: int) -> None:
+        """Let one lane hold what another holds."""
         self.write(target, self.read(source), self.lengths[source])
 
     def free(self, lane: int) -> None:
+        """Zero a lane's state and drop its pending rows."""
         self.conv[:, lane] = 0.0
         self.state[:, lane] = 0.0
         self.pending[lane], self.lengths[lane] = self.no_rows(), 0
 
 
 def uncommitted_bytes(shape: RecurrentShape, lanes: int, rows: int) -> int:
-    """What calls of `rows` rows in each of `lanes` lanes leave for their commit, at most: the rows
-    go out, wait, and are given to the next call, side by side with those of the other lanes."""
+    """The largest number of bytes of rows that wait for their commit, with `rows` rows in each of
+    `lanes` lanes.
+
+    The rows go out, wait, and are given to the next call, side by side with those of the other
+    lanes.
+    """
     return 4 * len(shape.layers) * lanes * rows * (shape.conv_width + 3 * shape.row_width)

@@ -1,7 +1,7 @@
 """Runs a lowered engine on ONNX Runtime over a KV cache in host memory.
 
 Knows bindings and addresses: past and present of a layer are the same memory, so that a call writes
-only its own rows. Where rows stand is told in `cache`. Knows nothing of tokens or trees.
+only its own rows. `cache` knows where rows stand. Knows nothing of tokens or trees.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class OrtRunner:
     """An engine of this backend; with more than one lane, of the batched form.
 
     `padding` are slots behind the capacity for the rows by which a lane near its capacity is padded
-    to its neighbours. `huge_pages` is for low-bit weights: float32 ones are read no faster from
+    to its neighbors. `huge_pages` is for low-bit weights: float32 ones are read no faster from
     them, and take long to move.
     """
 
@@ -71,10 +71,12 @@ class OrtRunner:
 
     @property
     def slab(self) -> NDArray[np.float32]:
+        """The KV cache as one array [2*attention layers, lanes, Hkv, stride, D]."""
         return self.cache.slab
 
     def run(self, call: Call) -> Result:
-        """Run one call; its KV rows are in the cache afterwards."""
+        """Run one call; its KV rows are in the cache afterwards. EnvironmentProblem where ONNX
+        Runtime fails."""
         batch, rows = call.inputs_embeds.shape[:2]
         starts: list[int] = call.write_indices.tolist()
         check_call(call, starts, self.lanes, self.cache.slots, batched=self.batched)
@@ -123,6 +125,7 @@ class OrtRunner:
                 address += slab.strides[0]
 
     def feeds(self, call: Call) -> dict[str, NDArray[Any]]:
+        """The graph's inputs by name, beside caches and recurrent states."""
         feeds: dict[str, NDArray[Any]] = {
             "inputs_embeds": call.inputs_embeds,
             "rope_cos": call.rope_cos,
@@ -161,7 +164,7 @@ class OrtRunner:
         return feeds
 
     def wide_mask(self, name: str, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """[B, 1, S, stride]: nothing is seen behind the T slots of the call's own mask."""
+        """The mask [B, 1, S, stride], False behind the T slots of the call's own mask."""
         wide = self.buffer(name, (*mask.shape[:3], self.cache.stride), np.bool_)
         width = mask.shape[3]
         wide[..., :width], wide[..., width:] = mask, False
@@ -177,20 +180,24 @@ class OrtRunner:
         return self.buffers[name][:size].reshape(shape)
 
     def bind_output(self, name: str, array: NDArray[np.float32]) -> None:
+        """Let the next run write an output into this array."""
         self.binding.bind_output(name, "cpu", 0, array.dtype, list(array.shape), array.ctypes.data)
 
     def keep_rows(self, lane: int, slots: NDArray[np.int64], start: int) -> None:
+        """Commit rows of the last call: move them to `start` and behind, in all layers."""
         self.cache.move_rows(lane, slots, start)
         if self.recurrent is not None:
             self.recurrent.keep(lane, slots - start)
 
     def read_rows(self, lane: int, count: int) -> OrtLaneRows:
+        """A copy of a lane's first `count` rows; with recurrent layers that is all of them."""
         if self.recurrent is None:
             return OrtLaneRows(self.cache.read_rows(lane, count))
         assert count == self.recurrent.lengths[lane]
         return OrtLaneRows(self.cache.read_rows(lane, count), self.recurrent.read(lane))
 
     def write_rows(self, lane: int, rows: LaneRows) -> None:
+        """Begin a lane with a copy that `read_rows` made."""
         assert isinstance(rows, OrtLaneRows)
         self.cache.write_rows(lane, rows.kv)
         if self.recurrent is not None:
@@ -198,16 +205,19 @@ class OrtRunner:
             self.recurrent.write(lane, rows.state, len(rows))
 
     def free(self, lane: int) -> None:
+        """Drop all rows of a lane and its recurrent state."""
         self.cache.free(lane)
         if self.recurrent is not None:
             self.recurrent.free(lane)
 
     def zero(self, lane: int) -> None:
+        """Drop all rows of a lane and overwrite them with zeros."""
         self.cache.zero(lane)
         if self.recurrent is not None:
             self.recurrent.free(lane)
 
     def copy_lane(self, source: int, target: int, count: int) -> None:
+        """Copy the first `count` rows of one lane to another, with the recurrent state."""
         self.cache.copy_lane(source, target, count)
         if self.recurrent is not None:
             assert count == self.recurrent.lengths[source]
@@ -220,17 +230,15 @@ class OrtRunner:
 
 
 def check_call(call: Call, starts: list[int], lanes: int, slots: int, *, batched: bool) -> None:
-    """What would be our own mistake: shapes that contradict each other, and rows that go
-    nowhere."""
+    """Assert that shapes agree and that all rows have a slot: our own mistake otherwise."""
     (batch, rows), width = call.inputs_embeds.shape[:2], call.attention_mask.shape[3]
     assert call.attention_mask.shape[:3] == (batch, 1, rows)
     assert len(starts) == len(call.gather_idx) == batch
     assert 0 <= call.first_lane <= call.first_lane + batch <= lanes
     assert min(starts) >= 0
     assert max(starts) + call.written <= width <= slots
-    assert batched or starts == [
-        width - rows
-    ]  # the kernel for one sequence writes the last rows that it reads
+    # The kernel for one sequence writes the last rows that it reads
+    assert batched or starts == [width - rows]
 
 
 def open_engine(path: Path, config: EngineConfig) -> OrtRunner:
@@ -250,15 +258,18 @@ def open_engine(path: Path, config: EngineConfig) -> OrtRunner:
 
 
 def lm_head_table(path: Path, shared: SharedEmbedding, hidden_size: int) -> LmHeadTable:
-    """The embedding that an engine's config says its lm_head to be."""
+    """The embedding table that an engine's config places in its lm_head."""
     kernel = Kernel(4 if shared.bits == 4 else 8, shared.block, hidden_size, shared.rows)
     data = path.with_name(f"{path.name}.data")
     return LmHeadTable(data, kernel, shared.offset, shared.scales_offset)
 
 
 def open_session(path: Path, *, spinning: bool = True) -> ort.InferenceSession:
-    """Threads that spin between calls start the next one sooner, and take the cores from the other
-    engine of a pair: base and draft alternate, so only one of them may."""
+    """A session of an engine. EnvironmentProblem where it cannot be loaded.
+
+    Threads that spin between calls start the next one sooner, and take the cores from the other
+    engine of a pair: base and draft alternate, so only one of them may.
+    """
     options = session_options()
     options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spinning else "0")
     try:
@@ -267,12 +278,15 @@ def open_session(path: Path, *, spinning: bool = True) -> ort.InferenceSession:
         remedy = "Close other programs, or use a smaller model or machine with more memory."
         raise EnvironmentProblem(f"not enough memory to load {path}", remedy) from error
     except Exception as error:  # ONNX Runtime raises its own untyped family; the cause is kept
-        said = " ".join(str(error).split())  # it may have several lines, and empty ones at the end
-        if "alloc" in said.lower():
+        # It may have several lines, and empty ones at the end
+        message = " ".join(str(error).split())
+        if "alloc" in message.lower():
             remedy = "Close other programs, or use a smaller model or machine with more memory."
-            raise EnvironmentProblem(f"not enough memory to load {path}: {said}", remedy) from error
+            raise EnvironmentProblem(
+                f"not enough memory to load {path}: {message}", remedy
+            ) from error
         raise EnvironmentProblem(
-            f"ONNX Runtime cannot load {path}: {said}", "Build the engine again on this machine."
+            f"ONNX Runtime cannot load {path}: {message}", "Build the engine again on this machine."
         ) from error
     if session.get_providers() != PROVIDERS:
         raise EnvironmentProblem(
@@ -283,7 +297,7 @@ def open_session(path: Path, *, spinning: bool = True) -> ort.InferenceSession:
 
 
 def check_signature(session: ort.InferenceSession, contract: GraphContract, path: Path) -> None:
-    """The engine's inputs and outputs by name against its contract."""
+    """ContractError where inputs or outputs have other names than those of the contract."""
     for kind, found, wanted in (
         ("inputs", session.get_inputs(), contract.inputs),
         ("outputs", session.get_outputs(), contract.outputs),
@@ -295,11 +309,13 @@ def check_signature(session: ort.InferenceSession, contract: GraphContract, path
 
 
 def unused_widths(contract: GraphContract) -> dict[str, int]:
+    """Widths of a draft's two hidden inputs, of which each call leaves one empty."""
     shape = contract.shape
     return {"base_hidden": shape.base_features, "draft_hidden": shape.features}
 
 
 def cache_too_large(contract: GraphContract, capacity: int, lanes: int) -> EnvironmentProblem:
+    """The error for a KV cache that cannot be allocated, with its size in GB."""
     size = lanes * capacity * contract.kv_bytes_per_token
     sequences, flags = "", "--max-kv-cache-capacity"
     if lanes > 1:

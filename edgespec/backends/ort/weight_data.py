@@ -1,6 +1,6 @@
 """The bytes of an engine's data file, weight by weight.
 
-Knows the form in which each kind of weight is read. Where a weight stands is told in `data_layout`.
+Knows the form in which each kind of weight is read. `data_layout` knows where a weight stands.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Pieces = Iterator[tuple[int, NDArray[Any]]]
 
 
 def pieces(weight: AnyWeight, directory: Path) -> Pieces:
-    """Offsets and arrays of the data file; one tensor of `directory` is held at a time."""
+    """Yields offsets and arrays of the data file; one tensor of `directory` is held at a time."""
     match weight:
         case StoredWeight():
             yield weight.offset, read_fp32(weight, directory)
@@ -48,7 +48,7 @@ def pieces(weight: AnyWeight, directory: Path) -> Pieces:
 
 
 def in_blocks(weight: LowBitWeight, directory: Path) -> QuantizedWeight:
-    """The export's quantized values, or a stored weight rounded to nearest."""
+    """The weight with the export's quantized values, or rounded to nearest in blocks."""
     if isinstance(weight.source, QuantizedValues):
         return weight.source.read(directory)
     kernel, name = weight.kernel, str(weight.source.name)
@@ -56,7 +56,8 @@ def in_blocks(weight: LowBitWeight, directory: Path) -> QuantizedWeight:
 
 
 def per_channel(weight: Int8GemmWeight, directory: Path) -> QuantizedWeight:
-    """The same with one scale per channel."""
+    """The weight with the export's quantized values, or rounded to nearest, one scale per
+    channel."""
     if isinstance(weight.source, QuantizedValues):
         return weight.source.read(directory)
     return quantize_rtn(read_tensor(weight.source, directory), 8, None, str(weight.source.name))

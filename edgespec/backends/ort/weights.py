@@ -45,7 +45,7 @@ class Product:
 
     @property
     def group(self) -> Hashable:
-        """Products of one group read the same rows in the same form, and can be one."""
+        """The key of a group: its products read the same rows in the same form, and can be one."""
         if len(self.nodes) > 1:
             return id(self)
         (node,), kernel = self.nodes, self.kernel
@@ -66,7 +66,7 @@ class WeightLowering:
         self.products: list[Product] = []
 
     def run(self) -> list[AnyWeight]:
-        """Lower all weights of the graph; returns them in the order of the data file."""
+        """Lower all weights of the graph. Returns them in the order of the data file."""
         weights: list[AnyWeight] = list(self.lower_quantized())
         RemoveUnusedNodesPass()(self.model)  # what read the quantized values
         for value in list(self.model.graph.initializers.values()):
@@ -74,7 +74,7 @@ class WeightLowering:
         return weights + list(place_products(self.layout, self.products))
 
     def lower_quantized(self) -> Iterator[AnyWeight]:
-        """Quantized weights of the export: to a kernel that reads them, else dequantized, and then
+        """Lower the export's quantized weights, to a kernel that reads them or dequantized; then
         activations are rounded in the graph."""
         for node in list(self.model.graph.all_nodes()):
             is_matmul = node.op_type == "MatMul" and node.domain == ""
@@ -90,7 +90,8 @@ class WeightLowering:
                 yield self.dequantized(source, node)
 
     def dequantized(self, source: QuantizedValues, node: ir.Node) -> DequantizedWeight:
-        """A weight that no kernel here reads, in float32, its activations rounded by nodes."""
+        """Lower a weight that no kernel here reads to float32; its activations are rounded by
+        nodes."""
         out_features, in_features = source.shape
         dims = (in_features, out_features)
         place = self.layout.place(f"{node.name}/dequantized", dims, ir.DataType.FLOAT)
@@ -99,7 +100,7 @@ class WeightLowering:
         return DequantizedWeight(source, place.offset, place.num_bytes)
 
     def lower_initializer(self, value: ir.Value) -> Iterator[AnyWeight]:
-        """initializer -> [Cast] -> [Transpose] becomes one initializer in the form that its user
+        """Lower initializer -> [Cast] -> [Transpose] to one initializer in the form that its user
         reads."""
         tensor = value.const_value
         if not isinstance(tensor, ir.ExternalTensor) or tensor.location == self.layout.data_name:
@@ -120,7 +121,7 @@ class WeightLowering:
                 yield self.stored(value, tensor, final, transposed=transposed)
 
     def kept(self, value: ir.Value, tensor: ir.ExternalTensor) -> KeptTensor:
-        """What is not a float, such as the order of a weight's inputs."""
+        """Place a tensor that is not a float as it is, such as the order of a weight's inputs."""
         dims = tuple(tensor.shape.numpy())
         place = self.layout.place(f"{value.name}/kept", dims, tensor.dtype)
         value.replace_all_uses_with(place.value)
@@ -129,7 +130,7 @@ class WeightLowering:
     def stored(
         self, value: ir.Value, tensor: ir.ExternalTensor, final: ir.Value, *, transposed: bool
     ) -> StoredWeight:
-        """A weight in float32, in the layout that its user reads."""
+        """Place a weight in float32, in the layout that its user reads."""
         dims = tuple(tensor.shape.numpy())
         name = f"{value.name}/{'t' if transposed else 'fp32'}"
         place = self.layout.place(name, dims[::-1] if transposed else dims, ir.DataType.FLOAT)
@@ -144,8 +145,8 @@ class WeightLowering:
         kernel: int8_gemm.Kernel,
         x: ir.Value | None = None,
     ) -> Int8GemmWeight:
-        """MatMuls by one weight as int8 GEMMs; `x` is what they read where that is not their own
-        input."""
+        """Lower the MatMuls of one weight to int8 GEMMs; `x` is their input where it is not the
+        node's own."""
         values, scales = self.layout.place_int8(name, kernel)
         for node in users:
             given = node.inputs[0] if x is None else x
@@ -205,7 +206,7 @@ def nbits_kernel(source: QuantizedValues) -> matmul_nbits.Kernel | None:
 def low_bit_product(
     value: ir.Value, tensor: ir.ExternalTensor, users: list[ir.Node], weight_format: WeightFormat
 ) -> Product:
-    """MatMuls by a stored weight that is quantized here."""
+    """The MatMuls of a stored weight that is quantized here."""
     out_features, in_features = tensor.shape.numpy()
     assert weight_format.bits is not None
     kernel = matmul_nbits.Kernel(weight_format.bits, weight_format.block, in_features, out_features)
@@ -216,8 +217,8 @@ def low_bit_product(
 
 
 def place_products(layout: DataLayout, products: list[Product]) -> Iterator[LowBitWeight]:
-    """Those that read the same rows become one, their weights one below the other: fewer starts of
-    all threads."""
+    """Place weights, fusing products that read the same rows: their weights stand one below the
+    other, and all threads start less often."""
     groups: dict[Hashable, list[Product]] = {}
     for product in products:
         groups.setdefault(product.group, []).append(product)
@@ -226,7 +227,7 @@ def place_products(layout: DataLayout, products: list[Product]) -> Iterator[LowB
 
 
 def place_group(layout: DataLayout, group: list[Product]) -> Iterator[LowBitWeight]:
-    """One MatMulNBits in place of a group."""
+    """Place one MatMulNBits instead of a group of products."""
     sizes = [product.kernel.out_features for product in group]
     fused = replace(group[0].kernel, out_features=sum(sizes))
     values, scales = layout.place_low_bit(group[0].name, fused)

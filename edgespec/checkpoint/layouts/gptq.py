@@ -40,7 +40,8 @@ def read_weight(parts: Parts, rule: Rule) -> QuantizedWeight:
 
 
 def zero_points(parts: Parts, zeros: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """The first format stores zero points minus one; 0 wraps around and is ambiguous there."""
+    """Returns the zero points. The first format stores them minus one; 0 wraps around and is
+    ambiguous there. Raises UnsupportedModel for it."""
     offset, top = parts.quantization.zero_offset, 2**bits - 1
     if offset and (zeros == top).any():
         raise UnsupportedModel(

@@ -95,7 +95,11 @@ def read_scales(
 def read_pre_quant_scale(
     parts: Parts, scheme: Scheme, in_features: int
 ) -> NDArray[np.float32] | None:
-    """Zeros are refused: they would remove an input, and folding divides by the scale."""
+    """Returns the factors [in] of the inputs; None where there are none.
+
+    Raises CheckpointError for zeros, which would remove an input: folding divides by the scale.
+    Raises UnsupportedModel for a scheme without such factors.
+    """
     if not parts.has("pre_quant_scale"):
         return None
     if not scheme.pre_quant_scale:

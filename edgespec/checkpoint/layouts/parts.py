@@ -29,9 +29,11 @@ class Parts:
     module: str
 
     def has(self, part: str) -> bool:
+        """Returns whether the Linear has the tensor `part`, such as weight_scale."""
         return f"{self.module}.{part}" in self.checkpoint.tensors
 
     def info(self, part: str, dtypes: tuple[str, ...]) -> TensorInfo:
+        """Returns the header of a tensor. Raises CheckpointError for another dtype or none."""
         name = f"{self.module}.{part}"
         if name not in self.checkpoint.tensors:
             raise CheckpointError(
@@ -46,6 +48,7 @@ class Parts:
         return info
 
     def matrix(self, part: str, dtypes: tuple[str, ...]) -> tuple[int, int]:
+        """Returns the shape of a matrix. Raises CheckpointError for other tensors."""
         info = self.info(part, dtypes)
         if len(info.shape) != 2 or 0 in info.shape:
             refuse(info, f"has the shape {list(info.shape)}; expected a matrix")
@@ -60,6 +63,7 @@ class Parts:
         return self.checkpoint.read(info.name).reshape(shapes[0])
 
     def scales(self, part: str, dtypes: tuple[str, ...], *shapes: tuple[int, ...]) -> NDArray[Any]:
+        """Returns scales as `read` does. Raises CheckpointError if one is negative, NaN or Inf."""
         return checked_scales(f"{self.module}.{part}", self.read(part, dtypes, *shapes))
 
     def float8(self, part: str, shape: tuple[int, int]) -> NDArray[Any]:
@@ -70,6 +74,7 @@ class Parts:
         return values
 
     def scalar(self, part: str) -> float:
+        """Returns the positive number of a scalar tensor. Raises CheckpointError for any other."""
         return read_scalar(self.checkpoint, self.info(part, FLOATS).name)
 
     def columns(self, part: str, dtypes: tuple[str, ...], rows: int) -> int:
@@ -80,7 +85,8 @@ class Parts:
         return found[1]
 
     def width(self, part: str, rule: Rule, in_features: int, count: int) -> int:
-        """Returns the weights per scale, which must be the declared group size."""
+        """Returns the weights per scale. Raises CheckpointError if it is not the declared group
+        size."""
         declared = rule.group_size
         width = in_features // count
         matches = declared is None or width == min(declared, in_features)
@@ -95,6 +101,7 @@ class Parts:
 
 
 def refuse(info: TensorInfo, fault: str) -> NoReturn:
+    """Raises CheckpointError with the tensor's name and what is wrong with it."""
     raise CheckpointError(
         f"tensor {info.name!r} {fault}.",
         "Download the checkpoint again, or quantize the original again.",
@@ -102,7 +109,8 @@ def refuse(info: TensorInfo, fault: str) -> NoReturn:
 
 
 def checked_scales(name: str, scales: NDArray[Any]) -> NDArray[Any]:
-    """Scales must be finite and not negative. Zero is a block of zeros."""
+    """Returns the scales. Raises CheckpointError for NaN, Inf and negative ones. Zero is a block of
+    zeros."""
     values = scales.astype(np.float32)
     bad = ~np.isfinite(values) | (values < 0)
     if bad.any():
@@ -116,7 +124,7 @@ def checked_scales(name: str, scales: NDArray[Any]) -> NDArray[Any]:
 
 
 def read_scalar(checkpoint: Checkpoint, name: str) -> float:
-    """One scale per tensor, which must be positive."""
+    """Returns the one positive scale of a tensor. Raises CheckpointError for any other tensor."""
     info = checkpoint.tensors.get(name)
     if info is None:
         raise CheckpointError(

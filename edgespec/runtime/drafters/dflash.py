@@ -74,14 +74,17 @@ class DFlashDrafter:
 
     @property
     def capacity(self) -> int:
+        """Tokens of a sequence that its KV cache holds."""
         return self.decoder.capacity
 
     @property
     def num_lanes(self) -> int:
+        """Sequences that its KV cache holds."""
         return len(self.decoder.lanes)
 
     @property
     def engine_s(self) -> float:
+        """Seconds in the draft engine so far."""
         return self.decoder.engine_s
 
     def begin(self, lane: int, tokens: Sequence[int], num_reused: int) -> None:
@@ -94,7 +97,7 @@ class DFlashDrafter:
             assert item.hidden_states is not None
             state, count = self.lanes[item.lane], len(item.hidden_states)
             fits = state.count + count <= self.decoder.room(item.lane)
-            # NaN or Inf must not get into the cache: it would poison the lane's next sequence too
+            # NaN or Inf must not get into the cache: it would corrupt the lane's next sequence too
             state.full = state.full or not fits or not np.isfinite(item.hidden_states).all()
             if state.full:
                 state.pending = []
@@ -120,7 +123,7 @@ class DFlashDrafter:
         able = [request for request in requests if self.block_size(request) > 1]
         if len(able) > 1:
             for request in able:
-                # its mates would run as many rows of nothing
+                # the other lanes would run as many padding rows
                 if self.lanes[request.lane].count > self.max_block:
                     self.flush(request.lane)
         parts = [self.block(request) for request in able]
@@ -142,6 +145,7 @@ class DFlashDrafter:
         return max(1, min(self.max_block, plan.steps + 1, plan.verify_size, room))
 
     def block(self, request: DraftRequest) -> BlockRows:
+        """A lane's part of a call: the pending token, then mask tokens to the end of the block."""
         tokens = np.full(self.block_size(request), self.mask_token, np.int64)
         tokens[0] = request.pending
         return BlockRows(request.lane, self.context(request.lane), tokens)
@@ -152,8 +156,8 @@ class DFlashDrafter:
         return np.concatenate([none, *self.lanes[lane].pending])
 
     def tree(self, request: DraftRequest, logits: Floats) -> DraftTree:
-        """The best of the tokens of each slot [R, K]: the chain of the first ones, or the most
-        probable tree."""
+        """The draft tree from logits [S-1, Vd]: the chain of each slot's best token, or with a
+        top-k above 1 the most probable tree (DDTree, arXiv 2604.12989)."""
         ids, log_probs = top_log_probs(logits, request.plan.top_k)
         tokens = ids if self.d2t is None else ids + self.d2t[ids]
         parents, chosen = best_first(log_probs, request.plan.verify_size)
@@ -162,24 +166,29 @@ class DFlashDrafter:
         )
 
     def reset(self, lane: int) -> None:
+        """Forget a lane's sequence, its context and pending rows."""
         self.decoder.reset(lane)
         self.lanes[lane] = LaneState()
 
     def move(self, source: int, target: int) -> None:
+        """The KV rows and the state of `source` go to `target`."""
         self.decoder.move(source, target)
         self.lanes[target] = self.lanes[source]
         self.lanes[source] = LaneState()
 
     def snapshot(self, lane: int, count: int) -> LaneRows:
+        """Copies of the first `count` KV rows, the pending ones computed first where needed."""
         if self.decoder.lanes[lane].length < count:
             self.flush(lane)
         return self.decoder.snapshot(lane, count)
 
     def restore(self, lane: int, snapshot: Snapshot) -> None:
+        """Begin a lane with the KV rows of a snapshot."""
         self.reset(lane)
         self.decoder.restore(lane, cast(LaneRows, snapshot))  # its own
 
     def close(self) -> None:
+        """Free the draft engine."""
         self.decoder.runner.close()
 
 
@@ -241,7 +250,7 @@ class BlockLimits:
         return plan
 
     def check(self, plan: DraftPlan) -> None:
-        """LimitError for a plan that base and draft cannot do."""
+        """Raises LimitError for a plan that base and draft cannot do."""
         k, n, block = plan.top_k, plan.verify_size, self.block_size
         if min(k, n, plan.steps) < 1:
             raise LimitError(f"draft top-k {k} and verify size {n} must be at least 1", "Raise it.")
@@ -281,7 +290,7 @@ class BlockLimits:
 
 
 def limits(base: EngineConfig, draft: EngineConfig | None) -> BlockLimits:
-    """Those that the two engines were built for."""
+    """The plans that the two engines were built for."""
     assert draft is not None
     rows = draft.component.draft_vocab_size
     assert rows is not None

@@ -24,7 +24,7 @@ def open_drafter(sources: DrafterSources) -> TreeDrafter:
 
 
 def limits(base: EngineConfig, draft: EngineConfig | None) -> TreeLimits:
-    """Those that the two engines were built for."""
+    """The plans that the two engines were built for."""
     return TreeLimits(*draft_sizes(base, draft))
 
 

@@ -39,7 +39,7 @@ class HeadLimits(TreeLimits):
 
 
 def limits(base: EngineConfig, draft: EngineConfig | None) -> HeadLimits:
-    """Those that the two engines were built for."""
+    """The plans that the two engines were built for."""
     return HeadLimits(*draft_sizes(base, draft))
 
 

@@ -61,14 +61,17 @@ class TreeDrafter:
 
     @property
     def capacity(self) -> int:
+        """Tokens of a sequence that its KV cache holds."""
         return self.decoder.capacity
 
     @property
     def num_lanes(self) -> int:
+        """Sequences that its KV cache holds."""
         return len(self.decoder.lanes)
 
     @property
     def engine_s(self) -> float:
+        """Seconds in the draft engine so far."""
         return self.decoder.engine_s
 
     def begin(self, lane: int, tokens: Sequence[int], num_reused: int) -> None:
@@ -150,6 +153,7 @@ class TreeDrafter:
             growth.hidden, growth.ancestors = result.hidden_states[parents], part.visible[parents]
 
     def beam_rows(self, growth: Growth, level: int) -> Rows:
+        """A lane's part of a call: the beam at one depth, each node seeing its ancestors."""
         lane, count = growth.request.lane, len(growth.beam)
         visible = np.concatenate([growth.ancestors, np.eye(count, dtype=bool)], 1)
         tokens = np.array([growth.pool.tokens[i] for i in growth.beam], np.int64)
@@ -162,6 +166,7 @@ class TreeDrafter:
         self.decoder.zero(lane)
 
     def finish(self, growth: Growth) -> DraftTree:
+        """The tree of the best nodes (EAGLE-2, arXiv 2406.16858); the scratch rows are dropped."""
         lane = growth.request.lane
         self.decoder.drop_scratch(lane)
         if self.lanes[lane].full:
@@ -174,25 +179,31 @@ class TreeDrafter:
         return min(request.plan.steps, 1 + self.decoder.room(request.lane) // request.plan.top_k)
 
     def to_base(self, ids: Ids) -> Ids:
+        """The base's ids of the draft's own, by the offsets of d2t."""
         return ids + self.d2t[ids]
 
     def reset(self, lane: int) -> None:
+        """Forget a lane's sequence and its state."""
         self.decoder.reset(lane)
         self.lanes[lane] = LaneState()
 
     def move(self, source: int, target: int) -> None:
+        """The KV rows and the state of `source` go to `target`."""
         self.decoder.move(source, target)
         self.lanes[target] = self.lanes[source]
         self.lanes[source] = LaneState()
 
     def snapshot(self, lane: int, count: int) -> LaneRows:
+        """Copies of the first `count` KV rows, or of as many as there are."""
         return self.decoder.snapshot(lane, min(count, self.decoder.lanes[lane].length))
 
     def restore(self, lane: int, snapshot: Snapshot) -> None:
+        """Begin a lane with the KV rows of a snapshot."""
         self.reset(lane)
         self.decoder.restore(lane, cast(LaneRows, snapshot))  # its own
 
     def close(self) -> None:
+        """Free the draft engine."""
         self.decoder.runner.close()
 
 

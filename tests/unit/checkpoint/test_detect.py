@@ -264,11 +264,11 @@ INT8 = {"quant_method": "modelopt", "quant_algo": "W8A16"}
 def quantised(path: Path, **changes: torch.Tensor | None) -> tuple[Checkpoint, Quantization | None]:
     """One INT8 Linear of ModelOpt's layout and a norm."""
     checkpoint = write(path, {"quantization_config": INT8}, {"model.norm.weight": (64,)})
-    codes = {
+    values = {
         f"{UP}.weight": torch.ones(8, 64, dtype=torch.int8),
         f"{UP}.weight_scale": torch.ones(8),
     }
-    checkpoint = edit_tensors(path, **codes | changes)
+    checkpoint = edit_tensors(path, **values | changes)
     return checkpoint, read_quantization(checkpoint)
 
 

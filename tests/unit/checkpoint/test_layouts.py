@@ -131,7 +131,7 @@ def test_what_stands_beside_the_weights(modelopt_exports: Path) -> None:
     }
     assert all(weight.symmetric and weight.input_order is None for weight in parts.values())
     kinds = {
-        name: (parts[name].codes.dtype.name, parts[name].scales.dtype.name, parts[name].block)
+        name: (parts[name].values.dtype.name, parts[name].scales.dtype.name, parts[name].block)
         for name in parts
     }
     assert kinds["fp8"] == ("float8_e4m3fn", "float32", (256, 384))
@@ -223,25 +223,25 @@ def drawn(seed: int, out: int, inputs: int, group: int, bits: int = 4) -> tuple[
     """Codes [out, in], zero points and float16 scales [out, groups], and the weight that these
     are."""
     rng = np.random.default_rng(seed)
-    codes = rng.integers(0, 2**bits, (out, inputs))
+    values = rng.integers(0, 2**bits, (out, inputs))
     zeros = rng.integers(1, 2**bits, (out, inputs // group))
     scales = rng.uniform(0.01, 1, (out, inputs // group)).astype(np.float16)
-    return codes, zeros, scales, worth_of(codes, zeros, scales, np.arange(inputs) // group)
+    return values, zeros, scales, worth_of(values, zeros, scales, np.arange(inputs) // group)
 
 
 def worth_of(
-    codes: NDArray[Any], zeros: NDArray[Any], scales: NDArray[Any], groups: NDArray[Any]
+    values: NDArray[Any], zeros: NDArray[Any], scales: NDArray[Any], groups: NDArray[Any]
 ) -> NDArray[Any]:
     """Each input i belongs to groups[i]."""
-    weight = np.zeros(codes.shape)
+    weight = np.zeros(values.shape)
     for i, group in enumerate(groups):
-        weight[:, i] = (codes[:, i] - zeros[:, group]) * scales[:, group].astype(np.float64)
+        weight[:, i] = (values[:, i] - zeros[:, group]) * scales[:, group].astype(np.float64)
     return weight
 
 
-def write_awq(path: Path, codes: Any, zeros: Any, scales: Any, group: int) -> Path:
+def write_awq(path: Path, values: Any, zeros: Any, scales: Any, group: int) -> Path:
     tensors = {
-        f"{M}.qweight": words(codes.T, AWQ, 4),
+        f"{M}.qweight": words(values.T, AWQ, 4),
         f"{M}.qzeros": words(zeros.T, AWQ, 4),
         f"{M}.scales": torch.from_numpy(scales.T.copy()),
         "lm_head.weight": torch.zeros(8, 4, dtype=torch.float16),
@@ -253,7 +253,7 @@ def write_awq(path: Path, codes: Any, zeros: Any, scales: Any, group: int) -> Pa
 
 def write_gptq(
     path: Path,
-    codes: Any,
+    values: Any,
     zeros: Any,
     scales: Any,
     group: int,
@@ -264,7 +264,7 @@ def write_gptq(
 ) -> Path:
     order, offset = PLAIN4 if bits == 4 else PLAIN8, 1 if form == "gptq" else 0
     tensors = {
-        f"{M}.qweight": words(codes, order, bits).T,
+        f"{M}.qweight": words(values, order, bits).T,
         f"{M}.qzeros": words((zeros - offset).T, order, bits),
         f"{M}.scales": torch.from_numpy(scales.T.copy()),
     }
@@ -276,12 +276,12 @@ def write_gptq(
 
 @pytest.mark.parametrize("group", [32, 64, -1])
 def test_awq(tmp_path: Path, group: int) -> None:
-    codes, zeros, scales, weight = drawn(1, 24, 64, 64 if group == -1 else group)
-    checkpoint = Checkpoint(write_awq(tmp_path, codes, zeros, scales, group))
+    values, zeros, scales, weight = drawn(1, 24, 64, 64 if group == -1 else group)
+    checkpoint = Checkpoint(write_awq(tmp_path, values, zeros, scales, group))
     found = weight_of(checkpoint, M)
-    np.testing.assert_array_equal(found.codes.astype(np.int64), codes)
+    np.testing.assert_array_equal(found.values.astype(np.int64), values)
     np.testing.assert_array_equal(found.zero_points.astype(np.int64), zeros)  # type: ignore[union-attr]
-    assert (found.codes.dtype.name, found.scales.dtype.name, found.scheme.name) == (
+    assert (found.values.dtype.name, found.scales.dtype.name, found.scheme.name) == (
         "uint4",
         "float16",
         "int4_wo",
@@ -295,49 +295,51 @@ def test_awq(tmp_path: Path, group: int) -> None:
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("form", ["gptq", "gptq_v2"])
 def test_gptq(tmp_path: Path, bits: int, form: str) -> None:
-    codes, zeros, scales, weight = drawn(2, 16, 64, 32, bits)
+    values, zeros, scales, weight = drawn(2, 16, 64, 32, bits)
     g_idx = np.arange(64) // 32
     found = weight_of(
         Checkpoint(
-            write_gptq(tmp_path, codes, zeros, scales, 32, bits=bits, form=form, g_idx=g_idx)
+            write_gptq(tmp_path, values, zeros, scales, 32, bits=bits, form=form, g_idx=g_idx)
         ),
         M,
     )
-    np.testing.assert_array_equal(found.codes.astype(np.int64), codes)
+    np.testing.assert_array_equal(found.values.astype(np.int64), values)
     np.testing.assert_allclose(dequantize(found), weight, rtol=1e-6)
     assert found.input_order is None
-    assert found.codes.dtype.name == f"uint{bits}"
+    assert found.values.dtype.name == f"uint{bits}"
 
 
 def test_gptq_in_the_order_of_activations_is_put_in_blocks(tmp_path: Path) -> None:
-    codes, zeros, scales, _ = drawn(3, 16, 64, 16)
+    values, zeros, scales, _ = drawn(3, 16, 64, 16)
     groups = np.random.default_rng(4).permutation(np.arange(64) // 16)
-    found = weight_of(Checkpoint(write_gptq(tmp_path, codes, zeros, scales, 16, g_idx=groups)), M)
+    found = weight_of(Checkpoint(write_gptq(tmp_path, values, zeros, scales, 16, g_idx=groups)), M)
     assert found.input_order is not None
     np.testing.assert_array_equal(groups[found.input_order], np.arange(64) // 16)
-    np.testing.assert_allclose(dequantize(found), worth_of(codes, zeros, scales, groups), rtol=1e-6)
+    np.testing.assert_allclose(
+        dequantize(found), worth_of(values, zeros, scales, groups), rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_zero_points_in_the_middle_are_none(tmp_path: Path, bits: int) -> None:
-    codes, zeros, scales, _ = drawn(5, 16, 64, 32, bits)
+    values, zeros, scales, _ = drawn(5, 16, 64, 32, bits)
     zeros[:] = 2 ** (bits - 1)
-    found = weight_of(Checkpoint(write_gptq(tmp_path, codes, zeros, scales, 32, bits=bits)), M)
+    found = weight_of(Checkpoint(write_gptq(tmp_path, values, zeros, scales, 32, bits=bits)), M)
     assert found.symmetric
-    assert found.codes.dtype.name == f"int{bits}"
-    np.testing.assert_array_equal(found.codes.astype(np.int64), codes - 2 ** (bits - 1))
+    assert found.values.dtype.name == f"int{bits}"
+    np.testing.assert_array_equal(found.values.astype(np.int64), values - 2 ** (bits - 1))
     np.testing.assert_allclose(
-        dequantize(found), worth_of(codes, zeros, scales, np.arange(64) // 32), rtol=1e-6
+        dequantize(found), worth_of(values, zeros, scales, np.arange(64) // 32), rtol=1e-6
     )
 
 
 def test_gptq_zero_point_that_readers_take_for_two_things_is_refused(tmp_path: Path) -> None:
-    codes, zeros, scales, _ = drawn(6, 16, 64, 32)
+    values, zeros, scales, _ = drawn(6, 16, 64, 32)
     zeros[3, 1] = 0
     with pytest.raises(UnsupportedModel, match=r"up_proj\.qzeros stores the zero point 15"):
-        weight_of(Checkpoint(write_gptq(tmp_path / "v1", codes, zeros, scales, 32)), M)
+        weight_of(Checkpoint(write_gptq(tmp_path / "v1", values, zeros, scales, 32)), M)
     second = weight_of(
-        Checkpoint(write_gptq(tmp_path / "v2", codes, zeros, scales, 32, form="gptq_v2")), M
+        Checkpoint(write_gptq(tmp_path / "v2", values, zeros, scales, 32, form="gptq_v2")), M
     )
     np.testing.assert_array_equal(second.zero_points.astype(np.int64), zeros)  # type: ignore[union-attr]
 
@@ -366,18 +368,18 @@ def compressed_config(
 )
 def test_compressed_integers(tmp_path: Path, bits: int, group: int, symmetric: bool) -> None:
     inputs = 60 if group == 60 else 64  # 60 is no multiple of a word's eight
-    codes, zeros, scales, weight = drawn(7, 16, inputs, group, bits)
+    values, zeros, scales, weight = drawn(7, 16, inputs, group, bits)
     order = PLAIN4 if bits == 4 else PLAIN8
     if symmetric:
         zeros[:] = 2 ** (bits - 1)
-        weight = worth_of(codes, zeros, scales, np.arange(inputs) // group)
+        weight = worth_of(values, zeros, scales, np.arange(inputs) // group)
     tensors = {
-        f"{M}.weight_packed": words(codes, order, bits),
+        f"{M}.weight_packed": words(values, order, bits),
         f"{M}.weight_scale": torch.from_numpy(scales).bfloat16(),
         f"{M}.weight_shape": torch.tensor([16, inputs]),
     }
     rounded = tensors[f"{M}.weight_scale"].float().numpy()
-    weight = worth_of(codes, zeros, rounded, np.arange(inputs) // group)
+    weight = worth_of(values, zeros, rounded, np.arange(inputs) // group)
     if not symmetric:
         tensors[f"{M}.weight_zero_point"] = words(zeros.T, order, bits).T
     config = compressed_config(bits, "channel" if group == 60 else "group", "pack-quantized", group)
@@ -405,17 +407,17 @@ def test_compressed_fp8_and_int8(tmp_path: Path, shape: tuple[int, ...]) -> None
 
 def test_deepseeks_fp8_has_a_scale_for_each_square(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(1)
-    codes = torch.randn(200, 300, generator=generator).to(torch.float8_e4m3fn)
+    values = torch.randn(200, 300, generator=generator).to(torch.float8_e4m3fn)
     scale = (torch.rand(2, 3, generator=generator) + 0.1).bfloat16()
     config = {
         "quant_method": "fp8",
         "weight_block_size": [128, 128],
         "activation_scheme": "dynamic",
     }
-    path = write(tmp_path, {f"{M}.weight": codes, f"{M}.weight_scale_inv": scale}, config)
+    path = write(tmp_path, {f"{M}.weight": values, f"{M}.weight_scale_inv": scale}, config)
     wide = scale.float().repeat_interleave(128, 0).repeat_interleave(128, 1)[:200, :300]
     np.testing.assert_array_equal(
-        dequantize(weight_of(Checkpoint(path), M)), (codes.float() * wide).numpy()
+        dequantize(weight_of(Checkpoint(path), M)), (values.float() * wide).numpy()
     )
 
 
@@ -423,19 +425,19 @@ def test_modelopts_nibbles(tmp_path: Path) -> None:
     """INT4 packs two rows, FP4 two columns, the first in the low half; written here without
     ModelOpt."""
     rng = np.random.default_rng(8)
-    codes = rng.integers(-8, 8, (6, 128))
-    packed = (codes[0::2] & 15) | ((codes[1::2] & 15) << 4)
+    values = rng.integers(-8, 8, (6, 128))
+    packed = (values[0::2] & 15) | ((values[1::2] & 15) << 4)
     tensors = {
         f"{M}.weight": torch.from_numpy(packed.astype(np.uint8)),
         f"{M}.weight_scale": torch.ones(6, 1),
     }
     beside = {"quant_algo": "W4A16_AWQ", "group_size": 128, "exclude_modules": []}
     found = weight_of(Checkpoint(write(tmp_path / "int4", tensors, {}, beside)), M)
-    np.testing.assert_array_equal(dequantize(found), codes)
-    codes = rng.integers(0, 16, (6, 32))
-    packed = codes[:, 0::2] | (codes[:, 1::2] << 4)
+    np.testing.assert_array_equal(dequantize(found), values)
+    values = rng.integers(0, 16, (6, 32))
+    packed = values[:, 0::2] | (values[:, 1::2] << 4)
     magnitudes = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
-    wanted = magnitudes[codes & 7] * np.where(codes & 8, -1, 1) * 0.5 * 0.25
+    wanted = magnitudes[values & 7] * np.where(values & 8, -1, 1) * 0.5 * 0.25
     tensors = {
         f"{M}.weight": torch.from_numpy(packed.astype(np.uint8)),
         f"{M}.weight_scale": torch.full((6, 2), 0.5).to(torch.float8_e4m3fn),
@@ -465,13 +467,13 @@ def test_unpacking_undoes_packing(rows: int, count: int, bits: int, seed: int) -
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.integers(1, 3), st.integers(1, 3), st.sampled_from([8, 16]), st.integers(0, 2**32 - 1))
-def test_awq_and_gptq_read_any_codes(
+def test_awq_and_gptq_read_any_quantized_values(
     tmp_path: Path, eights: int, count: int, group: int, seed: int
 ) -> None:
-    codes, zeros, scales, weight = drawn(seed, 8 * eights, group * count, group)
+    values, zeros, scales, weight = drawn(seed, 8 * eights, group * count, group)
     for path in (
-        write_awq(tmp_path / "awq", codes, zeros, scales, group),
-        write_gptq(tmp_path / "gptq", codes, zeros, scales, group),
+        write_awq(tmp_path / "awq", values, zeros, scales, group),
+        write_gptq(tmp_path / "gptq", values, zeros, scales, group),
     ):
         np.testing.assert_allclose(dequantize(weight_of(Checkpoint(path), M)), weight, rtol=1e-6)
 
@@ -652,11 +654,11 @@ def test_broken_tensors_of_the_hub_are_refused(
     change: Callable[[torch.Tensor], torch.Tensor | None],
     said: str,
 ) -> None:
-    codes, zeros, scales, _ = drawn(9, 16, 64, 32)
+    values, zeros, scales, _ = drawn(9, 16, 64, 32)
     if layout == "awq":
-        path = write_awq(tmp_path, codes, zeros, scales, 32)
+        path = write_awq(tmp_path, values, zeros, scales, 32)
     else:
-        path = write_gptq(tmp_path, codes, zeros, scales, 32, g_idx=np.arange(64) // 32)
+        path = write_gptq(tmp_path, values, zeros, scales, 32, g_idx=np.arange(64) // 32)
     tensors = load_file(path / "model.safetensors")
     changed = change(tensors.pop(f"{M}.{part}"))
     if changed is not None:

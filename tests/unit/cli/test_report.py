@@ -236,7 +236,7 @@ def test_plan_is_told_in_one_line(plan: DraftPlan, chosen: bool, said: str) -> N
 
 def test_a_plan_that_verifies_no_draft_says_so() -> None:
     said = report.plan_line(DraftPlan(1, 1, 1), chosen=True)
-    assert said.startswith("drafting in vain: top-k 1, step 1, verify size 1")
+    assert said.startswith("nothing is drafted: top-k 1, step 1, verify size 1")
     assert "--max-verify-tree-size" in said
 
 

@@ -30,17 +30,17 @@ RNG = np.random.default_rng(0)
 def weight(
     scheme: str = "int4_wo", block: tuple[int, int] = (1, 16), **more: Any
 ) -> QuantizedWeight:
-    """Random codes and scales of a scheme."""
+    """Random quantized values and scales of a scheme."""
     kind = SCHEMES[scheme].weight
     values = (
         RNG.integers(-7, 8, (OUT, IN))
         if kind.startswith("int")
         else RNG.standard_normal((OUT, IN)) * 4
     )
-    codes = values.astype(getattr(ml_dtypes, kind, kind))
+    quantized = values.astype(getattr(ml_dtypes, kind, kind))
     shape = -(-OUT // block[0]), -(-IN // block[1])
     scales = RNG.uniform(0.01, 0.1, shape).astype(np.float16)
-    return QuantizedWeight(NAME, SCHEMES[scheme], codes, scales, block, **more)
+    return QuantizedWeight(NAME, SCHEMES[scheme], quantized, scales, block, **more)
 
 
 class OneWeight(PackingSource):
@@ -97,7 +97,7 @@ WEIGHTS = {
 
 @pytest.mark.parametrize("name", WEIGHTS)
 @pytest.mark.parametrize("feeds_weights", [False, True])
-def test_the_product_is_that_of_the_weight_that_codes_and_scales_stand_for(
+def test_the_product_is_that_of_the_weight_that_values_and_scales_stand_for(
     tmp_path: Path, name: str, feeds_weights: bool
 ) -> None:
     x = some_rows()
@@ -122,7 +122,7 @@ def test_static_activations_are_rounded_and_clipped(
     assert np.abs(x @ dequantize(stored).T - wanted).max() > 0.01  # or the rounding would not show
 
 
-def test_a_scale_of_zero_becomes_one_and_its_codes_zero(tmp_path: Path) -> None:
+def test_a_scale_of_zero_becomes_one_and_its_values_zero(tmp_path: Path) -> None:
     """TensorRT wants scales above zero."""
     stored = weight()
     stored.scales[3, 2] = 0
@@ -139,7 +139,7 @@ def test_a_scale_of_zero_becomes_one_and_its_codes_zero(tmp_path: Path) -> None:
 def test_zero_points_are_refused_by_the_layers_name() -> None:
     stored = weight()
     unsigned = replace(
-        stored, codes=stored.codes.view(ml_dtypes.uint4), zero_points=np.ones((OUT, 4))
+        stored, values=stored.values.view(ml_dtypes.uint4), zero_points=np.ones((OUT, 4))
     )
     with pytest.raises(UnsupportedModel, match=f"{NAME} is quantized with zero points"):
         Packing(unsigned)
@@ -203,7 +203,7 @@ def test_one_block_a_row_is_still_a_block() -> None:
 
 
 def test_of_two_small_values_the_first_is_in_the_low_half() -> None:
-    codes = np.array([[1, -2, 3], [7, -8, 0]], ml_dtypes.int4)
-    assert stored_bytes(codes).tolist() == [0xE1, 0x73, 0x08]
-    assert stored_bytes(codes[:, :1]).tolist() == [0x71]
-    assert stored_bytes(codes[0]).tolist() == [0xE1, 0x03]
+    values = np.array([[1, -2, 3], [7, -8, 0]], ml_dtypes.int4)
+    assert stored_bytes(values).tolist() == [0xE1, 0x73, 0x08]
+    assert stored_bytes(values[:, :1]).tolist() == [0x71]
+    assert stored_bytes(values[0]).tolist() == [0xE1, 0x03]

