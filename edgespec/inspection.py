@@ -16,7 +16,12 @@ from typing import Any
 
 from edgespec import bundle
 from edgespec.backends.registry import engine_file_names
-from edgespec.backends.summary import engines_summary, export_summary
+from edgespec.backends.summary import (
+    EnginesSummary,
+    ExportSummary,
+    engines_summary,
+    export_summary,
+)
 from edgespec.checkpoint.d2t import read_d2t
 from edgespec.checkpoint.files import Checkpoint, some_of
 from edgespec.checkpoint.summary import (
@@ -37,18 +42,17 @@ _TAKES = "edgespec inspect takes a checkpoint, what export or build wrote, or a 
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What is at a path: a summary of a checkpoint or of a file, or what `backends` says of an
-    export or of engines. `problems` are what is wrong, each with its remedy; `notes` what is not.
-    """
+    """What is at a path. `problems` are what is wrong, each with its remedy; `notes` what is
+    not."""
 
     path: Path
-    summary: CheckpointSummary | FileSummary | dict[str, Any]
+    summary: CheckpointSummary | FileSummary | ExportSummary | EnginesSummary
     problems: tuple[EdgeSpecError, ...]
     notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """What --json prints of it, without problems and notes."""
-        return self.summary if isinstance(self.summary, dict) else self.summary.to_dict()
+        return self.summary.to_dict()
 
 
 def inspect(path: Path, *, verify: bool = False) -> Inspection:
@@ -66,11 +70,11 @@ def inspect(path: Path, *, verify: bool = False) -> Inspection:
     if kind == "checkpoint":
         summary = look_at_checkpoint(path, problems, read_up_to)
         return Inspection(path, summary, tuple(problems), (*notes_of(summary), *notes))
-    recorded = (export_summary if kind == "export" else engines_summary)(path, problems, read_up_to)
-    unlisted = recorded.get("not_in_manifest")
-    if unlisted:
-        notes = (*notes, f"not in the manifest: {some_of(unlisted)}")
-    return Inspection(path, recorded, tuple(problems), notes)
+    look = export_summary if kind == "export" else engines_summary
+    found = look(path, problems, read_up_to)
+    if found.not_in_manifest:
+        notes = (*notes, f"not in the manifest: {some_of(found.not_in_manifest)}")
+    return Inspection(path, found, tuple(problems), notes)
 
 
 def kind_of(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""The manifest.json of an exported component as one frozen value.
+"""The manifest.json of an exported component and that of a quantized checkpoint as frozen values.
 
 Knows the keys on disk, and writes what it reads. Knows no graph and no checkpoint.
 """
@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self, cast
 
 from edgespec import bundle
 from edgespec.component import BundleFields
+from edgespec.config.fields import is_int
 from edgespec.contract import Role
 from edgespec.errors import BundleError
 
 KIND = "export"
+QUANTIZE_KIND = "quantize"
+NOT_SIMULATED = "weights only: rounding of activations and of the cache is not simulated"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +109,7 @@ class ExportManifest:
         raw, where = bundle.read_manifest(directory), str(directory / bundle.MANIFEST)
         fields = BundleFields(raw, where)
         role = fields.get("role")
-        if fields.get("kind") != KIND or role not in {r.value for r in Role}:
+        if fields.get("kind") != KIND or role not in [r.value for r in Role]:
             what = f"{where} is not that of an export: kind {fields.get('kind')!r}, role {role!r}"
             raise BundleError(what, "Give the directory of a component that export wrote.")
         command = fields.get("command") or []
@@ -123,6 +126,10 @@ class ExportManifest:
 
     def to_dict(self) -> dict[str, Any]:
         """The keys of manifest.json, in the order in which they are written."""
+        return self.without_files() | {"files": dict(self.files)}
+
+    def without_files(self) -> dict[str, Any]:
+        """The same without the list of files."""
         keys: dict[str, Any] = {
             "format": bundle.MANIFEST_FORMAT,
             "kind": KIND,
@@ -135,10 +142,313 @@ class ExportManifest:
         }
         if self.quantization:
             keys["quantization"] = dict(self.quantization)
-        return keys | {"files": dict(self.files)}
+        return keys
 
     def is_of(self, source: ExportSource, options: Mapping[str, Any]) -> bool:
         """Whether this version would write the same again for this request."""
         asked = json.loads(json.dumps(options))
         ours = bundle.installed_version("edgespec")
         return (self.source, self.options, self.edgespec) == (source, asked, ours)
+
+
+# Quantized checkpoints
+
+
+@dataclass(frozen=True)
+class QuantizeFields(BundleFields):
+    """A JSON object that `edgespec quantize` wrote; errors name the section that it is in."""
+
+    part: str | None = None  # the section of manifest.json
+    remedy: ClassVar[str] = "It was edited or damaged: quantize again."
+
+    def wrong(self, key: str, wanted: str) -> BundleError:
+        """The error for an unreadable value, whatever was `wanted`."""
+        name = repr(key) if self.part is None else f"{self.part!r} ({key})"
+        return BundleError(f"{self.source} has no readable {name}", self.remedy)
+
+    def missing(self, key: str) -> BundleError:
+        """The error for a key that must be there."""
+        return self.wrong(key, "there")
+
+    def section(self, key: str) -> Self:
+        """The object under a key that must be there. Raises BundleError."""
+        value = self.get(key)
+        if not isinstance(value, Mapping):
+            raise self.wrong(key, "an object")
+        return type(self)(value, self.source, self.part or key)
+
+    def real(self, key: str) -> float:
+        """A number of any sign. Raises BundleError where it is missing."""
+        value = self.optional_real(key)
+        if value is None:
+            raise self.missing(key)
+        return value
+
+    def optional_real(self, key: str) -> float | None:
+        """A number of any sign, or None where the key is missing or null. Raises BundleError."""
+        value = self.get(key)
+        if value is not None and not is_int(value) and not isinstance(value, float):
+            raise self.wrong(key, "a number")
+        return cast("float | None", value)
+
+    def reals(self, key: str) -> dict[str, float]:
+        """An object of numbers by name. Raises BundleError."""
+        values = self.section(key)
+        return {name: values.real(name) for name in values.raw}
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeCheck:
+    """A quantized model against its original, with weights dequantized from the written files."""
+
+    logits_cosine: float  # mean over tokens
+    logits_kl: float  # mean over tokens, in nats: KL(original || quantized)
+    perplexity_before: float | None
+    perplexity_after: float | None
+    top1_agreement: float  # fraction of tokens
+    num_tokens: int
+    weight_errors: Mapping[str, float]  # relative RMS error per Linear
+    simulated: str | None = NOT_SIMULATED
+
+    @classmethod
+    def read(cls, fields: QuantizeFields) -> QuantizeCheck:
+        """From the `check` of manifest.json. Raises BundleError for an unreadable value."""
+        fields.real("max_weight_error")
+        return cls(
+            logits_cosine=fields.real("logits_cosine"),
+            logits_kl=fields.real("logits_kl"),
+            perplexity_before=fields.optional_real("perplexity_before"),
+            perplexity_after=fields.optional_real("perplexity_after"),
+            top1_agreement=fields.real("top1_agreement"),
+            num_tokens=fields.size("num_tokens"),
+            weight_errors=fields.reals("weight_errors"),
+            simulated=fields.text("simulated"),
+        )
+
+    @property
+    def max_weight_error(self) -> float:
+        """The largest relative RMS error of any Linear; 0 where none was quantized."""
+        return max(self.weight_errors.values(), default=0.0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The `check` of manifest.json."""
+        return asdict(self) | {"max_weight_error": self.max_weight_error}
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeCalibration:
+    """How much text a checkpoint was calibrated with; nothing where none was `needed`."""
+
+    needed: bool
+    num_samples: int
+    num_tokens: int
+
+    @classmethod
+    def read(cls, fields: QuantizeFields) -> QuantizeCalibration:
+        """From the `calibrated` of manifest.json. Raises BundleError for an unreadable value."""
+        return cls(
+            needed=fields.flag("needed", False),
+            num_samples=fields.count("num_samples"),
+            num_tokens=fields.count("num_tokens"),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizeSource:
+    """The original of a quantized checkpoint, by sha256; `texts` covers config and tokenizer."""
+
+    name: str | None
+    identity: str | None
+    texts: str | None
+
+    @classmethod
+    def read(cls, fields: QuantizeFields) -> QuantizeSource:
+        """From the `source` of manifest.json. Raises BundleError for an unreadable value."""
+        return cls(
+            name=fields.text("name"), identity=fields.text("identity"), texts=fields.text("texts")
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizeBase:
+    """The base whose hidden states calibrated a draft. On disk `aux_layers` is "taps"."""
+
+    name: str | None
+    identity: str
+    aux_layers: tuple[int, ...]  # hidden_states indices
+
+    @classmethod
+    def read(cls, fields: QuantizeFields) -> QuantizeBase:
+        """From the `base` of manifest.json. Raises BundleError for an unreadable value."""
+        layers = fields.get("taps") or []
+        if not isinstance(layers, list) or not all(map(is_int, layers)):
+            raise fields.wrong("taps", "a list of layers")
+        return cls(
+            name=fields.text("name"),
+            identity=fields.required_text("identity"),
+            aux_layers=tuple(layers),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The `base` of manifest.json."""
+        return {"name": self.name, "identity": self.identity, "taps": list(self.aux_layers)}
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeRequest:
+    """What to quantize and how; the same request is not run twice.
+
+    `options` are as JSON has them. `base` is that of a draft, None for a base.
+    """
+
+    source: QuantizeSource
+    options: Mapping[str, Any]
+    base: QuantizeBase | None = None
+
+    @classmethod
+    def read(cls, fields: QuantizeFields) -> QuantizeRequest:
+        """From a manifest.json. Raises BundleError for an unreadable value."""
+        base = None if fields.get("base") is None else QuantizeBase.read(fields.section("base"))
+        return cls(
+            QuantizeSource.read(fields.section("source")), fields.section("options").raw, base
+        )
+
+    @property
+    def quantization(self) -> str:
+        """The format of the Linears."""
+        return str(self.options.get("quantization"))
+
+    @property
+    def calib_data(self) -> str | None:
+        """The name of the calibration text; "shipped" for the one that comes with edgespec."""
+        data = self.options.get("calib_data")
+        name = data.get("name") if isinstance(data, Mapping) else data
+        return None if name is None else str(name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The keys of manifest.json and request.json."""
+        keys: dict[str, Any] = {"source": asdict(self.source), "options": dict(self.options)}
+        return keys | ({"base": self.base.to_dict()} if self.base else {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizeManifest:
+    """Who quantized what, from what and with which options, and how the result compares.
+
+    `weights` are the sha256 of all weights that were read, by role; None: the version that wrote it
+    did not record them. `packages` are those that shape the content. `files` are
+    name -> {"bytes", "sha256"}.
+    """
+
+    request: QuantizeRequest
+    weights: Mapping[str, str] | None
+    edgespec: str | None
+    command: tuple[str, ...]
+    packages: Mapping[str, str | None]
+    calibrated: QuantizeCalibration
+    check: QuantizeCheck
+    files: Mapping[str, Mapping[str, Any]]
+
+    @classmethod
+    def make(
+        cls,
+        request: QuantizeRequest,
+        weights: Mapping[str, str],
+        calibrated: QuantizeCalibration,
+        check: QuantizeCheck,
+        files: Mapping[str, Mapping[str, Any]],
+    ) -> QuantizeManifest:
+        """Of what this process has just written."""
+        made_by = bundle.provenance()
+        used = ("nvidia-modelopt", "torch", "transformers")
+        return cls(
+            request=request,
+            weights=weights,
+            edgespec=made_by["edgespec"],
+            command=tuple(made_by["command"]),
+            packages=made_by["packages"] | {name: bundle.installed_version(name) for name in used},
+            calibrated=calibrated,
+            check=check,
+            files=files,
+        )
+
+    @classmethod
+    def read(cls, directory: Path) -> QuantizeManifest:
+        """Of a quantized checkpoint; BundleError where its manifest.json is none, naming the
+        key."""
+        raw, where = bundle.read_manifest(directory), str(directory / bundle.MANIFEST)
+        fields = QuantizeFields(raw, where)
+        if fields.get("kind") != QUANTIZE_KIND:
+            what = f"{where} is not that of a quantized checkpoint: kind {fields.get('kind')!r}"
+            raise BundleError(what, "Give a directory that edgespec quantize wrote.")
+        command = fields.get("command")
+        return cls(
+            request=QuantizeRequest.read(fields),
+            weights=None if fields.get("weights") is None else fields.section("weights").raw,
+            edgespec=fields.text("edgespec"),
+            command=tuple(command) if isinstance(command, list) else (),
+            packages=fields.section("packages").raw,
+            calibrated=QuantizeCalibration.read(fields.section("calibrated")),
+            check=QuantizeCheck.read(fields.section("check")),
+            files=bundle.listed_files(directory, fields.get("files")),
+        )
+
+    def write(self, directory: Path) -> None:
+        """Writes manifest.json. Raises OSError."""
+        bundle.write_json(directory / bundle.MANIFEST, self.to_dict())
+
+    def to_dict(self) -> dict[str, Any]:
+        """The keys of manifest.json, in the order in which they are written."""
+        return self.without_files() | {"files": dict(self.files)}
+
+    def without_files(self) -> dict[str, Any]:
+        """The same without the list of files."""
+        return {
+            "format": bundle.MANIFEST_FORMAT,
+            "kind": QUANTIZE_KIND,
+            **self.request.to_dict(),
+            **({} if self.weights is None else {"weights": dict(self.weights)}),
+            "edgespec": self.edgespec,
+            "command": list(self.command),
+            "packages": dict(self.packages),
+            "calibrated": asdict(self.calibrated),
+            "check": self.check.to_dict(),
+        }
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of all files."""
+        return sum(entry["bytes"] for entry in self.files.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizeOrigin:
+    """What a quantized checkpoint's manifest.json says of the originals.
+
+    Read also where another part of the manifest is damaged. None: it does not say. `identity` is
+    that of the original, `base_identity` that of the base that calibrated a draft.
+    """
+
+    identity: str | None
+    base_identity: str | None
+    base_name: str | None
+    files: Mapping[str, Any] | None
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> QuantizeOrigin:
+        """From the keys of manifest.json. Values of another type read as missing."""
+        source, base, files = (_mapping(raw.get(key)) for key in ("source", "base", "files"))
+        return cls(
+            identity=_text((source or {}).get("identity")),
+            base_identity=_text((base or {}).get("identity")),
+            base_name=_text((base or {}).get("name")),
+            files=files,
+        )
+
+
+def _mapping(value: object) -> Mapping[str, Any] | None:
+    return value if isinstance(value, dict) else None
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None

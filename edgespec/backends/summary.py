@@ -8,6 +8,7 @@ the same.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,39 +21,151 @@ from edgespec.backends.registry import BACKENDS, engine_file_names, find_backend
 from edgespec.component import ComponentConfig
 from edgespec.contract import Role, canonical_contract
 from edgespec.errors import BundleError, EdgeSpecError, EnvironmentProblem, PairingError, noted
+from edgespec.manifest import ExportManifest
 
 
-def export_summary(path: Path, problems: list[EdgeSpecError], read_up_to: float) -> dict[str, Any]:
-    """What edgespec export wrote, as JSON. Hashes files of up to `read_up_to` bytes; what is wrong
-    is added to `problems`. Raises BundleError without a manifest."""
-    manifest = bundle.read_manifest(path)
-    summary: dict[str, Any] = {
-        "kind": "export",
-        "manifest": {k: v for k, v in manifest.items() if k != "files"},
-    }
-    faults = list(bundle.faults(path, manifest.get("files"), read_up_to=read_up_to))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportSummary:
+    """An exported component. `manifest` and `config` are None where they could not be read.
+
+    `files` are sizes in bytes by name, `not_in_manifest` the files that the manifest does not list.
+    """
+
+    manifest: ExportManifest | None
+    files: Mapping[str, int]
+    not_in_manifest: tuple[str, ...]
+    config: ComponentConfig | None = None
+    cache_bytes_per_token: int | None = None
+
+    @property
+    def bytes(self) -> int:
+        """The size of all files."""
+        return sum(self.files.values())
+
+    @property
+    def golden(self) -> bool:
+        """Whether golden inputs and outputs are there."""
+        return bundle.GOLDEN in self.files
+
+    def to_dict(self) -> dict[str, Any]:
+        """The keys of `edgespec inspect --json`: those that are known."""
+        keys = {
+            "kind": "export",
+            "manifest": None if self.manifest is None else self.manifest.without_files(),
+            "bytes": self.bytes,
+            "files": dict(self.files),
+            "golden": self.golden,
+            "not_in_manifest": list(self.not_in_manifest),
+        }
+        if self.config is None:
+            return keys
+        return keys | {
+            "role": self.config.role.value,
+            "config": self.config.to_dict(),
+            "cache_bytes_per_token": self.cache_bytes_per_token,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class RunsHere:
+    """Whether this machine is the one that an engine was built for; `why` where it is not."""
+
+    answer: bool
+    why: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSummary:
+    """An engine. `config` is None where it could not be read.
+
+    `cache_bytes_per_token` is None for an engine whose backend is unknown here.
+    """
+
+    entry: EngineEntry
+    runs_here: RunsHere
+    config: EngineConfig | None = None
+    cache_bytes_per_token: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The keys of `edgespec inspect --json`: those that are known.
+
+        `exact` is why the engine is not exact, null where it is.
+        """
+        entry, config = self.entry, self.config
+        keys = {
+            "backend": entry.backend,
+            "bytes": entry.size_bytes,
+            "files": {file: stored.size_bytes for file, stored in entry.files.items()},
+            "fingerprint": dict(entry.fingerprint),
+            "runs_here": asdict(self.runs_here),
+            "source": None if entry.source is None else dict(entry.source),
+            "golden_difference": entry.golden_difference,
+            "golden_cosine": entry.golden_cosine,
+        }
+        if config is None:
+            return keys
+        return keys | {
+            "role": config.role.value,
+            "config": config.to_dict(),
+            "cache_bytes_per_token": self.cache_bytes_per_token,
+            "weights": config.weights.to_dict(),
+            "rounding": config.weights.rounding,
+            "exact": config.why_not_exact,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class PairingSummary:
+    """Whether base and draft fit, and `by` what that is known: identity, origin or shapes."""
+
+    fits: bool
+    by: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginesSummary:
+    """An engine directory. `pairing` is None where base or draft is not there.
+
+    `bytes` is the size of all files, `not_in_manifest` those that the manifest does not list.
+    """
+
+    engines: Mapping[Role, EngineSummary]
+    pairing: PairingSummary | None
+    bytes: int
+    not_in_manifest: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The keys of `edgespec inspect --json`."""
+        return {
+            "kind": "engines",
+            "engines": {role.value: engine.to_dict() for role, engine in self.engines.items()},
+            "pairing": None if self.pairing is None else asdict(self.pairing),
+            "bytes": self.bytes,
+            "not_in_manifest": list(self.not_in_manifest),
+        }
+
+
+def export_summary(path: Path, problems: list[EdgeSpecError], read_up_to: float) -> ExportSummary:
+    """What edgespec export wrote. Hashes files of up to `read_up_to` bytes; what is wrong is added
+    to `problems`. Raises BundleError without a manifest that lists the files."""
+    listed = bundle.read_manifest(path).get("files")
+    faults = list(bundle.faults(path, listed, read_up_to=read_up_to))
     problems += faults
-    files = bundle.listed_files(path, manifest.get("files"))
-    summary |= {
-        "bytes": sum(entry["bytes"] for entry in files.values()),
-        "files": {name: entry["bytes"] for name, entry in files.items()},
-        "golden": bundle.GOLDEN in files,
-        "not_in_manifest": unlisted_files(path, set(files)),
-    }
+    manifest = None
+    with noted(problems):
+        manifest = ExportManifest.read(path)
+    files = bundle.listed_files(path, listed)
+    summary = ExportSummary(
+        manifest=manifest,
+        files={name: entry["bytes"] for name, entry in files.items()},
+        not_in_manifest=tuple(unlisted_files(path, set(files))),
+    )
     with noted(problems):
         if not is_faulty(path / bundle.CONFIG, faults):
-            summary |= component_summary(path / bundle.CONFIG)
+            config = ComponentConfig.read(path / bundle.CONFIG)
+            per_token = canonical_contract(config.graph).kv_bytes_per_token
+            summary = replace(summary, config=config, cache_bytes_per_token=per_token)
     return summary
-
-
-def component_summary(where: Path) -> dict[str, Any]:
-    """The role, config.json and cache size (bytes per token) of an export. Raises BundleError."""
-    config = ComponentConfig.read(where)
-    return {
-        "role": config.role.value,
-        "config": config.to_dict(),
-        "cache_bytes_per_token": canonical_contract(config.graph).kv_bytes_per_token,
-    }
 
 
 def is_faulty(path: Path, faults: list[BundleError]) -> bool:
@@ -71,11 +184,10 @@ def unlisted_files(path: Path, known: set[str]) -> list[str]:
 # Engines
 
 
-def engines_summary(path: Path, problems: list[EdgeSpecError], read_up_to: float) -> dict[str, Any]:
-    """What edgespec build made, as JSON: each engine, whether this machine runs it, and whether
-    base and draft are a pair. Raises BundleError where the manifest describes no engines."""
-    shown: dict[str, Any] = {}
-    configs: dict[Role, EngineConfig] = {}
+def engines_summary(path: Path, problems: list[EdgeSpecError], read_up_to: float) -> EnginesSummary:
+    """What edgespec build made: each engine, whether this machine runs it, and whether base and
+    draft are a pair. Raises BundleError where the manifest describes no engines."""
+    shown: dict[Role, EngineSummary] = {}
     raw = read_entries(path)
     for name in raw:
         with noted(problems):
@@ -83,21 +195,21 @@ def engines_summary(path: Path, problems: list[EdgeSpecError], read_up_to: float
             entry = EngineEntry.from_dict(raw[name], path, name)
             faults = list(bundle.faults(path, entry.files_dict(), read_up_to=read_up_to))
             problems += faults
-            shown[name] = entry_summary(entry, f"the {name} engine")
+            shown[role] = EngineSummary(
+                entry=entry, runs_here=runs_here(entry, f"the {name} engine")
+            )
             if not is_faulty(path / engines.CONFIGS[role], faults):
-                configs[role] = engines.read_config(path, role)
-                shown[name] |= config_summary(configs[role], entry.backend)
+                shown[role] = with_config(shown[role], engines.read_config(path, role))
     known = file_names(raw)
     unlisted = unlisted_files(path, known)
     with noted(problems):
         check_finished(path, unlisted, any_engine=bool(raw))
-    return {
-        "kind": "engines",
-        "engines": shown,
-        "pairing": pairing_summary(configs, problems),
-        "bytes": sum((path / name).stat().st_size for name in known if (path / name).is_file()),
-        "not_in_manifest": unlisted,
-    }
+    return EnginesSummary(
+        engines=shown,
+        pairing=pairing_summary(shown, problems),
+        bytes=sum((path / name).stat().st_size for name in known if (path / name).is_file()),
+        not_in_manifest=tuple(unlisted),
+    )
 
 
 def file_names(entries: Mapping[str, Mapping[str, Any]]) -> set[str]:
@@ -118,64 +230,42 @@ def check_finished(path: Path, unlisted: list[str], *, any_engine: bool) -> None
     )
 
 
-def entry_summary(entry: EngineEntry, name: str) -> dict[str, Any]:
-    """The manifest's entry of an engine, and whether it runs here."""
-    return {
-        "backend": entry.backend,
-        "bytes": entry.size_bytes,
-        "files": {file: stored.size_bytes for file, stored in entry.files.items()},
-        "fingerprint": dict(entry.fingerprint),
-        "runs_here": runs_here(entry, name),
-        "source": None if entry.source is None else dict(entry.source),
-        "golden_difference": entry.golden_difference,
-        "golden_cosine": entry.golden_cosine,
-    }
-
-
-def config_summary(config: EngineConfig, backend: str) -> dict[str, Any]:
-    """An engine's config; `exact` is the reason why it is not exact, null where it is. The cache of
-    an engine whose backend is unknown here is null."""
-    found = find_backend(backend)
+def with_config(engine: EngineSummary, config: EngineConfig) -> EngineSummary:
+    """The same with what the engine's config says."""
+    found = find_backend(engine.entry.backend)
     per_token = None if found is None else found.memory(config).kv_bytes_per_token
-    return {
-        "role": config.role.value,
-        "config": config.to_dict(),
-        "cache_bytes_per_token": per_token,
-        "weights": config.weights.to_dict(),
-        "rounding": config.weights.rounding,
-        "exact": config.why_not_exact,
-    }
+    return replace(engine, config=config, cache_bytes_per_token=per_token)
 
 
-def runs_here(entry: EngineEntry, name: str) -> dict[str, Any]:
+def runs_here(entry: EngineEntry, name: str) -> RunsHere:
     """Whether this machine is the one that the engine was built for; `why` where it is not."""
     backend = find_backend(entry.backend)
     if backend is None:
         why = f"this version runs {', '.join(BACKENDS)}, not {entry.backend!r}"
-        return {"answer": False, "why": why}
+        return RunsHere(False, why)
     try:
         backend.check_fingerprint(entry.fingerprint, name)
     except EnvironmentProblem as error:
-        return {"answer": False, "why": error.what}
-    return {"answer": True, "why": None}
+        return RunsHere(False, error.what)
+    return RunsHere(True)
 
 
 def pairing_summary(
-    configs: dict[Role, EngineConfig], problems: list[EdgeSpecError]
-) -> dict[str, Any] | None:
+    found: Mapping[Role, EngineSummary], problems: list[EdgeSpecError]
+) -> PairingSummary | None:
     """Whether base and draft fit, and how that is known; None where one is not there."""
-    if Role.BASE not in configs or Role.DRAFT not in configs:
+    configs = {role: engine.config for role, engine in found.items()}
+    of_base, of_draft = configs.get(Role.BASE), configs.get(Role.DRAFT)
+    if of_base is None or of_draft is None:
         return None
-    base, draft = configs[Role.BASE].component, configs[Role.DRAFT].component
+    base, draft = of_base.component, of_draft.component
     try:
         check_pairing(base, draft)
     except PairingError as error:
         problems.append(error)
-        return {"fits": False, "by": None}
+        return PairingSummary(False, None)
     assert draft.pair is not None
     if draft.pair.base_identity is None:
-        return {"fits": True, "by": "shapes"}
-    return {
-        "fits": True,
-        "by": "identity" if draft.pair.base_identity == base.identity else "origin",
-    }
+        return PairingSummary(True, "shapes")
+    same = draft.pair.base_identity == base.identity
+    return PairingSummary(True, "identity" if same else "origin")

@@ -7,13 +7,12 @@ identity, but not the pair. Knows manifests, and when they do not match the weig
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from edgespec import bundle
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.errors import BundleError
+from edgespec.manifest import QUANTIZE_KIND, QuantizeOrigin
 
 _UNKNOWN_ORIGIN = "so it is not known what these weights were quantized from"
 
@@ -23,7 +22,7 @@ class Origin:
     """The original of a quantized checkpoint, as far as it is known."""
 
     identity: str | None = None  # of the original checkpoint
-    manifest: Mapping[str, Any] | None = None  # as read, even if it does not match the weights
+    recorded: QuantizeOrigin | None = None  # as read, even if it does not match the weights
     doubt: str | None = None  # why the manifest is not trusted
 
 
@@ -36,22 +35,21 @@ def origin_of(checkpoint: Checkpoint, *, hashes: bool = True) -> Origin:
     if not (checkpoint.path / bundle.MANIFEST).is_file():
         return Origin()
     try:
-        manifest = bundle.read_json(checkpoint.path / bundle.MANIFEST)
-        if manifest.get("kind") != "quantize":
+        if bundle.read_json(checkpoint.path / bundle.MANIFEST).get("kind") != QUANTIZE_KIND:
             return Origin()  # a manifest.json of another program
-        manifest = bundle.read_manifest(checkpoint.path)
+        recorded = QuantizeOrigin.from_dict(bundle.read_manifest(checkpoint.path))
     except BundleError as error:
         return Origin(doubt=f"{error.what}, {_UNKNOWN_ORIGIN}")
     try:
-        identity = _identity(checkpoint, manifest, hashes)
+        identity = _identity(checkpoint, recorded, hashes)
     except BundleError as error:
-        return Origin(manifest=manifest, doubt=f"{error.what}, {_UNKNOWN_ORIGIN}")
-    return Origin(identity, manifest)
+        return Origin(recorded=recorded, doubt=f"{error.what}, {_UNKNOWN_ORIGIN}")
+    return Origin(identity, recorded)
 
 
-def _identity(checkpoint: Checkpoint, manifest: Mapping[str, Any], hashes: bool) -> str:
+def _identity(checkpoint: Checkpoint, recorded: QuantizeOrigin, hashes: bool) -> str:
     where, again = checkpoint.path / bundle.MANIFEST, "Quantize the original again."
-    listed = bundle.listed_files(checkpoint.path, manifest.get("files"))
+    listed = bundle.listed_files(checkpoint.path, recorded.files)
     weights = {info.file.name if info.file else "" for info in checkpoint.tensors.values()}
     if unlisted := sorted(weights - listed.keys()):
         raise BundleError(f"{where} does not list {unlisted[0] or 'pickled weights'}", again)
@@ -62,8 +60,6 @@ def _identity(checkpoint: Checkpoint, manifest: Mapping[str, Any], hashes: bool)
     }
     for fault in bundle.faults(checkpoint.path, entries, read_up_to=math.inf if hashes else 0):
         raise fault
-    source = manifest.get("source")
-    identity = source.get("identity") if isinstance(source, dict) else None
-    if not isinstance(identity, str) or not identity:
+    if not recorded.identity:
         raise BundleError(f"{where} does not declare its source", again)
-    return identity
+    return recorded.identity

@@ -22,6 +22,7 @@ from edgespec.checkpoint.origin import origin_of
 from edgespec.checkpoint.quantization import Quantization, Rule
 from edgespec.config import DecoderConfig, DraftConfig, ModelConfig
 from edgespec.errors import BundleError, EdgeSpecError, noted
+from edgespec.manifest import QuantizeManifest
 from edgespec.rope import rope_dict
 
 _NO_PARAMETERS = re.compile(r"(^|\.)(d2t|t2d)$|inv_freq$")
@@ -34,7 +35,6 @@ _PARTS = (
     ("mlp", re.compile(r"\.mlp\.")),
     ("fc", re.compile(r"(^|\.)fc\.")),
 )
-_NUMBERS = ("logits_cosine", "logits_kl", "top1_agreement", "num_tokens", "max_weight_error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class CheckpointSummary:
     """What is known of a checkpoint. None: it could not be read, but for `quantization`, which is
     None where nothing is quantized, too; then `parameters` are there.
 
-    `record` is what edgespec quantize recorded, without the list of files. `heads` are the drafts
+    `record` is what edgespec quantize recorded. `heads` are the drafts
     in a base's checkpoint: method -> why it cannot be used, None where it can. `pickled` names
     weights that were not looked into.
     """
@@ -103,7 +103,7 @@ class CheckpointSummary:
     parameters: Mapping[str, int] | None = None
     quantization: QuantizationSummary | None = None
     has_record: bool = False
-    record: Mapping[str, Any] | None = None
+    record: QuantizeManifest | None = None
     heads: Mapping[str, str | None] = field(default_factory=dict)
     pickled: str | None = None
 
@@ -127,7 +127,7 @@ class CheckpointSummary:
             keys["parameters"] = dict(self.parameters)
             keys["quantization"] = None if found is None else asdict(found)
         if self.has_record:
-            keys["quantized"] = None if self.record is None else dict(self.record)
+            keys["quantized"] = None if self.record is None else self.record.without_files()
         return keys | {f"{method}_head": why for method, why in self.heads.items()}
 
 
@@ -301,43 +301,17 @@ def summarize_scheme(linears: Sequence[tuple[str, Rule]]) -> SchemeSummary:
 
 def quantize_record(
     checkpoint: Checkpoint, problems: list[EdgeSpecError], read_up_to: float
-) -> dict[str, Any] | None:
-    """What edgespec quantize recorded, without the list of files; None where there is no such
-    record."""
+) -> QuantizeManifest | None:
+    """What edgespec quantize recorded; None where there is no such record, or one with a
+    problem."""
     origin = origin_of(checkpoint, hashes=False)
     before = len(problems)
-    if origin.manifest is not None:
+    record = None
+    if origin.recorded is not None:
         with noted(problems):
-            files = origin.manifest.get("files")
+            files = origin.recorded.files
             problems += bundle.faults(checkpoint.path, files, read_up_to=read_up_to)
-            refuse_unreadable(checkpoint.path / bundle.MANIFEST, origin.manifest)
+            record = QuantizeManifest.read(checkpoint.path)
     if origin.doubt and len(problems) == before:
         problems.append(BundleError(origin.doubt, "Quantize the original again."))
-    if origin.manifest is None or len(problems) > before:
-        return None
-    return {key: value for key, value in origin.manifest.items() if key != "files"}
-
-
-def refuse_unreadable(path: Path, manifest: Mapping[str, Any]) -> None:
-    """Raises BundleError unless the record has the form that edgespec quantize writes."""
-    sections = {
-        name: manifest.get(name)
-        for name in ("source", "options", "calibrated", "check", "packages")
-    }
-    invalid = [name for name, section in sections.items() if not isinstance(section, dict)]
-    check = manifest.get("check")
-    if isinstance(check, dict):
-        errors = check.get("weight_errors")
-        numbers = [check.get(name) for name in _NUMBERS] + list(
-            errors.values() if isinstance(errors, dict) else [None]
-        )
-        optional = [check.get(name) for name in ("perplexity_before", "perplexity_after")]
-        if not all(
-            isinstance(number, int | float)
-            for number in [*numbers, *(n for n in optional if n is not None)]
-        ):
-            invalid.append("check")
-    if invalid:
-        raise BundleError(
-            f"{path} has no readable {invalid[0]!r}", "It was edited or damaged: quantize again."
-        )
+    return record if len(problems) == before else None

@@ -231,7 +231,7 @@ def show(run: Callable[[Bars, Log], Quantized], out: Path, as_json: bool) -> Non
         shown = {
             "directory": str(result.directory),
             "notes": result.notes,
-            "manifest": result.manifest,
+            "manifest": result.manifest.to_dict(),
         }
         click.echo(json.dumps(shown, indent=2))
         return
@@ -241,19 +241,16 @@ def show(run: Callable[[Bars, Log], Quantized], out: Path, as_json: bool) -> Non
 
 def table(result: Quantized) -> list[str]:
     """Returns the lines of the summary."""
-    check, files = result.manifest["check"], result.manifest["files"]
-    size = sum(entry["bytes"] for entry in files.values())
-    asked = result.manifest["options"]["quantization"]
-    lines = [
-        f"{asked}: {result.directory} ({size / 1e6:.1f} MB)",
-    ]
-    agreement = f"top-1 agreement {check['top1_agreement']:.1%} of {check['num_tokens']} tokens"
-    stats = f"cosine {check['logits_cosine']:.4f}, KL {check['logits_kl']:.4f} nats, {agreement}"
+    check, size = result.manifest.check, result.manifest.size_bytes
+    asked = result.manifest.request.quantization
+    lines = [f"{asked}: {result.directory} ({size / 1e6:.1f} MB)"]
+    agreement = f"top-1 agreement {check.top1_agreement:.1%} of {check.num_tokens} tokens"
+    stats = f"cosine {check.logits_cosine:.4f}, KL {check.logits_kl:.4f} nats, {agreement}"
     lines.append(f"  logits      {stats}")
-    if check["perplexity_before"] is not None:
-        change = check["perplexity_after"] / check["perplexity_before"] - 1
-        before, after = f"{check['perplexity_before']:.3f}", f"{check['perplexity_after']:.3f}"
-        lines.append(f"  perplexity  {before} before, {after} after ({change:+.2%})")
-    worst = max(check["weight_errors"], key=check["weight_errors"].__getitem__)
-    lines.append(f"  weights     relative error at most {check['max_weight_error']:.4f} ({worst})")
+    before, after = check.perplexity_before, check.perplexity_after
+    if before is not None and after is not None:
+        change = after / before - 1
+        lines.append(f"  perplexity  {before:.3f} before, {after:.3f} after ({change:+.2%})")
+    worst = max(check.weight_errors, key=check.weight_errors.__getitem__)
+    lines.append(f"  weights     relative error at most {check.max_weight_error:.4f} ({worst})")
     return lines + [f"  {note}" for note in result.notes]

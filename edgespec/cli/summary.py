@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from edgespec import bundle
+from edgespec.backends.engine_config import EngineConfig, EngineWeights
+from edgespec.backends.summary import EnginesSummary, EngineSummary, ExportSummary
 from edgespec.checkpoint.summary import (
     CheckpointSummary,
     DtypeSummary,
@@ -20,7 +21,8 @@ from edgespec.checkpoint.summary import (
 )
 from edgespec.component import ComponentConfig, PairConfig
 from edgespec.config import DecoderConfig, DraftConfig, ModelConfig, RopeConfig
-from edgespec.contract import canonical_contract
+from edgespec.contract import Role, canonical_contract
+from edgespec.manifest import QuantizeManifest
 from edgespec.methods import METHODS
 
 if TYPE_CHECKING:
@@ -40,9 +42,12 @@ def text_of(found: Inspection, *, layers: bool, verify: bool) -> list[str]:
     elif isinstance(summary, FileSummary):
         title, rows = file_text(summary, layers)
         size = summary.bytes
+    elif isinstance(summary, ExportSummary):
+        title, rows = export_text(summary, layers)
+        size = summary.bytes
     else:
-        title, rows = SHOWN[summary["kind"]](summary, layers)
-        size = summary.get("bytes", 0)
+        title, rows = engines_text(summary, layers)
+        size = summary.bytes
     rows += [("note", note) for note in found.notes]
     if not found.problems:
         rows.append(("complete", completeness(summary, verify)))
@@ -50,7 +55,9 @@ def text_of(found: Inspection, *, layers: bool, verify: bool) -> list[str]:
     return [f"{title}: {found.path}{shown}", *aligned(rows)]
 
 
-def completeness(summary: CheckpointSummary | FileSummary | Mapping[str, Any], verify: bool) -> str:
+def completeness(
+    summary: CheckpointSummary | FileSummary | ExportSummary | EnginesSummary, verify: bool
+) -> str:
     """How far the files were compared with what is recorded of them."""
     if isinstance(summary, CheckpointSummary) and summary.pickled:
         return "not looked into"
@@ -195,77 +202,68 @@ def blocks_text(blocks: Sequence[int]) -> str:
     return f" in blocks of {', '.join(map(str, blocks))}" if blocks else ""
 
 
-def quantized_rows(manifest: Mapping[str, Any], layers: bool) -> Rows:
+def quantized_rows(manifest: QuantizeManifest, layers: bool) -> Rows:
     """The rows of what edgespec quantize recorded: sources, packages, and the check's numbers."""
-    check, packages = manifest["check"], manifest["packages"]
+    check, packages, source = manifest.check, manifest.packages, manifest.request.source
     used = [
         f"{name} {packages[name]}"
         for name in ("nvidia-modelopt", "torch", "transformers")
         if packages.get(name)
     ]
-    agreed = f"top-1 agreement {check['top1_agreement']:.1%} of {check['num_tokens']} tokens"
+    agreed = f"top-1 agreement {check.top1_agreement:.1%} of {check.num_tokens} tokens"
     rows = [
-        (
-            "made from",
-            f"{manifest['source'].get('name')} ({str(manifest['source'].get('identity'))[:12]})",
-        ),
-        ("made with", ", ".join([f"edgespec {manifest.get('edgespec')}", *used])),
+        ("made from", f"{source.name} ({str(source.identity)[:12]})"),
+        ("made with", ", ".join([f"edgespec {manifest.edgespec}", *used])),
         ("calibration", calibration_text(manifest)),
-        (
-            "check",
-            f"cosine {check['logits_cosine']:.4f}, KL {check['logits_kl']:.4f} nats, {agreed}",
-        ),
+        ("check", f"cosine {check.logits_cosine:.4f}, KL {check.logits_kl:.4f} nats, {agreed}"),
     ]
-    before, after = check.get("perplexity_before"), check.get("perplexity_after")
+    before, after = check.perplexity_before, check.perplexity_after
     if before and after:
         rows.append(
             ("perplexity", f"{before:.3f} before, {after:.3f} after ({after / before - 1:+.2%})")
         )
-    errors = sorted(check["weight_errors"].items(), key=lambda item: -item[1])
+    errors = sorted(check.weight_errors.items(), key=lambda item: -item[1])
     shown = errors if layers else errors[:NUM_WORST]
-    rows.append(
-        ("weights", f"off by at most {check['max_weight_error']:.4f} of their size; the worst:")
-    )
+    worst = f"off by at most {check.max_weight_error:.4f} of their size; the worst:"
+    rows.append(("weights", worst))
     return rows + [("", f"{error:.4f} {name}") for name, error in shown]
 
 
-def calibration_text(manifest: Mapping[str, Any]) -> str:
+def calibration_text(manifest: QuantizeManifest) -> str:
     """How many samples and tokens of which data calibrated it."""
-    calibrated = manifest["calibrated"]
-    if not calibrated.get("needed"):
+    calibrated, name = manifest.calibrated, manifest.request.calib_data
+    if not calibrated.needed:
         return "none needed"
-    data = manifest["options"].get("calib_data")
-    name = data.get("name") if isinstance(data, dict) else data
     name = "the shipped text" if name == "shipped" else name
-    return (
-        f"{calibrated.get('num_samples')} samples, {calibrated.get('num_tokens')} tokens of {name}"
-    )
+    return f"{calibrated.num_samples} samples, {calibrated.num_tokens} tokens of {name}"
 
 
 # Exports and engines
 
 
-def export_text(summary: Mapping[str, Any], layers: bool) -> tuple[str, Rows]:
-    """The title and the rows of an export."""
-    manifest = summary["manifest"]
-    rows = component_rows(summary) if "config" in summary else []
-    if "config" in summary:
-        rows += exported_rows(summary["config"].get("quantization"))
+def export_text(summary: ExportSummary, layers: bool) -> tuple[str, Rows]:
+    """The title and the rows of an exported component."""
+    config, manifest = summary.config, summary.manifest
+    rows: Rows = []
+    if config is not None:
+        rows += component_rows(config, summary.cache_bytes_per_token or 0)
+        rows += exported_rows(config.quantization)
     golden = (
         "golden inputs and outputs are there"
-        if summary.get("golden")
+        if summary.golden
         else "no golden outputs: build checks nothing"
     )
-    rows += [("golden", golden), ("made from", source_text(manifest.get("source")))]
-    rows.append(("made with", f"edgespec {manifest.get('edgespec')}"))
+    rows.append(("golden", golden))
+    if manifest is not None:
+        rows.append(("made from", source_text(manifest.source.to_dict())))
+        rows.append(("made with", f"edgespec {manifest.edgespec}"))
     if layers:
-        rows += [("file", f"{name} ({megabytes(size)})") for name, size in summary["files"].items()]
-    return f"export, {summary.get('role', 'unknown role')}", rows
+        rows += [("file", f"{name} ({megabytes(size)})") for name, size in summary.files.items()]
+    return f"export, {config.role.value if config else 'unknown role'}", rows
 
 
-def component_rows(summary: Mapping[str, Any]) -> Rows:
-    """The rows of a component's config.json. Raises BundleError."""
-    config = ComponentConfig.from_dict(summary["config"], bundle.CONFIG)
+def component_rows(config: ComponentConfig, cache_bytes_per_token: int) -> Rows:
+    """The rows of a component's config.json."""
     heads = f"{config.num_heads} heads ({config.num_kv_heads} KV) of {config.head_dim}"
     sizes = f"{config.num_layers} layers, hidden {config.hidden_size}, {heads}"
     rows = [("model", f"{config.model}, {sizes}")]
@@ -287,7 +285,7 @@ def component_rows(summary: Mapping[str, Any]) -> Rows:
                 f"{megabytes(canonical_contract(config.graph).state_bytes)} a sequence, in {count}",
             )
         )
-    return [*rows, ("KV cache", f"{summary['cache_bytes_per_token'] / 1024:.1f} KiB a token")]
+    return [*rows, ("KV cache", f"{cache_bytes_per_token / 1024:.1f} KiB a token")]
 
 
 def pair_rows(method: str, pair: PairConfig) -> Rows:
@@ -323,31 +321,26 @@ def exported_rows(quantization: Mapping[str, Any] | None) -> Rows:
     return rows
 
 
-def source_text(source: object) -> str:
+def source_text(source: Mapping[str, Any] | None) -> str:
     """The checkpoint's name and the first 12 digits of its identity."""
-    if not isinstance(source, dict):
+    if source is None:
         return "not recorded"
     return f"{source.get('name')} ({str(source.get('identity'))[:12]})"
 
 
-def engines_text(summary: Mapping[str, Any], layers: bool) -> tuple[str, Rows]:
+def engines_text(summary: EnginesSummary, layers: bool) -> tuple[str, Rows]:
     """The title and the rows of a directory of engines, with how base and draft are paired."""
     rows: Rows = []
-    for role, engine in summary["engines"].items():
-        rows.append(
-            (
-                role,
-                (
-                    f"{engine['backend']}, {megabytes(engine['bytes'])}, from"
-                    f" {source_text(engine['source'])}"
-                ),
-            )
-        )
-        rows += [("", text) for text in engine_lines(engine, speaks=role != "draft")]
+    for role, engine in summary.engines.items():
+        entry = engine.entry
+        source = source_text(entry.source)
+        rows.append((role.value, f"{entry.backend}, {megabytes(entry.size_bytes)}, from {source}"))
+        rows += [("", text) for text in engine_lines(engine, speaks=role is not Role.DRAFT)]
         if layers:
-            rows += [("", f"{name} ({megabytes(size)})") for name, size in engine["files"].items()]
-    if pairing := summary["pairing"]:
-        rows.append(("pairing", PAIRING[pairing["by"]]))
+            files = entry.files.items()
+            rows += [("", f"{name} ({megabytes(file.size_bytes)})") for name, file in files]
+    if summary.pairing is not None:
+        rows.append(("pairing", PAIRING[summary.pairing.by]))
     return "engines", rows
 
 
@@ -359,54 +352,40 @@ PAIRING = {
 }
 
 
-def engine_lines(engine: Mapping[str, Any], *, speaks: bool) -> list[str]:
+def engine_lines(engine: EngineSummary, *, speaks: bool) -> list[str]:
     """The lines of one engine. `speaks`: its output is the answer, so that rounding matters."""
     lines = []
-    if "config" in engine:
-        lines += [weights_text(engine), *(losslessness(engine) if speaks else ())]
-        limits = {
-            name: n
-            for name, n in engine["config"]["builder_config"].items()
-            if name.startswith("max_")
-        }
-        lines.append(
-            "at most "
-            + ", ".join(f"{name[4:].replace('_', ' ')} {n}" for name, n in limits.items())
-        )
-    difference, cosine = engine["golden_difference"], engine["golden_cosine"]
+    config, entry, here = engine.config, engine.entry, engine.runs_here
+    if config is not None:
+        lines += [weights_text(config.weights), *(losslessness(config) if speaks else ())]
+        limits = config.limits.to_dict(config.role).items()
+        sizes = [
+            f"{name[4:].replace('_', ' ')} {size}" for name, size in limits if name[:4] == "max_"
+        ]
+        lines.append(f"at most {', '.join(sizes)}")
+    difference, cosine = entry.golden_difference, entry.golden_cosine
     if difference is not None:
         close = f"{difference:.1e}" if cosine is None else f"cosine {cosine:.4f}"
         lines.append(f"golden outputs reproduced to {close}")
-    here = engine["runs_here"]
-    return [
-        *lines,
-        "runs on this machine" if here["answer"] else f"does not run here: {here['why']}",
-    ]
+    runs = "runs on this machine" if here.answer else f"does not run here: {here.why}"
+    return [*lines, runs]
 
 
-def weights_text(engine: Mapping[str, Any]) -> str:
+def weights_text(weights: EngineWeights) -> str:
     """How an engine keeps its weights, and the type that it computes in."""
-    weights = engine["weights"]
-    parts = [
-        (
-            "weights"
-            f" {weights['scheme']}{blocks_text([weights['block']] if 'block' in weights else [])}"
-        )
-    ]
-    parts.append(f"computed in {weights['compute']}" if "compute" in weights else weights["method"])
-    if weights.get("emulated"):
-        parts.append(weights["emulated"])
+    block = blocks_text([] if weights.block is None else [weights.block])
+    computed = weights.method if weights.compute is None else f"computed in {weights.compute}"
+    parts = [f"weights {weights.scheme}{block}", computed]
+    if weights.emulated:
+        parts.append(weights.emulated)
     return "; ".join(parts)
 
 
-def losslessness(engine: Mapping[str, Any]) -> list[str]:
+def losslessness(config: EngineConfig) -> list[str]:
     """What drafts leave unchanged: up to which margin in nats, and whether --exact is possible."""
-    margin = (
-        f" up to kernel rounding (margin {engine['rounding']:.2g} nats)"
-        if engine["rounding"]
-        else ""
-    )
-    exact = "--exact is possible" if engine["exact"] is None else f"no --exact: {engine['exact']}"
+    rounding, why = config.weights.rounding, config.why_not_exact
+    margin = f" up to kernel rounding (margin {rounding:.2g} nats)" if rounding else ""
+    exact = "--exact is possible" if why is None else f"no --exact: {why}"
     return [f"lossless{margin}; {exact}"]
 
 
@@ -422,9 +401,6 @@ def file_text(summary: FileSummary, layers: bool) -> tuple[str, Rows]:
     for (dtype, shape), names in alike.items():
         rows += [("", f"{dtype} {shape} {name}") for name in (names if layers else folded(names))]
     return "safetensors", rows
-
-
-SHOWN = {"export": export_text, "engines": engines_text}
 
 
 # Words

@@ -42,17 +42,17 @@ def refused(pair: Pair, topic: str, shown: str | None = None) -> CheckResult | N
 def origin(pair: Pair) -> Iterator[CheckResult]:
     """Yields ok, or a warning where edgespec quantize made the draft with another base."""
     draft, _ = pair.drafted()
-    manifest = origin_of(draft, hashes=False).manifest
-    recorded = manifest.get("base") if manifest is not None else None
-    if not isinstance(recorded, dict) or not isinstance(recorded.get("identity"), str):
+    recorded = origin_of(draft, hashes=False).recorded
+    if recorded is None or recorded.base_identity is None:
         yield CheckResult(
             "ok", "origin", "nothing is recorded of the base's weights; names and sizes must do"
         )
         return
-    if recorded["identity"] in (pair.base.identity(), origin_of(pair.base, hashes=False).identity):
+    base_origin = origin_of(pair.base, hashes=False).identity
+    if recorded.base_identity in (pair.base.identity(), base_origin):
         yield CheckResult("ok", "origin", "the draft was quantized with this very base")
         return
-    what = f"the draft was quantized with another base ({recorded.get('name')}) than this one"
+    what = f"the draft was quantized with another base ({recorded.base_name}) than this one"
     yield CheckResult(
         "warning", "origin", what, "Give that base, or the one that it was quantized to."
     )

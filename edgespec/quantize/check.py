@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -18,37 +17,14 @@ import numpy as np
 from edgespec.checkpoint.files import Checkpoint, some_of
 from edgespec.checkpoint.layouts import read_quantization, read_weight
 from edgespec.errors import BuildError, CheckpointError
+from edgespec.manifest import QuantizeCheck
 from edgespec.quantize.base import EMBEDDING, HEAD, Base
 from edgespec.quantize.decoder import Decoder
 from edgespec.quantize.plan import Plan
 from edgespec.quantize.tensors import as_bytes, to_torch
 from edgespec.quantized import QuantizedWeight, dequantize_stored
 
-NOT_SIMULATED = "weights only: rounding of activations and of the cache is not simulated"
 HEAD_ROWS = 8192  # vocabulary rows of lm_head in memory at a time
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """The quantized model against the original, with weights dequantized from the written files."""
-
-    logits_cosine: float  # mean over tokens
-    logits_kl: float  # mean over tokens, in nats: KL(original || quantized)
-    perplexity_before: float | None
-    perplexity_after: float | None
-    top1_agreement: float  # fraction of tokens
-    num_tokens: int
-    weight_errors: dict[str, float]  # relative RMS error per Linear; see `effective_weight`
-    simulated: str = NOT_SIMULATED
-
-    @property
-    def max_weight_error(self) -> float:
-        """The largest relative RMS error of any Linear."""
-        return max(self.weight_errors.values())
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns the section `check` of the manifest."""
-        return asdict(self) | {"max_weight_error": self.max_weight_error}
 
 
 class LogitStats:
@@ -143,13 +119,13 @@ class Sums:
         self.rows += len(before.targets)
         self.scored += int((before.targets >= 0).sum())
 
-    def report(self, errors: dict[str, float]) -> Report:
+    def report(self, errors: dict[str, float]) -> QuantizeCheck:
         """Returns the means over all rows, with the relative errors of the weights."""
         before, after = (
             math.exp(min(loss / self.scored, 700.0)) if self.scored else None
             for loss in (self.loss_before, self.loss_after)
         )
-        return Report(
+        return QuantizeCheck(
             self.cosine / self.rows,
             max(self.kl / self.rows, 0.0),
             before,
@@ -166,7 +142,7 @@ def compare(
     plan: Plan,
     windows: Sequence[Sequence[int]],
     advance: Callable[[int], None],
-) -> Report:
+) -> QuantizeCheck:
     """Compares the written checkpoint with the base over the held-out windows.
 
     Calls `advance(1)` after each layer of each model and each block of lm_head, `num_steps` times
@@ -202,7 +178,7 @@ def num_steps(base: Base) -> int:
     return 2 * base.num_layers - (-OriginalWeights(base).head_rows // HEAD_ROWS)
 
 
-def refuse_broken(report: Report, plan: Plan) -> None:
+def refuse_broken(report: QuantizeCheck, plan: Plan) -> None:
     """Raises BuildError if the report is worse than the limits of a scheme of the plan.
 
     The limits (see `Scheme`) hold even for random weights.

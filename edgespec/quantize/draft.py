@@ -21,6 +21,7 @@ from edgespec.checkpoint.layouts import read_quantization, read_weight
 from edgespec.checkpoint.names import stored_name, text_stack
 from edgespec.config import DraftConfig, ModelConfig
 from edgespec.errors import BuildError, PairingError, UnsupportedModel
+from edgespec.manifest import QuantizeBase, QuantizeCheck
 from edgespec.methods import METHODS, BaseSide, DraftSide, mismatches, resolve_aux_layers
 from edgespec.progress import Progress
 from edgespec.quantize import calibration, modelopt, work
@@ -88,11 +89,10 @@ def quantize_draft(
     plan = plan_draft(named, names, shared, options)
     texts = calibration.read_texts(options.calib_data, options.samples)
     request = request_of(draft, options, texts)
-    request["base"] = {
-        "name": base.path.resolve().name,
-        "identity": base.identity(),
-        "taps": list(aux_layers),
-    }
+    made_with = QuantizeBase(
+        name=base.path.resolve().name, identity=base.identity(), aux_layers=aux_layers
+    )
+    request = replace(request, base=made_with)
     bundle.remove_dead_staging(out.parent, out.name)
     if (
         there := already_there(out, request, {"source": draft, "base": base}, progress)
@@ -100,7 +100,7 @@ def quantize_draft(
         return there
     bundle.refuse_occupied(out)
     modelopt.check_installed()
-    work.refuse_unfinished(out, request)
+    work.refuse_unfinished(out, request.to_dict())
     needed = size_to_write(named, names, plan, shared)
     refuse_full_disk(out, needed)
     digests = {"source": read_all(draft, progress), "base": read_all(base, progress)}
@@ -123,10 +123,10 @@ def quantize_draft(
         write_sidecars(draft, staging, beside, inside, more=recorded_base(draft, base, base_dir))
         report = compare(config, weights, Checkpoint(staging), names, plan, pairs[1], progress)
         checking.refuse_broken(report, plan)
-        manifest = write_manifest(staging, request, digests, plan, windows, report.as_json())
+        manifest = write_manifest(staging, request, digests, plan, windows, report)
     notes = [
         *notes_of(plan, windows, options, texts),
-        f"fc is left as it is; made for {request['base']['name']}",
+        f"fc is left as it is; made for {made_with.name}",
     ]
     if HEAD in plan.layers and f"{HEAD}.weight" not in names:
         notes.append(
@@ -348,7 +348,7 @@ def compare(
     plan: Plan,
     pairs: Sequence[CalibrationPair],
     progress: Progress,
-) -> checking.Report:
+) -> QuantizeCheck:
     """The report on the draft before and after, in float32, over the held-out pairs."""
     import torch
 

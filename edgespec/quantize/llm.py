@@ -16,6 +16,15 @@ from typing import Any
 from edgespec import bundle
 from edgespec.checkpoint.files import Checkpoint, open_checkpoint
 from edgespec.errors import CheckpointError, UnsupportedModel
+from edgespec.manifest import (
+    NOT_SIMULATED,
+    QUANTIZE_KIND,
+    QuantizeCalibration,
+    QuantizeCheck,
+    QuantizeManifest,
+    QuantizeRequest,
+    QuantizeSource,
+)
 from edgespec.progress import Progress
 from edgespec.quantize import calibration, layerwise, modelopt, stream, work
 from edgespec.quantize import check as checking
@@ -77,7 +86,7 @@ class Quantized:
     """The written directory, its manifest, and notes for the user."""
 
     directory: Path
-    manifest: dict[str, Any]
+    manifest: QuantizeManifest
     notes: tuple[str, ...]
 
 
@@ -98,16 +107,16 @@ def quantize_llm(
     request = request_of(base.checkpoint, options, texts)
     bundle.remove_dead_staging(out.parent, out.name)
     if (there := already_there(out, request, {"source": base.checkpoint}, progress)) is not None:
-        work.forget_finished(out, request)
+        work.forget_finished(out, request.to_dict())
         return there
     bundle.refuse_occupied(out)
     modelopt.check_installed()
     job = Job(base, plan, out, options, texts, request, progress, log)
     if plan.streamed:
-        work.refuse_unfinished(out, request)
+        work.refuse_unfinished(out, request.to_dict())
         refuse_full_disk(out, size_bytes(base.checkpoint, plan, base.source_of))
         return run_job(job, None)
-    with work.opened(out, request) as kept:
+    with work.opened(out, request.to_dict()) as kept:
         finished_bytes = sum(entry["bytes"] for entry in kept.entries.values())
         refuse_full_disk(out, calibrated_bytes(job) - finished_bytes)
         result = run_job(job, kept)
@@ -124,7 +133,7 @@ class Job:
     out: Path
     options: Options
     texts: calibration.Texts
-    request: dict[str, Any]
+    request: QuantizeRequest
     progress: Progress
     log: modelopt.Log
 
@@ -153,9 +162,7 @@ def run_job(job: Job, kept: work.Work | None) -> Quantized:
                 base, Checkpoint(staging), plan, windows.held_out, progress.advance
             )
         checking.refuse_broken(report, plan)
-        manifest = write_manifest(
-            staging, job.request, {"source": digest}, plan, windows, report.as_json()
-        )
+        manifest = write_manifest(staging, job.request, {"source": digest}, plan, windows, report)
     notes = (*resumed_notes(base, kept), *notes_of(plan, windows, options, job.texts))
     return Quantized(job.out, manifest, notes)
 
@@ -270,7 +277,7 @@ def side_files(checkpoint: Checkpoint) -> list[Path]:
 
 def request_of(
     checkpoint: Checkpoint, options: Options, texts: calibration.Texts
-) -> dict[str, Any]:
+) -> QuantizeRequest:
     """Returns the request as the manifest records it: source and options.
 
     The same request is not run twice. Names are informative only: `work.without_names` compares
@@ -279,11 +286,11 @@ def request_of(
     digest = hashlib.sha256()
     for path in (checkpoint.path / bundle.CONFIG, *side_files(checkpoint)):
         digest.update(f"{path.name}:{bundle.sha256_file(path)}\n".encode())
-    source = {
-        "name": checkpoint.path.resolve().name,
-        "identity": checkpoint.identity(),
-        "texts": digest.hexdigest(),
-    }
+    source = QuantizeSource(
+        name=checkpoint.path.resolve().name,
+        identity=checkpoint.identity(),
+        texts=digest.hexdigest(),
+    )
     asked = {
         "quantization": options.quantization,
         "lm_head_quantization": options.lm_head_quantization,
@@ -294,11 +301,11 @@ def request_of(
         "calib_data": {"name": texts.name, "sha256": texts.sha256},
         "device": options.device,
     }
-    return {"source": source, "options": asked}
+    return QuantizeRequest(source, json.loads(json.dumps(asked)))
 
 
 def already_there(
-    target: Path, request: dict[str, Any], read: Mapping[str, Checkpoint], progress: Progress
+    target: Path, request: QuantizeRequest, read: Mapping[str, Checkpoint], progress: Progress
 ) -> Quantized | None:
     """Returns the result of an earlier run of the same request if it is complete and unchanged.
 
@@ -307,51 +314,38 @@ def already_there(
     """
     if not (target / bundle.MANIFEST).is_file():
         return None
-    manifest = bundle.read_manifest(target)
-    wanted = json.loads(json.dumps(request)) | {
-        "kind": "quantize",
-        "edgespec": bundle.installed_version("edgespec"),
-    }
-    recorded = {key: manifest.get(key) for key in wanted}
-    if work.without_names(recorded) != work.without_names(wanted):
+    if bundle.read_manifest(target).get("kind") != QUANTIZE_KIND:
+        return None
+    manifest = QuantizeManifest.read(target)
+    asked, done = request.to_dict(), manifest.request.to_dict()
+    if manifest.edgespec != bundle.installed_version("edgespec"):
+        return None
+    if work.without_names(asked) != work.without_names(done):
         return None
     weights = {role: read_all(checkpoint, progress) for role, checkpoint in read.items()}
-    if manifest.get("weights") != weights:
+    if manifest.weights != weights:
         return None
-    bundle.check_files(target, manifest.get("files"))
+    bundle.check_files(target, manifest.files)
     return Quantized(target, manifest, ("already up to date: nothing was written",))
 
 
 def write_manifest(
     staging: Path,
-    request: dict[str, Any],
-    weights: dict[str, str],
+    request: QuantizeRequest,
+    weights: Mapping[str, str],
     plan: Plan,
     windows: calibration.Windows,
-    report: dict[str, Any],
-) -> dict[str, Any]:
+    check: QuantizeCheck,
+) -> QuantizeManifest:
     """Writes manifest.json into `staging` and returns its content."""
-    packages = {
-        name: bundle.installed_version(name)
-        for name in ("nvidia-modelopt", "torch", "transformers")
-    }
-    origin = bundle.provenance()
-    manifest = {
-        "format": bundle.MANIFEST_FORMAT,
-        "kind": "quantize",
-        **request,
-        "weights": weights,
-        **origin,
-        "packages": origin["packages"] | packages,
-        "calibrated": {
-            "needed": not plan.streamed,
-            "num_samples": 0 if plan.streamed else len(windows.calibration),
-            "num_tokens": 0 if plan.streamed else sum(map(len, windows.calibration)),
-        },
-        "check": report,
-        "files": bundle.file_entries(staging),
-    }
-    bundle.write_json(staging / bundle.MANIFEST, manifest)
+    if plan.streamed:
+        calibrated = QuantizeCalibration(needed=False, num_samples=0, num_tokens=0)
+    else:
+        ids = windows.calibration
+        calibrated = QuantizeCalibration(True, len(ids), sum(map(len, ids)))
+    files = bundle.file_entries(staging)
+    manifest = QuantizeManifest.make(request, weights, calibrated, check, files)
+    manifest.write(staging)
     return manifest
 
 
@@ -370,7 +364,7 @@ def notes_of(
             notes.append(
                 "the CPU default is few samples; --num-samples and --calib-seq-len raise it"
             )
-    notes.append(checking.NOT_SIMULATED)
+    notes.append(NOT_SIMULATED)
     return tuple(notes)
 
 

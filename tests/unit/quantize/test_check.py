@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
+from edgespec.manifest import QuantizeCheck
 from edgespec.quantize import check, modelopt
 from edgespec.quantize.llm import Options, quantize_llm
 from tests import toys
@@ -68,17 +68,17 @@ def test_quantized_head_is_checked_in_blocks(
     base = toys.make_base(
         tmp_path / "base", "qwen3", layers=1, hidden=128, intermediate=256, vocab=320, tied=tied
     )
-    found: list[dict[str, Any]] = []
+    found: list[QuantizeCheck] = []
     for rows in (1000, 96):
         monkeypatch.setattr(check, "HEAD_ROWS", rows)
         asked = Options(name, lm_head_quantization=name, num_samples=2, calib_seq_len=32)
         told = Told()
         result = quantize_llm(str(base), tmp_path / f"out{rows}", asked, told, modelopt.Log())
-        found.append(result.manifest["check"])
+        found.append(result.manifest.check)
         assert told.stages["check"][0] == told.stages["check"][1]
     for key in ("logits_cosine", "logits_kl", "perplexity_before", "perplexity_after"):
-        assert found[0][key] == pytest.approx(found[1][key], rel=1e-4)
-    assert found[0]["weight_errors"]["lm_head"] == pytest.approx(
-        found[1]["weight_errors"]["lm_head"], rel=1e-5
+        assert getattr(found[0], key) == pytest.approx(getattr(found[1], key), rel=1e-4)
+    assert found[0].weight_errors["lm_head"] == pytest.approx(
+        found[1].weight_errors["lm_head"], rel=1e-5
     )
-    assert 0.02 < found[0]["weight_errors"]["lm_head"] < 0.2
+    assert 0.02 < found[0].weight_errors["lm_head"] < 0.2

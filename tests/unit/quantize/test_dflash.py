@@ -148,9 +148,9 @@ def test_every_format_goes_through_export_and_build_and_stays_lossless(
         assert weight is not None
         assert weight.scheme.name == name
     assert read_weight(checkpoint, quantization, "fc") is None
-    found = result.manifest["check"]
-    assert 0.9 < found["logits_cosine"] < 1
-    assert found["num_tokens"] % 8 == 0
+    found = result.manifest.check
+    assert 0.9 < found.logits_cosine < 1
+    assert found.num_tokens % 8 == 0
     export(str(base), tmp_path, ExportOptions(base_for="dflash", draft_dir=str(tmp_path / "out")))
     export(
         str(base),
@@ -183,7 +183,7 @@ def test_the_guides_command_gives_the_draft_a_quantized_head_of_its_own(
     weight = read_weight(checkpoint, quantization, "lm_head")
     assert weight is not None
     assert (weight.scheme.name, weight.shape) == ("nvfp4", (VOCAB, HIDDEN))
-    assert result.manifest["check"]["weight_errors"]["lm_head"] < 0.12
+    assert result.manifest.check.weight_errors["lm_head"] < 0.12
     done = export(str(tmp_path / "out"), tmp_path, ExportOptions(base_model_dir=str(base)))
     assert any("15 Linears" in note for note in done.notes)
     assert build(done.directory, tmp_path / "engine", LIMITS).golden_cosine is not None
@@ -250,7 +250,7 @@ def test_a_hybrid_base_feeds_its_draft(tmp_path: Path) -> None:
     )
     path = made(base, tmp_path / "draft")
     result = quantized(base, path, tmp_path / "out", "fp8", lm_head_quantization="fp8")
-    assert result.manifest["check"]["logits_cosine"] > 0.99
+    assert result.manifest.check.logits_cosine > 0.99
 
 
 def test_what_does_not_belong_together_is_refused(base: Path, plain: Path, tmp_path: Path) -> None:

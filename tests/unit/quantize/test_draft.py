@@ -106,13 +106,13 @@ def test_every_format_in_modelopts_layout_and_all_else_untouched(
     )
     for tensor in ("fc.weight", "norm.weight", "lm_head.weight", "d2t"):
         assert torch.equal(before[tensor], after[tensor])
-    found = result.manifest["check"]
+    found = result.manifest.check
     typical = {"fp8": 0.026, "int4_awq": 0.118, "int8_sq": 0.0085, "nvfp4": 0.095, "mxfp8": 0.027}[
         name
     ]
-    errors = list(found["weight_errors"].values())
+    errors = list(found.weight_errors.values())
     assert sum(errors) / len(errors) == pytest.approx(typical, rel=0.25)
-    assert 0.9 < found["logits_cosine"] < 1
+    assert 0.9 < found.logits_cosine < 1
 
 
 @pytest.mark.parametrize("layout", ["specforge", "modelopt", "speculators"])

@@ -27,6 +27,7 @@ from edgespec.errors import (
     RequestError,
     UnsupportedModel,
 )
+from edgespec.manifest import QuantizeCheck
 from edgespec.quantize import calibration, check, llm, modelopt, plan
 from edgespec.quantize.base import base_of
 from edgespec.quantize.llm import Options, Quantized, quantize_llm
@@ -196,7 +197,7 @@ def test_figures_before_are_those_of_transformers(
         with torch.no_grad():
             loss += float(model(ids, labels=ids).loss) * (len(window) - 1)
         count += len(window) - 1
-    assert manifest["check"]["perplexity_before"] == pytest.approx(np.exp(loss / count), rel=1e-4)
+    assert manifest.check.perplexity_before == pytest.approx(np.exp(loss / count), rel=1e-4)
 
 
 def test_settings_tokenizer_and_config_travel(
@@ -235,7 +236,7 @@ def test_head_of_a_tied_model_is_quantized_beside_its_embedding(
     names = header(tmp_path / "out")
     assert names["model.embed_tokens.weight"] == ("BF16", (VOCAB, HIDDEN))
     assert names["lm_head.weight"] == ("F8_E4M3", (VOCAB, HIDDEN))
-    assert 0 < result.manifest["check"]["weight_errors"]["lm_head"] < 0.04
+    assert 0 < result.manifest.check.weight_errors["lm_head"] < 0.04
 
 
 @pytest.mark.parametrize(
@@ -255,7 +256,7 @@ def test_head_in_another_format(
 ) -> None:
     result = quantized(bases["llama"], tmp_path / "out", body, lm_head_quantization=head)
     assert header(tmp_path / "out")["lm_head.weight"][0] == dtype
-    assert len(result.manifest["check"]["weight_errors"]) == 15
+    assert len(result.manifest.check.weight_errors) == 15
 
 
 def test_head_cache_and_what_is_left_out(bases: dict[str, Path], tmp_path: Path) -> None:
@@ -271,7 +272,7 @@ def test_head_cache_and_what_is_left_out(bases: dict[str, Path], tmp_path: Path)
     assert names["lm_head.weight"][0] == "F8_E4M3"
     assert names["model.layers.0.self_attn.k_proj.k_scale"] == ("F32", ())
     assert names["model.layers.1.mlp.down_proj.weight"] == ("F32", (HIDDEN, INNER))
-    assert "model.layers.1.mlp.down_proj" not in result.manifest["check"]["weight_errors"]
+    assert "model.layers.1.mlp.down_proj" not in result.manifest.check.weight_errors
 
 
 def test_tensors_that_transformers_drops_are_carried_over(
@@ -418,12 +419,12 @@ def test_broken_result_is_refused_and_removed(
 def test_logits_below_the_threshold_are_refused() -> None:
     scheme = plan.scheme_to_make("int8_sq")
     job = plan.Plan({"a": scheme}, (), scheme, None)
-    good = check.Report(0.99, 0.01, 3.0, 3.1, 1.0, 10, {"a": 0.01})
+    good = QuantizeCheck(0.99, 0.01, 3.0, 3.1, 1.0, 10, {"a": 0.01})
     check.refuse_broken(good, job)
     with pytest.raises(BuildError, match=r"cosine of 0\.9700"):
-        check.refuse_broken(check.Report(0.97, 0.01, 3.0, 3.1, 1.0, 10, {"a": 0.01}), job)
+        check.refuse_broken(QuantizeCheck(0.97, 0.01, 3.0, 3.1, 1.0, 10, {"a": 0.01}), job)
     with pytest.raises(BuildError, match="not finite"):
-        check.refuse_broken(check.Report(float("nan"), 0.01, 3.0, 3.1, 1.0, 10, {"a": 0.01}), job)
+        check.refuse_broken(QuantizeCheck(float("nan"), 0.01, 3.0, 3.1, 1.0, 10, {"a": 0.01}), job)
 
 
 # Refusals before any work
@@ -579,7 +580,7 @@ def test_predicted_size_is_near_what_is_written(
     for (family, name), result in made.items():
         checkpoint = Checkpoint(bases[family])
         job = plan.plan_base(base_of(checkpoint), name, None, (), False)
-        written = result.manifest["files"]["model.safetensors"]["bytes"]
+        written = result.manifest.files["model.safetensors"]["bytes"]
         assert plan.size_bytes(checkpoint, job) == pytest.approx(written, rel=0.15)
 
 

@@ -105,7 +105,7 @@ def test_written_bytes_compute_what_the_original_does(
     )
     least = {"fp8": 0.998, "int4_awq": 0.98, "int8_sq": 0.999, "nvfp4": 0.98, "mxfp8": 0.998}[name]
     assert cosine > least
-    assert made[name].manifest["check"]["logits_cosine"] > least
+    assert made[name].manifest.check.logits_cosine > least
 
 
 def logits(base: Path, quantized: Path | None) -> torch.Tensor:

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from edgespec import bundle
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.errors import BuildError, OutputError
+from edgespec.manifest import QuantizeManifest
 from edgespec.quantize import layerwise, llm, modelopt, work
 from edgespec.quantize.llm import Options, Quantized, quantize_llm
 from edgespec.schemes import SCHEMES
@@ -119,7 +120,7 @@ def test_killed_run_goes_on_and_gives_the_same_bytes(
     assert f"resumed at layer 3 of {LAYERS}" in result.notes
     assert told.stages[f"calibrate (resumed at layer 3 of {LAYERS})"] == [LAYERS, LAYERS]
     assert same_files(out, whole)
-    assert result.manifest["check"] == bundle.read_manifest(whole)["check"]
+    assert result.manifest.check == QuantizeManifest.read(whole).check
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
 
 
@@ -236,7 +237,7 @@ def test_a_checkpoint_under_another_name_is_the_same(
         shutil.copytree(base, again)
     result = quantized(again, tmp_path / "out")
     assert f"resumed at layer 3 of {LAYERS}" in result.notes
-    assert result.manifest["source"]["name"] == ("again" if how == "copy" else "base")
+    assert result.manifest.request.source.name == ("again" if how == "copy" else "base")
     assert same_files(tmp_path / "out", whole)
     assert "already up to date: nothing was written" in quantized(base, tmp_path / "out").notes
 
