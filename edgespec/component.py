@@ -285,7 +285,7 @@ def read_method(fields: BundleFields) -> tuple[str | None, Role]:
     """(method, role) of a config.json; BundleError for those that this version does not know."""
     kind, role = fields.get("spec_decode_type"), fields.get("engine_role")
     known = (PLAIN_METHOD, *METHODS)
-    if kind not in known or role not in {r.value for r in Role}:
+    if kind not in known or role not in [r.value for r in Role]:
         what = f"{fields.source}: spec_decode_type {kind!r} with engine_role {role!r}"
         raise BundleError(what, f"This version builds: {', '.join(known)}. {EXPORT_AGAIN}")
     if (kind == PLAIN_METHOD) != (role == Role.LLM.value):

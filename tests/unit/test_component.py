@@ -67,6 +67,8 @@ def test_config_with_two_masks_and_two_ropes_is_written_as_it_was_read(
 WRONG: list[tuple[str, list[str], Any]] = [
     ("engines_base_config.json", ["spec_decode_type"], "eagle9"),
     ("engines_base_config.json", ["engine_role"], "judge"),
+    ("engines_base_config.json", ["engine_role"], ["base"]),
+    ("engines_base_config.json", ["spec_decode_type"], {}),
     ("engines_base_config.json", ["graph"], None),
     ("engines_base_config.json", ["graph", "head_dim"], "16"),
     ("engines_base_config.json", ["graph", "role"], "draft"),
