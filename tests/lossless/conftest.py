@@ -15,6 +15,7 @@ PAIRS: dict[str, tuple[Family, DraftLayout, int | None]] = {
     "llama": ("llama", "eagle", None),
     "mistral-window-5": ("mistral", "modelopt", 5),
     "gemma3-window-5": ("gemma3", "eagle", 5),
+    "phi4-mini": ("phi4-mini", "eagle", None),
     "qwen3_5": ("qwen3_5", "modelopt", None),
 }
 

@@ -20,7 +20,7 @@ LIMITS = Limits(
 )
 
 
-Family = toys.Family | Literal["qwen3_5", "gemma3"]
+Family = toys.Family | Literal["qwen3_5", "gemma3", "phi4-mini"]
 
 
 def make_base(
@@ -31,6 +31,11 @@ def make_base(
         return toys.make_qwen3_5(path, layers=8, **options)
     if family == "gemma3":
         return toys.make_gemma3(path, layers=8, sliding_window=sliding_window or 5, **options)
+    if (
+        family == "phi4-mini"
+    ):  # longrope beyond its original length, three quarters of a head rotated
+        form = {"tied": True, "longrope": 32, "partial_rotary": 0.75}
+        return toys.make_phi3(path, layers=8, sliding_window=sliding_window, **form, **options)
     return toys.make_base(path, family, layers=8, sliding_window=sliding_window, **options)
 
 

@@ -47,7 +47,9 @@ def name_of(value: object) -> str:
     return f"t{value.temperature}" if isinstance(value, edgespec.SamplingParams) else str(value)
 
 
-@pytest.fixture(scope="module", params=["llama", "mistral-window-5", "gemma3-window-5", "qwen3_5"])
+@pytest.fixture(
+    scope="module", params=["llama", "mistral-window-5", "gemma3-window-5", "phi4-mini", "qwen3_5"]
+)
 def engine(request: pytest.FixtureRequest, pairs: dict[str, Path]) -> Iterator[Engine]:
     with edgespec.load(pairs[request.param]) as opened:
         opened.stop_ids = frozenset()
