@@ -132,7 +132,7 @@ DIRECTORY = click.Path(path_type=Path)
     "--max-verify-tree-size",
     default=DEFAULTS.max_verify_tree_size,
     show_default=True,
-    help=f"Nodes a base pass; with a {BLOCKS} draft at most {MAX_BLOCK_NODES} are used.",
+    help=f"Nodes per base pass; with a {BLOCKS} draft at most {MAX_BLOCK_NODES} are used.",
 )
 @click.option(
     "--max-draft-tree-size",

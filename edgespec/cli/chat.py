@@ -67,7 +67,7 @@ MAKE_ROOM = "/undo drops the last exchange, /reset all of them."
     type=int,
     default=DEFAULTS.max_generate_length,
     show_default=True,
-    help="Tokens an answer.",
+    help="Tokens per answer, at most.",
 )
 @click.option(
     "--temperature",

@@ -60,7 +60,7 @@ def command(
     Each line is a result: ok, a warning (it runs and costs acceptance), or refused, with the
     remedy. The exit code is 3 where something is refused. JSON and headers are read, no weights.
 
-    With --probe the pair is run on some 200 tokens, without engines and a layer at a time: how
+    With --probe the pair is run on a few hundred tokens, without engines and a layer at a time: how
     often the draft's first token is the base's next one, with the aux hidden states that the
     checkpoints declare and with others that are easily mistaken for them. It takes as long as
     reading all weights once.

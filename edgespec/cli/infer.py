@@ -80,16 +80,16 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--batch-size",
     type=int,
-    help="Requests at a time; override the file's, as all down to --num-logprobs.",
+    help="Requests at a time. This option and those down to --num-logprobs override the input file.",
 )
-@click.option("--max-generate-length", type=int, help="Tokens an answer.")
+@click.option("--max-generate-length", type=int, help="Tokens per answer, at most.")
 @click.option("--temperature", type=float, help="0 is greedy.")
 @click.option("--top-k", type=int, help="0 is off.")
 @click.option("--top-p", type=float, help="1 is off.")
 @click.option("--min-p", type=float, help="0 is off.")
 @click.option("--repetition-penalty", type=float, help="1 is off.")
 @click.option("--seed", type=int, help="For every request; one is drawn where neither says.")
-@click.option("--num-logprobs", type=int, help="Candidates a token in the output, 0 to 50.")
+@click.option("--num-logprobs", type=int, help="Candidates per token in the output, 0 to 50.")
 @click.option(
     "--check-lossless",
     is_flag=True,
@@ -118,7 +118,7 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
     "--warmup",
     type=click.IntRange(0),
     default=0,
-    help="Run the first batch so often before, unmeasured.",
+    help="Run the first batch this many times beforehand, unmeasured.",
 )
 @click.option(
     "--profile-output-file", type=FILE, metavar="FILE", help="Where times by stage go, as JSON."
@@ -153,15 +153,15 @@ def command(
 
     With --spec-decode the output equals that of plain decoding, greedy and sampled: in float32
     token for token, with quantized weights or recurrent layers up to the margin that is printed;
-    --check-lossless proves it on the requests at hand. Without the three sizes a short chain is
-    drafted: top-k 1, step 3, verify size 4, what a CPU is served by (the guide's 10, 6, 60 are for
-    a GPU). A size left out follows from those given: with a verify size alone, a chain of one level
+    --check-lossless compares the two on the requests at hand. Without the three sizes a short chain is
+    drafted: top-k 1, step 3, verify size 4, which suits CPUs (TensorRT Edge-LLM's 10, 6, 60 suit
+    GPUs). A size left out follows from those given: with a verify size alone, a chain of one level
     less.
 
-    A method that makes blocks does so in one step: without sizes a chain of 8 nodes, the root
+    A draft that makes blocks does so in one step: without sizes a chain of 8 nodes, the root
     included, or of its block if that is shorter. The verify size may go up to the block; with a
-    top-k of 2 to 8 a tree of up to 128 nodes is made of the block. A method that makes chains has
-    top-k 1 and verify size step + 1.
+    top-k of 2 to 8 a tree of up to 128 nodes is made of the block. A draft that only makes chains
+    has top-k 1 and verify size step + 1.
 
     Ctrl-C ends after the step under way and writes what there is (exit 130); a second one stops at
     once. Finished responses are also kept in OUTPUT.partial.jsonl until the output is written.

@@ -14,7 +14,8 @@ from edgespec.methods.sides import PLAIN_METHOD
 
 PACKAGE = Path(__file__).resolve().parents[2] / "edgespec"
 
-NAMES = {"eagle": "eagle", "mtp": "mtp", "dflash": "dflash"}  # what is looked for -> its stem
+# What is looked for -> the stem of its own files: "eagle3" is also found as "EAGLE"
+NAMES = {name.rstrip("0123456789"): name.rstrip("0123456789") for name in METHODS}
 TABLES = ("table.py", "registry.py")  # one row per method
 # File -> why it names a method all the same.
 EXCEPTIONS = {

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models
 
-from edgespec.runtime.text import TextStream
+from edgespec.runtime.detokenizer import TextStream
 from edgespec.runtime.tokenizer import Tokenizer
 from tests.unit.runtime.test_tokenizer import BUILT, HARD_TEXTS, byte_fallback
 
