@@ -14,10 +14,10 @@ from secrets import randbits
 
 from edgespec.errors import EdgeSpecError
 from edgespec.prompts import STOP_WORDS, SamplingParams
+from edgespec.runtime.detokenizer import TextStream
 from edgespec.runtime.metrics import RequestMetrics
 from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.sequence import Candidates, SequenceState, StepOutput
-from edgespec.runtime.detokenizer import TextStream
 from edgespec.runtime.tokenizer import Tokenizer
 from edgespec.runtime.tree import DraftPlan
 from edgespec.runtime.verify import EXACT
