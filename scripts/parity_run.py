@@ -71,7 +71,7 @@ METHODS = {
         ((1, 1, 8), (4, 1, 16), (8, 1, 32)),
     ),
     "mtp": Method(
-        ((HYBRID, ExportOptions(base_for="mtp")),),
+        ((HYBRID, ExportOptions(base_for="mtp")),),  # or --hybrid
         "onnx0/llm",
         "onnx0/mtp_draft",
         ((1, 3, 4), (1, 5, 6)),
@@ -88,10 +88,11 @@ SAMPLINGS = (
 )
 
 
-def build_engines(work: Path, method: Method) -> tuple[Path, Path]:
+def build_engines(work: Path, method: Method, hybrid: Path) -> tuple[Path, Path]:
     """Builds a demo pair. Returns the engines for one sequence and for eight."""
     for number, (model, options) in enumerate(method.exports):
-        export(str(model), work / f"onnx{number}", options)
+        source = hybrid if model == HYBRID else model
+        export(str(source), work / f"onnx{number}", options)
     for name, size in (("one", 1), ("eight", BATCH)):
         for part in (method.base, method.draft):
             limits = Limits(max_batch_size=size, max_kv_cache_capacity=1024)
@@ -122,12 +123,13 @@ def main() -> None:
     )
     parser.add_argument("--tokens", type=int, default=50_000, help="tokens to compare, at least")
     parser.add_argument("--method", choices=METHODS, default="eagle3", help="the demo pair")
+    parser.add_argument("--hybrid", type=Path, default=HYBRID, help="the base of --method mtp")
     parser.add_argument("--prompts", type=int, default=32, help="prompts a round")
     parser.add_argument("--length", type=int, default=160, help="tokens an answer, at most")
     args = parser.parse_args()
     counts, margins, began = Counter[str](), [], time.monotonic()
     with tempfile.TemporaryDirectory() as work:
-        one, eight = build_engines(Path(work), METHODS[args.method])
+        one, eight = build_engines(Path(work), METHODS[args.method], args.hybrid)
         with Engine(one, spec_decode=False) as plain_engine, Engine(eight) as engine:
             ids = [engine.encode([message]) for message in prompts(args.prompts)]
             for seed, (sampling, sizes) in enumerate(
