@@ -159,6 +159,8 @@ class ComponentConfig:
         method, role = read_method(fields)
         graph = read_graph(fields.section("graph"), role)
         draft = role is Role.DRAFT
+        if not draft and "eos_token_id" not in raw:  # an empty list is an answer, no key is none
+            raise fields.missing("eos_token_id")
         eos = () if draft else token_ids(fields, "eos_token_id")
         bos = token_ids(fields, "bos_token_id")
         quantization = fields.optional_section("quantization").raw or None

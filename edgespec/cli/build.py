@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -51,7 +52,7 @@ class BuildCommand(EdgeCommand):
 
 def named_backend(flags: list[str]) -> str | None:
     """What follows --backend on a command line, if it is there."""
-    for flag, following in zip(flags, [*flags[1:], ""], strict=True):
+    for flag, following in pairwise([*flags, ""]):
         name, equals, value = flag.partition("=")
         if name == FLAG:
             return value if equals else following

@@ -28,6 +28,7 @@ from edgespec.config.values import (
     NormSpec,
     Shapes,
 )
+from edgespec.contract import Role
 from edgespec.errors import CheckpointError, UnsupportedModel
 from edgespec.families import family_of
 from edgespec.methods.aux_layers import default_aux_layers
@@ -372,12 +373,14 @@ class Eagle3Spec(SpecConfig):
 
 
 def read_spec(fields: Fields) -> Eagle3Spec:
-    """The aux layers of an export's config.json, none where the key is missing. Raises what
-    `fields` raises, with the key."""
-    ids = fields.get(AUX_LAYERS_KEY)
-    if ids is None:
+    """The aux layers that a base's config.json says it emits; a draft's has no such key. Raises
+    what `fields` raises, with the key."""
+    if fields.get("engine_role") != Role.BASE.value:
         return Eagle3Spec()
-    return Eagle3Spec(aux_layer_ids=_layer_list(fields, AUX_LAYERS_KEY) or ())
+    layers = _layer_list(fields, AUX_LAYERS_KEY)
+    if layers is None:
+        raise fields.missing(AUX_LAYERS_KEY)
+    return Eagle3Spec(aux_layer_ids=layers)
 
 
 def write_spec(spec: SpecConfig) -> dict[str, Any]:

@@ -79,6 +79,7 @@ WRONG: list[tuple[str, list[str], Any]] = [
     ("engines_base_config.json", ["vocab_size"], 1e10),
     ("engines_base_config.json", ["eos_token_id"], "end"),
     ("engines_base_config.json", ["eagle_hidden_state_layers"], [2, "four"]),
+    ("engines_base_config.json", ["eagle_hidden_state_layers"], None),
     ("engines_base_config.json", ["builder_config"], None),
     ("engines_base_config.json", ["builder_config", "max_batch_size"], 0),
     ("engines_base_config.json", ["weights", "scheme"], 4),
@@ -124,3 +125,11 @@ def test_what_to_dict_gives_is_read_again_without_a_file() -> None:
         max_position=128,
     )
     assert ComponentConfig.from_dict(config.to_dict(), "here") == config
+
+
+def test_config_without_the_key_of_its_end_tokens_is_refused() -> None:
+    raw = golden("export_base_config.json")
+    del raw["eos_token_id"]
+    with pytest.raises(BundleError, match="'eos_token_id' is missing"):
+        ComponentConfig.from_dict(raw, "config.json")
+    assert ComponentConfig.from_dict(raw | {"eos_token_id": []}, "config.json").eos_token_ids == ()

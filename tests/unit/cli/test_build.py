@@ -21,3 +21,9 @@ def test_a_block_that_does_not_go_with_the_weights_is_refused(flags: list[str], 
     )
     assert result.exit_code == 2
     assert said in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("flags", [[], ["--"], ["--backend"], ["--json"]])
+def test_a_line_without_the_directories_is_wrong_usage(flags: list[str]) -> None:
+    result = CliRunner().invoke(cli, ["build", *flags])
+    assert result.exit_code == 2
