@@ -11,7 +11,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +24,9 @@ from edgespec.errors import LimitError
 from edgespec.methods.dflash import NAME, THINKING, DFlashSpec
 from edgespec.rope import RopeTable
 from edgespec.runtime.block import NO_TOKENS, BlockDecoder, BlockRows, MaskSpec
-from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
+from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.drafters.candidates import top_log_probs
+from edgespec.runtime.drafters.engine_drafter import EngineDrafter
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
 from edgespec.runtime.plans import GUIDE_VERIFY_SIZE, exceeds_base
 from edgespec.runtime.tree import BlockPlan, DraftPlan, DraftTree, full_tree_size
@@ -52,43 +52,18 @@ class LaneState:
         return sum(map(len, self.pending))
 
 
-class DFlashDrafter:
+class DFlashDrafter(EngineDrafter[BlockDecoder, LaneState]):
     """`d2t` [Vd] are offsets: base id = draft id + d2t[draft id]; None where draft and base share
     the vocabulary.
 
     `max_block` bounds a block, and the context that lanes of one call may differ by.
     """
 
-    needs_hidden_states = True
-
     def __init__(
         self, decoder: BlockDecoder, mask_token: int, max_block: int, d2t: Ids | None = None
     ) -> None:
-        self.decoder, self.mask_token, self.max_block, self.d2t = (
-            decoder,
-            mask_token,
-            max_block,
-            d2t,
-        )
-        self.lanes = [LaneState() for _ in decoder.lanes]
-
-    @property
-    def capacity(self) -> int:
-        """Tokens of a sequence that its KV cache holds."""
-        return self.decoder.capacity
-
-    @property
-    def num_lanes(self) -> int:
-        """Sequences that its KV cache holds."""
-        return len(self.decoder.lanes)
-
-    @property
-    def engine_s(self) -> float:
-        """Seconds in the draft engine so far."""
-        return self.decoder.engine_s
-
-    def begin(self, lane: int, tokens: Sequence[int], num_reused: int) -> None:
-        """Nothing: the prompt comes with its hidden states, by `observe`."""
+        super().__init__(decoder, LaneState)
+        self.mask_token, self.max_block, self.d2t = mask_token, max_block, d2t
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """Keep the new hidden states; the engine reads them with the next block, or by themselves
@@ -165,31 +140,11 @@ class DFlashDrafter:
             np.concatenate([[request.pending], tokens[chosen[:, 0], chosen[:, 1]]]), parents
         )
 
-    def reset(self, lane: int) -> None:
-        """Forget a lane's sequence, its context and pending rows."""
-        self.decoder.reset(lane)
-        self.lanes[lane] = LaneState()
-
-    def move(self, source: int, target: int) -> None:
-        """The KV rows and the state of `source` go to `target`."""
-        self.decoder.move(source, target)
-        self.lanes[target] = self.lanes[source]
-        self.lanes[source] = LaneState()
-
     def snapshot(self, lane: int, count: int) -> LaneRows:
         """Copies of the first `count` KV rows, the pending ones computed first where needed."""
         if self.decoder.lanes[lane].length < count:
             self.flush(lane)
         return self.decoder.snapshot(lane, count)
-
-    def restore(self, lane: int, snapshot: Snapshot) -> None:
-        """Begin a lane with the KV rows of a snapshot."""
-        self.reset(lane)
-        self.decoder.restore(lane, cast(LaneRows, snapshot))  # its own
-
-    def close(self) -> None:
-        """Free the draft engine."""
-        self.decoder.runner.close()
 
 
 def best_first(log_probs: Floats, size: int) -> tuple[Ids, NDArray[np.int64]]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +18,9 @@ from numpy.typing import NDArray
 from edgespec.backends.base import LaneRows
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.runtime.decoder import CachedDecoder, Rows
-from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
+from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.drafters.candidates import top_log_probs
+from edgespec.runtime.drafters.engine_drafter import EngineDrafter
 from edgespec.runtime.drafters.row import DraftEngine
 from edgespec.runtime.tree import DraftTree, TreePool
 
@@ -50,32 +50,12 @@ class Growth:
     ancestors: NDArray[np.bool_]  # [K, scratch]
 
 
-class TreeDrafter:
+class TreeDrafter(EngineDrafter[CachedDecoder, LaneState]):
     """`d2t` [Vd] are offsets: base id = draft id + d2t[draft id]."""
 
-    needs_hidden_states = True
-
     def __init__(self, decoder: CachedDecoder, d2t: Ids) -> None:
-        self.decoder, self.d2t = decoder, d2t
-        self.lanes = [LaneState() for _ in decoder.lanes]
-
-    @property
-    def capacity(self) -> int:
-        """Tokens of a sequence that its KV cache holds."""
-        return self.decoder.capacity
-
-    @property
-    def num_lanes(self) -> int:
-        """Sequences that its KV cache holds."""
-        return len(self.decoder.lanes)
-
-    @property
-    def engine_s(self) -> float:
-        """Seconds in the draft engine so far."""
-        return self.decoder.engine_s
-
-    def begin(self, lane: int, tokens: Sequence[int], num_reused: int) -> None:
-        """Nothing: the prompt comes with its hidden states, by `observe`."""
+        super().__init__(decoder, LaneState)
+        self.d2t = d2t
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """Extend the cache by the base's hidden states, each paired with its next token."""
@@ -182,29 +162,9 @@ class TreeDrafter:
         """The base's ids of the draft's own, by the offsets of d2t."""
         return ids + self.d2t[ids]
 
-    def reset(self, lane: int) -> None:
-        """Forget a lane's sequence and its state."""
-        self.decoder.reset(lane)
-        self.lanes[lane] = LaneState()
-
-    def move(self, source: int, target: int) -> None:
-        """The KV rows and the state of `source` go to `target`."""
-        self.decoder.move(source, target)
-        self.lanes[target] = self.lanes[source]
-        self.lanes[source] = LaneState()
-
     def snapshot(self, lane: int, count: int) -> LaneRows:
         """Copies of the first `count` KV rows, or of as many as there are."""
         return self.decoder.snapshot(lane, min(count, self.decoder.lanes[lane].length))
-
-    def restore(self, lane: int, snapshot: Snapshot) -> None:
-        """Begin a lane with the KV rows of a snapshot."""
-        self.reset(lane)
-        self.decoder.restore(lane, cast(LaneRows, snapshot))  # its own
-
-    def close(self) -> None:
-        """Free the draft engine."""
-        self.decoder.runner.close()
 
 
 # ---- for the rows of methods that draft so
