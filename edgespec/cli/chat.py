@@ -24,7 +24,7 @@ from edgespec.cli.infer import MIB, SOME_FAILED
 from edgespec.cli.signals import Stopper, exit_code
 from edgespec.cli.terminal import harmless, report
 from edgespec.errors import EdgeSpecError, LimitError, RequestError
-from edgespec.prompts import CANCELLED, MAX_LENGTH, Message, SamplingParams
+from edgespec.prompts import CANCELLED, CAPACITY, MAX_LENGTH, Message, SamplingParams
 from edgespec.prompts.parse import message_text
 from edgespec.prompts.places import Place
 
@@ -146,7 +146,7 @@ def command(
         raise click.UsageError("the sizes of drafts mean nothing with --no-spec-decode", ctx)
     params = SamplingParams(**sampling)
     conversation = Conversation(message_text(system, Place("--system")))
-    from edgespec.cli.report import plan_line
+    from edgespec.cli.report import could_be_tree, plan_line
     from edgespec.runtime.engine import Engine
 
     wanted = True if any(sizes) else spec_decode
@@ -154,7 +154,12 @@ def command(
         plan = engine.plan(*sizes) if engine.spec_decode else None
         screen = Screen(sys.stdout)
         screen.note(
-            plan_line(plan, chosen=not any(sizes), words=engine.drafter_words)
+            plan_line(
+                plan,
+                chosen=not any(sizes),
+                words=engine.drafter_words,
+                could_be_tree=could_be_tree(sizes, engine.method),
+            )
             if plan
             else "decoding plainly, without drafts"
         )
@@ -347,13 +352,9 @@ class Chat:
         if response.finish_reason == CANCELLED:
             found.append("[stopped]")
         if response.finish_reason == MAX_LENGTH:
-            most = self.sampling.max_generate_length
-            at_most = response.metrics.completion_tokens == most
-            found.append(
-                f"[cut at --max-generate-length {most}]"
-                if at_most
-                else f"[cut: no room left. {MAKE_ROOM}]"
-            )
+            found.append(f"[cut at --max-generate-length {self.sampling.max_generate_length}]")
+        if response.finish_reason == CAPACITY:
+            found.append(f"[cut: no room left. {MAKE_ROOM}]")
         return (
             [*found, stats(response, drafted=self.plan is not None)]
             if self.show_speculation

@@ -20,6 +20,7 @@ from edgespec.prompts.sets import parse_prompt_set, read_prompt_set
 from edgespec.prompts.source import MAX_FILE_BYTES, parse_json
 from edgespec.prompts.types import (
     CANCELLED,
+    CAPACITY,
     END_OF_SEQUENCE,
     ERROR,
     MAX_LENGTH,
@@ -33,6 +34,7 @@ from edgespec.prompts.types import (
 
 __all__ = [
     "CANCELLED",
+    "CAPACITY",
     "END_OF_SEQUENCE",
     "ERROR",
     "MAX_BATCH_SIZE",
