@@ -3,9 +3,10 @@ it.
 
 Knows two responses to one request, and the base that made them. Kernels for one row and for many
 round differently, so that two candidates that are close may change places. How much they do is
-measured at the very position: the tokens before it are computed again in calls of one row, and in
-calls of as many rows as the speculative run verified. Both go through the base as a plain text
-would, with no tree, no accept rule and no drafter, so that a fault of those explains nothing.
+measured at the very position: the tokens before it are computed again in calls of one row, in calls
+of as many rows as the speculative run verified, and where this does not explain it in calls of
+other sizes, as rounding comes and goes by chance. All go through the base as a plain text would,
+with no tree, no accept rule and no drafter, so that a fault of those explains nothing.
 """
 
 from __future__ import annotations
@@ -28,8 +29,11 @@ from edgespec.runtime.tokenizer import Tokenizer
 
 Floats = NDArray[np.float32]
 NUM_CANDIDATES = 32  # most probable tokens whose distances are compared
+OTHER_SIZES = (2, 3, 5, 7)  # rows of a call
+REGROUPED = 64  # tokens before a position that are computed in calls of other sizes
 # Of the largest logit: as far as build lets a float32 engine be from its golden outputs
 FLOAT32_TOLERANCE = 1e-4
+MARGINS = 2.0  # a long text may round further than the short prompt on which build measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +58,12 @@ class Difference:
     @property
     def explained(self) -> bool:
         """Whether the rounding of kernels explains it, by what was measured."""
-        return (self.reproduced or self.apart <= self.rounding) and self.rounding <= self.bound
+        return self.is_near and self.rounding <= self.bound
+
+    @property
+    def is_near(self) -> bool:
+        """Whether the candidates are closer than other calls move them."""
+        return self.reproduced or self.apart <= self.rounding
 
     def to_dict(self) -> dict[str, Any]:
         """What output.json and the summary say of it; distances in nats, None where a run had
@@ -122,19 +131,25 @@ def first_difference(
             index=index, plain=a, speculative=b, apart=float("inf"), rounding=0.0, bound=0.0
         )
     replay = Replay.of(engine, speculative, index, batch_size)
-    one, *many = replay.logits()
     sampler, before = Sampler.of(replace(sampling, seed=plain.seed)), replay.before
-    return Difference(
+    many = replay.logits()
+    one = next(many)
+    found = Difference(
         index=index,
         plain=a,
         speculative=b,
         apart=sampler.margin(one, before, a, b),
-        rounding=max(changed_distance(one, other, (a, b)) for other in many),
+        rounding=0.0,
         bound=bound_of(engine, one),
         texts=(spelt(engine.tokenizer, a), spelt(engine.tokenizer, b)),
-        reproduced=sampler.pick(one, before) == a
-        and any(sampler.pick(other, before) == b for other in many),
     )
+    for other in many:
+        rounding = max(found.rounding, changed_distance(one, other, (a, b)))
+        reproduced = sampler.pick(one, before) == a and sampler.pick(other, before) == b
+        found = replace(found, rounding=rounding, reproduced=reproduced)
+        if found.is_near:
+            break
+    return found
 
 
 def first_index(ids: Sequence[int], others: Sequence[int]) -> int | None:
@@ -155,11 +170,11 @@ def changed_distance(one: Floats, other: Floats, tokens: Sequence[int]) -> float
 
 
 def bound_of(engine: Engine, logits: Floats) -> float:
-    """How far the engine's kernels may round apart, in nats: what build measured, or for float32
-    the tolerance that it was built with; 0 for an exact engine."""
+    """How far the engine's kernels may round apart, in nats, by what build measured, or for float32
+    by the tolerance that it was built with; 0 for an exact engine."""
     if engine.exact:
         return 0.0
-    return max(engine.rounding, FLOAT32_TOLERANCE * float(np.abs(logits).max()))
+    return max(MARGINS * engine.rounding, FLOAT32_TOLERANCE * float(np.abs(logits).max()))
 
 
 def spelt(tokenizer: Tokenizer, token: int) -> str:
@@ -210,10 +225,14 @@ class Replay:
 
     def logits(self) -> Iterator[Floats]:
         """[V] each, at the position: first with one row a call; then with as many as were
-        verified, and both again in as many lanes as ran at a time."""
+        verified, both again in as many lanes as ran at a time, and last in calls of other sizes."""
         for num_lanes in sorted({1, self.num_lanes}):
             yield self.computed(self.chunks(self.num_prompt), self.one_by_one(), num_lanes)
             yield self.computed(self.reread_prompt(), self.as_verified(), num_lanes)
+        count = self.num_prompt + self.num_read
+        head = max(0, count - REGROUPED)
+        for size in OTHER_SIZES:
+            yield self.computed(self.chunks(head), grouped(count - head, size), 1)
 
     def one_by_one(self) -> list[Call]:
         """The generated tokens as plain decoding reads them."""
@@ -235,35 +254,31 @@ class Replay:
         """The prompt, with what the prefix cache had of it in calls as large as the largest
         verification: its rows may come from an earlier answer."""
         reused, most = self.metrics.reused_tokens, 1 + max(self.metrics.per_step_drafted, default=0)
-        sizes = [min(most, reused - start) for start in range(0, reused, most)]
-        return [Call(size, size) for size in sizes] + self.chunks(self.num_prompt - reused)
+        return grouped(reused, most) + self.chunks(self.num_prompt - reused)
 
     def chunks(self, count: int) -> list[Call]:
         """So many tokens in calls as a prompt is read."""
-        size = self.decoder.prefill_chunk
-        sizes = [min(size, count - start) for start in range(0, count, size)]
-        return [Call(rows, rows) for rows in sizes]
+        return grouped(count, self.decoder.prefill_chunk)
 
-    def computed(self, prompt: Sequence[Call], answer: Sequence[Call], num_lanes: int) -> Floats:
-        """[V], the logits at the position. The prompt is read in the first lane; then `num_lanes`
+    def computed(self, first: Sequence[Call], then: Sequence[Call], num_lanes: int) -> Floats:
+        """[V], the logits at the position. The first calls are those of one lane; then `num_lanes`
         of them go on alike."""
         lanes = range(num_lanes)
         try:
             for lane in lanes:
                 self.decoder.reset(lane)
-            logits = self.through(prompt, lanes[:1])
-            if answer:
-                read = self.decoder.snapshot(0, self.num_prompt)
-                for lane in lanes[1:]:
-                    self.decoder.restore(lane, read)
-                logits = self.through(answer, lanes)
-            return logits
+            logits = self.through(first, lanes[:1])
+            for lane in lanes[1:]:
+                self.decoder.restore(lane, self.decoder.snapshot(0, self.num_prompt))
+            return self.through(then, lanes) if then else logits
         finally:
             for lane in lanes:
                 self.decoder.reset(lane)
 
     def through(self, calls: Sequence[Call], lanes: Sequence[int]) -> Floats:
-        """[V], the logits behind the last token that these calls commit in each of `lanes`."""
+        """[V], the logits behind the last token that these calls commit in each of `lanes`; empty
+        without a call."""
+        logits = np.empty(0, np.float32)
         for number, call in enumerate(calls, start=1):
             is_last = number == len(calls)
             parts = [self.rows(lane, call, is_last=is_last) for lane in lanes]
@@ -282,3 +297,9 @@ class Replay:
         filled = np.concatenate([tokens, np.repeat(tokens[-1:], count - len(tokens))])
         heads = np.arange(count) if call.verifies and is_last else np.array([call.kept - 1])
         return self.decoder.causal(lane, filled, heads)
+
+
+def grouped(count: int, size: int) -> list[Call]:
+    """So many tokens in calls of a size, the last one of what is left."""
+    sizes = [min(size, count - start) for start in range(0, count, size)]
+    return [Call(rows, rows) for rows in sizes]
