@@ -50,7 +50,8 @@ class ChatTemplate(Protocol):
     """Renders a conversation as one prompt. `has_special_tokens`: the prompt holds those that
     begin a text, so that the tokenizer adds none."""
 
-    has_special_tokens: bool
+    @property
+    def has_special_tokens(self) -> bool: ...
 
     def knows_thinking(self) -> bool:
         """Returns whether the template has a thinking mode."""
