@@ -214,7 +214,7 @@ def base(
     make_component: MakeComponent,
 ) -> Component:
     make = toys.make_gemma3 if request.param == "gemma3" else toys.make_base
-    path = make(tmp_path_factory.mktemp("base"), layers=7, **BASES[request.param])
+    path = make(tmp_path_factory.mktemp("base") / "base", layers=7, **BASES[request.param])
     return make_component(path, Role.BASE)
 
 
@@ -224,14 +224,15 @@ def draft(
     tmp_path_factory: pytest.TempPathFactory,
     make_component: MakeComponent,
 ) -> Component:
-    base = toys.make_base(tmp_path_factory.mktemp("base"), layers=7)
-    path = toys.make_draft(tmp_path_factory.mktemp("draft"), base, **DRAFTS[request.param])
+    base = toys.make_base(tmp_path_factory.mktemp("base") / "base", layers=7)
+    path = toys.make_draft(base.parent / "draft", base, **DRAFTS[request.param])
     return make_component(path, Role.DRAFT, base_model_dir=str(base))
 
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory, make_component: MakeComponent) -> Component:
-    return make_component(toys.make_base(tmp_path_factory.mktemp("llama"), layers=7), Role.BASE)
+    path = toys.make_base(tmp_path_factory.mktemp("llama") / "base", layers=7)
+    return make_component(path, Role.BASE)
 
 
 # Lowered equals canonical
