@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.backends.ort.lowering import lowered_contract
+from edgespec.backends.ort.contract import lowered_contract
 from edgespec.cli.main import COMMANDS, run
 from edgespec.contract import GraphContract, GraphShape, Role, canonical_contract
 from tests.lossless.pairs import shared_pair

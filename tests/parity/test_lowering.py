@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from edgespec import bundle
 from edgespec.backends.base import Call, Result
-from edgespec.backends.ort.lowering import lower, lowered_contract
+from edgespec.backends.ort.contract import lowered_contract
+from edgespec.backends.ort.lowering import lower
 from edgespec.backends.ort.runner import OrtRunner
 from edgespec.contract import (
     GraphShape,
