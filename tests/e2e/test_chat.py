@@ -30,7 +30,7 @@ from edgespec.runtime.engine import Engine
 from edgespec.runtime.generation import Chunk, Response
 from edgespec.runtime.tree import DraftPlan, DraftTree
 from tests.lossless.drafters import ScriptedDrafter
-from tests.lossless.pairs import make_pair
+from tests.lossless.pairs import shared_pair
 
 VOCAB = 256
 GREEDY = SamplingParams(temperature=0, max_generate_length=8)
@@ -38,8 +38,8 @@ SAMPLED = SamplingParams(temperature=1, seed=5, max_generate_length=8)
 
 
 @pytest.fixture(scope="module")
-def engines(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_pair(tmp_path_factory.mktemp("chat"), "llama", "eagle", None)
+def engines() -> Path:
+    return shared_pair("llama", "eagle") / "engines"
 
 
 @pytest.fixture
