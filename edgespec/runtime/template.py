@@ -47,11 +47,11 @@ WRITE_IT_YOURSELF = 'set "apply_chat_template": false and write the complete pro
 
 
 class ChatTemplate(Protocol):
-    """Renders a conversation as one prompt. `has_special_tokens`: the prompt holds those that
-    begin a text, so that the tokenizer adds none."""
+    """Renders a conversation as one prompt."""
 
     @property
-    def has_special_tokens(self) -> bool: ...
+    def has_special_tokens(self) -> bool:
+        """Whether the prompt holds the tokens that begin a text, so that the tokenizer adds none."""
 
     def knows_thinking(self) -> bool:
         """Returns whether the template has a thinking mode."""
