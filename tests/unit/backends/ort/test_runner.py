@@ -12,7 +12,7 @@ from edgespec.backends.base import Call
 from edgespec.backends.build import build
 from edgespec.backends.engine_config import EngineLimits
 from edgespec.backends.ort.cache import padding_of
-from edgespec.backends.ort.lowering import lowered_contract
+from edgespec.backends.ort.contract import lowered_contract
 from edgespec.backends.ort.runner import OrtRunner
 from edgespec.backends.registry import open_runner
 from edgespec.contract import GraphContract, Limits, Role, canonical_contract
