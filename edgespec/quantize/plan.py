@@ -226,9 +226,9 @@ def refuse_not_finite(checkpoint: Checkpoint, advance: Callable[[int], None]) ->
     """
     bad, digests = [], {}
     for name, info in checkpoint.tensors.items():
-        array = checkpoint.read(name).reshape(-1)
-        digests[name] = hashlib.sha256(array.view(np.uint8).data).hexdigest()
-        if not is_finite(array, info.dtype):
+        data = checkpoint.read(name).reshape(-1).view(np.uint8).data
+        digests[name] = hashlib.sha256(data).hexdigest()
+        if not is_finite(data, info.dtype):
             bad.append(name)
         advance(info.num_bytes)
     if bad:
