@@ -12,6 +12,7 @@ import click
 from edgespec.cli.export import layer_list
 from edgespec.cli.flags import EdgeCommand
 from edgespec.cli.terminal import harmless
+from edgespec.errors import counted
 from edgespec.methods import METHODS
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def text_of(report: Report) -> list[str]:
 def summary(report: Report) -> str:
     """The last line: the method, and how many results are refused and warnings."""
     refused, warnings = report.count("refused"), report.count("warning")
-    beside = f", {warnings} warning{'s' if warnings > 1 else ''}" if warnings else ""
+    beside = f", {counted(warnings, 'warning')}" if warnings else ""
     title = METHODS[report.method].title if report.method else "unknown"
     if report.probe is not None and report.probe.unrelated:
         return f"{title}: shapes fit, but the draft was not made for this base{beside}"

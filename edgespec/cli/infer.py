@@ -14,7 +14,7 @@ import click
 from edgespec.cli.draft_flags import ALIASES, draft_options
 from edgespec.cli.flags import EdgeCommand
 from edgespec.cli.signals import Stopper, exit_code
-from edgespec.errors import RequestError
+from edgespec.errors import RequestError, counted
 
 if TYPE_CHECKING:
     from edgespec.prompts import Journal, RequestFile
@@ -329,7 +329,8 @@ def outcome(stats: RunStats, stopped_by: int | None, *, check_lossless: bool) ->
     )
     if check_lossless and uncompared:
         click.echo(
-            f"not compared: {uncompared} answers, whose plain run failed or was stopped", err=True
+            f"not compared: {counted(uncompared, 'answer')}, whose plain run failed or was stopped",
+            err=True,
         )
     for line in cut_by_capacity(stats):
         click.echo(line, err=True)
