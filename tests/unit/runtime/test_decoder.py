@@ -11,7 +11,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from edgespec.contract import RECURRENT_CHUNK
 from edgespec.runtime.decoder import CachedDecoder, Rows
+from edgespec.runtime.tree import DraftTree
 from tests.unit.runtime.hash_model import PositionRows, decoder_of, logits_after
 
 UNWRITTEN = {(-1, -1)}
@@ -73,27 +75,20 @@ def test_a_lane_between_others_that_takes_no_part_stays_as_it_was() -> None:
 
 
 def test_a_window_counts_positions_where_slots_of_a_tree_share_them() -> None:
-    """Siblings and their children stand in more slots than there are positions."""
-    decoder = decoder_of(16, window=3)
+    """Siblings stand in more slots than there are positions, and a path is longer than the
+    window."""
+    decoder = decoder_of(16, window=2)
     read(decoder, 0, [1, 2])
-    tree = np.array(
-        [
-            [True, False, False, False, False],
-            [True, True, False, False, False],
-            [True, False, True, False, False],
-            [True, False, False, True, False],
-            [True, False, False, True, True],
-        ]
-    )
-    positions = np.array([2, 3, 3, 3, 4])
-    rows = Rows(0, np.array([3, 4, 5, 6, 7]), positions, tree, np.arange(5))
+    tree = DraftTree(np.array([3, 4, 5, 6, 7, 8]), np.array([-1, 0, 0, 0, 3, 4]))
+    rows = Rows(0, tree.tokens, 2 + tree.depths, tree.mask, np.arange(6))
     found = decoder.run([rows])[0].logits
     seen = [
-        [(0, 1), (1, 2), (2, 3)],
-        [(1, 2), (2, 3), (3, 4)],
-        [(1, 2), (2, 3), (3, 5)],
-        [(1, 2), (2, 3), (3, 6)],
-        [(2, 3), (3, 6), (4, 7)],
+        [(1, 2), (2, 3)],
+        [(2, 3), (3, 4)],
+        [(2, 3), (3, 5)],
+        [(2, 3), (3, 6)],
+        [(3, 6), (4, 7)],
+        [(4, 7), (5, 8)],
     ]
     np.testing.assert_array_equal(found, [logits_after(slots) for slots in seen])
 
@@ -135,6 +130,14 @@ def test_a_prompt_is_read_in_calls_of_a_bounded_size(monkeypatch: pytest.MonkeyP
     decoder, tokens = decoder_of(16), [1, 2, 3, 4, 5, 6, 7, 8, 0]
     np.testing.assert_array_equal(decoder.read(0, np.array(tokens)).logits[0], wanted(*tokens))
     assert decoder.runner.rows == [4, 4, 1]
+
+
+def test_calls_of_a_recurrent_base_are_shorter() -> None:
+    """Their work grows with the square of their rows."""
+    decoder, tokens = decoder_of(200, recurrent=True), np.arange(RECURRENT_CHUNK + 9) % 9
+    assert decoder_of(200).prefill_chunk > decoder.prefill_chunk
+    np.testing.assert_array_equal(decoder.read(0, tokens).logits[0], wanted(*tokens.tolist()))
+    assert decoder.runner.rows == [RECURRENT_CHUNK, 9]
 
 
 def test_a_call_asks_for_no_row_beyond_the_capacity() -> None:
