@@ -215,6 +215,7 @@ def test_lane_near_its_capacity_is_not_disturbed_by_a_neighbour_s_tree() -> None
 
 
 def test_sequence_whose_draw_fails_leaves_its_batch_mates_unharmed() -> None:
+    """Its rows may hold NaN: they are zeroed before another sequence has the lane."""
     tasks = tasks_with(9, 9, 9)
     session = session_for(tasks, 3)
     real, calls = Sampler.pick, []
@@ -230,6 +231,7 @@ def test_sequence_whose_draw_fails_leaves_its_batch_mates_unharmed() -> None:
     assert [one.reason for one in told] == [MAX_LENGTH, ERROR, MAX_LENGTH]
     assert [told[i].tokens for i in (0, 2)] == [alone(tasks[i])[0] for i in (0, 2)]
     assert len(calls) == 1
+    assert session.base.runner.zeroed == [1]
 
 
 # Prefixes

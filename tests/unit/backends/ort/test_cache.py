@@ -125,6 +125,14 @@ def test_rows_of_a_lane_that_hold_nan_are_zeros_again_and_no_others() -> None:
         np.testing.assert_array_equal(cache.read_rows(lane, 20), lane + 1)
 
 
+def test_rows_that_were_read_stay_as_they_were_when_the_lane_goes_on() -> None:
+    cache = KvCache(SHAPE, LANES, SLOTS, following=True)
+    cache.write_rows(0, np.ones((4, 3, 5, 4), np.float32))
+    kept = cache.read_rows(0, 5)
+    cache.write_rows(0, np.full((4, 3, 9, 4), 2, np.float32))
+    np.testing.assert_array_equal(kept, 1.0)
+
+
 def test_a_freed_lane_holds_the_stride_no_longer_and_its_rows_are_not_read() -> None:
     cache = KvCache(SHAPE, LANES, SLOTS, following=True)
     cache.write_rows(0, np.ones((4, 3, 700, 4), np.float32))
