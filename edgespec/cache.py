@@ -30,6 +30,7 @@ from edgespec.errors import BundleError, OutputError
 ENTRY, ENGINE, EXPORT = "entry.json", "engine", "export"
 KEY_DIGITS = 32
 DAY_S = 24 * 3600.0
+GRACE_S, GRACE_TRIES = 0.05, 6
 ELSEWHERE = "EDGESPEC_CACHE names another directory; `edgespec cache prune` frees space."
 # Backup programs leave out a directory with this file (https://bford.info/cachedir)
 TAG = "CACHEDIR.TAG", "Signature: 8a477f597d28d172789f06886806bc55\n"
@@ -123,11 +124,10 @@ class Cache:
         """Yields a new directory that becomes the entry at the end of the block, with `about` in
         it. It is removed if the block fails. Call it with the lock held. Raises OutputError."""
         assert about
-        with self.writing():
-            self.make_root()
-            with bundle.staged_directory(self.entries_dir / key) as staging:
-                yield staging
-                bundle.write_json(staging / ENTRY, dict(about))
+        self.make_root()
+        with self.writing(), bundle.staged_directory(self.entries_dir / key) as staging:
+            yield staging
+            bundle.write_json(staging / ENTRY, dict(about))
 
     def remove(self, key: str) -> None:
         """Removes an entry, if it is there. It is renamed first, so that half of it is never taken
@@ -141,21 +141,20 @@ class Cache:
                 shutil.rmtree(away)
 
     def make_root(self) -> None:
-        """Makes the cache's directories. Raises OSError."""
-        self.entries_dir.mkdir(parents=True, exist_ok=True)
-        name, text = TAG
-        if not (self.root / name).exists():
-            (self.root / name).write_text(text, encoding="utf-8")
+        """Makes the cache's directories. Raises OutputError."""
+        with self.writing():
+            self.entries_dir.mkdir(parents=True, exist_ok=True)
+            name, text = TAG
+            if not (self.root / name).exists():
+                (self.root / name).write_text(text, encoding="utf-8")
 
     def check_room(self, size_bytes: int) -> None:
         """Raises OutputError where the disk has less room than an entry takes at the least."""
-        there = next(path for path in (self.root, *self.root.parents) if path.exists())
-        free = shutil.disk_usage(there).free
+        place = next(path for path in (self.root, *self.root.parents) if path.exists())
+        free = shutil.disk_usage(place).free
         if free < size_bytes:
-            what = (
-                f"{self.root}: at least {size_bytes / 1e9:.2f} GB are needed, and"
-                f" {free / 1e9:.2f} GB are free"
-            )
+            needed, there = size_text(size_bytes), size_text(free)
+            what = f"{self.root}: at least {needed} are needed, and {there} are free"
             raise OutputError(what, f"Free some space. {ELSEWHERE}")
 
     @contextmanager
@@ -167,18 +166,28 @@ class Cache:
         except OutputError as error:
             if ELSEWHERE in error.remedy:
                 raise
-            raise OutputError(error.what, f"{error.remedy} {ELSEWHERE}") from error
+            # the directory of an entry that failed is gone by now
+            reason = error.what.rpartition(": ")[2]
+            what = f"{self.root}: {reason}" if str(self.entries_dir) in error.what else error.what
+            raise OutputError(what, f"{error.remedy} {ELSEWHERE}") from error
 
     @contextmanager
     def locked(
-        self, key: str, *, shared: bool = False, waiting: Callable[[], None] | None = None
+        self,
+        key: str,
+        *,
+        shared: bool = False,
+        patient: bool = False,
+        waiting: Callable[[], None] | None = None,
     ) -> Iterator[None]:
         """Holds the lock of an entry in the block. Where another process holds it, calls `waiting`
-        and waits; without it raises Busy. Raises OutputError."""
+        and waits; without it raises Busy, where it is `patient` only after a moment. Raises
+        OutputError."""
         path = self.root / "locks" / f"{key}.lock"
         with self.writing():
             path.parent.mkdir(parents=True, exist_ok=True)
-            handle = hold(path, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, waiting)
+            how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+            handle = hold(path, how, waiting, patient=patient or waiting is not None)
         try:
             yield
         finally:
@@ -221,6 +230,11 @@ class Cache:
                     path.unlink(missing_ok=True)
 
 
+def size_text(size_bytes: int) -> str:
+    """A size in MB or GB."""
+    return f"{size_bytes / 1e9:.2f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.1f} MB"
+
+
 def look_at(path: Path) -> Entry | None:
     """The entry in a directory; None for a directory of another kind, or one that just went."""
     staging = STAGING.fullmatch(path.name)
@@ -239,17 +253,15 @@ def look_at(path: Path) -> Entry | None:
     return Entry(key, path, size_bytes, used_s, about)
 
 
-def hold(path: Path, how: int, waiting: Callable[[], None] | None) -> int:
+def hold(path: Path, how: int, waiting: Callable[[], None] | None, *, patient: bool) -> int:
     """An open file whose lock is held; one that was removed meanwhile is not taken for it. Raises
     Busy, OSError."""
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            try:
-                fcntl.flock(handle, how | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not taken(handle, how, patient=patient):
                 if waiting is None:
-                    raise Busy from None
+                    raise Busy
                 waiting()
                 fcntl.flock(handle, how)
             if is_same_file(path, handle):
@@ -258,6 +270,19 @@ def hold(path: Path, how: int, waiting: Callable[[], None] | None) -> int:
             os.close(handle)
             raise
         os.close(handle)
+
+
+def taken(handle: int, how: int, *, patient: bool) -> bool:
+    """Takes the lock of a file and returns whether that was possible; `patient` outlasts those who
+    only look."""
+    for _ in range(GRACE_TRIES if patient else 1):
+        try:
+            fcntl.flock(handle, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(GRACE_S if patient else 0)
+        else:
+            return True
+    return False
 
 
 def is_same_file(path: Path, handle: int) -> bool:

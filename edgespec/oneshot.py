@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +21,8 @@ from edgespec.backends import engine_dir as engines
 from edgespec.backends.base import BuildOptions
 from edgespec.backends.manifest import EngineManifest
 from edgespec.backends.registry import DEFAULT_BACKEND, find_backend, get_backend
-from edgespec.cache import EXPORT, Cache, key_of
+from edgespec.cache import EXPORT, Busy, Cache, key_of
+from edgespec.checkpoint.hub import download, is_repo_id
 from edgespec.contract import Limits, Role
 from edgespec.errors import (
     BundleError,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 FORMAT = 1  # of an entry; raise it when an entry of before cannot be read
 SETTLED_S = 2.0  # a file that changed so shortly ago may change again within its time stamp
 TITLES = {Role.LLM: "model", Role.BASE: "base", Role.DRAFT: "draft"}
+ATTEMPTS = 3  # at making an entry that others make or use
 RECIPES = (".yaml", ".yml")
 NO_DRAFT = "decoding plainly: no draft was given, and the model brings none (--draft names one)"
 
@@ -52,6 +54,9 @@ class Reporter(Progress, Protocol):
 
     def step(self, title: str) -> None:
         """A step begins; the one before it has ended."""
+
+    def finish(self) -> None:
+        """The step under way has ended."""
 
     def note(self, text: str) -> None:
         """A line that the user should read."""
@@ -127,9 +132,14 @@ WAITING = "another run prepares or removes this model: waiting for it"
 
 
 def refuse_what_is_no_model(request: RunRequest) -> None:
-    """Raises UnsupportedModel or CheckpointError for a target or draft that is a file."""
-    for name in filter(None, (request.target, request.draft)):
+    """Raises UnsupportedModel or CheckpointError for a target or draft that is no directory and
+    cannot be the name of one on the hub."""
+    for name in (request.target, request.draft):
+        if name is None:
+            continue
         path = Path(name)
+        if not name:
+            raise CheckpointError("an empty name was given", "Name a directory, or a model.")
         if path.suffix in RECIPES:
             what = f"{name} is a recipe, and this version does not run recipes yet"
             raise UnsupportedModel(what, "Pass a model: its directory or its name on the hub.")
@@ -138,6 +148,9 @@ def refuse_what_is_no_model(request: RunRequest) -> None:
             raise UnsupportedModel(what, "Pass the Hugging Face checkpoint that it was made from.")
         if path.is_file():
             raise CheckpointError(f"{path} is a file, not a model", f"Pass {path.parent} instead.")
+        if not path.is_dir() and not is_repo_id(name):
+            what = f"there is no directory {name!r}, and it is no name of the hub"
+            raise CheckpointError(what, "Pass a directory, or a name such as Qwen/Qwen3-8B.")
 
 
 # ---- by which a start is known again
@@ -217,21 +230,44 @@ def fault_of(cache: Cache, key: str) -> EdgeSpecError | None:
 
 def made(request: RunRequest, start: str, cache: Cache, report: Reporter) -> str:
     """The key of the request's entry, which is made where it is not there or damaged."""
+    cache.make_root()  # before hours of downloads
     base = located(request.target, request, report)
     draft = None if request.draft is None else located(request.draft, request, report)
     seen = [seen_of(str(path)) for path in (base, draft) if path is not None]
     settled = all(is_settled(name) for name in (request.target, request.draft) if name is not None)
     plan = planned(request, base, draft, report)
-    with cache.locked(plan.key, waiting=lambda: report.note(WAITING)):
-        if fault_of(cache, plan.key) is not None:
-            cache.remove(plan.key)
-            cache.check_room(plan.size_bytes)
-            with cache.fill(plan.key, plan.about) as staging:
-                make_engines(plan, request, staging, report)
-                check_unchanged(plan, seen)
-    if settled:
-        cache.remember(start, plan.key)
+
+    def make() -> None:
+        cache.remove(plan.key)
+        cache.check_room(plan.size_bytes)
+        with cache.fill(plan.key, plan.about) as staging:
+            make_engines(plan, request, staging, report)
+            check_unchanged(plan, seen)
+
+    with made_once(plan.key, cache, make, report):
+        if settled:
+            cache.remember(start, plan.key)
+    report.finish()
     return plan.key
+
+
+@contextmanager
+def made_once(key: str, cache: Cache, make: Callable[[], None], report: Reporter) -> Iterator[None]:
+    """Holds the lock of an entry in the block, once it is there: made here, or by a run that was
+    first. Who waits asks for the shared lock, as the first one goes on to use its entry. Raises
+    BundleError where others keep using one that is damaged."""
+    for _ in range(ATTEMPTS):
+        with suppress(Busy), cache.locked(key, patient=True):
+            if fault_of(cache, key) is not None:
+                make()
+            yield
+            return
+        with cache.locked(key, shared=True, waiting=lambda: report.note(WAITING)):
+            if fault_of(cache, key) is None:
+                yield
+                return
+    what = f"{cache.engine_dir(key)} is damaged, and another run uses it"
+    raise BundleError(what, "End that run, then start again.")
 
 
 def located(name: str, request: RunRequest, report: Reporter) -> Path:
@@ -239,8 +275,6 @@ def located(name: str, request: RunRequest, report: Reporter) -> Path:
     path = Path(name)
     if path.is_dir():
         return path
-    from edgespec.checkpoint.hub import download
-
     report.step(f"download {name}")
     return download(name, allow_pickle=request.allow_pickle, progress=report)
 
@@ -397,11 +431,12 @@ def make_engines(plan: Plan, request: RunRequest, staging: Path, report: Reporte
         advance=report.advance,
         prove=lambda: report.start("comparison with the golden outputs", 0),
     )
-    for number, (title, model, options) in enumerate(exports_of(plan, request)):
-        report.step(f"export {title}")
+    for number, (what, model, options) in enumerate(exports_of(plan, request)):
+        report.step(f"export {what}")
         first = export(str(model), staging / EXPORT / str(number), options, report)
         for component in (first, *first.beside):
-            report.step(f"build the {TITLES[Role(component.role)]}")
+            title = TITLES[Role(component.role)]
+            report.step(f"build the {title}")
             built = build(
                 component.directory,
                 staging / "engine",
@@ -412,7 +447,7 @@ def make_engines(plan: Plan, request: RunRequest, staging: Path, report: Reporte
             )
             shutil.rmtree(component.directory)
             for note in built.notes:
-                report.note(f"{component.role}: {note}")
+                report.note(f"{title}: {note}")
     shutil.rmtree(staging / EXPORT)
 
 

@@ -1,4 +1,4 @@
-"""Downloads from the Hugging Face hub into its own cache, which resumes what was interrupted.
+"""Downloads from the Hugging Face hub into its own cache, which keeps each file that is complete.
 
 Knows names, errors and progress of downloads. Knows nothing of what is in a checkpoint.
 """
@@ -11,6 +11,7 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +28,7 @@ PATTERNS = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt")
 PICKLE_PATTERNS = ("*.bin",)
 POLL_S = 0.1
 STOP_S = 5.0  # how long an interrupted download may take to end
+KEPT = "Files that are complete are kept."
 NO_DIRECTORY = "If this is a directory, it does not exist."
 
 
@@ -91,8 +93,7 @@ def explained(repo_id: str, error: Exception) -> CheckpointError | OutputError:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return OutputError(
             f"{failed}: {error.strerror}",
-            f"Free some space in {constants.HF_HUB_CACHE}, or set HF_HOME to another disk. The"
-            " download resumes where it was.",
+            f"Free some space in {constants.HF_HUB_CACHE}, or set HF_HOME to another disk. {KEPT}",
         )
     if isinstance(error, GatedRepoError):  # a RepositoryNotFoundError as well
         return CheckpointError(
@@ -115,8 +116,7 @@ def explained(repo_id: str, error: Exception) -> CheckpointError | OutputError:
     if isinstance(error, LocalEntryNotFoundError):
         return CheckpointError(
             f"{failed}: the hub cannot be reached ({reason(error.__cause__ or error)})",
-            f"{NO_DIRECTORY} Otherwise check the network and run again: a download resumes where it"
-            " was.",
+            f"{NO_DIRECTORY} Otherwise check the network and run again. {KEPT}",
         )
     return CheckpointError(
         f"{failed}: {reason(error)}",
@@ -162,7 +162,7 @@ def check_room(repo_id: str, size_bytes: int) -> None:
     free = shutil.disk_usage(there).free
     if free < size_bytes:
         raise OutputError(
-            f"{repo_id} takes {size_bytes / 1e9:.2f} GB, and {there} has {free / 1e9:.2f} GB free",
+            f"{repo_id} takes {size_bytes / 1e6:.1f} MB, and {there} has {free / 1e6:.1f} MB free",
             f"Free some space in {cache}, or set HF_HOME to another disk.",
         )
 
@@ -233,8 +233,17 @@ def interruptible(call: Callable[[], Result], stop: threading.Event) -> Result:
             thread.join(POLL_S)
     except BaseException:
         stop.set()
+        abort_transfers()
         thread.join(STOP_S)
         raise
     if errors:
         raise errors[0]
     return results[0]
+
+
+def abort_transfers() -> None:
+    """Ends transfers in the library's native code, which reports no bytes for a while; versions
+    without such code have nothing to end."""
+    with suppress(ImportError):
+        native = import_module("huggingface_hub.utils._xet")
+        getattr(native, "abort_xet_session", lambda: None)()

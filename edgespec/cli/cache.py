@@ -7,16 +7,14 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from rich.table import Table
 
+from edgespec.cache import Cache, Entry, default_root, size_text
 from edgespec.cli.flags import EdgeCommand
 from edgespec.cli.terminal import harmless
-
-if TYPE_CHECKING:
-    from edgespec.cache import Cache, Entry
 
 UNFINISHED = "unfinished, of a run that was killed or is not over"
 
@@ -95,8 +93,6 @@ def prune(
 
 def opened() -> Cache:
     """The cache of this user."""
-    from edgespec.cache import Cache, default_root
-
     return Cache(default_root())
 
 
@@ -176,11 +172,6 @@ def as_dict(entry: Entry, now_s: float) -> dict[str, Any]:
         "finished": entry.is_finished,
         **entry.about,
     }
-
-
-def size_text(size_bytes: int) -> str:
-    """A size in MB or GB."""
-    return f"{size_bytes / 1e9:.2f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.1f} MB"
 
 
 def days_text(entry: Entry, now_s: float) -> str:

@@ -56,7 +56,8 @@ class Bars:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.progress.stop()
+        if not self.progress.disable:  # stop() prints an empty line where there is no terminal
+            self.progress.stop()
 
     def start(self, stage: str, total: int) -> None:
         """Replaces the bar by one for a stage of `total` bytes; 0: it is not known how many."""
