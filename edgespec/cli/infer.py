@@ -80,6 +80,11 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
     ),
 )
 @click.option(
+    "--no-chat-template",
+    is_flag=True,
+    help="Give the model each --prompt as it is, to be continued.",
+)
+@click.option(
     "--output-file",
     type=FILE,
     metavar="FILE",
@@ -149,6 +154,7 @@ def command(
     input_file: Path | None,
     prompts: Path | None,
     texts: tuple[str, ...],
+    no_chat_template: bool,
     output_file: Path | None,
     spec_decode: bool,
     spec_draft_top_k: int | None,
@@ -192,6 +198,8 @@ def command(
         raise click.UsageError(f"{flag} means nothing without --spec-decode", ctx)
     if sum(map(bool, (input_file, prompts, texts))) != 1:
         raise click.UsageError("give one of --input-file, --prompts and --prompt", ctx)
+    if no_chat_template and not texts:
+        raise click.UsageError("--no-chat-template goes with --prompt", ctx)
     if output_file is None:
         check_shown(ctx, texts, as_json=as_json, dump_output=dump_output, **overrides)
     if as_json and (dump_output or dump_profile):
@@ -204,7 +212,7 @@ def command(
 
         shown = AnswerStream(len(texts), live=(overrides["batch_size"] or 1) == 1)
     return respond(
-        asked_for(input_file, prompts, texts, overrides),
+        asked_for(input_file, prompts, texts, overrides, template=not no_chat_template),
         engine_dir=engine_dir,
         output_file=output_file,
         spec_decode=spec_decode,
@@ -226,13 +234,19 @@ def command(
 
 
 def asked_for(
-    input_file: Path | None, prompts: Path | None, texts: tuple[str, ...], overrides: dict[str, Any]
+    input_file: Path | None,
+    prompts: Path | None,
+    texts: tuple[str, ...],
+    overrides: dict[str, Any],
+    *,
+    template: bool,
 ) -> RequestFile:
-    """The requests of a file, of stdin, of a prompt set, or of the command line."""
+    """The requests of a file, of stdin, of a prompt set, or of the command line, with the chat
+    template or without."""
     from edgespec.prompts import read_prompt_set, read_requests, read_stdin, text_requests
 
     if texts:
-        return text_requests(texts, **overrides)
+        return text_requests(texts, apply_chat_template=template, **overrides)
     if prompts is not None:
         return read_prompt_set(prompts, **overrides)
     assert input_file is not None

@@ -41,6 +41,7 @@ CHATS = (
     "enable_thinking",
     "prefix_cache_mb",
 )
+TEMPLATE = ("no_chat_template",)
 MAKING = ("weights", "weight_block", "share_embedding", "backend", "draft", *LIMITS, *EXPORTS)
 
 
@@ -77,6 +78,7 @@ PARAMS = [
     ),
     *taken(build.command, LIMITS),
     *taken(export.command, EXPORTS),
+    *taken(infer.command, TEMPLATE),
     *taken(chat.command, CHATS),
 ]
 
@@ -94,6 +96,7 @@ def command(
     aux_layers: tuple[int, ...] | None,
     allow_pickle: bool,
     no_golden: bool,
+    no_chat_template: bool,
     **values: Any,
 ) -> int:
     """Chat with TARGET, or answer --prompt: download, check, export and build as needed.
@@ -115,6 +118,8 @@ def command(
     limits = Limits(**{name: values.pop(name) for name in LIMITS})
     check_sizes(ctx, settings)
     prompts = prompts or piped_prompt(ctx)
+    if no_chat_template and not prompts:
+        raise click.UsageError("--no-chat-template goes with --prompt: a chat needs one", ctx)
     from edgespec.cache import Cache, default_root
     from edgespec.cli.progress import Steps
     from edgespec.oneshot import RunRequest, is_engine_dir, prepared
@@ -136,13 +141,16 @@ def command(
         with Steps() as steps:
             engine_dir = stack.enter_context(prepared(request, Cache(default_root()), steps))
         if prompts:
-            return answer(engine_dir, prompts, settings)
+            return answer(engine_dir, prompts, settings, template=not no_chat_template)
         code: int = ctx.invoke(chat.command, engine_dir=engine_dir, **settings)
         return code
 
 
-def answer(engine_dir: Path, prompts: Sequence[str], settings: dict[str, Any]) -> int:
-    """Answers each prompt on stdout and returns the exit code."""
+def answer(
+    engine_dir: Path, prompts: Sequence[str], settings: dict[str, Any], *, template: bool
+) -> int:
+    """Answers each prompt on stdout, with the chat template or without, and returns the exit
+    code."""
     from edgespec.cli.answer_stream import AnswerStream
     from edgespec.cli.report import show_failures
     from edgespec.prompts import text_requests
@@ -152,7 +160,7 @@ def answer(engine_dir: Path, prompts: Sequence[str], settings: dict[str, Any]) -
     spec_decode, prefix_cache_mb = settings.pop("spec_decode"), settings.pop("prefix_cache_mb")
     show_speculation = settings.pop("show_speculation")
     return infer.respond(
-        text_requests(prompts, **settings),
+        text_requests(prompts, apply_chat_template=template, **settings),
         engine_dir=engine_dir,
         output_file=None,
         spec_decode=True if any(sizes) else spec_decode,

@@ -25,10 +25,11 @@ def text_requests(
     system: str = "",
     stop: Sequence[str] = (),
     enable_thinking: bool = False,
+    apply_chat_template: bool = True,
     **overrides: Unpack[Overrides],
 ) -> RequestFile:
-    """Returns a request for each text, the user's only turn. Raises RequestError with the number of
-    the text."""
+    """Returns a request for each text: the user's only turn or, without a chat template, the whole
+    prompt. Raises RequestError with the number of the text."""
     opening = [{"role": "system", "content": system}] if system else []
     messages = [[*opening, {"role": "user", "content": text}] for text in texts]
     raw: dict[str, object] = {"requests": [{"messages": turns} for turns in messages]}
@@ -36,6 +37,8 @@ def text_requests(
         raw["stop"] = list(stop)
     if enable_thinking:
         raw["enable_thinking"] = True
+    if not apply_chat_template:
+        raw["apply_chat_template"] = False
     return parse_requests(raw, PROMPT, **overrides)
 
 

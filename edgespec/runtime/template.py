@@ -41,7 +41,10 @@ SPECIAL_TOKENS = (
 )
 
 COPY_AGAIN = "Copy it again from the model's checkpoint."
-WRITE_IT_YOURSELF = 'set "apply_chat_template": false and write the complete prompt yourself.'
+WRITE_IT_YOURSELF = (
+    'set "apply_chat_template": false (with --prompt: --no-chat-template) and write the complete'
+    " prompt yourself."
+)
 
 
 class ChatTemplate(Protocol):

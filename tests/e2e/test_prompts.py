@@ -47,6 +47,20 @@ def test_answers_are_all_that_is_on_stdout(cli: Cli, engine_dir: Path, tmp_path:
     assert [response["output_text"] for response in kept] == [first, second]
 
 
+def test_without_the_chat_template_the_prompt_is_continued_as_it_is(
+    cli: Cli, engine_dir: Path, tmp_path: Path
+) -> None:
+    request = {"messages": [{"role": "user", "content": "one"}], "apply_chat_template": False}
+    (tmp_path / "input.json").write_text(json.dumps({"requests": [request]}))
+    files = ("--input-file", tmp_path / "input.json", "--output-file", tmp_path / "output.json")
+    assert cli("infer", "--engine-dir", engine_dir, *files, *GREEDY).code == 0
+    (response,) = json.loads((tmp_path / "output.json").read_text())["responses"]
+    bare = ("--prompt", "one", "--no-chat-template")
+    assert cli("infer", "--engine-dir", engine_dir, *bare, *GREEDY).out == (
+        f"{response['output_text']}\n"
+    )
+
+
 def test_failed_prompt_leaves_the_others(cli: Cli, engine_dir: Path, tmp_path: Path) -> None:
     (last,) = texts(cli, engine_dir, tmp_path, "two")
     prompts = ("--prompt", "word " * 100, "--prompt", "two")
@@ -116,6 +130,7 @@ def test_what_stdin_lacks_is_named(
     [
         ((), "give one of --input-file, --prompts and --prompt"),
         (("--prompt", "a", "--input-file", "x.json"), "give one of"),
+        (("--input-file", "x.json", "--no-chat-template"), "goes with --prompt"),
         (("--input-file", "x.json"), "only --prompt does without"),
         (("--prompt", "a", "--json"), "--json needs --output-file"),
         (("--prompt", "a", "--dump-output"), "--dump-output needs --output-file"),

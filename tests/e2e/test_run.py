@@ -160,6 +160,7 @@ def test_without_a_prompt_it_chats(
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr(chat.Chat, "run", talk)
     words = [word for word in run_pair(checkpoints) if word not in ("--prompt", "a")]
+    assert cli(*words, "--no-chat-template").code == 2
     assert cli(*words).code == 7
     assert asked == {"temperature": 0.0, "drafts": True}
 
@@ -178,6 +179,7 @@ def test_stdin_is_the_prompt_where_it_is_no_terminal(
     said, given = piped(b"a\n"), piped(b"another", "--prompt", "a")
     assert (said.code, given.out) == (0, said.out)
     assert piped(b"another").out != said.out
+    assert piped(b"a", "--no-chat-template").out != said.out
     assert "\r" not in said.err  # no bars
 
 
