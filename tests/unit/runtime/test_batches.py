@@ -190,6 +190,18 @@ def test_place_of_a_sequence_that_ended_is_taken_by_the_last_one_and_then_by_one
     assert [one.tokens for one in told] == [alone(task)[0] for task in tasks]
 
 
+def test_plain_sequence_that_moves_leaves_nothing_of_the_drafts_in_its_new_lane() -> None:
+    """All that have a lane would pay for those rows."""
+    tasks = [tasks_with(2)[0], replace(tasks_with(9, 9)[1], plan=None)]
+    session = session_for(tasks, 2)
+    for task in tasks:
+        begin(session, task)
+    while len(session.running) > 1:
+        session.step()
+    assert (session.running[0].plan, session.running[0].lane) == (None, 0)
+    assert session.drafter.lanes[0].tokens == []
+
+
 def test_moved_sequence_keeps_its_slot_number_for_the_output() -> None:
     tasks = tasks_with(2, 9)
     session = session_for(tasks, 2)

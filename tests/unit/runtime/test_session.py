@@ -202,6 +202,16 @@ def test_log_probabilities_are_those_of_the_row_that_each_token_was_drawn_from(
         assert candidates == top_log_probs(logits_after(before), 3, token)
 
 
+def test_log_probabilities_end_with_the_text() -> None:
+    session = Session(decoder_of(64), ScriptedDrafter([(PROMPT, TRUTH)], VOCAB, 1))
+    seq = SequenceState(
+        PROMPT, GREEDY, 24, frozenset({TRUTH[INSIDE]}), DraftPlan(1, 3, 4), num_logprobs=2
+    )
+    steps = list(generate(session, seq))
+    assert [len(step.logprobs) for step in steps] == [len(step.tokens) for step in steps]
+    assert len(steps[-1].tokens) == INSIDE < 4
+
+
 # What the drafter is told
 
 
