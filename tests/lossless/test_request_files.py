@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 from edgespec.contract import tree_pool_size
 from edgespec.errors import RequestError
+from edgespec.prompts import CAPACITY as FULL
 from edgespec.prompts import (
     END_OF_SEQUENCE,
     MAX_LENGTH,
@@ -304,7 +305,7 @@ def test_files_tried_were_of_all_kinds(tally: Tally) -> None:
     """Otherwise the claim above would be about nothing."""
     if tally.files < USUAL_FILES:
         pytest.skip("a look at all kinds needs all files")
-    assert {END_OF_SEQUENCE, MAX_LENGTH, STOP_WORDS, "error"} <= set(tally.reasons)
+    assert {END_OF_SEQUENCE, MAX_LENGTH, STOP_WORDS, FULL, "error"} <= set(tally.reasons)
     assert tally.refused_files > 0
     assert tally.accepted > 30
     assert tally.reused > 0
@@ -503,7 +504,7 @@ class Judge:
         alone = self.plainly(found.prompt_ids, sampling, found.seed)
         difference = first_difference(self.one, alone, found, sampling)
         if difference is not None:
-            assert difference.near_tie, (difference, request)
+            assert difference.explained, (difference, request)
             self.tally.near_ties += 1
         else:
             assert (found.text, found.finish_reason) == (alone.text, alone.finish_reason)
@@ -545,7 +546,8 @@ class Judge:
         elif ids[-1] in stop_ids:
             assert found.finish_reason == STOP_WORDS
         else:
-            assert found.finish_reason == MAX_LENGTH
+            is_long = len(ids) == sampling.max_generate_length
+            assert found.finish_reason == (MAX_LENGTH if is_long else FULL)
             assert len(ids) == min(sampling.max_generate_length, room)
             self.tally.seen["capacity"] += len(ids) == room
 
