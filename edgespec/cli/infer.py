@@ -4,7 +4,7 @@ it."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ import click
 from edgespec.cli.draft_flags import ALIASES, draft_options
 from edgespec.cli.flags import EdgeCommand
 from edgespec.cli.signals import Stopper, exit_code
-from edgespec.errors import RequestError
+from edgespec.errors import OverwriteError
 
 if TYPE_CHECKING:
     from edgespec.prompts import Journal, RequestFile
@@ -189,7 +189,7 @@ def command(
         if input_file
         else read_prompt_set(prompts or "", **overrides)
     )
-    check_outputs(requests, output_file, profile_output_file)
+    check_outputs((input_file, prompts, engine_dir), output_file, profile_output_file)
     with Engine(
         engine_dir, spec_decode=spec_decode, exact=exact, prefix_cache_bytes=prefix_cache_mb * MIB
     ) as engine:
@@ -260,22 +260,20 @@ def show(stats: RunStats, *, as_json: bool, dump_profile: bool, dump_output: boo
         report.show_output(stats.answers)
 
 
-def check_outputs(requests: RequestFile, *outputs: Path | None) -> None:
-    """Raises RequestError where an output is the input or named twice, OutputError where it cannot
+def check_outputs(inputs: Sequence[Path | None], *outputs: Path | None) -> None:
+    """Raises OverwriteError where an output is an input or named twice, OutputError where it cannot
     be written; before any work."""
+    from edgespec.outputs import refuse_overwriting
     from edgespec.prompts import check_writable
 
     for output in outputs:
         if output is None:
             continue
-        if output.exists() and output.samefile(requests.path):
-            raise RequestError(
-                f"{output} is the input file", "Give another file for what is written."
-            )
+        refuse_overwriting(output, inputs)
         check_writable(output)
     given = [os.path.realpath(output) for output in outputs if output]
     if len(given) != len(set(given)):
-        raise RequestError(
+        raise OverwriteError(
             f"{given[0]} is to hold both the responses and the profile", "Give two files."
         )
 

@@ -57,7 +57,7 @@ def base_config(
         num_kv_heads=layers.num_kv_heads,
         head_dim=layers.head_dim,
         rope=layers.rope,
-        identity=base.identity,
+        identity="",  # write_component knows it, once the weights are read
         graph=shape,
         sliding_window=layers.sliding_window,
         local_rope=layers.ropes[1] if len(layers.ropes) > 1 else None,

@@ -5,8 +5,6 @@ Knows names, shapes and bytes of a checkpoint's tensors. Knows no ModelOpt and n
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
@@ -215,17 +213,14 @@ def refuse_full_disk(target: Path, needed_bytes: int) -> None:
         )
 
 
-def refuse_not_finite(checkpoint: Checkpoint, advance: Callable[[int], None]) -> str:
-    """Reads every tensor. Returns the sha256 of all names and bytes.
+def refuse_not_finite(checkpoint: Checkpoint, advance: Callable[[int], None]) -> None:
+    """Reads every tensor. Raises CheckpointError that names the tensors with NaN or Inf.
 
-    Unlike a checkpoint's identity it changes with every byte; like it, it does not depend on the
-    sharding. Calls `advance` with the bytes of each tensor. Raises CheckpointError that names the
-    tensors with NaN or Inf.
+    Calls `advance` with the bytes of each tensor.
     """
-    bad, digests = [], {}
+    bad = []
     for name, info in checkpoint.tensors.items():
         array = checkpoint.read(name).reshape(-1)
-        digests[name] = hashlib.sha256(array.view(np.uint8).data).hexdigest()
         if info.dtype in _EXPONENT:
             integer, mask = _EXPONENT[info.dtype]
             bits = array.view(integer)
@@ -238,4 +233,3 @@ def refuse_not_finite(checkpoint: Checkpoint, advance: Callable[[int], None]) ->
             f"{checkpoint.path} has weights with NaN or Inf (not finite): {some_of(bad)}.",
             "Download it again, or ask its authors: such weights cannot be quantized.",
         )
-    return hashlib.sha256(json.dumps(sorted(digests.items())).encode()).hexdigest()

@@ -26,6 +26,7 @@ GROUND = (
     "rope",
     "contract",
     "bundle",
+    "outputs",
     "methods",
     "component",
     "manifest",
