@@ -16,6 +16,7 @@ CHECKPOINT, EXPORT, ENGINE = "a checkpoint", "an export", "an engine directory"
 _KINDS = {"quantize": CHECKPOINT, "export": EXPORT, "engine": ENGINE}  # of our manifests
 _WEIGHTS = (".safetensors", ".safetensors.index.json", "pytorch_model.bin", ".bin.index.json")
 _ENGINES = ("llm.onnx", "spec_base.onnx", "spec_draft.onnx")
+_ANOTHER = "Name another place for the output."
 _ELSEWHERE = "Name a place outside of it."
 
 
@@ -28,15 +29,14 @@ def refuse_overwriting(output: str | os.PathLike[str], inputs: Iterable[object])
     path = Path(output)
     for source in existing(inputs):
         if same(path, source):
-            raise OverwriteError(f"{path} is {source}, which is read", "Name another place.")
+            name = "" if str(path) == str(source) else f": {source}"
+            raise OverwriteError(f"{path} is an input of this command{name}", _ANOTHER)
         for file in source.iterdir() if source.is_dir() else ():
             if same(path, file):
-                raise OverwriteError(
-                    f"{path} is {file}, which is read, by another name", "Name another place."
-                )
+                raise OverwriteError(f"{path} is an input of this command: {file}", _ANOTHER)
         for parent in parents(path) if source.is_dir() else ():
             if same(parent, source):
-                raise OverwriteError(f"{path} lies in {source}, which is read", _ELSEWHERE)
+                raise OverwriteError(f"{path} lies in an input: {source}", _ELSEWHERE)
     for parent in parents(path):
         refuse_model_directory(parent, f"{path} lies in", _ELSEWHERE)
 
