@@ -420,7 +420,6 @@ def test_states_are_kept_once(base: Path, tmp_path: Path) -> None:
         "states-00002.safetensors",
         work.REQUEST,
         work.PROGRESS,
-        work.WEIGHTS,
         work.LOCK,
     }
     listed = json.loads((there / work.PROGRESS).read_text())
