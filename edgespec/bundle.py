@@ -66,9 +66,9 @@ def file_entries(
 
 
 def user_cache() -> Path:
-    """Returns the directory for what can be computed again: EDGESPEC_CACHE_DIR, or `edgespec` in
+    """Returns the directory for what can be computed again: EDGESPEC_CACHE, or `edgespec` in
     XDG_CACHE_HOME or ~/.cache. Raises OSError where there is no home."""
-    if ours := os.environ.get("EDGESPEC_CACHE_DIR"):
+    if ours := os.environ.get("EDGESPEC_CACHE"):
         return Path(ours)
     caches = os.environ.get("XDG_CACHE_HOME", "")
     try:

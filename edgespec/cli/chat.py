@@ -21,6 +21,8 @@ import click
 from edgespec.cli.draft_flags import ALIASES, draft_options
 from edgespec.cli.flags import INTERRUPTED, EdgeCommand
 from edgespec.cli.infer import MIB, SOME_FAILED
+from edgespec.cli.limits import require_stream
+from edgespec.cli.paths import DIRECTORY
 from edgespec.cli.signals import Stopper, exit_code
 from edgespec.cli.terminal import harmless, report
 from edgespec.errors import EdgeSpecError, LimitError, RequestError
@@ -41,9 +43,7 @@ MAKE_ROOM = "/undo drops the last exchange, /reset all of them."
 
 
 @click.command("chat", cls=EdgeCommand, aliases=ALIASES)
-@click.option(
-    "--engine-dir", required=True, type=click.Path(path_type=Path), help="What edgespec build made."
-)
+@click.option("--engine-dir", required=True, type=DIRECTORY, help="What edgespec build made.")
 @click.option("--system", default="", metavar="TEXT", help="The system prompt.")
 @click.option(
     "--spec-decode/--no-spec-decode",
@@ -141,6 +141,8 @@ def command(
     edgespec chat --engine-dir engines --show-speculation
     echo 'What is 12 + 30?' | edgespec chat --engine-dir engines --temperature 0
     """
+    for name in ("stdin", "stdout"):
+        require_stream(name)
     sizes = (spec_draft_top_k, spec_draft_step, spec_verify_size)
     if spec_decode is False and any(sizes):
         raise click.UsageError("the sizes of drafts mean nothing with --no-spec-decode", ctx)

@@ -12,6 +12,7 @@ import click
 
 from edgespec.cli.draft_flags import ALIASES, draft_options
 from edgespec.cli.flags import EdgeCommand
+from edgespec.cli.paths import DIRECTORY, FILE
 from edgespec.cli.signals import Stopper, exit_code
 from edgespec.errors import OverwriteError
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from edgespec.runtime.profile import RunStats
     from edgespec.runtime.tree import DraftPlan
 
-FILE = click.Path(path_type=Path)
 MIB = 2**20
 # Flags of TensorRT Edge-LLM that this version does not have, and why.
 NOT_YET = {
@@ -52,9 +52,7 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command("infer", cls=EdgeCommand, aliases=ALIASES)
-@click.option(
-    "--engine-dir", required=True, type=click.Path(path_type=Path), help="What edgespec build made."
-)
+@click.option("--engine-dir", required=True, type=DIRECTORY, help="What edgespec build made.")
 @click.option(
     "--input-file", type=FILE, metavar="FILE", help="Requests: messages and sampling, as JSON."
 )

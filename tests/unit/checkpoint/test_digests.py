@@ -33,7 +33,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A place for digests, for files that were written just now as well."""
-    monkeypatch.setenv("EDGESPEC_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(digests, "SETTLED_NS", -(10**12))
     return tmp_path / "cache" / "digests"
 
@@ -182,5 +182,5 @@ def test_no_place_for_digests_is_no_error(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setattr(digests, "SETTLED_NS", -(10**12))
-    monkeypatch.setenv("EDGESPEC_CACHE_DIR", str(tmp_path / "file" / "below"))
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "file" / "below"))
     assert identity(path) == identity(path)
