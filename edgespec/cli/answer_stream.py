@@ -1,6 +1,6 @@
 """Answers on stdout as they come, for prompts of the command line.
 
-Knows the order of answers. What a terminal may be shown stands in `chat.Screen`.
+Knows the order of answers. What a terminal may be shown stands in `chat.screen`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from edgespec.cli.chat import Screen, stats
+from edgespec.cli.chat.loop import stats
+from edgespec.cli.chat.screen import Screen
 
 if TYPE_CHECKING:
     from edgespec.runtime.file_runner import FileRun
@@ -61,7 +62,7 @@ class AnswerStream:
             if response is not None:
                 self.screen.show(f"{response.text[self.shown :]}\n")
                 if self.show_speculation:
-                    self.screen.note(stats(response, drafted=answer.speculative))
+                    self.screen.note(stats(response.metrics, drafted=answer.speculative))
             elif self.shown:
                 self.screen.show("\n")
             self.next, self.shown = self.next + 1, 0

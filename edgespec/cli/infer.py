@@ -289,12 +289,13 @@ def respond(
     warmup: int = 0,
     check_lossless: bool = False,
     profile_output_file: Path | None = None,
+    prepare: Callable[[Engine], str | None] = lambda engine: None,
 ) -> int:
     """Answer requests and return the exit code. `spec_decode` None drafts where the directory holds
     a draft.
 
     Without an output file nothing is kept, and `stream` shows the answers. `finish` shows the
-    summary.
+    summary. `prepare` is called with the open engine, and returns a note.
     """
     from edgespec.prompts import Journal, NoJournal
     from edgespec.runtime.engine import Engine
@@ -304,9 +305,11 @@ def respond(
     with Engine(
         engine_dir, spec_decode=spec_decode, exact=exact, prefix_cache_bytes=prefix_cache_mb * MIB
     ) as engine:
+        noted = prepare(engine)
         plan = engine.plan(*sizes) if engine.spec_decode else None
         engine.check_batch_size(requests.batch_size)
         notes = notes_of(engine, plan, requests, chosen=not any(sizes))
+        notes += [noted] if noted else []
         with (
             NoJournal() if output_file is None else Journal(output_file) as journal,
             Stopper(lambda: kept_in(journal)) as stopper,

@@ -42,7 +42,7 @@ COMMANDS = {
         "edgespec.cli.check",
         "Check whether a base and a draft belong together, without running them.",
     ),
-    "chat": ("edgespec.cli.chat", "Chat with a model in the terminal."),
+    "chat": ("edgespec.cli.chat.command", "Chat with a model in the terminal."),
     "cache": ("edgespec.cli.cache", "List or remove the engines that run keeps."),
 }
 

@@ -17,7 +17,8 @@ from click.core import ParameterSource
 
 from edgespec.backends.base import OptionValue
 from edgespec.backends.registry import find_backend
-from edgespec.cli import build, chat, export, infer
+from edgespec.cli import build, export, infer
+from edgespec.cli.chat import command as chat
 from edgespec.cli.draft_flags import ALIASES
 from edgespec.contract import Limits
 from edgespec.errors import OptionError, RequestError
@@ -40,8 +41,11 @@ CHATS = (
     "stop",
     "enable_thinking",
     "prefix_cache_mb",
+    "chat_template",
+    "no_chat_template",
+    "history_file",
+    "no_history",
 )
-TEMPLATE = ("no_chat_template",)
 MAKING = ("weights", "weight_block", "share_embedding", "backend", "draft", *LIMITS, *EXPORTS)
 
 
@@ -78,7 +82,6 @@ PARAMS = [
     ),
     *taken(build.command, LIMITS),
     *taken(export.command, EXPORTS),
-    *taken(infer.command, TEMPLATE),
     *taken(chat.command, CHATS),
 ]
 
@@ -96,7 +99,6 @@ def command(
     aux_layers: tuple[int, ...] | None,
     allow_pickle: bool,
     no_golden: bool,
-    no_chat_template: bool,
     **values: Any,
 ) -> int:
     """Chat with TARGET, or answer --prompt: download, check, export and build as needed.
@@ -116,10 +118,8 @@ def command(
     """
     settings = {name: values.pop(name) for name in CHATS}
     limits = Limits(**{name: values.pop(name) for name in LIMITS})
-    check_sizes(ctx, settings)
+    check_settings(ctx, settings)
     prompts = prompts or piped_prompt(ctx)
-    if no_chat_template and not prompts:
-        raise click.UsageError("--no-chat-template goes with --prompt: a chat needs one", ctx)
     from edgespec.cache import Cache, default_root
     from edgespec.cli.progress import Steps
     from edgespec.oneshot import RunRequest, is_engine_dir, prepared
@@ -141,26 +141,36 @@ def command(
         with Steps() as steps:
             engine_dir = stack.enter_context(prepared(request, Cache(default_root()), steps))
         if prompts:
-            return answer(engine_dir, prompts, settings, template=not no_chat_template)
+            return answer(engine_dir, prompts, **settings)
         code: int = ctx.invoke(chat.command, engine_dir=engine_dir, **settings)
         return code
 
 
 def answer(
-    engine_dir: Path, prompts: Sequence[str], settings: dict[str, Any], *, template: bool
+    engine_dir: Path,
+    prompts: Sequence[str],
+    *,
+    spec_decode: bool | None,
+    spec_draft_top_k: int | None,
+    spec_draft_step: int | None,
+    spec_verify_size: int | None,
+    show_speculation: bool,
+    prefix_cache_mb: int,
+    chat_template: str | None,
+    no_chat_template: bool,
+    history_file: Path | None,
+    no_history: bool,
+    **settings: Any,
 ) -> int:
-    """Answers each prompt on stdout, with the chat template or without, and returns the exit
-    code."""
+    """Answers each prompt on stdout and returns the exit code."""
     from edgespec.cli.answer_stream import AnswerStream
     from edgespec.cli.report import show_failures
     from edgespec.prompts import text_requests
 
-    settings = dict(settings)
-    sizes = [settings.pop(name) for name in SIZES]
-    spec_decode, prefix_cache_mb = settings.pop("spec_decode"), settings.pop("prefix_cache_mb")
-    show_speculation = settings.pop("show_speculation")
+    del history_file, no_history  # of the lines that are typed in a chat
+    sizes = (spec_draft_top_k, spec_draft_step, spec_verify_size)
     return infer.respond(
-        text_requests(prompts, apply_chat_template=template, **settings),
+        text_requests(prompts, **settings),
         engine_dir=engine_dir,
         output_file=None,
         spec_decode=True if any(sizes) else spec_decode,
@@ -168,13 +178,26 @@ def answer(
         prefix_cache_mb=prefix_cache_mb,
         stream=AnswerStream(len(prompts), live=True, show_speculation=show_speculation),
         finish=lambda stats: show_failures(stats.answers),
+        prepare=lambda engine: chat.choose_template(
+            engine,
+            engine_dir,
+            chat_template,
+            raw=no_chat_template,
+            thinking=settings["enable_thinking"],
+        ),
     )
 
 
-def check_sizes(ctx: click.Context, settings: dict[str, Any]) -> None:
-    """Raises click.UsageError for sizes of drafts without drafts."""
+def check_settings(ctx: click.Context, settings: dict[str, Any]) -> None:
+    """Raises click.UsageError for flags that contradict each other, before hours of work."""
     if settings["spec_decode"] is False and any(settings[name] for name in SIZES):
-        raise click.UsageError("the sizes of drafts mean nothing with --no-spec-decode", ctx)
+        raise click.UsageError(
+            "--spec-draft-top-k, --spec-draft-step and --spec-verify-size are for drafts, and"
+            " --no-spec-decode was given",
+            ctx,
+        )
+    if settings["chat_template"] and settings["no_chat_template"]:
+        raise click.UsageError("--chat-template and --no-chat-template exclude each other", ctx)
 
 
 def piped_prompt(ctx: click.Context) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from edgespec.cache import Cache
-from edgespec.cli import chat
+from edgespec.cli.chat.loop import Chat
 from tests import shared, toys
 from tests.e2e.workshop import Cli, Outcome, cli, small_disk
 
@@ -152,15 +152,14 @@ def test_without_a_prompt_it_chats(
 ) -> None:
     asked: dict[str, Any] = {}
 
-    def talk(self: chat.Chat, read: object) -> int:
-        asked.update(temperature=self.sampling.temperature, drafts=self.plan is not None)
+    def talk(self: Chat, read: object) -> int:
+        asked.update(temperature=self.settings.sampling.temperature, drafts=self.settings.drafts)
         return 7
 
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    monkeypatch.setattr(chat.Chat, "run", talk)
+    monkeypatch.setattr(Chat, "run", talk)
     words = [word for word in run_pair(checkpoints) if word not in ("--prompt", "a")]
-    assert cli(*words, "--no-chat-template").code == 2
-    assert cli(*words).code == 7
+    assert cli(*words, "--no-history").code == 7
     assert asked == {"temperature": 0.0, "drafts": True}
 
 
