@@ -4,7 +4,8 @@ it."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from edgespec.cli.draft_flags import ALIASES, draft_options
 from edgespec.cli.flags import EdgeCommand
 from edgespec.cli.signals import Stopper, exit_code
 from edgespec.errors import RequestError
+from edgespec.runtime.named_templates import NAMED_TEMPLATES
 
 if TYPE_CHECKING:
     from edgespec.cli.answer_stream import AnswerStream
@@ -78,6 +80,11 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
         "Instead: one request with this text; may be given repeatedly. Without --output-file the"
         " answers go to stdout as they come, and all else to stderr."
     ),
+)
+@click.option(
+    "--chat-template",
+    metavar="NAME|FILE",
+    help=f"Instead of the model's template: one of {', '.join(NAMED_TEMPLATES)}, or a Jinja file.",
 )
 @click.option(
     "--no-chat-template",
@@ -154,6 +161,7 @@ def command(
     input_file: Path | None,
     prompts: Path | None,
     texts: tuple[str, ...],
+    chat_template: str | None,
     no_chat_template: bool,
     output_file: Path | None,
     spec_decode: bool,
@@ -173,8 +181,9 @@ def command(
     """Answer the requests of --input-file with the engines of --engine-dir.
 
     With --spec-decode the output equals that of plain decoding, greedy and sampled: in float32
-    token for token, with quantized weights or recurrent layers up to the margin that is printed;
-    --check-lossless compares the two on the requests at hand. Without the three sizes a short chain is
+    token for token; with quantized weights or recurrent layers up to what kernels for one row and
+    for many round differently. --check-lossless compares the two on the requests at hand, and
+    measures the rounding where an answer differs. Without the three sizes a short chain is
     drafted: top-k 1, step 3, verify size 4, which suits CPUs (TensorRT Edge-LLM's 10, 6, 60 suit
     GPUs). A size left out follows from those given: with a verify size alone, a chain of one level
     less.
@@ -194,12 +203,14 @@ def command(
     """
     sizes = (spec_draft_top_k, spec_draft_step, spec_verify_size)
     if not spec_decode and (check_lossless or any(sizes)):
-        flag = "--check-lossless" if check_lossless else "the sizes of drafts"
-        raise click.UsageError(f"{flag} means nothing without --spec-decode", ctx)
+        what = "--check-lossless means" if check_lossless else "the sizes of drafts mean"
+        raise click.UsageError(f"{what} nothing without --spec-decode", ctx)
     if sum(map(bool, (input_file, prompts, texts))) != 1:
         raise click.UsageError("give one of --input-file, --prompts and --prompt", ctx)
     if no_chat_template and not texts:
         raise click.UsageError("--no-chat-template goes with --prompt", ctx)
+    if no_chat_template and chat_template:
+        raise click.UsageError("--chat-template and --no-chat-template exclude each other", ctx)
     if output_file is None:
         check_shown(ctx, texts, as_json=as_json, dump_output=dump_output, **overrides)
     if as_json and (dump_output or dump_profile):
@@ -222,6 +233,7 @@ def command(
         warmup=warmup,
         check_lossless=check_lossless,
         profile_output_file=profile_output_file,
+        chat_template=chat_template,
         stream=shown,
         finish=lambda stats: show(
             stats,
@@ -281,7 +293,7 @@ def respond(
     engine_dir: Path,
     output_file: Path | None,
     spec_decode: bool | None,
-    sizes: Sequence[int | None],
+    sizes: tuple[int | None, int | None, int | None],
     finish: Callable[[RunStats], None],
     stream: AnswerStream | None = None,
     exact: bool = False,
@@ -289,27 +301,28 @@ def respond(
     warmup: int = 0,
     check_lossless: bool = False,
     profile_output_file: Path | None = None,
-    prepare: Callable[[Engine], str | None] = lambda engine: None,
+    chat_template: str | None = None,
 ) -> int:
     """Answer requests and return the exit code. `spec_decode` None drafts where the directory holds
-    a draft.
+    a draft. `chat_template` is a name or a file instead of the model's own.
 
     Without an output file nothing is kept, and `stream` shows the answers. `finish` shows the
-    summary. `prepare` is called with the open engine, and returns a note.
+    summary.
     """
     from edgespec.prompts import Journal, NoJournal
     from edgespec.runtime.engine import Engine
     from edgespec.runtime.file_runner import FileRun
+    from edgespec.runtime.template import named_template
 
     check_outputs(requests, output_file, profile_output_file)
     with Engine(
         engine_dir, spec_decode=spec_decode, exact=exact, prefix_cache_bytes=prefix_cache_mb * MIB
     ) as engine:
-        noted = prepare(engine)
+        if chat_template:
+            engine.tokenizer.template = named_template(chat_template, engine_dir)
         plan = engine.plan(*sizes) if engine.spec_decode else None
-        engine.check_batch_size(requests.batch_size)
-        notes = notes_of(engine, plan, requests, chosen=not any(sizes))
-        notes += [noted] if noted else []
+        notes = notes_of(engine, plan, requests, sizes)
+        requests = replace(requests, batch_size=min(requests.batch_size, engine.max_batch_size))
         with (
             NoJournal() if output_file is None else Journal(output_file) as journal,
             Stopper(lambda: kept_in(journal)) as stopper,
@@ -339,21 +352,40 @@ def warn(text: str) -> None:
 
 
 def notes_of(
-    engine: Engine, plan: DraftPlan | None, requests: RequestFile, *, chosen: bool
+    engine: Engine,
+    plan: DraftPlan | None,
+    requests: RequestFile,
+    sizes: tuple[int | None, int | None, int | None],
 ) -> list[str]:
     """The lines before a run: the plan, and what a user should know of engines and modes."""
     from edgespec.cli import report
 
+    smaller = [*smaller_batches(requests.batch_size, engine.max_batch_size)]
     if plan is None:
-        return [*engine.notes]
+        return [*engine.notes, *smaller]
     asked = [
         request.enable_thinking
         for request in requests.requests
         if request.apply_chat_template and not request.disable_spec_decode
     ]
     thinking = engine.thinking_note(asked)
-    line = report.plan_line(plan, chosen=chosen, words=engine.drafter_words)
-    return [line, *engine.notes, *([thinking] if thinking else [])]
+    line = report.plan_line(
+        plan,
+        chosen=not any(sizes),
+        words=engine.drafter_words,
+        could_be_tree=report.could_be_tree(sizes, engine.method),
+    )
+    return [line, *engine.notes, *smaller, *([thinking] if thinking else [])]
+
+
+def smaller_batches(asked: int, most: int) -> Iterator[str]:
+    """A note where more requests at a time were asked for than the engines run."""
+    if asked > most:
+        yield (
+            f"batch_size {asked}: these engines were built for {most} at a time, so that {most}"
+            f" {'runs' if most == 1 else 'run'} at a time; build with --max-batch-size {asked} for"
+            " more"
+        )
 
 
 def answer(run: FileRun, stream: AnswerStream | None, *, warmup: int, check_lossless: bool) -> None:
@@ -432,13 +464,34 @@ def outcome(stats: RunStats, stopped_by: int | None, *, check_lossless: bool) ->
         click.echo(
             f"not compared: {uncompared} answers, whose plain run failed or was stopped", err=True
         )
-    if any(a.difference is not None and not a.difference.near_tie for a in stats.answers):
+    for line in cut_by_capacity(stats):
+        click.echo(line, err=True)
+    if any(a.difference is not None and not a.difference.explained for a in stats.answers):
         click.echo(
-            "NOT lossless: a difference beyond a near-tie is a bug; please report it with the"
-            " output",
+            "NOT lossless: a difference that rounding does not explain is a bug; please report it"
+            " with the output",
             err=True,
         )
         return FAILED
     if stopped_by is not None:
         return exit_code(stopped_by)
     return SOME_FAILED if any(a.error for a in stats.answers) else 0
+
+
+def cut_by_capacity(stats: RunStats) -> Iterator[str]:
+    """How many answers ended because the KV cache was full; nothing where none did."""
+    from edgespec.prompts import CAPACITY
+
+    full = [
+        answer.response
+        for answer in stats.answers
+        if answer.response is not None and answer.response.finish_reason == CAPACITY
+    ]
+    if full:
+        # The last token needs no row of its own
+        rows = max(len(response.prompt_ids) + len(response.token_ids) - 1 for response in full)
+        yield (
+            f"{len(full)} of {len(stats.answers)} answers ended early (finish_reason"
+            f" {CAPACITY}): the KV cache holds {rows} tokens. Shorten the prompts, or build with a"
+            " larger --max-kv-cache-capacity"
+        )

@@ -46,6 +46,7 @@ CHATS = (
     "history_file",
     "no_history",
 )
+OF_TERMINALS = ("history_file", "no_history")
 MAKING = ("weights", "weight_block", "share_embedding", "backend", "draft", *LIMITS, *EXPORTS)
 
 
@@ -118,8 +119,10 @@ def command(
     """
     settings = {name: values.pop(name) for name in CHATS}
     limits = Limits(**{name: values.pop(name) for name in LIMITS})
-    check_settings(ctx, settings)
+    check_sizes(ctx, settings)
     prompts = prompts or piped_prompt(ctx)
+    if settings["chat_template"] and settings["no_chat_template"]:
+        raise click.UsageError("--chat-template and --no-chat-template exclude each other", ctx)
     from edgespec.cache import Cache, default_root
     from edgespec.cli.progress import Steps
     from edgespec.oneshot import RunRequest, is_engine_dir, prepared
@@ -141,63 +144,40 @@ def command(
         with Steps() as steps:
             engine_dir = stack.enter_context(prepared(request, Cache(default_root()), steps))
         if prompts:
-            return answer(engine_dir, prompts, **settings)
+            return answer(engine_dir, prompts, settings)
         code: int = ctx.invoke(chat.command, engine_dir=engine_dir, **settings)
         return code
 
 
-def answer(
-    engine_dir: Path,
-    prompts: Sequence[str],
-    *,
-    spec_decode: bool | None,
-    spec_draft_top_k: int | None,
-    spec_draft_step: int | None,
-    spec_verify_size: int | None,
-    show_speculation: bool,
-    prefix_cache_mb: int,
-    chat_template: str | None,
-    no_chat_template: bool,
-    history_file: Path | None,
-    no_history: bool,
-    **settings: Any,
-) -> int:
+def answer(engine_dir: Path, prompts: Sequence[str], settings: dict[str, Any]) -> int:
     """Answers each prompt on stdout and returns the exit code."""
     from edgespec.cli.answer_stream import AnswerStream
     from edgespec.cli.report import show_failures
     from edgespec.prompts import text_requests
 
-    del history_file, no_history  # of the lines that are typed in a chat
-    sizes = (spec_draft_top_k, spec_draft_step, spec_verify_size)
+    settings = {name: value for name, value in settings.items() if name not in OF_TERMINALS}
+    template, raw = settings.pop("chat_template"), settings.pop("no_chat_template")
+    top_k, step, verify_size = (settings.pop(name) for name in SIZES)
+    sizes = (top_k, step, verify_size)
+    spec_decode, prefix_cache_mb = settings.pop("spec_decode"), settings.pop("prefix_cache_mb")
+    show_speculation = settings.pop("show_speculation")
     return infer.respond(
-        text_requests(prompts, **settings),
+        text_requests(prompts, apply_chat_template=not raw, **settings),
         engine_dir=engine_dir,
         output_file=None,
         spec_decode=True if any(sizes) else spec_decode,
         sizes=sizes,
         prefix_cache_mb=prefix_cache_mb,
+        chat_template=template,
         stream=AnswerStream(len(prompts), live=True, show_speculation=show_speculation),
         finish=lambda stats: show_failures(stats.answers),
-        prepare=lambda engine: chat.choose_template(
-            engine,
-            engine_dir,
-            chat_template,
-            raw=no_chat_template,
-            thinking=settings["enable_thinking"],
-        ),
     )
 
 
-def check_settings(ctx: click.Context, settings: dict[str, Any]) -> None:
-    """Raises click.UsageError for flags that contradict each other, before hours of work."""
+def check_sizes(ctx: click.Context, settings: dict[str, Any]) -> None:
+    """Raises click.UsageError for sizes of drafts without drafts."""
     if settings["spec_decode"] is False and any(settings[name] for name in SIZES):
-        raise click.UsageError(
-            "--spec-draft-top-k, --spec-draft-step and --spec-verify-size are for drafts, and"
-            " --no-spec-decode was given",
-            ctx,
-        )
-    if settings["chat_template"] and settings["no_chat_template"]:
-        raise click.UsageError("--chat-template and --no-chat-template exclude each other", ctx)
+        raise click.UsageError("the sizes of drafts mean nothing with --no-spec-decode", ctx)
 
 
 def piped_prompt(ctx: click.Context) -> tuple[str, ...]:

@@ -54,7 +54,7 @@ class ChatTemplate(Protocol):
 
     @property
     def has_special_tokens(self) -> bool:
-        """Whether the prompt holds the tokens that begin a text, so that the tokenizer adds none."""
+        """Whether the prompt begins with its special tokens, so that the tokenizer adds none."""
 
     def knows_thinking(self) -> bool:
         """Returns whether the template has a thinking mode."""

@@ -161,6 +161,7 @@ def test_without_a_prompt_it_chats(
     words = [word for word in run_pair(checkpoints) if word not in ("--prompt", "a")]
     assert cli(*words, "--no-history").code == 7
     assert asked == {"temperature": 0.0, "drafts": True}
+    assert cli(*words, "--no-chat-template", "--chat-template", "chatml").code == 2
 
 
 def test_stdin_is_the_prompt_where_it_is_no_terminal(
