@@ -13,8 +13,9 @@ import click
 
 from edgespec.cli.draft_flags import ALIASES, draft_options
 from edgespec.cli.flags import EdgeCommand
+from edgespec.cli.paths import DIRECTORY, FILE
 from edgespec.cli.signals import Stopper, exit_code
-from edgespec.errors import RequestError
+from edgespec.errors import OverwriteError
 from edgespec.runtime.named_templates import NAMED_TEMPLATES
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from edgespec.runtime.profile import RunStats
     from edgespec.runtime.tree import DraftPlan
 
-FILE = click.Path(path_type=Path)
 STDIN = Path("-")
 MIB = 2**20
 # Flags of TensorRT Edge-LLM that this version does not have, and why.
@@ -56,9 +56,7 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command("infer", cls=EdgeCommand, aliases=ALIASES)
-@click.option(
-    "--engine-dir", required=True, type=click.Path(path_type=Path), help="What edgespec build made."
-)
+@click.option("--engine-dir", required=True, type=DIRECTORY, help="What edgespec build made.")
 @click.option(
     "--input-file",
     type=FILE,
@@ -314,7 +312,7 @@ def respond(
     from edgespec.runtime.file_runner import FileRun
     from edgespec.runtime.template import named_template
 
-    check_outputs(requests, output_file, profile_output_file)
+    check_outputs((requests.path, engine_dir), output_file, profile_output_file)
     with Engine(
         engine_dir, spec_decode=spec_decode, exact=exact, prefix_cache_bytes=prefix_cache_mb * MIB
     ) as engine:
@@ -412,22 +410,20 @@ def show(
         report.show_output(stats.answers)
 
 
-def check_outputs(requests: RequestFile, *outputs: Path | None) -> None:
-    """Raises RequestError where an output is the input or named twice, OutputError where it cannot
+def check_outputs(inputs: Sequence[Path | None], *outputs: Path | None) -> None:
+    """Raises OverwriteError where an output is an input or named twice, OutputError where it cannot
     be written; before any work."""
+    from edgespec.outputs import refuse_overwriting
     from edgespec.prompts import check_writable
 
     for output in outputs:
         if output is None:
             continue
-        if output.exists() and requests.path.exists() and output.samefile(requests.path):
-            raise RequestError(
-                f"{output} is the input file", "Give another file for what is written."
-            )
+        refuse_overwriting(output, inputs)
         check_writable(output)
     given = [os.path.realpath(output) for output in outputs if output]
     if len(given) != len(set(given)):
-        raise RequestError(
+        raise OverwriteError(
             f"{given[0]} is to hold both the responses and the profile", "Give two files."
         )
 
