@@ -9,48 +9,30 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
-import math
 import os
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, TypeGuard
+from typing import Any, BinaryIO, Protocol
 
-import ml_dtypes
 import numpy as np
 
+from edgespec.checkpoint.digests import Digests, Span
+from edgespec.checkpoint.hub import download
 from edgespec.errors import CheckpointError, MissingDependency, UnsupportedModel
+from edgespec.progress import Progress, Silent
+from edgespec.stored.regular import open_regular, read_regular
+from edgespec.stored.tensors import (
+    DTYPES,
+    MAX_HEADER_BYTES,
+    header_entries,
+    numpy_dtype,
+    tensor_of,
+)
 
-logger = logging.getLogger(__name__)
-
-_MAX_HEADER_BYTES = 100 * 1024 * 1024  # the safetensors library's own limit
-_CHUNK_BYTES = 8 * 1024 * 1024
+_CHUNK_BYTES = 256 * 1024  # what the cache of a core holds: it is hashed as well
 _DOWNLOAD_AGAIN = "Download it again: the file is damaged or the download was not finished."
-_HUB_PATTERNS = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
-_PICKLE_PATTERNS = ["*.bin"]
-
-# Name in a safetensors header -> name in numpy, ml_dtypes and torch
-_DTYPES = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E8M0": "float8_e8m0fnu",
-    "I64": "int64",
-    "I32": "int32",
-    "I16": "int16",
-    "I8": "int8",
-    "U64": "uint64",
-    "U32": "uint32",
-    "U16": "uint16",
-    "U8": "uint8",
-    "BOOL": "bool",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +45,12 @@ class TensorInfo:
     file: Path | None  # None for pickled weights
     offset: int  # in bytes, from the start of the file
     num_bytes: int
+
+    @property
+    def span(self) -> Span:
+        """Where its bytes lie. Only for a tensor in a file."""
+        assert self.file is not None
+        return self.file, self.offset, self.num_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +66,7 @@ class ByteSink(Protocol):
     """A binary file open for writing, or a wrapper of one."""
 
     def write(self, data: bytes | memoryview, /) -> int:
-        """Writes the data and returns its number of bytes."""
+        """Writes the data, which may change afterwards, and returns its number of bytes."""
 
 
 def open_checkpoint(source: str | Path, *, allow_pickle: bool = False) -> Checkpoint:
@@ -93,7 +81,7 @@ def open_checkpoint(source: str | Path, *, allow_pickle: bool = False) -> Checkp
         raise CheckpointError(
             f"{path} is a file, not a checkpoint directory.", f"Pass {path.parent} instead."
         )
-    return Checkpoint(_download(str(source), allow_pickle), allow_pickle=allow_pickle)
+    return Checkpoint(download(str(source), allow_pickle=allow_pickle), allow_pickle=allow_pickle)
 
 
 class Checkpoint:
@@ -111,6 +99,7 @@ class Checkpoint:
             read_json(generation) if generation.exists() else None
         )
         self._allow_pickle = allow_pickle
+        self._identity: str | None = None
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
@@ -128,7 +117,10 @@ class Checkpoint:
             raise _unreadable(info.file, error) from error
         if data.size != info.num_bytes:
             raise _changed(info, data.size)
-        return data.view(_numpy_dtype(info.dtype)).reshape(info.shape)
+        if (digest := self._weights.digests.start(info.span)) is not None:
+            digest.update(data.data)
+            self._weights.digests.finish(info.span, digest)
+        return data.view(numpy_dtype(info.dtype)).reshape(info.shape)
 
     def read_rows(self, name: str, low: int, high: int) -> np.ndarray[Any, Any]:
         """Returns rows `low` to `high` of a matrix as a new array. Reads no other rows."""
@@ -144,36 +136,41 @@ class Checkpoint:
             raise _unreadable(info.file, error) from error
         if data.size != count:
             raise _changed(info, low * width + data.size)
-        return data.view(_numpy_dtype(info.dtype)).reshape(high - low, *info.shape[1:])
+        return data.view(numpy_dtype(info.dtype)).reshape(high - low, *info.shape[1:])
 
     def write_to(self, name: str, fh: ByteSink) -> None:
-        """Copies a tensor's raw little-endian bytes to `fh`, at most 8 MiB at a time."""
-        info = self.tensors[name]
-        if info.file is None:
-            data = self._weights.unpickled[name].reshape(-1).view(np.uint8)
-            for start in range(0, info.num_bytes, _CHUNK_BYTES):
-                fh.write(data[start : start + _CHUNK_BYTES].data)
-            return
-        with _open(info.file) as file:
-            file.seek(info.offset)
-            left = info.num_bytes
-            while left:
-                chunk = _read(file, min(left, _CHUNK_BYTES), info.file)
-                if not chunk:
-                    raise _changed(info, info.num_bytes - left)
-                fh.write(chunk)
-                left -= len(chunk)
+        """Copies a tensor's raw little-endian bytes to `fh`, at most 256 KiB at a time."""
+        info, digests = self.tensors[name], self._weights.digests
+        digest = digests.start(info.span) if info.file is not None else None
+        for chunk in self._chunks(info):
+            if digest is not None:
+                digest.update(chunk)
+            fh.write(chunk)
+        if digest is not None:
+            digests.finish(info.span, digest)
 
-    def identity(self) -> str:
-        """Returns the sha256 of the tensors' names, dtypes, shapes and first 4 KiB each.
+    def hash_while_reading(self) -> None:
+        """From now on `read` and `write_to` hash tensors, so that `identity` need not read them."""
+        self._weights.digests.wanted = True
 
-        It is cheap, does not depend on the sharding, and differs for a fine-tuned copy.
+    def identity(self, progress: Progress | None = None) -> str:
+        """Returns the sha256 of the tensors' names, dtypes, shapes and all of their bytes.
+
+        It does not depend on the sharding. Reads the tensors that have not been hashed yet, in this
+        run or, of files that have not changed since, in an earlier one. Raises CheckpointError for
+        a file that changed since its header was read.
         """
-        digest = hashlib.sha256()
-        for name, info in sorted(self.tensors.items()):
-            digest.update(json.dumps([name, info.dtype, info.shape]).encode())
-            digest.update(self._first_bytes(info, min(info.num_bytes, 4096)))
-        return digest.hexdigest()
+        if self._identity is None:
+            digest = hashlib.sha256()
+            for name, sha256 in sorted(self._hashed(progress or Silent()).items()):
+                info = self.tensors[name]
+                digest.update(json.dumps([name, info.dtype, info.shape, sha256]).encode())
+            self._identity = digest.hexdigest()
+        return self._identity
+
+    def check_unchanged(self) -> None:
+        """Raises CheckpointError for a file that changed since its header was read."""
+        self._weights.digests.check_unchanged()
 
     def renamed(self, sources: Mapping[str, Rows]) -> Checkpoint:
         """Returns a checkpoint with the tensors `sources` (new name -> stored rows) of these files.
@@ -182,12 +179,43 @@ class Checkpoint:
         """
         return _Renamed(self, sources)
 
-    def _first_bytes(self, info: TensorInfo, count: int) -> bytes:
+    def _hashed(self, progress: Progress) -> dict[str, str]:
+        """The sha256 of each tensor by name."""
+        digests, tensors = self._weights.digests, self.tensors
+        spans = {name: info.span for name, info in tensors.items() if info.file is not None}
+        digests.recall(spans)
+        found = {name: digests.known(span) for name, span in spans.items()}
+        left = [info for name, info in tensors.items() if found.get(name) is None]
+        if left:
+            progress.start("hash", sum(info.num_bytes for info in left))
+        for info in left:
+            digest = hashlib.sha256()
+            for chunk in self._chunks(info):
+                digest.update(chunk)
+                progress.advance(len(chunk))
+            found[info.name] = digest.hexdigest()
+            if info.file is not None:
+                digests.finish(info.span, digest)
+        digests.check_unchanged()
+        digests.keep(spans)
+        return {name: sha256 for name, sha256 in found.items() if sha256 is not None}
+
+    def _chunks(self, info: TensorInfo) -> Iterator[memoryview]:
+        """A tensor's bytes; each piece is gone with the next one. Raises CheckpointError."""
         if info.file is None:
-            return self._weights.unpickled[info.name].reshape(-1).view(np.uint8)[:count].tobytes()
+            data = self._weights.unpickled[info.name].reshape(-1).view(np.uint8)
+            for start in range(0, info.num_bytes, _CHUNK_BYTES):
+                yield data[start : start + _CHUNK_BYTES].data
+            return
         with _open(info.file) as file:
             file.seek(info.offset)
-            return _read(file, count, info.file)
+            left, buffer = info.num_bytes, memoryview(bytearray(min(info.num_bytes, _CHUNK_BYTES)))
+            while left:
+                count = _read_into(file, buffer[: min(left, _CHUNK_BYTES)], info.file)
+                if not count:
+                    raise _changed(info, info.num_bytes - left)
+                yield buffer[:count]
+                left -= count
 
     @cached_property
     def _weights(self) -> _Weights:
@@ -200,6 +228,13 @@ class _Weights:
 
     tensors: Mapping[str, TensorInfo]
     unpickled: Mapping[str, np.ndarray[Any, Any]]
+    digests: Digests
+
+    @classmethod
+    def of_files(cls, tensors: Mapping[str, TensorInfo], digests: Digests) -> _Weights:
+        """Tensors in safetensors files."""
+        digests.expect(info.span for info in tensors.values())
+        return cls(tensors, {}, digests)
 
 
 class _Renamed(Checkpoint):
@@ -212,19 +247,17 @@ class _Renamed(Checkpoint):
         self._original = original
         self._sources = sources
 
-    def identity(self) -> str:
-        return self._original.identity()
+    def identity(self, progress: Progress | None = None) -> str:
+        return self._original.identity(progress)
 
     @cached_property
     def _weights(self) -> _Weights:
-        stored, arrays = self._original.tensors, self._original._weights.unpickled
-        sources = self._sources.items()
+        weights, sources = self._original._weights, self._sources.items()
+        stored, arrays = weights.tensors, weights.unpickled
         tensors = {name: _rows_of(stored[rows.name], name, rows) for name, rows in sources}
-        if not arrays:
-            return _Weights(tensors, {})
-        return _Weights(
-            tensors, {name: arrays[rows.name][rows.low : rows.high] for name, rows in sources}
-        )
+        if arrays:
+            arrays = {name: arrays[rows.name][rows.low : rows.high] for name, rows in sources}
+        return _Weights(tensors, arrays, weights.digests)
 
 
 def _rows_of(info: TensorInfo, name: str, rows: Rows) -> TensorInfo:
@@ -243,7 +276,7 @@ def _rows_of(info: TensorInfo, name: str, rows: Rows) -> TensorInfo:
 def read_json(path: Path) -> dict[str, Any]:
     """Returns the JSON object in a file. Raises CheckpointError that names the file."""
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(read_regular(path))
     except FileNotFoundError as error:
         raise CheckpointError(
             f"{path.parent} has no {path.name}.",
@@ -256,43 +289,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} is not a JSON object.", "Download it again.")
     return value
-
-
-def _numpy_dtype(name: str) -> np.dtype[Any]:
-    return np.dtype(getattr(ml_dtypes, name, name))
-
-
-# The hub
-
-
-def _download(repo_id: str, allow_pickle: bool) -> Path:
-    if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", repo_id):
-        raise CheckpointError(
-            f"there is no directory {repo_id!r}.", "Pass a directory or a Hugging Face repository."
-        )
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError
-
-    logger.info("no directory %s: asking the Hugging Face hub", repo_id)
-    patterns = _HUB_PATTERNS + (_PICKLE_PATTERNS if allow_pickle else [])
-    try:
-        return Path(snapshot_download(repo_id, allow_patterns=patterns))
-    except (OSError, ValueError, HfHubHTTPError, _connection_error()) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise CheckpointError(
-            f"could not download {repo_id!r} from the Hugging Face hub: {reason}",
-            "If this is a directory, it does not exist. Otherwise check the name, the network and,"
-            " for a gated repository, `hf auth login`.",
-        ) from error
-
-
-def _connection_error() -> type[Exception]:
-    """huggingface_hub 1.x uses httpx, whose errors are not OSErrors; those of 0.x are."""
-    try:
-        from httpx import HTTPError
-    except ImportError:
-        return OSError
-    return HTTPError
 
 
 # Which files hold the weights
@@ -316,22 +312,24 @@ def _find_weights(path: Path, allow_pickle: bool) -> _Weights:
     return _from_pickle(path, allow_pickle)
 
 
-def _from_safetensors(files: Iterable[Path]) -> _Weights:
+def _from_safetensors(files: Sequence[Path]) -> _Weights:
+    digests = Digests(files)
     tensors = {info.name: info for file in files for info in read_header(file)}
-    return _Weights(tensors, {})
+    return _Weights.of_files(tensors, digests)
 
 
 def _from_index(index: Path) -> _Weights:
     """Reads the shards of an index. Of duplicate tensors the one that the index names counts."""
     weight_map = _read_weight_map(index)
     files = _shards(index, weight_map)
+    digests = Digests(files)
     tensors: dict[str, TensorInfo] = {}
     for file in files:
         for info in read_header(file):
             if weight_map.get(info.name, file.name) == file.name:
                 tensors[info.name] = info
     _check_index_complete(index, weight_map, tensors)
-    return _Weights(tensors, {})
+    return _Weights.of_files(tensors, digests)
 
 
 def _read_weight_map(index: Path) -> dict[str, str]:
@@ -398,58 +396,26 @@ def read_header(path: Path) -> list[TensorInfo]:
                 f"{path} is a Git LFS pointer, not the weights.", "Run `git lfs pull` in it."
             )
         header_bytes = int.from_bytes(start, "little")
-        if len(start) == 8 and header_bytes > _MAX_HEADER_BYTES:
+        if len(start) == 8 and header_bytes > MAX_HEADER_BYTES:
             raise _damaged(path, f"its header would be {header_bytes} bytes long")
         if size_bytes < 8 + header_bytes:
             raise _truncated(path, 8 + header_bytes, size_bytes)
-        header = _parse_header(path, _read(file, header_bytes, path))
+        text = _read(file, header_bytes, path)
+    header = header_entries(text, lambda how: _damaged(path, how))
     infos = [_parse_entry(path, name, entry, 8 + header_bytes) for name, entry in header.items()]
     infos.sort(key=lambda info: (info.offset, info.num_bytes))
     _check_layout(path, infos, 8 + header_bytes, size_bytes)
     return infos
 
 
-def _parse_header(path: Path, text: bytes) -> dict[str, Any]:
-    try:
-        header = json.loads(text, object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
-        raise _damaged(path, f"its header is not JSON ({error})") from error
-    if not isinstance(header, dict):
-        raise _damaged(path, "its header is not an object")
-    header.pop("__metadata__", None)
-    return header
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(dict(pairs)) != len(pairs):
-        raise ValueError("a name occurs twice")
-    return dict(pairs)
-
-
 def _parse_entry(path: Path, name: str, entry: object, data_start: int) -> TensorInfo:
-    if not isinstance(entry, dict):
-        raise _damaged(path, f"its header has no entry for tensor {name!r}")
-    dtype, shape, span = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
-    if not (
-        isinstance(dtype, str) and _is_naturals(shape) and _is_naturals(span) and len(span) == 2
-    ):
-        raise _damaged(path, f"its header has an invalid entry for tensor {name!r}")
-    if dtype not in _DTYPES:
+    dtype = entry.get("dtype") if isinstance(entry, dict) else None
+    if isinstance(dtype, str) and dtype not in DTYPES:
         raise UnsupportedModel(
             f"{path}: tensor {name!r} has the type {dtype!r}, which this version cannot read."
         )
-    begin, end = span
-    num_bytes = math.prod(shape) * _numpy_dtype(_DTYPES[dtype]).itemsize
-    if end - begin != num_bytes:
-        raise _damaged(path, f"tensor {name!r} of {num_bytes} bytes lies at {begin}..{end}")
-    return TensorInfo(name, _DTYPES[dtype], tuple(shape), path, data_start + begin, num_bytes)
-
-
-def _is_naturals(value: object) -> TypeGuard[list[int]]:
-    """Whether a value is a list of non-negative integers below 2^63, the limit of file offsets."""
-    return isinstance(value, list) and all(
-        type(item) is int and 0 <= item < 2**63 for item in value
-    )
+    found = tensor_of(name, entry, data_start, lambda how: _damaged(path, how))
+    return TensorInfo(name, found.dtype, found.shape, path, found.offset, found.num_bytes)
 
 
 def _check_layout(path: Path, infos: list[TensorInfo], data_start: int, size_bytes: int) -> None:
@@ -497,7 +463,7 @@ def _from_pickle(path: Path, allow_pickle: bool) -> _Weights:
         name: TensorInfo(name, str(a.dtype), a.shape, None, 0, a.nbytes)
         for name, a in arrays.items()
     }
-    return _Weights(tensors, arrays)
+    return _Weights(tensors, arrays, Digests(()))
 
 
 def _unpickle(path: Path) -> dict[str, np.ndarray[Any, Any]]:
@@ -539,13 +505,13 @@ def _to_array(path: Path, name: object, tensor: object) -> np.ndarray[Any, Any]:
             f"{path}: entry {name!r} is a {type(tensor).__name__}, not a named tensor."
         )
     dtype = str(tensor.dtype).removeprefix("torch.")
-    if dtype not in _DTYPES.values() or tensor.layout != torch.strided:
+    if dtype not in DTYPES.values() or tensor.layout != torch.strided:
         raise UnsupportedModel(
             f"{path}: tensor {name!r} is {tensor.layout} of {dtype}, which this version cannot"
             " read."
         )
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return flat.view(_numpy_dtype(dtype)).reshape(tuple(tensor.shape))
+    return flat.view(numpy_dtype(dtype)).reshape(tuple(tensor.shape))
 
 
 # Errors
@@ -553,7 +519,7 @@ def _to_array(path: Path, name: object, tensor: object) -> np.ndarray[Any, Any]:
 
 def _open(path: Path) -> BinaryIO:
     try:
-        return path.open("rb")
+        return open_regular(path)
     except OSError as error:
         raise _unreadable(path, error) from error
 
@@ -561,6 +527,13 @@ def _open(path: Path) -> BinaryIO:
 def _read(file: BinaryIO, size_bytes: int, path: Path) -> bytes:
     try:
         return file.read(size_bytes)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _read_into(file: BinaryIO, buffer: memoryview, path: Path) -> int:
+    try:
+        return file.readinto(buffer)  # type: ignore[attr-defined, no-any-return]
     except OSError as error:
         raise _unreadable(path, error) from error
 

@@ -6,6 +6,7 @@ Knows what all methods share. What is one method's own stands in its file.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,11 +48,10 @@ def draft_component(
     directory = METHODS[request.method].component
     assert directory is not None
     graph = open_graph(request)
-    identity = (request.draft or request.target()).identity
     return Component(
         directory=directory,
         graph=graph,
-        config=draft_config(model, request.method, graph, identity, pair, spec),
+        config=draft_config(model, request.method, graph, pair, spec),
         golden_rows=golden_rows(request, graph),
         ropes=graph.layers.ropes,
         embedding=own_embedding(graph),
@@ -64,32 +64,19 @@ def draft_config(
     model: str,
     method: str,
     graph: DraftGraph,
-    identity: str,
     pair: PairConfig,
     spec: SpecConfig,
 ) -> ComponentConfig:
     """config.json of a draft; `pair` is what it asks of its base."""
-    layers, shape = graph.layers, graph.shape
-    return ComponentConfig(
+    config = ComponentConfig.of_decoder(
+        graph.layers,
+        graph.shape,
         model=model,
         method=method,
-        role=shape.role,
         vocab_size=graph.vocab_size,
-        hidden_size=layers.hidden_size,
-        intermediate_size=layers.intermediate_size,
-        num_layers=layers.num_layers,
-        num_heads=layers.num_heads,
-        num_kv_heads=layers.num_kv_heads,
-        head_dim=layers.head_dim,
-        rope=layers.rope,
-        identity=identity,
-        graph=shape,
-        sliding_window=layers.sliding_window,
-        local_rope=layers.ropes[1] if len(layers.ropes) > 1 else None,
-        draft_vocab_size=shape.vocab_size,
-        spec=spec,
-        pair=pair,
+        identity="",  # write_component knows it, once the weights are read
     )
+    return replace(config, draft_vocab_size=graph.shape.vocab_size, spec=spec, pair=pair)
 
 
 def pair_config(
@@ -100,7 +87,7 @@ def pair_config(
     """What a draft with a checkpoint of its own asks of its base; None where it does not say."""
     base, config = request.base, request.drafted().config
     return PairConfig(
-        base_identity=base.identity if base else None,
+        base_identity=None,  # as the draft's own
         base_name=config.base_name,
         aux_layer_ids=aux_layers,
         num_aux_layers=config.num_aux_layers,

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgespec.errors import EnvironmentProblem
+from edgespec.prompts import CAPACITY as FULL
 from edgespec.prompts import ERROR, MAX_LENGTH
 from edgespec.runtime import decoder as decoder_module
 from edgespec.runtime.decoder import CachedDecoder
@@ -220,7 +221,7 @@ def test_lane_near_its_capacity_is_not_disturbed_by_a_neighbour_s_tree() -> None
     session = session_for([long, short], 2, 0.9)
     told = serve(session, [long, short], 2)
     assert [(one.tokens, one.reason) for one in told] == [alone(long), alone(short)]
-    assert (len(told[0].tokens), told[0].reason) == (CAPACITY - 36 + 1, MAX_LENGTH)
+    assert (len(told[0].tokens), told[0].reason) == (CAPACITY - 36 + 1, FULL)
 
 
 # One sequence's fault

@@ -31,6 +31,34 @@ def test_a_head_s_remedy_is_no_tree() -> None:
         TreeLimits(60, 60, 1000).plan(1, 3, 7, HINTS)
 
 
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        ((4, 3, 17), ["--spec-verify-size 17", "16", "--max-verify-tree-size 17"]),
+        ((2, 2, 8), ["--spec-verify-size 8", "7 nodes", "1 + K + (S-1)*K*K"]),
+        ((1, 3, 5), ["--spec-verify-size 5", "4 nodes"]),
+        (
+            (4, 4, 12),
+            ["--spec-draft-top-k 4", "--spec-draft-step 4", "12", "--max-draft-tree-size 16"],
+        ),
+        ((97, 1, 4), ["--spec-draft-top-k 97"]),  # 96 tokens
+    ],
+)
+def test_a_tree_beyond_what_can_be_is_refused_by_the_flag_to_change(
+    plan: tuple[int, int, int], words: list[str]
+) -> None:
+    roomy = 200 if plan[0] == 97 else 12
+    with pytest.raises(LimitError) as found:
+        TreeLimits(16, roomy, 96).plan(*plan, HINTS)
+    for word in words:
+        assert word in f"{found.value.what} {found.value.remedy}"
+
+
+@pytest.mark.parametrize("sizes", [(4, 3, 16), (4, 3, 12), (2, 2, 7), (12, 1, 13), (1, 12, 13)])
+def test_a_tree_at_its_limit_is_taken(sizes: tuple[int, int, int]) -> None:
+    assert TreeLimits(16, 12, 96).plan(*sizes, HINTS) == DraftPlan(*sizes)
+
+
 @pytest.mark.parametrize("verify_size", [1, 2, 5])
 def test_a_verify_size_alone_makes_a_chain_of_at_least_one_level(verify_size: int) -> None:
     """One node is the root alone: nothing is drafted, and the plan is still one."""

@@ -13,7 +13,7 @@ from edgespec.backends.build import build
 from edgespec.backends.engine_config import EngineLimits
 from edgespec.backends.ort import runner as runner_module
 from edgespec.backends.ort.cache import padding_of
-from edgespec.backends.ort.lowering import lowered_contract
+from edgespec.backends.ort.contract import lowered_contract
 from edgespec.backends.ort.runner import OrtRunner
 from edgespec.backends.registry import open_runner
 from edgespec.contract import (
