@@ -190,7 +190,8 @@ def answered(
     """Returns the responses to all prompts, with drafts if `sizes` is given."""
     plan = engine.plan(*sizes) if sizes else None
     return [
-        engine.finish(engine.encode([Message("user", head)]), sampling, plan) for head, _ in prompts
+        engine.generate(engine.encode([Message("user", head)]), sampling, plan)
+        for head, _ in prompts
     ]
 
 

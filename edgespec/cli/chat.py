@@ -29,8 +29,9 @@ from edgespec.prompts.parse import message_text
 from edgespec.prompts.places import Place
 
 if TYPE_CHECKING:
-    from edgespec.runtime.engine import Engine, Stream
+    from edgespec.runtime.engine import Engine
     from edgespec.runtime.generation import Response
+    from edgespec.runtime.streams import Stream
     from edgespec.runtime.tree import DraftPlan
 
 Read = Callable[[str], str]  # a prompt -> the line; EOFError at the end
@@ -293,13 +294,13 @@ class Chat:
 
     def turn(self, said: str) -> None:
         """Send what was said, show the answer as it comes, and keep both."""
-        prompt = self.engine.render(self.conversation.and_then(said), enable_thinking=self.thinking)
-        ids = self.engine.tokenizer.encode(prompt)
+        messages = self.conversation.and_then(said)
         with Stopper() as stopper:
             try:
-                response = self.answer(
-                    self.engine.stream(ids, self.sampling, self.plan, keep=True), stopper
+                stream = self.engine.stream(
+                    messages, self.sampling, self.plan, enable_thinking=self.thinking, keep=True
                 )
+                response = self.answer(stream, stopper)
                 self.conversation.add(said, response.text)
             except LimitError as error:
                 raise self.with_a_way_out(error) from error
@@ -316,24 +317,21 @@ class Chat:
     def answer(self, stream: Stream, stopper: Stopper) -> Response:
         """The response, once all of it is shown. What is shown of an answer that fails ends with
         its line."""
-        from edgespec.runtime.generation import Chunk, Response
-
         shown = 0
         try:
-            for event in stream:
-                if isinstance(event, Chunk):
-                    drafted = event.accepted if self.show_speculation else 0
-                    self.screen.show("".join(event.pieces[:drafted]), accepted=True)
-                    self.screen.show("".join(event.pieces[drafted:]))
-                    shown += len(event.text)
-                    if stopper():
-                        stream.cancel()
+            for chunk in stream:
+                drafted = chunk.accepted if self.show_speculation else 0
+                self.screen.show("".join(chunk.pieces[:drafted]), accepted=True)
+                self.screen.show("".join(chunk.pieces[drafted:]))
+                shown += len(chunk.text)
+                if stopper():
+                    stream.cancel()
+            response = stream.result()
         except EdgeSpecError:
             self.screen.show("\n" if shown else "")
             raise
-        assert isinstance(event, Response)
-        self.screen.show(f"{event.text[shown:]}\n")  # what a cancelled answer still held back
-        return event
+        self.screen.show(f"{response.text[shown:]}\n")  # what a cancelled answer still held back
+        return response
 
     def with_a_way_out(self, error: LimitError) -> LimitError:
         """The error, with the commands that shorten the history where there is one to shorten."""

@@ -49,10 +49,9 @@ class Spoken:
     signals: tuple[int, ...] = ()  # sent to this process with the first event
     cancelled: bool = False
 
-    def __iter__(self) -> Iterator[Chunk | Response]:
+    def __iter__(self) -> Iterator[Chunk]:
         for event in self.events:
             if self.cancelled:
-                yield response("so far, and what was held", CANCELLED)
                 return
             for number in self.signals:
                 os.kill(os.getpid(), number)
@@ -60,7 +59,15 @@ class Spoken:
             self.signals = ()
             if isinstance(event, EdgeSpecError):
                 raise event
-            yield event
+            if isinstance(event, Chunk):
+                yield event
+
+    def result(self) -> Response:
+        if self.cancelled:
+            return response("so far, and what was held", CANCELLED)
+        last = self.events[-1]
+        assert isinstance(last, Response)
+        return last
 
     def cancel(self) -> None:
         self.cancelled = True
@@ -74,18 +81,18 @@ class Told:
     asked: list[list[Message]] = field(default_factory=list)
     thinking: list[bool] = field(default_factory=list)
     kept: list[bool] = field(default_factory=list)
-    tokenizer: Any = field(
-        default_factory=lambda: SimpleNamespace(encode=lambda text: [1] * len(text))
-    )
-
-    def render(self, messages: Sequence[Message], *, enable_thinking: bool) -> str:
-        self.asked.append([*messages])
-        self.thinking.append(enable_thinking)
-        return "a prompt"
 
     def stream(
-        self, ids: Sequence[int], sampling: SamplingParams, plan: DraftPlan | None, *, keep: bool
+        self,
+        messages: Sequence[Message],
+        sampling: SamplingParams,
+        plan: DraftPlan | None,
+        *,
+        enable_thinking: bool,
+        keep: bool,
     ) -> Spoken:
+        self.asked.append([*messages])
+        self.thinking.append(enable_thinking)
         self.kept.append(keep)
         return self.answers.pop(0)
 
@@ -206,10 +213,14 @@ def test_text_is_out_before_the_next_step_begins(terminal: Terminal) -> None:
     seen = []
 
     class Watched(Spoken):
-        def __iter__(self) -> Iterator[Chunk | Response]:
-            for event in super().__iter__():
+        def __iter__(self) -> Iterator[Chunk]:
+            for chunk in super().__iter__():
                 seen.append(terminal.getvalue())
-                yield event
+                yield chunk
+
+        def result(self) -> Response:
+            seen.append(terminal.getvalue())
+            return super().result()
 
     talk(chat_of(Watched([chunk("one"), chunk(" two"), response("one two")]), out=terminal), "Say.")
     assert seen == ["", "one", "one two"]
