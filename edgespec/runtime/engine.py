@@ -297,7 +297,7 @@ class Engine:
         """
         found = read_prompt(prompt)
         if isinstance(found, tuple):
-            return self.tokenizer.encode(self.render(found, enable_thinking=enable_thinking))
+            return self.tokenizer.encode_chat(self.render(found, enable_thinking=enable_thinking))
         if enable_thinking:
             what = (
                 "enable_thinking is a matter of the chat template, and the prompt has no messages"
