@@ -11,6 +11,7 @@ import click
 
 from edgespec.cli.export import layer_list
 from edgespec.cli.flags import EdgeCommand
+from edgespec.cli.paths import FILE, MODEL
 from edgespec.cli.terminal import harmless
 from edgespec.errors import counted
 from edgespec.methods import METHODS
@@ -23,8 +24,8 @@ LEVEL_WIDTH, TOPIC_WIDTH = 9, 14
 
 
 @click.command("check", cls=EdgeCommand)
-@click.argument("base", metavar="BASE")
-@click.argument("draft", metavar="[DRAFT]", required=False)
+@click.argument("base", metavar="BASE", type=MODEL)
+@click.argument("draft", metavar="[DRAFT]", type=MODEL, required=False)
 @click.option(
     "--mtp", is_flag=True, help="Check the base's own MTP head, as is done without a draft."
 )
@@ -40,7 +41,7 @@ LEVEL_WIDTH, TOPIC_WIDTH = 9, 14
 )
 @click.option(
     "--probe-text",
-    type=click.Path(path_type=Path),
+    type=FILE,
     metavar="FILE",
     help="The text, instead of a shipped one.",
 )

@@ -96,16 +96,22 @@ class TokenBar:
         self.progress.update(self.task, completed=count)
 
 
-def show(run: RunStats, *, as_json: bool) -> None:
-    """Prints the summary's table (or its JSON) on stdout, failed requests on stderr."""
+def show(run: RunStats, *, as_json: bool, err: bool = False) -> None:
+    """Prints the summary's table (or its JSON) on stdout, or with `err` on stderr, and failed
+    requests on stderr."""
     found = summary(run)
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        click.echo(json.dumps(found, indent=2), err=err)
     elif columns_of(found):
-        print_table(table(found))
+        print_table(table(found), err=err)
         for line in explained(run):
-            click.echo(harmless(line))
-    for line in failures(run.answers):
+            click.echo(harmless(line), err=err)
+    show_failures(run.answers)
+
+
+def show_failures(answers: Sequence[Answer]) -> None:
+    """Prints failed requests on stderr; see `failures`."""
+    for line in failures(answers):
         click.echo(harmless(line), err=True)
 
 
@@ -226,9 +232,10 @@ def run_rows(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
 # ---- the profile
 
 
-def show_profile(profile: dict[str, Any]) -> None:
-    """The stages on stdout: how often each ran, for how long, and its share of the run."""
-    print_table(profile_table(profile))
+def show_profile(profile: dict[str, Any], *, err: bool = False) -> None:
+    """The stages on stdout, or with `err` on stderr: how often each ran, for how long, and its
+    share of the run."""
+    print_table(profile_table(profile), err=err)
 
 
 def profile_table(profile: dict[str, Any]) -> Table:
@@ -252,9 +259,9 @@ def profile_table(profile: dict[str, Any]) -> Table:
     return out
 
 
-def print_table(table: Table) -> None:
-    """Prints a table on stdout, never so narrow that a name is cut."""
-    console = Console(file=sys.stdout)
+def print_table(table: Table, *, err: bool = False) -> None:
+    """Prints a table on stdout, or with `err` on stderr, never so narrow that a name is cut."""
+    console = Console(file=sys.stderr if err else sys.stdout)
     console.width = max(console.width, MIN_WIDTH)
     console.print(table)
 

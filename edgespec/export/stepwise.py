@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from edgespec.bundle import writing
 from edgespec.config import DecoderConfig
 from edgespec.export.golden import empty_memory, open_piece
-from edgespec.export.writer import write_weights
+from edgespec.export.writer import PaddedFile, place_weights
 from edgespec.graphs.assembly import DecoderGraph, Piece, head_piece, layer_piece, stem_piece
 from edgespec.graphs.builder import WeightPlan
 from edgespec.rope import RopeTable
@@ -89,7 +89,8 @@ def opened(make: Callable[[WeightPlan], Piece], place: Path) -> tuple[Piece, ort
     plan = WeightPlan(WEIGHTS)
     piece = make(plan)
     (place / WEIGHTS).unlink(missing_ok=True)
-    write_weights(plan, place / WEIGHTS, lambda _: None)
+    with (place / WEIGHTS).open("wb") as file:
+        place_weights(plan, PaddedFile(file))
     return piece, open_piece(piece, place)
 
 

@@ -5,8 +5,6 @@ Knows names, shapes and bytes of a checkpoint's tensors. Knows no ModelOpt and n
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
@@ -217,17 +215,14 @@ def size_text(num_bytes: float) -> str:
     return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
 
 
-def refuse_not_finite(checkpoint: Checkpoint, advance: Callable[[int], None]) -> str:
-    """Reads every tensor. Returns the sha256 of all names and bytes.
+def refuse_not_finite(checkpoint: Checkpoint, advance: Callable[[int], None]) -> None:
+    """Reads every tensor. Raises CheckpointError that names the tensors with NaN or Inf.
 
-    Unlike a checkpoint's identity it changes with every byte; like it, it does not depend on the
-    sharding. Calls `advance` with the bytes of each tensor. Raises CheckpointError that names the
-    tensors with NaN or Inf.
+    Calls `advance` with the bytes of each tensor.
     """
-    bad, digests = [], {}
+    bad = []
     for name, info in checkpoint.tensors.items():
         data = checkpoint.read(name).reshape(-1).view(np.uint8).data
-        digests[name] = hashlib.sha256(data).hexdigest()
         if not is_finite(data, info.dtype):
             bad.append(name)
         advance(info.num_bytes)
@@ -236,4 +231,3 @@ def refuse_not_finite(checkpoint: Checkpoint, advance: Callable[[int], None]) ->
             f"{checkpoint.path} has weights with NaN or Inf (not finite): {some_of(bad)}.",
             "Download it again, or ask its authors: such weights cannot be quantized.",
         )
-    return hashlib.sha256(json.dumps(sorted(digests.items())).encode()).hexdigest()

@@ -608,11 +608,12 @@ def test_usage_error_of_a_process(tmp_path: Path) -> None:
     assert "Traceback" not in found.stderr
 
 
-def test_debug_adds_the_traceback(shop: SmallPair, tmp_path: Path) -> None:
-    found = process("export", shop.draft, tmp_path / "out", "--eagle-base", "--debug")
-    assert found.returncode == OURS
-    assert "Traceback" in found.stderr
-    assert "UnsupportedModel" in found.stderr
+def test_debug_adds_the_traceback_and_nothing_else(shop: SmallPair, tmp_path: Path) -> None:
+    args = ["export", shop.draft, tmp_path / "out", "--eagle-base"]
+    usual, found = process(*args), process(*args, "--debug")
+    assert (found.returncode, usual.returncode) == (REFUSED, REFUSED)
+    assert found.stderr.startswith("Traceback")
+    assert found.stderr.endswith(usual.stderr)
 
 
 # Ctrl-C

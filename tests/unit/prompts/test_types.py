@@ -131,7 +131,6 @@ def test_params_can_be_copied_and_pickled() -> None:
     ("given", "held"),
     [
         (None, ()),
-        ("", ()),
         ([], ()),
         ((), ()),
         ("END", ("END",)),
