@@ -12,7 +12,8 @@ from typing import Any
 import click
 from rich.table import Table
 
-from edgespec.cache import Cache, Entry, default_root, size_text
+from edgespec import bundle
+from edgespec.cache import Cache, Entry, size_text
 from edgespec.cli.flags import EdgeCommand
 from edgespec.cli.terminal import harmless
 
@@ -93,7 +94,7 @@ def prune(
 
 def opened() -> Cache:
     """The cache of this user."""
-    return Cache(default_root())
+    return Cache(bundle.user_cache())
 
 
 def is_chosen(
