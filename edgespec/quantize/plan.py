@@ -220,8 +220,8 @@ def refuse_not_finite(checkpoint: Checkpoint, advance: Callable[[int], None]) ->
     """
     bad = []
     for name, info in checkpoint.tensors.items():
-        array = checkpoint.read(name).reshape(-1)
-        if not is_finite(array, info.dtype):
+        data = checkpoint.read(name).reshape(-1).view(np.uint8).data
+        if not is_finite(data, info.dtype):
             bad.append(name)
         advance(info.num_bytes)
     if bad:
