@@ -6,7 +6,7 @@ made of.
     ROOT/starts/KEY.json          the entry that a command led to, so that it need not be looked for
     ROOT/locks/KEY.lock           held shared while an entry is used, alone while it is made
 
-Beside them are the digests of checkpoints, which `checkpoint.digests` keeps.
+Beside them, in `digests`, is what `checkpoint.digests` keeps of weights that were read.
 
 Knows directories, keys, locks, ages and sizes. Knows nothing of what is in an entry.
 """
@@ -220,6 +220,10 @@ class Cache:
             for path in self.starts_dir.glob("*.json"):
                 if self.started(path.stem) in (key, None):
                     path.unlink(missing_ok=True)
+
+    def forget_digests(self) -> None:
+        """Removes the kept digests of weights: who needs one reads the weights again."""
+        shutil.rmtree(self.root / "digests", ignore_errors=True)
 
 
 def size_text(size_bytes: int) -> str:

@@ -47,7 +47,16 @@ CHATS = (
     "no_history",
 )
 OF_TERMINALS = ("history_file", "no_history")
-MAKING = ("weights", "weight_block", "share_embedding", "backend", "draft", *LIMITS, *EXPORTS)
+MAKING = (
+    "weights",
+    "weight_block",
+    "share_embedding",
+    "backend",
+    "draft",
+    "update",
+    *LIMITS,
+    *EXPORTS,
+)
 
 
 def taken(command: click.Command, names: Iterable[str]) -> list[click.Parameter]:
