@@ -12,7 +12,8 @@ from typing import Any
 import click
 from rich.table import Table
 
-from edgespec.cache import Cache, Entry, default_root, size_text
+from edgespec import bundle
+from edgespec.cache import Cache, Entry, size_text
 from edgespec.cli.flags import EdgeCommand
 from edgespec.cli.terminal import harmless
 
@@ -53,7 +54,9 @@ def list_entries(as_json: bool) -> None:
     metavar="DAYS",
     help="Remove entries that were not used for so many days.",
 )
-@click.option("--all", "remove_all", is_flag=True, help="Remove all entries.")
+@click.option(
+    "--all", "remove_all", is_flag=True, help="Remove all entries, and the digests of checkpoints."
+)
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_context
@@ -83,6 +86,8 @@ def prune(
     if not yes and not confirmed(ctx, f"Remove {total} in {count_text(chosen)}?"):
         click.echo("nothing was removed")
         return
+    if remove_all:
+        cache.forget_digests()
     kept = [entry for entry in chosen if not cache.prune(entry)]
     removed = [entry for entry in chosen if entry not in kept]
     for entry in kept:
@@ -93,7 +98,7 @@ def prune(
 
 def opened() -> Cache:
     """The cache of this user."""
-    return Cache(default_root())
+    return Cache(bundle.user_cache())
 
 
 def is_chosen(
