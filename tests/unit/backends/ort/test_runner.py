@@ -267,9 +267,9 @@ def test_a_commit_moves_rows_and_keeps_the_same_ones_for_the_state(hybrid: OrtRu
     hybrid.keep_rows(1, np.array([0, 1]), 0)
     lanes_call(hybrid, 1, [[4, 8, 16, 32]])
     hybrid.slab[:, 1] = np.arange(hybrid.cache.stride, dtype=np.float32)[:, None]
-    hybrid.keep_rows(1, np.array([2, 5]), 2)
-    assert hybrid.slab[0, 1, 0, :4, 0].tolist() == [0, 1, 2, 5]
-    assert taken_in(hybrid, 1) == 1 + 2 + 4 + 32
+    hybrid.keep_rows(1, np.array([3, 5]), 2)
+    assert hybrid.slab[0, 1, 0, :4, 0].tolist() == [0, 1, 3, 5]
+    assert taken_in(hybrid, 1) == 1 + 2 + 8 + 32
 
 
 def test_a_lane_goes_on_where_it_was_copied_to_with_its_state(hybrid: OrtRunner) -> None:
