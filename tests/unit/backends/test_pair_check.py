@@ -29,9 +29,18 @@ PAIR = {**DRAFT["pair"], "base_identity": "a"}
 
 
 def merged(keys: Keys, changed: Keys) -> Keys:
-    """`graph` is merged key by key."""
+    """`graph` is merged key by key; sizes that repeat others follow them."""
     graph = {**keys["graph"], **changed.get("graph", {})}
-    return {**keys, **changed, "graph": graph}
+    found = {**keys, **changed, "graph": graph}
+    graph["hidden_size"] = found["hidden_size"]
+    graph["vocab_size"] = found.get("draft_vocab_size", found["vocab_size"])
+    if pair := found.get("pair"):
+        graph["features"] = found["hidden_size"]
+        graph["base_features"] = pair["num_taps"] * pair["target_hidden_size"]
+        found["base_model_hidden_size"] = graph["base_features"]
+    elif found["spec_decode_type"] == "eagle3":
+        graph["features"] = len(found["eagle_hidden_state_layers"]) * found["hidden_size"]
+    return found
 
 
 def pairing(base: Keys, draft: Keys, built: Role | None = None) -> None:
@@ -113,7 +122,7 @@ WRONG: list[tuple[Keys, Keys, str]] = [
     ({"hidden_size": 65}, {}, "the hidden size of the base is 65"),
     ({}, {"hidden_size": 32}, "itself of width 32"),
     ({"eagle_hidden_state_layers": [1, 4, 5]}, {}, r"hidden_states \[1, 4, 5\]"),
-    ({"graph": {"features": 128}}, {}, "the draft reads 3 aux layers"),
+    ({}, {"pair": PAIR | {"tap_ids": None, "num_taps": 2}}, "the draft reads 2 aux layers"),
     ({}, {"pair": PAIR | {"base_identity": "b"}}, "another base checkpoint"),
     (MTP_BASE, {}, "exported for an MTP head"),
 ]
