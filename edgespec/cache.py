@@ -134,7 +134,7 @@ class Cache:
         for an entry. Call it with the lock held. Raises OutputError."""
         path = self.entries_dir / key
         with self.writing():
-            bundle.remove_dead_staging(self.entries_dir, key)
+            bundle.remove_dead(self.entries_dir, key)
             if path.exists():
                 away = path.with_name(f".{key}.tmp-{os.getpid()}")
                 path.replace(away)
@@ -208,12 +208,12 @@ class Cache:
         """Removes an entry, or what a killed run left; False where a process uses or makes it.
         Raises OutputError."""
         staging = STAGING.fullmatch(entry.path.name)
-        if staging and bundle.process_lives(staging[2]):
+        if staging and bundle.is_held(entry.path):
             return False
         try:
             with self.locked(entry.key):
                 if staging:
-                    bundle.remove_dead_staging(self.entries_dir, entry.key)
+                    bundle.remove_dead(self.entries_dir, entry.key)
                     return True
                 self.remove(entry.key)
                 (self.root / "locks" / f"{entry.key}.lock").unlink(missing_ok=True)

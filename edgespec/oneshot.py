@@ -166,12 +166,15 @@ def start_of(request: RunRequest) -> str:
 
 
 def seen_of(name: str) -> list[Any]:
-    """A hub name as it is; a directory with size, time stamp and inode of each of its files."""
+    """A hub name as it is; a directory with size, times and inode of each of its files. The time at
+    which an inode changed cannot be set back, as that of the content can."""
     path = Path(name)
     if not path.is_dir():
         return ["hub", name]
     stats = sorted((file.name, file.stat()) for file in path.iterdir() if file.is_file())
-    files = [[name, stat.st_size, stat.st_mtime_ns, stat.st_ino] for name, stat in stats]
+    files = [
+        [name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_dev, s.st_ino] for name, s in stats
+    ]
     return ["directory", str(path.resolve()), files]
 
 
@@ -204,7 +207,8 @@ def is_settled(name: str) -> bool:
     path = Path(name)
     if not path.is_dir():
         return True
-    newest_s = max((file.stat().st_mtime for file in path.iterdir()), default=0.0)
+    stats = [file.stat() for file in path.iterdir() if file.is_file()]
+    newest_s = max((max(stat.st_mtime, stat.st_ctime) for stat in stats), default=0.0)
     return time.time() - newest_s > SETTLED_S
 
 

@@ -18,6 +18,7 @@ from click.core import ParameterSource
 from edgespec.backends.base import BuildOption, OptionValue, Progress
 from edgespec.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
 from edgespec.cli.flags import EdgeCommand, until_separator
+from edgespec.cli.paths import DIRECTORY
 from edgespec.contract import MAX_BLOCK_NODES, Limits, Role
 from edgespec.errors import OptionError
 from edgespec.methods import METHODS
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 DEFAULTS = Limits()
 ALIASES = {"--eagle-base": "--spec-base", "--eagle-draft": "--spec-draft"}
 BLOCKS = " or ".join(row.title for row in METHODS.values() if row.proposes == "block")
-DIRECTORY = click.Path(path_type=Path)
 FLAG = "--backend"
 CHOSEN = f"{__name__}.backend"  # in a context's meta
 
@@ -91,7 +91,6 @@ def click_option(option: BuildOption) -> click.Option:
 DEFAULTS = Limits()
 ALIASES = {"--eagle-base": "--spec-base", "--eagle-draft": "--spec-draft"}
 BLOCKS = " or ".join(row.title for row in METHODS.values() if row.proposes == "block")
-DIRECTORY = click.Path(path_type=Path)
 
 
 @click.command("build", cls=BuildCommand, aliases=ALIASES)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edgespec.cli.flags import EdgeCommand
+from edgespec.cli.paths import DIRECTORY, MODEL
 from edgespec.errors import PairingError
 
 if TYPE_CHECKING:
@@ -33,8 +34,8 @@ def layer_list(
 
 
 @click.command("export", cls=EdgeCommand)
-@click.argument("model", metavar="MODEL")
-@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+@click.argument("model", metavar="MODEL", type=MODEL)
+@click.argument("out", metavar="OUT", type=DIRECTORY)
 @click.option(
     "--eagle-base",
     is_flag=True,
@@ -51,6 +52,7 @@ def layer_list(
 )
 @click.option(
     "--dflash-draft-dir",
+    type=MODEL,
     metavar="DRAFT",
     help="The DFlash draft of MODEL: a directory or a hub id.",
 )
@@ -63,6 +65,7 @@ def layer_list(
 )
 @click.option(
     "--base-model-dir",
+    type=MODEL,
     metavar="BASE",
     help=(
         "For a draft: the base that it was trained for, for pairing and for weights that it shares."

@@ -4,7 +4,8 @@ it."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,9 @@ import click
 
 from edgespec.cli.draft_flags import ALIASES, draft_options
 from edgespec.cli.flags import EdgeCommand
+from edgespec.cli.paths import DIRECTORY, FILE
 from edgespec.cli.signals import Stopper, exit_code
-from edgespec.errors import RequestError
+from edgespec.errors import OverwriteError
 from edgespec.runtime.named_templates import NAMED_TEMPLATES
 
 if TYPE_CHECKING:
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     from edgespec.runtime.profile import RunStats
     from edgespec.runtime.tree import DraftPlan
 
-FILE = click.Path(path_type=Path)
 STDIN = Path("-")
 MIB = 2**20
 # Flags of TensorRT Edge-LLM that this version does not have, and why.
@@ -55,9 +56,7 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command("infer", cls=EdgeCommand, aliases=ALIASES)
-@click.option(
-    "--engine-dir", required=True, type=click.Path(path_type=Path), help="What edgespec build made."
-)
+@click.option("--engine-dir", required=True, type=DIRECTORY, help="What edgespec build made.")
 @click.option(
     "--input-file",
     type=FILE,
@@ -180,8 +179,9 @@ def command(
     """Answer the requests of --input-file with the engines of --engine-dir.
 
     With --spec-decode the output equals that of plain decoding, greedy and sampled: in float32
-    token for token, with quantized weights or recurrent layers up to the margin that is printed;
-    --check-lossless compares the two on the requests at hand. Without the three sizes a short chain is
+    token for token; with quantized weights or recurrent layers up to what kernels for one row and
+    for many round differently. --check-lossless compares the two on the requests at hand, and
+    measures the rounding where an answer differs. Without the three sizes a short chain is
     drafted: top-k 1, step 3, verify size 4, which suits CPUs (TensorRT Edge-LLM's 10, 6, 60 suit
     GPUs). A size left out follows from those given: with a verify size alone, a chain of one level
     less.
@@ -201,8 +201,8 @@ def command(
     """
     sizes = (spec_draft_top_k, spec_draft_step, spec_verify_size)
     if not spec_decode and (check_lossless or any(sizes)):
-        flag = "--check-lossless" if check_lossless else "the sizes of drafts"
-        raise click.UsageError(f"{flag} means nothing without --spec-decode", ctx)
+        what = "--check-lossless means" if check_lossless else "the sizes of drafts mean"
+        raise click.UsageError(f"{what} nothing without --spec-decode", ctx)
     if sum(map(bool, (input_file, prompts, texts))) != 1:
         raise click.UsageError("give one of --input-file, --prompts and --prompt", ctx)
     if no_chat_template and not texts:
@@ -291,7 +291,7 @@ def respond(
     engine_dir: Path,
     output_file: Path | None,
     spec_decode: bool | None,
-    sizes: Sequence[int | None],
+    sizes: tuple[int | None, int | None, int | None],
     finish: Callable[[RunStats], None],
     stream: AnswerStream | None = None,
     exact: bool = False,
@@ -312,15 +312,15 @@ def respond(
     from edgespec.runtime.file_runner import FileRun
     from edgespec.runtime.template import named_template
 
-    check_outputs(requests, output_file, profile_output_file)
+    check_outputs((requests.path, engine_dir), output_file, profile_output_file)
     with Engine(
         engine_dir, spec_decode=spec_decode, exact=exact, prefix_cache_bytes=prefix_cache_mb * MIB
     ) as engine:
         if chat_template:
             engine.tokenizer.template = named_template(chat_template, engine_dir)
         plan = engine.plan(*sizes) if engine.spec_decode else None
-        engine.check_batch_size(requests.batch_size)
-        notes = notes_of(engine, plan, requests, chosen=not any(sizes))
+        notes = notes_of(engine, plan, requests, sizes)
+        requests = replace(requests, batch_size=min(requests.batch_size, engine.max_batch_size))
         with (
             NoJournal() if output_file is None else Journal(output_file) as journal,
             Stopper(lambda: kept_in(journal)) as stopper,
@@ -350,21 +350,40 @@ def warn(text: str) -> None:
 
 
 def notes_of(
-    engine: Engine, plan: DraftPlan | None, requests: RequestFile, *, chosen: bool
+    engine: Engine,
+    plan: DraftPlan | None,
+    requests: RequestFile,
+    sizes: tuple[int | None, int | None, int | None],
 ) -> list[str]:
     """The lines before a run: the plan, and what a user should know of engines and modes."""
     from edgespec.cli import report
 
+    smaller = [*smaller_batches(requests.batch_size, engine.max_batch_size)]
     if plan is None:
-        return [*engine.notes]
+        return [*engine.notes, *smaller]
     asked = [
         request.enable_thinking
         for request in requests.requests
         if request.apply_chat_template and not request.disable_spec_decode
     ]
     thinking = engine.thinking_note(asked)
-    line = report.plan_line(plan, chosen=chosen, words=engine.drafter_words)
-    return [line, *engine.notes, *([thinking] if thinking else [])]
+    line = report.plan_line(
+        plan,
+        chosen=not any(sizes),
+        words=engine.drafter_words,
+        could_be_tree=report.could_be_tree(sizes, engine.method),
+    )
+    return [line, *engine.notes, *smaller, *([thinking] if thinking else [])]
+
+
+def smaller_batches(asked: int, most: int) -> Iterator[str]:
+    """A note where more requests at a time were asked for than the engines run."""
+    if asked > most:
+        yield (
+            f"batch_size {asked}: these engines were built for {most} at a time, so that {most}"
+            f" {'runs' if most == 1 else 'run'} at a time; build with --max-batch-size {asked} for"
+            " more"
+        )
 
 
 def answer(run: FileRun, stream: AnswerStream | None, *, warmup: int, check_lossless: bool) -> None:
@@ -391,22 +410,20 @@ def show(
         report.show_output(stats.answers)
 
 
-def check_outputs(requests: RequestFile, *outputs: Path | None) -> None:
-    """Raises RequestError where an output is the input or named twice, OutputError where it cannot
+def check_outputs(inputs: Sequence[Path | None], *outputs: Path | None) -> None:
+    """Raises OverwriteError where an output is an input or named twice, OutputError where it cannot
     be written; before any work."""
+    from edgespec.outputs import refuse_overwriting
     from edgespec.prompts import check_writable
 
     for output in outputs:
         if output is None:
             continue
-        if output.exists() and requests.path.exists() and output.samefile(requests.path):
-            raise RequestError(
-                f"{output} is the input file", "Give another file for what is written."
-            )
+        refuse_overwriting(output, inputs)
         check_writable(output)
     given = [os.path.realpath(output) for output in outputs if output]
     if len(given) != len(set(given)):
-        raise RequestError(
+        raise OverwriteError(
             f"{given[0]} is to hold both the responses and the profile", "Give two files."
         )
 
@@ -443,13 +460,34 @@ def outcome(stats: RunStats, stopped_by: int | None, *, check_lossless: bool) ->
         click.echo(
             f"not compared: {uncompared} answers, whose plain run failed or was stopped", err=True
         )
-    if any(a.difference is not None and not a.difference.near_tie for a in stats.answers):
+    for line in cut_by_capacity(stats):
+        click.echo(line, err=True)
+    if any(a.difference is not None and not a.difference.explained for a in stats.answers):
         click.echo(
-            "NOT lossless: a difference beyond a near-tie is a bug; please report it with the"
-            " output",
+            "NOT lossless: a difference that rounding does not explain is a bug; please report it"
+            " with the output",
             err=True,
         )
         return FAILED
     if stopped_by is not None:
         return exit_code(stopped_by)
     return SOME_FAILED if any(a.error for a in stats.answers) else 0
+
+
+def cut_by_capacity(stats: RunStats) -> Iterator[str]:
+    """How many answers ended because the KV cache was full; nothing where none did."""
+    from edgespec.prompts import CAPACITY
+
+    full = [
+        answer.response
+        for answer in stats.answers
+        if answer.response is not None and answer.response.finish_reason == CAPACITY
+    ]
+    if full:
+        # The last token needs no row of its own
+        rows = max(len(response.prompt_ids) + len(response.token_ids) - 1 for response in full)
+        yield (
+            f"{len(full)} of {len(stats.answers)} answers ended early (finish_reason"
+            f" {CAPACITY}): the KV cache holds {rows} tokens. Shorten the prompts, or build with a"
+            " larger --max-kv-cache-capacity"
+        )

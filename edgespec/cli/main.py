@@ -5,8 +5,10 @@ Knows the list of commands. Knows nothing of their options.
 
 from __future__ import annotations
 
+import errno
 import signal
 import sys
+import traceback
 from importlib import import_module
 from typing import Any
 
@@ -14,9 +16,15 @@ import click
 
 from edgespec import __version__
 from edgespec.cli.flags import INTERRUPTED
+from edgespec.cli.limits import (
+    import_problem,
+    leave,
+    occupy_closed_streams,
+    refuse_too_little_memory,
+)
 from edgespec.cli.signals import Raising, Terminated, exit_code
 from edgespec.cli.terminal import report
-from edgespec.errors import EdgeSpecError, EnvironmentProblem
+from edgespec.errors import BundleError, EdgeSpecError, EnvironmentProblem
 
 # Name -> (module, one line for the list). Modules load when their command is called.
 COMMANDS = {
@@ -47,6 +55,8 @@ COMMANDS = {
 }
 
 
+# Raised where something is read: what is written has errors of its own (bundle.writing)
+UNREADABLE = (errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 BROKEN_PIPE = 141  # 128 + SIGPIPE, the exit code of a shell
 
 
@@ -61,6 +71,7 @@ class LazyGroup(click.Group):
         """Imports and returns a command, or returns None."""
         if cmd_name not in COMMANDS:
             return None
+        refuse_too_little_memory()
         command: click.Command = import_module(COMMANDS[cmd_name][0]).command
         return command
 
@@ -91,12 +102,13 @@ def cli(ctx: click.Context, debug: bool) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Runs the command line and exits with its code."""
+    occupy_closed_streams()
     args = sys.argv[1:] if argv is None else argv
-    sys.exit(run(args))
+    leave(run(args))
 
 
 def run(args: list[str]) -> int:
-    """Runs one command line and returns its exit code. With --debug, errors are raised."""
+    """Runs one command line and returns its exit code."""
     signals = Raising()
     try:
         with signals:
@@ -115,7 +127,7 @@ def run(args: list[str]) -> int:
         if signals.raised is not None and isinstance(error, ImportError):
             return stopped(signals.raised)  # extension modules replace what interrupts their import
         if "--debug" in args:
-            raise
+            traceback.print_exc()
         shown = presentable(error)
         report(shown)
         return shown.exit_code
@@ -133,6 +145,13 @@ def presentable(error: Exception) -> EdgeSpecError:
     """Returns any error as one with a remedy and an exit code."""
     if isinstance(error, EdgeSpecError):
         return error
+    if isinstance(error, ImportError) and (problem := import_problem(error)) is not None:
+        return problem
+    if isinstance(error, OSError) and error.errno in UNREADABLE:
+        return BundleError(
+            f"{error.filename or 'a file'} cannot be read: {error.strerror}",
+            "Check the path and its permissions.",
+        )
     if isinstance(error, OSError):
         place = f"{error.filename}: " if error.filename else ""
         return EnvironmentProblem(

@@ -24,6 +24,7 @@ from rich.progress import (
 )
 
 from edgespec.cli.flags import INTERRUPTED, EdgeCommand
+from edgespec.cli.paths import DIRECTORY, MODEL
 from edgespec.cli.progress import Bars
 from edgespec.cli.signals import Terminated, exit_code
 from edgespec.schemes import MADE, TARGETS
@@ -83,6 +84,7 @@ def common(function: Callable[..., None]) -> Callable[..., None]:
             ),
             click.option(
                 "--calib-data",
+                type=MODEL,
                 metavar="FILE",
                 help=(
                     'Text, or JSONL with "messages", "text" or "turns"; or cnn_dailymail or'
@@ -123,8 +125,10 @@ def command() -> None:
 
 
 @command.command("llm", cls=EdgeCommand, aliases=ALIASES)
-@click.option("--model-dir", required=True, metavar="MODEL", help="A directory or a hub id.")
-@click.option("--output-dir", required=True, metavar="DIR", type=click.Path(path_type=Path))
+@click.option(
+    "--model-dir", required=True, type=MODEL, metavar="MODEL", help="A directory or a hub id."
+)
+@click.option("--output-dir", required=True, metavar="DIR", type=DIRECTORY)
 @common
 @click.option(
     "--kv-cache-quantization", type=click.Choice(("fp8",)), help="Scales for an FP8 cache."
@@ -165,11 +169,14 @@ def llm(
 @click.option(
     "--base-model-dir",
     required=True,
+    type=MODEL,
     metavar="BASE",
     help="The base that the draft was trained for.",
 )
-@click.option("--draft-model-dir", required=True, metavar="DRAFT", help="A directory or a hub id.")
-@click.option("--output-dir", required=True, metavar="DIR", type=click.Path(path_type=Path))
+@click.option(
+    "--draft-model-dir", required=True, type=MODEL, metavar="DRAFT", help="A directory or a hub id."
+)
+@click.option("--output-dir", required=True, metavar="DIR", type=DIRECTORY)
 @common
 @click.option("--kv-cache-quantization", type=click.Choice(("fp8",)), hidden=True)
 def draft(

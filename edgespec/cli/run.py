@@ -157,7 +157,8 @@ def answer(engine_dir: Path, prompts: Sequence[str], settings: dict[str, Any]) -
 
     settings = {name: value for name, value in settings.items() if name not in OF_TERMINALS}
     template, raw = settings.pop("chat_template"), settings.pop("no_chat_template")
-    sizes = [settings.pop(name) for name in SIZES]
+    top_k, step, verify_size = (settings.pop(name) for name in SIZES)
+    sizes = (top_k, step, verify_size)
     spec_decode, prefix_cache_mb = settings.pop("spec_decode"), settings.pop("prefix_cache_mb")
     show_speculation = settings.pop("show_speculation")
     return infer.respond(

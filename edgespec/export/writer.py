@@ -21,18 +21,15 @@ Advance = Callable[[int], None]
 SAFETENSORS_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
-class HashingFile:
-    """A binary file for writing that hashes its content and reports the progress in bytes."""
+class PaddedFile:
+    """A binary file for writing that knows its position in bytes."""
 
-    def __init__(self, file: BinaryIO, advance: Advance) -> None:
-        self.file, self.advance = file, advance
-        self.digest, self.position = hashlib.sha256(), 0
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.position = file, 0
 
     def write(self, data: bytes | memoryview) -> int:
         """Writes the data and returns its number of bytes."""
-        self.digest.update(data)
         self.position += len(data)
-        self.advance(len(data))
         return self.file.write(data)
 
     def pad_to(self, offset: int) -> None:
@@ -40,14 +37,33 @@ class HashingFile:
         self.write(b"\0" * (offset - self.position))
 
 
+class HashingFile(PaddedFile):
+    """The same; it hashes its content and reports the progress in bytes."""
+
+    def __init__(self, file: BinaryIO, advance: Advance) -> None:
+        super().__init__(file)
+        self.advance, self.digest = advance, hashlib.sha256()
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Writes the data and returns its number of bytes."""
+        self.digest.update(data)
+        self.advance(len(data))
+        return super().write(data)
+
+
 def write_weights(plan: WeightPlan, path: Path, advance: Advance) -> str:
     """Writes the plan's weights to `path` at their offsets. Returns the file's sha256."""
     with path.open("wb") as raw:
         file = HashingFile(raw, advance)
-        for weight in plan.written_here():
-            file.pad_to(weight.offset)
-            weight.source.write_to(weight.info.name, file)
+        place_weights(plan, file)
         return file.digest.hexdigest()
+
+
+def place_weights(plan: WeightPlan, file: PaddedFile) -> None:
+    """Writes the plan's weights at their offsets."""
+    for weight in plan.written_here():
+        file.pad_to(weight.offset)
+        weight.source.write_to(weight.info.name, file)
 
 
 def write_embedding(

@@ -21,6 +21,7 @@ from edgespec.prompts.source import MAX_FILE_BYTES, parse_json
 from edgespec.prompts.texts import read_stdin, text_requests
 from edgespec.prompts.types import (
     CANCELLED,
+    CAPACITY,
     END_OF_SEQUENCE,
     ERROR,
     MAX_LENGTH,
@@ -34,6 +35,7 @@ from edgespec.prompts.types import (
 
 __all__ = [
     "CANCELLED",
+    "CAPACITY",
     "END_OF_SEQUENCE",
     "ERROR",
     "MAX_BATCH_SIZE",

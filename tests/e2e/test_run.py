@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from edgespec.cache import Cache
-from edgespec.cli import chat
+from edgespec.cli.chat.loop import Chat
 from tests import shared, toys
 from tests.e2e.workshop import Cli, Outcome, cli, small_disk
 
@@ -31,8 +31,6 @@ def make_checkpoints(path: Path) -> None:
     toys.make_dflash(path / "block", base, "z-lab")
     other = toys.make_base(path / "other", "llama", layers=8, hidden=128)
     toys.make_draft(path / "foreign", other, "eagle")
-    for file in path.rglob("*"):  # as if downloaded long ago
-        os.utime(file, (1e9, 1e9))
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +40,8 @@ def checkpoints() -> Path:
 
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
-    """The cache, which is empty."""
+    """The cache, which is empty; files that were made just now are taken for old ones."""
+    monkeypatch.setattr("edgespec.oneshot.SETTLED_S", -1.0)
     monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
     return Cache(tmp_path / "cache")
 
@@ -153,16 +152,16 @@ def test_without_a_prompt_it_chats(
 ) -> None:
     asked: dict[str, Any] = {}
 
-    def talk(self: chat.Chat, read: object) -> int:
-        asked.update(temperature=self.sampling.temperature, drafts=self.plan is not None)
+    def talk(self: Chat, read: object) -> int:
+        asked.update(temperature=self.settings.sampling.temperature, drafts=self.settings.drafts)
         return 7
 
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    monkeypatch.setattr(chat.Chat, "run", talk)
+    monkeypatch.setattr(Chat, "run", talk)
     words = [word for word in run_pair(checkpoints) if word not in ("--prompt", "a")]
-    assert cli(*words, "--no-chat-template").code == 2
-    assert cli(*words).code == 7
+    assert cli(*words, "--no-history").code == 7
     assert asked == {"temperature": 0.0, "drafts": True}
+    assert cli(*words, "--no-chat-template", "--chat-template", "chatml").code == 2
 
 
 def test_stdin_is_the_prompt_where_it_is_no_terminal(

@@ -27,6 +27,7 @@ GROUND = (
     "rope",
     "contract",
     "bundle",
+    "outputs",
     "methods",
     "graph_quantization",
     "component",

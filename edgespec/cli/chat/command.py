@@ -22,7 +22,10 @@ from edgespec.cli.chat.settings import DRAFT_SIZES, Settings
 from edgespec.cli.draft_flags import ALIASES, draft_options
 from edgespec.cli.flags import EdgeCommand
 from edgespec.cli.infer import MIB
+from edgespec.cli.limits import require_stream
+from edgespec.cli.paths import DIRECTORY, FILE
 from edgespec.errors import RequestError
+from edgespec.outputs import refuse_overwriting
 from edgespec.prompts import SamplingParams
 from edgespec.prompts.checks import SAMPLING
 from edgespec.prompts.parse import message_text
@@ -37,9 +40,7 @@ MARKERS = re.compile(r"<\|?\w+\|?>")
 
 
 @click.command("chat", cls=EdgeCommand, aliases=ALIASES)
-@click.option(
-    "--engine-dir", required=True, type=click.Path(path_type=Path), help="What edgespec build made."
-)
+@click.option("--engine-dir", required=True, type=DIRECTORY, help="What edgespec build made.")
 @click.option("--system", default="", metavar="TEXT", help="The system prompt.")
 @click.option(
     "--spec-decode/--no-spec-decode",
@@ -115,7 +116,7 @@ MARKERS = re.compile(r"<\|?\w+\|?>")
 )
 @click.option(
     "--history-file",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help=(
         "Where typed lines are kept between sessions.  [default:"
         " ~/.local/state/edgespec/chat_history]"
@@ -165,6 +166,8 @@ def command(
     edgespec chat --engine-dir engines --show-speculation
     echo 'What is 12 + 30?' | edgespec chat --engine-dir engines --temperature 0
     """
+    for name in ("stdin", "stdout"):
+        require_stream(name)
     sizes = dict(
         zip(DRAFT_SIZES, (spec_draft_top_k, spec_draft_step, spec_verify_size), strict=True)
     )
@@ -177,9 +180,11 @@ def command(
         )
     if chat_template and no_chat_template:
         raise click.UsageError("--chat-template and --no-chat-template exclude each other", ctx)
+    if history_file is not None:
+        refuse_overwriting(history_file, (engine_dir, chat_template))
     params = sampling_params(sampling)
     conversation = Conversation(message_text(system, Place("--system")))
-    from edgespec.cli.report import plan_line
+    from edgespec.cli.report import could_be_tree, plan_line
     from edgespec.runtime.engine import Engine
 
     wanted = True if sized else spec_decode
@@ -196,7 +201,12 @@ def command(
         )
         plan, screen = settings.plan(engine), Screen(sys.stdout)
         screen.note(
-            plan_line(plan, chosen=not sized, words=engine.drafter_words)
+            plan_line(
+                plan,
+                chosen=not sized,
+                words=engine.drafter_words,
+                could_be_tree=could_be_tree([*sizes.values()], engine.method),
+            )
             if plan
             else "decoding plainly, without drafts"
         )

@@ -361,10 +361,11 @@ def test_greedy_margin_is_the_distance_of_the_logits() -> None:
     assert Sampler().margin(logits, [], 0, 1) == Sampler().margin(logits, [], 1, 0) == 0.75
 
 
-def test_sampled_margin_is_the_change_of_the_logit_that_swaps_the_two() -> None:
+@pytest.mark.parametrize("temperature", [0.3, 0.8, 1.0, 2.5])
+def test_sampled_margin_is_the_change_of_the_logit_that_swaps_the_two(temperature: float) -> None:
     """Raise the loser's logit by a little less and by a little more than the margin says."""
     for position in range(20):
-        sampler = Sampler(0.8, 0, 1.0, 3)
+        sampler = Sampler(temperature, 0, 1.0, 3)
         winner = sampler.pick(LOGITS, range(position))
         _, scores = sampler.noised(LOGITS, position)
         loser = int(np.argsort(scores)[-2])
@@ -387,8 +388,11 @@ def test_heat_widens_no_margin(temperature: float) -> None:
 
 
 def test_margin_to_a_token_that_warping_removed_is_at_least_its_way_back() -> None:
-    logits = np.array([3.0, 2.0, 1.0, 0.5], np.float32)
-    assert Sampler(0.5, 2, 1.0, 0).margin(logits, [], 0, 3) >= 2.0 - 0.5
+    """However much the noise favors it."""
+    logits, sampler = np.array([3.0, 2.0, 1.0, 0.5], np.float32), Sampler(0.5, 2, 1.0, 0)
+    for position in range(200):
+        assert sampler.margin(logits, range(position), 0, 3) >= 2.0 - 0.5
+        assert sampler.margin(logits, range(position), 3, 1) >= 2.0 - 0.5
 
 
 def test_tie_at_the_edge_of_top_k_does_not_excuse_a_token_that_would_not_have_won() -> None:
