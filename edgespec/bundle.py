@@ -13,10 +13,10 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib import metadata
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ TOKENIZER_FILES = (
 )
 MANIFEST_FORMAT = 1
 CHUNK_BYTES = 8 << 20
+TEXT_FLAGS = ("--prompt", "--system")
 
 
 def sha256_file(path: Path) -> str:
@@ -78,12 +79,26 @@ def user_cache() -> Path:
 
 
 def provenance() -> dict[str, Any]:
-    """Returns our version, the command line, and the versions of the packages that write files."""
+    """Returns our version, the command line without prompts, and the versions of the packages that
+    write files."""
     versions = {
         name: installed_version(name) for name in ("numpy", "onnx", "onnx-ir", "safetensors")
     }
-    command = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    command = [Path(sys.argv[0]).name, *without_texts(sys.argv[1:])]
     return {"edgespec": installed_version("edgespec"), "command": command, "packages": versions}
+
+
+def without_texts(arguments: Sequence[str]) -> list[str]:
+    """Returns the arguments of a command line with "..." for what was said to a model: an engine
+    outlives a conversation and may be given away."""
+    shown = []
+    for before, argument in pairwise(["", *arguments]):
+        flag, equals, _ = argument.partition("=")
+        if before in TEXT_FLAGS:
+            shown.append("...")
+        else:
+            shown.append(f"{flag}=..." if equals and flag in TEXT_FLAGS else argument)
+    return shown
 
 
 def installed_version(package: str) -> str | None:

@@ -185,6 +185,7 @@ def write_engine(
     """Write all files of the engine to `staging` and compare it with the golden outputs."""
     staged = backend.stage(onnx, limits, options, staging, progress)
     engines.copy_sidecars(onnx, staging, with_embedding=staged.weights.embedding is None)
+    progress.prove()
     agreement, weights = prove(backend, onnx, staged, limits)
     config = EngineConfig(
         component=onnx.config, limits=EngineLimits.of(limits, onnx.role), weights=weights

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,6 +19,7 @@ from typing import Any, BinaryIO, Protocol
 import numpy as np
 
 from edgespec.checkpoint.digests import Digests, Span
+from edgespec.checkpoint.hub import download
 from edgespec.errors import CheckpointError, MissingDependency, UnsupportedModel
 from edgespec.progress import Progress, Silent
 from edgespec.stored.regular import open_regular, read_regular
@@ -32,12 +31,8 @@ from edgespec.stored.tensors import (
     tensor_of,
 )
 
-logger = logging.getLogger(__name__)
-
 _CHUNK_BYTES = 256 * 1024  # what the cache of a core holds: it is hashed as well
 _DOWNLOAD_AGAIN = "Download it again: the file is damaged or the download was not finished."
-_HUB_PATTERNS = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
-_PICKLE_PATTERNS = ["*.bin"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +81,7 @@ def open_checkpoint(source: str | Path, *, allow_pickle: bool = False) -> Checkp
         raise CheckpointError(
             f"{path} is a file, not a checkpoint directory.", f"Pass {path.parent} instead."
         )
-    return Checkpoint(_download(str(source), allow_pickle), allow_pickle=allow_pickle)
+    return Checkpoint(download(str(source), allow_pickle=allow_pickle), allow_pickle=allow_pickle)
 
 
 class Checkpoint:
@@ -294,39 +289,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} is not a JSON object.", "Download it again.")
     return value
-
-
-# The hub
-
-
-def _download(repo_id: str, allow_pickle: bool) -> Path:
-    if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", repo_id):
-        raise CheckpointError(
-            f"there is no directory {repo_id!r}.", "Pass a directory or a Hugging Face repository."
-        )
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError
-
-    logger.info("no directory %s: asking the Hugging Face hub", repo_id)
-    patterns = _HUB_PATTERNS + (_PICKLE_PATTERNS if allow_pickle else [])
-    try:
-        return Path(snapshot_download(repo_id, allow_patterns=patterns))
-    except (OSError, ValueError, HfHubHTTPError, _connection_error()) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise CheckpointError(
-            f"could not download {repo_id!r} from the Hugging Face hub: {reason}",
-            "If this is a directory, it does not exist. Otherwise check the name, the network and,"
-            " for a gated repository, `hf auth login`.",
-        ) from error
-
-
-def _connection_error() -> type[Exception]:
-    """huggingface_hub 1.x uses httpx, whose errors are not OSErrors; those of 0.x are."""
-    try:
-        from httpx import HTTPError
-    except ImportError:
-        return OSError
-    return HTTPError
 
 
 # Which files hold the weights

@@ -31,11 +31,12 @@ ALIASES = {"--eagle-base": "--spec-base", "--eagle-draft": "--spec-draft"}
 BLOCKS = " or ".join(row.title for row in METHODS.values() if row.proposes == "block")
 FLAG = "--backend"
 CHOSEN = f"{__name__}.backend"  # in a context's meta
-LAST = "as_json"  # the parameter before which those of the backend stand
 
 
 class BuildCommand(EdgeCommand):
     """A command with --backend, and the options of the backend that it names."""
+
+    before = "as_json"  # the parameter before which those of the backend stand
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Notes the backend that --backend names before click asks for the parameters."""
@@ -44,9 +45,9 @@ class BuildCommand(EdgeCommand):
         return super().parse_args(ctx, args)
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """The parameters, with those of the named backend before --json."""
+        """The parameters, with those of the named backend among them."""
         params = super().get_params(ctx)
-        place = next(i for i, param in enumerate(params) if param.name == LAST)
+        place = next(i for i, param in enumerate(params) if param.name == self.before)
         return params[:place] + backend_params(ctx.meta.get(CHOSEN)) + params[place:]
 
 
@@ -188,7 +189,9 @@ def command(
             spec_base=spec_base,
             spec_draft=spec_draft,
             progress=Progress(
-                start=lambda total: bars.start("engine", total), advance=bars.advance
+                start=lambda total: bars.start("engine", total),
+                advance=bars.advance,
+                prove=lambda: bars.start("golden outputs", 0),
             ),
         )
     if as_json:

@@ -63,8 +63,9 @@ def command(
 
     With --probe the pair is run on a few hundred tokens, without engines and a layer at a time: how
     often the draft's first token is the base's next one, with the aux hidden states that the
-    checkpoints declare and with others that are easily mistaken for them. It takes as long as
-    reading all weights once.
+    checkpoints declare and with others that are easily mistaken for them. A pair that agrees no more
+    often than by chance is refused, and so are weights with NaN or Inf. It takes as long as reading
+    all weights twice.
 
     \b
     edgespec check Qwen3-8B Qwen3-8B-DFlash-b16
@@ -121,4 +122,6 @@ def summary(report: Report) -> str:
     refused, warnings = report.count("refused"), report.count("warning")
     beside = f", {warnings} warning{'s' if warnings > 1 else ''}" if warnings else ""
     title = METHODS[report.method].title if report.method else "unknown"
+    if report.probe is not None and report.probe.unrelated:
+        return f"{title}: shapes fit, but the draft was not made for this base{beside}"
     return f"{title}: {f'does not fit, {refused} refused' if refused else 'fits'}{beside}"

@@ -28,6 +28,10 @@ from edgespec.errors import BundleError, EdgeSpecError, EnvironmentProblem
 
 # Name -> (module, one line for the list). Modules load when their command is called.
 COMMANDS = {
+    "run": (
+        "edgespec.cli.run",
+        "Chat with a model by its name: download, check, export and build as needed.",
+    ),
     "quantize": (
         "edgespec.cli.quantize",
         "Quantize a checkpoint with NVIDIA ModelOpt: a base or a draft.",
@@ -47,6 +51,7 @@ COMMANDS = {
         "Check whether a base and a draft belong together, without running them.",
     ),
     "chat": ("edgespec.cli.chat.command", "Chat with a model in the terminal."),
+    "cache": ("edgespec.cli.cache", "List or remove the engines that run keeps."),
 }
 
 

@@ -221,6 +221,25 @@ class Journal:
                 self.path.unlink(missing_ok=True)
 
 
+class NoJournal:
+    """In place of a Journal where responses are shown and not kept."""
+
+    path = leftover = failure = None
+    num_lines = 0
+
+    def __enter__(self) -> NoJournal:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+    def add(self, response: Response) -> None:
+        """Keeps nothing."""
+
+    def finish(self, responses: Sequence[Response], input_file: str | os.PathLike[str]) -> None:
+        """Writes nothing."""
+
+
 def check_nobody_writes(journal: Path, output: Path) -> None:
     """OutputError where a run that goes on holds the journal: the last one to end would take the
     other's output."""

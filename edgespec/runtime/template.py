@@ -43,7 +43,10 @@ SPECIAL_TOKENS = (
 )
 
 COPY_AGAIN = "Copy it again from the model's checkpoint."
-WRITE_IT_YOURSELF = 'set "apply_chat_template": false and write the complete prompt yourself.'
+WRITE_IT_YOURSELF = (
+    'set "apply_chat_template": false (with --prompt: --no-chat-template) and write the complete'
+    " prompt yourself."
+)
 
 
 class ChatTemplate(Protocol):
@@ -51,7 +54,7 @@ class ChatTemplate(Protocol):
 
     @property
     def has_special_tokens(self) -> bool:
-        """Whether the prompt holds the tokens that begin a text, so that the tokenizer adds none."""
+        """Whether the prompt begins with its special tokens, so that the tokenizer adds none."""
 
     def knows_thinking(self) -> bool:
         """Returns whether the template has a thinking mode."""

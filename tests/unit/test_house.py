@@ -52,9 +52,11 @@ LEANS_ON: dict[str, tuple[str, ...]] = {
 }
 ROOMS = tuple(LEANS_ON)
 ROOF: dict[str, tuple[str, ...]] = {
+    "cache": GROUND,
     "inspection": ROOMS,
+    "oneshot": (*ROOMS, "cache", "inspection"),
     "recipe": ROOMS,
-    "cli": (*ROOMS, "inspection", "recipe"),
+    "cli": (*ROOMS, "cache", "inspection", "oneshot", "recipe"),
     "__init__": ROOMS,
     "__main__": (*ROOMS, "inspection", "recipe", "cli"),
 }

@@ -185,7 +185,7 @@ def command(
         refuse_overwriting(history_file, (engine_dir, chat_template))
     params = sampling_params(sampling)
     conversation = Conversation(message_text(system, Place("--system")))
-    from edgespec.cli.report import plan_line
+    from edgespec.cli.report import could_be_tree, plan_line
     from edgespec.runtime.engine import Engine
 
     wanted = True if sized else spec_decode
@@ -202,7 +202,12 @@ def command(
         )
         plan, screen = settings.plan(engine), Screen(sys.stdout)
         screen.note(
-            plan_line(plan, chosen=not sized, words=engine.drafter_words)
+            plan_line(
+                plan,
+                chosen=not sized,
+                words=engine.drafter_words,
+                could_be_tree=could_be_tree([*sizes.values()], engine.method),
+            )
             if plan
             else "decoding plainly, without drafts"
         )
