@@ -117,6 +117,7 @@ MARKERS = re.compile(r"<\|?\w+\|?>")
 @click.option(
     "--history-file",
     type=FILE,
+    metavar="FILE",
     help=(
         "Where typed lines are kept between sessions.  [default:"
         " ~/.local/state/edgespec/chat_history]"
