@@ -18,9 +18,11 @@ from safetensors.numpy import load_file
 from edgespec import bundle
 from edgespec.backends import engine_dir as engines
 from edgespec.backends.base import Backend, BuildOptions, Progress, Runner, Staged
+from edgespec.backends.capacity import check_capacity
 from edgespec.backends.engine_config import (
     AS_EXPORTED,
     FLOAT32,
+    FP32_WEIGHTS,
     EngineConfig,
     EngineLimits,
     EngineWeights,
@@ -88,6 +90,7 @@ def build(
     check_limits(limits)
     onnx = open_onnx_dir(onnx_dir, spec_base=spec_base, spec_draft=spec_draft)
     check_draft_size(onnx, limits)
+    check_memory(builder, onnx, limits)
     engines.check_against_others(engine_dir, onnx)
     options = builder.parse_options({}) if options is None else options
     with staging_directory(engine_dir, onnx.role) as staging, bundle.writing(engine_dir):
@@ -164,6 +167,13 @@ def check_draft_size(onnx: OnnxDir, limits: Limits) -> None:
             f"--max-draft-tree-size {limits.max_draft_tree_size}: the draft makes blocks of {size}"
         )
         raise LimitError(what, f"Build with --max-draft-tree-size {size} or more.")
+
+
+def check_memory(backend: Backend, onnx: OnnxDir, limits: Limits) -> None:
+    """LimitError where the engine's cache, or a pass of its largest tree, has no room here."""
+    own = EngineLimits.of(limits, onnx.role)
+    config = EngineConfig(component=onnx.config, limits=own, weights=FP32_WEIGHTS)
+    check_capacity(onnx.config, own, backend.memory(config), backend.total_memory_bytes())
 
 
 # ---- an engine in its staging directory

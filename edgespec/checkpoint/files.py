@@ -22,6 +22,7 @@ from typing import Any, BinaryIO, Protocol, TypeGuard
 import ml_dtypes
 import numpy as np
 
+from edgespec.directories import not_a_checkpoint
 from edgespec.errors import CheckpointError, MissingDependency, UnsupportedModel
 
 logger = logging.getLogger(__name__)
@@ -84,9 +85,12 @@ class ByteSink(Protocol):
 def open_checkpoint(source: str | Path, *, allow_pickle: bool = False) -> Checkpoint:
     """Opens a checkpoint directory or, if there is none, downloads the Hugging Face repository.
 
-    Raises CheckpointError for a directory without a readable config.json and for a failed download.
+    Raises CheckpointError for a directory without a readable config.json and for a failed download,
+    BundleError for an export or an engine directory.
     """
     path = Path(source)
+    if (wrong := not_a_checkpoint(path)) is not None:
+        raise wrong
     if path.is_dir():
         return Checkpoint(path, allow_pickle=allow_pickle)
     if path.exists():

@@ -6,7 +6,6 @@ knows no engine library.
 
 from __future__ import annotations
 
-import json
 from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +16,10 @@ from click.core import ParameterSource
 
 from edgespec.backends.base import BuildOption, OptionValue, Progress
 from edgespec.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
+from edgespec.cli import environment
+from edgespec.cli.edgellm import FLAGS
 from edgespec.cli.flags import EdgeCommand, until_separator
+from edgespec.cli.terminal import json_text, say
 from edgespec.contract import MAX_BLOCK_NODES, Limits, Role
 from edgespec.errors import OptionError
 from edgespec.methods import METHODS
@@ -93,7 +95,7 @@ BLOCKS = " or ".join(row.title for row in METHODS.values() if row.proposes == "b
 DIRECTORY = click.Path(path_type=Path)
 
 
-@click.command("build", cls=BuildCommand, aliases=ALIASES)
+@click.command("build", cls=BuildCommand, aliases=ALIASES, missing=FLAGS["build"])
 @click.option(
     "--onnx-dir",
     required=True,
@@ -104,6 +106,8 @@ DIRECTORY = click.Path(path_type=Path)
     "--engine-dir",
     required=True,
     type=DIRECTORY,
+    envvar=environment.ENGINE_DIR,
+    show_envvar=True,
     help="Where the engine goes; base and draft share one.",
 )
 @click.option(
@@ -203,14 +207,14 @@ def command(
             "seconds": built.seconds,
             "notes": [*built.notes, *unused(built.role)],
         }
-        click.echo(json.dumps(shown, indent=2))
+        click.echo(json_text(shown))
         return
-    click.echo(
+    say(
         f"{built.role.value}: {built.engine} ({built.size_bytes / 1e6:.1f} MB,"
         f" {built.seconds:.1f} s)"
     )
     for note in (checked(built), *built.notes, *unused(built.role)):
-        click.echo(f"  {note}")
+        say(f"  {note}")
 
 
 def checked(built: Built) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import click
 
+from edgespec.cli import environment
 from edgespec.cli.draft_flags import ALIASES, draft_options
 from edgespec.cli.flags import INTERRUPTED, EdgeCommand
 from edgespec.cli.infer import MIB, SOME_FAILED
@@ -42,7 +43,12 @@ MAKE_ROOM = "/undo drops the last exchange, /reset all of them."
 
 @click.command("chat", cls=EdgeCommand, aliases=ALIASES)
 @click.option(
-    "--engine-dir", required=True, type=click.Path(path_type=Path), help="What edgespec build made."
+    "--engine-dir",
+    required=True,
+    type=click.Path(path_type=Path),
+    envvar=environment.ENGINE_DIR,
+    show_envvar=True,
+    help="What edgespec build made.",
 )
 @click.option("--system", default="", metavar="TEXT", help="The system prompt.")
 @click.option(
@@ -103,6 +109,8 @@ MAKE_ROOM = "/undo drops the last exchange, /reset all of them."
     type=click.IntRange(0),
     default=256,
     show_default=True,
+    envvar=environment.PREFIX_CACHE_MB,
+    show_envvar=True,
     help="Memory for KV rows of earlier turns, so that a turn computes only what is new; 0 is off.",
 )
 @click.pass_context
@@ -214,6 +222,7 @@ class Screen:
     def note(self, text: str) -> None:
         """What is not of the model, on stderr; click takes the style away where that is no
         terminal."""
+        text = harmless(text)
         click.echo(click.style(text, dim=True) if self.has_colors else text, err=True)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ import click
 
 from edgespec.cli.export import layer_list
 from edgespec.cli.flags import EdgeCommand
-from edgespec.cli.terminal import harmless
+from edgespec.cli.terminal import json_text, say
 from edgespec.methods import METHODS
 
 if TYPE_CHECKING:
@@ -90,10 +89,10 @@ def command(
     if as_json:
         counts = {"warnings": report.count("warning"), "refused": report.count("refused")}
         shown = {"base": base, "draft": draft, **asdict(report), **counts}
-        click.echo(json.dumps(shown, indent=2, ensure_ascii=False))
+        click.echo(json_text(shown))
     else:
         for line in text_of(report):
-            click.echo(harmless(line))
+            say(line)
     return REFUSED if report.count("refused") else 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from edgespec.cli.edgellm import FLAGS
 from edgespec.cli.flags import EdgeCommand
+from edgespec.cli.terminal import json_text, say
 from edgespec.errors import PairingError
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def layer_list(
         ) from None
 
 
-@click.command("export", cls=EdgeCommand)
+@click.command("export", cls=EdgeCommand, missing=FLAGS["export"])
 @click.argument("model", metavar="MODEL")
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
 @click.option(
@@ -181,13 +182,13 @@ def check_draft_flags(
 def show(result: Exported, as_json: bool) -> None:
     """Print what was written."""
     if as_json:
-        click.echo(json.dumps(as_dict(result), indent=2))
+        click.echo(json_text(as_dict(result)))
         return
     for part in (result, *result.beside):
         size = sum(entry["bytes"] for entry in part.files.values())
-        click.echo(f"{part.role}: {part.directory} ({size / 1e6:.1f} MB)")
+        say(f"{part.role}: {part.directory} ({size / 1e6:.1f} MB)")
         for note in part.notes:
-            click.echo(f"  {note}")
+            say(f"  {note}")
 
 
 def as_dict(part: Exported) -> dict[str, object]:

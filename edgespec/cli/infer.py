@@ -4,15 +4,17 @@ it."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgespec.cli import environment
 from edgespec.cli.draft_flags import ALIASES, draft_options
+from edgespec.cli.edgellm import FLAGS
 from edgespec.cli.flags import EdgeCommand
 from edgespec.cli.signals import Stopper, exit_code
+from edgespec.cli.terminal import say
 from edgespec.errors import RequestError
 
 if TYPE_CHECKING:
@@ -24,36 +26,17 @@ if TYPE_CHECKING:
 
 FILE = click.Path(path_type=Path)
 MIB = 2**20
-# Flags of TensorRT Edge-LLM that this version does not have, and why.
-NOT_YET = {
-    "multimodal_engine_dir": "this version takes text only",
-    "dflash_block_size": (
-        "a block is as long as the draft was trained for; --spec-verify-size shortens it"
-    ),
-    "output_audio_dir": "this version takes and gives text only",
-}
 FAILED, SOME_FAILED = 1, 5
 
 
-def refuse(ctx: click.Context, param: click.Parameter, value: object) -> None:
-    """The callback of a flag in NOT_YET: a click.UsageError with the reason where it is given."""
-    if value is not None:
-        raise click.UsageError(f"{param.opts[0]}: {NOT_YET[str(param.name)]}", ctx)
-
-
-def options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Hidden options for the flags that are refused by name."""
-    for name in NOT_YET:
-        flag = f"--{name.replace('_', '-')}"
-        command = click.option(flag, name, hidden=True, expose_value=False, callback=refuse)(
-            command
-        )
-    return command
-
-
-@click.command("infer", cls=EdgeCommand, aliases=ALIASES)
+@click.command("infer", cls=EdgeCommand, aliases=ALIASES, missing=FLAGS["infer"])
 @click.option(
-    "--engine-dir", required=True, type=click.Path(path_type=Path), help="What edgespec build made."
+    "--engine-dir",
+    required=True,
+    type=click.Path(path_type=Path),
+    envvar=environment.ENGINE_DIR,
+    show_envvar=True,
+    help="What edgespec build made.",
 )
 @click.option(
     "--input-file", type=FILE, metavar="FILE", help="Requests: messages and sampling, as JSON."
@@ -109,6 +92,8 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
     type=click.IntRange(0),
     default=256,
     show_default=True,
+    envvar=environment.PREFIX_CACHE_MB,
+    show_envvar=True,
     help=(
         "Memory for KV rows of system prompts and turns, reused by prompts that begin alike; 0 is"
         " off."
@@ -126,7 +111,6 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--dump-profile", is_flag=True, help="Show times by stage.")
 @click.option("--dump-output", is_flag=True, help="Show the answers' text.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
-@options
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -209,7 +193,7 @@ def command(
     if profile_output_file:
         write_profile(profile_output_file, stats)
     if stopper() or run.fault:
-        click.echo(f"what was finished is in {output_file}", err=True)
+        say(f"what was finished is in {output_file}", err=True)
     if run.fault:
         raise run.fault
     show(stats, as_json=as_json, dump_profile=dump_profile, dump_output=dump_output)
@@ -218,7 +202,7 @@ def command(
 
 def warn(text: str) -> None:
     """Print a line on stderr."""
-    click.echo(text, err=True)
+    say(text, err=True)
 
 
 def notes_of(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
 from edgespec.cli.flags import EdgeCommand
-from edgespec.cli.terminal import harmless, report
+from edgespec.cli.terminal import json_text, report, say
 
 REFUSED = 3
 
@@ -42,10 +41,10 @@ def command(path: Path, layers: bool, verify: bool, as_json: bool) -> int:
     if as_json:
         problems = [{"what": problem.what, "remedy": problem.remedy} for problem in found.problems]
         shown = {"path": str(path), **found.to_dict(), "notes": found.notes, "problems": problems}
-        click.echo(json.dumps(shown, indent=2, ensure_ascii=False))
+        click.echo(json_text(shown))
     else:
         for line in text_of(found, layers=layers, verify=verify):
-            click.echo(harmless(line))
+            say(line)
     for problem in found.problems:
         report(problem)
     return REFUSED if found.problems else 0

@@ -5,7 +5,6 @@ Knows how values look. What they mean stands in `runtime.metrics` and `runtime.p
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from types import TracebackType
@@ -16,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-from edgespec.cli.terminal import harmless
+from edgespec.cli.terminal import harmless, json_text, say
 from edgespec.prompts import Request
 from edgespec.runtime.answers import Answer
 from edgespec.runtime.generation import Chunk
@@ -81,13 +80,13 @@ def show(run: RunStats, *, as_json: bool) -> None:
     """Prints the summary's table (or its JSON) on stdout, failed requests on stderr."""
     found = summary(run)
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        click.echo(json_text(found))
     elif columns_of(found):
         print_table(table(found))
     for answer in run.answers:
         if answer.error:
-            click.echo(f"{place_of(answer)}: {harmless(answer.error.what)}", err=True)
-            click.echo(f"  {harmless(answer.error.remedy)}", err=True)
+            say(f"{place_of(answer)}: {answer.error.what}", err=True)
+            say(f"  {answer.error.remedy}", err=True)
 
 
 def show_output(answers: Sequence[Answer]) -> None:

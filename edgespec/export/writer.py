@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.checkpoint.files import Checkpoint, TensorInfo
+from edgespec.checkpoint.finite import FiniteSink
 from edgespec.graphs.builder import ALIGN_BYTES, WeightPlan
 
 Advance = Callable[[int], None]
@@ -41,12 +42,15 @@ class HashingFile:
 
 
 def write_weights(plan: WeightPlan, path: Path, advance: Advance) -> str:
-    """Writes the plan's weights to `path` at their offsets. Returns the file's sha256."""
+    """Writes the plan's weights to `path` at their offsets. Returns the file's sha256.
+
+    Raises CheckpointError for NaN or Inf.
+    """
     with path.open("wb") as raw:
         file = HashingFile(raw, advance)
         for weight in plan.written_here():
             file.pad_to(weight.offset)
-            weight.source.write_to(weight.info.name, file)
+            weight.source.write_to(weight.info.name, FiniteSink(file, weight.info))
         return file.digest.hexdigest()
 
 
@@ -55,7 +59,8 @@ def write_embedding(
 ) -> tuple[str, int]:
     """Writes a table [vocab, hidden] as the safetensors file that the runtime maps.
 
-    Returns the sha256 and the offset of the table's first byte. The header is padded to a page so
+    Returns the sha256 and the offset of the table's first byte. Raises CheckpointError for NaN or
+    Inf. The header is padded to a page so
     that a graph can reference the file.
     """
     entry = {
@@ -68,7 +73,7 @@ def write_embedding(
     with path.open("wb") as raw:
         file = HashingFile(raw, advance)
         file.write(len(header).to_bytes(8, "little") + header)
-        checkpoint.write_to(info.name, file)
+        checkpoint.write_to(info.name, FiniteSink(file, info))
         return file.digest.hexdigest(), ALIGN_BYTES
 
 

@@ -27,6 +27,7 @@ from safetensors.torch import load_file, save_file
 from edgespec import bundle
 from edgespec.backends.manifest import EngineManifest
 from edgespec.backends.ort import staging
+from edgespec.backends.ort.backend import OrtBackend
 from edgespec.cli.main import run
 from edgespec.export import writer
 from tests import toys
@@ -599,14 +600,66 @@ def test_limits_that_cannot_be(
     refused(REFUSED, words, *build_args(shop.base_onnx, tmp_path / "engine"), flag, value)
 
 
-def test_cache_larger_than_any_memory(
-    shop: Shop, tmp_path: Path, refused: Refused, cli: Cli
+@pytest.mark.parametrize(
+    ("onnx", "flag", "value", "words"),
+    [
+        ("base_onnx", "--max-kv-cache-capacity", 2**40, ["a KV cache for", "this machine has"]),
+        ("draft_onnx", "--max-kv-cache-capacity", 2**40, ["a KV cache for", "this machine has"]),
+        ("base_onnx", "--max-verify-tree-size", 100000, [f"--max-kv-cache-capacity {CAPACITY}"]),
+        ("draft_onnx", "--max-draft-tree-size", 100000, [f"--max-kv-cache-capacity {CAPACITY}"]),
+    ],
+)
+def test_engine_that_could_not_run_is_not_built(
+    shop: Shop,
+    tmp_path: Path,
+    refused: Refused,
+    onnx: str,
+    flag: str,
+    value: int,
+    words: list[object],
 ) -> None:
-    """Building takes no cache of that size; running does, and says which flag to lower."""
+    args = build_args(getattr(shop, onnx), tmp_path / "engine")
+    refused(REFUSED, [f"{flag} {value}", *words], *args, flag, value)
+
+
+def test_cache_larger_than_any_memory(
+    shop: Shop, tmp_path: Path, refused: Refused, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the memory of the machine is unknown, running says which flag to lower."""
+    monkeypatch.setattr(OrtBackend, "total_memory_bytes", lambda self: None)
     engine = tmp_path / "engine"
     args = [*build_args(shop.base_onnx, engine), "--max-kv-cache-capacity", 2**40]
     assert cli(*args).code == 0
     refused(ENVIRONMENT, ["KV cache", "--max-kv-cache-capacity"], *infer_args(engine, tmp_path))
+
+
+def test_draft_beside_a_plain_engine_is_refused(
+    shop: Shop, tmp_path: Path, refused: Refused, cli: Cli
+) -> None:
+    """Whichever is built first; a plain engine emits no hidden states for the draft."""
+    plain, first, second = tmp_path / "plain", tmp_path / "first", tmp_path / "second"
+    assert cli("export", shop.base, plain).code == 0
+    assert cli(*build_args(plain / "llm", first)).code == 0
+    words = ["EAGLE-3 draft", "emits no hidden states", "--eagle-base"]
+    refused(REFUSED, words, *build_args(shop.draft_onnx, first))
+    assert cli(*build_args(shop.draft_onnx, second)).code == 0
+    refused(REFUSED, words, *build_args(plain / "llm", second))
+    both = copied(shop.engine, tmp_path / "both")
+    assert cli(*build_args(plain / "llm", both)).code == 0  # all three go together
+    without_base(both)
+    found = cli("inspect", both)
+    assert found.code == REFUSED
+    assert "has no base in this engine directory, only a plain decoder" in found.err
+
+
+def without_base(engine: Path) -> None:
+    """The directory as an earlier version built it: a plain engine and a draft."""
+    manifest = json.loads((engine / "manifest.json").read_text())
+    files = set(manifest["engines"].pop("base")["files"])
+    kept = {name for entry in manifest["engines"].values() for name in entry["files"]}
+    for name in files - kept:
+        (engine / name).unlink()
+    (engine / "manifest.json").write_text(json.dumps(manifest))
 
 
 def test_engine_dir_that_is_an_export(shop: Shop, tmp_path: Path, refused: Refused) -> None:
@@ -760,7 +813,16 @@ def test_wider_than_the_drafts_vocabulary(
 ) -> None:
     engine = tmp_path / "engine"
     for onnx in (shop.base_onnx, shop.draft_onnx):
-        assert cli(*build_args(onnx, engine), "--max-draft-tree-size", 200).code == 0
+        assert (
+            cli(
+                *build_args(onnx, engine),
+                "--max-draft-tree-size",
+                200,
+                "--max-kv-cache-capacity",
+                256,
+            ).code
+            == 0
+        )
     sizes = ["--spec-draft-top-k", 97, "--spec-draft-step", 1, "--spec-verify-size", 4]
     refused(
         REFUSED, ["--spec-draft-top-k 97"], *infer_args(engine, tmp_path), "--spec-decode", *sizes

@@ -26,6 +26,7 @@ GROUND = (
     "rope",
     "contract",
     "bundle",
+    "directories",
     "methods",
     "component",
     "manifest",
