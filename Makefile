@@ -24,6 +24,7 @@ check: $(FULL) ## lint, formatting, types and generated docs
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	$(PY) scripts/make_docs.py --check
+	$(PY) scripts/make_pictures.py --check
 
 fix: $(FULL) ## mend what the linter and the formatter can mend
 	$(PY) -m ruff check --fix .
@@ -44,8 +45,9 @@ bench: $(LIGHT) ## measure export, build, load and steps on a checkpoint of 0.6 
 faults: $(FULL) ## plant faults in a copy of the code and see whether the tests find them
 	$(PY) scripts/plant_faults.py
 
-docs: $(LIGHT) ## write docs/cli.md anew from --help
+docs: $(LIGHT) ## write docs/cli.md anew from --help, and the pictures
 	$(PY) scripts/make_docs.py
+	$(PY) scripts/make_pictures.py
 
 $(PY):
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "edgespec needs Python 3.11 or newer; set PYTHON=")'

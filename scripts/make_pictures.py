@@ -1,0 +1,106 @@
+"""Draws the pictures of the documentation as SVG.
+
+python scripts/make_pictures.py           # writes docs/images/*.svg
+python scripts/make_pictures.py --check   # fails where a file is not what would be written
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
+
+PAPER, INK, QUIET = "#ffffff", "#1f2328", "#656d76"
+BASE, DRAFT, GOOD, BAD = "#0969da", "#bf8700", "#1a7f37", "#cf222e"
+FONT = "ui-sans-serif, system-ui, 'Segoe UI', Helvetica, Arial, sans-serif"
+
+WIDTH, HEIGHT = 860, 392
+LEFT, BOX, GAP, TALL = 40, 96, 12, 34
+
+
+def text(x: float, y: float, words: str, *, color: str = INK, size: int = 14, **more: str) -> str:
+    """Returns a line of text; `more` are further attributes, with _ for -."""
+    rest = "".join(f' {key.replace("_", "-")}="{value}"' for key, value in more.items())
+    return (
+        f'<text x="{x:g}" y="{y:g}" fill="{color}" font-size="{size}"{rest}>{escape(words)}</text>'
+    )
+
+
+def token(column: float, y: float, word: str, color: str, *, fill: str = PAPER) -> str:
+    """Returns a box with a token, `column` boxes from the left."""
+    x = LEFT + column * (BOX + GAP)
+    label = text(x + BOX / 2, y + 22, word, color=INK, text_anchor="middle")
+    frame = f'<rect x="{x:g}" y="{y:g}" width="{BOX}" height="{TALL}" rx="6"'
+    return f'{frame} fill="{fill}" stroke="{color}" stroke-width="2"/>{label}'
+
+
+def one_pass(first: float, count: int, y: float, words: str, color: str) -> str:
+    """Returns a bar below `count` boxes that stands for one pass of a model."""
+    x, width = LEFT + first * (BOX + GAP), count * BOX + (count - 1) * GAP
+    label = text(x + width / 2, y + 17, words, color=PAPER, size=13, text_anchor="middle")
+    return f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="24" rx="4" fill="{color}"/>{label}'
+
+
+def speculative_decoding() -> str:
+    """Returns the picture of plain decoding beside one speculative step."""
+    note = LEFT + 4 * (BOX + GAP)
+    parts = [text(LEFT, 34, "Plain decoding: one base pass per token", font_weight="600")]
+    for i, word in enumerate(["sky", "is", "blue", "because"]):
+        parts += [token(i, 50, word, BASE), one_pass(i, 1, 92, "base", BASE)]
+    parts.append(text(note, 108, "4 tokens, 4 base passes", color=QUIET))
+
+    parts.append(text(LEFT, 166, "Speculative decoding: one step", font_weight="600"))
+    for i, word in enumerate(["sky", "is", "red"]):
+        parts += [token(i, 182, word, DRAFT), one_pass(i, 1, 224, "draft", DRAFT)]
+    parts.append(text(note, 204, "1. The draft proposes tokens.", color=QUIET))
+    parts.append(one_pass(0, 4, 258, "base, once, over all of them", BASE))
+    parts.append(text(note, 275, "2. The base verifies them in one pass.", color=QUIET))
+    for i, word in enumerate(["sky", "is"]):
+        parts.append(token(i, 300, word, GOOD, fill="#dafbe1"))
+    parts.append(token(2, 300, "red", BAD, fill="#ffebe9"))
+    strike = f"M{LEFT + 2 * (BOX + GAP) + 30} 317h{BOX - 60}"
+    parts.append(f'<path d="{strike}" stroke="{BAD}" stroke-width="2" fill="none"/>')
+    parts.append(token(3, 300, "blue", BASE))
+    parts.append(text(note, 314, "3. It keeps those that it would have", color=QUIET))
+    parts.append(text(note, 332, "chosen itself, and adds its own next token.", color=QUIET))
+    summary = "3 tokens, 1 base pass, and the same text as plain decoding."
+    parts.append(text(LEFT, 372, summary, color=QUIET))
+    return picture(parts, "Speculative decoding: a draft proposes, the base verifies in one pass")
+
+
+def picture(parts: Iterable[str], title: str) -> str:
+    """Returns the SVG file with these parts on white paper."""
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        f'width="{WIDTH}" height="{HEIGHT}" font-family="{escape(FONT)}" role="img">'
+    )
+    paper = f'<rect width="{WIDTH}" height="{HEIGHT}" rx="10" fill="{PAPER}"/>'
+    return "\n".join([head, f"<title>{escape(title)}</title>", paper, *parts, "</svg>", ""])
+
+
+PICTURES = {"speculative_decoding.svg": speculative_decoding}
+
+
+def main() -> None:
+    """Writes the pictures, or compares them with --check."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
+    for name, draw in PICTURES.items():
+        path = IMAGES / name
+        if check:
+            if not path.is_file() or path.read_text() != draw():
+                sys.exit(f"{path} is not what {Path(__file__).name} draws. Run it again.")
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(draw())
+
+
+if __name__ == "__main__":
+    main()
