@@ -29,7 +29,7 @@ PIECE_BYTES = 1 << 18  # fits a core's cache
 
 def is_finite(data: bytes | memoryview, dtype: str) -> bool:
     """Whether no number in the bytes of a tensor is NaN or Inf; True for integers."""
-    if dtype not in FORMATS:
+    if dtype not in FORMATS or not len(data):
         return True
     integer, mask, least = FORMATS[dtype]
     bits = np.frombuffer(data, integer)

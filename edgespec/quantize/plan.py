@@ -17,16 +17,12 @@ from pathlib import Path
 import numpy as np
 
 from edgespec.checkpoint.files import Checkpoint, TensorInfo, some_of
+from edgespec.checkpoint.finite import is_finite
 from edgespec.errors import CheckpointError, OutputError, UnsupportedModel
 from edgespec.quantize.base import HEAD, Base
 from edgespec.schemes import Scheme, check_shape, scheme_to_make
 
 HEAD_SCHEMES = ("fp8", "int4_awq", "nvfp4", "mxfp8")
-_EXPONENT = {
-    "float32": (np.uint32, 0x7F800000),
-    "float16": (np.uint16, 0x7C00),
-    "bfloat16": (np.uint16, 0x7F80),
-}
 # Schemes of lm_head that a body allows (missing: all). AWQ smooths an FP8 lm_head too and runs
 # quantized forward passes, for which NVFP4 and MXFP8 need CUDA. SmoothQuant gives an FP8 lm_head a
 # scale per input, which no layout can store. MXFP8 needs no data.
@@ -224,14 +220,10 @@ def refuse_not_finite(checkpoint: Checkpoint, advance: Callable[[int], None]) ->
     """
     bad, digests = [], {}
     for name, info in checkpoint.tensors.items():
-        array = checkpoint.read(name).reshape(-1)
-        digests[name] = hashlib.sha256(array.view(np.uint8).data).hexdigest()
-        if info.dtype in _EXPONENT:
-            integer, mask = _EXPONENT[info.dtype]
-            bits = array.view(integer)
-            step = 1 << 22
-            if any(((bits[i : i + step] & mask) == mask).any() for i in range(0, bits.size, step)):
-                bad.append(name)
+        data = checkpoint.read(name).reshape(-1).view(np.uint8).data
+        digests[name] = hashlib.sha256(data).hexdigest()
+        if not is_finite(data, info.dtype):
+            bad.append(name)
         advance(info.num_bytes)
     if bad:
         raise CheckpointError(

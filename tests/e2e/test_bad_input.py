@@ -259,6 +259,49 @@ def test_base_without_a_tokenizer(broken_base: Path, tmp_path: Path, refused: Re
 
 
 # What else can be wrong with tensors: tests/unit/checkpoint/test_detect.py.
+@pytest.mark.parametrize("place", ["chat_template.jinja", "tokenizer_config.json"])
+def test_chat_template_with_a_syntax_error(
+    broken_base: Path, tmp_path: Path, refused: Refused, place: str
+) -> None:
+    """Found by export: behind it only a hash check would see that somebody fixed the file."""
+    source = "{% for m in messages %}\n{{ m['content'] }\n{% endfor %}"
+    (broken_base / "chat_template.jinja").unlink(missing_ok=True)
+    if place.endswith(".json"):
+        edit_json(broken_base / place, lambda config: config.update(chat_template=source))
+    else:
+        (broken_base / place).write_text(source)
+    words = [f"the chat template in {broken_base}/{place} cannot be read", "(line 2)", "Fix it"]
+    refused(REFUSED, words, "export", broken_base, tmp_path / "onnx", "--no-golden")
+
+
+def test_chat_template_that_is_no_text(broken_base: Path, tmp_path: Path, refused: Refused) -> None:
+    (broken_base / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    words = [broken_base / "chat_template.jinja", "cannot be read"]
+    refused(REFUSED, words, "export", broken_base, tmp_path / "onnx", "--no-golden")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize(
+    ("which", "name"),
+    [
+        ("base", "model.layers.3.mlp.up_proj.weight"),
+        ("base", "model.embed_tokens.weight"),
+        ("draft", "layers.0.self_attn.q_proj.weight"),
+    ],
+)
+def test_weight_that_is_not_finite_is_refused_by_its_name(
+    shop: Shop, tmp_path: Path, refused: Refused, which: str, name: str, value: float
+) -> None:
+    path = copied(getattr(shop, which), tmp_path / which)
+    for file in path.glob("*.safetensors"):
+        tensors = load_file(file)
+        if name in tensors:
+            tensors[name][-1, -1] = value
+            save_file(tensors, file, metadata={"format": "pt"})
+    words = [name, "NaN or Inf", "Download it again"]
+    refused(REFUSED, words, "export", path, tmp_path / "onnx", "--no-golden")
+
+
 WRONG_TENSORS: dict[str, tuple[Callable[[dict[str, torch.Tensor]], object], list[str]]] = {
     "missing-fc": (lambda t: t.pop("fc.weight"), ["'fc.weight'"]),
     "wrong-fc": (
