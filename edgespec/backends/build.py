@@ -6,6 +6,7 @@ weights become stand in the backend, the directory's rules in `engine_dir`.
 
 from __future__ import annotations
 
+import logging
 import shutil
 import time
 from collections.abc import Iterator
@@ -36,6 +37,7 @@ from edgespec.contract import MAX_BATCH_SIZE, Limits, Role
 from edgespec.errors import LimitError, OptionError
 from edgespec.methods import METHODS
 
+logger = logging.getLogger(__name__)
 SILENT = Progress()
 BATCH_OF_PROOF = 2  # sequences: enough for a batch kernel to mix them up
 
@@ -89,6 +91,7 @@ def build(
     builder = chosen_backend(backend)
     check_limits(limits)
     onnx = open_onnx_dir(onnx_dir, spec_base=spec_base, spec_draft=spec_draft)
+    logger.info("%s: %s of %s, files as recorded", onnx_dir, onnx.role.value, onnx.config.model)
     check_draft_size(onnx, limits)
     check_memory(builder, onnx, limits)
     engines.check_against_others(engine_dir, onnx)
@@ -188,9 +191,13 @@ def write_engine(
     progress: Progress,
 ) -> Proven:
     """Write all files of the engine to `staging` and compare it with the golden outputs."""
+    began = time.monotonic()
     staged = backend.stage(onnx, limits, options, staging, progress)
+    logger.info("%s engine written in %.2f s", onnx.role.value, time.monotonic() - began)
     engines.copy_sidecars(onnx, staging, with_embedding=staged.weights.embedding is None)
+    began = time.monotonic()
     agreement, weights = prove(backend, onnx, staged, limits)
+    logger.info("compared with the golden outputs in %.2f s", time.monotonic() - began)
     config = EngineConfig(
         component=onnx.config, limits=EngineLimits.of(limits, onnx.role), weights=weights
     )

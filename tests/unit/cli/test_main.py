@@ -275,4 +275,4 @@ def test_nothing_but_the_standard_library_is_imported_before_ctrl_c_is_handled()
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
     )
     loaded = set(eval(done.stdout))
-    assert not loaded & {"click", "rich", "numpy", "logging", "asyncio"}
+    assert not loaded & {"click", "rich", "numpy", "asyncio"}
