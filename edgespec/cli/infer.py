@@ -291,7 +291,7 @@ def outcome(stats: RunStats, stopped_by: int | None, *, check_lossless: bool) ->
         a.speculative and a.response is not None and a.plain is None for a in stats.answers
     )
     if check_lossless and uncompared:
-        click.echo(
+        say(
             f"not compared: {uncompared} answers, whose plain run failed or was stopped", err=True
         )
     if any(a.difference is not None and not a.difference.near_tie for a in stats.answers):

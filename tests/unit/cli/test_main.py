@@ -3,6 +3,7 @@ Ctrl-C."""
 
 from __future__ import annotations
 
+import ast
 import logging
 import os
 import signal
@@ -15,6 +16,8 @@ import pytest
 
 import edgespec
 from edgespec.cli import environment, startup
+from edgespec.cli.chat import Screen
+from edgespec.cli.infer import warn
 from edgespec.cli.main import COMMANDS, cli, hoisted, run
 from edgespec.cli.terminal import harmless, json_text, say
 from edgespec.errors import BundleError
@@ -218,6 +221,60 @@ def test_error_shows_no_control_character(monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setattr("edgespec.cli.help.command.callback", broken)
     assert run(["help"]) == 3
     assert capsys.readouterr().err == "error: named \\x1b]0;mine\\x07\n  do \\x9b31m\n"
+
+
+def test_notes_of_an_engine_show_no_control_character(capsys: Said) -> None:
+    """Its config.json may say anything, such as what its weights are emulated by."""
+    warn("emulated \x1b[2J")
+    Screen(sys.stdout).note("emulated \x1b[2J")
+    said = capsys.readouterr().err
+    assert said.count("emulated \\x1b[2J") == 2
+    assert "\x1b[2J" not in said
+
+
+# Where text is printed without passing `harmless`, and why.
+PRINTED_AS_IT_IS = {
+    "completion.py": "a script of click's",
+    "help.py": "help texts are ours",
+    "chat.py": "prompts are ours, and the text of an answer passes `harmless` on a terminal",
+    "report.py": "answers go to files and pipes as they are, and tables have our words",
+}
+SAFE = ("harmless", "json_text")
+
+
+def printing(source: str) -> list[str]:
+    """The calls in a file that print something that was not made harmless."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func)
+        if name not in ("click.echo", "print", "os.write", "console.print", "sys.stdout.write"):
+            continue
+        first = node.args[0] if node.args else None
+        safe = isinstance(first, ast.Call) and ast.unparse(first.func) in SAFE
+        found += [] if safe or isinstance(first, ast.Constant) else [ast.unparse(node)]
+    return found
+
+
+def test_all_text_passes_one_function_on_its_way_to_the_terminal() -> None:
+    files = (Path(edgespec.__file__).parent / "cli").glob("*.py")
+    raw = {file.name for file in files if printing(file.read_text(encoding="utf-8"))}
+    assert raw == set(PRINTED_AS_IT_IS)
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ("click.echo(name)", 1),
+        ("click.echo(f'{name}', err=True)", 1),
+        ("click.echo(harmless(name))\nclick.echo(json_text(name))", 0),
+        ("def f():\n    print(name)", 1),
+        ("click.echo('our own words')", 0),
+    ],
+)
+def test_planted_print_is_found(source: str, count: int) -> None:
+    assert len(printing(source)) == count
 
 
 # ---- Ctrl-C at the very start
