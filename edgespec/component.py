@@ -1,64 +1,27 @@
 """The config.json of an exported component (a base, a draft, a plain model) as one frozen value.
 
 Knows the keys on disk, which are TensorRT Edge-LLM's where it has them, and writes what it reads.
-Knows no graph and no engine.
+What repeats another key must agree with it. Knows no graph and no engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self, cast
+from typing import Any
 
 from edgespec import bundle
-from edgespec.config import RopeConfig
-from edgespec.config.fields import Fields, is_int, token_ids
+from edgespec.config import DecoderConfig, RopeConfig
+from edgespec.config.fields import token_ids
 from edgespec.contract import GraphShape, RecurrentShape, Role
 from edgespec.errors import BundleError
+from edgespec.graph_quantization import GraphQuantization
 from edgespec.methods import METHODS, PLAIN_METHOD, BaseSide, DraftSide, SpecConfig
-from edgespec.rope import rope_dict, rope_from_dict
+from edgespec.rope import read_rope, rope_dict
+from edgespec.stored.fields import BundleFields
 
-EXPORT_AGAIN = "Export the checkpoint again."
 NO_SPEC = SpecConfig()
-
-
-class BundleFields(Fields):
-    """A JSON object that edgespec wrote: what is wrong in it is a BundleError with the key."""
-
-    remedy: ClassVar[str] = EXPORT_AGAIN
-
-    def wrong(self, key: str, wanted: str) -> BundleError:
-        """The error for a value that is not what is `wanted`, with the remedy of this class."""
-        return BundleError(super().wrong(key, wanted).what, self.remedy)
-
-    def missing(self, key: str) -> BundleError:
-        """The error for a key that is not there, with the remedy of this class."""
-        return BundleError(f"{self.source}: '{key}' is missing.", self.remedy)
-
-    def section(self, key: str) -> Self:
-        """The object at a key. Raises BundleError where the value is none."""
-        return type(self)(super().section(key).raw, f"{self.source} ({key})")
-
-    def required_text(self, key: str) -> str:
-        """The string at a key. Raises BundleError where it is missing or no string."""
-        value = self.text(key)
-        if value is None:
-            raise self.missing(key)
-        return value
-
-    def optional_size(self, key: str) -> int | None:
-        """The positive integer at a key; None where it is missing or null. Raises BundleError."""
-        return None if self.get(key) is None else self.size(key)
-
-    def count(self, key: str, default: int = 0) -> int:
-        """A whole number from 0."""
-        value = self.get(key)
-        if value is None:
-            return default
-        if not is_int(value) or not 0 <= value < 2**31:
-            raise self.wrong(key, "a whole number from 0")
-        return cast(int, value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,11 +48,14 @@ class PairConfig:
         thinking = fields.get("enable_thinking")
         if thinking is not None and not isinstance(thinking, bool):
             raise fields.wrong("enable_thinking", "true, false or null")
+        layers, num_layers = optional_layers(fields, "tap_ids"), fields.size("num_taps")
+        if layers is not None and len(layers) != num_layers:
+            raise fields.wrong("num_taps", f"{len(layers)}, as many as tap_ids names")
         return cls(
             base_identity=fields.text("base_identity"),
             base_name=fields.text("base_name"),
-            aux_layer_ids=optional_layers(fields, "tap_ids"),
-            num_aux_layers=fields.size("num_taps"),
+            aux_layer_ids=layers,
+            num_aux_layers=num_layers,
             target_hidden_size=fields.size("target_hidden_size"),
             own_embedding=fields.flag("own_embedding", False),
             base_quantized_from=fields.text("base_quantized_from"),
@@ -120,7 +86,7 @@ class ComponentConfig:
     """An exported component. Sizes are in elements, `eos_token_ids` end an answer.
 
     `method` is a key of METHODS, None for a plain model; `spec` is what that method keeps.
-    `graph` are the sizes of the graph's inputs and outputs. `quantization` is as on disk.
+    `graph` are the sizes of the graph's inputs and outputs, `quantization` its quantized weights.
     """
 
     model: str  # the architecture, or the draft's name
@@ -145,7 +111,38 @@ class ComponentConfig:
     draft_vocab_size: int | None = None
     spec: SpecConfig = NO_SPEC
     pair: PairConfig | None = None
-    quantization: Mapping[str, Any] | None = None
+    quantization: GraphQuantization | None = None
+
+    @classmethod
+    def of_decoder(
+        cls,
+        layers: DecoderConfig,
+        graph: GraphShape,
+        *,
+        model: str,
+        method: str | None,
+        vocab_size: int,
+        identity: str,
+    ) -> ComponentConfig:
+        """A component of these layers and this graph; `vocab_size` is that of the base. What only
+        a base or only a draft has is left out."""
+        return cls(
+            model=model,
+            method=method,
+            role=graph.role,
+            vocab_size=vocab_size,
+            hidden_size=layers.hidden_size,
+            intermediate_size=layers.intermediate_size,
+            num_layers=layers.num_layers,
+            num_heads=layers.num_heads,
+            num_kv_heads=layers.num_kv_heads,
+            head_dim=layers.head_dim,
+            rope=layers.rope,
+            identity=identity,
+            graph=graph,
+            sliding_window=layers.sliding_window,
+            local_rope=layers.ropes[1] if len(layers.ropes) > 1 else None,
+        )
 
     @classmethod
     def read(cls, path: Path) -> ComponentConfig:
@@ -154,17 +151,24 @@ class ComponentConfig:
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any], source: str) -> ComponentConfig:
-        """From the keys of a config.json; `source` names the file in errors."""
-        fields = BundleFields(raw, source)
+        """From the keys of a config.json that export wrote; `source` names the file in errors."""
+        return cls.from_fields(BundleFields(raw, source))
+
+    @classmethod
+    def from_fields(cls, fields: BundleFields) -> ComponentConfig:
+        """From the keys of a config.json. BundleError names a wrong key, and its remedy is that of
+        the fields."""
         method, role = read_method(fields)
+        draft, head_dim = role is Role.DRAFT, fields.size("head_dim")
         graph = read_graph(fields.section("graph"), role)
-        draft = role is Role.DRAFT
-        if not draft and "eos_token_id" not in raw:  # an empty list is an answer, no key is none
+        if not draft and "eos_token_id" not in fields.raw:  # an empty list is an answer
             raise fields.missing("eos_token_id")
         eos = () if draft else token_ids(fields, "eos_token_id")
         bos = token_ids(fields, "bos_token_id")
-        quantization = fields.optional_section("quantization").raw or None
-        return cls(
+        quantization, local_rope = fields.optional_section("quantization"), None
+        if graph.local_rotary_dim:
+            local_rope = read_rope(fields.section("local_rope"), head_dim)
+        config = cls(
             model=fields.required_text("model"),
             method=method,
             role=role,
@@ -174,12 +178,12 @@ class ComponentConfig:
             num_layers=fields.size("num_hidden_layers"),
             num_heads=fields.size("num_attention_heads"),
             num_kv_heads=fields.size("num_key_value_heads"),
-            head_dim=fields.size("head_dim"),
-            rope=read_rope(fields.section("rope")),
+            head_dim=head_dim,
+            rope=read_rope(fields.section("rope"), head_dim),
             identity=fields.required_text("identity"),
             graph=graph,
             sliding_window=fields.optional_size("sliding_window"),
-            local_rope=read_local_rope(fields, graph),
+            local_rope=local_rope,
             max_position=None if draft else fields.size("max_position_embeddings"),
             eos_token_ids=eos,
             bos_token_id=bos[0] if bos else None,
@@ -187,8 +191,10 @@ class ComponentConfig:
             draft_vocab_size=fields.size("draft_vocab_size") if draft else None,
             spec=METHODS[method].read_spec(fields) if method else NO_SPEC,
             pair=PairConfig.read(fields.section("pair")) if draft else None,
-            quantization=quantization,
+            quantization=GraphQuantization.read(quantization) if quantization.raw else None,
         )
+        refuse_contradictions(config, fields)
+        return config
 
     def to_dict(self) -> dict[str, Any]:
         """The keys of config.json, in the order in which they are written."""
@@ -218,7 +224,7 @@ class ComponentConfig:
         if self.quantized_from:
             keys["quantized_from"] = self.quantized_from
         keys |= {**recurrent_keys(self.graph), **spec}
-        return keys | ({"quantization": dict(self.quantization)} if self.quantization else {})
+        return keys | ({"quantization": self.quantization.to_dict()} if self.quantization else {})
 
     def decoder_keys(self) -> dict[str, Any]:
         """What config.json says of the layers."""
@@ -288,40 +294,22 @@ def read_method(fields: BundleFields) -> tuple[str | None, Role]:
     kind, role = fields.get("spec_decode_type"), fields.get("engine_role")
     known = (PLAIN_METHOD, *METHODS)
     if kind not in known or role not in [r.value for r in Role]:
-        what = f"{fields.source}: spec_decode_type {kind!r} with engine_role {role!r}"
-        raise BundleError(what, f"This version builds: {', '.join(known)}. {EXPORT_AGAIN}")
+        what = f"{fields.source}: spec_decode_type {kind!r:.80} with engine_role {role!r:.80}"
+        raise BundleError(what, f"This version builds: {', '.join(known)}. {fields.remedy}")
     if (kind == PLAIN_METHOD) != (role == Role.LLM.value):
-        what = f"{fields.source}: role {role} contradicts spec_decode_type {kind}"
-        raise BundleError(what, EXPORT_AGAIN)
+        raise fields.refused(f"engine_role {role} contradicts spec_decode_type {kind}")
     return (None if kind == PLAIN_METHOD else kind), Role(role)
-
-
-def read_rope(rope: BundleFields) -> RopeConfig:
-    """A rotary embedding as config.json keeps it: the fields of RopeConfig. Raises BundleError with
-    the key."""
-    unknown = sorted(set(rope.raw) - {field.name for field in fields(RopeConfig)})
-    if unknown:
-        raise BundleError(f"{rope.source}: the key {unknown[0]!r} is unknown.", EXPORT_AGAIN)
-    rope.number("theta")
-    rope.size("rotary_dim")
-    rope.text("kind")
-    return rope_from_dict(rope.raw)
-
-
-def read_local_rope(fields: BundleFields, graph: GraphShape) -> RopeConfig | None:
-    """The second rotary embedding, which is there where the graph has a second table."""
-    return read_rope(fields.section("local_rope")) if graph.local_rotary_dim else None
 
 
 def read_graph(graph: BundleFields, role: Role) -> GraphShape:
     """The sizes of a graph as config.json keeps them."""
-    recurrent = graph.optional_section("recurrent")
     if graph.get("role") != role.value:
         raise graph.wrong("role", repr(role.value))
+    recurrent, num_layers = graph.optional_section("recurrent"), graph.size("num_layers")
     return GraphShape(
         role,
         hidden_size=graph.size("hidden_size"),
-        num_layers=graph.size("num_layers"),
+        num_layers=num_layers,
         num_kv_heads=graph.size("num_kv_heads"),
         head_dim=graph.size("head_dim"),
         rotary_dim=graph.size("rotary_dim"),
@@ -330,18 +318,19 @@ def read_graph(graph: BundleFields, role: Role) -> GraphShape:
         base_features=graph.count("base_features"),
         block=graph.flag("block", False),
         sliding=graph.flag("sliding", False),
-        recurrent=read_recurrent(BundleFields(recurrent.raw, recurrent.source))
-        if recurrent.raw
-        else None,
+        recurrent=read_recurrent(recurrent, num_layers) if recurrent.raw else None,
         local_rotary_dim=graph.count("local_rotary_dim"),
     )
 
 
-def read_recurrent(sizes: BundleFields) -> RecurrentShape:
+def read_recurrent(sizes: BundleFields, num_layers: int) -> RecurrentShape:
     """The sizes of the recurrent layers in config.json. Raises BundleError with the key."""
-    layers = optional_layers(sizes, "layers")
-    if layers is None:
-        raise sizes.missing("layers")
+    layers = sizes.counts("layers")
+    others = set(range(num_layers)).difference(layers)
+    if list(layers) != sorted(set(layers)) or not layers or len(others) + len(layers) != num_layers:
+        raise sizes.wrong("layers", f"ascending layer numbers below {num_layers}")
+    if not others:
+        raise sizes.wrong("layers", "some of the layers: one at least has attention")
     return RecurrentShape(
         layers,
         num_key_heads=sizes.size("num_key_heads"),
@@ -352,14 +341,81 @@ def read_recurrent(sizes: BundleFields) -> RecurrentShape:
     )
 
 
+def refuse_contradictions(config: ComponentConfig, fields: BundleFields) -> None:
+    """BundleError with the first key that says other than the keys that it repeats."""
+    graph = fields.section("graph")
+    for key, found, wanted in (*graph_repeats(config), *draft_repeats(config)):
+        if found != wanted:
+            raise graph.wrong(key, f"{wanted}, as the rest of the file says")
+    if config.num_heads % config.num_kv_heads:
+        raise fields.wrong("num_key_value_heads", f"a divisor of {config.num_heads} heads")
+    hidden, layers = config.hidden_size, config.spec.aux_layer_ids
+    if config.role is Role.BASE:
+        wide = (len(layers) * hidden,) if layers else tuple(range(hidden, hidden * 65, hidden))
+        if config.graph.features not in wide:
+            raise graph.wrong("features", f"{wide[0]}: what drafts read of a base this wide")
+        if not all(0 <= layer <= config.num_layers for layer in layers):
+            raise fields.refused(
+                f"aux layers {list(layers)} of a base with {config.num_layers} layers"
+            )
+    written = config.to_dict()
+    for key in sorted(REPEATED.intersection(fields.raw, written)):
+        if fields.get(key) != written[key]:
+            raise fields.wrong(key, f"{written[key]!r:.80}, as the rest of the file says")
+
+
+# Keys that are written for the tools that read them, and repeat others
+REPEATED = frozenset(
+    (
+        "rope_theta",
+        "partial_rotary_factor",
+        "kv_cache_dtype",
+        "base_model_hidden_size",
+        "num_linear_attn_layers",
+        "num_attention_layers",
+        "recurrent_state_num_heads",
+        "recurrent_state_head_dim",
+        "recurrent_state_size",
+        "conv_dim",
+        "conv_kernel",
+        "recurrent_state_dtype",
+        "conv_state_dtype",
+        "layer_types",
+        "kv_layer_configs",
+    )
+)
+
+Repeat = tuple[str, int, int]  # a key of `graph`, its value, and the one that it must have
+
+
+def graph_repeats(config: ComponentConfig) -> Iterator[Repeat]:
+    """The sizes of the graph that follow from the others."""
+    graph = config.graph
+    yield "hidden_size", graph.hidden_size, config.hidden_size
+    yield "num_layers", graph.num_layers, config.num_layers
+    yield "num_kv_heads", graph.num_kv_heads, config.num_kv_heads
+    yield "head_dim", graph.head_dim, config.head_dim
+    yield "rotary_dim", graph.rotary_dim, config.rope.rotary_dim
+    yield "vocab_size", graph.vocab_size, config.draft_vocab_size or config.vocab_size
+    if config.local_rope is not None:
+        yield "local_rotary_dim", graph.local_rotary_dim, config.local_rope.rotary_dim
+    if config.role is Role.LLM:
+        yield "features", graph.features, 0
+
+
+def draft_repeats(config: ComponentConfig) -> Iterator[Repeat]:
+    """The widths of a draft's graph that follow from what it asks of its base."""
+    graph, pair = config.graph, config.pair
+    if pair is None:
+        yield "base_features", graph.base_features, 0
+        return
+    yield "base_features", graph.base_features, pair.num_aux_layers * pair.target_hidden_size
+    yield "features", graph.features, 0 if graph.block else config.hidden_size
+
+
 def optional_layers(fields: BundleFields, key: str) -> tuple[int, ...] | None:
     """A list of layer numbers, as JSON or as `to_dict` has it; None: the key is missing or null."""
-    ids = fields.get(key)
-    if ids is None:
-        return None
-    if not isinstance(ids, list | tuple) or not all(is_int(i) and 0 <= i < 2**31 for i in ids):
-        raise fields.wrong(key, "a list of layer numbers")
-    return tuple(ids)
+    return None if fields.get(key) is None else fields.counts(key)
 
 
 def recurrent_keys(shape: GraphShape) -> dict[str, Any]:

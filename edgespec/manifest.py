@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
 from edgespec import bundle
-from edgespec.component import BundleFields
 from edgespec.config.fields import is_int
 from edgespec.contract import Role
 from edgespec.errors import BundleError
+from edgespec.graph_quantization import Schemes, read_schemes, schemes_dict
+from edgespec.stored.fields import BundleFields
 
 KIND = "export"
 QUANTIZE_KIND = "quantize"
@@ -69,7 +70,8 @@ class ExportManifest:
     """Who exported what, from what and with which options.
 
     `options` are what was asked for, as JSON has it. `edgespec` is the version that wrote it,
-    `packages` those that shape its content. `files` are name -> {"bytes", "sha256"}.
+    `packages` those that shape its content. `files` are name -> {"bytes", "sha256"}. `quantization`
+    are the uses of schemes in its graph, None where it has none.
     """
 
     role: Role
@@ -79,7 +81,7 @@ class ExportManifest:
     edgespec: str | None
     command: tuple[str, ...] = ()
     packages: Mapping[str, str | None]
-    quantization: Mapping[str, Any] | None = None
+    quantization: Schemes | None = None
 
     @classmethod
     def make(
@@ -88,7 +90,7 @@ class ExportManifest:
         source: ExportSource,
         options: Mapping[str, Any],
         files: Mapping[str, Mapping[str, Any]],
-        quantization: Mapping[str, Any] | None = None,
+        quantization: Schemes | None = None,
     ) -> ExportManifest:
         """Of what this process has just written."""
         made_by = bundle.provenance()
@@ -121,7 +123,7 @@ class ExportManifest:
             edgespec=fields.text("edgespec"),
             command=tuple(command) if isinstance(command, list) else (),
             packages=fields.optional_section("packages").raw,
-            quantization=fields.optional_section("quantization").raw or None,
+            quantization=read_schemes(fields.optional_section("quantization")) or None,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -141,7 +143,7 @@ class ExportManifest:
             "packages": dict(self.packages),
         }
         if self.quantization:
-            keys["quantization"] = dict(self.quantization)
+            keys["quantization"] = schemes_dict(self.quantization)
         return keys
 
     def is_of(self, source: ExportSource, options: Mapping[str, Any]) -> bool:
@@ -324,6 +326,18 @@ class QuantizeRequest:
         data = self.options.get("calib_data")
         name = data.get("name") if isinstance(data, Mapping) else data
         return None if name is None else str(name)
+
+    def unnamed(self) -> QuantizeRequest:
+        """The request without names, by which requests are compared: "." and a link may name the
+        same checkpoint."""
+        options, base = dict(self.options), self.base
+        if isinstance(data := options.get("calib_data"), Mapping):
+            options["calib_data"] = {key: data[key] for key in data if key != "name"}
+        return QuantizeRequest(
+            replace(self.source, name=None),
+            options,
+            None if base is None else replace(base, name=None),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The keys of manifest.json and request.json."""

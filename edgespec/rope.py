@@ -10,14 +10,14 @@ as in token-by-token decoding there.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, fields
+from typing import Any, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.config import RopeConfig
+from edgespec.config import RopeConfig, RopeKind
+from edgespec.stored.fields import BundleFields
 
 Rows = NDArray[np.float32]
 
@@ -30,10 +30,50 @@ def rope_dict(config: RopeConfig) -> dict[str, Any]:
     return out
 
 
-def rope_from_dict(raw: Mapping[str, Any]) -> RopeConfig:
-    """The config of the keys that `rope_dict` writes; exports of earlier versions lack some."""
-    factors = {key: tuple(raw.get(key, ())) for key in ("short_factor", "long_factor")}
-    return RopeConfig(**dict(raw) | factors)
+def read_rope(rope: BundleFields, head_dim: int) -> RopeConfig:
+    """The config of the keys that `rope_dict` writes; exports of earlier versions lack some.
+
+    Raises BundleError with the key.
+    """
+    rope.refuse_unknown([field.name for field in fields(RopeConfig)])
+    kind = rope.text("kind") or "default"
+    if kind not in get_args(RopeKind):
+        raise rope.wrong("kind", f"one of {', '.join(get_args(RopeKind))}")
+    theta, rotary_dim = rope.number("theta"), rope.size("rotary_dim")
+    if theta <= 1:
+        raise rope.wrong("theta", "a base greater than 1")
+    if rotary_dim % 2 or not (4 if kind == "dynamic" else 2) <= rotary_dim <= head_dim:
+        raise rope.wrong("rotary_dim", f"an even part of the {head_dim} elements of a head")
+    pairs = rotary_dim // 2 if kind == "longrope" else 0
+    default = RopeConfig(theta, rotary_dim)
+    config = RopeConfig(
+        theta=theta,
+        rotary_dim=rotary_dim,
+        kind=cast(RopeKind, kind),
+        factor=rope.number("factor", default.factor),
+        original_max_position=rope.count("original_max_position"),
+        low_freq_factor=rope.number("low_freq_factor", default.low_freq_factor),
+        high_freq_factor=rope.number("high_freq_factor", default.high_freq_factor),
+        beta_fast=rope.number("beta_fast", default.beta_fast),
+        beta_slow=rope.number("beta_slow", default.beta_slow),
+        truncate=rope.flag("truncate", default.truncate),
+        attention_factor=rope.number("attention_factor", default.attention_factor),
+        short_factor=_factors(rope, "short_factor", pairs),
+        long_factor=_factors(rope, "long_factor", pairs),
+    )
+    if kind in ("dynamic", "llama3", "yarn") and not config.original_max_position:
+        raise rope.wrong("original_max_position", "the length before scaling")
+    if kind == "llama3" and config.high_freq_factor <= config.low_freq_factor:
+        raise rope.wrong("high_freq_factor", "greater than low_freq_factor")
+    return config
+
+
+def _factors(rope: BundleFields, key: str, count: int) -> tuple[float, ...]:
+    """A positive number for each pair of rotated elements; none but for longrope."""
+    raw = rope.get(key) or ()
+    if not isinstance(raw, list | tuple) or len(raw) != count:
+        raise rope.wrong(key, f"a list of {count} numbers")
+    return tuple(type(rope)({key: value}, rope.source).number(key) for value in raw)
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, cast
 
 from edgespec import bundle
-from edgespec.component import BundleFields, ComponentConfig
+from edgespec.component import ComponentConfig
 from edgespec.config.fields import is_int
 from edgespec.contract import Limits, Role
+from edgespec.stored.fields import BundleFields
 
 FLOAT32: Final = "fp32"
 AS_EXPORTED = "as exported"
@@ -225,7 +226,7 @@ class EngineConfig:
         `source`."""
         fields = EngineFields(raw, source)
         return cls(
-            component=ComponentConfig.from_dict(raw, source),
+            component=ComponentConfig.from_fields(fields),
             limits=EngineLimits.read(fields.section("builder_config")),
             weights=read_weights(fields),
         )

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from edgespec import bundle
-from edgespec.component import BundleFields, ComponentConfig, read_method
+from edgespec.component import ComponentConfig, read_method
 from edgespec.contract import Role
 from edgespec.directories import Kind, kind_of, not_an_export
 from edgespec.errors import BundleError
+from edgespec.stored.fields import BundleFields
 
 
 @dataclass(frozen=True, slots=True)

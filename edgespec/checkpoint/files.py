@@ -10,48 +10,33 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
 import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, TypeGuard
+from typing import Any, BinaryIO, Protocol
 
-import ml_dtypes
 import numpy as np
 
 from edgespec.directories import not_a_checkpoint
 from edgespec.errors import CheckpointError, MissingDependency, UnsupportedModel
+from edgespec.stored.regular import open_regular, read_regular
+from edgespec.stored.tensors import (
+    DTYPES,
+    MAX_HEADER_BYTES,
+    header_entries,
+    numpy_dtype,
+    tensor_of,
+)
 
 logger = logging.getLogger(__name__)
 
-_MAX_HEADER_BYTES = 100 * 1024 * 1024  # the safetensors library's own limit
 _CHUNK_BYTES = 8 * 1024 * 1024
 _DOWNLOAD_AGAIN = "Download it again: the file is damaged or the download was not finished."
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 _PICKLE_PATTERNS = ["*.bin"]
-
-# Name in a safetensors header -> name in numpy, ml_dtypes and torch
-_DTYPES = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E8M0": "float8_e8m0fnu",
-    "I64": "int64",
-    "I32": "int32",
-    "I16": "int16",
-    "I8": "int8",
-    "U64": "uint64",
-    "U32": "uint32",
-    "U16": "uint16",
-    "U8": "uint8",
-    "BOOL": "bool",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +117,7 @@ class Checkpoint:
             raise _unreadable(info.file, error) from error
         if data.size != info.num_bytes:
             raise _changed(info, data.size)
-        return data.view(_numpy_dtype(info.dtype)).reshape(info.shape)
+        return data.view(numpy_dtype(info.dtype)).reshape(info.shape)
 
     def read_rows(self, name: str, low: int, high: int) -> np.ndarray[Any, Any]:
         """Returns rows `low` to `high` of a matrix as a new array. Reads no other rows."""
@@ -148,7 +133,7 @@ class Checkpoint:
             raise _unreadable(info.file, error) from error
         if data.size != count:
             raise _changed(info, low * width + data.size)
-        return data.view(_numpy_dtype(info.dtype)).reshape(high - low, *info.shape[1:])
+        return data.view(numpy_dtype(info.dtype)).reshape(high - low, *info.shape[1:])
 
     def write_to(self, name: str, fh: ByteSink) -> None:
         """Copies a tensor's raw little-endian bytes to `fh`, at most 8 MiB at a time."""
@@ -247,7 +232,7 @@ def _rows_of(info: TensorInfo, name: str, rows: Rows) -> TensorInfo:
 def read_json(path: Path) -> dict[str, Any]:
     """Returns the JSON object in a file. Raises CheckpointError that names the file."""
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(read_regular(path))
     except FileNotFoundError as error:
         raise CheckpointError(
             f"{path.parent} has no {path.name}.",
@@ -260,10 +245,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} is not a JSON object.", "Download it again.")
     return value
-
-
-def _numpy_dtype(name: str) -> np.dtype[Any]:
-    return np.dtype(getattr(ml_dtypes, name, name))
 
 
 # The hub
@@ -402,58 +383,26 @@ def read_header(path: Path) -> list[TensorInfo]:
                 f"{path} is a Git LFS pointer, not the weights.", "Run `git lfs pull` in it."
             )
         header_bytes = int.from_bytes(start, "little")
-        if len(start) == 8 and header_bytes > _MAX_HEADER_BYTES:
+        if len(start) == 8 and header_bytes > MAX_HEADER_BYTES:
             raise _damaged(path, f"its header would be {header_bytes} bytes long")
         if size_bytes < 8 + header_bytes:
             raise _truncated(path, 8 + header_bytes, size_bytes)
-        header = _parse_header(path, _read(file, header_bytes, path))
+        text = _read(file, header_bytes, path)
+    header = header_entries(text, lambda how: _damaged(path, how))
     infos = [_parse_entry(path, name, entry, 8 + header_bytes) for name, entry in header.items()]
     infos.sort(key=lambda info: (info.offset, info.num_bytes))
     _check_layout(path, infos, 8 + header_bytes, size_bytes)
     return infos
 
 
-def _parse_header(path: Path, text: bytes) -> dict[str, Any]:
-    try:
-        header = json.loads(text, object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
-        raise _damaged(path, f"its header is not JSON ({error})") from error
-    if not isinstance(header, dict):
-        raise _damaged(path, "its header is not an object")
-    header.pop("__metadata__", None)
-    return header
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(dict(pairs)) != len(pairs):
-        raise ValueError("a name occurs twice")
-    return dict(pairs)
-
-
 def _parse_entry(path: Path, name: str, entry: object, data_start: int) -> TensorInfo:
-    if not isinstance(entry, dict):
-        raise _damaged(path, f"its header has no entry for tensor {name!r}")
-    dtype, shape, span = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
-    if not (
-        isinstance(dtype, str) and _is_naturals(shape) and _is_naturals(span) and len(span) == 2
-    ):
-        raise _damaged(path, f"its header has an invalid entry for tensor {name!r}")
-    if dtype not in _DTYPES:
+    dtype = entry.get("dtype") if isinstance(entry, dict) else None
+    if isinstance(dtype, str) and dtype not in DTYPES:
         raise UnsupportedModel(
             f"{path}: tensor {name!r} has the type {dtype!r}, which this version cannot read."
         )
-    begin, end = span
-    num_bytes = math.prod(shape) * _numpy_dtype(_DTYPES[dtype]).itemsize
-    if end - begin != num_bytes:
-        raise _damaged(path, f"tensor {name!r} of {num_bytes} bytes lies at {begin}..{end}")
-    return TensorInfo(name, _DTYPES[dtype], tuple(shape), path, data_start + begin, num_bytes)
-
-
-def _is_naturals(value: object) -> TypeGuard[list[int]]:
-    """Whether a value is a list of non-negative integers below 2^63, the limit of file offsets."""
-    return isinstance(value, list) and all(
-        type(item) is int and 0 <= item < 2**63 for item in value
-    )
+    found = tensor_of(name, entry, data_start, lambda how: _damaged(path, how))
+    return TensorInfo(name, found.dtype, found.shape, path, found.offset, found.num_bytes)
 
 
 def _check_layout(path: Path, infos: list[TensorInfo], data_start: int, size_bytes: int) -> None:
@@ -543,13 +492,13 @@ def _to_array(path: Path, name: object, tensor: object) -> np.ndarray[Any, Any]:
             f"{path}: entry {name!r} is a {type(tensor).__name__}, not a named tensor."
         )
     dtype = str(tensor.dtype).removeprefix("torch.")
-    if dtype not in _DTYPES.values() or tensor.layout != torch.strided:
+    if dtype not in DTYPES.values() or tensor.layout != torch.strided:
         raise UnsupportedModel(
             f"{path}: tensor {name!r} is {tensor.layout} of {dtype}, which this version cannot"
             " read."
         )
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return flat.view(_numpy_dtype(dtype)).reshape(tuple(tensor.shape))
+    return flat.view(numpy_dtype(dtype)).reshape(tuple(tensor.shape))
 
 
 # Errors
@@ -557,7 +506,7 @@ def _to_array(path: Path, name: object, tensor: object) -> np.ndarray[Any, Any]:
 
 def _open(path: Path) -> BinaryIO:
     try:
-        return path.open("rb")
+        return open_regular(path)
     except OSError as error:
         raise _unreadable(path, error) from error
 

@@ -100,7 +100,7 @@ DIRECTORY = click.Path(path_type=Path)
     "--onnx-dir",
     required=True,
     type=DIRECTORY,
-    help="What edgespec export wrote: an llm, base or draft.",
+    help="A component that edgespec export wrote, such as OUT/llm.",
 )
 @click.option(
     "--engine-dir",
@@ -111,27 +111,30 @@ DIRECTORY = click.Path(path_type=Path)
     help="Where the engine goes; base and draft share one.",
 )
 @click.option(
-    "--spec-base", is_flag=True, help="Say that this is the base; checked against its config.json."
+    "--spec-base", is_flag=True, help="State that this is a base; checked against its config.json."
 )
 @click.option(
     "--spec-draft",
     is_flag=True,
-    help="Say that this is the draft; checked against its config.json.",
+    help="State that this is a draft; checked against its config.json.",
 )
 @click.option(
     "--max-batch-size",
     default=DEFAULTS.max_batch_size,
     show_default=True,
-    help="Sequences at a time.",
+    help="Sequences at a time, at most.",
 )
 @click.option(
-    "--max-input-len", default=DEFAULTS.max_input_len, show_default=True, help="Prompt tokens."
+    "--max-input-len",
+    default=DEFAULTS.max_input_len,
+    show_default=True,
+    help="Tokens of a prompt, at most.",
 )
 @click.option(
     "--max-kv-cache-capacity",
     default=DEFAULTS.max_kv_cache_capacity,
     show_default=True,
-    help="Prompt and answer.",
+    help="Tokens of prompt and answer together, at most.",
 )
 @click.option(
     "--max-verify-tree-size",
@@ -143,7 +146,7 @@ DIRECTORY = click.Path(path_type=Path)
     "--max-draft-tree-size",
     default=DEFAULTS.max_draft_tree_size,
     show_default=True,
-    help=f"Draft top-k times step; a {BLOCKS} draft: at least its block.",
+    help=f"Nodes that a draft makes: top-k times step, or the block of a {BLOCKS} draft.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(

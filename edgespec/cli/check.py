@@ -24,7 +24,7 @@ LEVEL_WIDTH, TOPIC_WIDTH = 9, 14
 @click.argument("base", metavar="BASE")
 @click.argument("draft", metavar="[DRAFT]", required=False)
 @click.option(
-    "--mtp", is_flag=True, help="Check the base's own MTP head, as is done without a draft."
+    "--mtp", is_flag=True, help="Check the base's own MTP head, the default without DRAFT."
 )
 @click.option(
     "--aux-layers",
@@ -32,7 +32,9 @@ LEVEL_WIDTH, TOPIC_WIDTH = 9, 14
     metavar="I,J,K",
     help="Aux layers as hidden_states indices, instead of the draft's own.",
 )
-@click.option("--allow-pickle", is_flag=True, help="Read pytorch_model.bin too, with weights_only.")
+@click.option(
+    "--allow-pickle", is_flag=True, help="Also read pytorch_model.bin, with weights_only."
+)
 @click.option(
     "--probe", is_flag=True, help="If all fits, count how often both agree on a little text."
 )
@@ -40,7 +42,7 @@ LEVEL_WIDTH, TOPIC_WIDTH = 9, 14
     "--probe-text",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="The text, instead of a shipped one.",
+    help="Text for --probe, instead of the shipped one.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 def command(

@@ -44,7 +44,9 @@ def layer_list(
 @click.option(
     "--dflash-base", is_flag=True, help="Export the base of the DFlash draft in --dflash-draft-dir."
 )
-@click.option("--dflash-tree-base", is_flag=True, help="The same: bases always verify trees.")
+@click.option(
+    "--dflash-tree-base", is_flag=True, help="The same as --dflash-base: every base verifies trees."
+)
 @click.option(
     "--dflash-draft",
     is_flag=True,
@@ -53,7 +55,7 @@ def layer_list(
 @click.option(
     "--dflash-draft-dir",
     metavar="DRAFT",
-    help="The DFlash draft of MODEL: a directory or a hub id.",
+    help="The DFlash draft for MODEL: a directory or a hub id.",
 )
 @click.option(
     "--mtp",
@@ -79,7 +81,9 @@ def layer_list(
         " or the draft's own."
     ),
 )
-@click.option("--allow-pickle", is_flag=True, help="Read pytorch_model.bin too, with weights_only.")
+@click.option(
+    "--allow-pickle", is_flag=True, help="Also read pytorch_model.bin, with weights_only."
+)
 @click.option(
     "--no-golden",
     is_flag=True,
@@ -105,8 +109,8 @@ def command(
     OUT/dflash_draft.
 
     An EAGLE-3 or DFlash draft is detected automatically, in each of its published layouts. Base and
-    EAGLE-3 draft need different OUT directories. Weights keep the checkpoint's type; nothing of it
-    is run.
+    EAGLE-3 draft need different OUT directories. Weights keep the checkpoint's type. Code in a
+    checkpoint is never run.
 
     \b
     edgespec export Qwen/Qwen3-8B onnx/base --eagle-base

@@ -45,25 +45,25 @@ FAILED, SOME_FAILED = 1, 5
     "--prompts",
     type=FILE,
     metavar="FILE",
-    help="Instead: a JSONL prompt set with turns, as MT-Bench's.",
+    help="A JSONL prompt set with turns, such as MT-Bench's, instead of --input-file.",
 )
 @click.option(
     "--output-file",
     required=True,
     type=FILE,
     metavar="FILE",
-    help="Where the responses and their metrics go, as JSON.",
+    help="Write the responses and their metrics as JSON.",
 )
 @click.option(
     "--spec-decode",
     is_flag=True,
-    help="Draft and verify; the engine directory holds base and draft.",
+    help="Decode speculatively, with the base and the draft of the engine directory.",
 )
 @draft_options
 @click.option(
     "--batch-size",
     type=int,
-    help="Requests at a time. This option and those down to --num-logprobs override the input file.",
+    help="Requests at a time. This flag and those below, to --num-logprobs, override the input file.",
 )
 @click.option("--max-generate-length", type=int, help="Tokens per answer, at most.")
 @click.option("--temperature", type=float, help="0 is greedy.")
@@ -71,7 +71,9 @@ FAILED, SOME_FAILED = 1, 5
 @click.option("--top-p", type=float, help="1 is off.")
 @click.option("--min-p", type=float, help="0 is off.")
 @click.option("--repetition-penalty", type=float, help="1 is off.")
-@click.option("--seed", type=int, help="For every request; one is drawn where neither says.")
+@click.option(
+    "--seed", type=int, help="Seed of every request. Default: the file's, or a random one."
+)
 @click.option("--num-logprobs", type=int, help="Candidates per token in the output, 0 to 50.")
 @click.option(
     "--check-lossless",
@@ -106,10 +108,10 @@ FAILED, SOME_FAILED = 1, 5
     help="Run the first batch this many times beforehand, unmeasured.",
 )
 @click.option(
-    "--profile-output-file", type=FILE, metavar="FILE", help="Where times by stage go, as JSON."
+    "--profile-output-file", type=FILE, metavar="FILE", help="Write times by stage as JSON."
 )
-@click.option("--dump-profile", is_flag=True, help="Show times by stage.")
-@click.option("--dump-output", is_flag=True, help="Show the answers' text.")
+@click.option("--dump-profile", is_flag=True, help="Print times by stage.")
+@click.option("--dump-output", is_flag=True, help="Print the text of the answers.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.pass_context
 def command(
@@ -147,8 +149,8 @@ def command(
     top-k of 2 to 8 a tree of up to 128 nodes is made of the block. A draft that only makes chains
     has top-k 1 and verify size step + 1.
 
-    Ctrl-C ends after the step under way and writes what there is (exit 130); a second one stops at
-    once. Finished responses are also kept in OUTPUT.partial.jsonl until the output is written.
+    Ctrl-C ends the run after the current step and writes what was generated (exit 130); a second
+    one stops at once. Finished responses are also kept in OUTPUT.partial.jsonl until the output is written.
 
     \b
     edgespec infer --engine-dir engines --input-file input.json --output-file output.json --spec-decode
@@ -291,9 +293,7 @@ def outcome(stats: RunStats, stopped_by: int | None, *, check_lossless: bool) ->
         a.speculative and a.response is not None and a.plain is None for a in stats.answers
     )
     if check_lossless and uncompared:
-        say(
-            f"not compared: {uncompared} answers, whose plain run failed or was stopped", err=True
-        )
+        say(f"not compared: {uncompared} answers, whose plain run failed or was stopped", err=True)
     if any(a.difference is not None and not a.difference.near_tie for a in stats.answers):
         click.echo(
             "NOT lossless: a difference beyond a near-tie is a bug; please report it with the"

@@ -17,10 +17,12 @@ REFUSED = 3
 @click.option(
     "--layers",
     is_flag=True,
-    help="Name every Linear with its format and error, every tensor of a file.",
+    help="List every Linear with its format and error, and every tensor of a file.",
 )
 @click.option(
-    "--verify", is_flag=True, help="Compare hashes, which reads all of every file; else sizes."
+    "--verify",
+    is_flag=True,
+    help="Compare hashes, which reads every file completely. Default: sizes only.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print all that is known as JSON.")
 def command(path: Path, layers: bool, verify: bool, as_json: bool) -> int:

@@ -41,7 +41,7 @@ COMMANDS = {
         "edgespec.cli.check",
         "Check whether a base and a draft belong together, without running them.",
     ),
-    "chat": ("edgespec.cli.chat", "Chat with a model in the terminal."),
+    "chat": ("edgespec.cli.chat.command", "Chat with a model in the terminal."),
     "completion": ("edgespec.cli.completion", "Print the completion script of a shell."),
     "help": ("edgespec.cli.help", "Show the help of a command."),
 }

@@ -94,7 +94,9 @@ def common(function: Callable[..., None]) -> Callable[..., None]:
                 ),
             ),
             click.option(
-                "--num-samples", type=click.IntRange(1), help="Default: 16 on a CPU, 512 on CUDA."
+                "--num-samples",
+                type=click.IntRange(1),
+                help="Calibration samples. Default: 16 on a CPU, 512 on CUDA.",
             ),
             click.option(
                 "--calib-seq-len",
@@ -136,7 +138,13 @@ def command() -> None:
 
 @command.command("llm", cls=EdgeCommand, aliases=ALIASES, missing=FLAGS["quantize llm"])
 @click.option("--model-dir", required=True, metavar="MODEL", help="A directory or a hub id.")
-@click.option("--output-dir", required=True, metavar="DIR", type=click.Path(path_type=Path))
+@click.option(
+    "--output-dir",
+    required=True,
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Where the quantized checkpoint goes.",
+)
 @common
 @click.option(
     "--kv-cache-quantization", type=click.Choice(("fp8",)), help="Scales for an FP8 cache."
@@ -181,7 +189,13 @@ def llm(
     help="The base that the draft was trained for.",
 )
 @click.option("--draft-model-dir", required=True, metavar="DRAFT", help="A directory or a hub id.")
-@click.option("--output-dir", required=True, metavar="DIR", type=click.Path(path_type=Path))
+@click.option(
+    "--output-dir",
+    required=True,
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Where the quantized checkpoint goes.",
+)
 @common
 @click.option("--kv-cache-quantization", type=click.Choice(("fp8",)), hidden=True)
 def draft(

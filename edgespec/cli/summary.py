@@ -22,6 +22,7 @@ from edgespec.checkpoint.summary import (
 from edgespec.component import ComponentConfig, PairConfig
 from edgespec.config import DecoderConfig, DraftConfig, ModelConfig, RopeConfig
 from edgespec.contract import Role, canonical_contract
+from edgespec.graph_quantization import GraphQuantization
 from edgespec.manifest import QuantizeManifest
 from edgespec.methods import METHODS
 
@@ -296,28 +297,22 @@ def pair_rows(method: str, pair: PairConfig) -> Rows:
     return [("aux layers", layers), ("made for", f"{pair.base_name or 'a base'} ({known})")]
 
 
-def exported_rows(quantization: Mapping[str, Any] | None) -> Rows:
+def exported_rows(found: GraphQuantization | None) -> Rows:
     """The rows of an export's quantization; `kept` are the Linears in float."""
-    if quantization is None:
+    if found is None:
         return [("quantized", "no")]
     rows = []
-    for name, row in quantization["schemes"].items():
-        rounded = "in the graph" if row["activations_in_graph"] else "by engines that can"
-        where = "" if row["activations"] == "none" else f", rounded {rounded}"
+    for name, use in found.schemes.items():
+        rounded = "in the graph" if use.activations_in_graph else "by engines that can"
+        where = "" if use.activations == "none" else f", rounded {rounded}"
         text = (
-            f"{row['linears']} Linears{blocks_text(row['blocks'])}, activations"
-            f" {row['activations']}{where}"
+            f"{use.linears} Linears{blocks_text(use.blocks)}, activations {use.activations}{where}"
         )
         rows.append((name, text))
-    if quantization["unquantised"]:
-        rows.append(("kept", ", ".join(folded(quantization["unquantised"]))))
-    if quantization["kv_cache"]:
-        rows.append(
-            (
-                "scales",
-                f"of a {quantization['kv_cache']['type']} cache are recorded, and not applied",
-            )
-        )
+    if found.unquantized:
+        rows.append(("kept", ", ".join(folded(found.unquantized))))
+    if found.kv_cache:
+        rows.append(("scales", f"of a {found.kv_cache.type} cache are recorded, and not applied"))
     return rows
 
 

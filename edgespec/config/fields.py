@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+from edgespec.config.bounds import MAX_SIZES
 from edgespec.errors import CheckpointError, EdgeSpecError, UnsupportedModel
 
 
@@ -34,15 +35,16 @@ class Fields:
         )
 
     def size(self, key: str, default: int | None = None) -> int:
-        """A positive whole number; without a default the key must be there. Raises
-        CheckpointError."""
+        """A positive whole number up to the largest plausible one (`MAX_SIZES`); without a default
+        the key must be there. Raises CheckpointError."""
         value = self.get(key)
         if value is None:
             value = default
         if value is None:
             raise self.missing(key)
-        if not is_int(value) or not 1 <= value < 2**31:
-            raise self.wrong(key, "a positive whole number below 2^31")
+        most = MAX_SIZES.get(key, 2**31 - 1)
+        if not is_int(value) or not 1 <= value <= most:
+            raise self.wrong(key, f"a positive whole number of at most {most}")
         return cast(int, value)
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -52,8 +54,8 @@ class Fields:
             value = default
         if value is None:
             raise self.missing(key)
-        if not (is_int(value) or isinstance(value, float)) or not 0 < value < 2**63:
-            raise self.wrong(key, "a positive number")
+        if not (is_int(value) or isinstance(value, float)) or not 2**-63 <= value < 2**63:
+            raise self.wrong(key, "a positive number between 2^-63 and 2^63")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:

@@ -5,6 +5,8 @@ Knows no method: what is emitted is a value.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edgespec.checkpoint.names import EMBEDDING
 from edgespec.component import ComponentConfig
 from edgespec.contract import GraphShape
@@ -44,23 +46,17 @@ def base_config(
     base: OpenBase, shape: GraphShape, method: str | None, emitted: Emitted
 ) -> ComponentConfig:
     """config.json of a base for a method's drafts, or of a plain decoder."""
-    model, layers = base.config, base.config.decoder
-    return ComponentConfig(
+    model = base.config
+    config = ComponentConfig.of_decoder(
+        model.decoder,
+        shape,
         model=model.architecture,
         method=method,
-        role=shape.role,
         vocab_size=model.vocab_size,
-        hidden_size=layers.hidden_size,
-        intermediate_size=layers.intermediate_size,
-        num_layers=layers.num_layers,
-        num_heads=layers.num_heads,
-        num_kv_heads=layers.num_kv_heads,
-        head_dim=layers.head_dim,
-        rope=layers.rope,
         identity=base.identity,
-        graph=shape,
-        sliding_window=layers.sliding_window,
-        local_rope=layers.ropes[1] if len(layers.ropes) > 1 else None,
+    )
+    return replace(
+        config,
         max_position=model.max_position,
         eos_token_ids=model.eos_token_ids,
         bos_token_id=model.bos_token_id,

@@ -83,7 +83,7 @@ def write_component(
         writer.write_small({"d2t": component.d2t}, staging / bundle.D2T)
     if request.options.golden:
         write_golden(component, plan, staging, progress)
-    schemes = (config.quantization or {}).get("schemes")
+    schemes = config.quantization.schemes if config.quantization else None
     files = bundle.file_entries(staging, hashes)
     manifest = ExportManifest.make(config.role, request.source, recorded, files, schemes)
     bundle.write_json(staging / bundle.MANIFEST, manifest.to_dict())
@@ -106,7 +106,9 @@ def write_graph(
     what only the graph knows of its quantized weights, and the hashes made on the way."""
     model, _ = build_graph(component.graph, plan)
     table = component.graph.table
-    quantization = sidecars.quantization_keys(products(model), table.checkpoint, table.quantization)
+    quantization = sidecars.graph_quantization(
+        products(model), table.checkpoint, table.quantization
+    )
     config = replace(component.config, quantization=quantization)
     embedding = component.embedding
     info = embedding[0].tensors[embedding[1]] if embedding else None

@@ -6,6 +6,7 @@ Knows what all methods share. What is one method's own stands in its file.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,27 +70,15 @@ def draft_config(
     spec: SpecConfig,
 ) -> ComponentConfig:
     """config.json of a draft; `pair` is what it asks of its base."""
-    layers, shape = graph.layers, graph.shape
-    return ComponentConfig(
+    config = ComponentConfig.of_decoder(
+        graph.layers,
+        graph.shape,
         model=model,
         method=method,
-        role=shape.role,
         vocab_size=graph.vocab_size,
-        hidden_size=layers.hidden_size,
-        intermediate_size=layers.intermediate_size,
-        num_layers=layers.num_layers,
-        num_heads=layers.num_heads,
-        num_kv_heads=layers.num_kv_heads,
-        head_dim=layers.head_dim,
-        rope=layers.rope,
         identity=identity,
-        graph=shape,
-        sliding_window=layers.sliding_window,
-        local_rope=layers.ropes[1] if len(layers.ropes) > 1 else None,
-        draft_vocab_size=shape.vocab_size,
-        spec=spec,
-        pair=pair,
     )
+    return replace(config, draft_vocab_size=graph.shape.vocab_size, spec=spec, pair=pair)
 
 
 def pair_config(

@@ -8,59 +8,54 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from edgespec import bundle
 from edgespec.checkpoint.files import Checkpoint, some_of
 from edgespec.checkpoint.layouts import all_kv_scales
 from edgespec.checkpoint.quantization import Quantization
 from edgespec.errors import BundleError, CheckpointError, MissingDependency, RequestError
+from edgespec.graph_quantization import CacheScales, GraphQuantization, SchemeUse
 from edgespec.schemes import SCHEMES
 
 
-def quantization_keys(
+def graph_quantization(
     products: Iterable[tuple[str, str | None, int | None]],
     checkpoint: Checkpoint,
     quantization: Quantization | None,
-) -> dict[str, Any] | None:
+) -> GraphQuantization | None:
     """What config.json says of quantized weights; None: there are none, and no scales of a cache
     either.
 
-    `products` are the graph's Linears with scheme and block. Of each scheme: how many Linears have
-    it, which block sizes, what becomes of the activations, and whether the graph itself quantizes
-    them or leaves it to the backend.
+    `products` are the graph's Linears with scheme and block.
     """
     rows = sorted(products, key=lambda row: row[0])
     names = sorted({name for _, name, _ in rows if name})
     kv_cache = quantization.kv_cache if quantization is not None else None
     if not (names or kv_cache):
         return None
-    schemes = {}
-    for name in names:
-        blocks = {block for _, found, block in rows if found == name}
-        activations = SCHEMES[name].activations
-        schemes[name] = {
-            "linears": sum(found == name for _, found, _ in rows),
-            "blocks": sorted(block for block in blocks if block),
-            "activations": activations,
-            "activations_in_graph": not activations.startswith("dynamic"),
-        }
-    cache = {
-        "type": kv_cache,
-        "scales": [list(pair) for pair in all_kv_scales(checkpoint)],
-        "in_graph": False,
-    }
-    return {
+    return GraphQuantization(
         # None: a shared lm_head alone
-        "layout": quantization.layout if quantization is not None else None,
-        "schemes": schemes,
-        "lm_head": next((found for node, found, _ in rows if node == "lm_head"), None),
-        "unquantised": [node for node, found, _ in rows if found is None],
-        "kv_cache": cache if kv_cache else None,
-        "golden": GOLDEN_WEIGHTS,
-    }
+        layout=quantization.layout if quantization is not None else None,
+        schemes={name: scheme_use(name, rows) for name in names},
+        lm_head=next((found for node, found, _ in rows if node == "lm_head"), None),
+        unquantized=tuple(node for node, found, _ in rows if found is None),
+        kv_cache=CacheScales(type=kv_cache, scales=all_kv_scales(checkpoint)) if kv_cache else None,
+        golden=GOLDEN_WEIGHTS,
+    )
+
+
+def scheme_use(name: str, rows: Iterable[tuple[str, str | None, int | None]]) -> SchemeUse:
+    """How the Linears `rows` use one scheme."""
+    blocks = [block for _, found, block in rows if found == name]
+    activations = SCHEMES[name].activations
+    return SchemeUse(
+        linears=len(blocks),
+        blocks=tuple(sorted({block for block in blocks if block})),
+        activations=activations,
+        activations_in_graph=not activations.startswith("dynamic"),
+    )
 
 
 # How golden outputs are made of quantized weights: as the canonical graph is, but for the rounding
@@ -68,24 +63,24 @@ def quantization_keys(
 GOLDEN_WEIGHTS = "dequantized weights in float32; activations rounded where the graph does it"
 
 
-def quantization_notes(keys: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Notes for the user on the keys that `quantization_keys` returns."""
-    if keys is None:
+def quantization_notes(found: GraphQuantization | None) -> tuple[str, ...]:
+    """Notes for the user on quantized weights."""
+    if found is None:
         return ()
     notes = []
-    for name, row in keys["schemes"].items():
-        blocks = f" in blocks of {', '.join(map(str, row['blocks']))}" if row["blocks"] else ""
+    for name, use in found.schemes.items():
+        blocks = f" in blocks of {', '.join(map(str, use.blocks))}" if use.blocks else ""
         left = (
             ""
-            if row["activations_in_graph"]
+            if use.activations_in_graph
             else "; its activations are quantized by engines that can, not in the graph"
         )
-        notes.append(f"{name}{blocks}: {row['linears']} Linears{left}")
-    if keys["unquantised"]:
-        notes.append(f"not quantized: {some_of(keys['unquantised'])}")
-    if keys["kv_cache"]:
+        notes.append(f"{name}{blocks}: {use.linears} Linears{left}")
+    if found.unquantized:
+        notes.append(f"not quantized: {some_of(found.unquantized)}")
+    if found.kv_cache:
         notes.append(
-            f"{keys['kv_cache']['type']} cache: its scales are recorded and not applied; the"
+            f"{found.kv_cache.type} cache: its scales are recorded and not applied; the"
             " graph's caches are float32"
         )
     return tuple(notes)

@@ -15,7 +15,7 @@ from collections.abc import (
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import jinja2
 import jinja2.ext
@@ -25,6 +25,8 @@ import jinja2.parser
 import jinja2.runtime
 
 from edgespec.errors import BundleError, RequestError
+from edgespec.prompts.named_templates import NAMED_TEMPLATES
+from edgespec.prompts.places import did_you_mean
 from edgespec.prompts.sandbox import Meter, Sandbox
 from edgespec.prompts.types import Message
 
@@ -47,6 +49,10 @@ WRITE_IT_YOURSELF = 'set "apply_chat_template": false and write the complete pro
 
 class ChatTemplate(Protocol):
     """Renders a conversation as one prompt."""
+
+    @property
+    def has_special_tokens(self) -> bool:
+        """Whether the prompt has the tokens that begin a text: the tokenizer then adds none."""
 
     def knows_thinking(self) -> bool:
         """Returns whether the template has a thinking mode."""
@@ -83,8 +89,43 @@ def check_template(directory: Path) -> None:
         template.check()
 
 
+def named_template(name: str, directory: Path) -> ChatTemplate:
+    """Returns a template of NAMED_TEMPLATES, or the one of a file in Jinja, with the special tokens
+    of a model's directory. Raises RequestError for a name that is neither, BundleError for an
+    unreadable file."""
+    source = NAMED_TEMPLATES.get(name) or read_text(Path(name).expanduser())
+    if source is None:
+        near = did_you_mean(name, NAMED_TEMPLATES, "Did you mean {}? ")
+        raise RequestError(
+            f"There is no chat template {name!r:.80}, and no such file.",
+            f"{near}Names: {', '.join(NAMED_TEMPLATES)}.",
+        )
+    config = read_object(directory / "tokenizer_config.json") or {}
+    return JinjaTemplate(source, _special_tokens(config), name)
+
+
+class RawTemplate:
+    """No template on purpose: the messages as they are, joined by line breaks."""
+
+    has_special_tokens = False
+
+    def knows_thinking(self) -> bool:
+        """Returns False."""
+        return False
+
+    def render(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool, enable_thinking: bool
+    ) -> str:
+        """Returns the messages' texts. Raises RequestError for a thinking mode."""
+        if enable_thinking:
+            raise _no_thinking_mode()
+        return "\n".join(message.content for message in messages)
+
+
 class NoTemplate:
     """A missing chat template."""
+
+    has_special_tokens = True
 
     def knows_thinking(self) -> bool:
         """Returns False."""
@@ -103,6 +144,8 @@ class NoTemplate:
 @dataclass(frozen=True, slots=True)
 class FlatTemplate:
     """The texts around each message. A system message of the request replaces the default one."""
+
+    has_special_tokens: ClassVar[bool] = True
 
     roles: Mapping[str, tuple[str, str]]  # prefix and suffix by role
     default_system_prompt: str
@@ -208,6 +251,8 @@ class JinjaTemplate:
 
     It is compiled at its first use. `place` names its file in errors.
     """
+
+    has_special_tokens = True
 
     def __init__(
         self, source: str, special_tokens: Mapping[str, str], place: str = JINJA_TEMPLATE

@@ -100,7 +100,7 @@ def quantize_draft(
         return there
     bundle.refuse_occupied(out)
     modelopt.check_installed()
-    work.refuse_unfinished(out, request.to_dict())
+    work.refuse_unfinished(out, request)
     needed = size_to_write(named, names, plan, shared)
     refuse_full_disk(out, needed)
     digests = {"source": read_all(draft, progress), "base": read_all(base, progress)}

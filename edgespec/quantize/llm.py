@@ -112,16 +112,16 @@ def quantize_llm(
     request = request_of(base.checkpoint, options, texts)
     bundle.remove_dead_staging(out.parent, out.name)
     if (there := already_there(out, request, {"source": base.checkpoint}, progress)) is not None:
-        work.forget_finished(out, request.to_dict())
+        work.forget_finished(out, request)
         return there
     bundle.refuse_occupied(out)
     modelopt.check_installed()
     job = Job(base, plan, out, options, texts, request, progress, log)
     if plan.streamed:
-        work.refuse_unfinished(out, request.to_dict())
+        work.refuse_unfinished(out, request)
         refuse_full_disk(out, size_bytes(base.checkpoint, plan, base.source_of))
         return run_job(job, None)
-    with work.opened(out, request.to_dict()) as kept:
+    with work.opened(out, request) as kept:
         result = run_job(job, kept)
         work.finish(kept.directory)
     return result
@@ -287,8 +287,8 @@ def request_of(
 ) -> QuantizeRequest:
     """Returns the request as the manifest records it: source and options.
 
-    The same request is not run twice. Names are informative only: `work.without_names` compares
-    requests without them.
+    The same request is not run twice. Names are informative only: `QuantizeRequest.unnamed`
+    drops them.
     """
     digest = hashlib.sha256()
     for path in (checkpoint.path / bundle.CONFIG, *side_files(checkpoint)):
@@ -324,10 +324,9 @@ def already_there(
     if bundle.read_manifest(target).get("kind") != QUANTIZE_KIND:
         return None
     manifest = QuantizeManifest.read(target)
-    asked, done = request.to_dict(), manifest.request.to_dict()
     if manifest.edgespec != bundle.installed_version("edgespec"):
         return None
-    if work.without_names(asked) != work.without_names(done):
+    if manifest.request.unnamed() != request.unnamed():
         return None
     weights = {role: read_all(checkpoint, progress) for role, checkpoint in read.items()}
     if manifest.weights != weights:

@@ -6,16 +6,17 @@ Knows files, their hashes and the request they belong to. Knows nothing of what 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edgespec import bundle
 from edgespec.errors import BuildError, BundleError, OutputError
+from edgespec.manifest import QuantizeFields, QuantizeRequest, QuantizeSource
 from edgespec.quantize.tensors import array_piece, to_numpy, write_safetensors
 
 FORMAT = 2
@@ -142,7 +143,7 @@ def recorded_entries(directory: Path) -> dict[str, dict[str, Any]]:
 
 
 @contextmanager
-def opened(out: Path, request: Mapping[str, Any]) -> Iterator[Work]:
+def opened(out: Path, request: QuantizeRequest) -> Iterator[Work]:
     """Opens the work directory of a request, new or resumed.
 
     After the block it stays if a part is finished, until `finish` removes it. Raises OutputError if
@@ -151,12 +152,12 @@ def opened(out: Path, request: Mapping[str, Any]) -> Iterator[Work]:
     directory = directory_of(out)
     made = not directory.parent.exists()
     with locked(directory):
-        wanted = recorded(request)
+        wanted = WorkRecord.of(request)
         stale = why_stale(directory, wanted, out)
         if stale is not None:
             remove_files(directory)
             with bundle.writing(directory):
-                bundle.write_json(directory / REQUEST, wanted)
+                bundle.write_json(directory / REQUEST, wanted.to_dict())
         work = Work(directory, stale or "")
         try:
             with bundle.writing(directory):
@@ -216,68 +217,74 @@ def is_at(file: Any, path: Path) -> bool:
         return False
 
 
-def recorded(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the content of request.json."""
-    value: dict[str, Any] = json.loads(
-        json.dumps({"format": FORMAT, "request": request, "versions": versions()})
-    )
-    return value
+@dataclass(frozen=True, slots=True)
+class WorkRecord:
+    """The request.json of a work directory: the request that it belongs to, and the versions of
+    the packages that shape the result."""
+
+    request: QuantizeRequest
+    versions: Mapping[str, str | None]
+    format: int = FORMAT
+
+    @classmethod
+    def of(cls, request: QuantizeRequest) -> WorkRecord:
+        """The record of a request that begins now."""
+        return cls(request, versions())
+
+    @classmethod
+    def read(cls, directory: Path) -> WorkRecord | None:
+        """That of an unfinished run; None if it is missing or unreadable."""
+        path = directory / REQUEST
+        try:
+            fields = QuantizeFields(bundle.read_json(path), str(path))
+            request = QuantizeRequest.read(fields.section("request"))
+            return cls(request, fields.section("versions").raw, fields.count("format"))
+        except BundleError:
+            return None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The keys of request.json."""
+        return {
+            "format": self.format,
+            "request": self.request.to_dict(),
+            "versions": dict(self.versions),
+        }
 
 
-def without_names(value: Any) -> Any:
-    """Returns a request without its names: '.' and a link may name the same checkpoint."""
-    if isinstance(value, dict):
-        return {key: without_names(inner) for key, inner in value.items() if key != "name"}
-    return value
-
-
-def why_stale(directory: Path, wanted: Mapping[str, Any], out: Path) -> str | None:
+def why_stale(directory: Path, wanted: WorkRecord, out: Path) -> str | None:
     """Returns why the work directory must be emptied; None if this request can continue from it.
 
     The reason is empty if there is nothing to continue from. Raises OtherRun for an unfinished run
     of another request.
     """
-    found = found_request(directory)
+    found = WorkRecord.read(directory)
     if found is None or not recorded_entries(directory):
         return ""
-    theirs, ours = found["request"], wanted["request"]
-    if without_names(theirs["source"]) != without_names(ours["source"]):
+    theirs, ours = found.request.unnamed(), wanted.request.unnamed()
+    if theirs.source != ours.source:
         what = (
-            f"an unfinished run to {out} is of {described(theirs['source'])}, this one of"
-            f" {described(ours['source'])}."
+            f"an unfinished run to {out} is of {described(found.request.source)}, this one of"
+            f" {described(wanted.request.source)}."
         )
         raise OtherRun(what, remedy_of(directory))
-    theirs, ours = theirs["options"], ours["options"]
+    shown = found.request.options, wanted.request.options
     differences = [
-        f"{key} {theirs.get(key)!r} instead of {ours[key]!r}"
-        for key in ours
-        if without_names(theirs.get(key)) != without_names(ours[key])
+        f"{key} {shown[0].get(key)!r} instead of {shown[1][key]!r}"
+        for key in ours.options
+        if theirs.options.get(key) != ours.options[key]
     ]
     if differences:
         what = f"an unfinished run to {out} has other options: {'; '.join(differences)}."
         raise OtherRun(what, remedy_of(directory))
-    if found.get("format") != FORMAT or found.get("versions") != wanted["versions"]:
+    if (found.format, found.versions) != (wanted.format, wanted.versions):
         return "an unfinished run of other versions was removed"
     return None
 
 
-def found_request(directory: Path) -> dict[str, Any] | None:
-    """Returns request.json of an unfinished run; None if it is missing or unreadable."""
-    try:
-        found = bundle.read_json(directory / REQUEST)
-    except BundleError:
-        return None
-    request = found.get("request")
-    if not isinstance(request, dict):
-        return None
-    complete = all(isinstance(request.get(key), dict) for key in ("source", "options"))
-    return found if complete else None
-
-
-def described(source: Mapping[str, Any]) -> str:
+def described(source: QuantizeSource) -> str:
     """Returns the name and the digests of a source for messages."""
-    weights, texts = (str(source.get(key))[:12] for key in ("identity", "texts"))
-    return f"{source.get('name')} (weights {weights}, config and texts {texts})"
+    weights, texts = (str(digest)[:12] for digest in (source.identity, source.texts))
+    return f"{source.name} (weights {weights}, config and texts {texts})"
 
 
 def remedy_of(directory: Path, finish: str = "Run its command again to finish it") -> str:
@@ -285,7 +292,7 @@ def remedy_of(directory: Path, finish: str = "Run its command again to finish it
     return f"{finish}, choose another --output-dir, or start over: rm -r {directory}"
 
 
-def refuse_unfinished(out: Path, request: Mapping[str, Any]) -> None:
+def refuse_unfinished(out: Path, request: QuantizeRequest) -> None:
     """Raises OutputError if `out` has an unfinished run of another request.
 
     For work that keeps no parts.
@@ -293,10 +300,10 @@ def refuse_unfinished(out: Path, request: Mapping[str, Any]) -> None:
     directory = directory_of(out)
     if (directory / REQUEST).is_file():
         with locked(directory):
-            why_stale(directory, recorded(request), out)
+            why_stale(directory, WorkRecord.of(request), out)
 
 
-def forget_finished(out: Path, request: Mapping[str, Any]) -> None:
+def forget_finished(out: Path, request: QuantizeRequest) -> None:
     """Removes the work directory of a run that was stopped after it wrote its result.
 
     Leaves the directory of another request.
@@ -304,10 +311,8 @@ def forget_finished(out: Path, request: Mapping[str, Any]) -> None:
     directory = directory_of(out)
     if (directory / REQUEST).is_file():
         with locked(directory):
-            found, wanted = found_request(directory), recorded(request)
-            if found is None:
-                return
-            if without_names(found["request"]) == without_names(wanted["request"]):
+            found = WorkRecord.read(directory)
+            if found is not None and found.request.unnamed() == request.unnamed():
                 finish(directory)
 
 

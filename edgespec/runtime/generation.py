@@ -19,7 +19,7 @@ from edgespec.runtime.metrics import RequestMetrics
 from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.sequence import Candidates, SequenceState, StepOutput
 from edgespec.runtime.tokenizer import Tokenizer
-from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.tree import DraftPlan, DraftTree
 from edgespec.runtime.verify import EXACT
 
 SEED_BITS = 63
@@ -48,13 +48,16 @@ class Chunk:
     """What one step added. `pieces` is the text that each token made certain: it waits for whole
     UTF-8 characters and for the end of what might become a stop string; what a cancelled request
     held back comes as a piece without a token. The first `accepted` tokens are drafts that the base
-    accepted.
+    accepted: `path` are their nodes in the `tree` that was verified, the root first. Prefill has no
+    tree.
     """
 
     token_ids: list[int]
     pieces: list[str]
     accepted: int
     finish_reason: str | None
+    tree: DraftTree | None = None
+    path: Sequence[int] = ()
 
     @property
     def text(self) -> str:
@@ -140,7 +143,7 @@ class Generation(SequenceState):
             self.rest = self.text.flush()
             reason = STOP_WORDS if self.text.stopped else reason
             pieces = with_rest(pieces, self.rest)
-        return Chunk(output.tokens, pieces, output.accepted, reason)
+        return Chunk(output.tokens, pieces, output.accepted, reason, output.tree, output.path)
 
     def response(self, reason: str) -> Response:
         """The whole answer, once it ended for `reason` or was ended."""

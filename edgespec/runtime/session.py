@@ -260,7 +260,14 @@ class Session:
         path = committed_path(seq, accepted)
         self.base.commit(seq.lane, path)
         logprobs = logprobs_of(seq, item.result, accepted.path, accepted.emitted)
-        output = StepOutput(accepted.emitted, num_drafts, len(accepted.path) - 1, logprobs=logprobs)
+        output = StepOutput(
+            accepted.emitted,
+            num_drafts,
+            len(accepted.path) - 1,
+            logprobs=logprobs,
+            tree=item.draft.tree,
+            path=accepted.path,
+        )
         output = seq.take(output, self.base.room(seq.lane))
         return Committed(seq, output, self.observation(seq, output, path, item.result))
 

@@ -21,17 +21,15 @@ from edgespec import bundle
 from edgespec.cli.main import run
 from tests import toys
 from tests.e2e.workshop import ENVIRON, Cli, cli
-from tests.lossless.pairs import make_pair
+from tests.lossless.pairs import shared_pair
 
 __all__ = ["cli"]
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shop() -> Path:
     """A toy pair: base, draft, onnx_base, onnx_draft and engines."""
-    path = tmp_path_factory.mktemp("inspect")
-    make_pair(path, "llama", "specforge", None)
-    return path
+    return shared_pair("llama", "specforge")
 
 
 @pytest.fixture(scope="module")

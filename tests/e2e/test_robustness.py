@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +25,6 @@ from tests.e2e.workshop import (
     ENGINE_CALL,
     INTERRUPTED,
     JOURNAL_ADD,
-    JOURNAL_FINISH,
     TEMPLATE,
     TERMINATED,
     Cli,
@@ -460,41 +461,52 @@ def test_journal_that_cannot_be_written_does_not_stop_the_run(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["input.json", "output.json"]
 
 
-# Code that runs between the last answer and the output, and where the responses are then.
-MEANWHILE = {
-    "a directory": ("os.mkdir({out!r})", "is a directory", PARTIAL),
-    "read-only": (
-        "os.chmod({place!r}, 0o555); os.geteuid() or os.seteuid(65534)",
-        "Permission denied",
-        None,
-    ),
-    "gone": ("import shutil; shutil.rmtree({place!r})", "there is no directory", None),
-    "journal gone too": (
-        "os.mkdir({out!r}); os.unlink({out!r} + '.partial.jsonl')",
-        "is a directory",
-        None,
-    ),
+def becomes_read_only(place: Path) -> None:
+    place.chmod(0o555)
+    if os.geteuid() == 0:
+        os.seteuid(NOBODY)
+
+
+def becomes_a_directory_without_journal(place: Path) -> None:
+    (place / "output.json").mkdir()
+    (place / PARTIAL).unlink()
+
+
+NOBODY = 65534
+# What happens to a place between the last answer and the output, and where the responses are then.
+MEANWHILE: dict[str, tuple[Callable[[Path], object], str, str | None]] = {
+    "a directory": (lambda place: (place / "output.json").mkdir(), "is a directory", PARTIAL),
+    "read-only": (becomes_read_only, "Permission denied", None),
+    "gone": (shutil.rmtree, "there is no directory", None),
+    "journal gone too": (becomes_a_directory_without_journal, "is a directory", None),
 }
 
 
 @pytest.mark.parametrize("case", MEANWHILE)
 def test_place_that_changed_meanwhile_loses_nothing(
-    engines: Path, tmp_path: Path, case: str
+    engines: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
-    code, why, kept_at = MEANWHILE[case]
+    change, why, kept_at = MEANWHILE[case]
     place, elsewhere = tmp_path / "results", tmp_path / "elsewhere"
     place.mkdir()
     elsewhere.mkdir()
     elsewhere.chmod(0o777)
+    monkeypatch.setattr("tempfile.tempdir", str(elsewhere))
     for above in (tmp_path, *tmp_path.parents):
         if above.stat().st_mode & 0o055 != 0o055:  # pytest's own, one more of them per worker
             above.chmod(0o755)
-    args = [
-        *infer(engines / "one", tmp_path, asked("one"), asked("two"))[:-1],
-        place / "output.json",
-    ]
-    code = code.format(out=str(place / "output.json"), place=str(place))
-    found = happening(JOURNAL_FINISH, 1, code, *args, TMPDIR=str(elsewhere))
+    finish, user = Journal.finish, os.geteuid()
+
+    def finish_later(self: Journal, *args: Any) -> Path:
+        change(place)
+        return finish(self, *args)
+
+    monkeypatch.setattr(Journal, "finish", finish_later)
+    args = infer(engines / "one", tmp_path, asked("one"), asked("two"))[:-1]
+    try:
+        found = cli(*args, place / "output.json")
+    finally:
+        os.seteuid(user)
     assert found.code == ENVIRONMENT, found.err
     assert why in found.err
     kept = place / PARTIAL if kept_at else None
@@ -515,9 +527,10 @@ THREE = [asked("one", max_generate_length=3), asked("two"), asked("three"), aske
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, TERMINATED)]
+    ("number", "code", "flags"),
+    [(signal.SIGTERM, TERMINATED, []), (signal.SIGINT, INTERRUPTED, TREE)],
+    ids=["plain", "tree"],
 )
-@pytest.mark.parametrize("flags", [[], TREE], ids=["plain", "tree"])
 def test_one_signal_finishes_the_step_and_writes_what_there_is(
     engines: Path, tmp_path: Path, number: int, code: int, flags: list[object]
 ) -> None:

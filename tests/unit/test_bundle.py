@@ -9,6 +9,8 @@ from unittest import mock
 import pytest
 
 from edgespec import bundle
+from edgespec.backends.build import staging_directory
+from edgespec.contract import Role
 from edgespec.errors import OutputError
 
 
@@ -86,3 +88,31 @@ def test_new_parents_do_not_outlive_a_failure(tmp_path: Path) -> None:
         with pytest.raises(KeyboardInterrupt):
             fail(parent / "a", parent / "b")
     assert [path.relative_to(tmp_path) for path in tmp_path.rglob("*")] == [Path("there")]
+
+
+def unwritable(tmp_path: Path, kind: str) -> Path:
+    """A path below which nothing can be made; tests may run as root, whom permissions do not
+    bind."""
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "dangling").symlink_to(tmp_path / "absent")
+    return {
+        "a file": tmp_path / "file",
+        "below a file": tmp_path / "file" / "sub",
+        "a link to nothing": tmp_path / "dangling",
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", ["a file", "below a file", "a link to nothing"])
+@pytest.mark.parametrize("staged", ["an export", "an engine"])
+def test_place_where_nothing_can_be_made_is_named(tmp_path: Path, kind: str, staged: str) -> None:
+    out = unwritable(tmp_path, kind)
+    entered = (
+        bundle.staged_directory(out / "llm")
+        if staged == "an export"
+        else staging_directory(out, Role.BASE)
+    )
+    with pytest.raises(OutputError) as caught, entered:
+        raise AssertionError
+    assert str(out) in caught.value.what
+    assert caught.value.remedy
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["dangling", "file"]

@@ -86,6 +86,34 @@ WRONG: list[tuple[str, list[str], Any]] = [
     ("engines_draft_config.json", ["pair"], []),
     ("engines_draft_config.json", ["pair", "num_taps"], -3),
     ("engines_draft_config.json", ["draft_vocab_size"], None),
+    ("engines_draft_config.json", ["pair", "num_taps"], 2),
+    # One key against another
+    ("engines_base_config.json", ["head_dim"], 32),
+    ("engines_base_config.json", ["graph", "head_dim"], 32),
+    ("engines_base_config.json", ["graph", "num_kv_heads"], 4),
+    ("engines_base_config.json", ["graph", "num_layers"], 4),
+    ("engines_base_config.json", ["graph", "vocab_size"], 255),
+    ("engines_base_config.json", ["graph", "features"], 128),
+    ("engines_base_config.json", ["graph", "base_features"], 64),
+    ("engines_base_config.json", ["eagle_hidden_state_layers"], [2, 4, 9]),
+    ("engines_base_config.json", ["rope_theta"], 1e6),
+    ("engines_base_config.json", ["kv_cache_dtype"], "fp16"),
+    ("engines_draft_config.json", ["graph", "base_features"], 64),
+    ("engines_draft_config.json", ["base_model_hidden_size"], 64),
+    ("engines_draft_config.json", ["graph", "features"], 63),
+    # Sizes that no model has
+    ("engines_base_config.json", ["num_hidden_layers"], 10**9),
+    ("engines_base_config.json", ["graph", "num_layers"], 10**9),
+    ("engines_base_config.json", ["vocab_size"], 10**10),
+    ("engines_base_config.json", ["graph", "features"], 2**40),
+    # Rotary embeddings
+    ("engines_base_config.json", ["rope", "kind"], "mrope"),
+    ("engines_base_config.json", ["rope", "theta"], float("nan")),
+    ("engines_base_config.json", ["rope", "rotary_dim"], 15),
+    ("engines_base_config.json", ["rope", "rotary_dim"], 32),
+    ("engines_base_config.json", ["rope", "beta_slow"], 1e-320),
+    ("engines_base_config.json", ["rope", "truncate"], "yes"),
+    ("engines_base_config.json", ["rope", "short_factor"], [1.0]),
 ]
 
 
@@ -100,8 +128,83 @@ def test_what_is_wrong_in_a_config_is_refused_by_its_key(
     place[path[-1]] = value
     with pytest.raises(BundleError) as caught:
         EngineConfig.from_dict(raw, "config.json")
-    assert path[-1] in caught.value.what
-    assert "gain" in caught.value.remedy  # export, or build, again
+    assert path[-1].removeprefix("eagle_hidden_state_") in caught.value.what
+    assert caught.value.remedy.endswith("Build the engine again.")
+
+
+EXPORTED = [row for row in WRONG if row[1][0] not in ("builder_config", "weights")]
+
+
+@pytest.mark.parametrize(("name", "path", "value"), EXPORTED)
+def test_what_is_wrong_in_an_export_is_to_be_exported_again(
+    name: str, path: list[str], value: Any
+) -> None:
+    raw = golden(name)
+    place = raw
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    with pytest.raises(BundleError) as caught:
+        ComponentConfig.from_dict(raw, "config.json")
+    assert caught.value.remedy.endswith("Export the checkpoint again.")
+
+
+QUANTIZATION: dict[str, Any] = {
+    "layout": "modelopt",
+    "schemes": {
+        "fp8": {
+            "linears": 14,
+            "blocks": [],
+            "activations": "static tensor",
+            "activations_in_graph": True,
+        },
+        "int4_wo": {
+            "linears": 1,
+            "blocks": [32, 128],
+            "activations": "none",
+            "activations_in_graph": True,
+        },
+    },
+    "lm_head": None,
+    "unquantised": ["lm_head"],
+    "kv_cache": {"type": "fp8", "scales": [[1.0, 0.5]], "in_graph": False},
+    "golden": "as they are",
+}
+
+
+def test_quantization_is_written_as_it_was_read() -> None:
+    raw = golden("export_base_config.json") | {"quantization": QUANTIZATION}
+    found = ComponentConfig.from_dict(raw, "config.json")
+    assert found.quantization is not None
+    assert found.quantization.schemes["int4_wo"].blocks == (32, 128)
+    assert json.dumps(found.to_dict()) == json.dumps(raw)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (["schemes"], None),
+        (["schemes"], []),
+        (["schemes", "fp8"], 14),
+        (["schemes", "fp8", "linears"], "14"),
+        (["schemes", "fp8", "linears"], None),
+        (["schemes", "fp8", "blocks"], [True]),
+        (["schemes", "fp8", "activations_in_graph"], None),
+        (["unquantised"], [3]),
+        (["kv_cache"], 8),
+        (["kv_cache", "scales"], [[1.0]]),
+        (["kv_cache", "type"], None),
+        (["golden"], 3),
+    ],
+)
+def test_what_is_wrong_in_a_quantization_is_refused_by_its_key(path: list[str], value: Any) -> None:
+    raw = golden("export_base_config.json") | {"quantization": json.loads(json.dumps(QUANTIZATION))}
+    place = raw["quantization"]
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    with pytest.raises(BundleError, match=path[-1]):
+        ComponentConfig.from_dict(raw, "config.json")
 
 
 def test_what_to_dict_gives_is_read_again_without_a_file() -> None:

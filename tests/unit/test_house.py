@@ -22,13 +22,16 @@ GROUND = (
     "schemes",
     "quantized",
     "config",
+    "stored",
     "families",
     "rope",
     "contract",
     "bundle",
     "directories",
     "methods",
+    "graph_quantization",
     "component",
+    "component_files",
     "manifest",
     "prompts",
 )
@@ -331,3 +334,10 @@ def test_help_imports_nothing_heavy() -> None:
 def test_importing_the_package_imports_nothing_heavy() -> None:
     assert heavy_after("import edgespec") == "[]\n"
     assert heavy_after("import edgespec, onnx") == "['onnx']\n"  # the check can see
+
+
+def test_running_an_engine_imports_no_onnx() -> None:
+    """onnx_ir brings sympy along: half of what `infer` needs to start."""
+    needed = "edgespec.runtime.engine, edgespec.runtime.file_runner, edgespec.backends.ort.runner"
+    said = heavy_after(f"import sys, {needed}; print('onnx_ir' in sys.modules)")
+    assert said == "False\n['onnxruntime']\n"

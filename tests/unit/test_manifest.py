@@ -10,7 +10,12 @@ from typing import Any
 import pytest
 
 from edgespec.errors import BundleError
-from edgespec.manifest import QuantizeManifest, QuantizeOrigin
+from edgespec.manifest import (
+    QuantizeFields,
+    QuantizeManifest,
+    QuantizeOrigin,
+    QuantizeRequest,
+)
 
 # As edgespec wrote it before manifests were values.
 CHECK: dict[str, Any] = {
@@ -88,3 +93,31 @@ def test_the_origin_is_read_where_the_rest_is_damaged() -> None:
     damaged = MANIFEST | {"check": 7, "files": "all", "base": {"identity": 7}}
     origin = QuantizeOrigin.from_dict(damaged)
     assert (origin.identity, origin.base_identity, origin.files) == ("ab" * 32, None, None)
+
+
+def request(**changed: Any) -> QuantizeRequest:
+    return QuantizeRequest.read(QuantizeFields(MANIFEST | changed, "request.json"))
+
+
+def test_requests_are_compared_without_names() -> None:
+    renamed = request(
+        source=MANIFEST["source"] | {"name": "a link"},
+        base=MANIFEST["base"] | {"name": None},
+    )
+    assert renamed != request()
+    assert renamed.unnamed() == request().unnamed()
+    other_text = {"calib_data": {"name": "x", "sha256": "ab"}}
+    same_text = {"calib_data": {"name": "y", "sha256": "ab"}}
+    assert request(options=other_text).unnamed() == request(options=same_text).unnamed()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"source": {"name": "draft", "identity": "ef" * 32, "texts": "cd" * 32}},
+        {"options": {"quantization": "fp8"}},
+        {"base": None},
+    ],
+)
+def test_requests_differ_by_all_else(changed: dict[str, Any]) -> None:
+    assert request(**changed).unnamed() != request().unnamed()

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from edgespec.backends.base import Call, LaneRows, Result, Table
 from edgespec.backends.engine_config import EngineConfig, SharedEmbedding
 from edgespec.backends.ort.cache import KvCache, padding_of
+from edgespec.backends.ort.contract import lowered_contract
 from edgespec.backends.ort.huge_pages import in_huge_pages
 from edgespec.backends.ort.lane_rows import OrtLaneRows
-from edgespec.backends.ort.lowering import lowered_contract
 from edgespec.backends.ort.matmul_nbits import Kernel, LmHeadTable
-from edgespec.backends.ort.nodes import session_options
 from edgespec.backends.ort.recurrent import RecurrentCache
+from edgespec.backends.ort.session import session_options
 from edgespec.contract import (
     GraphContract,
     Role,

@@ -126,7 +126,8 @@ def logical_shapes(
     shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
     if quantization is None:
         return shapes
-    modules = {name.rpartition(".")[0] for name in shapes if name.rpartition(".")[2] in _MARKS}
+    marked = (name.rpartition(".") for name in shapes)
+    modules = dict.fromkeys(module for module, _, part in marked if part in _MARKS)
     parts = {name for module in modules for name in tensor_names(checkpoint, module)}
     kept = {name: shape for name, shape in shapes.items() if name not in parts}
     return kept | {

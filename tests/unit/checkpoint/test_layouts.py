@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import (
+    logical_shapes,
     read_kv_scales,
     read_quantization,
     read_weight,
@@ -476,6 +477,17 @@ def test_awq_and_gptq_read_any_quantized_values(
         write_gptq(tmp_path / "gptq", values, zeros, scales, group),
     ):
         np.testing.assert_allclose(dequantize(weight_of(Checkpoint(path), M)), weight, rtol=1e-6)
+
+
+def test_linears_come_in_the_order_of_their_tensors(tmp_path: Path) -> None:
+    """Not in that of a set, which another hash seed would change."""
+    modules = [f"model.layers.{i}.mlp.up_proj" for i in range(9)]
+    tensors = {f"{m}.{part}": tensor for m in modules for part, tensor in good("FP8").items()}
+    path = write(tmp_path, tensors, {"quant_method": "modelopt", "quant_algo": "FP8"})
+    checkpoint = Checkpoint(path)
+    found = logical_shapes(checkpoint, read_quantization(checkpoint))
+    order = dict.fromkeys(name.rpartition(".")[0] for name in checkpoint.tensors)
+    assert list(found) == [f"{module}.weight" for module in order]
 
 
 # What nobody should have written

@@ -16,7 +16,7 @@ import pytest
 
 import edgespec
 from edgespec.cli import environment, startup
-from edgespec.cli.chat import Screen
+from edgespec.cli.chat.screen import Screen
 from edgespec.cli.infer import warn
 from edgespec.cli.main import COMMANDS, cli, hoisted, run
 from edgespec.cli.terminal import harmless, json_text, say
@@ -236,7 +236,7 @@ def test_notes_of_an_engine_show_no_control_character(capsys: Said) -> None:
 PRINTED_AS_IT_IS = {
     "completion.py": "a script of click's",
     "help.py": "help texts are ours",
-    "chat.py": "prompts are ours, and the text of an answer passes `harmless` on a terminal",
+    "chat/screen.py": "it gives a style to what passed `harmless`",
     "report.py": "answers go to files and pipes as they are, and tables have our words",
 }
 SAFE = ("harmless", "json_text")
@@ -258,8 +258,9 @@ def printing(source: str) -> list[str]:
 
 
 def test_all_text_passes_one_function_on_its_way_to_the_terminal() -> None:
-    files = (Path(edgespec.__file__).parent / "cli").glob("*.py")
-    raw = {file.name for file in files if printing(file.read_text(encoding="utf-8"))}
+    root = Path(edgespec.__file__).parent / "cli"
+    files = [file for file in root.rglob("*.py") if printing(file.read_text(encoding="utf-8"))]
+    raw = {str(file.relative_to(root)) for file in files}
     assert raw == set(PRINTED_AS_IT_IS)
 
 

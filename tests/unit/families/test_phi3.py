@@ -15,11 +15,11 @@ from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
 from edgespec.checkpoint.files import open_checkpoint
 from edgespec.checkpoint.names import expected_tensors
-from edgespec.component import BundleFields, read_rope
 from edgespec.config import RopeConfig
 from edgespec.errors import CheckpointError, UnsupportedModel
 from edgespec.families import parse_model_config
-from edgespec.rope import RopeTable, rope_dict
+from edgespec.rope import RopeTable, read_rope, rope_dict
+from edgespec.stored.fields import BundleFields
 from tests import toys
 
 ORIGINAL = 64
@@ -70,7 +70,8 @@ def test_longrope_has_three_names(phi4: Path, name: str) -> None:
 
 def test_longrope_survives_the_way_through_json(phi4: Path) -> None:
     rope = rope_of(raw_of(phi4))
-    assert read_rope(BundleFields(rope_dict(rope), "config.json")) == rope
+    fields = BundleFields(rope_dict(rope), "config.json")
+    assert read_rope(fields, head_dim=2 * rope.rotary_dim) == rope
     assert "short_factor" not in rope_dict(RopeConfig(1e4, 16))
 
 

@@ -63,9 +63,11 @@ def test_writable_path_is_left_as_it_was(tmp_path: Path) -> None:
 
 
 def test_path_that_cannot_be_written_is_refused_before_any_work(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
     for path, said in [
         (tmp_path, "is a directory"),
         (tmp_path / "absent" / "output.json", "there is no directory"),
+        (tmp_path / "file" / "output.json", "file"),
         (Path("/dev/null"), "not an ordinary file"),
         (
             Path("/proc/output.json"),

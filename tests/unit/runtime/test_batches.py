@@ -73,13 +73,15 @@ def session_for(
     budget: int = 0,
     seed: int = 0,
     kind: type[ScriptedDrafter] = ScriptedDrafter,
+    recurrent: bool = False,
 ) -> Session:
     scripts = [
         (t.prompt, plainly(t.prompt, t.sampler, t.max_new_tokens + 8, window=window or 10**6)[0])
         for t in tasks
     ]
     drafter = kind(scripts, VOCAB, right, seed)
-    return Session(decoder_of(CAPACITY, window, lanes), drafter, PrefixCache(budget))
+    base = decoder_of(CAPACITY, window, lanes, recurrent=recurrent)
+    return Session(base, drafter, PrefixCache(budget))
 
 
 def alone(task: SequenceState, window: int | None = None) -> tuple[list[int], str]:
@@ -130,6 +132,7 @@ tasks_of = st.lists(
     budget=st.sampled_from([0, 400, 10**6]),
     seed=st.integers(0, 2**16),
     kind=st.sampled_from([ScriptedDrafter, Stateless]),
+    recurrent=st.booleans(),
 )
 def test_any_mixture_gives_each_sequence_what_it_gets_alone(
     tasks: list[SequenceState],
@@ -140,10 +143,21 @@ def test_any_mixture_gives_each_sequence_what_it_gets_alone(
     budget: int,
     seed: int,
     kind: type[ScriptedDrafter],
+    recurrent: bool,
 ) -> None:
     """Plain and drafted, greedy and sampled, each with its own limits and penalties, with prefixes
-    reused or not."""
-    session = session_for(tasks, lanes, right, window=window, budget=budget, seed=seed, kind=kind)
+    reused or not, from a base that can forget a row and from one that cannot."""
+    window = None if recurrent else window  # a state has none
+    session = session_for(
+        tasks,
+        lanes,
+        right,
+        window=window,
+        budget=budget,
+        seed=seed,
+        kind=kind,
+        recurrent=recurrent,
+    )
     with mock.patch.object(decoder_module, "PREFILL_CHUNK", chunk):
         told = serve(session, tasks, lanes)
     for task, one in zip(tasks, told, strict=True):
@@ -201,6 +215,7 @@ def test_lane_near_its_capacity_is_not_disturbed_by_a_neighbour_s_tree() -> None
 
 
 def test_sequence_whose_draw_fails_leaves_its_batch_mates_unharmed() -> None:
+    """Its rows may hold NaN: they are zeroed before another sequence has the lane."""
     tasks = tasks_with(9, 9, 9)
     session = session_for(tasks, 3)
     real, calls = Sampler.pick, []
@@ -216,6 +231,7 @@ def test_sequence_whose_draw_fails_leaves_its_batch_mates_unharmed() -> None:
     assert [one.reason for one in told] == [MAX_LENGTH, ERROR, MAX_LENGTH]
     assert [told[i].tokens for i in (0, 2)] == [alone(tasks[i])[0] for i in (0, 2)]
     assert len(calls) == 1
+    assert session.base.runner.zeroed == [1]
 
 
 # Prefixes

@@ -23,15 +23,15 @@ from edgespec.runtime.session import Session
 from edgespec.runtime.thinking import thinking_note
 from edgespec.runtime.tokenizer import Tokenizer
 from tests.lossless.drafters import ScriptedDrafter
-from tests.lossless.pairs import make_pair
+from tests.lossless.pairs import shared_pair
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 GREEDY = SamplingParams(temperature=0, max_generate_length=6)
 
 
 @pytest.fixture(scope="module")
-def engine_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_pair(tmp_path_factory.mktemp("pair"), "llama", "eagle", None)
+def engine_dir() -> Path:
+    return shared_pair("llama", "eagle") / "engines"
 
 
 @pytest.fixture(scope="module")

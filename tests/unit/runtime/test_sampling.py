@@ -196,6 +196,20 @@ def test_bias_is_added_before_the_penalty_and_moves_greedy_too() -> None:
     assert Sampler(logit_bias={4: -100.0}).pick(LOGITS, []) == 7
 
 
+@pytest.mark.parametrize("temperature", [0.25, 1.0, 4.0])
+def test_bias_is_of_the_logit_and_comes_before_temperature(temperature: float) -> None:
+    bias = {2: 1.5, 9: -3.0}
+    biased = LOGITS.copy()
+    for token, amount in bias.items():
+        biased[token] += amount
+    sampler = Sampler(temperature, 5, 0.9, logit_bias=bias)
+    np.testing.assert_allclose(
+        probabilities(sampler, sampler.adjusted(LOGITS, [])),
+        warped_by_transformers(biased, temperature, 5, 0.9),
+        atol=1e-9,
+    )
+
+
 def test_logits_are_left_as_they_were() -> None:
     logits = LOGITS.copy()
     Sampler(0.5, 3, 0.5, 1, 0.1, 2.0, {1: 3.0}).pick(logits, [1, 2])
@@ -273,6 +287,11 @@ def test_noise_of_neighbours_is_uncorrelated() -> None:
         there = stats.gumbel_r.cdf(gumbel(seed, position, ids))
         assert stats.pearsonr(here, there).pvalue > SUSPICIOUS
     assert stats.pearsonr(here[:-1], here[1:]).pvalue > SUSPICIOUS
+
+
+def test_noise_of_a_large_vocabulary_has_no_ties() -> None:
+    """With 24 bits hundreds of these ids would share theirs, and the lowest id would win."""
+    assert len(np.unique(gumbel(1, 2, np.arange(150_000)))) == 150_000
 
 
 @pytest.mark.parametrize("bits", [0, 2**64 - 1])
@@ -354,6 +373,17 @@ def test_sampled_margin_is_the_change_of_the_logit_that_swaps_the_two() -> None:
             nudged = LOGITS.copy()
             nudged[loser] += share * gap
             assert sampler.pick(nudged, range(position)) == wanted
+
+
+@pytest.mark.parametrize("temperature", [1.0, 1.5, 8.0])
+def test_heat_widens_no_margin(temperature: float) -> None:
+    """Above temperature 1 it is the distance of the scores: a tie is as close as they are."""
+    for position in range(20):
+        sampler = Sampler(temperature, seed=3)
+        _, scores = sampler.noised(LOGITS, position)
+        winner, loser = np.argsort(scores)[[-1, -2]].tolist()
+        wanted = pytest.approx(scores[winner] - scores[loser])
+        assert sampler.margin(LOGITS, range(position), winner, loser) == wanted
 
 
 def test_margin_to_a_token_that_warping_removed_is_at_least_its_way_back() -> None:

@@ -1,0 +1,80 @@
+"""The arrays beside an exported component or an engine: the embedding, and the vocabulary map of a
+draft.
+
+Each is checked against the component's config.json before it is used. Knows no graph and no engine.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.component import ComponentConfig
+from edgespec.errors import BundleError
+from edgespec.stored.fields import EXPORT_AGAIN
+from edgespec.stored.tensors import StoredTensor, read_array, read_tensors
+
+EMBEDDING_NAME = "embedding"
+EMBEDDING_DTYPES = ("float32", "float16", "bfloat16")
+D2T_NAME = "d2t"
+
+
+def embedding_tensor(
+    path: Path, config: ComponentConfig, remedy: str = EXPORT_AGAIN
+) -> StoredTensor:
+    """Where the embedding [vocab_size, hidden_size] of a component stands in its file.
+
+    Raises BundleError where the file is missing or damaged, or holds another table.
+    """
+    tensor = only_tensor(path, EMBEDDING_NAME, remedy)
+    wanted = (config.vocab_size, config.hidden_size)
+    if tensor.dtype not in EMBEDDING_DTYPES or tensor.shape != wanted:
+        found = f"{tensor.dtype} {list(tensor.shape)}"
+        what = f"{path}: 'embedding' is {found}, not floating point {list(wanted)}"
+        raise BundleError(f"{what} (vocab_size, hidden_size of config.json).", remedy)
+    return tensor
+
+
+def d2t_offsets(
+    path: Path, config: ComponentConfig, remedy: str = EXPORT_AGAIN
+) -> NDArray[np.int64]:
+    """Offsets [draft_vocab_size] of a draft: base id = draft id + offset.
+
+    Raises BundleError where the file is missing or damaged, or a token leads outside the base's
+    vocabulary or to the same token as another.
+    """
+    tensor, size = only_tensor(path, D2T_NAME, remedy), config.draft_vocab_size
+    assert size is not None
+    if tensor.dtype not in ("int32", "int64") or tensor.shape != (size,):
+        found = f"{tensor.dtype} {list(tensor.shape)}"
+        what = f"{path}: 'd2t' is {found}, not int32 [{size}] (draft_vocab_size of config.json)."
+        raise BundleError(what, remedy)
+    offsets: NDArray[np.int64] = read_array(path, tensor).astype(np.int64)
+    # An offset beyond the vocabulary is wrong whatever it is added to, and the sum cannot overflow
+    ids = np.arange(size) + np.clip(offsets, -(2**32), 2**32)
+    outside = np.flatnonzero((ids < 0) | (ids >= config.vocab_size))
+    if outside.size:
+        first = outside[0]
+        what = f"{path}: 'd2t' leads draft token {first} to {ids[first]}, outside the vocabulary"
+        raise BundleError(f"{what} of {config.vocab_size} tokens.", remedy)
+    if np.unique(ids).size < ids.size:
+        raise BundleError(f"{path}: 'd2t' leads two draft tokens to the same token.", remedy)
+    return offsets
+
+
+def only_tensor(path: Path, name: str, remedy: str) -> StoredTensor:
+    """The one tensor of a file that has this name. BundleError for other files."""
+
+    def refuse(how: str) -> BundleError:
+        return BundleError(f"{path} is not a valid safetensors file: {how}.", remedy)
+
+    try:
+        tensors = read_tensors(path, refuse)
+    except OSError as error:
+        raise BundleError(f"{path} cannot be read: {error.strerror or error}.", remedy) from error
+    if list(tensors) != [name]:
+        shown = ", ".join(repr(found)[:40] for found in list(tensors)[:5]) or "nothing"
+        raise BundleError(f"{path}: it holds {shown}, not {name!r} alone.", remedy)
+    return tensors[name]
