@@ -7,6 +7,7 @@
       OptionError                 exit 2  options of a command that contradict each other
       RequestError                exit 3  input.json or a request in it
       BundleError                 exit 3  an export or engine is damaged, or not the requested one
+      OverwriteError              exit 3  output would go over what is read, or into a model
       LimitError                  exit 3  a size beyond the limits of the engine or the model
       ContractError               exit 1  a graph breaks its contract: a bug in edgespec
       BuildError                  exit 1  an engine could not be built, or is wrong
@@ -76,6 +77,12 @@ class RequestError(EdgeSpecError):
 
 class BundleError(EdgeSpecError):
     """An export or engine directory is damaged, or not the requested one."""
+
+    exit_code = 3
+
+
+class OverwriteError(EdgeSpecError):
+    """Output would go over what is read, or into the directory of a model."""
 
     exit_code = 3
 

@@ -8,7 +8,6 @@ knows it. Nothing is run, and of weights only the headers are read, unless hashe
 from __future__ import annotations
 
 import math
-import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -127,7 +126,7 @@ def refuse_staging(path: Path) -> None:
     match = _STAGING.fullmatch(path.absolute().name)
     if match is None:
         return
-    if match[2] != str(os.getpid()) and bundle.process_lives(match[2]):
+    if bundle.is_held(path):
         raise BundleError(
             f"{path} is being written by process {match[2]}",
             f"Wait for it: {match[1]} will be there.",

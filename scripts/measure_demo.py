@@ -83,7 +83,7 @@ def measured(
             "base_passes_saved": round(1 - pool.steps / base.steps, 3),
             "speed_over_plain": round(pool.tokens_per_s / base.tokens_per_s, 3),
             "differences": len(differing),
-            "near_ties": sum(d.near_tie for d in differing),
+            "explained_by_rounding": sum(d.explained for d in differing),
         }
 
 

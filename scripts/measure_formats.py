@@ -220,8 +220,8 @@ def differences(found: list[Difference], engine: Engine) -> dict[str, Any]:
     """Returns the number of differences and the largest margin."""
     return {
         "answers_that_differ": len(found),
-        "beyond_the_margin": sum(not d.near_tie for d in found),
-        "largest_margin": max((d.margin for d in found), default=0.0),
+        "unexplained": sum(not d.explained for d in found),
+        "largest_margin": max((d.apart for d in found), default=0.0),
         "stated_margin": engine.rounding,
     }
 
@@ -298,7 +298,7 @@ def cells(row: dict[str, Any], first: dict[str, Any]) -> list[str]:
     same = np.mean(np.array(row["choices"]) == np.array(first["choices"]))
     runs = [row[f"{draft}_draft"][str(t)] for t in TEMPERATURES for draft in ("plain", "same")]
     differing, beyond = (
-        sum(run[key] for run in runs) for key in ("answers_that_differ", "beyond_the_margin")
+        sum(run[key] for run in runs) for key in ("answers_that_differ", "unexplained")
     )
 
     def size(what):
@@ -312,7 +312,7 @@ def cells(row: dict[str, Any], first: dict[str, Any]) -> list[str]:
         f"{same:.1%}",
         *(f"{run['acceptance_length']:.2f}" for run in runs),
         f"{differing} of {sum(run['num_answers'] for run in runs)}"
-        + (f", {beyond} BEYOND" if beyond else ""),
+        + (f", {beyond} UNEXPLAINED" if beyond else ""),
         f"{max(run['largest_margin'] for run in runs):.2g} / {runs[0]['stated_margin']:.2g}",
     ]
 

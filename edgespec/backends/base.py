@@ -213,16 +213,22 @@ class BuildOptions:
 NO_OPTIONS = BuildOptions()
 
 
+def do_nothing() -> None:
+    """Does nothing."""
+
+
 def ignore(amount: int) -> None:
     """Does nothing with the number of bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Listeners to the bytes of an engine: `start` gets the total once, `advance` each part."""
+    """Listeners to a build: `start` gets the bytes of the engine once, `advance` each part, and
+    `prove` is called when it is written and will be compared with the golden outputs."""
 
     start: Callable[[int], None] = ignore
     advance: Callable[[int], None] = ignore
+    prove: Callable[[], None] = do_nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

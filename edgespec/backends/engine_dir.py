@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from edgespec.methods import METHODS
 STEMS = {Role.LLM: "llm", Role.BASE: "spec_base", Role.DRAFT: "spec_draft"}
 CONFIGS = {Role.LLM: "config.json", Role.BASE: "base_config.json", Role.DRAFT: "draft_config.json"}
 DRAFT_EMBEDDING = "draft_embedding.safetensors"
+MOVING, MOVING_KEYS = "moving.json", ("bytes", "mtime_ns")
 SAME_MODEL = {Role.BASE: Role.LLM, Role.LLM: Role.BASE}
 
 
@@ -89,10 +90,13 @@ def install(staging: Path, engine_dir: Path, role: Role, entry: EngineEntry) -> 
     """Move a finished engine's files from `staging` into `engine_dir`; returns the entry with them.
 
     The manifest is without the role while files move, and gains it last: a run killed between
-    leaves a directory that says that this engine is not there. Raises OSError.
+    leaves a directory that says that this engine is not there. What it leaves is listed in
+    `staging`, for `remove_killed`. Raises OSError, and BundleError for files of others.
     """
     entry = replace(entry, files={p.name: FileEntry.of(p) for p in sorted(staging.iterdir())})
     with locked(engine_dir):
+        refuse_foreign(engine_dir, entry.files)
+        list_moving(staging, engine_dir, role, entry)
         others = remove_engine(engine_dir, role)
         try:
             for name in entry.files:
@@ -118,6 +122,52 @@ def remove_engine(engine_dir: Path, role: Role) -> EngineManifest:
     return others
 
 
+# ---- what killed builds leave
+
+
+def list_moving(staging: Path, engine_dir: Path, role: Role, entry: EngineEntry) -> None:
+    """Write down in `staging` which files of `engine_dir` come or go from now on."""
+    old = EngineManifest.read(engine_dir).engines.get(role)
+    files = [*entry.files_dict().items(), *(old.files_dict().items() if old else ())]
+    moving = [{"name": name, **{key: file[key] for key in MOVING_KEYS}} for name, file in files]
+    bundle.write_json(staging / MOVING, {"files": moving})
+
+
+def remove_killed(engine_dir: Path) -> None:
+    """Remove what killed builds left: staging directories, and files that had come or should have
+    gone when the run was killed. Others' files stay, and so do those of finished engines."""
+    if not engine_dir.is_dir():
+        return
+    with bundle.writing(engine_dir), locked(engine_dir):
+        finished = EngineManifest.read(engine_dir).files
+        for role in Role:
+            for staging in bundle.temporaries(engine_dir, role.value):
+                if bundle.is_held(staging):
+                    continue
+                for path in moved_files(staging, engine_dir):
+                    if path.name not in finished:
+                        path.unlink(missing_ok=True)
+                bundle.remove_whole(staging)
+        bundle.remove_dead(engine_dir, bundle.MANIFEST)
+
+
+def moved_files(staging: Path, engine_dir: Path) -> Iterator[Path]:
+    """Yields the files of the list of a killed build that are still as it knew them."""
+    try:
+        listed = bundle.read_json(staging / MOVING).get("files")
+    except BundleError:
+        return  # it was killed before it moved anything
+    for entry in listed if isinstance(listed, list) else ():
+        name = entry.get("name") if isinstance(entry, dict) else None
+        if not isinstance(name, str) or Path(name).name != name:
+            continue
+        path = engine_dir / name
+        if path.is_file() and not path.is_symlink():
+            stat = path.stat()
+            if (stat.st_size, stat.st_mtime_ns) == (entry.get("bytes"), entry.get("mtime_ns")):
+                yield path
+
+
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """Hold the directory's lock, so that a base and a draft built at the same time both get in."""
@@ -127,6 +177,27 @@ def locked(directory: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+# ---- files of others
+
+
+def names_to_write(onnx: OnnxDir, suffixes: Iterable[str]) -> set[str]:
+    """The names that files of this export's engine may have; `suffixes` are the backend's."""
+    stem = STEMS[onnx.role]
+    return {CONFIGS[onnx.role], *sidecars(onnx), *(f"{stem}{suffix}" for suffix in suffixes)}
+
+
+def refuse_foreign(engine_dir: Path, names: Iterable[str]) -> None:
+    """BundleError where the directory has files of these names that no build put there."""
+    ours = EngineManifest.read(engine_dir).files
+    foreign = [name for name in sorted(set(names) - ours) if os.path.lexists(engine_dir / name)]
+    if foreign:
+        raise BundleError(
+            f"{engine_dir} has files that edgespec build did not write and would overwrite:"
+            f" {', '.join(foreign)}",
+            "Choose another --engine-dir, or move these files away.",
+        )
 
 
 # ---- finished engines

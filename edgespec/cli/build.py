@@ -19,6 +19,7 @@ from edgespec.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
 from edgespec.cli import environment
 from edgespec.cli.edgellm import FLAGS
 from edgespec.cli.flags import EdgeCommand, until_separator
+from edgespec.cli.paths import DIRECTORY
 from edgespec.cli.terminal import json_text, say
 from edgespec.contract import MAX_BLOCK_NODES, Limits, Role
 from edgespec.errors import OptionError
@@ -30,14 +31,14 @@ if TYPE_CHECKING:
 DEFAULTS = Limits()
 ALIASES = {"--eagle-base": "--spec-base", "--eagle-draft": "--spec-draft"}
 BLOCKS = " or ".join(row.title for row in METHODS.values() if row.proposes == "block")
-DIRECTORY = click.Path(path_type=Path)
 FLAG = "--backend"
 CHOSEN = f"{__name__}.backend"  # in a context's meta
-LAST = "as_json"  # the parameter before which those of the backend stand
 
 
 class BuildCommand(EdgeCommand):
     """A command with --backend, and the options of the backend that it names."""
+
+    before = "as_json"  # the parameter before which those of the backend stand
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Notes the backend that --backend names before click asks for the parameters."""
@@ -46,9 +47,9 @@ class BuildCommand(EdgeCommand):
         return super().parse_args(ctx, args)
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """The parameters, with those of the named backend before --json."""
+        """The parameters, with those of the named backend among them."""
         params = super().get_params(ctx)
-        place = next(i for i, param in enumerate(params) if param.name == LAST)
+        place = next(i for i, param in enumerate(params) if param.name == self.before)
         return params[:place] + backend_params(ctx.meta.get(CHOSEN)) + params[place:]
 
 
@@ -92,7 +93,6 @@ def click_option(option: BuildOption) -> click.Option:
 DEFAULTS = Limits()
 ALIASES = {"--eagle-base": "--spec-base", "--eagle-draft": "--spec-draft"}
 BLOCKS = " or ".join(row.title for row in METHODS.values() if row.proposes == "block")
-DIRECTORY = click.Path(path_type=Path)
 
 
 @click.command("build", cls=BuildCommand, aliases=ALIASES, missing=FLAGS["build"])
@@ -196,7 +196,9 @@ def command(
             spec_base=spec_base,
             spec_draft=spec_draft,
             progress=Progress(
-                start=lambda total: bars.start("engine", total), advance=bars.advance
+                start=lambda total: bars.start("engine", total),
+                advance=bars.advance,
+                prove=lambda: bars.start("golden outputs", 0),
             ),
         )
     if as_json:

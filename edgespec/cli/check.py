@@ -10,6 +10,7 @@ import click
 
 from edgespec.cli.export import layer_list
 from edgespec.cli.flags import EdgeCommand
+from edgespec.cli.paths import FILE, MODEL
 from edgespec.cli.terminal import json_text, say
 from edgespec.methods import METHODS
 
@@ -21,8 +22,8 @@ LEVEL_WIDTH, TOPIC_WIDTH = 9, 14
 
 
 @click.command("check", cls=EdgeCommand)
-@click.argument("base", metavar="BASE")
-@click.argument("draft", metavar="[DRAFT]", required=False)
+@click.argument("base", metavar="BASE", type=MODEL)
+@click.argument("draft", metavar="[DRAFT]", type=MODEL, required=False)
 @click.option(
     "--mtp", is_flag=True, help="Check the base's own MTP head, the default without DRAFT."
 )
@@ -40,7 +41,7 @@ LEVEL_WIDTH, TOPIC_WIDTH = 9, 14
 )
 @click.option(
     "--probe-text",
-    type=click.Path(path_type=Path),
+    type=FILE,
     metavar="FILE",
     help="Text for --probe, instead of the shipped one.",
 )
@@ -63,8 +64,9 @@ def command(
 
     With --probe the pair is run on a few hundred tokens, without engines and a layer at a time: how
     often the draft's first token is the base's next one, with the aux hidden states that the
-    checkpoints declare and with others that are easily mistaken for them. It takes as long as
-    reading all weights once.
+    checkpoints declare and with others that are easily mistaken for them. A pair that agrees no more
+    often than by chance is refused, and so are weights with NaN or Inf. It takes as long as reading
+    all weights twice.
 
     \b
     edgespec check Qwen3-8B Qwen3-8B-DFlash-b16
@@ -121,4 +123,6 @@ def summary(report: Report) -> str:
     refused, warnings = report.count("refused"), report.count("warning")
     beside = f", {warnings} warning{'s' if warnings > 1 else ''}" if warnings else ""
     title = METHODS[report.method].title if report.method else "unknown"
+    if report.probe is not None and report.probe.unrelated:
+        return f"{title}: shapes fit, but the draft was not made for this base{beside}"
     return f"{title}: {f'does not fit, {refused} refused' if refused else 'fits'}{beside}"

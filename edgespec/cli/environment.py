@@ -16,10 +16,12 @@ PREFIX_CACHE_MB = f"{PREFIX}PREFIX_CACHE_MB"
 CALIB_DATA = f"{PREFIX}CALIB_DATA"
 DEVICE = f"{PREFIX}DEVICE"
 TARGET = f"{PREFIX}TARGET"
+CACHE = f"{PREFIX}CACHE"
 COMPLETING = "_EDGESPEC_COMPLETE"  # set by the completion scripts of `edgespec completion`
 
-# Variable -> what it is the default of
+# Variable -> what it is the default of; that of CACHE is no flag's
 VARIABLES = {
+    CACHE: "the directory of kept engines (`run`) and of hashes of weights",
     ENGINE_DIR: "`--engine-dir` of `build`, `infer` and `chat`",
     PREFIX_CACHE_MB: "`--prefix-cache-mb` of `infer` and `chat`",
     CALIB_DATA: "`--calib-data` of `quantize`",

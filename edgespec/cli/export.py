@@ -11,6 +11,7 @@ import click
 
 from edgespec.cli.edgellm import FLAGS
 from edgespec.cli.flags import EdgeCommand
+from edgespec.cli.paths import DIRECTORY, MODEL
 from edgespec.cli.terminal import json_text, say
 from edgespec.errors import PairingError
 
@@ -34,8 +35,8 @@ def layer_list(
 
 
 @click.command("export", cls=EdgeCommand, missing=FLAGS["export"])
-@click.argument("model", metavar="MODEL")
-@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+@click.argument("model", metavar="MODEL", type=MODEL)
+@click.argument("out", metavar="OUT", type=DIRECTORY)
 @click.option(
     "--eagle-base",
     is_flag=True,
@@ -54,6 +55,7 @@ def layer_list(
 )
 @click.option(
     "--dflash-draft-dir",
+    type=MODEL,
     metavar="DRAFT",
     help="The DFlash draft for MODEL: a directory or a hub id.",
 )
@@ -66,6 +68,7 @@ def layer_list(
 )
 @click.option(
     "--base-model-dir",
+    type=MODEL,
     metavar="BASE",
     help=(
         "For a draft: the base that it was trained for, for pairing and for weights that it shares."

@@ -7,13 +7,14 @@ from pathlib import Path
 import click
 
 from edgespec.cli.flags import EdgeCommand
+from edgespec.cli.paths import FILE
 from edgespec.cli.terminal import json_text, report, say
 
 REFUSED = 3
 
 
 @click.command("inspect", cls=EdgeCommand)
-@click.argument("path", metavar="PATH", type=click.Path(path_type=Path))
+@click.argument("path", metavar="PATH", type=FILE)
 @click.option(
     "--layers",
     is_flag=True,

@@ -5,10 +5,12 @@ Knows the list of commands. Knows nothing of their options.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
 import sys
+import traceback
 from importlib import import_module
 from typing import Any
 
@@ -17,12 +19,22 @@ import click
 from edgespec import __version__
 from edgespec.cli import environment, logs
 from edgespec.cli.flags import INTERRUPTED, EdgeGroup, rest, until_separator
+from edgespec.cli.limits import (
+    import_problem,
+    leave,
+    occupy_closed_streams,
+    refuse_too_little_memory,
+)
 from edgespec.cli.signals import Raising, Terminated, exit_code
 from edgespec.cli.terminal import report, say
-from edgespec.errors import EdgeSpecError, EnvironmentProblem
+from edgespec.errors import BundleError, EdgeSpecError, EnvironmentProblem
 
 # Name -> (module, one line for the list). Modules load when their command is called.
 COMMANDS = {
+    "run": (
+        "edgespec.cli.run",
+        "Chat with a model by its name: download, check, export and build as needed.",
+    ),
     "quantize": (
         "edgespec.cli.quantize",
         "Quantize a checkpoint with NVIDIA ModelOpt: a base or a draft.",
@@ -42,11 +54,14 @@ COMMANDS = {
         "Check whether a base and a draft belong together, without running them.",
     ),
     "chat": ("edgespec.cli.chat.command", "Chat with a model in the terminal."),
+    "cache": ("edgespec.cli.cache", "List or remove the engines that run keeps."),
     "completion": ("edgespec.cli.completion", "Print the completion script of a shell."),
     "help": ("edgespec.cli.help", "Show the help of a command."),
 }
 
 
+# Raised where something is read: what is written has errors of its own (bundle.writing)
+UNREADABLE = (errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 PROGRAM = "edgespec"
 BROKEN_PIPE = 141  # 128 + SIGPIPE, the exit code of a shell
 ANYWHERE = ("-v", "--verbose", "--debug")  # flags that work before and after the command
@@ -63,6 +78,7 @@ class LazyGroup(EdgeGroup):
         """Imports and returns a command, or returns None."""
         if cmd_name not in COMMANDS:
             return None
+        refuse_too_little_memory()
         command: click.Command = import_module(COMMANDS[cmd_name][0]).command
         return command
 
@@ -108,12 +124,13 @@ def cli(ctx: click.Context, verbose: bool, debug: bool) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Runs the command line and exits with its code."""
+    occupy_closed_streams()
     args = sys.argv[1:] if argv is None else argv
-    sys.exit(run(args))
+    leave(run(args))
 
 
 def run(args: list[str]) -> int:
-    """Runs one command line and returns its exit code. With --debug, errors are raised."""
+    """Runs one command line and returns its exit code."""
     signals, line = Raising(), hoisted(args)
     try:
         with signals, logs.shown(log_level(line)):
@@ -133,7 +150,7 @@ def run(args: list[str]) -> int:
         if signals.raised is not None and isinstance(error, ImportError | SystemError):
             return stopped(signals.raised)  # extension modules replace what interrupts their import
         if wants(line, "--debug", environment.DEBUG):
-            raise
+            traceback.print_exc()
         shown = presentable(error)
         report(shown)
         return shown.exit_code
@@ -159,6 +176,13 @@ def presentable(error: Exception) -> EdgeSpecError:
     """Returns any error as one with a remedy and an exit code."""
     if isinstance(error, EdgeSpecError):
         return error
+    if isinstance(error, ImportError) and (problem := import_problem(error)) is not None:
+        return problem
+    if isinstance(error, OSError) and error.errno in UNREADABLE:
+        return BundleError(
+            f"{error.filename or 'a file'} cannot be read: {error.strerror}",
+            "Check the path and its permissions.",
+        )
     if isinstance(error, OSError):
         place = f"{error.filename}: " if error.filename else ""
         return EnvironmentProblem(

@@ -25,6 +25,7 @@ from rich.progress import (
 from edgespec.cli import environment
 from edgespec.cli.edgellm import FLAGS
 from edgespec.cli.flags import INTERRUPTED, EdgeCommand, EdgeGroup
+from edgespec.cli.paths import DIRECTORY, MODEL
 from edgespec.cli.progress import Bars
 from edgespec.cli.signals import Terminated, exit_code
 from edgespec.cli.terminal import json_text, say
@@ -85,6 +86,7 @@ def common(function: Callable[..., None]) -> Callable[..., None]:
             ),
             click.option(
                 "--calib-data",
+                type=MODEL,
                 metavar="FILE",
                 envvar=environment.CALIB_DATA,
                 show_envvar=True,
@@ -137,12 +139,14 @@ def command() -> None:
 
 
 @command.command("llm", cls=EdgeCommand, aliases=ALIASES, missing=FLAGS["quantize llm"])
-@click.option("--model-dir", required=True, metavar="MODEL", help="A directory or a hub id.")
+@click.option(
+    "--model-dir", required=True, type=MODEL, metavar="MODEL", help="A directory or a hub id."
+)
 @click.option(
     "--output-dir",
     required=True,
     metavar="DIR",
-    type=click.Path(path_type=Path),
+    type=DIRECTORY,
     help="Where the quantized checkpoint goes.",
 )
 @common
@@ -185,15 +189,18 @@ def llm(
 @click.option(
     "--base-model-dir",
     required=True,
+    type=MODEL,
     metavar="BASE",
     help="The base that the draft was trained for.",
 )
-@click.option("--draft-model-dir", required=True, metavar="DRAFT", help="A directory or a hub id.")
+@click.option(
+    "--draft-model-dir", required=True, type=MODEL, metavar="DRAFT", help="A directory or a hub id."
+)
 @click.option(
     "--output-dir",
     required=True,
     metavar="DIR",
-    type=click.Path(path_type=Path),
+    type=DIRECTORY,
     help="Where the quantized checkpoint goes.",
 )
 @common

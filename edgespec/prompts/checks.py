@@ -94,8 +94,8 @@ def logit_bias(value: object, here: Place) -> LogitBias:
 
 
 def stop(value: object, here: Place) -> tuple[str, ...]:
-    """Returns the stop strings of a string or a list of strings; null and "" are none."""
-    if value is None or value == "":
+    """Returns the stop strings of a string or a list of strings; null is none."""
+    if value is None:
         return ()
     if isinstance(value, str):
         return (_stop_string(value, here),)

@@ -44,7 +44,10 @@ SPECIAL_TOKENS = (
 )
 
 COPY_AGAIN = "Copy it again from the model's checkpoint."
-WRITE_IT_YOURSELF = 'set "apply_chat_template": false and write the complete prompt yourself.'
+WRITE_IT_YOURSELF = (
+    'set "apply_chat_template": false (with --prompt: --no-chat-template) and write the complete'
+    " prompt yourself."
+)
 
 
 class ChatTemplate(Protocol):
@@ -52,7 +55,7 @@ class ChatTemplate(Protocol):
 
     @property
     def has_special_tokens(self) -> bool:
-        """Whether the prompt has the tokens that begin a text: the tokenizer then adds none."""
+        """Whether the prompt begins with its special tokens, so that the tokenizer adds none."""
 
     def knows_thinking(self) -> bool:
         """Returns whether the template has a thinking mode."""

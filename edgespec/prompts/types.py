@@ -15,6 +15,7 @@ from edgespec.prompts.places import Place
 
 END_OF_SEQUENCE = "end-of-sequence"
 MAX_LENGTH = "max-length"
+CAPACITY = "capacity"  # the KV cache is full before the length is reached
 STOP_WORDS = "stop-words"
 CANCELLED = "cancelled"
 ERROR = "error"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from edgespec.manifest import (
     QuantizeRequest,
     QuantizeSource,
 )
+from edgespec.outputs import refuse_overwriting
 from edgespec.progress import Progress
 from edgespec.quantize import calibration, layerwise, modelopt, stream, work
 from edgespec.quantize import check as checking
@@ -101,17 +101,18 @@ def quantize_llm(
     """Writes the quantized checkpoint to `out`.
 
     A run that fails or is stopped leaves no `out`; its finished layers are kept for the next run.
-    Raises CheckpointError, UnsupportedModel, RequestError, EnvironmentProblem or OutputError before
-    any work, and BuildError if the result is broken.
+    Raises CheckpointError, UnsupportedModel, RequestError, OverwriteError, EnvironmentProblem or
+    OutputError before any work, and BuildError if the result is broken.
     """
+    refuse_overwriting(out, (model_dir, options.calib_data))
     base = base_of(open_checkpoint(model_dir, allow_pickle=options.allow_pickle))
     plan = plan_base(
         base, options.quantization, options.lm_head_quantization, options.exclude, options.fp8_cache
     )
     texts = calibration.read_texts(options.calib_data, options.num_tokens)
-    request = request_of(base.checkpoint, options, texts)
-    bundle.remove_dead_staging(out.parent, out.name)
-    if (there := already_there(out, request, {"source": base.checkpoint}, progress)) is not None:
+    request = request_of(base.checkpoint, options, texts, progress)
+    bundle.remove_dead(out.parent, out.name)
+    if (there := already_there(out, request)) is not None:
         work.forget_finished(out, request)
         return there
     bundle.refuse_occupied(out)
@@ -144,9 +145,7 @@ class Job:
 def run_job(job: Job, kept: work.Work | None) -> Quantized:
     """Calibrates, packs, writes and checks; `kept` is the work directory of a calibrated plan."""
     base, plan, options, progress = job.base, job.plan, job.options, job.progress
-    digest = read_all(base.checkpoint, progress)
-    if kept is not None:
-        kept.check_weights(digest, job.out)
+    read_all(base.checkpoint, progress)
     prepare(options, progress, job.log, with_modelopt=not plan.streamed)
     tokenizer = tokenizer_of(base.checkpoint, job.log)
     windows = calibration.cut(
@@ -169,15 +168,16 @@ def run_job(job: Job, kept: work.Work | None) -> Quantized:
                 base, Checkpoint(staging), plan, windows.held_out, progress.advance
             )
         checking.refuse_broken(report, plan)
-        manifest = write_manifest(staging, job.request, {"source": digest}, plan, windows, report)
+        base.checkpoint.check_unchanged()
+        manifest = write_manifest(staging, job.request, plan, windows, report)
     notes = (*resumed_notes(base, kept), *notes_of(plan, windows, options, job.texts))
     return Quantized(job.out, manifest, notes)
 
 
-def read_all(checkpoint: Checkpoint, progress: Progress) -> str:
-    """Returns the sha256 of all weights. Raises CheckpointError for NaN or Inf."""
+def read_all(checkpoint: Checkpoint, progress: Progress) -> None:
+    """Reads all weights. Raises CheckpointError for NaN or Inf."""
     progress.start("weights", sum(info.num_bytes for info in checkpoint.tensors.values()))
-    return refuse_not_finite(checkpoint, progress.advance)
+    refuse_not_finite(checkpoint, progress.advance)
 
 
 def prepare(
@@ -283,7 +283,7 @@ def side_files(checkpoint: Checkpoint) -> list[Path]:
 
 
 def request_of(
-    checkpoint: Checkpoint, options: Options, texts: calibration.Texts
+    checkpoint: Checkpoint, options: Options, texts: calibration.Texts, progress: Progress
 ) -> QuantizeRequest:
     """Returns the request as the manifest records it: source and options.
 
@@ -295,7 +295,7 @@ def request_of(
         digest.update(f"{path.name}:{bundle.sha256_file(path)}\n".encode())
     source = QuantizeSource(
         name=checkpoint.path.resolve().name,
-        identity=checkpoint.identity(),
+        identity=checkpoint.identity(progress),
         texts=digest.hexdigest(),
     )
     asked = {
@@ -311,13 +311,10 @@ def request_of(
     return QuantizeRequest(source, json.loads(json.dumps(asked)))
 
 
-def already_there(
-    target: Path, request: QuantizeRequest, read: Mapping[str, Checkpoint], progress: Progress
-) -> Quantized | None:
+def already_there(target: Path, request: QuantizeRequest) -> Quantized | None:
     """Returns the result of an earlier run of the same request if it is complete and unchanged.
 
-    Reads all weights of the checkpoints `read` again, because a checkpoint's identity covers only
-    the first bytes of each tensor. Raises BundleError if a file of the result is damaged.
+    Raises BundleError if a file of the result is damaged.
     """
     if not (target / bundle.MANIFEST).is_file():
         return None
@@ -328,9 +325,6 @@ def already_there(
         return None
     if manifest.request.unnamed() != request.unnamed():
         return None
-    weights = {role: read_all(checkpoint, progress) for role, checkpoint in read.items()}
-    if manifest.weights != weights:
-        return None
     bundle.check_files(target, manifest.files)
     return Quantized(target, manifest, ("already up to date: nothing was written",))
 
@@ -338,7 +332,6 @@ def already_there(
 def write_manifest(
     staging: Path,
     request: QuantizeRequest,
-    weights: Mapping[str, str],
     plan: Plan,
     windows: calibration.Windows,
     check: QuantizeCheck,
@@ -350,7 +343,7 @@ def write_manifest(
         ids = windows.calibration
         calibrated = QuantizeCalibration(True, len(ids), sum(map(len, ids)))
     files = bundle.file_entries(staging)
-    manifest = QuantizeManifest.make(request, weights, calibrated, check, files)
+    manifest = QuantizeManifest.make(request, calibrated, check, files)
     manifest.write(staging)
     return manifest
 

@@ -5,16 +5,12 @@ Knows names, shapes and bytes of a checkpoint's tensors. Knows no ModelOpt and n
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-
-import numpy as np
 
 from edgespec.checkpoint.files import Checkpoint, TensorInfo, some_of
 from edgespec.checkpoint.finite import is_finite
@@ -204,25 +200,28 @@ def refuse_full_disk(target: Path, needed_bytes: int) -> None:
     directory = next(parent for parent in (target, *target.absolute().parents) if parent.exists())
     free = shutil.disk_usage(directory).free
     if free < needed_bytes * _DISK_FACTOR:
+        wanted = round(needed_bytes * _DISK_FACTOR)
         raise OutputError(
-            f"{directory} has {free / 1e9:.2f} GB free; about {needed_bytes / 1e9:.2f} GB and a"
-            " fifth more are needed",
+            f"{directory} has {size_text(free)} free; about {size_text(wanted)} are needed,"
+            f" {size_text(wanted - free)} more",
             "Free some space, or choose another directory.",
         )
 
 
-def refuse_not_finite(checkpoint: Checkpoint, advance: Callable[[int], None]) -> str:
-    """Reads every tensor. Returns the sha256 of all names and bytes.
+def size_text(num_bytes: float) -> str:
+    """A size in GB, or in MB where it is less than one."""
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
 
-    Unlike a checkpoint's identity it changes with every byte; like it, it does not depend on the
-    sharding. Calls `advance` with the bytes of each tensor. Raises CheckpointError that names the
-    tensors with NaN or Inf.
+
+def refuse_not_finite(checkpoint: Checkpoint, advance: Callable[[int], None]) -> None:
+    """Reads every tensor. Raises CheckpointError that names the tensors with NaN or Inf.
+
+    Calls `advance` with the bytes of each tensor.
     """
-    bad, digests = [], {}
+    bad = []
     for name, info in checkpoint.tensors.items():
-        data = checkpoint.read(name).reshape(-1).view(np.uint8).data
-        digests[name] = hashlib.sha256(data).hexdigest()
-        if not is_finite(data, info.dtype):
+        array = checkpoint.read(name).reshape(-1)
+        if not is_finite(array, info.dtype):
             bad.append(name)
         advance(info.num_bytes)
     if bad:
@@ -230,4 +229,3 @@ def refuse_not_finite(checkpoint: Checkpoint, advance: Callable[[int], None]) ->
             f"{checkpoint.path} has weights with NaN or Inf (not finite): {some_of(bad)}.",
             "Download it again, or ask its authors: such weights cannot be quantized.",
         )
-    return hashlib.sha256(json.dumps(sorted(digests.items())).encode()).hexdigest()

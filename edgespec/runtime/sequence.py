@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import EdgeSpecError
-from edgespec.prompts import END_OF_SEQUENCE, MAX_LENGTH
+from edgespec.prompts import CAPACITY, END_OF_SEQUENCE, MAX_LENGTH
 from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.stages import StageTimes
 from edgespec.runtime.tree import DraftPlan, DraftTree
@@ -102,8 +102,9 @@ class SequenceState:
             if reason is not None:
                 return cut(output, count, reason)
         assert self.num_emitted <= self.max_new_tokens
-        full = self.num_emitted == self.max_new_tokens or room == 0
-        return replace(output, finish_reason=MAX_LENGTH) if full else output
+        if self.num_emitted == self.max_new_tokens:
+            return replace(output, finish_reason=MAX_LENGTH)
+        return replace(output, finish_reason=CAPACITY) if room == 0 else output
 
 
 def cut(output: StepOutput, count: int, reason: str) -> StepOutput:

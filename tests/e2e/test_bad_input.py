@@ -331,7 +331,7 @@ def test_prompt_that_fills_the_cache(shop: SmallPair, tmp_path: Path, cli: Cli) 
     assert [r["output_ids"] for r in done] == [r["output_ids"] for r in found[: len(done)]]
     full = [r for r in done if r["metrics"]["prompt_tokens"] == 20]
     assert full
-    assert all(len(r["output_ids"]) == 1 and r["finish_reason"] == "max-length" for r in full)
+    assert all(len(r["output_ids"]) == 1 and r["finish_reason"] == "capacity" for r in full)
 
 
 # Other values: tests/unit/prompts; other files: test_robustness.py.
@@ -516,13 +516,23 @@ def leftovers(root: Path) -> list[str]:
     return [str(path) for path in root.rglob("*") if ".tmp" in path.name]
 
 
-def test_batch_beyond_the_engine_is_refused_with_both_ways_out(
+def test_batch_beyond_the_engine_runs_in_smaller_ones_and_says_so(
     shop: SmallPair, tmp_path: Path, cli: Cli
 ) -> None:
-    found = cli(*infer_args(shop.engine, tmp_path), "--batch-size", 2)
-    assert found.code == REFUSED
-    assert "batch_size 2; the base engine was built for 1" in found.err
+    args = infer_args(shop.engine, tmp_path, "one", "two", "three")
+    alone = cli(*args, "--batch-size", 1)
+    answers = (tmp_path / "output.json").read_text()
+    found = cli(*args, "--batch-size", 2, "--json")
+    assert found.code == alone.code == 0
+    assert "batch_size 2: these engines were built for 1 at a time" in found.err
     assert "--max-batch-size 2" in found.err
+    assert "built for 1 at a time" not in alone.err
+    assert json.loads(found.out)["batch_size"] == 1
+    texts = [
+        [response["output_ids"] for response in json.loads(said)["responses"]]
+        for said in (answers, (tmp_path / "output.json").read_text())
+    ]
+    assert texts[0] == texts[1]
 
 
 def test_disk_full_while_writing_the_output(
@@ -601,11 +611,12 @@ def test_usage_error_of_a_process(tmp_path: Path) -> None:
     assert "Traceback" not in found.stderr
 
 
-def test_debug_adds_the_traceback(shop: SmallPair, tmp_path: Path) -> None:
-    found = process("export", shop.draft, tmp_path / "out", "--eagle-base", "--debug")
-    assert found.returncode == OURS
-    assert "Traceback" in found.stderr
-    assert "UnsupportedModel" in found.stderr
+def test_debug_adds_the_traceback_and_nothing_else(shop: SmallPair, tmp_path: Path) -> None:
+    args = ["export", shop.draft, tmp_path / "out", "--eagle-base"]
+    usual, found = process(*args), process(*args, "--debug")
+    assert (found.returncode, usual.returncode) == (REFUSED, REFUSED)
+    assert found.stderr.startswith("Traceback")
+    assert found.stderr.endswith(usual.stderr)
 
 
 # Ctrl-C

@@ -172,7 +172,7 @@ def test_requests_are_not_overwritten_by_their_answers(
     ]
     assert run(["infer", *args]) == 3
     assert source.read_text() == before
-    assert "is the input file" in capfd.readouterr().err
+    assert "is an input of this command" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("own_head", [True, False])

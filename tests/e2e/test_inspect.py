@@ -493,8 +493,8 @@ def test_what_a_killed_run_left_is_told(shop: Path, tmp_path: Path, cli: Cli) ->
     assert told.code == 3
     assert "is an unfinished run of edgespec quantize" in told.err
     assert "Run its command again" in told.err
-    living = staged.rename(path / f".base.tmp-{os.getppid()}")
-    assert f"is being written by process {os.getppid()}" in cli("inspect", living).err
+    with bundle.staging_in(path, "draft") as living:
+        assert f"is being written by process {os.getpid()}" in cli("inspect", living).err
 
 
 def places(value: object, at: tuple[object, ...] = ()) -> Iterator[tuple[object, ...]]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from edgespec.prompts import CAPACITY as FULL
 from edgespec.prompts import END_OF_SEQUENCE, MAX_LENGTH, STOP_WORDS, Journal
 from edgespec.prompts.source import MAX_FILE_BYTES
 from edgespec.runtime.decoder import CachedDecoder
@@ -326,11 +327,16 @@ def test_full_cache_ends_plain_and_drafted_runs_at_the_same_token(
     args = infer(engine, tmp_path, *requests, batch_size=batch_size, max_generate_length=999)
     found = []
     for flags in ([], CHAIN, TREE, [*TREE, "--check-lossless"]):
-        assert cli(*args, *flags).code == 0
+        done = cli(*args, *flags)
+        assert done.code == 0
+        assert (
+            f"2 of 3 answers ended early (finish_reason capacity): the KV cache holds {CAPACITY}"
+            " tokens."
+        ) in done.err
         found.append(responses(tmp_path))
     assert all(said(one) == said(found[0]) for one in found)
     for response in found[0][:2]:
-        assert response["finish_reason"] == MAX_LENGTH
+        assert response["finish_reason"] == FULL
         assert len(response["output_ids"]) == CAPACITY - response["metrics"]["prompt_tokens"] + 1
     assert len(found[0][2]["output_ids"]) == 5
 

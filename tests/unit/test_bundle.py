@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 from unittest import mock
 
@@ -116,3 +117,69 @@ def test_place_where_nothing_can_be_made_is_named(tmp_path: Path, kind: str, sta
     assert str(out) in caught.value.what
     assert caught.value.remedy
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["dangling", "file"]
+
+
+# Two runs at once, and runs that were killed
+
+
+def test_target_that_another_run_wrote_meanwhile_is_left_to_it(tmp_path: Path) -> None:
+    def late() -> None:
+        with bundle.staged_directory(tmp_path / "a") as staging:
+            write(staging)
+            (tmp_path / "a").mkdir()
+            (tmp_path / "a" / "file").write_text("of the first")
+
+    with pytest.raises(OutputError, match="Another run has written it meanwhile"):
+        late()
+    assert (tmp_path / "a" / "file").read_text() == "of the first"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_what_a_run_is_writing_is_not_taken_from_it(tmp_path: Path) -> None:
+    def second() -> None:
+        with bundle.staging_in(tmp_path, "a"):
+            raise AssertionError
+
+    with bundle.staging_in(tmp_path, "a") as staging:
+        write(staging)
+        with pytest.raises(OutputError, match="is being written by another run"):
+            second()
+        with bundle.staging_in(tmp_path, "b"):
+            assert bundle.is_held(staging)
+        assert (staging / "file").read_text() == "whole"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_killed_runs_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    for name in (".a.json.tmp-1", ".a.json.tmp-99999999", ".b.json.tmp-1", "a.json.tmp-1"):
+        (tmp_path / name).touch()
+    (tmp_path / ".a.json.tmp-5").mkdir()
+    write(tmp_path / ".a.json.tmp-5")
+    bundle.replace_file(tmp_path / "a.json", b"new")
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == [".b.json.tmp-1", "a.json", "a.json.tmp-1"]
+
+
+def test_process_decides_where_a_file_system_has_no_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr("fcntl.flock", none)
+    for pid in (1, os.getpid(), 99999999):
+        (tmp_path / f".a.tmp-{pid}").touch()
+    held = [path.name for path in bundle.temporaries(tmp_path, "a") if bundle.is_held(path)]
+    assert held == [".a.tmp-1"]
+
+
+@pytest.mark.parametrize("length", [200, 255])
+def test_file_with_a_long_name_is_replaced_too(tmp_path: Path, length: int) -> None:
+    path = tmp_path / ("x" * length)
+    bundle.replace_file(path, b"whole")
+    assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"whole"]
+
+
+def test_json_with_a_file_name_that_is_not_utf8_can_be_written(tmp_path: Path) -> None:
+    bundle.write_json(tmp_path / "a.json", {"é": "\udcff"})
+    assert bundle.read_json(tmp_path / "a.json") == {"é": "\udcff"}

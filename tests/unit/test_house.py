@@ -28,6 +28,7 @@ GROUND = (
     "contract",
     "bundle",
     "directories",
+    "outputs",
     "methods",
     "graph_quantization",
     "component",
@@ -52,9 +53,11 @@ LEANS_ON: dict[str, tuple[str, ...]] = {
 }
 ROOMS = tuple(LEANS_ON)
 ROOF: dict[str, tuple[str, ...]] = {
+    "cache": GROUND,
     "inspection": ROOMS,
+    "oneshot": (*ROOMS, "cache", "inspection"),
     "recipe": ROOMS,
-    "cli": (*ROOMS, "inspection", "recipe"),
+    "cli": (*ROOMS, "cache", "inspection", "oneshot", "recipe"),
     "__init__": ROOMS,
     "__main__": (*ROOMS, "inspection", "recipe", "cli"),
 }

@@ -27,6 +27,7 @@ EXCEPTIONS = {
     "cli/export.py": "the flags of each method, and examples in the help",
     "cli/edgellm.py": "flags of TensorRT Edge-LLM that are refused by name",
     "cli/quantize.py": "examples in the help",
+    "cli/run.py": "an example in the help, and whose head is used without --draft",
     "config/values.py": "a base's config.json declares its MTP layers",
     "families/base.py": "a family's config.json declares its MTP layers",
     "families/parse.py": "a family's config.json declares its MTP layers",

@@ -23,7 +23,10 @@ from edgespec.cli.chat.settings import DRAFT_SIZES, Settings
 from edgespec.cli.draft_flags import ALIASES, draft_options
 from edgespec.cli.flags import EdgeCommand
 from edgespec.cli.infer import MIB
+from edgespec.cli.limits import require_stream
+from edgespec.cli.paths import DIRECTORY, FILE
 from edgespec.errors import RequestError
+from edgespec.outputs import refuse_overwriting
 from edgespec.prompts import SamplingParams
 from edgespec.prompts.checks import SAMPLING
 from edgespec.prompts.named_templates import NAMED_TEMPLATES
@@ -41,7 +44,7 @@ MARKERS = re.compile(r"<\|?\w+\|?>")
 @click.option(
     "--engine-dir",
     required=True,
-    type=click.Path(path_type=Path),
+    type=DIRECTORY,
     envvar=environment.ENGINE_DIR,
     show_envvar=True,
     help="What edgespec build made.",
@@ -123,7 +126,7 @@ MARKERS = re.compile(r"<\|?\w+\|?>")
 )
 @click.option(
     "--history-file",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help=(
         "Where typed lines are kept between sessions.  [default:"
         " ~/.local/state/edgespec/chat_history]"
@@ -173,6 +176,8 @@ def command(
     edgespec chat --engine-dir engines --show-speculation
     echo 'What is 12 + 30?' | edgespec chat --engine-dir engines --temperature 0
     """
+    for name in ("stdin", "stdout"):
+        require_stream(name)
     sizes = dict(
         zip(DRAFT_SIZES, (spec_draft_top_k, spec_draft_step, spec_verify_size), strict=True)
     )
@@ -185,9 +190,11 @@ def command(
         )
     if chat_template and no_chat_template:
         raise click.UsageError("--chat-template and --no-chat-template exclude each other", ctx)
+    if history_file is not None:
+        refuse_overwriting(history_file, (engine_dir, chat_template))
     params = sampling_params(sampling)
     conversation = Conversation(message_text(system, Place("--system")))
-    from edgespec.cli.report import plan_line
+    from edgespec.cli.report import could_be_tree, plan_line
     from edgespec.runtime.engine import Engine
 
     wanted = True if sized else spec_decode
@@ -204,7 +211,12 @@ def command(
         )
         plan, screen = settings.plan(engine), Screen(sys.stdout)
         screen.note(
-            plan_line(plan, chosen=not sized, words=engine.drafter_words)
+            plan_line(
+                plan,
+                chosen=not sized,
+                words=engine.drafter_words,
+                could_be_tree=could_be_tree([*sizes.values()], engine.method),
+            )
             if plan
             else "decoding plainly, without drafts"
         )

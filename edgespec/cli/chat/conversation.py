@@ -12,6 +12,7 @@ from pathlib import Path
 
 from edgespec.bundle import write_json
 from edgespec.errors import RequestError
+from edgespec.outputs import refuse_overwriting
 from edgespec.prompts import Message
 from edgespec.prompts.parse import messages as parse_messages
 from edgespec.prompts.places import Place
@@ -61,7 +62,11 @@ def of_messages(messages: Sequence[Message], place: Place) -> Conversation:
 
 
 def save(conversation: Conversation, path: Path) -> None:
-    """Writes a conversation as an input.json with one request, atomically. Raises RequestError."""
+    """Writes a conversation as an input.json with one request, atomically.
+
+    Raises RequestError, and OverwriteError for a file in the directory of a model.
+    """
+    refuse_overwriting(path, ())
     turns = [{"role": m.role, "content": m.content} for m in conversation.messages]
     try:
         write_json(path, {"requests": [{"messages": turns}]})

@@ -19,7 +19,7 @@ from edgespec.cli.infer import SOME_FAILED
 from edgespec.cli.signals import Stopper, exit_code
 from edgespec.cli.terminal import report
 from edgespec.errors import EdgeSpecError, LimitError, RequestError
-from edgespec.prompts import CANCELLED, MAX_LENGTH
+from edgespec.prompts import CANCELLED, CAPACITY, MAX_LENGTH
 from edgespec.prompts.parse import message_text
 from edgespec.prompts.places import Place
 
@@ -176,12 +176,9 @@ class Chat:
             found.append("[stopped]")
         if response.finish_reason == MAX_LENGTH:
             most = self.settings.sampling.max_generate_length
-            at_most = response.metrics.completion_tokens == most
-            found.append(
-                f"[cut at --max-generate-length {most}]"
-                if at_most
-                else f"[cut: no room left. {MAKE_ROOM}]"
-            )
+            found.append(f"[cut at --max-generate-length {most}]")
+        if response.finish_reason == CAPACITY:
+            found.append(f"[cut: no room left. {MAKE_ROOM}]")
         if self.settings.show_speculation:
             found.append(stats(response.metrics, drafted=self.settings.drafts))
         return found

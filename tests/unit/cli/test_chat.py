@@ -28,7 +28,14 @@ from edgespec.cli.chat.settings import Settings
 from edgespec.cli.chat.slashes import SLASHES
 from edgespec.cli.main import run
 from edgespec.errors import EdgeSpecError, LimitError, RequestError
-from edgespec.prompts import CANCELLED, END_OF_SEQUENCE, MAX_LENGTH, Message, SamplingParams
+from edgespec.prompts import (
+    CANCELLED,
+    CAPACITY,
+    END_OF_SEQUENCE,
+    MAX_LENGTH,
+    Message,
+    SamplingParams,
+)
 from edgespec.prompts.parse import read_requests
 from edgespec.runtime.generation import Chunk, Response
 from edgespec.runtime.metrics import RequestMetrics
@@ -273,7 +280,7 @@ def test_figures_stand_on_stderr_and_only_when_asked_for(
     [
         (END_OF_SEQUENCE, 9, ""),
         (MAX_LENGTH, 9, "[cut at --max-generate-length 9]"),
-        (MAX_LENGTH, 8, "[cut: no room"),
+        (CAPACITY, 9, "[cut: no room"),
     ],
 )
 def test_answer_that_was_cut_says_by_what(

@@ -227,7 +227,7 @@ def test_streaming_loads_neither_modelopt_nor_the_model(
     monkeypatch.setattr(llm, "calibrate", lambda *args: pytest.fail("layers were calibrated"))
     told = Told()
     quantized(bases["llama"], tmp_path / "out", "mxfp8", told, lm_head_quantization="mxfp8")
-    assert list(told.stages) == ["weights", "import", "export", "check"]
+    assert [s for s in told.stages if s != "hash"] == ["weights", "import", "export", "check"]
     assert all(done == total for stage, (total, done) in told.stages.items() if stage != "export")
     assert header(tmp_path / "out")["lm_head.weight_scale"] == ("U8", (VOCAB, HIDDEN // 32))
 
@@ -302,7 +302,7 @@ def test_the_same_request_is_not_worked_on_twice(
     done = made["llama", "fp8"]
     told = Told()
     again = quantized(bases["llama"], done.directory, "fp8", told)
-    assert list(told.stages) == ["weights"]
+    assert set(told.stages) <= {"hash"}
     assert again.manifest == done.manifest
     with pytest.raises(OutputError, match="already exists"):
         quantized(bases["llama"], done.directory, "nvfp4")
@@ -439,7 +439,7 @@ def refused(
     told = Told()
     with pytest.raises(kind, match=said):
         quantized(base, out, quantization, told, **more)
-    assert set(told.stages) <= {"weights", "import"}
+    assert set(told.stages) <= {"hash", "weights", "import"}
     assert not out.exists()
 
 
@@ -634,7 +634,13 @@ def test_full_disk_is_foreseen(
     monkeypatch.setattr(
         shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6, 10**5)
     )  # type: ignore[attr-defined]
-    refused(OutputError, "GB free", bases["llama"], tmp_path / "o", "fp8")
+    refused(
+        OutputError,
+        r"0\.1 MB free; about .* MB are needed, .* MB more",
+        bases["llama"],
+        tmp_path / "o",
+        "fp8",
+    )
 
 
 def test_predicted_size_is_near_what_is_written(

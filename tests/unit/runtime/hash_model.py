@@ -15,7 +15,7 @@ import numpy as np
 
 from edgespec.backends.base import Call, LaneRows, Result
 from edgespec.contract import GraphContract, GraphShape, RecurrentShape, Role, canonical_contract
-from edgespec.prompts import END_OF_SEQUENCE, MAX_LENGTH
+from edgespec.prompts import CAPACITY, END_OF_SEQUENCE, MAX_LENGTH
 from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.sequence import SequenceState, StepOutput
@@ -201,7 +201,7 @@ def plainly(
         new = path[len(prompt) :]
         if path[-1] in stop_ids:
             return new, END_OF_SEQUENCE
-        if (
-            len(new) == max_new or len(path) == capacity + 1
-        ):  # the last token needs no row of its own
+        if len(new) == max_new:
             return new, MAX_LENGTH
+        if len(path) == capacity + 1:  # the last token needs no row of its own
+            return new, CAPACITY

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgespec.errors import EnvironmentProblem
+from edgespec.prompts import CAPACITY as FULL
 from edgespec.prompts import ERROR, MAX_LENGTH
 from edgespec.runtime import decoder as decoder_module
 from edgespec.runtime.decoder import CachedDecoder
@@ -190,6 +191,18 @@ def test_place_of_a_sequence_that_ended_is_taken_by_the_last_one_and_then_by_one
     assert [one.tokens for one in told] == [alone(task)[0] for task in tasks]
 
 
+def test_plain_sequence_that_moves_leaves_nothing_of_the_drafts_in_its_new_lane() -> None:
+    """All that have a lane would pay for those rows."""
+    tasks = [tasks_with(2)[0], replace(tasks_with(9, 9)[1], plan=None)]
+    session = session_for(tasks, 2)
+    for task in tasks:
+        begin(session, task)
+    while len(session.running) > 1:
+        session.step()
+    assert (session.running[0].plan, session.running[0].lane) == (None, 0)
+    assert session.drafter.lanes[0].tokens == []
+
+
 def test_moved_sequence_keeps_its_slot_number_for_the_output() -> None:
     tasks = tasks_with(2, 9)
     session = session_for(tasks, 2)
@@ -208,7 +221,7 @@ def test_lane_near_its_capacity_is_not_disturbed_by_a_neighbour_s_tree() -> None
     session = session_for([long, short], 2, 0.9)
     told = serve(session, [long, short], 2)
     assert [(one.tokens, one.reason) for one in told] == [alone(long), alone(short)]
-    assert (len(told[0].tokens), told[0].reason) == (CAPACITY - 36 + 1, MAX_LENGTH)
+    assert (len(told[0].tokens), told[0].reason) == (CAPACITY - 36 + 1, FULL)
 
 
 # One sequence's fault

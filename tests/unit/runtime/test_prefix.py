@@ -77,6 +77,20 @@ def test_a_state_is_kept_only_where_it_is_that_of_its_tokens(
         assert (entry.draft is not None) == drafted
 
 
+def test_a_state_ends_before_the_stop_token_that_ended_the_text() -> None:
+    """It cannot be cut to that afterwards, so no row behind it is committed."""
+    assert TRUTH[2] not in TRUTH[:2]
+    session = session_of(recurrent=True)
+    stop_ids = frozenset({TRUTH[2]})
+    assert (
+        run(session, SequenceState(PROMPT, GREEDY, 30, stop_ids, PLAN, keep_all=True)) == TRUTH[:3]
+    )
+    (entry,) = session.prefixes.entries
+    assert entry.tokens.tolist() == [*PROMPT, *TRUTH[:2]]
+    assert entry.draft is not None
+    assert len(entry.draft) >= len(entry.tokens) - 1
+
+
 @pytest.mark.parametrize(("stop", "plain", "drafting"), [(5, 9, 9), (4, 9, 0), (3, 0, 0)])
 def test_the_next_turn_reuses_a_whole_state_and_what_follows_is_right(
     stop: int, plain: int, drafting: int
@@ -88,6 +102,20 @@ def test_the_next_turn_reuses_a_whole_state_and_what_follows_is_right(
         turn = SequenceState(following, GREEDY, 20, plan=plan)
         assert run(session, turn) == plainly(following, GREEDY, 20)[0]
         assert turn.num_reused == reused
+
+
+def test_a_drafter_that_goes_on_is_given_the_pair_between_what_was_kept_and_what_follows() -> None:
+    """Its snapshot ends with the last pair whose token was known; the hidden state for the next one
+    was kept beside it."""
+    following = [*PROMPT, *TRUTH[:5], 3, 3]
+    session = session_of(recurrent=True, scripts=(PROMPT, following))
+    run(session, Stopping(PROMPT, GREEDY, 30, plan=PLAN, keep_all=True, stop=5))
+    turn = SequenceState(following, GREEDY, 20, plan=PLAN)
+    path = [*following, *run(session, turn)]
+    observed = session.drafter.tokens
+    assert observed == path[1 : 1 + len(observed)]
+    between = session.drafter.hidden_states[LENGTH - 1]
+    assert between.tolist() == [LENGTH - 1, path[LENGTH - 1], LENGTH]
 
 
 def test_a_state_without_its_drafters_memory_gives_way_to_one_with_it() -> None:

@@ -361,10 +361,11 @@ def test_greedy_margin_is_the_distance_of_the_logits() -> None:
     assert Sampler().margin(logits, [], 0, 1) == Sampler().margin(logits, [], 1, 0) == 0.75
 
 
-def test_sampled_margin_is_the_change_of_the_logit_that_swaps_the_two() -> None:
+@pytest.mark.parametrize("temperature", [0.3, 0.8, 1.0, 2.5])
+def test_sampled_margin_is_the_change_of_the_logit_that_swaps_the_two(temperature: float) -> None:
     """Raise the loser's logit by a little less and by a little more than the margin says."""
     for position in range(20):
-        sampler = Sampler(0.8, 0, 1.0, 3)
+        sampler = Sampler(temperature, 0, 1.0, 3)
         winner = sampler.pick(LOGITS, range(position))
         _, scores = sampler.noised(LOGITS, position)
         loser = int(np.argsort(scores)[-2])

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgespec.errors import LimitError
-from edgespec.prompts import END_OF_SEQUENCE, MAX_LENGTH
+from edgespec.prompts import CAPACITY, END_OF_SEQUENCE, MAX_LENGTH
 from edgespec.runtime import decoder as decoder_module
 from edgespec.runtime.decoder import CachedDecoder, Rows
 from edgespec.runtime.drafters.base import DraftRequest
@@ -202,6 +202,16 @@ def test_log_probabilities_are_those_of_the_row_that_each_token_was_drawn_from(
         assert candidates == top_log_probs(logits_after(before), 3, token)
 
 
+def test_log_probabilities_end_with_the_text() -> None:
+    session = Session(decoder_of(64), ScriptedDrafter([(PROMPT, TRUTH)], VOCAB, 1))
+    seq = SequenceState(
+        PROMPT, GREEDY, 24, frozenset({TRUTH[INSIDE]}), DraftPlan(1, 3, 4), num_logprobs=2
+    )
+    steps = list(generate(session, seq))
+    assert [len(step.logprobs) for step in steps] == [len(step.tokens) for step in steps]
+    assert len(steps[-1].tokens) == INSIDE < 4
+
+
 # What the drafter is told
 
 
@@ -352,13 +362,13 @@ def test_full_cache_ends_both_runs_at_the_same_token_for_the_same_reason(
     capacity = len(PROMPT) + room
     steps, session = drafted(right, capacity=capacity, max_new=50)
     plain = undrafted(PROMPT, GREEDY, 50, frozenset(), capacity)
-    assert tokens_of(steps) == tokens_of(plain) == (TRUTH[: room + 1], MAX_LENGTH)
+    assert tokens_of(steps) == tokens_of(plain) == (TRUTH[: room + 1], CAPACITY)
     assert session.base.lanes[0].length == capacity
 
 
 def test_prompt_that_fills_the_cache_gives_one_token() -> None:
     steps = undrafted(PROMPT, GREEDY, 50, frozenset(), len(PROMPT))
-    assert tokens_of(steps) == (TRUTH[:1], MAX_LENGTH)
+    assert tokens_of(steps) == (TRUTH[:1], CAPACITY)
 
 
 def test_prompt_beyond_the_cache_is_refused_and_so_is_an_empty_one() -> None:
