@@ -154,15 +154,13 @@ def stream(engine_dir: Path, requests_file: Path, method: Method) -> None:
     """Prints the responses as they are generated; accepted draft tokens are green on a terminal."""
     import edgespec
     from edgespec.prompts import read_requests
-    from edgespec.runtime.generation import Chunk
 
     with edgespec.load(engine_dir) as engine:
         plan = engine.plan(method.top_k, method.steps, method.verify_size)
         for request in read_requests(requests_file).requests:
             console.print(f"\n{request.messages[-1].content}", style="dim", markup=False)
-            for item in engine.stream(engine.encode(request.messages), request.sampling, plan):
-                if isinstance(item, Chunk):
-                    console.print(Text(item.text, "green" if item.accepted else ""), end="")
+            for chunk in engine.stream(request.messages, request.sampling, plan):
+                console.print(Text(chunk.text, "green" if chunk.accepted else ""), end="")
             console.print()
 
 

@@ -6,13 +6,12 @@ those of Inf; FP8 E4M3 and E8M0 have NaN alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from edgespec.checkpoint.files import ByteSink, Checkpoint, TensorInfo
+from edgespec.checkpoint.files import ByteSink, TensorInfo
 from edgespec.errors import CheckpointError
 
 # dtype -> unsigned integer, mask without the sign, the least value that is not finite
@@ -28,16 +27,12 @@ FORMATS: Mapping[str, tuple[type[np.unsignedinteger[Any]], int, int]] = {
 PIECE_BYTES = 1 << 18  # fits a core's cache
 
 
-def is_finite(data: bytes | memoryview | NDArray[Any], dtype: str) -> bool:
-    """Whether no number of a tensor, in an array or in its bytes, is NaN or Inf; True for
-    integers."""
+def is_finite(data: bytes | memoryview, dtype: str) -> bool:
+    """Whether no number in the bytes of a tensor is NaN or Inf; True for integers."""
     if dtype not in FORMATS or not len(data):
         return True
     integer, mask, least = FORMATS[dtype]
-    if isinstance(data, np.ndarray):
-        bits = data.reshape(-1).view(integer)
-    else:
-        bits = np.frombuffer(data, integer)
+    bits = np.frombuffer(data, integer)
     count = PIECE_BYTES // bits.itemsize
     absolute = np.empty(min(count, bits.size), integer)
     for start in range(0, bits.size, count):
@@ -45,16 +40,6 @@ def is_finite(data: bytes | memoryview | NDArray[Any], dtype: str) -> bool:
         if np.bitwise_and(piece, mask, out=absolute[: piece.size]).max() >= least:
             return False
     return True
-
-
-def tensors_not_finite(checkpoint: Checkpoint, done: Callable[[], None]) -> list[str]:
-    """The names of the tensors with NaN or Inf; reads all, and calls `done` after each."""
-    bad = []
-    for name, info in checkpoint.tensors.items():
-        if not is_finite(checkpoint.read(name), info.dtype):
-            bad.append(name)
-        done()
-    return bad
 
 
 class FiniteSink:

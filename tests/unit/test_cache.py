@@ -233,9 +233,12 @@ def test_leftovers_of_killed_runs_go_and_those_of_living_ones_stay(kept: Cache) 
     fill(kept)
     for pid in (dead_pid(), os.getppid()):
         (kept.entries_dir / f".{KEY}.tmp-{pid}").mkdir()
+    handle = os.open(kept.entries_dir / f".{KEY}.tmp-{os.getppid()}", os.O_RDONLY)
+    bundle.hold(handle)
     unfinished = [entry for entry in kept.entries() if not entry.is_finished]
     assert sorted(kept.prune(entry) for entry in unfinished) == [False, True]
     left = [entry for entry in kept.entries() if not entry.is_finished]
+    os.close(handle)
     assert [entry.path.name for entry in left] == [f".{KEY}.tmp-{os.getppid()}"]
     assert kept.about(KEY) == ABOUT  # of the same key, and finished
 

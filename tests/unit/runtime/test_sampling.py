@@ -388,8 +388,11 @@ def test_heat_widens_no_margin(temperature: float) -> None:
 
 
 def test_margin_to_a_token_that_warping_removed_is_at_least_its_way_back() -> None:
-    logits = np.array([3.0, 2.0, 1.0, 0.5], np.float32)
-    assert Sampler(0.5, 2, 1.0, 0).margin(logits, [], 0, 3) >= 2.0 - 0.5
+    """However much the noise favors it."""
+    logits, sampler = np.array([3.0, 2.0, 1.0, 0.5], np.float32), Sampler(0.5, 2, 1.0, 0)
+    for position in range(200):
+        assert sampler.margin(logits, range(position), 0, 3) >= 2.0 - 0.5
+        assert sampler.margin(logits, range(position), 3, 1) >= 2.0 - 0.5
 
 
 def test_tie_at_the_edge_of_top_k_does_not_excuse_a_token_that_would_not_have_won() -> None:
