@@ -141,7 +141,7 @@ def signature(value: Any) -> str:
         parts.insert(keyword, "*")
     result = found.return_annotation
     is_class = inspect.isclass(value) or result is found.empty
-    end = "" if is_class else f" -> {str(result)}"
+    end = "" if is_class else f" -> {result!s}"
     line = f"({', '.join(parts)}){end}"
     if len(line) < 80:
         return line

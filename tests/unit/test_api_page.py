@@ -60,7 +60,7 @@ class Checker(doctest.OutputChecker):
 
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory with `engines`, as the examples have it; the logging that they set up is undone."""
+    """A directory with `engines`, as the examples have it; their logging is undone."""
     made = shared.made_once("api", make_engines)
     (tmp_path / "engines").symlink_to(made / "four")
     monkeypatch.chdir(tmp_path)
