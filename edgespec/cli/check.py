@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ import click
 from edgespec.cli.export import layer_list
 from edgespec.cli.flags import EdgeCommand
 from edgespec.cli.paths import FILE, MODEL
-from edgespec.cli.terminal import harmless
+from edgespec.cli.terminal import json_text, say
 from edgespec.errors import counted
 from edgespec.methods import METHODS
 
@@ -27,7 +26,7 @@ LEVEL_WIDTH, TOPIC_WIDTH = 9, 14
 @click.argument("base", metavar="BASE", type=MODEL)
 @click.argument("draft", metavar="[DRAFT]", type=MODEL, required=False)
 @click.option(
-    "--mtp", is_flag=True, help="Check the base's own MTP head, as is done without a draft."
+    "--mtp", is_flag=True, help="Check the base's own MTP head, the default without DRAFT."
 )
 @click.option(
     "--aux-layers",
@@ -35,7 +34,9 @@ LEVEL_WIDTH, TOPIC_WIDTH = 9, 14
     metavar="I,J,K",
     help="Aux layers as hidden_states indices, instead of the draft's own.",
 )
-@click.option("--allow-pickle", is_flag=True, help="Read pytorch_model.bin too, with weights_only.")
+@click.option(
+    "--allow-pickle", is_flag=True, help="Also read pytorch_model.bin, with weights_only."
+)
 @click.option(
     "--probe", is_flag=True, help="If all fits, count how often both agree on a little text."
 )
@@ -43,7 +44,7 @@ LEVEL_WIDTH, TOPIC_WIDTH = 9, 14
     "--probe-text",
     type=FILE,
     metavar="FILE",
-    help="The text, instead of a shipped one.",
+    help="Text for --probe, instead of the shipped one.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 def command(
@@ -93,10 +94,10 @@ def command(
     if as_json:
         counts = {"warnings": report.count("warning"), "refused": report.count("refused")}
         shown = {"base": base, "draft": draft, **asdict(report), **counts}
-        click.echo(json.dumps(shown, indent=2, ensure_ascii=False))
+        click.echo(json_text(shown))
     else:
         for line in text_of(report):
-            click.echo(harmless(line))
+            say(line)
     return REFUSED if report.count("refused") else 0
 
 
