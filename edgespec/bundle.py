@@ -66,18 +66,6 @@ def file_entries(
     return entries
 
 
-def user_cache() -> Path:
-    """Returns the directory for what can be computed again: EDGESPEC_CACHE, or `edgespec` in
-    XDG_CACHE_HOME or ~/.cache. Raises OSError where there is no home."""
-    if ours := os.environ.get("EDGESPEC_CACHE"):
-        return Path(ours)
-    caches = os.environ.get("XDG_CACHE_HOME", "")
-    try:
-        return (Path(caches) if caches else Path("~/.cache").expanduser()) / "edgespec"
-    except RuntimeError as error:
-        raise OSError(errno.ENOENT, str(error)) from None
-
-
 def provenance() -> dict[str, Any]:
     """Returns our version, the command line without prompts, and the versions of the packages that
     write files."""

@@ -9,6 +9,7 @@ systems are coarse, so a file that changed just before it was read is not kept.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec import bundle
+from edgespec.cache import default_root
 from edgespec.errors import BundleError, CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -128,8 +130,11 @@ def _state(file: Path) -> FileState:
 
 
 def store() -> Path:
-    """The directory of the kept digests."""
-    return bundle.user_cache() / "digests"
+    """The directory of the kept digests. Raises OSError where the user has no home."""
+    try:
+        return default_root() / "digests"
+    except RuntimeError as error:
+        raise OSError(errno.ENOENT, str(error)) from error
 
 
 def _record(file: Path) -> Path:

@@ -27,6 +27,7 @@ GROUND = (
     "rope",
     "contract",
     "bundle",
+    "cache",
     "outputs",
     "methods",
     "graph_quantization",
@@ -52,11 +53,10 @@ LEANS_ON: dict[str, tuple[str, ...]] = {
 }
 ROOMS = tuple(LEANS_ON)
 ROOF: dict[str, tuple[str, ...]] = {
-    "cache": GROUND,
     "inspection": ROOMS,
-    "oneshot": (*ROOMS, "cache", "inspection"),
+    "oneshot": (*ROOMS, "inspection"),
     "recipe": ROOMS,
-    "cli": (*ROOMS, "cache", "inspection", "oneshot", "recipe"),
+    "cli": (*ROOMS, "inspection", "oneshot", "recipe"),
     "__init__": ROOMS,
     "__main__": (*ROOMS, "inspection", "recipe", "cli"),
 }
