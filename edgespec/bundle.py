@@ -66,6 +66,20 @@ def file_entries(
     return entries
 
 
+def user_cache() -> Path:
+    """Returns the directory for what can be computed again: EDGESPEC_CACHE, or `edgespec` in
+    XDG_CACHE_HOME or ~/.cache. Raises OSError where there is no home."""
+    ours, caches = os.environ.get("EDGESPEC_CACHE"), os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        if ours:
+            return Path(ours).expanduser().absolute()
+        # A relative XDG_CACHE_HOME is to be ignored, by its specification
+        base = Path(caches) if Path(caches).is_absolute() else Path("~/.cache").expanduser()
+        return base / "edgespec"
+    except RuntimeError as error:
+        raise OSError(errno.ENOENT, str(error)) from None
+
+
 def provenance() -> dict[str, Any]:
     """Returns our version, the command line without prompts, and the versions of the packages that
     write files."""

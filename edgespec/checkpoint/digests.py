@@ -9,7 +9,6 @@ systems are coarse, so a file that changed just before it was read is not kept.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import logging
 import os
@@ -20,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from edgespec import bundle
-from edgespec.cache import default_root
 from edgespec.errors import BundleError, CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -131,10 +129,7 @@ def _state(file: Path) -> FileState:
 
 def store() -> Path:
     """The directory of the kept digests. Raises OSError where the user has no home."""
-    try:
-        return default_root() / "digests"
-    except RuntimeError as error:
-        raise OSError(errno.ENOENT, str(error)) from error
+    return bundle.user_cache() / "digests"
 
 
 def _record(file: Path) -> Path:

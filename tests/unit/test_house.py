@@ -27,7 +27,7 @@ GROUND = (
     "rope",
     "contract",
     "bundle",
-    "cache",
+    "directories",
     "outputs",
     "methods",
     "graph_quantization",
@@ -53,10 +53,11 @@ LEANS_ON: dict[str, tuple[str, ...]] = {
 }
 ROOMS = tuple(LEANS_ON)
 ROOF: dict[str, tuple[str, ...]] = {
+    "cache": GROUND,
     "inspection": ROOMS,
-    "oneshot": (*ROOMS, "inspection"),
+    "oneshot": (*ROOMS, "cache", "inspection"),
     "recipe": ROOMS,
-    "cli": (*ROOMS, "inspection", "oneshot", "recipe"),
+    "cli": (*ROOMS, "cache", "inspection", "oneshot", "recipe"),
     "__init__": ROOMS,
     "__main__": (*ROOMS, "inspection", "recipe", "cli"),
 }

@@ -376,20 +376,22 @@ def test_sampled_margin_is_the_change_of_the_logit_that_swaps_the_two(temperatur
             assert sampler.pick(nudged, range(position)) == wanted
 
 
-@pytest.mark.parametrize("temperature", [1.0, 1.5, 8.0])
-def test_heat_widens_no_margin(temperature: float) -> None:
-    """Above temperature 1 it is the distance of the scores: a tie is as close as they are."""
+@pytest.mark.parametrize("temperature", [0.2, 1.0, 1.5, 8.0])
+def test_a_margin_is_of_the_engines_logits_at_any_temperature(temperature: float) -> None:
     for position in range(20):
         sampler = Sampler(temperature, seed=3)
         _, scores = sampler.noised(LOGITS, position)
         winner, loser = np.argsort(scores)[[-1, -2]].tolist()
-        wanted = pytest.approx(scores[winner] - scores[loser])
+        wanted = pytest.approx(temperature * (scores[winner] - scores[loser]))
         assert sampler.margin(LOGITS, range(position), winner, loser) == wanted
 
 
 def test_margin_to_a_token_that_warping_removed_is_at_least_its_way_back() -> None:
-    logits = np.array([3.0, 2.0, 1.0, 0.5], np.float32)
-    assert Sampler(0.5, 2, 1.0, 0).margin(logits, [], 0, 3) >= 2.0 - 0.5
+    """However much the noise favors it."""
+    logits, sampler = np.array([3.0, 2.0, 1.0, 0.5], np.float32), Sampler(0.5, 2, 1.0, 0)
+    for position in range(200):
+        assert sampler.margin(logits, range(position), 0, 3) >= 2.0 - 0.5
+        assert sampler.margin(logits, range(position), 3, 1) >= 2.0 - 0.5
 
 
 def test_tie_at_the_edge_of_top_k_does_not_excuse_a_token_that_would_not_have_won() -> None:
