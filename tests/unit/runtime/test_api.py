@@ -43,8 +43,7 @@ from edgespec.runtime.generation import GenerationRequest, Response
 from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.scheduler import Scheduler
 from edgespec.runtime.session import Session
-from tests import shared
-from tests.lossless.engines import make_engines
+from tests.lossless.engines import api_engines
 from tests.pace import paced
 
 GREEDY = SamplingParams(temperature=0, max_generate_length=6)
@@ -54,7 +53,7 @@ ASK = [{"role": "user", "content": "Hi"}]
 
 @pytest.fixture(scope="module")
 def engine_dir() -> Path:
-    return shared.made_once("api", make_engines) / "four"
+    return api_engines() / "four"
 
 
 @pytest.fixture(scope="module")
