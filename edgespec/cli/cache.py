@@ -108,9 +108,9 @@ def is_chosen(
         return True
     if older_than is not None:
         return entry.age_days(now_s) > older_than
-    from edgespec.oneshot import fault_of
+    from edgespec.oneshot import is_of_no_use
 
-    return fault_of(cache, entry.key) is not None
+    return is_of_no_use(cache, entry.key)
 
 
 def confirmed(ctx: click.Context, question: str) -> bool:
