@@ -156,7 +156,7 @@ def _refuse_headless(config: DraftConfig) -> None:
         return
     name = config.base_name
     named = (
-        f"; its config.json names {name!r} as its base, which is no directory here" if name else ""
+        f"; its config.json names {name!r} as its base, which is not a directory here" if name else ""
     )
     what = f"this draft has no lm_head of its own and shares its base's{named}"
     remedy = (
