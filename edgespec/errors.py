@@ -143,6 +143,11 @@ class OutputError(EnvironmentProblem):
     """A path cannot be written, or the disk is full."""
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: 1 layer, 2 layers."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 @contextmanager
 def noted(problems: list[EdgeSpecError]) -> Iterator[None]:
     """Appends an error of the block to `problems` instead of raising it."""

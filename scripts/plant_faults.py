@@ -31,13 +31,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
+from typing import TypeVar
 
 ROOT = Path(__file__).resolve().parents[1]
 FAULTS = Path(__file__).with_name("faults.toml")
 COPIED = ("edgespec", "tests", "scripts", "recipes", "pyproject.toml", "Makefile", "docs")
+Item = TypeVar("Item")
 PASSED, FAILED = 0, 1  # pytest's exit status; others mean that it could not run the tests
 # The tests of a fault may take so many times as long as without it, and so many seconds in any case
 LIMIT_TIMES, LIMIT_S = 3, 30
+LIMIT_WITHOUT_S = 600
 # What takes seconds to import, and is no part of the project: runs of tests are forks of a process
 # that has done so
 SLOW_IMPORTS = (
@@ -186,6 +189,7 @@ def run_tests(tree: Path, tests: Sequence[str], limit_s: float) -> Outcome:
         process.start()
         process.join(limit_s)
         if process.exitcode is None:
+            assert process.pid is not None
             os.killpg(process.pid, signal.SIGKILL)
             process.join()
             found: str | None = f"no end within {limit_s:.0f} s"
@@ -246,25 +250,32 @@ class Plantation:
 
     def run_without(self, tests: Sequence[str]) -> None:
         """Run test files as they are; ends the program where one fails."""
-        with ThreadPoolExecutor(self.jobs) as pool:
-            for test, outcome in zip(tests, pool.map(self.without, tests), strict=True):
-                if outcome.caught_by is not None:
-                    sys.exit(f"without any fault: {outcome.caught_by}; repair that first")
-                self.usual_s[test] = outcome.seconds
+        for test, outcome in zip(tests, self.each(self.without, tests), strict=True):
+            self.usual_s[test] = outcome.seconds
         self.say(f"{len(tests)} test files pass without a fault")
-
-    def without(self, test: str) -> Outcome:
-        with self.tree() as tree:
-            return run_tests(tree, [test], self.limit_s or 3600)
 
     def run_with(self, faults: Sequence[Fault]) -> list[Outcome]:
         """Plant each fault; the outcomes, in order."""
+        outcomes = []
+        for fault, outcome in zip(faults, self.each(self.with_fault, faults), strict=True):
+            self.say(told(fault, outcome))
+            outcomes.append(outcome)
+        return outcomes
+
+    def each(self, run: Callable[[Item], Outcome], items: Sequence[Item]) -> Iterator[Outcome]:
+        """The outcomes of `run` on all items, in order, as many at a time as there are jobs."""
         with ThreadPoolExecutor(self.jobs) as pool:
-            outcomes = []
-            for fault, outcome in zip(faults, pool.map(self.with_fault, faults), strict=True):
-                self.say(told(fault, outcome))
-                outcomes.append(outcome)
-            return outcomes
+            try:
+                yield from pool.map(run, items)
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)  # where one ended the program
+
+    def without(self, test: str) -> Outcome:
+        with self.tree() as tree:
+            outcome = run_tests(tree, [test], self.limit_s or LIMIT_WITHOUT_S)
+        if outcome.caught_by is not None:
+            sys.exit(f"without any fault: {outcome.caught_by}; repair that first")
+        return outcome
 
     def with_fault(self, fault: Fault) -> Outcome:
         usual_s = sum(self.usual_s[test] for test in fault.tests)

@@ -47,7 +47,16 @@ CHATS = (
     "no_history",
 )
 OF_TERMINALS = ("history_file", "no_history")
-MAKING = ("weights", "weight_block", "share_embedding", "backend", "draft", *LIMITS, *EXPORTS)
+MAKING = (
+    "weights",
+    "weight_block",
+    "share_embedding",
+    "backend",
+    "draft",
+    "update",
+    *LIMITS,
+    *EXPORTS,
+)
 
 
 def taken(command: click.Command, names: Iterable[str]) -> list[click.Parameter]:
@@ -123,7 +132,8 @@ def command(
     prompts = prompts or piped_prompt(ctx)
     if settings["chat_template"] and settings["no_chat_template"]:
         raise click.UsageError("--chat-template and --no-chat-template exclude each other", ctx)
-    from edgespec.cache import Cache, default_root
+    from edgespec import bundle
+    from edgespec.cache import Cache
     from edgespec.cli.progress import Steps
     from edgespec.oneshot import RunRequest, is_engine_dir, prepared
 
@@ -142,7 +152,7 @@ def command(
     )
     with ExitStack() as stack:
         with Steps() as steps:
-            engine_dir = stack.enter_context(prepared(request, Cache(default_root()), steps))
+            engine_dir = stack.enter_context(prepared(request, Cache(bundle.user_cache()), steps))
         if prompts:
             return answer(engine_dir, prompts, settings)
         code: int = ctx.invoke(chat.command, engine_dir=engine_dir, **settings)

@@ -349,6 +349,11 @@ def test_cache_lists_and_prunes(checkpoints: Path, cli: Cli, kept: Cache) -> Non
     os.truncate(kept.engine_dir(kept.entries()[0].key) / "manifest.json", 10)
     assert "removed" in cli("cache", "prune", "--yes").out  # what cannot be used any more
     assert kept.entries() == []
+    with kept.locked("00"), kept.fill("00", {"target": "org/model"}):
+        pass
+    (kept.root / "digests").mkdir(exist_ok=True)
+    assert "removed" in cli("cache", "prune", "--all", "--yes").out
+    assert sorted(path.name for path in kept.root.rglob("*") if path.is_file()) == ["CACHEDIR.TAG"]
 
 
 def test_asked_before_anything_is_removed(

@@ -13,10 +13,10 @@ import edgespec
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.errors import LimitError, RequestError
 from edgespec.prompts import CANCELLED, Message, SamplingParams
+from edgespec.prompts.template import JinjaTemplate
 from edgespec.runtime.drafters.registry import DRAFTERS
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.generation import GenerationRequest
-from edgespec.runtime.template import JinjaTemplate
 from edgespec.runtime.thinking import thinking_note
 from edgespec.runtime.tokenizer import Tokenizer
 from tests.lossless.drafters import ScriptedDrafter

@@ -376,14 +376,13 @@ def test_sampled_margin_is_the_change_of_the_logit_that_swaps_the_two(temperatur
             assert sampler.pick(nudged, range(position)) == wanted
 
 
-@pytest.mark.parametrize("temperature", [1.0, 1.5, 8.0])
-def test_heat_widens_no_margin(temperature: float) -> None:
-    """Above temperature 1 it is the distance of the scores: a tie is as close as they are."""
+@pytest.mark.parametrize("temperature", [0.2, 1.0, 1.5, 8.0])
+def test_a_margin_is_of_the_engines_logits_at_any_temperature(temperature: float) -> None:
     for position in range(20):
         sampler = Sampler(temperature, seed=3)
         _, scores = sampler.noised(LOGITS, position)
         winner, loser = np.argsort(scores)[[-1, -2]].tolist()
-        wanted = pytest.approx(scores[winner] - scores[loser])
+        wanted = pytest.approx(temperature * (scores[winner] - scores[loser]))
         assert sampler.margin(LOGITS, range(position), winner, loser) == wanted
 
 
