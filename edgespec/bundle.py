@@ -69,11 +69,13 @@ def file_entries(
 def user_cache() -> Path:
     """Returns the directory for what can be computed again: EDGESPEC_CACHE, or `edgespec` in
     XDG_CACHE_HOME or ~/.cache. Raises OSError where there is no home."""
-    if ours := os.environ.get("EDGESPEC_CACHE"):
-        return Path(ours)
-    caches = os.environ.get("XDG_CACHE_HOME", "")
+    ours, caches = os.environ.get("EDGESPEC_CACHE"), os.environ.get("XDG_CACHE_HOME", "")
     try:
-        return (Path(caches) if caches else Path("~/.cache").expanduser()) / "edgespec"
+        if ours:
+            return Path(ours).expanduser().absolute()
+        # A relative XDG_CACHE_HOME is to be ignored, by its specification
+        base = Path(caches) if Path(caches).is_absolute() else Path("~/.cache").expanduser()
+        return base / "edgespec"
     except RuntimeError as error:
         raise OSError(errno.ENOENT, str(error)) from None
 

@@ -6,6 +6,8 @@ made of.
     ROOT/starts/KEY.json          the entry that a command led to, so that it need not be looked for
     ROOT/locks/KEY.lock           held shared while an entry is used, alone while it is made
 
+Beside them, in `digests`, is what `checkpoint.digests` keeps of weights that were read.
+
 Knows directories, keys, locks, ages and sizes. Knows nothing of what is in an entry.
 """
 
@@ -35,16 +37,6 @@ ELSEWHERE = "EDGESPEC_CACHE names another directory; `edgespec cache prune` free
 # Backup programs leave out a directory with this file (https://bford.info/cachedir)
 TAG = "CACHEDIR.TAG", "Signature: 8a477f597d28d172789f06886806bc55\n"
 STAGING = re.compile(r"\.([0-9a-f]+)\.tmp-(\d+)")
-
-
-def default_root(environ: Mapping[str, str] = os.environ) -> Path:
-    """EDGESPEC_CACHE, or `edgespec` below XDG_CACHE_HOME or ~/.cache."""
-    if own := environ.get("EDGESPEC_CACHE"):
-        return Path(own).expanduser().absolute()
-    shared = environ.get("XDG_CACHE_HOME", "")
-    # A relative XDG_CACHE_HOME is to be ignored, by its specification
-    base = Path(shared) if Path(shared).is_absolute() else Path("~/.cache").expanduser()
-    return base / "edgespec"
 
 
 def key_of(parts: Mapping[str, Any]) -> str:
@@ -228,6 +220,10 @@ class Cache:
             for path in self.starts_dir.glob("*.json"):
                 if self.started(path.stem) in (key, None):
                     path.unlink(missing_ok=True)
+
+    def forget_digests(self) -> None:
+        """Removes the kept digests of weights: who needs one reads the weights again."""
+        shutil.rmtree(self.root / "digests", ignore_errors=True)
 
 
 def size_text(size_bytes: int) -> str:

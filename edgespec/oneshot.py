@@ -229,6 +229,15 @@ def fault_of(cache: Cache, key: str) -> EdgeSpecError | None:
     return None
 
 
+def is_of_no_use(cache: Cache, key: str) -> bool:
+    """Whether no start of this version on this machine will come back to an entry."""
+    if fault_of(cache, key) is not None:
+        return True
+    made_of = cache.about(key).get("made_of")
+    here = {"format": FORMAT, "edgespec": __version__}
+    return not isinstance(made_of, dict) or any(made_of.get(k) != v for k, v in here.items())
+
+
 # ---- making
 
 
@@ -304,7 +313,7 @@ def planned(request: RunRequest, base: Path, draft: Path | None, report: Reporte
     checkpoints = [opened] if drafted is None else [opened, drafted]
     parts = {
         "format": FORMAT,
-        "checkpoints": [identities(checkpoint) for checkpoint in checkpoints],
+        "checkpoints": [identities(checkpoint, report) for checkpoint in checkpoints],
         "method": method,
         **settings_of(request),
     }
@@ -393,12 +402,12 @@ def aux_layers_of(
     return resolve_aux_layers(config, model.decoder.num_layers, request.aux_layers)
 
 
-def identities(checkpoint: Checkpoint) -> list[str | None]:
+def identities(checkpoint: Checkpoint, report: Reporter) -> list[str | None]:
     """What a checkpoint is known by: its weights, its texts, and what it was quantized from."""
     from edgespec.checkpoint.origin import origin_of
     from edgespec.export.sidecars import text_identity
 
-    return [checkpoint.identity(), text_identity(checkpoint), origin_of(checkpoint).identity]
+    return [checkpoint.identity(report), text_identity(checkpoint), origin_of(checkpoint).identity]
 
 
 def about(

@@ -57,7 +57,7 @@ def run(
     for message in messages:
         ids = engine.encode([message])
         plain.append(engine.plainly(ids, sampling))
-        found.append(engine.finish(ids, sampling, plan))
+        found.append(engine.generate(ids, sampling, plan))
     return plain, found
 
 

@@ -38,6 +38,7 @@ from edgespec.runtime.engine import Engine
 from edgespec.runtime.generation import Response
 from edgespec.runtime.lossless_check import Difference, first_difference
 from edgespec.runtime.metrics import Pooled
+from edgespec.runtime.tree import PLAIN
 
 RECIPE = Path(__file__).resolve().parent.parent / "recipes" / "demo"
 PLAN = (1, 4, 5)  # top-k, step, verify size
@@ -188,10 +189,8 @@ def answered(
     engine: Engine, prompts: list[Pair], sampling: SamplingParams, sizes: Sizes | None
 ) -> list[Response]:
     """Returns the responses to all prompts, with drafts if `sizes` is given."""
-    plan = engine.plan(*sizes) if sizes else None
-    return [
-        engine.finish(engine.encode([Message("user", head)]), sampling, plan) for head, _ in prompts
-    ]
+    plan = engine.plan(*sizes) if sizes else PLAIN
+    return [engine.generate([Message("user", head)], sampling, plan) for head, _ in prompts]
 
 
 def drafted(

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from edgespec.backends.engine_config import EngineConfig, EngineWeights
 from edgespec.backends.engine_dir import STEMS
+from edgespec.backends.machine import machine_bytes
 from edgespec.backends.onnx_dir import OnnxDir
 from edgespec.contract import GraphContract, Limits, Role
 
@@ -327,6 +328,11 @@ class Backend(ABC):
     @abstractmethod
     def memory(self, config: EngineConfig) -> EngineMemory:
         """The bytes that a sequence takes beside the weights. Needs no engine library."""
+
+    def total_memory_bytes(self) -> int | None:
+        """The memory that engines and their caches share; None where nobody knows. This machine's,
+        unless the backend runs elsewhere."""
+        return machine_bytes()
 
     def engine_path(self, directory: Path, role: Role) -> Path:
         """The path of the file by which an engine is opened."""

@@ -6,6 +6,7 @@ weights become stand in the backend, the directory's rules in `engine_dir`.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,9 +18,11 @@ from safetensors.numpy import load_file
 from edgespec import bundle
 from edgespec.backends import engine_dir as engines
 from edgespec.backends.base import Backend, BuildOptions, Progress, Runner, Staged
+from edgespec.backends.capacity import check_capacity
 from edgespec.backends.engine_config import (
     AS_EXPORTED,
     FLOAT32,
+    FP32_WEIGHTS,
     EngineConfig,
     EngineLimits,
     EngineWeights,
@@ -30,10 +33,12 @@ from edgespec.backends.onnx_dir import OnnxDir, open_onnx_dir
 from edgespec.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
 from edgespec.config import RopeConfig
 from edgespec.contract import MAX_BATCH_SIZE, Limits, Role
+from edgespec.directories import Kind
 from edgespec.errors import LimitError, OptionError
 from edgespec.methods import METHODS
-from edgespec.outputs import ENGINE, refuse_model_directory, refuse_overwriting
+from edgespec.outputs import refuse_model_directory, refuse_overwriting
 
+logger = logging.getLogger(__name__)
 SILENT = Progress()
 BATCH_OF_PROOF = 2  # sequences: enough for a batch kernel to mix them up
 
@@ -88,10 +93,12 @@ def build(
     check_limits(limits)
     refuse_overwriting(engine_dir, [onnx_dir])
     refuse_model_directory(
-        engine_dir, "--engine-dir", "Choose another --engine-dir.", but=(ENGINE,)
+        engine_dir, "--engine-dir", "Choose another --engine-dir.", but=(Kind.ENGINES,)
     )
     onnx = open_onnx_dir(onnx_dir, spec_base=spec_base, spec_draft=spec_draft)
+    logger.info("%s: %s of %s, files as recorded", onnx_dir, onnx.role.value, onnx.config.model)
     check_draft_size(onnx, limits)
+    check_memory(builder, onnx, limits)
     engines.check_against_others(engine_dir, onnx)
     options = builder.parse_options({}) if options is None else options
     engines.remove_killed(engine_dir)
@@ -171,6 +178,13 @@ def check_draft_size(onnx: OnnxDir, limits: Limits) -> None:
         raise LimitError(what, f"Build with --max-draft-tree-size {size} or more.")
 
 
+def check_memory(backend: Backend, onnx: OnnxDir, limits: Limits) -> None:
+    """LimitError where the engine's cache, or a pass of its largest tree, has no room here."""
+    own = EngineLimits.of(limits, onnx.role)
+    config = EngineConfig(component=onnx.config, limits=own, weights=FP32_WEIGHTS)
+    check_capacity(onnx.config, own, backend.memory(config), backend.total_memory_bytes())
+
+
 # ---- an engine in its staging directory
 
 
@@ -183,10 +197,14 @@ def write_engine(
     progress: Progress,
 ) -> Proven:
     """Write all files of the engine to `staging` and compare it with the golden outputs."""
+    began = time.monotonic()
     staged = backend.stage(onnx, limits, options, staging, progress)
+    logger.info("%s engine written in %.2f s", onnx.role.value, time.monotonic() - began)
     engines.copy_sidecars(onnx, staging, with_embedding=staged.weights.embedding is None)
+    began = time.monotonic()
     progress.prove()
     agreement, weights = prove(backend, onnx, staged, limits)
+    logger.info("compared with the golden outputs in %.2f s", time.monotonic() - began)
     config = EngineConfig(
         component=onnx.config, limits=EngineLimits.of(limits, onnx.role), weights=weights
     )

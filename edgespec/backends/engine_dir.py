@@ -18,8 +18,10 @@ from edgespec import bundle
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.backends.manifest import EngineEntry, EngineManifest, FileEntry
 from edgespec.backends.onnx_dir import OnnxDir
-from edgespec.backends.pair_check import check_pairing
+from edgespec.backends.pair_check import check_not_plain, check_pairing
+from edgespec.component import ComponentConfig
 from edgespec.contract import Role
+from edgespec.directories import Kind, kind_of, not_engines
 from edgespec.errors import BundleError
 from edgespec.methods import METHODS
 
@@ -28,7 +30,6 @@ CONFIGS = {Role.LLM: "config.json", Role.BASE: "base_config.json", Role.DRAFT: "
 DRAFT_EMBEDDING = "draft_embedding.safetensors"
 MOVING, MOVING_KEYS = "moving.json", ("bytes", "mtime_ns")
 SAME_MODEL = {Role.BASE: Role.LLM, Role.LLM: Role.BASE}
-OTHER_HALF = {Role.BASE: Role.DRAFT, Role.DRAFT: Role.BASE}
 
 
 def read_config(engine_dir: Path, role: Role) -> EngineConfig:
@@ -38,17 +39,22 @@ def read_config(engine_dir: Path, role: Role) -> EngineConfig:
 
 def check_against_others(engine_dir: Path, onnx: OnnxDir) -> None:
     """Check what is to be built against what the directory already holds: one model a directory
-    (BundleError), and a draft that fits its base (PairingError)."""
+    (BundleError), and a draft beside a base that fits it (PairingError)."""
     there = EngineManifest.read(engine_dir).engines
     twin = SAME_MODEL.get(onnx.role)
     if twin is not None and twin in there:
         check_same_model(engine_dir, twin, onnx)
-    other = OTHER_HALF.get(onnx.role)
-    if other is None or other not in there:
+    roles = {*there, onnx.role}
+    if Role.DRAFT not in roles:
         return
-    partner = read_config(engine_dir, other).component
-    base, draft = (partner, onnx.config) if other is Role.BASE else (onnx.config, partner)
-    check_pairing(base, draft, onnx.role)
+
+    def component(role: Role) -> ComponentConfig:
+        return onnx.config if role is onnx.role else read_config(engine_dir, role).component
+
+    draft = component(Role.DRAFT)
+    check_not_plain(roles, draft, onnx.role)
+    if Role.BASE in roles and onnx.role is not Role.LLM:
+        check_pairing(component(Role.BASE), draft, onnx.role)
 
 
 def check_same_model(engine_dir: Path, twin: Role, onnx: OnnxDir) -> None:
@@ -197,10 +203,19 @@ def refuse_foreign(engine_dir: Path, names: Iterable[str]) -> None:
 # ---- finished engines
 
 
+def finished_engines(engine_dir: Path) -> EngineManifest:
+    """The engines of a directory that must be there; BundleError that says what a path is that is
+    no engine directory."""
+    has_manifest = (engine_dir / bundle.MANIFEST).is_file()
+    if not has_manifest or kind_of(engine_dir) in (Kind.EXPORT, Kind.CHECKPOINT):
+        raise not_engines(engine_dir)
+    return EngineManifest.read(engine_dir)
+
+
 def open_engine(engine_dir: Path, role: Role) -> tuple[EngineConfig, EngineEntry]:
     """Config and manifest entry of a finished engine, its files checked; BundleError with the
     remedy otherwise."""
-    manifest = EngineManifest.read(engine_dir) if engine_dir.is_dir() else EngineManifest({})
+    manifest = finished_engines(engine_dir)
     entry = manifest.engines.get(role)
     if entry is None:
         there = ", ".join(role.value for role in manifest.engines) or "no engine"

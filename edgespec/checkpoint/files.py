@@ -20,6 +20,7 @@ import numpy as np
 
 from edgespec.checkpoint.digests import Digests, Span
 from edgespec.checkpoint.hub import download
+from edgespec.directories import not_a_checkpoint
 from edgespec.errors import CheckpointError, MissingDependency, UnsupportedModel
 from edgespec.progress import Progress, Silent
 from edgespec.stored.regular import open_regular, read_regular
@@ -72,9 +73,12 @@ class ByteSink(Protocol):
 def open_checkpoint(source: str | Path, *, allow_pickle: bool = False) -> Checkpoint:
     """Opens a checkpoint directory or, if there is none, downloads the Hugging Face repository.
 
-    Raises CheckpointError for a directory without a readable config.json and for a failed download.
+    Raises CheckpointError for a directory without a readable config.json and for a failed download,
+    BundleError for an export or an engine directory.
     """
     path = Path(source)
+    if (wrong := not_a_checkpoint(path)) is not None:
+        raise wrong
     if path.is_dir():
         return Checkpoint(path, allow_pickle=allow_pickle)
     if path.exists():

@@ -6,7 +6,6 @@ knows no engine library.
 
 from __future__ import annotations
 
-import json
 from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
@@ -17,8 +16,11 @@ from click.core import ParameterSource
 
 from edgespec.backends.base import BuildOption, OptionValue, Progress
 from edgespec.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
+from edgespec.cli import environment
+from edgespec.cli.edgellm import FLAGS
 from edgespec.cli.flags import EdgeCommand, until_separator
 from edgespec.cli.paths import DIRECTORY
+from edgespec.cli.terminal import json_text, say
 from edgespec.contract import MAX_BLOCK_NODES, Limits, Role
 from edgespec.errors import OptionError
 from edgespec.methods import METHODS
@@ -93,41 +95,46 @@ ALIASES = {"--eagle-base": "--spec-base", "--eagle-draft": "--spec-draft"}
 BLOCKS = " or ".join(row.title for row in METHODS.values() if row.proposes == "block")
 
 
-@click.command("build", cls=BuildCommand, aliases=ALIASES)
+@click.command("build", cls=BuildCommand, aliases=ALIASES, missing=FLAGS["build"])
 @click.option(
     "--onnx-dir",
     required=True,
     type=DIRECTORY,
-    help="What edgespec export wrote: an llm, base or draft.",
+    help="A component that edgespec export wrote, such as OUT/llm.",
 )
 @click.option(
     "--engine-dir",
     required=True,
     type=DIRECTORY,
+    envvar=environment.ENGINE_DIR,
+    show_envvar=True,
     help="Where the engine goes; base and draft share one.",
 )
 @click.option(
-    "--spec-base", is_flag=True, help="Say that this is the base; checked against its config.json."
+    "--spec-base", is_flag=True, help="State that this is a base; checked against its config.json."
 )
 @click.option(
     "--spec-draft",
     is_flag=True,
-    help="Say that this is the draft; checked against its config.json.",
+    help="State that this is a draft; checked against its config.json.",
 )
 @click.option(
     "--max-batch-size",
     default=DEFAULTS.max_batch_size,
     show_default=True,
-    help="Sequences at a time.",
+    help="Sequences at a time, at most.",
 )
 @click.option(
-    "--max-input-len", default=DEFAULTS.max_input_len, show_default=True, help="Prompt tokens."
+    "--max-input-len",
+    default=DEFAULTS.max_input_len,
+    show_default=True,
+    help="Tokens of a prompt, at most.",
 )
 @click.option(
     "--max-kv-cache-capacity",
     default=DEFAULTS.max_kv_cache_capacity,
     show_default=True,
-    help="Prompt and answer.",
+    help="Tokens of prompt and answer together, at most.",
 )
 @click.option(
     "--max-verify-tree-size",
@@ -139,7 +146,7 @@ BLOCKS = " or ".join(row.title for row in METHODS.values() if row.proposes == "b
     "--max-draft-tree-size",
     default=DEFAULTS.max_draft_tree_size,
     show_default=True,
-    help=f"Draft top-k times step; a {BLOCKS} draft: at least its block.",
+    help=f"Nodes that a draft makes: top-k times step, or the block of a {BLOCKS} draft.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(
@@ -205,14 +212,14 @@ def command(
             "seconds": built.seconds,
             "notes": [*built.notes, *unused(built.role)],
         }
-        click.echo(json.dumps(shown, indent=2))
+        click.echo(json_text(shown))
         return
-    click.echo(
+    say(
         f"{built.role.value}: {built.engine} ({built.size_bytes / 1e6:.1f} MB,"
         f" {built.seconds:.1f} s)"
     )
     for note in (checked(built), *built.notes, *unused(built.role)):
-        click.echo(f"  {note}")
+        say(f"  {note}")
 
 
 def checked(built: Built) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -12,14 +11,15 @@ from typing import Any
 import click
 from rich.table import Table
 
-from edgespec.cache import Cache, Entry, default_root, size_text
-from edgespec.cli.flags import EdgeCommand
-from edgespec.cli.terminal import harmless
+from edgespec import bundle
+from edgespec.cache import Cache, Entry, size_text
+from edgespec.cli.flags import EdgeCommand, EdgeGroup
+from edgespec.cli.terminal import harmless, json_text, say
 
 UNFINISHED = "unfinished, of a run that was killed or is not over"
 
 
-@click.group("cache")
+@click.group("cache", cls=EdgeGroup)
 def command() -> None:
     """List or remove the engines that edgespec run keeps.
 
@@ -36,10 +36,10 @@ def list_entries(as_json: bool) -> None:
     entries = cache.entries()
     if as_json:
         shown = {"root": str(cache.root), "entries": [as_dict(e, now_s) for e in entries]}
-        click.echo(json.dumps(shown, indent=2, ensure_ascii=False))
+        click.echo(json_text(shown))
         return
     total = sum(entry.size_bytes for entry in entries)
-    click.echo(f"{harmless(str(cache.root))}: {size_text(total)} in {count_text(entries)}")
+    say(f"{cache.root}: {size_text(total)} in {count_text(entries)}")
     if entries:
         from edgespec.cli.report import print_table
 
@@ -53,7 +53,9 @@ def list_entries(as_json: bool) -> None:
     metavar="DAYS",
     help="Remove entries that were not used for so many days.",
 )
-@click.option("--all", "remove_all", is_flag=True, help="Remove all entries.")
+@click.option(
+    "--all", "remove_all", is_flag=True, help="Remove all entries, and the digests of checkpoints."
+)
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_context
@@ -72,28 +74,30 @@ def prune(
         entry for entry in cache.entries() if is_chosen(cache, entry, now_s, older_than, remove_all)
     ]
     if not chosen:
-        click.echo("nothing to remove")
+        say("nothing to remove")
         return
     for entry in chosen:
-        click.echo(f"{size_text(entry.size_bytes):>10}  {days_text(entry, now_s)}  {title(entry)}")
+        say(f"{size_text(entry.size_bytes):>10}  {days_text(entry, now_s)}  {title(entry)}")
     total = size_text(sum(entry.size_bytes for entry in chosen))
     if dry_run:
-        click.echo(f"would remove {total} in {count_text(chosen)}")
+        say(f"would remove {total} in {count_text(chosen)}")
         return
     if not yes and not confirmed(ctx, f"Remove {total} in {count_text(chosen)}?"):
-        click.echo("nothing was removed")
+        say("nothing was removed")
         return
+    if remove_all:
+        cache.forget_digests()
     kept = [entry for entry in chosen if not cache.prune(entry)]
     removed = [entry for entry in chosen if entry not in kept]
     for entry in kept:
-        click.echo(f"in use, kept: {title(entry)}", err=True)
+        say(f"in use, kept: {title(entry)}", err=True)
     freed = size_text(sum(entry.size_bytes for entry in removed))
-    click.echo(f"removed {freed} in {count_text(removed)}")
+    say(f"removed {freed} in {count_text(removed)}")
 
 
 def opened() -> Cache:
     """The cache of this user."""
-    return Cache(default_root())
+    return Cache(bundle.user_cache())
 
 
 def is_chosen(
@@ -104,15 +108,15 @@ def is_chosen(
         return True
     if older_than is not None:
         return entry.age_days(now_s) > older_than
-    from edgespec.oneshot import fault_of
+    from edgespec.oneshot import is_of_no_use
 
-    return fault_of(cache, entry.key) is not None
+    return is_of_no_use(cache, entry.key)
 
 
 def confirmed(ctx: click.Context, question: str) -> bool:
     """What the user answers. Raises click.UsageError where nobody can be asked."""
     if not sys.stdin.isatty():
-        raise click.UsageError("stdin is no terminal, so nobody can be asked: pass --yes", ctx)
+        raise click.UsageError("stdin is not a terminal, so nobody can be asked: pass --yes", ctx)
     return click.confirm(question)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +11,8 @@ import click
 from edgespec.cli.export import layer_list
 from edgespec.cli.flags import EdgeCommand
 from edgespec.cli.paths import FILE, MODEL
-from edgespec.cli.terminal import harmless
+from edgespec.cli.terminal import json_text, say
+from edgespec.errors import counted
 from edgespec.methods import METHODS
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ LEVEL_WIDTH, TOPIC_WIDTH = 9, 14
 @click.argument("base", metavar="BASE", type=MODEL)
 @click.argument("draft", metavar="[DRAFT]", type=MODEL, required=False)
 @click.option(
-    "--mtp", is_flag=True, help="Check the base's own MTP head, as is done without a draft."
+    "--mtp", is_flag=True, help="Check the base's own MTP head, the default without DRAFT."
 )
 @click.option(
     "--aux-layers",
@@ -34,7 +34,9 @@ LEVEL_WIDTH, TOPIC_WIDTH = 9, 14
     metavar="I,J,K",
     help="Aux layers as hidden_states indices, instead of the draft's own.",
 )
-@click.option("--allow-pickle", is_flag=True, help="Read pytorch_model.bin too, with weights_only.")
+@click.option(
+    "--allow-pickle", is_flag=True, help="Also read pytorch_model.bin, with weights_only."
+)
 @click.option(
     "--probe", is_flag=True, help="If all fits, count how often both agree on a little text."
 )
@@ -42,7 +44,7 @@ LEVEL_WIDTH, TOPIC_WIDTH = 9, 14
     "--probe-text",
     type=FILE,
     metavar="FILE",
-    help="The text, instead of a shipped one.",
+    help="Text for --probe, instead of the shipped one.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 def command(
@@ -92,10 +94,10 @@ def command(
     if as_json:
         counts = {"warnings": report.count("warning"), "refused": report.count("refused")}
         shown = {"base": base, "draft": draft, **asdict(report), **counts}
-        click.echo(json.dumps(shown, indent=2, ensure_ascii=False))
+        click.echo(json_text(shown))
     else:
         for line in text_of(report):
-            click.echo(harmless(line))
+            say(line)
     return REFUSED if report.count("refused") else 0
 
 
@@ -120,7 +122,7 @@ def text_of(report: Report) -> list[str]:
 def summary(report: Report) -> str:
     """The last line: the method, and how many results are refused and warnings."""
     refused, warnings = report.count("refused"), report.count("warning")
-    beside = f", {warnings} warning{'s' if warnings > 1 else ''}" if warnings else ""
+    beside = f", {counted(warnings, 'warning')}" if warnings else ""
     title = METHODS[report.method].title if report.method else "unknown"
     if report.probe is not None and report.probe.unrelated:
         return f"{title}: shapes fit, but the draft was not made for this base{beside}"

@@ -3,6 +3,7 @@ it."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -11,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgespec.cli import environment
 from edgespec.cli.draft_flags import ALIASES, draft_options
+from edgespec.cli.edgellm import FLAGS
 from edgespec.cli.flags import EdgeCommand
 from edgespec.cli.paths import DIRECTORY, FILE
 from edgespec.cli.signals import Stopper, exit_code
-from edgespec.errors import OverwriteError
-from edgespec.runtime.named_templates import NAMED_TEMPLATES
+from edgespec.cli.terminal import say
+from edgespec.errors import OverwriteError, counted
+from edgespec.prompts.named_templates import NAMED_TEMPLATES
 
 if TYPE_CHECKING:
     from edgespec.cli.answer_stream import AnswerStream
@@ -28,35 +32,18 @@ if TYPE_CHECKING:
 
 STDIN = Path("-")
 MIB = 2**20
-# Flags of TensorRT Edge-LLM that this version does not have, and why.
-NOT_YET = {
-    "multimodal_engine_dir": "this version takes text only",
-    "dflash_block_size": (
-        "a block is as long as the draft was trained for; --spec-verify-size shortens it"
-    ),
-    "output_audio_dir": "this version takes and gives text only",
-}
 FAILED, SOME_FAILED = 1, 5
 
 
-def refuse(ctx: click.Context, param: click.Parameter, value: object) -> None:
-    """The callback of a flag in NOT_YET: a click.UsageError with the reason where it is given."""
-    if value is not None:
-        raise click.UsageError(f"{param.opts[0]}: {NOT_YET[str(param.name)]}", ctx)
-
-
-def options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Hidden options for the flags that are refused by name."""
-    for name in NOT_YET:
-        flag = f"--{name.replace('_', '-')}"
-        command = click.option(flag, name, hidden=True, expose_value=False, callback=refuse)(
-            command
-        )
-    return command
-
-
-@click.command("infer", cls=EdgeCommand, aliases=ALIASES)
-@click.option("--engine-dir", required=True, type=DIRECTORY, help="What edgespec build made.")
+@click.command("infer", cls=EdgeCommand, aliases=ALIASES, missing=FLAGS["infer"])
+@click.option(
+    "--engine-dir",
+    required=True,
+    type=DIRECTORY,
+    envvar=environment.ENGINE_DIR,
+    show_envvar=True,
+    help="What edgespec build made.",
+)
 @click.option(
     "--input-file",
     type=FILE,
@@ -67,7 +54,7 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
     "--prompts",
     type=FILE,
     metavar="FILE",
-    help="Instead: a JSONL prompt set with turns, as MT-Bench's.",
+    help="A JSONL prompt set with turns, such as MT-Bench's, instead of --input-file.",
 )
 @click.option(
     "--prompt",
@@ -93,18 +80,21 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
     "--output-file",
     type=FILE,
     metavar="FILE",
-    help="Where the responses and their metrics go, as JSON.",
+    help=(
+        "Write the responses and their metrics as JSON; - writes them to stdout, and the summary"
+        " to stderr."
+    ),
 )
 @click.option(
     "--spec-decode",
     is_flag=True,
-    help="Draft and verify; the engine directory holds base and draft.",
+    help="Decode speculatively, with the base and the draft of the engine directory.",
 )
 @draft_options
 @click.option(
     "--batch-size",
     type=int,
-    help="Requests at a time. This option and those down to --num-logprobs override the input file.",
+    help="Requests at a time. This flag and those below, to --num-logprobs, override the input file.",
 )
 @click.option("--max-generate-length", type=int, help="Tokens per answer, at most.")
 @click.option("--temperature", type=float, help="0 is greedy.")
@@ -112,7 +102,9 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--top-p", type=float, help="1 is off.")
 @click.option("--min-p", type=float, help="0 is off.")
 @click.option("--repetition-penalty", type=float, help="1 is off.")
-@click.option("--seed", type=int, help="For every request; one is drawn where neither says.")
+@click.option(
+    "--seed", type=int, help="Seed of every request. Default: the file's, or a random one."
+)
 @click.option("--num-logprobs", type=int, help="Candidates per token in the output, 0 to 50.")
 @click.option(
     "--check-lossless",
@@ -133,6 +125,8 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
     type=click.IntRange(0),
     default=256,
     show_default=True,
+    envvar=environment.PREFIX_CACHE_MB,
+    show_envvar=True,
     help=(
         "Memory for KV rows of system prompts and turns, reused by prompts that begin alike; 0 is"
         " off."
@@ -145,12 +139,11 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
     help="Run the first batch this many times beforehand, unmeasured.",
 )
 @click.option(
-    "--profile-output-file", type=FILE, metavar="FILE", help="Where times by stage go, as JSON."
+    "--profile-output-file", type=FILE, metavar="FILE", help="Write times by stage as JSON."
 )
-@click.option("--dump-profile", is_flag=True, help="Show times by stage.")
-@click.option("--dump-output", is_flag=True, help="Show the answers' text.")
+@click.option("--dump-profile", is_flag=True, help="Print times by stage.")
+@click.option("--dump-output", is_flag=True, help="Print the text of the answers.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
-@options
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -191,12 +184,14 @@ def command(
     top-k of 2 to 8 a tree of up to 128 nodes is made of the block. A draft that only makes chains
     has top-k 1 and verify size step + 1.
 
-    Ctrl-C ends after the step under way and writes what there is (exit 130); a second one stops at
-    once. Finished responses are also kept in OUTPUT.partial.jsonl until the output is written.
+    Ctrl-C ends the run after the current step and writes what was generated (exit 130); a second
+    one stops at once. Finished responses are also kept in OUTPUT.partial.jsonl until the output is written,
+    unless that is stdout or a device.
 
     \b
     edgespec infer --engine-dir engines --input-file input.json --output-file output.json --spec-decode
     edgespec infer --engine-dir engines --prompt 'Why is the sky blue?' --spec-decode
+    edgespec infer --engine-dir engines --input-file - --output-file - < input.json | jq .responses
     edgespec infer --engine-dir engines --prompts mt_bench.jsonl --output-file answers.json --batch-size 4
     """
     sizes = (spec_draft_top_k, spec_draft_step, spec_verify_size)
@@ -209,6 +204,11 @@ def command(
         raise click.UsageError("--no-chat-template goes with --prompt", ctx)
     if no_chat_template and chat_template:
         raise click.UsageError("--chat-template and --no-chat-template exclude each other", ctx)
+    from edgespec.prompts import stream_of
+
+    stream = stream_of(output_file)
+    if stream and stream.number == 1:
+        check_alone(ctx, as_json=as_json, dump_output=dump_output)
     if output_file is None:
         check_shown(ctx, texts, as_json=as_json, dump_output=dump_output, **overrides)
     if as_json and (dump_output or dump_profile):
@@ -238,7 +238,7 @@ def command(
             as_json=as_json,
             dump_profile=dump_profile,
             dump_output=dump_output,
-            err=output_file is None,
+            err=output_file is None or stream is not None,
         ),
     )
 
@@ -285,6 +285,13 @@ def check_shown(
         raise click.UsageError("--num-logprobs needs --output-file, where they go", ctx)
 
 
+def check_alone(ctx: click.Context, *, as_json: bool, dump_output: bool) -> None:
+    """Raises click.UsageError for what would be on stdout beside the responses."""
+    if as_json or dump_output:
+        flag = "--json" if as_json else "--dump-output"
+        raise click.UsageError(f"stdout has the responses: {flag} needs an output file", ctx)
+
+
 def respond(
     requests: RequestFile,
     *,
@@ -307,10 +314,9 @@ def respond(
     Without an output file nothing is kept, and `stream` shows the answers. `finish` shows the
     summary.
     """
-    from edgespec.prompts import Journal, NoJournal
+    from edgespec.prompts.template import named_template
     from edgespec.runtime.engine import Engine
     from edgespec.runtime.file_runner import FileRun
-    from edgespec.runtime.template import named_template
 
     check_outputs((requests.path, engine_dir), output_file, profile_output_file)
     with Engine(
@@ -322,7 +328,7 @@ def respond(
         notes = notes_of(engine, plan, requests, sizes)
         requests = replace(requests, batch_size=min(requests.batch_size, engine.max_batch_size))
         with (
-            NoJournal() if output_file is None else Journal(output_file) as journal,
+            journal_of(output_file) as journal,
             Stopper(lambda: kept_in(journal)) as stopper,
         ):
             if journal.leftover:
@@ -336,17 +342,27 @@ def respond(
     stats = run.stats()
     if profile_output_file:
         write_profile(profile_output_file, stats)
-    if output_file and (stopper() or run.fault):
-        click.echo(f"what was finished is in {output_file}", err=True)
+    if journal.path and (stopper() or run.fault):
+        say(f"what was finished is in {output_file}", err=True)
     if run.fault:
         raise run.fault
     finish(stats)
     return outcome(stats, stopper.number, check_lossless=check_lossless)
 
 
+def journal_of(output: Path | None) -> Journal | NoJournal:
+    """What keeps the responses until they are written."""
+    from edgespec.prompts import Journal, NoJournal, StreamOutput, stream_of
+
+    if output is None:
+        return NoJournal()
+    stream = stream_of(output)
+    return Journal(output) if stream is None else StreamOutput(stream)
+
+
 def warn(text: str) -> None:
     """Print a line on stderr."""
-    click.echo(text, err=True)
+    say(text, err=True)
 
 
 def notes_of(
@@ -414,17 +430,23 @@ def check_outputs(inputs: Sequence[Path | None], *outputs: Path | None) -> None:
     """Raises OverwriteError where an output is an input or named twice, OutputError where it cannot
     be written; before any work."""
     from edgespec.outputs import refuse_overwriting
-    from edgespec.prompts import check_writable
+    from edgespec.prompts import check_writable, stream_of
 
+    places: list[object] = []
     for output in outputs:
         if output is None:
             continue
-        refuse_overwriting(output, inputs)
-        check_writable(output)
-    given = [os.path.realpath(output) for output in outputs if output]
-    if len(given) != len(set(given)):
+        stream = stream_of(output)
+        if stream is not None:
+            stream.check()
+        else:
+            refuse_overwriting(output, inputs)
+            check_writable(output)
+        if stream is None or stream.number is not None:
+            places.append(os.path.realpath(output) if stream is None else stream.number)
+    if len(places) != len(set(places)):
         raise OverwriteError(
-            f"{given[0]} is to hold both the responses and the profile", "Give two files."
+            f"{outputs[0]} is to hold both the responses and the profile", "Give two files."
         )
 
 
@@ -442,8 +464,12 @@ def kept_in(journal: Journal | NoJournal) -> str:
 def write_profile(path: Path, stats: RunStats) -> None:
     """Write profile.json; a link's target is replaced, not the link. Raises OutputError."""
     from edgespec.bundle import write_json, writing
+    from edgespec.prompts import stream_of
     from edgespec.runtime.profile import profile
 
+    if (stream := stream_of(path)) is not None:
+        stream.write(json.dumps(profile(stats), indent=2).encode() + b"\n")
+        return
     path = Path(os.path.realpath(path))  # what a link means, not the link
     with writing(path):
         write_json(path, profile(stats))
@@ -457,11 +483,12 @@ def outcome(stats: RunStats, stopped_by: int | None, *, check_lossless: bool) ->
         a.speculative and a.response is not None and a.plain is None for a in stats.answers
     )
     if check_lossless and uncompared:
-        click.echo(
-            f"not compared: {uncompared} answers, whose plain run failed or was stopped", err=True
+        say(
+            f"not compared: {counted(uncompared, 'answer')}, whose plain run failed or was stopped",
+            err=True,
         )
     for line in cut_by_capacity(stats):
-        click.echo(line, err=True)
+        say(line, err=True)
     if any(a.difference is not None and not a.difference.explained for a in stats.answers):
         click.echo(
             "NOT lossless: a difference that rounding does not explain is a bug; please report it"

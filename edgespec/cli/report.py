@@ -5,7 +5,6 @@ Knows how values look. What they mean stands in `runtime.metrics` and `runtime.p
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from types import TracebackType
@@ -16,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-from edgespec.cli.terminal import harmless
+from edgespec.cli.terminal import harmless, json_text, say
 from edgespec.methods import METHODS
 from edgespec.prompts import Request
 from edgespec.runtime.answers import Answer
@@ -101,18 +100,18 @@ def show(run: RunStats, *, as_json: bool, err: bool = False) -> None:
     requests on stderr."""
     found = summary(run)
     if as_json:
-        click.echo(json.dumps(found, indent=2), err=err)
+        click.echo(json_text(found), err=err)
     elif columns_of(found):
         print_table(table(found), err=err)
         for line in explained(run):
-            click.echo(harmless(line), err=err)
+            say(line, err=err)
     show_failures(run.answers)
 
 
 def show_failures(answers: Sequence[Answer]) -> None:
     """Prints failed requests on stderr; see `failures`."""
     for line in failures(answers):
-        click.echo(harmless(line), err=True)
+        say(line, err=True)
 
 
 def explained(run: RunStats) -> Iterator[str]:

@@ -20,6 +20,7 @@ from edgespec.backends.registry import find_backend
 from edgespec.cli import build, export, infer
 from edgespec.cli.chat import command as chat
 from edgespec.cli.draft_flags import ALIASES
+from edgespec.cli.paths import MODEL
 from edgespec.contract import Limits
 from edgespec.errors import OptionError, RequestError
 
@@ -47,7 +48,16 @@ CHATS = (
     "no_history",
 )
 OF_TERMINALS = ("history_file", "no_history")
-MAKING = ("weights", "weight_block", "share_embedding", "backend", "draft", *LIMITS, *EXPORTS)
+MAKING = (
+    "weights",
+    "weight_block",
+    "share_embedding",
+    "backend",
+    "draft",
+    "update",
+    *LIMITS,
+    *EXPORTS,
+)
 
 
 def taken(command: click.Command, names: Iterable[str]) -> list[click.Parameter]:
@@ -63,9 +73,12 @@ class RunCommand(build.BuildCommand):
 
 
 PARAMS = [
-    click.Argument(["target"], metavar="TARGET"),
+    click.Argument(["target"], metavar="TARGET", type=MODEL),
     click.Option(
-        ["--draft"], metavar="DRAFT", help="The draft of the model: a directory or a hub name."
+        ["--draft"],
+        type=MODEL,
+        metavar="DRAFT",
+        help="The draft of the model: a directory or a hub name.",
     ),
     click.Option(
         ["--prompt", "prompts"],
@@ -123,7 +136,8 @@ def command(
     prompts = prompts or piped_prompt(ctx)
     if settings["chat_template"] and settings["no_chat_template"]:
         raise click.UsageError("--chat-template and --no-chat-template exclude each other", ctx)
-    from edgespec.cache import Cache, default_root
+    from edgespec import bundle
+    from edgespec.cache import Cache
     from edgespec.cli.progress import Steps
     from edgespec.oneshot import RunRequest, is_engine_dir, prepared
 
@@ -142,7 +156,7 @@ def command(
     )
     with ExitStack() as stack:
         with Steps() as steps:
-            engine_dir = stack.enter_context(prepared(request, Cache(default_root()), steps))
+            engine_dir = stack.enter_context(prepared(request, Cache(bundle.user_cache()), steps))
         if prompts:
             return answer(engine_dir, prompts, settings)
         code: int = ctx.invoke(chat.command, engine_dir=engine_dir, **settings)
@@ -190,7 +204,7 @@ def piped_prompt(ctx: click.Context) -> tuple[str, ...]:
     except UnicodeDecodeError:
         raise RequestError("stdin is not UTF-8", "Encode the prompt as UTF-8.") from None
     if not text.strip():
-        raise click.UsageError("stdin is no terminal and empty: give --prompt", ctx)
+        raise click.UsageError("stdin is not a terminal, and empty: give --prompt", ctx)
     return (text,)
 
 

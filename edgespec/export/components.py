@@ -7,6 +7,8 @@ Knows the order of the work. What is refused stands in `resolve`, what a method'
 
 from __future__ import annotations
 
+import logging
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from edgespec.progress import Progress, Silent
 
 __all__ = ["ExportOptions", "Exported", "export"]
 
+logger = logging.getLogger(__name__)
 THERE = "already there and unchanged: nothing was written"
 
 
@@ -39,6 +42,7 @@ def export(
     refuse_overwriting(out, (model, options.draft_dir, options.base_model_dir))
     refuse_model_directory(out, "OUT is", "Name a directory outside of it.")
     request = resolve(model, options)
+    logger.info("%s: %s", model, ", ".join(described(request)))
     recorded = recorded_options(request)
     components = {out / part.directory: part for part in components_of(request)}
     for target in components:
@@ -50,13 +54,28 @@ def export(
     request.hash_while_reading()
     with bundle.staged_directories(*missing) as stagings:
         for target, staging in zip(missing, stagings, strict=True):
+            began = time.monotonic()
             with bundle.writing(target):  # which of them it is that has no room
                 written = write_component(components[target], staging, request, recorded, progress)
+            logger.info("%s: written in %.2f s", target, time.monotonic() - began)
             done[target] = replace(written, directory=target)
     first, *others = (done[target] for target in components)
     doubt = request.base.origin.doubt if request.base else None
     notes = (*first.notes, doubt) if doubt else first.notes
     return replace(first, notes=notes, beside=tuple(others))
+
+
+def described(request: ExportRequest) -> list[str]:
+    """What was opened, for the log: each checkpoint with what it was detected as."""
+    parts = [
+        f"exported for {METHODS[request.method].title if request.method else 'plain decoding'}"
+    ]
+    if request.base is not None:
+        parts.append(f"base {request.base.checkpoint.path} ({request.base.config.architecture})")
+    if request.draft is not None:
+        found = request.draft.config
+        parts.append(f"draft {request.draft.checkpoint.path} ({found.layout} layout)")
+    return parts
 
 
 def components_of(request: ExportRequest) -> tuple[Component, ...]:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.checkpoint.files import Checkpoint, TensorInfo
+from edgespec.checkpoint.finite import FiniteSink
 from edgespec.graphs.builder import ALIGN_BYTES, WeightPlan
 
 Advance = Callable[[int], None]
@@ -52,7 +53,10 @@ class HashingFile(PaddedFile):
 
 
 def write_weights(plan: WeightPlan, path: Path, advance: Advance) -> str:
-    """Writes the plan's weights to `path` at their offsets. Returns the file's sha256."""
+    """Writes the plan's weights to `path` at their offsets. Returns the file's sha256.
+
+    Raises CheckpointError for NaN or Inf.
+    """
     with path.open("wb") as raw:
         file = HashingFile(raw, advance)
         place_weights(plan, file)
@@ -60,10 +64,10 @@ def write_weights(plan: WeightPlan, path: Path, advance: Advance) -> str:
 
 
 def place_weights(plan: WeightPlan, file: PaddedFile) -> None:
-    """Writes the plan's weights at their offsets."""
+    """Writes the plan's weights at their offsets. Raises CheckpointError for NaN or Inf."""
     for weight in plan.written_here():
         file.pad_to(weight.offset)
-        weight.source.write_to(weight.info.name, file)
+        weight.source.write_to(weight.info.name, FiniteSink(file, weight.info))
 
 
 def write_embedding(
@@ -72,7 +76,7 @@ def write_embedding(
     """Writes a table [vocab, hidden] as the safetensors file that the runtime maps.
 
     Returns the sha256 and the offset of the table's first byte. The header is padded to a page so
-    that a graph can reference the file.
+    that a graph can reference the file. Raises CheckpointError for NaN or Inf.
     """
     entry = {
         "dtype": SAFETENSORS_DTYPES[info.dtype],
@@ -84,7 +88,7 @@ def write_embedding(
     with path.open("wb") as raw:
         file = HashingFile(raw, advance)
         file.write(len(header).to_bytes(8, "little") + header)
-        checkpoint.write_to(info.name, file)
+        checkpoint.write_to(info.name, FiniteSink(file, info))
         return file.digest.hexdigest(), ALIGN_BYTES
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.checkpoint.files import Checkpoint
-from edgespec.checkpoint.finite import tensors_not_finite
+from edgespec.checkpoint.finite import is_finite
 from edgespec.checkpoint.names import EMBEDDING
 from edgespec.errors import CheckpointError, RequestError
 from edgespec.export.sidecars import copy_tokenizer
@@ -96,8 +96,13 @@ def probe(pair: Pair, text: str, progress: Progress) -> Probed:
 
 def refuse_not_finite(checkpoint: Checkpoint, progress: Progress) -> None:
     """CheckpointError that names the tensors with NaN or Inf."""
+    bad = []
     progress.start("weights", len(checkpoint.tensors))
-    if bad := tensors_not_finite(checkpoint, lambda: progress.advance(1)):
+    for name, info in checkpoint.tensors.items():
+        if not is_finite(checkpoint.read(name).reshape(-1).view(np.uint8).data, info.dtype):
+            bad.append(name)
+        progress.advance(1)
+    if bad:
         more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
         raise CheckpointError(
             f"{checkpoint.path} has weights with NaN or Inf: {bad[0]}{more}",

@@ -25,10 +25,19 @@ NO_BIAS = checks.LogitBias()
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a conversation; the text items of a content array are joined."""
+    """One message of a conversation; the text items of a content array are joined.
+
+    `role` is system, developer, user, assistant or tool. Raises RequestError for another one, and
+    for a content that is not a text.
+    """
 
     role: str
     content: str
+
+    def __post_init__(self) -> None:
+        here = Place("Message")
+        checks.role(self.role, here.key("role"))
+        checks.text(self.content, here.key("content"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ def quantize_draft(
     aux_layers = resolve_aux_layers(config, model.decoder.num_layers)
     named, names = row.names(draft, config)
     plan = plan_draft(named, names, shared, options)
-    texts = calibration.read_texts(options.calib_data, options.samples)
+    texts = calibration.read_texts(options.calib_data, options.num_tokens)
     request = request_of(draft, options, texts, progress)
     made_with = QuantizeBase(
         name=base.path.resolve().name, identity=base.identity(progress), aux_layers=aux_layers
@@ -109,6 +109,8 @@ def quantize_draft(
     windows = calibration.cut(
         texts, tokenizer_of(base, log), options.samples, min(options.seq_len, model.max_position)
     )
+    if not plan.streamed:
+        calibration.refuse_too_few(windows, texts, options.num_samples)
     with bundle.staged_directory(out) as staging:
         progress.start("hidden states", len(windows.calibration) + len(windows.held_out))
         table = embedding(named, base, names)

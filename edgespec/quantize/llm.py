@@ -80,6 +80,11 @@ class Options:
         """Tokens per calibration window."""
         return self.calib_seq_len or (256 if self.device == "cpu" else 512)
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all calibration windows, and of the text that is held out for the check."""
+        return self.samples * self.seq_len + calibration.MAX_HELD_OUT
+
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
@@ -104,7 +109,7 @@ def quantize_llm(
     plan = plan_base(
         base, options.quantization, options.lm_head_quantization, options.exclude, options.fp8_cache
     )
-    texts = calibration.read_texts(options.calib_data, options.samples)
+    texts = calibration.read_texts(options.calib_data, options.num_tokens)
     request = request_of(base.checkpoint, options, texts, progress)
     bundle.remove_dead(out.parent, out.name)
     if (there := already_there(out, request)) is not None:
@@ -118,8 +123,6 @@ def quantize_llm(
         refuse_full_disk(out, size_bytes(base.checkpoint, plan, base.source_of))
         return run_job(job, None)
     with work.opened(out, request) as kept:
-        finished_bytes = sum(entry["bytes"] for entry in kept.entries.values())
-        refuse_full_disk(out, calibrated_bytes(job) - finished_bytes)
         result = run_job(job, kept)
         work.finish(kept.directory)
     return result
@@ -148,6 +151,10 @@ def run_job(job: Job, kept: work.Work | None) -> Quantized:
     windows = calibration.cut(
         job.texts, tokenizer, options.samples, min(options.seq_len, base.max_position)
     )
+    if kept is not None:
+        calibration.refuse_too_few(windows, job.texts, options.num_samples)
+        finished_bytes = sum(entry["bytes"] for entry in kept.entries.values())
+        refuse_full_disk(job.out, calibrated_bytes(job, windows) - finished_bytes)
     settings = None if kept is None else calibrate(job, windows, kept)
     with bundle.staged_directory(job.out) as staging:
         if settings is None or kept is None:
@@ -229,13 +236,13 @@ def merge(job: Job, kept: work.Work, staging: Path) -> None:
     write_model(staging, pieces, job.progress.advance)
 
 
-def calibrated_bytes(job: Job) -> int:
+def calibrated_bytes(job: Job, windows: calibration.Windows) -> int:
     """Returns the disk space of a calibrated run: the result, its parts, two layers' states."""
     base, plan = job.base, job.plan
     tensors = base.checkpoint.tensors
     shapes = {name: matrix(tensors[f"{base.source_of(name)}.weight"]) for name in plan.layers}
     width = tensors[f"{base.stored(EMBEDDING)}.weight"].shape[1]
-    states = 2 * 4 * width * job.options.samples * job.options.seq_len
+    states = 2 * 4 * width * sum(map(len, windows.calibration))
     result = size_bytes(base.checkpoint, plan, base.source_of)
     return result + quantized_bytes(plan, shapes) + states
 
@@ -348,11 +355,18 @@ def notes_of(
     if plan.streamed:
         notes = ["converted weight by weight: no calibration data is needed"]
     else:
-        tokens = sum(map(len, windows.calibration))
-        source = f"the {texts.name} text" if texts.name == "shipped" else texts.name
-        samples = f"{len(windows.calibration)} samples, {tokens} tokens of {source}"
-        notes = [f"calibrated with {samples}, on {options.device}"]
-        if options.device == "cpu" and options.num_samples is None:
+        used, tokens = len(windows.calibration), sum(map(len, windows.calibration))
+        fewer = used < options.samples
+        samples = calibration.samples_text(used) + (f" of {options.samples}" if fewer else "")
+        notes = [
+            f"calibrated with {samples}, {tokens} tokens of {texts.title}, on {options.device}"
+        ]
+        if fewer:
+            notes.append(
+                f"{texts.title} makes no more samples of {len(windows.calibration[0])} tokens: give"
+                " more text to --calib-data for a closer result"
+            )
+        elif options.device == "cpu" and options.num_samples is None:
             notes.append(
                 "the CPU default is few samples; --num-samples and --calib-seq-len raise it"
             )

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+import numpy as np
+
 from edgespec.checkpoint.files import Checkpoint, TensorInfo, some_of
 from edgespec.checkpoint.finite import is_finite
 from edgespec.errors import CheckpointError, OutputError, UnsupportedModel
@@ -220,8 +222,8 @@ def refuse_not_finite(checkpoint: Checkpoint, advance: Callable[[int], None]) ->
     """
     bad = []
     for name, info in checkpoint.tensors.items():
-        array = checkpoint.read(name).reshape(-1)
-        if not is_finite(array, info.dtype):
+        data = checkpoint.read(name).reshape(-1).view(np.uint8).data
+        if not is_finite(data, info.dtype):
             bad.append(name)
         advance(info.num_bytes)
     if bad:

@@ -7,8 +7,7 @@ Knows token ids, text and metrics of one request. Knows no files and no engine.
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from secrets import randbits
 
@@ -70,6 +69,9 @@ class Response:
     """A finished request. `seed` is the one that was used, drawn where none was given and one was
     needed.
 
+    `finish_reason` is `end-of-sequence`, `stop-words`, `max-length`, `capacity` (the KV cache is
+    full) or `cancelled`. `slot` is the lane that it began in.
+
     `logprobs` has one entry a token where num_logprobs asks for them: its most probable candidates,
     descending, and the token itself behind them where it is not among them.
     """
@@ -81,11 +83,14 @@ class Response:
     seed: int | None
     prompt_ids: list[int] = field(default_factory=list)
     logprobs: list[Candidates] = field(default_factory=list)
-    slot: int = 0  # the lane that it began in
+    slot: int = 0
 
 
 Event = Chunk | Response | EdgeSpecError
-Inbox = deque[tuple["Generation", Event]]
+
+
+def nobody(event: Event) -> None:
+    """Takes the events of a request that nobody waits for."""
 
 
 class Generation(SequenceState):
@@ -112,7 +117,8 @@ class Generation(SequenceState):
         )
         self.request, self.seed = request, sampling.seed
         self.cancelled = False
-        self.inbox: Inbox | None = None  # where whoever asked wants its events
+        self.number = 0  # in logs
+        self.deliver: Callable[[Event], object] = nobody  # takes each event, in order
         self.stop_word_ids, strings = tokenizer.split_stops(sampling.stop)
         self.text = TextStream(tokenizer, stop=strings)
         self.pieces: list[str] = []
@@ -122,6 +128,18 @@ class Generation(SequenceState):
         self.arrived_s = now if request.arrived_s is None else request.arrived_s
         levels = request.plan.steps if request.plan else 0
         self.metrics = RequestMetrics(len(request.prompt_ids), levels)
+
+    def __str__(self) -> str:
+        return f"request {self.number}"
+
+    def cancel(self) -> None:
+        """End it before the next step; any thread may, and it is harmless once it has ended."""
+        self.cancelled = True
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that it waited for its lane."""
+        return self.metrics.queue_time
 
     def begun(self) -> None:
         """Notes the time at which the request got a lane."""

@@ -130,12 +130,18 @@ def first_difference(
         return Difference(
             index=index, plain=a, speculative=b, apart=float("inf"), rounding=0.0, bound=0.0
         )
-    replay = Replay.of(engine, speculative, index, batch_size)
-    sampler, before = Sampler.of(replace(sampling, seed=plain.seed)), replay.before
-    many = replay.logits()
+    sampler = Sampler.of(replace(sampling, seed=plain.seed))
+    with engine.driver.paused():  # the lanes are needed
+        return measured(engine, Replay.of(engine, speculative, index, batch_size), sampler, a, b)
+
+
+def measured(engine: Engine, replay: Replay, sampler: Sampler, a: int, b: int) -> Difference:
+    """The difference at a replay's position, where plain decoding chose `a` and the speculative run
+    `b`."""
+    before, many = replay.before, replay.logits()
     one = next(many)
     found = Difference(
-        index=index,
+        index=replay.num_read,
         plain=a,
         speculative=b,
         apart=sampler.margin(one, before, a, b),

@@ -186,16 +186,12 @@ def lossless_text(checked: Sequence[Answer]) -> str:
     if not differing:
         return "yes"
     same, unexplained = len(checked) - len(differing), sum(not d.explained for d in differing)
-    text = f"{same} of {len(checked)} identical; {counted(len(differing), 'differs', 'differ')}"
+    others = f"{len(differing)} {'differs' if len(differing) == 1 else 'differ'}"
+    text = f"{same} of {len(checked)} identical; {others}"
     if not unexplained:
         return f"{text}, explained by rounding"
     beyond = f" {unexplained}" if unexplained < len(differing) else ""
     return f"NO: {text},{beyond} NOT explained by rounding"
-
-
-def counted(count: int, one: str, many: str) -> str:
-    """A number with its word: 1 differs, 2 differ."""
-    return f"{count} {one if count == 1 else many}"
 
 
 def lossless_check(checked: Sequence[Answer]) -> dict[str, Any]:

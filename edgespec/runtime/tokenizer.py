@@ -15,7 +15,7 @@ import tokenizers
 
 from edgespec.errors import BundleError, RequestError
 from edgespec.prompts import Message
-from edgespec.runtime.template import COPY_AGAIN, ChatTemplate, NoTemplate, read_template, read_text
+from edgespec.prompts.template import COPY_AGAIN, ChatTemplate, NoTemplate, read_template, read_text
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 ANCHOR = "a"

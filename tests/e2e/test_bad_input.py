@@ -26,6 +26,7 @@ import pytest
 from edgespec import bundle
 from edgespec.backends.manifest import EngineManifest
 from edgespec.backends.ort import staging
+from edgespec.backends.ort.backend import OrtBackend
 from edgespec.export import writer
 from tests import toys
 from tests.e2e.workshop import Cli, Outcome, cli, small_disk
@@ -217,11 +218,13 @@ def test_limit_that_cannot_be(shop: SmallPair, tmp_path: Path, refused: Refused)
 
 
 def test_cache_larger_than_any_memory(
-    shop: SmallPair, tmp_path: Path, refused: Refused, cli: Cli
+    shop: SmallPair, tmp_path: Path, refused: Refused, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Building takes no cache of that size; running does, and says which flag to lower."""
+    """Refused by build; where the memory is not known, running says which flag to lower."""
     engine = tmp_path / "engine"
     args = [*build_args(shop.base_onnx, engine), "--max-kv-cache-capacity", 2**40]
+    refused(REFUSED, [f"--max-kv-cache-capacity {2**40}", "this machine has"], *args)
+    monkeypatch.setattr(OrtBackend, "total_memory_bytes", lambda self: None)
     assert cli(*args).code == 0
     refused(ENVIRONMENT, ["KV cache", "--max-kv-cache-capacity"], *infer_args(engine, tmp_path))
 

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ from edgespec.cli.chat.screen import Screen
 from edgespec.cli.chat.settings import DRAFT_SIZES, Settings
 from edgespec.prompts import Message, SamplingParams
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.generation import Chunk, Response
+from edgespec.runtime.generation import Chunk
 from edgespec.runtime.tree import DraftPlan, DraftTree
 from tests.lossless.drafters import ScriptedDrafter
 from tests.lossless.pairs import shared_pair
@@ -149,14 +150,19 @@ def test_stream_is_shown_step_by_step(engine: Engine) -> None:
     shown: list[tuple[str, str]] = []
     stream = engine.stream
 
-    def watched(*args: object, **how: bool) -> Iterator[Chunk | Response]:
-        text = ""
-        for event in stream(*args, **how):  # type: ignore[arg-type]
-            shown.append((screen.text, text))
-            yield event
-            text += event.text
+    class Watched:
+        def __init__(self, *args: Any, **how: bool) -> None:
+            self.stream = stream(*args, **how)
+            self.result = self.stream.result
 
-    engine.stream = watched  # type: ignore[method-assign, assignment]
+        def __iter__(self) -> Iterator[Chunk]:
+            text = ""
+            for chunk in self.stream:
+                shown.append((screen.text, text))
+                yield chunk
+                text += chunk.text
+
+    engine.stream = Watched  # type: ignore[method-assign, assignment]
     chat_of(engine, GREEDY, screen, DraftPlan(1, 1, 2)).turn("Hi")
     assert len(shown) >= 4
     assert all(there == certain for there, certain in shown)
@@ -269,7 +275,7 @@ os.close(os.open(os.ttyname(0), os.O_RDWR))
 from edgespec.runtime.decoder import CachedDecoder
 run = CachedDecoder.run
 def slowly(self, rows):
-    print("(call)", file=sys.stderr, flush=True)
+    os.write(2, b"(call)\\n")  # at once: this thread is not the one that shows the answer
     time.sleep(float(os.environ["STEP_S"]))
     return run(self, rows)
 CachedDecoder.run = slowly

@@ -274,7 +274,8 @@ def test_stream_gives_the_answer_in_pieces_and_the_response_last(done: Workplace
     sampling = edgespec.SamplingParams(temperature=0.9, seed=3, max_generate_length=16)
     with edgespec.load(done.path / "toy/engines") as engine:
         ids = engine.encode("The boat left")
-        *chunks, response = engine.stream(ids, sampling, edgespec.DraftPlan(4, 3, 16))
+        stream = engine.stream(ids, sampling, edgespec.DraftPlan(4, 3, 16))
+        chunks, response = [*stream], stream.result()
     assert isinstance(response, Response)
     assert all(isinstance(chunk, Chunk) for chunk in chunks)
     assert [token for chunk in chunks for token in chunk.token_ids] == response.token_ids

@@ -78,6 +78,18 @@ def test_first_token_is_on_stdout_before_the_last_is_made(engine_dir: Path) -> N
     assert stopped.out
 
 
+def test_interrupted_answer_ends_with_its_line(engine_dir: Path) -> None:
+    code = "os.kill(os.getpid(), signal.SIGINT)"
+    prompts = ("--prompt", "one", "--prompt", "two")
+    command = ("infer", "--engine-dir", engine_dir, *prompts, *GREEDY)
+    stopped = happening("edgespec.backends.ort.runner:OrtRunner.run", 6, code, *command)
+    assert stopped.code == 130
+    assert stopped.out.count("\n") == 1
+    assert stopped.out.endswith("\n")
+    assert "stopping after this step" in stopped.err
+    assert "what was finished" not in stopped.err
+
+
 @pytest.mark.parametrize("form", ["json", "pretty", "jsonl", "turns"])
 def test_stdin_is_an_input_file_or_a_prompt_set(
     cli: Cli, engine_dir: Path, tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch

@@ -324,7 +324,9 @@ def test_two_runs_at_once_make_one_entry(
 # ---- edgespec cache
 
 
-def test_cache_lists_and_prunes(checkpoints: Path, cli: Cli, kept: Cache) -> None:
+def test_cache_lists_and_prunes(
+    checkpoints: Path, cli: Cli, kept: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "0.0 MB in 0 entries" in cli("cache", "list").out
     assert cli("run", checkpoints / "base", "--prompt", "a", *GREEDY).code == 0
     assert cli("run", checkpoints / "base", "--weights", "int4", "--prompt", "a", *GREEDY).code == 0
@@ -336,6 +338,9 @@ def test_cache_lists_and_prunes(checkpoints: Path, cli: Cli, kept: Cache) -> Non
     assert sum(entry["bytes"] for entry in shown["entries"]) > 100_000
     assert "nothing to remove" in cli("cache", "prune", "--yes").out
     assert "nothing to remove" in cli("cache", "prune", "--older-than", 1, "--yes").out
+    with monkeypatch.context() as patch:
+        patch.setattr("edgespec.oneshot.__version__", "99")
+        assert "in 2 entries" in cli("cache", "prune", "--dry-run").out
     old = kept.entries()[1].path / "entry.json"
     os.utime(old, (1e9, 1e9))
     assert "would remove" in cli("cache", "prune", "--older-than", 1, "--dry-run").out
@@ -349,6 +354,11 @@ def test_cache_lists_and_prunes(checkpoints: Path, cli: Cli, kept: Cache) -> Non
     os.truncate(kept.engine_dir(kept.entries()[0].key) / "manifest.json", 10)
     assert "removed" in cli("cache", "prune", "--yes").out  # what cannot be used any more
     assert kept.entries() == []
+    with kept.locked("00"), kept.fill("00", {"target": "org/model"}):
+        pass
+    (kept.root / "digests").mkdir(exist_ok=True)
+    assert "removed" in cli("cache", "prune", "--all", "--yes").out
+    assert sorted(path.name for path in kept.root.rglob("*") if path.is_file()) == ["CACHEDIR.TAG"]
 
 
 def test_asked_before_anything_is_removed(

@@ -32,7 +32,7 @@ from edgespec.export.components import ExportOptions, export
 from edgespec.runtime.decoder import CachedDecoder, LaneResult, Rows
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.generation import GenerationRequest, Response
-from edgespec.runtime.lossless_check import first_difference
+from edgespec.runtime.lossless_check import Replay, first_difference
 from edgespec.runtime.sampling import NEAR_TIE
 from edgespec.runtime.tree import DraftPlan
 from edgespec.runtime.verify import ACCEPT_RULES
@@ -291,8 +291,14 @@ def test_what_differs_is_explained_by_the_rounding_that_is_measured_there(
     assert differing  # or nothing would need to be explained
 
 
-def test_a_batch_is_computed_again_in_as_many_lanes(engines: dict[str, Path]) -> None:
-    with Engine(engines["int4-32-for-two"]) as engine:
+def test_a_batch_is_computed_again_in_as_many_lanes(
+    engines: dict[str, Path], tmp_path: Path
+) -> None:
+    work, int4 = engines["fp32"].parent, WeightFormat("int4", 32)
+    for component in ("base", "draft"):
+        limits = replace(LIMITS, max_batch_size=2)
+        build(work / component / "llm", tmp_path / "two", limits, options=int4)
+    with Engine(tmp_path / "two") as engine:
         engine.stop_ids = frozenset()
         jobs = [(prompt_of(length), SAMPLINGS[i % 2]) for i, length in enumerate((3, 17, 40, 29))]
 
@@ -305,6 +311,15 @@ def test_a_batch_is_computed_again_in_as_many_lanes(engines: dict[str, Path]) ->
             }
             return [found[request] for request in asked]
 
+        plain, drafted = served(None), served(DraftPlan(4, 3, 16))
+        found = [
+            first_difference(engine, one, other, sampling, batch_size=2)
+            for one, other, (_, sampling) in zip(plain, drafted, jobs, strict=True)
+        ]
+        differing = [difference for difference in found if difference is not None]
+        assert differing
+        assert all(difference.explained for difference in differing), differing
+
         lanes: list[int] = []
         run = CachedDecoder.run
 
@@ -312,17 +327,15 @@ def test_a_batch_is_computed_again_in_as_many_lanes(engines: dict[str, Path]) ->
             lanes.append(len(parts))
             return run(self, parts)
 
-        plain, drafted = served(None), served(DraftPlan(4, 3, 16))
         with mock.patch.object(CachedDecoder, "run", counting):
-            found = [
-                first_difference(engine, one, other, sampling, batch_size=2)
-                for one, other, (_, sampling) in zip(plain, drafted, jobs, strict=True)
-            ]
-        differing = [difference for difference in found if difference is not None]
-        assert differing
-        assert {1, 2} == set(lanes)
-        assert all(difference.explained for difference in differing), differing
-        assert engine.session.num_free_lanes == 2
+            one, *many = Replay.of(engine, drafted[1], 40, batch_size=2).logits()
+        assert set(lanes) == {1, 2}
+        assert len(many) == 7
+        prefix = [*drafted[1].prompt_ids, *drafted[1].token_ids[:40]]
+        alone = engine.next_logits(prefix)
+        assert all(np.abs(other - one).max() < engine.rounding for other in many)
+        assert any(np.abs(other - one).max() > 0 for other in many)
+        assert np.abs(alone - one).max() < engine.rounding
         assert [lane.length for lane in engine.base.lanes] == [0, 0]
 
 

@@ -1,10 +1,13 @@
-"""Claims about bundle.py: several directories are written together or not at all."""
+"""Claims about bundle.py: several directories are written together or not at all, and files that
+are not those of their manifest are refused by name."""
 
 from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -12,7 +15,7 @@ import pytest
 from edgespec import bundle
 from edgespec.backends.build import staging_directory
 from edgespec.contract import Role
-from edgespec.errors import OutputError
+from edgespec.errors import BundleError, OutputError
 
 
 def write(path: Path) -> None:
@@ -183,3 +186,62 @@ def test_file_with_a_long_name_is_replaced_too(tmp_path: Path, length: int) -> N
 def test_json_with_a_file_name_that_is_not_utf8_can_be_written(tmp_path: Path) -> None:
     bundle.write_json(tmp_path / "a.json", {"é": "\udcff"})
     assert bundle.read_json(tmp_path / "a.json") == {"é": "\udcff"}
+
+
+# Files and their manifest
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
+    """A directory of two files, and their entries in its manifest."""
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(f"content of {name}")
+    return tmp_path, bundle.file_entries(tmp_path)
+
+
+def test_files_as_recorded_pass(recorded: tuple[Path, dict[str, Any]]) -> None:
+    bundle.check_files(*recorded)
+    bundle.check_files(*recorded, trust_unchanged=True)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda path: path.write_text("content of c"), "does not have the hash"),
+        (lambda path: path.write_text("content"), "has 7 bytes, its manifest says 12"),
+        (lambda path: path.unlink(), "is missing"),
+    ],
+)
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_file_that_is_not_as_recorded_is_named(
+    recorded: tuple[Path, dict[str, Any]], damage: Callable[[Path], object], said: str, name: str
+) -> None:
+    directory, files = recorded
+    damage(directory / name)
+    with pytest.raises(BundleError, match=f"{directory / name} {said}") as caught:
+        bundle.check_files(directory, files)
+    assert "make" in caught.value.remedy
+
+
+def test_only_the_recorded_time_spares_reading_a_file(
+    recorded: tuple[Path, dict[str, Any]],
+) -> None:
+    directory, files = recorded
+    path = directory / "a"
+    path.write_text("content of c")
+    files["a"]["mtime_ns"] = path.stat().st_mtime_ns
+    bundle.check_files(directory, files, trust_unchanged=True)
+    for trusting in (False, True):
+        files["a"]["mtime_ns"] += trusting
+        with pytest.raises(BundleError, match="does not have the hash"):
+            bundle.check_files(directory, files, trust_unchanged=trusting)
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/hostname", "..", ".", "sub/a", ""])
+def test_name_that_leads_out_of_the_directory_is_refused(
+    recorded: tuple[Path, dict[str, Any]], name: str
+) -> None:
+    directory, files = recorded
+    with pytest.raises(BundleError) as caught:
+        bundle.check_files(directory, {name: files["a"]})
+    assert repr(name) in caught.value.what

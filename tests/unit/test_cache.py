@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from edgespec import bundle, cache
-from edgespec.cache import DAY_S, Busy, Cache, default_root, key_of
+from edgespec.cache import DAY_S, Busy, Cache, key_of
 from edgespec.errors import BundleError, OutputError
 
 KEY, OTHER = key_of({"a": 1}), key_of({"a": 2})
@@ -50,13 +50,20 @@ def dead_pid() -> int:
     [
         ({"EDGESPEC_CACHE": "/a", "XDG_CACHE_HOME": "/b"}, "/a"),
         ({"EDGESPEC_CACHE": "~/a"}, "~/a"),
+        ({"EDGESPEC_CACHE": "a"}, str(Path("a").absolute())),
         ({"EDGESPEC_CACHE": "", "XDG_CACHE_HOME": "/b"}, "/b/edgespec"),
         ({"XDG_CACHE_HOME": "relative"}, "~/.cache/edgespec"),
         ({}, "~/.cache/edgespec"),
     ],
 )
-def test_root_follows_the_environment(environ: dict[str, str], root: str) -> None:
-    assert default_root(environ) == Path(root).expanduser()
+def test_root_follows_the_environment(
+    environ: dict[str, str], root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("EDGESPEC_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert bundle.user_cache() == Path(root).expanduser()
 
 
 def test_key_does_not_depend_on_order_and_depends_on_all_values() -> None:
@@ -231,12 +238,15 @@ def test_interrupted_removal_leaves_no_half_entry(
 
 def test_leftovers_of_killed_runs_go_and_those_of_living_ones_stay(kept: Cache) -> None:
     fill(kept)
-    for pid in (dead_pid(), os.getppid()):
-        (kept.entries_dir / f".{KEY}.tmp-{pid}").mkdir()
+    dead, living = (kept.entries_dir / f".{KEY}.tmp-{pid}" for pid in (dead_pid(), os.getppid()))
+    dead.mkdir()
+    living.mkdir()
+    handle = os.open(living, os.O_RDONLY)
+    bundle.hold(handle)  # as who writes it does
     unfinished = [entry for entry in kept.entries() if not entry.is_finished]
     assert sorted(kept.prune(entry) for entry in unfinished) == [False, True]
-    left = [entry for entry in kept.entries() if not entry.is_finished]
-    assert [entry.path.name for entry in left] == [f".{KEY}.tmp-{os.getppid()}"]
+    os.close(handle)
+    assert [entry.path for entry in kept.entries() if not entry.is_finished] == [living]
     assert kept.about(KEY) == ABOUT  # of the same key, and finished
 
 

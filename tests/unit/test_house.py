@@ -27,6 +27,7 @@ GROUND = (
     "rope",
     "contract",
     "bundle",
+    "directories",
     "outputs",
     "methods",
     "graph_quantization",

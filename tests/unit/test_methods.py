@@ -25,7 +25,7 @@ EXCEPTIONS = {
     "cli/check.py": "the flag --mtp, and examples in the help",
     "cli/draft_flags.py": "other names of flags, as TensorRT Edge-LLM has them",
     "cli/export.py": "the flags of each method, and examples in the help",
-    "cli/infer.py": "a flag of TensorRT Edge-LLM that is refused by name",
+    "cli/edgellm.py": "flags of TensorRT Edge-LLM that are refused by name",
     "cli/quantize.py": "examples in the help",
     "cli/run.py": "an example in the help, and whose head is used without --draft",
     "config/values.py": "a base's config.json declares its MTP layers",

@@ -16,6 +16,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from edgespec.backends.ort.session import FATAL
 from edgespec.contract import OPSET
 from edgespec.errors import BuildError
 from edgespec.quantized import QuantizedWeight, dequantize_stored
@@ -204,7 +205,7 @@ def probe_session(
         name="probe",
     )
     options = ort.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = 1, 3
+    options.intra_op_num_threads, options.log_severity_level = 1, FATAL
     model = ir.to_proto(ir.Model(graph, ir_version=10)).SerializeToString()
     return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 

@@ -12,6 +12,8 @@ import onnxruntime as ort
 from edgespec.backends.ort.fingerprint import cpu_features
 
 X64 = ("x86_64", "AMD64")
+# Errors are raised as well; its log would reach the terminal in colors, with names from the graph
+FATAL = 4
 EXACT_FEATURES = {"avx_vnni", "avx512_vnni", "amx_int8"}
 
 
@@ -19,7 +21,7 @@ def session_options() -> ort.SessionOptions:
     """The options of every session: int8 products are exact, also where the CPU has no instruction
     for them."""
     options = ort.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = FATAL
     if not adds_exactly():
         options.add_session_config_entry("session.x64quantprecision", "1")
     return options

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgespec.cli import environment
 from edgespec.cli.chat import slashes
 from edgespec.cli.chat.conversation import Conversation
 from edgespec.cli.chat.loop import Chat
@@ -28,9 +29,9 @@ from edgespec.errors import RequestError
 from edgespec.outputs import refuse_overwriting
 from edgespec.prompts import SamplingParams
 from edgespec.prompts.checks import SAMPLING
+from edgespec.prompts.named_templates import NAMED_TEMPLATES
 from edgespec.prompts.parse import message_text
 from edgespec.prompts.places import Place
-from edgespec.runtime.named_templates import NAMED_TEMPLATES
 
 if TYPE_CHECKING:
     from edgespec.runtime.engine import Engine
@@ -40,7 +41,14 @@ MARKERS = re.compile(r"<\|?\w+\|?>")
 
 
 @click.command("chat", cls=EdgeCommand, aliases=ALIASES)
-@click.option("--engine-dir", required=True, type=DIRECTORY, help="What edgespec build made.")
+@click.option(
+    "--engine-dir",
+    required=True,
+    type=DIRECTORY,
+    envvar=environment.ENGINE_DIR,
+    show_envvar=True,
+    help="What edgespec build made.",
+)
 @click.option("--system", default="", metavar="TEXT", help="The system prompt.")
 @click.option(
     "--spec-decode/--no-spec-decode",
@@ -100,6 +108,8 @@ MARKERS = re.compile(r"<\|?\w+\|?>")
     type=click.IntRange(0),
     default=256,
     show_default=True,
+    envvar=environment.PREFIX_CACHE_MB,
+    show_envvar=True,
     help="Memory for KV rows of earlier turns, so that a turn computes only what is new; 0 is off.",
 )
 @click.option(
@@ -117,6 +127,7 @@ MARKERS = re.compile(r"<\|?\w+\|?>")
 @click.option(
     "--history-file",
     type=FILE,
+    metavar="FILE",
     help=(
         "Where typed lines are kept between sessions.  [default:"
         " ~/.local/state/edgespec/chat_history]"
@@ -144,7 +155,7 @@ def command(
 ) -> int:
     """Talk with a model in the terminal.
 
-    The text streams as it becomes certain. With drafts it is the text of plain decoding, greedy and
+    The answer streams while it is generated. With drafts it is the text of plain decoding, greedy and
     sampled (see infer --help). /help lists the commands, such as /set, /regenerate, /tree and
     /save; a turn that begins with a slash is written with two.
 
@@ -152,15 +163,15 @@ def command(
     commands, and the arrow keys bring back what was typed before, in earlier sessions too. A line
     that ends with a backslash goes on in the next one; empty lines are skipped.
 
-    Ctrl-C ends an answer after the step under way and keeps what there is; a second one leaves at
-    once (exit 130). At the prompt the first clears the line and the second leaves; Ctrl-D leaves
+    Ctrl-C ends an answer after the current step and keeps what was generated; a second one leaves
+    at once (exit 130). At the prompt the first clears the line and the second leaves; Ctrl-D leaves
     too.
 
-    Where input is no terminal each line is a turn (or a command), answers go to stdout, each ended
+    Where input is not a terminal, each line is a turn (or a command), answers go to stdout, each ended
     by a newline, and the exit code is 5 if a turn failed; Ctrl-C ends the run after the step.
 
-    Control characters of the model's act on no terminal: ESC is shown as \\x1b. Into a file or a
-    pipe the text goes as it is.
+    Control characters in an answer are escaped on a terminal: ESC is shown as \\x1b. A file or a
+    pipe gets the text as it is.
 
     \b
     edgespec chat --engine-dir engines --show-speculation
@@ -234,7 +245,7 @@ def choose_template(
     Raises RequestError where there is none, for a name or file that is none, and where it has no
     thinking mode and one is asked for.
     """
-    from edgespec.runtime.template import RawTemplate, named_template
+    from edgespec.prompts.template import RawTemplate, named_template
 
     tokenizer, note = engine.tokenizer, None
     if raw:

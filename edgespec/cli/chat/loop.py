@@ -26,9 +26,10 @@ from edgespec.prompts.places import Place
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from edgespec.runtime.engine import Engine, Stream
+    from edgespec.runtime.engine import Engine
     from edgespec.runtime.generation import Chunk, Response
     from edgespec.runtime.metrics import RequestMetrics
+    from edgespec.runtime.streams import Stream
 
 MAKE_ROOM = "/undo drops the last exchange, /reset all of them."
 
@@ -113,17 +114,19 @@ class Chat:
 
     def turn(self, said: str) -> None:
         """Sends what was said, shows the answer as it comes, and keeps both."""
-        settings = self.settings
-        prompt = self.engine.render(
-            self.conversation.and_then(said), enable_thinking=settings.enable_thinking
-        )
-        ids = self.engine.tokenizer.encode_chat(prompt)
+        from edgespec.runtime.tree import PLAIN
+
+        settings, messages = self.settings, self.conversation.and_then(said)
         with Stopper() as stopper:
             try:
-                plan = settings.plan(self.engine)
-                response = self.answer(
-                    self.engine.stream(ids, settings.sampling, plan, keep=True), stopper
+                stream = self.engine.stream(
+                    messages,
+                    settings.sampling,
+                    settings.plan(self.engine) or PLAIN,
+                    enable_thinking=settings.enable_thinking,
+                    keep=True,
                 )
+                response = self.answer(stream, stopper)
                 self.conversation.add(said, response.text)
             except LimitError as error:
                 raise self.with_a_way_out(error) from error
@@ -142,26 +145,23 @@ class Chat:
     def answer(self, stream: Stream, stopper: Stopper) -> Response:
         """The response, once all of it is shown. What is shown of an answer that fails ends with
         its line."""
-        from edgespec.runtime.generation import Chunk, Response
-
         shown = 0
         try:
-            for event in stream:
-                if isinstance(event, Chunk):
-                    drafted = event.accepted if self.settings.show_speculation else 0
-                    self.screen.show("".join(event.pieces[:drafted]), accepted=True)
-                    self.screen.show("".join(event.pieces[drafted:]))
-                    shown += len(event.text)
-                    if event.tree is not None and len(event.tree) > 1:
-                        self.last_step = event
-                    if stopper():
-                        stream.cancel()
+            for chunk in stream:
+                drafted = chunk.accepted if self.settings.show_speculation else 0
+                self.screen.show("".join(chunk.pieces[:drafted]), accepted=True)
+                self.screen.show("".join(chunk.pieces[drafted:]))
+                shown += len(chunk.text)
+                if chunk.tree is not None and len(chunk.tree) > 1:
+                    self.last_step = chunk
+                if stopper():
+                    stream.cancel()
+            response = stream.result()
         except EdgeSpecError:
             self.screen.show("\n" if shown else "")
             raise
-        assert isinstance(event, Response)
-        self.screen.show(f"{event.text[shown:]}\n")  # what a cancelled answer still held back
-        return event
+        self.screen.show(f"{response.text[shown:]}\n")  # what a cancelled answer still held back
+        return response
 
     def with_a_way_out(self, error: LimitError) -> LimitError:
         """The error, with the commands that shorten the history where there is one to shorten."""

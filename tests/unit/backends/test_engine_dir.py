@@ -12,7 +12,7 @@ import pytest
 from edgespec.backends import engine_dir as engines
 from edgespec.backends.build import build
 from edgespec.contract import Role
-from edgespec.errors import BundleError
+from edgespec.errors import BundleError, EdgeSpecError
 from edgespec.runtime.opening import choose_draft
 from tests.small_pair import LIMITS, SmallPair, copied, edit_json, flip_byte, small_pair
 
@@ -124,8 +124,9 @@ def test_base_without_the_draft_that_is_asked_for(pair: SmallPair) -> None:
 def test_export_is_no_place_for_engines(pair: SmallPair, tmp_path: Path) -> None:
     onnx = copied(pair.base_onnx, tmp_path / "llm")
     before = sorted(path.name for path in onnx.iterdir())
-    with pytest.raises(BundleError) as caught:
+    with pytest.raises(EdgeSpecError) as caught:
         build(pair.draft_onnx, onnx, LIMITS)
+    assert caught.value.exit_code == 3
     assert str(onnx) in caught.value.what
     assert "--engine-dir" in caught.value.remedy
     assert sorted(path.name for path in onnx.iterdir()) == before

@@ -133,7 +133,7 @@ def test_what_is_wrong_in_an_entry_is_refused_by_its_key(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"kind": "export"}, "is no engine directory"),
+        ({"kind": "export"}, "is not an engine directory"),
         ({"engines": [ENTRY]}, "does not describe engines"),
         ({"engines": {"base": "there"}}, "does not describe engines"),
         ({"engines": {"judge": ENTRY}}, "names an engine 'judge'"),
@@ -149,5 +149,5 @@ def test_what_describes_no_engines_is_refused(
 
 def test_a_directory_without_a_manifest_has_no_engines(tmp_path: Path) -> None:
     assert EngineManifest.read(tmp_path).engines == {}
-    with pytest.raises(BundleError, match="has no base engine"):
+    with pytest.raises(BundleError, match="is an empty directory"):
         engines.open_engine(tmp_path, Role.BASE)

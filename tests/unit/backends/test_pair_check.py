@@ -4,15 +4,20 @@ recorded, and what each refusal says."""
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from edgespec.backends.build import build
 from edgespec.backends.pair_check import check_pairing
 from edgespec.component import ComponentConfig
 from edgespec.contract import Role
 from edgespec.errors import PairingError
+from edgespec.export.components import ExportOptions, export
+from edgespec.inspection import inspect
+from tests.small_pair import LIMITS, small_pair
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 Keys = dict[str, Any]
@@ -29,9 +34,18 @@ PAIR = {**DRAFT["pair"], "base_identity": "a"}
 
 
 def merged(keys: Keys, changed: Keys) -> Keys:
-    """`graph` is merged key by key."""
+    """`graph` is merged key by key; sizes that repeat others follow them."""
     graph = {**keys["graph"], **changed.get("graph", {})}
-    return {**keys, **changed, "graph": graph}
+    found = {**keys, **changed, "graph": graph}
+    graph["hidden_size"] = found["hidden_size"]
+    graph["vocab_size"] = found.get("draft_vocab_size", found["vocab_size"])
+    if pair := found.get("pair"):
+        graph["features"] = found["hidden_size"]
+        graph["base_features"] = pair["num_taps"] * pair["target_hidden_size"]
+        found["base_model_hidden_size"] = graph["base_features"]
+    elif found["spec_decode_type"] == "eagle3":
+        graph["features"] = len(found["eagle_hidden_state_layers"]) * found["hidden_size"]
+    return found
 
 
 def pairing(base: Keys, draft: Keys, built: Role | None = None) -> None:
@@ -113,7 +127,7 @@ WRONG: list[tuple[Keys, Keys, str]] = [
     ({"hidden_size": 65}, {}, "the hidden size of the base is 65"),
     ({}, {"hidden_size": 32}, "itself of width 32"),
     ({"eagle_hidden_state_layers": [1, 4, 5]}, {}, r"hidden_states \[1, 4, 5\]"),
-    ({"graph": {"features": 128}}, {}, "the draft reads 3 aux layers"),
+    ({}, {"pair": PAIR | {"tap_ids": None, "num_taps": 2}}, "the draft reads 2 aux layers"),
     ({}, {"pair": PAIR | {"base_identity": "b"}}, "another base checkpoint"),
     (MTP_BASE, {}, "exported for an MTP head"),
 ]
@@ -148,3 +162,35 @@ def test_layers_that_a_base_does_not_emit_are_named_with_the_flag_that_would_fit
     with pytest.raises(PairingError) as found:
         pairing({"eagle_hidden_state_layers": [1, 4, 5]}, {"pair": PAIR})
     assert "--eagle-base --aux-layers 2,4,5, or use" in found.value.remedy
+
+
+# A draft beside a plain engine
+
+
+def test_draft_beside_a_plain_engine_is_refused(tmp_path: Path) -> None:
+    """Whichever is built first, and by inspect; a plain engine emits no hidden states for it."""
+    pair, plain = small_pair(), tmp_path / "plain"
+    export(str(pair.base), plain, ExportOptions())
+    build(plain / "llm", tmp_path / "first", LIMITS)
+    with pytest.raises(PairingError, match="no base in this engine directory, only a plain") as no:
+        build(pair.draft_onnx, tmp_path / "first", LIMITS)
+    assert "--eagle-base" in no.value.remedy
+    build(pair.draft_onnx, tmp_path / "second", LIMITS)
+    with pytest.raises(PairingError, match="this is a plain decoder, and an EAGLE-3 draft"):
+        build(plain / "llm", tmp_path / "second", LIMITS)
+    all_three = Path(shutil.copytree(pair.engine, tmp_path / "third"))
+    build(plain / "llm", all_three, LIMITS)
+    assert not inspect(all_three).problems
+    without_base(all_three)
+    (problem,) = inspect(all_three).problems
+    assert "no base in this engine directory" in problem.what
+
+
+def without_base(engine: Path) -> None:
+    """As an earlier version built it: a plain engine and a draft."""
+    manifest = json.loads((engine / "manifest.json").read_text())
+    files = set(manifest["engines"].pop("base")["files"])
+    kept = {name for entry in manifest["engines"].values() for name in entry["files"]}
+    for name in files - kept:
+        (engine / name).unlink()
+    (engine / "manifest.json").write_text(json.dumps(manifest))

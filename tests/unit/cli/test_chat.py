@@ -39,7 +39,7 @@ from edgespec.prompts import (
 from edgespec.prompts.parse import read_requests
 from edgespec.runtime.generation import Chunk, Response
 from edgespec.runtime.metrics import RequestMetrics
-from edgespec.runtime.tree import DraftPlan, DraftTree
+from edgespec.runtime.tree import PLAIN, DraftPlan, DraftTree, Plain
 
 Event = Chunk | Response | EdgeSpecError
 
@@ -64,10 +64,9 @@ class Spoken:
     signals: tuple[int, ...] = ()  # sent to this process with the first event
     cancelled: bool = False
 
-    def __iter__(self) -> Iterator[Chunk | Response]:
+    def __iter__(self) -> Iterator[Chunk]:
         for event in self.events:
             if self.cancelled:
-                yield response("so far, and what was held", CANCELLED)
                 return
             for number in self.signals:
                 os.kill(os.getpid(), number)
@@ -75,7 +74,15 @@ class Spoken:
             self.signals = ()
             if isinstance(event, EdgeSpecError):
                 raise event
-            yield event
+            if isinstance(event, Chunk):
+                yield event
+
+    def result(self) -> Response:
+        if self.cancelled:
+            return response("so far, and what was held", CANCELLED)
+        last = self.events[-1]
+        assert isinstance(last, Response)
+        return last
 
     def cancel(self) -> None:
         self.cancelled = True
@@ -95,7 +102,7 @@ class Told:
             token_bytes=lambda token: bytes([token]),
         )
     )
-    plans: list[DraftPlan | None] = field(default_factory=list)
+    plans: list[DraftPlan | Plain] = field(default_factory=list)
 
     def plan(self, *sizes: int | None) -> DraftPlan:
         top_k, steps, verify_size = sizes
@@ -103,14 +110,17 @@ class Told:
             raise LimitError("top-k 99", "Take a smaller one.")
         return DraftPlan(top_k or 1, steps or 3, verify_size or 4)
 
-    def render(self, messages: Sequence[Message], *, enable_thinking: bool) -> str:
+    def stream(
+        self,
+        messages: Sequence[Message],
+        sampling: SamplingParams,
+        plan: DraftPlan | Plain,
+        *,
+        enable_thinking: bool,
+        keep: bool,
+    ) -> Spoken:
         self.asked.append([*messages])
         self.thinking.append(enable_thinking)
-        return "a prompt"
-
-    def stream(
-        self, ids: Sequence[int], sampling: SamplingParams, plan: DraftPlan | None, *, keep: bool
-    ) -> Spoken:
         self.kept.append(keep)
         self.plans.append(plan)
         return self.answers.pop(0)
@@ -238,10 +248,14 @@ def test_text_is_out_before_the_next_step_begins(terminal: Terminal) -> None:
     seen = []
 
     class Watched(Spoken):
-        def __iter__(self) -> Iterator[Chunk | Response]:
-            for event in super().__iter__():
+        def __iter__(self) -> Iterator[Chunk]:
+            for chunk in super().__iter__():
                 seen.append(terminal.getvalue())
-                yield event
+                yield chunk
+
+        def result(self) -> Response:
+            seen.append(terminal.getvalue())
+            return super().result()
 
     talk(chat_of(Watched([chunk("one"), chunk(" two"), response("one two")]), out=terminal), "Say.")
     assert seen == ["", "one", "one two"]
@@ -594,7 +608,7 @@ def test_sizes_of_drafts_are_the_plan_of_the_next_answer() -> None:
     lines = ["First?", "/set spec_draft_top_k 4", "/set spec-verify-size 16", "Second?"]
     assert talk(chat, *lines, "/set spec_decode off", "Third?") == 0
     engine: Any = chat.engine
-    assert engine.plans == [DraftPlan(1, 3, 4), DraftPlan(4, 3, 16), None]
+    assert engine.plans == [DraftPlan(1, 3, 4), DraftPlan(4, 3, 16), PLAIN]
 
 
 @pytest.mark.parametrize(

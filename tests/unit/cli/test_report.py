@@ -153,6 +153,23 @@ def test_a_run_without_failures_says_nothing_of_them(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().err == ""
 
 
+def test_a_slower_run_has_a_line_that_says_why_and_json_has_the_figures(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    quick = RequestMetrics(7)
+    quick.add(StepOutput([1], verified=False), 0.5)
+    for number in range(1, 6):
+        quick.add(StepOutput([1]), 0.5 + number * 0.02)
+    slower = replace(CHECKED, plain=Response("", [1] * 6, "max-length", quick, None))
+    for answers, shown in (([slower], 1), ([CHECKED], 0), ([UNDRAFTED], 0)):
+        report.show(figures(*answers), as_json=False)
+        lines = capsys.readouterr().out.splitlines()
+        found = [line for line in lines if line.startswith("slower than plain decoding (0.50x)")]
+        assert len(found) == shown
+    assert summary(figures(slower))["speedup"]["over_plain"] == pytest.approx(0.5)
+    assert "speedup" not in summary(figures(UNDRAFTED))
+
+
 def test_each_difference_has_a_line_and_what_is_not_explained_comes_first(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

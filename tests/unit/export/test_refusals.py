@@ -50,6 +50,49 @@ def test_base_without_a_tokenizer(pair: SmallPair, tmp_path: Path) -> None:
     assert_named([base, "tokenizer.json"], refusal(base, tmp_path / "out", CheckpointError))
 
 
+@pytest.mark.parametrize("place", ["chat_template.jinja", "tokenizer_config.json"])
+def test_chat_template_with_a_syntax_error(pair: SmallPair, tmp_path: Path, place: str) -> None:
+    """Behind export only a hash check would see that somebody fixed the file."""
+    base = copied(pair.base, tmp_path / "base")
+    source = "{% for m in messages %}\n{{ m['content'] }\n{% endfor %}"
+    (base / "chat_template.jinja").unlink(missing_ok=True)
+    if place.endswith(".json"):
+        edit_json(base / place, lambda config: config.update(chat_template=source))
+    else:
+        (base / place).write_text(source)
+    said = refusal(base, tmp_path / "out", CheckpointError, golden=False)
+    assert_named([f"the chat template in {base}/{place} cannot be read", "(line 2)", "Fix"], said)
+
+
+def test_chat_template_that_is_no_text(pair: SmallPair, tmp_path: Path) -> None:
+    base = copied(pair.base, tmp_path / "base")
+    (base / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    said = refusal(base, tmp_path / "out", CheckpointError, golden=False)
+    assert_named([base / "chat_template.jinja", "cannot be read"], said)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+@pytest.mark.parametrize(
+    ("which", "name"),
+    [
+        ("base", "model.layers.3.mlp.up_proj.weight"),
+        ("base", "model.embed_tokens.weight"),
+        ("draft", "fc.weight"),
+    ],
+)
+def test_weight_that_is_not_finite(
+    pair: SmallPair, tmp_path: Path, which: str, name: str, value: float
+) -> None:
+    path = copied(getattr(pair, which), tmp_path / which)
+    for file in path.glob("*.safetensors"):
+        tensors = load_file(file)
+        if name in tensors:
+            tensors[name][-1, -1] = value
+            save_file(tensors, file, metadata={"format": "pt"})
+    said = refusal(path, tmp_path / "out", CheckpointError, golden=False)
+    assert_named([path, name, "NaN or Inf"], said)
+
+
 def rewritten(
     source: Path, path: Path, change: Callable[[dict[str, torch.Tensor]], object]
 ) -> Path:

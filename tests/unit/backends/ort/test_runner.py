@@ -89,6 +89,16 @@ def test_a_call_may_fill_the_cache_and_one_slot_for_a_row_that_fills_up(runner: 
         runner.run(call(2, CAPACITY + 2, 1))
 
 
+def test_failed_call_is_an_error_and_no_log_on_the_terminal(
+    runner: OrtRunner, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """ONNX Runtime would print it in colors, with the names of nodes as they are in the file."""
+    beyond = replace(call(2, 2, 1), gather_idx=np.array([[99]]))
+    with pytest.raises(EnvironmentProblem, match="ONNX Runtime failed in a call of 1 x 2 rows"):
+        runner.run(beyond)
+    assert capfd.readouterr() == ("", "")
+
+
 def test_an_engine_without_the_outputs_of_its_contract_is_refused_by_their_name(
     engine_dir: Path,
 ) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from edgespec.errors import RequestError
 from edgespec.prompts import Message
-from edgespec.runtime.named_templates import NAMED_TEMPLATES
-from edgespec.runtime.template import RawTemplate, named_template
+from edgespec.prompts.named_templates import NAMED_TEMPLATES
+from edgespec.prompts.template import RawTemplate, named_template
 
 TALK = [
     Message("system", "Be brief."),
