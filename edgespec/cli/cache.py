@@ -116,7 +116,7 @@ def is_chosen(
 def confirmed(ctx: click.Context, question: str) -> bool:
     """What the user answers. Raises click.UsageError where nobody can be asked."""
     if not sys.stdin.isatty():
-        raise click.UsageError("stdin is no terminal, so nobody can be asked: pass --yes", ctx)
+        raise click.UsageError("stdin is not a terminal, so nobody can be asked: pass --yes", ctx)
     return click.confirm(question)
 
 

@@ -76,8 +76,8 @@ PARAMS = [
     click.Argument(["target"], metavar="TARGET", type=MODEL),
     click.Option(
         ["--draft"],
-        metavar="DRAFT",
         type=MODEL,
+        metavar="DRAFT",
         help="The draft of the model: a directory or a hub name.",
     ),
     click.Option(
@@ -204,7 +204,7 @@ def piped_prompt(ctx: click.Context) -> tuple[str, ...]:
     except UnicodeDecodeError:
         raise RequestError("stdin is not UTF-8", "Encode the prompt as UTF-8.") from None
     if not text.strip():
-        raise click.UsageError("stdin is no terminal and empty: give --prompt", ctx)
+        raise click.UsageError("stdin is not a terminal, and empty: give --prompt", ctx)
     return (text,)
 
 
