@@ -20,6 +20,7 @@ from edgespec.backends.registry import find_backend
 from edgespec.cli import build, export, infer
 from edgespec.cli.chat import command as chat
 from edgespec.cli.draft_flags import ALIASES
+from edgespec.cli.paths import MODEL
 from edgespec.contract import Limits
 from edgespec.errors import OptionError, RequestError
 
@@ -72,9 +73,12 @@ class RunCommand(build.BuildCommand):
 
 
 PARAMS = [
-    click.Argument(["target"], metavar="TARGET"),
+    click.Argument(["target"], metavar="TARGET", type=MODEL),
     click.Option(
-        ["--draft"], metavar="DRAFT", help="The draft of the model: a directory or a hub name."
+        ["--draft"],
+        type=MODEL,
+        metavar="DRAFT",
+        help="The draft of the model: a directory or a hub name.",
     ),
     click.Option(
         ["--prompt", "prompts"],
