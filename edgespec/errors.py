@@ -10,6 +10,7 @@
       LimitError                  exit 3  a size beyond the limits of the engine or the model
       ContractError               exit 1  a graph breaks its contract: a bug in edgespec
       BuildError                  exit 1  an engine could not be built, or is wrong
+        GoldenMismatch            exit 3  graph, weights and golden outputs do not belong together
       EnvironmentProblem          exit 4  this machine cannot do it
         MissingDependency         exit 4  a package of an extra is not installed
         EngineMismatch            exit 4  the engine was built by another runtime or for another CPU
@@ -96,6 +97,12 @@ class BuildError(EdgeSpecError):
     """An engine or a quantized checkpoint could not be built, or is wrong."""
 
     exit_code = 1
+
+
+class GoldenMismatch(BuildError):
+    """An engine does not reproduce the golden outputs of its export."""
+
+    exit_code = 3
 
 
 class EnvironmentProblem(EdgeSpecError):

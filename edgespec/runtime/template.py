@@ -27,6 +27,7 @@ import jinja2.runtime
 from edgespec.errors import BundleError, RequestError
 from edgespec.prompts import Message
 from edgespec.runtime.sandbox import Meter, Sandbox
+from edgespec.stored.regular import read_regular
 
 FLAT_TEMPLATE = "processed_chat_template.json"
 THINKING = "enable_thinking"
@@ -327,8 +328,9 @@ def read_object(path: Path) -> dict[str, object] | None:
 def read_text(path: Path) -> str | None:
     """Returns the text of a file; None if there is no file. Raises BundleError."""
     try:
-        return path.read_text(encoding="utf-8")
+        return read_regular(path).decode()
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise BundleError(f"{path} cannot be read: {error}.", COPY_AGAIN) from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise BundleError(f"{path} cannot be read: {reason}.", COPY_AGAIN) from error

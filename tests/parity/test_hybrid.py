@@ -223,10 +223,9 @@ def lanes(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> CachedDecoder
     path = tmp_path_factory.mktemp("three")
     limits = Limits(max_input_len=CAPACITY, max_kv_cache_capacity=CAPACITY)
     build(pair.component.onnx_dir, path, replace(limits, max_batch_size=3))
-    runner, _ = open_runner(path, Role.BASE)
-    return CachedDecoder(
-        runner, EmbeddingTable(path / "embedding.safetensors"), pair.component.rope
-    )
+    runner, config = open_runner(path, Role.BASE)
+    table = EmbeddingTable(path / "embedding.safetensors", config.component)
+    return CachedDecoder(runner, table, pair.component.rope)
 
 
 def test_sequences_side_by_side_are_each_as_alone(pair: Pair, lanes: CachedDecoder) -> None:

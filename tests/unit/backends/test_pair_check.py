@@ -29,9 +29,17 @@ PAIR = {**DRAFT["pair"], "base_identity": "a"}
 
 
 def merged(keys: Keys, changed: Keys) -> Keys:
-    """`graph` is merged key by key."""
-    graph = {**keys["graph"], **changed.get("graph", {})}
-    return {**keys, **changed, "graph": graph}
+    """The sizes of the graph follow those of the model, as in every export."""
+    found = {**keys, **changed}
+    found.pop("base_model_hidden_size", None)
+    pair, hidden = found.get("pair"), found["hidden_size"]
+    sizes = {
+        "hidden_size": hidden,
+        "vocab_size": found.get("draft_vocab_size", found["vocab_size"]),
+        "features": hidden if pair else 3 * hidden,
+        "base_features": pair["num_taps"] * pair["target_hidden_size"] if pair else 0,
+    }
+    return {**found, "graph": {**keys["graph"], **sizes, **changed.get("graph", {})}}
 
 
 def pairing(base: Keys, draft: Keys, built: Role | None = None) -> None:
@@ -113,7 +121,7 @@ WRONG: list[tuple[Keys, Keys, str]] = [
     ({"hidden_size": 65}, {}, "the hidden size of the base is 65"),
     ({}, {"hidden_size": 32}, "itself of width 32"),
     ({"eagle_hidden_state_layers": [1, 4, 5]}, {}, r"hidden_states \[1, 4, 5\]"),
-    ({"graph": {"features": 128}}, {}, "the draft reads 3 aux layers"),
+    ({}, {"pair": PAIR | {"tap_ids": None, "num_taps": 2}}, "the draft reads 2 aux layers"),
     ({}, {"pair": PAIR | {"base_identity": "b"}}, "another base checkpoint"),
     (MTP_BASE, {}, "exported for an MTP head"),
 ]

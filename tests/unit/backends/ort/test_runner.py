@@ -16,7 +16,7 @@ from edgespec.backends.ort.lowering import lowered_contract
 from edgespec.backends.ort.runner import OrtRunner
 from edgespec.backends.registry import open_runner
 from edgespec.contract import GraphContract, Limits, Role, canonical_contract
-from edgespec.errors import ContractError, EnvironmentProblem
+from edgespec.errors import BundleError, EnvironmentProblem
 from edgespec.export.components import ExportOptions, export
 from tests import toys
 
@@ -81,7 +81,7 @@ def test_a_call_may_fill_the_cache_and_one_slot_for_a_row_that_fills_up(runner: 
 def test_an_engine_without_the_outputs_of_its_contract_is_refused_by_their_name(
     engine_dir: Path,
 ) -> None:
-    with pytest.raises(ContractError, match="outputs that differ from the contract: hidden_states"):
+    with pytest.raises(BundleError, match="outputs that differ from the contract: hidden_states"):
         OrtRunner(engine_dir / "llm.onnx", base_contract(engine_dir), CAPACITY)
 
 
@@ -95,7 +95,7 @@ def test_a_file_that_is_no_engine_is_refused_with_its_name(
 ) -> None:
     contract = open_runner(engine_dir, Role.LLM)[0].contract
     (tmp_path / "llm.onnx").write_bytes(b"not a graph")
-    with pytest.raises(EnvironmentProblem, match=r"llm\.onnx"):
+    with pytest.raises(BundleError, match=r"llm\.onnx"):
         OrtRunner(tmp_path / "llm.onnx", contract, CAPACITY)
 
 
