@@ -110,7 +110,8 @@ def make_sound(path: Path) -> None:
         assert outcome.code == 0, outcome.said
     (path / "ob/llm").rename(path / "onnx_base")
     (path / "od/llm").rename(path / "onnx_draft")
-    asked = {"requests": [{"prompt": "a" * 20}], "max_generate_length": 4}
+    messages = [{"role": "user", "content": "a" * 20}]
+    asked: dict[str, object] = {"requests": [{"messages": messages}], "max_generate_length": 4}
     asked["apply_chat_template"] = False
     (path / "input.json").write_text(json.dumps(asked))
 
