@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 WORKERS ?= auto
+JOBS ?= 1
 METHOD ?= eagle3
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -42,8 +43,8 @@ demo: $(if $(filter mtp,$(METHOD)),$(FULL),$(LIGHT)) ## from a checkpoint to fas
 bench: $(LIGHT) ## measure export, build, load and steps on a checkpoint of 0.6 B parameters
 	$(PY) scripts/benchmark.py
 
-faults: $(FULL) ## plant faults in a copy of the code and see whether the tests find them
-	$(PY) scripts/plant_faults.py
+faults: $(FULL) ## plant faults in a copy of the code and see whether the tests find them (JOBS=4: four at a time)
+	$(PY) scripts/plant_faults.py --jobs $(JOBS)
 
 docs: $(LIGHT) ## write docs/cli.md anew from --help, and the pictures
 	$(PY) scripts/make_docs.py

@@ -1,45 +1,205 @@
 """Lossless speculative decoding for edge devices.
 
-import edgespec
+>>> import edgespec
+>>> engine = edgespec.load("engines")
+>>> sampling = edgespec.SamplingParams(temperature=0, max_generate_length=8)
+>>> response = engine.generate([{"role": "user", "content": "Why is the sky blue?"}], sampling)
+>>> print(response.text)
+>>> response.metrics.completion_tokens
+8
 
-with edgespec.load("engines") as engine:
-    response = engine.generate("def fibonacci(n):", edgespec.SamplingParams(temperature=0))
-    print(response.text, response.metrics.speculative_decoding())
+## Prompts
+
+A text goes to the model as it is, with the special tokens that its tokenizer adds. Messages go
+through the chat template; they are dicts as OpenAI's clients write them, or `Message`. Token ids
+are a list of integers, or a numpy array. Anything else is a RequestError.
+
+>>> same = engine.generate([edgespec.Message("user", "Why is the sky blue?")], sampling)
+>>> same.token_ids == response.token_ids
+True
+>>> engine.generate(response.prompt_ids, sampling).text == response.text
+True
+
+## One answer, piece by piece, or many
+
+>>> stream = engine.stream("The sky is blue because", sampling)
+>>> for chunk in stream:
+...     print(chunk.text, end="", flush=True)
+>>> stream.result().finish_reason
+'max-length'
+>>> answers = engine.generate_batch(["One", "Two", "Three"], sampling)
+>>> [len(answer.token_ids) for answer in answers]
+[8, 8, 8]
+
+All forms take the same prompts and parameters, and without a plan all draft alike: with
+`engine.plan()` where the engine has a draft. `edgespec.PLAIN` decodes without drafts.
+
+>>> plain = engine.generate("The sky is blue because", sampling, edgespec.PLAIN)
+>>> plain.token_ids == stream.result().token_ids
+True
+
+## Threads
+
+Any number of threads may use one engine. Their requests join one scheduler: as many run at a time
+as the engines were built for (`edgespec build --max-batch-size`), and the others wait in the order
+in which they came. In float32 an answer does not depend on what runs beside it; in low-bit engines
+it may where two candidates are close, as rounding depends on the number of rows. An error ends the
+request that met it. Where the engine itself fails, the requests that are in that step end.
+
+>>> from concurrent.futures import ThreadPoolExecutor
+>>> with ThreadPoolExecutor(4) as pool:
+...     asked = [pool.submit(engine.generate, word, sampling) for word in ("One", "Two", "Three")]
+>>> [request.result().token_ids for request in asked] == [answer.token_ids for answer in answers]
+True
+
+A thread of the engine's own computes while requests wait. Ctrl-C interrupts whoever waits in the
+main thread, ends that request, and no other. The thread does not keep the interpreter alive.
+
+## Event loops
+
+`agenerate`, `astream` and `agenerate_batch` are the same for asyncio.
+
+>>> import asyncio
+>>> async def main():
+...     async with edgespec.load("engines") as engine:
+...         first, second = await asyncio.gather(
+...             engine.agenerate("One", sampling), engine.agenerate("Two", sampling)
+...         )
+...         async with engine.astream("Three", sampling) as stream:
+...             async for chunk in stream:
+...                 print(chunk.text, end="", flush=True)
+...     return [first.token_ids, second.token_ids, (await stream.result()).token_ids]
+>>> asyncio.run(main()) == [answer.token_ids for answer in answers]
+True
+
+## Cancelling
+
+`stream.cancel()`, from any thread, ends a request after the step that runs; what there is comes as
+a Response whose finish reason is `cancelled`. A stream that is closed or dropped, a task that is
+cancelled and an exception in whoever waits do the same.
+
+>>> with engine.stream("The sky is blue because", sampling) as stream:
+...     first = next(stream)
+>>> stream.result().finish_reason in ("cancelled", "max-length")
+True
+
+## Errors
+
+All errors are children of EdgeSpecError. `what` says what happened, `remedy` what to do.
+
+>>> try:
+...     engine.generate([{"role": "usr", "content": "Hi"}])
+... except edgespec.RequestError as error:
+...     print(error.what)
+prompt: [0].role is "usr".
+
+## Logging
+
+The logger is `edgespec`; without a handler of the application it says nothing. At INFO: engines
+that are opened, and each request's end with its metrics. At DEBUG: its arrival and the lane that it
+gets. At WARNING: notes on an engine (`engine.notes`) and requests that fail. No line holds text of
+prompts or answers. ONNX Runtime writes its own errors to stderr and its warnings not at all; what
+fails in it is raised as EnvironmentProblem.
+
+>>> import logging
+>>> logging.basicConfig()
+>>> logging.getLogger("edgespec").setLevel(logging.INFO)
+
+## Processes
+
+An engine cannot be pickled, and in a fork of its process it refuses requests: open one in each
+process. `close` ends the requests that run and frees the memory; a `with` block does it.
+
+>>> engine.close()
+>>> engine.generate("One")
+Traceback (most recent call last):
+...
+edgespec.errors.EngineClosed: this engine is closed
+Open it again with edgespec.load, and keep it open while requests run.
 """
 
 from __future__ import annotations
 
+import logging
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from edgespec.errors import (
+        BuildError,
+        BundleError,
+        CheckpointError,
+        ContractError,
+        EdgeSpecError,
+        EngineClosed,
+        EngineMismatch,
+        EnvironmentProblem,
+        InternalError,
+        LimitError,
+        MissingDependency,
+        OptionError,
+        OutputError,
+        PairingError,
+        RequestError,
+        UnsupportedModel,
+    )
+    from edgespec.prompts import Message, SamplingParams
+    from edgespec.runtime.drafters.base import Drafter
+    from edgespec.runtime.engine import Engine
+    from edgespec.runtime.generation import Chunk, Response
+    from edgespec.runtime.metrics import RequestMetrics
+    from edgespec.runtime.streams import AsyncStream, Stream
+    from edgespec.runtime.tree import PLAIN, DraftPlan
+
 __all__ = [
+    "PLAIN",
+    "AsyncStream",
+    "BuildError",
+    "BundleError",
+    "CheckpointError",
     "Chunk",
+    "ContractError",
     "DraftPlan",
+    "EdgeSpecError",
     "Engine",
+    "EngineClosed",
+    "EngineMismatch",
+    "EnvironmentProblem",
+    "InternalError",
+    "LimitError",
     "Message",
+    "MissingDependency",
+    "OptionError",
+    "OutputError",
+    "PairingError",
+    "RequestError",
+    "RequestMetrics",
     "Response",
     "SamplingParams",
     "Stream",
+    "UnsupportedModel",
     "load",
 ]
 
-if TYPE_CHECKING:
-    from edgespec.prompts import Message, SamplingParams
-    from edgespec.runtime.drafters.base import Drafter
-    from edgespec.runtime.engine import Engine, Stream
-    from edgespec.runtime.generation import Chunk, Response
-    from edgespec.runtime.tree import DraftPlan
-
+# Where the public names stand; all others are internal. They load when they are first used.
 HOMES = {
+    "PLAIN": "edgespec.runtime.tree",
+    "AsyncStream": "edgespec.runtime.streams",
     "Chunk": "edgespec.runtime.generation",
     "DraftPlan": "edgespec.runtime.tree",
     "Engine": "edgespec.runtime.engine",
     "Message": "edgespec.prompts",
+    "RequestMetrics": "edgespec.runtime.metrics",
     "Response": "edgespec.runtime.generation",
     "SamplingParams": "edgespec.prompts",
-    "Stream": "edgespec.runtime.engine",
+    "Stream": "edgespec.runtime.streams",
 }
+
+# What the library has to say goes where the application's logging sends it, else nowhere
+logging.getLogger("edgespec").addHandler(logging.NullHandler())
 
 
 def load(
@@ -48,22 +208,32 @@ def load(
     spec_decode: bool | None = None,
     drafter: str | Drafter | None = None,
     exact: bool = False,
+    prefix_cache_bytes: int = 256 * 2**20,
 ) -> Engine:
-    """Opens an engine directory and returns the engine.
+    """Opens an engine directory, as `edgespec build` made it, and returns the engine.
 
     `spec_decode` None enables speculative decoding if the directory has a draft engine. `drafter`
     is the name of a method that needs no engine, or a Drafter of your own. `exact` is that of
-    `infer --exact`. Raises BundleError, PairingError, EngineMismatch, LimitError or
+    `infer --exact`. `prefix_cache_bytes` bounds the KV rows that are kept for later prompts that
+    begin alike; 0 keeps none. Raises BundleError, PairingError, EngineMismatch, LimitError or
     EnvironmentProblem.
     """
     from edgespec.runtime.engine import Engine
 
-    return Engine(engine_dir, spec_decode=spec_decode, drafter=drafter, exact=exact)
+    return Engine(
+        engine_dir,
+        spec_decode=spec_decode,
+        drafter=drafter,
+        exact=exact,
+        prefix_cache_bytes=prefix_cache_bytes,
+    )
 
 
 def __getattr__(name: str) -> Any:
-    if name not in HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'edgespec' has no attribute {name!r}")
-    from importlib import import_module
+    return getattr(import_module(HOMES.get(name, "edgespec.errors")), name)
 
-    return getattr(import_module(HOMES[name]), name)
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

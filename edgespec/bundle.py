@@ -6,6 +6,7 @@ Knows files. Knows nothing of graphs, tokenizers or requests.
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import math
@@ -16,7 +17,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib import metadata
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ EXPORT_FILES = (MODEL, MODEL_DATA, CONFIG, EMBEDDING, D2T, GOLDEN, *TOKENIZER_FI
 MANIFEST_FORMAT = 1
 EDITED = "The file is damaged or was edited: copy or make the directory again."
 CHUNK_BYTES = 8 << 20
+TEXT_FLAGS = ("--prompt", "--system")
 
 
 def sha256_file(path: Path) -> str:
@@ -69,13 +71,41 @@ def file_entries(
     return entries
 
 
+def user_cache() -> Path:
+    """Returns the directory for what can be computed again: EDGESPEC_CACHE, or `edgespec` in
+    XDG_CACHE_HOME or ~/.cache. Raises OSError where there is no home."""
+    ours, caches = os.environ.get("EDGESPEC_CACHE"), os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        if ours:
+            return Path(ours).expanduser().absolute()
+        # A relative XDG_CACHE_HOME is to be ignored, by its specification
+        base = Path(caches) if Path(caches).is_absolute() else Path("~/.cache").expanduser()
+        return base / "edgespec"
+    except RuntimeError as error:
+        raise OSError(errno.ENOENT, str(error)) from None
+
+
 def provenance() -> dict[str, Any]:
-    """Returns our version, the command line, and the versions of the packages that write files."""
+    """Returns our version, the command line without prompts, and the versions of the packages that
+    write files."""
     versions = {
         name: installed_version(name) for name in ("numpy", "onnx", "onnx-ir", "safetensors")
     }
-    command = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    command = [Path(sys.argv[0]).name, *without_texts(sys.argv[1:])]
     return {"edgespec": installed_version("edgespec"), "command": command, "packages": versions}
+
+
+def without_texts(arguments: Sequence[str]) -> list[str]:
+    """Returns the arguments of a command line with "..." for what was said to a model: an engine
+    outlives a conversation and may be given away."""
+    shown = []
+    for before, argument in pairwise(["", *arguments]):
+        flag, equals, _ = argument.partition("=")
+        if before in TEXT_FLAGS:
+            shown.append("...")
+        else:
+            shown.append(f"{flag}=..." if equals and flag in TEXT_FLAGS else argument)
+    return shown
 
 
 def installed_version(package: str) -> str | None:
@@ -88,14 +118,24 @@ def installed_version(package: str) -> str | None:
 
 def write_json(path: Path, value: object) -> None:
     """Writes JSON atomically: a reader sees the old file or the new one. Raises OSError."""
-    staged = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
-        with staged.open("w", encoding="utf-8") as file:
-            json.dump(value, file, indent=2, ensure_ascii=False)
-            file.write("\n")
+        data = json.dumps(value, indent=2, ensure_ascii=False).encode()
+    except UnicodeEncodeError:  # a file name that is not UTF-8
+        data = json.dumps(value, indent=2).encode()
+    replace_file(path, data + b"\n")
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Writes a file whole or not at all; removes what killed runs left of it. Raises OSError."""
+    remove_dead(path.parent, path.name)
+    staged = path.parent / temporary_name(path.name)
+    try:
+        with staged.open("xb") as file:
+            hold(file.fileno())
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        staged.replace(path)
+            staged.replace(path)
     finally:
         staged.unlink(missing_ok=True)
 
@@ -239,17 +279,15 @@ def staged_directory(target: Path) -> Iterator[Path]:
     """
     refuse_occupied(target)
     new = missing_parents(target)
-    with writing(target), removed_if_it_fails(new):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        staging = make_staging(target.parent, target.name)
     try:
         with writing(target):
-            yield staging
-            if target.exists():
-                target.rmdir()
-            staging.replace(target)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with staging_in(target.parent, target.name) as staging:
+                yield staging
+                if target.exists():
+                    target.rmdir()
+                staging.replace(target)
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
         remove_if_empty(*new)
 
 
@@ -287,16 +325,6 @@ def missing_parents(target: Path) -> list[Path]:
     return list(takewhile(lambda parent: not parent.exists(), target.parents))
 
 
-@contextmanager
-def removed_if_it_fails(new: Sequence[Path]) -> Iterator[None]:
-    """Removes the directories `new` if the block fails and they are empty."""
-    try:
-        yield
-    except BaseException:
-        remove_if_empty(*new)
-        raise
-
-
 def remove_if_empty(*directories: Path) -> None:
     """Removes the empty ones, in this order: list a directory before its parent."""
     for directory in directories:
@@ -304,20 +332,98 @@ def remove_if_empty(*directories: Path) -> None:
             directory.rmdir()
 
 
-def make_staging(parent: Path, name: str) -> Path:
-    """Creates and returns the directory .NAME.tmp-PID. Removes those of killed runs."""
-    remove_dead_staging(parent, name)
-    staging = parent / f".{name}.tmp-{os.getpid()}"
+@contextmanager
+def staging_in(parent: Path, name: str) -> Iterator[Path]:
+    """Yields a new directory `parent`/.NAME.tmp-PID, and removes it at the end unless it was moved.
+
+    Removes those of killed runs first. Raises OutputError where another run has one, and OSError.
+    """
+    remove_dead(parent, name)
+    refuse_other_run(parent, name)
+    staging = parent / temporary_name(name)
     staging.mkdir()
-    return staging
+    try:
+        handle = os.open(staging, os.O_RDONLY)
+        try:
+            hold(handle)
+            yield staging
+        finally:
+            os.close(handle)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
 
 
-def remove_dead_staging(parent: Path, name: str) -> None:
-    """Removes the temporary directories of killed runs, which may hold a complete model."""
-    for old in parent.glob(f".{name}.tmp-*"):
-        pid = old.name.rpartition("-")[2]
-        if pid == str(os.getpid()) or not process_lives(pid):
-            shutil.rmtree(old, ignore_errors=True)
+def temporary_name(name: str) -> str:
+    """The name of a file or directory until it is complete."""
+    return f"{temporary_prefix(name)}{os.getpid()}"
+
+
+def temporary_prefix(name: str) -> str:
+    """The same without the process id. Long names are replaced by a hash: a file's name may have
+    255 bytes."""
+    data = os.fsencode(name)
+    return f".{name if len(data) < 200 else hashlib.sha256(data).hexdigest()}.tmp-"
+
+
+def temporaries(parent: Path, name: str) -> list[Path]:
+    """What is or was to become `parent`/NAME."""
+    if not parent.is_dir():
+        return []
+    prefix = temporary_prefix(name)
+    return sorted(path for path in parent.iterdir() if path.name.startswith(prefix))
+
+
+def remove_dead(parent: Path, name: str) -> None:
+    """Removes what killed runs left of `parent`/NAME, which may be a complete model."""
+    for old in temporaries(parent, name):
+        if not is_held(old):
+            remove_whole(old)
+
+
+def remove_whole(path: Path) -> None:
+    """Removes a file, or a directory with all that is in it, as far as that is possible."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
+
+
+def refuse_other_run(parent: Path, name: str) -> None:
+    """Raises OutputError where another run is writing `parent`/NAME."""
+    if others := temporaries(parent, name):
+        pid = others[0].name.rpartition("-")[2]
+        raise OutputError(
+            f"{parent / name} is being written by another run (process {pid})",
+            "Wait until it has ended, or choose another directory.",
+        )
+
+
+def hold(handle: int) -> None:
+    """Locks an open file or directory until it is closed, so that `is_held`. Some network file
+    systems have no locks: there the process id in the name must do."""
+    with suppress(OSError):
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def is_held(path: Path) -> bool:
+    """Returns whether a run that goes on holds a temporary file or directory."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True  # not ours
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pid = path.name.rpartition("-")[2]
+        return pid != str(os.getpid()) and process_lives(pid)
+    finally:
+        os.close(handle)
+    return False
 
 
 def process_lives(pid: str) -> bool:
@@ -358,6 +464,9 @@ def writing(target: Path) -> Iterator[None]:
             errno.EROFS: "The file system is read-only: choose another directory.",
             errno.ENOTDIR: "A part of the path is a file: choose another directory.",
             errno.EEXIST: "A file of that name exists: choose another directory.",
+            errno.ENOTEMPTY: (
+                "Another run has written it meanwhile: use that, or choose another directory."
+            ),
         }
         if error.errno not in remedies:
             raise

@@ -7,10 +7,13 @@
       OptionError                 exit 2  options of a command that contradict each other
       RequestError                exit 3  input.json or a request in it
       BundleError                 exit 3  an export or engine is damaged, or not the requested one
+      OverwriteError              exit 3  output would go over what is read, or into a model
       LimitError                  exit 3  a size beyond the limits of the engine or the model
       ContractError               exit 1  a graph breaks its contract: a bug in edgespec
       BuildError                  exit 1  an engine could not be built, or is wrong
         GoldenMismatch            exit 3  graph, weights and golden outputs do not belong together
+      EngineClosed                exit 1  the engine was closed before or while it was asked
+      InternalError               exit 1  a bug in edgespec
       EnvironmentProblem          exit 4  this machine cannot do it
         MissingDependency         exit 4  a package of an extra is not installed
         EngineMismatch            exit 4  the engine was built by another runtime or for another CPU
@@ -21,7 +24,7 @@ Knows nothing else of the project.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
@@ -39,6 +42,10 @@ class EdgeSpecError(Exception):
         super().__init__(f"{what}\n{remedy}" if remedy else what)
         self.what = what
         self.remedy = remedy
+
+    def __reduce__(self) -> tuple[Callable[..., EdgeSpecError], tuple[str, str]]:
+        """What `pickle` and `copy` make it anew from: the two parts and not the whole text."""
+        return type(self), (self.what, self.remedy)
 
 
 class CheckpointError(EdgeSpecError):
@@ -81,6 +88,12 @@ class BundleError(EdgeSpecError):
     exit_code = 3
 
 
+class OverwriteError(EdgeSpecError):
+    """Output would go over what is read, or into the directory of a model."""
+
+    exit_code = 3
+
+
 class LimitError(EdgeSpecError):
     """A size is beyond the limits of the engine or the model."""
 
@@ -105,6 +118,20 @@ class GoldenMismatch(BuildError):
     exit_code = 3
 
 
+class EngineClosed(EdgeSpecError):
+    """A request to an engine that is closed, or that was closed before the request ended."""
+
+    exit_code = 1
+    usual_remedy = "Open it again with edgespec.load, and keep it open while requests run."
+
+
+class InternalError(EdgeSpecError):
+    """A bug in edgespec; `__cause__` is the error as it was raised."""
+
+    exit_code = 1
+    usual_remedy = "This is a bug in edgespec: please report it with the traceback."
+
+
 class EnvironmentProblem(EdgeSpecError):
     """This machine cannot run the command."""
 
@@ -121,6 +148,11 @@ class EngineMismatch(EnvironmentProblem):
 
 class OutputError(EnvironmentProblem):
     """A path cannot be written, or the disk is full."""
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: 1 layer, 2 layers."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 @contextmanager

@@ -8,13 +8,12 @@ knows it. Nothing is run, and of weights only the headers are read, unless hashe
 from __future__ import annotations
 
 import math
-import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgespec import bundle
+from edgespec import bundle, directories
 from edgespec.backends.registry import engine_file_names
 from edgespec.backends.summary import (
     EnginesSummary,
@@ -31,10 +30,10 @@ from edgespec.checkpoint.summary import (
     summarize_file,
 )
 from edgespec.config import DraftConfig, ModelConfig
+from edgespec.directories import Kind
 from edgespec.errors import BundleError, EdgeSpecError, UnsupportedModel, noted
 
 SMALL_BYTES = 1 << 20  # files up to this size are compared by their hash in any case
-_OURS = ("quantize", "export", "engine")
 _STAGING = re.compile(r"\.(.+)\.tmp-(\d+)")
 _UNFINISHED = re.compile(r"\.(.+)\.quantize")
 _TAKES = "edgespec inspect takes a checkpoint, what export or build wrote, or a .safetensors file."
@@ -80,19 +79,20 @@ def inspect(path: Path, *, verify: bool = False) -> Inspection:
 def kind_of(path: Path) -> str:
     """`checkpoint`, `export`, `engines` or `safetensors`. Raises BundleError for anything else, and
     for what an unfinished run left."""
-    if path.is_file():
+    found = directories.kind_of(path)
+    if found is Kind.FILE:
         return kind_of_file(path)
-    if not path.is_dir():
+    if found is Kind.MISSING:
         raise BundleError(
             f"{path} does not exist", "Give a directory or a .safetensors file that is there."
         )
     refuse_staging(path)
     names = {file.name for file in path.iterdir()}
-    if not names:
+    if found is Kind.EMPTY:
         raise BundleError(f"{path} is empty", "If a run was to fill it, run it again.")
     kind = manifest_kind(path) if bundle.MANIFEST in names else None
     if kind is not None:
-        return {"quantize": "checkpoint", "export": "export", "engine": "engines"}[kind]
+        return {Kind.CHECKPOINT: "checkpoint", Kind.EXPORT: "export", Kind.ENGINES: "engines"}[kind]
     refuse_without_manifest(path, names)
     if bundle.CONFIG in names or any(name.endswith(".safetensors") for name in names):
         return "checkpoint"
@@ -111,11 +111,11 @@ def kind_of_file(path: Path) -> str:
     raise BundleError(f"{path} is a file of another kind", remedy)
 
 
-def manifest_kind(path: Path) -> str | None:
-    """Which of our commands wrote the directory; None where its manifest.json is somebody
-    else's."""
-    kind = bundle.read_json(path / bundle.MANIFEST).get("kind")
-    return kind if kind in _OURS else None
+def manifest_kind(path: Path) -> Kind | None:
+    """What the manifest says that the directory is; None where it is somebody else's. Raises
+    BundleError for a damaged one."""
+    bundle.read_json(path / bundle.MANIFEST)
+    return directories.manifest_kind(path)
 
 
 def refuse_staging(path: Path) -> None:
@@ -126,7 +126,7 @@ def refuse_staging(path: Path) -> None:
     match = _STAGING.fullmatch(path.absolute().name)
     if match is None:
         return
-    if match[2] != str(os.getpid()) and bundle.process_lives(match[2]):
+    if bundle.is_held(path):
         raise BundleError(
             f"{path} is being written by process {match[2]}",
             f"Wait for it: {match[1]} will be there.",

@@ -361,13 +361,12 @@ class QuantizeRequest:
 class QuantizeManifest:
     """Who quantized what, from what and with which options, and how the result compares.
 
-    `weights` are the sha256 of all weights that were read, by role; None: the version that wrote it
-    did not record them. `packages` are those that shape the content. `files` are
-    name -> {"bytes", "sha256"}.
+    `weights` are what earlier versions recorded, whose identities did not cover all bytes.
+    `packages` are those that shape the content. `files` are name -> {"bytes", "sha256"}.
     """
 
     request: QuantizeRequest
-    weights: Mapping[str, str] | None
+    weights: Mapping[str, str] | None = None
     edgespec: str | None
     command: tuple[str, ...]
     packages: Mapping[str, str | None]
@@ -379,7 +378,6 @@ class QuantizeManifest:
     def make(
         cls,
         request: QuantizeRequest,
-        weights: Mapping[str, str],
         calibrated: QuantizeCalibration,
         check: QuantizeCheck,
         files: Mapping[str, Mapping[str, Any]],
@@ -389,7 +387,6 @@ class QuantizeManifest:
         used = ("nvidia-modelopt", "torch", "transformers")
         return cls(
             request=request,
-            weights=weights,
             edgespec=made_by["edgespec"],
             command=tuple(made_by["command"]),
             packages=made_by["packages"] | {name: bundle.installed_version(name) for name in used},

@@ -6,7 +6,8 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """`start` names a stage and its total, in bytes or pieces; `advance` adds to it."""
+    """`start` names a stage and its total, in bytes or pieces, 0 where it is not known; `advance`
+    adds to it."""
 
     def start(self, stage: str, total: int) -> None:
         """A stage of `total` units begins; the one before it has ended."""

@@ -29,7 +29,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from edgespec import SamplingParams
+from edgespec import PLAIN, SamplingParams
 from edgespec.runtime.drafters.base import DraftRequest
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.generation import GenerationRequest, Response
@@ -251,17 +251,13 @@ def bench_steps(work: Path, tokens: int) -> dict[str, object]:
         out["after_load_gb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
         prompt = list(np.random.default_rng(1).integers(0, 256, 128))
         plans = {
-            "plain": None,
+            "plain": PLAIN,
             "chain 1/3/4": engine.plan(1, 3, 4),
             "tree 10/6/60": engine.plan(10, 6, 60),
         }
         for label, plan in plans.items():
-            response = None
-            for item in engine.stream(
-                prompt, SamplingParams(temperature=0, max_generate_length=tokens), plan
-            ):
-                response = item if isinstance(item, Response) else None
-            assert response is not None
+            sampling = SamplingParams(temperature=0, max_generate_length=tokens)
+            response = engine.generate(prompt, sampling, plan)
             times, steps = response.metrics.stages, response.metrics.steps
             total = times.draft + times.verify + times.commit
             # The prefill's host time is that of one call; the steps carry the rest.

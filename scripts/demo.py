@@ -137,29 +137,30 @@ def make_anew(out: Path) -> None:
 def step(*args: str | Path) -> None:
     """Prints a command and runs it. Exits with its exit code if it fails."""
     words = [str(arg) for arg in args]
-    shown = [
-        str(Path(word).relative_to(Path.cwd())) if word.startswith(str(Path.cwd())) else word
-        for word in words
-    ]
-    console.print(f"\n$ edgespec {shlex.join(shown)}", style="bold", markup=False, soft_wrap=True)
+    line = shlex.join(map(shown, words))
+    console.print(f"\n$ edgespec {line}", style="bold", markup=False, soft_wrap=True)
     code = run(words)
     if code:
         sys.exit(code)
+
+
+def shown(word: str | Path) -> str:
+    """Returns a word of a command; a path below this directory without the way to it."""
+    path, here = Path(word), Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(word)
 
 
 def stream(engine_dir: Path, requests_file: Path, method: Method) -> None:
     """Prints the responses as they are generated; accepted draft tokens are green on a terminal."""
     import edgespec
     from edgespec.prompts import read_requests
-    from edgespec.runtime.generation import Chunk
 
     with edgespec.load(engine_dir) as engine:
         plan = engine.plan(method.top_k, method.steps, method.verify_size)
         for request in read_requests(requests_file).requests:
             console.print(f"\n{request.messages[-1].content}", style="dim", markup=False)
-            for item in engine.stream(engine.encode(request.messages), request.sampling, plan):
-                if isinstance(item, Chunk):
-                    console.print(Text(item.text, "green" if item.accepted else ""), end="")
+            for chunk in engine.stream(request.messages, request.sampling, plan):
+                console.print(Text(chunk.text, "green" if chunk.accepted else ""), end="")
             console.print()
 
 
@@ -193,6 +194,9 @@ def main() -> None:
         *chain,
         "--check-lossless",
     )
+    chat = shlex.join(["edgespec", "chat", "--engine-dir", shown(out / "engines")])
+    activate = "" if shutil.which("edgespec") else "source .venv/bin/activate && "
+    console.print(f"\nNow talk with it: {activate}{chat}", markup=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Writes docs/cli.md from `--help`, so that the page cannot say anything else; `--check` fails
-where it does.
+"""Writes docs/cli.md from `--help` and docs/api.md from docstrings, so that the pages cannot say
+anything else; `--check` fails where they do.
 
-Knows click's command tree and one file. Knows nothing of what the commands do.
+Knows click's command tree and two files; `api_page` knows docstrings. Knows nothing of what the
+commands do.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import api_page
 import click
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "cli.md"
+DOCS = Path(__file__).resolve().parent.parent / "docs"
 WIDTH = 100
 
 HEAD = """\
@@ -29,17 +31,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--check",
         action="store_true",
-        help="write nothing; fail with a diff where the page is stale",
+        help="write nothing; fail with a diff where a page is stale",
     )
     options = parser.parse_args(arguments)
 
     from edgespec.cli.main import cli
 
-    page = render(cli, "edgespec")
+    pages = {"cli.md": render(cli, "edgespec"), "api.md": api_page.render()}
     if options.check:
-        return check(page)
-    PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(page, encoding="utf-8")
+        return max(check(name, page) for name, page in pages.items())
+    for name, page in pages.items():
+        (DOCS / name).write_text(page, encoding="utf-8")
     return 0
 
 
@@ -65,18 +67,19 @@ def sections(command: click.Command, name: str, parent: click.Context | None) ->
                 yield from sections(child, child_name, context)
 
 
-def check(page: str) -> int:
-    found = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
+def check(name: str, page: str) -> int:
+    path = DOCS / name
+    found = path.read_text(encoding="utf-8") if path.exists() else ""
     if found == page:
         return 0
     diff = difflib.unified_diff(
         found.splitlines(keepends=True),
         page.splitlines(keepends=True),
-        "docs/cli.md",
-        "docs/cli.md from --help",
+        f"docs/{name}",
+        f"docs/{name} as it should be",
     )
     sys.stderr.writelines(diff)
-    print("docs/cli.md is stale. Run: make docs", file=sys.stderr)
+    print(f"docs/{name} is stale. Run: make docs", file=sys.stderr)
     return 1
 
 

@@ -38,6 +38,7 @@ from edgespec.runtime.engine import Engine
 from edgespec.runtime.generation import Response
 from edgespec.runtime.lossless_check import Difference, first_difference
 from edgespec.runtime.metrics import Pooled
+from edgespec.runtime.tree import PLAIN
 
 RECIPE = Path(__file__).resolve().parent.parent / "recipes" / "demo"
 PLAN = (1, 4, 5)  # top-k, step, verify size
@@ -188,10 +189,8 @@ def answered(
     engine: Engine, prompts: list[Pair], sampling: SamplingParams, sizes: Sizes | None
 ) -> list[Response]:
     """Returns the responses to all prompts, with drafts if `sizes` is given."""
-    plan = engine.plan(*sizes) if sizes else None
-    return [
-        engine.finish(engine.encode([Message("user", head)]), sampling, plan) for head, _ in prompts
-    ]
+    plan = engine.plan(*sizes) if sizes else PLAIN
+    return [engine.generate([Message("user", head)], sampling, plan) for head, _ in prompts]
 
 
 def drafted(
@@ -220,8 +219,8 @@ def differences(found: list[Difference], engine: Engine) -> dict[str, Any]:
     """Returns the number of differences and the largest margin."""
     return {
         "answers_that_differ": len(found),
-        "beyond_the_margin": sum(not d.near_tie for d in found),
-        "largest_margin": max((d.margin for d in found), default=0.0),
+        "unexplained": sum(not d.explained for d in found),
+        "largest_margin": max((d.apart for d in found), default=0.0),
         "stated_margin": engine.rounding,
     }
 
@@ -298,7 +297,7 @@ def cells(row: dict[str, Any], first: dict[str, Any]) -> list[str]:
     same = np.mean(np.array(row["choices"]) == np.array(first["choices"]))
     runs = [row[f"{draft}_draft"][str(t)] for t in TEMPERATURES for draft in ("plain", "same")]
     differing, beyond = (
-        sum(run[key] for run in runs) for key in ("answers_that_differ", "beyond_the_margin")
+        sum(run[key] for run in runs) for key in ("answers_that_differ", "unexplained")
     )
 
     def size(what):
@@ -312,7 +311,7 @@ def cells(row: dict[str, Any], first: dict[str, Any]) -> list[str]:
         f"{same:.1%}",
         *(f"{run['acceptance_length']:.2f}" for run in runs),
         f"{differing} of {sum(run['num_answers'] for run in runs)}"
-        + (f", {beyond} BEYOND" if beyond else ""),
+        + (f", {beyond} UNEXPLAINED" if beyond else ""),
         f"{max(run['largest_margin'] for run in runs):.2g} / {runs[0]['stated_margin']:.2g}",
     ]
 

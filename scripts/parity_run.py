@@ -156,8 +156,8 @@ def main() -> None:
                     counts["reused prompt tokens"] += found.metrics.reused_tokens
                     difference = first_difference(plain_engine, reference, found, wanted)
                     if difference is not None:
-                        counts["near-ties" if difference.near_tie else "unexplained"] += 1
-                        margins.append(difference.margin)
+                        counts["explained" if difference.explained else "unexplained"] += 1
+                        margins.append(difference.apart)
                 counts["rounds"] += 1
                 print(json.dumps(counts), file=sys.stderr, flush=True)
     print(

@@ -29,13 +29,14 @@ def begin() -> None:
         atexit.register(end)
         _ours.append(Path(tempfile.mkdtemp(prefix="edgespec-tests-")))
         os.environ[VARIABLE] = str(_ours[-1])
+        os.environ["EDGESPEC_CACHE"] = str(_ours[-1] / "cache")
 
 
 def end() -> None:
     """Remove the store, where `begin` of this process made it."""
     for path in _ours:
         shutil.rmtree(path)
-        del os.environ[VARIABLE]
+        del os.environ[VARIABLE], os.environ["EDGESPEC_CACHE"]
     _ours.clear()
 
 

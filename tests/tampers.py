@@ -322,7 +322,8 @@ def tensor_rows() -> Iterator[Tamper]:
         ("base", "model.safetensors"),
     ):
         for name, make in HEADERS:
-            yield Tamper(f"{where} {file}: {name}", where, make(file), file)
+            said = "config.json" if (where, name) == ("base", "wrong width") else file
+            yield Tamper(f"{where} {file}: {name}", where, make(file), said)
     vocabulary = np.arange(96)
     for name, values in (
         ("out of range", np.full(96, 1000, np.int32)),
@@ -349,7 +350,7 @@ def golden_rows() -> Iterator[Tamper]:
         ("prompt_logits", lambda a: a[..., :-1]),
         ("prompt_logits", lambda a: a * np.nan),
         ("prompt_logits", lambda a: a + 1),
-        ("tree_attention_mask", lambda a: a[..., :-1]),
+        ("prompt_attention_mask", lambda a: a[..., :-1]),
         ("tree_attention_mask", lambda a: a & False),
         ("prompt_inputs_embeds", lambda a: a[..., :8]),
         ("prompt_inputs_embeds", lambda a: a.astype(np.float64)),
@@ -459,7 +460,7 @@ def swap_weights(model: onnx.ModelProto) -> None:
 
 
 GRAPHS: tuple[tuple[str, Callable[[onnx.ModelProto], None], str], ...] = (
-    ("Loop of 2^62", endless_loop, "planted"),
+    ("Loop of 2^62", endless_loop, "times"),
     (
         "ConstantOfShape of 2^40",
         with_constant(
@@ -478,7 +479,7 @@ GRAPHS: tuple[tuple[str, Callable[[onnx.ModelProto], None], str], ...] = (
         ),
         "planted",
     ),
-    ("results that double", doubling, "planted"),
+    ("results that double", doubling, "twice"),
     ("a custom operator", set_op("Add", "Surprise", "evil.com"), "Surprise"),
     ("an operator of the vendor", set_op("Add", "FusedGemm", "com.microsoft"), "FusedGemm"),
     ("an operator that no export has", set_op("Sigmoid", "Tanh"), "Tanh"),
@@ -491,7 +492,7 @@ GRAPHS: tuple[tuple[str, Callable[[onnx.ModelProto], None], str], ...] = (
     ),
     ("a domain more", lambda m: m.opset_import.append(helper.make_opsetid("evil", 1)), "evil"),
     ("attribute scale of Attention", set_attribute("Attention", scale=1e30), "scale"),
-    ("attribute of Cast", set_attribute("Cast", to=8), "to="),
+    ("attribute axis of Concat", set_attribute("Concat", axis=2**40), "axis"),
     ("attribute that does not exist", set_attribute("Add", axis=1), "axis"),
     ("attribute perm of Transpose", set_attribute("Transpose", perm=[0, 2**40]), "perm"),
     ("attribute epsilon", set_attribute("RMSNormalization", epsilon=-1.0), "epsilon"),

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from edgespec.backends.engine_config import EngineConfig, EngineWeights
 from edgespec.backends.engine_dir import STEMS
+from edgespec.backends.machine import machine_bytes
 from edgespec.backends.onnx_dir import OnnxDir
 from edgespec.contract import GraphContract, Limits, Role
 
@@ -212,16 +213,22 @@ class BuildOptions:
 NO_OPTIONS = BuildOptions()
 
 
+def do_nothing() -> None:
+    """Does nothing."""
+
+
 def ignore(amount: int) -> None:
     """Does nothing with the number of bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Listeners to the bytes of an engine: `start` gets the total once, `advance` each part."""
+    """Listeners to a build: `start` gets the bytes of the engine once, `advance` each part, and
+    `prove` is called when it is written and will be compared with the golden outputs."""
 
     start: Callable[[int], None] = ignore
     advance: Callable[[int], None] = ignore
+    prove: Callable[[], None] = do_nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,6 +328,11 @@ class Backend(ABC):
     @abstractmethod
     def memory(self, config: EngineConfig) -> EngineMemory:
         """The bytes that a sequence takes beside the weights. Needs no engine library."""
+
+    def total_memory_bytes(self) -> int | None:
+        """The memory that engines and their caches share; None where nobody knows. This machine's,
+        unless the backend runs elsewhere."""
+        return machine_bytes()
 
     def engine_path(self, directory: Path, role: Role) -> Path:
         """The path of the file by which an engine is opened."""

@@ -6,7 +6,7 @@ weights become stand in the backend, the directory's rules in `engine_dir`.
 
 from __future__ import annotations
 
-import shutil
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,9 +16,11 @@ from pathlib import Path
 from edgespec import bundle
 from edgespec.backends import engine_dir as engines
 from edgespec.backends.base import Backend, BuildOptions, Progress, Runner, Staged
+from edgespec.backends.capacity import check_capacity
 from edgespec.backends.engine_config import (
     AS_EXPORTED,
     FLOAT32,
+    FP32_WEIGHTS,
     EngineConfig,
     EngineLimits,
     EngineWeights,
@@ -32,8 +34,10 @@ from edgespec.config import RopeConfig
 from edgespec.contract import MAX_BATCH_SIZE, Limits, Role
 from edgespec.errors import BundleError, ContractError, LimitError, OptionError
 from edgespec.methods import METHODS
+from edgespec.outputs import ENGINE, refuse_model_directory, refuse_overwriting
 from edgespec.stored.fields import EXPORT_AGAIN
 
+logger = logging.getLogger(__name__)
 SILENT = Progress()
 BATCH_OF_PROOF = 2  # sequences: enough for a batch kernel to mix them up
 
@@ -81,16 +85,24 @@ def build(
     fails.
 
     `options` None: the backend's defaults. Raises OptionError, BundleError, LimitError,
-    PairingError, BuildError or OutputError.
+    PairingError, OverwriteError, BuildError or OutputError.
     """
     began = time.monotonic()
     builder = chosen_backend(backend)
     check_limits(limits)
+    refuse_overwriting(engine_dir, [onnx_dir])
+    refuse_model_directory(
+        engine_dir, "--engine-dir", "Choose another --engine-dir.", but=(ENGINE,)
+    )
     onnx = open_onnx_dir(onnx_dir, spec_base=spec_base, spec_draft=spec_draft)
+    logger.info("%s: %s of %s, files as recorded", onnx_dir, onnx.role.value, onnx.config.model)
     check_draft_size(onnx, limits)
+    check_memory(builder, onnx, limits)
     engines.check_against_others(engine_dir, onnx)
     options = builder.parse_options({}) if options is None else options
-    with staging_directory(engine_dir, onnx.role) as staging, bundle.writing(engine_dir):
+    engines.remove_killed(engine_dir)
+    engines.refuse_foreign(engine_dir, engines.names_to_write(onnx, builder.suffixes))
+    with staging_directory(engine_dir, onnx.role) as staging:
         proven = write_engine(builder, onnx, limits, options, staging, progress)
         entry = engines.install(staging, engine_dir, onnx.role, entry_of(builder, onnx, proven))
     return Built(
@@ -120,13 +132,12 @@ def staging_directory(engine_dir: Path, role: Role) -> Iterator[Path]:
     block made it and left nothing in it. BundleError where engines of another kind are there."""
     EngineManifest.read(engine_dir)
     made = not engine_dir.exists()
-    with bundle.writing(engine_dir):
-        engine_dir.mkdir(parents=True, exist_ok=True)
-        staging = bundle.make_staging(engine_dir, role.value)
     try:
-        yield staging
+        with bundle.writing(engine_dir):
+            engine_dir.mkdir(parents=True, exist_ok=True)
+            with bundle.staging_in(engine_dir, role.value) as staging:
+                yield staging
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
         if made:
             bundle.remove_if_empty(engine_dir)
 
@@ -166,6 +177,13 @@ def check_draft_size(onnx: OnnxDir, limits: Limits) -> None:
         raise LimitError(what, f"Build with --max-draft-tree-size {size} or more.")
 
 
+def check_memory(backend: Backend, onnx: OnnxDir, limits: Limits) -> None:
+    """LimitError where the engine's cache, or a pass of its largest tree, has no room here."""
+    own = EngineLimits.of(limits, onnx.role)
+    config = EngineConfig(component=onnx.config, limits=own, weights=FP32_WEIGHTS)
+    check_capacity(onnx.config, own, backend.memory(config), backend.total_memory_bytes())
+
+
 # ---- an engine in its staging directory
 
 
@@ -181,13 +199,18 @@ def write_engine(
     from edgespec.backends.canonical_graph import check_graph
 
     check_graph(onnx.model, onnx.config.graph, onnx.manifest.files)
+    began = time.monotonic()
     try:
         staged = backend.stage(onnx, limits, options, staging, progress)
     except ContractError as error:  # what was checked is data: it may be of another exporter
         remedy = f"{EXPORT_AGAIN} If that does not help, please report it."
         raise BundleError(f"{onnx.model}: {error.what}", remedy) from error
+    logger.info("%s engine written in %.2f s", onnx.role.value, time.monotonic() - began)
     engines.copy_sidecars(onnx, staging, with_embedding=staged.weights.embedding is None)
+    began = time.monotonic()
+    progress.prove()
     agreement, weights = prove(backend, onnx, staged, limits)
+    logger.info("compared with the golden outputs in %.2f s", time.monotonic() - began)
     config = EngineConfig(
         component=onnx.config, limits=EngineLimits.of(limits, onnx.role), weights=weights
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +18,11 @@ from edgespec import bundle
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.backends.manifest import EngineEntry, EngineManifest, FileEntry
 from edgespec.backends.onnx_dir import OnnxDir
-from edgespec.backends.pair_check import check_pairing
+from edgespec.backends.pair_check import check_not_plain, check_pairing
+from edgespec.component import ComponentConfig
 from edgespec.component_files import required_arrays
 from edgespec.contract import Role
+from edgespec.directories import Kind, kind_of, not_engines
 from edgespec.errors import BundleError
 from edgespec.methods import METHODS
 
@@ -34,8 +36,8 @@ SIDECARS: Mapping[Role, Mapping[str, str]] = {
     Role.BASE: _OF_BASE,
     Role.DRAFT: {bundle.D2T: bundle.D2T, DRAFT_EMBEDDING: bundle.EMBEDDING},
 }
+MOVING, MOVING_KEYS = "moving.json", ("bytes", "mtime_ns")
 SAME_MODEL = {Role.BASE: Role.LLM, Role.LLM: Role.BASE}
-OTHER_HALF = {Role.BASE: Role.DRAFT, Role.DRAFT: Role.BASE}
 
 
 def read_config(engine_dir: Path, role: Role) -> EngineConfig:
@@ -45,17 +47,22 @@ def read_config(engine_dir: Path, role: Role) -> EngineConfig:
 
 def check_against_others(engine_dir: Path, onnx: OnnxDir) -> None:
     """Check what is to be built against what the directory already holds: one model a directory
-    (BundleError), and a draft that fits its base (PairingError)."""
+    (BundleError), and a draft beside a base that fits it (PairingError)."""
     there = EngineManifest.read(engine_dir).engines
     twin = SAME_MODEL.get(onnx.role)
     if twin is not None and twin in there:
         check_same_model(engine_dir, twin, onnx)
-    other = OTHER_HALF.get(onnx.role)
-    if other is None or other not in there:
+    roles = {*there, onnx.role}
+    if Role.DRAFT not in roles:
         return
-    partner = read_config(engine_dir, other).component
-    base, draft = (partner, onnx.config) if other is Role.BASE else (onnx.config, partner)
-    check_pairing(base, draft, onnx.role)
+
+    def component(role: Role) -> ComponentConfig:
+        return onnx.config if role is onnx.role else read_config(engine_dir, role).component
+
+    draft = component(Role.DRAFT)
+    check_not_plain(roles, draft, onnx.role)
+    if Role.BASE in roles and onnx.role is not Role.LLM:
+        check_pairing(component(Role.BASE), draft, onnx.role)
 
 
 def check_same_model(engine_dir: Path, twin: Role, onnx: OnnxDir) -> None:
@@ -89,10 +96,13 @@ def install(staging: Path, engine_dir: Path, role: Role, entry: EngineEntry) -> 
     """Move a finished engine's files from `staging` into `engine_dir`; returns the entry with them.
 
     The manifest is without the role while files move, and gains it last: a run killed between
-    leaves a directory that says that this engine is not there. Raises OSError.
+    leaves a directory that says that this engine is not there. What it leaves is listed in
+    `staging`, for `remove_killed`. Raises OSError, and BundleError for files of others.
     """
     entry = replace(entry, files={p.name: FileEntry.of(p) for p in sorted(staging.iterdir())})
     with locked(engine_dir):
+        refuse_foreign(engine_dir, entry.files)
+        list_moving(staging, engine_dir, role, entry)
         others = remove_engine(engine_dir, role)
         try:
             for name in entry.files:
@@ -118,6 +128,52 @@ def remove_engine(engine_dir: Path, role: Role) -> EngineManifest:
     return others
 
 
+# ---- what killed builds leave
+
+
+def list_moving(staging: Path, engine_dir: Path, role: Role, entry: EngineEntry) -> None:
+    """Write down in `staging` which files of `engine_dir` come or go from now on."""
+    old = EngineManifest.read(engine_dir).engines.get(role)
+    files = [*entry.files_dict().items(), *(old.files_dict().items() if old else ())]
+    moving = [{"name": name, **{key: file[key] for key in MOVING_KEYS}} for name, file in files]
+    bundle.write_json(staging / MOVING, {"files": moving})
+
+
+def remove_killed(engine_dir: Path) -> None:
+    """Remove what killed builds left: staging directories, and files that had come or should have
+    gone when the run was killed. Others' files stay, and so do those of finished engines."""
+    if not engine_dir.is_dir():
+        return
+    with bundle.writing(engine_dir), locked(engine_dir):
+        finished = EngineManifest.read(engine_dir).files
+        for role in Role:
+            for staging in bundle.temporaries(engine_dir, role.value):
+                if bundle.is_held(staging):
+                    continue
+                for path in moved_files(staging, engine_dir):
+                    if path.name not in finished:
+                        path.unlink(missing_ok=True)
+                bundle.remove_whole(staging)
+        bundle.remove_dead(engine_dir, bundle.MANIFEST)
+
+
+def moved_files(staging: Path, engine_dir: Path) -> Iterator[Path]:
+    """Yields the files of the list of a killed build that are still as it knew them."""
+    try:
+        listed = bundle.read_json(staging / MOVING).get("files")
+    except BundleError:
+        return  # it was killed before it moved anything
+    for entry in listed if isinstance(listed, list) else ():
+        name = entry.get("name") if isinstance(entry, dict) else None
+        if not isinstance(name, str) or Path(name).name != name:
+            continue
+        path = engine_dir / name
+        if path.is_file() and not path.is_symlink():
+            stat = path.stat()
+            if (stat.st_size, stat.st_mtime_ns) == (entry.get("bytes"), entry.get("mtime_ns")):
+                yield path
+
+
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """Hold the directory's lock, so that a base and a draft built at the same time both get in."""
@@ -129,13 +185,43 @@ def locked(directory: Path) -> Iterator[None]:
         os.close(handle)
 
 
+# ---- files of others
+
+
+def names_to_write(onnx: OnnxDir, suffixes: Iterable[str]) -> set[str]:
+    """The names that files of this export's engine may have; `suffixes` are the backend's."""
+    stem = STEMS[onnx.role]
+    return {CONFIGS[onnx.role], *sidecars(onnx), *(f"{stem}{suffix}" for suffix in suffixes)}
+
+
+def refuse_foreign(engine_dir: Path, names: Iterable[str]) -> None:
+    """BundleError where the directory has files of these names that no build put there."""
+    ours = EngineManifest.read(engine_dir).files
+    foreign = [name for name in sorted(set(names) - ours) if os.path.lexists(engine_dir / name)]
+    if foreign:
+        raise BundleError(
+            f"{engine_dir} has files that edgespec build did not write and would overwrite:"
+            f" {', '.join(foreign)}",
+            "Choose another --engine-dir, or move these files away.",
+        )
+
+
 # ---- finished engines
+
+
+def finished_engines(engine_dir: Path) -> EngineManifest:
+    """The engines of a directory that must be there; BundleError that says what a path is that is
+    no engine directory."""
+    has_manifest = (engine_dir / bundle.MANIFEST).is_file()
+    if not has_manifest or kind_of(engine_dir) in (Kind.EXPORT, Kind.CHECKPOINT):
+        raise not_engines(engine_dir)
+    return EngineManifest.read(engine_dir)
 
 
 def open_engine(engine_dir: Path, role: Role) -> tuple[EngineConfig, EngineEntry]:
     """Config and manifest entry of a finished engine, its files checked; BundleError with the
     remedy otherwise."""
-    manifest = EngineManifest.read(engine_dir) if engine_dir.is_dir() else EngineManifest({})
+    manifest = finished_engines(engine_dir)
     entry = manifest.engines.get(role)
     if entry is None:
         there = ", ".join(role.value for role in manifest.engines) or "no engine"
@@ -145,6 +231,9 @@ def open_engine(engine_dir: Path, role: Role) -> tuple[EngineConfig, EngineEntry
     bundle.check_files(engine_dir, entry.files_dict(), trust_unchanged=True)
     config = read_config(engine_dir, role)
     bundle.refuse_unlisted(engine_dir, entry.files, required_sidecars(config), ())
+    if config.weights != entry.weights:
+        what = f"{engine_dir / CONFIGS[role]}: its 'weights' are not those of {bundle.MANIFEST}"
+        raise BundleError(what, bundle.EDITED)
     return config, entry
 
 

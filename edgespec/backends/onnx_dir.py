@@ -12,12 +12,10 @@ from edgespec import bundle
 from edgespec.component import ComponentConfig, read_method
 from edgespec.component_files import d2t_offsets, embedding_tensor, required_arrays
 from edgespec.contract import Role
+from edgespec.directories import Kind, kind_of, not_an_export
 from edgespec.errors import BundleError
 from edgespec.manifest import ExportManifest
-from edgespec.methods import METHODS
 from edgespec.stored.fields import BundleFields
-
-PLAIN_COMPONENT = "llm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +76,8 @@ def check_arrays(onnx: OnnxDir) -> None:
 
 
 def check_is_component(path: Path) -> None:
-    """BundleError where a path is no directory, or is the parent of components."""
-    if not path.is_dir():
-        what = f"--onnx-dir {path} is not a directory"
-        raise BundleError(what, "Give a directory that edgespec export wrote.")
-    if (path / bundle.CONFIG).is_file():
-        return
-    inside = [path / name for name in components() if (path / name / bundle.CONFIG).is_file()]
-    if inside:
-        what = f"{path} holds no config.json"
-        raise BundleError(what, f"Give the component itself: --onnx-dir {inside[0]}")
-
-
-def components() -> tuple[str, ...]:
-    """The names of the directories below OUT that export writes."""
-    of_drafts = [row.component for row in METHODS.values() if row.component is not None]
-    return tuple(dict.fromkeys((PLAIN_COMPONENT, *of_drafts)))
+    """BundleError that says what a path is that is no component, and what to do with it."""
+    kind = kind_of(path)
+    without_manifest = kind is Kind.UNKNOWN and (path / bundle.MODEL).is_file()
+    if kind is not Kind.EXPORT and not without_manifest:
+        raise not_an_export(path)

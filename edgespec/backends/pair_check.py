@@ -5,6 +5,8 @@ Knows which of two engines is being built. The rules themselves stand in `edgesp
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from edgespec.component import ComponentConfig
 from edgespec.contract import Role
 from edgespec.errors import PairingError
@@ -32,6 +34,22 @@ def explained(mismatch: Mismatch, method: Method, built: Role | None) -> tuple[s
     if mismatch.topic in UNFIT or mismatch.remedy is None:
         return mismatch.what, OTHER_DRAFT
     return mismatch.what, f"{mismatch.remedy}, or {ELSEWHERE}."
+
+
+def check_not_plain(there: Collection[Role], draft: ComponentConfig, built: Role | None) -> None:
+    """PairingError where a draft stands beside a plain engine and no base: a plain one emits no
+    hidden states. `there` are all engines, the one that is being built included."""
+    assert draft.method is not None
+    method = METHODS[draft.method]
+    if Role.BASE in there or Role.LLM not in there or method.base_output == "nothing":
+        return
+    export = f"edgespec export MODEL OUT {method.export_flag}"
+    if built is Role.LLM:
+        what = f"this is a plain decoder, and {method.draft_title} is in the engine directory"
+    else:
+        what = f"{method.draft_title} has no base in this engine directory, only a plain decoder"
+    remedy = f"Export the base with {method.export_flag} ({export}) and build it here first"
+    raise PairingError(f"{what}: it emits no hidden states", f"{remedy}, or {ELSEWHERE}.")
 
 
 def another_base(method: Method, built: Role | None) -> tuple[str, str]:

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +18,11 @@ from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
+from edgespec.checkpoint.digests import Digests, Span
+from edgespec.checkpoint.hub import download
+from edgespec.directories import not_a_checkpoint
 from edgespec.errors import CheckpointError, MissingDependency, UnsupportedModel
+from edgespec.progress import Progress, Silent
 from edgespec.stored.regular import open_regular, read_regular
 from edgespec.stored.tensors import (
     DTYPES,
@@ -30,12 +32,8 @@ from edgespec.stored.tensors import (
     tensor_of,
 )
 
-logger = logging.getLogger(__name__)
-
-_CHUNK_BYTES = 8 * 1024 * 1024
+_CHUNK_BYTES = 256 * 1024  # what the cache of a core holds: it is hashed as well
 _DOWNLOAD_AGAIN = "Download it again: the file is damaged or the download was not finished."
-_HUB_PATTERNS = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
-_PICKLE_PATTERNS = ["*.bin"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +46,12 @@ class TensorInfo:
     file: Path | None  # None for pickled weights
     offset: int  # in bytes, from the start of the file
     num_bytes: int
+
+    @property
+    def span(self) -> Span:
+        """Where its bytes lie. Only for a tensor in a file."""
+        assert self.file is not None
+        return self.file, self.offset, self.num_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,22 +67,25 @@ class ByteSink(Protocol):
     """A binary file open for writing, or a wrapper of one."""
 
     def write(self, data: bytes | memoryview, /) -> int:
-        """Writes the data and returns its number of bytes."""
+        """Writes the data, which may change afterwards, and returns its number of bytes."""
 
 
 def open_checkpoint(source: str | Path, *, allow_pickle: bool = False) -> Checkpoint:
     """Opens a checkpoint directory or, if there is none, downloads the Hugging Face repository.
 
-    Raises CheckpointError for a directory without a readable config.json and for a failed download.
+    Raises CheckpointError for a directory without a readable config.json and for a failed download,
+    BundleError for an export or an engine directory.
     """
     path = Path(source)
+    if (wrong := not_a_checkpoint(path)) is not None:
+        raise wrong
     if path.is_dir():
         return Checkpoint(path, allow_pickle=allow_pickle)
     if path.exists():
         raise CheckpointError(
             f"{path} is a file, not a checkpoint directory.", f"Pass {path.parent} instead."
         )
-    return Checkpoint(_download(str(source), allow_pickle), allow_pickle=allow_pickle)
+    return Checkpoint(download(str(source), allow_pickle=allow_pickle), allow_pickle=allow_pickle)
 
 
 class Checkpoint:
@@ -96,6 +103,7 @@ class Checkpoint:
             read_json(generation) if generation.exists() else None
         )
         self._allow_pickle = allow_pickle
+        self._identity: str | None = None
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
@@ -113,6 +121,9 @@ class Checkpoint:
             raise _unreadable(info.file, error) from error
         if data.size != info.num_bytes:
             raise _changed(info, data.size)
+        if (digest := self._weights.digests.start(info.span)) is not None:
+            digest.update(data.data)
+            self._weights.digests.finish(info.span, digest)
         return data.view(numpy_dtype(info.dtype)).reshape(info.shape)
 
     def read_rows(self, name: str, low: int, high: int) -> np.ndarray[Any, Any]:
@@ -132,33 +143,38 @@ class Checkpoint:
         return data.view(numpy_dtype(info.dtype)).reshape(high - low, *info.shape[1:])
 
     def write_to(self, name: str, fh: ByteSink) -> None:
-        """Copies a tensor's raw little-endian bytes to `fh`, at most 8 MiB at a time."""
-        info = self.tensors[name]
-        if info.file is None:
-            data = self._weights.unpickled[name].reshape(-1).view(np.uint8)
-            for start in range(0, info.num_bytes, _CHUNK_BYTES):
-                fh.write(data[start : start + _CHUNK_BYTES].data)
-            return
-        with _open(info.file) as file:
-            file.seek(info.offset)
-            left = info.num_bytes
-            while left:
-                chunk = _read(file, min(left, _CHUNK_BYTES), info.file)
-                if not chunk:
-                    raise _changed(info, info.num_bytes - left)
-                fh.write(chunk)
-                left -= len(chunk)
+        """Copies a tensor's raw little-endian bytes to `fh`, at most 256 KiB at a time."""
+        info, digests = self.tensors[name], self._weights.digests
+        digest = digests.start(info.span) if info.file is not None else None
+        for chunk in self._chunks(info):
+            if digest is not None:
+                digest.update(chunk)
+            fh.write(chunk)
+        if digest is not None:
+            digests.finish(info.span, digest)
 
-    def identity(self) -> str:
-        """Returns the sha256 of the tensors' names, dtypes, shapes and first 4 KiB each.
+    def hash_while_reading(self) -> None:
+        """From now on `read` and `write_to` hash tensors, so that `identity` need not read them."""
+        self._weights.digests.wanted = True
 
-        It is cheap, does not depend on the sharding, and differs for a fine-tuned copy.
+    def identity(self, progress: Progress | None = None) -> str:
+        """Returns the sha256 of the tensors' names, dtypes, shapes and all of their bytes.
+
+        It does not depend on the sharding. Reads the tensors that have not been hashed yet, in this
+        run or, of files that have not changed since, in an earlier one. Raises CheckpointError for
+        a file that changed since its header was read.
         """
-        digest = hashlib.sha256()
-        for name, info in sorted(self.tensors.items()):
-            digest.update(json.dumps([name, info.dtype, info.shape]).encode())
-            digest.update(self._first_bytes(info, min(info.num_bytes, 4096)))
-        return digest.hexdigest()
+        if self._identity is None:
+            digest = hashlib.sha256()
+            for name, sha256 in sorted(self._hashed(progress or Silent()).items()):
+                info = self.tensors[name]
+                digest.update(json.dumps([name, info.dtype, info.shape, sha256]).encode())
+            self._identity = digest.hexdigest()
+        return self._identity
+
+    def check_unchanged(self) -> None:
+        """Raises CheckpointError for a file that changed since its header was read."""
+        self._weights.digests.check_unchanged()
 
     def renamed(self, sources: Mapping[str, Rows]) -> Checkpoint:
         """Returns a checkpoint with the tensors `sources` (new name -> stored rows) of these files.
@@ -167,12 +183,43 @@ class Checkpoint:
         """
         return _Renamed(self, sources)
 
-    def _first_bytes(self, info: TensorInfo, count: int) -> bytes:
+    def _hashed(self, progress: Progress) -> dict[str, str]:
+        """The sha256 of each tensor by name."""
+        digests, tensors = self._weights.digests, self.tensors
+        spans = {name: info.span for name, info in tensors.items() if info.file is not None}
+        digests.recall(spans)
+        found = {name: digests.known(span) for name, span in spans.items()}
+        left = [info for name, info in tensors.items() if found.get(name) is None]
+        if left:
+            progress.start("hash", sum(info.num_bytes for info in left))
+        for info in left:
+            digest = hashlib.sha256()
+            for chunk in self._chunks(info):
+                digest.update(chunk)
+                progress.advance(len(chunk))
+            found[info.name] = digest.hexdigest()
+            if info.file is not None:
+                digests.finish(info.span, digest)
+        digests.check_unchanged()
+        digests.keep(spans)
+        return {name: sha256 for name, sha256 in found.items() if sha256 is not None}
+
+    def _chunks(self, info: TensorInfo) -> Iterator[memoryview]:
+        """A tensor's bytes; each piece is gone with the next one. Raises CheckpointError."""
         if info.file is None:
-            return self._weights.unpickled[info.name].reshape(-1).view(np.uint8)[:count].tobytes()
+            data = self._weights.unpickled[info.name].reshape(-1).view(np.uint8)
+            for start in range(0, info.num_bytes, _CHUNK_BYTES):
+                yield data[start : start + _CHUNK_BYTES].data
+            return
         with _open(info.file) as file:
             file.seek(info.offset)
-            return _read(file, count, info.file)
+            left, buffer = info.num_bytes, memoryview(bytearray(min(info.num_bytes, _CHUNK_BYTES)))
+            while left:
+                count = _read_into(file, buffer[: min(left, _CHUNK_BYTES)], info.file)
+                if not count:
+                    raise _changed(info, info.num_bytes - left)
+                yield buffer[:count]
+                left -= count
 
     @cached_property
     def _weights(self) -> _Weights:
@@ -185,6 +232,13 @@ class _Weights:
 
     tensors: Mapping[str, TensorInfo]
     unpickled: Mapping[str, np.ndarray[Any, Any]]
+    digests: Digests
+
+    @classmethod
+    def of_files(cls, tensors: Mapping[str, TensorInfo], digests: Digests) -> _Weights:
+        """Tensors in safetensors files."""
+        digests.expect(info.span for info in tensors.values())
+        return cls(tensors, {}, digests)
 
 
 class _Renamed(Checkpoint):
@@ -197,19 +251,17 @@ class _Renamed(Checkpoint):
         self._original = original
         self._sources = sources
 
-    def identity(self) -> str:
-        return self._original.identity()
+    def identity(self, progress: Progress | None = None) -> str:
+        return self._original.identity(progress)
 
     @cached_property
     def _weights(self) -> _Weights:
-        stored, arrays = self._original.tensors, self._original._weights.unpickled
-        sources = self._sources.items()
+        weights, sources = self._original._weights, self._sources.items()
+        stored, arrays = weights.tensors, weights.unpickled
         tensors = {name: _rows_of(stored[rows.name], name, rows) for name, rows in sources}
-        if not arrays:
-            return _Weights(tensors, {})
-        return _Weights(
-            tensors, {name: arrays[rows.name][rows.low : rows.high] for name, rows in sources}
-        )
+        if arrays:
+            arrays = {name: arrays[rows.name][rows.low : rows.high] for name, rows in sources}
+        return _Weights(tensors, arrays, weights.digests)
 
 
 def _rows_of(info: TensorInfo, name: str, rows: Rows) -> TensorInfo:
@@ -243,39 +295,6 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-# The hub
-
-
-def _download(repo_id: str, allow_pickle: bool) -> Path:
-    if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", repo_id):
-        raise CheckpointError(
-            f"there is no directory {repo_id!r}.", "Pass a directory or a Hugging Face repository."
-        )
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError
-
-    logger.info("no directory %s: asking the Hugging Face hub", repo_id)
-    patterns = _HUB_PATTERNS + (_PICKLE_PATTERNS if allow_pickle else [])
-    try:
-        return Path(snapshot_download(repo_id, allow_patterns=patterns))
-    except (OSError, ValueError, HfHubHTTPError, _connection_error()) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise CheckpointError(
-            f"could not download {repo_id!r} from the Hugging Face hub: {reason}",
-            "If this is a directory, it does not exist. Otherwise check the name, the network and,"
-            " for a gated repository, `hf auth login`.",
-        ) from error
-
-
-def _connection_error() -> type[Exception]:
-    """huggingface_hub 1.x uses httpx, whose errors are not OSErrors; those of 0.x are."""
-    try:
-        from httpx import HTTPError
-    except ImportError:
-        return OSError
-    return HTTPError
-
-
 # Which files hold the weights
 
 
@@ -297,22 +316,24 @@ def _find_weights(path: Path, allow_pickle: bool) -> _Weights:
     return _from_pickle(path, allow_pickle)
 
 
-def _from_safetensors(files: Iterable[Path]) -> _Weights:
+def _from_safetensors(files: Sequence[Path]) -> _Weights:
+    digests = Digests(files)
     tensors = {info.name: info for file in files for info in read_header(file)}
-    return _Weights(tensors, {})
+    return _Weights.of_files(tensors, digests)
 
 
 def _from_index(index: Path) -> _Weights:
     """Reads the shards of an index. Of duplicate tensors the one that the index names counts."""
     weight_map = _read_weight_map(index)
     files = _shards(index, weight_map)
+    digests = Digests(files)
     tensors: dict[str, TensorInfo] = {}
     for file in files:
         for info in read_header(file):
             if weight_map.get(info.name, file.name) == file.name:
                 tensors[info.name] = info
     _check_index_complete(index, weight_map, tensors)
-    return _Weights(tensors, {})
+    return _Weights.of_files(tensors, digests)
 
 
 def _read_weight_map(index: Path) -> dict[str, str]:
@@ -446,7 +467,7 @@ def _from_pickle(path: Path, allow_pickle: bool) -> _Weights:
         name: TensorInfo(name, str(a.dtype), a.shape, None, 0, a.nbytes)
         for name, a in arrays.items()
     }
-    return _Weights(tensors, arrays)
+    return _Weights(tensors, arrays, Digests(()))
 
 
 def _unpickle(path: Path) -> dict[str, np.ndarray[Any, Any]]:
@@ -510,6 +531,13 @@ def _open(path: Path) -> BinaryIO:
 def _read(file: BinaryIO, size_bytes: int, path: Path) -> bytes:
     try:
         return file.read(size_bytes)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _read_into(file: BinaryIO, buffer: memoryview, path: Path) -> int:
+    try:
+        return file.readinto(buffer)  # type: ignore[attr-defined, no-any-return]
     except OSError as error:
         raise _unreadable(path, error) from error
 

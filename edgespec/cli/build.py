@@ -6,7 +6,6 @@ knows no engine library.
 
 from __future__ import annotations
 
-import json
 from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +16,11 @@ from click.core import ParameterSource
 
 from edgespec.backends.base import BuildOption, OptionValue, Progress
 from edgespec.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
+from edgespec.cli import environment
+from edgespec.cli.edgellm import FLAGS
 from edgespec.cli.flags import EdgeCommand, until_separator
+from edgespec.cli.paths import DIRECTORY
+from edgespec.cli.terminal import json_text, say
 from edgespec.contract import MAX_BLOCK_NODES, Limits, Role
 from edgespec.errors import OptionError
 from edgespec.methods import METHODS
@@ -28,14 +31,14 @@ if TYPE_CHECKING:
 DEFAULTS = Limits()
 ALIASES = {"--eagle-base": "--spec-base", "--eagle-draft": "--spec-draft"}
 BLOCKS = " or ".join(row.title for row in METHODS.values() if row.proposes == "block")
-DIRECTORY = click.Path(path_type=Path)
 FLAG = "--backend"
 CHOSEN = f"{__name__}.backend"  # in a context's meta
-LAST = "as_json"  # the parameter before which those of the backend stand
 
 
 class BuildCommand(EdgeCommand):
     """A command with --backend, and the options of the backend that it names."""
+
+    before = "as_json"  # the parameter before which those of the backend stand
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Notes the backend that --backend names before click asks for the parameters."""
@@ -44,9 +47,9 @@ class BuildCommand(EdgeCommand):
         return super().parse_args(ctx, args)
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """The parameters, with those of the named backend before --json."""
+        """The parameters, with those of the named backend among them."""
         params = super().get_params(ctx)
-        place = next(i for i, param in enumerate(params) if param.name == LAST)
+        place = next(i for i, param in enumerate(params) if param.name == self.before)
         return params[:place] + backend_params(ctx.meta.get(CHOSEN)) + params[place:]
 
 
@@ -90,44 +93,48 @@ def click_option(option: BuildOption) -> click.Option:
 DEFAULTS = Limits()
 ALIASES = {"--eagle-base": "--spec-base", "--eagle-draft": "--spec-draft"}
 BLOCKS = " or ".join(row.title for row in METHODS.values() if row.proposes == "block")
-DIRECTORY = click.Path(path_type=Path)
 
 
-@click.command("build", cls=BuildCommand, aliases=ALIASES)
+@click.command("build", cls=BuildCommand, aliases=ALIASES, missing=FLAGS["build"])
 @click.option(
     "--onnx-dir",
     required=True,
     type=DIRECTORY,
-    help="What edgespec export wrote: an llm, base or draft.",
+    help="A component that edgespec export wrote, such as OUT/llm.",
 )
 @click.option(
     "--engine-dir",
     required=True,
     type=DIRECTORY,
+    envvar=environment.ENGINE_DIR,
+    show_envvar=True,
     help="Where the engine goes; base and draft share one.",
 )
 @click.option(
-    "--spec-base", is_flag=True, help="Say that this is the base; checked against its config.json."
+    "--spec-base", is_flag=True, help="State that this is a base; checked against its config.json."
 )
 @click.option(
     "--spec-draft",
     is_flag=True,
-    help="Say that this is the draft; checked against its config.json.",
+    help="State that this is a draft; checked against its config.json.",
 )
 @click.option(
     "--max-batch-size",
     default=DEFAULTS.max_batch_size,
     show_default=True,
-    help="Sequences at a time.",
+    help="Sequences at a time, at most.",
 )
 @click.option(
-    "--max-input-len", default=DEFAULTS.max_input_len, show_default=True, help="Prompt tokens."
+    "--max-input-len",
+    default=DEFAULTS.max_input_len,
+    show_default=True,
+    help="Tokens of a prompt, at most.",
 )
 @click.option(
     "--max-kv-cache-capacity",
     default=DEFAULTS.max_kv_cache_capacity,
     show_default=True,
-    help="Prompt and answer.",
+    help="Tokens of prompt and answer together, at most.",
 )
 @click.option(
     "--max-verify-tree-size",
@@ -139,7 +146,7 @@ DIRECTORY = click.Path(path_type=Path)
     "--max-draft-tree-size",
     default=DEFAULTS.max_draft_tree_size,
     show_default=True,
-    help=f"Draft top-k times step; a {BLOCKS} draft: at least its block.",
+    help=f"Nodes that a draft makes: top-k times step, or the block of a {BLOCKS} draft.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(
@@ -189,7 +196,9 @@ def command(
             spec_base=spec_base,
             spec_draft=spec_draft,
             progress=Progress(
-                start=lambda total: bars.start("engine", total), advance=bars.advance
+                start=lambda total: bars.start("engine", total),
+                advance=bars.advance,
+                prove=lambda: bars.start("golden outputs", 0),
             ),
         )
     if as_json:
@@ -203,14 +212,14 @@ def command(
             "seconds": built.seconds,
             "notes": [*built.notes, *unused(built.role)],
         }
-        click.echo(json.dumps(shown, indent=2))
+        click.echo(json_text(shown))
         return
-    click.echo(
+    say(
         f"{built.role.value}: {built.engine} ({built.size_bytes / 1e6:.1f} MB,"
         f" {built.seconds:.1f} s)"
     )
     for note in (checked(built), *built.notes, *unused(built.role)):
-        click.echo(f"  {note}")
+        say(f"  {note}")
 
 
 def checked(built: Built) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +10,9 @@ import click
 
 from edgespec.cli.export import layer_list
 from edgespec.cli.flags import EdgeCommand
-from edgespec.cli.terminal import harmless
+from edgespec.cli.paths import FILE, MODEL
+from edgespec.cli.terminal import json_text, say
+from edgespec.errors import counted
 from edgespec.methods import METHODS
 
 if TYPE_CHECKING:
@@ -22,10 +23,10 @@ LEVEL_WIDTH, TOPIC_WIDTH = 9, 14
 
 
 @click.command("check", cls=EdgeCommand)
-@click.argument("base", metavar="BASE")
-@click.argument("draft", metavar="[DRAFT]", required=False)
+@click.argument("base", metavar="BASE", type=MODEL)
+@click.argument("draft", metavar="[DRAFT]", type=MODEL, required=False)
 @click.option(
-    "--mtp", is_flag=True, help="Check the base's own MTP head, as is done without a draft."
+    "--mtp", is_flag=True, help="Check the base's own MTP head, the default without DRAFT."
 )
 @click.option(
     "--aux-layers",
@@ -33,15 +34,17 @@ LEVEL_WIDTH, TOPIC_WIDTH = 9, 14
     metavar="I,J,K",
     help="Aux layers as hidden_states indices, instead of the draft's own.",
 )
-@click.option("--allow-pickle", is_flag=True, help="Read pytorch_model.bin too, with weights_only.")
+@click.option(
+    "--allow-pickle", is_flag=True, help="Also read pytorch_model.bin, with weights_only."
+)
 @click.option(
     "--probe", is_flag=True, help="If all fits, count how often both agree on a little text."
 )
 @click.option(
     "--probe-text",
-    type=click.Path(path_type=Path),
+    type=FILE,
     metavar="FILE",
-    help="The text, instead of a shipped one.",
+    help="Text for --probe, instead of the shipped one.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 def command(
@@ -62,8 +65,9 @@ def command(
 
     With --probe the pair is run on a few hundred tokens, without engines and a layer at a time: how
     often the draft's first token is the base's next one, with the aux hidden states that the
-    checkpoints declare and with others that are easily mistaken for them. It takes as long as
-    reading all weights once.
+    checkpoints declare and with others that are easily mistaken for them. A pair that agrees no more
+    often than by chance is refused, and so are weights with NaN or Inf. It takes as long as reading
+    all weights twice.
 
     \b
     edgespec check Qwen3-8B Qwen3-8B-DFlash-b16
@@ -90,10 +94,10 @@ def command(
     if as_json:
         counts = {"warnings": report.count("warning"), "refused": report.count("refused")}
         shown = {"base": base, "draft": draft, **asdict(report), **counts}
-        click.echo(json.dumps(shown, indent=2, ensure_ascii=False))
+        click.echo(json_text(shown))
     else:
         for line in text_of(report):
-            click.echo(harmless(line))
+            say(line)
     return REFUSED if report.count("refused") else 0
 
 
@@ -118,6 +122,8 @@ def text_of(report: Report) -> list[str]:
 def summary(report: Report) -> str:
     """The last line: the method, and how many results are refused and warnings."""
     refused, warnings = report.count("refused"), report.count("warning")
-    beside = f", {warnings} warning{'s' if warnings > 1 else ''}" if warnings else ""
+    beside = f", {counted(warnings, 'warning')}" if warnings else ""
     title = METHODS[report.method].title if report.method else "unknown"
+    if report.probe is not None and report.probe.unrelated:
+        return f"{title}: shapes fit, but the draft was not made for this base{beside}"
     return f"{title}: {f'does not fit, {refused} refused' if refused else 'fits'}{beside}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from edgespec.cli.edgellm import FLAGS
 from edgespec.cli.flags import EdgeCommand
+from edgespec.cli.paths import DIRECTORY, MODEL
+from edgespec.cli.terminal import json_text, say
 from edgespec.errors import PairingError
 
 if TYPE_CHECKING:
@@ -32,9 +34,9 @@ def layer_list(
         ) from None
 
 
-@click.command("export", cls=EdgeCommand)
-@click.argument("model", metavar="MODEL")
-@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+@click.command("export", cls=EdgeCommand, missing=FLAGS["export"])
+@click.argument("model", metavar="MODEL", type=MODEL)
+@click.argument("out", metavar="OUT", type=DIRECTORY)
 @click.option(
     "--eagle-base",
     is_flag=True,
@@ -43,7 +45,9 @@ def layer_list(
 @click.option(
     "--dflash-base", is_flag=True, help="Export the base of the DFlash draft in --dflash-draft-dir."
 )
-@click.option("--dflash-tree-base", is_flag=True, help="The same: bases always verify trees.")
+@click.option(
+    "--dflash-tree-base", is_flag=True, help="The same as --dflash-base: every base verifies trees."
+)
 @click.option(
     "--dflash-draft",
     is_flag=True,
@@ -51,8 +55,9 @@ def layer_list(
 )
 @click.option(
     "--dflash-draft-dir",
+    type=MODEL,
     metavar="DRAFT",
-    help="The DFlash draft of MODEL: a directory or a hub id.",
+    help="The DFlash draft for MODEL: a directory or a hub id.",
 )
 @click.option(
     "--mtp",
@@ -63,6 +68,7 @@ def layer_list(
 )
 @click.option(
     "--base-model-dir",
+    type=MODEL,
     metavar="BASE",
     help=(
         "For a draft: the base that it was trained for, for pairing and for weights that it shares."
@@ -78,7 +84,9 @@ def layer_list(
         " or the draft's own."
     ),
 )
-@click.option("--allow-pickle", is_flag=True, help="Read pytorch_model.bin too, with weights_only.")
+@click.option(
+    "--allow-pickle", is_flag=True, help="Also read pytorch_model.bin, with weights_only."
+)
 @click.option(
     "--no-golden",
     is_flag=True,
@@ -104,8 +112,8 @@ def command(
     OUT/dflash_draft.
 
     An EAGLE-3 or DFlash draft is detected automatically, in each of its published layouts. Base and
-    EAGLE-3 draft need different OUT directories. Weights keep the checkpoint's type; nothing of it
-    is run.
+    EAGLE-3 draft need different OUT directories. Weights keep the checkpoint's type. Code in a
+    checkpoint is never run.
 
     \b
     edgespec export Qwen/Qwen3-8B onnx/base --eagle-base
@@ -181,13 +189,13 @@ def check_draft_flags(
 def show(result: Exported, as_json: bool) -> None:
     """Print what was written."""
     if as_json:
-        click.echo(json.dumps(as_dict(result), indent=2))
+        click.echo(json_text(as_dict(result)))
         return
     for part in (result, *result.beside):
         size = sum(entry["bytes"] for entry in part.files.values())
-        click.echo(f"{part.role}: {part.directory} ({size / 1e6:.1f} MB)")
+        say(f"{part.role}: {part.directory} ({size / 1e6:.1f} MB)")
         for note in part.notes:
-            click.echo(f"  {note}")
+            say(f"  {note}")
 
 
 def as_dict(part: Exported) -> dict[str, object]:

@@ -4,83 +4,93 @@ it."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgespec.cli import environment
 from edgespec.cli.draft_flags import ALIASES, draft_options
+from edgespec.cli.edgellm import FLAGS
 from edgespec.cli.flags import EdgeCommand
+from edgespec.cli.paths import DIRECTORY, FILE
 from edgespec.cli.signals import Stopper, exit_code
-from edgespec.errors import RequestError
+from edgespec.cli.terminal import say
+from edgespec.errors import OverwriteError, counted
+from edgespec.prompts.named_templates import NAMED_TEMPLATES
 
 if TYPE_CHECKING:
-    from edgespec.prompts import Journal, RequestFile
+    from edgespec.cli.answer_stream import AnswerStream
+    from edgespec.prompts import Journal, NoJournal, RequestFile
     from edgespec.runtime.engine import Engine
     from edgespec.runtime.file_runner import FileRun
     from edgespec.runtime.profile import RunStats
     from edgespec.runtime.tree import DraftPlan
 
-FILE = click.Path(path_type=Path)
+STDIN = Path("-")
 MIB = 2**20
-# Flags of TensorRT Edge-LLM that this version does not have, and why.
-NOT_YET = {
-    "multimodal_engine_dir": "this version takes text only",
-    "dflash_block_size": (
-        "a block is as long as the draft was trained for; --spec-verify-size shortens it"
-    ),
-    "output_audio_dir": "this version takes and gives text only",
-}
 FAILED, SOME_FAILED = 1, 5
 
 
-def refuse(ctx: click.Context, param: click.Parameter, value: object) -> None:
-    """The callback of a flag in NOT_YET: a click.UsageError with the reason where it is given."""
-    if value is not None:
-        raise click.UsageError(f"{param.opts[0]}: {NOT_YET[str(param.name)]}", ctx)
-
-
-def options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Hidden options for the flags that are refused by name."""
-    for name in NOT_YET:
-        flag = f"--{name.replace('_', '-')}"
-        command = click.option(flag, name, hidden=True, expose_value=False, callback=refuse)(
-            command
-        )
-    return command
-
-
-@click.command("infer", cls=EdgeCommand, aliases=ALIASES)
+@click.command("infer", cls=EdgeCommand, aliases=ALIASES, missing=FLAGS["infer"])
 @click.option(
-    "--engine-dir", required=True, type=click.Path(path_type=Path), help="What edgespec build made."
+    "--engine-dir",
+    required=True,
+    type=DIRECTORY,
+    envvar=environment.ENGINE_DIR,
+    show_envvar=True,
+    help="What edgespec build made.",
 )
 @click.option(
-    "--input-file", type=FILE, metavar="FILE", help="Requests: messages and sampling, as JSON."
+    "--input-file",
+    type=FILE,
+    metavar="FILE",
+    help="Requests: messages and sampling, as JSON; - reads them from stdin, as JSON or JSONL.",
 )
 @click.option(
     "--prompts",
     type=FILE,
     metavar="FILE",
-    help="Instead: a JSONL prompt set with turns, as MT-Bench's.",
+    help="A JSONL prompt set with turns, such as MT-Bench's, instead of --input-file.",
+)
+@click.option(
+    "--prompt",
+    "texts",
+    multiple=True,
+    metavar="TEXT",
+    help=(
+        "Instead: one request with this text; may be given repeatedly. Without --output-file the"
+        " answers go to stdout as they come, and all else to stderr."
+    ),
+)
+@click.option(
+    "--chat-template",
+    metavar="NAME|FILE",
+    help=f"Instead of the model's template: one of {', '.join(NAMED_TEMPLATES)}, or a Jinja file.",
+)
+@click.option(
+    "--no-chat-template",
+    is_flag=True,
+    help="Give the model each --prompt as it is, to be continued.",
 )
 @click.option(
     "--output-file",
-    required=True,
     type=FILE,
     metavar="FILE",
-    help="Where the responses and their metrics go, as JSON.",
+    help="Write the responses and their metrics as JSON.",
 )
 @click.option(
     "--spec-decode",
     is_flag=True,
-    help="Draft and verify; the engine directory holds base and draft.",
+    help="Decode speculatively, with the base and the draft of the engine directory.",
 )
 @draft_options
 @click.option(
     "--batch-size",
     type=int,
-    help="Requests at a time. This option and those down to --num-logprobs override the input file.",
+    help="Requests at a time. This flag and those below, to --num-logprobs, override the input file.",
 )
 @click.option("--max-generate-length", type=int, help="Tokens per answer, at most.")
 @click.option("--temperature", type=float, help="0 is greedy.")
@@ -88,7 +98,9 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--top-p", type=float, help="1 is off.")
 @click.option("--min-p", type=float, help="0 is off.")
 @click.option("--repetition-penalty", type=float, help="1 is off.")
-@click.option("--seed", type=int, help="For every request; one is drawn where neither says.")
+@click.option(
+    "--seed", type=int, help="Seed of every request. Default: the file's, or a random one."
+)
 @click.option("--num-logprobs", type=int, help="Candidates per token in the output, 0 to 50.")
 @click.option(
     "--check-lossless",
@@ -109,6 +121,8 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
     type=click.IntRange(0),
     default=256,
     show_default=True,
+    envvar=environment.PREFIX_CACHE_MB,
+    show_envvar=True,
     help=(
         "Memory for KV rows of system prompts and turns, reused by prompts that begin alike; 0 is"
         " off."
@@ -121,12 +135,11 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
     help="Run the first batch this many times beforehand, unmeasured.",
 )
 @click.option(
-    "--profile-output-file", type=FILE, metavar="FILE", help="Where times by stage go, as JSON."
+    "--profile-output-file", type=FILE, metavar="FILE", help="Write times by stage as JSON."
 )
-@click.option("--dump-profile", is_flag=True, help="Show times by stage.")
-@click.option("--dump-output", is_flag=True, help="Show the answers' text.")
+@click.option("--dump-profile", is_flag=True, help="Print times by stage.")
+@click.option("--dump-output", is_flag=True, help="Print the text of the answers.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
-@options
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -134,7 +147,10 @@ def command(
     engine_dir: Path,
     input_file: Path | None,
     prompts: Path | None,
-    output_file: Path,
+    texts: tuple[str, ...],
+    chat_template: str | None,
+    no_chat_template: bool,
+    output_file: Path | None,
     spec_decode: bool,
     spec_draft_top_k: int | None,
     spec_draft_step: int | None,
@@ -152,8 +168,9 @@ def command(
     """Answer the requests of --input-file with the engines of --engine-dir.
 
     With --spec-decode the output equals that of plain decoding, greedy and sampled: in float32
-    token for token, with quantized weights or recurrent layers up to the margin that is printed;
-    --check-lossless compares the two on the requests at hand. Without the three sizes a short chain is
+    token for token; with quantized weights or recurrent layers up to what kernels for one row and
+    for many round differently. --check-lossless compares the two on the requests at hand, and
+    measures the rounding where an answer differs. Without the three sizes a short chain is
     drafted: top-k 1, step 3, verify size 4, which suits CPUs (TensorRT Edge-LLM's 10, 6, 60 suit
     GPUs). A size left out follows from those given: with a verify size alone, a chain of one level
     less.
@@ -163,40 +180,140 @@ def command(
     top-k of 2 to 8 a tree of up to 128 nodes is made of the block. A draft that only makes chains
     has top-k 1 and verify size step + 1.
 
-    Ctrl-C ends after the step under way and writes what there is (exit 130); a second one stops at
-    once. Finished responses are also kept in OUTPUT.partial.jsonl until the output is written.
+    Ctrl-C ends the run after the current step and writes what was generated (exit 130); a second
+    one stops at once. Finished responses are also kept in OUTPUT.partial.jsonl until the output is written.
 
     \b
     edgespec infer --engine-dir engines --input-file input.json --output-file output.json --spec-decode
+    edgespec infer --engine-dir engines --prompt 'Why is the sky blue?' --spec-decode
     edgespec infer --engine-dir engines --prompts mt_bench.jsonl --output-file answers.json --batch-size 4
     """
     sizes = (spec_draft_top_k, spec_draft_step, spec_verify_size)
     if not spec_decode and (check_lossless or any(sizes)):
-        flag = "--check-lossless" if check_lossless else "the sizes of drafts"
-        raise click.UsageError(f"{flag} means nothing without --spec-decode", ctx)
-    if (input_file is None) == (prompts is None):
-        raise click.UsageError("give either --input-file or --prompts", ctx)
+        what = "--check-lossless means" if check_lossless else "the sizes of drafts mean"
+        raise click.UsageError(f"{what} nothing without --spec-decode", ctx)
+    if sum(map(bool, (input_file, prompts, texts))) != 1:
+        raise click.UsageError("give one of --input-file, --prompts and --prompt", ctx)
+    if no_chat_template and not texts:
+        raise click.UsageError("--no-chat-template goes with --prompt", ctx)
+    if no_chat_template and chat_template:
+        raise click.UsageError("--chat-template and --no-chat-template exclude each other", ctx)
+    if output_file is None:
+        check_shown(ctx, texts, as_json=as_json, dump_output=dump_output, **overrides)
     if as_json and (dump_output or dump_profile):
         raise click.UsageError(
             "--json prints the summary alone: leave --dump-output and --dump-profile out", ctx
         )
-    from edgespec.prompts import Journal, read_prompt_set, read_requests
+    shown = None
+    if output_file is None:
+        from edgespec.cli.answer_stream import AnswerStream
+
+        shown = AnswerStream(len(texts), live=(overrides["batch_size"] or 1) == 1)
+    return respond(
+        asked_for(input_file, prompts, texts, overrides, template=not no_chat_template),
+        engine_dir=engine_dir,
+        output_file=output_file,
+        spec_decode=spec_decode,
+        sizes=sizes,
+        exact=exact,
+        prefix_cache_mb=prefix_cache_mb,
+        warmup=warmup,
+        check_lossless=check_lossless,
+        profile_output_file=profile_output_file,
+        chat_template=chat_template,
+        stream=shown,
+        finish=lambda stats: show(
+            stats,
+            as_json=as_json,
+            dump_profile=dump_profile,
+            dump_output=dump_output,
+            err=output_file is None,
+        ),
+    )
+
+
+def asked_for(
+    input_file: Path | None,
+    prompts: Path | None,
+    texts: tuple[str, ...],
+    overrides: dict[str, Any],
+    *,
+    template: bool,
+) -> RequestFile:
+    """The requests of a file, of stdin, of a prompt set, or of the command line, with the chat
+    template or without."""
+    from edgespec.prompts import read_prompt_set, read_requests, read_stdin, text_requests
+
+    if texts:
+        return text_requests(texts, apply_chat_template=template, **overrides)
+    if prompts is not None:
+        return read_prompt_set(prompts, **overrides)
+    assert input_file is not None
+    return (
+        read_stdin(**overrides) if input_file == STDIN else read_requests(input_file, **overrides)
+    )
+
+
+def check_shown(
+    ctx: click.Context,
+    texts: tuple[str, ...],
+    *,
+    as_json: bool,
+    dump_output: bool,
+    num_logprobs: int | None,
+    **overrides: Any,
+) -> None:
+    """Raises click.UsageError for what needs an output file where there is none."""
+    del overrides
+    if not texts:
+        raise click.UsageError("give --output-file: only --prompt does without", ctx)
+    if as_json or dump_output:
+        flag = "--json" if as_json else "--dump-output"
+        raise click.UsageError(f"stdout has the answers: {flag} needs --output-file", ctx)
+    if num_logprobs:
+        raise click.UsageError("--num-logprobs needs --output-file, where they go", ctx)
+
+
+def respond(
+    requests: RequestFile,
+    *,
+    engine_dir: Path,
+    output_file: Path | None,
+    spec_decode: bool | None,
+    sizes: tuple[int | None, int | None, int | None],
+    finish: Callable[[RunStats], None],
+    stream: AnswerStream | None = None,
+    exact: bool = False,
+    prefix_cache_mb: int = 256,
+    warmup: int = 0,
+    check_lossless: bool = False,
+    profile_output_file: Path | None = None,
+    chat_template: str | None = None,
+) -> int:
+    """Answer requests and return the exit code. `spec_decode` None drafts where the directory holds
+    a draft. `chat_template` is a name or a file instead of the model's own.
+
+    Without an output file nothing is kept, and `stream` shows the answers. `finish` shows the
+    summary.
+    """
+    from edgespec.prompts import Journal, NoJournal
+    from edgespec.prompts.template import named_template
     from edgespec.runtime.engine import Engine
     from edgespec.runtime.file_runner import FileRun
 
-    requests = (
-        read_requests(input_file, **overrides)
-        if input_file
-        else read_prompt_set(prompts or "", **overrides)
-    )
-    check_outputs(requests, output_file, profile_output_file)
+    check_outputs((requests.path, engine_dir), output_file, profile_output_file)
     with Engine(
         engine_dir, spec_decode=spec_decode, exact=exact, prefix_cache_bytes=prefix_cache_mb * MIB
     ) as engine:
-        plan = engine.plan(*sizes) if spec_decode else None
-        engine.check_batch_size(requests.batch_size)
-        notes = notes_of(engine, plan, requests, chosen=not any(sizes))
-        with Journal(output_file) as journal, Stopper(lambda: kept_in(journal)) as stopper:
+        if chat_template:
+            engine.tokenizer.template = named_template(chat_template, engine_dir)
+        plan = engine.plan(*sizes) if engine.spec_decode else None
+        notes = notes_of(engine, plan, requests, sizes)
+        requests = replace(requests, batch_size=min(requests.batch_size, engine.max_batch_size))
+        with (
+            NoJournal() if output_file is None else Journal(output_file) as journal,
+            Stopper(lambda: kept_in(journal)) as stopper,
+        ):
             if journal.leftover:
                 notes.append(
                     f"{journal.leftover} is from a run that was killed; it is left as it is"
@@ -204,84 +321,106 @@ def command(
             for note in notes:
                 warn(note)
             run = FileRun(engine, requests, plan, journal, stopping=stopper, warn=warn)
-            answer(run, warmup=warmup, check_lossless=check_lossless)
+            answer(run, stream, warmup=warmup, check_lossless=check_lossless)
     stats = run.stats()
     if profile_output_file:
         write_profile(profile_output_file, stats)
-    if stopper() or run.fault:
-        click.echo(f"what was finished is in {output_file}", err=True)
+    if output_file and (stopper() or run.fault):
+        say(f"what was finished is in {output_file}", err=True)
     if run.fault:
         raise run.fault
-    show(stats, as_json=as_json, dump_profile=dump_profile, dump_output=dump_output)
+    finish(stats)
     return outcome(stats, stopper.number, check_lossless=check_lossless)
 
 
 def warn(text: str) -> None:
     """Print a line on stderr."""
-    click.echo(text, err=True)
+    say(text, err=True)
 
 
 def notes_of(
-    engine: Engine, plan: DraftPlan | None, requests: RequestFile, *, chosen: bool
+    engine: Engine,
+    plan: DraftPlan | None,
+    requests: RequestFile,
+    sizes: tuple[int | None, int | None, int | None],
 ) -> list[str]:
     """The lines before a run: the plan, and what a user should know of engines and modes."""
     from edgespec.cli import report
 
+    smaller = [*smaller_batches(requests.batch_size, engine.max_batch_size)]
     if plan is None:
-        return [*engine.notes]
+        return [*engine.notes, *smaller]
     asked = [
         request.enable_thinking
         for request in requests.requests
         if request.apply_chat_template and not request.disable_spec_decode
     ]
     thinking = engine.thinking_note(asked)
-    line = report.plan_line(plan, chosen=chosen, words=engine.drafter_words)
-    return [line, *engine.notes, *([thinking] if thinking else [])]
+    line = report.plan_line(
+        plan,
+        chosen=not any(sizes),
+        words=engine.drafter_words,
+        could_be_tree=report.could_be_tree(sizes, engine.method),
+    )
+    return [line, *engine.notes, *smaller, *([thinking] if thinking else [])]
 
 
-def answer(run: FileRun, *, warmup: int, check_lossless: bool) -> None:
-    """Run it under a bar, and write the output."""
+def smaller_batches(asked: int, most: int) -> Iterator[str]:
+    """A note where more requests at a time were asked for than the engines run."""
+    if asked > most:
+        yield (
+            f"batch_size {asked}: these engines were built for {most} at a time, so that {most}"
+            f" {'runs' if most == 1 else 'run'} at a time; build with --max-batch-size {asked} for"
+            " more"
+        )
+
+
+def answer(run: FileRun, stream: AnswerStream | None, *, warmup: int, check_lossless: bool) -> None:
+    """Run it under a bar, or with the answers shown as they come, and write the output."""
     from edgespec.cli.report import TokenBar
 
-    with TokenBar(run.requests.requests) as bar:
-        run.run(bar, warmup=warmup, check_lossless=check_lossless)
+    with TokenBar(run.requests.requests) if stream is None else stream.of(run) as progress:
+        run.run(progress, warmup=warmup, check_lossless=check_lossless)
     run.write()
 
 
-def show(stats: RunStats, *, as_json: bool, dump_profile: bool, dump_output: bool) -> None:
-    """Print the summary, and where asked for the times by stage and the answers' text."""
+def show(
+    stats: RunStats, *, as_json: bool, dump_profile: bool, dump_output: bool, err: bool = False
+) -> None:
+    """Print the summary, and where asked for the times by stage and the answers' text; with `err`
+    on stderr."""
     from edgespec.cli import report
     from edgespec.runtime.profile import profile
 
-    report.show(stats, as_json=as_json)
+    report.show(stats, as_json=as_json, err=err)
     if dump_profile:
-        report.show_profile(profile(stats))
+        report.show_profile(profile(stats), err=err)
     if dump_output:
         report.show_output(stats.answers)
 
 
-def check_outputs(requests: RequestFile, *outputs: Path | None) -> None:
-    """Raises RequestError where an output is the input or named twice, OutputError where it cannot
+def check_outputs(inputs: Sequence[Path | None], *outputs: Path | None) -> None:
+    """Raises OverwriteError where an output is an input or named twice, OutputError where it cannot
     be written; before any work."""
+    from edgespec.outputs import refuse_overwriting
     from edgespec.prompts import check_writable
 
     for output in outputs:
         if output is None:
             continue
-        if output.exists() and output.samefile(requests.path):
-            raise RequestError(
-                f"{output} is the input file", "Give another file for what is written."
-            )
+        refuse_overwriting(output, inputs)
         check_writable(output)
     given = [os.path.realpath(output) for output in outputs if output]
     if len(given) != len(set(given)):
-        raise RequestError(
+        raise OverwriteError(
             f"{given[0]} is to hold both the responses and the profile", "Give two files."
         )
 
 
-def kept_in(journal: Journal) -> str:
+def kept_in(journal: Journal | NoJournal) -> str:
     """What the message of a second signal adds: where the finished responses are."""
+    if journal.path is None:
+        return ""
     return (
         f"; what was finished is in {journal.path}"
         if journal.num_lines
@@ -307,16 +446,38 @@ def outcome(stats: RunStats, stopped_by: int | None, *, check_lossless: bool) ->
         a.speculative and a.response is not None and a.plain is None for a in stats.answers
     )
     if check_lossless and uncompared:
-        click.echo(
-            f"not compared: {uncompared} answers, whose plain run failed or was stopped", err=True
+        say(
+            f"not compared: {counted(uncompared, 'answer')}, whose plain run failed or was stopped",
+            err=True,
         )
-    if any(a.difference is not None and not a.difference.near_tie for a in stats.answers):
+    for line in cut_by_capacity(stats):
+        say(line, err=True)
+    if any(a.difference is not None and not a.difference.explained for a in stats.answers):
         click.echo(
-            "NOT lossless: a difference beyond a near-tie is a bug; please report it with the"
-            " output",
+            "NOT lossless: a difference that rounding does not explain is a bug; please report it"
+            " with the output",
             err=True,
         )
         return FAILED
     if stopped_by is not None:
         return exit_code(stopped_by)
     return SOME_FAILED if any(a.error for a in stats.answers) else 0
+
+
+def cut_by_capacity(stats: RunStats) -> Iterator[str]:
+    """How many answers ended because the KV cache was full; nothing where none did."""
+    from edgespec.prompts import CAPACITY
+
+    full = [
+        answer.response
+        for answer in stats.answers
+        if answer.response is not None and answer.response.finish_reason == CAPACITY
+    ]
+    if full:
+        # The last token needs no row of its own
+        rows = max(len(response.prompt_ids) + len(response.token_ids) - 1 for response in full)
+        yield (
+            f"{len(full)} of {len(stats.answers)} answers ended early (finish_reason"
+            f" {CAPACITY}): the KV cache holds {rows} tokens. Shorten the prompts, or build with a"
+            " larger --max-kv-cache-capacity"
+        )

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
 from edgespec.cli.flags import EdgeCommand
-from edgespec.cli.terminal import harmless, report
+from edgespec.cli.paths import FILE
+from edgespec.cli.terminal import json_text, report, say
 
 REFUSED = 3
 
 
 @click.command("inspect", cls=EdgeCommand)
-@click.argument("path", metavar="PATH", type=click.Path(path_type=Path))
+@click.argument("path", metavar="PATH", type=FILE)
 @click.option(
     "--layers",
     is_flag=True,
-    help="Name every Linear with its format and error, every tensor of a file.",
+    help="List every Linear with its format and error, and every tensor of a file.",
 )
 @click.option(
-    "--verify", is_flag=True, help="Compare hashes, which reads all of every file; else sizes."
+    "--verify",
+    is_flag=True,
+    help="Compare hashes, which reads every file completely. Default: sizes only.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print all that is known as JSON.")
 def command(path: Path, layers: bool, verify: bool, as_json: bool) -> int:
@@ -42,10 +44,10 @@ def command(path: Path, layers: bool, verify: bool, as_json: bool) -> int:
     if as_json:
         problems = [{"what": problem.what, "remedy": problem.remedy} for problem in found.problems]
         shown = {"path": str(path), **found.to_dict(), "notes": found.notes, "problems": problems}
-        click.echo(json.dumps(shown, indent=2, ensure_ascii=False))
+        click.echo(json_text(shown))
     else:
         for line in text_of(found, layers=layers, verify=verify):
-            click.echo(harmless(line))
+            say(line)
     for problem in found.problems:
         report(problem)
     return REFUSED if found.problems else 0

@@ -5,21 +5,36 @@ Knows the list of commands. Knows nothing of their options.
 
 from __future__ import annotations
 
+import errno
+import logging
+import os
 import signal
 import sys
+import traceback
 from importlib import import_module
 from typing import Any
 
 import click
 
 from edgespec import __version__
-from edgespec.cli.flags import INTERRUPTED
+from edgespec.cli import environment, logs
+from edgespec.cli.flags import INTERRUPTED, EdgeGroup, rest, until_separator
+from edgespec.cli.limits import (
+    import_problem,
+    leave,
+    occupy_closed_streams,
+    refuse_too_little_memory,
+)
 from edgespec.cli.signals import Raising, Terminated, exit_code
-from edgespec.cli.terminal import report
-from edgespec.errors import EdgeSpecError, EnvironmentProblem
+from edgespec.cli.terminal import report, say
+from edgespec.errors import BundleError, EdgeSpecError, EnvironmentProblem
 
 # Name -> (module, one line for the list). Modules load when their command is called.
 COMMANDS = {
+    "run": (
+        "edgespec.cli.run",
+        "Chat with a model by its name: download, check, export and build as needed.",
+    ),
     "quantize": (
         "edgespec.cli.quantize",
         "Quantize a checkpoint with NVIDIA ModelOpt: a base or a draft.",
@@ -38,14 +53,21 @@ COMMANDS = {
         "edgespec.cli.check",
         "Check whether a base and a draft belong together, without running them.",
     ),
-    "chat": ("edgespec.cli.chat", "Chat with a model in the terminal."),
+    "chat": ("edgespec.cli.chat.command", "Chat with a model in the terminal."),
+    "cache": ("edgespec.cli.cache", "List or remove the engines that run keeps."),
+    "completion": ("edgespec.cli.completion", "Print the completion script of a shell."),
+    "help": ("edgespec.cli.help", "Show the help of a command."),
 }
 
 
+# Raised where something is read: what is written has errors of its own (bundle.writing)
+UNREADABLE = (errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
+PROGRAM = "edgespec"
 BROKEN_PIPE = 141  # 128 + SIGPIPE, the exit code of a shell
+ANYWHERE = ("-v", "--verbose", "--debug")  # flags that work before and after the command
 
 
-class LazyGroup(click.Group):
+class LazyGroup(EdgeGroup):
     """A group that imports a command when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -56,6 +78,7 @@ class LazyGroup(click.Group):
         """Imports and returns a command, or returns None."""
         if cmd_name not in COMMANDS:
             return None
+        refuse_too_little_memory()
         command: click.Command = import_module(COMMANDS[cmd_name][0]).command
         return command
 
@@ -69,58 +92,83 @@ class LazyGroup(click.Group):
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.version_option(__version__, prog_name="edgespec")
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.version_option(__version__, "-V", "--version", prog_name="edgespec")
+@click.option(
+    "-v",
+    "--verbose",
+    is_flag=True,
+    envvar=environment.VERBOSE,
+    show_envvar=True,
+    help="Show on stderr what is done, with times.",
+)
+@click.option(
+    "--debug",
+    is_flag=True,
+    envvar=environment.DEBUG,
+    show_envvar=True,
+    help="Show the traceback of an error; with --verbose, all of the log.",
+)
 @click.pass_context
-def cli(ctx: click.Context, debug: bool) -> None:
+def cli(ctx: click.Context, verbose: bool, debug: bool) -> None:
     """Lossless speculative decoding for edge devices.
 
     From a Hugging Face checkpoint and its draft to running engines: export, build, infer, chat.
-    Flags may be spelled --kebab-case, --snake_case or --camelCase.
+    Flags may be spelled --kebab-case, --snake_case or --camelCase; --verbose and --debug may also
+    follow the command.
 
     Exit codes: 0 success, 1 internal error, 2 usage, 3 invalid input, 4 unsupported environment,
     5 some requests failed, 130 interrupted (143 by SIGTERM).
     """
-    ctx.obj = {"debug": debug}
+    ctx.obj = {"debug": debug, "verbose": verbose}
 
 
 def main(argv: list[str] | None = None) -> None:
     """Runs the command line and exits with its code."""
+    occupy_closed_streams()
     args = sys.argv[1:] if argv is None else argv
-    sys.exit(run(args))
+    leave(run(args))
 
 
 def run(args: list[str]) -> int:
-    """Runs one command line and returns its exit code. With --debug, errors are raised."""
-    signals = Raising()
+    """Runs one command line and returns its exit code."""
+    signals, line = Raising(), hoisted(args)
     try:
-        with signals:
-            code: Any = cli.main(args=hoisted(args), prog_name="edgespec", standalone_mode=False)
+        with signals, logs.shown(log_level(line)):
+            warn_of_variables()
+            code: Any = cli.main(args=line, prog_name=PROGRAM, standalone_mode=False)
             return code if isinstance(code, int) else 0
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except click.ClickException as error:
-        error.show()
+        show(error)
         return error.exit_code
-    except SystemExit:  # raised by click if the reader of stdout is closed
-        return BROKEN_PIPE
+    except SystemExit as stop:  # by click: completions are printed, or nobody reads stdout
+        return int(stop.code or 0) if environment.COMPLETING in os.environ else BROKEN_PIPE
     except (KeyboardInterrupt, click.Abort, Terminated) as stop:
         return stopped(stop)
     except Exception as error:
-        if signals.raised is not None and isinstance(error, ImportError):
+        if signals.raised is not None and isinstance(error, ImportError | SystemError):
             return stopped(signals.raised)  # extension modules replace what interrupts their import
-        if "--debug" in args:
-            raise
+        if wants(line, "--debug", environment.DEBUG):
+            traceback.print_exc()
         shown = presentable(error)
         report(shown)
         return shown.exit_code
+
+
+def show(error: click.ClickException) -> None:
+    """Prints wrong usage on stderr in click's form, with control characters escaped."""
+    ctx = error.ctx if isinstance(error, click.UsageError) else None
+    if ctx is not None:
+        say(f"{ctx.get_usage()}\nTry '{ctx.command_path} --help' for help.\n", err=True)
+    say(f"Error: {error.format_message()}", err=True)
 
 
 def stopped(stop: BaseException) -> int:
     """Reports a signal on stderr and returns its exit code."""
     by_sigterm = isinstance(stop, Terminated)
     reason = "stopped by SIGTERM" if by_sigterm else "interrupted"
-    click.echo(f"{reason}: no partial output is left", err=True)
+    say(f"{reason}: no partial output is left", err=True)
     return exit_code(signal.SIGTERM) if by_sigterm else INTERRUPTED
 
 
@@ -128,6 +176,13 @@ def presentable(error: Exception) -> EdgeSpecError:
     """Returns any error as one with a remedy and an exit code."""
     if isinstance(error, EdgeSpecError):
         return error
+    if isinstance(error, ImportError) and (problem := import_problem(error)) is not None:
+        return problem
+    if isinstance(error, OSError) and error.errno in UNREADABLE:
+        return BundleError(
+            f"{error.filename or 'a file'} cannot be read: {error.strerror}",
+            "Check the path and its permissions.",
+        )
     if isinstance(error, OSError):
         place = f"{error.filename}: " if error.filename else ""
         return EnvironmentProblem(
@@ -144,8 +199,30 @@ def presentable(error: Exception) -> EdgeSpecError:
 
 
 def hoisted(args: list[str]) -> list[str]:
-    """Returns the arguments with `--debug` first: it works before and after the command's name."""
-    return (["--debug"] if "--debug" in args else []) + [arg for arg in args if arg != "--debug"]
+    """Returns the arguments with --verbose and --debug first: they work before and after the
+    command's name, up to `--`."""
+    words = until_separator(args)
+    first = [word for word in words if word in ANYWHERE]
+    return [*first, *(word for word in words if word not in ANYWHERE), *rest(args)]
+
+
+def wants(line: list[str], flag: str, variable: str) -> bool:
+    """Whether a switch is on, by a flag among the first of the line or by its variable."""
+    return flag in until_separator(line) or environment.is_on(os.environ, variable)
+
+
+def log_level(line: list[str]) -> int | None:
+    """The least level of the records to show: with --debug as well, all of them."""
+    if not ("-v" in until_separator(line) or wants(line, "--verbose", environment.VERBOSE)):
+        return None
+    return logging.DEBUG if wants(line, "--debug", environment.DEBUG) else logging.INFO
+
+
+def warn_of_variables() -> None:
+    """Prints a warning for each mistyped variable, unless a shell asks for completions."""
+    if environment.COMPLETING not in os.environ:
+        for warning in environment.mistyped(os.environ):
+            say(warning, err=True)
 
 
 if __name__ == "__main__":

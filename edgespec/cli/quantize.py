@@ -5,7 +5,6 @@ Knows flags and words. Knows nothing of formats.
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 from collections.abc import Callable
@@ -23,9 +22,13 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from edgespec.cli.flags import INTERRUPTED, EdgeCommand
+from edgespec.cli import environment
+from edgespec.cli.edgellm import FLAGS
+from edgespec.cli.flags import INTERRUPTED, EdgeCommand, EdgeGroup
+from edgespec.cli.paths import DIRECTORY, MODEL
 from edgespec.cli.progress import Bars
 from edgespec.cli.signals import Terminated, exit_code
+from edgespec.cli.terminal import json_text, say
 from edgespec.schemes import MADE, TARGETS
 
 if TYPE_CHECKING:
@@ -83,14 +86,19 @@ def common(function: Callable[..., None]) -> Callable[..., None]:
             ),
             click.option(
                 "--calib-data",
+                type=MODEL,
                 metavar="FILE",
+                envvar=environment.CALIB_DATA,
+                show_envvar=True,
                 help=(
                     'Text, or JSONL with "messages", "text" or "turns"; or cnn_dailymail or'
                     " wikitext from the hub. Default: a text that comes with edgespec."
                 ),
             ),
             click.option(
-                "--num-samples", type=click.IntRange(1), help="Default: 16 on a CPU, 512 on CUDA."
+                "--num-samples",
+                type=click.IntRange(1),
+                help="Calibration samples. Default: 16 on a CPU, 512 on CUDA.",
             ),
             click.option(
                 "--calib-seq-len",
@@ -98,11 +106,19 @@ def common(function: Callable[..., None]) -> Callable[..., None]:
                 help="Tokens per sample. Default: 256 on a CPU, 512 on CUDA.",
             ),
             click.option(
-                "--device", type=click.Choice(("cpu", "cuda")), default="cpu", show_default=True
+                "--device",
+                type=click.Choice(("cpu", "cuda")),
+                default="cpu",
+                show_default=True,
+                envvar=environment.DEVICE,
+                show_envvar=True,
+                help="Where calibration runs.",
             ),
             click.option(
                 "--target",
                 type=click.Choice(tuple(TARGETS)),
+                envvar=environment.TARGET,
+                show_envvar=True,
                 help="Reject formats that this device cannot run.",
             ),
             click.option(
@@ -117,14 +133,22 @@ def common(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
-@click.group("quantize")
+@click.group("quantize", cls=EdgeGroup)
 def command() -> None:
     """Quantize a checkpoint with NVIDIA ModelOpt, without a GPU, and check the result."""
 
 
-@command.command("llm", cls=EdgeCommand, aliases=ALIASES)
-@click.option("--model-dir", required=True, metavar="MODEL", help="A directory or a hub id.")
-@click.option("--output-dir", required=True, metavar="DIR", type=click.Path(path_type=Path))
+@command.command("llm", cls=EdgeCommand, aliases=ALIASES, missing=FLAGS["quantize llm"])
+@click.option(
+    "--model-dir", required=True, type=MODEL, metavar="MODEL", help="A directory or a hub id."
+)
+@click.option(
+    "--output-dir",
+    required=True,
+    metavar="DIR",
+    type=DIRECTORY,
+    help="Where the quantized checkpoint goes.",
+)
 @common
 @click.option(
     "--kv-cache-quantization", type=click.Choice(("fp8",)), help="Scales for an FP8 cache."
@@ -161,15 +185,24 @@ def llm(
     )
 
 
-@command.command("draft", cls=EdgeCommand, aliases=ALIASES)
+@command.command("draft", cls=EdgeCommand, aliases=ALIASES, missing=FLAGS["quantize draft"])
 @click.option(
     "--base-model-dir",
     required=True,
+    type=MODEL,
     metavar="BASE",
     help="The base that the draft was trained for.",
 )
-@click.option("--draft-model-dir", required=True, metavar="DRAFT", help="A directory or a hub id.")
-@click.option("--output-dir", required=True, metavar="DIR", type=click.Path(path_type=Path))
+@click.option(
+    "--draft-model-dir", required=True, type=MODEL, metavar="DRAFT", help="A directory or a hub id."
+)
+@click.option(
+    "--output-dir",
+    required=True,
+    metavar="DIR",
+    type=DIRECTORY,
+    help="Where the quantized checkpoint goes.",
+)
 @common
 @click.option("--kv-cache-quantization", type=click.Choice(("fp8",)), hidden=True)
 def draft(
@@ -219,24 +252,24 @@ def show(run: Callable[[Bars, Log], Quantized], out: Path, as_json: bool) -> Non
     except (KeyboardInterrupt, Terminated) as stop:
         if not (hint := resume_hint(out)):
             raise
-        click.echo(f"interrupted: {hint}", err=True)
+        say(f"interrupted: {hint}", err=True)
         by_ctrl_c = isinstance(stop, KeyboardInterrupt)
         raise click.exceptions.Exit(
             INTERRUPTED if by_ctrl_c else exit_code(signal.SIGTERM)
         ) from None
     finally:
         if (click.get_current_context().obj or {}).get("debug"):
-            click.echo(log.getvalue(), err=True)
+            say(log.getvalue(), err=True)
     if as_json:
         shown = {
             "directory": str(result.directory),
             "notes": result.notes,
             "manifest": result.manifest.to_dict(),
         }
-        click.echo(json.dumps(shown, indent=2))
+        click.echo(json_text(shown))
         return
     for line in table(result):
-        click.echo(line)
+        say(line)
 
 
 def table(result: Quantized) -> list[str]:

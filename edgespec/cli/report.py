@@ -5,7 +5,6 @@ Knows how values look. What they mean stands in `runtime.metrics` and `runtime.p
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from types import TracebackType
@@ -16,18 +15,28 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-from edgespec.cli.terminal import harmless
+from edgespec.cli.terminal import harmless, json_text, say
+from edgespec.methods import METHODS
 from edgespec.prompts import Request
 from edgespec.runtime.answers import Answer
 from edgespec.runtime.generation import Chunk
-from edgespec.runtime.profile import RunStats, summary
+from edgespec.runtime.profile import RunStats, speedup, summary
 from edgespec.runtime.tree import DraftPlan
 
 MIN_WIDTH = 100  # characters
+MAX_DIFFERENCES = 10  # that are shown; output.json has all
+FOR_A_TREE = (
+    "a verify size alone is a chain; for a tree add --spec-draft-top-k and --spec-draft-step"
+)
 
 
-def plan_line(plan: DraftPlan, *, chosen: bool, words: str = "") -> str:
-    """How much is drafted, in the words of the flags; `words` are the method's own."""
+def plan_line(
+    plan: DraftPlan, *, chosen: bool, words: str = "", could_be_tree: bool = False
+) -> str:
+    """How much is drafted, in the words of the flags; `words` are the method's own.
+
+    `could_be_tree`: of the sizes only that of the verification was given, to a method with trees.
+    """
     kind = ("chain" if plan.top_k == 1 else "tree") + words
     sizes = f"top-k {plan.top_k}, {plan.depth_words}, verify size {plan.verify_size}"
     if plan.verify_size == 1:
@@ -35,7 +44,16 @@ def plan_line(plan: DraftPlan, *, chosen: bool, words: str = "") -> str:
             f"nothing is drafted: {sizes}, which is the pending token alone. Raise"
             " --spec-verify-size, or build the base with a larger --max-verify-tree-size"
         )
-    return f"drafting a {kind}: {sizes}" + (" (the default on a CPU)" if chosen else "")
+    hint = "the default on a CPU" if chosen else FOR_A_TREE if could_be_tree else ""
+    return f"drafting a {kind}: {sizes}" + (f" ({hint})" if hint else "")
+
+
+def could_be_tree(sizes: Sequence[int | None], method: str | None) -> bool:
+    """Whether of --spec-draft-top-k, --spec-draft-step and --spec-verify-size the last alone was
+    given to a method that drafts trees of any size."""
+    top_k, steps, verify_size = sizes
+    alone = verify_size is not None and top_k is None and steps is None
+    return alone and method is not None and METHODS[method].proposes == "tree"
 
 
 class TokenBar:
@@ -77,17 +95,52 @@ class TokenBar:
         self.progress.update(self.task, completed=count)
 
 
-def show(run: RunStats, *, as_json: bool) -> None:
-    """Prints the summary's table (or its JSON) on stdout, failed requests on stderr."""
+def show(run: RunStats, *, as_json: bool, err: bool = False) -> None:
+    """Prints the summary's table (or its JSON) on stdout, or with `err` on stderr, and failed
+    requests on stderr."""
     found = summary(run)
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        click.echo(json_text(found), err=err)
     elif columns_of(found):
-        print_table(table(found))
-    for answer in run.answers:
-        if answer.error:
-            click.echo(f"{place_of(answer)}: {harmless(answer.error.what)}", err=True)
-            click.echo(f"  {harmless(answer.error.remedy)}", err=True)
+        print_table(table(found), err=err)
+        for line in explained(run):
+            say(line, err=err)
+    show_failures(run.answers)
+
+
+def show_failures(answers: Sequence[Answer]) -> None:
+    """Prints failed requests on stderr; see `failures`."""
+    for line in failures(answers):
+        say(line, err=True)
+
+
+def explained(run: RunStats) -> Iterator[str]:
+    """The lines below the table: where answers differ, what is not explained first, and why drafts
+    made the run slower."""
+    differing = [(a, a.difference) for a in run.answers if a.difference]
+    differing.sort(key=lambda found: found[1].explained)
+    for answer, difference in differing[:MAX_DIFFERENCES]:
+        yield f"{place_of(answer)}: {difference.words}"
+    if (more := len(differing) - MAX_DIFFERENCES) > 0:
+        yield f"{more} more in the output file"
+    cost = speedup(run)
+    if cost is not None and cost.line is not None:
+        yield cost.line
+
+
+def failures(answers: Sequence[Answer]) -> Iterator[str]:
+    """Each error with the first turn that met it and how many more did, its remedy, and last how
+    many were answered; nothing where none failed."""
+    places: dict[tuple[str, str], list[Answer]] = {}
+    for answer in answers:
+        if answer.error is not None:
+            places.setdefault((answer.error.what, answer.error.remedy), []).append(answer)
+    for (what, remedy), failed in places.items():
+        more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
+        yield f"{place_of(failed[0])}{more}: {what}"
+        yield f"  {remedy}"
+    if places:
+        yield f"{sum(a.response is not None for a in answers)} of {len(answers)} answered"
 
 
 def show_output(answers: Sequence[Answer]) -> None:
@@ -178,9 +231,10 @@ def run_rows(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
 # ---- the profile
 
 
-def show_profile(profile: dict[str, Any]) -> None:
-    """The stages on stdout: how often each ran, for how long, and its share of the run."""
-    print_table(profile_table(profile))
+def show_profile(profile: dict[str, Any], *, err: bool = False) -> None:
+    """The stages on stdout, or with `err` on stderr: how often each ran, for how long, and its
+    share of the run."""
+    print_table(profile_table(profile), err=err)
 
 
 def profile_table(profile: dict[str, Any]) -> Table:
@@ -204,9 +258,9 @@ def profile_table(profile: dict[str, Any]) -> Table:
     return out
 
 
-def print_table(table: Table) -> None:
-    """Prints a table on stdout, never so narrow that a name is cut."""
-    console = Console(file=sys.stdout)
+def print_table(table: Table, *, err: bool = False) -> None:
+    """Prints a table on stdout, or with `err` on stderr, never so narrow that a name is cut."""
+    console = Console(file=sys.stderr if err else sys.stdout)
     console.width = max(console.width, MIN_WIDTH)
     console.print(table)
 

@@ -17,12 +17,13 @@ from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any
 
+from edgespec.cli import startup
 from edgespec.cli.terminal import harmless
 from edgespec.errors import EnvironmentProblem
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 STOP_THREAD = b"\0"
-DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
+DEFAULTS = (signal.SIG_DFL, signal.default_int_handler, startup.leave)
 
 
 def exit_code(number: int) -> int:

@@ -22,6 +22,7 @@ from edgespec.checkpoint.summary import (
 from edgespec.component import ComponentConfig, PairConfig
 from edgespec.config import DecoderConfig, DraftConfig, ModelConfig, RopeConfig
 from edgespec.contract import Role, canonical_contract
+from edgespec.errors import counted
 from edgespec.graph_quantization import GraphQuantization
 from edgespec.manifest import QuantizeManifest
 from edgespec.methods import METHODS
@@ -107,7 +108,7 @@ def decoder_rows(decoder: DecoderConfig) -> Rows:
     """The rows of sizes and rotary embeddings."""
     heads = f"{decoder.num_heads} heads ({decoder.num_kv_heads} KV) of {decoder.head_dim}"
     sizes = (
-        f"{decoder.num_layers} layers, hidden {decoder.hidden_size}, MLP"
+        f"{counted(decoder.num_layers, 'layer')}, hidden {decoder.hidden_size}, MLP"
         f" {decoder.intermediate_size}"
     )
     window = f", window {decoder.sliding_window}" if decoder.sliding_window else ""
@@ -266,7 +267,7 @@ def export_text(summary: ExportSummary, layers: bool) -> tuple[str, Rows]:
 def component_rows(config: ComponentConfig, cache_bytes_per_token: int) -> Rows:
     """The rows of a component's config.json."""
     heads = f"{config.num_heads} heads ({config.num_kv_heads} KV) of {config.head_dim}"
-    sizes = f"{config.num_layers} layers, hidden {config.hidden_size}, {heads}"
+    sizes = f"{counted(config.num_layers, 'layer')}, hidden {config.hidden_size}, {heads}"
     rows = [("model", f"{config.model}, {sizes}")]
     if config.pair is None:
         rows.append(("vocabulary", str(config.vocab_size)))

@@ -53,7 +53,7 @@ def base_config(
         model=model.architecture,
         method=method,
         vocab_size=model.vocab_size,
-        identity=base.identity,
+        identity="",  # write_component knows it, once the weights are read
     )
     return replace(
         config,

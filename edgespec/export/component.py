@@ -36,9 +36,10 @@ EmbeddingRows = Callable[[NDArray[Any]], NDArray[Any]]  # ids [S] -> float32 row
 class Component:
     """What an export directory will hold.
 
-    `embedding` is the table to write: checkpoint and stored name. `golden_rows` are the embedding
-    rows of the golden inputs, `ropes` the rotary embeddings of the layers. `d2t` are offsets
-    [draft_vocab_size]. `tokenizer` is the checkpoint whose tokenizer is copied.
+    `config` has no identities yet. `embedding` is the table to write: checkpoint and stored name.
+    `golden_rows` are the embedding rows of the golden inputs, `ropes` the rotary embeddings of the
+    layers. `d2t` are offsets [draft_vocab_size]. `tokenizer` is the checkpoint whose tokenizer is
+    copied.
     """
 
     directory: str  # below OUT
@@ -78,14 +79,14 @@ def write_component(
         sidecars.copy_tokenizer(component.tokenizer, staging)
     if component.tied_head:
         plan.point("lm_head.weight", tied_weight(component))
-    config, hashes = write_graph(component, plan, staging, progress)
+    config, hashes = write_graph(component, plan, staging, request, progress)
     if component.d2t is not None:
         writer.write_small({"d2t": component.d2t}, staging / bundle.D2T)
     if request.options.golden:
         write_golden(component, plan, staging, progress)
     schemes = config.quantization.schemes if config.quantization else None
     files = bundle.file_entries(staging, hashes)
-    manifest = ExportManifest.make(config.role, request.source, recorded, files, schemes)
+    manifest = ExportManifest.make(config.role, request.source(progress), recorded, files, schemes)
     bundle.write_json(staging / bundle.MANIFEST, manifest.to_dict())
     notes = (*component.notes, *sidecars.quantization_notes(config.quantization))
     return Exported(staging, config.role.value, files, notes)
@@ -100,7 +101,11 @@ def tied_weight(component: Component) -> Weight:
 
 
 def write_graph(
-    component: Component, plan: WeightPlan, staging: Path, progress: Progress
+    component: Component,
+    plan: WeightPlan,
+    staging: Path,
+    request: ExportRequest,
+    progress: Progress,
 ) -> tuple[ComponentConfig, dict[str, str]]:
     """Write graph, weights, embedding and config.json; returns the configuration as written, with
     what only the graph knows of its quantized weights, and the hashes made on the way."""
@@ -121,8 +126,22 @@ def write_graph(
     hashes[path.name] = writer.write_weights(plan, path, progress.advance)
     save(model, staging / bundle.MODEL)
     check_graph(staging / bundle.MODEL)
+    config = identified(config, request, progress)
     bundle.write_json(staging / bundle.CONFIG, config.to_dict())
     return config, hashes
+
+
+def identified(
+    config: ComponentConfig, request: ExportRequest, progress: Progress
+) -> ComponentConfig:
+    """The config with the identities of its checkpoints, which are known once their weights are
+    read. A draft in its base's checkpoint has the base's."""
+    source = request.source(progress)
+    config = replace(config, identity=source.identity)
+    if config.pair is None:
+        return config
+    base = source.identity if request.writes_base else source.base_identity
+    return replace(config, pair=replace(config.pair, base_identity=base))
 
 
 def write_golden(component: Component, plan: WeightPlan, staging: Path, progress: Progress) -> None:
@@ -153,4 +172,9 @@ def check_graph(path: Path) -> None:
 
 def rows_of(checkpoint: Checkpoint, name: str) -> EmbeddingRows:
     """A function that reads the rows of a stored table."""
-    return lambda ids: checkpoint.read(name)[ids].astype(np.float32)
+
+    def rows(ids: NDArray[Any]) -> NDArray[Any]:
+        found = [checkpoint.read_rows(name, int(i), int(i) + 1) for i in ids]
+        return np.concatenate(found).astype(np.float32)
+
+    return rows

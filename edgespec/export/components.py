@@ -7,6 +7,8 @@ Knows the order of the work. What is refused stands in `resolve`, what a method'
 
 from __future__ import annotations
 
+import logging
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +22,12 @@ from edgespec.export.resolve import resolve
 from edgespec.export.table import COMPONENTS
 from edgespec.manifest import ExportManifest
 from edgespec.methods import METHODS
+from edgespec.outputs import refuse_model_directory, refuse_overwriting
 from edgespec.progress import Progress, Silent
 
 __all__ = ["ExportOptions", "Exported", "export"]
 
+logger = logging.getLogger(__name__)
 THERE = "already there and unchanged: nothing was written"
 
 
@@ -32,28 +36,46 @@ def export(
 ) -> Exported:
     """Write the components of a checkpoint directory or hub id below OUT: all of them, or none.
 
-    Raises CheckpointError, UnsupportedModel, PairingError or OutputError before anything is written
-    under its name.
+    Raises CheckpointError, UnsupportedModel, PairingError, OverwriteError or OutputError before
+    anything is written under its name.
     """
+    refuse_overwriting(out, (model, options.draft_dir, options.base_model_dir))
+    refuse_model_directory(out, "OUT is", "Name a directory outside of it.")
     request = resolve(model, options)
+    logger.info("%s: %s", model, ", ".join(described(request)))
     recorded = recorded_options(request)
     components = {out / part.directory: part for part in components_of(request)}
     for target in components:
-        bundle.remove_dead_staging(target.parent, target.name)
-    there = {target: already_there(target, request, recorded) for target in components}
+        bundle.remove_dead(target.parent, target.name)
+    progress = progress or Silent()
+    there = {target: already_there(target, request, recorded, progress) for target in components}
     done = {target: found for target, found in there.items() if found is not None}
     missing = [target for target in components if target not in done]
+    request.hash_while_reading()
     with bundle.staged_directories(*missing) as stagings:
         for target, staging in zip(missing, stagings, strict=True):
+            began = time.monotonic()
             with bundle.writing(target):  # which of them it is that has no room
-                written = write_component(
-                    components[target], staging, request, recorded, progress or Silent()
-                )
+                written = write_component(components[target], staging, request, recorded, progress)
+            logger.info("%s: written in %.2f s", target, time.monotonic() - began)
             done[target] = replace(written, directory=target)
     first, *others = (done[target] for target in components)
     doubt = request.base.origin.doubt if request.base else None
     notes = (*first.notes, doubt) if doubt else first.notes
     return replace(first, notes=notes, beside=tuple(others))
+
+
+def described(request: ExportRequest) -> list[str]:
+    """What was opened, for the log: each checkpoint with what it was detected as."""
+    parts = [
+        f"exported for {METHODS[request.method].title if request.method else 'plain decoding'}"
+    ]
+    if request.base is not None:
+        parts.append(f"base {request.base.checkpoint.path} ({request.base.config.architecture})")
+    if request.draft is not None:
+        found = request.draft.config
+        parts.append(f"draft {request.draft.checkpoint.path} ({found.layout} layout)")
+    return parts
 
 
 def components_of(request: ExportRequest) -> tuple[Component, ...]:
@@ -77,7 +99,7 @@ def recorded_options(request: ExportRequest) -> dict[str, Any]:
 
 
 def already_there(
-    target: Path, request: ExportRequest, recorded: dict[str, Any]
+    target: Path, request: ExportRequest, recorded: dict[str, Any], progress: Progress
 ) -> Exported | None:
     """The result of an earlier run of the same request, if it is complete and unchanged; else None.
     Raises BundleError for files that are not those of the manifest."""
@@ -86,7 +108,9 @@ def already_there(
     if bundle.read_manifest(target).get("kind") != "export":
         return None
     manifest = ExportManifest.read(target)
-    if not manifest.is_of(request.source, recorded):
+    if not manifest.is_of(manifest.source, recorded):  # before all weights are read
+        return None
+    if manifest.source != request.source(progress):
         return None
     bundle.check_files(target, manifest.files)
     return Exported(target, manifest.role.value, manifest.files, (THERE,))

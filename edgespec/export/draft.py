@@ -48,11 +48,10 @@ def draft_component(
     directory = METHODS[request.method].component
     assert directory is not None
     graph = open_graph(request)
-    identity = (request.draft or request.target()).identity
     return Component(
         directory=directory,
         graph=graph,
-        config=draft_config(model, request.method, graph, identity, pair, spec),
+        config=draft_config(model, request.method, graph, pair, spec),
         golden_rows=golden_rows(request, graph),
         ropes=graph.layers.ropes,
         embedding=own_embedding(graph),
@@ -65,7 +64,6 @@ def draft_config(
     model: str,
     method: str,
     graph: DraftGraph,
-    identity: str,
     pair: PairConfig,
     spec: SpecConfig,
 ) -> ComponentConfig:
@@ -76,7 +74,7 @@ def draft_config(
         model=model,
         method=method,
         vocab_size=graph.vocab_size,
-        identity=identity,
+        identity="",  # write_component knows it, once the weights are read
     )
     return replace(config, draft_vocab_size=graph.shape.vocab_size, spec=spec, pair=pair)
 
@@ -89,7 +87,7 @@ def pair_config(
     """What a draft with a checkpoint of its own asks of its base; None where it does not say."""
     base, config = request.base, request.drafted().config
     return PairConfig(
-        base_identity=base.identity if base else None,
+        base_identity=None,  # as the draft's own
         base_name=config.base_name,
         aux_layer_ids=aux_layers,
         num_aux_layers=config.num_aux_layers,

@@ -292,7 +292,7 @@ def open_piece(piece: Piece, directory: Path) -> ort.InferenceSession:
     import onnx_ir as ir
 
     options = ort.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # errors are raised; the log would print names as they are
     options.add_session_config_entry(
         "session.model_external_initializers_file_folder_path", str(directory)
     )

@@ -21,7 +21,7 @@ def draft(request: ExportRequest) -> Component:
     """The head's component, with the vocabulary, the embedding and the identity of its base."""
     base = request.target()
     pair = PairConfig(
-        base_identity=base.identity,
+        base_identity=None,  # write_component knows it, once the weights are read
         base_name=base.checkpoint.path.name,
         aux_layer_ids=None,
         num_aux_layers=1,

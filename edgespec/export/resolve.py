@@ -1,6 +1,6 @@
 """From MODEL and options to a request: what each checkpoint is, and whether they belong together.
 
-Each checkpoint is opened, detected and identified once. Knows what is refused, and no method.
+Each checkpoint is opened and detected once. Knows what is refused, and no method.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from edgespec.export import sidecars
 from edgespec.export.options import ExportOptions
 from edgespec.export.request import ExportRequest, OpenBase, OpenDraft
 from edgespec.export.table import COMPONENTS
-from edgespec.manifest import ExportSource
 from edgespec.methods import METHODS, BaseSide, DraftSide, mismatches
 from edgespec.methods.aux_layers import REMEDY as AUX_LAYERS_REMEDY
 
@@ -40,7 +39,7 @@ def resolve(model: str, options: ExportOptions) -> ExportRequest:
         COMPONENTS[options.base_for].check_base(checkpoint)
     found = detect(checkpoint)
     if isinstance(found, DraftConfig):
-        return _draft_request(OpenDraft(checkpoint, found, checkpoint.identity()), options)
+        return _draft_request(OpenDraft(checkpoint, found), options)
     return _base_request(checkpoint, found, options)
 
 
@@ -55,20 +54,14 @@ def _base_request(
     if method is not None and COMPONENTS[method].base_needs_draft:
         draft = _named_draft(method, options)
         _check_pair(checkpoint, config, draft.config, options)
-    base = OpenBase(checkpoint, config, checkpoint.identity(), origin_of(checkpoint))
-    source = ExportSource(
-        name=checkpoint.path.name,
-        identity=base.identity,
-        texts=sidecars.text_identity(checkpoint),
-        quantized_from=base.origin.identity,
-    )
+    base = OpenBase(checkpoint, config, origin_of(checkpoint))
     return ExportRequest(
         options=options,
         method=method,
         writes_base=True,
         base=base,
         draft=draft,
-        source=source,
+        texts=sidecars.text_identity(checkpoint),
     )
 
 
@@ -105,7 +98,7 @@ def _named_draft(method: str, options: ExportOptions) -> OpenDraft:
     if not isinstance(found, DraftConfig) or found.method != method:
         what = f"{checkpoint.path} is not {METHODS[method].draft_title}"
         raise PairingError(what, "Give the directory of the draft; the base is MODEL.")
-    return OpenDraft(checkpoint, found, checkpoint.identity())
+    return OpenDraft(checkpoint, found)
 
 
 # A draft
@@ -126,20 +119,13 @@ def _draft_request(draft: OpenDraft, options: ExportOptions) -> ExportRequest:
         _refuse_headless(draft.config)
     else:
         base = _base_of_draft(named, draft, options)
-    source = ExportSource(
-        name=draft.checkpoint.path.name,
-        identity=draft.identity,
-        texts=sidecars.text_identity(draft.checkpoint),
-        base_identity=base.identity if base else None,
-        base_quantized_from=base.origin.identity if base else None,
-    )
     return ExportRequest(
         options=options,
         method=draft.config.method,
         writes_base=False,
         base=base,
         draft=draft,
-        source=source,
+        texts=sidecars.text_identity(draft.checkpoint),
     )
 
 
@@ -187,7 +173,7 @@ def _base_of_draft(named: str, draft: OpenDraft, options: ExportOptions) -> Open
         what = f"--base-model-dir {checkpoint.path} is itself a draft"
         raise PairingError(what, "Name the base model's directory.")
     _check_pair(checkpoint, config, draft.config, options)
-    return OpenBase(checkpoint, config, checkpoint.identity(), origin_of(checkpoint))
+    return OpenBase(checkpoint, config, origin_of(checkpoint))
 
 
 def _check_pair(

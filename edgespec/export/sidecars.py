@@ -15,7 +15,7 @@ from edgespec import bundle
 from edgespec.checkpoint.files import Checkpoint, some_of
 from edgespec.checkpoint.layouts import all_kv_scales
 from edgespec.checkpoint.quantization import Quantization
-from edgespec.errors import CheckpointError, MissingDependency
+from edgespec.errors import BundleError, CheckpointError, MissingDependency, RequestError
 from edgespec.graph_quantization import CacheScales, GraphQuantization, SchemeUse
 from edgespec.schemes import SCHEMES
 
@@ -97,7 +97,8 @@ def text_identity(checkpoint: Checkpoint) -> str:
 
 def copy_tokenizer(checkpoint: Checkpoint, directory: Path) -> None:
     """Copy tokenizer and chat template files; a checkpoint with only `tokenizer.model` gets a
-    tokenizer.json."""
+    tokenizer.json. CheckpointError for a chat template that cannot be compiled."""
+    check_chat_template(checkpoint.path)
     for name in bundle.TOKENIZER_FILES:
         source = checkpoint.path / name
         if source.is_file():
@@ -108,6 +109,22 @@ def copy_tokenizer(checkpoint: Checkpoint, directory: Path) -> None:
         what = f"{checkpoint.path} has neither tokenizer.json nor tokenizer.model"
         raise CheckpointError(what, "Put the model's tokenizer files beside its weights.")
     convert_sentencepiece(checkpoint.path, directory)
+
+
+def check_chat_template(source: Path) -> None:
+    """CheckpointError where the chat template cannot be compiled: each request would fail on it,
+    and nothing in an engine directory can be fixed by hand."""
+    from edgespec.prompts.template import check_template
+
+    try:
+        check_template(source)
+    except (BundleError, RequestError) as error:
+        what = error.what.replace("The chat template in ", f"the chat template in {source}/")
+        remedy = (
+            "Fix it there, or remove it: requests then write the complete prompt"
+            ' ("apply_chat_template": false).'
+        )
+        raise CheckpointError(what, remedy) from error
 
 
 def convert_sentencepiece(source: Path, directory: Path) -> None:

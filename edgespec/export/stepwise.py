@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from edgespec.bundle import writing
 from edgespec.config import DecoderConfig
 from edgespec.export.golden import empty_memory, open_piece
-from edgespec.export.writer import write_weights
+from edgespec.export.writer import PaddedFile, place_weights
 from edgespec.graphs.assembly import DecoderGraph, Piece, head_piece, layer_piece, stem_piece
 from edgespec.graphs.builder import WeightPlan
 from edgespec.rope import RopeTable
@@ -39,6 +39,7 @@ class PassOutput:
     # [S, H] by layer: the residual stream before it; the last index is after all layers
     streams: dict[int, Array]
     state: Array | None  # [S, H], the hidden states that the head emits, if it does
+    finite: bool = True  # no logit is NaN or Inf
 
 
 def run_stepwise(
@@ -67,7 +68,8 @@ def run_stepwise(
         found = through_head(graph, passes, xs, place)
         done()
     return [
-        PassOutput(best, kept, state) for (best, state), kept in zip(found, streams, strict=True)
+        PassOutput(best, kept, state, finite)
+        for (best, state, finite), kept in zip(found, streams, strict=True)
     ]
 
 
@@ -87,7 +89,8 @@ def opened(make: Callable[[WeightPlan], Piece], place: Path) -> tuple[Piece, ort
     plan = WeightPlan(WEIGHTS)
     piece = make(plan)
     (place / WEIGHTS).unlink(missing_ok=True)
-    write_weights(plan, place / WEIGHTS, lambda _: None)
+    with (place / WEIGHTS).open("wb") as file:
+        place_weights(plan, PaddedFile(file))
     return piece, open_piece(piece, place)
 
 
@@ -112,18 +115,20 @@ def keep_streams(
 
 def through_head(
     graph: DecoderGraph, passes: Sequence[Feeds], xs: Sequence[Array], place: Path
-) -> list[tuple[NDArray[np.int64], Array | None]]:
-    """Returns the argmax token of each gathered row and the emitted hidden states, per pass."""
+) -> list[tuple[NDArray[np.int64], Array | None, bool]]:
+    """Returns the argmax token of each gathered row, the emitted hidden states, and whether all
+    logits are finite, per pass."""
     piece, session = opened(lambda plan: head_piece(graph, plan), place)
     found = []
     for feeds, x in zip(passes, xs, strict=True):
-        best, state = [], None
+        best, state, finite = [], None, True
         for start in range(0, feeds["gather_idx"].shape[1], HEAD_ROWS):
             rows = feeds["gather_idx"][:, start : start + HEAD_ROWS]
             logits, *emitted = session.run(None, {"x": x, "gather_idx": rows} | piece.fed)
             best.append(logits[0].argmax(-1))
+            finite = finite and bool(np.isfinite(logits).all())
             state = emitted[0][0].copy() if emitted else None
-        found.append((np.concatenate(best), state))
+        found.append((np.concatenate(best), state, finite))
     return found
 
 

@@ -15,24 +15,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.checkpoint.files import Checkpoint, TensorInfo
+from edgespec.checkpoint.finite import FiniteSink
 from edgespec.graphs.builder import ALIGN_BYTES, WeightPlan
 
 Advance = Callable[[int], None]
 SAFETENSORS_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
-class HashingFile:
-    """A binary file for writing that hashes its content and reports the progress in bytes."""
+class PaddedFile:
+    """A binary file for writing that knows its position in bytes."""
 
-    def __init__(self, file: BinaryIO, advance: Advance) -> None:
-        self.file, self.advance = file, advance
-        self.digest, self.position = hashlib.sha256(), 0
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.position = file, 0
 
     def write(self, data: bytes | memoryview) -> int:
         """Writes the data and returns its number of bytes."""
-        self.digest.update(data)
         self.position += len(data)
-        self.advance(len(data))
         return self.file.write(data)
 
     def pad_to(self, offset: int) -> None:
@@ -40,14 +38,36 @@ class HashingFile:
         self.write(b"\0" * (offset - self.position))
 
 
+class HashingFile(PaddedFile):
+    """The same; it hashes its content and reports the progress in bytes."""
+
+    def __init__(self, file: BinaryIO, advance: Advance) -> None:
+        super().__init__(file)
+        self.advance, self.digest = advance, hashlib.sha256()
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Writes the data and returns its number of bytes."""
+        self.digest.update(data)
+        self.advance(len(data))
+        return super().write(data)
+
+
 def write_weights(plan: WeightPlan, path: Path, advance: Advance) -> str:
-    """Writes the plan's weights to `path` at their offsets. Returns the file's sha256."""
+    """Writes the plan's weights to `path` at their offsets. Returns the file's sha256.
+
+    Raises CheckpointError for NaN or Inf.
+    """
     with path.open("wb") as raw:
         file = HashingFile(raw, advance)
-        for weight in plan.written_here():
-            file.pad_to(weight.offset)
-            weight.source.write_to(weight.info.name, file)
+        place_weights(plan, file)
         return file.digest.hexdigest()
+
+
+def place_weights(plan: WeightPlan, file: PaddedFile) -> None:
+    """Writes the plan's weights at their offsets. Raises CheckpointError for NaN or Inf."""
+    for weight in plan.written_here():
+        file.pad_to(weight.offset)
+        weight.source.write_to(weight.info.name, FiniteSink(file, weight.info))
 
 
 def write_embedding(
@@ -56,7 +76,7 @@ def write_embedding(
     """Writes a table [vocab, hidden] as the safetensors file that the runtime maps.
 
     Returns the sha256 and the offset of the table's first byte. The header is padded to a page so
-    that a graph can reference the file.
+    that a graph can reference the file. Raises CheckpointError for NaN or Inf.
     """
     entry = {
         "dtype": SAFETENSORS_DTYPES[info.dtype],
@@ -68,7 +88,7 @@ def write_embedding(
     with path.open("wb") as raw:
         file = HashingFile(raw, advance)
         file.write(len(header).to_bytes(8, "little") + header)
-        checkpoint.write_to(info.name, file)
+        checkpoint.write_to(info.name, FiniteSink(file, info))
         return file.digest.hexdigest(), ALIGN_BYTES
 
 

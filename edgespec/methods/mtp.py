@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from edgespec.config.values import ModelConfig
+from edgespec.errors import counted
 from edgespec.methods.base import Method
 
 NAME = "mtp"
@@ -16,7 +17,7 @@ NAME = "mtp"
 def base_rows(config: ModelConfig) -> Iterator[tuple[str, str]]:
     """The head that a base's config.json declares."""
     if count := config.mtp_layers:
-        yield "MTP head", f"{count} layer{'s' if count > 1 else ''}, by config.json"
+        yield "MTP head", f"{counted(count, 'layer')}, by config.json"
 
 
 METHOD = Method(

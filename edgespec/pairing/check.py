@@ -13,7 +13,13 @@ from dataclasses import replace
 from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import Checkpoint, open_checkpoint
 from edgespec.config import DraftConfig, ModelConfig
-from edgespec.errors import CheckpointError, EdgeSpecError, PairingError, UnsupportedModel
+from edgespec.errors import (
+    CheckpointError,
+    EdgeSpecError,
+    PairingError,
+    UnsupportedModel,
+    counted,
+)
 from edgespec.methods import METHODS
 from edgespec.pairing.check_result import CheckResult, Report
 from edgespec.pairing.pair import Pair
@@ -87,7 +93,8 @@ def _base(checkpoint: Checkpoint, results: list[CheckResult]) -> ModelConfig | N
     found = _detected("base", checkpoint, results)
     if isinstance(found, ModelConfig):
         layer = found.decoder
-        what = f"{found.architecture}: {layer.num_layers} layers, hidden {layer.hidden_size}"
+        layers = counted(layer.num_layers, "layer")
+        what = f"{found.architecture}: {layers}, hidden {layer.hidden_size}"
         results.append(CheckResult("ok", "base", what))
         return found
     if found is not None:
@@ -108,8 +115,8 @@ def _draft(checkpoint: Checkpoint, results: list[CheckResult]) -> DraftConfig | 
         return None
     if found is not None:
         what = (
-            f"{METHODS[found.method].title}, {found.layout} layout: {found.decoder.num_layers}"
-            f" layers, hidden {found.decoder.hidden_size}"
+            f"{METHODS[found.method].title}, {found.layout} layout:"
+            f" {counted(found.decoder.num_layers, 'layer')}, hidden {found.decoder.hidden_size}"
         )
         results.append(CheckResult("ok", "draft", what))
     return found

@@ -37,10 +37,15 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """What a probe found; the first of `shares` is the reading that the checkpoints state."""
+    """What a probe found; the first of `shares` is the reading that the checkpoints state.
+
+    `chance` is the share at which they would agree if the draft's tokens stood at other positions.
+    """
 
     positions: int
     shares: tuple[Share, ...]
+    chance: float = 0.0
+    unrelated: bool = False  # no reading agrees beyond chance: not made for this base
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.checkpoint.files import Checkpoint, read_json
+from edgespec.checkpoint.finite import is_finite
 from edgespec.checkpoint.names import EMBEDDING
 from edgespec.errors import CheckpointError, RequestError
 from edgespec.export.sidecars import copy_tokenizer
@@ -38,17 +39,23 @@ MAX_CHARACTERS = MAX_TOKENS * 128  # of a text: hardly a token is so long
 # By which another reading must be better to be reported: one layer often makes little difference
 SIGMAS, MIN_GAIN = 3.0, 0.03
 MIN_SHARE = 0.1  # a draft that agrees less often hardly knows its base
+ALPHA = 0.01  # how often chance may mislead
+UNRELATED = "the draft was not made for this base"
 Array = NDArray[Any]
+Ids = NDArray[np.int64]
 
 
 def probe(pair: Pair, text: str, progress: Progress) -> Probed:
     """The share of positions where the draft's first token is the base's next one, for each reading
     of the hidden states.
 
-    Raises RequestError for a text of too few tokens; nothing is left on disk.
+    Raises RequestError for a text of too few tokens, CheckpointError for weights or logits that are
+    NaN or Inf; nothing is left on disk.
     """
     row = PAIRINGS[pair.method]
     tokens, readings = tokens_of(pair.base, text), row.readings(pair)
+    for checkpoint in filter(None, (pair.base, pair.draft)):
+        refuse_not_finite(checkpoint, progress)
     base = Decoder.open(pair.base, pair.model, emits_final=row.reads_final)
     draft = row.force(pair, base, tokens)
     progress.start("probe", base.shape.num_layers + draft.graph.shape.num_layers + 4)
@@ -59,16 +66,83 @@ def probe(pair: Pair, text: str, progress: Progress) -> Probed:
     rows = EmbeddingRows.read(base.table.source(EMBEDDING), tokens).of(tokens)
     aux_layers = {layer for reading in readings for layer in reading.aux_layers}
     (truth,) = run_stepwise(base, [causal_feeds(rows, pair.model.decoder)], aux_layers, done)
+    if not truth.finite:
+        raise CheckpointError(
+            f"the base computes NaN or Inf on the text, with finite weights: {pair.base.path}",
+            "Its scales are damaged, or its values overflow float32: download it again.",
+        )
     asked = [draft.passes(hidden_states(reading, truth)) for reading in readings]
     passes = [feeds for feeds_of_reading in asked for feeds in feeds_of_reading]
-    answers = iter(run_stepwise(draft.graph, passes, done=done))
+    outputs = run_stepwise(draft.graph, passes, done=done)
+    if not all(output.finite for output in outputs):
+        raise CheckpointError(
+            "the draft computes NaN or Inf on the base's hidden states, with finite weights",
+            "Its scales are damaged, or it was made for a base of other hidden states.",
+        )
+    answers = iter(outputs)
     wanted = truth.best[draft.positions()]
     firsts = [np.concatenate([next(answers).best for _ in feeds]) for feeds in asked]
-    right = [draft.ids[first] == wanted for first in firsts]
+    said = [draft.ids[first] for first in firsts]
+    right = [tokens_said == wanted for tokens_said in said]
     shares = [
-        compared(reading, agreed, right[0]) for reading, agreed in zip(readings, right, strict=True)
+        compared(reading, found, right[0]) for reading, found in zip(readings, right, strict=True)
     ]
-    return Probed(len(wanted), tuple(shares))
+    chances = [chance_level(tokens_said, wanted, base.shape.vocab_size) for tokens_said in said]
+    agreed = [int(found.sum()) for found in right]
+    by_chance = not any(
+        is_beyond_chance(count, chance, len(wanted))
+        for count, chance in zip(agreed, chances, strict=True)
+    )
+    unrelated = by_chance and is_below_usable(max(agreed), len(wanted))
+    return Probed(len(wanted), tuple(shares), chances[0], unrelated)
+
+
+def refuse_not_finite(checkpoint: Checkpoint, progress: Progress) -> None:
+    """CheckpointError that names the tensors with NaN or Inf."""
+    bad = []
+    progress.start("weights", len(checkpoint.tensors))
+    for name, info in checkpoint.tensors.items():
+        if not is_finite(checkpoint.read(name).reshape(-1).view(np.uint8).data, info.dtype):
+            bad.append(name)
+        progress.advance(1)
+    if bad:
+        more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+        raise CheckpointError(
+            f"{checkpoint.path} has weights with NaN or Inf: {bad[0]}{more}",
+            "Download it again, or ask its authors.",
+        )
+
+
+# Chance
+
+
+def chance_level(said: Ids, wanted: Ids, vocab_size: int) -> float:
+    """The share of positions at which tokens [n] agree that know nothing of each other.
+
+    That of the draft's tokens dealt out to other positions: the sum over tokens of both shares, so
+    that a draft which always says a frequent token has no credit for it; at least one token of the
+    vocabulary.
+    """
+    tokens = np.union1d(said, wanted)
+    drafted, true = (
+        np.bincount(np.searchsorted(tokens, ids), minlength=len(tokens)) for ids in (said, wanted)
+    )
+    return max(float(drafted @ true) / len(wanted) ** 2, 1 / vocab_size)
+
+
+def is_beyond_chance(agreed: int, chance: float, positions: int) -> bool:
+    """Whether so many agreements come by chance in less than ALPHA of all cases. Agreements by
+    chance are rare and nearly independent: their number is a Poisson variable."""
+    rate = chance * positions
+    fewer = sum(math.exp(k * math.log(rate) - rate - math.lgamma(k + 1)) for k in range(agreed))
+    return 1 - fewer < ALPHA
+
+
+def is_below_usable(agreed: int, positions: int) -> bool:
+    """Whether a draft that agrees at MIN_SHARE of all positions has so few agreements in less than
+    ALPHA of all cases: on a short text nothing can be said."""
+    p, n = MIN_SHARE, positions
+    return sum(math.comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(agreed + 1)) < ALPHA
 
 
 def compared(reading: Reading, right: NDArray[np.bool_], stated: NDArray[np.bool_]) -> Share:
@@ -103,11 +177,14 @@ def probe_result(probed: Probed, pair: Pair) -> CheckResult:
     if is_clearly_better(best, stated):
         what = f"{what}: it was trained on what it reads {best.name}"
         return CheckResult("warning", "probe", what, PAIRINGS[pair.method].remedy(best))
+    remedy = (
+        "Make sure that it was trained for this very base; a text of the kind it knows is"
+        " --probe-text FILE."
+    )
+    what += f" ({probed.chance:.1%} by chance)"
+    if probed.unrelated:
+        return CheckResult("refused", "probe", f"{what}: {UNRELATED}", remedy)
     if stated.share < MIN_SHARE:
-        remedy = (
-            "Make sure that it was trained for this very base; a text of the kind it knows is"
-            " --probe-text FILE."
-        )
         return CheckResult("warning", "probe", f"{what}: the draft hardly knows this base", remedy)
     return CheckResult("ok", "probe", what)
 

@@ -8,7 +8,7 @@ Knows nothing of tokens, templates or engines.
 from __future__ import annotations
 
 from edgespec.prompts.checks import MAX_BATCH_SIZE, MAX_LOGPROBS, LogitBias
-from edgespec.prompts.output import Journal, check_writable, write_output
+from edgespec.prompts.output import Journal, NoJournal, check_writable, write_output
 from edgespec.prompts.parse import (
     MAX_MESSAGE_BYTES,
     MAX_MESSAGES,
@@ -18,8 +18,10 @@ from edgespec.prompts.parse import (
 )
 from edgespec.prompts.sets import parse_prompt_set, read_prompt_set
 from edgespec.prompts.source import MAX_FILE_BYTES, parse_json
+from edgespec.prompts.texts import read_stdin, text_requests
 from edgespec.prompts.types import (
     CANCELLED,
+    CAPACITY,
     END_OF_SEQUENCE,
     ERROR,
     MAX_LENGTH,
@@ -33,6 +35,7 @@ from edgespec.prompts.types import (
 
 __all__ = [
     "CANCELLED",
+    "CAPACITY",
     "END_OF_SEQUENCE",
     "ERROR",
     "MAX_BATCH_SIZE",
@@ -46,6 +49,7 @@ __all__ = [
     "Journal",
     "LogitBias",
     "Message",
+    "NoJournal",
     "Overrides",
     "Request",
     "RequestFile",
@@ -56,5 +60,7 @@ __all__ = [
     "parse_requests",
     "read_prompt_set",
     "read_requests",
+    "read_stdin",
+    "text_requests",
     "write_output",
 ]

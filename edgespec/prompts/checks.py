@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
-from edgespec.prompts.places import Place, show
+from edgespec.prompts.places import Place, did_you_mean, show
 
 MAX_BATCH_SIZE = 16
 MAX_COUNT = 2**31 - 1
@@ -20,6 +20,8 @@ MAX_BIASED_TOKENS = 1024
 MAX_PENALTY = 100
 MAX_STOPS = 16
 MAX_STOP_BYTES = 2**10
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
 
 T_co = TypeVar("T_co", covariant=True)
 Check = Callable[[object, Place], T_co]
@@ -94,8 +96,8 @@ def logit_bias(value: object, here: Place) -> LogitBias:
 
 
 def stop(value: object, here: Place) -> tuple[str, ...]:
-    """Returns the stop strings of a string or a list of strings; null and "" are none."""
-    if value is None or value == "":
+    """Returns the stop strings of a string or a list of strings; null is none."""
+    if value is None:
         return ()
     if isinstance(value, str):
         return (_stop_string(value, here),)
@@ -106,6 +108,24 @@ def stop(value: object, here: Place) -> tuple[str, ...]:
             f"has {len(value)} strings, and {MAX_STOPS} is the limit", "Remove some of them."
         )
     return tuple(_stop_string(item, here.item(index)) for index, item in enumerate(value))
+
+
+def role(value: object, here: Place) -> str:
+    """Returns the role of a message: many chat templates silently skip an unknown one."""
+    if not isinstance(value, str) or value not in ROLES:
+        here.refuse(
+            f"is {show(value)}",
+            f"Write one of {', '.join(ROLES)}.{did_you_mean(value, ROLES, ' Did you mean {}?')}",
+        )
+    return value
+
+
+def text(value: object, here: Place) -> str:
+    """Returns a string. Raises RequestError for other types and for unpaired surrogates."""
+    if not isinstance(value, str):
+        here.refuse(f"is {show(value)}, not a string", "Write a string.")
+    text_size(value, here)
+    return value
 
 
 def unsupported(reason: str, *neutral: object) -> Check[None]:

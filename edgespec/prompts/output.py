@@ -10,7 +10,6 @@ import fcntl
 import itertools
 import json
 import os
-import secrets
 import tempfile
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from io import FileIO
 from pathlib import Path
 from types import TracebackType
 
+from edgespec import bundle
 from edgespec.errors import OutputError
 
 Response = Mapping[str, object]
@@ -32,7 +32,7 @@ def write_output(
     check_writable(target)
     data = _document(input_file, responses)
     try:
-        _replace_atomically(_follow_links(target), data)
+        bundle.replace_file(_follow_links(target), data)
     except OSError as error:
         raise _cannot_write(target, error) from error
 
@@ -51,12 +51,18 @@ def check_writable(path: str | os.PathLike[str]) -> None:
                 f"{target} is not an ordinary file.",
                 "Name an ordinary file; it is replaced as a whole.",
             )
+        if target.exists() and not (target.stat().st_mode & 0o222 and os.access(target, os.W_OK)):
+            raise OutputError(
+                f"{target} is read-only.", "Allow writing (chmod u+w), or name another path."
+            )
         if not _follow_links(target).parent.is_dir():
             raise OutputError(
                 f"{target} cannot be written: there is no directory {target.parent}.",
                 "Create the directory first, or name another path.",
             )
-        probe = _temporary_sibling(_follow_links(target))
+        real = _follow_links(target)
+        bundle.remove_dead(real.parent, real.name)
+        probe = real.parent / bundle.temporary_name(real.name)
         probe.open("xb").close()
         probe.unlink()
     except OSError as error:
@@ -215,6 +221,25 @@ class Journal:
                 self.path.unlink(missing_ok=True)
 
 
+class NoJournal:
+    """In place of a Journal where responses are shown and not kept."""
+
+    path = leftover = failure = None
+    num_lines = 0
+
+    def __enter__(self) -> NoJournal:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+    def add(self, response: Response) -> None:
+        """Keeps nothing."""
+
+    def finish(self, responses: Sequence[Response], input_file: str | os.PathLike[str]) -> None:
+        """Writes nothing."""
+
+
 def check_nobody_writes(journal: Path, output: Path) -> None:
     """OutputError where a run that goes on holds the journal: the last one to end would take the
     other's output."""
@@ -263,23 +288,6 @@ def _write_elsewhere(data: bytes) -> Path:
         Path(name).unlink(missing_ok=True)
         raise
     return Path(name)
-
-
-def _replace_atomically(path: Path, data: bytes) -> None:
-    temporary = _temporary_sibling(path)
-    try:
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def _temporary_sibling(path: Path) -> Path:
-    return path.parent / f".edgespec-{secrets.token_hex(8)}.tmp"
 
 
 def _follow_links(path: Path) -> Path:

@@ -23,7 +23,6 @@ MAX_CONTENT_ITEMS = 18
 MAX_MESSAGE_BYTES = 128 * 2**10
 MAX_REQUEST_BYTES = 2**20
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
 TALKER = "talker_*"
 Values = dict[str, Any]  # checked values by key
 
@@ -103,7 +102,7 @@ def messages(raw: object, here: Place) -> tuple[Message, ...]:
         here.refuse(
             f"has {len(items)} messages, and {MAX_MESSAGES} is the limit", "Send fewer messages."
         )
-    found = tuple(_message(item, here.item(index)) for index, item in enumerate(items))
+    found = tuple(message(item, here.item(index)) for index, item in enumerate(items))
     check_total((message.content for message in found), here)
     return found
 
@@ -130,16 +129,11 @@ def check_total(texts: Iterable[str], here: Place) -> None:
         )
 
 
-def _message(raw: object, here: Place) -> Message:
+def message(raw: object, here: Place) -> Message:
+    """Returns a message of the file. Raises RequestError that names the place."""
     parts = as_object(raw, here)
     check_names(parts, ("role", "content"), here)
-    role = parts.get("role")
-    if not isinstance(role, str) or role not in ROLES:
-        # Many chat templates silently skip an unknown role
-        here.key("role").refuse(
-            f"is {show(role)}",
-            f"Write one of {', '.join(ROLES)}.{did_you_mean(role, ROLES, ' Did you mean {}?')}",
-        )
+    role = checks.role(parts.get("role"), here.key("role"))
     return Message(role=role, content=_content(parts.get("content"), here.key("content")))
 
 

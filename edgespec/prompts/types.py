@@ -15,6 +15,7 @@ from edgespec.prompts.places import Place
 
 END_OF_SEQUENCE = "end-of-sequence"
 MAX_LENGTH = "max-length"
+CAPACITY = "capacity"  # the KV cache is full before the length is reached
 STOP_WORDS = "stop-words"
 CANCELLED = "cancelled"
 ERROR = "error"
@@ -24,10 +25,19 @@ NO_BIAS = checks.LogitBias()
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a conversation; the text items of a content array are joined."""
+    """One message of a conversation; the text items of a content array are joined.
+
+    `role` is system, developer, user, assistant or tool. Raises RequestError for another one, and
+    for a content that is not a text.
+    """
 
     role: str
     content: str
+
+    def __post_init__(self) -> None:
+        here = Place("Message")
+        checks.role(self.role, here.key("role"))
+        checks.text(self.content, here.key("content"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ HUB = {
     "wikitext": ("Salesforce/wikitext", "wikitext-2-raw-v1", "text"),
 }
 MIN_TOKENS = 64
+CHARACTERS_PER_TOKEN = 8  # more than any tokenizer makes of English
 MAX_HELD_OUT = 512  # tokens
 _WANTED = (
     'Each line is an object with "messages", "text" or "turns"; any other file is read as plain'
@@ -38,6 +40,11 @@ class Texts:
     name: str  # for reports: the name of a file or a dataset, or "shipped"
     sha256: str
 
+    @property
+    def title(self) -> str:
+        """The source in a sentence."""
+        return "the shipped text" if self.name == "shipped" else self.name
+
 
 @dataclass(frozen=True, slots=True)
 class Windows:
@@ -47,8 +54,8 @@ class Windows:
     held_out: tuple[tuple[int, ...], ...]
 
 
-def read_texts(source: str | None, num_samples: int) -> Texts:
-    """Returns the shipped text, a local file, or a hub dataset.
+def read_texts(source: str | None, num_tokens: int) -> Texts:
+    """Returns the shipped text, a local file, or as much of a hub dataset as makes `num_tokens`.
 
     Raises RequestError for an unknown name or an unusable file, MissingDependency without the
     package datasets, and EnvironmentProblem for a failed download.
@@ -61,7 +68,7 @@ def read_texts(source: str | None, num_samples: int) -> Texts:
     if path.exists():
         raise RequestError(f"{path} is not a file.", "Give a text or JSONL file to --calib-data.")
     if source in HUB:
-        return _from_hub(source, num_samples)
+        return _from_hub(source, num_tokens)
     raise RequestError(
         f"there is no calibration file {source!r}.",
         f"Give a text or JSONL file, one of the hub datasets {', '.join(HUB)}, or nothing for the"
@@ -122,21 +129,19 @@ def _is_message(value: object) -> bool:
     )
 
 
-def _from_hub(name: str, num_samples: int) -> Texts:
+def _from_hub(name: str, num_tokens: int) -> Texts:
     try:
         from datasets import load_dataset
     except ImportError as error:
         raise MissingDependency(
             f"the hub dataset {name} needs the package datasets, which is not installed.",
-            "pip install datasets, or give a local file to --calib-data.",
+            "pip install 'edgespec[datasets]', or give a local file to --calib-data.",
         ) from error
     repository, configuration, column = HUB[name]
     try:
         rows = load_dataset(repository, configuration, split="train", streaming=True)
-        texts = tuple(
-            row[column]
-            for row, _ in zip(rows, range(4 * num_samples), strict=False)
-            if row[column].strip()
+        texts = _first(
+            (row[column] for row in rows if row[column].strip()), CHARACTERS_PER_TOKEN * num_tokens
         )
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).strip().partition("\n")[0]
@@ -145,6 +150,17 @@ def _from_hub(name: str, num_samples: int) -> Texts:
             "Check the network, give a local file to --calib-data, or omit the flag.",
         ) from error
     return Texts(texts, name, hashlib.sha256("\0".join(texts).encode()).hexdigest())
+
+
+def _first(texts: Iterable[str], num_characters: int) -> tuple[str, ...]:
+    """The first texts, up to the one with which they are that long."""
+    found, left = [], num_characters
+    for text in texts:
+        found.append(text)
+        left -= len(text)
+        if left <= 0:
+            break
+    return tuple(found)
 
 
 def cut(texts: Texts, tokenizer: Any, num_samples: int, seq_len: int) -> Windows:
@@ -171,6 +187,23 @@ def cut(texts: Texts, tokenizer: Any, num_samples: int, seq_len: int) -> Windows
     # AWQ gives each batch the same weight, so that all windows must have one length
     full = tuple(window for window in windows if len(window) == len(windows[0]))
     return Windows(full[:num_samples], _windows(stream[-num_held_out:], width, first))
+
+
+def refuse_too_few(windows: Windows, texts: Texts, asked: int | None) -> None:
+    """Raises RequestError where the text makes fewer samples than were asked for by number."""
+    used = windows.calibration
+    if asked is not None and len(used) < asked:
+        raise RequestError(
+            f"{texts.title} makes {samples_text(len(used))} of {len(used[0])} tokens, and"
+            f" --num-samples asks for {asked}.",
+            f"Give more text to --calib-data, or pass --num-samples {len(used)} or a smaller"
+            " --calib-seq-len.",
+        )
+
+
+def samples_text(count: int) -> str:
+    """A count of samples in words."""
+    return f"{count} sample{'' if count == 1 else 's'}"
 
 
 def _chat(messages: list[dict[str, str]], tokenizer: Any) -> str:

@@ -23,6 +23,7 @@ from edgespec.config import DraftConfig, ModelConfig
 from edgespec.errors import BuildError, PairingError, UnsupportedModel
 from edgespec.manifest import QuantizeBase, QuantizeCheck
 from edgespec.methods import METHODS, BaseSide, DraftSide, mismatches, resolve_aux_layers
+from edgespec.outputs import refuse_overwriting
 from edgespec.progress import Progress
 from edgespec.quantize import calibration, modelopt, work
 from edgespec.quantize import check as checking
@@ -70,6 +71,7 @@ def quantize_draft(
         raise UnsupportedModel(
             "--kv-cache-quantization: a draft's cache stays as it is.", "Leave the flag out."
         )
+    refuse_overwriting(out, (base_dir, draft_dir, options.calib_data))
     draft = open_checkpoint(draft_dir, allow_pickle=options.allow_pickle)
     refuse_quantized(draft)
     config = detect(draft)
@@ -87,27 +89,28 @@ def quantize_draft(
     aux_layers = resolve_aux_layers(config, model.decoder.num_layers)
     named, names = row.names(draft, config)
     plan = plan_draft(named, names, shared, options)
-    texts = calibration.read_texts(options.calib_data, options.samples)
-    request = request_of(draft, options, texts)
+    texts = calibration.read_texts(options.calib_data, options.num_tokens)
+    request = request_of(draft, options, texts, progress)
     made_with = QuantizeBase(
-        name=base.path.resolve().name, identity=base.identity(), aux_layers=aux_layers
+        name=base.path.resolve().name, identity=base.identity(progress), aux_layers=aux_layers
     )
     request = replace(request, base=made_with)
-    bundle.remove_dead_staging(out.parent, out.name)
-    if (
-        there := already_there(out, request, {"source": draft, "base": base}, progress)
-    ) is not None:
+    bundle.remove_dead(out.parent, out.name)
+    if (there := already_there(out, request)) is not None:
         return there
     bundle.refuse_occupied(out)
     modelopt.check_installed()
     work.refuse_unfinished(out, request)
     needed = size_to_write(named, names, plan, shared)
     refuse_full_disk(out, needed)
-    digests = {"source": read_all(draft, progress), "base": read_all(base, progress)}
+    read_all(draft, progress)
+    read_all(base, progress)
     prepare(options, progress, log, with_modelopt=True)
     windows = calibration.cut(
         texts, tokenizer_of(base, log), options.samples, min(options.seq_len, model.max_position)
     )
+    if not plan.streamed:
+        calibration.refuse_too_few(windows, texts, options.num_samples)
     with bundle.staged_directory(out) as staging:
         progress.start("hidden states", len(windows.calibration) + len(windows.held_out))
         table = embedding(named, base, names)
@@ -123,7 +126,9 @@ def quantize_draft(
         write_sidecars(draft, staging, beside, inside, more=recorded_base(draft, base, base_dir))
         report = compare(config, weights, Checkpoint(staging), names, plan, pairs[1], progress)
         checking.refuse_broken(report, plan)
-        manifest = write_manifest(staging, request, digests, plan, windows, report)
+        draft.check_unchanged()
+        base.check_unchanged()
+        manifest = write_manifest(staging, request, plan, windows, report)
     notes = [
         *notes_of(plan, windows, options, texts),
         f"fc is left as it is; made for {made_with.name}",

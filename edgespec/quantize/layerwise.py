@@ -7,6 +7,8 @@ ModelOpt's.
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +24,7 @@ from edgespec.quantize.plan import Plan
 from edgespec.quantize.tensors import Piece, copied, stored_pieces, to_torch
 from edgespec.quantize.work import Work
 
+logger = logging.getLogger(__name__)
 BATCH_TOKENS = 4096  # AWQ's search quantizes every weight once per batch
 HEAD_TOKENS = 256  # per call of lm_head: its logits are wide
 
@@ -91,9 +94,12 @@ class Calibration:
         if self.work.parts:
             self.progress.advance(sum(map(self.steps, self.work.parts)))
         for number in missing:
+            began = time.monotonic()
             self.go_to(number)
             tensors, states = self.layer(number) if number < self.num_layers else self.head()
             self.work.keep_part(number, tensors)
+            seconds = time.monotonic() - began
+            logger.info("%s: calibrated in %.1f s", part_label(number, self.num_layers), seconds)
             if number + 1 < self.num_parts:
                 self.at, self.states = number + 1, states
                 self.work.keep_states(self.at, states)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from edgespec.manifest import (
     QuantizeRequest,
     QuantizeSource,
 )
+from edgespec.outputs import refuse_overwriting
 from edgespec.progress import Progress
 from edgespec.quantize import calibration, layerwise, modelopt, stream, work
 from edgespec.quantize import check as checking
@@ -80,6 +80,11 @@ class Options:
         """Tokens per calibration window."""
         return self.calib_seq_len or (256 if self.device == "cpu" else 512)
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all calibration windows, and of the text that is held out for the check."""
+        return self.samples * self.seq_len + calibration.MAX_HELD_OUT
+
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
@@ -96,17 +101,18 @@ def quantize_llm(
     """Writes the quantized checkpoint to `out`.
 
     A run that fails or is stopped leaves no `out`; its finished layers are kept for the next run.
-    Raises CheckpointError, UnsupportedModel, RequestError, EnvironmentProblem or OutputError before
-    any work, and BuildError if the result is broken.
+    Raises CheckpointError, UnsupportedModel, RequestError, OverwriteError, EnvironmentProblem or
+    OutputError before any work, and BuildError if the result is broken.
     """
+    refuse_overwriting(out, (model_dir, options.calib_data))
     base = base_of(open_checkpoint(model_dir, allow_pickle=options.allow_pickle))
     plan = plan_base(
         base, options.quantization, options.lm_head_quantization, options.exclude, options.fp8_cache
     )
-    texts = calibration.read_texts(options.calib_data, options.samples)
-    request = request_of(base.checkpoint, options, texts)
-    bundle.remove_dead_staging(out.parent, out.name)
-    if (there := already_there(out, request, {"source": base.checkpoint}, progress)) is not None:
+    texts = calibration.read_texts(options.calib_data, options.num_tokens)
+    request = request_of(base.checkpoint, options, texts, progress)
+    bundle.remove_dead(out.parent, out.name)
+    if (there := already_there(out, request)) is not None:
         work.forget_finished(out, request)
         return there
     bundle.refuse_occupied(out)
@@ -117,8 +123,6 @@ def quantize_llm(
         refuse_full_disk(out, size_bytes(base.checkpoint, plan, base.source_of))
         return run_job(job, None)
     with work.opened(out, request) as kept:
-        finished_bytes = sum(entry["bytes"] for entry in kept.entries.values())
-        refuse_full_disk(out, calibrated_bytes(job) - finished_bytes)
         result = run_job(job, kept)
         work.finish(kept.directory)
     return result
@@ -141,14 +145,16 @@ class Job:
 def run_job(job: Job, kept: work.Work | None) -> Quantized:
     """Calibrates, packs, writes and checks; `kept` is the work directory of a calibrated plan."""
     base, plan, options, progress = job.base, job.plan, job.options, job.progress
-    digest = read_all(base.checkpoint, progress)
-    if kept is not None:
-        kept.check_weights(digest, job.out)
+    read_all(base.checkpoint, progress)
     prepare(options, progress, job.log, with_modelopt=not plan.streamed)
     tokenizer = tokenizer_of(base.checkpoint, job.log)
     windows = calibration.cut(
         job.texts, tokenizer, options.samples, min(options.seq_len, base.max_position)
     )
+    if kept is not None:
+        calibration.refuse_too_few(windows, job.texts, options.num_samples)
+        finished_bytes = sum(entry["bytes"] for entry in kept.entries.values())
+        refuse_full_disk(job.out, calibrated_bytes(job, windows) - finished_bytes)
     settings = None if kept is None else calibrate(job, windows, kept)
     with bundle.staged_directory(job.out) as staging:
         if settings is None or kept is None:
@@ -162,15 +168,16 @@ def run_job(job: Job, kept: work.Work | None) -> Quantized:
                 base, Checkpoint(staging), plan, windows.held_out, progress.advance
             )
         checking.refuse_broken(report, plan)
-        manifest = write_manifest(staging, job.request, {"source": digest}, plan, windows, report)
+        base.checkpoint.check_unchanged()
+        manifest = write_manifest(staging, job.request, plan, windows, report)
     notes = (*resumed_notes(base, kept), *notes_of(plan, windows, options, job.texts))
     return Quantized(job.out, manifest, notes)
 
 
-def read_all(checkpoint: Checkpoint, progress: Progress) -> str:
-    """Returns the sha256 of all weights. Raises CheckpointError for NaN or Inf."""
+def read_all(checkpoint: Checkpoint, progress: Progress) -> None:
+    """Reads all weights. Raises CheckpointError for NaN or Inf."""
     progress.start("weights", sum(info.num_bytes for info in checkpoint.tensors.values()))
-    return refuse_not_finite(checkpoint, progress.advance)
+    refuse_not_finite(checkpoint, progress.advance)
 
 
 def prepare(
@@ -229,13 +236,13 @@ def merge(job: Job, kept: work.Work, staging: Path) -> None:
     write_model(staging, pieces, job.progress.advance)
 
 
-def calibrated_bytes(job: Job) -> int:
+def calibrated_bytes(job: Job, windows: calibration.Windows) -> int:
     """Returns the disk space of a calibrated run: the result, its parts, two layers' states."""
     base, plan = job.base, job.plan
     tensors = base.checkpoint.tensors
     shapes = {name: matrix(tensors[f"{base.source_of(name)}.weight"]) for name in plan.layers}
     width = tensors[f"{base.stored(EMBEDDING)}.weight"].shape[1]
-    states = 2 * 4 * width * job.options.samples * job.options.seq_len
+    states = 2 * 4 * width * sum(map(len, windows.calibration))
     result = size_bytes(base.checkpoint, plan, base.source_of)
     return result + quantized_bytes(plan, shapes) + states
 
@@ -276,7 +283,7 @@ def side_files(checkpoint: Checkpoint) -> list[Path]:
 
 
 def request_of(
-    checkpoint: Checkpoint, options: Options, texts: calibration.Texts
+    checkpoint: Checkpoint, options: Options, texts: calibration.Texts, progress: Progress
 ) -> QuantizeRequest:
     """Returns the request as the manifest records it: source and options.
 
@@ -288,7 +295,7 @@ def request_of(
         digest.update(f"{path.name}:{bundle.sha256_file(path)}\n".encode())
     source = QuantizeSource(
         name=checkpoint.path.resolve().name,
-        identity=checkpoint.identity(),
+        identity=checkpoint.identity(progress),
         texts=digest.hexdigest(),
     )
     asked = {
@@ -304,13 +311,10 @@ def request_of(
     return QuantizeRequest(source, json.loads(json.dumps(asked)))
 
 
-def already_there(
-    target: Path, request: QuantizeRequest, read: Mapping[str, Checkpoint], progress: Progress
-) -> Quantized | None:
+def already_there(target: Path, request: QuantizeRequest) -> Quantized | None:
     """Returns the result of an earlier run of the same request if it is complete and unchanged.
 
-    Reads all weights of the checkpoints `read` again, because a checkpoint's identity covers only
-    the first bytes of each tensor. Raises BundleError if a file of the result is damaged.
+    Raises BundleError if a file of the result is damaged.
     """
     if not (target / bundle.MANIFEST).is_file():
         return None
@@ -321,9 +325,6 @@ def already_there(
         return None
     if manifest.request.unnamed() != request.unnamed():
         return None
-    weights = {role: read_all(checkpoint, progress) for role, checkpoint in read.items()}
-    if manifest.weights != weights:
-        return None
     bundle.check_files(target, manifest.files)
     return Quantized(target, manifest, ("already up to date: nothing was written",))
 
@@ -331,7 +332,6 @@ def already_there(
 def write_manifest(
     staging: Path,
     request: QuantizeRequest,
-    weights: Mapping[str, str],
     plan: Plan,
     windows: calibration.Windows,
     check: QuantizeCheck,
@@ -343,7 +343,7 @@ def write_manifest(
         ids = windows.calibration
         calibrated = QuantizeCalibration(True, len(ids), sum(map(len, ids)))
     files = bundle.file_entries(staging)
-    manifest = QuantizeManifest.make(request, weights, calibrated, check, files)
+    manifest = QuantizeManifest.make(request, calibrated, check, files)
     manifest.write(staging)
     return manifest
 
@@ -355,11 +355,18 @@ def notes_of(
     if plan.streamed:
         notes = ["converted weight by weight: no calibration data is needed"]
     else:
-        tokens = sum(map(len, windows.calibration))
-        source = f"the {texts.name} text" if texts.name == "shipped" else texts.name
-        samples = f"{len(windows.calibration)} samples, {tokens} tokens of {source}"
-        notes = [f"calibrated with {samples}, on {options.device}"]
-        if options.device == "cpu" and options.num_samples is None:
+        used, tokens = len(windows.calibration), sum(map(len, windows.calibration))
+        fewer = used < options.samples
+        samples = calibration.samples_text(used) + (f" of {options.samples}" if fewer else "")
+        notes = [
+            f"calibrated with {samples}, {tokens} tokens of {texts.title}, on {options.device}"
+        ]
+        if fewer:
+            notes.append(
+                f"{texts.title} makes no more samples of {len(windows.calibration[0])} tokens: give"
+                " more text to --calib-data for a closer result"
+            )
+        elif options.device == "cpu" and options.num_samples is None:
             notes.append(
                 "the CPU default is few samples; --num-samples and --calib-seq-len raise it"
             )

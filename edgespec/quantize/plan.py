@@ -5,8 +5,6 @@ Knows names, shapes and bytes of a checkpoint's tensors. Knows no ModelOpt and n
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
@@ -17,16 +15,12 @@ from pathlib import Path
 import numpy as np
 
 from edgespec.checkpoint.files import Checkpoint, TensorInfo, some_of
+from edgespec.checkpoint.finite import is_finite
 from edgespec.errors import CheckpointError, OutputError, UnsupportedModel
 from edgespec.quantize.base import HEAD, Base
 from edgespec.schemes import Scheme, check_shape, scheme_to_make
 
 HEAD_SCHEMES = ("fp8", "int4_awq", "nvfp4", "mxfp8")
-_EXPONENT = {
-    "float32": (np.uint32, 0x7F800000),
-    "float16": (np.uint16, 0x7C00),
-    "bfloat16": (np.uint16, 0x7F80),
-}
 # Schemes of lm_head that a body allows (missing: all). AWQ smooths an FP8 lm_head too and runs
 # quantized forward passes, for which NVFP4 and MXFP8 need CUDA. SmoothQuant gives an FP8 lm_head a
 # scale per input, which no layout can store. MXFP8 needs no data.
@@ -208,34 +202,32 @@ def refuse_full_disk(target: Path, needed_bytes: int) -> None:
     directory = next(parent for parent in (target, *target.absolute().parents) if parent.exists())
     free = shutil.disk_usage(directory).free
     if free < needed_bytes * _DISK_FACTOR:
+        wanted = round(needed_bytes * _DISK_FACTOR)
         raise OutputError(
-            f"{directory} has {free / 1e9:.2f} GB free; about {needed_bytes / 1e9:.2f} GB and a"
-            " fifth more are needed",
+            f"{directory} has {size_text(free)} free; about {size_text(wanted)} are needed,"
+            f" {size_text(wanted - free)} more",
             "Free some space, or choose another directory.",
         )
 
 
-def refuse_not_finite(checkpoint: Checkpoint, advance: Callable[[int], None]) -> str:
-    """Reads every tensor. Returns the sha256 of all names and bytes.
+def size_text(num_bytes: float) -> str:
+    """A size in GB, or in MB where it is less than one."""
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
 
-    Unlike a checkpoint's identity it changes with every byte; like it, it does not depend on the
-    sharding. Calls `advance` with the bytes of each tensor. Raises CheckpointError that names the
-    tensors with NaN or Inf.
+
+def refuse_not_finite(checkpoint: Checkpoint, advance: Callable[[int], None]) -> None:
+    """Reads every tensor. Raises CheckpointError that names the tensors with NaN or Inf.
+
+    Calls `advance` with the bytes of each tensor.
     """
-    bad, digests = [], {}
+    bad = []
     for name, info in checkpoint.tensors.items():
-        array = checkpoint.read(name).reshape(-1)
-        digests[name] = hashlib.sha256(array.view(np.uint8).data).hexdigest()
-        if info.dtype in _EXPONENT:
-            integer, mask = _EXPONENT[info.dtype]
-            bits = array.view(integer)
-            step = 1 << 22
-            if any(((bits[i : i + step] & mask) == mask).any() for i in range(0, bits.size, step)):
-                bad.append(name)
+        data = checkpoint.read(name).reshape(-1).view(np.uint8).data
+        if not is_finite(data, info.dtype):
+            bad.append(name)
         advance(info.num_bytes)
     if bad:
         raise CheckpointError(
             f"{checkpoint.path} has weights with NaN or Inf (not finite): {some_of(bad)}.",
             "Download it again, or ask its authors: such weights cannot be quantized.",
         )
-    return hashlib.sha256(json.dumps(sorted(digests.items())).encode()).hexdigest()

@@ -19,8 +19,8 @@ from edgespec.errors import BuildError, BundleError, OutputError
 from edgespec.manifest import QuantizeFields, QuantizeRequest, QuantizeSource
 from edgespec.quantize.tensors import array_piece, to_numpy, write_safetensors
 
-FORMAT = 2
-REQUEST, PROGRESS, WEIGHTS, LOCK = "request.json", "progress.json", "weights.json", "lock"
+FORMAT = 3
+REQUEST, PROGRESS, LOCK = "request.json", "progress.json", "lock"
 _NAME = re.compile(r"(part|states)-(\d{5})\.safetensors")
 _VERSIONS = ("edgespec", "nvidia-modelopt", "torch", "transformers")
 
@@ -97,17 +97,6 @@ class Work:
                 tensors = load_file(self.directory / states_name(found))
                 return found, [tensors[name] for name in sorted(tensors)]
         return None
-
-    def check_weights(self, digest: str, out: Path) -> None:
-        """Raises OtherRun if the finished parts were made from weights with another digest."""
-        path = self.directory / WEIGHTS
-        if self.entries:
-            with suppress(BundleError):
-                if bundle.read_json(path).get("sha256") == digest:
-                    return
-            what = f"the weights have changed since an unfinished run to {out} began."
-            raise OtherRun(what, remedy_of(self.directory, "Restore the old weights"))
-        bundle.write_json(path, {"sha256": digest})
 
     def _keep(self, name: str, tensors: Mapping[str, Any], forget: Sequence[str] = ()) -> None:
         path = self.directory / name
@@ -287,9 +276,12 @@ def described(source: QuantizeSource) -> str:
     return f"{source.name} (weights {weights}, config and texts {texts})"
 
 
-def remedy_of(directory: Path, finish: str = "Run its command again to finish it") -> str:
+def remedy_of(directory: Path) -> str:
     """Returns the remedy for a work directory of another run."""
-    return f"{finish}, choose another --output-dir, or start over: rm -r {directory}"
+    return (
+        "Run its command again to finish it, choose another --output-dir, or start over: rm -r"
+        f" {directory}"
+    )
 
 
 def refuse_unfinished(out: Path, request: QuantizeRequest) -> None:

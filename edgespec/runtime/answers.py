@@ -157,7 +157,9 @@ class Answers:
                 found.append((asked[request], event))
         for answer, plain in found:
             assert answer.response is not None
-            difference = first_difference(self.engine, plain, answer.response, seeded(answer))
+            difference = first_difference(
+                self.engine, plain, answer.response, seeded(answer), self.batch_size
+            )
             yield replace(answer, plain=plain, difference=difference)
 
 
@@ -258,6 +260,7 @@ def to_dict(found: Answer, tokenizer: Tokenizer) -> dict[str, object]:
         text = "" if found.error is None else f"{found.error.what} {found.error.remedy}".strip()
         return {
             "output_text": "",
+            "output_ids": [],
             "finish_reason": reason,
             "error": text,
             **place,
@@ -296,15 +299,6 @@ def candidate(tokenizer: Tokenizer, token_id: int, log_prob: float) -> dict[str,
 
 
 def lossless(found: Answer) -> dict[str, Any]:
-    """The report of one check: equal, or the first difference with its margin."""
-    if found.difference is None:
-        return {"equal": True}
+    """The report of one check: equal, or the first difference with what was measured there."""
     difference = found.difference
-    return {
-        "equal": False,
-        "near_tie": difference.near_tie,
-        "token_index": difference.index,
-        "plain_token": difference.plain,
-        "speculative_token": difference.speculative,
-        "margin": difference.margin if difference.margin < float("inf") else None,
-    }
+    return {"equal": True} if difference is None else {"equal": False, **difference.to_dict()}

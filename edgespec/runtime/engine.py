@@ -1,45 +1,60 @@
 """The Python API: an open engine directory that turns prompts into text.
 
 Knows the limits of the engines that it has open and checks requests by them. What is opened stands
-in `opening`, which request runs when in `scheduler`, the loop in `session`.
+in `opening`, what a prompt may be in `prompt`, who steps in `driver`, how answers come in
+`streams`, which request runs when in `scheduler`, the loop in `session`.
 """
 
 from __future__ import annotations
 
-import operator
+import asyncio
+import logging
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, NoReturn, Protocol, TypeVar, overload
 from weakref import finalize
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.engine_config import EngineConfig
-from edgespec.errors import EdgeSpecError, EnvironmentProblem, LimitError, RequestError
-from edgespec.prompts import Message, SamplingParams
+from edgespec.errors import EdgeSpecError, InternalError, LimitError, RequestError
+from edgespec.prompts import SamplingParams
 from edgespec.runtime.drafters.base import Drafter
 from edgespec.runtime.drafters.registry import DRAFTERS
+from edgespec.runtime.driver import Driver
+from edgespec.runtime.faults import FAULTS, as_error
 from edgespec.runtime.generation import (
     Chunk,
     Event,
     Generation,
     GenerationRequest,
-    Inbox,
     Response,
 )
 from edgespec.runtime.opening import choose_draft, open_base, open_draft
 from edgespec.runtime.plans import PlanLimits, TreeLimits
 from edgespec.runtime.prefix import PrefixCache
+from edgespec.runtime.prompt import Conversation, Prompt, read_messages, read_prompt
 from edgespec.runtime.sampling import NEAR_TIE
-from edgespec.runtime.scheduler import FAULTS, Scheduler, as_error
+from edgespec.runtime.scheduler import Scheduler
 from edgespec.runtime.session import Session
+from edgespec.runtime.streams import AsyncStream, Ends, Stream, cancelling, future_end
 from edgespec.runtime.thinking import thinking_note
 from edgespec.runtime.tokenizer import Tokenizer
-from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.tree import PLAIN, DraftPlan, Plain
 from edgespec.runtime.verify import ACCEPT_RULES
 
+logger = logging.getLogger(__name__)
+
 PREFIX_CACHE_BYTES = 256 * 2**20
+
+T = TypeVar("T")
+Plan = DraftPlan | Plain | None
+# Of a batch: one for all requests, or one for each
+Samplings = SamplingParams | None | Sequence[SamplingParams | None]
+Plans = Plan | Sequence[Plan]
 
 
 class Queue(Protocol):
@@ -54,39 +69,6 @@ class Queue(Protocol):
 def never() -> bool:
     """The `stopping` of a run that nothing stops: False."""
     return False
-
-
-class Stream:
-    """A request as it is answered: iterate over its Chunks and, last, its Response.
-
-    Streams of one engine share its lanes: one that finds none free waits. A stream that is dropped
-    is cancelled.
-    """
-
-    def __init__(self, engine: Engine, request: GenerationRequest) -> None:
-        self.engine, self.inbox = engine, Inbox()
-        self.handle = engine.submit(request, self.inbox)
-        self.finished = False
-        finalize(self, engine.scheduler.cancel, self.handle)
-
-    def __iter__(self) -> Stream:
-        return self
-
-    def __next__(self) -> Chunk | Response:
-        if self.finished:
-            raise StopIteration
-        while not self.inbox:
-            self.engine.advance()
-        _, event = self.inbox.popleft()
-        self.finished = not isinstance(event, Chunk)
-        if isinstance(event, EdgeSpecError):
-            raise event
-        return event
-
-    def cancel(self) -> None:
-        """Stop after the step that is under way; the Response still comes, and its finish reason
-        says so."""
-        self.engine.scheduler.cancel(self.handle)
 
 
 class Engine:
@@ -122,9 +104,14 @@ class Engine:
         self.draft_config = None if draft is None else draft.config
         self.spec_decode = draft is not None
         self.session = Session(self.base, self.drafter, PrefixCache(prefix_cache_bytes))
+        self.session.log.recording = False
         self.scheduler = Scheduler(self.session, self.prepare, self.max_batch_size)
+        self.driver = Driver(self.scheduler)
+        # An engine that is dropped without `close` leaves no thread behind
+        finalize(self, self.driver.work.close).atexit = False
         self.stop_ids = frozenset(self.config.component.eos_token_ids)
         self.notes = (*([choice.note] if choice.note else []), *self.warnings())
+        self.log_opening(path)
 
     @property
     def configs(self) -> dict[str, EngineConfig]:
@@ -171,17 +158,53 @@ class Engine:
             by_flag=by_flag,
         )
 
+    def log_opening(self, path: Path) -> None:
+        """What was opened, and as warnings what a user should know of it."""
+        drafts = self.method or ("a drafter of the caller's" if self.spec_decode else "no drafts")
+        logger.info(
+            "opened %s: %s, %s, up to %d requests at a time, %d tokens each",
+            path,
+            self.config.weights.scheme,
+            drafts,
+            self.max_batch_size,
+            self.base.capacity,
+        )
+        for note in self.notes:
+            logger.warning("%s: %s", path, note)
+
+    # ---- open and closed
+
     def __enter__(self) -> Engine:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    async def __aenter__(self) -> Engine:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
     def close(self) -> None:
-        """Free the engines; closing twice is harmless."""
+        """End what is under way, after the step that runs, and free the engines.
+
+        Requests that have not ended, and later ones, get EngineClosed. Closing twice is harmless.
+        """
+        self.driver.close()
         self.base.runner.close()
         if self.drafter is not None:
             self.drafter.close()
+
+    async def aclose(self) -> None:
+        """`close`, without holding up the event loop for the step that runs."""
+        await asyncio.to_thread(self.close)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "an Engine cannot be pickled or copied: it holds threads and open files. Open one in"
+            " each process, with edgespec.load."
+        )
 
     # ---- what to draft
 
@@ -243,11 +266,11 @@ class Engine:
             what = f"batch_size {count}; the drafter holds {self.max_batch_size} sequences"
             raise LimitError(what, f"Set batch_size to {self.max_batch_size}.")
 
-    # ---- generation
+    # ---- prompts
 
     def render(
         self,
-        messages: Sequence[Message],
+        messages: Conversation,
         *,
         apply_chat_template: bool = True,
         add_generation_prompt: bool = True,
@@ -255,33 +278,75 @@ class Engine:
     ) -> str:
         """The text of messages: by the model's chat template, or joined. Raises RequestError for
         what the template rejects."""
+        found = read_messages(messages)
         if not apply_chat_template:
             if enable_thinking or not add_generation_prompt:
                 flag = "enable_thinking" if enable_thinking else "add_generation_prompt"
                 what = f"{flag} is a matter of the chat template, and apply_chat_template is false"
                 raise RequestError(what, f"Remove {flag}, or let the template be applied.")
-            return "".join(m.content for m in messages)
+            return "".join(m.content for m in found)
         return self.tokenizer.render(
-            messages, add_generation_prompt=add_generation_prompt, enable_thinking=enable_thinking
+            found, add_generation_prompt=add_generation_prompt, enable_thinking=enable_thinking
         )
 
-    def encode(self, prompt: str | Sequence[Message] | Sequence[int]) -> list[int]:
-        """Token ids of a text, of messages (through the chat template), or of ids given as such.
-        Raises RequestError for a mixture."""
-        if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt, add_special_tokens=True)
-        items: list[Any] = list(prompt)
-        if items and all(isinstance(item, Message) for item in items):
-            return self.tokenizer.encode(self.render(items))
-        try:
-            return [operator.index(item) for item in items]
-        except TypeError:
-            what = "a prompt is a text, a list of edgespec.Message or a list of token ids"
-            raise RequestError(what, "Give one of the three, not a mixture.") from None
+    def encode(self, prompt: Prompt, *, enable_thinking: bool = False) -> list[int]:
+        """The token ids of a prompt.
+
+        A text is taken as it is, with the special tokens that the tokenizer adds, as vLLM does;
+        messages go through the chat template; ids stay. Raises RequestError for anything else.
+        """
+        found = read_prompt(prompt)
+        if isinstance(found, tuple):
+            return self.tokenizer.encode_chat(self.render(found, enable_thinking=enable_thinking))
+        if enable_thinking:
+            what = (
+                "enable_thinking is a matter of the chat template, and the prompt has no messages"
+            )
+            raise RequestError(what, "Give messages, or leave it out.")
+        if isinstance(found, str):
+            return self.tokenizer.encode(found, add_special_tokens=True)
+        return found
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids, without special tokens."""
+        return self.tokenizer.decode(token_ids)
+
+    # ---- requests
+
+    def request(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        plan: Plan = None,
+        *,
+        enable_thinking: bool = False,
+        keep: bool = False,
+    ) -> GenerationRequest:
+        """A request as the scheduler takes it. Raises RequestError, or LimitError for the plan."""
+        if not isinstance(sampling, SamplingParams | None):
+            what = f"sampling is of type {type(sampling).__name__}"
+            raise RequestError(what, "Give edgespec.SamplingParams(temperature=0), for example.")
+        ids = self.encode(prompt, enable_thinking=enable_thinking)
+        return GenerationRequest(
+            ids, sampling or SamplingParams(), self.plan_of(plan), keep_all=keep
+        )
+
+    def plan_of(self, plan: Plan) -> DraftPlan | None:
+        """What a request's `plan` means: None is `plan()` where something drafts."""
+        if plan is None:
+            return self.plan() if self.spec_decode else None
+        if not isinstance(plan, DraftPlan | Plain):
+            what = f"plan is of type {type(plan).__name__}"
+            raise RequestError(
+                what, "Give engine.plan(...), edgespec.PLAIN for no drafts, or leave it out."
+            )
+        return None if plan is PLAIN else plan
 
     def check_prompt(self, prompt_ids: Sequence[int]) -> None:
         """Raises LimitError or RequestError for a prompt that these engines cannot take."""
         count = len(prompt_ids)
+        if not count:
+            raise LimitError("the prompt is empty", "Give at least one token.")
         for role, config in self.configs.items():
             limits = config.limits
             most = limits.max_input_len
@@ -321,22 +386,210 @@ class Engine:
         self.check(request)
         return Generation(request, self.tokenizer, self.stop_ids)
 
-    def submit(self, request: GenerationRequest, inbox: Inbox) -> Generation:
-        """Add a request to the scheduler and return its handle; `advance` puts its events into
-        `inbox`. Raises what `prepare` raises."""
-        handle = self.scheduler.add(request)
-        handle.inbox = inbox
-        return handle
+    # ---- answers
 
-    def advance(self) -> None:
-        """One step of the scheduler, no matter whose requests it serves. Raises EnvironmentProblem
-        where an interrupt has dropped them."""
-        if not self.scheduler.has_work:
-            what = "this request was dropped: a step was interrupted"
-            raise EnvironmentProblem(what, "Ask again.")
-        for handle, event in self.scheduler.step():
-            if handle.inbox is not None:
-                handle.inbox.append((handle, event))
+    def generate(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        plan: Plan = None,
+        *,
+        enable_thinking: bool = False,
+        keep: bool = False,
+    ) -> Response:
+        """The whole answer to one prompt.
+
+        `prompt` is a text, which goes to the model as it is; a list of messages (dicts as OpenAI's
+        clients write them, or Message), which go through the chat template; or a list of token ids.
+        Without a `plan` an engine with a draft takes `plan()`; `edgespec.PLAIN` decodes without
+        drafts. `enable_thinking` is the chat template's. With `keep` the KV rows of prompt and
+        answer are kept for a later prompt that begins with them, such as a chat's next turn.
+
+        Any number of threads may call this at the same time. Raises RequestError or LimitError for
+        what cannot be answered, EngineClosed, and EnvironmentProblem where the machine cannot.
+        """
+        asked = self.request(prompt, sampling, plan, enable_thinking=enable_thinking, keep=keep)
+        handle = self.prepare(asked)
+        with cancelling([handle]):
+            _, end = next(self.ends([handle]))
+        if isinstance(end, EdgeSpecError):
+            raise end
+        return end
+
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        plan: Plan = None,
+        *,
+        enable_thinking: bool = False,
+        keep: bool = False,
+    ) -> Stream:
+        """The answer to one prompt, piece by piece: see Stream. Takes and raises what `generate`
+        does."""
+        asked = self.request(prompt, sampling, plan, enable_thinking=enable_thinking, keep=keep)
+        return Stream(self.driver, self.prepare(asked))
+
+    @overload
+    def generate_batch(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: Samplings = None,
+        plan: Plans = None,
+        *,
+        enable_thinking: bool = False,
+        return_exceptions: Literal[False] = False,
+    ) -> list[Response]: ...
+
+    @overload
+    def generate_batch(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: Samplings = None,
+        plan: Plans = None,
+        *,
+        enable_thinking: bool = False,
+        return_exceptions: bool,
+    ) -> list[Response | EdgeSpecError]: ...
+
+    def generate_batch(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: Samplings = None,
+        plan: Plans = None,
+        *,
+        enable_thinking: bool = False,
+        return_exceptions: bool = False,
+    ) -> list[Response] | list[Response | EdgeSpecError]:
+        """The answers to several prompts, in their order; as many run at a time as the engines were
+        built for.
+
+        `sampling` and `plan` are one for all, or a list with one for each. The first error is
+        raised, and ends the other requests; with `return_exceptions` each stands in the place of
+        its answer, and harms no other. Takes and raises what `generate` does.
+        """
+        found, handles = self.batch(
+            prompts, sampling, plan, enable_thinking, return_exceptions=return_exceptions
+        )
+        places = list(handles)
+        with cancelling([*handles.values()]):
+            for index, end in self.ends([*handles.values()]):
+                found[places[index]] = end
+                if isinstance(end, EdgeSpecError) and not return_exceptions:
+                    raise of_prompt(places[index], end)
+        return [found[index] for index in range(len(prompts))]
+
+    async def agenerate(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        plan: Plan = None,
+        *,
+        enable_thinking: bool = False,
+        keep: bool = False,
+    ) -> Response:
+        """`generate` for an event loop. A task that is cancelled ends its request."""
+        asked = self.request(prompt, sampling, plan, enable_thinking=enable_thinking, keep=keep)
+        handle = self.prepare(asked)
+        with cancelling([handle]):
+            future = future_end(handle)
+            self.driver.submit([handle])
+            return await future
+
+    def astream(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        plan: Plan = None,
+        *,
+        enable_thinking: bool = False,
+        keep: bool = False,
+    ) -> AsyncStream:
+        """`stream` for the event loop that runs: see AsyncStream."""
+        asked = self.request(prompt, sampling, plan, enable_thinking=enable_thinking, keep=keep)
+        return AsyncStream(self.driver, self.prepare(asked))
+
+    @overload
+    async def agenerate_batch(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: Samplings = None,
+        plan: Plans = None,
+        *,
+        enable_thinking: bool = False,
+        return_exceptions: Literal[False] = False,
+    ) -> list[Response]: ...
+
+    @overload
+    async def agenerate_batch(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: Samplings = None,
+        plan: Plans = None,
+        *,
+        enable_thinking: bool = False,
+        return_exceptions: bool,
+    ) -> list[Response | EdgeSpecError]: ...
+
+    async def agenerate_batch(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: Samplings = None,
+        plan: Plans = None,
+        *,
+        enable_thinking: bool = False,
+        return_exceptions: bool = False,
+    ) -> list[Response] | list[Response | EdgeSpecError]:
+        """`generate_batch` for an event loop. A task that is cancelled ends its requests."""
+        found, handles = self.batch(
+            prompts, sampling, plan, enable_thinking, return_exceptions=return_exceptions
+        )
+        with cancelling([*handles.values()]):
+            futures = {index: future_end(handle) for index, handle in handles.items()}
+            self.driver.submit([*handles.values()])
+            for index, future in futures.items():
+                try:
+                    found[index] = await future
+                except EdgeSpecError as error:
+                    if not return_exceptions:
+                        raise of_prompt(index, error) from error
+                    found[index] = error
+        return [found[index] for index in range(len(prompts))]
+
+    def ends(self, handles: Sequence[Generation]) -> Iterator[tuple[int, Response | EdgeSpecError]]:
+        """Submit requests; the index and the end of each, in the order in which they end."""
+        ends = Ends(handles)
+        self.driver.submit(handles)
+        return iter(ends)
+
+    def batch(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: Samplings,
+        plan: Plans,
+        enable_thinking: bool,
+        *,
+        return_exceptions: bool,
+    ) -> tuple[dict[int, Any], dict[int, Generation]]:
+        """The handles of a batch's requests by their place, and the errors of those that cannot be
+        answered. Raises such an error unless `return_exceptions`."""
+        if isinstance(prompts, str) or not isinstance(prompts, Sequence):
+            what = f"prompts is of type {type(prompts).__name__}, not a list of prompts"
+            raise RequestError(what, "Give a list of prompts, or call generate for one.")
+        errors, handles = dict[int, Any](), dict[int, Generation]()
+        samplings: Sequence[SamplingParams | None] = one_each("sampling", sampling, len(prompts))
+        plans: Sequence[Plan] = one_each("plan", plan, len(prompts))
+        for index, parts in enumerate(zip(prompts, samplings, plans, strict=True)):
+            try:
+                request = self.request(*parts, enable_thinking=enable_thinking)
+                handles[index] = self.prepare(request)
+            except EdgeSpecError as error:
+                if not return_exceptions:
+                    raise of_prompt(index, error) from error
+                errors[index] = error
+        return errors, handles
+
+    # ---- the requests of a file
 
     def serve(
         self, queue: Queue, batch_size: int = 1, stopping: Callable[[], bool] = never
@@ -350,7 +603,7 @@ class Engine:
         smaller batches.
         """
         self.check_batch_size(batch_size)
-        inbox, active = Inbox(), list[Generation]()
+        inbox, active = deque[tuple[Generation, Event]](), list[Generation]()
         try:
             while queue or active:
                 while queue and len(active) < batch_size:
@@ -362,69 +615,64 @@ class Engine:
                     except FAULTS as error:
                         yield request, as_error(error)
                 if active and not inbox:
-                    self.advance()
+                    self.driver.step(unless=lambda: inbox)
                 while inbox:
                     handle, event = inbox.popleft()
                     if not isinstance(event, Chunk):
                         active.remove(handle)
+                    if isinstance(event, InternalError) and event.__cause__ is not None:
+                        raise event.__cause__  # a bug ends a run over a file
                     yield handle.request, event
                 if stopping():
                     self.cancel_all(active)
         finally:
             self.cancel_all(active)
 
+    def submit(
+        self, request: GenerationRequest, inbox: deque[tuple[Generation, Event]]
+    ) -> Generation:
+        """Add a request for which the caller steps; its events go into `inbox`. Raises what
+        `prepare` and `Driver.submit` raise."""
+        handle = self.prepare(request)
+        handle.deliver = lambda event: inbox.append((handle, event))
+        self.driver.submit([handle], by_thread=False)
+        return handle
+
     def cancel_all(self, handles: Sequence[Generation]) -> None:
         """Ends requests: after their step each yields a Response with `cancelled`."""
         for handle in handles:
             self.scheduler.cancel(handle)
 
-    def stream(
-        self,
-        prompt_ids: Sequence[int],
-        sampling: SamplingParams,
-        plan: DraftPlan | None = None,
-        *,
-        keep: bool = False,
-    ) -> Stream:
-        """Yield a Chunk a step and, last, the Response. `plan` None decodes plainly.
-
-        With `keep` the KV rows of prompt and answer are kept for a later prompt that begins with
-        them. Raises LimitError or RequestError for what cannot be answered.
-        """
-        return Stream(self, GenerationRequest(prompt_ids, sampling, plan, keep_all=keep))
-
-    def generate(
-        self,
-        prompt: str | Sequence[Message] | Sequence[int],
-        sampling: SamplingParams | None = None,
-        plan: DraftPlan | None = None,
-    ) -> Response:
-        """The whole answer. Without a plan an engine with a draft takes `plan()`; see `stream` for
-        plain decoding."""
-        if plan is None and self.spec_decode:
-            plan = self.plan()
-        return self.finish(self.encode(prompt), sampling or SamplingParams(), plan)
-
-    def plainly(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> Response:
+    def plainly(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Response:
         """The same request without drafts: the reference that speculation must equal."""
-        return self.finish(prompt_ids, sampling, None)
-
-    def finish(
-        self, prompt_ids: Sequence[int], sampling: SamplingParams, plan: DraftPlan | None
-    ) -> Response:
-        """The Response of one request, its chunks dropped. Raises what `stream` raises."""
-        *_, last = self.stream(prompt_ids, sampling, plan)
-        assert isinstance(last, Response)
-        return last
+        return self.generate(prompt, sampling, PLAIN)
 
     def next_logits(self, prefix: Sequence[int]) -> NDArray[np.float32]:
         """The base's logits [V] after `prefix`, computed as a prompt in a lane that is free;
         LimitError where none is."""
-        if not self.session.num_free_lanes:
-            raise LimitError("all lanes of the engine are taken", "Finish a stream first.")
-        lane = len(self.base.lanes) - self.session.num_free_lanes
-        self.base.reset(lane)
-        result = self.base.read(lane, np.array(prefix, np.int64))
-        logits: NDArray[np.float32] = result.logits[0].copy()
-        self.base.reset(lane)
+        with self.driver.paused():
+            if not self.session.num_free_lanes:
+                raise LimitError("all lanes of the engine are taken", "Finish a stream first.")
+            lane = len(self.base.lanes) - self.session.num_free_lanes
+            self.base.reset(lane)
+            result = self.base.read(lane, np.array(prefix, np.int64))
+            logits: NDArray[np.float32] = result.logits[0].copy()
+            self.base.reset(lane)
         return logits
+
+
+def one_each(name: str, given: T | Sequence[T], count: int) -> Sequence[T]:
+    """One value for each request of a batch. RequestError for a list of another length."""
+    if not isinstance(given, Sequence):
+        return [given] * count
+    if len(given) != count:
+        what = f"{name} is a list of {len(given)}, and there are {count} prompts"
+        raise RequestError(what, "Give one for all, or one for each.")
+    return given
+
+
+def of_prompt(index: int, error: EdgeSpecError) -> EdgeSpecError:
+    """An error of a batch, with the place of its prompt."""
+    placed = copy(error)
+    placed.add_note(f"at prompts[{index}]")
+    return placed

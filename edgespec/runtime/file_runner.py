@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
-from edgespec.prompts import Journal, RequestFile
+from edgespec.prompts import Journal, NoJournal, RequestFile
 from edgespec.runtime.answers import Answer, Answers, Stopping, to_dict, unasked
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.generation import Chunk
@@ -43,7 +43,7 @@ class FileRun:
         engine: Engine,
         requests: RequestFile,
         plan: DraftPlan | None,
-        journal: Journal,
+        journal: Journal | NoJournal,
         *,
         stopping: Stopping,
         warn: Callable[[str], None],

@@ -7,8 +7,7 @@ Knows token ids, text and metrics of one request. Knows no files and no engine.
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from secrets import randbits
 
@@ -19,7 +18,7 @@ from edgespec.runtime.metrics import RequestMetrics
 from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.sequence import Candidates, SequenceState, StepOutput
 from edgespec.runtime.tokenizer import Tokenizer
-from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.tree import DraftPlan, DraftTree
 from edgespec.runtime.verify import EXACT
 
 SEED_BITS = 63
@@ -48,13 +47,16 @@ class Chunk:
     """What one step added. `pieces` is the text that each token made certain: it waits for whole
     UTF-8 characters and for the end of what might become a stop string; what a cancelled request
     held back comes as a piece without a token. The first `accepted` tokens are drafts that the base
-    accepted.
+    accepted: `path` are their nodes in the `tree` that was verified, the root first. Prefill has no
+    tree.
     """
 
     token_ids: list[int]
     pieces: list[str]
     accepted: int
     finish_reason: str | None
+    tree: DraftTree | None = None
+    path: Sequence[int] = ()
 
     @property
     def text(self) -> str:
@@ -82,7 +84,10 @@ class Response:
 
 
 Event = Chunk | Response | EdgeSpecError
-Inbox = deque[tuple["Generation", Event]]
+
+
+def nobody(event: Event) -> None:
+    """Takes the events of a request that nobody waits for."""
 
 
 class Generation(SequenceState):
@@ -109,7 +114,8 @@ class Generation(SequenceState):
         )
         self.request, self.seed = request, sampling.seed
         self.cancelled = False
-        self.inbox: Inbox | None = None  # where whoever asked wants its events
+        self.number = 0  # in logs
+        self.deliver: Callable[[Event], object] = nobody  # takes each event, in order
         self.stop_word_ids, strings = tokenizer.split_stops(sampling.stop)
         self.text = TextStream(tokenizer, stop=strings)
         self.pieces: list[str] = []
@@ -119,6 +125,18 @@ class Generation(SequenceState):
         self.arrived_s = now if request.arrived_s is None else request.arrived_s
         levels = request.plan.steps if request.plan else 0
         self.metrics = RequestMetrics(len(request.prompt_ids), levels)
+
+    def __str__(self) -> str:
+        return f"request {self.number}"
+
+    def cancel(self) -> None:
+        """End it before the next step; any thread may, and it is harmless once it has ended."""
+        self.cancelled = True
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that it waited for its lane."""
+        return self.metrics.queue_time
 
     def begun(self) -> None:
         """Notes the time at which the request got a lane."""
@@ -140,7 +158,7 @@ class Generation(SequenceState):
             self.rest = self.text.flush()
             reason = STOP_WORDS if self.text.stopped else reason
             pieces = with_rest(pieces, self.rest)
-        return Chunk(output.tokens, pieces, output.accepted, reason)
+        return Chunk(output.tokens, pieces, output.accepted, reason, output.tree, output.path)
 
     def response(self, reason: str) -> Response:
         """The whole answer, once it ended for `reason` or was ended."""

@@ -101,6 +101,21 @@ class RequestMetrics:
         """Accepted drafts over drafted ones; None where nothing was drafted."""
         return ratio(sum(self.per_step_accepted), sum(self.per_step_drafted))
 
+    def in_words(self) -> str:
+        """The main figures in one line, without those that are undefined."""
+        figures = [
+            (self.prompt_tokens, "{} prompt tokens"),
+            (self.reused_tokens or None, "{} of them reused"),
+            (self.completion_tokens, "{} tokens"),
+            (self.steps, "{} base passes after prefill"),
+            (self.acceptance_length, "acceptance length {:.2f}"),
+            (self.tokens_per_s, "{:.1f} tokens/s"),
+            (self.queue_time, "queue time {:.3f} s"),
+            (self.time_to_first_token, "time to first token {:.3f} s"),
+            (self.request_latency, "latency {:.3f} s"),
+        ]
+        return ", ".join(form.format(value) for value, form in figures if value is not None)
+
     def to_dict(self, *, speculative: bool) -> dict[str, Any]:
         """The `metrics` of output.json. `output_tokens_per_s` is over the time that it had a
         lane, `tokens_per_s` of decoding."""

@@ -13,7 +13,6 @@ from edgespec import bundle
 from edgespec.backends import engine_dir as engines
 from edgespec.backends.base import PlanHints, Table
 from edgespec.backends.engine_config import NO_DRAFTS, EngineConfig
-from edgespec.backends.manifest import EngineManifest
 from edgespec.backends.pair_check import check_pairing
 from edgespec.backends.registry import backend_of, open_runner
 from edgespec.contract import Role
@@ -81,7 +80,7 @@ def choose_draft(
     the first registered method that needs no engine. Raises LimitError for a name that cannot be,
     BundleError where a draft engine is missing.
     """
-    there = EngineManifest.read(engine_dir).engines if engine_dir.is_dir() else {}
+    there = engines.finished_engines(engine_dir).engines
     has_draft = Role.DRAFT in there
     if drafter is not None and spec_decode is False:
         what = "a drafter was given, and spec_decode=False decodes without drafts"
@@ -117,7 +116,7 @@ def engineless(name: str) -> str:
 def open_base(engine_dir: Path, choice: DraftChoice, *, exact: bool) -> OpenBase:
     """The engine that the drafts are for: a plain one where there is one and it will do, else the
     base. Raises LimitError where it verifies no drafts, or cannot be exact but should."""
-    there = EngineManifest.read(engine_dir).engines if engine_dir.is_dir() else {}
+    there = engines.finished_engines(engine_dir).engines
     plain = Role.LLM in there or not there
     role = Role.LLM if plain and not choice.needs_base else Role.BASE
     config, _ = engines.open_engine(engine_dir, role)  # refused before a large engine is loaded

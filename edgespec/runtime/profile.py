@@ -18,7 +18,7 @@ from edgespec.runtime import stages
 from edgespec.runtime.answers import Answer
 from edgespec.runtime.memory import peak_bytes
 from edgespec.runtime.metrics import Pooled, RequestMetrics, ratio
-from edgespec.runtime.sampling import NEAR_TIE
+from edgespec.runtime.speedup import Speedup
 
 NOTES = (
     (
@@ -144,15 +144,27 @@ def summary(run: RunStats) -> dict[str, Any]:
         out["plain"] = Pooled(plainly).to_dict(speculative=False)
     if drafted:
         out["speculative"] = Pooled(drafted).to_dict(speculative=True)
+    if (found := speedup(run)) is not None:
+        out["speedup"] = found.to_dict()
     if checked:
         out["base_passes_saved"] = saved(Pooled(drafted), Pooled(plainly))
-        out["lossless"] = result(run.answers)
+        out["lossless"] = lossless_text(checked)
+        out["lossless_check"] = lossless_check(checked)
     if checked and run.check_wall_s is not None:
         out["check_wall_s"] = run.check_wall_s
         out["check_output_tokens_per_s"] = ratio(
             Pooled(plainly).completion_tokens, run.check_wall_s
         )
     return out
+
+
+def speedup(run: RunStats) -> Speedup | None:
+    """What drafts cost and saved; beside plain steps where the run measured some by themselves."""
+    checked = [a for a in run.answers if a.plain]
+    if checked:
+        drafted = [a.response.metrics for a in checked if a.response]
+        return Speedup.of(drafted, [a.plain.metrics for a in checked if a.plain], run.batch_size)
+    return Speedup.of(run.drafted, run.undrafted if run.batch_size == 1 else [], run.batch_size)
 
 
 def finish_reason(answer: Answer) -> str:
@@ -167,17 +179,35 @@ def saved(done: Pooled, plain: Pooled) -> float | None:
     return 1 - done.steps / plain.steps if plain.steps else None
 
 
-def result(answers: Sequence[Answer]) -> str:
-    """The line of a lossless check: yes, near-ties, or how many differences are beyond one."""
-    differing = [a.difference for a in answers if a.difference]
+def lossless_text(checked: Sequence[Answer]) -> str:
+    """The line of a lossless check: yes where every answer is equal, else how many differ and
+    whether rounding explains it."""
+    differing = [a.difference for a in checked if a.difference]
     if not differing:
         return "yes"
-    ties = sum(d.near_tie for d in differing)
-    if ties < len(differing):
-        return f"NO: {len(differing) - ties} differences"
-    margin = differing[0].rounding
-    within = f" (lossless up to kernel rounding, margin {margin:.2g})" if margin > NEAR_TIE else ""
-    return f"yes, but for {ties} near-ties{within}"
+    same, unexplained = len(checked) - len(differing), sum(not d.explained for d in differing)
+    others = f"{len(differing)} {'differs' if len(differing) == 1 else 'differ'}"
+    text = f"{same} of {len(checked)} identical; {others}"
+    if not unexplained:
+        return f"{text}, explained by rounding"
+    beyond = f" {unexplained}" if unexplained < len(differing) else ""
+    return f"NO: {text},{beyond} NOT explained by rounding"
+
+
+def lossless_check(checked: Sequence[Answer]) -> dict[str, Any]:
+    """The same as numbers, with the place of each difference."""
+    differing = [(a, a.difference) for a in checked if a.difference]
+    explained = sum(d.explained for _, d in differing)
+    return {
+        "compared": len(checked),
+        "identical": len(checked) - len(differing),
+        "explained": explained,
+        "unexplained": len(differing) - explained,
+        "differences": [
+            {"request_idx": a.request.index, "turn_idx": a.turn, **d.to_dict()}
+            for a, d in differing
+        ],
+    }
 
 
 # ---- profile.json

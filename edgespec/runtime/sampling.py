@@ -112,8 +112,8 @@ class Sampler:
 
         The token with the higher noised score loses when the gap of the scores closes or when
         warping removes it; a token that warping has removed must first return. The change is in
-        nats of the engine's logits (for top-p, a lower bound): the amplification by a temperature
-        below 1 or a repetition penalty is divided out.
+        nats of the engine's logits (for top-p and a repetition penalty, a lower bound): what a
+        temperature or a penalty makes of it is divided out.
         """
         adjusted = self.adjusted(logits, before)
         gain = self.magnification(before, one, other)
@@ -128,10 +128,11 @@ class Sampler:
         return max(min(gap, abs(high_slack)), -high_slack, -low_slack) / gain
 
     def magnification(self, before: Sequence[int], one: int, other: int) -> float:
-        """Returns the largest factor from a change of a logit to that of its score, at least 1."""
+        """Returns the largest factor from a change of a logit to that of its score: below 1 where
+        the temperature is above 1."""
         penalized = one in before or other in before
         penalty = max(self.repetition_penalty, 1 / self.repetition_penalty) if penalized else 1.0
-        return penalty / min(self.temperature or 1, 1)
+        return penalty / (self.temperature or 1)
 
     def slack(self, scaled: NDArray[np.float64], token: int) -> float:
         """Returns a token's distance from the edge of the candidates; negative outside."""

@@ -1,22 +1,24 @@
 """Which request runs when: the queue in front of a session's lanes.
 
 Knows requests that wait, the one whose prompt is being read, and those that run. `step` is all that
-whoever serves has to call; it may be called with nothing to do. One thread calls it; any thread may
-cancel. How tokens come about is the session's.
+whoever serves has to call; it may be called with nothing to do. One thread at a time calls it (see
+`driver`); any thread may add requests and cancel them. How tokens come about is the session's.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
-from edgespec.errors import EdgeSpecError, EnvironmentProblem
 from edgespec.prompts import CANCELLED
+from edgespec.runtime.faults import FAULTS, as_error, shared
 from edgespec.runtime.generation import Event, Generation, GenerationRequest
 from edgespec.runtime.sequence import StepOutput
 from edgespec.runtime.session import Session
 
-FAULTS = (EdgeSpecError, MemoryError)  # what ends a request, or a batch, and not the run
+logger = logging.getLogger(__name__)
+
 Prepare = Callable[[GenerationRequest], Generation]
 Events = Iterator[tuple[Generation, Event]]
 
@@ -30,6 +32,7 @@ class Scheduler:
 
     def __init__(self, session: Session, prepare: Prepare, max_num_seqs: int) -> None:
         self.session, self.prepare, self.max_num_seqs = session, prepare, max_num_seqs
+        self.added: deque[Generation] = deque()  # by any thread, since the last step
         self.waiting: deque[Generation] = deque()
         # Those with a lane; the one whose prompt is being read comes last.
         self.active: list[Generation] = []
@@ -37,19 +40,27 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self.waiting or self.active)
+        return bool(self.added or self.waiting or self.active)
 
     def add(self, request: GenerationRequest) -> Generation:
         """Let a request wait for a lane; returns its handle. Raises what `prepare` raises: for the
         engine's, LimitError or RequestError where it cannot be answered."""
         handle = self.prepare(request)
-        self.waiting.append(handle)
+        self.enqueue([handle])
         return handle
+
+    def enqueue(self, handles: Iterable[Generation]) -> None:
+        """Let requests wait for a lane, which the next step finds all at once."""
+        self.added.extend(handles)
+
+    def queued(self) -> set[Generation]:
+        """Those that wait for a lane."""
+        return {*self.added, *self.waiting}
 
     def cancel(self, handle: Generation) -> None:
         """End a request before the next step; its response still comes, and its finish reason says
         so. Harmless for one that has ended."""
-        handle.cancelled = True
+        handle.cancel()
 
     def step(self) -> list[tuple[Generation, Event]]:
         """One chunk of a prompt, then one decode step of all that run; returns what came of it.
@@ -58,6 +69,8 @@ class Scheduler:
         batch forms the decode step is left out: see `is_forming`.
         """
         try:
+            while self.added:
+                self.waiting.append(self.added.popleft())
             events = [*self.drop_cancelled()]
             decodes = bool(self.session.running) and not self.is_forming()
             events += self.prefill()
@@ -69,8 +82,8 @@ class Scheduler:
             raise
 
     def restart(self) -> None:
-        """Forget all requests, whatever they were in the middle of."""
-        self.waiting.clear()
+        """Forget the requests that have a lane, whatever they were in the middle of; those that
+        wait for one still wait."""
         self.active.clear()
         self.session.restart()
 
@@ -119,18 +132,19 @@ class Scheduler:
         handle.begun()
         try:
             self.session.admit(handle)
-        except FAULTS as error:
+        except Exception as error:  # of whatever kind, it is this request's own
             self.session.free_reading()
             yield handle, as_error(error)
         else:
             self.active.append(handle)
+            logger.debug("%s has lane %d after %.3f s", handle, handle.slot, handle.waited_s)
 
     def read_chunk(self, handle: Generation) -> Events:
         """Reads one chunk of a prompt; events once it is read, or the error that it met alone."""
         try:
             output = self.session.prefill(handle)
-        except FAULTS as error:
-            self.session.free_reading(zero=True)
+        except Exception as error:  # of whatever kind, it is this request's own
+            self.session.fail(handle)
             self.active.remove(handle)
             yield handle, as_error(error)
         else:
@@ -145,7 +159,7 @@ class Scheduler:
         except FAULTS as error:
             failed, self.active = self.active, []
             self.session.restart()
-            yield from ((handle, as_error(error)) for handle in failed)
+            yield from ((handle, shared(error)) for handle in failed)
             return
         for seq, output in outputs:
             assert isinstance(seq, Generation)
@@ -158,15 +172,14 @@ class Scheduler:
         if output.error is not None:
             yield handle, output.error
             return
-        yield handle, handle.chunk(output)
-        if output.finish_reason is not None:
-            yield handle, handle.response(output.finish_reason)
-
-
-def as_error(error: EdgeSpecError | MemoryError) -> EdgeSpecError:
-    """The error that a request is answered with."""
-    if isinstance(error, EdgeSpecError):
-        return error
-    return EnvironmentProblem(
-        "not enough memory for this request", "Close other programs, or lower the batch size."
-    )
+        try:
+            events: list[Event] = [handle.chunk(output)]
+            if output.finish_reason is not None:
+                events.append(handle.response(output.finish_reason))
+        except Exception as error:  # of whatever kind, it is this request's own
+            if handle in self.active:
+                self.session.fail(handle)
+                self.active.remove(handle)
+            yield handle, as_error(error)
+        else:
+            yield from ((handle, event) for event in events)

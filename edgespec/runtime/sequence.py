@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import EdgeSpecError
-from edgespec.prompts import END_OF_SEQUENCE, MAX_LENGTH
+from edgespec.prompts import CAPACITY, END_OF_SEQUENCE, MAX_LENGTH
 from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.stages import StageTimes
-from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.tree import DraftPlan, DraftTree
 from edgespec.runtime.verify import EXACT
 
 Candidates = list[tuple[int, float]]  # ids with their log-probabilities, descending
@@ -27,7 +27,8 @@ class StepOutput:
     with `verified` False.
 
     `logprobs` are the most probable tokens where each one was drawn, by the model's own logits at
-    temperature 1.
+    temperature 1. `tree` is what was verified, None for prefill, and `path` its accepted nodes, the
+    root first.
     """
 
     tokens: list[int]
@@ -37,6 +38,8 @@ class StepOutput:
     finish_reason: str | None = None
     logprobs: list[Candidates] = field(default_factory=list)
     error: EdgeSpecError | None = None
+    tree: DraftTree | None = None
+    path: list[int] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -99,8 +102,9 @@ class SequenceState:
             if reason is not None:
                 return cut(output, count, reason)
         assert self.num_emitted <= self.max_new_tokens
-        full = self.num_emitted == self.max_new_tokens or room == 0
-        return replace(output, finish_reason=MAX_LENGTH) if full else output
+        if self.num_emitted == self.max_new_tokens:
+            return replace(output, finish_reason=MAX_LENGTH)
+        return replace(output, finish_reason=CAPACITY) if room == 0 else output
 
 
 def cut(output: StepOutput, count: int, reason: str) -> StepOutput:
@@ -111,4 +115,5 @@ def cut(output: StepOutput, count: int, reason: str) -> StepOutput:
         accepted=min(output.accepted, count),
         finish_reason=reason,
         logprobs=output.logprobs[:count],
+        path=output.path[: count + 1],
     )

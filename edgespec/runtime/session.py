@@ -18,6 +18,7 @@ from edgespec.prompts import ERROR
 from edgespec.runtime import stages
 from edgespec.runtime.decoder import CachedDecoder, Floats, Ids, LaneResult, Rows
 from edgespec.runtime.drafters.base import Drafter, DraftRequest, Observation
+from edgespec.runtime.faults import as_error
 from edgespec.runtime.prefix import Prefix, PrefixCache
 from edgespec.runtime.sampling import top_log_probs
 from edgespec.runtime.sequence import Candidates, SequenceState, StepOutput
@@ -250,17 +251,32 @@ class Session:
             return [self.commit_lane(item) for item in verified]
 
     def commit_lane(self, item: Verified) -> Committed:
-        """Commits one lane's accepted rows. With a failed accept rule its rows are zeroed, and its
-        step carries the error."""
-        seq, accepted, num_drafts = item.draft.seq, item.accepted, len(item.draft.tree) - 1
-        if isinstance(accepted, EdgeSpecError):
-            self.base.zero(seq.lane)
-            failed = StepOutput([], num_drafts, finish_reason=ERROR, error=accepted)
-            return Committed(seq, failed)
+        """Commits one lane's accepted rows. Where that, or its accept rule, failed its rows are
+        zeroed, and its step carries the error."""
+        try:
+            error = item.accepted
+            if not isinstance(error, EdgeSpecError):
+                return self.commit_accepted(item, error)
+        except Exception as raised:  # of whatever kind, it is this sequence's own
+            error = as_error(raised)
+        seq, num_drafts = item.draft.seq, len(item.draft.tree) - 1
+        self.base.zero(seq.lane)
+        return Committed(seq, StepOutput([], num_drafts, finish_reason=ERROR, error=error))
+
+    def commit_accepted(self, item: Verified, accepted: AcceptResult) -> Committed:
+        """Commits the rows that a lane's accept rule chose."""
+        seq, num_drafts = item.draft.seq, len(item.draft.tree) - 1
         path = committed_path(seq, accepted)
         self.base.commit(seq.lane, path)
         logprobs = logprobs_of(seq, item.result, accepted.path, accepted.emitted)
-        output = StepOutput(accepted.emitted, num_drafts, len(accepted.path) - 1, logprobs=logprobs)
+        output = StepOutput(
+            accepted.emitted,
+            num_drafts,
+            len(accepted.path) - 1,
+            logprobs=logprobs,
+            tree=item.draft.tree,
+            path=accepted.path,
+        )
         output = seq.take(output, self.base.room(seq.lane))
         return Committed(seq, output, self.observation(seq, output, path, item.result))
 
@@ -320,6 +336,14 @@ class Session:
         elif self.running:
             self.reset(seq.lane)  # those that go on would pay for its rows
 
+    def fail(self, seq: SequenceState) -> None:
+        """Free the lane of a sequence that failed by itself; its rows may hold NaN or Inf."""
+        if seq is self.reading:
+            self.free_reading(zero=True)
+        elif seq in self.running:
+            self.base.zero(seq.lane)
+            self.end(seq)
+
     def reset(self, lane: int) -> None:
         """Free a lane of the base and of the drafter."""
         self.base.reset(lane)
@@ -341,8 +365,8 @@ def accept(draft: Draft, result: LaneResult) -> AcceptResult | EdgeSpecError:
     seq = draft.seq
     try:
         return ACCEPT_RULES[seq.accept_rule](draft.tree, result.logits, seq.sampler, seq.tokens)
-    except EdgeSpecError as error:
-        return error
+    except Exception as error:  # of whatever kind, it is this sequence's own
+        return as_error(error)
 
 
 def committed_path(seq: SequenceState, accepted: AcceptResult) -> Ids:

@@ -55,10 +55,14 @@ class StageTimes:
 @dataclass
 class StageLog:
     """Seconds of every single pass of each stage, since the log was last cleared. `engine_s` reads
-    a running total."""
+    a running total.
+
+    An engine that serves for days keeps no such list: it has `recording` False until `clear`.
+    """
 
     engine_s: Callable[[], float]
     passes: dict[str, list[float]] = field(default_factory=dict)
+    recording: bool = True
 
     @contextmanager
     def timed(self, stage: str, spent: StageTimes) -> Iterator[None]:
@@ -66,11 +70,12 @@ class StageLog:
         began, engine = time.perf_counter(), self.engine_s()
         yield
         seconds = time.perf_counter() - began
-        self.passes.setdefault(stage, []).append(seconds)
+        if self.recording:
+            self.passes.setdefault(stage, []).append(seconds)
         coarse = COARSE[stage]
         setattr(spent, coarse, getattr(spent, coarse) + seconds)
         spent.engine += self.engine_s() - engine
 
     def clear(self) -> None:
-        """Forget all passes."""
-        self.passes = {}
+        """Forget all passes, and record those to come."""
+        self.passes, self.recording = {}, True

@@ -15,7 +15,7 @@ import tokenizers
 
 from edgespec.errors import BundleError, RequestError
 from edgespec.prompts import Message
-from edgespec.runtime.template import COPY_AGAIN, ChatTemplate, NoTemplate, read_template, read_text
+from edgespec.prompts.template import COPY_AGAIN, ChatTemplate, NoTemplate, read_template, read_text
 from edgespec.stored.tokenizer import (
     MAX_AFFIX,
     MAX_GROWTH,
@@ -39,7 +39,7 @@ class Tokenizer:
         self._special_ids = {token.content: token_id for token_id, token in added if token.special}
         self._specials = frozenset(self._special_ids.values())
         self._decoder_steps = frozenset(_decoder_steps(tokenizer))
-        self._template = template or NoTemplate()
+        self.template = template or NoTemplate()
 
     @classmethod
     def open(cls, directory: Path) -> Tokenizer:
@@ -58,13 +58,21 @@ class Tokenizer:
         self, messages: Sequence[Message], *, add_generation_prompt: bool, enable_thinking: bool
     ) -> str:
         """Returns the prompt of a conversation. Raises RequestError as `ChatTemplate.render`."""
-        return self._template.render(
+        return self.template.render(
             messages, add_generation_prompt=add_generation_prompt, enable_thinking=enable_thinking
         )
 
+    def has_template(self) -> bool:
+        """Returns whether messages can be rendered."""
+        return not isinstance(self.template, NoTemplate)
+
+    def encode_chat(self, rendered: str) -> list[int]:
+        """Returns the ids of a rendered conversation."""
+        return self.encode(rendered, add_special_tokens=not self.template.has_special_tokens)
+
     def knows_thinking(self) -> bool:
         """Returns whether the chat template has a thinking mode; False for an invalid one."""
-        return self._template.knows_thinking()
+        return self.template.knows_thinking()
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Returns the ids of a text.

@@ -7,7 +7,9 @@ a tree of width 1.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +60,18 @@ class DraftTree:
         """The child of `node` that carries `token`; siblings carry different tokens."""
         found = np.flatnonzero((self.parents == node) & (self.tokens == token))
         return int(found[0]) if len(found) else None
+
+
+class Plain(Enum):
+    """The type of `PLAIN`, which as a request's plan decodes without drafts."""
+
+    PLAIN = "plain"
+
+    def __repr__(self) -> str:
+        return "edgespec.PLAIN"
+
+
+PLAIN: Final = Plain.PLAIN
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,17 +16,22 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 import pytest
 
-from edgespec.cli.chat import Chat, Conversation, Screen
+from edgespec.cli.chat import slashes
+from edgespec.cli.chat.conversation import Conversation
+from edgespec.cli.chat.loop import Chat
+from edgespec.cli.chat.screen import Screen
+from edgespec.cli.chat.settings import DRAFT_SIZES, Settings
 from edgespec.prompts import Message, SamplingParams
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.generation import Chunk, Response
+from edgespec.runtime.generation import Chunk
 from edgespec.runtime.tree import DraftPlan, DraftTree
 from tests.lossless.drafters import ScriptedDrafter
-from tests.lossless.pairs import make_pair
+from tests.lossless.pairs import shared_pair
 
 VOCAB = 256
 GREEDY = SamplingParams(temperature=0, max_generate_length=8)
@@ -34,8 +39,8 @@ SAMPLED = SamplingParams(temperature=1, seed=5, max_generate_length=8)
 
 
 @pytest.fixture(scope="module")
-def engines(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_pair(tmp_path_factory.mktemp("chat"), "llama", "eagle", None)
+def engines() -> Path:
+    return shared_pair("llama", "eagle") / "engines"
 
 
 @pytest.fixture
@@ -48,7 +53,9 @@ def engine(engines: Path) -> Iterator[Engine]:
 def chat_of(
     engine: Engine, sampling: SamplingParams, screen: Screen, plan: DraftPlan, **how: bool
 ) -> Chat:
-    return Chat(engine, plan, sampling, screen, Conversation(), **how)
+    sizes = dict(zip(DRAFT_SIZES, (plan.top_k, plan.steps, plan.verify_size), strict=True))
+    settings = Settings(sampling, drafts=True, sizes=sizes, **how)
+    return Chat(engine, settings, screen, Conversation(), slashes.run)
 
 
 class Recorded(Screen):
@@ -143,14 +150,19 @@ def test_stream_is_shown_step_by_step(engine: Engine) -> None:
     shown: list[tuple[str, str]] = []
     stream = engine.stream
 
-    def watched(*args: object, **how: bool) -> Iterator[Chunk | Response]:
-        text = ""
-        for event in stream(*args, **how):  # type: ignore[arg-type]
-            shown.append((screen.text, text))
-            yield event
-            text += event.text
+    class Watched:
+        def __init__(self, *args: Any, **how: bool) -> None:
+            self.stream = stream(*args, **how)
+            self.result = self.stream.result
 
-    engine.stream = watched  # type: ignore[method-assign, assignment]
+        def __iter__(self) -> Iterator[Chunk]:
+            text = ""
+            for chunk in self.stream:
+                shown.append((screen.text, text))
+                yield chunk
+                text += chunk.text
+
+    engine.stream = Watched  # type: ignore[method-assign, assignment]
     chat_of(engine, GREEDY, screen, DraftPlan(1, 1, 2)).turn("Hi")
     assert len(shown) >= 4
     assert all(there == certain for there, certain in shown)
@@ -263,13 +275,16 @@ os.close(os.open(os.ttyname(0), os.O_RDWR))
 from edgespec.runtime.decoder import CachedDecoder
 run = CachedDecoder.run
 def slowly(self, rows):
-    print("(call)", file=sys.stderr, flush=True)
+    os.write(2, b"(call)\\n")  # at once: this thread is not the one that shows the answer
     time.sleep(float(os.environ["STEP_S"]))
     return run(self, rows)
 CachedDecoder.run = slowly
 from edgespec.cli.main import main
 main(["chat", "--no-spec-decode", "--temperature", "0", "--max-generate-length", "20", *sys.argv[1:]])
 """
+
+
+PROMPT = ">\x08\x1b[2C"  # as the line editor draws it
 
 
 class Terminal:
@@ -283,10 +298,9 @@ class Terminal:
         step_s: float = 0,
         stdout: Path | None = None,
     ) -> None:
-        plain = tmp_path / "inputrc"
-        plain.write_text("set enable-bracketed-paste off\n")
         env = {k: v for k, v in os.environ.items() if k != "NO_COLOR"}
-        env |= {"TERM": "xterm", "INPUTRC": str(plain), "STEP_S": str(step_s)}
+        env |= {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "STEP_S": str(step_s)}
+        env |= {"XDG_STATE_HOME": str(tmp_path / "state")}
         self.fd, child = pty.openpty()
         line = [sys.executable, "-c", DRIVER, "--engine-dir", str(engines), *flags]
         out = child if stdout is None else os.open(stdout, os.O_WRONLY | os.O_CREAT)
@@ -348,13 +362,13 @@ def test_terminal_shows_prompt_answer_and_figures_and_ctrl_d_leaves(
 ) -> None:
     (wanted,) = answers(engines, ["Hi"], SamplingParams(temperature=0, max_generate_length=20))
     with Terminal(engines, tmp_path, "--show-speculation") as terminal:
-        terminal.sees("> ")
+        terminal.sees(PROMPT)
         terminal.types("Hi\n")
         terminal.sees("prompt tokens reused]")
         assert wanted in terminal.seen.replace("\x1b[2m(call)\x1b[0m", "").replace("(call)\n", "")
         assert "\x1b[2m[20 tokens, 19 base passes" in terminal.seen
         assert "\x1b[32m" not in terminal.seen  # no drafts, none accepted
-        terminal.sees("> ")
+        terminal.sees(PROMPT)
         terminal.types("\x04")
         terminal.exits(0)
 
@@ -363,7 +377,7 @@ def test_interrupt_stops_the_answer_keeps_it_and_the_chat_goes_on(
     engines: Path, tmp_path: Path
 ) -> None:
     with Terminal(engines, tmp_path, "--show-speculation", step_s=0.4) as terminal:
-        terminal.sees("> ")
+        terminal.sees(PROMPT)
         terminal.types("Hi\n")
         terminal.sees("(call)\n")
         terminal.sees("(call)\n")
@@ -372,13 +386,13 @@ def test_interrupt_stops_the_answer_keeps_it_and_the_chat_goes_on(
         terminal.sees("prompt tokens reused]")
         count = int(re.findall(r"\[(\d+) tokens,", terminal.seen)[0])
         assert 1 <= count < 10
-        terminal.sees("> ")
+        terminal.sees(PROMPT)
         terminal.types("/undo\n")
         terminal.sees("[the last exchange is taken back]")
-        terminal.sees("> ")
+        terminal.sees(PROMPT)
         terminal.interrupts()
         terminal.sees("once more leaves")
-        terminal.sees("> ")
+        terminal.sees(PROMPT)
         terminal.interrupts()
         terminal.exits(130)
 
@@ -387,7 +401,7 @@ def test_second_interrupt_leaves_though_the_engine_is_in_a_long_call(
     engines: Path, tmp_path: Path
 ) -> None:
     with Terminal(engines, tmp_path, step_s=600) as terminal:
-        terminal.sees("> ")
+        terminal.sees(PROMPT)
         terminal.types("Hi\n")
         terminal.sees("(call)")
         terminal.interrupts()
@@ -398,15 +412,15 @@ def test_second_interrupt_leaves_though_the_engine_is_in_a_long_call(
 
 def test_interrupt_at_the_prompt_clears_the_line(engines: Path, tmp_path: Path) -> None:
     with Terminal(engines, tmp_path) as terminal:
-        terminal.sees("> ")
+        terminal.sees(PROMPT)
         terminal.types("never sent")
         terminal.sees("never sent")
         terminal.interrupts()
         terminal.sees("once more leaves")
-        terminal.sees("> ")
+        terminal.sees(PROMPT)
         terminal.types("/undo\n")
         terminal.sees("no exchange to take back")
-        terminal.sees("> ")
+        terminal.sees(PROMPT)
         terminal.types("/exit\n")
         terminal.exits(0)
 
@@ -416,9 +430,9 @@ def test_prompt_stays_in_the_terminal_where_answers_go_to_a_file(
 ) -> None:
     (wanted,) = answers(engines, ["Hi"], SamplingParams(temperature=0, max_generate_length=20))
     with Terminal(engines, tmp_path, stdout=tmp_path / "answers.txt") as terminal:
-        terminal.sees("> ")
+        terminal.sees(PROMPT)
         terminal.types("Hi\n")
-        terminal.sees("> ")
+        terminal.sees(PROMPT)
         terminal.types("\x04")
         terminal.exits(0)
     assert (tmp_path / "answers.txt").read_text() == f"{wanted}\n"
@@ -428,7 +442,7 @@ def test_sigterm_during_an_answer_ends_the_chat_after_the_step(
     engines: Path, tmp_path: Path
 ) -> None:
     with Terminal(engines, tmp_path, step_s=0.3) as terminal:
-        terminal.sees("> ")
+        terminal.sees(PROMPT)
         terminal.types("Hi\n")
         terminal.sees("(call)")
         terminal.process.send_signal(signal.SIGTERM)

@@ -9,6 +9,7 @@ import pytest
 
 from tests import toys
 from tests.e2e.workshop import Cli, cli
+from tests.lossless.pairs import agree
 
 __all__ = ["cli"]
 
@@ -19,6 +20,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = toys.make_base(path / "base", "qwen3", layers=8)
     toys.make_dflash(path / "dflash", base, aux_layers=[2, 6], mask_token=0)
     toys.make_qwen3_5(path / "hybrid", images=True)
+    agree(toys.make_qwen3_5(path / "agreeing") / "model.safetensors")
     return path
 
 
@@ -72,18 +74,32 @@ def test_a_directory_that_is_none_is_an_error_with_a_remedy(tmp_path: Path, cli:
     assert "has no config.json" in done.err
 
 
-def test_probe_tells_how_often_both_agree(shop: Path, tmp_path: Path, cli: Cli) -> None:
-    text = tmp_path / "text"
+@pytest.mark.parametrize(
+    ("names", "method", "related"),
+    [
+        (("base", "dflash"), "DFlash", False),  # random both, but for their shapes
+        (("agreeing",), "MTP", True),
+    ],
+)
+def test_probe_tells_how_often_both_agree_and_refuses_what_agrees_by_chance(
+    shop: Path, tmp_path: Path, cli: Cli, names: tuple[str, ...], method: str, related: bool
+) -> None:
+    text, pair = tmp_path / "text", [shop / name for name in names]
     text.write_text("The ferry leaves at seven in the morning and comes back at noon. " * 2)
-    for pair, method in (([shop / "base", shop / "dflash"], "dflash"), ([shop / "hybrid"], "mtp")):
-        done = cli("check", *pair, "--probe", "--probe-text", text)
-        assert done.code == 0, done.out
-        assert "the draft's first token is the base's next one at" in done.out
-        said = json.loads(cli("check", *pair, "--probe", "--probe-text", text, "--json").out)
-        assert (said["method"], said["results"][-1]["topic"]) == (method, "probe")
-        assert said["probe"]["positions"] > 20
-        assert said["probe"]["shares"][0]["name"] == "as stated"
-    assert json.loads(cli("check", *pair, "--json").out)["probe"] is None
+    probing = "check", *pair, "--probe", "--probe-text", text
+    done = cli(*probing)
+    assert done.code == (0 if related else 3), done.out
+    assert "the draft's first token is the base's next one at" in done.out
+    last = "fits" if related else "shapes fit, but the draft was not made for this base"
+    assert done.out.splitlines()[-1] == f"{method}: {last}"
+    said = json.loads(cli(*probing, "--json").out)
+    assert (said["method"], said["results"][-1]["topic"]) == (method.lower(), "probe")
+    assert said["probe"]["positions"] > 20
+    assert said["probe"]["shares"][0]["name"] == "as stated"
+    assert 0 < said["probe"]["chance"] < 0.3
+    assert said["probe"]["unrelated"] != related
+    without = cli("check", *pair, "--json")
+    assert (without.code, json.loads(without.out)["probe"]) == (0, None)
 
 
 def test_probe_s_text_must_be_there_and_be_asked_for(shop: Path, tmp_path: Path, cli: Cli) -> None:

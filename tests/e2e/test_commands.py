@@ -1,23 +1,28 @@
 """From two checkpoints to answers, as a user types it: the guide's commands in processes of their
-own, then the API."""
+own, more of them in this one, then the API."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import edgespec
+from edgespec.cli.main import run
 from edgespec.errors import LimitError
 from edgespec.runtime.engine import Chunk, Response
 from tests import toys
+from tests.e2e.workshop import Outcome
 
 REQUESTS = {
     "batch_size": 1,
@@ -61,6 +66,15 @@ class Workplace:
         )
         return done
 
+    def here(self, line: str, *, code: int = 0) -> Outcome:
+        """The same in this process, where everything is imported already."""
+        said, told = io.StringIO(), io.StringIO()
+        with contextlib.chdir(self.path), redirect_stdout(said), redirect_stderr(told):
+            found = Outcome(run(line.split()), "", "")
+        found = replace(found, out=said.getvalue(), err=told.getvalue())
+        assert found.code == code, (line, found)
+        return found
+
     def output(self, name: str = "output.json") -> list[dict[str, Any]]:
         document = json.loads((self.path / name).read_text(encoding="utf-8"))
         assert list(document) == ["input_file", "responses"]
@@ -96,17 +110,17 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
 def checked(done: Workplace) -> dict[str, Any]:
     """The summary of a run with trees and --checkLossless; its output is checked.json."""
     sizes = "--specDraftTopK 4 --specDraftStep 3 --specVerifySize 16"
-    said = done.edgespec(
+    said = done.here(
         f"{INFER} --outputFile checked.json --specDecode --checkLossless {sizes} --json"
     )
-    assert "top-k 4, step 3, verify size 16" in said.stderr
-    summary: dict[str, Any] = json.loads(said.stdout)
+    assert "top-k 4, step 3, verify size 16" in said.err
+    summary: dict[str, Any] = json.loads(said.out)
     return summary
 
 
 @pytest.fixture(scope="module")
 def plain(done: Workplace) -> list[dict[str, Any]]:
-    done.edgespec(f"{INFER} --outputFile plain.json")
+    done.here(f"{INFER} --outputFile plain.json")
     return done.output("plain.json")
 
 
@@ -217,11 +231,11 @@ def test_summary_is_the_sum_of_the_responses(done: Workplace, checked: dict[str,
 
 
 def test_plan_within_the_engine_is_needed(done: Workplace) -> None:
-    said = done.edgespec(
+    said = done.here(
         f"{INFER} --outputFile x.json --specDecode --specDraftTopK 10 --specVerifySize 61", code=3
     )
-    assert "--spec-verify-size 61 exceeds the 60" in said.stderr
-    assert "Traceback" not in said.stderr
+    assert "--spec-verify-size 61 exceeds the 60" in said.err
+    assert "Traceback" not in said.err
     assert not (done.path / "x.json").exists()
 
 
@@ -230,11 +244,11 @@ def test_request_that_does_not_fit_fails_alone(done: Workplace) -> None:
     wanted = {**REQUESTS, "requests": [long, REQUESTS["requests"][0]]}
     (done.path / "long.json").write_text(json.dumps(wanted))
     files = "--engineDir toy/engines --inputFile long.json --outputFile long_out.json"
-    said = done.edgespec(f"infer {files} --specDecode", code=5)
+    said = done.here(f"infer {files} --specDecode", code=5)
     failed, answered = done.output("long_out.json")
     assert failed["finish_reason"] == "error"
     assert "built for 1024" in failed["error"]
-    assert "built for 1024" in said.stderr
+    assert "built for 1024" in said.err
     assert answered["output_ids"] == done.output()[0]["output_ids"]
 
 
@@ -260,7 +274,8 @@ def test_stream_gives_the_answer_in_pieces_and_the_response_last(done: Workplace
     sampling = edgespec.SamplingParams(temperature=0.9, seed=3, max_generate_length=16)
     with edgespec.load(done.path / "toy/engines") as engine:
         ids = engine.encode("The boat left")
-        *chunks, response = engine.stream(ids, sampling, edgespec.DraftPlan(4, 3, 16))
+        stream = engine.stream(ids, sampling, edgespec.DraftPlan(4, 3, 16))
+        chunks, response = [*stream], stream.result()
     assert isinstance(response, Response)
     assert all(isinstance(chunk, Chunk) for chunk in chunks)
     assert [token for chunk in chunks for token in chunk.token_ids] == response.token_ids

@@ -22,19 +22,15 @@ from edgespec.errors import BundleError, PairingError
 from edgespec.export.components import ExportOptions, export
 from edgespec.runtime import answers as answers_module
 from tests import toys
+from tests.lossless.pairs import shared_pair
 
 LIMITS = Limits(max_input_len=48, max_kv_cache_capacity=64)
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shop() -> Path:
     """A pair as checkpoints and as exports."""
-    path = tmp_path_factory.mktemp("shop")
-    base = toys.make_base(path / "base", "llama", layers=8)
-    draft = toys.make_draft(path / "draft", base, "eagle")
-    export(str(base), path / "onnx_base", ExportOptions(base_for="eagle3"))
-    export(str(draft), path / "onnx_draft", ExportOptions(base_model_dir=str(base)))
-    return path
+    return shared_pair("llama", "eagle")
 
 
 def test_same_export_again_writes_nothing(shop: Path) -> None:
@@ -176,7 +172,7 @@ def test_requests_are_not_overwritten_by_their_answers(
     ]
     assert run(["infer", *args]) == 3
     assert source.read_text() == before
-    assert "is the input file" in capfd.readouterr().err
+    assert "is an input of this command" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("own_head", [True, False])

@@ -21,17 +21,15 @@ from edgespec import bundle
 from edgespec.cli.main import run
 from tests import toys
 from tests.e2e.workshop import ENVIRON, Cli, cli
-from tests.lossless.pairs import make_pair
+from tests.lossless.pairs import shared_pair
 
 __all__ = ["cli"]
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shop() -> Path:
     """A toy pair: base, draft, onnx_base, onnx_draft and engines."""
-    path = tmp_path_factory.mktemp("inspect")
-    make_pair(path, "llama", "specforge", None)
-    return path
+    return shared_pair("llama", "specforge")
 
 
 @pytest.fixture(scope="module")
@@ -495,8 +493,8 @@ def test_what_a_killed_run_left_is_told(shop: Path, tmp_path: Path, cli: Cli) ->
     assert told.code == 3
     assert "is an unfinished run of edgespec quantize" in told.err
     assert "Run its command again" in told.err
-    living = staged.rename(path / f".base.tmp-{os.getppid()}")
-    assert f"is being written by process {os.getppid()}" in cli("inspect", living).err
+    with bundle.staging_in(path, "draft") as living:
+        assert f"is being written by process {os.getpid()}" in cli("inspect", living).err
 
 
 def places(value: object, at: tuple[object, ...] = ()) -> Iterator[tuple[object, ...]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from edgespec.prompts import CAPACITY as FULL
 from edgespec.prompts import END_OF_SEQUENCE, MAX_LENGTH, STOP_WORDS, Journal
 from edgespec.prompts.source import MAX_FILE_BYTES
 from edgespec.runtime.decoder import CachedDecoder
@@ -23,7 +26,6 @@ from tests.e2e.workshop import (
     ENGINE_CALL,
     INTERRUPTED,
     JOURNAL_ADD,
-    JOURNAL_FINISH,
     TEMPLATE,
     TERMINATED,
     Cli,
@@ -325,11 +327,16 @@ def test_full_cache_ends_plain_and_drafted_runs_at_the_same_token(
     args = infer(engine, tmp_path, *requests, batch_size=batch_size, max_generate_length=999)
     found = []
     for flags in ([], CHAIN, TREE, [*TREE, "--check-lossless"]):
-        assert cli(*args, *flags).code == 0
+        done = cli(*args, *flags)
+        assert done.code == 0
+        assert (
+            f"2 of 3 answers ended early (finish_reason capacity): the KV cache holds {CAPACITY}"
+            " tokens."
+        ) in done.err
         found.append(responses(tmp_path))
     assert all(said(one) == said(found[0]) for one in found)
     for response in found[0][:2]:
-        assert response["finish_reason"] == MAX_LENGTH
+        assert response["finish_reason"] == FULL
         assert len(response["output_ids"]) == CAPACITY - response["metrics"]["prompt_tokens"] + 1
     assert len(found[0][2]["output_ids"]) == 5
 
@@ -460,41 +467,52 @@ def test_journal_that_cannot_be_written_does_not_stop_the_run(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["input.json", "output.json"]
 
 
-# Code that runs between the last answer and the output, and where the responses are then.
-MEANWHILE = {
-    "a directory": ("os.mkdir({out!r})", "is a directory", PARTIAL),
-    "read-only": (
-        "os.chmod({place!r}, 0o555); os.geteuid() or os.seteuid(65534)",
-        "Permission denied",
-        None,
-    ),
-    "gone": ("import shutil; shutil.rmtree({place!r})", "there is no directory", None),
-    "journal gone too": (
-        "os.mkdir({out!r}); os.unlink({out!r} + '.partial.jsonl')",
-        "is a directory",
-        None,
-    ),
+def becomes_read_only(place: Path) -> None:
+    place.chmod(0o555)
+    if os.geteuid() == 0:
+        os.seteuid(NOBODY)
+
+
+def becomes_a_directory_without_journal(place: Path) -> None:
+    (place / "output.json").mkdir()
+    (place / PARTIAL).unlink()
+
+
+NOBODY = 65534
+# What happens to a place between the last answer and the output, and where the responses are then.
+MEANWHILE: dict[str, tuple[Callable[[Path], object], str, str | None]] = {
+    "a directory": (lambda place: (place / "output.json").mkdir(), "is a directory", PARTIAL),
+    "read-only": (becomes_read_only, "Permission denied", None),
+    "gone": (shutil.rmtree, "there is no directory", None),
+    "journal gone too": (becomes_a_directory_without_journal, "is a directory", None),
 }
 
 
 @pytest.mark.parametrize("case", MEANWHILE)
 def test_place_that_changed_meanwhile_loses_nothing(
-    engines: Path, tmp_path: Path, case: str
+    engines: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
-    code, why, kept_at = MEANWHILE[case]
+    change, why, kept_at = MEANWHILE[case]
     place, elsewhere = tmp_path / "results", tmp_path / "elsewhere"
     place.mkdir()
     elsewhere.mkdir()
     elsewhere.chmod(0o777)
+    monkeypatch.setattr("tempfile.tempdir", str(elsewhere))
     for above in (tmp_path, *tmp_path.parents):
         if above.stat().st_mode & 0o055 != 0o055:  # pytest's own, one more of them per worker
             above.chmod(0o755)
-    args = [
-        *infer(engines / "one", tmp_path, asked("one"), asked("two"))[:-1],
-        place / "output.json",
-    ]
-    code = code.format(out=str(place / "output.json"), place=str(place))
-    found = happening(JOURNAL_FINISH, 1, code, *args, TMPDIR=str(elsewhere))
+    finish, user = Journal.finish, os.geteuid()
+
+    def finish_later(self: Journal, *args: Any) -> Path:
+        change(place)
+        return finish(self, *args)
+
+    monkeypatch.setattr(Journal, "finish", finish_later)
+    args = infer(engines / "one", tmp_path, asked("one"), asked("two"))[:-1]
+    try:
+        found = cli(*args, place / "output.json")
+    finally:
+        os.seteuid(user)
     assert found.code == ENVIRONMENT, found.err
     assert why in found.err
     kept = place / PARTIAL if kept_at else None
@@ -515,9 +533,10 @@ THREE = [asked("one", max_generate_length=3), asked("two"), asked("three"), aske
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, TERMINATED)]
+    ("number", "code", "flags"),
+    [(signal.SIGTERM, TERMINATED, []), (signal.SIGINT, INTERRUPTED, TREE)],
+    ids=["plain", "tree"],
 )
-@pytest.mark.parametrize("flags", [[], TREE], ids=["plain", "tree"])
 def test_one_signal_finishes_the_step_and_writes_what_there_is(
     engines: Path, tmp_path: Path, number: int, code: int, flags: list[object]
 ) -> None:

@@ -7,7 +7,6 @@ import io
 import json
 import runpy
 import shutil
-import subprocess
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -50,11 +49,7 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
 
 @pytest.mark.parametrize("method", ["eagle3", "dflash"])
 def test_demo_saves_base_passes_and_loses_nothing(method: str, tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "scripts" / "demo.py"), "--method", method]
-    command += ["--out", str(tmp_path / "demo")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    said = done.stdout
+    said = script("demo.py", "--method", method, "--out", tmp_path / "demo")
     assert said.count("golden outputs reproduced") == 2
     assert said.split("lossless")[-1].split()[0] == "yes"
     blocks = [

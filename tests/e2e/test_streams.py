@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lossless.pairs import make_pair
+from tests.lossless.pairs import shared_pair
 
 STOPPING = """
 import os, signal, sys, time
@@ -26,8 +26,8 @@ with Stopper() as stopper:
 
 
 @pytest.fixture(scope="module")
-def engine_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_pair(tmp_path_factory.mktemp("pair"), "llama", "eagle", None)
+def engine_dir() -> Path:
+    return shared_pair("llama", "eagle") / "engines"
 
 
 def infer(engine_dir: Path, tmp_path: Path, *more: object) -> list[str]:

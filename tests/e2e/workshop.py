@@ -55,7 +55,6 @@ main(sys.argv[4:])
 HALT = "print('at it', flush=True); time.sleep(60)"
 ENGINE_CALL = "edgespec.backends.ort.runner:OrtRunner.run"
 JOURNAL_ADD = "edgespec.prompts.output:Journal.add"
-JOURNAL_FINISH = "edgespec.prompts.output:Journal.finish"
 
 
 @dataclass(frozen=True)

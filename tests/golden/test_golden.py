@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from edgespec.backends.ort.lowering import lowered_contract
+from edgespec.backends.ort.contract import lowered_contract
 from edgespec.cli.main import COMMANDS, run
 from edgespec.contract import GraphContract, GraphShape, Role, canonical_contract
-from tests.lossless.pairs import make_pair
+from tests.lossless.pairs import shared_pair
 
 Golden = Callable[[str, str], None]
 
@@ -49,10 +49,8 @@ REQUESTS = {
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("pair")
-    make_pair(path, "llama", "specforge", None)
-    return path
+def pair() -> Path:
+    return shared_pair("llama", "specforge")
 
 
 VARYING = (

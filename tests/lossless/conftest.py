@@ -1,5 +1,5 @@
 """Toy pairs, exported and built once: a plain one, one whose window is shorter than the answers,
-one where only some layers have such a window, and a hybrid base."""
+one where only some layers have such a window, one of longrope, and a hybrid base."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import shared
-from tests.lossless.pairs import Family, make_pair
+from tests.lossless.pairs import Family, shared_pair
 from tests.toys import DraftLayout
 
 PAIRS: dict[str, tuple[Family, DraftLayout, int | None]] = {
@@ -22,8 +21,4 @@ PAIRS: dict[str, tuple[Family, DraftLayout, int | None]] = {
 
 @pytest.fixture(scope="session")
 def pairs() -> dict[str, Path]:
-    return {
-        name: shared.made_once(("pair", how), lambda path, how=how: make_pair(path, *how))
-        / "engines"
-        for name, how in PAIRS.items()
-    }
+    return {name: shared_pair(*how) / "engines" for name, how in PAIRS.items()}

@@ -7,17 +7,17 @@ what it says plainly is the reference for whatever the other one does in batches
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import edgespec
-from edgespec.backends.build import build
 from edgespec.contract import Limits
-from edgespec.export.components import ExportOptions, export
+from edgespec.export.components import ExportOptions
 from edgespec.runtime.engine import Engine
-from tests import toys
+from tests import made, toys
 from tests.lossless.pairs import LIMITS, Family, make_base
 
 LANES = 4
@@ -42,14 +42,18 @@ def make_engines(
     """Engine directories `one` and `four` below `path`, of a base and its draft of the `eagle`
     layout."""
     base = make_base(path / "base", family, sliding_window=sliding_window, vocab=vocab, eos=eos)
-    config = base / "tokenizer_config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": chat_template}))
+    if chat_template != toys.CHAT_TEMPLATE:
+        config = base / "tokenizer_config.json"
+        settings = json.loads(config.read_text()) | {"chat_template": chat_template}
+        config.write_text(json.dumps(settings))
     draft = toys.make_draft(path / "draft", base, "eagle")
-    export(str(base), path / "onnx_base", ExportOptions(base_for="eagle3"))
-    export(str(draft), path / "onnx_draft", ExportOptions(base_model_dir=str(base)))
+    components = [
+        made.exported(base, ExportOptions(base_for="eagle3")) / "llm",
+        made.exported(draft, ExportOptions(base_model_dir=str(base))) / "llm",
+    ]
     for name, lanes in (("one", 1), ("four", LANES)):
-        for component in ("onnx_base", "onnx_draft"):
-            build(path / component / "llm", path / name, replace(limits, max_batch_size=lanes))
+        engines = made.built(replace(limits, max_batch_size=lanes), *components)
+        shutil.copytree(engines, path / name)
     return path
 
 

@@ -3,6 +3,7 @@ process."""
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from edgespec.backends.build import build
 from edgespec.contract import Limits
 from edgespec.export.components import ExportOptions, export
-from tests import toys
+from tests import made, shared, toys
 
 LIMITS = Limits(
     max_input_len=48, max_kv_cache_capacity=64, max_verify_tree_size=60, max_draft_tree_size=60
@@ -43,14 +44,23 @@ def make_pair(
     path: Path, family: Family, layout: toys.DraftLayout, sliding_window: int | None
 ) -> Path:
     """The engine directory; the exported components stand beside it, in onnx_base and
-    onnx_draft."""
+    onnx_draft, and the checkpoints in base and draft."""
     base = make_base(path / "base", family, sliding_window=sliding_window)
     draft = toys.make_draft(path / "draft", base, layout)
-    export(str(base), path / "onnx_base", ExportOptions(base_for="eagle3"))
-    export(str(draft), path / "onnx_draft", ExportOptions(base_model_dir=str(base)))
-    for component in ("onnx_base", "onnx_draft"):
-        build(path / component / "llm", path / "engines", LIMITS)
-    return path / "engines"
+    base_onnx = made.exported(base, ExportOptions(base_for="eagle3"))
+    draft_onnx = made.exported(draft, ExportOptions(base_model_dir=str(base)))
+    shutil.copytree(base_onnx, path / "onnx_base")
+    shutil.copytree(draft_onnx, path / "onnx_draft")
+    engines = made.built(LIMITS, base_onnx / "llm", draft_onnx / "llm")
+    return Path(shutil.copytree(engines, path / "engines"))
+
+
+def shared_pair(
+    family: Family, layout: toys.DraftLayout, sliding_window: int | None = None
+) -> Path:
+    """The directory of such a pair, made once per run: whoever changes it takes a copy."""
+    how = (family, layout, sliding_window)
+    return shared.made_once(("pair", how), lambda path: make_pair(path, *how))
 
 
 def make_mtp_pair(path: Path, *lanes: int, vocab: int = 256, limits: Limits = LIMITS) -> Path:

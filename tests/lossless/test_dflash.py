@@ -212,11 +212,11 @@ def test_one_sequence_says_what_it_says_plainly(
     prompt = prompt_of(9)
     plain = plainly(pair, prompt, sampling, 30)
     if right is None:
-        found = pair.one.finish(prompt, replace(sampling, max_generate_length=30), plan)
+        found = pair.one.generate(prompt, replace(sampling, max_generate_length=30), plan)
         assert_equal(pair, plain, found, sampling)
         return
     with knowing(pair.one, [[*prompt, *plain.token_ids]], right) as drafter:
-        found = pair.one.finish(prompt, replace(sampling, max_generate_length=30), plan)
+        found = pair.one.generate(prompt, replace(sampling, max_generate_length=30), plan)
     assert_equal(pair, plain, found, sampling)
     accepted = found.metrics.per_step_accepted
     if right == 1:  # nothing is turned down: the fewest steps that there can be
@@ -284,7 +284,7 @@ def test_one_call_of_the_draft_a_step(pair: Pair) -> None:
     """The context of a short prompt goes with the first block."""
     prompt = prompt_of(9)
     with mock.patch.object(BlockDecoder, "run", autospec=True, side_effect=BlockDecoder.run) as run:
-        found = pair.one.finish(prompt, replace(GREEDY, max_generate_length=12), CHAIN)
+        found = pair.one.generate(prompt, replace(GREEDY, max_generate_length=12), CHAIN)
     steps = len(found.metrics.per_step_accepted)
     assert len(run.mock_calls) == steps - 1  # in the last one there is nothing left to draft
     assert len(run.mock_calls[0].args[1][0].hidden_states) == len(prompt)
@@ -298,7 +298,7 @@ def test_a_long_context_goes_in_pieces(pair: Pair) -> None:
         knowing(pair.one, [[*prompt, *plain.token_ids]], 0.5) as drafter,
         mock.patch.object(BlockDecoder, "run", autospec=True, side_effect=BlockDecoder.run) as run,
     ):
-        found = pair.one.finish(prompt, replace(GREEDY, max_generate_length=12), CHAIN)
+        found = pair.one.generate(prompt, replace(GREEDY, max_generate_length=12), CHAIN)
     assert [len(call.args[1][0].hidden_states) for call in run.mock_calls[:3]] == [16, 16, 9]
     assert_equal(pair, plain, found, GREEDY)
     pair.assert_true(drafter.blocks)
@@ -343,7 +343,7 @@ def test_nothing_is_drafted_beyond_the_drafts_cache(made: Path, pair: Pair) -> N
         short.stop_ids = frozenset()
         assert "beyond 40 nothing is drafted" in " ".join(short.notes)
         with knowing(short, [[*prompt, *plain.token_ids]], 0.5) as drafter:
-            found = short.finish(prompt, replace(GREEDY, max_generate_length=40), CHAIN)
+            found = short.generate(prompt, replace(GREEDY, max_generate_length=40), CHAIN)
     assert found.token_ids == plain.token_ids
     pair.assert_true(drafter.blocks)
     ends = [len(block.before) + len(block.logits) for block in drafter.blocks]
@@ -363,7 +363,7 @@ def test_hidden_states_that_are_nan_draft_nothing(pair: Pair) -> None:
         )
 
     with mock.patch.object(drafter, "observe", spoilt):
-        found = pair.one.finish(prompt, replace(GREEDY, max_generate_length=12), CHAIN)
+        found = pair.one.generate(prompt, replace(GREEDY, max_generate_length=12), CHAIN)
     assert found.token_ids == plain.token_ids
     assert not any(found.metrics.per_step_accepted)
     assert drafter.lanes[0].full
@@ -375,7 +375,7 @@ def test_a_lane_that_held_nan_serves_the_next_sequence(pair: Pair) -> None:
     prompt = prompt_of(4)
     plain = plainly(pair, prompt, GREEDY, 12)
     with knowing(pair.one, [[*prompt, *plain.token_ids]], 0.6) as drafter:
-        found = pair.one.finish(prompt, replace(GREEDY, max_generate_length=12), CHAIN)
+        found = pair.one.generate(prompt, replace(GREEDY, max_generate_length=12), CHAIN)
     assert_equal(pair, plain, found, GREEDY)
     assert drafter.blocks
     pair.assert_true(drafter.blocks)

@@ -12,15 +12,16 @@ import pytest
 
 from edgespec import bundle
 from edgespec.backends import engine_dir as engines
-from edgespec.backends.build import build
 from edgespec.backends.engine_config import EngineConfig
+from edgespec.backends.manifest import EngineManifest
 from edgespec.backends.ort.runner import OrtRunner
 from edgespec.backends.registry import open_runner
 from edgespec.contract import Limits, Role
-from edgespec.export.components import ExportOptions, export
+from edgespec.export.components import ExportOptions
 from edgespec.rope import RopeTable
 from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.embedding import EmbeddingTable
+from tests import made
 from tests.one_lane import OneLane
 
 CAPACITY = 48  # KV slots of each engine
@@ -60,22 +61,20 @@ MakeComponent = Callable[..., Component]
 
 
 @pytest.fixture(scope="module")
-def make_component(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeComponent]:
+def make_component() -> Iterator[MakeComponent]:
     """checkpoint, flags of export -> Component; engines are closed after the module."""
     opened: list[Component] = []
 
     def make(checkpoint: Path, role: Role, capacity: int = CAPACITY, **options: Any) -> Component:
-        work = tmp_path_factory.mktemp("component")
         wanted = replace(ExportOptions(base_for="eagle3" if role is Role.BASE else None), **options)
-        exported = export(str(checkpoint), work / "onnx", wanted)
+        (onnx_dir,) = made.exported(checkpoint, wanted).iterdir()
         limits = Limits(max_input_len=capacity, max_kv_cache_capacity=capacity)
-        built = build(exported.directory, work / "engine", limits)
-        assert built.role is role
-        assert built.engine.name == f"{engines.STEMS[role]}.onnx"
-        runner, config = open_runner(work / "engine", role)
-        opened.append(
-            Component(exported.directory, work / "engine", config, runner, built.golden_difference)
-        )
+        engine_dir = made.built(limits, onnx_dir)
+        ((found, entry),) = EngineManifest.read(engine_dir).engines.items()
+        assert found is role
+        assert (engine_dir / f"{engines.STEMS[role]}.onnx").is_file()
+        runner, config = open_runner(engine_dir, role)
+        opened.append(Component(onnx_dir, engine_dir, config, runner, entry.golden_difference))
         return opened[-1]
 
     yield make

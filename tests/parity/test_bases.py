@@ -192,7 +192,9 @@ def pair(
     make_component: MakeComponent,
 ) -> Pair:
     wanted = ROWS[request.param]
-    path = wanted.make(tmp_path_factory.mktemp(request.param), layers=LAYERS, **wanted.options)
+    path = wanted.make(
+        tmp_path_factory.mktemp(request.param) / "base", layers=LAYERS, **wanted.options
+    )
     return Pair(wanted.load(path), make_component(path, Role.BASE), wanted.windows)
 
 

@@ -18,14 +18,13 @@ from numpy.typing import NDArray
 
 from edgespec import bundle
 from edgespec.backends.base import Call, Result
-from edgespec.backends.build import build
 from edgespec.backends.ort.lane_rows import OrtLaneRows
 from edgespec.backends.ort.runner import OrtRunner
 from edgespec.backends.registry import open_runner
 from edgespec.contract import GraphShape, Limits, Role, past_names
-from edgespec.export.components import ExportOptions, export
+from edgespec.export.components import ExportOptions
 from edgespec.rope import RopeTable
-from tests import toys
+from tests import made, toys
 
 Array = NDArray[Any]
 Tree = tuple[Array, Array]  # parents [N], -1 at the root; rows kept of it, ascending
@@ -77,12 +76,11 @@ def made_pair(work: Path, name: str) -> Iterator[Pair]:
     if name == "draft":
         role, options = Role.DRAFT, ExportOptions(base_model_dir=str(checkpoint))
         checkpoint = toys.make_draft(work / "draft", checkpoint, layout="modelopt", layers=2)
-    onnx_dir = export(str(checkpoint), work / "onnx", options).directory
+    (onnx_dir,) = made.exported(checkpoint, options).iterdir()
     runners = []
     for lanes in (1, LANES):
         limits = Limits(lanes, CAPACITY, CAPACITY, TREE_SIZE, TREE_SIZE)
-        build(onnx_dir, work / f"engine{lanes}", limits)
-        runner, config = open_runner(work / f"engine{lanes}", role)
+        runner, config = open_runner(made.built(limits, onnx_dir), role)
         runners.append(runner)
     yield Pair(onnx_dir, *runners, RopeTable.of(config.component.rope, CAPACITY))
     for runner in runners:

@@ -27,7 +27,6 @@ from edgespec.prompts import SamplingParams
 from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.drafters.tree_drafter import TreeDrafter
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.generation import Response
 from edgespec.runtime.tree import DraftPlan, DraftTree
 from tests import reference, toys
 from tests.one_lane import OneLane
@@ -425,12 +424,12 @@ def test_accepted_branches_are_replayed_with_true_features(
     assert len(known) == 10
     engine.session.drafter = Oracle(pair.drafter, known)
     try:
-        *chunks, last = engine.stream(PROMPT, greedy, PLAN)
+        stream = engine.stream(PROMPT, greedy, PLAN)
+        chunks, last = [*stream], stream.result()
     finally:
         engine.session.drafter = pair.drafter
-    assert isinstance(last, Response)
     assert last.token_ids == known
-    assert [chunk.accepted for chunk in chunks if not isinstance(chunk, Response)] == [0, 2, 2, 2]
+    assert [chunk.accepted for chunk in chunks] == [0, 2, 2, 2]
 
     committed = [*PROMPT, *known][: pair.drafter.decoder.lanes[0].length]
     # The last step ended the run, so it was committed and not replayed.

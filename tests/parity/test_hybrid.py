@@ -15,14 +15,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from edgespec.backends.build import build
 from edgespec.backends.ort.recurrent import uncommitted_bytes
 from edgespec.backends.registry import open_runner
 from edgespec.contract import RECURRENT_CHUNK, Limits, Role
 from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.embedding import EmbeddingTable
 from edgespec.runtime.tree import DraftTree
-from tests import reference, toys
+from tests import made, reference, toys
 from tests.one_lane import OneLane
 from tests.parity.conftest import Component, MakeComponent
 from tests.parity.test_bases import CHAIN, PROMPT, path_to, random_tree, some_ids
@@ -72,7 +71,7 @@ def pair(
     tmp_path_factory: pytest.TempPathFactory,
     make_component: MakeComponent,
 ) -> Pair:
-    path = toys.make_qwen3_5(tmp_path_factory.mktemp(request.param), **ROWS[request.param])
+    path = toys.make_qwen3_5(tmp_path_factory.mktemp(request.param) / "base", **ROWS[request.param])
     return Pair(
         toys.load_base(path),
         make_component(path, Role.BASE, capacity=CAPACITY, aux_layers=AUX_LAYERS),
@@ -219,10 +218,9 @@ def test_a_pass_whose_rows_are_all_dropped_changes_nothing(pair: Pair, decoder: 
 
 
 @pytest.fixture(scope="module")
-def lanes(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> CachedDecoder:
-    path = tmp_path_factory.mktemp("three")
-    limits = Limits(max_input_len=CAPACITY, max_kv_cache_capacity=CAPACITY)
-    build(pair.component.onnx_dir, path, replace(limits, max_batch_size=3))
+def lanes(pair: Pair) -> CachedDecoder:
+    limits = Limits(3, CAPACITY, CAPACITY)
+    path = made.built(limits, pair.component.onnx_dir)
     runner, config = open_runner(path, Role.BASE)
     table = EmbeddingTable(path / "embedding.safetensors", config.component)
     return CachedDecoder(runner, table, pair.component.rope)

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from edgespec import bundle
 from edgespec.backends.base import Call, Result
-from edgespec.backends.ort.lowering import lower, lowered_contract
+from edgespec.backends.ort.contract import lowered_contract
+from edgespec.backends.ort.lowering import lower
 from edgespec.backends.ort.runner import OrtRunner
 from edgespec.contract import (
     GraphShape,
@@ -214,7 +215,7 @@ def base(
     make_component: MakeComponent,
 ) -> Component:
     make = toys.make_gemma3 if request.param == "gemma3" else toys.make_base
-    path = make(tmp_path_factory.mktemp("base"), layers=7, **BASES[request.param])
+    path = make(tmp_path_factory.mktemp("base") / "base", layers=7, **BASES[request.param])
     return make_component(path, Role.BASE)
 
 
@@ -224,14 +225,15 @@ def draft(
     tmp_path_factory: pytest.TempPathFactory,
     make_component: MakeComponent,
 ) -> Component:
-    base = toys.make_base(tmp_path_factory.mktemp("base"), layers=7)
-    path = toys.make_draft(tmp_path_factory.mktemp("draft"), base, **DRAFTS[request.param])
+    base = toys.make_base(tmp_path_factory.mktemp("base") / "base", layers=7)
+    path = toys.make_draft(base.parent / "draft", base, **DRAFTS[request.param])
     return make_component(path, Role.DRAFT, base_model_dir=str(base))
 
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory, make_component: MakeComponent) -> Component:
-    return make_component(toys.make_base(tmp_path_factory.mktemp("llama"), layers=7), Role.BASE)
+    path = toys.make_base(tmp_path_factory.mktemp("llama") / "base", layers=7)
+    return make_component(path, Role.BASE)
 
 
 # Lowered equals canonical

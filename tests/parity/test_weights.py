@@ -23,7 +23,7 @@ from edgespec.backends import engine_dir as engines
 from edgespec.backends.build import Built, build
 from edgespec.backends.golden import golden_calls
 from edgespec.backends.ort import emulate, int8_gemm, matmul_nbits
-from edgespec.backends.ort.lowering import lowered_contract
+from edgespec.backends.ort.contract import lowered_contract
 from edgespec.backends.ort.options import WeightFormat
 from edgespec.backends.ort.runner import OrtRunner
 from edgespec.backends.registry import open_runner

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 
+from tests import shared
 from tests.toys.files import Dtype, random_tensors, save, version_keys, write_json
 from tests.toys.tokenizer import ENDOFTEXT, IM_END, IM_START, write_tokenizer
 
@@ -28,6 +29,7 @@ _VISION = {
 }
 
 
+@shared.copied
 def make_phi3(
     path: str | Path,
     *,
@@ -85,6 +87,7 @@ def make_phi3(
     return _write(Path(path), config, seed=seed, dtype=dtype, tokenizer=tokenizer)
 
 
+@shared.copied
 def make_gemma3(
     path: str | Path,
     *,

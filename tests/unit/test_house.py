@@ -28,6 +28,8 @@ GROUND = (
     "contract",
     "operators",
     "bundle",
+    "directories",
+    "outputs",
     "methods",
     "graph_quantization",
     "component",
@@ -52,9 +54,11 @@ LEANS_ON: dict[str, tuple[str, ...]] = {
 }
 ROOMS = tuple(LEANS_ON)
 ROOF: dict[str, tuple[str, ...]] = {
+    "cache": GROUND,
     "inspection": ROOMS,
+    "oneshot": (*ROOMS, "cache", "inspection"),
     "recipe": ROOMS,
-    "cli": (*ROOMS, "inspection", "recipe"),
+    "cli": (*ROOMS, "cache", "inspection", "oneshot", "recipe"),
     "__init__": ROOMS,
     "__main__": (*ROOMS, "inspection", "recipe", "cli"),
 }
@@ -334,3 +338,10 @@ def test_help_imports_nothing_heavy() -> None:
 def test_importing_the_package_imports_nothing_heavy() -> None:
     assert heavy_after("import edgespec") == "[]\n"
     assert heavy_after("import edgespec, onnx") == "['onnx']\n"  # the check can see
+
+
+def test_running_an_engine_imports_no_onnx() -> None:
+    """onnx_ir brings sympy along: half of what `infer` needs to start."""
+    needed = "edgespec.runtime.engine, edgespec.runtime.file_runner, edgespec.backends.ort.runner"
+    said = heavy_after(f"import sys, {needed}; print('onnx_ir' in sys.modules)")
+    assert said == "False\n['onnxruntime']\n"

@@ -26,7 +26,6 @@ from edgespec.backends.ort.matmul_nbits import MICROSOFT
 from edgespec.backends.ort.nodes import Constants, name_outputs
 from edgespec.backends.ort.options import FP32, WeightFormat
 from edgespec.backends.ort.weights import lower_weights
-from edgespec.contract import GraphContract, TensorSpec
 from edgespec.errors import ContractError
 
 
@@ -36,25 +35,6 @@ class Lowered:
 
     model: ir.Model
     weights: list[AnyWeight]
-
-
-def lowered_contract(canonical: GraphContract, batched: bool = False) -> GraphContract:
-    """The contract of a lowered graph; `batched` is the form for more than one sequence.
-
-    For one sequence masks are T = written slots wide instead of C, and this call's rows land in the
-    last S of them, so that `write_indices` falls away. Batched, it is the canonical contract: the
-    runner keeps C near T. So it is for drafts that make blocks: the other form's kernel lets no row
-    see a later slot.
-    """
-    if batched or canonical.shape.block:
-        return canonical
-    inputs = []
-    for spec in canonical.inputs:
-        if spec.name in ("attention_mask", "sliding_attention_mask"):
-            inputs.append(TensorSpec(spec.name, spec.dtype, (1, 1, "S", "T")))
-        elif spec.name != "write_indices":
-            inputs.append(spec)
-    return GraphContract(canonical.shape, tuple(inputs), canonical.outputs)
 
 
 def lower(

@@ -3,23 +3,26 @@ both.
 
 accuracy_level 4 rounds activations to 8 bits in the same blocks, row by row, so that rows stay
 independent; level 1 takes 2 to 6 times as long. Knows one MatMul; `weights` knows where its
-weight comes from.
+weight comes from. An engine's runner reads rows with it, so ONNX is imported where a node is made.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import onnx_ir as ir
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from edgespec.backends.ort.session import FATAL
 from edgespec.contract import OPSET
 from edgespec.errors import BuildError
 from edgespec.quantized import QuantizedWeight, dequantize_stored
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 MICROSOFT = "com.microsoft"
 ACCURACY_LEVEL = 4
@@ -78,6 +81,8 @@ class Kernel:
 
 def replace_matmul(node: ir.Node, kernel: Kernel, values: ir.Value, scales: ir.Value) -> None:
     """Turn a MatMul into a MatMulNBits where it stands, so that its output stays what it is."""
+    import onnx_ir as ir
+
     node.op_type, node.domain = "MatMulNBits", MICROSOFT
     node.resize_inputs(3)
     node.replace_input_with(1, values)
@@ -178,6 +183,8 @@ def probe_session(
     kernel: Kernel, values: NDArray[np.uint8], scales: NDArray[np.float32]
 ) -> ort.InferenceSession:
     """A session of one MatMulNBits alone: x [2, in] -> y [2, out], one thread."""
+    import onnx_ir as ir
+
     constants = [
         initializer(name, array) for name, array in (("values", values), ("scales", scales))
     ]
@@ -198,13 +205,15 @@ def probe_session(
         name="probe",
     )
     options = ort.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = 1, 3
+    options.intra_op_num_threads, options.log_severity_level = 1, FATAL
     model = ir.to_proto(ir.Model(graph, ir_version=10)).SerializeToString()
     return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
 def initializer(name: str, array: NDArray[Any]) -> ir.Value:
     """A constant as an initializer of a graph, with the shape and type of the array."""
+    import onnx_ir as ir
+
     tensor = ir.tensor(array, name=name)
     return ir.Value(
         name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor

@@ -1,4 +1,4 @@
-"""Small constants and new nodes in a graph that is being lowered, and a session of a graph of a few
+"""Small constants and new nodes in a graph that is being lowered, and a run of a graph of a few
 nodes.
 
 Knows of names and places. Knows no operator.
@@ -6,7 +6,6 @@ Knows of names and places. Knows no operator.
 
 from __future__ import annotations
 
-import platform
 from typing import Any
 
 import numpy as np
@@ -14,11 +13,8 @@ import onnx_ir as ir
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from edgespec.backends.ort.fingerprint import cpu_features
+from edgespec.backends.ort.session import session_options
 from edgespec.contract import OPSET
-
-X64 = ("x86_64", "AMD64")
-EXACT_FEATURES = {"avx_vnni", "avx512_vnni", "amx_int8"}
 
 
 class Constants:
@@ -97,22 +93,3 @@ def run_probe(graph: ir.Graph, x: NDArray[np.float32]) -> NDArray[np.float32]:
     outputs: Any = session.run(None, {session.get_inputs()[0].name: x[None]})
     found: NDArray[np.float32] = outputs[0][0]
     return found
-
-
-def session_options() -> ort.SessionOptions:
-    """The options of every session: int8 products are exact, also where the CPU has no instruction
-    for them."""
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    if not adds_exactly():
-        options.add_session_config_entry("session.x64quantprecision", "1")
-    return options
-
-
-def adds_exactly() -> bool:
-    """Whether int8 products are exact without asking for it, as they are with VNNI and AMX.
-
-    Asking then costs eightfold on many rows (decision 0009); without them pairs of products would
-    saturate at 16 bits.
-    """
-    return platform.machine() not in X64 or bool(EXACT_FEATURES & set(cpu_features()))

@@ -73,17 +73,18 @@ OPTIONS = (
         flag="--weight-block",
         choices=tuple(map(str, BLOCKS)),
         help=(
-            "Weights that share a scale: 128 (the default) is faster and smaller, 32 is closer, and"
-            " exact in int4. 0, for int8 alone: a whole channel, and an int8 GEMM; exact and by far"
-            " the fastest for many rows, but coarser where activations have outliers."
+            "Weights that share a scale: 128 (the default) is faster and smaller, 32 is more"
+            " accurate, and exact in int4. 0, for int8 only, is one scale per channel with an int8"
+            " GEMM: exact and by far the fastest for many rows, but less accurate where activations"
+            " have outliers."
         ),
     ),
     BuildOption(
         flag="--share-embedding",
         default=True,
         help=(
-            "With int8 or int4 in blocks, let a tied lm_head's weights be the embedding too,"
-            " instead of a file of its own."
+            "With int8 or int4 in blocks, use the weights of a tied lm_head as the embedding too,"
+            " instead of a separate file."
         ),
     ),
 )

@@ -6,11 +6,14 @@ only its own rows. `cache` knows where rows stand. Knows nothing of tokens or tr
 
 from __future__ import annotations
 
+import ctypes
 import math
+import os
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import onnxruntime as ort
@@ -19,12 +22,12 @@ from numpy.typing import NDArray
 from edgespec.backends.base import Call, LaneRows, Result, Table
 from edgespec.backends.engine_config import EngineConfig, SharedEmbedding
 from edgespec.backends.ort.cache import KvCache, padding_of
+from edgespec.backends.ort.contract import lowered_contract
 from edgespec.backends.ort.huge_pages import in_huge_pages
 from edgespec.backends.ort.lane_rows import OrtLaneRows
-from edgespec.backends.ort.lowering import lowered_contract
 from edgespec.backends.ort.matmul_nbits import Kernel, LmHeadTable
-from edgespec.backends.ort.nodes import session_options
 from edgespec.backends.ort.recurrent import RecurrentCache
+from edgespec.backends.ort.session import session_options
 from edgespec.contract import (
     Dim,
     GraphContract,
@@ -36,6 +39,7 @@ from edgespec.contract import (
 from edgespec.errors import BundleError, EnvironmentProblem
 
 PROVIDERS = ["CPUExecutionProvider"]
+RUNNERS: WeakSet[OrtRunner] = WeakSet()
 
 
 class OrtRunner:
@@ -68,6 +72,7 @@ class OrtRunner:
         self.recurrent = RecurrentCache(shape.recurrent, lanes) if shape.recurrent else None
         self.buffers: dict[str, NDArray[Any]] = {}
         self.binding = self.session.io_binding()
+        RUNNERS.add(self)
         self.table: Table | None = None
         self.bound = (0, 0, 0)  # first lane, lanes and stride of the cache as it is bound
 
@@ -229,6 +234,17 @@ class OrtRunner:
         """Release the engine; nothing can be run afterwards, and closing twice is harmless."""
         self.__dict__.pop("binding", None)
         self.__dict__.pop("session", None)
+
+
+def keep_sessions() -> None:
+    """In a fork: never free a session, which would wait for ever for threads that are not there."""
+    for runner in RUNNERS:
+        for name in {"binding", "session"} & vars(runner).keys():
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(vars(runner)[name]))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=keep_sessions)
 
 
 def check_call(call: Call, starts: list[int], lanes: int, slots: int, *, batched: bool) -> None:

@@ -17,8 +17,9 @@ from edgespec.backends.base import Progress, Staged
 from edgespec.backends.engine_config import SharedEmbedding
 from edgespec.backends.onnx_dir import OnnxDir
 from edgespec.backends.ort.accuracy import accuracy_of, exported_weights, weights_of
+from edgespec.backends.ort.contract import lowered_contract
 from edgespec.backends.ort.data_layout import LowBitWeight
-from edgespec.backends.ort.lowering import Lowered, lower, lowered_contract
+from edgespec.backends.ort.lowering import Lowered, lower
 from edgespec.backends.ort.options import WeightFormat
 from edgespec.backends.ort.weight_data import pieces
 from edgespec.contract import canonical_contract

@@ -149,5 +149,5 @@ def test_what_describes_no_engines_is_refused(
 
 def test_a_directory_without_a_manifest_has_no_engines(tmp_path: Path) -> None:
     assert EngineManifest.read(tmp_path).engines == {}
-    with pytest.raises(BundleError, match="has no base engine"):
+    with pytest.raises(BundleError, match="is an empty directory"):
         engines.open_engine(tmp_path, Role.BASE)

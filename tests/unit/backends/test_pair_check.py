@@ -4,15 +4,20 @@ recorded, and what each refusal says."""
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from edgespec.backends.build import build
 from edgespec.backends.pair_check import check_pairing
 from edgespec.component import ComponentConfig
 from edgespec.contract import Role
 from edgespec.errors import PairingError
+from edgespec.export.components import ExportOptions, export
+from edgespec.inspection import inspect
+from tests.small_pair import LIMITS, small_pair
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 Keys = dict[str, Any]
@@ -29,17 +34,18 @@ PAIR = {**DRAFT["pair"], "base_identity": "a"}
 
 
 def merged(keys: Keys, changed: Keys) -> Keys:
-    """The sizes of the graph follow those of the model, as in every export."""
-    found = {**keys, **changed}
-    found.pop("base_model_hidden_size", None)
-    pair, hidden = found.get("pair"), found["hidden_size"]
-    sizes = {
-        "hidden_size": hidden,
-        "vocab_size": found.get("draft_vocab_size", found["vocab_size"]),
-        "features": hidden if pair else 3 * hidden,
-        "base_features": pair["num_taps"] * pair["target_hidden_size"] if pair else 0,
-    }
-    return {**found, "graph": {**keys["graph"], **sizes, **changed.get("graph", {})}}
+    """`graph` is merged key by key; sizes that repeat others follow them."""
+    graph = {**keys["graph"], **changed.get("graph", {})}
+    found = {**keys, **changed, "graph": graph}
+    graph["hidden_size"] = found["hidden_size"]
+    graph["vocab_size"] = found.get("draft_vocab_size", found["vocab_size"])
+    if pair := found.get("pair"):
+        graph["features"] = found["hidden_size"]
+        graph["base_features"] = pair["num_taps"] * pair["target_hidden_size"]
+        found["base_model_hidden_size"] = graph["base_features"]
+    elif found["spec_decode_type"] == "eagle3":
+        graph["features"] = len(found["eagle_hidden_state_layers"]) * found["hidden_size"]
+    return found
 
 
 def pairing(base: Keys, draft: Keys, built: Role | None = None) -> None:
@@ -156,3 +162,35 @@ def test_layers_that_a_base_does_not_emit_are_named_with_the_flag_that_would_fit
     with pytest.raises(PairingError) as found:
         pairing({"eagle_hidden_state_layers": [1, 4, 5]}, {"pair": PAIR})
     assert "--eagle-base --aux-layers 2,4,5, or use" in found.value.remedy
+
+
+# A draft beside a plain engine
+
+
+def test_draft_beside_a_plain_engine_is_refused(tmp_path: Path) -> None:
+    """Whichever is built first, and by inspect; a plain engine emits no hidden states for it."""
+    pair, plain = small_pair(), tmp_path / "plain"
+    export(str(pair.base), plain, ExportOptions())
+    build(plain / "llm", tmp_path / "first", LIMITS)
+    with pytest.raises(PairingError, match="no base in this engine directory, only a plain") as no:
+        build(pair.draft_onnx, tmp_path / "first", LIMITS)
+    assert "--eagle-base" in no.value.remedy
+    build(pair.draft_onnx, tmp_path / "second", LIMITS)
+    with pytest.raises(PairingError, match="this is a plain decoder, and an EAGLE-3 draft"):
+        build(plain / "llm", tmp_path / "second", LIMITS)
+    all_three = Path(shutil.copytree(pair.engine, tmp_path / "third"))
+    build(plain / "llm", all_three, LIMITS)
+    assert not inspect(all_three).problems
+    without_base(all_three)
+    (problem,) = inspect(all_three).problems
+    assert "no base in this engine directory" in problem.what
+
+
+def without_base(engine: Path) -> None:
+    """As an earlier version built it: a plain engine and a draft."""
+    manifest = json.loads((engine / "manifest.json").read_text())
+    files = set(manifest["engines"].pop("base")["files"])
+    kept = {name for entry in manifest["engines"].values() for name in entry["files"]}
+    for name in files - kept:
+        (engine / name).unlink()
+    (engine / "manifest.json").write_text(json.dumps(manifest))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import pickle
 import shutil
 import sys
 import tracemalloc
@@ -340,9 +341,16 @@ class Bomb:
         return (Path.touch, (Path("exploded"),))
 
 
-def test_pickled_code_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("by", ["torch", "pickle"])
+def test_pickled_code_does_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
     monkeypatch.chdir(tmp_path)
-    torch.save({"weight": Bomb()}, write_config(tmp_path) / "pytorch_model.bin")
+    file = write_config(tmp_path) / "pytorch_model.bin"
+    if by == "torch":
+        torch.save({"weight": Bomb()}, file)
+    else:
+        file.write_bytes(pickle.dumps({"weight": Bomb()}, protocol=2))
     with pytest.raises(CheckpointError, match="could not be unpickled"):
         _ = open_checkpoint(tmp_path, allow_pickle=True).tensors
     assert not Path("exploded").exists()

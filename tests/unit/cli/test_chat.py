@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import sys
 import time
@@ -14,18 +15,32 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from edgespec.cli import chat as chat_module
-from edgespec.cli.chat import SLASHES, Chat, Conversation, Screen, read_pipe, read_turn, stats
+from edgespec.cli.chat import command as chat_command
+from edgespec.cli.chat import slashes
+from edgespec.cli.chat.conversation import Conversation
+from edgespec.cli.chat.loop import Chat, stats
+from edgespec.cli.chat.reader import read_pipe, read_turn
+from edgespec.cli.chat.screen import Screen, wrapped
+from edgespec.cli.chat.settings import Settings
+from edgespec.cli.chat.slashes import SLASHES
 from edgespec.cli.main import run
 from edgespec.errors import EdgeSpecError, LimitError, RequestError
-from edgespec.prompts import CANCELLED, END_OF_SEQUENCE, MAX_LENGTH, Message, SamplingParams
+from edgespec.prompts import (
+    CANCELLED,
+    CAPACITY,
+    END_OF_SEQUENCE,
+    MAX_LENGTH,
+    Message,
+    SamplingParams,
+)
+from edgespec.prompts.parse import read_requests
 from edgespec.runtime.generation import Chunk, Response
 from edgespec.runtime.metrics import RequestMetrics
-from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.tree import PLAIN, DraftPlan, DraftTree, Plain
 
-PLAN = DraftPlan(1, 3, 4)
 Event = Chunk | Response | EdgeSpecError
 
 
@@ -49,10 +64,9 @@ class Spoken:
     signals: tuple[int, ...] = ()  # sent to this process with the first event
     cancelled: bool = False
 
-    def __iter__(self) -> Iterator[Chunk | Response]:
+    def __iter__(self) -> Iterator[Chunk]:
         for event in self.events:
             if self.cancelled:
-                yield response("so far, and what was held", CANCELLED)
                 return
             for number in self.signals:
                 os.kill(os.getpid(), number)
@@ -60,7 +74,15 @@ class Spoken:
             self.signals = ()
             if isinstance(event, EdgeSpecError):
                 raise event
-            yield event
+            if isinstance(event, Chunk):
+                yield event
+
+    def result(self) -> Response:
+        if self.cancelled:
+            return response("so far, and what was held", CANCELLED)
+        last = self.events[-1]
+        assert isinstance(last, Response)
+        return last
 
     def cancel(self) -> None:
         self.cancelled = True
@@ -75,18 +97,32 @@ class Told:
     thinking: list[bool] = field(default_factory=list)
     kept: list[bool] = field(default_factory=list)
     tokenizer: Any = field(
-        default_factory=lambda: SimpleNamespace(encode=lambda text: [1] * len(text))
+        default_factory=lambda: SimpleNamespace(
+            encode_chat=lambda text: [1] * len(text),
+            token_bytes=lambda token: bytes([token]),
+        )
     )
+    plans: list[DraftPlan | Plain] = field(default_factory=list)
 
-    def render(self, messages: Sequence[Message], *, enable_thinking: bool) -> str:
-        self.asked.append([*messages])
-        self.thinking.append(enable_thinking)
-        return "a prompt"
+    def plan(self, *sizes: int | None) -> DraftPlan:
+        top_k, steps, verify_size = sizes
+        if top_k == 99:
+            raise LimitError("top-k 99", "Take a smaller one.")
+        return DraftPlan(top_k or 1, steps or 3, verify_size or 4)
 
     def stream(
-        self, ids: Sequence[int], sampling: SamplingParams, plan: DraftPlan | None, *, keep: bool
+        self,
+        messages: Sequence[Message],
+        sampling: SamplingParams,
+        plan: DraftPlan | Plain,
+        *,
+        enable_thinking: bool,
+        keep: bool,
     ) -> Spoken:
+        self.asked.append([*messages])
+        self.thinking.append(enable_thinking)
         self.kept.append(keep)
+        self.plans.append(plan)
         return self.answers.pop(0)
 
 
@@ -110,8 +146,14 @@ def terminal() -> Terminal:
 
 def chat_of(*answers: Spoken | list[Event], **how: Any) -> Chat:
     engine = Told([a if isinstance(a, Spoken) else Spoken(a) for a in answers])
-    sampling, screen = SamplingParams(max_generate_length=9), Screen(how.pop("out", sys.stdout))
-    return Chat(engine, PLAN, sampling, screen, Conversation(how.pop("system", "")), **how)  # type: ignore[arg-type]
+    settings = Settings(
+        SamplingParams(max_generate_length=9),
+        drafts=True,
+        enable_thinking=how.pop("thinking", False),
+        show_speculation=how.pop("show_speculation", False),
+    )
+    screen, conversation = Screen(how.pop("out", sys.stdout)), Conversation(how.pop("system", ""))
+    return Chat(engine, settings, screen, conversation, slashes.run, **how)  # type: ignore[arg-type]
 
 
 def talk(chat: Chat, *lines: str | type[BaseException]) -> int:
@@ -206,10 +248,14 @@ def test_text_is_out_before_the_next_step_begins(terminal: Terminal) -> None:
     seen = []
 
     class Watched(Spoken):
-        def __iter__(self) -> Iterator[Chunk | Response]:
-            for event in super().__iter__():
+        def __iter__(self) -> Iterator[Chunk]:
+            for chunk in super().__iter__():
                 seen.append(terminal.getvalue())
-                yield event
+                yield chunk
+
+        def result(self) -> Response:
+            seen.append(terminal.getvalue())
+            return super().result()
 
     talk(chat_of(Watched([chunk("one"), chunk(" two"), response("one two")]), out=terminal), "Say.")
     assert seen == ["", "one", "one two"]
@@ -226,14 +272,11 @@ def test_figures_are_those_of_the_answer() -> None:
         per_step_accepted=[3, 0, 2, 1, 0],
         per_step_drafted=[3] * 5,
     )
-    drafted = stats(Response("", [], END_OF_SEQUENCE, metrics, None), drafted=True)
-    assert drafted == (
+    assert stats(metrics, drafted=True) == (
         "[12 tokens, 5 base passes after prefill, acceptance length 2.20, 5.5 tokens/s, "
         "time to first token 0.250 s, 31 of 40 prompt tokens reused]"
     )
-    assert "acceptance" not in stats(
-        Response("", [], END_OF_SEQUENCE, metrics, None), drafted=False
-    )
+    assert "acceptance" not in stats(metrics, drafted=False)
 
 
 def test_figures_stand_on_stderr_and_only_when_asked_for(
@@ -251,7 +294,7 @@ def test_figures_stand_on_stderr_and_only_when_asked_for(
     [
         (END_OF_SEQUENCE, 9, ""),
         (MAX_LENGTH, 9, "[cut at --max-generate-length 9]"),
-        (MAX_LENGTH, 8, "[cut: no room"),
+        (CAPACITY, 9, "[cut: no room"),
     ],
 )
 def test_answer_that_was_cut_says_by_what(
@@ -347,7 +390,7 @@ def test_exit_leaves_at_once() -> None:
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert talk(chat_of(), "/help") == 0
     said = capsys.readouterr()
-    assert [line.split()[0] for line in said.err.splitlines()] == [*SLASHES]
+    assert [line.split()[0] for line in said.err.splitlines()[:-1]] == [*SLASHES]
     assert "/system TEXT" in said.err
     assert said.out == ""
 
@@ -483,9 +526,9 @@ def test_parameters_are_refused_before_an_engine_is_opened(
 ) -> None:
     flags = ["--topP", "1.5", "--stop", "\n"]
     assert run(["chat", "--engineDir", str(tmp_path / "none"), *flags]) == 3
-    assert "top_p is 1.5" in capsys.readouterr().err
+    assert "error: --top-p is 1.5." in capsys.readouterr().err
     assert run(["chat", "--engineDir", str(tmp_path / "none"), "--stop", ""]) == 3
-    assert "stop[0] is an empty string" in capsys.readouterr().err
+    assert "--stop: [0] is an empty string" in capsys.readouterr().err
 
 
 def test_sizes_of_drafts_want_drafts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -499,8 +542,8 @@ def test_sizes_of_drafts_want_drafts(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_defaults_are_those_of_input_json() -> None:
     given = {
         p.name: p.default
-        for p in chat_module.command.params
-        if p.name in chat_module.DEFAULTS.__slots__
+        for p in chat_command.command.params
+        if p.name in chat_command.DEFAULTS.__slots__
     }
     assert len(given) == 8
     numbers: dict[str, Any] = {
@@ -508,3 +551,220 @@ def test_defaults_are_those_of_input_json() -> None:
     }
     assert SamplingParams(**numbers) == SamplingParams()
     assert given.keys() - numbers.keys() == {"seed", "stop"}
+
+
+def test_regenerate_replaces_the_last_answer() -> None:
+    chat = chat_of(saying("one"), saying("two"), saying("three"))
+    talk(chat, "First?", "/regenerate", "Second?")
+    first = [("user", "First?")]
+    assert asked(chat) == [first, first, [*first, ("assistant", "two"), ("user", "Second?")]]
+
+
+def test_regenerate_that_fails_keeps_the_old_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    chat = chat_of(saying("one"), [RequestError("no", "Mend it.")])
+    assert talk(chat, "/regenerate", "First?", "/regenerate") == 5
+    assert [answer.content for _, answer in chat.conversation.exchanges] == ["one"]
+    assert "no answer to generate again" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", ["/set temperature 0", "/set seed 4"])
+def test_regenerate_says_when_the_answer_will_be_the_same(
+    line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    talk(chat_of(saying("one"), saying("one")), line, "First?", "/regenerate")
+    assert "the same settings give the same answer" in capsys.readouterr().err
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "value"),
+    [
+        ("temperature 0.2", "temperature", 0.2),
+        ("--top-k 7", "top_k", 7),
+        ("seed 5", "seed", 5),
+        ("max_generate_length 3", "max_generate_length", 3),
+        ('stop ["a", "b c"]', "stop", ("a", "b c")),
+        ("stop Human:", "stop", ("Human:",)),
+    ],
+)
+def test_setting_of_sampling_changes_the_answers_to_come(
+    line: str, name: str, value: object
+) -> None:
+    chat = chat_of()
+    assert talk(chat, f"/set {line}") == 0
+    assert getattr(chat.settings.sampling, name) == value
+
+
+def test_seed_none_draws_one_again() -> None:
+    chat = chat_of()
+    talk(chat, "/set seed 5", "/set seed none")
+    assert chat.settings.sampling.seed is None
+
+
+def test_sizes_of_drafts_are_the_plan_of_the_next_answer() -> None:
+    chat = chat_of(saying("one"), saying("two"), saying("three"))
+    lines = ["First?", "/set spec_draft_top_k 4", "/set spec-verify-size 16", "Second?"]
+    assert talk(chat, *lines, "/set spec_decode off", "Third?") == 0
+    engine: Any = chat.engine
+    assert engine.plans == [DraftPlan(1, 3, 4), DraftPlan(4, 3, 16), PLAIN]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("/set temperature -1", "temperature is -1"),
+        ("/set temperature warm", 'temperature is "warm", not a number'),
+        ("/set temprature 1", 'Did you mean "temperature"?'),
+        ("/set temperature", "temperature has no value"),
+        ("/set spec_draft_top_k 0", "spec_draft_top_k is 0"),
+        ("/set spec_draft_top_k 99", "top-k 99"),
+        ("/set spec_decode perhaps", "spec_decode is"),
+    ],
+)
+def test_value_that_cannot_be_is_refused_and_changes_nothing(
+    line: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat = chat_of()
+    before = chat.settings
+    assert talk(chat, line) == 5
+    assert said in capsys.readouterr().err
+    assert chat.settings == before
+
+
+def test_all_settings_are_shown_as_they_are_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    chat = chat_of()
+    talk(chat, "/set spec_draft_step 2", "/set")
+    lines = capsys.readouterr().err.splitlines()[1:]
+    values = dict(line.split(maxsplit=1) for line in lines)
+    assert values["temperature"] == "1.0"
+    assert (values["seed"], values["spec_decode"], values["spec_draft_step"]) == ("none", "on", "2")
+    for name, value in values.items():
+        assert talk(chat, f"/set {name} {value}") == 0
+
+
+# Files
+
+
+def test_conversation_is_saved_and_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "talk.json"
+    chat = chat_of(saying("one"), saying("two"), system="Be brief.")
+    assert talk(chat, "First?", f"/save {path}", "Second?", f"/save {path}") == 0
+    again = chat_of(saying("three"))
+    assert talk(again, f"/load {path}", "Third?") == 0
+    assert asked(again) == [
+        [
+            ("system", "Be brief."),
+            ("user", "First?"),
+            ("assistant", "one"),
+            ("user", "Second?"),
+            ("assistant", "two"),
+            ("user", "Third?"),
+        ]
+    ]
+
+
+def test_saved_conversation_is_an_input_file(tmp_path: Path) -> None:
+    talk(chat_of(saying("one")), "First?", f"/save {tmp_path / 'talk.json'}")
+    (request,) = read_requests(tmp_path / "talk.json").requests
+    assert [m.content for m in request.messages] == ["First?", "one"]
+
+
+def test_save_overwrites_no_file_of_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "weights.bin"
+    path.write_text("precious")
+    assert talk(chat_of(saying("one")), "First?", f"/save {path}") == 5
+    assert path.read_text() == "precious"
+    assert "exists" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "not JSON"),
+        ("[]", "is empty"),
+        ('[{"role": "user", "content": "Hi"}]', "ends with a turn that has no answer"),
+        (
+            '{"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]}',
+            "messages[1] is of the role user, not assistant",
+        ),
+        ('{"requests": []}', "requests is not a list of one request"),
+    ],
+)
+def test_file_that_holds_no_conversation_is_refused_and_changes_nothing(
+    content: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "talk.json"
+    path.write_text(content)
+    chat = chat_of(saying("one"))
+    assert talk(chat, "First?", f"/load {path}", f"/load {tmp_path / 'none'}", "/load") == 5
+    assert said in capsys.readouterr().err
+    assert len(chat.conversation.exchanges) == 1
+
+
+def test_save_into_a_missing_directory_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert talk(chat_of(), f"/save {tmp_path / 'no' / 'talk.json'}") == 5
+    assert "cannot be written" in capsys.readouterr().err
+
+
+# Figures and pictures
+
+
+def test_stats_are_of_the_last_answer_and_of_the_session(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    first = [chunk("a"), response("a", completion_tokens=5, per_step_accepted=[1, 1])]
+    second = [chunk("b"), response("b", completion_tokens=7, per_step_accepted=[2, 1])]
+    assert talk(chat_of(first, second), "/stats", "First?", "Second?", "/stats") == 5
+    said = capsys.readouterr().err
+    assert "there is no answer yet" in said
+    assert "[7 tokens, 2 base passes" in said
+    assert "[session: 2 answers, 12 tokens, 4 base passes" in said
+
+
+TREE = DraftTree(
+    np.array([*b"abcde"]), np.array([-1, 0, 0, 1, 3]), np.array([1, 0.5, 0.25, 1, 1], np.float32)
+)
+
+
+def test_tree_shows_what_was_drafted_and_accepted(capsys: pytest.CaptureFixture[str]) -> None:
+    step = Chunk([*b"bdz"], ["b", "d", "z"], 2, None, TREE, [0, 1, 3])
+    assert talk(chat_of([step, response("bdz")]), "/tree", "Say.", "/tree") == 5
+    said = capsys.readouterr().err
+    assert "no draft was verified yet" in said
+    lines = re.sub(r"\x1b\[\d*m", "", said).splitlines()[2:]
+    assert lines == [
+        "'a'  (the token before)",
+        "├─ ● 'b'  50%",
+        "│  └─ ● 'd'  100%",
+        "│     ├─ ○ 'e'  100%",
+        "│     └─ 'z'  (the base's own)",
+        "└─ ○ 'c'  25%",
+        "[4 drafted, 2 accepted (●); the percentages are the draft's own]",
+    ]
+
+
+def test_tree_of_an_answer_that_ended_has_no_token_of_the_base(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    step = Chunk([*b"b"], ["b"], 1, "stop-words", TREE, [0, 1])
+    talk(chat_of([step, response("b")]), "Say.", "/tree")
+    assert "the base's own" not in capsys.readouterr().err
+
+
+def test_image_is_reserved(capsys: pytest.CaptureFixture[str]) -> None:
+    assert talk(chat_of(), "/image cat.png") == 5
+    assert "images cannot be sent yet" in capsys.readouterr().err
+
+
+def test_long_notes_break_between_words_only() -> None:
+    words = "time to first token 0.250 s, 31 of 40 prompt tokens reused"
+    lines = wrapped(f"short\n{words}", 20).splitlines()
+    assert lines[0] == "short"
+    assert " ".join(lines[1:]) == words
+    assert max(map(len, lines)) <= 20

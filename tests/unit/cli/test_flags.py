@@ -209,6 +209,6 @@ def test_every_option_has_one_kebab_case_name() -> None:
             for flag in option.opts
             if isinstance(option, click.Option)
         ]
-        assert flags
+        assert flags or command.name in ("completion", "help")
         assert flags == [kebab(flag) for flag in flags]
         assert len(set(flags)) == len(flags)

@@ -16,6 +16,7 @@ from edgespec.runtime import stages
 from edgespec.runtime.answers import Answer
 from edgespec.runtime.drafters.registry import DRAFTERS
 from edgespec.runtime.generation import Chunk, Response
+from edgespec.runtime.lossless_check import Difference
 from edgespec.runtime.metrics import RequestMetrics
 from edgespec.runtime.profile import RunStats, profile, summary
 from edgespec.runtime.sequence import StepOutput
@@ -134,7 +135,74 @@ def test_json_is_the_summary_on_stdout_and_failures_are_on_stderr(
     said = capsys.readouterr()
     assert json.loads(said.out) == summary(run)
     wanted = ["request 2: it is too long", "  Shorten it.", "request 3, turn 2: no", "  yes"]
-    assert said.err.splitlines() == wanted
+    assert said.err.splitlines() == [*wanted, "1 of 3 answered"]
+
+
+def test_requests_that_fail_alike_are_one_block(capsys: pytest.CaptureFixture[str]) -> None:
+    failed = [replace(FAILED, request=request(i)) for i in range(6)]
+    report.show(figures(*failed), as_json=False)
+    assert capsys.readouterr().err.splitlines() == [
+        "request 0 and 5 more: it is too long",
+        "  Shorten it.",
+        "0 of 6 answered",
+    ]
+
+
+def test_a_run_without_failures_says_nothing_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    report.show(figures(ONE), as_json=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_slower_run_has_a_line_that_says_why_and_json_has_the_figures(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    quick = RequestMetrics(7)
+    quick.add(StepOutput([1], verified=False), 0.5)
+    for number in range(1, 6):
+        quick.add(StepOutput([1]), 0.5 + number * 0.02)
+    slower = replace(CHECKED, plain=Response("", [1] * 6, "max-length", quick, None))
+    for answers, shown in (([slower], 1), ([CHECKED], 0), ([UNDRAFTED], 0)):
+        report.show(figures(*answers), as_json=False)
+        lines = capsys.readouterr().out.splitlines()
+        found = [line for line in lines if line.startswith("slower than plain decoding (0.50x)")]
+        assert len(found) == shown
+    assert summary(figures(slower))["speedup"]["over_plain"] == pytest.approx(0.5)
+    assert "speedup" not in summary(figures(UNDRAFTED))
+
+
+def test_each_difference_has_a_line_and_what_is_not_explained_comes_first(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    near = Difference(
+        index=27,
+        plain=1,
+        speculative=2,
+        apart=0.005,
+        rounding=0.012,
+        bound=2.4,
+        texts=('"foo"', '"b\x1b"'),
+    )
+    answers = [
+        replace(CHECKED, request=request(i), difference=replace(near, index=i)) for i in range(14)
+    ]
+    answers[12] = replace(
+        answers[12], difference=replace(near, apart=3.1), request=request(12, turns=("y",))
+    )
+    report.show(figures(*answers, CHECKED), as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    shown = [line for line in lines if "differs at token" in line]
+    tail = " one row and many rows differ by 0.012 there:"
+    places = 'differs at token 27 ("foo" / "b\\x1b")', 'differs at token 0 ("foo" / "b\\x1b")'
+    assert shown[:2] == [
+        f"request 12, turn 0: {places[0]}, candidates 3.1 nats apart;{tail} NOT explained",
+        f"request 0: {places[1]}, candidates 0.005 nats apart;{tail} explained",
+    ]
+    assert len(shown) == 10
+    assert "4 more in the output file" in lines
+    (row,) = [line for line in lines if line.startswith("lossless")]
+    assert row.split("  ")[-1].strip() == (
+        "NO: 1 of 15 identical; 14 differ, 1 NOT explained by rounding"
+    )
 
 
 def test_table_goes_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
@@ -232,6 +300,30 @@ def test_bar_is_silent_where_there_is_no_terminal(capsys: pytest.CaptureFixture[
 )
 def test_plan_is_told_in_one_line(plan: DraftPlan, chosen: bool, said: str) -> None:
     assert report.plan_line(plan, chosen=chosen) == said
+
+
+def test_a_lone_verify_size_is_said_to_be_a_chain() -> None:
+    said = report.plan_line(DraftPlan(1, 59, 60), chosen=False, could_be_tree=True)
+    assert said.startswith("drafting a chain: top-k 1, step 59, verify size 60 (")
+    assert "--spec-draft-top-k and --spec-draft-step" in said
+
+
+@pytest.mark.parametrize(
+    ("sizes", "method", "wanted"),
+    [
+        ((None, None, 60), "eagle3", True),
+        ((10, None, 60), "eagle3", False),
+        ((None, 6, 60), "eagle3", False),
+        ((None, None, None), "eagle3", False),
+        ((None, None, 60), "mtp", False),
+        ((None, None, 60), "dflash", False),
+        ((None, None, 60), None, False),
+    ],
+)
+def test_a_tree_is_hinted_at_where_one_could_be_meant(
+    sizes: tuple[int | None, ...], method: str | None, wanted: bool
+) -> None:
+    assert report.could_be_tree(sizes, method) == wanted
 
 
 def test_a_plan_that_verifies_no_draft_says_so() -> None:

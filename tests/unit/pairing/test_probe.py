@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from edgespec.checkpoint.files import open_checkpoint
+from edgespec.cli.check import summary
 from edgespec.errors import CheckpointError, RequestError
 from edgespec.pairing import probe
 from edgespec.pairing.check import check
@@ -135,9 +136,80 @@ def test_draft_that_states_other_taps_than_it_knows_is_found_out(
 
 
 def test_draft_that_knows_nothing_of_its_base_is_told(base: Path, tmp_path: Path) -> None:
-    result, _ = probed(base, toys.make_draft(tmp_path / "draft", base, "eagle"))
-    assert (result.level, "hardly knows this base" in result.what) == ("warning", True)
+    result, report = probed(base, toys.make_draft(tmp_path / "draft", base, "eagle"))
+    assert (result.level, "was not made for this base" in result.what) == ("refused", True)
     assert "--probe-text" in result.remedy
+    assert report.probe is not None
+    assert report.probe.unrelated
+    assert summary(report) == ("EAGLE-3: shapes fit, but the draft was not made for this base")
+
+
+def test_one_weight_that_is_not_finite_is_refused_by_its_name(base: Path, tmp_path: Path) -> None:
+    """Before anything is run: no share is reported."""
+    draft = knowing_draft(tmp_path / "draft", base, (2, 4, 5))
+    name = "fc.weight"
+
+    def spoil(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[name][3, 5] = float("nan")
+
+    changed(draft / "model.safetensors", spoil)
+    result, report = probed(base, draft)
+    assert (result.level, report.probe) == ("refused", None)
+    assert f"NaN or Inf: {name}" in result.what
+
+
+def test_logits_that_are_not_finite_are_refused(base: Path, tmp_path: Path) -> None:
+    """Were the argmax of NaN taken for a token, base and draft would agree everywhere."""
+    draft = knowing_draft(tmp_path / "draft", base, (2, 4, 5))
+    for path, at in ((base / "model.safetensors", "base"), (draft / "model.safetensors", "draft")):
+        kept = path.read_bytes()
+        changed(path, overflow)
+        result, report = probed(base, draft)
+        path.write_bytes(kept)
+        assert (result.level, report.probe) == ("refused", None), at
+        assert f"the {at} computes NaN or Inf" in result.what
+
+
+def overflow(tensors: dict[str, torch.Tensor]) -> None:
+    """Finite weights whose products are not: logits far beyond float32."""
+    for name in ("model.norm.weight", "norm.weight"):
+        if name in tensors:
+            tensors[name].fill_(1e38)
+    tensors["lm_head.weight"] *= 1e4
+
+
+@pytest.mark.parametrize(
+    ("said", "wanted", "chance"),
+    [
+        ([1, 2, 3, 4], [5, 6, 7, 8], 1 / 1000),  # nothing in common: one token of the vocabulary
+        ([1, 1, 1, 1], [1, 1, 2, 3], 0.5),  # always the same, as often as it is right
+        ([1, 2, 1, 2], [1, 2, 1, 2], 0.5),
+        ([1, 2, 3, 4], [4, 3, 2, 1], 0.25),
+    ],
+)
+def test_chance_is_what_shuffled_guesses_would_get(
+    said: list[int], wanted: list[int], chance: float
+) -> None:
+    ids = np.array(said), np.array(wanted)
+    assert probe.chance_level(*ids, 1000) == chance
+    rng = np.random.default_rng(0)
+    shuffled = [(rng.permutation(ids[0]) == ids[1]).mean() for _ in range(2000)]
+    assert np.mean(shuffled) == pytest.approx(chance, abs=0.03)
+
+
+def test_bounds_of_chance_are_those_of_the_distributions() -> None:
+    """By drawing: one agreement of 475 is chance, ten are not; none of 475 is below any use, none
+    of 15 may be bad luck."""
+    rng = np.random.default_rng(1)
+    for agreed, positions, chance in ((1, 475, 0.002), (4, 475, 0.002), (10, 475, 0.01)):
+        drawn = (rng.poisson(chance * positions, 100_000) >= agreed).mean()
+        assert probe.is_beyond_chance(agreed, chance, positions) == (drawn < probe.ALPHA)
+    for agreed, positions in ((0, 475), (0, 15), (40, 475), (0, 40), (1, 64)):
+        drawn = (rng.binomial(positions, probe.MIN_SHARE, 100_000) <= agreed).mean()
+        if abs(drawn - probe.ALPHA) > 0.002:
+            assert probe.is_below_usable(agreed, positions) == (drawn < probe.ALPHA)
+    assert not probe.is_beyond_chance(0, 0.002, 475)
+    assert probe.is_beyond_chance(40, 0.02, 475)
 
 
 @pytest.mark.parametrize(("mistake", "level"), [(None, "ok"), (PRE_NORM, "warning")])
@@ -173,7 +245,8 @@ def test_progress_is_told_piece_by_piece(base: Path, tmp_path: Path) -> None:
 
     told = Told()
     probed(base, toys.make_draft(tmp_path / "draft", base, "eagle"), progress=told)
-    assert told.done == told.total == 8 + 1 + 4
+    tensors = sum(len(open_checkpoint(str(path)).tensors) for path in (base, tmp_path / "draft"))
+    assert told.done == told.total == tensors + 8 + 1 + 4
 
 
 def test_nothing_is_left_on_disk(

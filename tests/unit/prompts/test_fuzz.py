@@ -64,7 +64,7 @@ plausible: dict[str, st.SearchStrategy[Any]] = {
     "min_p": st.floats(0, 1),
     "repetition_penalty": st.floats(0.01, 100),
     "logit_bias": st.dictionaries(st.integers(0, 9).map(str), st.floats(-100, 100), max_size=3),
-    "stop": st.lists(st.text(min_size=1, max_size=5), max_size=3) | st.text(max_size=5),
+    "stop": st.lists(st.text(min_size=1, max_size=5), max_size=3) | st.text(min_size=1, max_size=5),
     "num_logprobs": st.integers(0, 50),
     "batch_size": st.integers(1, 16),
     **dict.fromkeys(FLAG_DEFAULTS, st.booleans()),
@@ -99,13 +99,7 @@ def files(wild: bool) -> st.SearchStrategy[Any]:
 
 
 def as_stop(value: object) -> tuple[str, ...]:
-    return (
-        tuple(value)
-        if isinstance(value, list)
-        else (value,)
-        if isinstance(value, str) and value
-        else ()
-    )
+    return tuple(value) if isinstance(value, list) else (value,) if isinstance(value, str) else ()
 
 
 def as_bias(value: dict[str, float] | None) -> dict[int, float]:

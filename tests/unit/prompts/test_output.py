@@ -63,9 +63,11 @@ def test_writable_path_is_left_as_it_was(tmp_path: Path) -> None:
 
 
 def test_path_that_cannot_be_written_is_refused_before_any_work(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
     for path, said in [
         (tmp_path, "is a directory"),
         (tmp_path / "absent" / "output.json", "there is no directory"),
+        (tmp_path / "file" / "output.json", "file"),
         (Path("/dev/null"), "not an ordinary file"),
         (
             Path("/proc/output.json"),
@@ -76,3 +78,22 @@ def test_path_that_cannot_be_written_is_refused_before_any_work(tmp_path: Path) 
             check_writable(path)
     with pytest.raises(OutputError, match="not an ordinary file"):
         write_output("/dev/null", "input.json", [])
+
+
+def test_read_only_file_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "output.json"
+    path.write_text("old")
+    path.chmod(0o444)
+    (tmp_path / "link.json").symlink_to(path)
+    for name in (path, tmp_path / "link.json"):
+        with pytest.raises(OutputError, match="is read-only"):
+            check_writable(name)
+        with pytest.raises(OutputError, match="is read-only"):
+            write_output(name, "input.json", [])
+    assert path.read_text() == "old"
+
+
+def test_what_a_killed_run_left_of_the_output_is_removed(tmp_path: Path) -> None:
+    (tmp_path / ".output.json.tmp-99999999").write_text('{"resp')
+    write_output(tmp_path / "output.json", "input.json", [])
+    assert [item.name for item in tmp_path.iterdir()] == ["output.json"]

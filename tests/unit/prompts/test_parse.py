@@ -167,6 +167,7 @@ def test_media_items_are_refused_by_name_and_place(kind: str) -> None:
         ("num_logprobs", False),
         ("logit_bias", [1]),
         ("stop", 3),
+        ("stop", ""),
     ],
 )
 def test_value_out_of_its_range_is_refused_with_its_name(key: str, value: object) -> None:

@@ -131,7 +131,6 @@ def test_params_can_be_copied_and_pickled() -> None:
     ("given", "held"),
     [
         (None, ()),
-        ("", ()),
         ([], ()),
         ((), ()),
         ("END", ("END",)),
@@ -164,12 +163,14 @@ def test_bad_stop_is_refused_at_its_place(given: object, said: str) -> None:
     assert said in refusal(stop=given).what
 
 
-def test_finish_reasons_are_those_of_the_mirrored_tool() -> None:
+def test_finish_reasons_are_those_of_the_mirrored_tool_and_one_more() -> None:
     reasons = {
+        prompts.CAPACITY,
         prompts.END_OF_SEQUENCE,
         prompts.MAX_LENGTH,
         prompts.STOP_WORDS,
         prompts.CANCELLED,
         prompts.ERROR,
     }
-    assert reasons == {"end-of-sequence", "max-length", "stop-words", "cancelled", "error"}
+    wanted = {"end-of-sequence", "max-length", "stop-words", "cancelled", "error"}
+    assert reasons == wanted | {"capacity"}

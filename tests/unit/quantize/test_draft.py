@@ -187,8 +187,6 @@ def test_what_does_not_belong_together_is_refused(
 def test_a_pair_whose_weights_changed_past_the_first_bytes_is_not_there_already(
     base: Path, drafts: dict[str, Path], tmp_path: Path, whose: str
 ) -> None:
-    """The result depends on all bytes of both; a checkpoint's identity knows the first 4 KiB of
-    each tensor."""
     paths = [
         Path(shutil.copytree(path, tmp_path / name))
         for name, path in (("base", base), ("draft", drafts["eagle"]))
@@ -196,10 +194,9 @@ def test_a_pair_whose_weights_changed_past_the_first_bytes_is_not_there_already(
     quantized(*paths, tmp_path / "out", "fp8")
     assert "already up to date" in quantized(*paths, tmp_path / "out", "fp8").notes[0]
     file = tmp_path / whose / "model.safetensors"
-    tensors, before = load_file(file), Checkpoint(tmp_path / whose).identity()
+    tensors = load_file(file)
     next(tensor for name, tensor in tensors.items() if name.endswith("up_proj.weight"))[100:] *= 1.5
     save_file(tensors, file, metadata={"format": "pt"})
-    assert Checkpoint(tmp_path / whose).identity() == before
     with pytest.raises(OutputError, match="already exists"):
         quantized(*paths, tmp_path / "out", "fp8")
 

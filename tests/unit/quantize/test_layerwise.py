@@ -60,8 +60,13 @@ def same_settings(ours: Path, theirs: Path) -> bool:
     )
 
 
-@pytest.mark.parametrize("name", MADE)
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+# Every format, and with biases and a tied head each way of calibrating: scales folded into what
+# comes before, scales of activations, of two levels, and none
+FORMATS = [("llama", name) for name in MADE]
+FORMATS += [("qwen2", "int4_awq"), ("qwen2", "int8_sq"), ("qwen3", "nvfp4"), ("qwen3", "mxfp8")]
+
+
+@pytest.mark.parametrize(("family", "name"), FORMATS)
 def test_tensors_and_settings_are_those_of_modelopts_whole_model(
     bases: dict[str, Path], tmp_path: Path, family: str, name: str
 ) -> None:

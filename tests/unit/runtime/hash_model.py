@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from edgespec.backends.base import Call, LaneRows, Result
-from edgespec.contract import GraphContract, GraphShape, Role, canonical_contract
-from edgespec.prompts import END_OF_SEQUENCE, MAX_LENGTH
+from edgespec.contract import GraphContract, GraphShape, RecurrentShape, Role, canonical_contract
+from edgespec.prompts import CAPACITY, END_OF_SEQUENCE, MAX_LENGTH
 from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.sequence import SequenceState, StepOutput
@@ -23,6 +23,11 @@ from edgespec.runtime.session import Session
 
 VOCAB = 9
 CONTRACT = canonical_contract(GraphShape(Role.BASE, 1, 1, 1, 2, 2, VOCAB, features=3))
+RECURRENT = canonical_contract(
+    GraphShape(
+        Role.BASE, 1, 2, 1, 2, 2, VOCAB, features=3, recurrent=RecurrentShape((1,), 1, 1, 1, 1, 2)
+    )
+)
 GREEDY = Sampler()
 
 
@@ -37,10 +42,7 @@ class HashRows(LaneRows):
     """What a lane holds: (position, token) of its first slots."""
 
     slots: tuple[tuple[int, int], ...]
-
-    @property
-    def can_crop(self) -> bool:
-        return True
+    can_crop: bool = True
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -50,12 +52,17 @@ class HashRows(LaneRows):
         return 8 * len(self.slots)
 
     def prefix(self, count: int) -> HashRows:
-        return HashRows(self.slots[:count])
+        assert self.can_crop or count == len(self)
+        return HashRows(self.slots[:count], self.can_crop)
 
 
 @dataclass
 class HashRunner:
-    """A Runner whose cache holds (position, token) in each slot of each lane."""
+    """A Runner whose cache holds (position, token) in each slot of each lane.
+
+    Its results are views that the next call overwrites, here with NaN. With RECURRENT as its
+    contract it keeps to what that asks for: each call continues what was committed, or begins anew.
+    """
 
     capacity: int
     lanes: int = 1
@@ -65,12 +72,20 @@ class HashRunner:
     batches: list[int] = field(default_factory=list)  # of each call
     widest: int = 0
     moved: int = 0  # rows that were not in their place
+    zeroed: list[int] = field(default_factory=list)  # lanes
+    lengths: list[int] = field(default_factory=list)  # committed rows of each lane
+    given: list[np.ndarray] = field(default_factory=list)  # the last results
 
     def __post_init__(self) -> None:
         padding = (
             64 if self.lanes > 1 else 0
         )  # rows that a call may fill up with behind a full lane
         self.slots = [[(-1, -1)] * (self.capacity + padding) for _ in range(self.lanes)]
+        self.lengths = [0] * self.lanes
+
+    @property
+    def recurrent(self) -> bool:
+        return self.contract.shape.recurrent is not None
 
     def run(self, call: Call) -> Result:
         batch, _, count, width = call.attention_mask.shape
@@ -78,14 +93,22 @@ class HashRunner:
         assert call.first_lane + batch <= self.lanes
         self.rows.append(count)
         self.batches.append(batch)
+        for array in self.given:
+            array.fill(np.nan)
         results = [self.run_lane(call, b, count) for b in range(batch)]
-        return Result(*(np.stack(parts) for parts in zip(*results, strict=True)))
+        self.given = [np.stack(parts) for parts in zip(*results, strict=True)]
+        return Result(*self.given)
 
     def run_lane(self, call: Call, b: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         slots, first = self.slots[call.first_lane + b], int(call.write_indices[b])
         positions, tokens = (
             rows[b, :, 0].astype(int).tolist() for rows in (call.rope_cos, call.inputs_embeds)
         )
+        if self.recurrent:
+            assert first in (0, self.lengths[call.first_lane + b])
+            assert call.tree_mask is not None
+            own = call.attention_mask[b, 0, :, first : first + count]
+            np.testing.assert_array_equal(call.tree_mask[b], own)
         slots[first : first + count] = list(zip(positions, tokens, strict=True))
         logits, hidden = [], []
         for row, visible in enumerate(call.attention_mask[b, 0]):
@@ -104,21 +127,28 @@ class HashRunner:
         assert (slots >= start + np.arange(len(slots))).all()
         self.moved += int((slots != start + np.arange(len(slots))).sum())
         self.slots[lane][start : start + len(slots)] = [self.slots[lane][slot] for slot in slots]
+        self.lengths[lane] = start + len(slots)
 
     def read_rows(self, lane: int, count: int) -> LaneRows:
-        return HashRows(tuple(self.slots[lane][:count]))
+        assert not self.recurrent or count == self.lengths[lane]
+        return HashRows(tuple(self.slots[lane][:count]), not self.recurrent)
 
     def write_rows(self, lane: int, rows: LaneRows) -> None:
         assert isinstance(rows, HashRows)
         self.slots[lane][: len(rows)] = rows.slots
+        self.lengths[lane] = len(rows)
 
     def free(self, lane: int) -> None:
         self.slots[lane] = [(-1, -1)] * len(self.slots[lane])
+        self.lengths[lane] = 0
 
-    zero = free
+    def zero(self, lane: int) -> None:
+        self.free(lane)
+        self.zeroed.append(lane)
 
     def copy_lane(self, source: int, target: int, count: int) -> None:
         self.slots[target][:count] = self.slots[source][:count]
+        self.lengths[target] = count
 
     def close(self) -> None: ...
 
@@ -138,8 +168,11 @@ class PositionRows:
         return row, row
 
 
-def decoder_of(capacity: int, window: int | None = None, lanes: int = 1) -> CachedDecoder:
-    return CachedDecoder(HashRunner(capacity, lanes), TokenRows(), PositionRows(), window)
+def decoder_of(
+    capacity: int, window: int | None = None, lanes: int = 1, *, recurrent: bool = False
+) -> CachedDecoder:
+    runner = HashRunner(capacity, lanes, RECURRENT if recurrent else CONTRACT)
+    return CachedDecoder(runner, TokenRows(), PositionRows(), window)
 
 
 def begin(session: Session, seq: SequenceState) -> StepOutput:
@@ -168,7 +201,7 @@ def plainly(
         new = path[len(prompt) :]
         if path[-1] in stop_ids:
             return new, END_OF_SEQUENCE
-        if (
-            len(new) == max_new or len(path) == capacity + 1
-        ):  # the last token needs no row of its own
+        if len(new) == max_new:
             return new, MAX_LENGTH
+        if len(path) == capacity + 1:  # the last token needs no row of its own
+            return new, CAPACITY

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgespec.errors import EnvironmentProblem
+from edgespec.prompts import CAPACITY as FULL
 from edgespec.prompts import ERROR, MAX_LENGTH
 from edgespec.runtime import decoder as decoder_module
 from edgespec.runtime.decoder import CachedDecoder
@@ -73,13 +74,15 @@ def session_for(
     budget: int = 0,
     seed: int = 0,
     kind: type[ScriptedDrafter] = ScriptedDrafter,
+    recurrent: bool = False,
 ) -> Session:
     scripts = [
         (t.prompt, plainly(t.prompt, t.sampler, t.max_new_tokens + 8, window=window or 10**6)[0])
         for t in tasks
     ]
     drafter = kind(scripts, VOCAB, right, seed)
-    return Session(decoder_of(CAPACITY, window, lanes), drafter, PrefixCache(budget))
+    base = decoder_of(CAPACITY, window, lanes, recurrent=recurrent)
+    return Session(base, drafter, PrefixCache(budget))
 
 
 def alone(task: SequenceState, window: int | None = None) -> tuple[list[int], str]:
@@ -130,6 +133,7 @@ tasks_of = st.lists(
     budget=st.sampled_from([0, 400, 10**6]),
     seed=st.integers(0, 2**16),
     kind=st.sampled_from([ScriptedDrafter, Stateless]),
+    recurrent=st.booleans(),
 )
 def test_any_mixture_gives_each_sequence_what_it_gets_alone(
     tasks: list[SequenceState],
@@ -140,10 +144,21 @@ def test_any_mixture_gives_each_sequence_what_it_gets_alone(
     budget: int,
     seed: int,
     kind: type[ScriptedDrafter],
+    recurrent: bool,
 ) -> None:
     """Plain and drafted, greedy and sampled, each with its own limits and penalties, with prefixes
-    reused or not."""
-    session = session_for(tasks, lanes, right, window=window, budget=budget, seed=seed, kind=kind)
+    reused or not, from a base that can forget a row and from one that cannot."""
+    window = None if recurrent else window  # a state has none
+    session = session_for(
+        tasks,
+        lanes,
+        right,
+        window=window,
+        budget=budget,
+        seed=seed,
+        kind=kind,
+        recurrent=recurrent,
+    )
     with mock.patch.object(decoder_module, "PREFILL_CHUNK", chunk):
         told = serve(session, tasks, lanes)
     for task, one in zip(tasks, told, strict=True):
@@ -176,6 +191,18 @@ def test_place_of_a_sequence_that_ended_is_taken_by_the_last_one_and_then_by_one
     assert [one.tokens for one in told] == [alone(task)[0] for task in tasks]
 
 
+def test_plain_sequence_that_moves_leaves_nothing_of_the_drafts_in_its_new_lane() -> None:
+    """All that have a lane would pay for those rows."""
+    tasks = [tasks_with(2)[0], replace(tasks_with(9, 9)[1], plan=None)]
+    session = session_for(tasks, 2)
+    for task in tasks:
+        begin(session, task)
+    while len(session.running) > 1:
+        session.step()
+    assert (session.running[0].plan, session.running[0].lane) == (None, 0)
+    assert session.drafter.lanes[0].tokens == []
+
+
 def test_moved_sequence_keeps_its_slot_number_for_the_output() -> None:
     tasks = tasks_with(2, 9)
     session = session_for(tasks, 2)
@@ -194,13 +221,14 @@ def test_lane_near_its_capacity_is_not_disturbed_by_a_neighbour_s_tree() -> None
     session = session_for([long, short], 2, 0.9)
     told = serve(session, [long, short], 2)
     assert [(one.tokens, one.reason) for one in told] == [alone(long), alone(short)]
-    assert (len(told[0].tokens), told[0].reason) == (CAPACITY - 36 + 1, MAX_LENGTH)
+    assert (len(told[0].tokens), told[0].reason) == (CAPACITY - 36 + 1, FULL)
 
 
 # One sequence's fault
 
 
 def test_sequence_whose_draw_fails_leaves_its_batch_mates_unharmed() -> None:
+    """Its rows may hold NaN: they are zeroed before another sequence has the lane."""
     tasks = tasks_with(9, 9, 9)
     session = session_for(tasks, 3)
     real, calls = Sampler.pick, []
@@ -216,6 +244,7 @@ def test_sequence_whose_draw_fails_leaves_its_batch_mates_unharmed() -> None:
     assert [one.reason for one in told] == [MAX_LENGTH, ERROR, MAX_LENGTH]
     assert [told[i].tokens for i in (0, 2)] == [alone(tasks[i])[0] for i in (0, 2)]
     assert len(calls) == 1
+    assert session.base.runner.zeroed == [1]
 
 
 # Prefixes

@@ -1,148 +1,118 @@
-"""Plans of block drafts are what the draft and the engines can do; trees of a block are its most
-probable paths."""
+"""A block sees the context of its own lane, by position, and itself; lanes do not disturb one
+another.
+
+The draft is `hash_drafts`'s.
+"""
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from edgespec.backends.ort.backend import BACKEND
-from edgespec.errors import LimitError
-from edgespec.runtime.drafters.dflash import BlockLimits, best_first
-from edgespec.runtime.tree import BlockPlan, DraftPlan, DraftTree, full_tree_size
+from edgespec.runtime.block import NO_TOKENS, BlockDecoder, BlockRows, MaskSpec
+from tests.unit.runtime.hash_drafts import EMPTY, VOCAB, WIDTH, block_said, blocks_of
 
-HINTS = BACKEND.plan_hints
-LIMITS = BlockLimits(max_verify_tree_size=60, block_size=16, draft_vocab_size=1000)
-
-
-@pytest.mark.parametrize(
-    ("given_sizes", "plan"),
-    [
-        ((None, None, None), BlockPlan(1, 7, 8)),
-        ((1, 1, 16), BlockPlan(1, 15, 16)),
-        ((None, None, 4), BlockPlan(1, 3, 4)),
-        ((None, None, 1), BlockPlan(1, 1, 1)),
-        ((2, None, None), BlockPlan(2, 15, 60)),
-        ((8, 1, 32), BlockPlan(8, 15, 32)),
-        ((3, None, 5), BlockPlan(3, 4, 5)),
-    ],
-)
-def test_open_sizes_follow_from_those_given(
-    given_sizes: tuple[int | None, ...], plan: BlockPlan
-) -> None:
-    assert LIMITS.plan(*given_sizes, HINTS) == plan
+CAPACITY, LANES = 40, 3
+MASKS = {
+    "all": (MaskSpec(),),
+    "window": (MaskSpec(window=5),),
+    "causal": (MaskSpec(causal=True),),
+    "mixed": (MaskSpec(), MaskSpec(window=4)),
+    "mixed causal": (MaskSpec(causal=True), MaskSpec(window=3, causal=True)),
+}
 
 
-def test_only_open_sizes_shrink_to_the_engines() -> None:
-    small = BlockLimits(max_verify_tree_size=6, block_size=4, draft_vocab_size=1000)
-    assert small.plan(None, None, None, HINTS) == BlockPlan(1, 3, 4)
-    assert small.plan(4, None, None, HINTS) == BlockPlan(4, 3, 6)
-    tiny = BlockLimits(max_verify_tree_size=60, block_size=2, draft_vocab_size=1000)
-    assert tiny.plan(3, None, None, HINTS) == BlockPlan(3, 1, 4)
+def some_context(rng: np.random.Generator, count: int) -> np.ndarray:
+    return rng.integers(0, 99, (count, WIDTH)).astype(np.float32)
 
 
-@pytest.mark.parametrize(
-    ("limits", "sizes", "said"),
-    [
-        (LIMITS, (1, 2, None), "one step"),
-        (LIMITS, (9, 1, None), "8 children"),
-        (LIMITS, (0, None, None), "at least 1"),
-        (LIMITS, (1, None, 0), "at least 1"),
-        (LIMITS, (1, None, 17), "16 nodes at most"),
-        (LIMITS, (2, None, 61), "--max-verify-tree-size 61"),
-        (BlockLimits(400, 16, 1000), (8, None, 129), "128 nodes"),
-        (BlockLimits(60, 16, 1000), (8, None, 200), "128 or less"),
-        (BlockLimits(60, 3, 1000), (2, None, 8), "7 nodes at most"),
-        (BlockLimits(60, 16, 4), (5, None, None), "vocabulary"),
-    ],
-)
-def test_sizes_that_cannot_be_are_refused(
-    limits: BlockLimits, sizes: tuple[int | None, ...], said: str
-) -> None:
-    with pytest.raises(LimitError, match=said):
-        limits.plan(*sizes, HINTS)
+def fill(decoder: BlockDecoder, lane: int, context: np.ndarray) -> None:
+    decoder.run([BlockRows(lane, context, NO_TOKENS)])
 
 
-def test_plans_of_a_users_own_are_checked() -> None:
-    LIMITS.check(DraftPlan(1, 3, 4))
-    with pytest.raises(LimitError, match="15 levels"):
-        LIMITS.check(DraftPlan(2, 16, 20))
+def ask(decoder: BlockDecoder, lane: int, tokens: Sequence[int]) -> np.ndarray:
+    none = np.zeros((0, WIDTH), np.float32)
+    return decoder.run([BlockRows(lane, none, np.array(tokens))])[0].copy()
 
 
-@pytest.mark.parametrize(
-    ("top_k", "levels", "most", "size"),
-    [(1, 7, 60, 8), (2, 2, 60, 7), (2, 15, 60, 60), (8, 0, 60, 1), (3, 1, 2, 2)],
-)
-def test_size_of_the_tree_of_all_paths(top_k: int, levels: int, most: int, size: int) -> None:
-    assert full_tree_size(top_k, levels, most) == size
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("seed", range(4))
+def test_blocks_side_by_side_say_what_each_says_alone(name: str, seed: int) -> None:
+    """Calls over any lanes, with any context and blocks of any length, or none; lanes move."""
+    rng, masks = np.random.default_rng([seed, len(name)]), MASKS[name]
+    decoder = blocks_of(CAPACITY, LANES, masks)
+    contexts = [some_context(rng, 0) for _ in range(LANES)]
+    for _ in range(12):
+        lanes = [lane for lane in range(LANES) if rng.random() < 0.7] or [0]
+        parts = []
+        for lane in lanes:
+            if decoder.room(lane) < 12:
+                decoder.reset(lane)
+                contexts[lane] = some_context(rng, 0)
+            new = some_context(rng, int(rng.integers(0, 7)))
+            contexts[lane] = np.concatenate([contexts[lane], new])
+            tokens = rng.integers(0, VOCAB, int(rng.integers(0, 6)))
+            parts.append(BlockRows(lane, new, tokens))
+        for part, logits in zip(parts, decoder.run(parts), strict=True):
+            wanted = block_said(contexts[part.lane], part.tokens.tolist(), masks)
+            np.testing.assert_array_equal(logits, wanted)
+        if rng.random() < 0.3:
+            source, target = rng.permutation(LANES)[:2].tolist()
+            decoder.move(source, target)
+            contexts[target], contexts[source] = contexts[source], some_context(rng, 0)
+        assert [lane.length for lane in decoder.lanes] == list(map(len, contexts))
 
 
-def test_a_plan_shrinks_to_the_room_and_the_length_left() -> None:
-    plan = BlockPlan(2, 15, 60)
-    assert plan.within(levels=3, nodes=100) == BlockPlan(2, 3, 15)
-    assert plan.within(levels=15, nodes=20) == BlockPlan(2, 15, 20)
-    assert plan.within(levels=0, nodes=20) == BlockPlan(2, 0, 1)
-    assert BlockPlan(1, 7, 8).within(levels=4, nodes=8) == BlockPlan(1, 4, 5)
+def test_a_block_is_not_committed_and_its_context_is() -> None:
+    decoder, context = blocks_of(9), some_context(np.random.default_rng(0), 4)
+    decoder.run([BlockRows(0, context, np.array([1, 2, 3]))])
+    assert (decoder.lanes[0].length, decoder.room(0)) == (4, 5)
+    np.testing.assert_array_equal(
+        ask(decoder, 0, [5, 6]), block_said(context, [5, 6], MASKS["all"])
+    )
 
 
-# Trees
+def test_no_more_rows_are_asked_for_than_there_is_room() -> None:
+    decoder = blocks_of(6)
+    fill(decoder, 0, some_context(np.random.default_rng(0), 4))
+    ask(decoder, 0, [1, 2])
+    with pytest.raises(AssertionError):
+        ask(decoder, 0, [1, 2, 3])
 
 
-def test_a_chain_has_the_first_rank_of_each_depth() -> None:
-    parents, chosen = best_first(np.log(np.array([[0.9], [0.5], [0.1]], np.float32)), 3)
-    assert parents.tolist() == [-1, 0, 1]
-    assert chosen.tolist() == [[0, 0], [1, 0]]
+def test_a_moved_lane_is_forgotten_where_it_was() -> None:
+    """Both lanes go on for themselves afterwards."""
+    rng = np.random.default_rng(1)
+    decoder, context = blocks_of(20, lanes=2), some_context(rng, 5)
+    fill(decoder, 1, context)
+    decoder.move(1, 0)
+    assert set(decoder.runner.slots[1]) == {EMPTY}
+    more = some_context(rng, 2)
+    fill(decoder, 1, more)
+    assert [lane.length for lane in decoder.lanes] == [5, 2]
+    for lane, known in ((0, context), (1, more)):
+        wanted = block_said(known, [3, 4], MASKS["all"])
+        np.testing.assert_array_equal(ask(decoder, lane, [3, 4]), wanted)
 
 
-def test_nodes_of_a_depth_share_their_candidates() -> None:
-    parents, chosen = best_first(np.log(np.array([[0.6, 0.4], [0.9, 0.1]], np.float32)), 7)
-    assert parents.tolist() == [-1, 0, 1, 0, 3, 1, 3]
-    assert chosen.tolist() == [[0, 0], [1, 0], [0, 1], [1, 0], [1, 1], [1, 1]]
+@pytest.mark.parametrize("way", ["reset", "zero"])
+def test_a_lane_that_is_given_up_is_given_up_by_the_engine_too(way: str) -> None:
+    decoder = blocks_of(20)
+    fill(decoder, 0, some_context(np.random.default_rng(2), 5))
+    getattr(decoder, way)(0)
+    assert decoder.lanes[0].length == 0
+    assert set(decoder.runner.slots[0]) == {EMPTY}
+    assert decoder.runner.zeroed == ([0] if way == "zero" else [])
 
 
-def test_ties_go_to_the_earlier_parent_and_then_to_the_better_rank() -> None:
-    parents, chosen = best_first(np.full((2, 2), np.log(np.float32(0.5))), 7)
-    assert parents.tolist() == [-1, 0, 0, 1, 1, 2, 2]
-    assert chosen.tolist() == [[0, 0], [0, 1], [1, 0], [1, 1], [1, 0], [1, 1]]
-
-
-def test_no_depth_is_no_draft() -> None:
-    parents, chosen = best_first(np.zeros((0, 3), np.float32), 5)
-    assert parents.tolist() == [-1]
-    assert chosen.shape == (0, 2)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 40), st.integers(0, 10**6))
-def test_a_tree_is_the_most_probable_paths_and_their_ancestors(
-    depths: int, width: int, size: int, seed: int
-) -> None:
-    rng = np.random.default_rng(seed)
-    log_probs = np.sort(
-        np.log(rng.dirichlet(np.ones(width + 1), depths).astype(np.float32))[:, :width]
-    )[:, ::-1]
-    parents, chosen = best_first(log_probs, size)
-    tree = DraftTree(np.arange(len(parents)), parents)
-    assert all(parent < node for node, parent in enumerate(parents))
-    paths = []
-    for node in range(1, len(parents)):
-        ancestors = np.flatnonzero(tree.mask[node])[1:]
-        assert [int(chosen[a - 1][0]) for a in ancestors] == list(range(len(ancestors)))
-        paths.append(tuple(int(chosen[a - 1][1]) for a in ancestors))
-    every = [
-        ranks
-        for depth in range(1, depths + 1)
-        for ranks in itertools.product(range(width), repeat=depth)
-    ]
-    score = {
-        ranks: sum(float(log_probs[level, rank]) for level, rank in enumerate(ranks))
-        for ranks in every
-    }
-    assert len(set(paths)) == len(paths) == min(size - 1, len(every))
-    if paths:
-        cut = sorted(score.values(), reverse=True)[len(paths) - 1]
-        assert min(score[path] for path in paths) >= cut - 1e-5
+def test_a_kept_context_goes_on_where_it_is_put() -> None:
+    rng = np.random.default_rng(3)
+    decoder, context = blocks_of(20, lanes=2), some_context(rng, 6)
+    fill(decoder, 0, context)
+    kept = decoder.snapshot(0, 9)  # more than there are
+    assert len(kept) == 6
+    decoder.restore(1, kept.prefix(4))
+    wanted = block_said(context[:4], [1, 2], MASKS["all"])
+    np.testing.assert_array_equal(ask(decoder, 1, [1, 2]), wanted)

@@ -403,28 +403,51 @@ def test_check_compares_the_same_requests_in_both_columns() -> None:
     assert found["output_tokens_per_s"] == pytest.approx((5 + 2 + 7 + 2) / 2.0)
 
 
+def differing(apart: float, rounding: float = 0.01, bound: float = 2.0) -> Difference:
+    return Difference(index=27, plain=1, speculative=2, apart=apart, rounding=rounding, bound=bound)
+
+
 @pytest.mark.parametrize(
-    ("margins", "said"),
+    ("apart", "said"),
     [
         ([], "yes"),
-        ([0.0], "yes, but for 1 near-ties"),
-        ([0.0, 1.0], "NO: 1 differences"),
-        ([1.0], "NO: 1 differences"),
+        ([0.005], "1 of 2 identical; 1 differs, explained by rounding"),
+        ([0.005, 0.0], "1 of 3 identical; 2 differ, explained by rounding"),
+        ([0.005, 1.0], "NO: 1 of 3 identical; 2 differ, 1 NOT explained by rounding"),
+        ([1.0], "NO: 1 of 2 identical; 1 differs, NOT explained by rounding"),
     ],
 )
-def test_near_ties_are_counted_apart_from_differences(margins: list[float], said: str) -> None:
+def test_lossless_is_yes_only_where_every_answer_is_equal(apart: list[float], said: str) -> None:
     one = answer(counted(2), plain=counted(2))
-    differing = [
-        Answer(
-            one.request,
-            response=one.response,
-            speculative=True,
-            plain=one.plain,
-            difference=Difference(0, 1, 2, m),
-        )
-        for m in margins
-    ]
-    assert summary(RunStats([one, *differing], 1.0, {}, spec_decode=True))["lossless"] == said
+    others = [replace(one, difference=differing(nats)) for nats in apart]
+    uncompared = answer(counted(2))
+    found = summary(RunStats([one, *others, uncompared], 1.0, {}, spec_decode=True))
+    assert found["lossless"] == said
+    check = found["lossless_check"]
+    assert (check["compared"], check["identical"]) == (1 + len(apart), 1)
+    assert check["explained"] + check["unexplained"] == len(apart) == len(check["differences"])
+    assert check["unexplained"] == apart.count(1.0)
+    assert all(place["token_index"] == 27 for place in check["differences"])
+
+
+def test_rounding_beyond_what_the_engine_was_measured_with_explains_nothing() -> None:
+    assert differing(0.005).explained
+    assert differing(0.01, 0.01).explained
+    assert not differing(0.011, 0.01).explained
+    assert not differing(0.005, 3.0, bound=2.0).explained
+    assert not differing(float("nan")).explained
+    assert not differing(0.005, float("nan")).explained
+    assert "beyond the 2 of this engine" in differing(0.005, 3.0).words
+
+
+def test_an_answer_that_ended_elsewhere_is_never_explained() -> None:
+    ended = replace(differing(float("inf")), speculative=None)
+    assert not ended.explained
+    assert (
+        ended.words == "the speculative run ended after 27 tokens, the other went on: NOT explained"
+    )
+    assert ended.to_dict()["candidates_apart_nats"] is None  # JSON has no infinity
+    assert json.loads(json.dumps(ended.to_dict(), allow_nan=False))["explained"] is False
 
 
 # Memory

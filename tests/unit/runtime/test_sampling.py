@@ -196,6 +196,20 @@ def test_bias_is_added_before_the_penalty_and_moves_greedy_too() -> None:
     assert Sampler(logit_bias={4: -100.0}).pick(LOGITS, []) == 7
 
 
+@pytest.mark.parametrize("temperature", [0.25, 1.0, 4.0])
+def test_bias_is_of_the_logit_and_comes_before_temperature(temperature: float) -> None:
+    bias = {2: 1.5, 9: -3.0}
+    biased = LOGITS.copy()
+    for token, amount in bias.items():
+        biased[token] += amount
+    sampler = Sampler(temperature, 5, 0.9, logit_bias=bias)
+    np.testing.assert_allclose(
+        probabilities(sampler, sampler.adjusted(LOGITS, [])),
+        warped_by_transformers(biased, temperature, 5, 0.9),
+        atol=1e-9,
+    )
+
+
 def test_logits_are_left_as_they_were() -> None:
     logits = LOGITS.copy()
     Sampler(0.5, 3, 0.5, 1, 0.1, 2.0, {1: 3.0}).pick(logits, [1, 2])
@@ -275,6 +289,11 @@ def test_noise_of_neighbours_is_uncorrelated() -> None:
     assert stats.pearsonr(here[:-1], here[1:]).pvalue > SUSPICIOUS
 
 
+def test_noise_of_a_large_vocabulary_has_no_ties() -> None:
+    """With 24 bits hundreds of these ids would share theirs, and the lowest id would win."""
+    assert len(np.unique(gumbel(1, 2, np.arange(150_000)))) == 150_000
+
+
 @pytest.mark.parametrize("bits", [0, 2**64 - 1])
 def test_noise_is_finite_at_both_ends_of_the_hash(
     monkeypatch: pytest.MonkeyPatch, bits: int
@@ -342,10 +361,11 @@ def test_greedy_margin_is_the_distance_of_the_logits() -> None:
     assert Sampler().margin(logits, [], 0, 1) == Sampler().margin(logits, [], 1, 0) == 0.75
 
 
-def test_sampled_margin_is_the_change_of_the_logit_that_swaps_the_two() -> None:
+@pytest.mark.parametrize("temperature", [0.3, 0.8, 1.0, 2.5])
+def test_sampled_margin_is_the_change_of_the_logit_that_swaps_the_two(temperature: float) -> None:
     """Raise the loser's logit by a little less and by a little more than the margin says."""
     for position in range(20):
-        sampler = Sampler(0.8, 0, 1.0, 3)
+        sampler = Sampler(temperature, 0, 1.0, 3)
         winner = sampler.pick(LOGITS, range(position))
         _, scores = sampler.noised(LOGITS, position)
         loser = int(np.argsort(scores)[-2])
@@ -356,9 +376,22 @@ def test_sampled_margin_is_the_change_of_the_logit_that_swaps_the_two() -> None:
             assert sampler.pick(nudged, range(position)) == wanted
 
 
+@pytest.mark.parametrize("temperature", [0.2, 1.0, 1.5, 8.0])
+def test_a_margin_is_of_the_engines_logits_at_any_temperature(temperature: float) -> None:
+    for position in range(20):
+        sampler = Sampler(temperature, seed=3)
+        _, scores = sampler.noised(LOGITS, position)
+        winner, loser = np.argsort(scores)[[-1, -2]].tolist()
+        wanted = pytest.approx(temperature * (scores[winner] - scores[loser]))
+        assert sampler.margin(LOGITS, range(position), winner, loser) == wanted
+
+
 def test_margin_to_a_token_that_warping_removed_is_at_least_its_way_back() -> None:
-    logits = np.array([3.0, 2.0, 1.0, 0.5], np.float32)
-    assert Sampler(0.5, 2, 1.0, 0).margin(logits, [], 0, 3) >= 2.0 - 0.5
+    """However much the noise favors it."""
+    logits, sampler = np.array([3.0, 2.0, 1.0, 0.5], np.float32), Sampler(0.5, 2, 1.0, 0)
+    for position in range(200):
+        assert sampler.margin(logits, range(position), 0, 3) >= 2.0 - 0.5
+        assert sampler.margin(logits, range(position), 3, 1) >= 2.0 - 0.5
 
 
 def test_tie_at_the_edge_of_top_k_does_not_excuse_a_token_that_would_not_have_won() -> None:

@@ -370,6 +370,7 @@ def test_prompt_that_fails_in_a_later_chunk_leaves_no_prefix_behind() -> None:
     with mock.patch.object(Session, "read", read):
         scheduler.add(asked)
         Received().run(scheduler)
+    assert scheduler.session.base.runner.zeroed == [0]
     assert scheduler.session.prefixes.entries == []
     scheduler.add(asked)
     Received().run(scheduler)
@@ -400,6 +401,7 @@ def test_draw_that_fails_ends_one_sequence() -> None:
         received = Received().run(scheduler)
     assert isinstance(received.ends[handles[1]], EnvironmentProblem)
     assert all(chunk.finish_reason != ERROR for chunk in received.chunks[handles[1]])
+    assert scheduler.session.base.runner.zeroed == [handles[1].slot]
     assert_as_alone(received, handles[:1])
 
 

@@ -16,11 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgespec.errors import LimitError
-from edgespec.prompts import END_OF_SEQUENCE, MAX_LENGTH
+from edgespec.prompts import CAPACITY, END_OF_SEQUENCE, MAX_LENGTH
 from edgespec.runtime import decoder as decoder_module
 from edgespec.runtime.decoder import CachedDecoder, Rows
 from edgespec.runtime.drafters.base import DraftRequest
-from edgespec.runtime.sampling import Sampler
+from edgespec.runtime.sampling import Sampler, top_log_probs
 from edgespec.runtime.sequence import SequenceState, StepOutput
 from edgespec.runtime.session import Session
 from edgespec.runtime.tree import DraftPlan, DraftTree
@@ -183,6 +183,35 @@ def test_each_uncut_step_emits_one_token_more_than_it_accepted() -> None:
     assert len({step.accepted for step in steps}) > 2
 
 
+# What a step says beside its tokens
+
+
+@pytest.mark.parametrize("sampler", [GREEDY, Sampler(1.0, seed=2)])
+def test_log_probabilities_are_those_of_the_row_that_each_token_was_drawn_from(
+    sampler: Sampler,
+) -> None:
+    """Accepted rows lie scattered over the tree."""
+    truth = plainly(PROMPT, sampler, 50)[0]
+    session = Session(decoder_of(99), ScriptedDrafter([(PROMPT, truth)], VOCAB, 0.8))
+    steps = list(generate(session, SequenceState(PROMPT, sampler, 40, plan=PLAN, num_logprobs=3)))
+    assert session.base.runner.moved
+    found = [candidates for step in steps for candidates in step.logprobs]
+    assert len(found) == 40
+    for i, (token, candidates) in enumerate(zip(truth, found, strict=False)):
+        before = list(enumerate([*PROMPT, *truth[:i]]))
+        assert candidates == top_log_probs(logits_after(before), 3, token)
+
+
+def test_log_probabilities_end_with_the_text() -> None:
+    session = Session(decoder_of(64), ScriptedDrafter([(PROMPT, TRUTH)], VOCAB, 1))
+    seq = SequenceState(
+        PROMPT, GREEDY, 24, frozenset({TRUTH[INSIDE]}), DraftPlan(1, 3, 4), num_logprobs=2
+    )
+    steps = list(generate(session, seq))
+    assert [len(step.logprobs) for step in steps] == [len(step.tokens) for step in steps]
+    assert len(steps[-1].tokens) == INSIDE < 4
+
+
 # What the drafter is told
 
 
@@ -199,6 +228,27 @@ def test_drafter_observes_each_committed_position_once_with_the_token_after_it(c
         [i, t, i + 1] for i, t in enumerate(path[: count - 1])
     ]
     assert session.drafter.tokens == path[1:count]
+
+
+def test_hidden_state_of_the_last_committed_position_is_at_hand_after_every_step() -> None:
+    truth = plainly(PROMPT, GREEDY, 50)[0]
+    session = Session(decoder_of(99), ScriptedDrafter([(PROMPT, truth)], VOCAB, 0.8))
+    seq, path = SequenceState(PROMPT, GREEDY, 40, plan=PLAN), [*PROMPT, *truth]
+    for _ in generate(session, seq):
+        last = session.base.lanes[0].length - 1
+        assert seq.hidden_state is not None
+        assert seq.hidden_state.tolist() == [last, path[last], last + 1]
+    assert session.base.runner.moved
+
+
+def test_hidden_state_at_hand_outlives_the_calls_of_others() -> None:
+    """The engine's next call overwrites the buffer that it came in."""
+    session = Session(decoder_of(64, lanes=2), ScriptedDrafter([], VOCAB, 0))
+    one, other = (SequenceState(prompt, GREEDY, 9, plan=PLAN) for prompt in (PROMPT, [8, 8]))
+    begin(session, one)
+    begin(session, other)
+    assert one.hidden_state is not None
+    assert one.hidden_state.tolist() == [len(PROMPT) - 1, PROMPT[-1], len(PROMPT)]
 
 
 def test_drafter_is_asked_for_no_more_than_can_be_emitted_or_held() -> None:
@@ -312,13 +362,13 @@ def test_full_cache_ends_both_runs_at_the_same_token_for_the_same_reason(
     capacity = len(PROMPT) + room
     steps, session = drafted(right, capacity=capacity, max_new=50)
     plain = undrafted(PROMPT, GREEDY, 50, frozenset(), capacity)
-    assert tokens_of(steps) == tokens_of(plain) == (TRUTH[: room + 1], MAX_LENGTH)
+    assert tokens_of(steps) == tokens_of(plain) == (TRUTH[: room + 1], CAPACITY)
     assert session.base.lanes[0].length == capacity
 
 
 def test_prompt_that_fills_the_cache_gives_one_token() -> None:
     steps = undrafted(PROMPT, GREEDY, 50, frozenset(), len(PROMPT))
-    assert tokens_of(steps) == (TRUTH[:1], MAX_LENGTH)
+    assert tokens_of(steps) == (TRUTH[:1], CAPACITY)
 
 
 def test_prompt_beyond_the_cache_is_refused_and_so_is_an_empty_one() -> None:

@@ -72,6 +72,19 @@ def test_each_level_is_drawn_at_its_own_absolute_position() -> None:
     assert len(set(wanted)) > 1
 
 
+def test_repetition_penalty_at_a_node_is_over_the_path_to_it() -> None:
+    """Of the prompt and the tokens drawn on the way, and of no other node's."""
+    sampler = Sampler(repetition_penalty=2.0)
+    chain = tree([7, 1, 2, 4], [-1, 0, 1, 0])
+    first, second = saying(1, 2)
+    last = np.zeros(VOCAB, np.float32)
+    # each is halved where it is on the path: 0 of the prompt, 7 the root, 1 and 2 of the walk
+    last[[0, 7, 1, 2]], last[4] = 1.9, 1.0
+    logits = np.stack([first, second, last, last])
+    assert walk(chain, logits, sampler, [0, 0, 7]).emitted == [1, 2, 4]
+    assert walk(chain, logits, sampler, [0, 0, 4, 7]).emitted == [1, 2, 0]
+
+
 @given(st.integers(0, 2**32), st.integers(1, 12), st.sampled_from([0.0, 1.0]))
 def test_path_descends_from_the_root_and_emits_one_token_more_than_it_accepts(
     seed: int, nodes: int, temperature: float

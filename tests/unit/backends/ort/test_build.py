@@ -19,17 +19,15 @@ from edgespec.backends.ort.runner import OrtRunner
 from edgespec.contract import Limits
 from edgespec.errors import BuildError, EdgeSpecError, LimitError
 from edgespec.export.components import ExportOptions, export
-from tests import toys
+from tests import made, toys
 
 LIMITS = Limits(max_input_len=32, max_kv_cache_capacity=32)
 
 
 @pytest.fixture(scope="module")
 def onnx_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    work = tmp_path_factory.mktemp("onnx")
-    return export(
-        str(toys.make_base(work / "base", layers=7)), work, ExportOptions(base_for="eagle3")
-    ).directory
+    base = toys.make_base(tmp_path_factory.mktemp("onnx") / "base", layers=7)
+    return made.exported(base, ExportOptions(base_for="eagle3")) / "llm"
 
 
 # build

@@ -113,6 +113,36 @@ def test_no_row_of_another_lane_is_left_where_the_stride_changed() -> None:
         assert np.isfinite(cache.slab[:, 0, :, 20:]).all()
 
 
+def test_rows_of_a_lane_that_hold_nan_are_zeros_again_and_no_others() -> None:
+    cache = KvCache(SHAPE, LANES, SLOTS, following=True)
+    for lane in range(LANES):
+        cache.write_rows(lane, np.full((4, 3, 20, 4), lane + 1, np.float32))
+    cache.slab[:, 1, :, 5:30] = np.nan
+    cache.zero(1)
+    assert not cache.slab[:, 1].any()
+    assert cache.extents == [20, 0, 20]
+    for lane in (0, 2):
+        np.testing.assert_array_equal(cache.read_rows(lane, 20), lane + 1)
+
+
+def test_rows_that_were_read_stay_as_they_were_when_the_lane_goes_on() -> None:
+    cache = KvCache(SHAPE, LANES, SLOTS, following=True)
+    cache.write_rows(0, np.ones((4, 3, 5, 4), np.float32))
+    kept = cache.read_rows(0, 5)
+    cache.write_rows(0, np.full((4, 3, 9, 4), 2, np.float32))
+    np.testing.assert_array_equal(kept, 1.0)
+
+
+def test_a_freed_lane_holds_the_stride_no_longer_and_its_rows_are_not_read() -> None:
+    cache = KvCache(SHAPE, LANES, SLOTS, following=True)
+    cache.write_rows(0, np.ones((4, 3, 700, 4), np.float32))
+    cache.free(0)
+    cache.write_rows(1, np.ones((4, 3, 5, 4), np.float32))
+    assert cache.stride == close_stride(5, SLOTS)
+    with pytest.raises(AssertionError):
+        cache.read_rows(0, 1)
+
+
 def test_a_cache_that_does_not_follow_is_as_wide_as_its_slots() -> None:
     cache = KvCache(SHAPE, 1, SLOTS, following=False)
     cache.write_rows(0, np.ones((4, 3, 5, 4), np.float32))

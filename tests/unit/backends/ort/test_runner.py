@@ -11,14 +11,25 @@ import pytest
 from edgespec.backends.base import Call
 from edgespec.backends.build import build
 from edgespec.backends.engine_config import EngineLimits
+from edgespec.backends.ort import runner as runner_module
 from edgespec.backends.ort.cache import padding_of
-from edgespec.backends.ort.lowering import lowered_contract
+from edgespec.backends.ort.contract import lowered_contract
 from edgespec.backends.ort.runner import OrtRunner
 from edgespec.backends.registry import open_runner
-from edgespec.contract import GraphContract, Limits, Role, canonical_contract
+from edgespec.contract import (
+    GraphContract,
+    GraphShape,
+    Limits,
+    RecurrentShape,
+    Role,
+    canonical_contract,
+    past_names,
+    present_names,
+)
 from edgespec.errors import BundleError, EnvironmentProblem
 from edgespec.export.components import ExportOptions, export
 from tests import toys
+from tests.unit.backends.ort.bindings import Session
 
 CAPACITY = 12
 
@@ -76,6 +87,16 @@ def test_a_call_may_fill_the_cache_and_one_slot_for_a_row_that_fills_up(runner: 
     assert np.isfinite(runner.run(call(CAPACITY, CAPACITY, 1)).logits).all()
     with pytest.raises(AssertionError):
         runner.run(call(2, CAPACITY + 2, 1))
+
+
+def test_failed_call_is_an_error_and_no_log_on_the_terminal(
+    runner: OrtRunner, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """ONNX Runtime would print it in colors, with the names of nodes as they are in the file."""
+    beyond = replace(call(2, 2, 1), gather_idx=np.array([[99]]))
+    with pytest.raises(EnvironmentProblem, match="ONNX Runtime failed in a call of 1 x 2 rows"):
+        runner.run(beyond)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_an_engine_without_the_outputs_of_its_contract_is_refused_by_their_name(
@@ -187,3 +208,128 @@ def test_the_cache_is_bound_again_only_when_other_lanes_are_called(
         runner.run(call(rows, rows, 1))
     assert bound.count("present_key_0") == 1
     assert bound.count("logits") == 3
+
+
+# Lanes, without an engine: `bindings` has what is bound, and recurrent layers that add up
+
+HYBRID = GraphShape(
+    Role.BASE,
+    hidden_size=2,
+    num_layers=3,
+    num_kv_heads=2,
+    head_dim=2,
+    rotary_dim=2,
+    vocab_size=5,
+    features=4,
+    recurrent=RecurrentShape((1,), 1, 1, 1, 1, conv_kernel=3),
+)
+
+
+@pytest.fixture
+def hybrid(monkeypatch: pytest.MonkeyPatch) -> OrtRunner:
+    """Of three lanes, each of up to 90 rows."""
+    contract = lowered_contract(canonical_contract(HYBRID), batched=True)
+    monkeypatch.setattr(runner_module, "open_session", lambda path, spinning: Session(contract))
+    return OrtRunner(Path("engine"), contract, 90, lanes=3, padding=9)
+
+
+def lanes_call(runner: OrtRunner, first: int, values: list[list[float]]) -> None:
+    """Rows whose embeddings are `values` [B, S], behind what each lane has committed."""
+    assert runner.recurrent is not None
+    batch, rows = np.shape(values)
+    starts = np.array([runner.recurrent.lengths[first + b] for b in range(batch)], np.int64)
+    width = int(starts.max()) + rows
+    embeds = np.repeat(np.array(values, np.float32)[..., None], HYBRID.hidden_size, 2)
+    angles, own = np.zeros((batch, rows, 1), np.float32), np.tri(rows, dtype=bool)
+    mask = np.ones((batch, 1, rows, width), bool)
+    gather, tree = np.zeros((batch, 1), np.int64), np.broadcast_to(own, (batch, rows, rows)).copy()
+    asked = Call(embeds, angles, angles, mask, starts, gather, tree_mask=tree, first_lane=first)
+    runner.run(asked)
+
+
+def taken_in(runner: OrtRunner, lane: int) -> float:
+    """The sum of what the recurrent layer has committed."""
+    assert runner.recurrent is not None
+    held = runner.recurrent.read(lane)
+    return float(held.state.sum() + held.pending[..., 0].sum())
+
+
+@pytest.mark.parametrize("way", ["free", "zero"])
+def test_a_lane_that_is_given_up_leaves_no_rows_and_no_state(hybrid: OrtRunner, way: str) -> None:
+    """Its neighbour keeps both."""
+    hybrid.slab[:] = 1.0
+    lanes_call(hybrid, 0, [[1, 2, 4], [8, 16, 32]])
+    for lane in (0, 1):
+        hybrid.keep_rows(lane, np.array([0, 2]), 0)
+    getattr(hybrid, way)(0)
+    assert hybrid.recurrent is not None
+    assert (hybrid.recurrent.lengths[:2], hybrid.cache.extents[:2]) == ([0, 2], [0, 3])
+    assert (taken_in(hybrid, 0), taken_in(hybrid, 1)) == (0, 8 + 32)
+    held = hybrid.recurrent.read(0)
+    assert held.pending.shape[1] == 0
+    assert not held.conv.any()
+    assert hybrid.slab[:, 1].all()
+    assert hybrid.slab[:, 0].any() == (way == "free")
+
+
+def test_a_commit_moves_rows_and_keeps_the_same_ones_for_the_state(hybrid: OrtRunner) -> None:
+    lanes_call(hybrid, 1, [[1, 2]])
+    hybrid.keep_rows(1, np.array([0, 1]), 0)
+    lanes_call(hybrid, 1, [[4, 8, 16, 32]])
+    hybrid.slab[:, 1] = np.arange(hybrid.cache.stride, dtype=np.float32)[:, None]
+    hybrid.keep_rows(1, np.array([3, 5]), 2)
+    assert hybrid.slab[0, 1, 0, :4, 0].tolist() == [0, 1, 3, 5]
+    assert taken_in(hybrid, 1) == 1 + 2 + 8 + 32
+
+
+def test_a_lane_goes_on_where_it_was_copied_to_with_its_state(hybrid: OrtRunner) -> None:
+    lanes_call(hybrid, 0, [[1, 2, 4]])
+    hybrid.keep_rows(0, np.array([0, 1, 2]), 0)
+    hybrid.slab[:, 0, :, :3] = 7.0
+    hybrid.copy_lane(0, 2, 3)
+    kept = hybrid.read_rows(0, 3)
+    hybrid.free(0)
+    hybrid.write_rows(1, kept)
+    assert hybrid.recurrent is not None
+    assert hybrid.recurrent.lengths == [0, 3, 3]
+    for lane in (1, 2):
+        assert (hybrid.slab[:, lane, :, :3] == 7.0).all()
+        lanes_call(hybrid, lane, [[8]])
+        hybrid.keep_rows(lane, np.array([3]), 3)
+        assert taken_in(hybrid, lane) == 15
+
+
+def test_only_the_whole_of_a_state_is_copied(hybrid: OrtRunner) -> None:
+    lanes_call(hybrid, 0, [[1, 2, 4]])
+    hybrid.keep_rows(0, np.array([0, 1, 2]), 0)
+    with pytest.raises(AssertionError):
+        hybrid.read_rows(0, 2)
+    with pytest.raises(AssertionError):
+        hybrid.copy_lane(0, 1, 2)
+
+
+def test_keys_and_values_are_bound_where_the_lanes_of_a_call_stand(hybrid: OrtRunner) -> None:
+    """After other lanes, and after the cache has taken another stride."""
+    session = hybrid.session
+    for first, values in ((0, [[1]]), (1, [[1], [1]]), (1, [[1] * 60, [1] * 60]), (2, [[1]])):
+        lanes_call(hybrid, first, values)
+        slab = hybrid.slab
+        for index, layer in enumerate((0, 2)):
+            for part, pair in enumerate(zip(past_names(layer), present_names(layer), strict=True)):
+                here = slab[2 * index + part, first:]
+                for bound in (session.binding.inputs[pair[0]], session.binding.outputs[pair[1]]):
+                    assert bound.address == here.ctypes.data
+                    assert bound.dims == (len(values), *slab.shape[2:])
+    assert hybrid.cache.stride > 60
+
+
+def test_a_mask_is_as_wide_as_the_cache_and_hides_what_is_behind_the_calls_slots(
+    hybrid: OrtRunner,
+) -> None:
+    for rows in (20, 3):  # the buffer had other rows before
+        hybrid.free(0)
+        lanes_call(hybrid, 0, [[1.0] * rows])
+        mask = hybrid.session.feeds["attention_mask"]
+        assert mask.shape == (1, 1, rows, hybrid.cache.stride)
+        assert mask[..., :rows].all()
+        assert not mask[..., rows:].any()

@@ -15,7 +15,7 @@ from collections.abc import (
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import jinja2
 import jinja2.ext
@@ -25,10 +25,13 @@ import jinja2.parser
 import jinja2.runtime
 
 from edgespec.errors import BundleError, RequestError
-from edgespec.prompts import Message
-from edgespec.runtime.sandbox import Meter, Sandbox
+from edgespec.prompts.named_templates import NAMED_TEMPLATES
+from edgespec.prompts.places import did_you_mean
+from edgespec.prompts.sandbox import Meter, Sandbox
+from edgespec.prompts.types import Message
 from edgespec.stored.regular import read_regular
 
+JINJA_TEMPLATE = "chat_template.jinja"
 FLAT_TEMPLATE = "processed_chat_template.json"
 THINKING = "enable_thinking"
 SPECIAL_TOKENS = (
@@ -42,11 +45,18 @@ SPECIAL_TOKENS = (
 )
 
 COPY_AGAIN = "Copy it again from the model's checkpoint."
-WRITE_IT_YOURSELF = 'set "apply_chat_template": false and write the complete prompt yourself.'
+WRITE_IT_YOURSELF = (
+    'set "apply_chat_template": false (with --prompt: --no-chat-template) and write the complete'
+    " prompt yourself."
+)
 
 
 class ChatTemplate(Protocol):
     """Renders a conversation as one prompt."""
+
+    @property
+    def has_special_tokens(self) -> bool:
+        """Whether the prompt begins with its special tokens, so that the tokenizer adds none."""
 
     def knows_thinking(self) -> bool:
         """Returns whether the template has a thinking mode."""
@@ -66,15 +76,60 @@ def read_template(directory: Path) -> ChatTemplate:
     BundleError for a damaged file.
     """
     config = read_object(directory / "tokenizer_config.json") or {}
-    source = _read_source(directory, config)
+    source, place = _read_source(directory, config)
     if source is not None:
-        return JinjaTemplate(source, _special_tokens(config))
+        return JinjaTemplate(source, _special_tokens(config), place)
     flat = read_object(directory / FLAT_TEMPLATE)
     return NoTemplate() if flat is None else FlatTemplate.parse(flat, directory / FLAT_TEMPLATE)
 
 
+def check_template(directory: Path) -> None:
+    """Reads the chat template of a directory and compiles it.
+
+    Raises BundleError for a damaged file, RequestError for invalid syntax, with file and line.
+    """
+    template = read_template(directory)
+    if isinstance(template, JinjaTemplate):
+        template.check()
+
+
+def named_template(name: str, directory: Path) -> ChatTemplate:
+    """Returns a template of NAMED_TEMPLATES, or the one of a file in Jinja, with the special tokens
+    of a model's directory. Raises RequestError for a name that is neither, BundleError for an
+    unreadable file."""
+    source = NAMED_TEMPLATES.get(name) or read_text(Path(name).expanduser())
+    if source is None:
+        near = did_you_mean(name, NAMED_TEMPLATES, "Did you mean {}? ")
+        raise RequestError(
+            f"There is no chat template {name!r:.80}, and no such file.",
+            f"{near}Names: {', '.join(NAMED_TEMPLATES)}.",
+        )
+    config = read_object(directory / "tokenizer_config.json") or {}
+    return JinjaTemplate(source, _special_tokens(config), name)
+
+
+class RawTemplate:
+    """No template on purpose: the messages as they are, joined by line breaks."""
+
+    has_special_tokens = False
+
+    def knows_thinking(self) -> bool:
+        """Returns False."""
+        return False
+
+    def render(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool, enable_thinking: bool
+    ) -> str:
+        """Returns the messages' texts. Raises RequestError for a thinking mode."""
+        if enable_thinking:
+            raise _no_thinking_mode()
+        return "\n".join(message.content for message in messages)
+
+
 class NoTemplate:
     """A missing chat template."""
+
+    has_special_tokens = True
 
     def knows_thinking(self) -> bool:
         """Returns False."""
@@ -93,6 +148,8 @@ class NoTemplate:
 @dataclass(frozen=True, slots=True)
 class FlatTemplate:
     """The texts around each message. A system message of the request replaces the default one."""
+
+    has_special_tokens: ClassVar[bool] = True
 
     roles: Mapping[str, tuple[str, str]]  # prefix and suffix by role
     default_system_prompt: str
@@ -196,11 +253,15 @@ TEMPLATE_FAULTS = (
 class JinjaTemplate:
     """A chat template as transformers runs it, with limited time and memory.
 
-    It is compiled at its first use.
+    It is compiled at its first use. `place` names its file in errors.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        self._source = source
+    has_special_tokens = True
+
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str], place: str = JINJA_TEMPLATE
+    ) -> None:
+        self._source, self._place = source, place
         self._special_tokens = dict(special_tokens)
         self._sandbox = Sandbox()
         self._compiled: jinja2.Template | None = None
@@ -244,12 +305,16 @@ class JinjaTemplate:
             _ = self._compiled or self._compile()
         return THINKING in self._reads
 
+    def check(self) -> None:
+        """Compiles the template. Raises RequestError for one that is invalid."""
+        with self._lock:
+            _ = self._compiled or self._compile()
+
     def _compile(self) -> jinja2.Template:
         size_bytes = len(self._source.encode(errors="surrogatepass"))
         if size_bytes > MAX_TEMPLATE_BYTES:
-            what = (
-                f"The chat template is {size_bytes} bytes, and {MAX_TEMPLATE_BYTES} is the limit."
-            )
+            size = f"{size_bytes} bytes, and {MAX_TEMPLATE_BYTES} is the limit"
+            what = f"The chat template in {self._place} is {size}."
             raise RequestError(what, _sentence(WRITE_IT_YOURSELF))
         self._sandbox.meter = Meter([])  # the compiler evaluates constant expressions
         try:
@@ -258,8 +323,8 @@ class JinjaTemplate:
             self._compiled = self._sandbox.from_string(tree)
         except TEMPLATE_FAULTS as error:
             raise RequestError(
-                f"The chat template cannot be read: {_reason(error)}.",
-                f"Fix chat_template.jinja, or {WRITE_IT_YOURSELF}",
+                f"The chat template in {self._place} cannot be read: {_reason(error)}.",
+                f"Fix it in the checkpoint, then export and build again, or {WRITE_IT_YOURSELF}",
             ) from error
         return self._compiled
 
@@ -283,10 +348,12 @@ def _sentence(text: str) -> str:
 # --- files
 
 
-def _read_source(directory: Path, config: Mapping[str, object]) -> str | None:
-    source = read_text(directory / "chat_template.jinja")
+def _read_source(directory: Path, config: Mapping[str, object]) -> tuple[str | None, str]:
+    """The source of the template, and the name of the file that it is in."""
+    source, place = read_text(directory / JINJA_TEMPLATE), JINJA_TEMPLATE
     if source is not None:
-        return source
+        return source, place
+    place = "tokenizer_config.json"
     found = config.get("chat_template")
     if isinstance(found, list):
         named = {item.get("name"): item.get("template") for item in found if isinstance(item, dict)}
@@ -297,7 +364,7 @@ def _read_source(directory: Path, config: Mapping[str, object]) -> str | None:
             " of named templates.",
             COPY_AGAIN,
         )
-    return found
+    return found, place
 
 
 def _special_tokens(config: Mapping[str, object]) -> dict[str, str]:

@@ -16,9 +16,8 @@ import tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from edgespec.errors import BundleError, RequestError
-from edgespec.prompts import Message
-from edgespec.runtime import sandbox
-from edgespec.runtime.template import read_template
+from edgespec.prompts import Message, sandbox
+from edgespec.prompts.template import read_template
 from tests import toys
 
 CHATML = """\
@@ -500,7 +499,7 @@ CHILD = """
 import json, resource, sys, time
 from edgespec.errors import RequestError
 from edgespec.prompts import Message
-from edgespec.runtime import sandbox, template
+from edgespec.prompts import sandbox, template
 from edgespec.runtime.memory import peak_bytes
 
 resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))

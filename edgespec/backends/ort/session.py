@@ -1,0 +1,36 @@
+"""The options that every session of ONNX Runtime has.
+
+Knows the CPU's features. Knows no graph, and imports no ONNX.
+"""
+
+from __future__ import annotations
+
+import platform
+
+import onnxruntime as ort
+
+from edgespec.backends.ort.fingerprint import cpu_features
+
+X64 = ("x86_64", "AMD64")
+# Errors are raised as well; its log would reach the terminal in colors, with names from the graph
+FATAL = 4
+EXACT_FEATURES = {"avx_vnni", "avx512_vnni", "amx_int8"}
+
+
+def session_options() -> ort.SessionOptions:
+    """The options of every session: int8 products are exact, also where the CPU has no instruction
+    for them."""
+    options = ort.SessionOptions()
+    options.log_severity_level = FATAL
+    if not adds_exactly():
+        options.add_session_config_entry("session.x64quantprecision", "1")
+    return options
+
+
+def adds_exactly() -> bool:
+    """Whether int8 products are exact without asking for it, as they are with VNNI and AMX.
+
+    Asking then costs eightfold on many rows (decision 0009); without them pairs of products would
+    saturate at 16 bits.
+    """
+    return platform.machine() not in X64 or bool(EXACT_FEATURES & set(cpu_features()))

@@ -1,0 +1,286 @@
+"""The flags of `edgespec chat`, and what is opened for it.
+
+Knows flags. Knows nothing of turns.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgespec.cli import environment
+from edgespec.cli.chat import slashes
+from edgespec.cli.chat.conversation import Conversation
+from edgespec.cli.chat.loop import Chat
+from edgespec.cli.chat.reader import Read, read_pipe
+from edgespec.cli.chat.screen import Screen
+from edgespec.cli.chat.settings import DRAFT_SIZES, Settings
+from edgespec.cli.draft_flags import ALIASES, draft_options
+from edgespec.cli.flags import EdgeCommand
+from edgespec.cli.infer import MIB
+from edgespec.cli.limits import require_stream
+from edgespec.cli.paths import DIRECTORY, FILE
+from edgespec.errors import RequestError
+from edgespec.outputs import refuse_overwriting
+from edgespec.prompts import SamplingParams
+from edgespec.prompts.checks import SAMPLING
+from edgespec.prompts.named_templates import NAMED_TEMPLATES
+from edgespec.prompts.parse import message_text
+from edgespec.prompts.places import Place
+
+if TYPE_CHECKING:
+    from edgespec.runtime.engine import Engine
+
+DEFAULTS = SamplingParams()
+MARKERS = re.compile(r"<\|?\w+\|?>")
+
+
+@click.command("chat", cls=EdgeCommand, aliases=ALIASES)
+@click.option(
+    "--engine-dir",
+    required=True,
+    type=DIRECTORY,
+    envvar=environment.ENGINE_DIR,
+    show_envvar=True,
+    help="What edgespec build made.",
+)
+@click.option("--system", default="", metavar="TEXT", help="The system prompt.")
+@click.option(
+    "--spec-decode/--no-spec-decode",
+    default=None,
+    help=(
+        "Draft and verify, or decode plainly. By default drafts are used where the directory holds"
+        " a draft engine."
+    ),
+)
+@draft_options
+@click.option(
+    "--show-speculation",
+    is_flag=True,
+    help=(
+        "Accepted drafts in green (on a terminal, unless NO_COLOR is set); statistics after each"
+        " answer, on stderr."
+    ),
+)
+@click.option(
+    "--max-generate-length",
+    type=int,
+    default=DEFAULTS.max_generate_length,
+    show_default=True,
+    help="Tokens per answer, at most.",
+)
+@click.option(
+    "--temperature",
+    type=float,
+    default=DEFAULTS.temperature,
+    show_default=True,
+    help="0 is greedy.",
+)
+@click.option("--top-k", type=int, default=DEFAULTS.top_k, show_default=True, help="0 is off.")
+@click.option("--top-p", type=float, default=DEFAULTS.top_p, show_default=True, help="1 is off.")
+@click.option("--min-p", type=float, default=DEFAULTS.min_p, show_default=True, help="0 is off.")
+@click.option(
+    "--repetition-penalty",
+    type=float,
+    default=DEFAULTS.repetition_penalty,
+    show_default=True,
+    help="1 is off.",
+)
+@click.option("--seed", type=int, help="For every answer; without it one is drawn for each.")
+@click.option(
+    "--stop",
+    multiple=True,
+    metavar="TEXT",
+    help="End an answer before this text; may be given repeatedly.",
+)
+@click.option(
+    "--enable-thinking",
+    is_flag=True,
+    help="Passed to the chat template; the thoughts are shown as text.",
+)
+@click.option(
+    "--prefix-cache-mb",
+    type=click.IntRange(0),
+    default=256,
+    show_default=True,
+    envvar=environment.PREFIX_CACHE_MB,
+    show_envvar=True,
+    help="Memory for KV rows of earlier turns, so that a turn computes only what is new; 0 is off.",
+)
+@click.option(
+    "--chat-template",
+    metavar="NAME|FILE",
+    help=(
+        f"Instead of the model's template: one of {', '.join(NAMED_TEMPLATES)}, or a file in Jinja."
+    ),
+)
+@click.option(
+    "--no-chat-template",
+    is_flag=True,
+    help="Send the messages as they are, joined by line breaks: for models that continue a text.",
+)
+@click.option(
+    "--history-file",
+    type=FILE,
+    metavar="FILE",
+    help=(
+        "Where typed lines are kept between sessions.  [default:"
+        " ~/.local/state/edgespec/chat_history]"
+    ),
+)
+@click.option("--no-history", is_flag=True, help="Keep no typed lines.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    engine_dir: Path,
+    system: str,
+    spec_decode: bool | None,
+    spec_draft_top_k: int | None,
+    spec_draft_step: int | None,
+    spec_verify_size: int | None,
+    show_speculation: bool,
+    enable_thinking: bool,
+    prefix_cache_mb: int,
+    chat_template: str | None,
+    no_chat_template: bool,
+    history_file: Path | None,
+    no_history: bool,
+    **sampling: Any,
+) -> int:
+    """Talk with a model in the terminal.
+
+    The answer streams while it is generated. With drafts it is the text of plain decoding, greedy and
+    sampled (see infer --help). /help lists the commands, such as /set, /regenerate, /tree and
+    /save; a turn that begins with a slash is written with two.
+
+    In a terminal Enter sends, Alt+Enter begins a new line, a pasted text is one turn, Tab completes
+    commands, and the arrow keys bring back what was typed before, in earlier sessions too. A line
+    that ends with a backslash goes on in the next one; empty lines are skipped.
+
+    Ctrl-C ends an answer after the current step and keeps what was generated; a second one leaves
+    at once (exit 130). At the prompt the first clears the line and the second leaves; Ctrl-D leaves
+    too.
+
+    Where input is no terminal each line is a turn (or a command), answers go to stdout, each ended
+    by a newline, and the exit code is 5 if a turn failed; Ctrl-C ends the run after the step.
+
+    Control characters in an answer are escaped on a terminal: ESC is shown as \\x1b. A file or a
+    pipe gets the text as it is.
+
+    \b
+    edgespec chat --engine-dir engines --show-speculation
+    echo 'What is 12 + 30?' | edgespec chat --engine-dir engines --temperature 0
+    """
+    for name in ("stdin", "stdout"):
+        require_stream(name)
+    sizes = dict(
+        zip(DRAFT_SIZES, (spec_draft_top_k, spec_draft_step, spec_verify_size), strict=True)
+    )
+    sized = any(sizes.values())
+    if spec_decode is False and sized:
+        raise click.UsageError(
+            "--spec-draft-top-k, --spec-draft-step and --spec-verify-size are for drafts, and"
+            " --no-spec-decode was given",
+            ctx,
+        )
+    if chat_template and no_chat_template:
+        raise click.UsageError("--chat-template and --no-chat-template exclude each other", ctx)
+    if history_file is not None:
+        refuse_overwriting(history_file, (engine_dir, chat_template))
+    params = sampling_params(sampling)
+    conversation = Conversation(message_text(system, Place("--system")))
+    from edgespec.cli.report import could_be_tree, plan_line
+    from edgespec.runtime.engine import Engine
+
+    wanted = True if sized else spec_decode
+    with Engine(engine_dir, spec_decode=wanted, prefix_cache_bytes=prefix_cache_mb * MIB) as engine:
+        unfit = choose_template(
+            engine, engine_dir, chat_template, raw=no_chat_template, thinking=enable_thinking
+        )
+        settings = Settings(
+            params,
+            drafts=engine.spec_decode,
+            sizes=sizes,
+            enable_thinking=enable_thinking,
+            show_speculation=show_speculation,
+        )
+        plan, screen = settings.plan(engine), Screen(sys.stdout)
+        screen.note(
+            plan_line(
+                plan,
+                chosen=not sized,
+                words=engine.drafter_words,
+                could_be_tree=could_be_tree([*sizes.values()], engine.method),
+            )
+            if plan
+            else "decoding plainly, without drafts"
+        )
+        thinking_note = engine.thinking_note([enable_thinking], by_flag=True) if plan else None
+        for note in filter(None, (*engine.notes, thinking_note, unfit)):
+            screen.note(note)
+        interactive = sys.stdin.isatty()
+        read = editor(screen, history_file, keep=not no_history) if interactive else read_pipe
+        chat = Chat(engine, settings, screen, conversation, slashes.run, interactive=interactive)
+        return chat.run(read)
+
+
+def sampling_params(values: dict[str, Any]) -> SamplingParams:
+    """Returns the sampling of the flags. Raises RequestError that names the flag."""
+    for name, value in values.items():
+        SAMPLING[name](value, Place(f"--{name.replace('_', '-')}"))
+    return SamplingParams(**values)
+
+
+def choose_template(
+    engine: Engine, engine_dir: Path, named: str | None, *, raw: bool, thinking: bool
+) -> str | None:
+    """Sets the chat template that the flags name; returns a note on one that hardly fits.
+
+    Raises RequestError where there is none, for a name or file that is none, and where it has no
+    thinking mode and one is asked for.
+    """
+    from edgespec.prompts.template import RawTemplate, named_template
+
+    tokenizer, note = engine.tokenizer, None
+    if raw:
+        tokenizer.template = RawTemplate()
+    elif named:
+        tokenizer.template = named_template(named, engine_dir)
+        note = unknown_markers(engine, NAMED_TEMPLATES.get(named, ""), named)
+    if not tokenizer.has_template():
+        raise RequestError(
+            "This model has no chat template.",
+            f"Name one with --chat-template ({', '.join(NAMED_TEMPLATES)}, or a file), or continue"
+            " your text with --no-chat-template.",
+        )
+    if thinking and not tokenizer.knows_thinking():
+        raise RequestError(
+            "The model's chat template has no thinking mode.", "Leave --enable-thinking out."
+        )
+    return note
+
+
+def unknown_markers(engine: Engine, source: str, name: str) -> str | None:
+    """Returns a note where a template's markers are no tokens of the model, None where they are."""
+    missing = [m for m in MARKERS.findall(source) if engine.tokenizer.token_id(m) is None]
+    if not missing:
+        return None
+    return f"the model has no token {missing[0]}: it was hardly trained with the template {name}"
+
+
+def editor(screen: Screen, history_file: Path | None, *, keep: bool) -> Read:
+    """Returns the line editor of the terminal, with the history of earlier sessions."""
+    from edgespec.cli.chat.editor import LineEditor, history_path, open_history
+
+    path = history_file or history_path(os.environ)
+    history, note = open_history(path if keep else None)
+    if note:
+        screen.note(note)
+    words = {name: slash.words for name, slash in slashes.SLASHES.items()}
+    return LineEditor(history, words, screen.out)

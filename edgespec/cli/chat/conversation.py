@@ -1,0 +1,99 @@
+"""The messages of a chat, and the file that keeps them.
+
+Knows messages and the form of input.json. Knows no engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+
+from edgespec.bundle import write_json
+from edgespec.errors import RequestError
+from edgespec.outputs import refuse_overwriting
+from edgespec.prompts import Message
+from edgespec.prompts.parse import messages as parse_messages
+from edgespec.prompts.places import Place
+from edgespec.prompts.source import parse_json, read_bytes
+
+SHAPE = "Write a system message at most first, then user and assistant in turn."
+
+
+@dataclass
+class Conversation:
+    """What was said so far: the system prompt, and exchanges of a user's turn and its answer."""
+
+    system: str = ""
+    exchanges: list[tuple[Message, Message]] = field(default_factory=list)
+
+    @property
+    def messages(self) -> list[Message]:
+        """All messages, in order."""
+        system = [Message("system", self.system)] if self.system else []
+        return [*system, *chain.from_iterable(self.exchanges)]
+
+    def and_then(self, turn: str) -> list[Message]:
+        """Returns all messages with the user's new turn last."""
+        return [*self.messages, Message("user", turn)]
+
+    def add(self, turn: str, answer: str) -> None:
+        """Keeps an exchange: the user's turn and the answer's text."""
+        self.exchanges.append((Message("user", turn), Message("assistant", answer)))
+
+
+def of_messages(messages: Sequence[Message], place: Place) -> Conversation:
+    """Returns the conversation of a list of messages.
+
+    Raises RequestError unless they are a system message at most, then users and assistants in turn
+    with an assistant last.
+    """
+    system, rest = "", list(messages)
+    if rest and rest[0].role == "system":
+        system = rest.pop(0).content
+    for index, message in enumerate(rest, start=len(messages) - len(rest)):
+        due = "assistant" if (index - (len(messages) - len(rest))) % 2 else "user"
+        if message.role != due:
+            place.item(index).refuse(f"is of the role {message.role}, not {due}", SHAPE)
+    if len(rest) % 2:
+        place.refuse("ends with a turn that has no answer", "Remove the last message.")
+    return Conversation(system, list(zip(rest[::2], rest[1::2], strict=True)))
+
+
+def save(conversation: Conversation, path: Path) -> None:
+    """Writes a conversation as an input.json with one request, atomically.
+
+    Raises RequestError, and OverwriteError for a file in the directory of a model.
+    """
+    refuse_overwriting(path, ())
+    turns = [{"role": m.role, "content": m.content} for m in conversation.messages]
+    try:
+        write_json(path, {"requests": [{"messages": turns}]})
+    except OSError as error:
+        raise RequestError(
+            f"{path} cannot be written: {error.strerror}.", "Name a file in an existing directory."
+        ) from error
+
+
+def load(path: Path) -> Conversation:
+    """Returns the conversation of a file: what `save` wrote, an object with `messages`, or a list
+    of messages. Raises RequestError that names the place."""
+    source = str(path)
+    place, raw = Place(source), parse_json(read_bytes(path), source)
+    if isinstance(raw, dict) and "requests" in raw:
+        requests = raw["requests"]
+        if not isinstance(requests, list) or len(requests) != 1:
+            place.key("requests").refuse("is not a list of one request", "Keep one request.")
+        place, raw = place.key("requests").item(0), requests[0]
+    if isinstance(raw, dict):
+        place, raw = place.key("messages"), raw.get("messages")
+    return of_messages(parse_messages(raw, place), place)
+
+
+def home_path(text: str) -> Path:
+    """Returns the path that a user typed, with ~ for the home directory. Raises RequestError for an
+    empty one."""
+    if not text:
+        raise RequestError("no file was named", 'Write it behind the command: "/save talk.json".')
+    return Path(text).expanduser()

@@ -1,0 +1,207 @@
+"""The commands inside a chat: one row of SLASHES each.
+
+Knows what a user may change or ask between two turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from edgespec.cli.chat import conversation as files
+from edgespec.cli.chat.loop import Chat, stats
+from edgespec.cli.chat.settings import SETTINGS, changed, shown
+from edgespec.cli.chat.tree_picture import tree_picture
+from edgespec.errors import RequestError
+from edgespec.prompts.parse import message_text
+from edgespec.prompts.places import Place, did_you_mean
+
+
+def run(chat: Chat, said: str) -> None:
+    """Runs the command of a line that begins with a slash.
+
+    Raises RequestError where there is none of that name, or for text behind one that takes none.
+    """
+    name, text = [*said.split(maxsplit=1), ""][:2]
+    if name not in SLASHES:
+        near = did_you_mean(name, SLASHES, "Did you mean {}? ").replace('"', "")
+        raise RequestError(
+            f"there is no command {name}",
+            f"{near}Commands: {', '.join(SLASHES)}. To send a turn that begins with /, write //.",
+        )
+    slash = SLASHES[name]
+    if text and not slash.takes:
+        raise RequestError(f"{name} takes no text", f"To send it as a turn, write /{name} with it.")
+    slash.act(chat, text.rstrip())
+
+
+def show_commands(chat: Chat, _: str) -> None:
+    """/help: lists the commands on stderr."""
+    names = {name: f"{name} {slash.takes}".strip() for name, slash in SLASHES.items()}
+    lines = [f"{names[name]:17} {slash.does}" for name, slash in SLASHES.items()]
+    if chat.interactive:
+        lines.append("Enter sends, Alt+Enter begins a new line; a pasted text is one turn.")
+    else:
+        lines.append("A line that ends with a backslash goes on in the next one.")
+    chat.screen.note("\n".join(lines))
+
+
+def set_system(chat: Chat, text: str) -> None:
+    """/system: sets the system prompt, or removes it with an empty text. Raises RequestError for
+    text that no message may hold."""
+    chat.conversation.system = message_text(text, Place("the system prompt"))
+    chat.screen.note("[the system prompt is set]" if text else "[no system prompt]")
+
+
+def change_setting(chat: Chat, text: str) -> None:
+    """/set: changes a setting for the answers to come; without text, shows them all. Raises
+    RequestError or LimitError for what cannot be set, and keeps what was."""
+    if not text:
+        return chat.screen.note(shown(chat.settings))
+    name, value = [*text.split(maxsplit=1), ""][:2]
+    if not value:
+        raise RequestError(f"{name} has no value", "Write it behind the name: /set top_k 20.")
+    settings = changed(chat.settings, name, value)
+    settings.plan(chat.engine)  # raises for sizes that the engine cannot take
+    chat.settings = settings
+    chat.screen.note(f"[{name} is {value}]")
+
+
+def undo(chat: Chat, _: str) -> None:
+    """/undo: drops the last exchange. Raises RequestError where there is none."""
+    if not chat.conversation.exchanges:
+        raise RequestError("there is no exchange to take back", "Say something first.")
+    chat.conversation.exchanges.pop()
+    chat.screen.note("[the last exchange is taken back]")
+
+
+def regenerate(chat: Chat, _: str) -> None:
+    """/regenerate: answers the last turn again. The old answer stays where the new one fails."""
+    if not chat.conversation.exchanges:
+        raise RequestError("there is no answer to generate again", "Say something first.")
+    sampling = chat.settings.sampling
+    if sampling.temperature == 0 or sampling.seed is not None:
+        chat.screen.note(
+            "[the same settings give the same answer: /set temperature 0.7, or /set seed none]"
+        )
+    old = chat.conversation.exchanges.pop()
+    count = len(chat.conversation.exchanges)
+    try:
+        chat.turn(old[0].content)
+    finally:
+        if len(chat.conversation.exchanges) == count:
+            chat.conversation.exchanges.append(old)
+
+
+def reset(chat: Chat, _: str) -> None:
+    """/reset: drops all exchanges and keeps the system prompt."""
+    chat.conversation.exchanges.clear()
+    chat.screen.note(
+        "[a new conversation; the system prompt stays]"
+        if chat.conversation.system
+        else "[a new conversation]"
+    )
+
+
+def show_stats(chat: Chat, _: str) -> None:
+    """/stats: the figures of the last answer, and of the session. Raises RequestError before the
+    first answer."""
+    from edgespec.runtime.metrics import Pooled
+
+    if not chat.metrics:
+        raise RequestError("there is no answer yet", "Say something first.")
+    chat.screen.note(stats(chat.metrics[-1], drafted=chat.settings.drafts))
+    pooled = Pooled(chat.metrics)
+    rate = pooled.decode_tokens / pooled.decode_s if pooled.decode_s else 0.0
+    chat.screen.note(
+        f"[session: {len(chat.metrics)} answers, {pooled.completion_tokens} tokens,"
+        f" {pooled.steps} base passes after prefill, {rate:.1f} tokens/s]"
+    )
+
+
+def show_tree(chat: Chat, _: str) -> None:
+    """/tree: the tree of the last step that verified drafts. Raises RequestError where there is
+    none."""
+    step = chat.last_step
+    if step is None or step.tree is None:
+        raise RequestError(
+            "no draft was verified yet", "Say something, with drafts: /set spec_decode on."
+        )
+    tokenizer = chat.engine.tokenizer
+
+    def text(token: int) -> str:
+        raw = tokenizer.token_bytes(token) or (tokenizer.token(token) or "").encode()
+        return repr(raw.decode(errors="backslashreplace"))
+
+    accepted = len(step.path) - 1
+    own = step.token_ids[accepted] if len(step.token_ids) > accepted else None
+    for line, stands in tree_picture(step.tree, step.path, own, text):
+        chat.screen.line(line, marked=stands)
+    chat.screen.note(
+        f"[{len(step.tree) - 1} drafted, {accepted} accepted (\u25cf); the percentages are the"
+        " draft's own]"
+        if step.tree.probs is not None
+        else f"[{len(step.tree) - 1} drafted, {accepted} accepted (\u25cf)]"
+    )
+
+
+def save(chat: Chat, text: str) -> None:
+    """/save: writes the conversation to a file. Raises RequestError for a file that is not one of
+    this chat's, or cannot be written."""
+    path = files.home_path(text)
+    if path.exists() and path.resolve() not in chat.own_files:
+        raise RequestError(f"{path} exists", "Name another file, or remove that one first.")
+    files.save(chat.conversation, path)
+    chat.own_files.add(path.resolve())
+    chat.screen.note(f"[saved to {path}; edgespec infer --input-file reads it too]")
+
+
+def load(chat: Chat, text: str) -> None:
+    """/load: replaces the conversation by one of a file. Raises RequestError, and keeps what was."""
+    path = files.home_path(text)
+    chat.conversation = files.load(path)
+    chat.own_files.add(path.resolve())
+    chat.screen.note(f"[{len(chat.conversation.exchanges)} exchanges from {path}]")
+
+
+def attach_image(chat: Chat, _: str) -> None:
+    """/image: raises RequestError until vision models are there."""
+    raise RequestError("images cannot be sent yet", "This version runs models of text only.")
+
+
+def leave(chat: Chat, _: str) -> None:
+    """/exit: ends the chat."""
+    chat.leave()
+
+
+class Slash(NamedTuple):
+    """A command; `takes` names the text behind it, where it takes one. `words` complete that text:
+    None for the path of a file."""
+
+    act: Callable[[Chat, str], None]
+    does: str
+    takes: str = ""
+    words: Sequence[str] | None = ()
+
+
+SLASHES = {
+    "/help": Slash(show_commands, "This list."),
+    "/system": Slash(
+        set_system, "Set the system prompt; without text, remove it. The turns so far stay.", "TEXT"
+    ),
+    "/set": Slash(
+        change_setting,
+        "Change a setting: /set temperature 0.2. Without text, show all.",
+        "NAME VALUE",
+        tuple(SETTINGS),
+    ),
+    "/regenerate": Slash(regenerate, "Answer the last turn again."),
+    "/undo": Slash(undo, "Take back the last turn and its answer."),
+    "/reset": Slash(reset, "Begin a new conversation, with the same system prompt."),
+    "/stats": Slash(show_stats, "Figures of the last answer and of the session."),
+    "/tree": Slash(show_tree, "The drafts of the last step, and which were accepted."),
+    "/save": Slash(save, "Write the conversation to a file, as an input.json.", "FILE", None),
+    "/load": Slash(load, "Read a conversation from such a file.", "FILE", None),
+    "/image": Slash(attach_image, "Not there yet: images need a vision model.", "FILE", None),
+    "/exit": Slash(leave, "Leave."),
+}

@@ -1,0 +1,146 @@
+"""What users of TensorRT Edge-LLM type and edgespec does not have: its flags by command, and its
+programs.
+
+Data alone: each row says what to do instead, and which values ask for nothing. Flags that have
+another name here are the `aliases` of their command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missing:
+    """A flag that this version does not have. `instead` follows the flag and a colon.
+
+    Its values in `neutral` ask for what is done anyway and are accepted; so is every value beside
+    the flag `beside`. A `switch` takes no value.
+    """
+
+    instead: str
+    switch: bool = False
+    neutral: tuple[str, ...] = ()
+    beside: str | None = None
+
+    def asks_for_nothing(self, value: str | bool, flags: frozenset[str]) -> bool:
+        """Whether the flag with this value changes nothing; `flags` are all on the line."""
+        if self.beside is not None and self.beside in flags:
+            return True
+        return ("" if self.switch else str(value)) in self.neutral
+
+
+def switch(instead: str, *, beside: str | None = None) -> Missing:
+    """A flag without a value that is refused."""
+    return Missing(instead=instead, switch=True, beside=beside)
+
+
+DONE_ANYWAY = Missing(instead="", switch=True, neutral=("",))  # it asks for what is done
+TEXT_ONLY = "this version takes text only; leave the flag out"
+NO_TOWERS = "this version quantizes text decoders only; leave the flag out"
+TEXT_CALIBRATION = "this version calibrates with text; leave the flag out, and see --calib-data"
+OWN_TYPE = (
+    "weights that are not quantized keep the checkpoint's type, and engines compute in float32."
+    " Leave the flag out"
+)
+VISUAL_ENGINE = (
+    "it belongs to the engine of a vision tower, and this version takes text only. Leave it out"
+)
+FULL_VOCABULARY = "this version exports the whole vocabulary; leave the flag out"
+NO_LORA = "this version has no LoRA adapters. Merge the adapter into the checkpoint before export"
+AS_ARGUMENTS = "write both without a flag: edgespec export MODEL OUT"
+
+_QUANTIZE = {
+    "--dtype": Missing(instead=OWN_TYPE),
+    "--image-dataset": Missing(instead=TEXT_CALIBRATION),
+    "--audio-dataset": Missing(instead=TEXT_CALIBRATION),
+    "--audio-quantization": Missing(instead=NO_TOWERS),
+    "--cp-quantization": Missing(instead=NO_TOWERS),
+    "--trust-remote-code": switch("code of a checkpoint is never run; leave the flag out"),
+}
+
+FLAGS: Mapping[str, Mapping[str, Missing]] = {
+    "quantize llm": _QUANTIZE,
+    "quantize draft": _QUANTIZE
+    | {"--visual-quantization": Missing(instead="a draft has no vision tower; leave the flag out")},
+    "export": {
+        "--model-dir": Missing(instead=AS_ARGUMENTS),
+        "--output-dir": Missing(instead=AS_ARGUMENTS),
+        "--dtype": Missing(instead=OWN_TYPE, neutral=("float16", "fp16")),  # of towers there
+        "--skip-llm": switch(
+            "nothing would be left to export; leave the flag out, or pass --dflash-draft for the"
+            " draft alone",
+            beside="--dflash-draft",
+        ),
+        "--skip-visual": DONE_ANYWAY,
+        "--skip-audio": DONE_ANYWAY,
+        "--skip-code2wav": DONE_ANYWAY,
+        "--skip-action": DONE_ANYWAY,
+        "--components": Missing(
+            instead="export writes the text decoder, and with --mtp its draft head. Leave it out",
+            neutral=("thinker",),
+        ),
+        "--mtp-draft-dir": Missing(
+            instead="this version reads MTP heads inside the base's checkpoint (--mtp), not beside",
+            neutral=("",),
+        ),
+        "--fp8-embedding": switch(
+            "the embedding keeps the checkpoint's type. For a smaller one, leave the flag out and"
+            " build with --weights int8 or int4, which share the lm_head's where it is tied"
+        ),
+        "--reduced-vocab-dir": Missing(instead=FULL_VOCABULARY, neutral=("",)),
+        "--draft-reduced-vocab-dir": Missing(instead=FULL_VOCABULARY, neutral=("",)),
+        "--externalize-weights": Missing(
+            instead="all weights are outside of the graph, in model.onnx.data. Leave it out"
+        ),
+        "--tp-size": Missing(instead="an engine runs on one device; leave it out", neutral=("1",)),
+        "--num-decoder-layer": Missing(instead="all layers are exported; leave the flag out"),
+        "--max-kv-cache-capacity": Missing(
+            instead="leave it out here and pass it to edgespec build"
+        ),
+        "--device": Missing(instead="nothing is run on a GPU; leave it out", neutral=("cpu",)),
+        "--trust-remote-code": switch("code of a checkpoint is never run; leave the flag out"),
+    },
+    "build": {
+        "--max-lora-rank": Missing(instead=NO_LORA, neutral=("0",)),
+        "--profiling-detailed": switch(
+            "engines need no build of their own for it; edgespec infer --dump-profile shows the"
+            " times"
+        ),
+        "--min-image-tokens": Missing(instead=VISUAL_ENGINE),
+        "--max-image-tokens": Missing(instead=VISUAL_ENGINE),
+        "--max-image-tokens-per-image": Missing(instead=VISUAL_ENGINE),
+    },
+    "infer": {
+        "--multimodal-engine-dir": Missing(instead=TEXT_ONLY, neutral=("",)),
+        "--dflash-block-size": Missing(
+            instead="a block is as long as the draft was trained for; --spec-verify-size shortens"
+            " it",
+            neutral=("0",),
+        ),
+        "--output-audio-dir": Missing(
+            instead="this version takes and gives text only; leave the flag out", neutral=("",)
+        ),
+    },
+}
+
+# Their programs, and commands that similar tools have
+PROGRAMS: Mapping[str, str] = {
+    "llm_build": "Run edgespec build.",
+    "llm_inference": "Run edgespec infer.",
+    "llm_bench": "Run edgespec infer --dump-profile on your own requests.",
+    "bench": "Run edgespec infer --dump-profile on your own requests.",
+    "visual_build": "This version takes text only, so there is no engine to build.",
+    "qwen3-omni": "This version takes text models: edgespec quantize llm.",
+    "reduce-vocab": "This version exports the whole vocabulary.",
+    "insert-lora": f"{NO_LORA}.",
+    "process-lora": f"{NO_LORA}.",
+    "merge-lora": "Merge it with peft: merge_and_unload(), then save_pretrained().",
+    "convert": "Run edgespec export.",
+    "compile": "Run edgespec build.",
+    "generate": "Run edgespec infer.",
+    "serve": "This version has no server. The Python API streams answers: edgespec.load.",
+    "train": "This version trains no drafts.",
+    "eval": "Run edgespec infer --check-lossless, or edgespec check --probe.",
+}

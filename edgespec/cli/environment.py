@@ -1,0 +1,48 @@
+"""The environment variables that edgespec reads: those of flags, and a warning for mistyped ones.
+
+Knows names. The flags read their variables themselves, and say so in --help.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+
+PREFIX = "EDGESPEC_"
+DEBUG = f"{PREFIX}DEBUG"
+VERBOSE = f"{PREFIX}VERBOSE"
+ENGINE_DIR = f"{PREFIX}ENGINE_DIR"
+PREFIX_CACHE_MB = f"{PREFIX}PREFIX_CACHE_MB"
+CALIB_DATA = f"{PREFIX}CALIB_DATA"
+DEVICE = f"{PREFIX}DEVICE"
+TARGET = f"{PREFIX}TARGET"
+CACHE = f"{PREFIX}CACHE"
+COMPLETING = "_EDGESPEC_COMPLETE"  # set by the completion scripts of `edgespec completion`
+
+# Variable -> what it is the default of; that of CACHE is no flag's
+VARIABLES = {
+    CACHE: "the directory of kept engines (`run`) and of hashes of weights",
+    ENGINE_DIR: "`--engine-dir` of `build`, `infer` and `chat`",
+    PREFIX_CACHE_MB: "`--prefix-cache-mb` of `infer` and `chat`",
+    CALIB_DATA: "`--calib-data` of `quantize`",
+    DEVICE: "`--device` of `quantize`",
+    TARGET: "`--target` of `quantize`",
+    VERBOSE: "`--verbose`, with the value 1",
+    DEBUG: "`--debug`, with the value 1",
+}
+ON = ("1", "true", "yes", "on")
+
+
+def is_on(environ: Mapping[str, str], name: str) -> bool:
+    """Whether a switch is set by its variable."""
+    return environ.get(name, "").lower() in ON
+
+
+def mistyped(environ: Mapping[str, str]) -> list[str]:
+    """A warning for each variable that is none of ours but for a letter or two."""
+    unknown = [name for name in environ if name.startswith(PREFIX) and name not in VARIABLES]
+    found = []
+    for name in sorted(unknown):
+        if nearest := difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0.9):
+            found.append(f"{name} is no variable of edgespec; did you mean {nearest[0]}?")
+    return found

@@ -1,0 +1,223 @@
+"""`edgespec run`: strings into values, then `edgespec.oneshot` prepares the engines, and `chat` or
+`infer` answer with them.
+
+Knows flags. Those of a step are taken from the command of that step.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from edgespec.backends.base import OptionValue
+from edgespec.backends.registry import find_backend
+from edgespec.cli import build, export, infer
+from edgespec.cli.chat import command as chat
+from edgespec.cli.draft_flags import ALIASES
+from edgespec.contract import Limits
+from edgespec.errors import OptionError, RequestError
+
+LIMITS = ("max_input_len", "max_kv_cache_capacity", "max_verify_tree_size", "max_draft_tree_size")
+EXPORTS = ("aux_layers", "allow_pickle", "no_golden")
+SIZES = ("spec_draft_top_k", "spec_draft_step", "spec_verify_size")
+CHATS = (
+    "system",
+    "spec_decode",
+    *SIZES,
+    "show_speculation",
+    "max_generate_length",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "seed",
+    "stop",
+    "enable_thinking",
+    "prefix_cache_mb",
+    "chat_template",
+    "no_chat_template",
+    "history_file",
+    "no_history",
+)
+OF_TERMINALS = ("history_file", "no_history")
+MAKING = (
+    "weights",
+    "weight_block",
+    "share_embedding",
+    "backend",
+    "draft",
+    "update",
+    *LIMITS,
+    *EXPORTS,
+)
+
+
+def taken(command: click.Command, names: Iterable[str]) -> list[click.Parameter]:
+    """The options of another command, in the order of `names`; KeyError where it lacks one."""
+    params = {param.name: param for param in command.params}
+    return [params[name] for name in names]
+
+
+class RunCommand(build.BuildCommand):
+    """A command with the options of the backend that it builds for."""
+
+    before = "system"
+
+
+PARAMS = [
+    click.Argument(["target"], metavar="TARGET"),
+    click.Option(
+        ["--draft"], metavar="DRAFT", help="The draft of the model: a directory or a hub name."
+    ),
+    click.Option(
+        ["--prompt", "prompts"],
+        multiple=True,
+        metavar="TEXT",
+        help=(
+            "Answer this on stdout instead of chatting; may be given repeatedly. Where stdin is no"
+            " terminal, it is the prompt."
+        ),
+    ),
+    click.Option(
+        ["--update"],
+        is_flag=True,
+        help="Ask the hub for a newer version of names that were prepared before.",
+    ),
+    *taken(build.command, LIMITS),
+    *taken(export.command, EXPORTS),
+    *taken(chat.command, CHATS),
+]
+
+
+@click.command("run", cls=RunCommand, aliases=ALIASES, params=PARAMS)
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    target: str,
+    draft: str | None,
+    prompts: tuple[str, ...],
+    update: bool,
+    backend: str,
+    aux_layers: tuple[int, ...] | None,
+    allow_pickle: bool,
+    no_golden: bool,
+    **values: Any,
+) -> int:
+    """Chat with TARGET, or answer --prompt: download, check, export and build as needed.
+
+    TARGET is a model: a checkpoint directory or a name on the Hugging Face hub; or an engine
+    directory that edgespec build made. --draft names the draft that was trained for it. Without
+    one, a draft in the model's own checkpoint is used (an MTP head), or none.
+
+    The engines are kept in EDGESPEC_CACHE, XDG_CACHE_HOME/edgespec or ~/.cache/edgespec, by the
+    identity of the checkpoints, these options and this machine, so that a second start is
+    immediate; edgespec cache lists and removes them. Downloads are kept in the hub's own cache.
+
+    \b
+    edgespec run recipes/demo/base --draft recipes/demo/draft --prompt 'def area(radius):'
+    edgespec run Qwen/Qwen3-8B --draft Tengyunw/qwen3_8b_eagle3 --weights int4
+    echo 'Why is the sky blue?' | edgespec run Qwen/Qwen3-0.6B
+    """
+    settings = {name: values.pop(name) for name in CHATS}
+    limits = Limits(**{name: values.pop(name) for name in LIMITS})
+    check_sizes(ctx, settings)
+    prompts = prompts or piped_prompt(ctx)
+    if settings["chat_template"] and settings["no_chat_template"]:
+        raise click.UsageError("--chat-template and --no-chat-template exclude each other", ctx)
+    from edgespec import bundle
+    from edgespec.cache import Cache
+    from edgespec.cli.progress import Steps
+    from edgespec.oneshot import RunRequest, is_engine_dir, prepared
+
+    if is_engine_dir(target):
+        refuse_given(ctx, MAKING)
+    request = RunRequest(
+        target=target,
+        draft=draft,
+        limits=limits,
+        backend=backend,
+        options=parsed_options(ctx, backend, values),
+        aux_layers=aux_layers,
+        allow_pickle=allow_pickle,
+        golden=not no_golden,
+        update=update,
+    )
+    with ExitStack() as stack:
+        with Steps() as steps:
+            engine_dir = stack.enter_context(prepared(request, Cache(bundle.user_cache()), steps))
+        if prompts:
+            return answer(engine_dir, prompts, settings)
+        code: int = ctx.invoke(chat.command, engine_dir=engine_dir, **settings)
+        return code
+
+
+def answer(engine_dir: Path, prompts: Sequence[str], settings: dict[str, Any]) -> int:
+    """Answers each prompt on stdout and returns the exit code."""
+    from edgespec.cli.answer_stream import AnswerStream
+    from edgespec.cli.report import show_failures
+    from edgespec.prompts import text_requests
+
+    settings = {name: value for name, value in settings.items() if name not in OF_TERMINALS}
+    template, raw = settings.pop("chat_template"), settings.pop("no_chat_template")
+    top_k, step, verify_size = (settings.pop(name) for name in SIZES)
+    sizes = (top_k, step, verify_size)
+    spec_decode, prefix_cache_mb = settings.pop("spec_decode"), settings.pop("prefix_cache_mb")
+    show_speculation = settings.pop("show_speculation")
+    return infer.respond(
+        text_requests(prompts, apply_chat_template=not raw, **settings),
+        engine_dir=engine_dir,
+        output_file=None,
+        spec_decode=True if any(sizes) else spec_decode,
+        sizes=sizes,
+        prefix_cache_mb=prefix_cache_mb,
+        chat_template=template,
+        stream=AnswerStream(len(prompts), live=True, show_speculation=show_speculation),
+        finish=lambda stats: show_failures(stats.answers),
+    )
+
+
+def check_sizes(ctx: click.Context, settings: dict[str, Any]) -> None:
+    """Raises click.UsageError for sizes of drafts without drafts."""
+    if settings["spec_decode"] is False and any(settings[name] for name in SIZES):
+        raise click.UsageError("the sizes of drafts mean nothing with --no-spec-decode", ctx)
+
+
+def piped_prompt(ctx: click.Context) -> tuple[str, ...]:
+    """What stdin holds, where it is no terminal. Raises click.UsageError where that is nothing,
+    RequestError for bytes that are no text."""
+    if sys.stdin.isatty():
+        return ()
+    try:
+        text = sys.stdin.buffer.read().decode("utf-8").strip("\r\n")
+    except UnicodeDecodeError:
+        raise RequestError("stdin is not UTF-8", "Encode the prompt as UTF-8.") from None
+    if not text.strip():
+        raise click.UsageError("stdin is no terminal and empty: give --prompt", ctx)
+    return (text,)
+
+
+def refuse_given(ctx: click.Context, names: Iterable[str]) -> None:
+    """Raises click.UsageError for options that make engines, where these are finished."""
+    for name in names:
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            flag = f"--{name.replace('_', '-')}"
+            what = f"{flag} means nothing here: TARGET is a finished engine directory"
+            raise click.UsageError(what, ctx)
+
+
+def parsed_options(ctx: click.Context, backend: str, values: dict[str, OptionValue]) -> Any:
+    """The backend's options. Raises click.UsageError where they contradict each other."""
+    chosen = find_backend(backend)
+    assert chosen is not None  # one of the choices
+    try:
+        return chosen.parse_options(values)
+    except OptionError as error:
+        raise click.UsageError(f"{error.what}. {error.remedy}", ctx) from None

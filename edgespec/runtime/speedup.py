@@ -1,0 +1,178 @@
+"""Why drafts made a run faster or slower than plain decoding: what a step costs, and how many
+tokens it must emit to pay.
+
+Knows the metrics of requests decoded with drafts and plainly. Knows no engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from edgespec.runtime.metrics import Pooled, RequestMetrics
+
+DRAFTING, VERIFYING, ACCEPTANCE, HOST = "draft_cost", "verify_cost", "acceptance", "host_cost"
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Seconds of one step, on average; in a batch the sequences share it. `other` is what no stage
+    counts: work of the host, and chunks of the prompts of others."""
+
+    draft: float
+    verify: float
+    commit: float
+    other: float
+
+    @classmethod
+    def of(cls, requests: list[RequestMetrics]) -> StepCost | None:
+        """That of requests; None where none of them decoded a step."""
+        pool = Pooled(requests)
+        if not pool.steps or pool.decode_s <= 0:
+            return None
+        draft, verify, commit = (
+            sum(getattr(r.stages, stage) for r in requests) / pool.steps
+            for stage in ("draft", "verify", "commit")
+        )
+        other = max(0.0, pool.decode_s / pool.steps - draft - verify - commit)
+        return cls(draft, verify, commit, other)
+
+    @property
+    def total(self) -> float:
+        """The whole step."""
+        return self.draft + self.verify + self.commit + self.other
+
+
+@dataclass(frozen=True, slots=True)
+class Speedup:
+    """Steps with drafts beside plain ones; `plain` is None where none were measured.
+
+    A step pays where it emits more tokens than plain steps of the same time:
+    break-even acceptance length = step time / plain step time.
+    """
+
+    step: StepCost
+    plain: StepCost | None
+    acceptance_length: float
+    levels: int  # the most drafts that a step can accept
+    batch_size: int
+
+    @classmethod
+    def of(
+        cls, drafted: list[RequestMetrics], plain: list[RequestMetrics], batch_size: int
+    ) -> Speedup | None:
+        """That of requests with drafts beside plain ones; None where no step was drafted."""
+        step, length = StepCost.of(drafted), Pooled(drafted).acceptance_length
+        if step is None or length is None:
+            return None
+        levels = max(r.num_spec_tokens for r in drafted)
+        return cls(step, StepCost.of(plain), length, levels, batch_size)
+
+    @property
+    def break_even(self) -> float | None:
+        """The acceptance length from which drafts pay; None without plain steps."""
+        return None if self.plain is None else self.step.total / self.plain.total
+
+    @property
+    def over_plain(self) -> float | None:
+        """Speed of decoding, plain decoding being 1; None without plain steps."""
+        return None if self.break_even is None else self.acceptance_length / self.break_even
+
+    @property
+    def overheads(self) -> dict[str, float]:
+        """What makes a step longer than a plain one, by cause, in plain steps."""
+        assert self.plain is not None
+        step, plain = self.step, self.plain
+        host = step.commit + step.other - plain.commit - plain.other
+        found = {DRAFTING: step.draft, VERIFYING: step.verify - plain.verify, HOST: host}
+        return {cause: seconds / plain.total for cause, seconds in found.items()}
+
+    @property
+    def slower_because(self) -> str | None:
+        """The cause of a run that is slower than plain decoding; None where it is not, or where
+        that is not known.
+
+        Where accepting half of the drafts would do, too few are accepted. Where it would not, it is
+        the largest part of what a step costs more.
+        """
+        if self.break_even is None or self.acceptance_length >= self.break_even:
+            return None
+        if self.break_even <= 1 + self.levels / 2:
+            return ACCEPTANCE
+        overheads = self.overheads
+        return max(overheads, key=lambda cause: overheads[cause])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The `speedup` of the summary. Times in seconds; None for what was not measured."""
+        return {
+            "over_plain": self.over_plain,
+            "step_s": self.step.total,
+            "step_draft_s": self.step.draft,
+            "step_verify_s": self.step.verify,
+            "step_commit_s": self.step.commit,
+            "step_other_s": self.step.other,
+            "plain_step_s": None if self.plain is None else self.plain.total,
+            "break_even_acceptance_length": self.break_even,
+            "slower_because": self.slower_because,
+        }
+
+    @property
+    def line(self) -> str | None:
+        """Why drafts made the run slower, in one line with the figures; None where they did not, or
+        where nothing says so."""
+        if self.plain is None:
+            return self.line_without_plain()
+        cause = self.slower_because
+        if cause is None:
+            return None
+        return (
+            f"slower than plain decoding ({self.over_plain:.2f}x): {self.step_words}, a plain one"
+            f" {ms(self.plain.total)}, so drafts pay from an acceptance length of"
+            f" {self.break_even:.2f}, and it was {self.acceptance_length:.2f}."
+            f" {self.cause_words(cause)}"
+        )
+
+    def line_without_plain(self) -> str | None:
+        """The same where plain steps were not measured: one takes hardly longer than a
+        verification."""
+        least = self.step.total / self.step.verify if self.step.verify else 0.0
+        if self.acceptance_length >= least:
+            return None
+        return (
+            f"probably slower than plain decoding: {self.step_words}. Were a plain step as long as"
+            f" the verification, drafts would pay from an acceptance length of {least:.2f}, and it"
+            f" was {self.acceptance_length:.2f}. --check-lossless measures plain decoding."
+        )
+
+    @property
+    def step_words(self) -> str:
+        """What a step takes, and its parts."""
+        step = self.step
+        rest = step.commit + step.other
+        return (
+            f"a step takes {ms(step.total)} (draft {ms(step.draft)}, verify {ms(step.verify)}, rest"
+            f" {ms(rest)})"
+        )
+
+    def cause_words(self, cause: str) -> str:
+        """A cause in a sentence, with its figure and what helps."""
+        plain = self.plain
+        assert plain is not None
+        if cause == ACCEPTANCE:
+            return f"Too few of the {self.levels} drafts of a step are accepted."
+        share = f"{self.overheads[cause]:.1f} plain steps"
+        if cause == DRAFTING:
+            return f"Drafting alone takes {share}: the base is too small for this draft."
+        if cause == HOST:
+            return f"Work outside the engines takes {share}."
+        if self.batch_size > 1:
+            return (
+                f"Verifying takes {share} more: {self.batch_size} requests at a time leave drafts"
+                " no free arithmetic. Lower --batch-size or --spec-verify-size."
+            )
+        return f"Verifying takes {share} more: too many rows. Lower --spec-verify-size."
+
+
+def ms(seconds: float) -> str:
+    """Milliseconds, with two digits where they are few."""
+    return f"{1000 * seconds:.2f} ms" if seconds < 0.1 else f"{1000 * seconds:.0f} ms"

@@ -1,0 +1,216 @@
+"""How a client gets its events: piece by piece or at the end, in a thread or in an event loop.
+
+Knows handles and the queues behind them. Knows nothing of engines and prompts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from queue import SimpleQueue
+from weakref import finalize
+
+from edgespec.errors import EdgeSpecError
+from edgespec.runtime.driver import Driver
+from edgespec.runtime.generation import Chunk, Event, Generation, Response
+
+End = Response | EdgeSpecError
+
+
+class Ending:
+    """What an iteration has seen of a request's end."""
+
+    def __init__(self, driver: Driver, handle: Generation) -> None:
+        self.driver, self.handle = driver, handle
+        self.end: End | None = None
+        self.is_over = False
+        # A stream that is dropped ends its request; at the interpreter's exit there is no need
+        finalize(self, handle.cancel).atexit = False
+
+    def cancel(self) -> None:
+        """End the request after the step that is under way; any thread may. The last Chunk still
+        comes, with what the text held back, and the Response says `cancelled`."""
+        self.handle.cancel()
+
+    def chunk_of(self, event: Event) -> Chunk | None:
+        """The event if it is a Chunk; else the request has ended with it. Raises its error."""
+        if isinstance(event, Chunk):
+            return event
+        self.end, self.is_over = event, True
+        if isinstance(event, EdgeSpecError):
+            raise event
+        return None
+
+    def response(self) -> Response:
+        """The Response, once the request has ended. Raises its error."""
+        assert self.end is not None
+        if isinstance(self.end, EdgeSpecError):
+            raise self.end
+        return self.end
+
+
+class Stream(Ending):
+    """A request as it is answered: iterate over its Chunks; `result` is the Response.
+
+    The engine goes on whether or not the Chunks are read. A stream that is closed or dropped ends
+    its request, and so does an exception in whoever waits for it, such as KeyboardInterrupt. Use it
+    in a `with` block where the iteration may end early. One thread reads it; any may cancel it.
+    """
+
+    def __init__(self, driver: Driver, handle: Generation) -> None:
+        super().__init__(driver, handle)
+        self.events: SimpleQueue[Event] = SimpleQueue()
+        handle.deliver = self.events.put
+        driver.submit([handle])
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return self
+
+    def __next__(self) -> Chunk:
+        chunk = None if self.is_over else self.next_chunk()
+        if chunk is None:
+            raise StopIteration
+        return chunk
+
+    def next_chunk(self) -> Chunk | None:
+        """The next Chunk; None once the request has ended. Raises its error."""
+        with cancelling([self.handle]):
+            return self.chunk_of(self.events.get())
+
+    def result(self) -> Response:
+        """The Response, as soon as the request has ended; Chunks that were not read are dropped.
+        Raises the request's error."""
+        while self.end is None and self.next_chunk() is not None:
+            pass
+        return self.response()
+
+    def close(self) -> None:
+        """End the request after the step that is under way, and the iteration at once."""
+        self.is_over = True
+        self.cancel()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class AsyncStream(Ending):
+    """A request as it is answered, in an event loop: `async for` over its Chunks, `await` for its
+    `result`.
+
+    What is said of Stream holds. A task that is cancelled while it waits for a Chunk ends the
+    request.
+    """
+
+    def __init__(self, driver: Driver, handle: Generation) -> None:
+        super().__init__(driver, handle)
+        self.events: asyncio.Queue[Event] = asyncio.Queue()
+        handle.deliver = in_loop(handle, self.events.put_nowait)
+        driver.submit([handle])
+
+    def __aiter__(self) -> AsyncStream:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        chunk = None if self.is_over else await self.next_chunk()
+        if chunk is None:
+            raise StopAsyncIteration
+        return chunk
+
+    async def next_chunk(self) -> Chunk | None:
+        """The next Chunk; None once the request has ended. Raises its error."""
+        with cancelling([self.handle]):
+            return self.chunk_of(await self.events.get())
+
+    async def result(self) -> Response:
+        """The Response, as soon as the request has ended; Chunks that were not read are dropped.
+        Raises the request's error."""
+        while self.end is None and await self.next_chunk() is not None:
+            pass
+        return self.response()
+
+    async def aclose(self) -> None:
+        """End the request after the step that is under way, and the iteration at once."""
+        self.is_over = True
+        self.cancel()
+
+    async def __aenter__(self) -> AsyncStream:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+
+# ---- the ends alone
+
+
+class Ends:
+    """The ends of several requests, as they come. No thread is woken for what comes before."""
+
+    def __init__(self, handles: Sequence[Generation]) -> None:
+        self.handles = handles
+        self.events: SimpleQueue[tuple[int, End]] = SimpleQueue()
+        for index, handle in enumerate(handles):
+            handle.deliver = partial(self.take, index)
+
+    def take(self, index: int, event: Event) -> None:
+        """Called with each event of a request."""
+        if not isinstance(event, Chunk):
+            self.events.put((index, event))
+
+    def __iter__(self) -> Iterator[tuple[int, End]]:
+        """Each request's index and its end."""
+        for _ in self.handles:
+            yield self.events.get()
+
+
+def future_end(handle: Generation) -> asyncio.Future[Response]:
+    """A request's Response, or its error, as a future of the running event loop."""
+    future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+    deliver = in_loop(handle, partial(settle, future))
+
+    def take(event: Event) -> None:
+        if not isinstance(event, Chunk):
+            deliver(event)
+
+    handle.deliver = take
+    return future
+
+
+def settle(future: asyncio.Future[Response], event: Event) -> None:
+    """Give a future what its request came to, unless it is cancelled."""
+    if future.done():
+        return
+    if isinstance(event, EdgeSpecError):
+        future.set_exception(event)
+    elif isinstance(event, Response):
+        future.set_result(event)
+
+
+def in_loop(handle: Generation, put: Callable[[Event], object]) -> Callable[[Event], None]:
+    """What hands events over to the running event loop; once that is closed, it ends the
+    request."""
+    loop = asyncio.get_running_loop()
+
+    def deliver(event: Event) -> None:
+        try:
+            loop.call_soon_threadsafe(put, event)
+        except RuntimeError:  # the loop is closed: nobody is left to be told
+            handle.cancel()
+
+    return deliver
+
+
+@contextmanager
+def cancelling(handles: Sequence[Generation]) -> Iterator[None]:
+    """An exception inside ends these requests: whoever waited for them is gone."""
+    try:
+        yield
+    except BaseException:
+        for handle in handles:
+            handle.cancel()
+        raise

@@ -1,0 +1,35 @@
+"""Claims about backends/ort/fingerprint.py: an engine is bound to the machine and to the version
+that built it, and says which of the two is another."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgespec.backends.ort.fingerprint import check, fingerprint
+from edgespec.errors import EngineMismatch
+
+ENGINE = "the base engine in engines"
+
+
+def test_engine_of_this_machine_is_taken() -> None:
+    check(fingerprint(), ENGINE)
+    features = fingerprint()["cpu_features"]
+    check(fingerprint() | {"cpu_features": features[::-1], "later": 1}, ENGINE)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("onnxruntime", "1.0.0", ["ONNX Runtime 1.0.0"]),
+        ("machine", "riscv64", ["riscv64"]),
+        ("cpu_features", ["avx9000"], ["avx9000", "another CPU"]),
+        ("cpu_features", None, ["does not say for which machine"]),
+        ("cpu_features", [7], ["does not say for which machine"]),
+    ],
+)
+def test_engine_of_another_machine(key: str, value: object, said: list[str]) -> None:
+    with pytest.raises(EngineMismatch) as caught:
+        check(fingerprint() | {key: value}, ENGINE)
+    for word in (ENGINE, *said):
+        assert word in caught.value.what
+    assert "edgespec build again" in caught.value.remedy
