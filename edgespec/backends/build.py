@@ -33,9 +33,10 @@ from edgespec.backends.onnx_dir import OnnxDir, open_onnx_dir
 from edgespec.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
 from edgespec.config import RopeConfig
 from edgespec.contract import MAX_BATCH_SIZE, Limits, Role
+from edgespec.directories import Kind
 from edgespec.errors import LimitError, OptionError
 from edgespec.methods import METHODS
-from edgespec.outputs import ENGINE, refuse_model_directory, refuse_overwriting
+from edgespec.outputs import refuse_model_directory, refuse_overwriting
 
 logger = logging.getLogger(__name__)
 SILENT = Progress()
@@ -92,7 +93,7 @@ def build(
     check_limits(limits)
     refuse_overwriting(engine_dir, [onnx_dir])
     refuse_model_directory(
-        engine_dir, "--engine-dir", "Choose another --engine-dir.", but=(ENGINE,)
+        engine_dir, "--engine-dir", "Choose another --engine-dir.", but=(Kind.ENGINES,)
     )
     onnx = open_onnx_dir(onnx_dir, spec_base=spec_base, spec_draft=spec_draft)
     logger.info("%s: %s of %s, files as recorded", onnx_dir, onnx.role.value, onnx.config.model)
