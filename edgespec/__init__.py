@@ -66,10 +66,10 @@ main thread, ends that request, and no other. The thread does not keep the inter
 ...             engine.agenerate("One", sampling), engine.agenerate("Two", sampling)
 ...         )
 ...         async with engine.astream("Three", sampling) as stream:
-...             async for chunk in stream:
-...                 print(chunk.text, end="", flush=True)
-...     return [first.token_ids, second.token_ids, (await stream.result()).token_ids]
->>> asyncio.run(main()) == [answer.token_ids for answer in answers]
+...             pieces = [chunk.text async for chunk in stream]
+...             third = await stream.result()
+...     return [first.text, second.text, third.text, "".join(pieces)]
+>>> asyncio.run(main()) == [*(answer.text for answer in answers), answers[2].text]
 True
 
 ## Cancelling
@@ -142,6 +142,7 @@ if TYPE_CHECKING:
         MissingDependency,
         OptionError,
         OutputError,
+        OverwriteError,
         PairingError,
         RequestError,
         UnsupportedModel,
@@ -174,6 +175,7 @@ __all__ = [
     "MissingDependency",
     "OptionError",
     "OutputError",
+    "OverwriteError",
     "PairingError",
     "RequestError",
     "RequestMetrics",

@@ -10,6 +10,7 @@ import dataclasses
 import doctest
 import inspect
 import re
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +23,18 @@ HEAD = """\
 
 What is named here is public; all else in the package may change. The examples are run by the tests.
 
+"""
+
+TYPES = """
+## Types in signatures
+
+| name | meaning |
+|---|---|
+| `Conversation` | a list of `Message`, or of dicts with `role` and `content` |
+| `Prompt` | a text, a `Conversation`, or token ids: a list of integers or a numpy array |
+| `Plan` | a `DraftPlan`, `PLAIN`, or None for `engine.plan()` |
+| `Samplings`, `Plans` | one for all requests of a batch, or a list with one for each |
+| `Candidates` | a list of token ids with their log-probabilities, descending |
 """
 
 # Section -> the names in it, with the members that are public
@@ -68,12 +81,12 @@ PAGE: dict[str, dict[str, tuple[str, ...]]] = {
 def render() -> str:
     """The whole page."""
     summary, guide = (edgespec.__doc__ or "").split("\n", 1)
-    parts = [HEAD, f"{summary}\n", markdown(guide)]
+    parts = [HEAD, f"{summary}\n\n", markdown(guide)]
     for section, names in PAGE.items():
         parts.append(f"\n## {section}\n")
         for name, members in names.items():
             parts += entry(name, members)
-    return "".join([*parts, "\n## The tree of errors\n\n", *errors()])
+    return "".join([*parts, TYPES, "\n## The tree of errors\n\n", *errors()])
 
 
 def entry(name: str, members: tuple[str, ...]) -> Iterator[str]:
@@ -109,7 +122,7 @@ def member_entry(name: str, owner: Any, member: str) -> Iterator[str]:
     yield f"\n#### {name}.{member}\n\n"
     if inspect.isfunction(found):
         prefix = "await " if inspect.iscoroutinefunction(found) else ""
-        yield f"```python\n{prefix}{name[0].lower()}{name[1:]}.{member}{signature(found)}\n```\n\n"
+        yield f"```python\n{prefix}{VARIABLES[name]}.{member}{signature(found)}\n```\n\n"
         yield markdown(found.__doc__ or "")
     elif isinstance(found, property):
         yield markdown(found.__doc__ or "")
@@ -117,6 +130,12 @@ def member_entry(name: str, owner: Any, member: str) -> Iterator[str]:
         yield ATTRIBUTES[f"{name}.{member}"]
 
 
+VARIABLES = {
+    "Engine": "engine",
+    "Stream": "stream",
+    "AsyncStream": "stream",
+    "RequestMetrics": "metrics",
+}
 ATTRIBUTES = {
     "Engine.spec_decode": "Whether something drafts: a draft engine, or a drafter that was given.\n",
     "Engine.notes": "What a user should know of the engines, a sentence each.\n",
@@ -128,7 +147,7 @@ def errors() -> Iterator[str]:
     from edgespec import errors as module
 
     tree = (module.__doc__ or "").split("\n\n")[1]
-    yield f"```text\n{inspect.cleandoc(tree)}\n```\n"
+    yield f"```text\n{textwrap.dedent(tree)}\n```\n"
 
 
 def signature(value: Any) -> str:
@@ -151,7 +170,7 @@ def signature(value: Any) -> str:
 def markdown(docstring: str) -> str:
     """A docstring as Markdown: examples in fences, without prompts, their output as comments."""
     text, out = inspect.cleandoc(docstring), []
-    for part in doctest.DocTestParser().parse(text):
+    for part in filter(None, doctest.DocTestParser().parse(text)):
         if isinstance(part, str):
             out.append(part)
         elif out and out[-1].endswith("```\n"):

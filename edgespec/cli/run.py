@@ -204,7 +204,7 @@ def piped_prompt(ctx: click.Context) -> tuple[str, ...]:
     except UnicodeDecodeError:
         raise RequestError("stdin is not UTF-8", "Encode the prompt as UTF-8.") from None
     if not text.strip():
-        raise click.UsageError("stdin is no terminal and empty: give --prompt", ctx)
+        raise click.UsageError("stdin is not a terminal, and empty: give --prompt", ctx)
     return (text,)
 
 

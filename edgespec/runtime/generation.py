@@ -69,6 +69,9 @@ class Response:
     """A finished request. `seed` is the one that was used, drawn where none was given and one was
     needed.
 
+    `finish_reason` is `end-of-sequence`, `stop-words`, `max-length`, `capacity` (the KV cache is
+    full) or `cancelled`. `slot` is the lane that it began in.
+
     `logprobs` has one entry a token where num_logprobs asks for them: its most probable candidates,
     descending, and the token itself behind them where it is not among them.
     """
@@ -80,7 +83,7 @@ class Response:
     seed: int | None
     prompt_ids: list[int] = field(default_factory=list)
     logprobs: list[Candidates] = field(default_factory=list)
-    slot: int = 0  # the lane that it began in
+    slot: int = 0
 
 
 Event = Chunk | Response | EdgeSpecError

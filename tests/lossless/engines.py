@@ -17,7 +17,7 @@ import edgespec
 from edgespec.contract import Limits
 from edgespec.export.components import ExportOptions
 from edgespec.runtime.engine import Engine
-from tests import made, toys
+from tests import made, shared, toys
 from tests.lossless.pairs import LIMITS, Family, make_base
 
 LANES = 4
@@ -55,6 +55,11 @@ def make_engines(
         engines = made.built(replace(limits, max_batch_size=lanes), *components)
         shutil.copytree(engines, path / name)
     return path
+
+
+def api_engines() -> Path:
+    """The two directories for tests of the Python API; their answers seldom end by themselves."""
+    return shared.made_once("api", lambda path: make_engines(path, eos=[0]))
 
 
 @contextmanager

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 import edgespec
-from tests import shared
-from tests.lossless.engines import make_engines
+from tests.lossless.engines import api_engines
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = runpy.run_path(str(ROOT / "scripts" / "api_page.py"))
@@ -60,8 +59,8 @@ class Checker(doctest.OutputChecker):
 
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory with `engines`, as the examples have it; their logging is undone."""
-    made = shared.made_once("api", make_engines)
+    """A directory with `engines`, as the examples have it. Undoes the logging that they set up."""
+    made = api_engines()
     (tmp_path / "engines").symlink_to(made / "four")
     monkeypatch.chdir(tmp_path)
     root, logger = logging.getLogger(), logging.getLogger("edgespec")

@@ -9,6 +9,7 @@ import gc
 import logging
 import os
 import pickle
+import runpy
 import signal
 import subprocess
 import sys
@@ -43,10 +44,10 @@ from edgespec.runtime.generation import GenerationRequest, Response
 from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.scheduler import Scheduler
 from edgespec.runtime.session import Session
-from tests import shared
-from tests.lossless.engines import make_engines
+from tests.lossless.engines import api_engines
 from tests.pace import paced
 
+ROOT = Path(__file__).resolve().parents[3]
 GREEDY = SamplingParams(temperature=0, max_generate_length=6)
 LONG = SamplingParams(temperature=0, max_generate_length=40)
 ASK = [{"role": "user", "content": "Hi"}]
@@ -54,7 +55,7 @@ ASK = [{"role": "user", "content": "Hi"}]
 
 @pytest.fixture(scope="module")
 def engine_dir() -> Path:
-    return shared.made_once("api", make_engines) / "four"
+    return api_engines() / "four"
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +111,15 @@ def test_requests_of_many_threads_get_what_they_get_alone_and_share_steps(engine
     assert max(batches) == 4
     assert together == [ask(number) for number in numbers]
     assert idle(engine)
+
+
+def test_stress_in_every_form_gives_what_each_gets_alone(engine: Engine) -> None:
+    """scripts/stress_api.py in a small size; its own is 16 threads with 500 requests each."""
+    stress = runpy.run_path(str(ROOT / "scripts" / "stress_api.py"))["stress"]
+    found = stress(engine, threads=8, requests=20, distinct=24, longest=8)
+    assert found["wrong"] == []
+    assert found["requests"] >= 160
+    assert len(found["forms"]) >= 6
 
 
 def test_wrong_requests_among_right_ones_fail_alone(engine: Engine) -> None:
