@@ -92,16 +92,19 @@ def test_equal_runs_have_no_difference() -> None:
 
 @pytest.mark.parametrize("lanes", [1, 3])
 @pytest.mark.parametrize("reused", [0, 3])
+@pytest.mark.parametrize("index", [0, 2, 6, INDEX])
 def test_calls_of_any_size_compute_the_same_tokens(
-    monkeypatch: pytest.MonkeyPatch, lanes: int, reused: int
+    monkeypatch: pytest.MonkeyPatch, lanes: int, reused: int, index: int
 ) -> None:
+    """Wherever the position is: the first token, in the middle of a verification, behind one."""
     monkeypatch.setattr(decoder_module, "PREFILL_CHUNK", 4)
     engine = engine_of(HashRunner(64, lanes))
-    drafted = response([*ANSWER[:INDEX], LAST, LAST, LAST], reused_tokens=reused)
-    computed = list(Replay.of(engine, drafted, INDEX, batch_size=lanes).logits())
+    drafted = response([*ANSWER[:index], LAST, LAST, LAST], reused_tokens=reused)
+    computed = list(Replay.of(engine, drafted, index, batch_size=lanes).logits())
     assert len(computed) == 2 * len({1, lanes}) + len(OTHER_SIZES)
+    wanted = logits_after(list(enumerate([*PROMPT, *ANSWER[:index]])))
     for logits in computed:
-        np.testing.assert_array_equal(logits, LOGITS)
+        np.testing.assert_array_equal(logits, wanted)
     assert all(lane.length == 0 for lane in engine.base.lanes)
 
 
