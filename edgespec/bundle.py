@@ -252,11 +252,16 @@ def refuse_unlisted(
             raise BundleError(what, f"Remove {directory / name}, or make the directory again.")
 
 
-def refuse_unknown(directory: Path, listed: Iterable[str], known: Collection[str]) -> None:
-    """Raises BundleError where a manifest lists a file that is not of the `known` names."""
+def refuse_unknown(
+    directory: Path, listed: Iterable[str], known: Collection[str], role: str
+) -> None:
+    """Raises BundleError where a manifest lists a file that is not of the `known` names, those that
+    a component of the role has."""
     for name in listed:
         if name not in known:
-            what = f"{directory / MANIFEST} lists {name!r:.80}, which is no file of its kind"
+            what = (
+                f"{directory / MANIFEST} lists {name!r:.80}, which nothing of the role {role} has"
+            )
             raise BundleError(what, EDITED)
 
 

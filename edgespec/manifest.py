@@ -126,7 +126,7 @@ class ExportManifest:
         command = fields.get("command") or []
         files = bundle.listed_files(directory, fields.get("files"))
         bundle.refuse_unlisted(directory, files, REQUIRED[Role(role)], ())
-        bundle.refuse_unknown(directory, files, KNOWN[Role(role)])
+        bundle.refuse_unknown(directory, files, KNOWN[Role(role)], role)
         return cls(
             role=Role(role),
             source=ExportSource.read(fields.section("source")),

@@ -146,10 +146,13 @@ def main() -> int:
     )
     parser.add_argument("words", nargs="*")
     parser.add_argument("--list", action="store_true")
+    parser.add_argument("--part", default="1/1", help="which of how many parts: 1/2")
     parser.add_argument("--all", action="store_true", help="print refusals too")
     args = parser.parse_args()
     words = [word.lower() for word in args.words]
     rows = [t for t in TAMPERS if not words or any(w in t.name.lower() for w in words)]
+    part, parts = map(int, args.part.split("/"))
+    rows = rows[part - 1 :: parts]
     if args.list:
         print("\n".join(row.name for row in rows))
         return 0

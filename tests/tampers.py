@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,15 @@ Change = Callable[[Path], None]
 
 @dataclass(frozen=True)
 class Tamper:
-    """`change` is done to a copy of `where`; the refusal must contain `said`."""
+    """`change` is done to a copy of `where`; the refusal must contain `said`. `by_run`: it shows
+    only when the engine library runs."""
 
     name: str
     where: str  # base, draft: checkpoints; onnx_base, onnx_draft: exports; engines
     change: Change
     said: str
     rewrite: bool = True
+    by_run: bool = False
 
 
 # ---- changes
@@ -343,7 +345,7 @@ def golden_rows() -> Iterator[Tamper]:
     def edit(name: str, values: Callable[[Any], Any]) -> Change:
         return arrays(GOLDEN, lambda found: found.update({name: values(found[name])}))
 
-    for name, values in (
+    changes: tuple[tuple[str, Callable[[Any], Any]], ...] = (
         ("prompt_positions", lambda a: a + 10**12),
         ("tree_positions", lambda a: a - 100),
         ("prompt_ids", lambda a: a + 10**6),
@@ -355,9 +357,11 @@ def golden_rows() -> Iterator[Tamper]:
         ("prompt_inputs_embeds", lambda a: a[..., :8]),
         ("prompt_inputs_embeds", lambda a: a.astype(np.float64)),
         ("prompt_hidden_states", lambda a: a[0]),
-    ):
+    )
+    for number, (name, values) in enumerate(changes):
         said = "golden" if name == "prompt_logits" else name
-        yield Tamper(f"golden {name}", "onnx_base", edit(name, values), said)
+        row = Tamper(f"golden {name} ({number})", "onnx_base", edit(name, values), said)
+        yield replace(row, by_run=number == 5)
     gone = arrays(GOLDEN, lambda found: found.__delitem__("tree_ids"))
     yield Tamper("golden without tree_ids", "onnx_base", gone, "tree_ids")
     more = arrays(GOLDEN, lambda found: found.update(surprise=np.zeros(3)))
@@ -530,17 +534,21 @@ GRAPHS: tuple[tuple[str, Callable[[onnx.ModelProto], None], str], ...] = (
 
 def graph_rows() -> Iterator[Tamper]:
     for name, edit, said in GRAPHS:
-        yield Tamper(f"graph with {name}", "onnx_base", graph(edit), said)
+        row = Tamper(f"graph with {name}", "onnx_base", graph(edit), said)
+        yield replace(row, by_run=edit is swap_weights)
     noise = np.random.default_rng(1).bytes(5000)
     for where, file in (("onnx_base", "model.onnx"), ("engines", "spec_base.onnx")):
-        yield Tamper(f"{file} is empty", where, set_bytes(file, b""), file)
-        yield Tamper(f"{file} is random", where, set_bytes(file, noise), file)
+        for change, name in (
+            (set_bytes(file, b""), f"{file} is empty"),
+            (set_bytes(file, noise), f"{file} is random"),
+            (cut(file, 100), f"{file} is cut"),
+            (set_bytes(f"{file}.data", b""), f"{file}.data is empty"),
+            (remove(f"{file}.data"), f"{file}.data is gone"),
+        ):
+            yield Tamper(name, where, change, file, by_run=where == "engines")
         yield Tamper(f"{file} is a pipe", where, pipe(file), file, rewrite=False)
-        yield Tamper(f"{file} is cut", where, cut(file, 100), file)
-        yield Tamper(f"{file}.data is empty", where, set_bytes(f"{file}.data", b""), file)
-        yield Tamper(f"{file}.data is gone", where, remove(f"{file}.data"), file)
     data = "model.onnx.data"
-    yield Tamper("weights of zeros", "onnx_base", zeros(data), "golden")
+    yield Tamper("weights of zeros", "onnx_base", zeros(data), "golden", by_run=True)
     yield Tamper("weights of zeros, hash kept", "onnx_base", zeros(data), data, rewrite=False)
 
 
@@ -590,7 +598,8 @@ def manifest_rows() -> Iterator[Tamper]:
         yield Tamper(f"export manifest {key} {value}", "onnx_base", change, key, rewrite=False)
     for key, value in (("backend", 3), ("backend", "gpu9"), ("fingerprint", 1), ("weights", 4)):
         change = manifest(lambda raw, k=key, v=value: raw["engines"]["base"].update({k: v}))
-        yield Tamper(f"engine manifest {key} {value}", "engines", change, key, rewrite=False)
+        row = Tamper(f"engine manifest {key} {value}", "engines", change, key, rewrite=False)
+        yield replace(row, by_run=value == "gpu9")
     judge = manifest(lambda raw: raw["engines"].update(judge=raw["engines"]["base"]))
     yield Tamper("a role that is no role", "engines", judge, "judge", rewrite=False)
     for where, file in (
@@ -626,7 +635,7 @@ def tokenizer_rows() -> Iterator[Tamper]:
         ("normalizer", four, "normalizer"),
         ("normalizer", longer | {"pattern": {"Regex": ""}}, "normalizer"),
         ("pre_tokenizer", split | {"pattern": {"Regex": "(a+)+$"}}, "pre_tokenizer"),
-        ("pre_tokenizer", split | {"pattern": {"Regex": "("}}, file),
+        ("pre_tokenizer", {"pattern": {"Regex": "("}} | split, file),
         ("decoder", {"type": "Sequence", "decoders": [longer] * 4}, "decoder"),
         ("post_processor", template, "post_processor"),
         ("model", 5, file),
@@ -657,7 +666,7 @@ def checkpoint_rows() -> Iterator[Tamper]:
         ("base", "architectures", ["Evil"], "Evil"),
         ("base", "eos_token_id", "end", "eos_token_id"),
         ("base", "max_position_embeddings", 0, "max_position_embeddings"),
-        ("draft", "num_hidden_layers", 10**9, "num_hidden_layers"),
+        ("draft", "hidden_size", 10**9, "hidden_size"),
         ("draft", "draft_vocab_size", 10**10, "draft_vocab_size"),
         ("draft", "head_dim", -4, "head_dim"),
         ("draft", "vocab_size", "x", "vocab_size"),

@@ -110,7 +110,22 @@ class Checker:
             self.check_tensor(tensor)
         for node in nodes:
             self.check_node(node)
+        self.check_edges(model.graph)
         self.check_counts(model.graph)
+
+    def check_edges(self, graph: GraphProto) -> None:
+        """Every value that is read is an input, a constant or the result of a node."""
+        made = {value.name for value in graph.input} | {t.name for t in graph.initializer}
+        nodes = list(all_nodes(graph))
+        for inner in subgraphs(graph):
+            made |= {value.name for value in inner.input}
+        made |= {name for node in nodes for name in node.output}
+        for node in nodes:
+            for name in node.input:
+                if name and name not in made:
+                    raise self.refused(
+                        f"node {node.name!r:.80} reads {name!r:.80}: nothing makes it"
+                    )
 
     def check_node(self, node: NodeProto) -> None:
         """One node and, where it has subgraphs, which operators these have."""
@@ -262,6 +277,12 @@ def all_nodes(graph: GraphProto) -> Iterator[NodeProto]:
         for node in waiting.pop().node:
             yield node
             waiting += [a.g for a in node.attribute if a.type == AttributeProto.GRAPH]
+
+
+def subgraphs(graph: GraphProto) -> Iterator[GraphProto]:
+    """The subgraphs of all nodes."""
+    for node in all_nodes(graph):
+        yield from (a.g for a in node.attribute if a.type == AttributeProto.GRAPH)
 
 
 def follows(attribute: AttributeProto, rule: Rule) -> bool:

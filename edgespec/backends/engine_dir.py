@@ -247,7 +247,7 @@ def check_listing(engine_dir: Path, role: Role, manifest: EngineManifest) -> Non
     bundle.refuse_unlisted(engine_dir, listed, required, own)
     bundle.refuse_unlisted(engine_dir, manifest.files, (), known)
     engines = [name for name in listed if name.startswith(stem)]
-    bundle.refuse_unknown(engine_dir, listed, {*engines, *known})
+    bundle.refuse_unknown(engine_dir, listed, {*engines, *known}, role.value)
     if not engines:
         what = f"{engine_dir / bundle.MANIFEST} lists no file of the {role.value} engine"
         raise BundleError(what, bundle.EDITED)
