@@ -7,6 +7,7 @@ do so by a known amount.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -60,6 +61,7 @@ def engine_of(runner: HashRunner, rounding: float = 0.0, *, exact: bool = False)
     return SimpleNamespace(
         base=base,
         session=SimpleNamespace(num_free_lanes=len(base.lanes)),
+        driver=SimpleNamespace(paused=nullcontext),
         exact=exact,
         rounding=rounding,
         tokenizer=SimpleNamespace(token_bytes=lambda token: str(token).encode()),
