@@ -25,7 +25,7 @@ from edgespec.runtime import decoder as decoder_module
 from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.generation import Response
-from edgespec.runtime.lossless_check import Replay, first_difference
+from edgespec.runtime.lossless_check import Replay, first_difference, spelt
 from edgespec.runtime.sampling import NEAR_TIE
 from edgespec.runtime.tree import DraftPlan, DraftTree
 from edgespec.runtime.verify import ACCEPT_RULES
@@ -334,6 +334,13 @@ def one_too_far(table: RopeTable, positions: np.ndarray) -> tuple[np.ndarray, np
 
 
 RIGHT_ROWS = RopeTable.rows
+
+
+def test_tokens_are_spelt_in_one_line(engine: Engine) -> None:
+    by_bytes = {engine.tokenizer.token_bytes(token): token for token in range(VOCAB)}
+    assert spelt(engine.tokenizer, by_bytes[b"\n"]) == '"\\n"'
+    assert spelt(engine.tokenizer, by_bytes[b"a"]) == '"a"'
+    assert all(len(spelt(engine.tokenizer, token).splitlines()) == 1 for token in range(VOCAB))
 
 
 def test_rounding_that_is_none_explains_nothing(engine: Engine) -> None:
