@@ -12,7 +12,7 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.t
 LIGHT := $(VENV)/.installed-light
 FULL := $(VENV)/.installed-full
 
-.PHONY: help setup check fix test test-fast faults demo bench docs
+.PHONY: help setup check fix test test-fast faults kills demo bench docs
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r verb what; do \
@@ -45,6 +45,9 @@ bench: $(LIGHT) ## measure export, build, load and steps on a checkpoint of 0.6 
 
 faults: $(FULL) ## plant faults in a copy of the code and see whether the tests find them (JOBS=4: four at a time)
 	$(PY) scripts/plant_faults.py --jobs $(JOBS)
+
+kills: $(LIGHT) ## kill commands at random moments and see whether what they leave is taken for finished
+	$(PY) scripts/kill_test.py
 
 docs: $(LIGHT) ## write docs/cli.md anew from --help, and the pictures
 	$(PY) scripts/make_docs.py

@@ -11,9 +11,10 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib import metadata
 from itertools import pairwise, takewhile
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import BundleError, OutputError
+from edgespec.stored.regular import open_regular, read_regular
 
 MANIFEST = "manifest.json"
 MODEL = "model.onnx"
@@ -29,8 +31,9 @@ CONFIG = "config.json"
 EMBEDDING = "embedding.safetensors"
 D2T = "d2t.safetensors"
 GOLDEN = "golden.safetensors"
+TOKENIZER = "tokenizer.json"
 TOKENIZER_FILES = (
-    "tokenizer.json",
+    TOKENIZER,
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -39,14 +42,16 @@ TOKENIZER_FILES = (
     "processed_chat_template.json",
     "generation_config.json",
 )
+EXPORT_FILES = (MODEL, MODEL_DATA, CONFIG, EMBEDDING, D2T, GOLDEN, *TOKENIZER_FILES)
 MANIFEST_FORMAT = 1
+EDITED = "The file is damaged or was edited: copy or make the directory again."
 CHUNK_BYTES = 8 << 20
 TEXT_FLAGS = ("--prompt", "--system")
 
 
 def sha256_file(path: Path) -> str:
     """Returns the sha256 of a file as hexadecimal digits."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -138,14 +143,15 @@ def replace_file(path: Path, data: bytes) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """Returns a JSON object. Raises BundleError that names a damaged or missing file."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_regular(path))
     except FileNotFoundError:
         raise BundleError(
             f"{path} does not exist", "Export or build the directory again."
         ) from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
         raise BundleError(
-            f"{path} cannot be read: {error}", "Export or build the directory again."
+            f"{path} cannot be read: {reason}", "Export or build the directory again."
         ) from None
     if not isinstance(value, dict):
         raise BundleError(f"{path} is not a JSON object", "Export or build the directory again.")
@@ -159,7 +165,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         raise BundleError(
             f"{directory / MANIFEST} has format {manifest.get('format')!r}, this version reads"
             f" {MANIFEST_FORMAT}",
-            "Remove the directory and export the checkpoint again with this version of edgespec.",
+            "Remove the directory, and export or build it again with this version of edgespec.",
         )
     return manifest
 
@@ -206,23 +212,57 @@ def faults(
 def listed_files(directory: Path, files: object) -> dict[str, dict[str, Any]]:
     """Returns the manifest's entries by file name, each with `bytes` and `sha256`.
 
-    Raises BundleError if `files` is not of that form.
+    Raises BundleError if `files` is not of that form, or empty.
     """
-    if not isinstance(files, dict) or not all(map(is_entry, files.values())):
-        what = f"{directory / MANIFEST} does not list its files with their sizes and hashes"
-        raise BundleError(
-            what, "The file is damaged or was edited: copy or make the directory again."
-        )
+    what = f"{directory / MANIFEST} does not list its files with their sizes and hashes"
+    if not isinstance(files, dict) or not files:
+        raise BundleError(what, EDITED)
+    for name, entry in files.items():
+        contained(directory, name)
+        if not is_entry(entry):
+            raise BundleError(f"{what}: the entry of {name!r:.80} is not of that form", EDITED)
     return files
 
 
 def is_entry(value: object) -> bool:
-    """Returns whether a value is a manifest entry."""
+    """Returns whether a value is a manifest entry: `bytes`, `sha256` and, for engines,
+    `mtime_ns`."""
     return (
         isinstance(value, dict)
-        and type(value.get("bytes")) is int
+        and value.keys() <= {"bytes", "sha256", "mtime_ns"}
+        and all(type(value[key]) is int and value[key] >= 0 for key in value.keys() - {"sha256"})
+        and "bytes" in value
         and isinstance(value.get("sha256"), str)
+        and re.fullmatch("[0-9a-f]{64}", value["sha256"]) is not None
     )
+
+
+def refuse_unlisted(
+    directory: Path, listed: Collection[str], required: Iterable[str], known: Iterable[str]
+) -> None:
+    """Raises BundleError unless a manifest lists every file that is read: those that are
+    `required`, and those of the `known` names that are there."""
+    for name in required:
+        if name not in listed:
+            what = f"{directory / MANIFEST} does not list {name}, which is read"
+            raise BundleError(what, EDITED)
+    for name in known:
+        if name not in listed and os.path.lexists(directory / name):
+            what = f"{directory / MANIFEST} does not list {name}, which is there"
+            raise BundleError(what, f"Remove {directory / name}, or make the directory again.")
+
+
+def refuse_unknown(
+    directory: Path, listed: Iterable[str], known: Collection[str], role: str
+) -> None:
+    """Raises BundleError where a manifest lists a file that is not of the `known` names, those that
+    a component of the role has."""
+    for name in listed:
+        if name not in known:
+            what = (
+                f"{directory / MANIFEST} lists {name!r:.80}, which nothing of the role {role} has"
+            )
+            raise BundleError(what, EDITED)
 
 
 def contained(directory: Path, name: str) -> Path:

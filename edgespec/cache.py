@@ -133,7 +133,13 @@ class Cache:
                 shutil.rmtree(away)
 
     def make_root(self) -> None:
-        """Makes the cache's directories. Raises OutputError."""
+        """Makes the cache's directories. Raises OutputError, for a name that is not UTF-8 too."""
+        try:
+            str(self.root).encode()
+        except UnicodeEncodeError:
+            shown = os.fsencode(self.root).decode("utf-8", "backslashreplace")
+            what = f"{shown} is not UTF-8, and engine libraries open no file of such a name"
+            raise OutputError(what, "Set EDGESPEC_CACHE to another directory.") from None
         with self.writing():
             self.entries_dir.mkdir(parents=True, exist_ok=True)
             name, text = TAG

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec import bundle
 from edgespec.component import ComponentConfig
 from edgespec.errors import BundleError
 from edgespec.stored.fields import EXPORT_AGAIN
@@ -19,6 +20,14 @@ from edgespec.stored.tensors import StoredTensor, read_array, read_tensors
 EMBEDDING_NAME = "embedding"
 EMBEDDING_DTYPES = ("float32", "float16", "bfloat16")
 D2T_NAME = "d2t"
+
+
+def required_arrays(config: ComponentConfig) -> tuple[str, ...]:
+    """The arrays that a component's config.json says there are, by their names in an export."""
+    pair, reduced = config.pair, config.draft_vocab_size not in (None, config.vocab_size)
+    own_embedding = pair is None or pair.own_embedding
+    found = {bundle.EMBEDDING: own_embedding, bundle.D2T: reduced}
+    return tuple(name for name, there in found.items() if there)
 
 
 def embedding_tensor(

@@ -11,6 +11,7 @@
       LimitError                  exit 3  a size beyond the limits of the engine or the model
       ContractError               exit 1  a graph breaks its contract: a bug in edgespec
       BuildError                  exit 1  an engine could not be built, or is wrong
+        GoldenMismatch            exit 3  graph, weights and golden outputs do not belong together
       EngineClosed                exit 1  the engine was closed before or while it was asked
       InternalError               exit 1  a bug in edgespec
       EnvironmentProblem          exit 4  this machine cannot do it
@@ -109,6 +110,12 @@ class BuildError(EdgeSpecError):
     """An engine or a quantized checkpoint could not be built, or is wrong."""
 
     exit_code = 1
+
+
+class GoldenMismatch(BuildError):
+    """An engine does not reproduce the golden outputs of its export."""
+
+    exit_code = 3
 
 
 class EngineClosed(EdgeSpecError):

@@ -19,6 +19,15 @@ from edgespec.graph_quantization import Schemes, read_schemes, schemes_dict
 from edgespec.stored.fields import BundleFields
 
 KIND = "export"
+# The files of every export, by role, and those that an export may have
+GRAPH_FILES = (bundle.MODEL, bundle.MODEL_DATA, bundle.CONFIG)
+BASE_FILES = (*GRAPH_FILES, bundle.EMBEDDING, bundle.TOKENIZER)
+REQUIRED = {Role.LLM: BASE_FILES, Role.BASE: BASE_FILES, Role.DRAFT: GRAPH_FILES}
+KNOWN = {
+    Role.LLM: (*BASE_FILES, *bundle.TOKENIZER_FILES, bundle.GOLDEN),
+    Role.BASE: (*BASE_FILES, *bundle.TOKENIZER_FILES, bundle.GOLDEN),
+    Role.DRAFT: (*GRAPH_FILES, bundle.EMBEDDING, bundle.D2T, bundle.GOLDEN),
+}
 QUANTIZE_KIND = "quantize"
 NOT_SIMULATED = "weights only: rounding of activations and of the cache is not simulated"
 
@@ -115,11 +124,14 @@ class ExportManifest:
             what = f"{where} is not that of an export: kind {fields.get('kind')!r}, role {role!r}"
             raise BundleError(what, "Give the directory of a component that export wrote.")
         command = fields.get("command") or []
+        files = bundle.listed_files(directory, fields.get("files"))
+        bundle.refuse_unlisted(directory, files, REQUIRED[Role(role)], ())
+        bundle.refuse_unknown(directory, files, KNOWN[Role(role)], role)
         return cls(
             role=Role(role),
             source=ExportSource.read(fields.section("source")),
             options=fields.section("options").raw,
-            files=bundle.listed_files(directory, fields.get("files")),
+            files=files,
             edgespec=fields.text("edgespec"),
             command=tuple(command) if isinstance(command, list) else (),
             packages=fields.optional_section("packages").raw,

@@ -229,6 +229,15 @@ def fault_of(cache: Cache, key: str) -> EdgeSpecError | None:
     return None
 
 
+def is_of_no_use(cache: Cache, key: str) -> bool:
+    """Whether no start of this version on this machine will come back to an entry."""
+    if fault_of(cache, key) is not None:
+        return True
+    made_of = cache.about(key).get("made_of")
+    here = {"format": FORMAT, "edgespec": __version__}
+    return not isinstance(made_of, dict) or any(made_of.get(k) != v for k, v in here.items())
+
+
 # ---- making
 
 

@@ -10,10 +10,9 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from edgespec import bundle
-from edgespec.errors import BundleError, OverwriteError
+from edgespec.directories import Kind, manifest_kind
+from edgespec.errors import OverwriteError
 
-CHECKPOINT, EXPORT, ENGINE = "a checkpoint", "an export", "an engine directory"
-_KINDS = {"quantize": CHECKPOINT, "export": EXPORT, "engine": ENGINE}  # of our manifests
 _WEIGHTS = (".safetensors", ".safetensors.index.json", "pytorch_model.bin", ".bin.index.json")
 _ENGINES = ("llm.onnx", "spec_base.onnx", "spec_draft.onnx")
 _ANOTHER = "Name another place for the output."
@@ -42,37 +41,32 @@ def refuse_overwriting(output: str | os.PathLike[str], inputs: Iterable[object])
 
 
 def refuse_model_directory(
-    directory: Path, what: str, remedy: str, but: Collection[str] = ()
+    directory: Path, what: str, remedy: str, but: Collection[Kind] = ()
 ) -> None:
     """Raises OverwriteError where a directory is one of a model, of a kind that is not in `but`."""
     kind = model_directory(directory)
     if kind is not None and kind not in but:
-        raise OverwriteError(f"{what} {directory}, which is {kind}", remedy)
+        raise OverwriteError(f"{what} {directory}, which is {kind.value}", remedy)
 
 
-def model_directory(directory: Path) -> str | None:
-    """CHECKPOINT, EXPORT or ENGINE; None where a directory is none of them, or cannot be read."""
+def model_directory(directory: Path) -> Kind | None:
+    """CHECKPOINT, EXPORT or ENGINES; None where a directory is none of them, or cannot be read.
+
+    Files that many directories have decide nothing here: what is refused must be sure.
+    """
+    if (kind := manifest_kind(directory)) is not None:
+        return kind
     try:
         names = {entry.name for entry in os.scandir(directory)}
     except OSError:
         return None
-    if bundle.MANIFEST in names and (kind := _recorded_kind(directory / bundle.MANIFEST)):
-        return kind
     if names.intersection(_ENGINES):
-        return ENGINE
+        return Kind.ENGINES
     if bundle.CONFIG not in names:
         return None
     if bundle.MODEL in names:
-        return EXPORT
-    return CHECKPOINT if any(name.endswith(_WEIGHTS) for name in names) else None
-
-
-def _recorded_kind(manifest: Path) -> str | None:
-    """What a manifest.json says; None for one of another program."""
-    try:
-        return _KINDS.get(str(bundle.read_json(manifest).get("kind")))
-    except BundleError:
-        return None
+        return Kind.EXPORT
+    return Kind.CHECKPOINT if any(name.endswith(_WEIGHTS) for name in names) else None
 
 
 def existing(inputs: Iterable[object]) -> list[Path]:

@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from safetensors.numpy import load_file
-
 from edgespec import bundle
 from edgespec.backends import engine_dir as engines
 from edgespec.backends.base import Backend, BuildOptions, Progress, Runner, Staged
@@ -27,15 +25,18 @@ from edgespec.backends.engine_config import (
     EngineLimits,
     EngineWeights,
 )
-from edgespec.backends.golden import Agreement, Golden, check_golden, rounding
+from edgespec.backends.golden import Agreement, check_golden, rounding
+from edgespec.backends.golden_file import Golden, read_golden
 from edgespec.backends.manifest import EngineEntry, EngineManifest
 from edgespec.backends.onnx_dir import OnnxDir, open_onnx_dir
 from edgespec.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
 from edgespec.config import RopeConfig
 from edgespec.contract import MAX_BATCH_SIZE, Limits, Role
-from edgespec.errors import LimitError, OptionError
+from edgespec.directories import Kind
+from edgespec.errors import BundleError, ContractError, LimitError, OptionError
 from edgespec.methods import METHODS
-from edgespec.outputs import ENGINE, refuse_model_directory, refuse_overwriting
+from edgespec.outputs import refuse_model_directory, refuse_overwriting
+from edgespec.stored.fields import EXPORT_AGAIN
 
 logger = logging.getLogger(__name__)
 SILENT = Progress()
@@ -92,7 +93,7 @@ def build(
     check_limits(limits)
     refuse_overwriting(engine_dir, [onnx_dir])
     refuse_model_directory(
-        engine_dir, "--engine-dir", "Choose another --engine-dir.", but=(ENGINE,)
+        engine_dir, "--engine-dir", "Choose another --engine-dir.", but=(Kind.ENGINES,)
     )
     onnx = open_onnx_dir(onnx_dir, spec_base=spec_base, spec_draft=spec_draft)
     logger.info("%s: %s of %s, files as recorded", onnx_dir, onnx.role.value, onnx.config.model)
@@ -196,8 +197,15 @@ def write_engine(
     progress: Progress,
 ) -> Proven:
     """Write all files of the engine to `staging` and compare it with the golden outputs."""
+    from edgespec.backends.canonical_graph import check_graph
+
+    check_graph(onnx.model, onnx.config.graph, onnx.manifest.files)
     began = time.monotonic()
-    staged = backend.stage(onnx, limits, options, staging, progress)
+    try:
+        staged = backend.stage(onnx, limits, options, staging, progress)
+    except ContractError as error:  # what was checked is data: it may be of another exporter
+        remedy = f"{EXPORT_AGAIN} If that does not help, please report it."
+        raise BundleError(f"{onnx.model}: {error.what}", remedy) from error
     logger.info("%s engine written in %.2f s", onnx.role.value, time.monotonic() - began)
     engines.copy_sidecars(onnx, staging, with_embedding=staged.weights.embedding is None)
     began = time.monotonic()
@@ -220,7 +228,8 @@ def prove(
     if onnx.golden is None:
         unmeasured = None if margin is None else margin.unmeasured_nats
         return None, replace(staged.weights, rounding=unmeasured)
-    golden, ropes = load_file(onnx.golden), onnx.config.ropes
+    config = onnx.config
+    golden, ropes = read_golden(onnx.golden, config.graph, config.vocab_size), config.ropes
     capacity = golden["tree_attention_mask"].shape[-1]
     runner = backend.open_staged(staged, capacity, min(limits.max_batch_size, BATCH_OF_PROOF))
     try:
@@ -252,7 +261,7 @@ def entry_of(backend: Backend, onnx: OnnxDir, proven: Proven) -> EngineEntry:
     return EngineEntry(
         backend=backend.name,
         fingerprint=backend.fingerprint(),
-        source=onnx.source,
+        source=onnx.manifest.source.to_dict(),
         weights=weights,
         golden_difference=agreement.difference if agreement else None,
         golden_cosine=agreement.cosine if agreement and weights.is_quantized else None,

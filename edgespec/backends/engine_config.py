@@ -14,12 +14,15 @@ from typing import Any, ClassVar, Final, cast
 from edgespec import bundle
 from edgespec.component import ComponentConfig
 from edgespec.config.fields import is_int
-from edgespec.contract import Limits, Role
+from edgespec.contract import MAX_BATCH_SIZE, Limits, Role
+from edgespec.schemes import SCHEMES
 from edgespec.stored.fields import BundleFields
 
 FLOAT32: Final = "fp32"
+BUILT_SCHEMES = ("int8", "int4")  # of weights that `build` rounds
 AS_EXPORTED = "as exported"
 BUILD_AGAIN = "Build the engine again."
+MAX_CAPACITY = 2**31 - 1  # tokens of a KV cache
 NO_DRAFTS = 1  # nodes that an engine verifies which was not built for drafts
 
 
@@ -28,20 +31,21 @@ class EngineFields(BundleFields):
 
     remedy: ClassVar[str] = BUILD_AGAIN
 
-    def limit(self, key: str) -> int:
-        """A size of at least 1 that a user asked for. BundleError for another value."""
-        value = self.optional_limit(key)
+    def limit(self, key: str, most: int) -> int:
+        """A size from 1 to `most` that a user asked for. BundleError for another value."""
+        value = self.optional_limit(key, most)
         if value is None:
             raise self.missing(key)
         return value
 
-    def optional_limit(self, key: str) -> int | None:
-        """A size of at least 1, or None where the key is missing or null. BundleError otherwise."""
+    def optional_limit(self, key: str, most: int) -> int | None:
+        """A size from 1 to `most`, or None where the key is missing or null. BundleError
+        otherwise."""
         value = self.get(key)
         if value is None:
             return None
-        if not is_int(value) or value < 1:
-            raise self.wrong(key, "a whole number from 1")
+        if not is_int(value) or not 1 <= value <= most:
+            raise self.wrong(key, f"a whole number from 1 to {most}")
         return cast(int, value)
 
 
@@ -65,8 +69,8 @@ class SharedEmbedding:
             bits=fields.size("bits"),
             block=fields.size("block"),
             rows=fields.size("rows"),
-            offset=fields.count("offset"),
-            scales_offset=fields.count("scales_offset"),
+            offset=fields.offset("offset"),
+            scales_offset=fields.offset("scales_offset"),
         )
 
 
@@ -94,6 +98,9 @@ class EngineWeights:
     def read(cls, fields: BundleFields) -> EngineWeights:
         """The weights of the keys of `weights` in config.json. BundleError names a wrong key."""
         scheme, rounding = fields.required_text("scheme"), fields.get("rounding")
+        known = {FLOAT32, *BUILT_SCHEMES, *SCHEMES}
+        if not known.issuperset(scheme.split(", ")):  # an export may have several
+            raise fields.wrong("scheme", "a scheme that this version knows")
         block = None if fields.get("block") is None else fields.count("block")
         embedding = fields.get("embedding")
         return cls(
@@ -188,12 +195,14 @@ class EngineLimits:
     @classmethod
     def read(cls, fields: EngineFields) -> EngineLimits:
         """The limits of the keys of `builder_config`. BundleError names a wrong key."""
+        capacity = fields.limit("max_kv_cache_capacity", MAX_CAPACITY)
+        largest_tree = max(capacity, Limits().max_verify_tree_size)  # as `build` allows
         return cls(
-            max_batch_size=fields.limit("max_batch_size"),
-            max_input_len=fields.limit("max_input_len"),
-            max_kv_cache_capacity=fields.limit("max_kv_cache_capacity"),
-            max_verify_tree_size=fields.optional_limit("max_verify_tree_size"),
-            max_draft_tree_size=fields.optional_limit("max_draft_tree_size"),
+            max_batch_size=fields.limit("max_batch_size", MAX_BATCH_SIZE),
+            max_input_len=fields.limit("max_input_len", capacity),
+            max_kv_cache_capacity=capacity,
+            max_verify_tree_size=fields.optional_limit("max_verify_tree_size", largest_tree),
+            max_draft_tree_size=fields.optional_limit("max_draft_tree_size", largest_tree),
         )
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from edgespec.backends.manifest import EngineEntry, EngineManifest, FileEntry
 from edgespec.backends.onnx_dir import OnnxDir
 from edgespec.backends.pair_check import check_not_plain, check_pairing
 from edgespec.component import ComponentConfig
+from edgespec.component_files import required_arrays
 from edgespec.contract import Role
 from edgespec.directories import Kind, kind_of, not_engines
 from edgespec.errors import BundleError
@@ -28,6 +29,13 @@ from edgespec.methods import METHODS
 STEMS = {Role.LLM: "llm", Role.BASE: "spec_base", Role.DRAFT: "spec_draft"}
 CONFIGS = {Role.LLM: "config.json", Role.BASE: "base_config.json", Role.DRAFT: "draft_config.json"}
 DRAFT_EMBEDDING = "draft_embedding.safetensors"
+_OF_BASE = {name: name for name in (bundle.EMBEDDING, *bundle.TOKENIZER_FILES)}
+# Engine file name -> the exported file that it is copied from, where that is there
+SIDECARS: Mapping[Role, Mapping[str, str]] = {
+    Role.LLM: _OF_BASE,
+    Role.BASE: _OF_BASE,
+    Role.DRAFT: {bundle.D2T: bundle.D2T, DRAFT_EMBEDDING: bundle.EMBEDDING},
+}
 MOVING, MOVING_KEYS = "moving.json", ("bytes", "mtime_ns")
 SAME_MODEL = {Role.BASE: Role.LLM, Role.LLM: Role.BASE}
 
@@ -72,11 +80,9 @@ def check_same_model(engine_dir: Path, twin: Role, onnx: OnnxDir) -> None:
 
 def sidecars(onnx: OnnxDir) -> dict[str, Path]:
     """Engine file name -> exported file that is copied to it."""
-    if onnx.role is Role.DRAFT:
-        wanted = {bundle.D2T: bundle.D2T, DRAFT_EMBEDDING: bundle.EMBEDDING}
-    else:
-        wanted = {name: name for name in (bundle.EMBEDDING, *bundle.TOKENIZER_FILES)}
-    return {new: onnx.path / old for new, old in wanted.items() if (onnx.path / old).is_file()}
+    wanted = SIDECARS[onnx.role]
+    listed = onnx.manifest.files
+    return {new: onnx.path / old for new, old in wanted.items() if old in listed}
 
 
 def copy_sidecars(onnx: OnnxDir, staging: Path, *, with_embedding: bool = True) -> None:
@@ -221,8 +227,38 @@ def open_engine(engine_dir: Path, role: Role) -> tuple[EngineConfig, EngineEntry
         there = ", ".join(role.value for role in manifest.engines) or "no engine"
         what = f"{engine_dir} has no {role.value} engine (it has: {there})"
         raise BundleError(what, missing_remedy(role))
+    check_listing(engine_dir, role, manifest)
     bundle.check_files(engine_dir, entry.files_dict(), trust_unchanged=True)
-    return read_config(engine_dir, role), entry
+    config = read_config(engine_dir, role)
+    bundle.refuse_unlisted(engine_dir, entry.files, required_sidecars(config), ())
+    if config.weights != entry.weights:
+        what = f"{engine_dir / CONFIGS[role]}: its 'weights' are not those of {bundle.MANIFEST}"
+        raise BundleError(what, bundle.EDITED)
+    return config, entry
+
+
+def check_listing(engine_dir: Path, role: Role, manifest: EngineManifest) -> None:
+    """BundleError unless the manifest lists the engine's own files, every file that may be read
+    beside them and is there, and no others."""
+    stem, listed = f"{STEMS[role]}.", manifest.engines[role].files
+    known = [CONFIGS[role], *SIDECARS[role]]
+    own = [path.name for path in engine_dir.iterdir() if path.name.startswith(stem)]
+    required = [CONFIGS[role], *([] if role is Role.DRAFT else [bundle.TOKENIZER])]
+    bundle.refuse_unlisted(engine_dir, listed, required, own)
+    bundle.refuse_unlisted(engine_dir, manifest.files, (), known)
+    engines = [name for name in listed if name.startswith(stem)]
+    bundle.refuse_unknown(engine_dir, listed, {*engines, *known}, role.value)
+    if not engines:
+        what = f"{engine_dir / bundle.MANIFEST} lists no file of the {role.value} engine"
+        raise BundleError(what, bundle.EDITED)
+
+
+def required_sidecars(config: EngineConfig) -> list[str]:
+    """The arrays beside an engine that its config says there are."""
+    names = required_arrays(config.component)
+    if config.weights.embedding is not None:  # its lm_head is the embedding
+        names = tuple(name for name in names if name != bundle.EMBEDDING)
+    return [new for new, old in SIDECARS[config.role].items() if old in names]
 
 
 def missing_remedy(role: Role) -> str:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgespec.backends.base import (
     AccuracySpec,
@@ -22,13 +21,13 @@ from edgespec.backends.base import (
     RoundingMargin,
     Runner,
 )
+from edgespec.backends.golden_file import Golden
 from edgespec.config import RopeConfig
-from edgespec.errors import BuildError
+from edgespec.errors import GoldenMismatch
 from edgespec.rope import RopeTable
 
-Golden = dict[str, NDArray[Any]]
-
 ROUNDING_TRIALS = 4
+CHANGED = "Or the export was changed after it was written: export the checkpoint again."
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,7 @@ def check_golden(
     spec: AccuracySpec,
     remedies: Remedies,
 ) -> Agreement:
-    """How the engine agrees with the golden outputs; BuildError where it does not.
+    """How the engine agrees with the golden outputs; GoldenMismatch where it does not.
 
     With `spec.min_cosine`, for weights that are rounded, the direction of each output is compared,
     and batches with what the engine itself says of one sequence alone.
@@ -94,7 +93,7 @@ def own_outputs(
     remedies: Remedies,
 ) -> tuple[Agreement, Golden]:
     """How the engine's outputs of one sequence alone agree with the golden ones, and those outputs
-    by their names in a golden file. BuildError below the cosine."""
+    by their names in a golden file. GoldenMismatch below the cosine."""
     found, own = Agreement(), Golden()
     for label, call in calls.items():
         result = runner.run(call)
@@ -115,7 +114,8 @@ def keep_prompt(runner: Runner, label: str, call: Call, lanes: int = 1) -> None:
 def agreement(
     golden: Golden, label: str, result: Result, member: int, tolerance: Tolerance | None = None
 ) -> Agreement:
-    """How one sequence of a batch agrees with a golden call; BuildError beyond the tolerance."""
+    """How one sequence of a batch agrees with a golden call. Raises GoldenMismatch beyond the
+    tolerance."""
     worst = Agreement()
     for name, found in outputs(result).items():
         wanted = golden.get(f"{label}_{name}")
@@ -130,7 +130,9 @@ def agreement(
                 f"the engine's {name} on the golden {label} differ by {difference:.1e} of their"
                 " largest value"
             )
-            raise BuildError(what, f"Allowed is {tolerance.value:.0e}. {tolerance.remedy}")
+            raise GoldenMismatch(
+                what, f"Allowed is {tolerance.value:.0e}. {tolerance.remedy} {CHANGED}"
+            )
         worst |= Agreement(difference, cosine(found[member], wanted[0]))
     return worst
 
@@ -148,14 +150,14 @@ def cosine(first: Floats, second: Floats) -> float:
 
 
 def check_cosine(label: str, found: Agreement, minimum: float, remedies: Remedies) -> None:
-    """BuildError where outputs of quantized weights point elsewhere than the golden ones."""
+    """GoldenMismatch where outputs of quantized weights point elsewhere than the golden ones."""
     if found.cosine >= minimum:
         return
     what = (
         f"with what it rounds the engine's outputs on the golden {label} have a cosine of"
         f" {found.cosine:.3f}"
     )
-    raise BuildError(what, f"At least {minimum} is asked for. {remedies.too_coarse}")
+    raise GoldenMismatch(what, f"At least {minimum} is asked for. {remedies.too_coarse}")
 
 
 def rounding(

@@ -141,8 +141,10 @@ def read_entries(directory: Path) -> dict[str, Mapping[str, Any]]:
         return {}
     manifest = bundle.read_manifest(directory)
     if manifest.get("kind") != KIND:
-        what = f"{directory} is no engine directory (its manifest says {manifest.get('kind')!r})"
-        raise BundleError(what, "Choose another --engine-dir.")
+        what = f"{directory} is not an engine directory"
+        raise BundleError(
+            f"{what} (its manifest says {manifest.get('kind')!r})", "Choose another --engine-dir."
+        )
     engines = manifest.get("engines")
     if not isinstance(engines, dict) or not all(isinstance(e, dict) for e in engines.values()):
         raise BundleError(

@@ -5,27 +5,26 @@ Knows the names of files and what export wrote into them. Knows no engine and no
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from edgespec import bundle
 from edgespec.component import ComponentConfig, read_method
+from edgespec.component_files import d2t_offsets, embedding_tensor, required_arrays
 from edgespec.contract import Role
 from edgespec.directories import Kind, kind_of, not_an_export
 from edgespec.errors import BundleError
+from edgespec.manifest import ExportManifest
 from edgespec.stored.fields import BundleFields
 
 
 @dataclass(frozen=True, slots=True)
 class OnnxDir:
-    """An export whose files are those of its manifest. `source` is what it records of its
-    checkpoint."""
+    """An export whose files are those of its manifest."""
 
     path: Path
     config: ComponentConfig
-    source: Mapping[str, Any] | None
+    manifest: ExportManifest
 
     @property
     def role(self) -> Role:
@@ -40,8 +39,7 @@ class OnnxDir:
     @property
     def golden(self) -> Path | None:
         """The path of the golden inputs and outputs; None where the export made none."""
-        path = self.path / bundle.GOLDEN
-        return path if path.is_file() else None
+        return self.path / bundle.GOLDEN if bundle.GOLDEN in self.manifest.files else None
 
 
 def open_onnx_dir(path: Path, *, spec_base: bool, spec_draft: bool) -> OnnxDir:
@@ -52,16 +50,29 @@ def open_onnx_dir(path: Path, *, spec_base: bool, spec_draft: bool) -> OnnxDir:
         raise BundleError(what, "Build base and draft one after the other.")
     check_is_component(path)
     raw, where = bundle.read_json(path / bundle.CONFIG), str(path / bundle.CONFIG)
-    manifest = bundle.read_manifest(path)
     _, role = read_method(BundleFields(raw, where))
     asked = Role.BASE if spec_base else Role.DRAFT if spec_draft else role
     if asked is not role:
         what = f"{path} is exported as {role.value}, the flag says {asked.value}"
         raise BundleError(what, f"Leave the flag out, or give the directory of the {asked.value}.")
-    bundle.check_files(path, manifest.get("files"))
-    source = manifest.get("source")
+    manifest = ExportManifest.read(path)
+    if manifest.role is not role:
+        said = f"the role {manifest.role.value}, its config.json {role.value}"
+        raise BundleError(f"{path / bundle.MANIFEST} has {said}", bundle.EDITED)
     config = ComponentConfig.from_dict(raw, where)
-    return OnnxDir(path, config, source if isinstance(source, dict) else None)
+    required, known = required_arrays(config), bundle.EXPORT_FILES
+    bundle.refuse_unlisted(path, manifest.files, required, known)
+    bundle.check_files(path, manifest.files)
+    check_arrays(OnnxDir(path, config, manifest))
+    return OnnxDir(path, config, manifest)
+
+
+def check_arrays(onnx: OnnxDir) -> None:
+    """BundleError where the arrays beside a graph are not those of its config.json."""
+    if bundle.EMBEDDING in onnx.manifest.files:
+        embedding_tensor(onnx.path / bundle.EMBEDDING, onnx.config)
+    if bundle.D2T in onnx.manifest.files:
+        d2t_offsets(onnx.path / bundle.D2T, onnx.config)
 
 
 def check_is_component(path: Path) -> None:

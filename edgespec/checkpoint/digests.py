@@ -128,7 +128,7 @@ def _state(file: Path) -> FileState:
 
 
 def store() -> Path:
-    """The directory of the kept digests."""
+    """The directory of the kept digests. Raises OSError where the user has no home."""
     return bundle.user_cache() / "digests"
 
 

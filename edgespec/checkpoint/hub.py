@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from edgespec.errors import CheckpointError, OutputError
 from edgespec.progress import Progress
@@ -63,17 +63,16 @@ def download(repo_id: str, *, allow_pickle: bool = False, progress: Progress | N
                 lambda: snapshot_download(repo_id, allow_patterns=patterns, tqdm_class=bars), stop
             )
         )
-    except (OSError, ValueError, connection_error()) as error:
+    except download_errors() as error:
         raise explained(repo_id, error) from error
 
 
-def connection_error() -> type[Exception]:
-    """huggingface_hub 1.x uses httpx, whose errors are not OSErrors; those of 0.x are."""
-    try:
-        from httpx import HTTPError
-    except ImportError:
-        return OSError
-    return HTTPError
+def download_errors() -> tuple[type[Exception], ...]:
+    """What a download raises: errors of files and names, and those of the library's HTTP client.
+    Each major version has another client, and derives its own error from that client's."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return (OSError, ValueError, *cast("tuple[type[Exception], ...]", HfHubHTTPError.__bases__))
 
 
 # What went wrong
@@ -141,7 +140,7 @@ def missing_bytes(repo_id: str, patterns: Iterable[str]) -> int:
 
     try:
         info = HfApi().model_info(repo_id, files_metadata=True)
-    except (OSError, ValueError, connection_error()) as error:
+    except download_errors() as error:
         logger.info("%s: sizes are not known (%s)", repo_id, error)
         return 0
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}

@@ -108,15 +108,15 @@ def is_chosen(
         return True
     if older_than is not None:
         return entry.age_days(now_s) > older_than
-    from edgespec.oneshot import fault_of
+    from edgespec.oneshot import is_of_no_use
 
-    return fault_of(cache, entry.key) is not None
+    return is_of_no_use(cache, entry.key)
 
 
 def confirmed(ctx: click.Context, question: str) -> bool:
     """What the user answers. Raises click.UsageError where nobody can be asked."""
     if not sys.stdin.isatty():
-        raise click.UsageError("stdin is no terminal, so nobody can be asked: pass --yes", ctx)
+        raise click.UsageError("stdin is not a terminal, so nobody can be asked: pass --yes", ctx)
     return click.confirm(question)
 
 

@@ -61,7 +61,8 @@ def command(
 
     Both are checkpoint directories or hub ids. Without DRAFT, the base's own MTP head is checked.
     Each line is a result: ok, a warning (it runs and costs acceptance), or refused, with the
-    remedy. The exit code is 3 where something is refused. JSON and headers are read, no weights.
+    remedy. The exit code is 3 where something is refused. JSON and headers are read, no weights;
+    those of the base are hashed where edgespec quantize made the draft.
 
     With --probe the pair is run on a few hundred tokens, without engines and a layer at a time: how
     often the draft's first token is the base's next one, with the aux hidden states that the

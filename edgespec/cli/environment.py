@@ -44,5 +44,5 @@ def mistyped(environ: Mapping[str, str]) -> list[str]:
     found = []
     for name in sorted(unknown):
         if nearest := difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0.9):
-            found.append(f"{name} is no variable of edgespec; did you mean {nearest[0]}?")
+            found.append(f"{name} is not a variable of edgespec; did you mean {nearest[0]}?")
     return found

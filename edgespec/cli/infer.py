@@ -3,6 +3,7 @@ it."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -79,7 +80,10 @@ FAILED, SOME_FAILED = 1, 5
     "--output-file",
     type=FILE,
     metavar="FILE",
-    help="Write the responses and their metrics as JSON.",
+    help=(
+        "Write the responses and their metrics as JSON; - writes them to stdout, and the summary"
+        " to stderr."
+    ),
 )
 @click.option(
     "--spec-decode",
@@ -181,11 +185,13 @@ def command(
     has top-k 1 and verify size step + 1.
 
     Ctrl-C ends the run after the current step and writes what was generated (exit 130); a second
-    one stops at once. Finished responses are also kept in OUTPUT.partial.jsonl until the output is written.
+    one stops at once. Finished responses are also kept in OUTPUT.partial.jsonl until the output is written,
+    unless that is stdout or a device.
 
     \b
     edgespec infer --engine-dir engines --input-file input.json --output-file output.json --spec-decode
     edgespec infer --engine-dir engines --prompt 'Why is the sky blue?' --spec-decode
+    edgespec infer --engine-dir engines --input-file - --output-file - < input.json | jq .responses
     edgespec infer --engine-dir engines --prompts mt_bench.jsonl --output-file answers.json --batch-size 4
     """
     sizes = (spec_draft_top_k, spec_draft_step, spec_verify_size)
@@ -198,6 +204,11 @@ def command(
         raise click.UsageError("--no-chat-template goes with --prompt", ctx)
     if no_chat_template and chat_template:
         raise click.UsageError("--chat-template and --no-chat-template exclude each other", ctx)
+    from edgespec.prompts import stream_of
+
+    stream = stream_of(output_file)
+    if stream and stream.number == 1:
+        check_alone(ctx, as_json=as_json, dump_output=dump_output)
     if output_file is None:
         check_shown(ctx, texts, as_json=as_json, dump_output=dump_output, **overrides)
     if as_json and (dump_output or dump_profile):
@@ -227,7 +238,7 @@ def command(
             as_json=as_json,
             dump_profile=dump_profile,
             dump_output=dump_output,
-            err=output_file is None,
+            err=output_file is None or stream is not None,
         ),
     )
 
@@ -274,6 +285,13 @@ def check_shown(
         raise click.UsageError("--num-logprobs needs --output-file, where they go", ctx)
 
 
+def check_alone(ctx: click.Context, *, as_json: bool, dump_output: bool) -> None:
+    """Raises click.UsageError for what would be on stdout beside the responses."""
+    if as_json or dump_output:
+        flag = "--json" if as_json else "--dump-output"
+        raise click.UsageError(f"stdout has the responses: {flag} needs an output file", ctx)
+
+
 def respond(
     requests: RequestFile,
     *,
@@ -296,7 +314,6 @@ def respond(
     Without an output file nothing is kept, and `stream` shows the answers. `finish` shows the
     summary.
     """
-    from edgespec.prompts import Journal, NoJournal
     from edgespec.prompts.template import named_template
     from edgespec.runtime.engine import Engine
     from edgespec.runtime.file_runner import FileRun
@@ -311,7 +328,7 @@ def respond(
         notes = notes_of(engine, plan, requests, sizes)
         requests = replace(requests, batch_size=min(requests.batch_size, engine.max_batch_size))
         with (
-            NoJournal() if output_file is None else Journal(output_file) as journal,
+            journal_of(output_file) as journal,
             Stopper(lambda: kept_in(journal)) as stopper,
         ):
             if journal.leftover:
@@ -325,12 +342,22 @@ def respond(
     stats = run.stats()
     if profile_output_file:
         write_profile(profile_output_file, stats)
-    if output_file and (stopper() or run.fault):
+    if journal.path and (stopper() or run.fault):
         say(f"what was finished is in {output_file}", err=True)
     if run.fault:
         raise run.fault
     finish(stats)
     return outcome(stats, stopper.number, check_lossless=check_lossless)
+
+
+def journal_of(output: Path | None) -> Journal | NoJournal:
+    """What keeps the responses until they are written."""
+    from edgespec.prompts import Journal, NoJournal, StreamOutput, stream_of
+
+    if output is None:
+        return NoJournal()
+    stream = stream_of(output)
+    return Journal(output) if stream is None else StreamOutput(stream)
 
 
 def warn(text: str) -> None:
@@ -403,17 +430,23 @@ def check_outputs(inputs: Sequence[Path | None], *outputs: Path | None) -> None:
     """Raises OverwriteError where an output is an input or named twice, OutputError where it cannot
     be written; before any work."""
     from edgespec.outputs import refuse_overwriting
-    from edgespec.prompts import check_writable
+    from edgespec.prompts import check_writable, stream_of
 
+    places: list[object] = []
     for output in outputs:
         if output is None:
             continue
-        refuse_overwriting(output, inputs)
-        check_writable(output)
-    given = [os.path.realpath(output) for output in outputs if output]
-    if len(given) != len(set(given)):
+        stream = stream_of(output)
+        if stream is not None:
+            stream.check()
+        else:
+            refuse_overwriting(output, inputs)
+            check_writable(output)
+        if stream is None or stream.number is not None:
+            places.append(os.path.realpath(output) if stream is None else stream.number)
+    if len(places) != len(set(places)):
         raise OverwriteError(
-            f"{given[0]} is to hold both the responses and the profile", "Give two files."
+            f"{outputs[0]} is to hold both the responses and the profile", "Give two files."
         )
 
 
@@ -431,8 +464,12 @@ def kept_in(journal: Journal | NoJournal) -> str:
 def write_profile(path: Path, stats: RunStats) -> None:
     """Write profile.json; a link's target is replaced, not the link. Raises OutputError."""
     from edgespec.bundle import write_json, writing
+    from edgespec.prompts import stream_of
     from edgespec.runtime.profile import profile
 
+    if (stream := stream_of(path)) is not None:
+        stream.write(json.dumps(profile(stats), indent=2).encode() + b"\n")
+        return
     path = Path(os.path.realpath(path))  # what a link means, not the link
     with writing(path):
         write_json(path, profile(stats))

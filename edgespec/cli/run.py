@@ -20,6 +20,7 @@ from edgespec.backends.registry import find_backend
 from edgespec.cli import build, export, infer
 from edgespec.cli.chat import command as chat
 from edgespec.cli.draft_flags import ALIASES
+from edgespec.cli.paths import MODEL
 from edgespec.contract import Limits
 from edgespec.errors import OptionError, RequestError
 
@@ -72,9 +73,12 @@ class RunCommand(build.BuildCommand):
 
 
 PARAMS = [
-    click.Argument(["target"], metavar="TARGET"),
+    click.Argument(["target"], metavar="TARGET", type=MODEL),
     click.Option(
-        ["--draft"], metavar="DRAFT", help="The draft of the model: a directory or a hub name."
+        ["--draft"],
+        type=MODEL,
+        metavar="DRAFT",
+        help="The draft of the model: a directory or a hub name.",
     ),
     click.Option(
         ["--prompt", "prompts"],
@@ -200,7 +204,7 @@ def piped_prompt(ctx: click.Context) -> tuple[str, ...]:
     except UnicodeDecodeError:
         raise RequestError("stdin is not UTF-8", "Encode the prompt as UTF-8.") from None
     if not text.strip():
-        raise click.UsageError("stdin is no terminal and empty: give --prompt", ctx)
+        raise click.UsageError("stdin is not a terminal, and empty: give --prompt", ctx)
     return (text,)
 
 

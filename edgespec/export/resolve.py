@@ -155,9 +155,7 @@ def _refuse_headless(config: DraftConfig) -> None:
     if config.own_head:
         return
     name = config.base_name
-    named = (
-        f"; its config.json names {name!r} as its base, which is no directory here" if name else ""
-    )
+    named = f"; its base is {name!r} by its config.json, and no directory here" if name else ""
     what = f"this draft has no lm_head of its own and shares its base's{named}"
     remedy = (
         "Pass --base-model-dir with the directory or hub id of the base that it was trained for."

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 from edgespec.config.fields import Fields, is_int, shortened
 from edgespec.config.layers import (
@@ -34,6 +34,7 @@ from edgespec.config.values import (
     NormSpec,
     Shapes,
 )
+from edgespec.contract import Role
 from edgespec.errors import CheckpointError, UnsupportedModel
 from edgespec.methods.base import DraftFormat, Method, SpecConfig
 from edgespec.methods.dflash_variants import SECTION, VARIANT_NAMES, refuse_variants
@@ -476,11 +477,15 @@ def read_spec(fields: Fields) -> DFlashSpec:
     if outputs is None:
         raise inner.missing("target_layer_ids")
     mask = inner.get("mask_token_id")
-    if not is_int(mask) or not 0 <= mask < 2**31:
+    if not is_int(mask) or not 0 <= mask < fields.size("vocab_size"):
         raise inner.wrong("mask_token_id", "the id of a token")
     windows, causal = inner.get("windows") or [], inner.get("causal") or []
-    if not isinstance(windows, list) or not all(w is None or is_int(w) for w in windows):
+    drafted = fields.get("engine_role") == Role.DRAFT.value
+    layers = fields.size("num_hidden_layers") if drafted else 0  # a base keeps neither
+    if not isinstance(windows, list) or not all(w is None or is_window(w) for w in windows):
         raise inner.wrong("windows", "a list of windows")
+    if len(windows) != layers:
+        raise inner.wrong("windows", f"a list of {layers}, one per layer")
     if not isinstance(causal, list) or not all(isinstance(c, bool) for c in causal):
         raise inner.wrong("causal", "a list of true and false")
     if len(windows) != len(causal):
@@ -492,6 +497,11 @@ def read_spec(fields: Fields) -> DFlashSpec:
         windows=tuple(windows),
         causal=tuple(causal),
     )
+
+
+def is_window(value: object) -> bool:
+    """Whether a JSON value is a number of tokens that a layer sees."""
+    return is_int(value) and 1 <= cast(int, value) < 2**31
 
 
 def write_spec(spec: SpecConfig) -> dict[str, Any]:

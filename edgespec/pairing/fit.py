@@ -49,7 +49,8 @@ def origin(pair: Pair) -> Iterator[CheckResult]:
         )
         return
     base_origin = origin_of(pair.base, hashes=False).identity
-    if recorded.base_identity in (pair.base.identity(), base_origin):
+    # The identity last: it reads all weights of the base
+    if base_origin == recorded.base_identity or pair.base.identity() == recorded.base_identity:
         yield CheckResult("ok", "origin", "the draft was quantized with this very base")
         return
     what = f"the draft was quantized with another base ({recorded.base_name}) than this one"

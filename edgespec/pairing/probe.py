@@ -8,6 +8,7 @@ other readings. What a draft is given stands in `forcing`, the readings in `read
 
 from __future__ import annotations
 
+import io
 import math
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.checkpoint.files import Checkpoint
+from edgespec.checkpoint.files import Checkpoint, read_json
 from edgespec.checkpoint.finite import is_finite
 from edgespec.checkpoint.names import EMBEDDING
 from edgespec.errors import CheckpointError, RequestError
@@ -29,6 +30,8 @@ from edgespec.pairing.pair import Pair
 from edgespec.pairing.readings import Reading
 from edgespec.pairing.table import PAIRINGS
 from edgespec.progress import Progress
+from edgespec.stored.regular import open_regular
+from edgespec.stored.tokenizer import MAX_GROWTH, panics_as, text_growth
 
 SHIPPED = Path(__file__).with_name("probe.txt")
 MIN_TOKENS, MAX_TOKENS = 16, 512
@@ -194,7 +197,7 @@ def read_text(source: Path | None) -> str:
     RequestError."""
     path = source or SHIPPED
     try:
-        with path.open(encoding="utf-8") as file:
+        with io.TextIOWrapper(open_regular(path), encoding="utf-8") as file:
             return file.read(MAX_CHARACTERS)
     except UnicodeDecodeError as error:
         raise RequestError(
@@ -213,15 +216,30 @@ def tokens_of(base: Checkpoint, text: str) -> NDArray[np.int64]:
 
     with TemporaryDirectory() as name:
         copy_tokenizer(base, Path(name))
+        refuse_growth(Path(name) / "tokenizer.json", base)
         try:
-            tokenizer = tokenizers.Tokenizer.from_file(str(Path(name) / "tokenizer.json"))
+            with panics_as(lambda why: damaged_tokenizer(base, why)):
+                tokenizer = tokenizers.Tokenizer.from_file(str(Path(name) / "tokenizer.json"))
+                encoded = tokenizer.encode(text)
         except Exception as error:  # what the library raises for any damage
-            what = f"tokenizer.json of {base.path} cannot be read: {error}"
-            raise CheckpointError(what, "Download it again.") from error
-    ids = np.array(tokenizer.encode(text).ids[:MAX_TOKENS], np.int64)
+            raise damaged_tokenizer(base, str(error)) from error
+    ids = np.array(encoded.ids[:MAX_TOKENS], np.int64)
     if len(ids) < MIN_TOKENS:
         what = f"the probe's text has {len(ids)} tokens; at least {MIN_TOKENS} are needed"
         raise RequestError(
             what, "Give a file with some paragraphs to --probe-text, or leave it out."
         )
     return ids
+
+
+def damaged_tokenizer(base: Checkpoint, why: str) -> CheckpointError:
+    """The error for a tokenizer.json that cannot be used."""
+    what = f"tokenizer.json of {base.path} cannot be used: {why}"
+    return CheckpointError(what, "Download it again.")
+
+
+def refuse_growth(path: Path, base: Checkpoint) -> None:
+    """CheckpointError where the tokenizer's normalizer makes texts many times longer."""
+    if text_growth(read_json(path).get("normalizer")) > MAX_GROWTH:
+        why = f"its normalizer makes a text more than {MAX_GROWTH} times as long"
+        raise damaged_tokenizer(base, why)

@@ -18,6 +18,7 @@ from edgespec.prompts.parse import (
 )
 from edgespec.prompts.sets import parse_prompt_set, read_prompt_set
 from edgespec.prompts.source import MAX_FILE_BYTES, parse_json
+from edgespec.prompts.stream_output import Stream, StreamOutput, stream_of
 from edgespec.prompts.texts import read_stdin, text_requests
 from edgespec.prompts.types import (
     CANCELLED,
@@ -54,6 +55,8 @@ __all__ = [
     "Request",
     "RequestFile",
     "SamplingParams",
+    "Stream",
+    "StreamOutput",
     "check_writable",
     "parse_json",
     "parse_prompt_set",
@@ -61,6 +64,7 @@ __all__ = [
     "read_prompt_set",
     "read_requests",
     "read_stdin",
+    "stream_of",
     "text_requests",
     "write_output",
 ]

@@ -30,7 +30,7 @@ def write_output(
     """Write `output.json` whole or not at all. Raises OutputError."""
     target = Path(path)
     check_writable(target)
-    data = _document(input_file, responses)
+    data = document(input_file, responses)
     try:
         bundle.replace_file(_follow_links(target), data)
     except OSError as error:
@@ -49,7 +49,7 @@ def check_writable(path: str | os.PathLike[str]) -> None:
         if target.exists() and not target.is_file():
             raise OutputError(
                 f"{target} is not an ordinary file.",
-                "Name an ordinary file; it is replaced as a whole.",
+                "Name an ordinary file, which is replaced as a whole, or - for stdout.",
             )
         if target.exists() and not (target.stat().st_mode & 0o222 and os.access(target, os.W_OK)):
             raise OutputError(
@@ -142,19 +142,7 @@ class Journal:
                 f"{error.remedy} Nothing needs to run again: each line of that file is an entry of"
                 " responses, and jq -s '{responses: .}' makes an output.json of them.",
             )
-        try:
-            kept = _write_elsewhere(_document(input_file, responses))
-        except OSError as again:
-            return OutputError(
-                f"{error.what} The responses could not be saved anywhere else:"
-                f" {again.strerror}.{self._part_kept()}",
-                f"{error.remedy} Then run again.",
-            )
-        return OutputError(
-            f"{error.what} The responses are kept in {kept}.",
-            f"{error.remedy} Nothing needs to run again: that file is the whole output; move it"
-            " where you want it.",
-        )
+        return keep_elsewhere(error, document(input_file, responses), self._part_kept())
 
     def _part_kept(self) -> str:
         return (
@@ -259,12 +247,13 @@ def _partial_names(output: Path) -> Iterator[Path]:
         yield Path(f"{output}.partial-{number}.jsonl")
 
 
-def _document(input_file: str | os.PathLike[str], responses: Sequence[Response]) -> bytes:
-    document = {
+def document(input_file: str | os.PathLike[str], responses: Sequence[Response]) -> bytes:
+    """The bytes of `output.json`."""
+    value = {
         "input_file": os.fsencode(input_file).decode("utf-8", "replace"),
         "responses": responses,
     }
-    return _encode(document, indent=4) + b"\n"
+    return _encode(value, indent=4) + b"\n"
 
 
 def _encode(value: object, indent: int | None = None) -> bytes:
@@ -274,6 +263,24 @@ def _encode(value: object, indent: int | None = None) -> bytes:
         return json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:
         return json.dumps(value, indent=indent, ensure_ascii=True, allow_nan=False).encode()
+
+
+def keep_elsewhere(error: OutputError, data: bytes, otherwise: str = "") -> OutputError:
+    """The error, with where the whole output is kept instead; `otherwise` is what is kept where
+    even that cannot be written."""
+    try:
+        kept = _write_elsewhere(data)
+    except OSError as again:
+        return OutputError(
+            f"{error.what} The responses could not be saved anywhere else:"
+            f" {again.strerror}.{otherwise}",
+            f"{error.remedy} Then run again.",
+        )
+    return OutputError(
+        f"{error.what} The responses are kept in {kept}.",
+        f"{error.remedy} Nothing needs to run again: that file is the whole output; move it"
+        " where you want it.",
+    )
 
 
 def _write_elsewhere(data: bytes) -> Path:

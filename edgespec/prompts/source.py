@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from edgespec.errors import RequestError
 from edgespec.prompts.places import show
+from edgespec.stored.regular import open_regular
 
 MAX_FILE_BYTES = 64 * 2**20
 
@@ -19,13 +20,13 @@ MAX_FILE_BYTES = 64 * 2**20
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
     """Returns the bytes of a request file. Raises RequestError if unreadable or above 64 MiB."""
     try:
-        with Path(path).open("rb") as file:
+        with open_regular(Path(path)) as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a path with a null character
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise RequestError(
             f"{path} cannot be read: {reason}.",
-            "Pass the path of a file that exists and is readable.",
+            "Pass the path of a regular file that exists and is readable.",
         ) from error
     if len(data) > MAX_FILE_BYTES:
         raise RequestError(

@@ -29,6 +29,7 @@ from edgespec.prompts.named_templates import NAMED_TEMPLATES
 from edgespec.prompts.places import did_you_mean
 from edgespec.prompts.sandbox import Meter, Sandbox
 from edgespec.prompts.types import Message
+from edgespec.stored.regular import read_regular
 
 JINJA_TEMPLATE = "chat_template.jinja"
 FLAT_TEMPLATE = "processed_chat_template.json"
@@ -394,8 +395,9 @@ def read_object(path: Path) -> dict[str, object] | None:
 def read_text(path: Path) -> str | None:
     """Returns the text of a file; None if there is no file. Raises BundleError."""
     try:
-        return path.read_text(encoding="utf-8")
+        return read_regular(path).decode()
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise BundleError(f"{path} cannot be read: {error}.", COPY_AGAIN) from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise BundleError(f"{path} cannot be read: {reason}.", COPY_AGAIN) from error

@@ -11,6 +11,7 @@ with no tree, no accept rule and no drafter, so that a fault of those explains n
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -184,8 +185,9 @@ def bound_of(engine: Engine, logits: Floats) -> float:
 
 
 def spelt(tokenizer: Tokenizer, token: int) -> str:
-    """A token's text in quotes."""
-    return f'"{tokenizer.token_bytes(token).decode("utf-8", "replace")}"'
+    """A token's text in quotes, in one line."""
+    text = tokenizer.token_bytes(token).decode("utf-8", "replace")
+    return json.dumps(text, ensure_ascii=False)
 
 
 # ---- the same tokens in other calls

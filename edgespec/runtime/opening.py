@@ -126,7 +126,7 @@ def open_base(engine_dir: Path, choice: DraftChoice, *, exact: bool) -> OpenBase
         what = f"the {role.value} engine in {engine_dir} was built to verify no drafts"
         raise LimitError(what, BUILD_AGAIN)
     runner, config = open_runner(engine_dir, role)
-    table = runner.table or EmbeddingTable(engine_dir / bundle.EMBEDDING)
+    table = runner.table or EmbeddingTable(engine_dir / bundle.EMBEDDING, config.component)
     min_rows = EXACT_ROWS if exact else 1
     decoder = CachedDecoder.of(runner, table, config.component, min_rows)
     return OpenBase(decoder, config, table, backend_of(engine_dir, role).plan_hints)
@@ -157,8 +157,9 @@ def open_draft_engine(engine_dir: Path, base: OpenBase) -> DraftEngine:
     runner, config = open_runner(engine_dir, Role.DRAFT)
     check_pairing(base.config.component, config.component)
     assert config.component.pair is not None
-    own = engine_dir / engines.DRAFT_EMBEDDING
-    table: Table = EmbeddingTable(own) if config.component.pair.own_embedding else base.table
+    table = base.table
+    if config.component.pair.own_embedding:
+        table = EmbeddingTable(engine_dir / engines.DRAFT_EMBEDDING, config.component)
     return DraftEngine(runner=runner, config=config, table=table)
 
 

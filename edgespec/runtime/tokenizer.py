@@ -16,6 +16,13 @@ import tokenizers
 from edgespec.errors import BundleError, RequestError
 from edgespec.prompts import Message
 from edgespec.prompts.template import COPY_AGAIN, ChatTemplate, NoTemplate, read_template, read_text
+from edgespec.stored.tokenizer import (
+    MAX_AFFIX,
+    MAX_GROWTH,
+    added_tokens,
+    panics_as,
+    text_growth,
+)
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 ANCHOR = "a"
@@ -71,8 +78,10 @@ class Tokenizer:
         """Returns the ids of a text.
 
         Use `add_special_tokens` for plain text; a rendered chat template has its special tokens.
+        Raises RequestError for a text that the tokenizer's regular expressions cannot split.
         """
-        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        with panics_as(_cannot_split):
+            return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Returns the text of ids. Invalid UTF-8 becomes U+FFFD; unknown ids are omitted."""
@@ -137,6 +146,35 @@ class Tokenizer:
         return ids, texts
 
 
+def _cannot_split(why: str) -> RequestError:
+    what = f"the regular expressions of tokenizer.json cannot split this text: {why}"
+    return RequestError(what, "Shorten the text, or break up long runs of one character.")
+
+
+# Runs of one character, by which expressions with nested repetitions are found
+SAMPLES = ("a" * 40 + "!", "1" * 40 + "!", " " * 40 + "!")
+
+
+def _check_rules(tokenizer: tokenizers.Tokenizer, path: Path) -> None:
+    """Raises BundleError for rules that make texts many times longer, or never come to an end."""
+    for name in ("normalizer", "decoder"):
+        if text_growth(_rule(tokenizer, name)) > MAX_GROWTH:
+            what = f"{path}: the {name} makes a text more than {MAX_GROWTH} times as long."
+            raise BundleError(what, COPY_AGAIN)
+    if added_tokens(_rule(tokenizer, "post_processor")) > MAX_AFFIX:
+        what = f"{path}: the post_processor adds more than {MAX_AFFIX} tokens to a text."
+        raise BundleError(what, COPY_AGAIN)
+    for sample in SAMPLES:
+        with panics_as(lambda why: BundleError(f"{path}: the pre_tokenizer: {why}.", COPY_AGAIN)):
+            tokenizer.encode(sample, add_special_tokens=False)
+
+
+def _rule(tokenizer: tokenizers.Tokenizer, name: str) -> object:
+    """The JSON of one of the tokenizer's rules; None where it has none."""
+    rule = getattr(tokenizer, name)
+    return None if rule is None else json.loads(rule.__getstate__())
+
+
 def _decoder_steps(tokenizer: tokenizers.Tokenizer) -> Iterator[str]:
     """Yields the types of the decoders in tokenizer.json; a sequence yields each of its own."""
     waiting = [] if tokenizer.decoder is None else [json.loads(tokenizer.decoder.__getstate__())]
@@ -175,10 +213,12 @@ def _read_tokenizer(path: Path) -> tokenizers.Tokenizer:
             "Copy tokenizer.json from the model's checkpoint; where it has none, save it once with"
             " transformers: AutoTokenizer.from_pretrained(MODEL).save_pretrained(DIRECTORY).",
         )
-    try:
-        tokenizer = tokenizers.Tokenizer.from_str(text)
-    except Exception as error:  # tokenizers raises the class Exception itself
-        raise BundleError(f"{path} is damaged: {error}.", COPY_AGAIN) from error
+    with panics_as(lambda why: BundleError(f"{path} is damaged: {why}.", COPY_AGAIN)):
+        try:
+            tokenizer = tokenizers.Tokenizer.from_str(text)
+        except Exception as error:  # tokenizers raises the class Exception itself
+            raise BundleError(f"{path} is damaged: {error}.", COPY_AGAIN) from error
+    _check_rules(tokenizer, path)
     # Never truncate or pad a prompt, whatever the file declares
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -82,6 +82,15 @@ class BundleFields(Fields):
             raise self.wrong(key, f"a whole number from 0 to {most}")
         return cast(int, value)
 
+    def offset(self, key: str) -> int:
+        """A place in a file, in bytes, that must be there. Raises BundleError."""
+        value = self.get(key)
+        if value is None:
+            raise self.missing(key)
+        if not is_int(value) or not 0 <= value < 2**63:
+            raise self.wrong(key, "a place in a file")
+        return cast(int, value)
+
     def refuse_unknown(self, known: Collection[str]) -> None:
         """Raises BundleError where a key is not one of the `known`."""
         unknown = sorted(set(self.raw) - set(known))

@@ -6,13 +6,13 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 MAX_JSON_BYTES = 256 * 2**20  # a tokenizer.json of 250,000 tokens has about 35 MB
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """Open a regular file, or a link to one, for reading. Raises OSError for anything else, and as
     `open` does."""
     # Without O_NONBLOCK the open itself would wait for a pipe's writer

@@ -138,6 +138,8 @@ def read_array(path: Path, tensor: StoredTensor) -> NDArray[Any]:
     """A tensor as a new array. Raises OSError."""
     with open_regular(path) as file:
         file.seek(tensor.offset)
-        data = np.frombuffer(file.read(tensor.num_bytes), numpy_dtype(tensor.dtype))
-    array: NDArray[Any] = data.reshape(tensor.shape).copy()
-    return array
+        data = file.read(tensor.num_bytes)
+    if tensor.dtype == "bool":  # any byte but 0 is true
+        return np.frombuffer(data, np.uint8).reshape(tensor.shape).astype(np.bool_)
+    array: NDArray[Any] = np.frombuffer(data, numpy_dtype(tensor.dtype)).reshape(tensor.shape)
+    return array.copy()

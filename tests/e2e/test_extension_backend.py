@@ -338,7 +338,7 @@ def test_an_engine_that_computes_something_else_is_not_kept(
 
     monkeypatch.setattr(ToyRunner, "run", louder)
     done = cli(*build_args(exported["base"], tmp_path / "new"))
-    assert done.code == 1
+    assert done.code == INVALID
     assert "This evaluator computes another result." in done.err
     assert not (tmp_path / "new").exists()
 

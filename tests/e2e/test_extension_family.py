@@ -118,13 +118,13 @@ def test_one_row_takes_a_family_from_its_checkpoint_to_answers(
 
 def compare_with_transformers(base: Path, engine_dir: Path) -> None:
     """Logits of a prompt, in float32."""
-    runner, _ = open_runner(engine_dir, Role.BASE)
+    runner, config = open_runner(engine_dir, Role.BASE)
     model = toys.load_base(base)
     ids = np.random.default_rng(0).integers(3, 256, 20)
     with torch.no_grad():
         wanted = model(torch.from_numpy(ids)[None]).logits[0].numpy()
     rope = FAMILIES[NAME].decoder(Fields(json.loads((base / "config.json").read_text()), "")).rope
-    table = EmbeddingTable(engine_dir / "embedding.safetensors")
+    table = EmbeddingTable(engine_dir / "embedding.safetensors", config.component)
     decoder = OneLane(CachedDecoder(runner, table, RopeTable.of(rope, runner.capacity)))
     found = decoder.causal(ids, np.arange(20)).logits[0]
     assert np.abs(found - wanted).max() <= 2e-4

@@ -324,7 +324,9 @@ def test_two_runs_at_once_make_one_entry(
 # ---- edgespec cache
 
 
-def test_cache_lists_and_prunes(checkpoints: Path, cli: Cli, kept: Cache) -> None:
+def test_cache_lists_and_prunes(
+    checkpoints: Path, cli: Cli, kept: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "0.0 MB in 0 entries" in cli("cache", "list").out
     assert cli("run", checkpoints / "base", "--prompt", "a", *GREEDY).code == 0
     assert cli("run", checkpoints / "base", "--weights", "int4", "--prompt", "a", *GREEDY).code == 0
@@ -336,6 +338,9 @@ def test_cache_lists_and_prunes(checkpoints: Path, cli: Cli, kept: Cache) -> Non
     assert sum(entry["bytes"] for entry in shown["entries"]) > 100_000
     assert "nothing to remove" in cli("cache", "prune", "--yes").out
     assert "nothing to remove" in cli("cache", "prune", "--older-than", 1, "--yes").out
+    with monkeypatch.context() as patch:
+        patch.setattr("edgespec.oneshot.__version__", "99")
+        assert "in 2 entries" in cli("cache", "prune", "--dry-run").out
     old = kept.entries()[1].path / "entry.json"
     os.utime(old, (1e9, 1e9))
     assert "would remove" in cli("cache", "prune", "--older-than", 1, "--dry-run").out

@@ -93,3 +93,65 @@ def test_second_signal_ends_at_once_whether_or_not_anybody_reads(stderr: str) ->
         assert child.wait(5) == 130
     os.close(writing)
     os.close(reading)
+
+
+# Responses on stdout
+
+
+def shell(command: str, args: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["sh", "-c", command, "sh", *args], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize("name", ["-", "/dev/stdout", "/dev/fd/1"])
+def test_responses_go_through_a_pipe(engine_dir: Path, tmp_path: Path, name: str) -> None:
+    done = shell('"$@" | cat', infer(engine_dir, tmp_path, "--output-file", name))
+    assert len(json.loads(done.stdout)["responses"]) == 1
+    assert "tokens/s" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["input.json"]
+
+
+def test_responses_and_profile_go_to_streams_of_their_own(engine_dir: Path, tmp_path: Path) -> None:
+    args = infer(engine_dir, tmp_path, "--output-file", "-", "--profile-output-file", "/dev/fd/3")
+    done = shell(f'"$@" 3> {tmp_path / "profile.json"}', args)
+    assert "responses" in json.loads(done.stdout)
+    assert "stages" in json.loads((tmp_path / "profile.json").read_text())
+
+
+@pytest.mark.parametrize("flag", ["--json", "--dump-output"])
+def test_nothing_else_is_on_stdout_with_the_responses(
+    engine_dir: Path, tmp_path: Path, flag: str
+) -> None:
+    done = shell('"$@"', infer(engine_dir, tmp_path, "--output-file", "-", flag))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"stdout has the responses: {flag} needs an output file" in done.stderr
+
+
+def test_closed_stdout_is_told_before_any_work(engine_dir: Path, tmp_path: Path) -> None:
+    done = shell('"$@" >&-', infer(engine_dir, tmp_path, "--output-file", "-"))
+    assert done.returncode == 4
+    assert done.stderr.startswith("error: stdout cannot be written")
+
+
+def test_reader_of_the_responses_that_goes_away_is_no_failure_of_ours(
+    engine_dir: Path, tmp_path: Path
+) -> None:
+    done = shell('"$@" | true', infer(engine_dir, tmp_path, "--output-file", "-"))
+    assert "Traceback" not in done.stderr
+    assert "error:" not in done.stderr
+
+
+def test_files_whose_names_are_not_utf8_are_read_and_written(
+    engine_dir: Path, tmp_path: Path
+) -> None:
+    args = infer(engine_dir, tmp_path)
+    odd = os.fsdecode(b"a\xff.json")
+    (tmp_path / "input.json").rename(tmp_path / odd)
+    args = [word.replace("input.json", odd) for word in args]
+    out = tmp_path / os.fsdecode(b"out\xff.json")
+    done = subprocess.run(
+        [*args, "--output-file", str(out)], capture_output=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(out.read_bytes())["responses"]) == 1

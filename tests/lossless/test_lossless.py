@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -19,11 +20,12 @@ import edgespec
 from edgespec.backends.ort.recurrent import RecurrentCache
 from edgespec.errors import LimitError
 from edgespec.prompts import CAPACITY, END_OF_SEQUENCE, MAX_LENGTH
+from edgespec.rope import RopeTable
 from edgespec.runtime import decoder as decoder_module
 from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.generation import Response
-from edgespec.runtime.lossless_check import first_difference
+from edgespec.runtime.lossless_check import Replay, first_difference, spelt
 from edgespec.runtime.sampling import NEAR_TIE
 from edgespec.runtime.tree import DraftPlan, DraftTree
 from edgespec.runtime.verify import ACCEPT_RULES
@@ -301,6 +303,61 @@ def test_recurrent_layers_are_not_exact(pairs: dict[str, Path], engine: Engine) 
 
 
 # The comparison can see
+
+
+@pytest.mark.parametrize("reused", [0, 7])
+@pytest.mark.parametrize("index", [0, 1, 17])
+def test_computing_the_tokens_again_gives_the_logits_of_the_prompt(
+    engine: Engine, index: int, reused: int
+) -> None:
+    """In calls of one row, of the steps' sizes and of others: all agree to the last digits, so that
+    in float32 nothing but a near-tie is ever explained."""
+    prompt = prompt_of(12)
+    script(engine, prompt, GREEDY, 0.7)
+    drafted = drafting(engine, prompt, GREEDY, 24, DraftPlan(4, 4, 20))
+    drafted.metrics.reused_tokens = reused
+    wanted = engine.next_logits([*prompt, *drafted.token_ids[:index]])
+    replay = Replay.of(engine, drafted, index, 1)
+    rows = [call.rows for call in replay.as_verified()]
+    assert sum(call.kept for call in replay.as_verified()) == index
+    assert not index or max(rows) > 1
+    found = list(replay.logits())
+    assert len(found) == 6
+    for logits in found:
+        np.testing.assert_allclose(logits, wanted, atol=2e-5 * np.abs(wanted).max())
+    assert [lane.length for lane in engine.base.lanes] == [0] * len(engine.base.lanes)
+
+
+def one_too_far(table: RopeTable, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A planted bug of many rows alone: those behind the first of a call stand one further."""
+    return RIGHT_ROWS(table, positions + (np.arange(positions.shape[-1]) > 0))
+
+
+RIGHT_ROWS = RopeTable.rows
+
+
+def test_tokens_are_spelt_in_one_line(engine: Engine) -> None:
+    by_bytes = {engine.tokenizer.token_bytes(token): token for token in range(VOCAB)}
+    assert spelt(engine.tokenizer, by_bytes[b"\n"]) == '"\\n"'
+    assert spelt(engine.tokenizer, by_bytes[b"a"]) == '"a"'
+    assert all(len(spelt(engine.tokenizer, token).splitlines()) == 1 for token in range(VOCAB))
+
+
+def test_rounding_that_is_none_explains_nothing(engine: Engine) -> None:
+    """Were whatever one row and many rows differ by taken for rounding, this would be explained."""
+    prompt = prompt_of(9)
+    plain = plainly(engine, prompt, GREEDY, 40)
+    script(engine, prompt, GREEDY, 0.8)
+    drafted = drafting(engine, prompt, GREEDY, 40, DraftPlan(4, 4, 20))
+    other = drafted.token_ids[20] ^ 1
+    ids = [*drafted.token_ids[:20], other, *drafted.token_ids[21:]]
+    with mock.patch.object(RopeTable, "rows", one_too_far):
+        difference = first_difference(engine, plain, replace(drafted, token_ids=ids), GREEDY)
+    assert difference is not None
+    assert difference.index == 20
+    assert not difference.explained
+    assert difference.rounding > difference.bound
+    assert "beyond the" in difference.words
 
 
 def commit_without_moving(decoder: CachedDecoder, lane: int, path: np.ndarray) -> None:

@@ -40,7 +40,7 @@ class Component:
     def decoder(self) -> OneLane:
         """An empty sequence. The rows of earlier ones are still in the cache and must not be
         seen."""
-        embedding = EmbeddingTable(self.engine_dir / bundle.EMBEDDING)
+        embedding = EmbeddingTable(self.engine_dir / bundle.EMBEDDING, self.config.component)
         local = self.config.component.local_rope
         return OneLane(
             CachedDecoder(

@@ -221,10 +221,9 @@ def test_a_pass_whose_rows_are_all_dropped_changes_nothing(pair: Pair, decoder: 
 def lanes(pair: Pair) -> CachedDecoder:
     limits = Limits(3, CAPACITY, CAPACITY)
     path = made.built(limits, pair.component.onnx_dir)
-    runner, _ = open_runner(path, Role.BASE)
-    return CachedDecoder(
-        runner, EmbeddingTable(path / "embedding.safetensors"), pair.component.rope
-    )
+    runner, config = open_runner(path, Role.BASE)
+    table = EmbeddingTable(path / "embedding.safetensors", config.component)
+    return CachedDecoder(runner, table, pair.component.rope)
 
 
 def test_sequences_side_by_side_are_each_as_alone(pair: Pair, lanes: CachedDecoder) -> None:

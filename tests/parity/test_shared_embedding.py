@@ -51,8 +51,8 @@ def test_rows_of_a_tied_head_are_the_rounded_embedding(
     built = build(onnx, tmp_path / "engine", LIMITS, options=weight_format)
     assert not (tmp_path / "engine" / bundle.EMBEDDING).exists()
     assert any("embedding" in note for note in built.notes)
-    runner, _ = open_runner(tmp_path / "engine", Role.BASE)
-    table = EmbeddingTable(onnx / bundle.EMBEDDING).table
+    runner, config = open_runner(tmp_path / "engine", Role.BASE)
+    table = EmbeddingTable(onnx / bundle.EMBEDDING, config.component).table
     tokens = np.array([[0, 5, len(table) - 1]])
     assert runner.table is not None
     assert weight_format.bits is not None

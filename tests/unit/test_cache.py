@@ -119,6 +119,11 @@ def test_cache_below_a_file_is_refused(tmp_path: Path) -> None:
         Cache(tmp_path / "file").make_root()
 
 
+def test_cache_whose_name_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=r"c\\xff is not UTF-8"):
+        Cache(tmp_path / os.fsdecode(b"c\xff")).make_root()
+
+
 # ---- starts
 
 

@@ -26,6 +26,7 @@ GROUND = (
     "families",
     "rope",
     "contract",
+    "operators",
     "bundle",
     "directories",
     "outputs",

@@ -9,26 +9,20 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.directories import Kind
 from edgespec.errors import OverwriteError
-from edgespec.outputs import (
-    CHECKPOINT,
-    ENGINE,
-    EXPORT,
-    model_directory,
-    refuse_model_directory,
-    refuse_overwriting,
-)
+from edgespec.outputs import model_directory, refuse_model_directory, refuse_overwriting
 
-KINDS: dict[str, tuple[dict[str, str], str | None]] = {
-    "checkpoint": ({"config.json": "{}", "model.safetensors": ""}, CHECKPOINT),
-    "shards": ({"config.json": "{}", "model.safetensors.index.json": "{}"}, CHECKPOINT),
-    "pickled": ({"config.json": "{}", "pytorch_model.bin": ""}, CHECKPOINT),
-    "quantized": ({"manifest.json": '{"kind": "quantize"}'}, CHECKPOINT),
-    "export": ({"manifest.json": '{"kind": "export"}'}, EXPORT),
-    "export without its manifest": ({"config.json": "{}", "model.onnx": ""}, EXPORT),
-    "engines": ({"manifest.json": '{"kind": "engine"}'}, ENGINE),
-    "engines with a damaged manifest": ({"manifest.json": "{", "spec_base.onnx": ""}, ENGINE),
-    "engine without its manifest": ({"llm.onnx": "", "config.json": "{}"}, ENGINE),
+KINDS: dict[str, tuple[dict[str, str], Kind | None]] = {
+    "checkpoint": ({"config.json": "{}", "model.safetensors": ""}, Kind.CHECKPOINT),
+    "shards": ({"config.json": "{}", "model.safetensors.index.json": "{}"}, Kind.CHECKPOINT),
+    "pickled": ({"config.json": "{}", "pytorch_model.bin": ""}, Kind.CHECKPOINT),
+    "quantized": ({"manifest.json": '{"kind": "quantize"}'}, Kind.CHECKPOINT),
+    "export": ({"manifest.json": '{"kind": "export"}'}, Kind.EXPORT),
+    "export without its manifest": ({"config.json": "{}", "model.onnx": ""}, Kind.EXPORT),
+    "engines": ({"manifest.json": '{"kind": "engine"}'}, Kind.ENGINES),
+    "engines with a damaged manifest": ({"manifest.json": "{", "spec_base.onnx": ""}, Kind.ENGINES),
+    "engine without its manifest": ({"llm.onnx": "", "config.json": "{}"}, Kind.ENGINES),
     "a project of its own": ({"manifest.json": '{"kind": "web"}', "config.json": "{}"}, None),
     "loose weights": ({"model.safetensors": ""}, None),
     "nothing": ({}, None),
@@ -53,7 +47,7 @@ def test_directories_of_models_are_known_by_their_files(tmp_path: Path, kind: st
 def test_nothing_goes_into_the_directory_of_a_model(tmp_path: Path, kind: str, where: str) -> None:
     files, expected = KINDS[kind]
     directory = made(tmp_path / "d", files)
-    with pytest.raises(OverwriteError, match=rf"lies in .*d, which is {expected}"):
+    with pytest.raises(OverwriteError, match=rf"lies in .*d, which is {expected.value}"):
         refuse_overwriting(directory / where, [])
 
 
@@ -128,6 +122,6 @@ def test_output_beside_what_is_read_is_fine(tmp_path: Path) -> None:
 
 def test_a_directory_of_the_right_kind_may_be_written(tmp_path: Path) -> None:
     engines = made(tmp_path / "engines", {"manifest.json": '{"kind": "engine"}'})
-    refuse_model_directory(engines, "it is", "", but=(ENGINE,))
+    refuse_model_directory(engines, "it is", "", but=(Kind.ENGINES,))
     with pytest.raises(OverwriteError, match="which is an engine directory"):
-        refuse_model_directory(engines, "it is", "", but=(EXPORT,))
+        refuse_model_directory(engines, "it is", "", but=(Kind.EXPORT,))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -28,13 +29,14 @@ from edgespec.backends.ort.matmul_nbits import Kernel, LmHeadTable
 from edgespec.backends.ort.recurrent import RecurrentCache
 from edgespec.backends.ort.session import session_options
 from edgespec.contract import (
+    Dim,
     GraphContract,
     Role,
     canonical_contract,
     past_names,
     present_names,
 )
-from edgespec.errors import ContractError, EnvironmentProblem
+from edgespec.errors import BundleError, EnvironmentProblem
 
 PROVIDERS = ["CPUExecutionProvider"]
 RUNNERS: WeakSet[OrtRunner] = WeakSet()
@@ -281,7 +283,8 @@ def lm_head_table(path: Path, shared: SharedEmbedding, hidden_size: int) -> LmHe
 
 
 def open_session(path: Path, *, spinning: bool = True) -> ort.InferenceSession:
-    """A session of an engine. EnvironmentProblem where it cannot be loaded.
+    """A session of an engine. BundleError where its file is damaged, EnvironmentProblem where
+    memory does not suffice.
 
     Threads that spin between calls start the next one sooner, and take the cores from the other
     engine of a pair: base and draft alternate, so only one of them may.
@@ -301,9 +304,9 @@ def open_session(path: Path, *, spinning: bool = True) -> ort.InferenceSession:
             raise EnvironmentProblem(
                 f"not enough memory to load {path}: {message}", remedy
             ) from error
-        raise EnvironmentProblem(
-            f"ONNX Runtime cannot load {path}: {message}", "Build the engine again on this machine."
-        ) from error
+        # The engine was built by this very version, for this CPU: the file is damaged
+        what = f"ONNX Runtime cannot load {path}: {message}"
+        raise BundleError(what, "Build the engine again on this machine.") from error
     if session.get_providers() != PROVIDERS:
         raise EnvironmentProblem(
             f"ONNX Runtime chose {session.get_providers()} where {PROVIDERS} was asked for",
@@ -313,7 +316,9 @@ def open_session(path: Path, *, spinning: bool = True) -> ort.InferenceSession:
 
 
 def check_signature(session: ort.InferenceSession, contract: GraphContract, path: Path) -> None:
-    """ContractError where inputs or outputs have other names than those of the contract."""
+    """BundleError where inputs or outputs have other names, types or sizes than those of the
+    contract, which its config.json says."""
+    remedy = "Build the engine again with this version of edgespec."
     for kind, found, wanted in (
         ("inputs", session.get_inputs(), contract.inputs),
         ("outputs", session.get_outputs(), contract.outputs),
@@ -321,7 +326,27 @@ def check_signature(session: ort.InferenceSession, contract: GraphContract, path
         differing = {v.name for v in found} ^ {spec.name for spec in wanted}
         if differing:
             what = f"{path}: {kind} that differ from the contract: {', '.join(sorted(differing))}"
-            raise ContractError(what, "Build the engine again with this version of edgespec.")
+            raise BundleError(what, remedy)
+        specs = {spec.name: spec for spec in wanted}
+        for value in found:
+            spec = specs[value.name]
+            if value.type != ORT_TYPES[spec.dtype] or not fits(value.shape, spec.shape):
+                is_ = f"{value.type} {value.shape}"
+                should = f"{spec.dtype} {list(spec.shape)}"
+                what = f"{path}: {kind} that differ from config.json: {value.name!r} is {is_}"
+                raise BundleError(f"{what}, not {should}", remedy)
+
+
+ORT_TYPES = {"float32": "tensor(float)", "int64": "tensor(int64)", "bool": "tensor(bool)"}
+
+
+def fits(found: Sequence[int | str | None], wanted: Sequence[Dim]) -> bool:
+    """Whether sizes that both know are the same."""
+    return len(found) == len(wanted) and all(
+        a == b
+        for a, b in zip(found, wanted, strict=True)
+        if isinstance(a, int) and isinstance(b, int)
+    )
 
 
 def unused_widths(contract: GraphContract) -> dict[str, int]:

@@ -167,7 +167,7 @@ def command(
     at once (exit 130). At the prompt the first clears the line and the second leaves; Ctrl-D leaves
     too.
 
-    Where input is no terminal each line is a turn (or a command), answers go to stdout, each ended
+    Where input is not a terminal, each line is a turn (or a command), answers go to stdout, each ended
     by a newline, and the exit code is 5 if a turn failed; Ctrl-C ends the run after the step.
 
     Control characters in an answer are escaped on a terminal: ESC is shown as \\x1b. A file or a

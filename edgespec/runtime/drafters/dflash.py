@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import load_file
 
 from edgespec import bundle
 from edgespec.backends.base import LaneRows, PlanHints
-from edgespec.backends.engine_config import EngineConfig
+from edgespec.backends.engine_config import BUILD_AGAIN, EngineConfig
+from edgespec.component_files import d2t_offsets, required_arrays
 from edgespec.contract import MAX_BLOCK_NODES
 from edgespec.errors import LimitError
 from edgespec.methods.dflash import NAME, THINKING, DFlashSpec
@@ -263,12 +263,14 @@ def open_drafter(sources: DrafterSources) -> DFlashDrafter:
     """The drafter of a DFlash engine, with a vocabulary map where one stands beside it."""
     draft = sources.draft
     assert draft is not None
-    spec, vocabulary = spec_of(draft.config), sources.engine_dir / bundle.D2T
-    d2t = load_file(vocabulary)["d2t"].astype(np.int64) if vocabulary.is_file() else None
+    spec, config, d2t = spec_of(draft.config), draft.config.component, None
+    vocabulary = sources.engine_dir / bundle.D2T
+    if vocabulary.is_file() or bundle.D2T in required_arrays(config):
+        d2t = d2t_offsets(vocabulary, config, BUILD_AGAIN)
     found = {MaskSpec(*pair) for pair in zip(spec.windows, spec.causal, strict=True)}
     # the mask for layers without a window first
     ordered = sorted(found, key=lambda mask: mask.window is not None)
-    rope = RopeTable.of(draft.config.component.rope, draft.runner.capacity)
+    rope = RopeTable.of(config.rope, draft.runner.capacity)
     decoder = BlockDecoder(draft.runner, draft.table, rope, ordered)
     return DFlashDrafter(decoder, spec.mask_token_id, spec.block_size, d2t)
 

@@ -5,11 +5,9 @@ Knows the method's row. The search is `tree_drafter`'s.
 
 from __future__ import annotations
 
-import numpy as np
-from safetensors.numpy import load_file
-
 from edgespec import bundle
-from edgespec.backends.engine_config import EngineConfig
+from edgespec.backends.engine_config import BUILD_AGAIN, EngineConfig
+from edgespec.component_files import d2t_offsets
 from edgespec.methods.eagle3 import NAME
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
 from edgespec.runtime.drafters.tree_drafter import TreeDrafter, cached_decoder, draft_sizes
@@ -19,7 +17,8 @@ from edgespec.runtime.plans import TreeLimits
 def open_drafter(sources: DrafterSources) -> TreeDrafter:
     """The drafter of a draft's engine; the vocabulary map stands beside it."""
     assert sources.draft is not None
-    offsets = load_file(sources.engine_dir / bundle.D2T)["d2t"].astype(np.int64)
+    path, config = sources.engine_dir / bundle.D2T, sources.draft.config.component
+    offsets = d2t_offsets(path, config, BUILD_AGAIN)
     return TreeDrafter(cached_decoder(sources.draft), offsets)
 
 

@@ -133,7 +133,7 @@ def test_what_is_wrong_in_an_entry_is_refused_by_its_key(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"kind": "export"}, "is no engine directory"),
+        ({"kind": "export"}, "is not an engine directory"),
         ({"engines": [ENTRY]}, "does not describe engines"),
         ({"engines": {"base": "there"}}, "does not describe engines"),
         ({"engines": {"judge": ENTRY}}, "names an engine 'judge'"),

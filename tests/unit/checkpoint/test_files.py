@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import pickle
@@ -16,6 +17,7 @@ import huggingface_hub
 import numpy as np
 import pytest
 import torch
+from huggingface_hub.errors import HfHubHTTPError
 from safetensors.torch import load_file, save_file
 
 from edgespec.checkpoint import files
@@ -436,9 +438,8 @@ def test_hub_id_is_downloaded_without_pickles(
 def test_failed_download_says_that_there_is_no_such_directory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    import httpx
-
-    for failure in (OSError("no route"), ValueError("bad id"), httpx.ConnectError("no route")):
+    client = importlib.import_module(HfHubHTTPError.__bases__[0].__module__.partition(".")[0])
+    for failure in (OSError("no route"), ValueError("bad id"), client.ConnectError("no route")):
 
         def download(*_: object, error: Exception = failure, **__: object) -> str:
             raise error

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import importlib
 import json
 import threading
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 from huggingface_hub import constants
+from huggingface_hub.errors import HfHubHTTPError
 
 from edgespec.checkpoint import hub
 from edgespec.checkpoint.hub import download
@@ -188,6 +190,13 @@ def test_hub_that_cannot_be_reached_is_told_and_its_cache_used(
     offline = refused(CheckpointError, "org/other")
     assert "HF_HUB_OFFLINE is set" in offline.what
     assert "unset HF_HUB_OFFLINE" in offline.remedy
+
+
+def test_errors_of_the_client_are_those_of_the_library_in_use() -> None:
+    """httpx in 1.x, httpx2 in 2.x: neither's errors are OSErrors."""
+    client = importlib.import_module(HfHubHTTPError.__bases__[0].__module__.partition(".")[0])
+    assert issubclass(client.ConnectError, hub.download_errors())
+    assert not issubclass(TypeError, hub.download_errors())
 
 
 def test_too_little_room_is_refused_before_the_download(

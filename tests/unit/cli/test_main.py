@@ -138,7 +138,7 @@ def test_mistyped_variable_is_warned_of(monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.setenv("EDGESPEC_ENGINEDIR", "E")
     monkeypatch.setenv("EDGESPEC_TESTS_OF_MY_OWN", "x")
     assert run(["help"]) == 0
-    warned = "EDGESPEC_ENGINEDIR is no variable of edgespec; did you mean EDGESPEC_ENGINE_DIR?\n"
+    warned = "EDGESPEC_ENGINEDIR is not a variable of edgespec; did you mean EDGESPEC_ENGINE_DIR?\n"
     assert capsys.readouterr().err == warned
 
 

@@ -216,6 +216,22 @@ def test_a_draft_quantised_with_another_base_is_a_warning(
     )
 
 
+def test_a_base_that_changed_in_its_last_byte_is_another_one(
+    copied: Callable[[str], Path],
+) -> None:
+    base, draft = copied("base"), copied("eagle")
+    recorded = {"name": "base", "identity": Checkpoint(base).identity()}
+    value = {"format": 1, "kind": "quantize", "source": {"identity": "cd"}, "base": recorded}
+    text = json.dumps(value | {"files": bundle.file_entries(draft)})
+    (draft / bundle.MANIFEST).write_text(text)
+    assert one("origin", base, draft).level == "ok"
+    weights = base / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    assert one("origin", base, draft).level == "warning"
+
+
 def test_another_name_is_a_warning_and_another_depth_a_refusal(
     shop: Path, copied: Callable[[str], Path]
 ) -> None:

@@ -138,11 +138,20 @@ def in_16_bits(kernel: Kernel, x: Floats, values: Any, scales: Any) -> Floats:
     return np.asarray(sums * scales, np.float32)
 
 
-def test_sums_in_16_bits_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("rows", [(1,), (2,), (64,), (1, 2, 64)])
+def test_sums_in_16_bits_are_noticed_in_calls_of_any_size(
+    monkeypatch: pytest.MonkeyPatch, rows: tuple[int, ...]
+) -> None:
+    """A CPU has kernels of its own for one row and for many."""
     is_exact_here.cache_clear()
     assert is_exact_here()
     is_exact_here.cache_clear()
-    monkeypatch.setattr(int8_gemm, "run", in_16_bits)
+    run = int8_gemm.run
+    monkeypatch.setattr(
+        int8_gemm,
+        "run",
+        lambda kernel, x, *arrays: (in_16_bits if len(x) in rows else run)(kernel, x, *arrays),
+    )
     assert not is_exact_here()
     is_exact_here.cache_clear()
 

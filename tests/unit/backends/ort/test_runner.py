@@ -26,7 +26,7 @@ from edgespec.contract import (
     past_names,
     present_names,
 )
-from edgespec.errors import ContractError, EnvironmentProblem
+from edgespec.errors import BundleError, EnvironmentProblem
 from edgespec.export.components import ExportOptions, export
 from tests import toys
 from tests.unit.backends.ort.bindings import Session
@@ -102,7 +102,7 @@ def test_failed_call_is_an_error_and_no_log_on_the_terminal(
 def test_an_engine_without_the_outputs_of_its_contract_is_refused_by_their_name(
     engine_dir: Path,
 ) -> None:
-    with pytest.raises(ContractError, match="outputs that differ from the contract: hidden_states"):
+    with pytest.raises(BundleError, match="outputs that differ from the contract: hidden_states"):
         OrtRunner(engine_dir / "llm.onnx", base_contract(engine_dir), CAPACITY)
 
 
@@ -116,7 +116,7 @@ def test_a_file_that_is_no_engine_is_refused_with_its_name(
 ) -> None:
     contract = open_runner(engine_dir, Role.LLM)[0].contract
     (tmp_path / "llm.onnx").write_bytes(b"not a graph")
-    with pytest.raises(EnvironmentProblem, match=r"llm\.onnx"):
+    with pytest.raises(BundleError, match=r"llm\.onnx"):
         OrtRunner(tmp_path / "llm.onnx", contract, CAPACITY)
 
 

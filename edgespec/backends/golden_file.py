@@ -1,0 +1,126 @@
+"""golden.safetensors as `build` reads it: each array by its name, checked for type and shape.
+
+Knows what export writes for a graph of given sizes. What the arrays stand for is known in `golden`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.contract import GraphShape, Role
+from edgespec.errors import BundleError
+from edgespec.stored.fields import EXPORT_AGAIN
+from edgespec.stored.tensors import StoredTensor, read_array, read_tensors
+
+Golden = dict[str, NDArray[Any]]
+LABELS = ("prompt", "tree")
+MAX_ROWS = 1024  # tokens of a golden call, and slots of its cache
+
+
+def read_golden(path: Path, shape: GraphShape, vocab_size: int) -> Golden:
+    """The arrays of a golden file, by name. `vocab_size` is that of the base.
+
+    Raises BundleError where one is missing or unknown, of another type or shape than the graph's,
+    or holds NaN or Inf.
+    """
+    try:
+        tensors = read_tensors(path, lambda how: refused(path, f"not valid safetensors: {how}"))
+        check_names(path, tensors, shape)
+        for tensor in tensors.values():
+            check_shape(path, tensor, tensors, shape)
+        golden = {name: read_array(path, tensor) for name, tensor in tensors.items()}
+    except OSError as error:
+        raise refused(path, f"it cannot be read ({error.strerror or error})") from error
+    for name, array in golden.items():
+        if array.dtype == np.float32 and not np.isfinite(array).all():
+            raise refused(path, f"{name!r} holds NaN or Inf")
+    check_places(path, golden, shape, vocab_size)
+    return golden
+
+
+def refused(path: Path, what: str) -> BundleError:
+    """The error for a golden file."""
+    return BundleError(f"{path}: {what}.", EXPORT_AGAIN)
+
+
+def arrays_of(shape: GraphShape) -> dict[str, tuple[str, tuple[int | str, ...]]]:
+    """Name -> dtype and dimensions of what each call stores; N rows, C slots, L rows of context,
+    A and B the rows of a draft's two inputs."""
+    found: dict[str, tuple[str, tuple[int | str, ...]]] = {
+        "ids": ("int64", ("N",)),
+        "positions": ("int64", ("N",)),
+        "inputs_embeds": ("float32", (1, "N", shape.hidden_size)),
+        "attention_mask": ("bool", (1, 1, "N", "C")),
+        "logits": ("float32", (1, "N", shape.vocab_size)),
+    }
+    if shape.sliding:
+        found["sliding_attention_mask"] = found["attention_mask"]
+    if shape.features:
+        found["hidden_states"] = ("float32", (1, "N", shape.features))
+    if shape.block:
+        found["target_hidden"] = ("float32", (1, "L", shape.base_features))
+        found["context_positions"] = ("int64", ("L",))
+    elif shape.role is Role.DRAFT:
+        found["base_hidden"] = ("float32", (1, "A", shape.base_features))
+        found["draft_hidden"] = ("float32", (1, "B", shape.features))
+        found["use_base_hidden"] = ("bool", (1,))
+    return found
+
+
+def check_names(path: Path, tensors: dict[str, StoredTensor], shape: GraphShape) -> None:
+    """BundleError where an array is missing or unknown."""
+    wanted = {f"{label}_{name}" for label in LABELS for name in arrays_of(shape)}
+    for name in sorted(wanted - tensors.keys()):
+        raise refused(path, f"{name!r} is missing")
+    for name in sorted(tensors.keys() - wanted):
+        raise refused(path, f"it holds {name!r:.80}, which a graph of this kind does not have")
+
+
+def check_shape(
+    path: Path, tensor: StoredTensor, tensors: dict[str, StoredTensor], shape: GraphShape
+) -> None:
+    """BundleError where an array is of another type or shape than its call's."""
+    label, _, name = tensor.name.partition("_")
+    dtype, dims = arrays_of(shape)[name]
+    rows, slots = tensors[f"{label}_ids"].shape, tensors["tree_attention_mask"].shape
+    sizes = {"N": rows[0] if rows else 0, "C": slots[-1] if slots else 0}
+    context = tensors.get(f"{label}_context_positions")
+    sizes["L"] = context.shape[0] if context is not None and context.shape else 0
+    sizes |= {"A": sizes["N"] * (label == "prompt"), "B": sizes["N"] * (label == "tree")}
+    wanted = tuple(sizes[dim] if isinstance(dim, str) else dim for dim in dims)
+    if (tensor.dtype, tensor.shape) != (dtype, wanted):
+        is_ = f"{tensor.dtype} {list(tensor.shape)}"
+        raise refused(path, f"{tensor.name!r} is {is_}, not {dtype} {list(wanted)}")
+    if not all(1 <= sizes[dim] <= MAX_ROWS for dim in ("N", "C")) or sizes["L"] > MAX_ROWS:
+        raise refused(path, f"{tensor.name!r} has {list(tensor.shape)}: too many rows, or none")
+
+
+def check_places(path: Path, golden: Golden, shape: GraphShape, vocab_size: int) -> None:
+    """BundleError where tokens, positions or slots are none that the calls can have."""
+    slots = golden["tree_attention_mask"].shape[-1]
+    for label in LABELS:
+        for name, most in (("ids", vocab_size), ("positions", slots)):
+            values = golden[f"{label}_{name}"]
+            if values.min() < 0 or values.max() >= most:
+                raise refused(path, f"'{label}_{name}' has values beyond 0 to {most - 1}")
+        masks = [golden[f"{label}_attention_mask"]]
+        masks += [golden[f"{label}_sliding_attention_mask"]] if shape.sliding else []
+        if not all(mask.any(-1).all() for mask in masks):
+            raise refused(path, f"'{label}_attention_mask' has rows that attend to nothing")
+    rows = {label: len(golden[f"{label}_ids"]) for label in LABELS}
+    if not shape.block:
+        if slots != rows["prompt"] + rows["tree"]:
+            raise refused(path, f"'tree_attention_mask' has {slots} slots for {rows} rows")
+        return
+    start = 0
+    for label in LABELS:
+        context = golden[f"{label}_context_positions"]
+        if not len(context) or not np.array_equal(context, start + np.arange(len(context))):
+            raise refused(path, f"'{label}_context_positions' do not follow each other")
+        start += len(context)
+        if start + rows[label] > slots:
+            raise refused(path, f"'{label}_attention_mask' has too few slots")
