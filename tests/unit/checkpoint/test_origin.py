@@ -76,7 +76,7 @@ def one_byte_changed(path: Path) -> None:
             "does not list weights",
         ),
         (lambda path: write_manifest(path, source={}), "does not declare its source"),
-        (lambda path: write_manifest(path, files={}), "does not list model.safetensors"),
+        (lambda path: write_manifest(path, files={}), "does not list its files"),
         (lambda path: write_manifest(path, files="all"), "does not list its files"),
         (lambda path: write_manifest(path, format=99), "has format 99"),
         (lambda path: (path / bundle.MANIFEST).write_text("{"), "cannot be read"),

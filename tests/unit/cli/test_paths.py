@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,12 +75,16 @@ def test_directory_with_a_name_that_is_not_utf8_is_refused(
 def test_unreadable_file_is_refused_as_a_missing_one(
     tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def locked(path: object, *_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied", str(path))
+    os_open = os.open
+
+    def locked(path: object, *how: int, **more: Any) -> int:
+        if Path(str(path)).name == "file":
+            raise PermissionError(13, "Permission denied", str(path))
+        return os_open(str(path), *how, **more)
 
     (tmp_path / "file").touch()
     monkeypatch.setattr(os, "access", lambda *_, **__: False)  # root may read everything
-    monkeypatch.setattr(Path, "open", locked)
+    monkeypatch.setattr(os, "open", locked)
     assert given(FILES[what], "file") == 3
     assert "file cannot be read: Permission denied" in capfd.readouterr().err
     assert given(FILES[what], "missing") == 3

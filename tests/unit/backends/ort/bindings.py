@@ -14,7 +14,8 @@ from types import SimpleNamespace
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.contract import GraphContract, conv_names, delta_names, state_names
+from edgespec.backends.ort.runner import ORT_TYPES
+from edgespec.contract import GraphContract, TensorSpec, conv_names, delta_names, state_names
 
 Floats = NDArray[np.float32]
 
@@ -71,6 +72,11 @@ def run_recurrent(binding: Binding, layers: tuple[int, ...], values: Floats) -> 
         binding.outputs[conv_out].array()[:] = mine
 
 
+def described(spec: TensorSpec) -> SimpleNamespace:
+    """An input or output as ONNX Runtime describes it."""
+    return SimpleNamespace(name=spec.name, type=ORT_TYPES[spec.dtype], shape=list(spec.shape))
+
+
 @dataclass
 class Session:
     """Stands for an InferenceSession of a contract. `feeds` are copies of the last call's inputs
@@ -84,10 +90,10 @@ class Session:
         return self.binding
 
     def get_inputs(self) -> list[SimpleNamespace]:
-        return [SimpleNamespace(name=spec.name) for spec in self.contract.inputs]
+        return [described(spec) for spec in self.contract.inputs]
 
     def get_outputs(self) -> list[SimpleNamespace]:
-        return [SimpleNamespace(name=spec.name) for spec in self.contract.outputs]
+        return [described(spec) for spec in self.contract.outputs]
 
     def run_with_iobinding(self, binding: Binding) -> None:
         assert {spec.name for spec in self.contract.inputs} == set(binding.inputs)
