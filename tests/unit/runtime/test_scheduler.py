@@ -405,20 +405,40 @@ def test_draw_that_fails_ends_one_sequence() -> None:
     assert_as_alone(received, handles[:1])
 
 
-def test_step_that_is_interrupted_leaves_nothing_behind() -> None:
-    asked = [request(3, 9), request(20, 9)]
+def test_text_that_fails_ends_one_sequence_whose_rows_are_zeroed() -> None:
+    """Whatever was raised, it is this request's own."""
+    asked = [request(3, 9, seed=1), request(4, 9, seed=2)]
+    scheduler = scheduler_for(*asked)
+    handles = [scheduler.add(one) for one in asked]
+    real = Generation.chunk
+
+    def chunk(self: Generation, output: Any) -> Chunk:
+        if self is handles[0] and self.num_emitted > 3:
+            raise ValueError("no text")
+        return real(self, output)
+
+    with mock.patch.object(Generation, "chunk", chunk):
+        received = Received().run(scheduler)
+    assert isinstance(received.ends[handles[0]], EdgeSpecError)
+    assert scheduler.session.base.runner.zeroed == [handles[0].slot]
+    assert_as_alone(received, handles[1:])
+
+
+def test_step_that_is_interrupted_leaves_nothing_of_its_requests_and_those_that_wait() -> None:
+    asked = [request(3, 9), request(20, 9), request(5, 9)]
     scheduler, received = scheduler_for(*asked), Received()
-    for one in asked:
-        scheduler.add(one)
+    *_, waiting = [scheduler.add(one) for one in asked]
+    received.step(scheduler)
     received.step(scheduler)
     with (
         mock.patch.object(CachedDecoder, "commit", side_effect=KeyboardInterrupt),
         pytest.raises(KeyboardInterrupt),
     ):
         received.step(scheduler)
-    assert not scheduler.has_work
+    assert not scheduler.active
+    assert scheduler.queued() == {waiting}
     again = scheduler.add(asked[0])
-    assert_as_alone(Received().run(scheduler), [again])
+    assert_as_alone(Received().run(scheduler), [waiting, again])
 
 
 # What it takes
