@@ -77,9 +77,10 @@ class Engine:
     `spec_decode` opens base and draft; without it a plain engine is opened where there is one, else
     the base alone. `drafter` drafts instead of a draft engine: the name of a method that needs no
     engine, or a Drafter of your own. With `exact` drafts leave every bit as it is: for float32,
-    int4 in blocks of 32 and int8 GEMM, one sequence, chains only. `prefix_cache_bytes` bounds the KV rows that are kept for later prompts with the same prefix; 0
-    keeps none. Raises BundleError, PairingError, EngineMismatch, EnvironmentProblem or, for what
-    cannot be exact or cannot draft, LimitError, with the remedy.
+    int4 in blocks of 32 and int8 GEMM, one sequence, chains only. `prefix_cache_bytes` bounds the
+    KV rows that are kept for later prompts with the same prefix; 0 keeps none. Raises BundleError,
+    PairingError, EngineMismatch, EnvironmentProblem or, for what cannot be exact or cannot draft,
+    LimitError, with the remedy.
     """
 
     def __init__(

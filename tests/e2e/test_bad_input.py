@@ -222,8 +222,8 @@ def test_cache_larger_than_any_memory(
 ) -> None:
     """Refused by build; where the memory is not known, running says which flag to lower."""
     engine = tmp_path / "engine"
-    args = [*build_args(shop.base_onnx, engine), "--max-kv-cache-capacity", 2**40]
-    refused(REFUSED, [f"--max-kv-cache-capacity {2**40}", "this machine has"], *args)
+    args = [*build_args(shop.base_onnx, engine), "--max-kv-cache-capacity", 2**31 - 1]
+    refused(REFUSED, [f"--max-kv-cache-capacity {2**31 - 1}", "this machine has"], *args)
     monkeypatch.setattr(OrtBackend, "total_memory_bytes", lambda self: None)
     assert cli(*args).code == 0
     refused(ENVIRONMENT, ["KV cache", "--max-kv-cache-capacity"], *infer_args(engine, tmp_path))

@@ -217,6 +217,6 @@ def test_a_hub_name_in_a_draft_is_told_and_not_followed(
     (draft / "config.json").write_text(json.dumps(config))
     assert run(["export", str(draft), str(tmp_path / "out")]) == 3
     told = capfd.readouterr().err
-    assert "its config.json names 'somebody/a-large-model'" in told
+    assert "its base is 'somebody/a-large-model' by its config.json" in told
     assert "--base-model-dir" in told
     assert not (tmp_path / "out").exists()
