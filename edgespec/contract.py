@@ -12,7 +12,6 @@ that a block draft reads.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
@@ -111,14 +110,6 @@ class GraphShape:
     recurrent: RecurrentShape | None = None
     # rows of a second rotary table, for the layers that rotate otherwise; 0: there is one table
     local_rotary_dim: int = 0
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> GraphShape:
-        """From `as_dict`, or from the JSON made of it; earlier versions' lack some keys."""
-        recurrent = raw.get("recurrent")
-        if recurrent is not None:
-            recurrent = RecurrentShape(**recurrent | {"layers": tuple(recurrent["layers"])})
-        return cls(**dict(raw) | {"role": Role(raw["role"]), "recurrent": recurrent})
 
     def as_dict(self) -> dict[str, Any]:
         """As config.json has it; the second rotary table is there only where there is one."""

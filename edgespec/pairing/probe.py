@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.checkpoint.files import Checkpoint, read_json
+from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.finite import is_finite
 from edgespec.checkpoint.names import EMBEDDING
+from edgespec.checkpoint.tokenizer import refuse_growth
 from edgespec.errors import CheckpointError, RequestError
 from edgespec.export.sidecars import copy_tokenizer
 from edgespec.export.stepwise import PassOutput, causal_feeds, run_stepwise
@@ -31,7 +32,7 @@ from edgespec.pairing.readings import Reading
 from edgespec.pairing.table import PAIRINGS
 from edgespec.progress import Progress
 from edgespec.stored.regular import open_regular
-from edgespec.stored.tokenizer import MAX_GROWTH, panics_as, text_growth
+from edgespec.stored.tokenizer import panics_as
 
 SHIPPED = Path(__file__).with_name("probe.txt")
 MIN_TOKENS, MAX_TOKENS = 16, 512
@@ -214,15 +215,15 @@ def tokens_of(base: Checkpoint, text: str) -> NDArray[np.int64]:
     tokenizer.json, RequestError for too few tokens."""
     import tokenizers
 
+    refuse_growth(base)
     with TemporaryDirectory() as name:
         copy_tokenizer(base, Path(name))
-        refuse_growth(Path(name) / "tokenizer.json", base)
-        try:
-            with panics_as(lambda why: damaged_tokenizer(base, why)):
+        with panics_as(lambda why: damaged_tokenizer(base, why)):
+            try:
                 tokenizer = tokenizers.Tokenizer.from_file(str(Path(name) / "tokenizer.json"))
                 encoded = tokenizer.encode(text)
-        except Exception as error:  # what the library raises for any damage
-            raise damaged_tokenizer(base, str(error)) from error
+            except Exception as error:  # what the library raises for any damage
+                raise damaged_tokenizer(base, str(error)) from error
     ids = np.array(encoded.ids[:MAX_TOKENS], np.int64)
     if len(ids) < MIN_TOKENS:
         what = f"the probe's text has {len(ids)} tokens; at least {MIN_TOKENS} are needed"
@@ -236,10 +237,3 @@ def damaged_tokenizer(base: Checkpoint, why: str) -> CheckpointError:
     """The error for a tokenizer.json that cannot be used."""
     what = f"tokenizer.json of {base.path} cannot be used: {why}"
     return CheckpointError(what, "Download it again.")
-
-
-def refuse_growth(path: Path, base: Checkpoint) -> None:
-    """CheckpointError where the tokenizer's normalizer makes texts many times longer."""
-    if text_growth(read_json(path).get("normalizer")) > MAX_GROWTH:
-        why = f"its normalizer makes a text more than {MAX_GROWTH} times as long"
-        raise damaged_tokenizer(base, why)

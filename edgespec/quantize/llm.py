@@ -14,6 +14,7 @@ from typing import Any
 
 from edgespec import bundle
 from edgespec.checkpoint.files import Checkpoint, open_checkpoint
+from edgespec.checkpoint.tokenizer import refuse_growth
 from edgespec.errors import CheckpointError, UnsupportedModel
 from edgespec.manifest import (
     NOT_SIMULATED,
@@ -195,7 +196,9 @@ def prepare(
 
 
 def tokenizer_of(checkpoint: Checkpoint, log: modelopt.Log) -> Any:
-    """Returns the tokenizer of transformers. Raises CheckpointError if it cannot be read."""
+    """Returns the tokenizer of transformers. Raises CheckpointError if it cannot be read, or makes
+    texts many times longer."""
+    refuse_growth(checkpoint)
     with modelopt.captured(log):
         from transformers import AutoTokenizer
 

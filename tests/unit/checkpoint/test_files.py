@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from edgespec.checkpoint import files
 from edgespec.checkpoint.files import Checkpoint, open_checkpoint
+from edgespec.checkpoint.tokenizer import refuse_growth
 from edgespec.errors import CheckpointError, MissingDependency, UnsupportedModel
 
 
@@ -488,3 +489,14 @@ def test_what_is_read_is_what_safetensors_reads(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(tmp_path)
     for name, tensor in reference.items():
         assert checkpoint.read(name).tobytes() == as_bytes(tensor)
+
+
+def test_a_tokenizer_that_multiplies_texts_is_refused_before_it_is_run(tmp_path: Path) -> None:
+    rule = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1000}
+    (tmp_path / "config.json").write_text("{}")
+    refuse_growth(Checkpoint(tmp_path))  # it has none
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"normalizer": None}))
+    refuse_growth(Checkpoint(tmp_path))
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"normalizer": rule}))
+    with pytest.raises(CheckpointError, match="the normalizer makes a text"):
+        refuse_growth(Checkpoint(tmp_path))

@@ -1,0 +1,16 @@
+"""Whether a checkpoint's tokenizer.json can be run on a text. Knows its normalizer alone."""
+
+from __future__ import annotations
+
+from edgespec import bundle
+from edgespec.checkpoint.files import Checkpoint, read_json
+from edgespec.errors import CheckpointError
+from edgespec.stored.tokenizer import MAX_GROWTH, text_growth
+
+
+def refuse_growth(checkpoint: Checkpoint) -> None:
+    """Raises CheckpointError for a normalizer that makes texts many times longer."""
+    path = checkpoint.path / bundle.TOKENIZER
+    if path.is_file() and text_growth(read_json(path).get("normalizer")) > MAX_GROWTH:
+        what = f"{path}: the normalizer makes a text more than {MAX_GROWTH} times as long."
+        raise CheckpointError(what, "Download it again.")
