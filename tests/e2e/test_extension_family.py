@@ -100,9 +100,10 @@ def test_one_row_takes_a_family_from_its_checkpoint_to_answers(
     assert "EAGLE-3: fits" in cli("check", base, draft).out
     parts = {"base": (base, "--eagle-base"), "draft": (draft, "--base-model-dir", base)}
     for name, (source, *flags) in parts.items():
-        done = cli("export", source, tmp_path / name, *flags)
+        done = cli("export", source, tmp_path / "onnx" / name, *flags)
         assert done.code == 0, done.err
-        line = ("--onnx-dir", tmp_path / name / "llm", "--engine-dir", tmp_path / "engines")
+        onnx = tmp_path / "onnx" / name / "llm"
+        line = ("--onnx-dir", onnx, "--engine-dir", tmp_path / "engines")
         assert "golden outputs reproduced" in cli("build", *line, *SIZES).out
     request = {"messages": [{"role": "user", "content": "the small boat"}]}
     written = {"requests": [request], "max_generate_length": 16, "temperature": 0.0}
