@@ -443,7 +443,7 @@ HOSTILE: dict[str, tuple[str, str]] = {
     "replace filter": (BIG + "{{ b | replace('', b) }}", SIZE),
     "join": (BIG + "{{ b.join(b) }}", SIZE),
     "join filter": (BIG + "{{ range(99999) | join(b) }}", SIZE),
-    "join of a generator": (BIG + "{{ range(9999) | map('string') | join(b) }}", SIZE),
+    "join of a generator": (BIG + "{{ range(999) | map('string') | join(b) }}", SIZE),
     "batch": ("{{ [1] | batch(10**9, 0) | list }}", SIZE),
     "slice": ("{{ [1] | slice(10**9) | list }}", SIZE),
     "range to list": ("{{ range(99999) | list | length }}", SIZE),
