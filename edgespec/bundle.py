@@ -343,18 +343,17 @@ def staging_in(parent: Path, name: str) -> Iterator[Path]:
 
     Removes those of killed runs first. Raises OutputError where another run has one, and OSError.
     """
-    remove_dead(parent, name)
-    refuse_other_run(parent, name)
     staging = parent / temporary_name(name)
-    staging.mkdir()
-    try:
+    with locked(parent):  # until it is held, another run would take it for a killed one's
+        remove_dead(parent, name)
+        refuse_other_run(parent, name)
+        staging.mkdir()
         handle = os.open(staging, os.O_RDONLY)
-        try:
-            hold(handle)
-            yield staging
-        finally:
-            os.close(handle)
+        hold(handle)
+    try:
+        yield staging
     finally:
+        os.close(handle)
         shutil.rmtree(staging, ignore_errors=True)
 
 
@@ -402,6 +401,19 @@ def refuse_other_run(parent: Path, name: str) -> None:
             f"{parent / name} is being written by another run (process {pid})",
             "Wait until it has ended, or choose another directory.",
         )
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Holds a directory's lock, so that one run after the other does what is in the block. Where
+    the file system has no locks, it does nothing. Raises OSError."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def hold(handle: int) -> None:

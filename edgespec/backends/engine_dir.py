@@ -6,11 +6,9 @@ not. Knows no engine library: each backend writes its own engine files.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,7 +98,7 @@ def install(staging: Path, engine_dir: Path, role: Role, entry: EngineEntry) -> 
     `staging`, for `remove_killed`. Raises OSError, and BundleError for files of others.
     """
     entry = replace(entry, files={p.name: FileEntry.of(p) for p in sorted(staging.iterdir())})
-    with locked(engine_dir):
+    with bundle.locked(engine_dir):
         refuse_foreign(engine_dir, entry.files)
         list_moving(staging, engine_dir, role, entry)
         others = remove_engine(engine_dir, role)
@@ -144,7 +142,7 @@ def remove_killed(engine_dir: Path) -> None:
     gone when the run was killed. Others' files stay, and so do those of finished engines."""
     if not engine_dir.is_dir():
         return
-    with bundle.writing(engine_dir), locked(engine_dir):
+    with bundle.writing(engine_dir), bundle.locked(engine_dir):
         finished = EngineManifest.read(engine_dir).files
         for role in Role:
             for staging in bundle.temporaries(engine_dir, role.value):
@@ -172,17 +170,6 @@ def moved_files(staging: Path, engine_dir: Path) -> Iterator[Path]:
             stat = path.stat()
             if (stat.st_size, stat.st_mtime_ns) == (entry.get("bytes"), entry.get("mtime_ns")):
                 yield path
-
-
-@contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Hold the directory's lock, so that a base and a draft built at the same time both get in."""
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 # ---- files of others
