@@ -136,6 +136,10 @@ def command(
     prompts = prompts or piped_prompt(ctx)
     if settings["chat_template"] and settings["no_chat_template"]:
         raise click.UsageError("--chat-template and --no-chat-template exclude each other", ctx)
+    for name in OF_TERMINALS if prompts else ():
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            flag = f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{flag} is for a chat, and a prompt was given", ctx)
     from edgespec import bundle
     from edgespec.cache import Cache
     from edgespec.cli.progress import Steps

@@ -1,6 +1,6 @@
 """Requests that come in no file: texts of the command line, and stdin.
 
-Knows how they are told apart. The keys stand in `parse` and `sets`.
+Tells input files from prompt sets. The keys stand in `parse` and `sets`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a prompt may be: a text, the messages of a conversation, or token ids.
 
-Knows how the three are told apart. Knows no tokenizer and no template.
+Tells the three from each other by their types. Knows no tokenizer and no template.
 """
 
 from __future__ import annotations

@@ -162,6 +162,7 @@ def test_without_a_prompt_it_chats(
     assert cli(*words, "--no-history").code == 7
     assert asked == {"temperature": 0.0, "drafts": True}
     assert cli(*words, "--no-chat-template", "--chat-template", "chatml").code == 2
+    assert cli(*words, "--no-history", "--prompt", "a").code == 2
 
 
 def test_stdin_is_the_prompt_where_it_is_no_terminal(
