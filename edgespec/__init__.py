@@ -125,6 +125,7 @@ __version__ = "0.1.0"
 # Ctrl-C in the first moment of the command line ends in Python's own traceback: import nothing here
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
     from typing import Any
 
@@ -150,6 +151,7 @@ if TYPE_CHECKING:
     )
     from edgespec.prompts import Message, SamplingParams
     from edgespec.runtime.drafters.base import Drafter
+    from edgespec.runtime.drafters.options import DrafterOptions
     from edgespec.runtime.engine import Engine
     from edgespec.runtime.generation import Chunk, Response
     from edgespec.runtime.metrics import RequestMetrics
@@ -208,16 +210,17 @@ def load(
     *,
     spec_decode: bool | None = None,
     drafter: str | Drafter | None = None,
+    drafter_options: DrafterOptions | Mapping[str, object] | None = None,
     exact: bool = False,
     prefix_cache_bytes: int = 256 * 2**20,
 ) -> Engine:
     """Opens an engine directory, as `edgespec build` made it, and returns the engine.
 
     `spec_decode` None enables speculative decoding if the directory has a draft engine. `drafter`
-    is the name of a method that needs no engine, or a Drafter of your own. `exact` is that of
-    `infer --exact`. `prefix_cache_bytes` bounds the KV rows that are kept for later prompts that
-    begin alike; 0 keeps none. Raises BundleError, PairingError, EngineMismatch, LimitError or
-    EnvironmentProblem.
+    is the name of a method that needs no engine, or a Drafter of your own; `drafter_options` are
+    the method's. `exact` is that of `infer --exact`. `prefix_cache_bytes` bounds the KV rows that
+    are kept for later prompts that begin alike; 0 keeps none. Raises BundleError, PairingError,
+    EngineMismatch, LimitError, OptionError or EnvironmentProblem.
     """
     from edgespec.runtime.engine import Engine
 
@@ -225,6 +228,7 @@ def load(
         engine_dir,
         spec_decode=spec_decode,
         drafter=drafter,
+        drafter_options=drafter_options,
         exact=exact,
         prefix_cache_bytes=prefix_cache_bytes,
     )
