@@ -90,9 +90,8 @@ def command() -> None:
     type=DIRECTORY,
     help="Answer with transformers too, in float32, from this checkpoint.",
 )
-@click.option(
-    "--tokenizer-dir", type=DIRECTORY, help="Must hold the tokenizer of the engines; for scripts."
-)
+# Of scripts for TensorRT-LLM: engines bring their tokenizer, and this one must be the same
+@click.option("--tokenizer-dir", type=DIRECTORY, hidden=True)
 @click.option("--rouge1-threshold", type=click.FloatRange(0, 100), help="Fail below this ROUGE-1.")
 @click.option("--output-file", type=FILE, metavar="FILE", help="Write answers and scores as JSON.")
 @click.option("--json", "as_json", is_flag=True, help="Print the scores as JSON.")

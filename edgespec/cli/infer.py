@@ -80,9 +80,8 @@ FAILED, SOME_FAILED = 1, 5
     metavar="TEXT",
     help="Instead: a text to be continued as it is, like --prompt TEXT --no-chat-template.",
 )
-@click.option(
-    "--tokenizer-dir", type=DIRECTORY, help="Must hold the tokenizer of the engines; for scripts."
-)
+# Of scripts for TensorRT-LLM: engines bring their tokenizer, and this one must be the same
+@click.option("--tokenizer-dir", type=DIRECTORY, hidden=True)
 @click.option(
     "--chat-template",
     metavar="NAME|FILE",
