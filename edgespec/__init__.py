@@ -124,7 +124,7 @@ import logging
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 __version__ = "0.1.0"
 
@@ -211,7 +211,7 @@ logging.getLogger("edgespec").addHandler(logging.NullHandler())
 def load(
     engine_dir: str | Path,
     *,
-    spec_decode: bool | None = None,
+    spec_decode: bool | Literal["auto"] | None = None,
     drafter: str | Drafter | None = None,
     drafter_options: DrafterOptions | Mapping[str, object] | None = None,
     exact: bool = False,
@@ -219,11 +219,12 @@ def load(
 ) -> Engine:
     """Opens an engine directory, as `edgespec build` made it, and returns the engine.
 
-    `spec_decode` None enables speculative decoding if the directory has a draft engine. `drafter`
-    is the name of a method that needs no engine, or a Drafter of your own; `drafter_options` are
-    the method's. `exact` is that of `infer --exact`. `prefix_cache_bytes` bounds the KV rows that
-    are kept for later prompts that begin alike; 0 keeps none. Raises BundleError, PairingError,
-    EngineMismatch, LimitError, OptionError or EnvironmentProblem.
+    `spec_decode` None enables speculative decoding if the directory has a draft engine, "auto" also
+    where it has only a plain one, by a method that needs no draft. `drafter` is the name of such a
+    method, or a Drafter of your own; `drafter_options` are the method's. `exact` is that of
+    `infer --exact`. `prefix_cache_bytes` bounds the KV rows that are kept for later prompts that
+    begin alike; 0 keeps none. Raises BundleError, PairingError, EngineMismatch, LimitError,
+    OptionError or EnvironmentProblem.
     """
     from edgespec.runtime.engine import Engine
 

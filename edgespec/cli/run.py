@@ -19,7 +19,7 @@ from edgespec.backends.base import OptionValue
 from edgespec.backends.registry import find_backend
 from edgespec.cli import build, export, infer
 from edgespec.cli.chat import command as chat
-from edgespec.cli.draft_flags import ALIASES
+from edgespec.cli.draft_flags import ALIASES, wanted
 from edgespec.cli.paths import MODEL
 from edgespec.contract import Limits
 from edgespec.errors import OptionError, RequestError
@@ -30,6 +30,7 @@ SIZES = ("spec_draft_top_k", "spec_draft_step", "spec_verify_size")
 CHATS = (
     "system",
     "spec_decode",
+    "drafter",
     *SIZES,
     "show_speculation",
     "max_generate_length",
@@ -119,7 +120,9 @@ def command(
 
     TARGET is a model: a checkpoint directory or a name on the Hugging Face hub; or an engine
     directory that edgespec build made. --draft names the draft that was trained for it. Without
-    one, a draft in the model's own checkpoint is used (an MTP head), or none.
+    one, a draft in the model's own checkpoint is used (an MTP head). Where there is none, drafts
+    are made of the text itself, where it repeats (suffix decoding): the answer stays the same, and
+    --no-spec-decode turns it off.
 
     The engines are kept in EDGESPEC_CACHE, XDG_CACHE_HOME/edgespec or ~/.cache/edgespec, by the
     identity of the checkpoints, these options and this machine, so that a second start is
@@ -179,11 +182,13 @@ def answer(engine_dir: Path, prompts: Sequence[str], settings: dict[str, Any]) -
     sizes = (top_k, step, verify_size)
     spec_decode, prefix_cache_mb = settings.pop("spec_decode"), settings.pop("prefix_cache_mb")
     show_speculation = settings.pop("show_speculation")
+    drafter = settings.pop("drafter")
     return infer.respond(
         text_requests(prompts, apply_chat_template=not raw, **settings),
         engine_dir=engine_dir,
         output_file=None,
-        spec_decode=True if any(sizes) else spec_decode,
+        spec_decode=wanted(spec_decode, sized=any(sizes)),
+        drafter=drafter,
         sizes=sizes,
         prefix_cache_mb=prefix_cache_mb,
         chat_template=template,
@@ -193,9 +198,13 @@ def answer(engine_dir: Path, prompts: Sequence[str], settings: dict[str, Any]) -
 
 
 def check_sizes(ctx: click.Context, settings: dict[str, Any]) -> None:
-    """Raises click.UsageError for sizes of drafts without drafts."""
-    if settings["spec_decode"] is False and any(settings[name] for name in SIZES):
+    """Raises click.UsageError for sizes of drafts, or a drafter, without drafts."""
+    if settings["spec_decode"] is not False:
+        return
+    if any(settings[name] for name in SIZES):
         raise click.UsageError("the sizes of drafts mean nothing with --no-spec-decode", ctx)
+    if settings["drafter"]:
+        raise click.UsageError("--drafter means nothing with --no-spec-decode", ctx)
 
 
 def piped_prompt(ctx: click.Context) -> tuple[str, ...]:
