@@ -120,15 +120,15 @@ Open it again with edgespec.load, and keep it open while requests run.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping
-from importlib import import_module
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
-
 __version__ = "0.1.0"
 
+# Ctrl-C in the first moment of the command line ends in Python's own traceback: import nothing here
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+    from typing import Any, Literal
+
     from edgespec.errors import (
         BuildError,
         BundleError,
@@ -204,9 +204,6 @@ HOMES = {
     "Stream": "edgespec.runtime.streams",
 }
 
-# What the library has to say goes where the application's logging sends it, else nowhere
-logging.getLogger("edgespec").addHandler(logging.NullHandler())
-
 
 def load(
     engine_dir: str | Path,
@@ -241,6 +238,8 @@ def load(
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'edgespec' has no attribute {name!r}")
+    from importlib import import_module
+
     return getattr(import_module(HOMES.get(name, "edgespec.errors")), name)
 
 

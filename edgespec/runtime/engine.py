@@ -51,6 +51,8 @@ from edgespec.runtime.tree import PLAIN, DraftPlan, Plain
 from edgespec.runtime.verify import ACCEPT_RULES
 
 logger = logging.getLogger(__name__)
+# What the library has to say goes where the application's logging sends it, else nowhere
+logging.getLogger("edgespec").addHandler(logging.NullHandler())
 
 PREFIX_CACHE_BYTES = 256 * 2**20
 
