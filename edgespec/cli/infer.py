@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from edgespec.cli import environment
-from edgespec.cli.draft_flags import ALIASES, draft_options, options_by_sizes
+from edgespec.cli.draft_flags import (
+    ALIASES,
+    draft_options,
+    options_by_sizes,
+    plan_of,
+    tree_of,
+)
 from edgespec.cli.edgellm import FLAGS
 from edgespec.cli.flags import EdgeCommand
 from edgespec.cli.paths import DIRECTORY, FILE
@@ -27,6 +33,7 @@ if TYPE_CHECKING:
     from edgespec.prompts import Journal, NoJournal, RequestFile
     from edgespec.runtime.engine import Engine
     from edgespec.runtime.file_runner import FileRun
+    from edgespec.runtime.plans import TreeSpec
     from edgespec.runtime.profile import RunStats
     from edgespec.runtime.tree import DraftPlan
 
@@ -204,8 +211,9 @@ def command(
     edgespec infer --engine-dir engines --prompts mt_bench.jsonl --output-file answers.json --batch-size 4
     """
     sizes = (spec_draft_top_k, spec_draft_step, spec_verify_size)
+    tree = tree_of(ctx, sizes)
     drafts = spec_decode or drafter is not None
-    if not drafts and (check_lossless or any(sizes)):
+    if not drafts and (check_lossless or any(sizes) or tree):
         what = "--check-lossless means" if check_lossless else "the sizes of drafts mean"
         raise click.UsageError(f"{what} nothing without --spec-decode", ctx)
     if sum(map(bool, (input_file, prompts, texts))) != 1:
@@ -237,6 +245,7 @@ def command(
         spec_decode=drafts,
         drafter=drafter,
         sizes=sizes,
+        tree=tree,
         exact=exact,
         prefix_cache_mb=prefix_cache_mb,
         warmup=warmup,
@@ -312,6 +321,7 @@ def respond(
     sizes: tuple[int | None, int | None, int | None],
     finish: Callable[[RunStats], None],
     drafter: str | None = None,
+    tree: TreeSpec | None = None,
     stream: AnswerStream | None = None,
     exact: bool = False,
     prefix_cache_mb: int = 256,
@@ -321,7 +331,8 @@ def respond(
     chat_template: str | None = None,
 ) -> int:
     """Answer requests and return the exit code. `spec_decode` and `drafter` are those of Engine.
-    `chat_template` is a name or a file instead of the model's own.
+    `tree` says what to draft instead of `sizes`. `chat_template` is a name or a file instead of the
+    model's own.
 
     Without an output file nothing is kept, and `stream` shows the answers. `finish` shows the
     summary.
@@ -341,8 +352,8 @@ def respond(
     ) as engine:
         if chat_template:
             engine.tokenizer.template = named_template(chat_template, engine_dir)
-        plan = engine.plan(*sizes) if engine.spec_decode else None
-        notes = notes_of(engine, plan, requests, sizes)
+        plan = plan_of(engine, sizes, tree) if engine.spec_decode else None
+        notes = notes_of(engine, plan, requests, sizes, chosen=not any(sizes) and tree is None)
         requests = replace(requests, batch_size=min(requests.batch_size, engine.max_batch_size))
         with (
             journal_of(output_file) as journal,
@@ -387,6 +398,8 @@ def notes_of(
     plan: DraftPlan | None,
     requests: RequestFile,
     sizes: tuple[int | None, int | None, int | None],
+    *,
+    chosen: bool,
 ) -> list[str]:
     """The lines before a run: the plan, and what a user should know of engines and modes."""
     from edgespec.cli import report
@@ -402,7 +415,7 @@ def notes_of(
     thinking = engine.thinking_note(asked)
     line = report.plan_line(
         plan,
-        chosen=not any(sizes),
+        chosen=chosen,
         words=engine.drafter_words,
         could_be_tree=report.could_be_tree(sizes, engine.method),
     )

@@ -20,7 +20,13 @@ from edgespec.cli.chat.loop import Chat
 from edgespec.cli.chat.reader import Read, read_pipe
 from edgespec.cli.chat.screen import Screen
 from edgespec.cli.chat.settings import DRAFT_SIZES, Settings
-from edgespec.cli.draft_flags import ALIASES, draft_options, options_by_sizes, wanted
+from edgespec.cli.draft_flags import (
+    ALIASES,
+    draft_options,
+    options_by_sizes,
+    tree_of,
+    wanted,
+)
 from edgespec.cli.flags import EdgeCommand
 from edgespec.cli.infer import MIB
 from edgespec.cli.limits import require_stream
@@ -183,10 +189,12 @@ def command(
     sizes = dict(
         zip(DRAFT_SIZES, (spec_draft_top_k, spec_draft_step, spec_verify_size), strict=True)
     )
-    sized = any(sizes.values())
+    tree = tree_of(ctx, sizes.values())
+    sized = any(sizes.values()) or tree is not None
     if spec_decode is False and (sized or drafter):
         raise click.UsageError(
-            "--drafter, --spec-draft-top-k, --spec-draft-step and --spec-verify-size are for"
+            "--drafter, --spec-draft-top-k, --spec-draft-step, --spec-verify-size and the flags of"
+            " trees are for"
             " drafts, and --no-spec-decode was given",
             ctx,
         )
@@ -213,6 +221,7 @@ def command(
             params,
             drafts=engine.spec_decode,
             sizes=sizes,
+            tree=tree,
             enable_thinking=enable_thinking,
             show_speculation=show_speculation,
         )
