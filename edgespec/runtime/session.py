@@ -72,6 +72,7 @@ class Session:
         self.running: list[SequenceState] = []
         self.reading: SequenceState | None = None
         self.drafters: list[Drafter] = []  # of the sequences that have a lane, each once
+        self.groups: list[tuple[Drafter, list[SequenceState]]] = []  # those running, by drafter
         self.kept: Prefix | None = None  # of the prompt that is being read
         self.log = StageLog(self.engine_s)
 
@@ -83,7 +84,8 @@ class Session:
 
     def restart(self) -> None:
         """Forget all sequences, whatever they were in the middle of."""
-        self.running, self.reading, self.kept, self.drafters = [], None, None, []
+        self.running, self.reading, self.kept = [], None, None
+        self.drafters, self.groups = [], []
 
     def engine_s(self) -> float:
         """Seconds spent so far inside the engines of the base and of `drafters`."""
@@ -199,6 +201,7 @@ class Session:
         """The first token's step: the sequence joins the running ones, or ends at once."""
         self.reading = None
         self.running.append(seq)
+        self.groups = by_drafter(self.running)
         if self.kept is not None:
             self.prefixes.keep(self.kept)
             self.kept = None
@@ -226,9 +229,9 @@ class Session:
     def draft(self, spent: StageTimes) -> list[Draft]:
         """A tree for each sequence, that can neither overrun the length nor the cache."""
         trees = {seq.lane: DraftTree.root_only(seq.pending) for seq in self.running}
-        if groups := by_drafter(self.running):
+        if self.groups:
             with self.log.timed(stages.DRAFT_PROPOSAL, spent):
-                for drafter, seqs in groups:
+                for drafter, seqs in self.groups:
                     proposed = drafter.propose([self.draft_request(seq) for seq in seqs])
                     trees |= {seq.lane: tree for seq, tree in zip(seqs, proposed, strict=True)}
         return [Draft(seq, trees[seq.lane]) for seq in self.running]
@@ -311,11 +314,14 @@ class Session:
 
     def observe(self, committed: Sequence[Committed], spent: StageTimes) -> None:
         """Show each drafter what was committed, with the tokens that came after."""
-        of = {item.seq: item.observation for item in committed if item.observation is not None}
-        if of:
-            with self.log.timed(stages.DRAFT_REPLAY, spent):
-                for drafter, seqs in by_drafter(of):
-                    drafter.observe([of[seq] for seq in seqs])
+        observed = [item for item in committed if item.observation is not None]
+        if not observed:
+            return
+        with self.log.timed(stages.DRAFT_REPLAY, spent):
+            for drafter, _ in self.groups:
+                own = [item.observation for item in observed if item.seq.drafter is drafter]
+                if own:
+                    drafter.observe([item for item in own if item is not None])
 
     # ---- lanes
 
@@ -354,6 +360,7 @@ class Session:
         """Forget the drafters that have no sequence any more."""
         seqs = [*self.running, *([] if self.reading is None else [self.reading])]
         self.drafters = [drafter for drafter, _ in by_drafter(seqs)]
+        self.groups = by_drafter(self.running)
 
     def fail(self, seq: SequenceState) -> None:
         """Free the lane of a sequence that failed by itself; its rows may hold NaN or Inf."""
