@@ -20,6 +20,7 @@ from edgespec.runtime import stages
 from edgespec.runtime.decoder import CachedDecoder, Floats, Ids, LaneResult, Rows
 from edgespec.runtime.drafters.base import Drafter, DraftRequest, Observation
 from edgespec.runtime.faults import as_error
+from edgespec.runtime.gates import NO_LIMIT
 from edgespec.runtime.prefix import Prefix, PrefixCache
 from edgespec.runtime.sampling import top_log_probs
 from edgespec.runtime.sequence import Candidates, SequenceState, StepOutput
@@ -232,15 +233,23 @@ class Session:
         if self.groups:
             with self.log.timed(stages.DRAFT_PROPOSAL, spent):
                 for drafter, seqs in self.groups:
-                    proposed = drafter.propose([self.draft_request(seq) for seq in seqs])
-                    trees |= {seq.lane: tree for seq, tree in zip(seqs, proposed, strict=True)}
+                    asking = [seq for seq in seqs if self.levels(seq)]
+                    if not asking:
+                        continue
+                    proposed = drafter.propose([self.draft_request(seq) for seq in asking])
+                    trees |= {seq.lane: tree for seq, tree in zip(asking, proposed, strict=True)}
         return [Draft(seq, trees[seq.lane]) for seq in self.running]
+
+    def levels(self, seq: SequenceState) -> int:
+        """Levels that its gates let a sequence draft while so many run; 0 is no draft."""
+        return NO_LIMIT if seq.gates is None else seq.gates.levels(len(self.running))
 
     def draft_request(self, seq: SequenceState) -> DraftRequest:
         """What a drafter is asked for: a plan that fits the answer's length and the KV cache."""
         assert seq.plan is not None
         remaining = seq.max_new_tokens - seq.num_emitted
-        plan = seq.plan.within(levels=remaining - 1, nodes=self.base.room(seq.lane))
+        levels = min(remaining - 1, self.levels(seq))
+        plan = seq.plan.within(levels=levels, nodes=self.base.room(seq.lane))
         return DraftRequest(seq.lane, seq.pending, plan)
 
     def verify(self, drafts: Sequence[Draft], spent: StageTimes) -> list[Verified]:

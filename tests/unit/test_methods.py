@@ -35,6 +35,7 @@ EXCEPTIONS = {
     "methods/dflash.py": "a key of published configs: eagle_aux_hidden_state_layer_ids",
     "methods/eagle1.py": "a key of published configs: use_mtp_layernorm",
     "methods/eagle3.py": "a key of published configs: use_mtp_layernorm",
+    "runtime/drafters/mtp.py": "a key of TensorRT-LLM: mtp_eagle_one_model",
     "runtime/drafters/tree_drafter.py": "cites the paper of its search",
     "runtime/profile.py": "a key of TensorRT Edge-LLM's profile",
 }

@@ -12,6 +12,7 @@ from pathlib import Path
 from edgespec.backends.base import Runner, Table
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.runtime.drafters.base import Drafter
+from edgespec.runtime.drafters.decoding import DecodingType
 from edgespec.runtime.drafters.options import DrafterOptions
 from edgespec.runtime.plans import PlanLimits
 
@@ -52,7 +53,8 @@ class DrafterRow:
 
     `limits` are those of a drafting plan, by the configs of base and draft. `words` follow "chain"
     or "tree" where a plan is shown. `options` is the class of its options, if it has any; `open`
-    gets one of them in its sources. `trained_with_thinking` is the mode that its drafts know, None
+    gets one of them in its sources. `decoding` is how a speculative_config names the method, if one
+    may. `trained_with_thinking` is the mode that its drafts know, None
     where they know both.
     """
 
@@ -60,6 +62,7 @@ class DrafterRow:
     limits: Callable[[EngineConfig, EngineConfig | None], PlanLimits]
     words: str = ""
     options: type[DrafterOptions] | None = None
+    decoding: DecodingType | None = None
     trained_with_thinking: Callable[[EngineConfig, EngineConfig | None], bool | None] = (
         not_trained_with_a_mode
     )
