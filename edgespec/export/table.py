@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from edgespec.export import dflash, eagle3, mtp
+from edgespec.export import dflash, draft_model, eagle3, mtp
 from edgespec.export.row import ComponentRow
 
 COMPONENTS: dict[str, ComponentRow] = {
     eagle3.NAME: eagle3.COMPONENTS,
     mtp.NAME: mtp.COMPONENTS,
     dflash.NAME: dflash.COMPONENTS,
+    draft_model.NAME: draft_model.COMPONENTS,
 }

@@ -9,7 +9,7 @@ level.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from edgespec.backends.base import LaneRows
 from edgespec.backends.engine_config import EngineConfig
-from edgespec.runtime.decoder import CachedDecoder, Rows
+from edgespec.runtime.decoder import CachedDecoder, LaneResult, Rows
 from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.drafters.candidates import top_log_probs
 from edgespec.runtime.drafters.engine_drafter import EngineDrafter
@@ -53,8 +53,10 @@ class Growth:
 class TreeDrafter(EngineDrafter[CachedDecoder, LaneState]):
     """`d2t` [Vd] are offsets: base id = draft id + d2t[draft id]."""
 
-    def __init__(self, decoder: CachedDecoder, d2t: Ids) -> None:
-        super().__init__(decoder, LaneState)
+    def __init__(
+        self, decoder: CachedDecoder, d2t: Ids, empty: Callable[[], LaneState] = LaneState
+    ) -> None:
+        super().__init__(decoder, empty)
         self.d2t = d2t
 
     def observe(self, observations: Sequence[Observation]) -> None:
@@ -90,7 +92,8 @@ class TreeDrafter(EngineDrafter[CachedDecoder, LaneState]):
         growing = [self.first_level(request) for request in requests]
         most = max((growth.steps for growth in growing if growth), default=0)
         for level in range(1, most):
-            self.grow([growth for growth in growing if growth and growth.steps > level], level)
+            if deeper := [growth for growth in growing if growth and growth.steps > level]:
+                self.grow(deeper, level)
         return [
             self.finish(growth) if growth else DraftTree.root_only(request.pending)
             for growth, request in zip(growing, requests, strict=True)
@@ -116,12 +119,12 @@ class TreeDrafter(EngineDrafter[CachedDecoder, LaneState]):
         beams."""
         parts = [self.beam_rows(growth, level) for growth in growing]
         for growth, part, result in zip(growing, parts, self.decoder.run(parts), strict=True):
-            assert result.hidden_states is not None
+            logits, states = self.said(result)
             pool, top_k = growth.pool, growth.request.plan.top_k
-            if not np.isfinite(result.logits).all():
+            if not np.isfinite(logits).all():
                 growth.steps, self.lanes[growth.request.lane].full = 0, True
                 continue
-            ids, log_probs = top_log_probs(result.logits, top_k)
+            ids, log_probs = top_log_probs(logits, top_k)
             children: list[int] = []
             row_of: dict[int, int] = {}
             for row, parent in enumerate(growth.beam):
@@ -130,7 +133,13 @@ class TreeDrafter(EngineDrafter[CachedDecoder, LaneState]):
                 children += born
             growth.beam = pool.best(children, top_k)
             parents = [row_of[i] for i in growth.beam]
-            growth.hidden, growth.ancestors = result.hidden_states[parents], part.visible[parents]
+            growth.hidden, growth.ancestors = states[parents], part.visible[parents]
+
+    def said(self, result: LaneResult) -> tuple[Floats, Floats]:
+        """The logits [R, Vd] of what may be proposed behind each row, and the states to go on
+        with."""
+        assert result.hidden_states is not None
+        return result.logits, result.hidden_states
 
     def beam_rows(self, growth: Growth, level: int) -> Rows:
         """A lane's part of a call: the beam at one depth, each node seeing its ancestors."""
@@ -146,23 +155,31 @@ class TreeDrafter(EngineDrafter[CachedDecoder, LaneState]):
         self.decoder.zero(lane)
 
     def finish(self, growth: Growth) -> DraftTree:
-        """The tree of the best nodes (EAGLE-2, arXiv 2406.16858); the scratch rows are dropped."""
+        """The tree of the best nodes (EAGLE-2, arXiv 2406.16858)."""
         lane = growth.request.lane
-        self.decoder.drop_scratch(lane)
+        self.leave(growth)
         if self.lanes[lane].full:
             self.stop_drafting(lane)
         size = min(growth.request.plan.verify_size, 1 + len(growth.pool.tokens))
         return growth.pool.select(growth.request.pending, size)
 
+    def leave(self, growth: Growth) -> None:
+        """A tree is done: its scratch rows are dropped."""
+        self.decoder.drop_scratch(growth.request.lane)
+
+    def room(self, lane: int) -> int:
+        """Rows of a tree that a lane has room for."""
+        return self.decoder.room(lane)
+
     def affordable_steps(self, request: DraftRequest) -> int:
         """Levels that fit into the cache: each but the first writes top_k rows."""
-        return min(request.plan.steps, 1 + self.decoder.room(request.lane) // request.plan.top_k)
+        return min(request.plan.steps, 1 + self.room(request.lane) // request.plan.top_k)
 
     def to_base(self, ids: Ids) -> Ids:
         """The base's ids of the draft's own, by the offsets of d2t."""
         return ids + self.d2t[ids]
 
-    def snapshot(self, lane: int, count: int) -> LaneRows:
+    def snapshot(self, lane: int, count: int) -> LaneRows | None:
         """Copies of the first `count` KV rows, or of as many as there are."""
         return self.decoder.snapshot(lane, min(count, self.decoder.lanes[lane].length))
 
