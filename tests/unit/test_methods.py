@@ -33,6 +33,7 @@ EXCEPTIONS = {
     "families/parse.py": "a family's config.json declares its MTP layers",
     "families/qwen3_5.py": "its config.json declares its MTP layers, its tensors are `mtp.*`",
     "methods/dflash.py": "a key of published configs: eagle_aux_hidden_state_layer_ids",
+    "methods/eagle1.py": "a key of published configs: use_mtp_layernorm",
     "methods/eagle3.py": "a key of published configs: use_mtp_layernorm",
     "runtime/drafters/tree_drafter.py": "cites the paper of its search",
     "runtime/profile.py": "a key of TensorRT Edge-LLM's profile",
