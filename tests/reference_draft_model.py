@@ -65,6 +65,29 @@ def draft_tree(
     ]
 
 
+def static_tree(
+    log_probs: LogProbs, tokens: Sequence[int], choices: Sequence[Sequence[int]]
+) -> set[tuple[int, ...]]:
+    """The paths of tokens of a tree whose nodes are paths of ranks (arXiv 2401.15077)."""
+
+    def path_of(ranks: Sequence[int]) -> tuple[int, ...]:
+        path: tuple[int, ...] = ()
+        for rank in ranks:
+            best = np.argsort(-log_probs([*tokens, *path]), kind="stable")
+            path = (*path, int(best[rank]))
+        return path
+
+    return {path_of(ranks) for ranks in choices}
+
+
+def paths_of(tokens: list[int], parents: list[int]) -> set[tuple[int, ...]]:
+    """The path of tokens of each node but the root."""
+    paths: list[tuple[int, ...]] = [()]
+    for token, parent in zip(tokens[1:], parents[1:], strict=True):
+        paths.append((*paths[parent], token))
+    return set(paths[1:])
+
+
 def acceptances(
     log_probs: LogProbs,
     prompt: Sequence[int],

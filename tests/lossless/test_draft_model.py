@@ -15,6 +15,7 @@ import pytest
 
 import edgespec
 from edgespec.prompts import SamplingParams
+from edgespec.runtime import decoder as decoder_module
 from edgespec.runtime.decoder import CachedDecoder, LaneResult, Rows
 from edgespec.runtime.drafters.base import DraftRequest
 from edgespec.runtime.drafters.draft_model import DraftModelDrafter
@@ -22,6 +23,7 @@ from edgespec.runtime.engine import Engine
 from edgespec.runtime.generation import Chunk, GenerationRequest, Response
 from edgespec.runtime.lossless_check import first_difference
 from edgespec.runtime.prefix import PrefixCache
+from edgespec.runtime.static_tree import StaticPlan
 from edgespec.runtime.tree import DraftPlan, DraftTree
 from tests import toys
 from tests.lossless.draft_models import (
@@ -35,7 +37,14 @@ from tests.lossless.draft_models import (
     opened,
 )
 from tests.lossless.pairs import LIMITS
-from tests.reference_draft_model import LogProbs, acceptances, draft_tree, next_token
+from tests.reference_draft_model import (
+    LogProbs,
+    acceptances,
+    draft_tree,
+    next_token,
+    paths_of,
+    static_tree,
+)
 
 KINDS: list[Kind] = [
     "llama",
@@ -45,6 +54,7 @@ KINDS: list[Kind] = [
     "hybrid-base",
 ]
 CHAIN, TREE, WIDE = DraftPlan(1, 3, 4), DraftPlan(4, 3, 16), DraftPlan(10, 4, 40)
+STATIC = StaticPlan.of([[0], [1], [2], [1, 0], [2, 1], [2, 1, 0], [1, 0, 2], [2, 1, 0, 1]])
 PLANS = [CHAIN, TREE, WIDE]
 GREEDY = SamplingParams(temperature=0.0, seed=0)
 SAMPLINGS = [
@@ -113,8 +123,8 @@ def test_drafts_are_those_of_the_definition(pair: Opened, plan: DraftPlan) -> No
     """Every tree of an answer, whatever was accepted before it."""
     proposals, log_probs = Proposals(pair.one), draft_of(pair.directory)
     with mock.patch.object(pair.one.drafter, "propose", proposals):
-        pair.one.generate(prompt_of(9), asked(GREEDY, 14), plan)
-    assert len(proposals.found) > 3
+        pair.one.generate(prompt_of(9), asked(GREEDY, 9), plan)
+    assert len(proposals.found) > 1
     for tokens, cut, tree in proposals.found:
         if cut.verify_size == 1:
             assert len(tree) == 1
@@ -123,11 +133,23 @@ def test_drafts_are_those_of_the_definition(pair: Opened, plan: DraftPlan) -> No
         assert (tree.tokens.tolist(), tree.parents.tolist()) == wanted
 
 
+def test_static_trees_are_those_of_the_definition(pair: Opened) -> None:
+    proposals, log_probs = Proposals(pair.one), draft_of(pair.directory)
+    with mock.patch.object(pair.one.drafter, "propose", proposals):
+        found = pair.one.generate(prompt_of(9), asked(GREEDY, 10), STATIC)
+    assert found.token_ids == pair.one.plainly(prompt_of(9), asked(GREEDY, 10)).token_ids
+    whole = [(tokens, tree) for tokens, plan, tree in proposals.found if plan == STATIC]
+    assert whole
+    for tokens, tree in whole:
+        paths = paths_of(tree.tokens.tolist(), tree.parents.tolist())
+        assert paths == static_tree(log_probs, tokens, STATIC.choices)
+
+
 @pytest.mark.parametrize("plan", [CHAIN, TREE], ids=["chain", "tree"])
 def test_as_much_is_accepted_as_the_definition_gives(pair: Opened, plan: DraftPlan) -> None:
     prompt = prompt_of(12, seed=3)
-    plain = pair.one.plainly(prompt, asked(GREEDY, 24))
-    drafted = pair.one.generate(prompt, asked(GREEDY, 24), plan)
+    plain = pair.one.plainly(prompt, asked(GREEDY, 18))
+    drafted = pair.one.generate(prompt, asked(GREEDY, 18), plan)
     wanted = acceptances(
         draft_of(pair.directory), prompt, plain.token_ids, plan.top_k, plan.steps, plan.verify_size
     )
@@ -184,14 +206,21 @@ def test_base_as_its_own_draft_is_accepted_whole_and_reads_no_token_twice() -> N
     assert calls.rows == [20, 1, 1, 1, *[2, 1, 1] * 3]
 
 
-def test_short_prompt_is_read_with_the_first_draft() -> None:
+def test_prompt_is_read_in_chunks_and_its_end_with_the_first_draft() -> None:
+    """As the base reads it, so that others wait for a chunk at a time."""
     base = models("llama") / "base"
     with edgespec.load(engines(base, base)) as engine:
+        engine.stop_ids = frozenset()
         assert isinstance(engine.drafter, DraftModelDrafter)
-        calls = Calls(engine.drafter.decoder)
-        with mock.patch.object(engine.drafter.decoder, "run", calls):
-            engine.generate(prompt_of(5), asked(GREEDY, 4), CHAIN)
-    assert calls.rows[:3] == [6, 1, 1][: len(calls.rows)]
+        for length, rows in ((5, [6, 1, 1]), (40, [20, 20, 1, 1, 1]), (45, [20, 20, 6, 1, 1])):
+            calls = Calls(engine.drafter.decoder)
+            with (
+                mock.patch.object(decoder_module, "PREFILL_CHUNK", 20),
+                mock.patch.object(engine.drafter.decoder, "run", calls),
+            ):
+                found = engine.generate(prompt_of(length), asked(GREEDY, 5), CHAIN)
+            assert calls.rows == rows
+            assert found.metrics.per_step_accepted == [3]
 
 
 # Batches

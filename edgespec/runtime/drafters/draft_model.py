@@ -17,7 +17,7 @@ from edgespec.backends.base import LaneRows
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.methods.draft_model import NAME, DraftModelSpec
 from edgespec.runtime.decoder import CachedDecoder, LaneResult, Rows
-from edgespec.runtime.drafters.base import DraftRequest, Observation
+from edgespec.runtime.drafters.base import DraftRequest, Observation, PromptReader
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
 from edgespec.runtime.drafters.tree_drafter import (
     Growth,
@@ -45,7 +45,7 @@ class ModelLane(LaneState):
     rows: list[tuple[int, int]] = field(default_factory=list)
 
 
-class DraftModelDrafter(TreeDrafter):
+class DraftModelDrafter(TreeDrafter, PromptReader):
     """Proposes the first `num_shared` ids, those that the base has a row for as well.
 
     `vocab_size` are the rows of the draft's embedding. Sequences beyond `max_position` tokens, the
@@ -85,8 +85,15 @@ class DraftModelDrafter(TreeDrafter):
     # ---- what is committed
 
     def begin(self, lane: int, tokens: Sequence[int], num_reused: int) -> None:
-        """Take the prompt; what the cache lacks of it is read once the first token is drawn."""
+        """Take the prompt, of which the cache may have a part."""
         self.append(lane, tokens)
+
+    def read_prompt(self, lane: int, count: int) -> None:
+        """Read the prompt's first `count` tokens, as far as they are not in the cache; a few are
+        left to the first draft."""
+        tokens = self.state(lane).tokens[self.decoder.lanes[lane].length : count]
+        if len(tokens) > self.max_together and not self.state(lane).full:
+            self.decoder.read(lane, np.array(tokens, np.int64))
 
     def append(self, lane: int, tokens: Sequence[int]) -> None:
         """More tokens of a sequence. It is followed no further than they can be read."""
@@ -96,8 +103,8 @@ class DraftModelDrafter(TreeDrafter):
         state.full = state.full or unknown or len(state.tokens) > self.capacity
 
     def observe(self, observations: Sequence[Observation]) -> None:
-        """Keep the rows of accepted drafts; a prompt is read here, and little else is left to the
-        next call."""
+        """Keep the rows of accepted drafts. What is missing is read by the next call, or here where
+        it is much: of a sequence that was not drafted for a while."""
         for item in observations:
             tokens = item.tokens.tolist()
             self.keep_accepted(item.lane, tokens)
@@ -220,12 +227,9 @@ class DraftModelDrafter(TreeDrafter):
         super().move(source, target)
 
     def snapshot(self, lane: int, count: int) -> LaneRows | None:
-        """Copies of the first `count` KV rows; a prompt that was not read yet is read first. None
-        where layers are recurrent, whose state has no prefix."""
-        if self.decoder.recurrent:
-            return None
-        self.catch_up(lane)
-        return super().snapshot(lane, count)
+        """Copies of the first `count` KV rows, or of as many as there are. None where layers are
+        recurrent, whose state has no prefix."""
+        return None if self.decoder.recurrent else super().snapshot(lane, count)
 
 
 # ---- the method's row
