@@ -145,12 +145,12 @@ def measure_draft(
     return measure(base, states, drafts, prompts, new)
 
 
-def save(draft: Qwen3ForCausalLM, path: Path) -> None:
-    """Writes the draft beside its directory and renames it, so that it is always complete."""
+def save(draft: Qwen3ForCausalLM, base: Qwen3ForCausalLM, path: Path) -> None:
+    """Writes the draft, with the ends of its base, beside its directory and renames it, so that it is always complete."""
     part = path.with_name(path.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
-    draft.generation_config.eos_token_id = draft.config.eos_token_id
-    draft.generation_config.pad_token_id = draft.config.pad_token_id
+    draft.generation_config.eos_token_id = base.generation_config.eos_token_id
+    draft.generation_config.pad_token_id = base.generation_config.pad_token_id
     draft.to(torch.bfloat16).save_pretrained(part)
     for name in TOKENIZER_FILES:
         shutil.copyfile(DEMO_BASE / name, part / name)
@@ -178,7 +178,7 @@ def train(
     rows = answers + [chats[i] for i in order]
     console.print(f"{len(rows)} conversations, {sum(map(len, rows)) / 1e6:.2f} M tokens")
     draft, losses = train_draft(base, ChatBatches(rows, size, seed + 1), size)
-    save(draft, out)
+    save(draft, base, out)
     parameters = sum(p.numel() for p in draft.parameters())
     console.print(
         f"wrote {out}: {parameters / 1e6:.2f} M parameters, loss {losses[0]:.3f} at first,"
