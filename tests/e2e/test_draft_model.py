@@ -164,6 +164,31 @@ def test_python_opens_the_pair(onnx: Path, tmp_path: Path, cli: Cli) -> None:
         assert drafted.token_ids == engine.plainly("one two", sampling).token_ids
 
 
+def test_quantized_checkpoint_drafts_as_well(shop: Path, tmp_path: Path, cli: Cli) -> None:
+    small, base = tmp_path / "small", shop / "base"
+    made = cli(
+        "quantize",
+        "llm",
+        "--model-dir",
+        shop / "draft",
+        "--quantization",
+        "mxfp8",
+        "--output-dir",
+        small,
+    )
+    assert made.code == 0, made.err
+    done = cli("export", small, tmp_path / "onnx", "--draft-model", "--base-model-dir", base)
+    assert done.code == 0, done.err
+    assert "mxfp8 in blocks of 32" in done.out
+    assert cli("export", base, tmp_path / "onnx").code == 0
+    engines = tmp_path / "engines"
+    for part in ("llm", "draft_model"):
+        line = ("build", "--onnx-dir", tmp_path / "onnx" / part, "--engine-dir", engines)
+        assert cli(*line, *SIZES).code == 0
+    done = cli(*infer(engines, tmp_path, asked("one")), "--spec-decode", "--check-lossless")
+    assert done.code == 0, done.err
+
+
 # The tokenizers
 
 
