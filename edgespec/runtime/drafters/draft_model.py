@@ -17,7 +17,7 @@ from edgespec.backends.base import LaneRows
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.methods.draft_model import NAME, DraftModelSpec
 from edgespec.runtime.decoder import CachedDecoder, LaneResult, Rows
-from edgespec.runtime.drafters.base import DraftRequest, Observation, PromptReader
+from edgespec.runtime.drafters.base import DraftRequest, Observation, PromptReader, Snapshot
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
 from edgespec.runtime.drafters.tree_drafter import (
     Growth,
@@ -226,10 +226,43 @@ class DraftModelDrafter(TreeDrafter, PromptReader):
         self.forget_tree(source)
         super().move(source, target)
 
-    def snapshot(self, lane: int, count: int) -> LaneRows | None:
-        """Copies of the first `count` KV rows, or of as many as there are. None where layers are
-        recurrent, whose state has no prefix."""
-        return None if self.decoder.recurrent else super().snapshot(lane, count)
+    def snapshot(self, lane: int, count: int) -> Snapshot | None:
+        """Copies of the first `count` KV rows, or of as many as there are. Of recurrent layers all
+        that the lane holds; None where that is more than was asked for."""
+        if not self.decoder.recurrent:
+            return super().snapshot(lane, count)
+        length = self.decoder.lanes[lane].length
+        if not 0 < length <= count + 1:  # a row needs no token after it
+            return None
+        return WholeState(self.decoder.snapshot(lane, length))
+
+    def restore(self, lane: int, snapshot: Snapshot) -> None:
+        """Begin a lane with what `snapshot` gave."""
+        if not isinstance(snapshot, WholeState):
+            return super().restore(lane, snapshot)
+        self.reset(lane)
+        if snapshot.rows is not None:
+            self.decoder.restore(lane, snapshot.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class WholeState:
+    """What a lane with recurrent layers holds. It has no shorter prefix: of fewer tokens nothing is
+    left, and the draft reads them again."""
+
+    rows: LaneRows | None = None
+
+    def __len__(self) -> int:
+        return 0 if self.rows is None else len(self.rows)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that keeping it costs."""
+        return 0 if self.rows is None else self.rows.nbytes
+
+    def prefix(self, count: int) -> WholeState:
+        """Itself, or nothing where `count` is less."""
+        return self if count >= len(self) else WholeState()
 
 
 # ---- the method's row

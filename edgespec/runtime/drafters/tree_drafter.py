@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.base import LaneRows
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.runtime.decoder import CachedDecoder, LaneResult, Rows
-from edgespec.runtime.drafters.base import DraftRequest, Observation
+from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
 from edgespec.runtime.drafters.candidates import top_log_probs
 from edgespec.runtime.drafters.engine_drafter import EngineDrafter
 from edgespec.runtime.drafters.row import DraftEngine
@@ -212,7 +211,7 @@ class TreeDrafter(EngineDrafter[CachedDecoder, LaneState]):
         """The base's ids of the draft's own, by the offsets of d2t."""
         return ids + self.d2t[ids]
 
-    def snapshot(self, lane: int, count: int) -> LaneRows | None:
+    def snapshot(self, lane: int, count: int) -> Snapshot | None:
         """Copies of the first `count` KV rows, or of as many as there are."""
         return self.decoder.snapshot(lane, min(count, self.decoder.lanes[lane].length))
 
