@@ -3,11 +3,13 @@ Its base is exported as a plain decoder."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from edgespec.checkpoint.names import EMBEDDING
-from edgespec.checkpoint.vocabulary import compared_tokenizers
+from edgespec.checkpoint.vocabulary import Differences, compared_tokenizers
+from edgespec.errors import counted
 from edgespec.export.base import PLAIN
 from edgespec.export.component import Component, rows_of
 from edgespec.export.draft import draft_config, open_graph, pair_config
@@ -30,7 +32,7 @@ def draft(request: ExportRequest) -> Component:
     base, drafted = request.target(), request.drafted()
     config = drafted.config
     assert isinstance(config, DraftModelConfig)
-    compared_tokenizers(base.checkpoint, drafted.checkpoint)
+    found = compared_tokenizers(base.checkpoint, drafted.checkpoint)
     graph, model = open_graph(request), config.model
     pair = replace(pair_config(request, None), base_name=base.checkpoint.path.name)
     spec = DraftModelSpec(max_position=model.max_position)
@@ -43,8 +45,17 @@ def draft(request: ExportRequest) -> Component:
         ropes=graph.layers.ropes,
         embedding=embedding,
         tied_head=model.tied_head,
-        notes=(f"draft model for {base.checkpoint.path.name}: the same tokens in both",),
+        notes=tuple(notes(base.checkpoint.path.name, found)),
     )
+
+
+def notes(base: str, found: Differences | None) -> Iterator[str]:
+    """What the user should know of the two vocabularies."""
+    alike = "" if found is None else f", {found.both} ids compared"
+    yield f"draft model for {base}: tokens mean the same in both{alike}"
+    if found is not None and found.base_alone:
+        count = counted(len(found.base_alone), "token")
+        yield f"the draft's tokenizer lacks {count} of the base, which are never drafted"
 
 
 def recorded(request: ExportRequest) -> dict[str, Any]:

@@ -38,6 +38,13 @@ def model_of(pair: Pair) -> ModelConfig:
     return config.model
 
 
+def aux_layers(pair: Pair) -> Iterator[CheckResult]:
+    """Nothing, unless --aux-layers was given: a draft model reads none."""
+    if pair.aux_layers is not None:
+        what = "--aux-layers means nothing to a draft model, which reads no hidden states"
+        yield CheckResult("refused", "aux layers", what, "Leave --aux-layers out.")
+
+
 def tokenizer(pair: Pair) -> Iterator[CheckResult]:
     """Every id means the same token to both. Raises PairingError with the first that does not."""
     draft, _ = pair.drafted()
@@ -176,6 +183,7 @@ def remedy(better: Share) -> str:
 PAIRING = PairingRow(
     checks=(
         ("tensors", fit.tensors),
+        ("aux layers", aux_layers),
         ("tokenizer", tokenizer),
         ("vocabulary", vocabulary),
         ("special tokens", special_tokens),

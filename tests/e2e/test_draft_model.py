@@ -91,7 +91,7 @@ def test_commands_from_checkpoints_to_answers(shop: Path, tmp_path: Path, cli: C
     line = ("export", shop / "draft", out, "--draft-model", "--base-model-dir", shop / "base")
     done = cli(*line)
     assert done.code == 0, done.err
-    assert "draft model for base: the same tokens in both" in done.out
+    assert "draft model for base: tokens mean the same in both, 256 ids compared" in done.out
     config = ComponentConfig.read(out / "draft_model" / "config.json")
     assert (config.method, config.role, config.graph.features) == ("draft_model", Role.DRAFT, 0)
     assert config.spec == DraftModelSpec(max_position=96)
@@ -222,7 +222,9 @@ def test_missing_tokens_are_a_warning_and_export_works(
     assert told.code == 0, told.out
     assert "the draft's tokenizer lacks 1 token, from 255 on" in told.out
     line = ("export", draft, tmp_path / "out", "--draft-model", "--base-model-dir", shop / "base")
-    assert cli(*line, "--no-golden").code == 0
+    done = cli(*line, "--no-golden")
+    assert done.code == 0
+    assert "the draft's tokenizer lacks 1 token of the base" in done.out
 
 
 def test_draft_without_a_tokenizer_is_refused(shop: Path, tmp_path: Path, cli: Cli) -> None:
@@ -248,6 +250,8 @@ def test_check_says_how_the_two_compare(shop: Path, cli: Cli) -> None:
     assert "the draft was made for 96 tokens, the base for 512" in lines["context"]
     assert lines["size"].startswith("ok")
     assert "Draft model: fits, 1 warning" in told.out
+    refused = cli("check", shop / "base", shop / "draft", "--aux-layers", "1,2")
+    assert (refused.code, "Leave --aux-layers out" in refused.out) == (REFUSED, True)
 
 
 def test_check_of_padded_vocabularies_other_ends_and_a_large_draft(
