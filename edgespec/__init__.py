@@ -38,6 +38,19 @@ All forms take the same prompts and parameters, and without a plan all draft ali
 >>> plain.token_ids == stream.result().token_ids
 True
 
+## Which drafts are accepted
+
+An answer made with drafts is that of plain decoding: the accept rule is `exact`. Others are
+`RejectionAcceptance` (the same distribution, other tokens), and two that are lossy:
+`TypicalAcceptance` and `RelaxedAcceptance`. They are chosen for an engine (`edgespec.load(...,
+acceptance="rejection")`) or for a request, by name or with their options; the metrics say which it
+was, and what it guarantees. docs/acceptance.md has the definitions.
+
+>>> typical = edgespec.TypicalAcceptance(posterior_threshold=0.09)
+>>> answer = engine.generate("The sky is blue because", acceptance=typical)
+>>> answer.metrics.acceptance, answer.metrics.lossless
+('typical', 'no')
+
 ## Threads
 
 Any number of threads may use one engine. Their requests join one scheduler: as many run at a time
@@ -150,11 +163,20 @@ if TYPE_CHECKING:
     )
     from edgespec.prompts import Message, SamplingParams
     from edgespec.runtime.drafters.base import Drafter
+    from edgespec.runtime.drafters.trtllm import PreparesDraftTokens
+    from edgespec.runtime.drafters.user import DraftContext, Proposal, UserDrafter
     from edgespec.runtime.engine import Engine
     from edgespec.runtime.generation import Chunk, Response
     from edgespec.runtime.metrics import RequestMetrics
     from edgespec.runtime.streams import AsyncStream, Stream
     from edgespec.runtime.tree import PLAIN, DraftPlan
+    from edgespec.runtime.verify import (
+        Acceptance,
+        ExactAcceptance,
+        RejectionAcceptance,
+        RelaxedAcceptance,
+        TypicalAcceptance,
+    )
 
 __all__ = [
     "PLAIN",
@@ -164,12 +186,14 @@ __all__ = [
     "CheckpointError",
     "Chunk",
     "ContractError",
+    "DraftContext",
     "DraftPlan",
     "EdgeSpecError",
     "Engine",
     "EngineClosed",
     "EngineMismatch",
     "EnvironmentProblem",
+    "ExactAcceptance",
     "GoldenMismatch",
     "InternalError",
     "LimitError",
@@ -179,12 +203,17 @@ __all__ = [
     "OutputError",
     "OverwriteError",
     "PairingError",
+    "Proposal",
+    "RejectionAcceptance",
+    "RelaxedAcceptance",
     "RequestError",
     "RequestMetrics",
     "Response",
     "SamplingParams",
     "Stream",
+    "TypicalAcceptance",
     "UnsupportedModel",
+    "UserDrafter",
     "load",
 ]
 
@@ -193,13 +222,20 @@ HOMES = {
     "PLAIN": "edgespec.runtime.tree",
     "AsyncStream": "edgespec.runtime.streams",
     "Chunk": "edgespec.runtime.generation",
+    "DraftContext": "edgespec.runtime.drafters.user",
     "DraftPlan": "edgespec.runtime.tree",
     "Engine": "edgespec.runtime.engine",
+    "ExactAcceptance": "edgespec.runtime.verify",
     "Message": "edgespec.prompts",
+    "Proposal": "edgespec.runtime.drafters.user",
+    "RejectionAcceptance": "edgespec.runtime.verify",
+    "RelaxedAcceptance": "edgespec.runtime.verify",
     "RequestMetrics": "edgespec.runtime.metrics",
     "Response": "edgespec.runtime.generation",
     "SamplingParams": "edgespec.prompts",
     "Stream": "edgespec.runtime.streams",
+    "TypicalAcceptance": "edgespec.runtime.verify",
+    "UserDrafter": "edgespec.runtime.drafters.user",
 }
 
 # What the library has to say goes where the application's logging sends it, else nowhere
@@ -210,17 +246,22 @@ def load(
     engine_dir: str | Path,
     *,
     spec_decode: bool | None = None,
-    drafter: str | Drafter | None = None,
+    drafter: str | Drafter | UserDrafter | PreparesDraftTokens | None = None,
+    drafter_time_budget_s: float | None = 0.1,
     exact: bool = False,
     prefix_cache_bytes: int = 256 * 2**20,
+    acceptance: Acceptance = None,
 ) -> Engine:
     """Opens an engine directory, as `edgespec build` made it, and returns the engine.
 
     `spec_decode` None enables speculative decoding if the directory has a draft engine. `drafter`
-    is the name of a method that needs no engine, or a Drafter of your own. `exact` is that of
+    is the name of a method that needs no engine, or a drafter of your own, as an object or as
+    `package.module:Class` (docs/own_drafter.md); each of its calls has `drafter_time_budget_s`,
+    None for as long as it takes. `exact` is that of
     `infer --exact`. `prefix_cache_bytes` bounds the KV rows that are kept for later prompts that
-    begin alike; 0 keeps none. Raises BundleError, PairingError, EngineMismatch, LimitError or
-    EnvironmentProblem.
+    begin alike; 0 keeps none. `acceptance` is the accept rule, by its name or with its options:
+    see "Which drafts are accepted". Raises BundleError, PairingError, EngineMismatch, LimitError or
+    EnvironmentProblem; RequestError or OptionError for an accept rule that cannot be.
     """
     from edgespec.runtime.engine import Engine
 
@@ -228,8 +269,10 @@ def load(
         engine_dir,
         spec_decode=spec_decode,
         drafter=drafter,
+        drafter_time_budget_s=drafter_time_budget_s,
         exact=exact,
         prefix_cache_bytes=prefix_cache_bytes,
+        acceptance=acceptance,
     )
 
 

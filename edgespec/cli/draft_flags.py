@@ -36,6 +36,46 @@ VERIFY_SIZE = (
 )
 
 
+def drafter_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--drafter and --drafter-time-budget-ms."""
+    for flag, settings in (
+        (
+            "--drafter-time-budget-ms",
+            {
+                "type": click.FloatRange(0, min_open=True),
+                "help": (
+                    "Milliseconds of each call of a drafter of your own; one that takes more pauses."
+                    "  [default: 100]"
+                ),
+            },
+        ),
+        (
+            "--drafter",
+            {
+                "metavar": "NAME|MODULE:CLASS",
+                "help": (
+                    "What drafts instead of a draft engine: a method that needs none, or a class of"
+                    " your own, looked for in the working directory first (docs/own_drafter.md)."
+                    " Implies --spec-decode."
+                ),
+            },
+        ),
+    ):
+        command = click.option(flag, **settings)(command)
+    return command
+
+
+def take_drafter(ctx: click.Context, values: dict[str, Any]) -> dict[str, Any]:
+    """What these flags mean for `Engine`, as its arguments; they are taken out of `values`. Raises
+    click.UsageError for a budget without a drafter of one's own."""
+    drafter, budget_ms = values.pop("drafter"), values.pop("drafter_time_budget_ms")
+    if budget_ms is not None and (drafter is None or ":" not in drafter):
+        what = "--drafter-time-budget-ms is for a drafter of your own"
+        raise click.UsageError(f"{what}: --drafter MODULE:CLASS", ctx)
+    budget = {} if budget_ms is None else {"drafter_time_budget_s": budget_ms / 1000}
+    return ({} if drafter is None else {"drafter": drafter}) | budget
+
+
 def draft_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """--spec-draft-top-k, --spec-draft-step and --spec-verify-size."""
     size = click.IntRange(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli import environment
-from edgespec.cli.draft_flags import ALIASES, draft_options
+from edgespec.cli.accept_flags import accept_options, refuse_check, take_acceptance
+from edgespec.cli.draft_flags import ALIASES, draft_options, drafter_options, take_drafter
 from edgespec.cli.edgellm import FLAGS
 from edgespec.cli.flags import EdgeCommand
 from edgespec.cli.paths import DIRECTORY, FILE
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from edgespec.runtime.file_runner import FileRun
     from edgespec.runtime.profile import RunStats
     from edgespec.runtime.tree import DraftPlan
+    from edgespec.runtime.verify import AcceptOptions
 
 STDIN = Path("-")
 MIB = 2**20
@@ -90,7 +92,9 @@ FAILED, SOME_FAILED = 1, 5
     is_flag=True,
     help="Decode speculatively, with the base and the draft of the engine directory.",
 )
+@drafter_options
 @draft_options
+@accept_options
 @click.option(
     "--batch-size",
     type=int,
@@ -110,6 +114,14 @@ FAILED, SOME_FAILED = 1, 5
     "--check-lossless",
     is_flag=True,
     help="Decode each request plainly too and compare token for token.",
+)
+@click.option(
+    "--compare-quality",
+    is_flag=True,
+    help=(
+        "Decode each request plainly too, with the same seed, and report what the accept rule"
+        " costs: the tokens that agree, and the log-likelihood a token by the base."
+    ),
 )
 @click.option(
     "--exact",
@@ -160,6 +172,7 @@ def command(
     spec_draft_step: int | None,
     spec_verify_size: int | None,
     check_lossless: bool,
+    compare_quality: bool,
     exact: bool,
     prefix_cache_mb: int,
     warmup: int,
@@ -195,9 +208,21 @@ def command(
     edgespec infer --engine-dir engines --prompts mt_bench.jsonl --output-file answers.json --batch-size 4
     """
     sizes = (spec_draft_top_k, spec_draft_step, spec_verify_size)
-    if not spec_decode and (check_lossless or any(sizes)):
-        what = "--check-lossless means" if check_lossless else "the sizes of drafts mean"
-        raise click.UsageError(f"{what} nothing without --spec-decode", ctx)
+    drafter, acceptance = take_drafter(ctx, overrides), take_acceptance(ctx, overrides)
+    spec_decode = spec_decode or bool(drafter)
+    if not spec_decode:
+        refuse_without_drafts(
+            ctx,
+            {
+                "--check-lossless means": check_lossless,
+                "--compare-quality means": compare_quality,
+                "the sizes of drafts mean": any(sizes),
+                "an accept rule means": acceptance is not None,
+            },
+        )
+    if check_lossless and compare_quality:
+        what = "--check-lossless and --compare-quality exclude each other"
+        raise click.UsageError(f"{what}: a check is for rules that change no token", ctx)
     if sum(map(bool, (input_file, prompts, texts))) != 1:
         raise click.UsageError("give one of --input-file, --prompts and --prompt", ctx)
     if no_chat_template and not texts:
@@ -220,8 +245,11 @@ def command(
         from edgespec.cli.answer_stream import AnswerStream
 
         shown = AnswerStream(len(texts), live=(overrides["batch_size"] or 1) == 1)
+    requests = asked_for(input_file, prompts, texts, overrides, template=not no_chat_template)
+    if check_lossless:
+        refuse_check(requests.requests, acceptance)
     return respond(
-        asked_for(input_file, prompts, texts, overrides, template=not no_chat_template),
+        requests,
         engine_dir=engine_dir,
         output_file=output_file,
         spec_decode=spec_decode,
@@ -230,6 +258,9 @@ def command(
         prefix_cache_mb=prefix_cache_mb,
         warmup=warmup,
         check_lossless=check_lossless,
+        compare_quality=compare_quality,
+        acceptance=acceptance,
+        drafter=drafter,
         profile_output_file=profile_output_file,
         chat_template=chat_template,
         stream=shown,
@@ -241,6 +272,13 @@ def command(
             err=output_file is None or stream is not None,
         ),
     )
+
+
+def refuse_without_drafts(ctx: click.Context, given: dict[str, bool]) -> None:
+    """Raises click.UsageError for the first that is given of what needs drafts."""
+    for what, is_given in given.items():
+        if is_given:
+            raise click.UsageError(f"{what} nothing without --spec-decode", ctx)
 
 
 def asked_for(
@@ -305,6 +343,9 @@ def respond(
     prefix_cache_mb: int = 256,
     warmup: int = 0,
     check_lossless: bool = False,
+    compare_quality: bool = False,
+    acceptance: AcceptOptions | None = None,
+    drafter: Mapping[str, Any] | None = None,
     profile_output_file: Path | None = None,
     chat_template: str | None = None,
 ) -> int:
@@ -320,7 +361,12 @@ def respond(
 
     check_outputs((requests.path, engine_dir), output_file, profile_output_file)
     with Engine(
-        engine_dir, spec_decode=spec_decode, exact=exact, prefix_cache_bytes=prefix_cache_mb * MIB
+        engine_dir,
+        spec_decode=spec_decode,
+        exact=exact,
+        prefix_cache_bytes=prefix_cache_mb * MIB,
+        acceptance=acceptance,
+        **(drafter or {}),
     ) as engine:
         if chat_template:
             engine.tokenizer.template = named_template(chat_template, engine_dir)
@@ -338,7 +384,15 @@ def respond(
             for note in notes:
                 warn(note)
             run = FileRun(engine, requests, plan, journal, stopping=stopper, warn=warn)
-            answer(run, stream, warmup=warmup, check_lossless=check_lossless)
+            answer(
+                run,
+                stream,
+                warmup=warmup,
+                check_lossless=check_lossless,
+                compare_quality=compare_quality,
+            )
+        for note in engine.drafter_notes:
+            warn(note)
     stats = run.stats()
     if profile_output_file:
         write_profile(profile_output_file, stats)
@@ -347,7 +401,9 @@ def respond(
     if run.fault:
         raise run.fault
     finish(stats)
-    return outcome(stats, stopper.number, check_lossless=check_lossless)
+    return outcome(
+        stats, stopper.number, check_lossless=check_lossless, compare_quality=compare_quality
+    )
 
 
 def journal_of(output: Path | None) -> Journal | NoJournal:
@@ -402,12 +458,24 @@ def smaller_batches(asked: int, most: int) -> Iterator[str]:
         )
 
 
-def answer(run: FileRun, stream: AnswerStream | None, *, warmup: int, check_lossless: bool) -> None:
+def answer(
+    run: FileRun,
+    stream: AnswerStream | None,
+    *,
+    warmup: int,
+    check_lossless: bool,
+    compare_quality: bool = False,
+) -> None:
     """Run it under a bar, or with the answers shown as they come, and write the output."""
     from edgespec.cli.report import TokenBar
 
     with TokenBar(run.requests.requests) if stream is None else stream.of(run) as progress:
-        run.run(progress, warmup=warmup, check_lossless=check_lossless)
+        run.run(
+            progress,
+            warmup=warmup,
+            check_lossless=check_lossless,
+            compare_quality=compare_quality,
+        )
     run.write()
 
 
@@ -475,14 +543,21 @@ def write_profile(path: Path, stats: RunStats) -> None:
         write_json(path, profile(stats))
 
 
-def outcome(stats: RunStats, stopped_by: int | None, *, check_lossless: bool) -> int:
+def outcome(
+    stats: RunStats,
+    stopped_by: int | None,
+    *,
+    check_lossless: bool,
+    compare_quality: bool = False,
+) -> int:
     """The exit code, and on stderr what is behind it."""
-    if check_lossless and not any(a.plain for a in stats.answers):
+    compares = check_lossless or compare_quality
+    if compares and not any(a.plain for a in stats.answers):
         click.echo("nothing was compared: no request was answered with drafts", err=True)
     uncompared = sum(
         a.speculative and a.response is not None and a.plain is None for a in stats.answers
     )
-    if check_lossless and uncompared:
+    if compares and uncompared:
         say(
             f"not compared: {counted(uncompared, 'answer')}, whose plain run failed or was stopped",
             err=True,

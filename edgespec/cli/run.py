@@ -18,8 +18,9 @@ from click.core import ParameterSource
 from edgespec.backends.base import OptionValue
 from edgespec.backends.registry import find_backend
 from edgespec.cli import build, export, infer
+from edgespec.cli.accept_flags import ACCEPTING, take_acceptance
 from edgespec.cli.chat import command as chat
-from edgespec.cli.draft_flags import ALIASES
+from edgespec.cli.draft_flags import ALIASES, take_drafter
 from edgespec.cli.paths import MODEL
 from edgespec.contract import Limits
 from edgespec.errors import OptionError, RequestError
@@ -27,10 +28,13 @@ from edgespec.errors import OptionError, RequestError
 LIMITS = ("max_input_len", "max_kv_cache_capacity", "max_verify_tree_size", "max_draft_tree_size")
 EXPORTS = ("aux_layers", "allow_pickle", "no_golden")
 SIZES = ("spec_draft_top_k", "spec_draft_step", "spec_verify_size")
+DRAFTER = ("drafter", "drafter_time_budget_ms")
 CHATS = (
     "system",
     "spec_decode",
+    *DRAFTER,
     *SIZES,
+    *ACCEPTING,
     "show_speculation",
     "max_generate_length",
     "temperature",
@@ -133,6 +137,8 @@ def command(
     settings = {name: values.pop(name) for name in CHATS}
     limits = Limits(**{name: values.pop(name) for name in LIMITS})
     check_sizes(ctx, settings)
+    for take in (take_acceptance, take_drafter):
+        take(ctx, {**settings})  # refused before the engines are made
     prompts = prompts or piped_prompt(ctx)
     if settings["chat_template"] and settings["no_chat_template"]:
         raise click.UsageError("--chat-template and --no-chat-template exclude each other", ctx)
@@ -162,12 +168,14 @@ def command(
         with Steps() as steps:
             engine_dir = stack.enter_context(prepared(request, Cache(bundle.user_cache()), steps))
         if prompts:
-            return answer(engine_dir, prompts, settings)
+            return answer(ctx, engine_dir, prompts, settings)
         code: int = ctx.invoke(chat.command, engine_dir=engine_dir, **settings)
         return code
 
 
-def answer(engine_dir: Path, prompts: Sequence[str], settings: dict[str, Any]) -> int:
+def answer(
+    ctx: click.Context, engine_dir: Path, prompts: Sequence[str], settings: dict[str, Any]
+) -> int:
     """Answers each prompt on stdout and returns the exit code."""
     from edgespec.cli.answer_stream import AnswerStream
     from edgespec.cli.report import show_failures
@@ -179,12 +187,15 @@ def answer(engine_dir: Path, prompts: Sequence[str], settings: dict[str, Any]) -
     sizes = (top_k, step, verify_size)
     spec_decode, prefix_cache_mb = settings.pop("spec_decode"), settings.pop("prefix_cache_mb")
     show_speculation = settings.pop("show_speculation")
+    drafter, acceptance = take_drafter(ctx, settings), take_acceptance(ctx, settings)
     return infer.respond(
         text_requests(prompts, apply_chat_template=not raw, **settings),
         engine_dir=engine_dir,
         output_file=None,
-        spec_decode=True if any(sizes) else spec_decode,
+        spec_decode=True if any(sizes) or drafter or acceptance is not None else spec_decode,
         sizes=sizes,
+        acceptance=acceptance,
+        drafter=drafter,
         prefix_cache_mb=prefix_cache_mb,
         chat_template=template,
         stream=AnswerStream(len(prompts), live=True, show_speculation=show_speculation),
@@ -196,6 +207,10 @@ def check_sizes(ctx: click.Context, settings: dict[str, Any]) -> None:
     """Raises click.UsageError for sizes of drafts without drafts."""
     if settings["spec_decode"] is False and any(settings[name] for name in SIZES):
         raise click.UsageError("the sizes of drafts mean nothing with --no-spec-decode", ctx)
+    if settings["spec_decode"] is False and any(settings[name] is not None for name in ACCEPTING):
+        raise click.UsageError("an accept rule means nothing with --no-spec-decode", ctx)
+    if settings["spec_decode"] is False and settings["drafter"] is not None:
+        raise click.UsageError("--drafter drafts, and --no-spec-decode was given", ctx)
 
 
 def piped_prompt(ctx: click.Context) -> tuple[str, ...]:

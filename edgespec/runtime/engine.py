@@ -23,7 +23,11 @@ from edgespec.backends.engine_config import EngineConfig
 from edgespec.errors import EdgeSpecError, InternalError, LimitError, RequestError
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.drafters.base import Drafter
+from edgespec.runtime.drafters.guard import TIME_BUDGET_S
+from edgespec.runtime.drafters.loading import OwnLimits
 from edgespec.runtime.drafters.registry import DRAFTERS
+from edgespec.runtime.drafters.trtllm import PreparesDraftTokens
+from edgespec.runtime.drafters.user import UserDrafter
 from edgespec.runtime.driver import Driver
 from edgespec.runtime.faults import FAULTS, as_error
 from edgespec.runtime.generation import (
@@ -34,7 +38,7 @@ from edgespec.runtime.generation import (
     Response,
 )
 from edgespec.runtime.opening import choose_draft, open_base, open_draft
-from edgespec.runtime.plans import PlanLimits, TreeLimits
+from edgespec.runtime.plans import PlanLimits
 from edgespec.runtime.prefix import PrefixCache
 from edgespec.runtime.prompt import Conversation, Prompt, read_messages, read_prompt
 from edgespec.runtime.sampling import NEAR_TIE
@@ -44,7 +48,14 @@ from edgespec.runtime.streams import AsyncStream, Ends, Stream, cancelling, futu
 from edgespec.runtime.thinking import thinking_note
 from edgespec.runtime.tokenizer import Tokenizer
 from edgespec.runtime.tree import PLAIN, DraftPlan, Plain
-from edgespec.runtime.verify import ACCEPT_RULES
+from edgespec.runtime.verify import (
+    ACCEPT_RULES,
+    EXACT,
+    Acceptance,
+    AcceptOptions,
+    acceptance_of,
+    acceptance_words,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +66,7 @@ Plan = DraftPlan | Plain | None
 # Of a batch: one for all requests, or one for each
 Samplings = SamplingParams | None | Sequence[SamplingParams | None]
 Plans = Plan | Sequence[Plan]
+Acceptances = Acceptance | Sequence[Acceptance]
 
 
 class Queue(Protocol):
@@ -76,11 +88,16 @@ class Engine:
 
     `spec_decode` opens base and draft; without it a plain engine is opened where there is one, else
     the base alone. `drafter` drafts instead of a draft engine: the name of a method that needs no
-    engine, or a Drafter of your own. With `exact` drafts leave every bit as it is: for float32,
-    int4 in blocks of 32 and int8 GEMM, one sequence, chains only. `prefix_cache_bytes` bounds the
-    KV rows that are kept for later prompts with the same prefix; 0 keeps none. Raises BundleError,
-    PairingError, EngineMismatch, EnvironmentProblem or, for what cannot be exact or cannot draft,
-    LimitError, with the remedy.
+    engine, or a drafter of your own, as an object or as `package.module:Class`; each of its calls
+    has `drafter_time_budget_s`, None for as long as it takes. With `exact` drafts leave every bit
+    as it is: for float32, int4 in blocks of 32 and int8 GEMM, one sequence, chains only.
+    `prefix_cache_bytes` bounds the KV rows that are kept for later prompts with the same prefix; 0
+    keeps none. `acceptance` is the accept rule of requests that name none: `exact`, `rejection`,
+    `typical` or `relaxed`, or such a rule with its options.
+
+    Raises BundleError, PairingError, EngineMismatch, EnvironmentProblem or, for what cannot be
+    exact or cannot draft, LimitError, with the remedy; RequestError or OptionError for an accept
+    rule or a drafter that cannot be.
     """
 
     def __init__(
@@ -88,20 +105,26 @@ class Engine:
         engine_dir: str | Path,
         *,
         spec_decode: bool | None = None,
-        drafter: str | Drafter | None = None,
+        drafter: str | Drafter | UserDrafter | PreparesDraftTokens | None = None,
+        drafter_time_budget_s: float | None = TIME_BUDGET_S,
         exact: bool = False,
         prefix_cache_bytes: int = PREFIX_CACHE_BYTES,
+        acceptance: Acceptance = None,
     ) -> None:
+        acceptance = acceptance_of(acceptance)  # before a large engine is loaded
         path = Path(engine_dir)
-        choice = choose_draft(path, spec_decode, drafter)
+        choice = choose_draft(path, spec_decode, drafter, drafter_time_budget_s)
         opened = open_base(path, choice, exact=exact)
         self.base, self.config, self.exact = opened.decoder, opened.config, exact
         self.plan_hints = opened.hints
         self.tokenizer = Tokenizer.open(path)
+        self.acceptance = self.acceptance_for(acceptance)
         draft = open_draft(path, choice, opened)
         self.drafter = None if draft is None else draft.drafter
         self.method = None if draft is None else draft.method
         self.draft_config = None if draft is None else draft.config
+        self.guard = None if draft is None else draft.guard
+        self.draft_len = None if draft is None else draft.draft_len
         self.spec_decode = draft is not None
         self.session = Session(self.base, self.drafter, PrefixCache(prefix_cache_bytes))
         self.session.log.recording = False
@@ -142,6 +165,14 @@ class Engine:
                 f"{weights.rounded_by}: lossless up to kernel rounding (margin"
                 f" {self.rounding:.2g} nats)"
             )
+        if self.acceptance.rule != EXACT and self.drafter is not None:
+            yield f"acceptance: {acceptance_words(self.acceptance.rule)}"
+
+    @property
+    def drafter_notes(self) -> tuple[str, ...]:
+        """What a drafter of your own failed at so far: one line for each reason, as it first
+        was."""
+        return () if self.guard is None else (*self.guard.notes,)
 
     def thinking_note(self, asked: Sequence[bool], *, by_flag: bool = False) -> str | None:
         """A warning where requests, by their `enable_thinking`, are not in the mode that the draft
@@ -236,7 +267,7 @@ class Engine:
             what = "a drafting plan was asked for, and this engine was opened without its draft"
             raise LimitError(what, "Open it with spec_decode=True, or decode without a plan.")
         if self.method is None:
-            return TreeLimits(self.config.limits.verify_tree_size)
+            return OwnLimits(self.config.limits.verify_tree_size, draft_len=self.draft_len)
         return DRAFTERS[self.method].limits(self.config, self.draft_config)
 
     @property
@@ -265,6 +296,32 @@ class Engine:
         if count > self.max_batch_size:
             what = f"batch_size {count}; the drafter holds {self.max_batch_size} sequences"
             raise LimitError(what, f"Set batch_size to {self.max_batch_size}.")
+
+    # ---- which drafts are accepted
+
+    def acceptance_for(self, asked: Acceptance) -> AcceptOptions:
+        """An accept rule as this model has it; None is the engine's own.
+
+        Raises RequestError for a rule that there is none of, OptionError for what the rule does not
+        take or the model lacks.
+        """
+        if asked is None:
+            return self.acceptance
+        return acceptance_of(asked).for_model(self.tokenizer)
+
+    def check_acceptance(self, asked: AcceptOptions, plan: DraftPlan) -> None:
+        """Raises RequestError for a rule that is in no table, LimitError for one that does not go
+        with the plan or the engine."""
+        acceptance_of(asked)
+        row = ACCEPT_RULES[asked.rule]
+        if self.exact and asked.rule != EXACT:
+            what = (
+                f"{row.title} is not what plain decoding gives bit for bit, and --exact asks for it"
+            )
+            raise LimitError(what, "Leave one of the two out.")
+        if row.chains_only and plan.top_k != 1:
+            what = f"{row.title} is for chains, and --spec-draft-top-k {plan.top_k} drafts trees"
+            raise LimitError(what, "Set it to 1, or take another accept rule.")
 
     # ---- prompts
 
@@ -321,6 +378,7 @@ class Engine:
         *,
         enable_thinking: bool = False,
         keep: bool = False,
+        acceptance: Acceptance = None,
     ) -> GenerationRequest:
         """A request as the scheduler takes it. Raises RequestError, or LimitError for the plan."""
         if not isinstance(sampling, SamplingParams | None):
@@ -328,7 +386,11 @@ class Engine:
             raise RequestError(what, "Give edgespec.SamplingParams(temperature=0), for example.")
         ids = self.encode(prompt, enable_thinking=enable_thinking)
         return GenerationRequest(
-            ids, sampling or SamplingParams(), self.plan_of(plan), keep_all=keep
+            ids,
+            sampling or SamplingParams(),
+            self.plan_of(plan),
+            keep_all=keep,
+            acceptance=None if acceptance is None else self.acceptance_for(acceptance),
         )
 
     def plan_of(self, plan: Plan) -> DraftPlan | None:
@@ -370,9 +432,7 @@ class Engine:
         if request.plan is not None:
             self.plan_limits().check(request.plan)
             self.check_chain(request.plan)
-        if request.accept_rule not in ACCEPT_RULES:
-            what = f"there is no accept rule {request.accept_rule!r}"
-            raise RequestError(what, f"Rules: {', '.join(ACCEPT_RULES)}.")
+            self.check_acceptance(request.acceptance or self.acceptance, request.plan)
         rows = self.config.component.vocab_size
         if invalid := [token for token in request.sampling.logit_bias if token >= rows]:
             what = (
@@ -384,7 +444,8 @@ class Engine:
     def prepare(self, request: GenerationRequest) -> Generation:
         """A request's handle, once it is checked. Raises LimitError or RequestError."""
         self.check(request)
-        return Generation(request, self.tokenizer, self.stop_ids)
+        acceptance = self.acceptance_for(request.acceptance)
+        return Generation(request, self.tokenizer, self.stop_ids, acceptance)
 
     # ---- answers
 
@@ -396,6 +457,7 @@ class Engine:
         *,
         enable_thinking: bool = False,
         keep: bool = False,
+        acceptance: Acceptance = None,
     ) -> Response:
         """The whole answer to one prompt.
 
@@ -404,11 +466,19 @@ class Engine:
         Without a `plan` an engine with a draft takes `plan()`; `edgespec.PLAIN` decodes without
         drafts. `enable_thinking` is the chat template's. With `keep` the KV rows of prompt and
         answer are kept for a later prompt that begins with them, such as a chat's next turn.
+        `acceptance` is an accept rule by its name, or with its options; None is the engine's.
 
         Any number of threads may call this at the same time. Raises RequestError or LimitError for
         what cannot be answered, EngineClosed, and EnvironmentProblem where the machine cannot.
         """
-        asked = self.request(prompt, sampling, plan, enable_thinking=enable_thinking, keep=keep)
+        asked = self.request(
+            prompt,
+            sampling,
+            plan,
+            enable_thinking=enable_thinking,
+            keep=keep,
+            acceptance=acceptance,
+        )
         handle = self.prepare(asked)
         with cancelling([handle]):
             _, end = next(self.ends([handle]))
@@ -424,10 +494,18 @@ class Engine:
         *,
         enable_thinking: bool = False,
         keep: bool = False,
+        acceptance: Acceptance = None,
     ) -> Stream:
         """The answer to one prompt, piece by piece: see Stream. Takes and raises what `generate`
         does."""
-        asked = self.request(prompt, sampling, plan, enable_thinking=enable_thinking, keep=keep)
+        asked = self.request(
+            prompt,
+            sampling,
+            plan,
+            enable_thinking=enable_thinking,
+            keep=keep,
+            acceptance=acceptance,
+        )
         return Stream(self.driver, self.prepare(asked))
 
     @overload
@@ -438,6 +516,7 @@ class Engine:
         plan: Plans = None,
         *,
         enable_thinking: bool = False,
+        acceptance: Acceptances = None,
         return_exceptions: Literal[False] = False,
     ) -> list[Response]: ...
 
@@ -449,6 +528,7 @@ class Engine:
         plan: Plans = None,
         *,
         enable_thinking: bool = False,
+        acceptance: Acceptances = None,
         return_exceptions: bool,
     ) -> list[Response | EdgeSpecError]: ...
 
@@ -459,17 +539,23 @@ class Engine:
         plan: Plans = None,
         *,
         enable_thinking: bool = False,
+        acceptance: Acceptances = None,
         return_exceptions: bool = False,
     ) -> list[Response] | list[Response | EdgeSpecError]:
         """The answers to several prompts, in their order; as many run at a time as the engines were
         built for.
 
-        `sampling` and `plan` are one for all, or a list with one for each. The first error is
-        raised, and ends the other requests; with `return_exceptions` each stands in the place of
-        its answer, and harms no other. Takes and raises what `generate` does.
+        `sampling`, `plan` and `acceptance` are one for all, or a list with one for each. The first
+        error is raised, and ends the other requests; with `return_exceptions` each stands in the
+        place of its answer, and harms no other. Takes and raises what `generate` does.
         """
         found, handles = self.batch(
-            prompts, sampling, plan, enable_thinking, return_exceptions=return_exceptions
+            prompts,
+            sampling,
+            plan,
+            enable_thinking,
+            acceptance,
+            return_exceptions=return_exceptions,
         )
         places = list(handles)
         with cancelling([*handles.values()]):
@@ -487,9 +573,17 @@ class Engine:
         *,
         enable_thinking: bool = False,
         keep: bool = False,
+        acceptance: Acceptance = None,
     ) -> Response:
         """`generate` for an event loop. A task that is cancelled ends its request."""
-        asked = self.request(prompt, sampling, plan, enable_thinking=enable_thinking, keep=keep)
+        asked = self.request(
+            prompt,
+            sampling,
+            plan,
+            enable_thinking=enable_thinking,
+            keep=keep,
+            acceptance=acceptance,
+        )
         handle = self.prepare(asked)
         with cancelling([handle]):
             future = future_end(handle)
@@ -504,9 +598,17 @@ class Engine:
         *,
         enable_thinking: bool = False,
         keep: bool = False,
+        acceptance: Acceptance = None,
     ) -> AsyncStream:
         """`stream` for the event loop that runs: see AsyncStream."""
-        asked = self.request(prompt, sampling, plan, enable_thinking=enable_thinking, keep=keep)
+        asked = self.request(
+            prompt,
+            sampling,
+            plan,
+            enable_thinking=enable_thinking,
+            keep=keep,
+            acceptance=acceptance,
+        )
         return AsyncStream(self.driver, self.prepare(asked))
 
     @overload
@@ -517,6 +619,7 @@ class Engine:
         plan: Plans = None,
         *,
         enable_thinking: bool = False,
+        acceptance: Acceptances = None,
         return_exceptions: Literal[False] = False,
     ) -> list[Response]: ...
 
@@ -528,6 +631,7 @@ class Engine:
         plan: Plans = None,
         *,
         enable_thinking: bool = False,
+        acceptance: Acceptances = None,
         return_exceptions: bool,
     ) -> list[Response | EdgeSpecError]: ...
 
@@ -538,11 +642,17 @@ class Engine:
         plan: Plans = None,
         *,
         enable_thinking: bool = False,
+        acceptance: Acceptances = None,
         return_exceptions: bool = False,
     ) -> list[Response] | list[Response | EdgeSpecError]:
         """`generate_batch` for an event loop. A task that is cancelled ends its requests."""
         found, handles = self.batch(
-            prompts, sampling, plan, enable_thinking, return_exceptions=return_exceptions
+            prompts,
+            sampling,
+            plan,
+            enable_thinking,
+            acceptance,
+            return_exceptions=return_exceptions,
         )
         with cancelling([*handles.values()]):
             futures = {index: future_end(handle) for index, handle in handles.items()}
@@ -568,6 +678,7 @@ class Engine:
         sampling: Samplings,
         plan: Plans,
         enable_thinking: bool,
+        acceptance: Acceptances,
         *,
         return_exceptions: bool,
     ) -> tuple[dict[int, Any], dict[int, Generation]]:
@@ -579,9 +690,17 @@ class Engine:
         errors, handles = dict[int, Any](), dict[int, Generation]()
         samplings: Sequence[SamplingParams | None] = one_each("sampling", sampling, len(prompts))
         plans: Sequence[Plan] = one_each("plan", plan, len(prompts))
-        for index, parts in enumerate(zip(prompts, samplings, plans, strict=True)):
+        rules: Sequence[Acceptance] = one_each("acceptance", acceptance, len(prompts))
+        each = zip(prompts, samplings, plans, rules, strict=True)
+        for index, (prompt, params, own_plan, rule) in enumerate(each):
             try:
-                request = self.request(*parts, enable_thinking=enable_thinking)
+                request = self.request(
+                    prompt,
+                    params,
+                    own_plan,
+                    enable_thinking=enable_thinking,
+                    acceptance=rule,
+                )
                 handles[index] = self.prepare(request)
             except EdgeSpecError as error:
                 if not return_exceptions:
@@ -663,7 +782,7 @@ class Engine:
 
 def one_each(name: str, given: T | Sequence[T], count: int) -> Sequence[T]:
     """One value for each request of a batch. RequestError for a list of another length."""
-    if not isinstance(given, Sequence):
+    if isinstance(given, str) or not isinstance(given, Sequence):
         return [given] * count
     if len(given) != count:
         what = f"{name} is a list of {len(given)}, and there are {count} prompts"

@@ -19,7 +19,7 @@ from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.sequence import Candidates, SequenceState, StepOutput
 from edgespec.runtime.tokenizer import Tokenizer
 from edgespec.runtime.tree import DraftPlan, DraftTree
-from edgespec.runtime.verify import EXACT
+from edgespec.runtime.verify import EXACT_ACCEPTANCE, AcceptOptions, lossless
 
 SEED_BITS = 63
 
@@ -29,8 +29,9 @@ class GenerationRequest:
     """Continue a prompt; `plan` None decodes without drafts. `keep` and `keep_all` are those of
     `SequenceState`.
 
-    `accept_rule` is a row of `verify.ACCEPT_RULES`. `arrived_s` is when the request came, by
-    `time.perf_counter`; None: when it is added to the scheduler.
+    `acceptance` is a rule of `verify.ACCEPT_RULES` with its options; None: the engine's.
+    `arrived_s` is when the request came, by `time.perf_counter`; None: when it is added to the
+    scheduler.
     """
 
     prompt_ids: Sequence[int]
@@ -38,7 +39,7 @@ class GenerationRequest:
     plan: DraftPlan | None = None
     keep: int = 0
     keep_all: bool = False
-    accept_rule: str = EXACT
+    acceptance: AcceptOptions | None = None
     arrived_s: float | None = None
 
 
@@ -101,7 +102,11 @@ class Generation(SequenceState):
     """
 
     def __init__(
-        self, request: GenerationRequest, tokenizer: Tokenizer, stop_ids: frozenset[int]
+        self,
+        request: GenerationRequest,
+        tokenizer: Tokenizer,
+        stop_ids: frozenset[int],
+        acceptance: AcceptOptions | None = None,
     ) -> None:
         sampling = with_seed(request.sampling)
         super().__init__(
@@ -113,7 +118,7 @@ class Generation(SequenceState):
             num_logprobs=sampling.num_logprobs,
             keep=request.keep,
             keep_all=request.keep_all,
-            accept_rule=request.accept_rule,
+            acceptance=acceptance or request.acceptance or EXACT_ACCEPTANCE,
         )
         self.request, self.seed = request, sampling.seed
         self.cancelled = False
@@ -127,7 +132,14 @@ class Generation(SequenceState):
         now = time.perf_counter()
         self.arrived_s = now if request.arrived_s is None else request.arrived_s
         levels = request.plan.steps if request.plan else 0
-        self.metrics = RequestMetrics(len(request.prompt_ids), levels)
+        options = self.accept_options
+        self.metrics = RequestMetrics(
+            len(request.prompt_ids),
+            levels,
+            acceptance=options.rule,
+            acceptance_options=options.to_dict(),
+            lossless=lossless(options, sampling.temperature),
+        )
 
     def __str__(self) -> str:
         return f"request {self.number}"

@@ -20,6 +20,13 @@ from edgespec.errors import LimitError
 from edgespec.methods import METHODS, find_method
 from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.drafters.base import Drafter
+from edgespec.runtime.drafters.guard import TIME_BUDGET_S, Guard
+from edgespec.runtime.drafters.loading import (
+    guarded,
+    is_own_drafter,
+    load_drafter,
+    needs_hidden_states,
+)
 from edgespec.runtime.drafters.registry import DRAFTERS, engineless_methods
 from edgespec.runtime.drafters.row import DraftEngine, DrafterSources
 from edgespec.runtime.embedding import EmbeddingTable
@@ -30,12 +37,13 @@ BUILD_AGAIN = "Build it again: edgespec build leaves room for drafts (--max-veri
 
 @dataclass(frozen=True, slots=True)
 class DraftChoice:
-    """What is to draft: a method by its name, or a drafter that the user made; neither decodes
-    plainly. `note` says so where the choice was not the user's."""
+    """What is to draft: a method by its name, or a drafter that the user made, whose calls have a
+    time budget; neither decodes plainly. `note` says so where the choice was not the user's."""
 
     method: str | None = None
-    drafter: Drafter | None = None
+    drafter: object | None = None
     note: str | None = None
+    time_budget_s: float | None = TIME_BUDGET_S
 
     @property
     def drafts(self) -> bool:
@@ -47,7 +55,7 @@ class DraftChoice:
         """Whether only an engine that emits hidden states will do."""
         if self.method is not None:
             return METHODS[self.method].needs_engine
-        return self.drafter is not None and self.drafter.needs_hidden_states
+        return self.drafter is not None and needs_hidden_states(self.drafter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +71,21 @@ class OpenBase:
 
 @dataclass(frozen=True, slots=True)
 class OpenDraft:
-    """What drafts. `method` and `config` are None for a drafter that the user made; `config` also
-    where the method needs no engine."""
+    """What drafts. `method` and `config` are None for a drafter that the user made, which has a
+    guard and maybe a length of its own; `config` also where the method needs no engine."""
 
     drafter: Drafter
     method: str | None = None
     config: EngineConfig | None = None
+    guard: Guard | None = None
+    draft_len: int | None = None
 
 
 def choose_draft(
-    engine_dir: Path, spec_decode: bool | None, drafter: str | Drafter | None
+    engine_dir: Path,
+    spec_decode: bool | None,
+    drafter: object | None,
+    time_budget_s: float | None = TIME_BUDGET_S,
 ) -> DraftChoice:
     """What is to draft with the engines of a directory.
 
@@ -85,10 +98,11 @@ def choose_draft(
     if drafter is not None and spec_decode is False:
         what = "a drafter was given, and spec_decode=False decodes without drafts"
         raise LimitError(what, "Leave one of the two out.")
-    if isinstance(drafter, str):
+    if isinstance(drafter, str) and not is_own_drafter(drafter):
         return DraftChoice(engineless(drafter))
     if drafter is not None:
-        return DraftChoice(drafter=drafter)
+        own = load_drafter(drafter) if isinstance(drafter, str) else drafter
+        return DraftChoice(drafter=own, time_budget_s=time_budget_s)
     if spec_decode is False or (spec_decode is None and not has_draft):
         return DraftChoice()
     candidates = engineless_methods()
@@ -136,7 +150,8 @@ def open_draft(engine_dir: Path, choice: DraftChoice, base: OpenBase) -> OpenDra
     """What drafts for an open base; None where nothing does. PairingError where the two do not
     belong together."""
     if choice.drafter is not None:
-        return OpenDraft(choice.drafter)
+        own = guarded(choice.drafter, base.config, engine_dir, choice.time_budget_s)
+        return OpenDraft(own.drafter, guard=own.guard, draft_len=own.draft_len)
     if choice.method is None:
         return None
     draft = open_draft_engine(engine_dir, base) if METHODS[choice.method].needs_engine else None

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli import environment
+from edgespec.cli.accept_flags import accept_options, take_acceptance
 from edgespec.cli.chat import slashes
 from edgespec.cli.chat.conversation import Conversation
 from edgespec.cli.chat.loop import Chat
 from edgespec.cli.chat.reader import Read, read_pipe
 from edgespec.cli.chat.screen import Screen
 from edgespec.cli.chat.settings import DRAFT_SIZES, Settings
-from edgespec.cli.draft_flags import ALIASES, draft_options
+from edgespec.cli.draft_flags import ALIASES, draft_options, drafter_options, take_drafter
 from edgespec.cli.flags import EdgeCommand
 from edgespec.cli.infer import MIB
 from edgespec.cli.limits import require_stream
@@ -58,7 +59,9 @@ MARKERS = re.compile(r"<\|?\w+\|?>")
         " a draft engine."
     ),
 )
+@drafter_options
 @draft_options
+@accept_options
 @click.option(
     "--show-speculation",
     is_flag=True,
@@ -193,13 +196,24 @@ def command(
         raise click.UsageError("--chat-template and --no-chat-template exclude each other", ctx)
     if history_file is not None:
         refuse_overwriting(history_file, (engine_dir, chat_template))
+    drafter, acceptance = take_drafter(ctx, sampling), take_acceptance(ctx, sampling)
+    if spec_decode is False and drafter:
+        raise click.UsageError("--drafter drafts, and --no-spec-decode was given", ctx)
+    if spec_decode is False and acceptance is not None:
+        raise click.UsageError("an accept rule is for drafts, and --no-spec-decode was given", ctx)
     params = sampling_params(sampling)
     conversation = Conversation(message_text(system, Place("--system")))
     from edgespec.cli.report import could_be_tree, plan_line
     from edgespec.runtime.engine import Engine
 
-    wanted = True if sized else spec_decode
-    with Engine(engine_dir, spec_decode=wanted, prefix_cache_bytes=prefix_cache_mb * MIB) as engine:
+    wanted = True if sized or drafter or acceptance is not None else spec_decode
+    with Engine(
+        engine_dir,
+        spec_decode=wanted,
+        prefix_cache_bytes=prefix_cache_mb * MIB,
+        acceptance=acceptance,
+        **drafter,
+    ) as engine:
         unfit = choose_template(
             engine, engine_dir, chat_template, raw=no_chat_template, thinking=enable_thinking
         )

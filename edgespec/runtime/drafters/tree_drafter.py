@@ -10,7 +10,7 @@ level.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from edgespec.backends.base import LaneRows
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.runtime.decoder import CachedDecoder, Rows
+from edgespec.runtime.draft_sampling import Distribution
 from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.drafters.candidates import top_log_probs
 from edgespec.runtime.drafters.engine_drafter import EngineDrafter
@@ -40,7 +41,8 @@ class LaneState:
 
 @dataclass
 class Growth:
-    """A tree in the making. The beam's states and what it sees are those of its parents."""
+    """A tree in the making. The beam's states and what it sees are those of its parents. `drawn`
+    is what each draft of a chain was drawn from, where they are drawn."""
 
     request: DraftRequest
     pool: TreePool
@@ -48,6 +50,7 @@ class Growth:
     beam: list[int]  # pool entries
     hidden: Floats  # [K, Hd]
     ancestors: NDArray[np.bool_]  # [K, scratch]
+    drawn: list[Distribution] = field(default_factory=list)
 
 
 class TreeDrafter(EngineDrafter[CachedDecoder, LaneState]):
@@ -56,6 +59,7 @@ class TreeDrafter(EngineDrafter[CachedDecoder, LaneState]):
     def __init__(self, decoder: CachedDecoder, d2t: Ids) -> None:
         super().__init__(decoder, LaneState)
         self.d2t = d2t
+        self.base_ids = self.to_base(np.arange(len(d2t)))
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """Extend the cache by the base's hidden states, each paired with its next token."""
@@ -105,11 +109,25 @@ class TreeDrafter(EngineDrafter[CachedDecoder, LaneState]):
             return None
         assert state.last_logits is not None
         assert state.last_hidden is not None
-        pool = TreePool()
-        ids, log_probs = top_log_probs(state.last_logits[None], plan.top_k)
-        beam = pool.add_children(-1, self.to_base(ids[0]), log_probs[0])
+        pool, drawn = TreePool(), list[Distribution]()
+        tokens, log_probs = self.candidates(request, pool, drawn, state.last_logits[None])
+        beam = pool.add_children(-1, tokens[0], log_probs[0])
         hidden = np.repeat(state.last_hidden[None], len(beam), 0)
-        return Growth(request, pool, steps, beam, hidden, np.zeros((len(beam), 0), bool))
+        return Growth(request, pool, steps, beam, hidden, np.zeros((len(beam), 0), bool), drawn)
+
+    def candidates(
+        self, request: DraftRequest, pool: TreePool, drawn: list[Distribution], logits: Floats
+    ) -> tuple[Ids, Floats]:
+        """The base's ids with which the drafts go on after each row of logits [R, Vd], and their
+        log-probabilities, [R, K] each: the best ones, or for a chain that is drawn the one drawn,
+        whose distribution joins `drawn`."""
+        if request.sampler is None or request.plan.top_k != 1:
+            ids, log_probs = top_log_probs(logits, request.plan.top_k)
+            return self.to_base(ids), log_probs
+        token, distribution = request.sampler.draw(logits[0], pool.tokens, self.base_ids)
+        drawn.append(distribution)
+        log_prob = np.log(distribution.prob(token))
+        return np.array([[token]], np.int64), np.array([[log_prob]], np.float32)
 
     def grow(self, growing: Sequence[Growth], level: int) -> None:
         """Run the beams one level on: their children join the pools, the best of them are the next
@@ -117,18 +135,18 @@ class TreeDrafter(EngineDrafter[CachedDecoder, LaneState]):
         parts = [self.beam_rows(growth, level) for growth in growing]
         for growth, part, result in zip(growing, parts, self.decoder.run(parts), strict=True):
             assert result.hidden_states is not None
-            pool, top_k = growth.pool, growth.request.plan.top_k
+            request, pool = growth.request, growth.pool
             if not np.isfinite(result.logits).all():
-                growth.steps, self.lanes[growth.request.lane].full = 0, True
+                growth.steps, self.lanes[request.lane].full = 0, True
                 continue
-            ids, log_probs = top_log_probs(result.logits, top_k)
+            tokens, log_probs = self.candidates(request, pool, growth.drawn, result.logits)
             children: list[int] = []
             row_of: dict[int, int] = {}
             for row, parent in enumerate(growth.beam):
-                born = pool.add_children(parent, self.to_base(ids[row]), log_probs[row])
+                born = pool.add_children(parent, tokens[row], log_probs[row])
                 row_of |= dict.fromkeys(born, row)
                 children += born
-            growth.beam = pool.best(children, top_k)
+            growth.beam = pool.best(children, request.plan.top_k)
             parents = [row_of[i] for i in growth.beam]
             growth.hidden, growth.ancestors = result.hidden_states[parents], part.visible[parents]
 
@@ -152,7 +170,10 @@ class TreeDrafter(EngineDrafter[CachedDecoder, LaneState]):
         if self.lanes[lane].full:
             self.stop_drafting(lane)
         size = min(growth.request.plan.verify_size, 1 + len(growth.pool.tokens))
-        return growth.pool.select(growth.request.pending, size)
+        tree = growth.pool.select(growth.request.pending, size)
+        if not growth.drawn:
+            return tree
+        return replace(tree, drawn_from=[None, *growth.drawn[: len(tree) - 1]])
 
     def affordable_steps(self, request: DraftRequest) -> int:
         """Levels that fit into the cache: each but the first writes top_k rows."""
