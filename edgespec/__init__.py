@@ -51,6 +51,18 @@ was, and what it guarantees. docs/acceptance.md has the definitions.
 >>> answer.metrics.acceptance, answer.metrics.lossless
 ('typical', 'no')
 
+## A drafter of your own
+
+An object with a method `propose` drafts instead of a draft engine: docs/own_drafter.md.
+
+>>> class Repeat:
+...     def propose(self, context):
+...         return [context.tokens[-1]] * context.max_draft_len
+>>> with edgespec.load("engines", drafter=Repeat()) as own:
+...     repeated = own.generate("The sky is blue because", sampling)
+>>> repeated.token_ids == plain.token_ids
+True
+
 ## Threads
 
 Any number of threads may use one engine. Their requests join one scheduler: as many run at a time

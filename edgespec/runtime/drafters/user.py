@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import count
 from typing import Any, Protocol, overload
 
@@ -101,7 +100,7 @@ class DraftContext:
         """Tokens of a chain, at most."""
         return min(self.plan.steps, self.plan.verify_size - 1)
 
-    @cached_property
+    @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer, with `encode`, `decode`, `token_bytes` and `token_id`."""
         return self.open_tokenizer()
