@@ -145,14 +145,15 @@ Open it again with edgespec.load, and keep it open while requests run.
 
 from __future__ import annotations
 
-import logging
-from importlib import import_module
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
 __version__ = "0.1.0"
 
+# Ctrl-C in the first moment of the command line ends in Python's own traceback: import nothing here
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+    from typing import Any
+
     from edgespec.errors import (
         BuildError,
         BundleError,
@@ -175,6 +176,7 @@ if TYPE_CHECKING:
     )
     from edgespec.prompts import Message, SamplingParams
     from edgespec.runtime.drafters.base import Drafter
+    from edgespec.runtime.drafters.options import DrafterOptions
     from edgespec.runtime.drafters.trtllm import PreparesDraftTokens
     from edgespec.runtime.drafters.user import DraftContext, Proposal, UserDrafter
     from edgespec.runtime.engine import Engine
@@ -250,16 +252,13 @@ HOMES = {
     "UserDrafter": "edgespec.runtime.drafters.user",
 }
 
-# What the library has to say goes where the application's logging sends it, else nowhere
-logging.getLogger("edgespec").addHandler(logging.NullHandler())
-
 
 def load(
     engine_dir: str | Path,
     *,
     spec_decode: bool | None = None,
     drafter: str | Drafter | UserDrafter | PreparesDraftTokens | None = None,
-    drafter_time_budget_s: float | None = 0.1,
+    drafter_options: DrafterOptions | Mapping[str, object] | None = None,
     exact: bool = False,
     prefix_cache_bytes: int = 256 * 2**20,
     acceptance: Acceptance = None,
@@ -268,12 +267,12 @@ def load(
 
     `spec_decode` None enables speculative decoding if the directory has a draft engine. `drafter`
     is the name of a method that needs no engine, or a drafter of your own, as an object or as
-    `package.module:Class` (docs/own_drafter.md); each of its calls has `drafter_time_budget_s`,
-    None for as long as it takes. `exact` is that of
-    `infer --exact`. `prefix_cache_bytes` bounds the KV rows that are kept for later prompts that
-    begin alike; 0 keeps none. `acceptance` is the accept rule, by its name or with its options:
-    see "Which drafts are accepted". Raises BundleError, PairingError, EngineMismatch, LimitError or
-    EnvironmentProblem; RequestError or OptionError for an accept rule that cannot be.
+    `package.module:Class` (docs/own_drafter.md); `drafter_options` are the method's or its own.
+    `exact` is that of `infer --exact`. `prefix_cache_bytes` bounds the KV rows that are kept for
+    later prompts that begin alike; 0 keeps none. `acceptance` is the accept rule, by its name or
+    with its options: see "Which drafts are accepted". Raises BundleError, PairingError,
+    EngineMismatch, LimitError or EnvironmentProblem; OptionError or RequestError for options, an
+    accept rule or a drafter that cannot be.
     """
     from edgespec.runtime.engine import Engine
 
@@ -281,7 +280,7 @@ def load(
         engine_dir,
         spec_decode=spec_decode,
         drafter=drafter,
-        drafter_time_budget_s=drafter_time_budget_s,
+        drafter_options=drafter_options,
         exact=exact,
         prefix_cache_bytes=prefix_cache_bytes,
         acceptance=acceptance,
@@ -291,6 +290,8 @@ def load(
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'edgespec' has no attribute {name!r}")
+    from importlib import import_module
+
     return getattr(import_module(HOMES.get(name, "edgespec.errors")), name)
 
 

@@ -72,8 +72,10 @@ def take_drafter(ctx: click.Context, values: dict[str, Any]) -> dict[str, Any]:
     if budget_ms is not None and (drafter is None or ":" not in drafter):
         what = "--drafter-time-budget-ms is for a drafter of your own"
         raise click.UsageError(f"{what}: --drafter MODULE:CLASS", ctx)
-    budget = {} if budget_ms is None else {"drafter_time_budget_s": budget_ms / 1000}
-    return ({} if drafter is None else {"drafter": drafter}) | budget
+    found = {} if drafter is None else {"drafter": drafter}
+    if budget_ms is not None:
+        found["drafter_options"] = {"time_budget_ms": budget_ms}
+    return found
 
 
 def draft_options(command: Callable[..., Any]) -> Callable[..., Any]:

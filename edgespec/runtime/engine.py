@@ -1,8 +1,9 @@
 """The Python API: an open engine directory that turns prompts into text.
 
 Knows the limits of the engines that it has open and checks requests by them. What is opened stands
-in `opening`, what a prompt may be in `prompt`, who steps in `driver`, how answers come in
-`streams`, which request runs when in `scheduler`, the loop in `session`.
+in `opening`, what drafts for which request in `drafting`, what a prompt may be in `prompt`, who
+steps in `driver`, how answers come in `streams`, which request runs when in `scheduler`, the loop
+in `session`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Protocol, TypeVar, overload
@@ -23,11 +24,11 @@ from edgespec.backends.engine_config import EngineConfig
 from edgespec.errors import EdgeSpecError, InternalError, LimitError, RequestError
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.drafters.base import Drafter
-from edgespec.runtime.drafters.guard import TIME_BUDGET_S
-from edgespec.runtime.drafters.loading import OwnLimits
+from edgespec.runtime.drafters.options import DrafterOptions
 from edgespec.runtime.drafters.registry import DRAFTERS
 from edgespec.runtime.drafters.trtllm import PreparesDraftTokens
 from edgespec.runtime.drafters.user import UserDrafter
+from edgespec.runtime.drafting import Drafting, Options
 from edgespec.runtime.driver import Driver
 from edgespec.runtime.faults import FAULTS, as_error
 from edgespec.runtime.generation import (
@@ -37,7 +38,7 @@ from edgespec.runtime.generation import (
     GenerationRequest,
     Response,
 )
-from edgespec.runtime.opening import choose_draft, open_base, open_draft
+from edgespec.runtime.opening import choose_draft, open_base, with_options
 from edgespec.runtime.plans import PlanLimits
 from edgespec.runtime.prefix import PrefixCache
 from edgespec.runtime.prompt import Conversation, Prompt, read_messages, read_prompt
@@ -58,6 +59,8 @@ from edgespec.runtime.verify import (
 )
 
 logger = logging.getLogger(__name__)
+# What the library has to say goes where the application's logging sends it, else nowhere
+logging.getLogger("edgespec").addHandler(logging.NullHandler())
 
 PREFIX_CACHE_BYTES = 256 * 2**20
 
@@ -88,16 +91,17 @@ class Engine:
 
     `spec_decode` opens base and draft; without it a plain engine is opened where there is one, else
     the base alone. `drafter` drafts instead of a draft engine: the name of a method that needs no
-    engine, or a drafter of your own, as an object or as `package.module:Class`; each of its calls
-    has `drafter_time_budget_s`, None for as long as it takes. With `exact` drafts leave every bit
-    as it is: for float32, int4 in blocks of 32 and int8 GEMM, one sequence, chains only.
-    `prefix_cache_bytes` bounds the KV rows that are kept for later prompts with the same prefix; 0
-    keeps none. `acceptance` is the accept rule of requests that name none: `exact`, `rejection`,
-    `typical` or `relaxed`, or such a rule with its options.
+    engine, or a drafter of your own, as an object or as `package.module:Class`. `drafter_options`
+    are those of the method, or of a drafter of your own (`time_budget_ms`): an object of their
+    class, or keys and values. With `exact` drafts leave every bit as it is: for float32, int4 in
+    blocks of 32 and int8 GEMM, one sequence, chains only. `prefix_cache_bytes` bounds the KV rows
+    that are kept for later prompts with the same prefix; 0 keeps none. `acceptance` is the accept
+    rule of requests that name none: `exact`, `rejection`, `typical` or `relaxed`, or such a rule
+    with its options.
 
     Raises BundleError, PairingError, EngineMismatch, EnvironmentProblem or, for what cannot be
-    exact or cannot draft, LimitError, with the remedy; RequestError or OptionError for an accept
-    rule or a drafter that cannot be.
+    exact or cannot draft, LimitError, with the remedy; OptionError or RequestError for options, an
+    accept rule or a drafter that cannot be.
     """
 
     def __init__(
@@ -106,25 +110,24 @@ class Engine:
         *,
         spec_decode: bool | None = None,
         drafter: str | Drafter | UserDrafter | PreparesDraftTokens | None = None,
-        drafter_time_budget_s: float | None = TIME_BUDGET_S,
+        drafter_options: DrafterOptions | Mapping[str, object] | None = None,
         exact: bool = False,
         prefix_cache_bytes: int = PREFIX_CACHE_BYTES,
         acceptance: Acceptance = None,
     ) -> None:
         acceptance = acceptance_of(acceptance)  # before a large engine is loaded
         path = Path(engine_dir)
-        choice = choose_draft(path, spec_decode, drafter, drafter_time_budget_s)
+        choice = with_options(choose_draft(path, spec_decode, drafter), drafter_options)
         opened = open_base(path, choice, exact=exact)
         self.base, self.config, self.exact = opened.decoder, opened.config, exact
         self.plan_hints = opened.hints
         self.tokenizer = Tokenizer.open(path)
         self.acceptance = self.acceptance_for(acceptance)
-        draft = open_draft(path, choice, opened)
+        self.drafting = Drafting(path, opened, choice)
+        draft = self.drafting.default
         self.drafter = None if draft is None else draft.drafter
         self.method = None if draft is None else draft.method
         self.draft_config = None if draft is None else draft.config
-        self.guard = None if draft is None else draft.guard
-        self.draft_len = None if draft is None else draft.draft_len
         self.spec_decode = draft is not None
         self.session = Session(self.base, self.drafter, PrefixCache(prefix_cache_bytes))
         self.session.log.recording = False
@@ -172,7 +175,7 @@ class Engine:
     def drafter_notes(self) -> tuple[str, ...]:
         """What a drafter of your own failed at so far: one line for each reason, as it first
         was."""
-        return () if self.guard is None else (*self.guard.notes,)
+        return self.drafting.notes()
 
     def thinking_note(self, asked: Sequence[bool], *, by_flag: bool = False) -> str | None:
         """A warning where requests, by their `enable_thinking`, are not in the mode that the draft
@@ -224,8 +227,7 @@ class Engine:
         """
         self.driver.close()
         self.base.runner.close()
-        if self.drafter is not None:
-            self.drafter.close()
+        self.drafting.close()
 
     async def aclose(self) -> None:
         """`close`, without holding up the event loop for the step that runs."""
@@ -240,10 +242,15 @@ class Engine:
     # ---- what to draft
 
     def plan(
-        self, top_k: int | None = None, steps: int | None = None, verify_size: int | None = None
+        self,
+        top_k: int | None = None,
+        steps: int | None = None,
+        verify_size: int | None = None,
+        *,
+        drafter: str | Drafter | None = None,
     ) -> DraftPlan:
         """The drafting plan: the values given, the others chosen to go with them; LimitError where
-        it cannot be.
+        it cannot be. `drafter` None is the engine's own; else as in GenerationRequest.
 
         With no value a short chain, as the backend hints. A value left open follows from the
         others: top_k 1, steps 3 on a CPU (verify_size - 1 for a chain), and verify_size the
@@ -251,7 +258,7 @@ class Engine:
         were not given shrink to what the engines were built for. With a draft that makes blocks
         `steps` is 1 or left open.
         """
-        plan = self.plan_limits().plan(top_k, steps, verify_size, self.plan_hints)
+        plan = self.plan_limits(drafter).plan(top_k, steps, verify_size, self.plan_hints)
         self.check_chain(plan)
         return plan
 
@@ -261,14 +268,15 @@ class Engine:
             what = f"--spec-draft-top-k {plan.top_k} drafts trees, and only chains are exact"
             raise LimitError(what, "Set it to 1, or leave --exact out.")
 
-    def plan_limits(self) -> PlanLimits:
+    def plan_limits(
+        self, drafter: str | Drafter | None = None, options: Options = None
+    ) -> PlanLimits:
         """What base and drafter can take; LimitError where nothing drafts."""
-        if self.drafter is None:
+        draft = self.drafting.of(drafter, options)
+        if draft is None:
             what = "a drafting plan was asked for, and this engine was opened without its draft"
             raise LimitError(what, "Open it with spec_decode=True, or decode without a plan.")
-        if self.method is None:
-            return OwnLimits(self.config.limits.verify_tree_size, draft_len=self.draft_len)
-        return DRAFTERS[self.method].limits(self.config, self.draft_config)
+        return draft.limits(self.config)
 
     @property
     def drafter_words(self) -> str:
@@ -430,7 +438,7 @@ class Engine:
         """Raises LimitError or RequestError for a request that these engines cannot answer."""
         self.check_prompt(request.prompt_ids)
         if request.plan is not None:
-            self.plan_limits().check(request.plan)
+            self.plan_limits(request.drafter, request.drafter_options).check(request.plan)
             self.check_chain(request.plan)
             self.check_acceptance(request.acceptance or self.acceptance, request.plan)
         rows = self.config.component.vocab_size
@@ -445,7 +453,11 @@ class Engine:
         """A request's handle, once it is checked. Raises LimitError or RequestError."""
         self.check(request)
         acceptance = self.acceptance_for(request.acceptance)
-        return Generation(request, self.tokenizer, self.stop_ids, acceptance)
+        drafter = None  # the session's own
+        if request.drafter is not None or request.drafter_options:
+            draft = self.drafting.of(request.drafter, request.drafter_options)
+            drafter = None if draft is None else draft.drafter
+        return Generation(request, self.tokenizer, self.stop_ids, acceptance, drafter)
 
     # ---- answers
 

@@ -44,6 +44,7 @@ class RequestMetrics:
     request_latency: float = 0.0
     per_step_accepted: list[int] = field(default_factory=list)
     per_step_drafted: list[int] = field(default_factory=list)
+    per_step_path: list[list[int]] = field(default_factory=list)  # accepted nodes, the root first
     per_step_s: list[float] = field(default_factory=list)  # since the step before it
     stages: StageTimes = field(default_factory=StageTimes)
     acceptance: str = "exact"  # the accept rule
@@ -58,6 +59,7 @@ class RequestMetrics:
         if step.verified and step.tokens:
             self.per_step_accepted.append(step.accepted)
             self.per_step_drafted.append(step.drafted)
+            self.per_step_path.append(step.path)
             self.per_step_s.append(elapsed - self.request_latency)
             if step.tree is not None and step.tree.lost is not None:
                 self.lost_drafts[step.tree.lost] = self.lost_drafts.get(step.tree.lost, 0) + 1

@@ -6,8 +6,10 @@ and no loop.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 from edgespec import bundle
 from edgespec.backends import engine_dir as engines
@@ -16,20 +18,24 @@ from edgespec.backends.engine_config import NO_DRAFTS, EngineConfig
 from edgespec.backends.pair_check import check_pairing
 from edgespec.backends.registry import backend_of, open_runner
 from edgespec.contract import Role
-from edgespec.errors import LimitError
+from edgespec.errors import LimitError, OptionError
 from edgespec.methods import METHODS, find_method
 from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.drafters.base import Drafter
-from edgespec.runtime.drafters.guard import TIME_BUDGET_S, Guard
+from edgespec.runtime.drafters.guard import Guard
 from edgespec.runtime.drafters.loading import (
+    OwnLimits,
+    OwnOptions,
     guarded,
     is_own_drafter,
     load_drafter,
     needs_hidden_states,
 )
+from edgespec.runtime.drafters.options import DrafterOptions, read_options
 from edgespec.runtime.drafters.registry import DRAFTERS, engineless_methods
 from edgespec.runtime.drafters.row import DraftEngine, DrafterSources
 from edgespec.runtime.embedding import EmbeddingTable
+from edgespec.runtime.plans import PlanLimits
 
 EXACT_ROWS = 2  # from here on kernels give a row the same bits whatever their number
 BUILD_AGAIN = "Build it again: edgespec build leaves room for drafts (--max-verify-tree-size)."
@@ -37,13 +43,14 @@ BUILD_AGAIN = "Build it again: edgespec build leaves room for drafts (--max-veri
 
 @dataclass(frozen=True, slots=True)
 class DraftChoice:
-    """What is to draft: a method by its name, or a drafter that the user made, whose calls have a
-    time budget; neither decodes plainly. `note` says so where the choice was not the user's."""
+    """What is to draft: a method by its name, or a drafter that the user made; neither decodes
+    plainly. `note` says so where the choice was not the user's; `options` are those of either, its
+    defaults where None."""
 
     method: str | None = None
     drafter: object | None = None
     note: str | None = None
-    time_budget_s: float | None = TIME_BUDGET_S
+    options: DrafterOptions | None = None
 
     @property
     def drafts(self) -> bool:
@@ -72,21 +79,24 @@ class OpenBase:
 @dataclass(frozen=True, slots=True)
 class OpenDraft:
     """What drafts. `method` and `config` are None for a drafter that the user made, which has a
-    guard and maybe a length of its own; `config` also where the method needs no engine."""
+    guard and maybe a length of its own; `config` also where the method needs no engine, and
+    `options` where it has none."""
 
     drafter: Drafter
     method: str | None = None
     config: EngineConfig | None = None
+    options: DrafterOptions | None = None
     guard: Guard | None = None
     draft_len: int | None = None
 
+    def limits(self, base: EngineConfig) -> PlanLimits:
+        """What a base and this drafter can take."""
+        if self.method is None:
+            return OwnLimits(base.limits.verify_tree_size, draft_len=self.draft_len)
+        return DRAFTERS[self.method].limits(base, self.config)
 
-def choose_draft(
-    engine_dir: Path,
-    spec_decode: bool | None,
-    drafter: object | None,
-    time_budget_s: float | None = TIME_BUDGET_S,
-) -> DraftChoice:
+
+def choose_draft(engine_dir: Path, spec_decode: bool | None, drafter: object | None) -> DraftChoice:
     """What is to draft with the engines of a directory.
 
     Without a `drafter` that is the draft engine, and where there is none, but drafts are asked for,
@@ -102,7 +112,7 @@ def choose_draft(
         return DraftChoice(engineless(drafter))
     if drafter is not None:
         own = load_drafter(drafter) if isinstance(drafter, str) else drafter
-        return DraftChoice(drafter=own, time_budget_s=time_budget_s)
+        return DraftChoice(drafter=own)
     if spec_decode is False or (spec_decode is None and not has_draft):
         return DraftChoice()
     candidates = engineless_methods()
@@ -150,10 +160,12 @@ def open_draft(engine_dir: Path, choice: DraftChoice, base: OpenBase) -> OpenDra
     """What drafts for an open base; None where nothing does. PairingError where the two do not
     belong together."""
     if choice.drafter is not None:
-        own = guarded(choice.drafter, base.config, engine_dir, choice.time_budget_s)
-        return OpenDraft(own.drafter, guard=own.guard, draft_len=own.draft_len)
+        own_options = read_own_options(choice.options)
+        own = guarded(choice.drafter, base.config, engine_dir, own_options.time_budget_s)
+        return OpenDraft(own.drafter, options=own_options, guard=own.guard, draft_len=own.draft_len)
     if choice.method is None:
         return None
+    row, options = DRAFTERS[choice.method], options_of(choice.method, choice.options)
     draft = open_draft_engine(engine_dir, base) if METHODS[choice.method].needs_engine else None
     sources = DrafterSources(
         engine_dir=engine_dir,
@@ -161,9 +173,43 @@ def open_draft(engine_dir: Path, choice: DraftChoice, base: OpenBase) -> OpenDra
         num_lanes=len(base.decoder.lanes),
         capacity=base.decoder.capacity,
         draft=draft,
+        options=options,
     )
-    drafter = DRAFTERS[choice.method].open(sources)
-    return OpenDraft(drafter, choice.method, draft.config if draft else None)
+    return OpenDraft(row.open(sources), choice.method, draft.config if draft else None, options)
+
+
+def with_options(
+    choice: DraftChoice, given: DrafterOptions | Mapping[str, object] | None
+) -> DraftChoice:
+    """A choice with the options of its method, or of a drafter of the user's. Raises
+    OptionError."""
+    if choice.drafter is not None:
+        return replace(choice, options=read_own_options(given))
+    return replace(choice, options=options_of(choice.method, given))
+
+
+def read_own_options(given: DrafterOptions | Mapping[str, object] | None) -> OwnOptions:
+    """The options of a drafter of the user's. Raises OptionError."""
+    options = read_options(
+        OwnOptions,
+        cast("OwnOptions | Mapping[str, object] | None", given),
+        "a drafter of your own",
+    )
+    assert options is not None
+    return options
+
+
+def options_of(
+    method: str | None, given: DrafterOptions | Mapping[str, object] | None
+) -> DrafterOptions | None:
+    """The options of a method by what was given, its defaults where that is None; None where it has
+    none, and without a method. Raises OptionError."""
+    if method is None:
+        if given:
+            what = "options of a drafting method were given, and no method is named"
+            raise OptionError(what, "Name the method, or leave its options out.")
+        return None
+    return read_options(DRAFTERS[method].options, given, METHODS[method].title)
 
 
 def open_draft_engine(engine_dir: Path, base: OpenBase) -> DraftEngine:

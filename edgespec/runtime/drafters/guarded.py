@@ -178,9 +178,9 @@ def limit(drafter: object, name: str) -> int | None:
     found = attribute(drafter, name, None)
     if found is None:
         return None
-    if isinstance(found, bool) or not isinstance(found, int) or found < 1:
+    if isinstance(found, bool) or not isinstance(found, int) or found < 0:
         what = f"{name} of the drafter {type(drafter).__name__} is {found!r:.60}"
-        raise OptionError(what, "Make it a number of 1 or more, or None for no limit.")
+        raise OptionError(what, "Make it a number of 0 or more, or None for no limit.")
     return found
 
 

@@ -18,8 +18,9 @@ from edgespec.backends.base import PlanHints
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.errors import OptionError
 from edgespec.runtime.drafters.base import Drafter
-from edgespec.runtime.drafters.guard import Guard
+from edgespec.runtime.drafters.guard import TIME_BUDGET_S, Guard
 from edgespec.runtime.drafters.guarded import GuardedDrafter, attribute, limit
+from edgespec.runtime.drafters.options import DrafterOptions, option
 from edgespec.runtime.drafters.trtllm import PreparesDraftTokens, TrtLlmDrafter
 from edgespec.runtime.drafters.user import ProposingDrafter, UserDrafter
 from edgespec.runtime.plans import TreeLimits
@@ -87,6 +88,23 @@ def failed(name: str, error: Exception) -> OptionError:
     """The error for a module that cannot be imported."""
     what = f"the module {name} raised {type(error).__name__} when it was imported: {error}"
     return OptionError(what, "Mend it; python -c 'import MODULE' shows where it is raised.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnOptions(DrafterOptions):
+    """What is asked of the calls of a drafter of your own."""
+
+    time_budget_ms: float | None = option(
+        1000 * TIME_BUDGET_S,
+        "Milliseconds that a call may take; beyond it the drafts of that step are lost, and the"
+        " drafter pauses. Without it the request waits as long as the call takes.",
+        low=0.1,
+    )
+
+    @property
+    def time_budget_s(self) -> float | None:
+        """The same in seconds."""
+        return None if self.time_budget_ms is None else self.time_budget_ms / 1000
 
 
 @dataclass(frozen=True, slots=True)
