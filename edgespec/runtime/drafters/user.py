@@ -8,9 +8,9 @@ never the request: see `guard`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, islice
 from typing import Any, Protocol, overload
 
 import numpy as np
@@ -167,14 +167,20 @@ def integers(name: str, found: object) -> list[int]:
             raise Lost(INVALID, f"{what}, not of integers in one dimension")
     elif isinstance(found, str | bytes) or not isinstance(found, Sequence):
         raise Lost(INVALID, f"{name} is of type {type(found).__name__}, not a list of integers")
-    if len(found) > MAX_TOKENS:
-        raise Lost(INVALID, f"{len(found)} {name}, more than {MAX_TOKENS}")
     out = []
-    for value in found:
+    for value in bounded(name, found):
         if isinstance(value, bool) or not isinstance(value, int | np.integer):
             raise Lost(INVALID, f"{name} holds {value!r:.60}, which is no integer")
         out.append(int(value))
     return out
+
+
+def bounded(name: str, found: Iterable[Any]) -> list[Any]:
+    """The values of a list, whose length may not be what it says. Raises Lost for too many."""
+    values = list(islice(found, MAX_TOKENS + 1))
+    if len(values) > MAX_TOKENS:
+        raise Lost(INVALID, f"more than {MAX_TOKENS} {name}")
+    return values
 
 
 def checked_parents(found: object, num_tokens: int) -> list[int]:
@@ -202,13 +208,14 @@ def probabilities(found: object, num_tokens: int) -> list[float]:
     """Probabilities of `num_tokens` tokens. Raises Lost."""
     if isinstance(found, str | bytes) or not isinstance(found, Sequence | np.ndarray):
         raise Lost(INVALID, f"probs is of type {type(found).__name__}, not a list of numbers")
-    if len(found) != num_tokens:
-        raise Lost(INVALID, f"{len(found)} probs for {num_tokens} tokens")
-    for value in found:
+    values = bounded("probs", found)
+    if len(values) != num_tokens:
+        raise Lost(INVALID, f"{len(values)} probs for {num_tokens} tokens")
+    for value in values:
         is_number = isinstance(value, int | float | np.floating) and not isinstance(value, bool)
         if not is_number or not 0 <= value <= 1:  # NaN is neither
             raise Lost(INVALID, f"probs holds {value!r:.60}, which is no number from 0 to 1")
-    return [float(value) for value in found]
+    return [float(value) for value in values]
 
 
 def within(

@@ -234,7 +234,14 @@ def generating(context: DraftContext) -> Iterator[int]:
 
 class Broken(Sequence[int]):
     def __len__(self) -> int:
-        raise RuntimeError("no length")
+        return 1
+
+    def __getitem__(self, index: Any) -> Any:
+        raise RuntimeError("no items")
+
+
+class Lying(Broken):
+    """It says that it has one token, and has one after the other."""
 
     def __getitem__(self, index: Any) -> Any:
         return 1
@@ -246,6 +253,7 @@ MISBEHAVIOUR: dict[str, tuple[Any, str]] = {
     "it has no memory": (out_of_memory, RAISED),
     "it never returns from itself": (recursing, RAISED),
     "its list raises": (Broken(), RAISED),
+    "a list that never ends": (Lying(), INVALID),
     "a text": ("12", INVALID),
     "a number": (7, INVALID),
     "a generator": (generating, INVALID),
