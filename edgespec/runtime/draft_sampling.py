@@ -68,6 +68,8 @@ class DraftSampler:
         row[own] = logits
         tokens = [*self.before, *path]
         candidates, log_probs = self.sampler.warped(self.sampler.adjusted(row, tokens))
+        possible = np.isfinite(log_probs)  # of the draft's vocabulary
+        candidates, log_probs = candidates[possible], log_probs[possible]
         noise = gumbel(stream(self.sampler.seed, DRAFTS, len(self.before)), len(tokens), candidates)
         token = int(candidates[np.argmax(log_probs + noise)])
         return token, Distribution(candidates, np.exp(log_probs))

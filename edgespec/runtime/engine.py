@@ -170,6 +170,8 @@ class Engine:
             )
         if self.acceptance.rule != EXACT and self.drafter is not None:
             yield f"acceptance: {acceptance_words(self.acceptance.rule)}"
+            if self.acceptance.note is not None:
+                yield self.acceptance.note
 
     @property
     def drafter_notes(self) -> tuple[str, ...]:
@@ -260,6 +262,7 @@ class Engine:
         """
         plan = self.plan_limits(drafter).plan(top_k, steps, verify_size, self.plan_hints)
         self.check_chain(plan)
+        self.check_acceptance(self.acceptance, plan)
         return plan
 
     def check_chain(self, plan: DraftPlan) -> None:

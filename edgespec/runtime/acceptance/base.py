@@ -60,6 +60,11 @@ class AcceptOptions:
         the model lacks it."""
         return self
 
+    @property
+    def note(self) -> str | None:
+        """What a user should know of these options beside what the rule guarantees."""
+        return None
+
     def to_dict(self) -> dict[str, Any]:
         """The options as JSON has them, by their names."""
         return {item.name: getattr(self, item.name) for item in fields(self)}

@@ -82,8 +82,8 @@ class RelaxedAcceptance(AcceptOptions):
         raise OptionError(
             "relaxed acceptance is for thoughts, and this model has no tokens that begin and end"
             f" them ({', '.join(begin for begin, _ in THOUGHTS)})",
-            "Name them with begin_thinking_phase_token and end_thinking_phase_token, or take"
-            " another rule.",
+            "Take another rule; in Python, begin_thinking_phase_token and"
+            " end_thinking_phase_token name such tokens.",
         )
 
     def is_thinking(self, tokens: Sequence[int]) -> bool:

@@ -70,6 +70,13 @@ class TypicalAcceptance(AcceptOptions):
             self.refuse("posterior_fast", "true or false")
 
     @property
+    def note(self) -> str | None:
+        """That nothing is typical without a threshold."""
+        if self.posterior_threshold is not None:
+            return None
+        return "typical acceptance without a posterior threshold is greedy at every temperature"
+
+    @property
     def alpha(self) -> float:
         """The factor of exp(-entropy)."""
         assert self.posterior_threshold is not None

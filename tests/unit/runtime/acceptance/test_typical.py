@@ -198,7 +198,7 @@ DRAFTS = {
 
 
 def pairs(accept: object, name: str) -> list[tuple[int, int]]:
-    samplers = [Sampler(TEMPERATURE, seed=seed) for seed in range(4000)]
+    samplers = [Sampler(TEMPERATURE, seed=seed) for seed in range(1500)]
     return [two_tokens(accept, sampler, DRAFTS[name]) for sampler in samplers]  # type: ignore[arg-type]
 
 
