@@ -152,7 +152,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
-    from typing import Any
+    from typing import Any, Literal
 
     from edgespec.errors import (
         BuildError,
@@ -176,6 +176,7 @@ if TYPE_CHECKING:
     )
     from edgespec.prompts import Message, SamplingParams
     from edgespec.runtime.drafters.base import Drafter
+    from edgespec.runtime.drafters.decoding import DecodingConfig
     from edgespec.runtime.drafters.options import DrafterOptions
     from edgespec.runtime.drafters.trtllm import PreparesDraftTokens
     from edgespec.runtime.drafters.user import DraftContext, Proposal, UserDrafter
@@ -200,6 +201,7 @@ __all__ = [
     "CheckpointError",
     "Chunk",
     "ContractError",
+    "DecodingConfig",
     "DraftContext",
     "DraftPlan",
     "EdgeSpecError",
@@ -236,6 +238,7 @@ HOMES = {
     "PLAIN": "edgespec.runtime.tree",
     "AsyncStream": "edgespec.runtime.streams",
     "Chunk": "edgespec.runtime.generation",
+    "DecodingConfig": "edgespec.runtime.drafters.decoding",
     "DraftContext": "edgespec.runtime.drafters.user",
     "DraftPlan": "edgespec.runtime.tree",
     "Engine": "edgespec.runtime.engine",
@@ -256,23 +259,26 @@ HOMES = {
 def load(
     engine_dir: str | Path,
     *,
-    spec_decode: bool | None = None,
+    spec_decode: bool | Literal["auto"] | None = None,
     drafter: str | Drafter | UserDrafter | PreparesDraftTokens | None = None,
     drafter_options: DrafterOptions | Mapping[str, object] | None = None,
+    speculative_config: DecodingConfig | Mapping[str, object] | None = None,
     exact: bool = False,
     prefix_cache_bytes: int = 256 * 2**20,
     acceptance: Acceptance = None,
 ) -> Engine:
     """Opens an engine directory, as `edgespec build` made it, and returns the engine.
 
-    `spec_decode` None enables speculative decoding if the directory has a draft engine. `drafter`
-    is the name of a method that needs no engine, or a drafter of your own, as an object or as
-    `package.module:Class` (docs/own_drafter.md); `drafter_options` are the method's or its own.
-    `exact` is that of `infer --exact`. `prefix_cache_bytes` bounds the KV rows that are kept for
-    later prompts that begin alike; 0 keeps none. `acceptance` is the accept rule, by its name or
-    with its options: see "Which drafts are accepted". Raises BundleError, PairingError,
-    EngineMismatch, LimitError or EnvironmentProblem; OptionError or RequestError for options, an
-    accept rule or a drafter that cannot be.
+    `spec_decode` None enables speculative decoding if the directory has a draft engine, "auto" also
+    where it has only a plain one, by a method that needs no draft. `drafter` is the name of such a
+    method, or a drafter of your own, as an object or as `package.module:Class`
+    (docs/own_drafter.md); `drafter_options` are the method's or its own. `speculative_config` names
+    a method with its sizes and options instead, as TensorRT-LLM does (docs/config.md). `exact` is
+    that of `infer --exact`. `prefix_cache_bytes` bounds the KV rows that are kept for later prompts
+    that begin alike; 0 keeps none. `acceptance` is the accept rule, by its name or with its
+    options: see "Which drafts are accepted". Raises BundleError, PairingError, EngineMismatch,
+    LimitError or EnvironmentProblem; OptionError or RequestError for options, an accept rule or a
+    drafter that cannot be.
     """
     from edgespec.runtime.engine import Engine
 
@@ -281,6 +287,7 @@ def load(
         spec_decode=spec_decode,
         drafter=drafter,
         drafter_options=drafter_options,
+        speculative_config=speculative_config,
         exact=exact,
         prefix_cache_bytes=prefix_cache_bytes,
         acceptance=acceptance,
@@ -288,6 +295,10 @@ def load(
 
 
 def __getattr__(name: str) -> Any:
+    if name.endswith("DecodingConfig") and name != "DecodingConfig":
+        from edgespec.runtime.speculative_config import class_named
+
+        return class_named(name)
     if name not in __all__:
         raise AttributeError(f"module 'edgespec' has no attribute {name!r}")
     from importlib import import_module

@@ -79,6 +79,7 @@ PAGE: dict[str, dict[str, tuple[str, ...]]] = {
         "SamplingParams": (),
         "DraftPlan": (),
         "PLAIN": (),
+        "DecodingConfig": (),
         "ExactAcceptance": (),
         "RejectionAcceptance": (),
         "TypicalAcceptance": (),

@@ -1,17 +1,26 @@
-"""The flags that say how much is drafted, the same for `infer` and `chat`.
+"""The flags that say what drafts, and how much, the same for `infer`, `chat` and `run`.
 
-Knows flags; which methods draft chains or blocks stands in the table of methods.
+Knows flags; which methods there are, and which draft chains or blocks, stands in the table of
+methods. Those that describe a tree as TensorRT-LLM does are no arguments of the command: `tree_of`
+gives what they ask for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from edgespec.cli.paths import Text
 from edgespec.contract import MAX_BLOCK_NODES
-from edgespec.methods import METHODS
+from edgespec.methods import METHODS, find_method
+
+if TYPE_CHECKING:
+    from edgespec.runtime.drafters.eagle_options import EagleOptions
+    from edgespec.runtime.engine import Engine
+    from edgespec.runtime.plans import TreeSpec
+    from edgespec.runtime.tree import DraftPlan
 
 # TensorRT Edge-LLM's other names
 ALIASES = {
@@ -19,6 +28,8 @@ ALIASES = {
     "--spec-verify-tree-size": "--spec-verify-size",
     "--eagle-verify-tree-size": "--spec-verify-size",
 }
+GIVEN = f"{__name__}.tree"  # in a context's meta: the keys of EagleOptions that were given
+CHOICES = "eagle_choices"
 
 
 def titles(proposes: str) -> str:
@@ -26,6 +37,14 @@ def titles(proposes: str) -> str:
     return ", ".join(row.title for row in METHODS.values() if row.proposes == proposes)
 
 
+LENGTH = "max_draft_len"  # an option of methods
+DRAFTER = (
+    "Draft with a method that needs no engine, also where there is a draft:"
+    f" {', '.join(row.name for row in METHODS.values() if not row.needs_engine)}. Or with a class of"
+    " your own, looked for in the working directory first (docs/own_drafter.md)."
+)
+BUDGET = "Milliseconds of each call of a drafter of your own; one that takes more pauses.  [default: 100]"
+OWN = ":"  # in a name: that of a class in a module
 TOP_K = (
     f"Candidates per node. 1 drafts a chain ({titles('chain')}: 1 only); {titles('block')}: at most"
     " 8."
@@ -34,57 +53,176 @@ STEP = f"Levels of the tree; {titles('block')}: 1."
 VERIFY_SIZE = (
     f"Nodes per base pass, the root included; {titles('block')}: at most {MAX_BLOCK_NODES}."
 )
-
-
-def drafter_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--drafter and --drafter-time-budget-ms."""
-    for flag, settings in (
+SIZE = click.IntRange(1)
+# Flag -> key of EagleOptions, type (None: a switch), help
+TREE_FLAGS: tuple[tuple[str, str, Any, str], ...] = (
+    (
+        "--eagle-choices",
+        CHOICES,
+        str,
         (
-            "--drafter-time-budget-ms",
-            {
-                "type": click.FloatRange(0, min_open=True),
-                "help": (
-                    "Milliseconds of each call of a drafter of your own; one that takes more pauses."
-                    "  [default: 100]"
-                ),
-            },
+            "A static tree instead: paths of ranks such as [[0],[1],[0,0]], a JSON or YAML file of"
+            " them, mc_sim_7b_63 (TensorRT-LLM's default, 63 nodes) or mc_sim_7b_25 (EAGLE's own)."
         ),
-        (
-            "--drafter",
-            {
-                "metavar": "NAME|MODULE:CLASS",
-                "help": (
-                    "What drafts instead of a draft engine: a method that needs none, or a class of"
-                    " your own, looked for in the working directory first (docs/own_drafter.md)."
-                    " Implies --spec-decode."
-                ),
-            },
-        ),
-    ):
-        command = click.option(flag, **settings)(command)
-    return command
+    ),
+    (
+        "--eagle-use-dynamic-tree",
+        "use_dynamic_tree",
+        None,
+        "EAGLE-2's tree, sized as in TensorRT-LLM: of N + N*N*(L-1) drafts the best --max-draft-len.",
+    ),
+    (
+        "--eagle-dynamic-tree-max-top-k",
+        "dynamic_tree_max_topK",
+        SIZE,
+        "N: children of each node of a dynamic tree.",
+    ),
+    (
+        "--num-eagle-layers",
+        "num_eagle_layers",
+        SIZE,
+        "L: levels of the tree; choices must be as deep.  [default: 4, or the choices' depth]",
+    ),
+    (
+        "--max-draft-len",
+        "max_draft_len",
+        SIZE,
+        "Nodes of such a tree at most, without the root.  [default: 63]",
+    ),
+    (
+        "--max-non-leaves-per-layer",
+        "max_non_leaves_per_layer",
+        SIZE,
+        "Nodes with children at one depth, at most; more are refused.",
+    ),
+)
+TREE_NAMES = tuple(flag.removeprefix("--").replace("-", "_") for flag, *_ in TREE_FLAGS)
 
 
-def take_drafter(ctx: click.Context, values: dict[str, Any]) -> dict[str, Any]:
-    """What these flags mean for `Engine`, as its arguments; they are taken out of `values`. Raises
-    click.UsageError for a budget without a drafter of one's own."""
-    drafter, budget_ms = values.pop("drafter"), values.pop("drafter_time_budget_ms")
-    if budget_ms is not None and (drafter is None or ":" not in drafter):
+def engineless() -> list[str]:
+    """The names of the methods that draft without an engine."""
+    return [row.name for row in METHODS.values() if not row.needs_engine]
+
+
+def drafter_named(text: str) -> str:
+    """What --drafter names: a method that needs no engine, by its name or an alias, or a drafter of
+    the user's, package.module:Class. Raises click.BadParameter for anything else."""
+    if OWN in text:
+        return text
+    row, known = find_method(text), ", ".join(engineless())
+    if row is None:
+        raise click.BadParameter(f"there is no drafting method {text!r}. Known: {known}.")
+    if row.needs_engine:
+        raise click.BadParameter(
+            f"{row.title} drafts with an engine of its own: build it beside the base, and give"
+            f" --spec-decode. Without an engine: {known}."
+        )
+    return row.name
+
+
+class DrafterName(Text):
+    """What `drafter_named` reads."""
+
+    name = "drafter"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The method's name."""
+        return drafter_named(value)
+
+
+def options_by_sizes(drafter: str | None, steps: int | None) -> dict[str, object] | None:
+    """The options of a method that has a pool of drafts of one length: as long as
+    --spec-draft-step says. None for other methods."""
+    from edgespec.runtime.drafters.registry import DRAFTERS
+
+    options = DRAFTERS[drafter].options if drafter in DRAFTERS else None
+    if steps is None or options is None or LENGTH not in options.__dataclass_fields__:
+        return None
+    return {LENGTH: steps}
+
+
+def wanted(spec_decode: bool | None, *, sized: bool) -> bool | Literal["auto"]:
+    """Whether a chat or a run is to draft, by --spec-decode and whether sizes were given: without
+    either, with whatever there is."""
+    if spec_decode is None:
+        return True if sized else "auto"
+    return spec_decode
+
+
+def check_time_budget(ctx: click.Context, drafter: str | None, budget_ms: float | None) -> None:
+    """Raises click.UsageError for --drafter-time-budget-ms without a drafter of one's own."""
+    if budget_ms is not None and (drafter is None or OWN not in drafter):
         what = "--drafter-time-budget-ms is for a drafter of your own"
         raise click.UsageError(f"{what}: --drafter MODULE:CLASS", ctx)
-    found = {} if drafter is None else {"drafter": drafter}
-    if budget_ms is not None:
-        found["drafter_options"] = {"time_budget_ms": budget_ms}
-    return found
+
+
+def drafter_arguments(
+    drafter: str | None, steps: int | None, budget_ms: float | None
+) -> dict[str, Any]:
+    """What --drafter and the flags beside it mean, as arguments of Engine."""
+    if drafter is not None and OWN in drafter:
+        budget = {} if budget_ms is None else {"time_budget_ms": budget_ms}
+        return {"drafter": drafter, "drafter_options": budget}
+    return {"drafter": drafter, "drafter_options": options_by_sizes(drafter, steps)}
 
 
 def draft_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--spec-draft-top-k, --spec-draft-step and --spec-verify-size."""
-    size = click.IntRange(1)
+    """--drafter and its time budget, --spec-draft-top-k, --spec-draft-step and --spec-verify-size, and the flags of
+    trees."""
+    for flag, key, kind, text in reversed(TREE_FLAGS):
+        command = tree_option(flag, key, kind, text)(command)
     for flag, text in (
         ("--spec-verify-size", VERIFY_SIZE),
         ("--spec-draft-step", STEP),
         ("--spec-draft-top-k", TOP_K),
     ):
-        command = click.option(flag, type=size, help=text)(command)
-    return command
+        command = click.option(flag, type=SIZE, help=text)(command)
+    positive = click.FloatRange(0.1)
+    command = click.option("--drafter-time-budget-ms", type=positive, help=BUDGET)(command)
+    metavar = "NAME|MODULE:CLASS"
+    return click.option("--drafter", type=DrafterName(), metavar=metavar, help=DRAFTER)(command)
+
+
+def tree_option(flag: str, key: str, kind: Any, text: str) -> Callable[..., Any]:
+    """A flag of TREE_FLAGS, whose value goes into the context's meta."""
+
+    def keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+        del param
+        if value is not None and value is not False:
+            ctx.meta.setdefault(GIVEN, {})[key] = value
+
+    return click.option(
+        flag,
+        expose_value=False,
+        callback=keep,
+        help=text,
+        is_flag=kind is None,
+        type=kind,
+        metavar="TREE" if kind is str else None,
+    )
+
+
+def tree_of(ctx: click.Context, sizes: Iterable[int | None]) -> EagleOptions | None:
+    """What the flags of trees ask for; None where none was given. Raises OptionError where they
+    exclude each other, click.UsageError beside one of `sizes`."""
+    given = ctx.meta.get(GIVEN)
+    if not given:
+        return None
+    if any(sizes):
+        flags = " and ".join(flag for flag, key, *_ in TREE_FLAGS if key in given)
+        raise click.UsageError(
+            f"{flags}: they describe a tree, and so do --spec-draft-top-k, --spec-draft-step and"
+            " --spec-verify-size; give one or the other",
+            ctx,
+        )
+    from edgespec.runtime.drafters.eagle_options import EagleOptions
+    from edgespec.runtime.static_tree import read_choices
+
+    if CHOICES in given:
+        given = given | {CHOICES: read_choices(given[CHOICES], "--eagle-choices")}
+    return EagleOptions(**given)
+
+
+def plan_of(engine: Engine, sizes: Iterable[int | None], tree: TreeSpec | None) -> DraftPlan:
+    """The drafting plan by a tree, or by the three sizes. Raises OptionError and LimitError."""
+    return engine.plan(*sizes) if tree is None else engine.tree_plan(tree)

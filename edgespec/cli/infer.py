@@ -5,21 +5,29 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from edgespec.cli import environment
+from edgespec.cli import environment, trtllm
 from edgespec.cli.accept_flags import accept_options, refuse_check, take_acceptance
-from edgespec.cli.draft_flags import ALIASES, draft_options, drafter_options, take_drafter
+from edgespec.cli.draft_flags import (
+    ALIASES,
+    check_time_budget,
+    draft_options,
+    drafter_arguments,
+    plan_of,
+    tree_of,
+)
 from edgespec.cli.edgellm import FLAGS
 from edgespec.cli.flags import EdgeCommand
 from edgespec.cli.paths import DIRECTORY, FILE
 from edgespec.cli.signals import Stopper, exit_code
 from edgespec.cli.terminal import say
+from edgespec.cli.tokenizer_dir import check_tokenizer
 from edgespec.errors import OverwriteError, counted
 from edgespec.prompts.named_templates import NAMED_TEMPLATES
 
@@ -28,6 +36,7 @@ if TYPE_CHECKING:
     from edgespec.prompts import Journal, NoJournal, RequestFile
     from edgespec.runtime.engine import Engine
     from edgespec.runtime.file_runner import FileRun
+    from edgespec.runtime.plans import TreeSpec
     from edgespec.runtime.profile import RunStats
     from edgespec.runtime.tree import DraftPlan
     from edgespec.runtime.verify import AcceptOptions
@@ -37,7 +46,12 @@ MIB = 2**20
 FAILED, SOME_FAILED = 1, 5
 
 
-@click.command("infer", cls=EdgeCommand, aliases=ALIASES, missing=FLAGS["infer"])
+@click.command(
+    "infer",
+    cls=EdgeCommand,
+    aliases={**ALIASES, **trtllm.ALIASES["infer"]},
+    missing={**FLAGS["infer"], **trtllm.FLAGS["infer"]},
+)
 @click.option(
     "--engine-dir",
     required=True,
@@ -69,6 +83,15 @@ FAILED, SOME_FAILED = 1, 5
     ),
 )
 @click.option(
+    "--input-text",
+    "raw_texts",
+    multiple=True,
+    metavar="TEXT",
+    help="Instead: a text to be continued as it is, like --prompt TEXT --no-chat-template.",
+)
+# Of scripts for TensorRT-LLM: engines bring their tokenizer, and this one must be the same
+@click.option("--tokenizer-dir", type=DIRECTORY, hidden=True)
+@click.option(
     "--chat-template",
     metavar="NAME|FILE",
     help=f"Instead of the model's template: one of {', '.join(NAMED_TEMPLATES)}, or a Jinja file.",
@@ -90,9 +113,11 @@ FAILED, SOME_FAILED = 1, 5
 @click.option(
     "--spec-decode",
     is_flag=True,
-    help="Decode speculatively, with the base and the draft of the engine directory.",
+    help=(
+        "Decode speculatively, with the base and the draft of the engine directory; on one with a"
+        " plain engine alone, with the first method that needs no draft (see --drafter)."
+    ),
 )
-@drafter_options
 @draft_options
 @accept_options
 @click.option(
@@ -164,10 +189,14 @@ def command(
     input_file: Path | None,
     prompts: Path | None,
     texts: tuple[str, ...],
+    raw_texts: tuple[str, ...],
+    tokenizer_dir: Path | None,
     chat_template: str | None,
     no_chat_template: bool,
     output_file: Path | None,
     spec_decode: bool,
+    drafter: str | None,
+    drafter_time_budget_ms: float | None,
     spec_draft_top_k: int | None,
     spec_draft_step: int | None,
     spec_verify_size: int | None,
@@ -197,6 +226,10 @@ def command(
     top-k of 2 to 8 a tree of up to 128 nodes is made of the block. A draft that only makes chains
     has top-k 1 and verify size step + 1.
 
+    A directory without a draft is served by methods that draft from the text itself. Suffix decoding
+    is the default: it drafts what followed the same words before, as a tree of up to 60 nodes, as
+    far as that pays, and nothing where nothing repeats.
+
     Ctrl-C ends the run after the current step and writes what was generated (exit 130); a second
     one stops at once. Finished responses are also kept in OUTPUT.partial.jsonl until the output is written,
     unless that is stdout or a device.
@@ -204,31 +237,38 @@ def command(
     \b
     edgespec infer --engine-dir engines --input-file input.json --output-file output.json --spec-decode
     edgespec infer --engine-dir engines --prompt 'Why is the sky blue?' --spec-decode
+    edgespec infer --engine-dir engines --input-text 'Once upon' --max-output-len 100 --spec-decode
+    edgespec infer --engine-dir engines --prompt 'Rewrite this function: ...' --drafter suffix
     edgespec infer --engine-dir engines --input-file - --output-file - < input.json | jq .responses
     edgespec infer --engine-dir engines --prompts mt_bench.jsonl --output-file answers.json --batch-size 4
     """
     sizes = (spec_draft_top_k, spec_draft_step, spec_verify_size)
-    drafter, acceptance = take_drafter(ctx, overrides), take_acceptance(ctx, overrides)
-    spec_decode = spec_decode or bool(drafter)
-    if not spec_decode:
+    tree, acceptance = tree_of(ctx, sizes), take_acceptance(ctx, overrides)
+    drafts = spec_decode or drafter is not None
+    check_time_budget(ctx, drafter, drafter_time_budget_ms)
+    if not drafts:
         refuse_without_drafts(
             ctx,
             {
                 "--check-lossless means": check_lossless,
                 "--compare-quality means": compare_quality,
-                "the sizes of drafts mean": any(sizes),
+                "the sizes of drafts mean": any(sizes) or tree is not None,
                 "an accept rule means": acceptance is not None,
             },
         )
     if check_lossless and compare_quality:
         what = "--check-lossless and --compare-quality exclude each other"
         raise click.UsageError(f"{what}: a check is for rules that change no token", ctx)
-    if sum(map(bool, (input_file, prompts, texts))) != 1:
-        raise click.UsageError("give one of --input-file, --prompts and --prompt", ctx)
+    if sum(map(bool, (input_file, prompts, texts, raw_texts))) != 1:
+        what = "give one of --input-file, --prompts, --prompt and --input-text"
+        raise click.UsageError(what, ctx)
+    if raw_texts:
+        texts, no_chat_template = raw_texts, True
     if no_chat_template and not texts:
         raise click.UsageError("--no-chat-template goes with --prompt", ctx)
     if no_chat_template and chat_template:
         raise click.UsageError("--chat-template and --no-chat-template exclude each other", ctx)
+    check_tokenizer(ctx, engine_dir, tokenizer_dir)
     from edgespec.prompts import stream_of
 
     stream = stream_of(output_file)
@@ -252,15 +292,17 @@ def command(
         requests,
         engine_dir=engine_dir,
         output_file=output_file,
-        spec_decode=spec_decode,
+        spec_decode=drafts,
+        drafter=drafter,
         sizes=sizes,
+        tree=tree,
         exact=exact,
         prefix_cache_mb=prefix_cache_mb,
         warmup=warmup,
         check_lossless=check_lossless,
         compare_quality=compare_quality,
         acceptance=acceptance,
-        drafter=drafter,
+        time_budget_ms=drafter_time_budget_ms,
         profile_output_file=profile_output_file,
         chat_template=chat_template,
         stream=shown,
@@ -335,9 +377,11 @@ def respond(
     *,
     engine_dir: Path,
     output_file: Path | None,
-    spec_decode: bool | None,
+    spec_decode: bool | Literal["auto"] | None,
     sizes: tuple[int | None, int | None, int | None],
     finish: Callable[[RunStats], None],
+    drafter: str | None = None,
+    tree: TreeSpec | None = None,
     stream: AnswerStream | None = None,
     exact: bool = False,
     prefix_cache_mb: int = 256,
@@ -345,12 +389,13 @@ def respond(
     check_lossless: bool = False,
     compare_quality: bool = False,
     acceptance: AcceptOptions | None = None,
-    drafter: Mapping[str, Any] | None = None,
+    time_budget_ms: float | None = None,
     profile_output_file: Path | None = None,
     chat_template: str | None = None,
 ) -> int:
-    """Answer requests and return the exit code. `spec_decode` None drafts where the directory holds
-    a draft. `chat_template` is a name or a file instead of the model's own.
+    """Answer requests and return the exit code. `spec_decode`, `drafter` and `acceptance` are those
+    of Engine, `time_budget_ms` is for a drafter of the user's. `tree` says what to draft instead of `sizes`. `chat_template` is a name or a file instead of the
+    model's own.
 
     Without an output file nothing is kept, and `stream` shows the answers. `finish` shows the
     summary.
@@ -366,12 +411,12 @@ def respond(
         exact=exact,
         prefix_cache_bytes=prefix_cache_mb * MIB,
         acceptance=acceptance,
-        **(drafter or {}),
+        **drafter_arguments(drafter, sizes[1], time_budget_ms),
     ) as engine:
         if chat_template:
             engine.tokenizer.template = named_template(chat_template, engine_dir)
-        plan = engine.plan(*sizes) if engine.spec_decode else None
-        notes = notes_of(engine, plan, requests, sizes)
+        plan = plan_of(engine, sizes, tree) if engine.spec_decode else None
+        notes = notes_of(engine, plan, requests, sizes, chosen=not any(sizes) and tree is None)
         requests = replace(requests, batch_size=min(requests.batch_size, engine.max_batch_size))
         with (
             journal_of(output_file) as journal,
@@ -426,6 +471,8 @@ def notes_of(
     plan: DraftPlan | None,
     requests: RequestFile,
     sizes: tuple[int | None, int | None, int | None],
+    *,
+    chosen: bool,
 ) -> list[str]:
     """The lines before a run: the plan, and what a user should know of engines and modes."""
     from edgespec.cli import report
@@ -441,7 +488,7 @@ def notes_of(
     thinking = engine.thinking_note(asked)
     line = report.plan_line(
         plan,
-        chosen=not any(sizes),
+        chosen=chosen,
         words=engine.drafter_words,
         could_be_tree=report.could_be_tree(sizes, engine.method),
     )

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -20,20 +20,24 @@ from edgespec.backends.registry import find_backend
 from edgespec.cli import build, export, infer
 from edgespec.cli.accept_flags import ACCEPTING, take_acceptance
 from edgespec.cli.chat import command as chat
-from edgespec.cli.draft_flags import ALIASES, take_drafter
+from edgespec.cli.draft_flags import ALIASES, TREE_NAMES, check_time_budget, tree_of, wanted
 from edgespec.cli.paths import MODEL
 from edgespec.contract import Limits
 from edgespec.errors import OptionError, RequestError
 
+if TYPE_CHECKING:
+    from edgespec.runtime.plans import TreeSpec
+
 LIMITS = ("max_input_len", "max_kv_cache_capacity", "max_verify_tree_size", "max_draft_tree_size")
 EXPORTS = ("aux_layers", "allow_pickle", "no_golden")
 SIZES = ("spec_draft_top_k", "spec_draft_step", "spec_verify_size")
-DRAFTER = ("drafter", "drafter_time_budget_ms")
 CHATS = (
     "system",
     "spec_decode",
-    *DRAFTER,
+    "drafter",
+    "drafter_time_budget_ms",
     *SIZES,
+    *TREE_NAMES,
     *ACCEPTING,
     "show_speculation",
     "max_generate_length",
@@ -122,8 +126,10 @@ def command(
     """Chat with TARGET, or answer --prompt: download, check, export and build as needed.
 
     TARGET is a model: a checkpoint directory or a name on the Hugging Face hub; or an engine
-    directory that edgespec build made. --draft names the draft that was trained for it. Without
-    one, a draft in the model's own checkpoint is used (an MTP head), or none.
+    directory that edgespec build made. --draft names the draft that was trained for it, or a
+    smaller model with the same tokenizer. Without one, a draft in the model's own checkpoint is
+    used (an MTP head). Where there is none, drafts are made of the text itself, where it repeats
+    (suffix decoding): the answer stays the same, and --no-spec-decode turns it off.
 
     The engines are kept in EDGESPEC_CACHE, XDG_CACHE_HOME/edgespec or ~/.cache/edgespec, by the
     identity of the checkpoints, these options and this machine, so that a second start is
@@ -132,13 +138,15 @@ def command(
     \b
     edgespec run recipes/demo/base --draft recipes/demo/draft --prompt 'def area(radius):'
     edgespec run Qwen/Qwen3-8B --draft Tengyunw/qwen3_8b_eagle3 --weights int4
+    edgespec run Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B --weights int4
     echo 'Why is the sky blue?' | edgespec run Qwen/Qwen3-0.6B
     """
-    settings = {name: values.pop(name) for name in CHATS}
+    settings = {name: values.pop(name) for name in CHATS if name not in TREE_NAMES}
     limits = Limits(**{name: values.pop(name) for name in LIMITS})
-    check_sizes(ctx, settings)
-    for take in (take_acceptance, take_drafter):
-        take(ctx, {**settings})  # refused before the engines are made
+    tree = tree_of(ctx, [settings[name] for name in SIZES])
+    check_sizes(ctx, settings, tree)
+    take_acceptance(ctx, {**settings})  # refused before the engines are made
+    check_time_budget(ctx, settings["drafter"], settings["drafter_time_budget_ms"])
     prompts = prompts or piped_prompt(ctx)
     if settings["chat_template"] and settings["no_chat_template"]:
         raise click.UsageError("--chat-template and --no-chat-template exclude each other", ctx)
@@ -168,13 +176,17 @@ def command(
         with Steps() as steps:
             engine_dir = stack.enter_context(prepared(request, Cache(bundle.user_cache()), steps))
         if prompts:
-            return answer(ctx, engine_dir, prompts, settings)
+            return answer(ctx, engine_dir, prompts, settings, tree)
         code: int = ctx.invoke(chat.command, engine_dir=engine_dir, **settings)
         return code
 
 
 def answer(
-    ctx: click.Context, engine_dir: Path, prompts: Sequence[str], settings: dict[str, Any]
+    ctx: click.Context,
+    engine_dir: Path,
+    prompts: Sequence[str],
+    settings: dict[str, Any],
+    tree: TreeSpec | None,
 ) -> int:
     """Answers each prompt on stdout and returns the exit code."""
     from edgespec.cli.answer_stream import AnswerStream
@@ -187,15 +199,20 @@ def answer(
     sizes = (top_k, step, verify_size)
     spec_decode, prefix_cache_mb = settings.pop("spec_decode"), settings.pop("prefix_cache_mb")
     show_speculation = settings.pop("show_speculation")
-    drafter, acceptance = take_drafter(ctx, settings), take_acceptance(ctx, settings)
+    drafter, acceptance = settings.pop("drafter"), take_acceptance(ctx, settings)
+    time_budget_ms = settings.pop("drafter_time_budget_ms")
     return infer.respond(
         text_requests(prompts, apply_chat_template=not raw, **settings),
         engine_dir=engine_dir,
         output_file=None,
-        spec_decode=True if any(sizes) or drafter or acceptance is not None else spec_decode,
-        sizes=sizes,
-        acceptance=acceptance,
+        spec_decode=wanted(
+            spec_decode, sized=any(sizes) or tree is not None or acceptance is not None
+        ),
         drafter=drafter,
+        time_budget_ms=time_budget_ms,
+        sizes=sizes,
+        tree=tree,
+        acceptance=acceptance,
         prefix_cache_mb=prefix_cache_mb,
         chat_template=template,
         stream=AnswerStream(len(prompts), live=True, show_speculation=show_speculation),
@@ -203,14 +220,16 @@ def answer(
     )
 
 
-def check_sizes(ctx: click.Context, settings: dict[str, Any]) -> None:
-    """Raises click.UsageError for sizes of drafts without drafts."""
-    if settings["spec_decode"] is False and any(settings[name] for name in SIZES):
+def check_sizes(ctx: click.Context, settings: dict[str, Any], tree: TreeSpec | None) -> None:
+    """Raises click.UsageError for sizes of drafts, or a drafter, without drafts."""
+    if settings["spec_decode"] is not False:
+        return
+    if tree is not None or any(settings[name] for name in SIZES):
         raise click.UsageError("the sizes of drafts mean nothing with --no-spec-decode", ctx)
-    if settings["spec_decode"] is False and any(settings[name] is not None for name in ACCEPTING):
+    if any(settings[name] is not None for name in ACCEPTING):
         raise click.UsageError("an accept rule means nothing with --no-spec-decode", ctx)
-    if settings["spec_decode"] is False and settings["drafter"] is not None:
-        raise click.UsageError("--drafter drafts, and --no-spec-decode was given", ctx)
+    if settings["drafter"]:
+        raise click.UsageError("--drafter means nothing with --no-spec-decode", ctx)
 
 
 def piped_prompt(ctx: click.Context) -> tuple[str, ...]:

@@ -43,6 +43,12 @@ class DraftTree:
         """No draft: verifying this is a plain decoding step."""
         return cls(np.array([pending], np.int64), np.array([-1], np.int64), lost=lost)
 
+    @classmethod
+    def chain(cls, pending: int, drafts: Sequence[int]) -> DraftTree:
+        """The drafts one behind the other."""
+        tokens = np.array([pending, *drafts], np.int64)
+        return cls(tokens, np.arange(-1, len(drafts)))
+
     def __len__(self) -> int:
         return len(self.tokens)
 
@@ -98,6 +104,11 @@ class DraftPlan:
     def depth_words(self) -> str:
         """How deep it drafts, as a user gives it."""
         return f"step {self.steps}"
+
+    def levels_within(self, rows: int) -> int:
+        """Levels that a drafter can make level by level with that many KV rows: each but the first
+        runs the nodes of the one before."""
+        return min(self.steps, 1 + rows // self.top_k)
 
     def within(self, levels: int, nodes: int) -> DraftPlan:
         """The plan cut down to at most `levels` levels and `nodes` nodes; no levels or one node is

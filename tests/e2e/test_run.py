@@ -31,6 +31,8 @@ def make_checkpoints(path: Path) -> None:
     toys.make_dflash(path / "block", base, "z-lab")
     other = toys.make_base(path / "other", "llama", layers=8, hidden=128)
     toys.make_draft(path / "foreign", other, "eagle")
+    toys.make_base(path / "small", "llama", layers=1, seed=1)
+    toys.make_base(path / "other tokens", "llama", layers=1, vocab=300)
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +110,12 @@ def test_each_kind_of_target_runs(
     plain = cli("run", checkpoints / "base", "--prompt", "a", *GREEDY)
     assert (block.code, plain.code) == (0, 0), block.err + plain.err
     assert block.out == plain.out
-    assert "decoding plainly: no draft was given" in plain.err
+    assert "no draft was given, and the model brings none" in plain.err
+    assert "drafting a tree of earlier text" in plain.err
+    undrafted = cli("run", checkpoints / "base", "--no-spec-decode", "--prompt", "a", *GREEDY)
+    assert (undrafted.out, "drafting" in undrafted.err) == (plain.out, False)
+    named = cli("run", checkpoints / "base", "--drafter", "ngram", "--prompt", "a", *GREEDY)
+    assert (named.out, "drafting a chain of n-gram matches" in named.err) == (plain.out, True)
     made.clear()
     head = toys.make_qwen3_5(tmp_path / "head", layers=4)
     drafted = cli("run", head, "--prompt", "a", *GREEDY)
@@ -124,6 +131,26 @@ def test_each_kind_of_target_runs(
     refused = cli("run", engine_dir, "--weights", "int4", "--prompt", "a")
     assert refused.code == 2
     assert "--weights means nothing here" in refused.err
+
+
+def test_smaller_model_drafts_for_a_plain_engine(
+    checkpoints: Path, cli: Cli, kept: Cache, made: list[str]
+) -> None:
+    plain = cli("run", checkpoints / "base", "--prompt", "a", *GREEDY)
+    made.clear()
+    drafted = cli(*run_pair(checkpoints, "small"))
+    assert (drafted.code, drafted.out) == (0, plain.out), drafted.err
+    assert made == ["export", "build", "export", "build"]
+    assert "drafting a chain with the draft model" in drafted.err
+    assert "warning: size: the draft has" not in drafted.err
+    entry = next(entry for entry in kept.entries() if entry.about["method"] == "draft_model")
+    assert {path.name for path in (entry.path / "engine").glob("*.onnx")} == {
+        "llm.onnx",
+        "spec_draft.onnx",
+    }
+    itself = cli(*run_pair(checkpoints, "base"))
+    assert (itself.code, itself.out) == (0, plain.out)
+    assert "the draft is as large as its base" in itself.err
 
 
 def test_hub_name_is_downloaded_once(
@@ -194,7 +221,8 @@ def test_no_pair_and_no_model_are_refused_and_leave_nothing(
     os.truncate(truncated / "model.safetensors", 50_000)
     for words, said in (
         ((base, "--draft", checkpoints / "foreign"), "are no pair"),
-        ((base, "--draft", base), "is a base model, not a draft"),
+        ((base, "--draft", checkpoints / "other tokens"), "ids mean other tokens"),
+        ((base, "--draft", base, "--aux-layers", "1,2,3"), "--aux-layers is for a draft"),
         ((eagle,), f"edgespec run BASE --draft {eagle}"),
         ((truncated,), "is truncated"),
         ((base, "--draft", eagle, "--aux-layers", "1,2"), "aux layers"),

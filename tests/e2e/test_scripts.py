@@ -21,7 +21,9 @@ from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import open_checkpoint
 from edgespec.config import ModelConfig
 from edgespec.export.components import ExportOptions, export
+from edgespec.methods.eagle1 import Eagle1Config
 from edgespec.methods.eagle3 import Eagle3Config
+from edgespec.pairing.check import check
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "demo"
@@ -138,6 +140,23 @@ def test_dflash_training_script_writes_a_draft_that_loses_nothing(tmp_path: Path
         script("train_demo_dflash.py", "--out", tmp_path / "draft", *sizes, "--measure")
     )
     assert again == said
+
+
+def test_eagle1_training_script_writes_a_draft_as_published(tmp_path: Path) -> None:
+    """It learns a little even in toy sizes, and what it measures with is the draft it wrote."""
+    sizes = ("--smoke", "--prompts", "2", "--tokens", "12")
+    said = json.loads(script("train_demo_eagle1.py", "--out", tmp_path / "draft", *sizes))
+    first, last = said.pop("loss")
+    assert last < 0.95 * first
+    assert said["answers_that_differ"] == 0
+    found = detect(open_checkpoint(tmp_path / "draft"))
+    assert isinstance(found, Eagle1Config)
+    assert (found.layout, found.fc_bias, found.own_embedding) == ("eagle", True, True)
+    options = ExportOptions(base_model_dir=str(RECIPE / "base"))
+    done = export(str(tmp_path / "draft"), tmp_path / "onnx", options)
+    assert "its embedding is the base's: it is not stored again" in done.notes
+    measured = script("train_demo_eagle1.py", "--out", tmp_path / "draft", *sizes, "--measure")
+    assert json.loads(measured) == said
 
 
 def test_dflash_trains_on_what_it_drafts_with(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,3 +328,31 @@ def test_demo_empties_only_what_a_demo_made(
             (out / "onnx" / "file").touch()
             (out / "mine").symlink_to(mine)
     assert (mine / "thesis.txt").is_file()
+
+
+def test_draft_model_training_script_writes_a_model_with_the_base_s_tokenizer(
+    tmp_path: Path,
+) -> None:
+    sizes = ("--smoke", "--prompts", "2", "--tokens", "8")
+    said = json.loads(script("train_demo_draft_model.py", "--out", tmp_path / "draft", *sizes))
+    assert said["answers_that_differ"] == 0
+    assert said["acceptance_length"] == pytest.approx(said["tokens"] / said["steps"], abs=1e-3)
+    base, draft = (detect(open_checkpoint(p)) for p in (RECIPE / "base", tmp_path / "draft"))
+    assert isinstance(base, ModelConfig)
+    assert isinstance(draft, ModelConfig)
+    assert (draft.vocab_size, draft.eos_token_ids) == (base.vocab_size, base.eos_token_ids)
+    report = check(str(RECIPE / "base"), str(tmp_path / "draft"))
+    assert [result.level for result in report.results if result.level != "ok"] == []
+
+
+def test_draft_model_learns_what_its_base_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import train_demo_draft_model as script_
+    from train_demo_model import ChatBatches
+
+    torch.manual_seed(0)
+    base, size = script_.load(RECIPE / "base"), script_.SMOKE
+    rows = [list(range(3 + i, 40 + i)) for i in range(4)]
+    _, losses = script_.train_draft(base, ChatBatches(rows, size, 1), size)
+    assert len(losses) == size.steps
+    assert sum(losses[-3:]) < 0.9 * sum(losses[:3])

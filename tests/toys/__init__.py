@@ -8,6 +8,7 @@ small random ones. Knows nothing of edgespec: what it writes is what edgespec is
 from tests.toys.base import Family, load_base, make_base, make_qwen3_5
 from tests.toys.dflash import Layout, make_dflash
 from tests.toys.draft import DraftLayout, make_draft
+from tests.toys.eagle1 import Eagle1Layout, make_eagle1
 from tests.toys.families import make_gemma3, make_phi3
 from tests.toys.files import Dtype, RopeSpelling, write_pickle
 from tests.toys.tokenizer import CHAT_TEMPLATE, SPECIAL_TOKENS, make_sentencepiece
@@ -17,6 +18,7 @@ __all__ = [
     "SPECIAL_TOKENS",
     "DraftLayout",
     "Dtype",
+    "Eagle1Layout",
     "Family",
     "Layout",
     "RopeSpelling",
@@ -24,6 +26,7 @@ __all__ = [
     "make_base",
     "make_dflash",
     "make_draft",
+    "make_eagle1",
     "make_gemma3",
     "make_phi3",
     "make_qwen3_5",

@@ -21,7 +21,14 @@ from edgespec.cli.chat.loop import Chat
 from edgespec.cli.chat.reader import Read, read_pipe
 from edgespec.cli.chat.screen import Screen
 from edgespec.cli.chat.settings import DRAFT_SIZES, Settings
-from edgespec.cli.draft_flags import ALIASES, draft_options, drafter_options, take_drafter
+from edgespec.cli.draft_flags import (
+    ALIASES,
+    check_time_budget,
+    draft_options,
+    drafter_arguments,
+    tree_of,
+    wanted,
+)
 from edgespec.cli.flags import EdgeCommand
 from edgespec.cli.infer import MIB
 from edgespec.cli.limits import require_stream
@@ -55,11 +62,10 @@ MARKERS = re.compile(r"<\|?\w+\|?>")
     "--spec-decode/--no-spec-decode",
     default=None,
     help=(
-        "Draft and verify, or decode plainly. By default drafts are used where the directory holds"
-        " a draft engine."
+        "Draft and verify, or decode plainly. By default drafts are used: of the draft engine, or"
+        " where there is only a plain engine of the first method that needs none (see --drafter)."
     ),
 )
-@drafter_options
 @draft_options
 @accept_options
 @click.option(
@@ -144,6 +150,8 @@ def command(
     engine_dir: Path,
     system: str,
     spec_decode: bool | None,
+    drafter: str | None,
+    drafter_time_budget_ms: float | None,
     spec_draft_top_k: int | None,
     spec_draft_step: int | None,
     spec_verify_size: int | None,
@@ -185,20 +193,21 @@ def command(
     sizes = dict(
         zip(DRAFT_SIZES, (spec_draft_top_k, spec_draft_step, spec_verify_size), strict=True)
     )
-    sized = any(sizes.values())
-    if spec_decode is False and sized:
+    tree = tree_of(ctx, sizes.values())
+    sized = any(sizes.values()) or tree is not None
+    if spec_decode is False and (sized or drafter):
         raise click.UsageError(
-            "--spec-draft-top-k, --spec-draft-step and --spec-verify-size are for drafts, and"
-            " --no-spec-decode was given",
+            "--drafter, --spec-draft-top-k, --spec-draft-step, --spec-verify-size and the flags of"
+            " trees are for"
+            " drafts, and --no-spec-decode was given",
             ctx,
         )
     if chat_template and no_chat_template:
         raise click.UsageError("--chat-template and --no-chat-template exclude each other", ctx)
     if history_file is not None:
         refuse_overwriting(history_file, (engine_dir, chat_template))
-    drafter, acceptance = take_drafter(ctx, sampling), take_acceptance(ctx, sampling)
-    if spec_decode is False and drafter:
-        raise click.UsageError("--drafter drafts, and --no-spec-decode was given", ctx)
+    check_time_budget(ctx, drafter, drafter_time_budget_ms)
+    acceptance = take_acceptance(ctx, sampling)
     if spec_decode is False and acceptance is not None:
         raise click.UsageError("an accept rule is for drafts, and --no-spec-decode was given", ctx)
     params = sampling_params(sampling)
@@ -206,13 +215,12 @@ def command(
     from edgespec.cli.report import could_be_tree, plan_line
     from edgespec.runtime.engine import Engine
 
-    wanted = True if sized or drafter or acceptance is not None else spec_decode
     with Engine(
         engine_dir,
-        spec_decode=wanted,
+        spec_decode=wanted(spec_decode, sized=sized or acceptance is not None),
         prefix_cache_bytes=prefix_cache_mb * MIB,
         acceptance=acceptance,
-        **drafter,
+        **drafter_arguments(drafter, spec_draft_step, drafter_time_budget_ms),
     ) as engine:
         unfit = choose_template(
             engine, engine_dir, chat_template, raw=no_chat_template, thinking=enable_thinking
@@ -221,6 +229,7 @@ def command(
             params,
             drafts=engine.spec_decode,
             sizes=sizes,
+            tree=tree,
             enable_thinking=enable_thinking,
             show_speculation=show_speculation,
         )

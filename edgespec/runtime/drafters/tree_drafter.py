@@ -1,5 +1,5 @@
-"""Drafts level by level: dynamic trees (arXiv 2406.16858), and chains as their narrowest form, from
-an engine that goes on with its own hidden states (arXiv 2503.01840).
+"""Drafts level by level: dynamic trees (arXiv 2406.16858) with chains as their narrowest form, and
+static ones, from an engine that goes on with its own hidden states (arXiv 2401.15077, 2503.01840).
 
 Knows the draft's engine, its vocabulary map and its pairs of (aux hidden state, next token). The
 draft's cache holds only rows made from the base's own hidden states; the rows of a tree are dropped
@@ -9,20 +9,20 @@ level.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.base import LaneRows
 from edgespec.backends.engine_config import EngineConfig
-from edgespec.runtime.decoder import CachedDecoder, Rows
+from edgespec.runtime.decoder import CachedDecoder, LaneResult, Rows
 from edgespec.runtime.draft_sampling import Distribution
-from edgespec.runtime.drafters.base import DraftRequest, Observation
+from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
 from edgespec.runtime.drafters.candidates import top_log_probs
 from edgespec.runtime.drafters.engine_drafter import EngineDrafter
 from edgespec.runtime.drafters.row import DraftEngine
+from edgespec.runtime.static_tree import Ranks, StaticPlan, children_of
 from edgespec.runtime.tree import DraftTree, TreePool
 
 Floats = NDArray[np.float32]
@@ -41,25 +41,62 @@ class LaneState:
 
 @dataclass
 class Growth:
-    """A tree in the making. The beam's states and what it sees are those of its parents. `drawn`
-    is what each draft of a chain was drawn from, where they are drawn."""
+    """A tree in the making, whose next level the beam's nodes grow. The beam's states and what it
+    sees are those of its parents. `drawn` is what each draft of a chain was drawn from, where they
+    are drawn."""
 
     request: DraftRequest
-    pool: TreePool
     steps: int
-    beam: list[int]  # pool entries
-    hidden: Floats  # [K, Hd]
-    ancestors: NDArray[np.bool_]  # [K, scratch]
+    hidden: Floats  # [beam, Hd]
+    ancestors: NDArray[np.bool_]  # [beam, scratch]
+    beam: list[int] = field(default_factory=lambda: [-1])  # pool entries, -1: the root
+    pool: TreePool = field(default_factory=TreePool)
     drawn: list[Distribution] = field(default_factory=list)
+
+    def extend(self, ids: Ids, log_probs: Floats) -> list[int]:
+        """The children of the beam's nodes [beam, K] join the pool, the best K of them are the next
+        beam (EAGLE-2, arXiv 2406.16858). Returns the row of each one's parent."""
+        row_of: dict[int, int] = {}
+        for row, parent in enumerate(self.beam):
+            born = self.pool.add_children(parent, ids[row], log_probs[row])
+            row_of |= dict.fromkeys(born, row)
+        self.beam = self.pool.best([*row_of], self.request.plan.top_k)
+        return [row_of[entry] for entry in self.beam]
+
+
+@dataclass
+class StaticGrowth(Growth):
+    """A tree whose nodes are chosen beforehand, by rank: `children` are those of each node."""
+
+    children: Mapping[Ranks, Ranks] = field(kw_only=True)
+    paths: list[Ranks] = field(default_factory=list)  # of each pool entry
+
+    def extend(self, ids: Ids, log_probs: Floats) -> list[int]:
+        """The chosen children of the beam's nodes join the pool, those that have children are the
+        next beam. Returns the row of each one's parent."""
+        rows: list[int] = []
+        beam: list[int] = []
+        for row, parent in enumerate(self.beam):
+            path = self.paths[parent] if parent >= 0 else ()
+            ranks = [*self.children[path]]
+            born = self.pool.add_children(parent, ids[row, ranks], log_probs[row, ranks])
+            self.paths += [(*path, rank) for rank in ranks]
+            for entry in born:
+                if self.paths[entry] in self.children:
+                    beam.append(entry)
+                    rows.append(row)
+        self.beam = beam
+        return rows
 
 
 class TreeDrafter(EngineDrafter[CachedDecoder, LaneState]):
     """`d2t` [Vd] are offsets: base id = draft id + d2t[draft id]."""
 
-    def __init__(self, decoder: CachedDecoder, d2t: Ids) -> None:
-        super().__init__(decoder, LaneState)
+    def __init__(
+        self, decoder: CachedDecoder, d2t: Ids, empty: Callable[[], LaneState] = LaneState
+    ) -> None:
+        super().__init__(decoder, empty)
         self.d2t = d2t
-        self.base_ids = self.to_base(np.arange(len(d2t)))
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """Extend the cache by the base's hidden states, each paired with its next token."""
@@ -89,12 +126,13 @@ class TreeDrafter(EngineDrafter[CachedDecoder, LaneState]):
         return not state.full
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        """Grow K candidates a level, keep the K best of K*K as the next level, verify the best of
-        all."""
+        """Grow each tree level by level, all of them together, and verify the best nodes of each:
+        of a static tree all."""
         growing = [self.first_level(request) for request in requests]
         most = max((growth.steps for growth in growing if growth), default=0)
         for level in range(1, most):
-            self.grow([growth for growth in growing if growth and growth.steps > level], level)
+            if deeper := [growth for growth in growing if growth and growth.steps > level]:
+                self.grow(deeper, level)
         return [
             self.finish(growth) if growth else DraftTree.root_only(request.pending)
             for growth, request in zip(growing, requests, strict=True)
@@ -104,51 +142,56 @@ class TreeDrafter(EngineDrafter[CachedDecoder, LaneState]):
         """The first level: the best continuations of the last observed position. None where
         nothing can be drafted."""
         state, plan = self.lanes[request.lane], request.plan
-        steps = self.affordable_steps(request)
+        steps = plan.levels_within(self.room(request.lane))
         if state.full or steps == 0 or plan.verify_size == 1:
             return None
         assert state.last_logits is not None
         assert state.last_hidden is not None
-        pool, drawn = TreePool(), list[Distribution]()
-        tokens, log_probs = self.candidates(request, pool, drawn, state.last_logits[None])
-        beam = pool.add_children(-1, tokens[0], log_probs[0])
-        hidden = np.repeat(state.last_hidden[None], len(beam), 0)
-        return Growth(request, pool, steps, beam, hidden, np.zeros((len(beam), 0), bool), drawn)
-
-    def candidates(
-        self, request: DraftRequest, pool: TreePool, drawn: list[Distribution], logits: Floats
-    ) -> tuple[Ids, Floats]:
-        """The base's ids with which the drafts go on after each row of logits [R, Vd], and their
-        log-probabilities, [R, K] each: the best ones, or for a chain that is drawn the one drawn,
-        whose distribution joins `drawn`."""
-        if request.sampler is None or request.plan.top_k != 1:
-            ids, log_probs = top_log_probs(logits, request.plan.top_k)
-            return self.to_base(ids), log_probs
-        token, distribution = request.sampler.draw(logits[0], pool.tokens, self.base_ids)
-        drawn.append(distribution)
-        log_prob = np.log(distribution.prob(token))
-        return np.array([[token]], np.int64), np.array([[log_prob]], np.float32)
+        hidden, ancestors = state.last_hidden[None], np.zeros((1, 0), bool)
+        if isinstance(plan, StaticPlan):
+            children = children_of(plan.choices)
+            growth: Growth = StaticGrowth(request, steps, hidden, ancestors, children=children)
+        else:
+            growth = Growth(request, steps, hidden, ancestors)
+        self.extend(growth, state.last_logits[None], hidden, ancestors)
+        return growth
 
     def grow(self, growing: Sequence[Growth], level: int) -> None:
-        """Run the beams one level on: their children join the pools, the best of them are the next
-        beams."""
+        """Run the beams one level on: their children join the pools."""
         parts = [self.beam_rows(growth, level) for growth in growing]
         for growth, part, result in zip(growing, parts, self.decoder.run(parts), strict=True):
-            assert result.hidden_states is not None
-            request, pool = growth.request, growth.pool
-            if not np.isfinite(result.logits).all():
-                growth.steps, self.lanes[request.lane].full = 0, True
-                continue
-            tokens, log_probs = self.candidates(request, pool, growth.drawn, result.logits)
-            children: list[int] = []
-            row_of: dict[int, int] = {}
-            for row, parent in enumerate(growth.beam):
-                born = pool.add_children(parent, tokens[row], log_probs[row])
-                row_of |= dict.fromkeys(born, row)
-                children += born
-            growth.beam = pool.best(children, request.plan.top_k)
-            parents = [row_of[i] for i in growth.beam]
-            growth.hidden, growth.ancestors = result.hidden_states[parents], part.visible[parents]
+            logits, states = self.said(result)
+            if np.isfinite(logits).all():
+                self.extend(growth, logits, states, part.visible)
+            else:
+                growth.steps, self.lanes[growth.request.lane].full = 0, True
+
+    def said(self, result: LaneResult) -> tuple[Floats, Floats]:
+        """The logits [R, Vd] of what may be proposed behind each row, and the states to go on
+        with."""
+        assert result.hidden_states is not None
+        return result.logits, result.hidden_states
+
+    def extend(
+        self, growth: Growth, logits: Floats, hidden: Floats, visible: NDArray[np.bool_]
+    ) -> None:
+        """Grow a tree by what its beam's rows say: `hidden` and `visible` are theirs."""
+        rows = growth.extend(*self.candidates(growth, logits))
+        growth.hidden, growth.ancestors = hidden[rows], visible[rows]
+
+    def candidates(self, growth: Growth, logits: Floats) -> tuple[Ids, Floats]:
+        """The base's ids with which the drafts go on after each row of logits [R, Vd], and their
+        log-probabilities, [R, K] each: the best ones, or for a chain that is drawn the one
+        drawn."""
+        request, draws = growth.request, growth.request.sampler
+        if draws is None or request.plan.top_k != 1:
+            ids, log_probs = top_log_probs(logits, request.plan.top_k)
+            return self.to_base(ids), log_probs
+        own = self.to_base(np.arange(logits.shape[1]))
+        token, distribution = draws.draw(logits[0], growth.pool.tokens, own)
+        growth.drawn.append(distribution)
+        log_prob = np.log(distribution.prob(token))
+        return np.array([[token]], np.int64), np.array([[log_prob]], np.float32)
 
     def beam_rows(self, growth: Growth, level: int) -> Rows:
         """A lane's part of a call: the beam at one depth, each node seeing its ancestors."""
@@ -164,9 +207,9 @@ class TreeDrafter(EngineDrafter[CachedDecoder, LaneState]):
         self.decoder.zero(lane)
 
     def finish(self, growth: Growth) -> DraftTree:
-        """The tree of the best nodes (EAGLE-2, arXiv 2406.16858); the scratch rows are dropped."""
+        """The tree of the best nodes."""
         lane = growth.request.lane
-        self.decoder.drop_scratch(lane)
+        self.leave(growth)
         if self.lanes[lane].full:
             self.stop_drafting(lane)
         size = min(growth.request.plan.verify_size, 1 + len(growth.pool.tokens))
@@ -175,15 +218,19 @@ class TreeDrafter(EngineDrafter[CachedDecoder, LaneState]):
             return tree
         return replace(tree, drawn_from=[None, *growth.drawn[: len(tree) - 1]])
 
-    def affordable_steps(self, request: DraftRequest) -> int:
-        """Levels that fit into the cache: each but the first writes top_k rows."""
-        return min(request.plan.steps, 1 + self.decoder.room(request.lane) // request.plan.top_k)
+    def leave(self, growth: Growth) -> None:
+        """A tree is done: its scratch rows are dropped."""
+        self.decoder.drop_scratch(growth.request.lane)
+
+    def room(self, lane: int) -> int:
+        """Rows of a tree that a lane has room for."""
+        return self.decoder.room(lane)
 
     def to_base(self, ids: Ids) -> Ids:
         """The base's ids of the draft's own, by the offsets of d2t."""
         return ids + self.d2t[ids]
 
-    def snapshot(self, lane: int, count: int) -> LaneRows:
+    def snapshot(self, lane: int, count: int) -> Snapshot | None:
         """Copies of the first `count` KV rows, or of as many as there are."""
         return self.decoder.snapshot(lane, min(count, self.decoder.lanes[lane].length))
 
