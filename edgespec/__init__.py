@@ -223,9 +223,9 @@ def load(
     `spec_decode` None enables speculative decoding if the directory has a draft engine. `drafter`
     is the name of a method that needs no engine, or a Drafter of your own; `drafter_options` are
     the method's. `speculative_config` names a method with its sizes and options instead, as
-    TensorRT-LLM does (docs/config.md). `exact` is that of `infer --exact`. `prefix_cache_bytes` bounds the KV rows that
-    are kept for later prompts that begin alike; 0 keeps none. Raises BundleError, PairingError,
-    EngineMismatch, LimitError, OptionError or EnvironmentProblem.
+    TensorRT-LLM does (docs/config.md). `exact` is that of `infer --exact`. `prefix_cache_bytes`
+    bounds the KV rows that are kept for later prompts that begin alike; 0 keeps none. Raises
+    BundleError, PairingError, EngineMismatch, LimitError, OptionError or EnvironmentProblem.
     """
     from edgespec.runtime.engine import Engine
 
