@@ -90,7 +90,8 @@ class Engine:
     """An open engine directory; use it in a `with` block.
 
     `spec_decode` opens base and draft; without it a plain engine is opened where there is one, else
-    the base alone. `drafter` drafts instead of a draft engine: the name of a method that needs no
+    the base alone. "auto" drafts with what there is: the draft, or for a plain engine a method that
+    needs none. `drafter` drafts instead of a draft engine: the name of a method that needs no
     engine, or a Drafter of your own. `drafter_options` are those of the method: an object of its
     class, or keys and values. `speculative_config` names a method with its sizes and options
     instead, as TensorRT-LLM does: such as edgespec.AutoDecodingConfig(max_draft_len=3), or a
@@ -105,7 +106,7 @@ class Engine:
         self,
         engine_dir: str | Path,
         *,
-        spec_decode: bool | None = None,
+        spec_decode: bool | Literal["auto"] | None = None,
         drafter: str | Drafter | None = None,
         drafter_options: DrafterOptions | Mapping[str, object] | None = None,
         speculative_config: DecodingConfig | Mapping[str, object] | None = None,
@@ -258,6 +259,7 @@ class Engine:
         config = self.speculative_config if drafter is None else None
         if config is not None and (top_k, steps, verify_size) == (None, None, None):
             return self.plan_by(config)
+        top_k = 1 if top_k is None and self.exact else top_k  # only chains are exact
         plan = self.plan_limits(drafter).plan(top_k, steps, verify_size, self.plan_hints)
         self.check_chain(plan)
         return plan
