@@ -152,8 +152,8 @@ class EagleDecoding(DecodingConfig):
 
     eagle_choices: str | Sequence[Sequence[int]] | None = option(
         None,
-        "A static tree: paths of ranks such as [[0], [1], [0, 0]], a file of them, or a published"
-        " one by its name, such as mc_sim_7b_63.",
+        "A static tree: paths of ranks such as [[0], [1], [0, 0]], or a published one by its"
+        " name, such as mc_sim_7b_63.",
         read=checked_choices,
         schema=CHOICES_SCHEMA,
     )

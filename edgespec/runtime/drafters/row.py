@@ -66,8 +66,8 @@ class DrafterRow:
     limits: Callable[[EngineConfig, EngineConfig | None], PlanLimits]
     words: str = ""
     options: type[DrafterOptions] | None = None
-    decoding: DecodingType | None = None
     limits_by_options: Callable[[EngineConfig, Any], PlanLimits] | None = None
+    decoding: DecodingType | None = None
     trained_with_thinking: Callable[[EngineConfig, EngineConfig | None], bool | None] = (
         not_trained_with_a_mode
     )
