@@ -13,6 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from edgespec.cli import environment, trtllm
+from edgespec.cli.config_file import (
+    NOT_CONFIGURED,
+    ConfigCommand,
+    Configured,
+    check_draft,
+    config_options,
+    configured,
+)
 from edgespec.cli.draft_flags import (
     ALIASES,
     draft_options,
@@ -21,7 +29,6 @@ from edgespec.cli.draft_flags import (
     tree_of,
 )
 from edgespec.cli.edgellm import FLAGS
-from edgespec.cli.flags import EdgeCommand
 from edgespec.cli.paths import DIRECTORY, FILE
 from edgespec.cli.signals import Stopper, exit_code
 from edgespec.cli.terminal import say
@@ -45,7 +52,7 @@ FAILED, SOME_FAILED = 1, 5
 
 @click.command(
     "infer",
-    cls=EdgeCommand,
+    cls=ConfigCommand,
     aliases={**ALIASES, **trtllm.ALIASES["infer"]},
     missing={**FLAGS["infer"], **trtllm.FLAGS["infer"]},
 )
@@ -57,6 +64,7 @@ FAILED, SOME_FAILED = 1, 5
     show_envvar=True,
     help="What edgespec build made.",
 )
+@config_options
 @click.option(
     "--input-file",
     type=FILE,
@@ -230,7 +238,8 @@ def command(
     """
     sizes = (spec_draft_top_k, spec_draft_step, spec_verify_size)
     tree = tree_of(ctx, sizes)
-    drafts = spec_decode or drafter is not None
+    config = configured(ctx)
+    drafts = spec_decode or drafter is not None or config.config is not None
     if not drafts and (check_lossless or any(sizes) or tree):
         what = "--check-lossless means" if check_lossless else "the sizes of drafts mean"
         raise click.UsageError(f"{what} nothing without --spec-decode", ctx)
@@ -268,6 +277,7 @@ def command(
         drafter=drafter,
         sizes=sizes,
         tree=tree,
+        config=config,
         exact=exact,
         prefix_cache_mb=prefix_cache_mb,
         warmup=warmup,
@@ -344,6 +354,7 @@ def respond(
     finish: Callable[[RunStats], None],
     drafter: str | None = None,
     tree: TreeSpec | None = None,
+    config: Configured = NOT_CONFIGURED,
     stream: AnswerStream | None = None,
     exact: bool = False,
     prefix_cache_mb: int = 256,
@@ -353,7 +364,7 @@ def respond(
     chat_template: str | None = None,
 ) -> int:
     """Answer requests and return the exit code. `spec_decode` and `drafter` are those of Engine.
-    `tree` says what to draft instead of `sizes`. `chat_template` is a name or a file instead of the
+    `tree` says what to draft instead of `sizes`, and so does `config`. `chat_template` is a name or a file instead of the
     model's own.
 
     Without an output file nothing is kept, and `stream` shows the answers. `finish` shows the
@@ -369,13 +380,16 @@ def respond(
         spec_decode=spec_decode,
         drafter=drafter,
         drafter_options=options_by_sizes(drafter, sizes[1]),
+        speculative_config=config.config,
         exact=exact,
         prefix_cache_bytes=prefix_cache_mb * MIB,
     ) as engine:
         if chat_template:
             engine.tokenizer.template = named_template(chat_template, engine_dir)
+        check_draft(engine, config.config)
         plan = plan_of(engine, sizes, tree) if engine.spec_decode else None
-        notes = notes_of(engine, plan, requests, sizes, chosen=not any(sizes) and tree is None)
+        chosen = not any(sizes) and tree is None and not config.has_sizes
+        notes = [*config.notes, *notes_of(engine, plan, requests, sizes, chosen=chosen)]
         requests = replace(requests, batch_size=min(requests.batch_size, engine.max_batch_size))
         with (
             journal_of(output_file) as journal,
