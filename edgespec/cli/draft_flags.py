@@ -29,6 +29,7 @@ ALIASES = {
     "--eagle-verify-tree-size": "--spec-verify-size",
 }
 GIVEN = f"{__name__}.tree"  # in a context's meta: the keys of EagleOptions that were given
+CHOICES = "eagle_choices"
 
 
 def titles(proposes: str) -> str:
@@ -54,7 +55,7 @@ SIZE = click.IntRange(1)
 TREE_FLAGS: tuple[tuple[str, str, Any, str], ...] = (
     (
         "--eagle-choices",
-        "eagle_choices",
+        CHOICES,
         str,
         (
             "A static tree instead: paths of ranks such as [[0],[1],[0,0]], a JSON or YAML file of"
@@ -190,7 +191,10 @@ def tree_of(ctx: click.Context, sizes: Iterable[int | None]) -> EagleOptions | N
             ctx,
         )
     from edgespec.runtime.drafters.eagle_options import EagleOptions
+    from edgespec.runtime.static_tree import read_choices
 
+    if CHOICES in given:
+        given = given | {CHOICES: read_choices(given[CHOICES], "--eagle-choices")}
     return EagleOptions(**given)
 
 

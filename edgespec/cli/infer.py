@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from edgespec.cli import environment
+from edgespec.cli import environment, trtllm
 from edgespec.cli.draft_flags import (
     ALIASES,
     draft_options,
@@ -25,6 +25,7 @@ from edgespec.cli.flags import EdgeCommand
 from edgespec.cli.paths import DIRECTORY, FILE
 from edgespec.cli.signals import Stopper, exit_code
 from edgespec.cli.terminal import say
+from edgespec.cli.tokenizer_dir import check_tokenizer
 from edgespec.errors import OverwriteError, counted
 from edgespec.prompts.named_templates import NAMED_TEMPLATES
 
@@ -42,7 +43,12 @@ MIB = 2**20
 FAILED, SOME_FAILED = 1, 5
 
 
-@click.command("infer", cls=EdgeCommand, aliases=ALIASES, missing=FLAGS["infer"])
+@click.command(
+    "infer",
+    cls=EdgeCommand,
+    aliases={**ALIASES, **trtllm.ALIASES["infer"]},
+    missing={**FLAGS["infer"], **trtllm.FLAGS["infer"]},
+)
 @click.option(
     "--engine-dir",
     required=True,
@@ -73,6 +79,15 @@ FAILED, SOME_FAILED = 1, 5
         " answers go to stdout as they come, and all else to stderr."
     ),
 )
+@click.option(
+    "--input-text",
+    "raw_texts",
+    multiple=True,
+    metavar="TEXT",
+    help="Instead: a text to be continued as it is, like --prompt TEXT --no-chat-template.",
+)
+# Of scripts for TensorRT-LLM: engines bring their tokenizer, and this one must be the same
+@click.option("--tokenizer-dir", type=DIRECTORY, hidden=True)
 @click.option(
     "--chat-template",
     metavar="NAME|FILE",
@@ -162,6 +177,8 @@ def command(
     input_file: Path | None,
     prompts: Path | None,
     texts: tuple[str, ...],
+    raw_texts: tuple[str, ...],
+    tokenizer_dir: Path | None,
     chat_template: str | None,
     no_chat_template: bool,
     output_file: Path | None,
@@ -206,6 +223,7 @@ def command(
     \b
     edgespec infer --engine-dir engines --input-file input.json --output-file output.json --spec-decode
     edgespec infer --engine-dir engines --prompt 'Why is the sky blue?' --spec-decode
+    edgespec infer --engine-dir engines --input-text 'Once upon' --max-output-len 100 --spec-decode
     edgespec infer --engine-dir engines --prompt 'Rewrite this function: ...' --drafter suffix
     edgespec infer --engine-dir engines --input-file - --output-file - < input.json | jq .responses
     edgespec infer --engine-dir engines --prompts mt_bench.jsonl --output-file answers.json --batch-size 4
@@ -216,12 +234,16 @@ def command(
     if not drafts and (check_lossless or any(sizes) or tree):
         what = "--check-lossless means" if check_lossless else "the sizes of drafts mean"
         raise click.UsageError(f"{what} nothing without --spec-decode", ctx)
-    if sum(map(bool, (input_file, prompts, texts))) != 1:
-        raise click.UsageError("give one of --input-file, --prompts and --prompt", ctx)
+    if sum(map(bool, (input_file, prompts, texts, raw_texts))) != 1:
+        what = "give one of --input-file, --prompts, --prompt and --input-text"
+        raise click.UsageError(what, ctx)
+    if raw_texts:
+        texts, no_chat_template = raw_texts, True
     if no_chat_template and not texts:
         raise click.UsageError("--no-chat-template goes with --prompt", ctx)
     if no_chat_template and chat_template:
         raise click.UsageError("--chat-template and --no-chat-template exclude each other", ctx)
+    check_tokenizer(ctx, engine_dir, tokenizer_dir)
     from edgespec.prompts import stream_of
 
     stream = stream_of(output_file)

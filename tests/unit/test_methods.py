@@ -33,6 +33,7 @@ EXCEPTIONS = {
     "cli/draft_flags.py": "other names of flags, as TensorRT Edge-LLM has them",
     "cli/export.py": "the flags of each method, and examples in the help",
     "cli/edgellm.py": "flags of TensorRT Edge-LLM that are refused by name",
+    "cli/trtllm.py": "flags of TensorRT-LLM's scripts",
     "cli/infer.py": "the default without a draft, and an example in the help",
     "cli/quantize.py": "examples in the help",
     "cli/run.py": "an example in the help, and what drafts without --draft",
@@ -45,6 +46,7 @@ EXCEPTIONS = {
     "methods/eagle3.py": "a key of published configs: use_mtp_layernorm",
     "prompts/template.py": "a key of named templates: suffix",
     "runtime/drafters/suffix.py": "a key of TensorRT-LLM: max_matching_ngram_size",
+    "runtime/drafters/mtp.py": "a key of TensorRT-LLM: mtp_eagle_one_model",
     "runtime/drafters/tree_drafter.py": "cites the paper of its search",
     "runtime/profile.py": "a key of TensorRT Edge-LLM's profile",
 }
