@@ -16,6 +16,7 @@ from edgespec.errors import LimitError
 from edgespec.methods import find_method
 from edgespec.runtime.drafters.base import Drafter
 from edgespec.runtime.drafters.options import DrafterOptions
+from edgespec.runtime.drafters.registry import DRAFTERS
 from edgespec.runtime.opening import (
     BUILD_AGAIN,
     DraftChoice,
@@ -104,8 +105,19 @@ class Drafting:
             what = f"the drafter holds {held} sequences at a time, and the engine runs {lanes}"
             raise LimitError(what, "Give one that holds as many.")
 
+    def forget(self) -> None:
+        """Drop what sequences that ended have left behind for later ones; none may be running."""
+        for draft in self.open:
+            row = None if draft.method is None else DRAFTERS[draft.method]
+            if row is not None and row.forget is not None:
+                row.forget(draft.drafter)
+
+    @property
+    def open(self) -> list[OpenDraft]:
+        """All that is open."""
+        return [*self.named.values(), *([] if self.default is None else [self.default])]
+
     def close(self) -> None:
         """Free what is open; closing twice is harmless."""
-        drafts = [*self.named.values(), *([] if self.default is None else [self.default])]
-        for draft in drafts:
+        for draft in self.open:
             draft.drafter.close()

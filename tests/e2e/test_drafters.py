@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from edgespec.contract import Limits
 from tests import made, toys
-from tests.e2e.workshop import Cli, asked, cli
+from tests.e2e.workshop import ENVIRON, Cli, asked, cli
 
 __all__ = ["cli"]
 LIMITS = Limits(max_input_len=96, max_kv_cache_capacity=160, max_verify_tree_size=12)
@@ -69,6 +71,44 @@ def test_infer_drafts_and_loses_nothing(
     responses = json.loads(out.read_text())["responses"]
     blocks = [response["metrics"]["speculative_decoding"] for response in responses]
     assert sum(block["num_accepted_draft_tokens"] for block in blocks) > 0
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "suffix"])
+def test_warm_up_teaches_the_drafts_nothing(
+    cli: Cli, engines: Path, input_file: Path, tmp_path: Path, drafter: str
+) -> None:
+    """Its answers are those of the measured run: drafts of them would make figures that no user
+    gets."""
+    found = []
+    for warmup in ("0", "2"):
+        out = tmp_path / f"out-{warmup}.json"
+        words = ["--drafter", drafter, "--warmup", warmup, "--output-file", out]
+        done = cli("infer", "--engine-dir", engines, "--input-file", input_file, *words)
+        assert done.code == 0, done.err
+        responses = json.loads(out.read_text())["responses"]
+        found.append([r["metrics"]["speculative_decoding"] for r in responses])
+    cold, warm = ([block["num_accepted_draft_tokens"] for block in run] for run in found)
+    assert cold == warm
+
+
+def test_chat_says_in_two_turns_what_it_says_plainly(engines: Path) -> None:
+    words = ["chat", "--engine-dir", engines, "--temperature", "0", "--max-generate-length", "16"]
+    turns = "one two one two one two\none two\n"
+    plain, drafted = (
+        subprocess.run(
+            [sys.executable, "-m", "edgespec", *map(str, [*words, *more])],
+            input=turns,
+            capture_output=True,
+            text=True,
+            env=ENVIRON,
+            timeout=60,
+            check=True,
+        )
+        for more in (["--no-spec-decode"], ["--show-speculation"])
+    )
+    assert drafted.stdout == plain.stdout
+    assert "drafting by suffix decoding, which needs none" in drafted.stderr
+    assert drafted.stderr.count("acceptance length") == 2
 
 
 @pytest.mark.parametrize(

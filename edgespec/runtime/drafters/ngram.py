@@ -186,6 +186,10 @@ class NgramDrafter:
         """Never called, as there are no snapshots."""
         raise AssertionError("n-grams keep no snapshots")
 
+    def forget(self) -> None:
+        """Empty the public pool."""
+        self.public = Pool(self.options)
+
     def close(self) -> None:
         """Nothing to free."""
 
@@ -234,5 +238,6 @@ ROW = DrafterRow(
     words=" of n-gram matches",
     options=NgramOptions,
     limits_by_options=limits,
+    forget=NgramDrafter.forget,
 )
 __all__ = ["NAME", "ROW"]
