@@ -45,6 +45,7 @@ EXCEPTIONS = {
     "methods/eagle3.py": "a key of published configs: use_mtp_layernorm",
     "prompts/template.py": "a key of named templates: suffix",
     "runtime/drafters/suffix.py": "a key of TensorRT-LLM: max_matching_ngram_size",
+    "runtime/drafters/mtp.py": "a key of TensorRT-LLM: mtp_eagle_one_model",
     "runtime/drafters/tree_drafter.py": "cites the paper of its search",
     "runtime/profile.py": "a key of TensorRT Edge-LLM's profile",
 }
