@@ -35,6 +35,7 @@ from edgespec.runtime.lossless_check import first_difference
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPE, HYBRID = ROOT / "recipes" / "demo", ROOT / "build" / "demo-mtp"
+DRAFT_MODEL = ROOT / "build" / "demo-draft-model"  # see train_demo_draft_model.py
 BATCH = 8
 
 
@@ -75,6 +76,18 @@ METHODS = {
         "onnx0/llm",
         "onnx0/mtp_draft",
         ((1, 3, 4), (1, 5, 6)),
+    ),
+    "draft_model": Method(
+        (
+            (RECIPE / "base", ExportOptions()),
+            (
+                DRAFT_MODEL,
+                ExportOptions(as_draft="draft_model", base_model_dir=str(RECIPE / "base")),
+            ),
+        ),
+        "onnx0/llm",
+        "onnx1/draft_model",
+        ((1, 3, 4), (4, 4, 16), (10, 6, 60)),
     ),
 }
 SAMPLINGS = (

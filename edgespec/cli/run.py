@@ -123,10 +123,10 @@ def command(
     """Chat with TARGET, or answer --prompt: download, check, export and build as needed.
 
     TARGET is a model: a checkpoint directory or a name on the Hugging Face hub; or an engine
-    directory that edgespec build made. --draft names the draft that was trained for it. Without
-    one, a draft in the model's own checkpoint is used (an MTP head). Where there is none, drafts
-    are made of the text itself, where it repeats (suffix decoding): the answer stays the same, and
-    --no-spec-decode turns it off.
+    directory that edgespec build made. --draft names the draft that was trained for it, or a
+    smaller model with the same tokenizer. Without one, a draft in the model's own checkpoint is
+    used (an MTP head). Where there is none, drafts are made of the text itself, where it repeats
+    (suffix decoding): the answer stays the same, and --no-spec-decode turns it off.
 
     The engines are kept in EDGESPEC_CACHE, XDG_CACHE_HOME/edgespec or ~/.cache/edgespec, by the
     identity of the checkpoints, these options and this machine, so that a second start is
@@ -135,6 +135,7 @@ def command(
     \b
     edgespec run recipes/demo/base --draft recipes/demo/draft --prompt 'def area(radius):'
     edgespec run Qwen/Qwen3-8B --draft Tengyunw/qwen3_8b_eagle3 --weights int4
+    edgespec run Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B --weights int4
     echo 'Why is the sky blue?' | edgespec run Qwen/Qwen3-0.6B
     """
     settings = {name: values.pop(name) for name in CHATS if name not in TREE_NAMES}

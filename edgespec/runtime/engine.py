@@ -163,8 +163,8 @@ class Engine:
         capacity = None if self.drafter is None else self.drafter.capacity
         if capacity is not None and capacity < self.base.capacity:
             yield (
-                f"the draft's KV cache holds {capacity} tokens, the base's {self.base.capacity}:"
-                f" beyond {capacity} nothing is drafted"
+                f"the draft follows {capacity} tokens, the base's KV cache holds"
+                f" {self.base.capacity}: beyond {capacity} nothing is drafted"
             )
         weights = self.config.weights
         if weights.emulated:
@@ -428,6 +428,8 @@ class Engine:
         if not count:
             raise LimitError("the prompt is empty", "Give at least one token.")
         for role, config in self.configs.items():
+            if role == "draft" and not config.component.reads_base:
+                continue  # it follows as far as it can, and drafts nothing beyond
             limits = config.limits
             most = limits.max_input_len
             if count > most:

@@ -54,7 +54,7 @@ class DraftChoice:
     def needs_base(self) -> bool:
         """Whether only an engine that emits hidden states will do."""
         if self.method is not None:
-            return METHODS[self.method].needs_engine
+            return METHODS[self.method].reads_base
         return self.drafter is not None and self.drafter.needs_hidden_states
 
 
@@ -203,7 +203,8 @@ def open_draft_engine(engine_dir: Path, base: OpenBase) -> DraftEngine:
     assert config.component.pair is not None
     table = base.table
     if config.component.pair.own_embedding:
-        table = EmbeddingTable(engine_dir / engines.DRAFT_EMBEDDING, config.component)
+        path = engine_dir / engines.DRAFT_EMBEDDING
+        table = runner.table or EmbeddingTable(path, config.component)
     return DraftEngine(runner=runner, config=config, table=table)
 
 

@@ -18,7 +18,7 @@ from edgespec.errors import EdgeSpecError, LimitError
 from edgespec.prompts import ERROR
 from edgespec.runtime import stages
 from edgespec.runtime.decoder import CachedDecoder, Floats, Ids, LaneResult, Rows
-from edgespec.runtime.drafters.base import Drafter, DraftRequest, Observation
+from edgespec.runtime.drafters.base import Drafter, DraftRequest, Observation, PromptReader
 from edgespec.runtime.faults import as_error
 from edgespec.runtime.gates import NO_LIMIT
 from edgespec.runtime.prefix import Prefix, PrefixCache
@@ -182,10 +182,14 @@ class Session:
         output: StepOutput | None,
     ) -> None:
         """Show a chunk to its drafter, each position with the token after it: for the last of all
-        the token drawn. A drafter that needs no hidden states has the prompt already."""
+        the token drawn. A drafter that needs no hidden states has the prompt already; one that
+        reads prompts by itself goes on with it."""
         drafter, first = seq.drafter, [] if output is None else output.tokens
         if drafter is None:
             return
+        if isinstance(drafter, PromptReader):
+            with self.log.timed(stages.DRAFT_PREFILL, seq.times):
+                drafter.read_prompt(seq.lane, end)
         if drafter.needs_hidden_states:
             assert hidden_states is not None
             following = np.array([*seq.prompt[start + 1 : end + 1], *first], np.int64)

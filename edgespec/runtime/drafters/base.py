@@ -6,6 +6,7 @@ concern, and whether a drafter runs an engine is not the loop's.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -107,3 +108,12 @@ class Drafter(Protocol):
 
     def close(self) -> None:
         """Free what it holds; closing twice is harmless."""
+
+
+class PromptReader(ABC):
+    """A Drafter that reads prompts by itself, chunk by chunk while the base does: a long one holds
+    up others no longer than a chunk."""
+
+    @abstractmethod
+    def read_prompt(self, lane: int, count: int) -> None:
+        """The base has read the first `count` tokens of the prompt that `begin` gave."""
