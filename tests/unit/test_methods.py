@@ -33,6 +33,7 @@ EXCEPTIONS = {
     "cli/draft_flags.py": "other names of flags, as TensorRT Edge-LLM has them",
     "cli/export.py": "the flags of each method, and examples in the help",
     "cli/edgellm.py": "flags of TensorRT Edge-LLM that are refused by name",
+    "cli/trtllm.py": "flags of TensorRT-LLM's scripts",
     "cli/infer.py": "the default without a draft, and an example in the help",
     "cli/quantize.py": "examples in the help",
     "cli/run.py": "an example in the help, and what drafts without --draft",

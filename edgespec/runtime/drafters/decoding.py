@@ -267,7 +267,7 @@ def config_class(
     options: type[DrafterOptions] | None,
     needs_engine: bool,
 ) -> type[DecodingConfig]:
-    """The class of a decoding type, as users call it: NGramDecodingConfig for NGram. Its fields are
+    """The class of a decoding type, as users call it (type X: XDecodingConfig). Its fields are
     the type's keys and those of the drafter's options."""
     own = fields_of(decoding.keys)
     added: list[tuple[str, Any, Any]] = []
