@@ -140,7 +140,9 @@ def test_what_cannot_draft_is_refused_by_name(engine: Engine) -> None:
         answer(engine, drafter="guess")
     with pytest.raises(OptionError, match="max_sizes is not a key of the options of repetition"):
         answer(engine, drafter=NAME, drafter_options={"max_sizes": 3})
-    with pytest.raises(OptionError, match="no method is named"):
+    with pytest.raises(
+        OptionError, match="max_size is not a key of the options of a drafter of your own"
+    ):
         answer(engine, drafter=Repeating(), drafter_options={"max_size": 3})
     with pytest.raises(LimitError, match=r"holds 0 sequences at a time.* runs 1"):
         answer(engine, drafter=Repeating(num_lanes=0))
