@@ -22,6 +22,7 @@ from edgespec.cli.accept_flags import ACCEPTING, take_acceptance
 from edgespec.cli.chat import command as chat
 from edgespec.cli.config_file import ConfigCommand, Configured, config_params, configured
 from edgespec.cli.draft_flags import ALIASES, TREE_NAMES, check_time_budget, tree_of, wanted
+from edgespec.cli.limits import require_stream
 from edgespec.cli.paths import MODEL
 from edgespec.contract import Limits
 from edgespec.errors import OptionError, RequestError
@@ -145,6 +146,8 @@ def command(
     edgespec run Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B --weights int4
     echo 'Why is the sky blue?' | edgespec run Qwen/Qwen3-0.6B
     """
+    for name in ("stdout",) if prompts else ("stdin", "stdout"):
+        require_stream(name)
     settings = {name: values.pop(name) for name in CHATS if name not in TREE_NAMES}
     limits = Limits(**{name: values.pop(name) for name in LIMITS})
     tree = tree_of(ctx, [settings[name] for name in SIZES])
