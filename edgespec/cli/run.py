@@ -210,7 +210,7 @@ def answer(
 ) -> int:
     """Answers each prompt on stdout and returns the exit code."""
     from edgespec.cli.answer_stream import AnswerStream
-    from edgespec.cli.report import show_failures
+    from edgespec.cli.report import show_end
     from edgespec.prompts import text_requests
 
     settings = {name: value for name, value in settings.items() if name not in OF_TERMINALS}
@@ -237,7 +237,7 @@ def answer(
         prefix_cache_mb=prefix_cache_mb,
         chat_template=template,
         stream=AnswerStream(len(prompts), live=True, show_speculation=show_speculation),
-        finish=lambda stats: show_failures(stats.answers),
+        finish=lambda stats: show_end(stats, show_speculation=show_speculation),
     )
 
 
