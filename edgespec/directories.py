@@ -115,7 +115,7 @@ def not_engines(path: Path, flag: str = "--engine-dir") -> BundleError:
     if inside := below(path, Kind.EXPORT):
         what = f"{flag} {path} holds exports, no engines"
         return BundleError(what, f"Build them first: edgespec build --onnx-dir {inside[0]} ...")
-    if any(path.glob("*.onnx")):
+    if kind is not Kind.EXPORT and any(path.glob("*.onnx")):
         what = (
             f"{flag} {path} has engine files and no {bundle.MANIFEST}: it is half-written, or part"
         )

@@ -49,6 +49,13 @@ def export(path: Path) -> Path:
     return manifest(path, "export")
 
 
+def component(path: Path) -> Path:
+    """A whole export, its graph included."""
+    export(path)
+    (path / "model.onnx").write_bytes(b"")
+    return path
+
+
 def exports(path: Path) -> Path:
     export(path / "base" / "llm")
     return path
@@ -126,6 +133,7 @@ ENGINE_DIR = {
     checkpoint: ("--engine-dir {it} is a checkpoint", "edgespec export {it} OUT"),
     quantized: ("--engine-dir {it} is a checkpoint", "edgespec export {it} OUT"),
     export: ("--engine-dir {it} is an export", "Build it first: edgespec build --onnx-dir {it}"),
+    component: ("--engine-dir {it} is an export", "Build it first: edgespec build --onnx-dir {it}"),
     exports: ("--engine-dir {it} holds exports", "edgespec build --onnx-dir {it}/base/llm"),
     engines: ("{it} has no llm engine", "Run edgespec export"),
     torn: ("--engine-dir {it} has engine files and no manifest.json", "run edgespec build again"),
