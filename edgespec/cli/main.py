@@ -140,6 +140,8 @@ def run(args: list[str]) -> int:
             return code if isinstance(code, int) else 0
     except click.exceptions.Exit as stop:
         return stop.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        return helped(error)
     except click.ClickException as error:
         show(error)
         return error.exit_code
@@ -163,6 +165,15 @@ def show(error: click.ClickException) -> None:
     if ctx is not None:
         say(f"{ctx.get_usage()}\nTry '{ctx.command_path} --help' for help.\n", err=True)
     say(f"Error: {error.format_message()}", err=True)
+
+
+def helped(error: click.exceptions.NoArgsIsHelpError) -> int:
+    """Prints the help of a group that was called alone: the program's own is what was asked for, a
+    command that lacks the one below it is wrong usage."""
+    assert error.ctx is not None
+    alone = error.ctx.parent is None
+    say(error.ctx.get_help(), err=not alone)
+    return 0 if alone else error.exit_code
 
 
 def stopped(stop: BaseException) -> int:

@@ -21,7 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.engine_config import EngineConfig
-from edgespec.errors import EdgeSpecError, InternalError, LimitError, RequestError
+from edgespec.errors import (
+    EdgeSpecError,
+    InternalError,
+    LimitError,
+    RequestError,
+    counted,
+)
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.drafters.base import Drafter
 from edgespec.runtime.drafters.decoding import DecodingConfig
@@ -221,11 +227,11 @@ class Engine:
         """What was opened, and as warnings what a user should know of it."""
         drafts = self.method or ("a drafter of the caller's" if self.spec_decode else "no drafts")
         logger.info(
-            "opened %s: %s, %s, up to %d requests at a time, %d tokens each",
+            "opened %s: %s, %s, up to %s at a time, %d tokens each",
             path,
             self.config.weights.scheme,
             drafts,
-            self.max_batch_size,
+            counted(self.max_batch_size, "request"),
             self.base.capacity,
         )
         for note in self.notes:

@@ -62,6 +62,16 @@ def test_help_says_what_the_flag_says(command: str, capsys: Said) -> None:
     assert helped.startswith(f"Usage: edgespec {command}".strip())
 
 
+@pytest.mark.parametrize(("line", "code"), [("", 0), ("cache", 2), ("eval", 2)])
+def test_group_alone_shows_its_help_once(line: str, code: int, capsys: Said) -> None:
+    assert run(line.split()) == code
+    shown = capsys.readouterr()
+    text = shown.err if code else shown.out
+    assert text.startswith(f"Usage: edgespec {line}".strip())
+    assert (text.count("Usage:"), "Error" in text) == (1, False)
+    assert (shown.out if code else shown.err) == ""
+
+
 def test_version_has_a_short_flag(capsys: Said) -> None:
     assert run(["-V"]) == 0
     assert capsys.readouterr().out == f"edgespec, version {edgespec.__version__}\n"
