@@ -81,7 +81,8 @@ def test_lossy_rule_is_named_in_every_output(infer: Any) -> None:
 def test_exact_rule_is_in_the_output_and_not_in_the_table(infer: Any) -> None:
     shown, written = infer("--temperature", 1, "--seed", 1)
     assert "LOSSY" not in shown.out + shown.err
-    assert "lossless" not in shown.out
+    assert "lossless in" not in shown.out
+    assert "exact:" not in shown.out
     acceptance = [response["metrics"]["acceptance"] for response in written["responses"]]
     assert acceptance == [{"rule": "exact", "lossless": "tokens"}] * 2
 
