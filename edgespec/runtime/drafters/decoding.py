@@ -241,6 +241,32 @@ class DecodingConfig(DrafterOptions):
                 yield f"{name} means nothing here: {why}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class TreeDecoding(DecodingConfig):
+    """The keys of types whose drafters make chains and, level by level, trees."""
+
+    dynamic_tree_max_topK: int | None = option(  # noqa: N815
+        None,
+        "Children of a node: above 1 a tree of the most probable max_total_draft_tokens nodes is"
+        " drafted, max_draft_len levels deep.",
+        low=1,
+        high=1024,
+    )
+
+    @property
+    def sizes(self) -> Sizes:
+        """How much to draft: a chain, or a tree. Raises OptionError."""
+        length, top_k, total = (
+            self.draft_len,
+            self.dynamic_tree_max_topK,
+            self.max_total_draft_tokens,
+        )
+        if top_k is None or top_k == 1:
+            self.check_chain()
+            return Sizes() if length is None else Sizes(1, length, 1 + length)
+        return Sizes(top_k, length, None if total is None else 1 + total)
+
+
 class Alias(NamedTuple):
     """Another name of a decoding type, with a note for whoever uses it, and values of keys that it
     stands for where they are not given."""
