@@ -18,9 +18,10 @@ from click.core import ParameterSource
 from edgespec.backends.base import OptionValue
 from edgespec.backends.registry import find_backend
 from edgespec.cli import build, export, infer
+from edgespec.cli.accept_flags import ACCEPTING, take_acceptance
 from edgespec.cli.chat import command as chat
 from edgespec.cli.config_file import ConfigCommand, Configured, config_params, configured
-from edgespec.cli.draft_flags import ALIASES, TREE_NAMES, tree_of, wanted
+from edgespec.cli.draft_flags import ALIASES, TREE_NAMES, check_time_budget, tree_of, wanted
 from edgespec.cli.paths import MODEL
 from edgespec.contract import Limits
 from edgespec.errors import OptionError, RequestError
@@ -36,8 +37,10 @@ CHATS = (
     "system",
     "spec_decode",
     "drafter",
+    "drafter_time_budget_ms",
     *SIZES,
     *TREE_NAMES,
+    *ACCEPTING,
     "show_speculation",
     "max_generate_length",
     "temperature",
@@ -146,6 +149,8 @@ def command(
     limits = Limits(**{name: values.pop(name) for name in LIMITS})
     tree = tree_of(ctx, [settings[name] for name in SIZES])
     check_sizes(ctx, settings, tree)
+    take_acceptance(ctx, {**settings})  # refused before the engines are made
+    check_time_budget(ctx, settings["drafter"], settings["drafter_time_budget_ms"])
     prompts = prompts or piped_prompt(ctx)
     if settings["chat_template"] and settings["no_chat_template"]:
         raise click.UsageError("--chat-template and --no-chat-template exclude each other", ctx)
@@ -179,7 +184,7 @@ def command(
         with Steps() as steps:
             engine_dir = stack.enter_context(prepared(request, Cache(bundle.user_cache()), steps))
         if prompts:
-            return answer(engine_dir, prompts, settings, tree, config)
+            return answer(ctx, engine_dir, prompts, settings, tree, config)
         code: int = ctx.invoke(chat.command, engine_dir=engine_dir, **settings)
         return code
 
@@ -193,6 +198,7 @@ def said_once(flag: str, given: T | None, configured: T | None) -> T | None:
 
 
 def answer(
+    ctx: click.Context,
     engine_dir: Path,
     prompts: Sequence[str],
     settings: dict[str, Any],
@@ -210,16 +216,21 @@ def answer(
     sizes = (top_k, step, verify_size)
     spec_decode, prefix_cache_mb = settings.pop("spec_decode"), settings.pop("prefix_cache_mb")
     show_speculation = settings.pop("show_speculation")
-    drafter = settings.pop("drafter")
+    drafter, acceptance = settings.pop("drafter"), take_acceptance(ctx, settings)
+    time_budget_ms = settings.pop("drafter_time_budget_ms")
     return infer.respond(
         text_requests(prompts, apply_chat_template=not raw, **settings),
         engine_dir=engine_dir,
         output_file=None,
-        spec_decode=wanted(spec_decode, sized=any(sizes) or tree is not None),
+        spec_decode=wanted(
+            spec_decode, sized=any(sizes) or tree is not None or acceptance is not None
+        ),
         drafter=drafter,
+        time_budget_ms=time_budget_ms,
         sizes=sizes,
         tree=tree,
         config=config,
+        acceptance=acceptance,
         prefix_cache_mb=prefix_cache_mb,
         chat_template=template,
         stream=AnswerStream(len(prompts), live=True, show_speculation=show_speculation),
@@ -233,6 +244,8 @@ def check_sizes(ctx: click.Context, settings: dict[str, Any], tree: TreeSpec | N
         return
     if tree is not None or any(settings[name] for name in SIZES):
         raise click.UsageError("the sizes of drafts mean nothing with --no-spec-decode", ctx)
+    if any(settings[name] is not None for name in ACCEPTING):
+        raise click.UsageError("an accept rule means nothing with --no-spec-decode", ctx)
     if settings["drafter"]:
         raise click.UsageError("--drafter means nothing with --no-spec-decode", ctx)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Protocol
 
@@ -52,9 +52,14 @@ class FileRun:
         """Raises RequestError for a `speculative` of a request that cannot be."""
         self.engine, self.requests, self.journal, self.warn = engine, requests, journal, warn
         asked = [request for request in requests.requests if request.speculative is not None]
-        for request in asked:
-            where = f"{requests.path}: requests[{request.index}].speculative"
-            of_request(request.speculative, where, engine.method)
+        self.configs = {  # of the requests that bring one, by their index
+            request.index: of_request(
+                request.speculative,
+                f"{requests.path}: requests[{request.index}].speculative",
+                engine.method,
+            )
+            for request in asked
+        }
         self.speculative = plan is not None or bool(asked)
         self.answers = Answers(engine, plan, requests.batch_size, stopping=stopping)
         self.done: dict[tuple[int, int], Answer] = {}
@@ -64,8 +69,16 @@ class FileRun:
         self.check_wall_s: float | None = None
         self.passes: dict[str, list[float]] = {}
 
-    def run(self, progress: Progress, *, warmup: int, check_lossless: bool) -> None:
-        """All of it: warm-up batches, each request, the check where asked for, and the output file.
+    def run(
+        self,
+        progress: Progress,
+        *,
+        warmup: int,
+        check_lossless: bool,
+        compare_quality: bool = False,
+    ) -> None:
+        """All of it: warm-up batches, each request, the check or the comparison with the exact
+        answers where asked for, and the output file.
 
         A fault of ours ends the run, not what is done: it is kept in `fault`.
         """
@@ -73,8 +86,8 @@ class FileRun:
         self.answers.observe = progress.add
         try:
             self.answer(progress)
-            if check_lossless:
-                self.check()
+            if check_lossless or compare_quality:
+                self.check(self.answers.compare if check_lossless else self.answers.compare_quality)
         except Exception as error:
             self.fault = error
             self.done |= {answer.key: answer for answer in self.unanswered()}
@@ -122,13 +135,13 @@ class FileRun:
                 " now"
             )
 
-    def check(self) -> None:
-        """Answer every drafted turn again, plainly, with neither prefixes nor times of the
-        drafts."""
+    def check(self, compare: Callable[[Iterable[Answer]], Iterable[Answer]]) -> None:
+        """Answer every drafted turn again, plainly, with neither prefixes nor times of the drafts,
+        and compare the two."""
         self.engine.session.prefixes.clear()
         self.engine.session.log.clear()
         began = time.perf_counter()
-        self.done |= {answer.key: answer for answer in self.answers.compare([*self.done.values()])}
+        self.done |= {answer.key: answer for answer in compare([*self.done.values()])}
         self.check_wall_s = time.perf_counter() - began
 
     def unanswered(self) -> list[Answer]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli import environment
+from edgespec.cli.accept_flags import accept_options, take_acceptance
 from edgespec.cli.chat import slashes
 from edgespec.cli.chat.conversation import Conversation
 from edgespec.cli.chat.loop import Chat
@@ -28,8 +29,9 @@ from edgespec.cli.config_file import (
 )
 from edgespec.cli.draft_flags import (
     ALIASES,
+    check_time_budget,
     draft_options,
-    options_by_sizes,
+    drafter_arguments,
     tree_of,
     wanted,
 )
@@ -71,6 +73,7 @@ MARKERS = re.compile(r"<\|?\w+\|?>")
     ),
 )
 @draft_options
+@accept_options
 @click.option(
     "--show-speculation",
     is_flag=True,
@@ -154,6 +157,7 @@ def command(
     system: str,
     spec_decode: bool | None,
     drafter: str | None,
+    drafter_time_budget_ms: float | None,
     spec_draft_top_k: int | None,
     spec_draft_step: int | None,
     spec_verify_size: int | None,
@@ -208,6 +212,10 @@ def command(
         raise click.UsageError("--chat-template and --no-chat-template exclude each other", ctx)
     if history_file is not None:
         refuse_overwriting(history_file, (engine_dir, chat_template))
+    check_time_budget(ctx, drafter, drafter_time_budget_ms)
+    acceptance = take_acceptance(ctx, sampling)
+    if spec_decode is False and acceptance is not None:
+        raise click.UsageError("an accept rule is for drafts, and --no-spec-decode was given", ctx)
     params = sampling_params(sampling)
     conversation = Conversation(message_text(system, Place("--system")))
     from edgespec.cli.report import could_be_tree, plan_line
@@ -216,11 +224,11 @@ def command(
     config = configured(ctx)
     with Engine(
         engine_dir,
-        spec_decode=wanted(spec_decode, sized=sized),
-        drafter=drafter,
-        drafter_options=options_by_sizes(drafter, spec_draft_step),
+        spec_decode=wanted(spec_decode, sized=sized or acceptance is not None),
         speculative_config=config.config,
         prefix_cache_bytes=prefix_cache_mb * MIB,
+        acceptance=acceptance,
+        **drafter_arguments(drafter, spec_draft_step, drafter_time_budget_ms),
     ) as engine:
         check_draft(engine, config.config)
         unfit = choose_template(

@@ -140,7 +140,9 @@ def test_what_cannot_draft_is_refused_by_name(engine: Engine) -> None:
         answer(engine, drafter="guess")
     with pytest.raises(OptionError, match="options of repetition: max_sizes is not a known"):
         answer(engine, drafter=NAME, drafter_options={"max_sizes": 3})
-    with pytest.raises(OptionError, match="no method is named"):
+    with pytest.raises(
+        OptionError, match="the options of a drafter of your own: max_size is not a known key"
+    ):
         answer(engine, drafter=Repeating(), drafter_options={"max_size": 3})
     with pytest.raises(LimitError, match=r"holds 0 sequences at a time.* runs 1"):
         answer(engine, drafter=Repeating(num_lanes=0))
