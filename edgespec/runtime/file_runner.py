@@ -97,12 +97,14 @@ class FileRun:
         self.journal.finish([self.entry(a) for a in self.in_order()], str(self.requests.path))
 
     def warm_up(self, times: int) -> None:
-        """Run the first batch's first turns, unmeasured, and clear the prefix cache after it."""
+        """Run the first batch's first turns, unmeasured; neither the prefix cache nor a drafter
+        remembers them."""
         first = [replace(r, turns=()) for r in self.requests.requests[: self.requests.batch_size]]
         for _ in range(times):
             if not self.answers.stopping():
                 deque(self.answers.run(first), maxlen=0)
         self.engine.session.prefixes.clear()
+        self.engine.drafting.forget()
 
     def answer(self, progress: Progress) -> None:
         """Answer each request and keep it in the journal as it ends."""

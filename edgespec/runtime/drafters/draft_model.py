@@ -153,8 +153,8 @@ class DraftModelDrafter(TreeDrafter, PromptReader):
         return request.plan.steps > 0
 
     def read_missing(self, lanes: Sequence[int]) -> None:
-        """Commit all tokens of these lanes, the pending ones included, and keep the logits behind
-        them."""
+        """Commit all tokens of these lanes, the pending ones included. The logits behind them are
+        views: the first levels are made of them before the next call."""
         if not lanes:
             return
         for lane in lanes:
@@ -167,7 +167,7 @@ class DraftModelDrafter(TreeDrafter, PromptReader):
         for lane, result in zip(lanes, self.decoder.extend(parts), strict=True):
             logits, states = self.said(result)
             state = self.lanes[lane]
-            state.last_logits, state.last_hidden = logits[0].copy(), states[0]
+            state.last_logits, state.last_hidden = logits[0], states[0]
             if not np.isfinite(logits).all():
                 self.stop_drafting(lane)
 
