@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.runtime.draft_sampling import DraftSampler
 from edgespec.runtime.tree import DraftPlan, DraftTree
 
 Floats = NDArray[np.float32]
@@ -21,11 +22,17 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """A lane that asks for a tree rooted at its pending token."""
+    """A lane that asks for a tree rooted at its pending token.
+
+    With a `sampler` the accept rule compares a draft with what it was drawn from: a drafter that
+    has probabilities draws its chain with it, and gives `DraftTree.drawn_from`. One that does not
+    drafts as it always does.
+    """
 
     lane: int
     pending: int
     plan: DraftPlan
+    sampler: DraftSampler | None = None
 
 
 @dataclass(frozen=True, slots=True)

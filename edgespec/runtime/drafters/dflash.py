@@ -24,6 +24,7 @@ from edgespec.errors import LimitError, OptionError
 from edgespec.methods.dflash import NAME, THINKING, DFlashSpec
 from edgespec.rope import RopeTable
 from edgespec.runtime.block import NO_TOKENS, BlockDecoder, BlockRows, MaskSpec
+from edgespec.runtime.draft_sampling import Distribution, DraftSampler
 from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.drafters.candidates import top_log_probs
 from edgespec.runtime.drafters.decoding import (
@@ -142,11 +143,29 @@ class DFlashDrafter(EngineDrafter[BlockDecoder, LaneState]):
     def tree(self, request: DraftRequest, logits: Floats) -> DraftTree:
         """The draft tree from logits [S-1, Vd]: the chain of each slot's best token, or with a
         top-k above 1 the most probable tree (DDTree, arXiv 2604.12989)."""
+        if request.sampler is not None and request.plan.top_k == 1:
+            return self.drawn_chain(request, request.sampler, logits)
         ids, log_probs = top_log_probs(logits, request.plan.top_k)
         tokens = ids if self.d2t is None else ids + self.d2t[ids]
         parents, chosen = best_first(log_probs, request.plan.verify_size)
         return DraftTree(
             np.concatenate([[request.pending], tokens[chosen[:, 0], chosen[:, 1]]]), parents
+        )
+
+    def drawn_chain(
+        self, request: DraftRequest, sampler: DraftSampler, logits: Floats
+    ) -> DraftTree:
+        """A chain from logits [S-1, Vd], each slot's token drawn by itself."""
+        own = None if self.d2t is None else np.arange(len(self.d2t)) + self.d2t
+        tokens, drawn = list[int](), list[Distribution | None]([None])
+        for row in logits[: request.plan.verify_size - 1]:
+            token, distribution = sampler.draw(row, tokens, own)
+            tokens.append(token)
+            drawn.append(distribution)
+        return DraftTree(
+            np.array([request.pending, *tokens], np.int64),
+            np.arange(-1, len(tokens)),
+            drawn_from=drawn,
         )
 
     def snapshot(self, lane: int, count: int) -> LaneRows:

@@ -10,13 +10,14 @@ level.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.runtime.decoder import CachedDecoder, LaneResult, Rows
+from edgespec.runtime.draft_sampling import Distribution
 from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
 from edgespec.runtime.drafters.candidates import top_log_probs
 from edgespec.runtime.drafters.engine_drafter import EngineDrafter
@@ -41,7 +42,8 @@ class LaneState:
 @dataclass
 class Growth:
     """A tree in the making, whose next level the beam's nodes grow. The beam's states and what it
-    sees are those of its parents."""
+    sees are those of its parents. `drawn` is what each draft of a chain was drawn from, where they
+    are drawn."""
 
     request: DraftRequest
     steps: int
@@ -49,6 +51,7 @@ class Growth:
     ancestors: NDArray[np.bool_]  # [beam, scratch]
     beam: list[int] = field(default_factory=lambda: [-1])  # pool entries, -1: the root
     pool: TreePool = field(default_factory=TreePool)
+    drawn: list[Distribution] = field(default_factory=list)
 
     def extend(self, ids: Ids, log_probs: Floats) -> list[int]:
         """The children of the beam's nodes [beam, K] join the pool, the best K of them are the next
@@ -173,9 +176,22 @@ class TreeDrafter(EngineDrafter[CachedDecoder, LaneState]):
         self, growth: Growth, logits: Floats, hidden: Floats, visible: NDArray[np.bool_]
     ) -> None:
         """Grow a tree by what its beam's rows say: `hidden` and `visible` are theirs."""
-        ids, log_probs = top_log_probs(logits, growth.request.plan.top_k)
-        rows = growth.extend(self.to_base(ids), log_probs)
+        rows = growth.extend(*self.candidates(growth, logits))
         growth.hidden, growth.ancestors = hidden[rows], visible[rows]
+
+    def candidates(self, growth: Growth, logits: Floats) -> tuple[Ids, Floats]:
+        """The base's ids with which the drafts go on after each row of logits [R, Vd], and their
+        log-probabilities, [R, K] each: the best ones, or for a chain that is drawn the one
+        drawn."""
+        request, draws = growth.request, growth.request.sampler
+        if draws is None or request.plan.top_k != 1:
+            ids, log_probs = top_log_probs(logits, request.plan.top_k)
+            return self.to_base(ids), log_probs
+        own = self.to_base(np.arange(logits.shape[1]))
+        token, distribution = draws.draw(logits[0], growth.pool.tokens, own)
+        growth.drawn.append(distribution)
+        log_prob = np.log(distribution.prob(token))
+        return np.array([[token]], np.int64), np.array([[log_prob]], np.float32)
 
     def beam_rows(self, growth: Growth, level: int) -> Rows:
         """A lane's part of a call: the beam at one depth, each node seeing its ancestors."""
@@ -197,7 +213,10 @@ class TreeDrafter(EngineDrafter[CachedDecoder, LaneState]):
         if self.lanes[lane].full:
             self.stop_drafting(lane)
         size = min(growth.request.plan.verify_size, 1 + len(growth.pool.tokens))
-        return growth.pool.select(growth.request.pending, size)
+        tree = growth.pool.select(growth.request.pending, size)
+        if not growth.drawn:
+            return tree
+        return replace(tree, drawn_from=[None, *growth.drawn[: len(tree) - 1]])
 
     def leave(self, growth: Growth) -> None:
         """A tree is done: its scratch rows are dropped."""
