@@ -300,6 +300,8 @@ def command(
 
         shown = AnswerStream(len(texts), live=(overrides["batch_size"] or 1) == 1)
     requests = asked_for(input_file, prompts, texts, overrides, template=not no_chat_template)
+    if acceptance is None and config.config is not None:
+        acceptance = config.config.acceptance
     if check_lossless:
         refuse_check(requests.requests, acceptance)
     return respond(
@@ -449,6 +451,9 @@ def respond(
             for note in notes:
                 warn(note)
             run = FileRun(engine, requests, plan, journal, stopping=stopper, warn=warn)
+            for request in requests.requests if check_lossless else ():
+                if request.index in run.configs:
+                    refuse_check([request], run.configs[request.index].acceptance or acceptance)
             answer(
                 run,
                 stream,
