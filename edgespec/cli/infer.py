@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from edgespec.cli import environment, trtllm
-from edgespec.cli.accept_flags import accept_options, refuse_check, take_acceptance
+from edgespec.cli.accept_flags import (
+    accept_options,
+    refuse_check,
+    relaxed_note,
+    take_acceptance,
+)
 from edgespec.cli.config_file import (
     NOT_CONFIGURED,
     ConfigCommand,
@@ -505,7 +510,7 @@ def notes_of(
         for request in requests.requests
         if request.apply_chat_template and not request.disable_spec_decode
     ]
-    thinking = engine.thinking_note(asked)
+    thinking = engine.thinking_note(asked) or relaxed_note(engine, asked)
     line = report.plan_line(
         plan,
         chosen=chosen,
