@@ -13,7 +13,20 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from edgespec.cli import environment, trtllm
-from edgespec.cli.accept_flags import accept_options, refuse_check, take_acceptance
+from edgespec.cli.accept_flags import (
+    accept_options,
+    refuse_check,
+    relaxed_note,
+    take_acceptance,
+)
+from edgespec.cli.config_file import (
+    NOT_CONFIGURED,
+    ConfigCommand,
+    Configured,
+    check_draft,
+    config_options,
+    configured,
+)
 from edgespec.cli.draft_flags import (
     ALIASES,
     check_time_budget,
@@ -23,7 +36,6 @@ from edgespec.cli.draft_flags import (
     tree_of,
 )
 from edgespec.cli.edgellm import FLAGS
-from edgespec.cli.flags import EdgeCommand
 from edgespec.cli.paths import DIRECTORY, FILE
 from edgespec.cli.signals import Stopper, exit_code
 from edgespec.cli.terminal import say
@@ -48,7 +60,7 @@ FAILED, SOME_FAILED = 1, 5
 
 @click.command(
     "infer",
-    cls=EdgeCommand,
+    cls=ConfigCommand,
     aliases={**ALIASES, **trtllm.ALIASES["infer"]},
     missing={**FLAGS["infer"], **trtllm.FLAGS["infer"]},
 )
@@ -60,6 +72,7 @@ FAILED, SOME_FAILED = 1, 5
     show_envvar=True,
     help="What edgespec build made.",
 )
+@config_options
 @click.option(
     "--input-file",
     type=FILE,
@@ -244,7 +257,8 @@ def command(
     """
     sizes = (spec_draft_top_k, spec_draft_step, spec_verify_size)
     tree, acceptance = tree_of(ctx, sizes), take_acceptance(ctx, overrides)
-    drafts = spec_decode or drafter is not None
+    config = configured(ctx)
+    drafts = spec_decode or drafter is not None or config.config is not None
     check_time_budget(ctx, drafter, drafter_time_budget_ms)
     if not drafts:
         refuse_without_drafts(
@@ -286,6 +300,8 @@ def command(
 
         shown = AnswerStream(len(texts), live=(overrides["batch_size"] or 1) == 1)
     requests = asked_for(input_file, prompts, texts, overrides, template=not no_chat_template)
+    if acceptance is None and config.config is not None:
+        acceptance = config.config.acceptance
     if check_lossless:
         refuse_check(requests.requests, acceptance)
     return respond(
@@ -296,6 +312,7 @@ def command(
         drafter=drafter,
         sizes=sizes,
         tree=tree,
+        config=config,
         exact=exact,
         prefix_cache_mb=prefix_cache_mb,
         warmup=warmup,
@@ -382,6 +399,7 @@ def respond(
     finish: Callable[[RunStats], None],
     drafter: str | None = None,
     tree: TreeSpec | None = None,
+    config: Configured = NOT_CONFIGURED,
     stream: AnswerStream | None = None,
     exact: bool = False,
     prefix_cache_mb: int = 256,
@@ -394,7 +412,8 @@ def respond(
     chat_template: str | None = None,
 ) -> int:
     """Answer requests and return the exit code. `spec_decode`, `drafter` and `acceptance` are those
-    of Engine, `time_budget_ms` is for a drafter of the user's. `tree` says what to draft instead of `sizes`. `chat_template` is a name or a file instead of the
+    of Engine, `time_budget_ms` is for a drafter of the user's. `tree` says what to draft instead of
+    `sizes`, and so does `config`. `chat_template` is a name or a file instead of the
     model's own.
 
     Without an output file nothing is kept, and `stream` shows the answers. `finish` shows the
@@ -408,6 +427,7 @@ def respond(
     with Engine(
         engine_dir,
         spec_decode=spec_decode,
+        speculative_config=config.config,
         exact=exact,
         prefix_cache_bytes=prefix_cache_mb * MIB,
         acceptance=acceptance,
@@ -415,8 +435,10 @@ def respond(
     ) as engine:
         if chat_template:
             engine.tokenizer.template = named_template(chat_template, engine_dir)
+        check_draft(engine, config.config)
         plan = plan_of(engine, sizes, tree) if engine.spec_decode else None
-        notes = notes_of(engine, plan, requests, sizes, chosen=not any(sizes) and tree is None)
+        chosen = not any(sizes) and tree is None and not config.has_sizes
+        notes = [*config.notes, *notes_of(engine, plan, requests, sizes, chosen=chosen)]
         requests = replace(requests, batch_size=min(requests.batch_size, engine.max_batch_size))
         with (
             journal_of(output_file) as journal,
@@ -429,6 +451,9 @@ def respond(
             for note in notes:
                 warn(note)
             run = FileRun(engine, requests, plan, journal, stopping=stopper, warn=warn)
+            for request in requests.requests if check_lossless else ():
+                if request.index in run.configs:
+                    refuse_check([request], run.configs[request.index].acceptance or acceptance)
             answer(
                 run,
                 stream,
@@ -485,7 +510,7 @@ def notes_of(
         for request in requests.requests
         if request.apply_chat_template and not request.disable_spec_decode
     ]
-    thinking = engine.thinking_note(asked)
+    thinking = engine.thinking_note(asked) or relaxed_note(engine, asked)
     line = report.plan_line(
         plan,
         chosen=chosen,

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -20,6 +20,7 @@ from edgespec.backends.registry import find_backend
 from edgespec.cli import build, export, infer
 from edgespec.cli.accept_flags import ACCEPTING, take_acceptance
 from edgespec.cli.chat import command as chat
+from edgespec.cli.config_file import ConfigCommand, Configured, config_params, configured
 from edgespec.cli.draft_flags import ALIASES, TREE_NAMES, check_time_budget, tree_of, wanted
 from edgespec.cli.paths import MODEL
 from edgespec.contract import Limits
@@ -28,6 +29,7 @@ from edgespec.errors import OptionError, RequestError
 if TYPE_CHECKING:
     from edgespec.runtime.plans import TreeSpec
 
+T = TypeVar("T")
 LIMITS = ("max_input_len", "max_kv_cache_capacity", "max_verify_tree_size", "max_draft_tree_size")
 EXPORTS = ("aux_layers", "allow_pickle", "no_golden")
 SIZES = ("spec_draft_top_k", "spec_draft_step", "spec_verify_size")
@@ -55,6 +57,7 @@ CHATS = (
     "history_file",
     "no_history",
 )
+GIVEN = (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
 OF_TERMINALS = ("history_file", "no_history")
 MAKING = (
     "weights",
@@ -74,7 +77,7 @@ def taken(command: click.Command, names: Iterable[str]) -> list[click.Parameter]
     return [params[name] for name in names]
 
 
-class RunCommand(build.BuildCommand):
+class RunCommand(ConfigCommand, build.BuildCommand):
     """A command with the options of the backend that it builds for."""
 
     before = "system"
@@ -82,6 +85,7 @@ class RunCommand(build.BuildCommand):
 
 PARAMS = [
     click.Argument(["target"], metavar="TARGET", type=MODEL),
+    *config_params(),
     click.Option(
         ["--draft"],
         type=MODEL,
@@ -159,8 +163,12 @@ def command(
     from edgespec.cli.progress import Steps
     from edgespec.oneshot import RunRequest, is_engine_dir, prepared
 
+    config = configured(ctx)
     if is_engine_dir(target):
         refuse_given(ctx, MAKING)
+    elif config.config is not None:
+        draft = said_once("--draft", draft, config.config.speculative_model)
+        aux_layers = said_once("--aux-layers", aux_layers, config.config.aux_layers)
     request = RunRequest(
         target=target,
         draft=draft,
@@ -176,9 +184,17 @@ def command(
         with Steps() as steps:
             engine_dir = stack.enter_context(prepared(request, Cache(bundle.user_cache()), steps))
         if prompts:
-            return answer(ctx, engine_dir, prompts, settings, tree)
+            return answer(ctx, engine_dir, prompts, settings, tree, config)
         code: int = ctx.invoke(chat.command, engine_dir=engine_dir, **settings)
         return code
+
+
+def said_once(flag: str, given: T | None, configured: T | None) -> T | None:
+    """A value of a flag, or of speculative_config. Raises OptionError where they differ."""
+    if given is not None and configured not in (None, given):
+        what = f"{flag} is {given}, and speculative_config says {configured}"
+        raise OptionError(what, "Leave one of the two out.")
+    return configured if given is None else given
 
 
 def answer(
@@ -187,6 +203,7 @@ def answer(
     prompts: Sequence[str],
     settings: dict[str, Any],
     tree: TreeSpec | None,
+    config: Configured,
 ) -> int:
     """Answers each prompt on stdout and returns the exit code."""
     from edgespec.cli.answer_stream import AnswerStream
@@ -212,6 +229,7 @@ def answer(
         time_budget_ms=time_budget_ms,
         sizes=sizes,
         tree=tree,
+        config=config,
         acceptance=acceptance,
         prefix_cache_mb=prefix_cache_mb,
         chat_template=template,
@@ -249,7 +267,7 @@ def piped_prompt(ctx: click.Context) -> tuple[str, ...]:
 def refuse_given(ctx: click.Context, names: Iterable[str]) -> None:
     """Raises click.UsageError for options that make engines, where these are finished."""
     for name in names:
-        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+        if ctx.get_parameter_source(name) in GIVEN:
             flag = f"--{name.replace('_', '-')}"
             what = f"{flag} means nothing here: TARGET is a finished engine directory"
             raise click.UsageError(what, ctx)

@@ -18,6 +18,7 @@ from edgespec.runtime.engine import Engine
 from edgespec.runtime.generation import Chunk, GenerationRequest, Response, with_seed
 from edgespec.runtime.lossless_check import Difference, first_difference
 from edgespec.runtime.quality import Quality, compared
+from edgespec.runtime.speculative_config import of_request
 from edgespec.runtime.tokenizer import Tokenizer
 from edgespec.runtime.tree import DraftPlan
 
@@ -93,9 +94,10 @@ class Answers:
     ) -> tuple[Answer, GenerationRequest | None]:
         """A turn as it is put to the engine: its answer to come, and what is asked, where that can
         be."""
-        plan = None if request.disable_spec_decode else self.plan
-        answer = Answer(request, turn, messages, speculative=plan is not None)
+        answer = Answer(request, turn, messages)
         try:
+            drafts = self.drafts_of(request)
+            answer = replace(answer, speculative=drafts["plan"] is not None)
             prompt = self.render(request, messages)
             system_prompt = self.system_prompt(request, messages)
             ids = self.engine.tokenizer.encode(
@@ -106,12 +108,21 @@ class Answers:
         asked = GenerationRequest(
             ids,
             with_seed(request.sampling),
-            plan,
+            **drafts,
             keep=self.common(ids, system_prompt) if request.keep_system_prompt else 0,
             keep_all=turn < len(request.turns),
             arrived_s=arrived_s,
         )
         return replace(answer, prompt=prompt, system_prompt=system_prompt), asked
+
+    def drafts_of(self, request: Request) -> dict[str, Any]:
+        """What drafts for a request and how much, as fields of a GenerationRequest: by its own
+        `speculative`, else by the plan of the run. Raises RequestError, LimitError or
+        OptionError."""
+        if request.disable_spec_decode or request.speculative is None:
+            return {"plan": None if request.disable_spec_decode else self.plan}
+        where = f"requests[{request.index}].speculative"
+        return self.engine.drafts_by(of_request(request.speculative, where, self.engine.method))
 
     def render(self, request: Request, messages: Sequence[Message]) -> str:
         """The text of messages, as the request wants it. Raises RequestError."""

@@ -18,6 +18,7 @@ from edgespec.runtime.engine import Engine
 from edgespec.runtime.generation import Chunk
 from edgespec.runtime.memory import peak_bytes
 from edgespec.runtime.profile import RunStats
+from edgespec.runtime.speculative_config import of_request
 from edgespec.runtime.tree import DraftPlan
 
 
@@ -48,11 +49,22 @@ class FileRun:
         stopping: Stopping,
         warn: Callable[[str], None],
     ) -> None:
+        """Raises RequestError for a `speculative` of a request that cannot be."""
         self.engine, self.requests, self.journal, self.warn = engine, requests, journal, warn
-        self.speculative = plan is not None
+        asked = [request for request in requests.requests if request.speculative is not None]
+        self.configs = {  # of the requests that bring one, by their index
+            request.index: of_request(
+                request.speculative,
+                f"{requests.path}: requests[{request.index}].speculative",
+                engine.method,
+            )
+            for request in asked
+        }
+        self.speculative = plan is not None or bool(asked)
         self.answers = Answers(engine, plan, requests.batch_size, stopping=stopping)
         self.done: dict[tuple[int, int], Answer] = {}
         self.fault: Exception | None = None
+        self.stopped: str | None = None  # why nothing is drafted any more
         self.wall_s, self.peak_bytes = 0.0, 0
         self.check_wall_s: float | None = None
         self.passes: dict[str, list[float]] = {}
@@ -85,12 +97,14 @@ class FileRun:
         self.journal.finish([self.entry(a) for a in self.in_order()], str(self.requests.path))
 
     def warm_up(self, times: int) -> None:
-        """Run the first batch's first turns, unmeasured, and clear the prefix cache after it."""
+        """Run the first batch's first turns, unmeasured; neither the prefix cache nor a drafter
+        remembers them."""
         first = [replace(r, turns=()) for r in self.requests.requests[: self.requests.batch_size]]
         for _ in range(times):
             if not self.answers.stopping():
                 deque(self.answers.run(first), maxlen=0)
         self.engine.session.prefixes.clear()
+        self.engine.drafting.forget()
 
     def answer(self, progress: Progress) -> None:
         """Answer each request and keep it in the journal as it ends."""
@@ -100,10 +114,17 @@ class FileRun:
             for answer in self.answers.run(self.requests.requests):
                 self.done[answer.key] = answer
                 self.keep(answer)
+                self.tell_stopped()
                 progress.finish(len(self.done))
         finally:
             self.wall_s, self.passes = time.perf_counter() - began, log.passes
             self.peak_bytes = peak_bytes()
+
+    def tell_stopped(self) -> None:
+        """Warn once where drafting has stopped for good."""
+        if (why := self.engine.drafting_stopped) is not None and not self.stopped:
+            self.stopped = why
+            self.warn(why)
 
     def keep(self, answer: Answer) -> None:
         """Add an answer to the journal. The first failure is a warning, and the run goes on."""
@@ -148,4 +169,5 @@ class FileRun:
             self.speculative,
             self.check_wall_s,
             self.peak_bytes,
+            self.stopped,
         )

@@ -77,6 +77,7 @@ class RunStats:
     spec_decode: bool = False
     check_wall_s: float | None = None
     peak_cpu_memory_bytes: int = field(default_factory=peak_bytes)
+    drafting_stopped: str | None = None  # why nothing was drafted from some answer on
 
     @property
     def pool(self) -> Pooled:
@@ -149,6 +150,8 @@ def summary(run: RunStats) -> dict[str, Any]:
         out["acceptance"] = acceptance(run.drafted or drafted)
     if lost := lost_drafts(run.drafted):
         out["lost_drafts"] = lost
+    if run.drafting_stopped is not None:
+        out["drafting_stopped"] = run.drafting_stopped
     if (found := speedup(run)) is not None:
         out["speedup"] = found.to_dict()
     if checked:

@@ -21,6 +21,12 @@ from edgespec.cli.chat.loop import Chat
 from edgespec.cli.chat.reader import Read, read_pipe
 from edgespec.cli.chat.screen import Screen
 from edgespec.cli.chat.settings import DRAFT_SIZES, Settings
+from edgespec.cli.config_file import (
+    ConfigCommand,
+    check_draft,
+    config_options,
+    configured,
+)
 from edgespec.cli.draft_flags import (
     ALIASES,
     check_time_budget,
@@ -29,7 +35,6 @@ from edgespec.cli.draft_flags import (
     tree_of,
     wanted,
 )
-from edgespec.cli.flags import EdgeCommand
 from edgespec.cli.infer import MIB
 from edgespec.cli.limits import require_stream
 from edgespec.cli.paths import DIRECTORY, FILE
@@ -48,7 +53,7 @@ DEFAULTS = SamplingParams()
 MARKERS = re.compile(r"<\|?\w+\|?>")
 
 
-@click.command("chat", cls=EdgeCommand, aliases=ALIASES)
+@click.command("chat", cls=ConfigCommand, aliases=ALIASES)
 @click.option(
     "--engine-dir",
     required=True,
@@ -57,6 +62,7 @@ MARKERS = re.compile(r"<\|?\w+\|?>")
     show_envvar=True,
     help="What edgespec build made.",
 )
+@config_options
 @click.option("--system", default="", metavar="TEXT", help="The system prompt.")
 @click.option(
     "--spec-decode/--no-spec-decode",
@@ -215,13 +221,16 @@ def command(
     from edgespec.cli.report import could_be_tree, plan_line
     from edgespec.runtime.engine import Engine
 
+    config = configured(ctx)
     with Engine(
         engine_dir,
         spec_decode=wanted(spec_decode, sized=sized or acceptance is not None),
+        speculative_config=config.config,
         prefix_cache_bytes=prefix_cache_mb * MIB,
         acceptance=acceptance,
         **drafter_arguments(drafter, spec_draft_step, drafter_time_budget_ms),
     ) as engine:
+        check_draft(engine, config.config)
         unfit = choose_template(
             engine, engine_dir, chat_template, raw=no_chat_template, thinking=enable_thinking
         )
@@ -237,7 +246,7 @@ def command(
         screen.note(
             plan_line(
                 plan,
-                chosen=not sized,
+                chosen=not sized and not config.has_sizes,
                 words=engine.drafter_words,
                 could_be_tree=could_be_tree([*sizes.values()], engine.method),
             )
@@ -245,7 +254,7 @@ def command(
             else "decoding plainly, without drafts"
         )
         thinking_note = engine.thinking_note([enable_thinking], by_flag=True) if plan else None
-        for note in filter(None, (*engine.notes, thinking_note, unfit)):
+        for note in filter(None, (*config.notes, *engine.notes, thinking_note, unfit)):
             screen.note(note)
         interactive = sys.stdin.isatty()
         read = editor(screen, history_file, keep=not no_history) if interactive else read_pipe

@@ -150,7 +150,7 @@ class EagleDecoding(DecodingConfig):
     the levels, `max_total_draft_tokens` the nodes without the root. A chain, unless choices or a
     dynamic tree are asked for."""
 
-    eagle_choices: str | tuple[tuple[int, ...], ...] | None = option(
+    eagle_choices: str | Sequence[Sequence[int]] | None = option(
         None,
         "A static tree: paths of ranks such as [[0], [1], [0, 0]], or a published one by its"
         " name, such as mc_sim_7b_63.",
@@ -161,17 +161,23 @@ class EagleDecoding(DecodingConfig):
         False, "Draft a tree as EAGLE-2 does, of the most probable nodes."
     )
     dynamic_tree_max_topK: int | None = option(  # noqa: N815
-        None, "Children of a node of a dynamic tree.", low=1, high=1024
+        None, "Children of a node of a dynamic tree.", low=1, high=MAX_NODES
+    )
+    greedy_sampling: bool | None = option(
+        None, "TensorRT-LLM's switch of posterior_threshold: true excludes it."
     )
     num_eagle_layers: int | None = option(
         None, "TensorRT-LLM's other name of max_draft_len.", low=1, high=MAX_DEPTH
     )
     max_non_leaves_per_layer: int | None = option(
-        None, "Nodes of a level that may have children; more are refused.", low=1, high=1024
+        None, "Nodes of a level that may have children; more are refused.", low=1, high=MAX_NODES
     )
 
     def __post_init__(self) -> None:
         DecodingConfig.__post_init__(self)
+        if self.greedy_sampling and self.posterior_threshold is not None:
+            what = "posterior_threshold is for typical acceptance, and greedy_sampling is true"
+            raise OptionError(what, "Leave one of the two out.")
         layers = self.num_eagle_layers
         if layers is not None and self.max_draft_len not in (None, layers):
             what = f"num_eagle_layers is {layers}, and max_draft_len {self.max_draft_len}"
