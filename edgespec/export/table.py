@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from edgespec.export import dflash, eagle3, mtp
+from edgespec.export import dflash, dspark, eagle3, jetspec, mtp
 from edgespec.export.row import ComponentRow
 
 COMPONENTS: dict[str, ComponentRow] = {
     eagle3.NAME: eagle3.COMPONENTS,
     mtp.NAME: mtp.COMPONENTS,
     dflash.NAME: dflash.COMPONENTS,
+    jetspec.NAME: jetspec.COMPONENTS,
+    dspark.NAME: dspark.COMPONENTS,
 }

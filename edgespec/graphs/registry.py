@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgespec.graphs import dflash, eagle3, mtp
+from edgespec.graphs import dflash, dspark, eagle3, jetspec, mtp
 from edgespec.graphs.draft import DraftGraph, DraftGraphs, DraftSource
 
 # By the name of the method's row in METHODS.
@@ -10,6 +10,8 @@ DRAFTS: dict[str, DraftGraphs] = {
     eagle3.NAME: eagle3.GRAPHS,
     mtp.NAME: mtp.GRAPHS,
     dflash.NAME: dflash.GRAPHS,
+    jetspec.NAME: jetspec.GRAPHS,
+    dspark.NAME: dspark.GRAPHS,
 }
 
 

@@ -6,10 +6,14 @@ code for it are keyed by the row's `name`. Test code and users may add rows of t
 
 from __future__ import annotations
 
-from edgespec.methods import dflash, eagle3, mtp
+from edgespec.methods import dflash, dspark, eagle3, jetspec, mtp
 from edgespec.methods.base import Method
 
-METHODS: dict[str, Method] = {row.name: row for row in (eagle3.METHOD, mtp.METHOD, dflash.METHOD)}
+# In the order in which checkpoints are asked: relatives before the method that they grew out of
+METHODS: dict[str, Method] = {
+    row.name: row
+    for row in (eagle3.METHOD, mtp.METHOD, jetspec.METHOD, dspark.METHOD, dflash.METHOD)
+}
 
 
 def find_method(name: str) -> Method | None:

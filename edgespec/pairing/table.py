@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from edgespec.pairing import dflash, eagle3, mtp
+from edgespec.pairing import dflash, dspark, eagle3, jetspec, mtp
 from edgespec.pairing.row import PairingRow
 
 PAIRINGS: dict[str, PairingRow] = {
     eagle3.NAME: eagle3.PAIRING,
     dflash.NAME: dflash.PAIRING,
+    jetspec.NAME: jetspec.PAIRING,
+    dspark.NAME: dspark.PAIRING,
     mtp.NAME: mtp.PAIRING,
 }

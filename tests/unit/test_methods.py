@@ -32,8 +32,11 @@ EXCEPTIONS = {
     "families/base.py": "a family's config.json declares its MTP layers",
     "families/parse.py": "a family's config.json declares its MTP layers",
     "families/qwen3_5.py": "its config.json declares its MTP layers, its tensors are `mtp.*`",
-    "methods/dflash.py": "a key of published configs: eagle_aux_hidden_state_layer_ids",
+    "methods/block_draft.py": "a key of published configs: eagle_aux_hidden_state_layer_ids",
+    "methods/block_variants.py": "relatives that are refused by name",
+    "methods/dspark.py": "layouts with the section of published configs: dflash_config",
     "methods/eagle3.py": "a key of published configs: use_mtp_layernorm",
+    "methods/jetspec.py": "the section of published configs: dflash_config",
     "runtime/drafters/tree_drafter.py": "cites the paper of its search",
     "runtime/profile.py": "a key of TensorRT Edge-LLM's profile",
 }

@@ -7,13 +7,15 @@ own; a method that needs no engine then serves `--spec-decode` on any engine.
 from __future__ import annotations
 
 from edgespec.methods import METHODS
-from edgespec.runtime.drafters import dflash, eagle3, mtp
+from edgespec.runtime.drafters import dflash, dspark, eagle3, jetspec, mtp
 from edgespec.runtime.drafters.row import DrafterRow
 
 DRAFTERS: dict[str, DrafterRow] = {
     eagle3.NAME: eagle3.ROW,
     mtp.NAME: mtp.ROW,
     dflash.NAME: dflash.ROW,
+    jetspec.NAME: jetspec.ROW,
+    dspark.NAME: dspark.ROW,
 }
 
 
