@@ -120,14 +120,15 @@ Open it again with edgespec.load, and keep it open while requests run.
 
 from __future__ import annotations
 
-import logging
-from importlib import import_module
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
 __version__ = "0.1.0"
 
+# Ctrl-C in the first moment of the command line ends in Python's own traceback: import nothing here
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+    from typing import Any
+
     from edgespec.errors import (
         BuildError,
         BundleError,
@@ -150,6 +151,7 @@ if TYPE_CHECKING:
     )
     from edgespec.prompts import Message, SamplingParams
     from edgespec.runtime.drafters.base import Drafter
+    from edgespec.runtime.drafters.options import DrafterOptions
     from edgespec.runtime.engine import Engine
     from edgespec.runtime.generation import Chunk, Response
     from edgespec.runtime.metrics import RequestMetrics
@@ -202,25 +204,23 @@ HOMES = {
     "Stream": "edgespec.runtime.streams",
 }
 
-# What the library has to say goes where the application's logging sends it, else nowhere
-logging.getLogger("edgespec").addHandler(logging.NullHandler())
-
 
 def load(
     engine_dir: str | Path,
     *,
     spec_decode: bool | None = None,
     drafter: str | Drafter | None = None,
+    drafter_options: DrafterOptions | Mapping[str, object] | None = None,
     exact: bool = False,
     prefix_cache_bytes: int = 256 * 2**20,
 ) -> Engine:
     """Opens an engine directory, as `edgespec build` made it, and returns the engine.
 
     `spec_decode` None enables speculative decoding if the directory has a draft engine. `drafter`
-    is the name of a method that needs no engine, or a Drafter of your own. `exact` is that of
-    `infer --exact`. `prefix_cache_bytes` bounds the KV rows that are kept for later prompts that
-    begin alike; 0 keeps none. Raises BundleError, PairingError, EngineMismatch, LimitError or
-    EnvironmentProblem.
+    is the name of a method that needs no engine, or a Drafter of your own; `drafter_options` are
+    the method's. `exact` is that of `infer --exact`. `prefix_cache_bytes` bounds the KV rows that
+    are kept for later prompts that begin alike; 0 keeps none. Raises BundleError, PairingError,
+    EngineMismatch, LimitError, OptionError or EnvironmentProblem.
     """
     from edgespec.runtime.engine import Engine
 
@@ -228,6 +228,7 @@ def load(
         engine_dir,
         spec_decode=spec_decode,
         drafter=drafter,
+        drafter_options=drafter_options,
         exact=exact,
         prefix_cache_bytes=prefix_cache_bytes,
     )
@@ -236,6 +237,8 @@ def load(
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'edgespec' has no attribute {name!r}")
+    from importlib import import_module
+
     return getattr(import_module(HOMES.get(name, "edgespec.errors")), name)
 
 

@@ -379,6 +379,7 @@ def check_pair(request: RunRequest, base: Path, draft: Path | None, report: Repo
         None if draft is None else str(draft),
         aux_layers=request.aux_layers if draft is not None else None,
         allow_pickle=request.allow_pickle,
+        progress=report,
     )
     refused = [result for result in found.results if result.level == "refused"]
     if refused:
@@ -442,7 +443,7 @@ def make_engines(plan: Plan, request: RunRequest, staging: Path, report: Reporte
     progress = backends.Progress(
         start=lambda total: report.start("weights", total),
         advance=report.advance,
-        prove=lambda: report.start("comparison with the golden outputs", 0),
+        prove=lambda passes: report.start("comparison with the golden outputs", passes),
     )
     for number, (what, model, options) in enumerate(exports_of(plan, request)):
         report.step(f"export {what}")

@@ -223,12 +223,12 @@ def ignore(amount: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Listeners to a build: `start` gets the bytes of the engine once, `advance` each part, and
-    `prove` is called when it is written and will be compared with the golden outputs."""
+    """Listeners to a build: `start` gets the bytes of the engine once, `prove` the number of passes
+    by which it is then compared with the golden outputs, and `advance` each part of either."""
 
     start: Callable[[int], None] = ignore
     advance: Callable[[int], None] = ignore
-    prove: Callable[[], None] = do_nothing
+    prove: Callable[[int], None] = ignore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

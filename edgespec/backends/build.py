@@ -25,7 +25,7 @@ from edgespec.backends.engine_config import (
     EngineLimits,
     EngineWeights,
 )
-from edgespec.backends.golden import Agreement, check_golden, rounding
+from edgespec.backends.golden import Agreement, check_golden, num_passes, rounding
 from edgespec.backends.golden_file import Golden, read_golden
 from edgespec.backends.manifest import EngineEntry, EngineManifest
 from edgespec.backends.onnx_dir import OnnxDir, open_onnx_dir
@@ -209,8 +209,7 @@ def write_engine(
     logger.info("%s engine written in %.2f s", onnx.role.value, time.monotonic() - began)
     engines.copy_sidecars(onnx, staging, with_embedding=staged.weights.embedding is None)
     began = time.monotonic()
-    progress.prove()
-    agreement, weights = prove(backend, onnx, staged, limits)
+    agreement, weights = prove(backend, onnx, staged, limits, progress)
     logger.info("compared with the golden outputs in %.2f s", time.monotonic() - began)
     config = EngineConfig(
         component=onnx.config, limits=EngineLimits.of(limits, onnx.role), weights=weights
@@ -220,7 +219,7 @@ def write_engine(
 
 
 def prove(
-    backend: Backend, onnx: OnnxDir, staged: Staged, limits: Limits
+    backend: Backend, onnx: OnnxDir, staged: Staged, limits: Limits, progress: Progress
 ) -> tuple[Agreement | None, EngineWeights]:
     """How a staged engine agrees with the golden outputs, if there are any, and its weights with
     the margin that was measured. BuildError where it computes something else."""
@@ -232,12 +231,17 @@ def prove(
     golden, ropes = read_golden(onnx.golden, config.graph, config.vocab_size), config.ropes
     capacity = golden["tree_attention_mask"].shape[-1]
     runner = backend.open_staged(staged, capacity, min(limits.max_batch_size, BATCH_OF_PROOF))
+    progress.prove(num_passes(runner.lanes, golden, staged.accuracy))
+
+    def done() -> None:
+        progress.advance(1)
+
     try:
         golden = with_own_embedding(golden, runner)
-        agreement = check_golden(runner, golden, ropes, staged.accuracy, backend.remedies)
+        agreement = check_golden(runner, golden, ropes, staged.accuracy, backend.remedies, done)
         if margin is None:
             return agreement, staged.weights
-        measured = rounding(runner, golden, ropes, margin)
+        measured = rounding(runner, golden, ropes, margin, done)
         return agreement, replace(staged.weights, rounding=measured)
     finally:
         runner.close()

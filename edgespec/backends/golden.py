@@ -6,7 +6,7 @@ close an engine has to come, and what its user can do, are asked of the backend.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -20,13 +20,16 @@ from edgespec.backends.base import (
     Result,
     RoundingMargin,
     Runner,
+    do_nothing,
 )
 from edgespec.backends.golden_file import Golden
 from edgespec.config import RopeConfig
 from edgespec.errors import GoldenMismatch
 from edgespec.rope import RopeTable
 
+Done = Callable[[], None]
 ROUNDING_TRIALS = 4
+CALLS = ("prompt", "tree")
 CHANGED = "Or the export was changed after it was written: export the checkpoint again."
 
 
@@ -48,19 +51,32 @@ def check_golden(
     ropes: Sequence[RopeConfig],
     spec: AccuracySpec,
     remedies: Remedies,
+    done: Done = do_nothing,
 ) -> Agreement:
-    """How the engine agrees with the golden outputs; GoldenMismatch where it does not.
+    """How the engine agrees with the golden outputs; GoldenMismatch where it does not. `done` is
+    called after each of its `num_passes`.
 
     With `spec.min_cosine`, for weights that are rounded, the direction of each output is compared,
     and batches with what the engine itself says of one sequence alone.
     """
     prompt, tree = golden_calls(golden, ropes)
-    calls = {"prompt": prompt, "tree": tree}
+    calls = dict(zip(CALLS, (prompt, tree), strict=True))
+    tolerance = Tolerance(spec.tolerance, remedies.mismatch)
     if spec.min_cosine is None:
-        return check_calls(runner, golden, calls, Tolerance(spec.tolerance, remedies.mismatch))
-    found, own = own_outputs(runner, golden, calls, spec.min_cosine, remedies)
-    check_calls(runner, golden | own, calls, Tolerance(spec.tolerance, remedies.mismatch))
+        return check_calls(runner, golden, calls, tolerance, done)
+    found, own = own_outputs(runner, golden, calls, spec.min_cosine, remedies, done)
+    check_calls(runner, golden | own, calls, tolerance, done)
     return found
+
+
+def num_passes(lanes: int, golden: Golden, spec: AccuracySpec) -> int:
+    """The passes of `check_golden`, and of `rounding` where the engine has a margin."""
+    arrangements = len(ARRANGEMENTS) if lanes > 1 else 1
+    compared = len(CALLS) * (arrangements + (spec.min_cosine is not None))
+    if spec.margin is None:
+        return compared
+    by_row = "prompt_target_hidden" not in golden
+    return compared + ROUNDING_TRIALS * (len(golden["prompt_ids"]) if by_row else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +89,7 @@ class Tolerance:
 
 
 def check_calls(
-    runner: Runner, wanted: Golden, calls: Mapping[str, Call], tolerance: Tolerance
+    runner: Runner, wanted: Golden, calls: Mapping[str, Call], tolerance: Tolerance, done: Done
 ) -> Agreement:
     """Each call in every arrangement that the engine has lanes for, against the wanted outputs."""
     found = Agreement()
@@ -81,6 +97,7 @@ def check_calls(
         for label, call in calls.items():
             for member, result in arrange(runner, call):
                 found |= agreement(wanted, label, result, member, tolerance)
+            done()
             keep_prompt(runner, label, call, lanes=1 if arrange is alone else 2)
     return found
 
@@ -91,12 +108,14 @@ def own_outputs(
     calls: Mapping[str, Call],
     min_cosine: float,
     remedies: Remedies,
+    done: Done,
 ) -> tuple[Agreement, Golden]:
     """How the engine's outputs of one sequence alone agree with the golden ones, and those outputs
     by their names in a golden file. GoldenMismatch below the cosine."""
     found, own = Agreement(), Golden()
     for label, call in calls.items():
         result = runner.run(call)
+        done()
         keep_prompt(runner, label, call)
         found |= agreement(golden, label, result, 0)
         check_cosine(label, found, min_cosine, remedies)
@@ -161,13 +180,17 @@ def check_cosine(label: str, found: Agreement, minimum: float, remedies: Remedie
 
 
 def rounding(
-    runner: Runner, golden: Golden, ropes: Sequence[RopeConfig], margin: RoundingMargin
+    runner: Runner,
+    golden: Golden,
+    ropes: Sequence[RopeConfig],
+    margin: RoundingMargin,
+    done: Done = do_nothing,
 ) -> float:
     """The margin, in nats, within which kernels for one row and for many may choose another token.
 
     The golden prompt at once against row by row, and again with its embeddings moved by less than
     any difference that counts: kernels that round activations to 8 bits pass on that a value stands
-    near an edge, or do not, by chance.
+    near an edge, or do not, by chance. `done` is called after each pass but the first.
     """
     prompt, _ = golden_calls(golden, ropes)
     rng, worst = np.random.default_rng(0), 0.0
@@ -176,10 +199,12 @@ def rounding(
         moved = moved_by_noise(prompt, margin.noise, rng)
         if prompt.target_hidden is not None:  # its rows see each other: there is no one row alone
             worst = max(worst, float(np.abs(runner.run(moved).logits[0] - at_once).max()))
+            done()
             continue
         for i, row in enumerate(at_once):
             worst = max(worst, float(np.abs(runner.run(row_of(moved, i)).logits[0, 0] - row).max()))
             runner.keep_rows(0, np.array([i]), i)
+            done()
     return max(margin.times * worst, margin.min_nats)
 
 
@@ -270,12 +295,12 @@ def disturbed(call: Call) -> Call:
 def golden_calls(golden: Golden, ropes: Sequence[RopeConfig]) -> list[Call]:
     """The calls that a golden file stands for: the prompt into an empty cache, then the tree behind
     it. `ropes` are the rotary embeddings of the engine's tables."""
-    last = max(int(golden[f"{label}_positions"].max()) for label in ("prompt", "tree"))
+    last = max(int(golden[f"{label}_positions"].max()) for label in CALLS)
     tables = [RopeTable.golden(rope, last + 1) for rope in ropes]
     if "prompt_target_hidden" in golden:
-        return [block_call(golden, tables[0], label) for label in ("prompt", "tree")]
+        return [block_call(golden, tables[0], label) for label in CALLS]
     calls = []
-    for label in ("prompt", "tree"):
+    for label in CALLS:
         ids, positions = golden[f"{label}_ids"], golden[f"{label}_positions"]
         mask = golden[f"{label}_attention_mask"]
         width = len(ids) if label == "prompt" else mask.shape[-1]

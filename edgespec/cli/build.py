@@ -198,7 +198,7 @@ def command(
             progress=Progress(
                 start=lambda total: bars.start("engine", total),
                 advance=bars.advance,
-                prove=lambda: bars.start("golden outputs", 0),
+                prove=lambda passes: bars.start("golden outputs", passes),
             ),
         )
     if as_json:

@@ -11,7 +11,6 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    DownloadColumn,
     Progress,
     ProgressColumn,
     SpinnerColumn,
@@ -25,7 +24,8 @@ from edgespec.cli.terminal import harmless
 
 
 class Bars:
-    """One progress bar at a time, in bytes."""
+    """One progress bar at a time, with the share that is done: stages count bytes, layers or
+    passes."""
 
     def __init__(self) -> None:
         self.console = Console(stderr=True)
@@ -42,8 +42,8 @@ class Bars:
         return (
             TextColumn("{task.description}", markup=False),
             BarColumn(),
-            DownloadColumn(),
-            TimeRemainingColumn(),
+            TaskProgressColumn(),
+            TimeRemainingColumn(elapsed_when_finished=True),
         )
 
     def __enter__(self) -> Bars:
@@ -60,13 +60,13 @@ class Bars:
             self.progress.stop()
 
     def start(self, stage: str, total: int) -> None:
-        """Replaces the bar by one for a stage of `total` bytes; 0: it is not known how many."""
+        """Replaces the bar by one for a stage of `total` units; 0: it is not known how many."""
         if self.task is not None:
             self.progress.remove_task(self.task)
         self.task = self.progress.add_task(stage, total=total or None)
 
     def advance(self, amount: int) -> None:
-        """Advances the bar by `amount` bytes."""
+        """Advances the bar by `amount` units."""
         if self.task is not None:
             self.progress.advance(self.task, amount)
 
@@ -81,14 +81,8 @@ class Steps(Bars):
         self.began_s = 0.0
 
     def columns(self) -> tuple[ProgressColumn, ...]:
-        """The share that is done instead of bytes: some stages count layers."""
-        return (
-            SpinnerColumn(),
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TaskProgressColumn(),
-            TimeRemainingColumn(elapsed_when_finished=True),
-        )
+        """The same behind what shows that it is alive: some steps begin without a stage."""
+        return (SpinnerColumn(), *super().columns())
 
     def __enter__(self) -> Steps:
         super().__enter__()

@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,6 +24,7 @@ from edgespec.errors import EnvironmentProblem
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 STOP_THREAD = b"\0"
+AGAIN_S = 0.01
 DEFAULTS = (signal.SIG_DFL, signal.default_int_handler, startup.leave)
 
 
@@ -43,11 +45,14 @@ class Raising:
 
     SIGINT raises KeyboardInterrupt, SIGTERM Terminated. Terminated is raised once, so that a second
     signal does not interrupt the removal of partial output. Handlers set by others are unchanged.
+    An exception that Python drops, as it does in callbacks of the garbage collector and of imports,
+    is raised again a moment later.
     """
 
     def __init__(self) -> None:
         self.raised: BaseException | None = None  # a library may replace it by its own error
         self.handlers: dict[int, Any] = {}
+        self.again: threading.Timer | None = None
 
     def __enter__(self) -> Raising:
         if threading.current_thread() is threading.main_thread():
@@ -55,6 +60,9 @@ class Raising:
             self.handlers = {
                 number: handler for number, handler in found.items() if handler in DEFAULTS
             }
+        self.hook = sys.unraisablehook
+        if self.handlers:
+            sys.unraisablehook = self.dropped
         for number in self.handlers:
             signal.signal(number, self.rise)
         return self
@@ -62,6 +70,9 @@ class Raising:
     def __exit__(self, *exc: object) -> None:
         for number, handler in self.handlers.items():
             signal.signal(number, handler)
+        sys.unraisablehook = self.hook
+        if self.again is not None:
+            self.again.cancel()
 
     def rise(self, number: int, frame: FrameType | None) -> None:
         """The signal handler."""
@@ -69,6 +80,17 @@ class Raising:
             signal.signal(number, signal.SIG_IGN)
         self.raised = Terminated() if number == signal.SIGTERM else KeyboardInterrupt()
         raise self.raised
+
+    def dropped(self, what: sys.UnraisableHookArgs) -> None:
+        """Python has dropped an exception: a signal's comes again, outside of this callback."""
+        if self.raised is None or what.exc_value is not self.raised:
+            self.hook(what)
+            return
+        number = signal.SIGTERM if isinstance(self.raised, Terminated) else signal.SIGINT
+        signal.signal(number, self.rise)
+        self.again = threading.Timer(AGAIN_S, os.kill, (os.getpid(), number))
+        self.again.daemon = True
+        self.again.start()
 
 
 class Stopper:

@@ -54,12 +54,13 @@ def check(
     if model is None or method is None:
         return Report(method or "", tuple(results))
     pair = Pair(method, first, model, second, config, aux_layers)
-    for topic, look in PAIRINGS[method].checks:
+    checks, progress = PAIRINGS[method].checks, progress or Silent()
+    progress.start("checks", len(checks))
+    for topic, look in checks:
         results += _results(topic, look, pair)
+        progress.advance(1)
     report = Report(method, tuple(results))
-    if probe_text is None:
-        return report
-    return _probed(pair, report, probe_text, progress or Silent())
+    return report if probe_text is None else _probed(pair, report, probe_text, progress)
 
 
 def method_in_base(checkpoint: Checkpoint, model: ModelConfig | None) -> str:

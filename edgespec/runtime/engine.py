@@ -1,8 +1,9 @@
 """The Python API: an open engine directory that turns prompts into text.
 
 Knows the limits of the engines that it has open and checks requests by them. What is opened stands
-in `opening`, what a prompt may be in `prompt`, who steps in `driver`, how answers come in
-`streams`, which request runs when in `scheduler`, the loop in `session`.
+in `opening`, what drafts for which request in `drafting`, what a prompt may be in `prompt`, who
+steps in `driver`, how answers come in `streams`, which request runs when in `scheduler`, the loop
+in `session`.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Protocol, TypeVar, overload
 from weakref import finalize
@@ -23,7 +25,9 @@ from edgespec.backends.engine_config import EngineConfig
 from edgespec.errors import EdgeSpecError, InternalError, LimitError, RequestError
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.drafters.base import Drafter
+from edgespec.runtime.drafters.options import DrafterOptions
 from edgespec.runtime.drafters.registry import DRAFTERS
+from edgespec.runtime.drafting import Drafting, Options
 from edgespec.runtime.driver import Driver
 from edgespec.runtime.faults import FAULTS, as_error
 from edgespec.runtime.generation import (
@@ -33,8 +37,8 @@ from edgespec.runtime.generation import (
     GenerationRequest,
     Response,
 )
-from edgespec.runtime.opening import choose_draft, open_base, open_draft
-from edgespec.runtime.plans import PlanLimits, TreeLimits
+from edgespec.runtime.opening import choose_draft, open_base, options_of
+from edgespec.runtime.plans import PlanLimits
 from edgespec.runtime.prefix import PrefixCache
 from edgespec.runtime.prompt import Conversation, Prompt, read_messages, read_prompt
 from edgespec.runtime.sampling import NEAR_TIE
@@ -47,6 +51,8 @@ from edgespec.runtime.tree import PLAIN, DraftPlan, Plain
 from edgespec.runtime.verify import ACCEPT_RULES
 
 logger = logging.getLogger(__name__)
+# What the library has to say goes where the application's logging sends it, else nowhere
+logging.getLogger("edgespec").addHandler(logging.NullHandler())
 
 PREFIX_CACHE_BYTES = 256 * 2**20
 
@@ -76,11 +82,12 @@ class Engine:
 
     `spec_decode` opens base and draft; without it a plain engine is opened where there is one, else
     the base alone. `drafter` drafts instead of a draft engine: the name of a method that needs no
-    engine, or a Drafter of your own. With `exact` drafts leave every bit as it is: for float32,
-    int4 in blocks of 32 and int8 GEMM, one sequence, chains only. `prefix_cache_bytes` bounds the
-    KV rows that are kept for later prompts with the same prefix; 0 keeps none. Raises BundleError,
-    PairingError, EngineMismatch, EnvironmentProblem or, for what cannot be exact or cannot draft,
-    LimitError, with the remedy.
+    engine, or a Drafter of your own. `drafter_options` are those of the method: an object of its
+    class, or keys and values. With `exact` drafts leave every bit as it is: for float32, int4 in
+    blocks of 32 and int8 GEMM, one sequence, chains only. `prefix_cache_bytes` bounds the KV rows
+    that are kept for later prompts with the same prefix; 0 keeps none. Raises BundleError,
+    PairingError, EngineMismatch, EnvironmentProblem, OptionError or, for what cannot be exact or
+    cannot draft, LimitError, with the remedy.
     """
 
     def __init__(
@@ -89,16 +96,19 @@ class Engine:
         *,
         spec_decode: bool | None = None,
         drafter: str | Drafter | None = None,
+        drafter_options: DrafterOptions | Mapping[str, object] | None = None,
         exact: bool = False,
         prefix_cache_bytes: int = PREFIX_CACHE_BYTES,
     ) -> None:
         path = Path(engine_dir)
         choice = choose_draft(path, spec_decode, drafter)
+        choice = replace(choice, options=options_of(choice.method, drafter_options))
         opened = open_base(path, choice, exact=exact)
         self.base, self.config, self.exact = opened.decoder, opened.config, exact
         self.plan_hints = opened.hints
         self.tokenizer = Tokenizer.open(path)
-        draft = open_draft(path, choice, opened)
+        self.drafting = Drafting(path, opened, choice)
+        draft = self.drafting.default
         self.drafter = None if draft is None else draft.drafter
         self.method = None if draft is None else draft.method
         self.draft_config = None if draft is None else draft.config
@@ -193,8 +203,7 @@ class Engine:
         """
         self.driver.close()
         self.base.runner.close()
-        if self.drafter is not None:
-            self.drafter.close()
+        self.drafting.close()
 
     async def aclose(self) -> None:
         """`close`, without holding up the event loop for the step that runs."""
@@ -209,10 +218,15 @@ class Engine:
     # ---- what to draft
 
     def plan(
-        self, top_k: int | None = None, steps: int | None = None, verify_size: int | None = None
+        self,
+        top_k: int | None = None,
+        steps: int | None = None,
+        verify_size: int | None = None,
+        *,
+        drafter: str | Drafter | None = None,
     ) -> DraftPlan:
         """The drafting plan: the values given, the others chosen to go with them; LimitError where
-        it cannot be.
+        it cannot be. `drafter` None is the engine's own; else as in GenerationRequest.
 
         With no value a short chain, as the backend hints. A value left open follows from the
         others: top_k 1, steps 3 on a CPU (verify_size - 1 for a chain), and verify_size the
@@ -220,7 +234,7 @@ class Engine:
         were not given shrink to what the engines were built for. With a draft that makes blocks
         `steps` is 1 or left open.
         """
-        plan = self.plan_limits().plan(top_k, steps, verify_size, self.plan_hints)
+        plan = self.plan_limits(drafter).plan(top_k, steps, verify_size, self.plan_hints)
         self.check_chain(plan)
         return plan
 
@@ -230,14 +244,15 @@ class Engine:
             what = f"--spec-draft-top-k {plan.top_k} drafts trees, and only chains are exact"
             raise LimitError(what, "Set it to 1, or leave --exact out.")
 
-    def plan_limits(self) -> PlanLimits:
+    def plan_limits(
+        self, drafter: str | Drafter | None = None, options: Options = None
+    ) -> PlanLimits:
         """What base and drafter can take; LimitError where nothing drafts."""
-        if self.drafter is None:
+        draft = self.drafting.of(drafter, options)
+        if draft is None:
             what = "a drafting plan was asked for, and this engine was opened without its draft"
             raise LimitError(what, "Open it with spec_decode=True, or decode without a plan.")
-        if self.method is None:
-            return TreeLimits(self.config.limits.verify_tree_size)
-        return DRAFTERS[self.method].limits(self.config, self.draft_config)
+        return draft.limits(self.config)
 
     @property
     def drafter_words(self) -> str:
@@ -368,7 +383,7 @@ class Engine:
         """Raises LimitError or RequestError for a request that these engines cannot answer."""
         self.check_prompt(request.prompt_ids)
         if request.plan is not None:
-            self.plan_limits().check(request.plan)
+            self.plan_limits(request.drafter, request.drafter_options).check(request.plan)
             self.check_chain(request.plan)
         if request.accept_rule not in ACCEPT_RULES:
             what = f"there is no accept rule {request.accept_rule!r}"
@@ -384,7 +399,11 @@ class Engine:
     def prepare(self, request: GenerationRequest) -> Generation:
         """A request's handle, once it is checked. Raises LimitError or RequestError."""
         self.check(request)
-        return Generation(request, self.tokenizer, self.stop_ids)
+        drafter = None  # the session's own
+        if request.drafter is not None or request.drafter_options:
+            draft = self.drafting.of(request.drafter, request.drafter_options)
+            drafter = None if draft is None else draft.drafter
+        return Generation(request, self.tokenizer, self.stop_ids, drafter)
 
     # ---- answers
 

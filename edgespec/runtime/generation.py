@@ -7,13 +7,15 @@ Knows token ids, text and metrics of one request. Knows no files and no engine.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from secrets import randbits
 
 from edgespec.errors import EdgeSpecError
 from edgespec.prompts import STOP_WORDS, SamplingParams
 from edgespec.runtime.detokenizer import TextStream
+from edgespec.runtime.drafters.base import Drafter
+from edgespec.runtime.drafters.options import DrafterOptions
 from edgespec.runtime.metrics import RequestMetrics
 from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.sequence import Candidates, SequenceState, StepOutput
@@ -29,8 +31,10 @@ class GenerationRequest:
     """Continue a prompt; `plan` None decodes without drafts. `keep` and `keep_all` are those of
     `SequenceState`.
 
-    `accept_rule` is a row of `verify.ACCEPT_RULES`. `arrived_s` is when the request came, by
-    `time.perf_counter`; None: when it is added to the scheduler.
+    `drafter` None is the one that the engine was opened with; else the name of a method that needs
+    no engine, with its `drafter_options`, or a Drafter. `accept_rule` is a row of
+    `verify.ACCEPT_RULES`. `arrived_s` is when the request came, by `time.perf_counter`; None: when
+    it is added to the scheduler.
     """
 
     prompt_ids: Sequence[int]
@@ -40,6 +44,8 @@ class GenerationRequest:
     keep_all: bool = False
     accept_rule: str = EXACT
     arrived_s: float | None = None
+    drafter: str | Drafter | None = None
+    drafter_options: DrafterOptions | Mapping[str, object] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +101,17 @@ def nobody(event: Event) -> None:
 
 class Generation(SequenceState):
     """A request while it is answered, and the handle by which it can be cancelled: steps become
-    chunks, and at the end a response.
+    chunks, and at the end a response. `drafter` is that of `SequenceState`.
 
     Raises RequestError for a stop string that the tokenizer cannot watch for.
     """
 
     def __init__(
-        self, request: GenerationRequest, tokenizer: Tokenizer, stop_ids: frozenset[int]
+        self,
+        request: GenerationRequest,
+        tokenizer: Tokenizer,
+        stop_ids: frozenset[int],
+        drafter: Drafter | None = None,
     ) -> None:
         sampling = with_seed(request.sampling)
         super().__init__(
@@ -114,6 +124,7 @@ class Generation(SequenceState):
             keep=request.keep,
             keep_all=request.keep_all,
             accept_rule=request.accept_rule,
+            drafter=drafter,
         )
         self.request, self.seed = request, sampling.seed
         self.cancelled = False

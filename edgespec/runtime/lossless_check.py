@@ -4,9 +4,10 @@ it.
 Knows two responses to one request, and the base that made them. Kernels for one row and for many
 round differently, so that two candidates that are close may change places. How much they do is
 measured at the very position: the tokens before it are computed again in calls of one row, in calls
-of as many rows as the speculative run verified, and where this does not explain it in calls of
-other sizes, as rounding comes and goes by chance. All go through the base as a plain text would,
-with no tree, no accept rule and no drafter, so that a fault of those explains nothing.
+of as many rows as the speculative run verified, in the places that they had there, and where this
+does not explain it in calls of other sizes, as rounding comes and goes by chance. In all of them a
+token sees just the text before it: no tree, accept rule or drafter takes part, so that a fault of
+those explains nothing.
 """
 
 from __future__ import annotations
@@ -100,12 +101,18 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a replay: so many rows, of which the first `kept` are committed. `verifies`: all
-    rows go through lm_head."""
+    """One call of a replay: so many rows, in which the next tokens stand at `path`, ascending; the
+    first `kept` of them are committed. `verifies`: all rows go through lm_head."""
 
     rows: int
     kept: int
+    path: Sequence[int]
     verifies: bool = False
+
+    @classmethod
+    def reading(cls, rows: int) -> Call:
+        """One that commits all of its rows."""
+        return cls(rows, rows, range(rows))
 
 
 def first_difference(
@@ -244,19 +251,19 @@ class Replay:
 
     def one_by_one(self) -> list[Call]:
         """The generated tokens as plain decoding reads them."""
-        return [Call(1, 1)] * self.num_read
+        return [Call.reading(1)] * self.num_read
 
     def as_verified(self) -> list[Call]:
-        """The generated tokens in calls of the sizes in which the speculative run verified
-        them."""
+        """The generated tokens in calls of the sizes in which the speculative run verified them, in
+        the places of its accepted nodes: attention sums its rows in their order."""
         calls, left = list[Call](), self.num_read
-        steps = zip(self.metrics.per_step_accepted, self.metrics.per_step_drafted, strict=True)
-        for accepted, drafted in steps:
+        steps = zip(self.metrics.per_step_path, self.metrics.per_step_drafted, strict=True)
+        for path, drafted in steps:
             if left <= 0:
                 break
-            calls.append(Call(drafted + 1, min(accepted + 1, left), verifies=True))
-            left -= accepted + 1
-        return calls + [Call(1, 1)] * left
+            calls.append(Call(drafted + 1, min(len(path), left), path, verifies=True))
+            left -= len(path)
+        return calls + [Call.reading(1)] * left
 
     def reread_prompt(self) -> list[Call]:
         """The prompt, with what the prefix cache had of it in calls as large as the largest
@@ -292,22 +299,27 @@ class Replay:
             parts = [self.rows(lane, call, is_last=is_last) for lane in lanes]
             logits = self.decoder.run(parts)[0].logits
             if is_last:
-                logits = logits[call.kept - 1 if call.verifies else 0].copy()
+                logits = logits[call.path[call.kept - 1] if call.verifies else 0].copy()
             for lane in lanes:
-                self.decoder.commit(lane, np.arange(call.kept))
+                self.decoder.commit(lane, np.array(call.path[: call.kept], np.int64))
         return logits
 
     def rows(self, lane: int, call: Call, *, is_last: bool) -> Rows:
-        """The rows of a call behind those committed in a lane; where the tokens end, the last one
-        again."""
-        start, count = self.decoder.lanes[lane].length, call.rows
-        tokens = self.tokens[start : start + count]
-        filled = np.concatenate([tokens, np.repeat(tokens[-1:], count - len(tokens))])
-        heads = np.arange(count) if call.verifies and is_last else np.array([call.kept - 1])
-        return self.decoder.causal(lane, filled, heads)
+        """The rows of a call behind those committed in a lane. Each token sees those before it;
+        rows off the path see themselves alone, and no token sees them."""
+        start, path = self.decoder.lanes[lane].length, np.array(call.path, np.int64)
+        path = path[: len(self.tokens) - start]
+        tokens = np.repeat(self.tokens[-1:], call.rows)
+        positions = np.full(call.rows, start, np.int64)
+        visible = np.eye(call.rows, dtype=bool)
+        tokens[path] = self.tokens[start : start + len(path)]
+        positions[path] += np.arange(len(path))
+        visible[np.ix_(path, path)] = np.tri(len(path), dtype=bool)
+        heads = np.arange(call.rows) if call.verifies and is_last else path[call.kept - 1 :][:1]
+        return Rows(lane, tokens, positions, visible, heads)
 
 
 def grouped(count: int, size: int) -> list[Call]:
     """So many tokens in calls of a size, the last one of what is left."""
     sizes = [min(size, count - start) for start in range(0, count, size)]
-    return [Call(rows, rows) for rows in sizes]
+    return [Call.reading(rows) for rows in sizes]

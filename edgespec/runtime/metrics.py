@@ -39,6 +39,7 @@ class RequestMetrics:
     request_latency: float = 0.0
     per_step_accepted: list[int] = field(default_factory=list)
     per_step_drafted: list[int] = field(default_factory=list)
+    per_step_path: list[list[int]] = field(default_factory=list)  # accepted nodes, the root first
     per_step_s: list[float] = field(default_factory=list)  # since the step before it
     stages: StageTimes = field(default_factory=StageTimes)
 
@@ -49,6 +50,7 @@ class RequestMetrics:
         if step.verified and step.tokens:
             self.per_step_accepted.append(step.accepted)
             self.per_step_drafted.append(step.drafted)
+            self.per_step_path.append(step.path)
             self.per_step_s.append(elapsed - self.request_latency)
         self.completion_tokens += len(step.tokens)
         self.request_latency = elapsed

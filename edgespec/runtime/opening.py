@@ -6,6 +6,7 @@ and no loop.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,13 +17,15 @@ from edgespec.backends.engine_config import NO_DRAFTS, EngineConfig
 from edgespec.backends.pair_check import check_pairing
 from edgespec.backends.registry import backend_of, open_runner
 from edgespec.contract import Role
-from edgespec.errors import LimitError
+from edgespec.errors import LimitError, OptionError
 from edgespec.methods import METHODS, find_method
 from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.drafters.base import Drafter
+from edgespec.runtime.drafters.options import DrafterOptions, read_options
 from edgespec.runtime.drafters.registry import DRAFTERS, engineless_methods
 from edgespec.runtime.drafters.row import DraftEngine, DrafterSources
 from edgespec.runtime.embedding import EmbeddingTable
+from edgespec.runtime.plans import PlanLimits, TreeLimits
 
 EXACT_ROWS = 2  # from here on kernels give a row the same bits whatever their number
 BUILD_AGAIN = "Build it again: edgespec build leaves room for drafts (--max-verify-tree-size)."
@@ -31,11 +34,13 @@ BUILD_AGAIN = "Build it again: edgespec build leaves room for drafts (--max-veri
 @dataclass(frozen=True, slots=True)
 class DraftChoice:
     """What is to draft: a method by its name, or a drafter that the user made; neither decodes
-    plainly. `note` says so where the choice was not the user's."""
+    plainly. `note` says so where the choice was not the user's; `options` are the method's, its
+    defaults where None."""
 
     method: str | None = None
     drafter: Drafter | None = None
     note: str | None = None
+    options: DrafterOptions | None = None
 
     @property
     def drafts(self) -> bool:
@@ -64,11 +69,18 @@ class OpenBase:
 @dataclass(frozen=True, slots=True)
 class OpenDraft:
     """What drafts. `method` and `config` are None for a drafter that the user made; `config` also
-    where the method needs no engine."""
+    where the method needs no engine, and `options` where it has none."""
 
     drafter: Drafter
     method: str | None = None
     config: EngineConfig | None = None
+    options: DrafterOptions | None = None
+
+    def limits(self, base: EngineConfig) -> PlanLimits:
+        """What a base and this drafter can take."""
+        if self.method is None:
+            return TreeLimits(base.limits.verify_tree_size)
+        return DRAFTERS[self.method].limits(base, self.config)
 
 
 def choose_draft(
@@ -139,6 +151,7 @@ def open_draft(engine_dir: Path, choice: DraftChoice, base: OpenBase) -> OpenDra
         return OpenDraft(choice.drafter)
     if choice.method is None:
         return None
+    row, options = DRAFTERS[choice.method], options_of(choice.method, choice.options)
     draft = open_draft_engine(engine_dir, base) if METHODS[choice.method].needs_engine else None
     sources = DrafterSources(
         engine_dir=engine_dir,
@@ -146,9 +159,22 @@ def open_draft(engine_dir: Path, choice: DraftChoice, base: OpenBase) -> OpenDra
         num_lanes=len(base.decoder.lanes),
         capacity=base.decoder.capacity,
         draft=draft,
+        options=options,
     )
-    drafter = DRAFTERS[choice.method].open(sources)
-    return OpenDraft(drafter, choice.method, draft.config if draft else None)
+    return OpenDraft(row.open(sources), choice.method, draft.config if draft else None, options)
+
+
+def options_of(
+    method: str | None, given: DrafterOptions | Mapping[str, object] | None
+) -> DrafterOptions | None:
+    """The options of a method by what was given, its defaults where that is None; None where it has
+    none, and without a method. Raises OptionError."""
+    if method is None:
+        if given:
+            what = "options of a drafting method were given, and no method is named"
+            raise OptionError(what, "Name the method, or leave its options out.")
+        return None
+    return read_options(DRAFTERS[method].options, given, METHODS[method].title)
 
 
 def open_draft_engine(engine_dir: Path, base: OpenBase) -> DraftEngine:

@@ -22,8 +22,8 @@ from edgespec.runtime.sequence import SequenceState
 @dataclass(frozen=True, slots=True)
 class Prefix:
     """`base` rows hold as many positions as there are tokens. A drafter's snapshot pairs a position
-    with the token after it, so it has at least one fewer; `draft` is None where the request did not
-    draft or its drafter keeps no state.
+    with the token after it, so it has at least one fewer; `draft` is that of `drafter`, and None
+    where the request did not draft or its drafter keeps no state.
 
     A prefix that is not `croppable` is reused whole or not at all. `hidden_state` [k*H] is that of
     the last position, for the pair that the snapshot lacks.
@@ -34,31 +34,38 @@ class Prefix:
     draft: Snapshot | None = None
     hidden_state: NDArray[np.float32] | None = None
     croppable: bool = True
+    drafter: Drafter | None = None
 
     @property
     def size_bytes(self) -> int:
         """Bytes of the rows of base and draft."""
         return self.base.nbytes + (0 if self.draft is None else self.draft.nbytes)
 
-    def reusable(self, prompt: NDArray[np.int64], *, drafting: bool) -> int:
+    def draft_of(self, drafter: Drafter | None) -> Snapshot | None:
+        """What a drafter itself kept here; None for another's."""
+        return self.draft if drafter is self.drafter else None
+
+    def reusable(self, prompt: NDArray[np.int64], drafter: Drafter | None) -> int:
         """Positions that a prompt need not compute; its last token always is, for its logits.
 
-        With `drafting` the drafter's snapshot has to be there as well.
+        With a `drafter` its snapshot has to be there as well.
         """
         common = common_length(self.tokens, prompt)
         if not self.croppable:
             whole = len(self.tokens) == common < len(prompt)
-            return common if whole and (self.completes_draft() or not drafting) else 0
-        if drafting:
-            common = 0 if self.draft is None else min(common - 1, len(self.draft))
+            return common if whole and (drafter is None or self.completes(drafter)) else 0
+        if drafter is not None:
+            draft = self.draft_of(drafter)
+            common = 0 if draft is None else min(common - 1, len(draft))
         return max(0, min(common, len(prompt) - 1))
 
-    def completes_draft(self) -> bool:
+    def completes(self, drafter: Drafter) -> bool:
         """Whether a drafter can go on at the last position: all pairs but the last are there, and
         the hidden state of the last one."""
-        if self.draft is None or self.hidden_state is None:
+        draft = self.draft_of(drafter)
+        if draft is None or self.hidden_state is None:
             return False
-        return len(self.draft) == len(self.tokens) - 1
+        return len(draft) == len(self.tokens) - 1
 
 
 @dataclass
@@ -77,10 +84,11 @@ class PrefixCache:
         """Drop all entries."""
         self.entries = []
 
-    def find(self, prompt: Sequence[int], *, drafting: bool) -> tuple[Prefix, int] | None:
-        """The entry with the longest reusable prefix of `prompt`, and that length."""
+    def find(self, prompt: Sequence[int], drafter: Drafter | None) -> tuple[Prefix, int] | None:
+        """The entry with the longest prefix of `prompt` that is reusable, with a `drafter` for it
+        too, and that length."""
         tokens = np.asarray(prompt, np.int64)
-        lengths = [entry.reusable(tokens, drafting=drafting) for entry in self.entries]
+        lengths = [entry.reusable(tokens, drafter) for entry in self.entries]
         if not any(lengths):
             return None
         best = int(np.argmax(lengths))
@@ -88,11 +96,11 @@ class PrefixCache:
         self.entries.append(entry)
         return entry, lengths[best]
 
-    def holds(self, tokens: Sequence[int], *, drafting: bool) -> bool:
-        """Whether all of `tokens` is there already."""
+    def holds(self, tokens: Sequence[int], drafter: Drafter | None) -> bool:
+        """Whether all of `tokens` is there already, with a `drafter` for it too."""
         wanted = np.asarray(tokens, np.int64)
         return any(
-            serves(entry, wanted) and (entry.draft is not None or not drafting)
+            serves(entry, wanted) and (drafter is None or entry.draft_of(drafter) is not None)
             for entry in self.entries
         )
 
@@ -107,27 +115,26 @@ class PrefixCache:
 
     # ---- a sequence's lane
 
-    def restore(self, seq: SequenceState, base: CachedDecoder, drafter: Drafter | None) -> int:
+    def restore(self, seq: SequenceState, base: CachedDecoder) -> int:
         """Begin a sequence's lane, of base and drafter, with the longest prefix of its prompt that
         is there; returns the number of its tokens."""
-        needs_draft = drafter is not None and drafter.needs_hidden_states
-        found = self.find(seq.prompt, drafting=needs_draft)
+        drafter = seq.drafter
+        found = self.find(seq.prompt, reader(drafter))
         if found is None:
             return 0
         prefix, count = found
         base.restore(seq.lane, prefix.base.prefix(count))
-        if drafter is not None and prefix.draft is not None:
-            covered = min(count, len(prefix.draft))
-            drafter.restore(seq.lane, prefix.draft.prefix(covered))
-            if needs_draft and covered < count:
+        draft = prefix.draft_of(drafter)
+        if drafter is not None and draft is not None:
+            covered = min(count, len(draft))
+            drafter.restore(seq.lane, draft.prefix(covered))
+            if drafter.needs_hidden_states and covered < count:
                 assert prefix.hidden_state is not None
                 following = np.array(seq.prompt[count : count + 1], np.int64)
                 drafter.observe([Observation(seq.lane, prefix.hidden_state[None], following)])
         return count
 
-    def take(
-        self, seq: SequenceState, count: int, base: CachedDecoder, drafter: Drafter | None
-    ) -> Prefix | None:
+    def take(self, seq: SequenceState, count: int, base: CachedDecoder) -> Prefix | None:
         """A copy of the first `count` committed tokens of a sequence, or of as many as the budget
         holds; None where there is nothing to keep, or it is there already.
 
@@ -138,32 +145,29 @@ class PrefixCache:
             return None
         try:
             if base.croppable:
-                count = min(count, length, self.affordable(seq.lane, base, drafter))
+                count = min(count, length, self.affordable(seq, base))
             elif count < length:
                 return None  # it ended within what was accepted, and a state has it all
             else:
                 count = length
-            return self.copy(seq, count, base, drafter)
+            return self.copy(seq, count, base)
         except MemoryError:
             self.clear()
             return None
 
-    def affordable(self, lane: int, base: CachedDecoder, drafter: Drafter | None) -> int:
+    def affordable(self, seq: SequenceState, base: CachedDecoder) -> int:
         """Tokens that the budget holds."""
         if not self.budget_bytes:
             return 0
-        draft = None if drafter is None else drafter.snapshot(lane, 1)
-        per_token = base.snapshot(lane, 1).nbytes + (0 if draft is None else draft.nbytes)
+        draft = None if seq.drafter is None else seq.drafter.snapshot(seq.lane, 1)
+        per_token = base.snapshot(seq.lane, 1).nbytes + (0 if draft is None else draft.nbytes)
         return self.budget_bytes // per_token
 
-    def copy(
-        self, seq: SequenceState, count: int, base: CachedDecoder, drafter: Drafter | None
-    ) -> Prefix | None:
+    def copy(self, seq: SequenceState, count: int, base: CachedDecoder) -> Prefix | None:
         """A copy of a lane's first `count` positions; None where there are none, or where an entry
         serves them already. Raises MemoryError."""
-        needs_draft = drafter is not None and drafter.needs_hidden_states
-        tokens = seq.tokens[:count]
-        if not tokens or self.holds(tokens, drafting=needs_draft):
+        drafter, tokens = seq.drafter, seq.tokens[:count]
+        if not tokens or self.holds(tokens, reader(drafter)):
             return None
         draft = None if drafter is None else drafter.snapshot(seq.lane, count - 1)
         if not base.croppable and draft is not None and len(draft) < count - 1:
@@ -174,12 +178,19 @@ class PrefixCache:
             draft,
             seq.hidden_state if count == base.lanes[seq.lane].length else None,
             base.croppable,
+            None if draft is None else drafter,
         )
+
+
+def reader(drafter: Drafter | None) -> Drafter | None:
+    """A drafter that cannot go on without its snapshot of a prefix, as it reads the hidden states
+    of a prompt; None for others."""
+    return drafter if drafter is not None and drafter.needs_hidden_states else None
 
 
 def covers(new: Prefix, old: Prefix) -> bool:
     """Whether `new` serves every prompt that `old` serves, with and without drafts."""
-    return serves(new, old.tokens) and (new.draft is not None or old.draft is None)
+    return serves(new, old.tokens) and (old.draft is None or new.draft_of(old.drafter) is not None)
 
 
 def serves(entry: Prefix, tokens: NDArray[np.int64]) -> bool:

@@ -1,6 +1,6 @@
 """One sequence of tokens: what is asked of it, how far it has come, and where it ends.
 
-Knows token ids and lanes. Knows nothing of text, engines or drafters.
+Knows token ids and lanes. Knows nothing of text and engines, nor of how drafts come about.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from edgespec.errors import EdgeSpecError
 from edgespec.prompts import CAPACITY, END_OF_SEQUENCE, MAX_LENGTH
+from edgespec.runtime.drafters.base import Drafter
 from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.stages import StageTimes
 from edgespec.runtime.tree import DraftPlan, DraftTree
@@ -49,7 +50,8 @@ class SequenceState:
 
     A running sequence is n committed tokens and exactly one pending token, the last of `tokens`.
     The KV rows of the prompt's first `keep` tokens are kept for later prompts; with `keep_all`
-    those of all tokens at the end. `plan` None decodes without drafts.
+    those of all tokens at the end. `plan` None decodes without drafts. `drafter` None is the
+    session's own; once the sequence has a lane, None drafts nothing.
     """
 
     prompt: Sequence[int]
@@ -61,6 +63,7 @@ class SequenceState:
     keep: int = 0
     keep_all: bool = False
     accept_rule: str = EXACT  # a row of verify.ACCEPT_RULES
+    drafter: Drafter | None = None
 
     tokens: list[int] = field(init=False)  # the prompt's and all emitted ones
     lane: int = field(init=False, default=0)

@@ -2,13 +2,14 @@
 
 Knows sequences: each is n committed tokens and exactly one pending token, which the base has drawn
 and not yet read, in a lane of its own. A step is one base pass for all of them; to each it gives
-its accepted drafts and one token more. Behind them at most one prompt is being read, chunk by
-chunk. Knows nothing of text, files or what kind of drafter it has.
+its accepted drafts and one token more. Each has a drafter, or none; those that share one draft
+together. Behind them at most one prompt is being read, chunk by chunk. Knows nothing of text, files
+or what kinds of drafters there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,7 +47,7 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What a step came to; `observation` is what the drafter is still to observe of it."""
+    """What a step came to; `observation` is what its drafter is still to observe of it."""
 
     seq: SequenceState
     output: StepOutput
@@ -54,10 +55,10 @@ class Committed:
 
 
 class Session:
-    """The sequences of one base, with a drafter or without.
+    """The sequences of one base, each with a drafter or without.
 
     Those running fill the first lanes without a gap; the one whose prompt is being read has the
-    lane behind them.
+    lane behind them. `drafter` is that of sequences that have a plan and name none.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Session:
         self.prefixes = prefixes or PrefixCache(0)
         self.running: list[SequenceState] = []
         self.reading: SequenceState | None = None
+        self.drafters: list[Drafter] = []  # of the sequences that have a lane, each once
         self.kept: Prefix | None = None  # of the prompt that is being read
         self.log = StageLog(self.engine_s)
 
@@ -81,15 +83,14 @@ class Session:
 
     def restart(self) -> None:
         """Forget all sequences, whatever they were in the middle of."""
-        self.running, self.reading, self.kept = [], None, None
-
-    def drafter_of(self, seq: SequenceState) -> Drafter | None:
-        """The drafter of a sequence; None where it decodes without drafts."""
-        return self.drafter if seq.plan is not None else None
+        self.running, self.reading, self.kept, self.drafters = [], None, None, []
 
     def engine_s(self) -> float:
-        """Seconds spent inside engines so far."""
-        return self.base.engine_s + (self.drafter.engine_s if self.drafter is not None else 0.0)
+        """Seconds spent so far inside the engines of the base and of `drafters`."""
+        seconds = self.base.engine_s
+        for drafter in self.drafters:
+            seconds += drafter.engine_s
+        return seconds
 
     # ---- prefill
 
@@ -100,10 +101,22 @@ class Session:
         seq.lane = seq.slot = len(self.running)
         self.reading, self.kept = seq, None
         self.reset(seq.lane)
-        drafter = self.drafter_of(seq)
-        seq.num_reused = seq.num_read = self.prefixes.restore(seq, self.base, drafter)
-        if drafter is not None:
-            drafter.begin(seq.lane, seq.prompt, seq.num_reused)
+        self.give_drafter(seq)
+        seq.num_reused = seq.num_read = self.prefixes.restore(seq, self.base)
+        if seq.drafter is not None:
+            seq.drafter.begin(seq.lane, seq.prompt, seq.num_reused)
+
+    def give_drafter(self, seq: SequenceState) -> None:
+        """Let a sequence have its drafter: its own or the session's, and none without a plan. One
+        that had no sequence before begins with all lanes empty."""
+        drafter = seq.drafter if seq.drafter is not None else self.drafter
+        seq.drafter = drafter = None if seq.plan is None else drafter
+        if drafter is None or any(known is drafter for known in self.drafters):
+            return
+        lanes = len(self.base.lanes) if drafter.num_lanes is None else drafter.num_lanes
+        for lane in range(lanes):
+            drafter.reset(lane)
+        self.drafters.append(drafter)
 
     def check(self, seq: SequenceState) -> None:
         """Raises LimitError for an empty prompt, or one longer than the KV cache."""
@@ -137,7 +150,7 @@ class Session:
         self.observe_prompt(seq, start, end, hidden_states, output)
         seq.num_read = end
         if start < seq.keep <= end:
-            self.kept = self.prefixes.take(seq, seq.keep, self.base, self.drafter_of(seq))
+            self.kept = self.prefixes.take(seq, seq.keep, self.base)
         return None if output is None else self.begin_decoding(seq, output)
 
     def read(
@@ -165,9 +178,9 @@ class Session:
         hidden_states: Floats | None,
         output: StepOutput | None,
     ) -> None:
-        """Show a chunk to the drafter, each position with the token after it: for the last of all
+        """Show a chunk to its drafter, each position with the token after it: for the last of all
         the token drawn. A drafter that needs no hidden states has the prompt already."""
-        drafter, first = self.drafter_of(seq), [] if output is None else output.tokens
+        drafter, first = seq.drafter, [] if output is None else output.tokens
         if drafter is None:
             return
         if drafter.needs_hidden_states:
@@ -212,18 +225,16 @@ class Session:
 
     def draft(self, spent: StageTimes) -> list[Draft]:
         """A tree for each sequence, that can neither overrun the length nor the cache."""
-        requests = [
-            self.draft_request(seq) for seq in self.running if self.drafter_of(seq) is not None
-        ]
         trees = {seq.lane: DraftTree.root_only(seq.pending) for seq in self.running}
-        if requests and self.drafter is not None:
+        if groups := by_drafter(self.running):
             with self.log.timed(stages.DRAFT_PROPOSAL, spent):
-                proposed = self.drafter.propose(requests)
-            trees |= {request.lane: tree for request, tree in zip(requests, proposed, strict=True)}
+                for drafter, seqs in groups:
+                    proposed = drafter.propose([self.draft_request(seq) for seq in seqs])
+                    trees |= {seq.lane: tree for seq, tree in zip(seqs, proposed, strict=True)}
         return [Draft(seq, trees[seq.lane]) for seq in self.running]
 
     def draft_request(self, seq: SequenceState) -> DraftRequest:
-        """What the drafter is asked for: a plan that fits the answer's length and the KV cache."""
+        """What a drafter is asked for: a plan that fits the answer's length and the KV cache."""
         assert seq.plan is not None
         remaining = seq.max_new_tokens - seq.num_emitted
         plan = seq.plan.within(levels=remaining - 1, nodes=self.base.room(seq.lane))
@@ -231,7 +242,7 @@ class Session:
 
     def verify(self, drafts: Sequence[Draft], spent: StageTimes) -> list[Verified]:
         """One base pass over all trees, and the accept rule on each."""
-        drafting = any(self.drafter_of(draft.seq) is not None for draft in drafts)
+        drafting = any(draft.seq.drafter is not None for draft in drafts)
         with self.log.timed(stages.VERIFICATION if drafting else stages.GENERATION, spent):
             results = self.base.run([self.tree_rows(draft) for draft in drafts])
             return [
@@ -283,9 +294,9 @@ class Session:
     def observation(
         self, seq: SequenceState, output: StepOutput, path: Ids, result: LaneResult
     ) -> Observation | None:
-        """What the drafter observes of a step: nothing where the sequence ends, unless it is kept
+        """What its drafter observes of a step: nothing where the sequence ends, unless it is kept
         up to its last row, the drafter's memory with it."""
-        drafter = self.drafter_of(seq)
+        drafter = seq.drafter
         if drafter is None:
             return None
         hidden_states = None
@@ -299,11 +310,12 @@ class Session:
         return Observation(seq.lane, hidden_states, np.array(output.tokens, np.int64))
 
     def observe(self, committed: Sequence[Committed], spent: StageTimes) -> None:
-        """Show the drafter what was committed, with the tokens that came after."""
-        observations = [item.observation for item in committed if item.observation is not None]
-        if observations and self.drafter is not None:
+        """Show each drafter what was committed, with the tokens that came after."""
+        of = {item.seq: item.observation for item in committed if item.observation is not None}
+        if of:
             with self.log.timed(stages.DRAFT_REPLAY, spent):
-                self.drafter.observe(observations)
+                for drafter, seqs in by_drafter(of):
+                    drafter.observe([of[seq] for seq in seqs])
 
     # ---- lanes
 
@@ -313,7 +325,7 @@ class Session:
         if seq is self.reading:
             return self.free_reading()
         if seq.keep_all:
-            prefix = self.prefixes.take(seq, len(seq.tokens), self.base, self.drafter_of(seq))
+            prefix = self.prefixes.take(seq, len(seq.tokens), self.base)
             if prefix is not None:
                 self.prefixes.keep(prefix)
         last = self.running.pop()
@@ -324,6 +336,7 @@ class Session:
             self.reset(seq.lane)  # those that go on would pay for its rows
         if self.reading is not None:
             self.move(self.reading, len(self.running))
+        self.drop_drafters()
 
     def free_reading(self, *, zero: bool = False) -> None:
         """Free the lane of the prompt that is being read; with `zero` its rows may hold NaN or
@@ -335,6 +348,12 @@ class Session:
             self.base.zero(seq.lane)
         elif self.running:
             self.reset(seq.lane)  # those that go on would pay for its rows
+        self.drop_drafters()
+
+    def drop_drafters(self) -> None:
+        """Forget the drafters that have no sequence any more."""
+        seqs = [*self.running, *([] if self.reading is None else [self.reading])]
+        self.drafters = [drafter for drafter, _ in by_drafter(seqs)]
 
     def fail(self, seq: SequenceState) -> None:
         """Free the lane of a sequence that failed by itself; its rows may hold NaN or Inf."""
@@ -345,19 +364,35 @@ class Session:
             self.end(seq)
 
     def reset(self, lane: int) -> None:
-        """Free a lane of the base and of the drafter."""
+        """Free a lane of the base and of all drafters."""
         self.base.reset(lane)
-        if self.drafter is not None:
-            self.drafter.reset(lane)
+        for drafter in self.drafters:
+            drafter.reset(lane)
 
     def move(self, seq: SequenceState, lane: int) -> None:
         """A sequence goes on in another lane, whose own has ended."""
         self.base.move(seq.lane, lane)
-        if (drafter := self.drafter_of(seq)) is not None:
-            drafter.move(seq.lane, lane)
-        elif self.drafter is not None:
-            self.drafter.reset(lane)  # of the sequence that had it
+        for drafter in self.drafters:
+            if drafter is seq.drafter:
+                drafter.move(seq.lane, lane)
+            else:
+                drafter.reset(lane)  # of the sequence that had it
         seq.lane = lane
+
+
+def by_drafter(seqs: Iterable[SequenceState]) -> list[tuple[Drafter, list[SequenceState]]]:
+    """The sequences that have a drafter, grouped by it; in their order, as are the groups."""
+    groups: list[tuple[Drafter, list[SequenceState]]] = []
+    for seq in seqs:
+        if seq.drafter is None:
+            continue
+        for drafter, group in groups:
+            if drafter is seq.drafter:
+                group.append(seq)
+                break
+        else:
+            groups.append((seq.drafter, [seq]))
+    return groups
 
 
 def accept(draft: Draft, result: LaneResult) -> AcceptResult | EdgeSpecError:

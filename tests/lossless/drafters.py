@@ -49,6 +49,7 @@ class ScriptedDrafter:
         right: float,
         seed: int = 0,
     ) -> None:
+        self.scripts_of = scripts
         self.scripts = [[*prompt, *truth] for prompt, truth in scripts]
         self.vocab, self.right = vocab, right
         self.rng = np.random.default_rng(seed)

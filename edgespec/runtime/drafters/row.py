@@ -12,6 +12,7 @@ from pathlib import Path
 from edgespec.backends.base import Runner, Table
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.runtime.drafters.base import Drafter
+from edgespec.runtime.drafters.options import DrafterOptions
 from edgespec.runtime.plans import PlanLimits
 
 
@@ -28,7 +29,8 @@ class DraftEngine:
 class DrafterSources:
     """What a drafter can be made from. `draft` is None for a method that needs no engine.
 
-    `num_lanes` sequences run at a time, of up to `capacity` tokens each.
+    `num_lanes` sequences run at a time, of up to `capacity` tokens each. `options` are those of the
+    row's class, with its defaults where none were given; None where the row has none.
     """
 
     engine_dir: Path
@@ -36,6 +38,7 @@ class DrafterSources:
     num_lanes: int
     capacity: int
     draft: DraftEngine | None = None
+    options: DrafterOptions | None = None
 
 
 def not_trained_with_a_mode(base: EngineConfig, draft: EngineConfig | None) -> bool | None:
@@ -48,13 +51,15 @@ class DrafterRow:
     """A drafting method at run time; its row in METHODS says whether it has an engine.
 
     `limits` are those of a drafting plan, by the configs of base and draft. `words` follow "chain"
-    or "tree" where a plan is shown. `trained_with_thinking` is the mode that its drafts know, None
+    or "tree" where a plan is shown. `options` is the class of its options, if it has any; `open`
+    gets one of them in its sources. `trained_with_thinking` is the mode that its drafts know, None
     where they know both.
     """
 
     open: Callable[[DrafterSources], Drafter]
     limits: Callable[[EngineConfig, EngineConfig | None], PlanLimits]
     words: str = ""
+    options: type[DrafterOptions] | None = None
     trained_with_thinking: Callable[[EngineConfig, EngineConfig | None], bool | None] = (
         not_trained_with_a_mode
     )

@@ -22,11 +22,12 @@ from edgespec.prompts import CAPACITY as FULL
 from edgespec.prompts import ERROR, MAX_LENGTH
 from edgespec.runtime import decoder as decoder_module
 from edgespec.runtime.decoder import CachedDecoder
+from edgespec.runtime.drafters.base import DraftRequest
 from edgespec.runtime.prefix import Prefix, PrefixCache
 from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.sequence import SequenceState, StepOutput
 from edgespec.runtime.session import Session
-from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.tree import DraftPlan, DraftTree
 from tests.lossless.drafters import ScriptedDrafter, Stateless
 from tests.unit.runtime.hash_model import GREEDY, VOCAB, begin, decoder_of, plainly
 
@@ -133,6 +134,7 @@ tasks_of = st.lists(
     budget=st.sampled_from([0, 400, 10**6]),
     seed=st.integers(0, 2**16),
     kind=st.sampled_from([ScriptedDrafter, Stateless]),
+    another=st.sampled_from([None, ScriptedDrafter, Stateless]),
     recurrent=st.booleans(),
 )
 def test_any_mixture_gives_each_sequence_what_it_gets_alone(
@@ -144,10 +146,12 @@ def test_any_mixture_gives_each_sequence_what_it_gets_alone(
     budget: int,
     seed: int,
     kind: type[ScriptedDrafter],
+    another: type[ScriptedDrafter] | None,
     recurrent: bool,
 ) -> None:
-    """Plain and drafted, greedy and sampled, each with its own limits and penalties, with prefixes
-    reused or not, from a base that can forget a row and from one that cannot."""
+    """Plain and drafted, by one drafter or by two, greedy and sampled, each with its own limits and
+    penalties, with prefixes reused or not, from a base that can forget a row and from one that
+    cannot."""
     window = None if recurrent else window  # a state has none
     session = session_for(
         tasks,
@@ -159,11 +163,63 @@ def test_any_mixture_gives_each_sequence_what_it_gets_alone(
         kind=kind,
         recurrent=recurrent,
     )
+    if another is not None:
+        own = another(session.drafter.scripts_of, VOCAB, right, seed + 1)
+        tasks = [replace(task, drafter=own if i % 2 else None) for i, task in enumerate(tasks)]
     with mock.patch.object(decoder_module, "PREFILL_CHUNK", chunk):
         told = serve(session, tasks, lanes)
     for task, one in zip(tasks, told, strict=True):
         assert (one.tokens, one.reason) == alone(task, window)
     assert session.prefixes.size_bytes <= budget
+
+
+def test_drafters_side_by_side_draft_for_their_own_sequences_alone() -> None:
+    """Each is asked for its own lanes in one call a step, and all share the base's passes."""
+    tasks = tasks_with(9, 9, 9, 9)
+    session = session_for(tasks, 4, 1.0)
+    first = session.drafter
+    second, third = (ScriptedDrafter(first.scripts_of, VOCAB, 1.0) for _ in range(2))
+    tasks = [
+        replace(task, drafter=own)
+        for task, own in zip(tasks, (None, second, None, third), strict=True)
+    ]
+    tasks[2] = replace(tasks[2], plan=None)
+    calls: list[tuple[ScriptedDrafter, list[int]]] = []
+    real = ScriptedDrafter.propose
+
+    def propose(self: ScriptedDrafter, requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        calls.append((self, [request.lane for request in requests]))
+        return real(self, requests)
+
+    with mock.patch.object(ScriptedDrafter, "propose", propose):
+        told = serve(session, tasks, 4)
+    assert [one.tokens for one in told] == [alone(task)[0] for task in tasks]
+    assert calls[:3] == [(first, [0]), (second, [1]), (third, [3])]
+    assert [one.steps < 9 for one in told] == [True, True, False, True]
+    assert session.drafters == []
+
+
+def test_drafter_that_comes_back_begins_with_empty_lanes() -> None:
+    """Its sequences were forgotten in the middle, and so was it."""
+    tasks = tasks_with(9, 9)
+    session = session_for(tasks, 2)
+    own = ScriptedDrafter(session.drafter.scripts_of, VOCAB, 0.7)
+    for task in tasks:
+        begin(session, replace(task, drafter=own))
+    session.restart()
+    assert (session.drafters, own.lanes[1].tokens != []) == ([], True)
+    begin(session, replace(tasks[0], drafter=own))
+    assert own.lanes[1].tokens == []
+
+
+def test_prefix_is_not_reused_with_the_memory_of_another_drafter() -> None:
+    tasks = [asked(0), asked(3), asked(7)]
+    session = session_for(tasks, 1, 1.0, budget=10**6)
+    own = ScriptedDrafter(session.drafter.scripts_of, VOCAB, 1.0)
+    tasks[1] = replace(tasks[1], drafter=own)
+    told = serve(session, tasks, 1)
+    assert [one.reused for one in told] == [0, 0, len(SYSTEM) - 1]
+    assert [one.tokens for one in told] == [alone(task)[0] for task in tasks]
 
 
 def tasks_with(*lengths: int, plan: DraftPlan | None = PLAN) -> list[SequenceState]:
@@ -335,7 +391,7 @@ PLANTED = {
     "reuse takes a row too many": mock.patch.object(
         Prefix,
         "reusable",
-        lambda self, prompt, drafting: min(len(self.tokens) + 1, len(prompt) - 1),
+        lambda self, prompt, drafter: min(len(self.tokens) + 1, len(prompt) - 1),
     ),
 }
 

@@ -35,7 +35,8 @@ from tests.unit.runtime.hash_model import (
 PROMPT = [6, 1, 8, 0, 3]
 ANSWER = plainly(PROMPT, GREEDY, 12)[0]
 INDEX = 9  # of the token that differs
-ACCEPTED, DRAFTED = [2, 0, 3], [4, 4, 5]  # of the verify steps; with their bonuses 9 tokens
+# Of the verify steps: with their bonuses 9 tokens
+PATHS, DRAFTED = [[0, 1, 4], [0], [0, 2, 3, 5]], [4, 4, 5]
 LOGITS = logits_after(list(enumerate([*PROMPT, *ANSWER[:INDEX]])))
 FIRST, SECOND, LAST = np.argsort(-LOGITS)[[0, 1, -1]].tolist()
 APART = float(LOGITS[FIRST] - LOGITS[SECOND])
@@ -69,9 +70,7 @@ def engine_of(runner: HashRunner, rounding: float = 0.0, *, exact: bool = False)
 
 
 def response(ids: Sequence[int], **metrics: object) -> Response:
-    steps = RequestMetrics(
-        len(PROMPT), per_step_accepted=ACCEPTED, per_step_drafted=DRAFTED, **metrics
-    )
+    steps = RequestMetrics(len(PROMPT), per_step_path=PATHS, per_step_drafted=DRAFTED, **metrics)
     return Response("", [*ids], MAX_LENGTH, steps, None, [*PROMPT])
 
 

@@ -8,7 +8,7 @@ The model is `hash_model`'s; mixtures of sequences that reuse each other's prefi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -151,12 +151,14 @@ def test_a_prompts_state_is_kept_where_it_was_asked_for_between_two_chunks() -> 
 
 # Entries
 
+DRAFTER, ANOTHER = ScriptedDrafter([], VOCAB, 0), ScriptedDrafter([], VOCAB, 0)
+
 
 def entry(tokens: Sequence[int], draft: int | None = None, *, croppable: bool = True) -> Prefix:
     rows = HashRows(tuple(enumerate(tokens)), croppable)
     drafted = None if draft is None else HashRows(tuple(enumerate(tokens[:draft])))
     state = np.zeros(1, np.float32) if not croppable else None
-    return Prefix(np.array(tokens), rows, drafted, state, croppable)
+    return Prefix(np.array(tokens), rows, drafted, state, croppable, DRAFTER)
 
 
 ONE_TO_FIVE = [1, 2, 3, 4, 5]
@@ -182,8 +184,9 @@ ONE_TO_FIVE = [1, 2, 3, 4, 5]
 def test_a_prompt_reuses_what_it_shares_but_its_last_token(
     kept: Prefix, prompt: list[int], plain: int, drafting: int
 ) -> None:
-    assert kept.reusable(np.array(prompt), drafting=False) == plain
-    assert kept.reusable(np.array(prompt), drafting=True) == drafting
+    assert kept.reusable(np.array(prompt), None) == plain
+    assert kept.reusable(np.array(prompt), DRAFTER) == drafting
+    assert kept.reusable(np.array(prompt), ANOTHER) == 0
 
 
 def test_the_longest_is_found_and_is_the_last_to_go() -> None:
@@ -191,7 +194,7 @@ def test_the_longest_is_found_and_is_the_last_to_go() -> None:
     for tokens in ([1, 2], [1, 2, 3], [5, 5, 5, 5]):
         cache.keep(entry(tokens))
     assert [e.tokens.tolist() for e in cache.entries] == [[1, 2, 3], [5, 5, 5, 5]]
-    found = cache.find([1, 2, 3, 4], drafting=False)
+    found = cache.find([1, 2, 3, 4], None)
     assert found is not None
     assert (found[0].tokens.tolist(), found[1]) == ([1, 2, 3], 3)
     cache.keep(entry([7, 7, 7]))  # 7 tokens are there, 9 fit
@@ -208,6 +211,19 @@ def test_what_a_new_entry_serves_goes_and_nothing_else() -> None:
     cache.keep(entry([1, 2], 1, croppable=False))
     cache.keep(entry([1, 2, 3], 2, croppable=False))
     assert [len(e.tokens) for e in cache.entries] == [5, 2, 3]  # a state serves itself alone
+
+
+def test_what_one_drafter_remembers_goes_on_beside_what_another_does() -> None:
+    cache = PrefixCache(10**6)
+    for drafter in (DRAFTER, ANOTHER):
+        cache.keep(replace(entry([1, 2, 3, 4], 3), drafter=drafter))
+    assert len(cache.entries) == 2
+    for drafter in (DRAFTER, ANOTHER):
+        found = cache.find([1, 2, 3, 4, 5], drafter)
+        assert found is not None
+        assert found[0].drafter is drafter
+    cache.keep(replace(entry([1, 2, 3, 4, 5], 4), drafter=ANOTHER))
+    assert [e.drafter is DRAFTER for e in cache.entries] == [True, False]
 
 
 def test_an_entry_larger_than_the_budget_drives_nothing_out() -> None:

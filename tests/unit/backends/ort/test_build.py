@@ -16,6 +16,7 @@ from edgespec.backends.build import build
 from edgespec.backends.manifest import EngineManifest
 from edgespec.backends.ort import weight_data
 from edgespec.backends.ort.runner import OrtRunner
+from edgespec.backends.registry import get_backend
 from edgespec.contract import Limits
 from edgespec.errors import BuildError, EdgeSpecError, LimitError
 from edgespec.export.components import ExportOptions, export
@@ -110,13 +111,26 @@ def test_a_failed_rebuild_leaves_the_engine_that_was_there(
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_progress_is_told_of_every_byte(onnx_dir: Path, tmp_path: Path) -> None:
-    totals: list[int] = []
-    parts: list[int] = []
-    progress = Progress(start=totals.append, advance=parts.append)
-    build(onnx_dir, tmp_path, LIMITS, progress=progress)
-    assert len(totals) == 1
-    assert sum(parts) == totals[0] > 0
+@pytest.mark.parametrize("weights", ["fp32", "int4"])
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_progress_is_told_of_every_byte_and_of_every_golden_pass(
+    onnx_dir: Path, tmp_path: Path, weights: str, lanes: int
+) -> None:
+    stages: list[list[int]] = []
+
+    def start(total: int) -> None:
+        stages.append([total, 0])
+
+    def advance(amount: int) -> None:
+        stages[-1][1] += amount
+
+    progress = Progress(start=start, advance=advance, prove=start)
+    limits = replace(LIMITS, max_batch_size=lanes)
+    options = get_backend("ort", "a test").parse_options({"weights": weights})
+    build(onnx_dir, tmp_path, limits, options=options, progress=progress)
+    (num_bytes, told), (passes, made) = stages
+    assert told == num_bytes > 0
+    assert made == passes > 0
 
 
 @pytest.mark.parametrize(
