@@ -7,7 +7,7 @@ it (deepseek-ai/DeepSpec, eval/dspark/draft_ops.py).
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -28,14 +28,27 @@ from edgespec.runtime.drafters.block_drafter import (
     trained_with_thinking,
     vocabulary_map,
 )
+from edgespec.runtime.drafters.options import DrafterOptions, option
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
 from edgespec.runtime.tree import DraftTree
 
-__all__ = ["NAME", "ROW", "DSparkDrafter", "confident_length"]
+__all__ = ["NAME", "ROW", "DSparkDrafter", "DSparkOptions", "confident_length"]
 
 # A draft below it costs more than it brings: where a further row costs about a fifth of a pass
 # (decision 0011) and a token less than a whole one
 CONFIDENCE_THRESHOLD = 0.3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DSparkOptions(DrafterOptions):
+    """DSpark's options."""
+
+    confidence_threshold: float = option(
+        CONFIDENCE_THRESHOLD,
+        "A block ends before the first slot that is less confident; 0 verifies whole blocks.",
+        low=0,
+        high=1,
+    )
 
 
 class DSparkDrafter(BlockDrafter):
@@ -78,13 +91,21 @@ def open_drafter(sources: DrafterSources) -> DSparkDrafter:
     """The drafter of a DSpark engine, with the heads that stand beside it."""
     assert sources.draft is not None
     spec, config = spec_of(sources.draft.config), sources.draft.config.component
+    options = sources.options or DSparkOptions()
     assert isinstance(spec, DSparkSpec)
+    assert isinstance(options, DSparkOptions)
     assert config.draft_vocab_size is not None
     ids, offsets = np.arange(config.draft_vocab_size), vocabulary_map(sources)
     path = sources.engine_dir / bundle.HEADS
     arrays = head_arrays(path, config, BUILD_AGAIN) if config.graph.features else {}
     heads = DSparkHeads(spec.heads, arrays, ids if offsets is None else ids + offsets)
-    return DSparkDrafter(open_decoder(sources), spec.mask_token_id, spec.block_size, heads)
+    threshold, decoder = options.confidence_threshold, open_decoder(sources)
+    return DSparkDrafter(decoder, spec.mask_token_id, spec.block_size, heads, threshold)
 
 
-ROW = DrafterRow(open=open_drafter, limits=limits, trained_with_thinking=trained_with_thinking)
+ROW = DrafterRow(
+    open=open_drafter,
+    limits=limits,
+    options=DSparkOptions,
+    trained_with_thinking=trained_with_thinking,
+)
