@@ -32,20 +32,19 @@ from edgespec.runtime.drafters.options import DrafterOptions, option
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
 from edgespec.runtime.tree import DraftTree
 
-__all__ = ["NAME", "ROW", "DSparkDrafter", "DSparkOptions", "confident_length"]
+__all__ = ["NAME", "ROW", "DSparkDrafter", "DSparkOptions"]
 
-# A draft below it costs more than it brings: where a further row costs about a fifth of a pass
-# (decision 0011) and a token less than a whole one
-CONFIDENCE_THRESHOLD = 0.3
+ROW_COST = 0.18  # of a further row, in passes over one: INT4 in blocks on a CPU (decision 0011)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DSparkOptions(DrafterOptions):
     """DSpark's options."""
 
-    confidence_threshold: float = option(
-        CONFIDENCE_THRESHOLD,
-        "A block ends before the first slot that is less confident; 0 verifies whole blocks.",
+    confidence_threshold: float | None = option(
+        None,
+        "A block ends before the first slot that is less confident; 0 verifies whole blocks."
+        " Default: where a further token costs more than it brings.",
         low=0,
         high=1,
     )
@@ -53,7 +52,7 @@ class DSparkOptions(DrafterOptions):
 
 class DSparkDrafter(BlockDrafter):
     """`heads` are those of the draft. A block ends before the first slot whose confidence is below
-    `threshold`; 0 verifies whole blocks."""
+    `threshold`; None: where a further row, which costs `row_cost` passes, does not pay."""
 
     def __init__(
         self,
@@ -61,23 +60,42 @@ class DSparkDrafter(BlockDrafter):
         mask_token: int,
         max_block: int,
         heads: DSparkHeads,
-        threshold: float = CONFIDENCE_THRESHOLD,
+        threshold: float | None = None,
+        row_cost: float = ROW_COST,
     ) -> None:
         super().__init__(decoder, mask_token, max_block)
-        self.heads, self.threshold = heads, threshold
+        self.heads, self.threshold, self.row_cost = heads, threshold, row_cost
 
     def drafted(self, request: DraftRequest, output: BlockOutput) -> DraftTree:
         """The chain of a block, as long as the confidences say."""
         walk = self.heads.walk(request.pending, output.logits, output.states)
         count = len(walk.ids)
-        if walk.confidences is not None:
+        if walk.confidences is not None and self.threshold is None:
+            count = scheduled_length(walk.confidences, self.row_cost)
+        elif walk.confidences is not None and self.threshold is not None:
             count = confident_length(walk.confidences, self.threshold)
         tokens = self.heads.base_ids[walk.ids[:count]]
         return DraftTree(np.concatenate([[request.pending], tokens]), np.arange(-1, count))
 
 
+def scheduled_length(confidences: Floats, row_cost: float) -> int:
+    """The length that brings most tokens for its cost, as the paper schedules one sequence.
+
+    A slot survives with the product of the confidences up to it. With l slots a pass costs
+    1 + l * row_cost, and brings one token and the sum of what survives. Slots are taken from left
+    to right, while each raises tokens per cost.
+    """
+    tokens, cost, survival = 1.0, 1.0, 1.0
+    for length, confidence in enumerate(confidences.tolist()):
+        survival *= confidence
+        if survival * cost < row_cost * tokens:
+            return length
+        tokens, cost = tokens + survival, cost + row_cost
+    return len(confidences)
+
+
 def confident_length(confidences: Floats, threshold: float) -> int:
-    """The slots before the first whose confidence is below the threshold."""
+    """The slots before the first whose confidence is below the threshold (DeepSpec)."""
     below = np.flatnonzero(confidences < threshold)
     return int(below[0]) if below.size else len(confidences)
 

@@ -19,7 +19,7 @@ from edgespec.methods.dspark_heads import DSparkHeads
 from edgespec.runtime.block import MaskSpec
 from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.drafters.block_drafter import BlockLimits
-from edgespec.runtime.drafters.dspark import DSparkDrafter, confident_length
+from edgespec.runtime.drafters.dspark import DSparkDrafter, confident_length, scheduled_length
 from edgespec.runtime.tree import BlockPlan, DraftTree
 from tests.unit.runtime.hash_drafts import VOCAB, WIDTH, block_rows_said, blocks_of
 
@@ -98,6 +98,33 @@ def test_a_confidence_that_equals_the_threshold_is_enough() -> None:
     assert confident_length(np.array([0.5, 0.25, 0.75], np.float32), 0.5) == 1
     assert confident_length(np.array([0.125, 0.875], np.float32), 0.5) == 0
     assert confident_length(np.zeros(0, np.float32), 0.5) == 0
+
+
+@pytest.mark.parametrize("row_cost", [0.01, 0.05, 0.18, 0.5, 1.0])
+def test_by_default_a_block_has_the_length_that_brings_most_for_its_cost(row_cost: float) -> None:
+    """By looking at all lengths; the confidences of a block fall, as those of drafts do."""
+    lengths = set()
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        confidences = np.sort(rng.random(BLOCK).astype(np.float32))[::-1] ** (seed % 3)
+        survivals = [float(s) for s in np.cumprod(confidences, dtype=np.float64)]
+        rates = [(1 + sum(survivals[:n])) / (1 + n * row_cost) for n in range(BLOCK + 1)]
+        found = scheduled_length(confidences, row_cost)
+        assert rates[found] == pytest.approx(max(rates), rel=1e-6)
+        lengths.add(found)
+    assert len(lengths) > 1
+
+
+def test_a_drafter_without_a_threshold_asks_what_a_row_costs() -> None:
+    seen = [some_states(3, 0, 4)]
+    tokens, confidences = said(seen)
+    for row_cost in (0.0, 0.18, 3.0):
+        drafter = drafter_of()
+        drafter.threshold, drafter.row_cost = None, row_cost
+        drafter.observe(seen)
+        count = scheduled_length(confidences, row_cost)
+        assert count == {0.0: BLOCK, 3.0: 0}.get(row_cost, count)
+        assert proposed(drafter).tokens.tolist() == [PENDING, *tokens[:count]]
 
 
 @pytest.mark.parametrize(("capacity", "count"), [(4, 0), (5, 1), (7, 3), (9, 5), (30, 5)])
