@@ -32,18 +32,6 @@ def _is_medusa(config: Mapping[str, Any], _: Checkpoint) -> bool:
     return "medusa_num_heads" in config or "medusa" in config
 
 
-def _is_eagle1(config: Mapping[str, Any], checkpoint: Checkpoint) -> bool:
-    if isinstance(config.get("eagle_config"), Mapping):
-        return True  # the EAGLE-3 ones are gone by now
-    shapes, hidden = bare_shapes(checkpoint), config.get("hidden_size")
-    if not isinstance(hidden, int) or shapes.get("fc.weight") != (hidden, 2 * hidden):
-        return False
-    return (
-        "layers.0.self_attn.q_proj.weight" in shapes
-        and "layers.0.input_layernorm.weight" not in shapes
-    )
-
-
 def _is_qwen_next(config: Mapping[str, Any], _: Checkpoint) -> bool:
     return config.get("model_type") == "qwen3_next" or "Qwen3NextForCausalLM" in _architectures(
         config
@@ -96,7 +84,6 @@ SPECULATORS = {
 BY_CONFIG = (Unsupported("a set of Medusa heads", _is_medusa),)
 # Asked once no method has claimed the checkpoint; the first that matches decides.
 OTHERS = (
-    Unsupported("an EAGLE-1 or EAGLE-2 draft", _is_eagle1),
     Unsupported("a Qwen3-Next model", _is_qwen_next),
     Unsupported("a Qwen3.5 mixture of experts", _is_qwen_experts),
     Unsupported("a model with a multi-token prediction (MTP) head, and not Qwen3.5", _is_other_mtp),

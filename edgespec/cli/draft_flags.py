@@ -1,17 +1,25 @@
 """The flags that say how much is drafted, the same for `infer` and `chat`.
 
-Knows flags; which methods draft chains or blocks stands in the table of methods.
+Knows flags; which methods draft chains or blocks stands in the table of methods. Those that
+describe a tree as TensorRT-LLM does are no arguments of the command: `tree_of` gives what they ask
+for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from edgespec.contract import MAX_BLOCK_NODES
 from edgespec.methods import METHODS
+
+if TYPE_CHECKING:
+    from edgespec.runtime.drafters.eagle_options import EagleOptions
+    from edgespec.runtime.engine import Engine
+    from edgespec.runtime.plans import TreeSpec
+    from edgespec.runtime.tree import DraftPlan
 
 # TensorRT Edge-LLM's other names
 ALIASES = {
@@ -19,6 +27,7 @@ ALIASES = {
     "--spec-verify-tree-size": "--spec-verify-size",
     "--eagle-verify-tree-size": "--spec-verify-size",
 }
+GIVEN = f"{__name__}.tree"  # in a context's meta: the keys of EagleOptions that were given
 
 
 def titles(proposes: str) -> str:
@@ -34,15 +43,102 @@ STEP = f"Levels of the tree; {titles('block')}: 1."
 VERIFY_SIZE = (
     f"Nodes per base pass, the root included; {titles('block')}: at most {MAX_BLOCK_NODES}."
 )
+SIZE = click.IntRange(1)
+# Flag -> key of EagleOptions, type (None: a switch), help
+TREE_FLAGS: tuple[tuple[str, str, Any, str], ...] = (
+    (
+        "--eagle-choices",
+        "eagle_choices",
+        str,
+        (
+            "A static tree instead: paths of ranks such as [[0],[1],[0,0]], a JSON or YAML file of"
+            " them, mc_sim_7b_63 (TensorRT-LLM's default, 63 nodes) or mc_sim_7b_25 (EAGLE's own)."
+        ),
+    ),
+    (
+        "--eagle-use-dynamic-tree",
+        "use_dynamic_tree",
+        None,
+        "EAGLE-2's tree, sized as in TensorRT-LLM: of N + N*N*(L-1) drafts the best --max-draft-len.",
+    ),
+    (
+        "--eagle-dynamic-tree-max-top-k",
+        "dynamic_tree_max_topK",
+        SIZE,
+        "N: children of each node of a dynamic tree.",
+    ),
+    (
+        "--num-eagle-layers",
+        "num_eagle_layers",
+        SIZE,
+        "L: levels of the tree; choices must be as deep.  [default: 4, or the choices' depth]",
+    ),
+    (
+        "--max-draft-len",
+        "max_draft_len",
+        SIZE,
+        "Nodes of such a tree at most, without the root.  [default: 63]",
+    ),
+    (
+        "--max-non-leaves-per-layer",
+        "max_non_leaves_per_layer",
+        SIZE,
+        "Nodes with children at one depth, at most; more are refused.",
+    ),
+)
+TREE_NAMES = tuple(flag.removeprefix("--").replace("-", "_") for flag, *_ in TREE_FLAGS)
 
 
 def draft_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--spec-draft-top-k, --spec-draft-step and --spec-verify-size."""
-    size = click.IntRange(1)
+    """--spec-draft-top-k, --spec-draft-step and --spec-verify-size, and the flags of trees."""
+    for flag, key, kind, text in reversed(TREE_FLAGS):
+        command = tree_option(flag, key, kind, text)(command)
     for flag, text in (
         ("--spec-verify-size", VERIFY_SIZE),
         ("--spec-draft-step", STEP),
         ("--spec-draft-top-k", TOP_K),
     ):
-        command = click.option(flag, type=size, help=text)(command)
+        command = click.option(flag, type=SIZE, help=text)(command)
     return command
+
+
+def tree_option(flag: str, key: str, kind: Any, text: str) -> Callable[..., Any]:
+    """A flag of TREE_FLAGS, whose value goes into the context's meta."""
+
+    def keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+        del param
+        if value is not None and value is not False:
+            ctx.meta.setdefault(GIVEN, {})[key] = value
+
+    return click.option(
+        flag,
+        expose_value=False,
+        callback=keep,
+        help=text,
+        is_flag=kind is None,
+        type=kind,
+        metavar="TREE" if kind is str else None,
+    )
+
+
+def tree_of(ctx: click.Context, sizes: Iterable[int | None]) -> EagleOptions | None:
+    """What the flags of trees ask for; None where none was given. Raises OptionError where they
+    exclude each other, click.UsageError beside one of `sizes`."""
+    given = ctx.meta.get(GIVEN)
+    if not given:
+        return None
+    if any(sizes):
+        flags = " and ".join(flag for flag, key, *_ in TREE_FLAGS if key in given)
+        raise click.UsageError(
+            f"{flags}: they describe a tree, and so do --spec-draft-top-k, --spec-draft-step and"
+            " --spec-verify-size; give one or the other",
+            ctx,
+        )
+    from edgespec.runtime.drafters.eagle_options import EagleOptions
+
+    return EagleOptions(**given)
+
+
+def plan_of(engine: Engine, sizes: Iterable[int | None], tree: TreeSpec | None) -> DraftPlan:
+    """The drafting plan by a tree, or by the three sizes. Raises OptionError and LimitError."""
+    return engine.plan(*sizes) if tree is None else engine.tree_plan(tree)

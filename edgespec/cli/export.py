@@ -81,7 +81,15 @@ def block_options(method: str, title: str) -> Callable[[Command], Command]:
 @click.option(
     "--eagle-base",
     is_flag=True,
-    help="Export the base of an EAGLE draft: its graph also emits the aux hidden states.",
+    help="Export the base of an EAGLE-3 draft: its graph also emits the aux hidden states.",
+)
+@click.option(
+    "--eagle1-base",
+    is_flag=True,
+    help=(
+        "Export the base of an EAGLE-1 or EAGLE-2 draft: its graph also emits the state after its"
+        " last norm."
+    ),
 )
 @block_options("dflash", "DFlash")
 @block_options("jetspec", "JetSpec")
@@ -124,6 +132,7 @@ def command(
     model: str,
     out: Path,
     eagle_base: bool,
+    eagle1_base: bool,
     mtp: bool,
     base_model_dir: str | None,
     aux_layers: tuple[int, ...] | None,
@@ -135,19 +144,22 @@ def command(
     """Write the ONNX graph of MODEL, a directory or a hub id, to OUT/llm; that of a block draft to
     OUT/dflash_draft, OUT/jetspec_draft or OUT/dspark_draft.
 
-    An EAGLE-3, DFlash, JetSpec or DSpark draft is detected automatically, in each of its published
-    layouts. Base and EAGLE-3 draft need different OUT directories. Weights keep the checkpoint's
-    type. Code in a checkpoint is never run.
+    An EAGLE-1, EAGLE-3, DFlash, JetSpec or DSpark draft is detected automatically, in each of its
+    published layouts. Base and EAGLE draft need different OUT directories. Weights keep the
+    checkpoint's type. Code in a checkpoint is never run.
 
     \b
     edgespec export Qwen/Qwen3-8B onnx/base --eagle-base
     edgespec export Tengyunw/qwen3_8b_eagle3 onnx/draft --base-model-dir Qwen/Qwen3-8B
+    edgespec export lmsys/vicuna-7b-v1.3 onnx/base --eagle1-base --allow-pickle
+    edgespec export yuhuili/EAGLE-Vicuna-7B-v1.3 onnx/draft --base-model-dir lmsys/vicuna-7b-v1.3 --allow-pickle
     edgespec export Qwen/Qwen3.5-4B onnx --mtp
     edgespec export Qwen/Qwen3-8B onnx/base --dflash-base --dflash-draft-dir z-lab/Qwen3-8B-DFlash-b16
     edgespec export z-lab/Qwen3-8B-DFlash-b16 onnx/draft --base-model-dir Qwen/Qwen3-8B
     """
     asked = [BlockFlags.read(method, blocks) for method in BLOCK_METHODS]
-    bases = {"eagle3": eagle_base, "mtp": mtp} | {flags.method: flags.base for flags in asked}
+    bases = {"eagle3": eagle_base, "eagle1": eagle1_base, "mtp": mtp}
+    bases |= {flags.method: flags.base for flags in asked}
     block = check_draft_flags(asked, base_model_dir, aux_layers)
     base_for = chosen_base(bases)
     from edgespec.cli.progress import Bars

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli import environment
-from edgespec.cli.draft_flags import ALIASES, draft_options
+from edgespec.cli.draft_flags import ALIASES, draft_options, plan_of, tree_of
 from edgespec.cli.edgellm import FLAGS
 from edgespec.cli.flags import EdgeCommand
 from edgespec.cli.paths import DIRECTORY, FILE
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from edgespec.prompts import Journal, NoJournal, RequestFile
     from edgespec.runtime.engine import Engine
     from edgespec.runtime.file_runner import FileRun
+    from edgespec.runtime.plans import TreeSpec
     from edgespec.runtime.profile import RunStats
     from edgespec.runtime.tree import DraftPlan
 
@@ -195,7 +196,8 @@ def command(
     edgespec infer --engine-dir engines --prompts mt_bench.jsonl --output-file answers.json --batch-size 4
     """
     sizes = (spec_draft_top_k, spec_draft_step, spec_verify_size)
-    if not spec_decode and (check_lossless or any(sizes)):
+    tree = tree_of(ctx, sizes)
+    if not spec_decode and (check_lossless or any(sizes) or tree):
         what = "--check-lossless means" if check_lossless else "the sizes of drafts mean"
         raise click.UsageError(f"{what} nothing without --spec-decode", ctx)
     if sum(map(bool, (input_file, prompts, texts))) != 1:
@@ -226,6 +228,7 @@ def command(
         output_file=output_file,
         spec_decode=spec_decode,
         sizes=sizes,
+        tree=tree,
         exact=exact,
         prefix_cache_mb=prefix_cache_mb,
         warmup=warmup,
@@ -300,6 +303,7 @@ def respond(
     spec_decode: bool | None,
     sizes: tuple[int | None, int | None, int | None],
     finish: Callable[[RunStats], None],
+    tree: TreeSpec | None = None,
     stream: AnswerStream | None = None,
     exact: bool = False,
     prefix_cache_mb: int = 256,
@@ -309,7 +313,8 @@ def respond(
     chat_template: str | None = None,
 ) -> int:
     """Answer requests and return the exit code. `spec_decode` None drafts where the directory holds
-    a draft. `chat_template` is a name or a file instead of the model's own.
+    a draft. `tree` says what to draft instead of `sizes`. `chat_template` is a name or a file instead
+    of the model's own.
 
     Without an output file nothing is kept, and `stream` shows the answers. `finish` shows the
     summary.
@@ -324,8 +329,8 @@ def respond(
     ) as engine:
         if chat_template:
             engine.tokenizer.template = named_template(chat_template, engine_dir)
-        plan = engine.plan(*sizes) if engine.spec_decode else None
-        notes = notes_of(engine, plan, requests, sizes)
+        plan = plan_of(engine, sizes, tree) if engine.spec_decode else None
+        notes = notes_of(engine, plan, requests, sizes, chosen=not any(sizes) and tree is None)
         requests = replace(requests, batch_size=min(requests.batch_size, engine.max_batch_size))
         with (
             journal_of(output_file) as journal,
@@ -370,6 +375,8 @@ def notes_of(
     plan: DraftPlan | None,
     requests: RequestFile,
     sizes: tuple[int | None, int | None, int | None],
+    *,
+    chosen: bool,
 ) -> list[str]:
     """The lines before a run: the plan, and what a user should know of engines and modes."""
     from edgespec.cli import report
@@ -385,7 +392,7 @@ def notes_of(
     thinking = engine.thinking_note(asked)
     line = report.plan_line(
         plan,
-        chosen=not any(sizes),
+        chosen=chosen,
         words=engine.drafter_words,
         could_be_tree=report.could_be_tree(sizes, engine.method),
     )

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -19,10 +19,13 @@ from edgespec.backends.base import OptionValue
 from edgespec.backends.registry import find_backend
 from edgespec.cli import build, export, infer
 from edgespec.cli.chat import command as chat
-from edgespec.cli.draft_flags import ALIASES
+from edgespec.cli.draft_flags import ALIASES, TREE_NAMES, tree_of
 from edgespec.cli.paths import MODEL
 from edgespec.contract import Limits
 from edgespec.errors import OptionError, RequestError
+
+if TYPE_CHECKING:
+    from edgespec.runtime.plans import TreeSpec
 
 LIMITS = ("max_input_len", "max_kv_cache_capacity", "max_verify_tree_size", "max_draft_tree_size")
 EXPORTS = ("aux_layers", "allow_pickle", "no_golden")
@@ -31,6 +34,7 @@ CHATS = (
     "system",
     "spec_decode",
     *SIZES,
+    *TREE_NAMES,
     "show_speculation",
     "max_generate_length",
     "temperature",
@@ -130,9 +134,10 @@ def command(
     edgespec run Qwen/Qwen3-8B --draft Tengyunw/qwen3_8b_eagle3 --weights int4
     echo 'Why is the sky blue?' | edgespec run Qwen/Qwen3-0.6B
     """
-    settings = {name: values.pop(name) for name in CHATS}
+    settings = {name: values.pop(name) for name in CHATS if name not in TREE_NAMES}
     limits = Limits(**{name: values.pop(name) for name in LIMITS})
-    check_sizes(ctx, settings)
+    tree = tree_of(ctx, [settings[name] for name in SIZES])
+    check_sizes(ctx, settings, tree)
     prompts = prompts or piped_prompt(ctx)
     if settings["chat_template"] and settings["no_chat_template"]:
         raise click.UsageError("--chat-template and --no-chat-template exclude each other", ctx)
@@ -162,12 +167,14 @@ def command(
         with Steps() as steps:
             engine_dir = stack.enter_context(prepared(request, Cache(bundle.user_cache()), steps))
         if prompts:
-            return answer(engine_dir, prompts, settings)
+            return answer(engine_dir, prompts, settings, tree)
         code: int = ctx.invoke(chat.command, engine_dir=engine_dir, **settings)
         return code
 
 
-def answer(engine_dir: Path, prompts: Sequence[str], settings: dict[str, Any]) -> int:
+def answer(
+    engine_dir: Path, prompts: Sequence[str], settings: dict[str, Any], tree: TreeSpec | None
+) -> int:
     """Answers each prompt on stdout and returns the exit code."""
     from edgespec.cli.answer_stream import AnswerStream
     from edgespec.cli.report import show_failures
@@ -183,8 +190,9 @@ def answer(engine_dir: Path, prompts: Sequence[str], settings: dict[str, Any]) -
         text_requests(prompts, apply_chat_template=not raw, **settings),
         engine_dir=engine_dir,
         output_file=None,
-        spec_decode=True if any(sizes) else spec_decode,
+        spec_decode=True if any(sizes) or tree else spec_decode,
         sizes=sizes,
+        tree=tree,
         prefix_cache_mb=prefix_cache_mb,
         chat_template=template,
         stream=AnswerStream(len(prompts), live=True, show_speculation=show_speculation),
@@ -192,9 +200,10 @@ def answer(engine_dir: Path, prompts: Sequence[str], settings: dict[str, Any]) -
     )
 
 
-def check_sizes(ctx: click.Context, settings: dict[str, Any]) -> None:
+def check_sizes(ctx: click.Context, settings: dict[str, Any], tree: TreeSpec | None) -> None:
     """Raises click.UsageError for sizes of drafts without drafts."""
-    if settings["spec_decode"] is False and any(settings[name] for name in SIZES):
+    sized = tree is not None or any(settings[name] for name in SIZES)
+    if settings["spec_decode"] is False and sized:
         raise click.UsageError("the sizes of drafts mean nothing with --no-spec-decode", ctx)
 
 

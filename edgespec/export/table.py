@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from edgespec.export import dflash, dspark, eagle3, jetspec, mtp
+from edgespec.export import dflash, dspark, eagle1, eagle3, jetspec, mtp
 from edgespec.export.row import ComponentRow
 
 COMPONENTS: dict[str, ComponentRow] = {
+    eagle1.NAME: eagle1.COMPONENTS,
     eagle3.NAME: eagle3.COMPONENTS,
     mtp.NAME: mtp.COMPONENTS,
     dflash.NAME: dflash.COMPONENTS,

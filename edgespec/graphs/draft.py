@@ -9,10 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import onnx_ir as ir
+
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.config import DecoderConfig, DraftConfig, ModelConfig
 from edgespec.errors import PairingError
-from edgespec.graphs.assembly import DecoderGraph
+from edgespec.graphs.assembly import DecoderGraph, Inputs
+from edgespec.graphs.builder import GraphBuilder, branch
 from edgespec.graphs.decoder import Decoder
 from edgespec.graphs.weights import WeightTable
 from edgespec.methods import BaseSide, DraftSide
@@ -93,3 +96,16 @@ def shared_head(config: DraftConfig, base: Decoder | None) -> dict[str, WeightTa
 def own_embedding(graph: DraftGraph) -> tuple[Checkpoint, str] | None:
     """Checkpoint and stored name of the draft's own embedding; None: it shares the base's."""
     return graph.table.source(EMBEDDING) if graph.table.has(EMBEDDING) else None
+
+
+def chosen_state(b: GraphBuilder, inputs: Inputs) -> ir.Value:
+    """The state [B, S, H] of the base, or the draft's own last one of the same width: an explicit
+    flag decides, never a shape."""
+    sides = []
+    for name in ("base_hidden", "draft_hidden"):
+        value = b.op("Identity", inputs[name], name=f"fuse/{name}")
+        sides.append(branch(name, [b.nodes.pop()], value))
+    base, own = sides
+    return b.op(
+        "If", inputs["use_base_hidden"], name="fuse/choose", then_branch=base, else_branch=own
+    )

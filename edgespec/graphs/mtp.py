@@ -22,8 +22,8 @@ from edgespec.config import DecoderConfig, ModelConfig
 from edgespec.contract import GraphShape, Role
 from edgespec.graphs import decoder
 from edgespec.graphs.assembly import Inputs, Memory, layer_cache, step_inputs
-from edgespec.graphs.builder import GraphBuilder, branch
-from edgespec.graphs.draft import HEAD, DraftGraphs
+from edgespec.graphs.builder import GraphBuilder
+from edgespec.graphs.draft import HEAD, DraftGraphs, chosen_state
 from edgespec.graphs.layers import attention_layer, gather_rows, graph_shape, norm
 from edgespec.graphs.linear import linear
 from edgespec.graphs.weights import WeightTable
@@ -80,7 +80,7 @@ class MtpDraft:
 
     def stem(self, b: GraphBuilder, inputs: Inputs) -> ir.Value:
         """The stream [B, S, H]: fc over embedding and state, each normed, the embedding first."""
-        state = self.state(b, inputs)
+        state = chosen_state(b, inputs)
         spec, given = self.config.decoder.norm, inputs["inputs_embeds"]
         embeds = norm(
             b, self.table, spec, given, "mtp.pre_fc_norm_embedding", "fuse/embedding_norm"
@@ -88,18 +88,6 @@ class MtpDraft:
         state = norm(b, self.table, spec, state, "mtp.pre_fc_norm_hidden", "fuse/state_norm")
         wide = b.op("Concat", embeds, state, name="fuse/embedding_and_state", axis=-1)
         return linear(b, self.table, wide, "mtp.fc", "fuse/fc")
-
-    def state(self, b: GraphBuilder, inputs: Inputs) -> ir.Value:
-        """The state [B, S, H] of the base, or the head's own last one: an explicit flag decides,
-        never a shape."""
-        sides = []
-        for name in ("base_hidden", "draft_hidden"):
-            value = b.op("Identity", inputs[name], name=f"fuse/{name}")
-            sides.append(branch(name, [b.nodes.pop()], value))
-        base, own = sides
-        return b.op(
-            "If", inputs["use_base_hidden"], name="fuse/choose", then_branch=base, else_branch=own
-        )
 
     def layer(
         self, b: GraphBuilder, index: int, x: ir.Value, inputs: Inputs

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from edgespec.graphs import dflash, dspark, eagle3, jetspec, mtp
+from edgespec.graphs import dflash, dspark, eagle1, eagle3, jetspec, mtp
 from edgespec.graphs.draft import DraftGraph, DraftGraphs, DraftSource
 
 # By the name of the method's row in METHODS.
 DRAFTS: dict[str, DraftGraphs] = {
+    eagle1.NAME: eagle1.GRAPHS,
     eagle3.NAME: eagle3.GRAPHS,
     mtp.NAME: mtp.GRAPHS,
     dflash.NAME: dflash.GRAPHS,

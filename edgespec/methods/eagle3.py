@@ -164,6 +164,12 @@ def _draft_heads(
             f" hidden_size {hidden_size} of {layer.source} takes {2 * hidden_size} (embedding and"
             " hidden state)."
         )
+    return heads_by_rows(layer, first, q_out, k_out)
+
+
+def heads_by_rows(layer: Fields, first: str, q_out: int, k_out: int) -> tuple[int, int, int]:
+    """num_heads, num_kv_heads, head_dim of a draft whose first layer's q and k have so many rows.
+    Raises CheckpointError where the config declares others."""
     num_heads = layer.size("num_attention_heads")
     check_divides(
         layer, "num_attention_heads", num_heads, f"output of {first}.self_attn.q_proj", q_out
@@ -180,12 +186,12 @@ def _draft_heads(
     return num_heads, num_kv_heads, head_dim
 
 
-def matrix(shapes: Shapes, name: str, source: str) -> tuple[int, int]:
-    """Rows and columns of a tensor that every EAGLE-3 draft has. Raises CheckpointError where it is
+def matrix(shapes: Shapes, name: str, source: str, whose: str = "EAGLE-3 draft") -> tuple[int, int]:
+    """Rows and columns of a tensor that every such draft has. Raises CheckpointError where it is
     missing or no matrix."""
     if name not in shapes:
         raise CheckpointError(
-            f"the draft of {source} has no tensor {name!r}, which every EAGLE-3 draft has.",
+            f"the draft of {source} has no tensor {name!r}, which every {whose} has.",
             "Check that the directory holds a draft of Llama's layer form, and the whole of it.",
         )
     shape = shapes[name]

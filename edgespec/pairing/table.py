@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from edgespec.pairing import dflash, dspark, eagle3, jetspec, mtp
+from edgespec.pairing import dflash, dspark, eagle1, eagle3, jetspec, mtp
 from edgespec.pairing.row import PairingRow
 
 PAIRINGS: dict[str, PairingRow] = {
+    eagle1.NAME: eagle1.PAIRING,
     eagle3.NAME: eagle3.PAIRING,
     dflash.NAME: dflash.PAIRING,
     jetspec.NAME: jetspec.PAIRING,

@@ -38,7 +38,7 @@ from edgespec.runtime.generation import (
     Response,
 )
 from edgespec.runtime.opening import choose_draft, open_base, options_of
-from edgespec.runtime.plans import PlanLimits
+from edgespec.runtime.plans import PlanLimits, TreeSpec
 from edgespec.runtime.prefix import PrefixCache
 from edgespec.runtime.prompt import Conversation, Prompt, read_messages, read_prompt
 from edgespec.runtime.sampling import NEAR_TIE
@@ -235,6 +235,14 @@ class Engine:
         `steps` is 1 or left open.
         """
         plan = self.plan_limits(drafter).plan(top_k, steps, verify_size, self.plan_hints)
+        self.check_chain(plan)
+        return plan
+
+    def tree_plan(self, tree: TreeSpec) -> DraftPlan:
+        """The plan of a tree that is asked for otherwise than by its three sizes, such as a static
+        one. Raises LimitError where it cannot be."""
+        plan = tree.plan(self.config.limits.verify_tree_size)
+        self.plan_limits().check(plan)
         self.check_chain(plan)
         return plan
 

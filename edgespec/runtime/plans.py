@@ -12,6 +12,7 @@ from typing import Protocol
 from edgespec.backends.base import PlanHints
 from edgespec.contract import tree_pool_size
 from edgespec.errors import LimitError
+from edgespec.runtime.static_tree import StaticPlan, num_non_leaves
 from edgespec.runtime.tree import DraftPlan
 
 GUIDE_VERIFY_SIZE = 60
@@ -30,6 +31,13 @@ class PlanLimits(Protocol):
         """LimitError for a plan that base and drafter cannot do."""
 
 
+class TreeSpec(Protocol):
+    """A tree that is asked for by a method's own options; they make the plan."""
+
+    def plan(self, max_verify_tree_size: int) -> DraftPlan:
+        """The plan for a base that verifies so many nodes. Raises OptionError and LimitError."""
+
+
 @dataclass(frozen=True, slots=True)
 class TreeLimits:
     """For drafters that make chains and trees level by level. Sizes are nodes, the root included;
@@ -38,6 +46,7 @@ class TreeLimits:
     max_verify_tree_size: int
     max_draft_tree_size: int | None = None
     draft_vocab_size: int | None = None
+    static_trees: bool = False  # whether the drafter makes the tree of a StaticPlan
 
     def plan(
         self, top_k: int | None, steps: int | None, verify_size: int | None, hints: PlanHints
@@ -66,6 +75,8 @@ class TreeLimits:
 
     def check(self, plan: DraftPlan) -> None:
         """LimitError for a plan that base and drafter cannot do."""
+        if isinstance(plan, StaticPlan):
+            return self.check_static(plan)
         k, s, n = plan.top_k, plan.steps, plan.verify_size
         if min(k, s, n) < 1:
             raise LimitError(
@@ -95,12 +106,40 @@ class TreeLimits:
         if self.draft_vocab_size is not None and k > self.draft_vocab_size:
             raise LimitError(f"--spec-draft-top-k {k} exceeds the draft's vocabulary", "Lower it.")
 
+    def check_static(self, plan: StaticPlan) -> None:
+        """Raises LimitError for a static tree that base and drafter cannot do."""
+        if not self.static_trees:
+            raise no_static_trees()
+        if plan.verify_size > self.max_verify_tree_size:
+            what = f"the static tree has {plan.verify_size} nodes, the root included"
+            raise exceeds_base(plan.verify_size, self.max_verify_tree_size, what)
+        rows, most = sum(num_non_leaves(plan.choices)[1:]), self.max_draft_tree_size
+        if most is not None and rows > most:
+            what = (
+                f"the static tree has {rows} nodes with children below its root, and the draft"
+                f" engine was built for {most}"
+            )
+            raise LimitError(what, f"Build the draft with --max-draft-tree-size {rows}.")
+        if self.draft_vocab_size is not None and plan.top_k > self.draft_vocab_size:
+            what = (
+                f"the static tree has the rank {plan.top_k - 1}, and the draft's vocabulary"
+                f" {self.draft_vocab_size} tokens"
+            )
+            raise LimitError(what, "Leave nodes of such ranks out.")
+
     def fewer_nodes(self, plan: DraftPlan) -> str:
         """The remedy for a verify size that the tree cannot fill."""
         return "That is 1 + K + (S-1)*K*K. Lower the verify size, or raise top-k or step."
 
 
-def exceeds_base(size: int, most: int) -> LimitError:
-    """The error for a verify size above the base's."""
-    what = f"--spec-verify-size {size} exceeds the {most} that the base engine was built for"
+def exceeds_base(size: int, most: int, asked: str | None = None) -> LimitError:
+    """The error for a verify size above the base's; `asked` says what it is where no flag does."""
+    asked = f"--spec-verify-size {size}" if asked is None else f"{asked}, which"
+    what = f"{asked} exceeds the {most} that the base engine was built for"
     return LimitError(what, f"Lower it, or build the base with --max-verify-tree-size {size}.")
+
+
+def no_static_trees() -> LimitError:
+    """The error for choices where the drafter makes its trees by itself."""
+    what = "choices of a static tree were given, and this drafter makes none"
+    return LimitError(what, "Leave the choices out.")

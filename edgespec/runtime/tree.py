@@ -88,6 +88,11 @@ class DraftPlan:
         """How deep it drafts, as a user gives it."""
         return f"step {self.steps}"
 
+    def levels_within(self, rows: int) -> int:
+        """Levels that a drafter can make level by level with that many KV rows: each but the first
+        runs the nodes of the one before."""
+        return min(self.steps, 1 + rows // self.top_k)
+
     def within(self, levels: int, nodes: int) -> DraftPlan:
         """The plan cut down to at most `levels` levels and `nodes` nodes; no levels or one node is
         no draft."""

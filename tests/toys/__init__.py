@@ -9,6 +9,7 @@ from tests.toys.base import Family, load_base, make_base, make_qwen3_5
 from tests.toys.block_drafts import DSparkLayout, MarkovKind, make_dspark, make_jetspec
 from tests.toys.dflash import Layout, make_dflash
 from tests.toys.draft import DraftLayout, make_draft
+from tests.toys.eagle1 import Eagle1Layout, make_eagle1
 from tests.toys.families import make_gemma3, make_phi3
 from tests.toys.files import Dtype, RopeSpelling, write_pickle
 from tests.toys.tokenizer import CHAT_TEMPLATE, SPECIAL_TOKENS, make_sentencepiece
@@ -19,6 +20,7 @@ __all__ = [
     "DSparkLayout",
     "DraftLayout",
     "Dtype",
+    "Eagle1Layout",
     "Family",
     "Layout",
     "MarkovKind",
@@ -28,6 +30,7 @@ __all__ = [
     "make_dflash",
     "make_draft",
     "make_dspark",
+    "make_eagle1",
     "make_gemma3",
     "make_jetspec",
     "make_phi3",

@@ -35,6 +35,7 @@ EXCEPTIONS = {
     "methods/block_draft.py": "a key of published configs: eagle_aux_hidden_state_layer_ids",
     "methods/block_variants.py": "relatives that are refused by name",
     "methods/dspark.py": "layouts with the section of published configs: dflash_config",
+    "methods/eagle1.py": "a key of published configs: use_mtp_layernorm",
     "methods/eagle3.py": "a key of published configs: use_mtp_layernorm",
     "methods/jetspec.py": "the section of published configs: dflash_config",
     "runtime/drafters/tree_drafter.py": "cites the paper of its search",

@@ -20,7 +20,7 @@ from edgespec.cli.chat.loop import Chat
 from edgespec.cli.chat.reader import Read, read_pipe
 from edgespec.cli.chat.screen import Screen
 from edgespec.cli.chat.settings import DRAFT_SIZES, Settings
-from edgespec.cli.draft_flags import ALIASES, draft_options
+from edgespec.cli.draft_flags import ALIASES, draft_options, tree_of
 from edgespec.cli.flags import EdgeCommand
 from edgespec.cli.infer import MIB
 from edgespec.cli.limits import require_stream
@@ -182,11 +182,12 @@ def command(
     sizes = dict(
         zip(DRAFT_SIZES, (spec_draft_top_k, spec_draft_step, spec_verify_size), strict=True)
     )
-    sized = any(sizes.values())
+    tree = tree_of(ctx, sizes.values())
+    sized = any(sizes.values()) or tree is not None
     if spec_decode is False and sized:
         raise click.UsageError(
-            "--spec-draft-top-k, --spec-draft-step and --spec-verify-size are for drafts, and"
-            " --no-spec-decode was given",
+            "--spec-draft-top-k, --spec-draft-step, --spec-verify-size and the flags of trees are for"
+            " drafts, and --no-spec-decode was given",
             ctx,
         )
     if chat_template and no_chat_template:
@@ -207,6 +208,7 @@ def command(
             params,
             drafts=engine.spec_decode,
             sizes=sizes,
+            tree=tree,
             enable_thinking=enable_thinking,
             show_speculation=show_speculation,
         )

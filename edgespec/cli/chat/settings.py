@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from edgespec.cli.draft_flags import plan_of
 from edgespec.errors import RequestError
 from edgespec.prompts import SamplingParams
 from edgespec.prompts.checks import MAX_COUNT, SAMPLING, flag, integer
@@ -17,6 +18,7 @@ from edgespec.prompts.places import Place, did_you_mean
 
 if TYPE_CHECKING:
     from edgespec.runtime.engine import Engine
+    from edgespec.runtime.plans import TreeSpec
     from edgespec.runtime.tree import DraftPlan
 
 WORDS: dict[str, object] = {"on": True, "off": False, "none": None}
@@ -36,18 +38,19 @@ SAMPLING_NAMES = (
 @dataclass
 class Settings:
     """How the next answer is generated and shown. `sizes` are those of drafts, by DRAFT_SIZES; None
-    is left to the engine."""
+    is left to the engine. `tree` says what to draft instead, until a size is set."""
 
     sampling: SamplingParams
     drafts: bool = False
     sizes: dict[str, int | None] = field(default_factory=lambda: dict.fromkeys(DRAFT_SIZES))
+    tree: TreeSpec | None = None
     enable_thinking: bool = False
     show_speculation: bool = False
 
     def plan(self, engine: Engine) -> DraftPlan | None:
         """Returns the drafting plan; None decodes plainly. Raises LimitError for sizes that the
         engine cannot take."""
-        return engine.plan(*self.sizes.values()) if self.drafts else None
+        return plan_of(engine, self.sizes.values(), self.tree) if self.drafts else None
 
 
 class Setting(NamedTuple):
@@ -75,7 +78,7 @@ def of_size(name: str) -> Setting:
 
     def change(settings: Settings, value: object, place: Place) -> Settings:
         size = None if value is None else integer(1, MAX_COUNT)(value, place)
-        return replace(settings, drafts=True, sizes=settings.sizes | {name: size})
+        return replace(settings, drafts=True, sizes=settings.sizes | {name: size}, tree=None)
 
     return Setting(lambda settings: settings.sizes[name], change)
 

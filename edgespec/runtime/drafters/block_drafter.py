@@ -28,7 +28,8 @@ from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.drafters.candidates import top_log_probs
 from edgespec.runtime.drafters.engine_drafter import EngineDrafter
 from edgespec.runtime.drafters.row import DrafterSources
-from edgespec.runtime.plans import GUIDE_VERIFY_SIZE, exceeds_base
+from edgespec.runtime.plans import GUIDE_VERIFY_SIZE, exceeds_base, no_static_trees
+from edgespec.runtime.static_tree import StaticPlan
 from edgespec.runtime.tree import BlockPlan, DraftPlan, DraftTree, full_tree_size
 
 Floats = NDArray[np.float32]
@@ -239,6 +240,8 @@ class BlockLimits:
 
     def check(self, plan: DraftPlan) -> None:
         """Raises LimitError for a plan that base and draft cannot do."""
+        if isinstance(plan, StaticPlan):
+            raise no_static_trees()
         k, n = plan.top_k, plan.verify_size
         if min(k, n, plan.steps) < 1:
             raise LimitError(f"draft top-k {k} and verify size {n} must be at least 1", "Raise it.")

@@ -24,7 +24,7 @@ def open_drafter(sources: DrafterSources) -> TreeDrafter:
 
 def limits(base: EngineConfig, draft: EngineConfig | None) -> TreeLimits:
     """The plans that the two engines were built for."""
-    return TreeLimits(*draft_sizes(base, draft))
+    return TreeLimits(*draft_sizes(base, draft), static_trees=True)
 
 
 ROW = DrafterRow(open=open_drafter, limits=limits)

@@ -16,6 +16,7 @@ from edgespec.methods.mtp import NAME
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
 from edgespec.runtime.drafters.tree_drafter import TreeDrafter, cached_decoder, draft_sizes
 from edgespec.runtime.plans import TreeLimits
+from edgespec.runtime.static_tree import StaticPlan
 from edgespec.runtime.tree import DraftPlan
 
 
@@ -25,7 +26,7 @@ class HeadLimits(TreeLimits):
 
     def check(self, plan: DraftPlan) -> None:
         """LimitError for a tree too."""
-        if plan.top_k > 1:
+        if plan.top_k > 1 and not isinstance(plan, StaticPlan):
             what = (
                 f"--spec-draft-top-k {plan.top_k}: an MTP head drafts a chain, one token a step, "
                 "and no trees"

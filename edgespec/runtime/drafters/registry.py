@@ -7,10 +7,11 @@ own; a method that needs no engine then serves `--spec-decode` on any engine.
 from __future__ import annotations
 
 from edgespec.methods import METHODS
-from edgespec.runtime.drafters import dflash, dspark, eagle3, jetspec, mtp
+from edgespec.runtime.drafters import dflash, dspark, eagle1, eagle3, jetspec, mtp
 from edgespec.runtime.drafters.row import DrafterRow
 
 DRAFTERS: dict[str, DrafterRow] = {
+    eagle1.NAME: eagle1.ROW,
     eagle3.NAME: eagle3.ROW,
     mtp.NAME: mtp.ROW,
     dflash.NAME: dflash.ROW,

@@ -1,5 +1,5 @@
-"""Drafts level by level: dynamic trees (arXiv 2406.16858), and chains as their narrowest form, from
-an engine that goes on with its own hidden states (arXiv 2503.01840).
+"""Drafts level by level: dynamic trees (arXiv 2406.16858) with chains as their narrowest form, and
+static ones, from an engine that goes on with its own hidden states (arXiv 2401.15077, 2503.01840).
 
 Knows the draft's engine, its vocabulary map and its pairs of (aux hidden state, next token). The
 draft's cache holds only rows made from the base's own hidden states; the rows of a tree are dropped
@@ -9,8 +9,8 @@ level.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.drafters.candidates import top_log_probs
 from edgespec.runtime.drafters.engine_drafter import EngineDrafter
 from edgespec.runtime.drafters.row import DraftEngine
+from edgespec.runtime.static_tree import Ranks, StaticPlan, children_of
 from edgespec.runtime.tree import DraftTree, TreePool
 
 Floats = NDArray[np.float32]
@@ -40,14 +41,50 @@ class LaneState:
 
 @dataclass
 class Growth:
-    """A tree in the making. The beam's states and what it sees are those of its parents."""
+    """A tree in the making, whose next level the beam's nodes grow. The beam's states and what it
+    sees are those of its parents."""
 
     request: DraftRequest
-    pool: TreePool
     steps: int
-    beam: list[int]  # pool entries
-    hidden: Floats  # [K, Hd]
-    ancestors: NDArray[np.bool_]  # [K, scratch]
+    hidden: Floats  # [beam, Hd]
+    ancestors: NDArray[np.bool_]  # [beam, scratch]
+    beam: list[int] = field(default_factory=lambda: [-1])  # pool entries, -1: the root
+    pool: TreePool = field(default_factory=TreePool)
+
+    def extend(self, ids: Ids, log_probs: Floats) -> list[int]:
+        """The children of the beam's nodes [beam, K] join the pool, the best K of them are the next
+        beam (EAGLE-2, arXiv 2406.16858). Returns the row of each one's parent."""
+        row_of: dict[int, int] = {}
+        for row, parent in enumerate(self.beam):
+            born = self.pool.add_children(parent, ids[row], log_probs[row])
+            row_of |= dict.fromkeys(born, row)
+        self.beam = self.pool.best([*row_of], self.request.plan.top_k)
+        return [row_of[entry] for entry in self.beam]
+
+
+@dataclass
+class StaticGrowth(Growth):
+    """A tree whose nodes are chosen beforehand, by rank: `children` are those of each node."""
+
+    children: Mapping[Ranks, Ranks] = field(kw_only=True)
+    paths: list[Ranks] = field(default_factory=list)  # of each pool entry
+
+    def extend(self, ids: Ids, log_probs: Floats) -> list[int]:
+        """The chosen children of the beam's nodes join the pool, those that have children are the
+        next beam. Returns the row of each one's parent."""
+        rows: list[int] = []
+        beam: list[int] = []
+        for row, parent in enumerate(self.beam):
+            path = self.paths[parent] if parent >= 0 else ()
+            ranks = [*self.children[path]]
+            born = self.pool.add_children(parent, ids[row, ranks], log_probs[row, ranks])
+            self.paths += [(*path, rank) for rank in ranks]
+            for entry in born:
+                if self.paths[entry] in self.children:
+                    beam.append(entry)
+                    rows.append(row)
+        self.beam = beam
+        return rows
 
 
 class TreeDrafter(EngineDrafter[CachedDecoder, LaneState]):
@@ -85,8 +122,8 @@ class TreeDrafter(EngineDrafter[CachedDecoder, LaneState]):
         return not state.full
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        """Grow K candidates a level, keep the K best of K*K as the next level, verify the best of
-        all."""
+        """Grow each tree level by level, all of them together, and verify the best nodes of each:
+        of a static tree all."""
         growing = [self.first_level(request) for request in requests]
         most = max((growth.steps for growth in growing if growth), default=0)
         for level in range(1, most):
@@ -100,37 +137,37 @@ class TreeDrafter(EngineDrafter[CachedDecoder, LaneState]):
         """The first level: the best continuations of the last observed position. None where
         nothing can be drafted."""
         state, plan = self.lanes[request.lane], request.plan
-        steps = self.affordable_steps(request)
+        steps = plan.levels_within(self.decoder.room(request.lane))
         if state.full or steps == 0 or plan.verify_size == 1:
             return None
         assert state.last_logits is not None
         assert state.last_hidden is not None
-        pool = TreePool()
-        ids, log_probs = top_log_probs(state.last_logits[None], plan.top_k)
-        beam = pool.add_children(-1, self.to_base(ids[0]), log_probs[0])
-        hidden = np.repeat(state.last_hidden[None], len(beam), 0)
-        return Growth(request, pool, steps, beam, hidden, np.zeros((len(beam), 0), bool))
+        hidden, ancestors = state.last_hidden[None], np.zeros((1, 0), bool)
+        if isinstance(plan, StaticPlan):
+            children = children_of(plan.choices)
+            growth: Growth = StaticGrowth(request, steps, hidden, ancestors, children=children)
+        else:
+            growth = Growth(request, steps, hidden, ancestors)
+        self.extend(growth, state.last_logits[None], hidden, ancestors)
+        return growth
 
     def grow(self, growing: Sequence[Growth], level: int) -> None:
-        """Run the beams one level on: their children join the pools, the best of them are the next
-        beams."""
+        """Run the beams one level on: their children join the pools."""
         parts = [self.beam_rows(growth, level) for growth in growing]
         for growth, part, result in zip(growing, parts, self.decoder.run(parts), strict=True):
             assert result.hidden_states is not None
-            pool, top_k = growth.pool, growth.request.plan.top_k
-            if not np.isfinite(result.logits).all():
+            if np.isfinite(result.logits).all():
+                self.extend(growth, result.logits, result.hidden_states, part.visible)
+            else:
                 growth.steps, self.lanes[growth.request.lane].full = 0, True
-                continue
-            ids, log_probs = top_log_probs(result.logits, top_k)
-            children: list[int] = []
-            row_of: dict[int, int] = {}
-            for row, parent in enumerate(growth.beam):
-                born = pool.add_children(parent, self.to_base(ids[row]), log_probs[row])
-                row_of |= dict.fromkeys(born, row)
-                children += born
-            growth.beam = pool.best(children, top_k)
-            parents = [row_of[i] for i in growth.beam]
-            growth.hidden, growth.ancestors = result.hidden_states[parents], part.visible[parents]
+
+    def extend(
+        self, growth: Growth, logits: Floats, hidden: Floats, visible: NDArray[np.bool_]
+    ) -> None:
+        """Grow a tree by what its beam's rows say: `hidden` and `visible` are theirs."""
+        ids, log_probs = top_log_probs(logits, growth.request.plan.top_k)
+        rows = growth.extend(self.to_base(ids), log_probs)
+        growth.hidden, growth.ancestors = hidden[rows], visible[rows]
 
     def beam_rows(self, growth: Growth, level: int) -> Rows:
         """A lane's part of a call: the beam at one depth, each node seeing its ancestors."""
@@ -146,17 +183,13 @@ class TreeDrafter(EngineDrafter[CachedDecoder, LaneState]):
         self.decoder.zero(lane)
 
     def finish(self, growth: Growth) -> DraftTree:
-        """The tree of the best nodes (EAGLE-2, arXiv 2406.16858); the scratch rows are dropped."""
+        """The tree of the best nodes; the scratch rows are dropped."""
         lane = growth.request.lane
         self.decoder.drop_scratch(lane)
         if self.lanes[lane].full:
             self.stop_drafting(lane)
         size = min(growth.request.plan.verify_size, 1 + len(growth.pool.tokens))
         return growth.pool.select(growth.request.pending, size)
-
-    def affordable_steps(self, request: DraftRequest) -> int:
-        """Levels that fit into the cache: each but the first writes top_k rows."""
-        return min(request.plan.steps, 1 + self.decoder.room(request.lane) // request.plan.top_k)
 
     def to_base(self, ids: Ids) -> Ids:
         """The base's ids of the draft's own, by the offsets of d2t."""

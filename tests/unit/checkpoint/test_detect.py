@@ -146,12 +146,6 @@ OTHERS: list[tuple[str, dict[str, Any], dict[str, tuple[int, ...]]]] = [
         {"dflash_config": {"mask_token_id": 1, "selector_rank": 8}},
         {"fc.weight": (8, 40)},
     ),
-    (
-        "EAGLE-1",
-        {"architectures": ["LlamaForCausalLM"], "hidden_size": 8},
-        {"fc.weight": (8, 16), "layers.0.self_attn.q_proj.weight": (8, 8)},
-    ),
-    ("EAGLE-1", {"eagle_config": {"use_aux_hidden_state": False}}, {}),
     ("Medusa", {"medusa_num_heads": 3}, {}),
     ("Medusa", {"medusa": {"num_medusa_heads": 3}}, {}),
     (

@@ -26,6 +26,19 @@ MISUSED: dict[str, tuple[list[str], list[str]]] = {
     "top-k without drafts": ([*INFER, "--spec-draft-top-k", "2"], ["--spec-decode"]),
     "step without drafts": ([*INFER, "--spec-draft-step", "2"], ["--spec-decode"]),
     "verify size without drafts": ([*INFER, "--spec-verify-size", "2"], ["--spec-decode"]),
+    "tree without drafts": ([*INFER, "--eagle-choices", "[[0]]"], ["--spec-decode"]),
+    "dynamic tree without drafts": (
+        [*INFER, "--eagle-use-dynamic-tree", "--eagle-dynamic-tree-max-top-k", "2"],
+        ["--spec-decode"],
+    ),
+    "tree and sizes": (
+        [*INFER, "--spec-decode", "--eagle-choices", "[[0]]", "--spec-draft-step", "2"],
+        ["--eagle-choices", "--spec-draft-step"],
+    ),
+    "levels that are none": (
+        [*INFER, "--spec-decode", "--num-eagle-layers", "0"],
+        ["--num-eagle-layers"],
+    ),
     "step that is no number": (
         [*INFER, "--spec-decode", "--spec-draft-step", "many"],
         ["many", "--spec-draft-step"],

@@ -15,6 +15,7 @@ import pytest
 
 from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.drafters.tree_drafter import TreeDrafter
+from edgespec.runtime.static_tree import StaticPlan, num_non_leaves, parents_of
 from edgespec.runtime.tree import DraftPlan, DraftTree
 from tests.unit.runtime.hash_drafts import (
     EMPTY,
@@ -31,6 +32,7 @@ from tests.unit.runtime.hash_drafts import (
 OFFSETS = np.array([0, 3, 3, 5, 9, 9, 20])  # base id = draft id + offset
 PLAN = DraftPlan(3, 4, 16)
 PENDING = 5
+Path = tuple[int, ...]  # of base ids
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,26 @@ def children(node: Node, top_k: int) -> list[Node]:
         score = node.score + float(log_probs[draft_id])
         born.append(Node((*node.path, token), score, seen, said_of(seen)))
     return born
+
+
+def static_paths_of(pairs: Sequence[Observation], choices: Sequence[Sequence[int]]) -> list[Path]:
+    """The paths of base ids of choices, in their order: step by step from the root, each rank among
+    the children of the node before."""
+    paths = []
+    for ranks in choices:
+        node = Node((), 0.0, committed(pairs), said_of(committed(pairs)))
+        for rank in ranks:
+            node = children(node, VOCAB)[rank]
+        paths.append(node.path)
+    return paths
+
+
+def ordered_paths_in(tree: DraftTree) -> list[Path]:
+    """The path of each node of a tree but the root, in its order."""
+    paths: list[Path] = [()]
+    for token, parent in zip(tree.tokens[1:].tolist(), tree.parents[1:].tolist(), strict=True):
+        paths.append((*paths[parent], token))
+    return paths[1:]
 
 
 def paths_in(tree: DraftTree) -> set[tuple[int, ...]]:
@@ -308,3 +330,64 @@ def test_a_kept_prefix_goes_on_where_it_is_put() -> None:
     more = some_pairs(rng, 1, 2)
     drafter.observe([more])
     assert paths_in(proposed(drafter, lane=1)) == paths_of([head, more], PLAN)
+
+
+# Static trees
+
+WIDE = [[a] for a in range(6)] + [[a, b] for a in range(3) for b in range(4)]
+STATIC = [
+    StaticPlan.of([[0], [0, 0], [0, 0, 0]]),
+    StaticPlan.of([[0], [1], [2], [1, 0], [2, 1], [2, 1, 0]]),  # the first child has no children
+    StaticPlan.of([[3], [3, 2], [3, 2, 6], [1]]),  # without the best ranks
+    StaticPlan.of([*WIDE, [0, 0, 0], [0, 3, 1], [2, 3, 0], [2, 3, 0, 5], [0, 3, 1, 0]]),
+]
+
+
+@pytest.mark.parametrize("plan", STATIC, ids=lambda plan: str(len(plan.choices)))
+@pytest.mark.parametrize("seed", range(3))
+def test_every_static_tree_is_exactly_that_of_its_choices(plan: StaticPlan, seed: int) -> None:
+    rng, drafter, pairs = np.random.default_rng(seed), drafter_of(), []
+    for count in (5, 1, 3):
+        pairs.append(some_pairs(rng, 0, count))
+        drafter.observe(pairs[-1:])
+        tree = proposed(drafter, plan=plan)
+        assert ordered_paths_in(tree) == static_paths_of(pairs, plan.choices)
+        assert tree.parents.tolist() == list(parents_of(plan.choices))
+
+
+def test_only_nodes_with_children_run() -> None:
+    """A row for each, and nothing for leaves."""
+    drafter = drafter_of()
+    drafter.observe([some_pairs(np.random.default_rng(0), 0, 5)])
+    before = len(drafter.decoder.runner.calls)
+    proposed(drafter, plan=STATIC[3])
+    widths = [call.inputs_embeds.shape[1] for call in drafter.decoder.runner.calls[before:]]
+    assert widths == [3, 3, 2] == list(num_non_leaves(STATIC[3].choices)[1:])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_static_and_dynamic_trees_grow_together(seed: int) -> None:
+    rng, lanes = np.random.default_rng(seed), 4
+    drafter = drafter_of(lanes=lanes)
+    pairs = [some_pairs(rng, lane, int(rng.integers(1, 6))) for lane in range(lanes)]
+    drafter.observe(pairs)
+    plans = [STATIC[3], PLANS[4], STATIC[1], STATIC[0]]
+    order = rng.permutation(lanes).tolist()
+    requests = [DraftRequest(lane, lane, plans[lane]) for lane in order]
+    for request, tree in zip(requests, drafter.propose(requests), strict=True):
+        if isinstance(request.plan, StaticPlan):
+            wanted = static_paths_of([pairs[request.lane]], request.plan.choices)
+            assert ordered_paths_in(tree) == wanted
+        else:
+            assert paths_in(tree) == paths_of([pairs[request.lane]], request.plan)
+
+
+@pytest.mark.parametrize(("room", "steps"), [(0, 1), (2, 1), (3, 2), (5, 2), (6, 3), (8, 4)])
+def test_a_static_tree_is_no_deeper_than_its_rows_have_room(room: int, steps: int) -> None:
+    """Its levels run 3, 3 and 2 nodes."""
+    pairs = [some_pairs(np.random.default_rng(room), 0, 4)]
+    drafter = drafter_of(capacity=4 + room)
+    drafter.observe(pairs)
+    tree = proposed(drafter, plan=STATIC[3])
+    kept = [node for node in STATIC[3].choices if len(node) <= steps]
+    assert ordered_paths_in(tree) == static_paths_of(pairs, kept)

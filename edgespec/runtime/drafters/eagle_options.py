@@ -1,0 +1,105 @@
+"""Which tree an EAGLE draft makes, by TensorRT-LLM's keys: a static one from choices (EAGLE-1,
+arXiv 2401.15077), or a dynamic one (EAGLE-2, arXiv 2406.16858).
+
+Knows the keys, their defaults, and what TensorRT-LLM checks. Knows no engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from edgespec.errors import LimitError, OptionError, counted
+from edgespec.runtime.static_tree import (
+    DEFAULT,
+    NAMED,
+    Choices,
+    StaticPlan,
+    choices_of,
+    num_non_leaves,
+    parse_choices,
+)
+from edgespec.runtime.tree import DraftPlan
+
+NUM_EAGLE_LAYERS = 4
+MAX_DRAFT_LEN = 63
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EagleOptions:
+    """The tree of a draft. Raises OptionError for choices that are no tree and for keys that
+    exclude each other.
+
+    `eagle_choices` are a list of paths, the name of a published tree, or a file. With
+    `use_dynamic_tree` every node that goes on has `dynamic_tree_max_topK` children, and the most
+    probable nodes of all are verified. `num_eagle_layers` are the levels, `max_draft_len` the nodes
+    without the root, `max_non_leaves_per_layer` the nodes of a level that may have children.
+    """
+
+    eagle_choices: str | Sequence[Sequence[int]] | None = None
+    use_dynamic_tree: bool = False
+    dynamic_tree_max_topK: int | None = None  # noqa: N815  TensorRT-LLM's key
+    num_eagle_layers: int | None = None
+    max_non_leaves_per_layer: int | None = None
+    max_draft_len: int | None = None
+
+    def __post_init__(self) -> None:
+        given = self.eagle_choices
+        if given is not None:
+            found = parse_choices(given) if isinstance(given, str) else choices_of(given)
+            object.__setattr__(self, "eagle_choices", found)
+        if self.use_dynamic_tree and self.eagle_choices is not None:
+            what = "eagle_choices and use_dynamic_tree exclude each other"
+            remedy = "Give choices for a static tree, or use_dynamic_tree for EAGLE-2."
+            raise OptionError(what, remedy)
+        if self.use_dynamic_tree and self.dynamic_tree_max_topK is None:
+            what = "use_dynamic_tree needs dynamic_tree_max_topK, the children of a node"
+            raise OptionError(what, "Give it: --eagle-dynamic-tree-max-top-k 10, for example.")
+        if self.dynamic_tree_max_topK is not None and not self.use_dynamic_tree:
+            what = "dynamic_tree_max_topK is for dynamic trees, and none was asked for"
+            raise OptionError(what, "Add use_dynamic_tree (--eagle-use-dynamic-tree).")
+
+    def plan(self, max_verify_tree_size: int) -> DraftPlan:
+        """The plan for a base that verifies so many nodes. Raises LimitError for a tree that
+        the other keys do not allow."""
+        if self.use_dynamic_tree:
+            return self.dynamic_plan(max_verify_tree_size)
+        return self.static_plan()
+
+    def static_plan(self) -> StaticPlan:
+        """The choices, or TensorRT-LLM's default."""
+        plan = StaticPlan.of(cast(Choices | None, self.eagle_choices) or NAMED[DEFAULT])
+        levels, most = self.num_eagle_layers, self.max_draft_len
+        if levels is not None and plan.steps != levels:
+            what = f"the choices are {counted(plan.steps, 'level')} deep, num_eagle_layers {levels}"
+            remedy = f"Give choices of depth {levels}, or --num-eagle-layers {plan.steps}."
+            raise LimitError(what, remedy)
+        if most is not None and len(plan.choices) > most:
+            what = f"the choices have {counted(len(plan.choices), 'node')}, max_draft_len is {most}"
+            raise LimitError(what, f"Raise --max-draft-len to {len(plan.choices)}.")
+        for depth, count in enumerate(num_non_leaves(plan.choices)):
+            self.check_non_leaves(depth, count, max(num_non_leaves(plan.choices)))
+        return plan
+
+    def dynamic_plan(self, max_verify_tree_size: int) -> DraftPlan:
+        """EAGLE-2's tree: min(N + N**2 (L-1), max_draft_len) nodes are verified, and the root."""
+        assert self.dynamic_tree_max_topK is not None
+        children, levels = self.dynamic_tree_max_topK, self.num_eagle_layers or NUM_EAGLE_LAYERS
+        for depth in range(1, levels):
+            self.check_non_leaves(depth, children, children)
+        most = self.max_draft_len
+        if most is None:
+            most = min(MAX_DRAFT_LEN, max(1, max_verify_tree_size - 1))
+        nodes = min(children + children**2 * (levels - 1), most)
+        return DraftPlan(children, levels, 1 + nodes)
+
+    def check_non_leaves(self, depth: int, count: int, needed: int) -> None:
+        """Raises LimitError where a level has more nodes with children than allowed."""
+        most = self.max_non_leaves_per_layer
+        if most is not None and count > most:
+            what = (
+                f"the tree has {counted(count, 'node')} with children at depth {depth}, and"
+                f" max_non_leaves_per_layer is {most}"
+            )
+            raise LimitError(what, f"Raise --max-non-leaves-per-layer to {needed}.")
