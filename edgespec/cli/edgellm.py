@@ -51,6 +51,10 @@ BLOCK_SIZE = Missing(
     instead="a block is as long as the draft was trained for; --spec-verify-size shortens it",
     neutral=("0",),
 )
+PROPOSAL_LENGTH = Missing(
+    instead="a DSpark block is as long as pays, or by the method's option confidence_threshold:"
+    " see docs/methods.md. Leave the flag out"
+)
 FULL_VOCABULARY = "this version exports the whole vocabulary; leave the flag out"
 NO_LORA = "this version has no LoRA adapters. Merge the adapter into the checkpoint before export"
 AS_ARGUMENTS = "write both without a flag: edgespec export MODEL OUT"
@@ -120,6 +124,10 @@ FLAGS: Mapping[str, Mapping[str, Missing]] = {
         "--multimodal-engine-dir": Missing(instead=TEXT_ONLY, neutral=("",)),
         "--dflash-block-size": BLOCK_SIZE,
         "--jetspec-block-size": BLOCK_SIZE,
+        "--dspark-scheduler": PROPOSAL_LENGTH,
+        "--dspark-confidence-threshold": PROPOSAL_LENGTH,
+        "--dspark-min-proposal-len": PROPOSAL_LENGTH,
+        "--dspark-max-proposal-len": PROPOSAL_LENGTH,
         "--output-audio-dir": Missing(
             instead="this version takes and gives text only; leave the flag out", neutral=("",)
         ),

@@ -14,7 +14,7 @@ from edgespec.config.values import DraftConfig, ModelConfig, Shapes
 from edgespec.methods.sides import PairRule
 
 BaseOutput = Literal["nothing", "aux_hidden_states", "final_hidden_state"]
-Proposal = Literal["chain", "tree", "block"]
+Proposal = Literal["chain", "tree", "block", "block chain"]
 WeightsIn = Literal["draft_checkpoint", "base_checkpoint", "nowhere"]
 
 

@@ -112,6 +112,11 @@ def refuse_variants(
             )
 
 
+def is_read_elsewhere(raw: Mapping[str, Any]) -> bool:
+    """Whether a config.json is that of a variant that has a parser of its own."""
+    return any(next(signs(name, raw), None) is not None for name in (JETSPEC, DSPARK))
+
+
 def signs(name: str, raw: Mapping[str, Any]) -> Iterator[str]:
     """The words and keys of a config.json by which the variant `name` is known."""
     variant = VARIANTS[name]

@@ -30,7 +30,11 @@ from edgespec.methods.block_draft import (
     spec_rows,
     spec_values,
 )
-from edgespec.methods.block_variants import VARIANT_NAMES, refuse_variants
+from edgespec.methods.block_variants import (
+    VARIANT_NAMES,
+    is_read_elsewhere,
+    refuse_variants,
+)
 
 NAME, TITLE = "dflash", "DFlash"
 SECTION = "dflash_config"  # TensorRT Edge-LLM's exports have it too
@@ -74,8 +78,9 @@ def write_spec(spec: SpecConfig) -> dict[str, Any]:
 
 
 def matches_config(config: Mapping[str, Any]) -> bool:
-    """Asked behind the methods that grew out of it; their relatives match as well, and the parser
-    refuses them by their names."""
+    """Variants that no other method reads match as well: the parser refuses them by their names."""
+    if is_read_elsewhere(config):
+        return False
     if config.get("speculators_model_type") is None and config.get(SECTION) is not None:
         return True
     return named_by(config, VARIANT_NAMES)

@@ -299,7 +299,7 @@ METHOD = Method(
     base_output="aux_hidden_states",
     export_flag=EXPORT_FLAG,
     component="dspark_draft",
-    proposes="block",
+    proposes="block chain",
     format=DraftFormat(matches_config=matches_config, parse=parse_dspark_config),
     read_spec=read_spec,
     write_spec=write_spec,

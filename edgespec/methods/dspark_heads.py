@@ -6,7 +6,7 @@ Knows arrays alone: the drafter runs a block by it, and the probe its first slot
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,22 +42,39 @@ class DSparkHeads:
         self.joint = _linear(arrays, "markov_head.gate_proj", "markov_head.joint_proj")
         self.confidence = _linear(arrays, "confidence_head.proj")
 
-    def walk(self, anchor: int, logits: Floats, states: Floats | None) -> Walk:
+    def walk(
+        self,
+        anchor: int,
+        logits: Floats,
+        states: Floats | None,
+        goes_on: Callable[[float], bool] = lambda confidence: True,
+    ) -> Walk:
         """The block behind the token `anchor`, an id of the base: `logits` [S, Vd] and `states`
-        [S, H] are those of the slots that draft. Ties go to the lowest id."""
-        ids = np.empty(len(logits), np.int64)
-        corrected = np.empty_like(logits)
-        confidences = np.empty(len(logits), np.float32)
+        [S, H] are those of the slots that draft. Ties go to the lowest id.
+
+        Where there is a confidence head, `goes_on` is asked with each slot's confidence, from left
+        to right; the walk ends before the first that it turns down, and computes no logits of it.
+        """
+        ids: list[int] = []
+        corrected: list[Floats] = []
+        confidences: list[float] = []
         memory, before = self.start(), anchor
-        for slot in range(len(logits)):
+        for slot, said in enumerate(logits):
             state = None if states is None else states[slot]
             embedding = None if self.markov_w1 is None else self.markov_w1[before]
+            confidence = self.confidence_of(embedding, state)
+            if self.confidence is not None and not goes_on(confidence):
+                break
             memory, bias = self.step(memory, embedding, state)
-            np.add(logits[slot], bias, out=corrected[slot])
-            ids[slot] = corrected[slot].argmax()
-            confidences[slot] = self.confidence_of(embedding, state)
-            before = int(self.base_ids[ids[slot]])
-        return Walk(ids, corrected, confidences if self.confidence is not None else None)
+            corrected.append(said + bias)
+            ids.append(int(corrected[-1].argmax()))
+            confidences.append(confidence)
+            before = int(self.base_ids[ids[-1]])
+        return Walk(
+            np.array(ids, np.int64),
+            np.array(corrected, np.float32).reshape(-1, logits.shape[1]),
+            None if self.confidence is None else np.array(confidences, np.float32),
+        )
 
     def start(self) -> Floats:
         """The memory of a recurrent Markov head before a block, [r]."""

@@ -9,16 +9,15 @@ from __future__ import annotations
 from edgespec.methods import dflash, dspark, eagle1, eagle3, jetspec, mtp
 from edgespec.methods.base import Method
 
-# In the order in which checkpoints are asked: relatives before the method that they grew out of
 METHODS: dict[str, Method] = {
     row.name: row
     for row in (
         eagle1.METHOD,
         eagle3.METHOD,
         mtp.METHOD,
+        dflash.METHOD,
         jetspec.METHOD,
         dspark.METHOD,
-        dflash.METHOD,
     )
 }
 

@@ -7,7 +7,10 @@ it (deepseek-ai/DeepSpec, eval/dspark/draft_ops.py).
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -22,7 +25,6 @@ from edgespec.runtime.drafters.base import DraftRequest
 from edgespec.runtime.drafters.block_drafter import (
     BlockDrafter,
     BlockLimits,
-    Floats,
     open_decoder,
     spec_of,
     trained_with_thinking,
@@ -34,6 +36,7 @@ from edgespec.runtime.tree import DraftTree
 
 __all__ = ["NAME", "ROW", "DSparkDrafter", "DSparkOptions"]
 
+LengthRule = Callable[[float], bool]  # whether a block goes on with a slot of this confidence
 ROW_COST = 0.18  # of a further row, in passes over one: INT4 in blocks on a CPU (decision 0011)
 
 
@@ -68,36 +71,36 @@ class DSparkDrafter(BlockDrafter):
 
     def drafted(self, request: DraftRequest, output: BlockOutput) -> DraftTree:
         """The chain of a block, as long as the confidences say."""
-        walk = self.heads.walk(request.pending, output.logits, output.states)
-        count = len(walk.ids)
-        if walk.confidences is not None and self.threshold is None:
-            count = scheduled_length(walk.confidences, self.row_cost)
-        elif walk.confidences is not None and self.threshold is not None:
-            count = confident_length(walk.confidences, self.threshold)
-        tokens = self.heads.base_ids[walk.ids[:count]]
-        return DraftTree(np.concatenate([[request.pending], tokens]), np.arange(-1, count))
+        walk = self.heads.walk(request.pending, output.logits, output.states, self.length_rule())
+        tokens = self.heads.base_ids[walk.ids]
+        return DraftTree(np.concatenate([[request.pending], tokens]), np.arange(-1, len(tokens)))
+
+    def length_rule(self) -> LengthRule:
+        """The rule of one block, to be asked slot by slot."""
+        if self.threshold is None:
+            return while_it_pays(self.row_cost)
+        return partial(operator.le, self.threshold)  # DeepSpec's: threshold <= confidence
 
 
-def scheduled_length(confidences: Floats, row_cost: float) -> int:
-    """The length that brings most tokens for its cost, as the paper schedules one sequence.
+def while_it_pays(row_cost: float) -> LengthRule:
+    """The rule of the length that brings most tokens for its cost, as the paper schedules one
+    sequence.
 
     A slot survives with the product of the confidences up to it. With l slots a pass costs
     1 + l * row_cost, and brings one token and the sum of what survives. Slots are taken from left
     to right, while each raises tokens per cost.
     """
     tokens, cost, survival = 1.0, 1.0, 1.0
-    for length, confidence in enumerate(confidences.tolist()):
+
+    def goes_on(confidence: float) -> bool:
+        nonlocal tokens, cost, survival
         survival *= confidence
         if survival * cost < row_cost * tokens:
-            return length
+            return False
         tokens, cost = tokens + survival, cost + row_cost
-    return len(confidences)
+        return True
 
-
-def confident_length(confidences: Floats, threshold: float) -> int:
-    """The slots before the first whose confidence is below the threshold (DeepSpec)."""
-    below = np.flatnonzero(confidences < threshold)
-    return int(below[0]) if below.size else len(confidences)
+    return goes_on
 
 
 def limits(base: EngineConfig, draft: EngineConfig | None) -> BlockLimits:

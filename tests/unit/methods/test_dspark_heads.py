@@ -97,8 +97,32 @@ def test_without_a_markov_head_slots_are_their_own_best() -> None:
 def test_without_a_confidence_head_there_are_no_confidences() -> None:
     heads = heads_of("vanilla", confidence=False, confidence_reads_markov=False)
     logits = np.zeros((2, DRAFT), np.float32)
-    found = DSparkHeads(heads, arrays_of(heads, 0), OFFSETS).walk(1, logits, None)
+    found = DSparkHeads(heads, arrays_of(heads, 0), OFFSETS).walk(1, logits, None, lambda _: False)
     assert found.confidences is None
+    assert len(found.ids) == 2  # nobody is asked how far to go
+
+
+@pytest.mark.parametrize("kind", get_args(MarkovKind))
+def test_a_walk_ends_before_the_slot_that_is_turned_down(kind: str) -> None:
+    heads = heads_of(kind)
+    rng = np.random.default_rng(5)
+    logits = rng.standard_normal((SLOTS, DRAFT)).astype(np.float32)
+    states = rng.standard_normal((SLOTS, HIDDEN)).astype(np.float32)
+    own = DSparkHeads(heads, arrays_of(heads, 5), OFFSETS)
+    whole = own.walk(3, logits, states)
+    assert whole.confidences is not None
+    for count in range(SLOTS + 1):
+        asked: list[float] = []
+
+        def goes_on(confidence: float, asked: list[float] = asked, count: int = count) -> bool:
+            asked.append(confidence)
+            return len(asked) <= count
+
+        found = own.walk(3, logits, states, goes_on)
+        assert asked == whole.confidences[: count + 1].tolist()
+        assert found.ids.tolist() == whole.ids[:count].tolist()
+        np.testing.assert_array_equal(found.logits, whole.logits[:count])
+        np.testing.assert_array_equal(found.confidences, whole.confidences[:count])
 
 
 def test_ties_go_to_the_lowest_id() -> None:

@@ -6,6 +6,7 @@ The draft engine is `hash_drafts`'s.
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import numpy as np
@@ -19,7 +20,7 @@ from edgespec.methods.dspark_heads import DSparkHeads
 from edgespec.runtime.block import MaskSpec
 from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.drafters.block_drafter import BlockLimits
-from edgespec.runtime.drafters.dspark import DSparkDrafter, confident_length, scheduled_length
+from edgespec.runtime.drafters.dspark import DSparkDrafter, LengthRule, while_it_pays
 from edgespec.runtime.tree import BlockPlan, DraftTree
 from tests.unit.runtime.hash_drafts import VOCAB, WIDTH, block_rows_said, blocks_of
 
@@ -63,6 +64,11 @@ def said(seen: list[Observation], size: int = BLOCK) -> tuple[list[int], np.ndar
     return IDS[walk.ids].tolist(), walk.confidences
 
 
+def length(rule: LengthRule, confidences: list[float]) -> int:
+    """The slots before the first that the rule turns down."""
+    return len(list(itertools.takewhile(rule, confidences)))
+
+
 def proposed(drafter: DSparkDrafter, plan: BlockPlan = PLAN) -> DraftTree:
     (tree,) = drafter.propose([DraftRequest(0, PENDING, plan)])
     assert tree.parents.tolist() == list(range(-1, len(tree) - 1))
@@ -93,11 +99,19 @@ def test_the_confidences_set_the_length() -> None:
     assert lengths >= {0, 1, BLOCK}
 
 
-def test_a_confidence_that_equals_the_threshold_is_enough() -> None:
-    assert confident_length(np.array([0.5, 0.25, 0.75], np.float32), 0.25) == 3
-    assert confident_length(np.array([0.5, 0.25, 0.75], np.float32), 0.5) == 1
-    assert confident_length(np.array([0.125, 0.875], np.float32), 0.5) == 0
-    assert confident_length(np.zeros(0, np.float32), 0.5) == 0
+@pytest.mark.parametrize(
+    ("confidences", "threshold", "count"),
+    [
+        ([0.5, 0.25, 0.75], 0.25, 3),
+        ([0.5, 0.25, 0.75], 0.5, 1),
+        ([0.125, 0.875], 0.5, 0),
+        ([], 0.5, 0),
+    ],
+)
+def test_a_confidence_that_equals_the_threshold_is_enough(
+    confidences: list[float], threshold: float, count: int
+) -> None:
+    assert length(drafter_of(threshold=threshold).length_rule(), confidences) == count
 
 
 @pytest.mark.parametrize("row_cost", [0.01, 0.05, 0.18, 0.5, 1.0])
@@ -109,22 +123,26 @@ def test_by_default_a_block_has_the_length_that_brings_most_for_its_cost(row_cos
         confidences = np.sort(rng.random(BLOCK).astype(np.float32))[::-1] ** (seed % 3)
         survivals = [float(s) for s in np.cumprod(confidences, dtype=np.float64)]
         rates = [(1 + sum(survivals[:n])) / (1 + n * row_cost) for n in range(BLOCK + 1)]
-        found = scheduled_length(confidences, row_cost)
+        found = length(while_it_pays(row_cost), confidences.tolist())
         assert rates[found] == pytest.approx(max(rates), rel=1e-6)
         lengths.add(found)
     assert len(lengths) > 1
 
 
 def test_a_drafter_without_a_threshold_asks_what_a_row_costs() -> None:
-    seen = [some_states(3, 0, 4)]
-    tokens, confidences = said(seen)
-    for row_cost in (0.0, 0.18, 3.0):
-        drafter = drafter_of()
-        drafter.threshold, drafter.row_cost = None, row_cost
-        drafter.observe(seen)
-        count = scheduled_length(confidences, row_cost)
-        assert count == {0.0: BLOCK, 3.0: 0}.get(row_cost, count)
-        assert proposed(drafter).tokens.tolist() == [PENDING, *tokens[:count]]
+    unlike = 0  # blocks whose length is not that by a threshold
+    for seed in range(12):
+        seen = [some_states(seed, 0, 4)]
+        tokens, confidences = said(seen)
+        for row_cost in (0.0, 0.18, 0.5, 3.0):
+            drafter = drafter_of()
+            drafter.threshold, drafter.row_cost = None, row_cost
+            drafter.observe(seen)
+            count = length(while_it_pays(row_cost), confidences.tolist())
+            assert count == {0.0: BLOCK, 3.0: 0}.get(row_cost, count)
+            assert proposed(drafter).tokens.tolist() == [PENDING, *tokens[:count]]
+            unlike += count != length(lambda c, least=row_cost: c >= least, confidences.tolist())
+    assert unlike > 0
 
 
 @pytest.mark.parametrize(("capacity", "count"), [(4, 0), (5, 1), (7, 3), (9, 5), (30, 5)])
