@@ -127,7 +127,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
-    from typing import Any
+    from typing import Any, Literal
 
     from edgespec.errors import (
         BuildError,
@@ -151,6 +151,7 @@ if TYPE_CHECKING:
     )
     from edgespec.prompts import Message, SamplingParams
     from edgespec.runtime.drafters.base import Drafter
+    from edgespec.runtime.drafters.decoding import DecodingConfig
     from edgespec.runtime.drafters.options import DrafterOptions
     from edgespec.runtime.engine import Engine
     from edgespec.runtime.generation import Chunk, Response
@@ -166,6 +167,7 @@ __all__ = [
     "CheckpointError",
     "Chunk",
     "ContractError",
+    "DecodingConfig",
     "DraftPlan",
     "EdgeSpecError",
     "Engine",
@@ -195,6 +197,7 @@ HOMES = {
     "PLAIN": "edgespec.runtime.tree",
     "AsyncStream": "edgespec.runtime.streams",
     "Chunk": "edgespec.runtime.generation",
+    "DecodingConfig": "edgespec.runtime.drafters.decoding",
     "DraftPlan": "edgespec.runtime.tree",
     "Engine": "edgespec.runtime.engine",
     "Message": "edgespec.prompts",
@@ -208,19 +211,22 @@ HOMES = {
 def load(
     engine_dir: str | Path,
     *,
-    spec_decode: bool | None = None,
+    spec_decode: bool | Literal["auto"] | None = None,
     drafter: str | Drafter | None = None,
     drafter_options: DrafterOptions | Mapping[str, object] | None = None,
+    speculative_config: DecodingConfig | Mapping[str, object] | None = None,
     exact: bool = False,
     prefix_cache_bytes: int = 256 * 2**20,
 ) -> Engine:
     """Opens an engine directory, as `edgespec build` made it, and returns the engine.
 
-    `spec_decode` None enables speculative decoding if the directory has a draft engine. `drafter`
-    is the name of a method that needs no engine, or a Drafter of your own; `drafter_options` are
-    the method's. `exact` is that of `infer --exact`. `prefix_cache_bytes` bounds the KV rows that
-    are kept for later prompts that begin alike; 0 keeps none. Raises BundleError, PairingError,
-    EngineMismatch, LimitError, OptionError or EnvironmentProblem.
+    `spec_decode` None enables speculative decoding if the directory has a draft engine, "auto" also
+    where it has only a plain one, by a method that needs no draft. `drafter` is the name of such a
+    method, or a Drafter of your own; `drafter_options` are the method's. `speculative_config` names
+    a method with its sizes and options instead, as TensorRT-LLM does (docs/config.md). `exact` is
+    that of `infer --exact`. `prefix_cache_bytes` bounds the KV rows that are kept for later prompts
+    that begin alike; 0 keeps none. Raises BundleError, PairingError, EngineMismatch, LimitError,
+    OptionError or EnvironmentProblem.
     """
     from edgespec.runtime.engine import Engine
 
@@ -229,12 +235,17 @@ def load(
         spec_decode=spec_decode,
         drafter=drafter,
         drafter_options=drafter_options,
+        speculative_config=speculative_config,
         exact=exact,
         prefix_cache_bytes=prefix_cache_bytes,
     )
 
 
 def __getattr__(name: str) -> Any:
+    if name.endswith("DecodingConfig") and name != "DecodingConfig":
+        from edgespec.runtime.speculative_config import class_named
+
+        return class_named(name)
     if name not in __all__:
         raise AttributeError(f"module 'edgespec' has no attribute {name!r}")
     from importlib import import_module

@@ -59,7 +59,13 @@ PAGE: dict[str, dict[str, tuple[str, ...]]] = {
             "notes",
         ),
     },
-    "Requests": {"Message": (), "SamplingParams": (), "DraftPlan": (), "PLAIN": ()},
+    "Requests": {
+        "Message": (),
+        "SamplingParams": (),
+        "DraftPlan": (),
+        "PLAIN": (),
+        "DecodingConfig": (),
+    },
     "Answers": {
         "Response": (),
         "RequestMetrics": (

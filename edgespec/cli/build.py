@@ -16,7 +16,7 @@ from click.core import ParameterSource
 
 from edgespec.backends.base import BuildOption, OptionValue, Progress
 from edgespec.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
-from edgespec.cli import environment
+from edgespec.cli import environment, trtllm
 from edgespec.cli.edgellm import FLAGS
 from edgespec.cli.flags import EdgeCommand, until_separator
 from edgespec.cli.paths import DIRECTORY
@@ -90,7 +90,12 @@ def click_option(option: BuildOption) -> click.Option:
     )
 
 
-@click.command("build", cls=BuildCommand, aliases=ALIASES, missing=FLAGS["build"])
+@click.command(
+    "build",
+    cls=BuildCommand,
+    aliases={**ALIASES, **trtllm.ALIASES["build"]},
+    missing={**FLAGS["build"], **trtllm.FLAGS["build"]},
+)
 @click.option(
     "--onnx-dir",
     required=True,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from edgespec.cli import trtllm
 from edgespec.cli.edgellm import FLAGS
 from edgespec.cli.flags import EdgeCommand
 from edgespec.cli.paths import DIRECTORY, MODEL
@@ -75,7 +76,7 @@ def block_options(method: str, title: str) -> Callable[[Command], Command]:
     return add
 
 
-@click.command("export", cls=EdgeCommand, missing=FLAGS["export"])
+@click.command("export", cls=EdgeCommand, missing={**FLAGS["export"], **trtllm.FLAGS["export"]})
 @click.argument("model", metavar="MODEL", type=MODEL)
 @click.argument("out", metavar="OUT", type=DIRECTORY)
 @click.option(

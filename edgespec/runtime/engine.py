@@ -25,11 +25,13 @@ from edgespec.backends.engine_config import EngineConfig
 from edgespec.errors import EdgeSpecError, InternalError, LimitError, RequestError
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.drafters.base import Drafter
+from edgespec.runtime.drafters.decoding import DecodingConfig
 from edgespec.runtime.drafters.options import DrafterOptions
 from edgespec.runtime.drafters.registry import DRAFTERS
 from edgespec.runtime.drafting import Drafting, Options
 from edgespec.runtime.driver import Driver
 from edgespec.runtime.faults import FAULTS, as_error
+from edgespec.runtime.gates import Gates
 from edgespec.runtime.generation import (
     Chunk,
     Event,
@@ -44,6 +46,13 @@ from edgespec.runtime.prompt import Conversation, Prompt, read_messages, read_pr
 from edgespec.runtime.sampling import NEAR_TIE
 from edgespec.runtime.scheduler import Scheduler
 from edgespec.runtime.session import Session
+from edgespec.runtime.speculative_config import (
+    gates_of,
+    of_engine,
+    read_config,
+    refuse_beside,
+    refuse_keys_of_engines,
+)
 from edgespec.runtime.streams import AsyncStream, Ends, Stream, cancelling, future_end
 from edgespec.runtime.thinking import thinking_note
 from edgespec.runtime.tokenizer import Tokenizer
@@ -57,7 +66,7 @@ logging.getLogger("edgespec").addHandler(logging.NullHandler())
 PREFIX_CACHE_BYTES = 256 * 2**20
 
 T = TypeVar("T")
-Plan = DraftPlan | Plain | None
+Plan = DraftPlan | DecodingConfig | Plain | None
 # Of a batch: one for all requests, or one for each
 Samplings = SamplingParams | None | Sequence[SamplingParams | None]
 Plans = Plan | Sequence[Plan]
@@ -81,9 +90,12 @@ class Engine:
     """An open engine directory; use it in a `with` block.
 
     `spec_decode` opens base and draft; without it a plain engine is opened where there is one, else
-    the base alone. `drafter` drafts instead of a draft engine: the name of a method that needs no
+    the base alone. "auto" drafts with what there is: the draft, or for a plain engine a method that
+    needs none. `drafter` drafts instead of a draft engine: the name of a method that needs no
     engine, or a Drafter of your own. `drafter_options` are those of the method: an object of its
-    class, or keys and values. With `exact` drafts leave every bit as it is: for float32, int4 in
+    class, or keys and values. `speculative_config` names a method with its sizes and options
+    instead, as TensorRT-LLM does: such as edgespec.AutoDecodingConfig(max_draft_len=3), or a
+    mapping with a decoding_type. With `exact` drafts leave every bit as it is: for float32, int4 in
     blocks of 32 and int8 GEMM, one sequence, chains only. `prefix_cache_bytes` bounds the KV rows
     that are kept for later prompts with the same prefix; 0 keeps none. Raises BundleError,
     PairingError, EngineMismatch, EnvironmentProblem, OptionError or, for what cannot be exact or
@@ -94,14 +106,22 @@ class Engine:
         self,
         engine_dir: str | Path,
         *,
-        spec_decode: bool | None = None,
+        spec_decode: bool | Literal["auto"] | None = None,
         drafter: str | Drafter | None = None,
         drafter_options: DrafterOptions | Mapping[str, object] | None = None,
+        speculative_config: DecodingConfig | Mapping[str, object] | None = None,
         exact: bool = False,
         prefix_cache_bytes: int = PREFIX_CACHE_BYTES,
     ) -> None:
         path = Path(engine_dir)
+        config, notes = read_config(speculative_config)
+        if config is not None:
+            refuse_beside(spec_decode, drafter, drafter_options)
+            spec_decode, drafter, drafter_options = True, config.drafts_by, config.options
         choice = choose_draft(path, spec_decode, drafter)
+        if config is not None:
+            config = of_engine(config, choice.method, str(path))
+            drafter_options = config.options
         choice = replace(choice, options=options_of(choice.method, drafter_options))
         opened = open_base(path, choice, exact=exact)
         self.base, self.config, self.exact = opened.decoder, opened.config, exact
@@ -113,6 +133,8 @@ class Engine:
         self.method = None if draft is None else draft.method
         self.draft_config = None if draft is None else draft.config
         self.spec_decode = draft is not None
+        self.speculative_config = config
+        self.gates = gates_of(config)
         self.session = Session(self.base, self.drafter, PrefixCache(prefix_cache_bytes))
         self.session.log.recording = False
         self.scheduler = Scheduler(self.session, self.prepare, self.max_batch_size)
@@ -120,7 +142,7 @@ class Engine:
         # An engine that is dropped without `close` leaves no thread behind
         finalize(self, self.driver.work.close).atexit = False
         self.stop_ids = frozenset(self.config.component.eos_token_ids)
-        self.notes = (*([choice.note] if choice.note else []), *self.warnings())
+        self.notes = (*([choice.note] if choice.note else []), *notes, *self.warnings())
         self.log_opening(path)
 
     @property
@@ -234,8 +256,27 @@ class Engine:
         were not given shrink to what the engines were built for. With a draft that makes blocks
         `steps` is 1 or left open.
         """
+        config = self.speculative_config if drafter is None else None
+        if config is not None and (top_k, steps, verify_size) == (None, None, None):
+            return self.plan_by(config)
+        top_k = 1 if top_k is None and self.exact else top_k  # only chains are exact
         plan = self.plan_limits(drafter).plan(top_k, steps, verify_size, self.plan_hints)
         self.check_chain(plan)
+        return plan
+
+    def plan_by(self, config: DecodingConfig) -> DraftPlan:
+        """The drafting plan of a speculative_config. Raises LimitError where it cannot be."""
+        limits = self.plan_limits(config.drafts_by, config.options if config.drafts_by else None)
+        try:
+            if config.tree is None:
+                plan = limits.plan(*config.sizes, self.plan_hints)
+            else:
+                plan = config.tree.plan(self.config.limits.verify_tree_size)
+                limits.check(plan)
+            self.check_chain(plan)
+        except LimitError as error:
+            what = f"decoding_type {config.decoding_type}: {error.what}"
+            raise LimitError(what, error.remedy) from error
         return plan
 
     def tree_plan(self, tree: TreeSpec) -> DraftPlan:
@@ -351,19 +392,35 @@ class Engine:
             raise RequestError(what, "Give edgespec.SamplingParams(temperature=0), for example.")
         ids = self.encode(prompt, enable_thinking=enable_thinking)
         return GenerationRequest(
-            ids, sampling or SamplingParams(), self.plan_of(plan), keep_all=keep
+            ids, sampling or SamplingParams(), keep_all=keep, **self.drafts_of(plan)
         )
 
-    def plan_of(self, plan: Plan) -> DraftPlan | None:
-        """What a request's `plan` means: None is `plan()` where something drafts."""
+    def drafts_of(self, plan: Plan) -> dict[str, Any]:
+        """What a request's `plan` means, as fields of a GenerationRequest: None is `plan()` where
+        something drafts. Raises RequestError, LimitError or OptionError."""
+        if isinstance(plan, DecodingConfig):
+            return self.drafts_by(plan)
         if plan is None:
-            return self.plan() if self.spec_decode else None
+            return {"plan": self.plan() if self.spec_decode else None}
         if not isinstance(plan, DraftPlan | Plain):
             what = f"plan is of type {type(plan).__name__}"
-            raise RequestError(
-                what, "Give engine.plan(...), edgespec.PLAIN for no drafts, or leave it out."
+            remedy = (
+                "Give engine.plan(...), a decoding config such as edgespec.AutoDecodingConfig(...),"
+                " edgespec.PLAIN for no drafts, or leave it out."
             )
-        return None if plan is PLAIN else plan
+            raise RequestError(what, remedy)
+        return {"plan": None if plan is PLAIN else plan}
+
+    def drafts_by(self, config: DecodingConfig) -> dict[str, Any]:
+        """What a request's own config means, as fields of a GenerationRequest. Raises LimitError,
+        and OptionError for keys that are a matter of the engine or a method that it does not
+        have."""
+        refuse_keys_of_engines(config)
+        config = of_engine(config, self.method, "this engine")
+        fields: dict[str, Any] = {"plan": self.plan_by(config), "schedule": config.schedule}
+        if config.drafts_by is not None:
+            fields |= {"drafter": config.drafts_by, "drafter_options": config.options}
+        return fields
 
     def check_prompt(self, prompt_ids: Sequence[int]) -> None:
         """Raises LimitError or RequestError for a prompt that these engines cannot take."""
@@ -411,7 +468,28 @@ class Engine:
         if request.drafter is not None or request.drafter_options:
             draft = self.drafting.of(request.drafter, request.drafter_options)
             drafter = None if draft is None else draft.drafter
-        return Generation(request, self.tokenizer, self.stop_ids, drafter)
+        gates = self.gates_for(request)
+        handle = Generation(request, self.tokenizer, self.stop_ids, drafter, gates)
+        if gates is not None and gates.stopped:
+            handle.plan = None
+        return handle
+
+    def gates_for(self, request: GenerationRequest) -> Gates | None:
+        """What limits a request's drafts: its own schedule or the engine's, and how well the drafts
+        of the engine's own drafter were accepted."""
+        own = self.gates
+        if request.drafter is not None or own is None:
+            return None if request.schedule is None else Gates(request.schedule)
+        return Gates(request.schedule or own.schedule, own.acceptance)
+
+    @property
+    def drafting_stopped(self) -> str | None:
+        """Why nothing is drafted any more, where acceptance_length_threshold has ended it."""
+        return (
+            None
+            if self.gates is None or self.gates.acceptance is None
+            else (self.gates.acceptance.stopped)
+        )
 
     # ---- answers
 

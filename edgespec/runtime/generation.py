@@ -16,6 +16,7 @@ from edgespec.prompts import STOP_WORDS, SamplingParams
 from edgespec.runtime.detokenizer import TextStream
 from edgespec.runtime.drafters.base import Drafter
 from edgespec.runtime.drafters.options import DrafterOptions
+from edgespec.runtime.gates import Gates, Schedule
 from edgespec.runtime.metrics import RequestMetrics
 from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.sequence import Candidates, SequenceState, StepOutput
@@ -32,7 +33,8 @@ class GenerationRequest:
     `SequenceState`.
 
     `drafter` None is the one that the engine was opened with; else the name of a method that needs
-    no engine, with its `drafter_options`, or a Drafter. `accept_rule` is a row of
+    no engine, with its `drafter_options`, or a Drafter. `schedule` is what it may draft while so
+    many run, None as the engine was opened. `accept_rule` is a row of
     `verify.ACCEPT_RULES`. `arrived_s` is when the request came, by `time.perf_counter`; None: when
     it is added to the scheduler.
     """
@@ -46,6 +48,7 @@ class GenerationRequest:
     arrived_s: float | None = None
     drafter: str | Drafter | None = None
     drafter_options: DrafterOptions | Mapping[str, object] | None = None
+    schedule: Schedule | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,7 @@ def nobody(event: Event) -> None:
 
 class Generation(SequenceState):
     """A request while it is answered, and the handle by which it can be cancelled: steps become
-    chunks, and at the end a response. `drafter` is that of `SequenceState`.
+    chunks, and at the end a response. `drafter` and `gates` are those of `SequenceState`.
 
     Raises RequestError for a stop string that the tokenizer cannot watch for.
     """
@@ -112,6 +115,7 @@ class Generation(SequenceState):
         tokenizer: Tokenizer,
         stop_ids: frozenset[int],
         drafter: Drafter | None = None,
+        gates: Gates | None = None,
     ) -> None:
         sampling = with_seed(request.sampling)
         super().__init__(
@@ -125,6 +129,7 @@ class Generation(SequenceState):
             keep_all=request.keep_all,
             accept_rule=request.accept_rule,
             drafter=drafter,
+            gates=gates,
         )
         self.request, self.seed = request, sampling.seed
         self.cancelled = False
@@ -177,6 +182,8 @@ class Generation(SequenceState):
     def response(self, reason: str) -> Response:
         """The whole answer, once it ended for `reason` or was ended."""
         self.metrics.stages, self.metrics.reused_tokens = self.times, self.num_reused
+        if self.gates is not None and self.plan is not None:
+            self.gates.record(self.metrics.per_step_drafted, self.metrics.per_step_accepted)
         return Response(
             text="".join(self.pieces) + self.rest,
             token_ids=self.tokens[len(self.prompt) :],

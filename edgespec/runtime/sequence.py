@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from edgespec.errors import EdgeSpecError
 from edgespec.prompts import CAPACITY, END_OF_SEQUENCE, MAX_LENGTH
 from edgespec.runtime.drafters.base import Drafter
+from edgespec.runtime.gates import Gates
 from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.stages import StageTimes
 from edgespec.runtime.tree import DraftPlan, DraftTree
@@ -64,6 +65,7 @@ class SequenceState:
     keep_all: bool = False
     accept_rule: str = EXACT  # a row of verify.ACCEPT_RULES
     drafter: Drafter | None = None
+    gates: Gates | None = None  # what limits its drafts
 
     tokens: list[int] = field(init=False)  # the prompt's and all emitted ones
     lane: int = field(init=False, default=0)

@@ -15,6 +15,7 @@ from functools import partial
 import numpy as np
 
 from edgespec import bundle
+from edgespec.backends.base import DEFAULT_ROW_COST
 from edgespec.backends.engine_config import BUILD_AGAIN, EngineConfig
 from edgespec.component_files import head_arrays
 from edgespec.methods.dspark import NAME, DSparkSpec
@@ -22,6 +23,7 @@ from edgespec.methods.dspark_heads import DSparkHeads
 from edgespec.runtime.block import BlockDecoder, BlockOutput
 from edgespec.runtime.drafters import block_drafter
 from edgespec.runtime.drafters.base import DraftRequest
+from edgespec.runtime.drafters.block_decoding import BlockDecoding
 from edgespec.runtime.drafters.block_drafter import (
     BlockDrafter,
     BlockLimits,
@@ -30,6 +32,7 @@ from edgespec.runtime.drafters.block_drafter import (
     trained_with_thinking,
     vocabulary_map,
 )
+from edgespec.runtime.drafters.decoding import DecodingType
 from edgespec.runtime.drafters.options import DrafterOptions, option
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
 from edgespec.runtime.tree import DraftTree
@@ -37,7 +40,6 @@ from edgespec.runtime.tree import DraftTree
 __all__ = ["NAME", "ROW", "DSparkDrafter", "DSparkOptions"]
 
 LengthRule = Callable[[float], bool]  # whether a block goes on with a slot of this confidence
-ROW_COST = 0.18  # of a further row, in passes over one: INT4 in blocks on a CPU (decision 0011)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +66,7 @@ class DSparkDrafter(BlockDrafter):
         max_block: int,
         heads: DSparkHeads,
         threshold: float | None = None,
-        row_cost: float = ROW_COST,
+        row_cost: float = DEFAULT_ROW_COST,
     ) -> None:
         super().__init__(decoder, mask_token, max_block)
         self.heads, self.threshold, self.row_cost = heads, threshold, row_cost
@@ -120,8 +122,14 @@ def open_drafter(sources: DrafterSources) -> DSparkDrafter:
     path = sources.engine_dir / bundle.HEADS
     arrays = head_arrays(path, config, BUILD_AGAIN) if config.graph.features else {}
     heads = DSparkHeads(spec.heads, arrays, ids if offsets is None else ids + offsets)
-    threshold, decoder = options.confidence_threshold, open_decoder(sources)
-    return DSparkDrafter(decoder, spec.mask_token_id, spec.block_size, heads, threshold)
+    return DSparkDrafter(
+        open_decoder(sources),
+        spec.mask_token_id,
+        spec.block_size,
+        heads,
+        options.confidence_threshold,
+        sources.row_cost,
+    )
 
 
 ROW = DrafterRow(
@@ -129,4 +137,5 @@ ROW = DrafterRow(
     limits=limits,
     options=DSparkOptions,
     trained_with_thinking=trained_with_thinking,
+    decoding=DecodingType(name="DSpark", keys=BlockDecoding),
 )

@@ -7,12 +7,17 @@ Knows the keys, their defaults, and what TensorRT-LLM checks. Knows no engine.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 from edgespec.errors import LimitError, OptionError, counted
+from edgespec.runtime.drafters.decoding import DecodingConfig, Sizes
+from edgespec.runtime.drafters.options import DrafterOptions, option
 from edgespec.runtime.static_tree import (
     DEFAULT,
+    MAX_DEPTH,
+    MAX_NODES,
+    MAX_RANK,
     NAMED,
     Choices,
     StaticPlan,
@@ -24,31 +29,59 @@ from edgespec.runtime.tree import DraftPlan
 
 NUM_EAGLE_LAYERS = 4
 MAX_DRAFT_LEN = 63
+CHOICES_SCHEMA = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "null"},
+        {
+            "type": "array",
+            "minItems": 1,
+            "maxItems": MAX_NODES,
+            "items": {
+                "type": "array",
+                "minItems": 1,
+                "maxItems": MAX_DEPTH,
+                "items": {"type": "integer", "minimum": 0, "maximum": MAX_RANK},
+            },
+        },
+    ]
+}
+
+
+def checked_choices(name: str, value: Any) -> Choices:
+    """The choices of a list, of its text, or of a published tree's name. Raises OptionError."""
+    return parse_choices(value, name) if isinstance(value, str) else choices_of(value, name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EagleOptions:
+class EagleOptions(DrafterOptions):
     """The tree of a draft. Raises OptionError for choices that are no tree and for keys that
-    exclude each other.
+    exclude each other."""
 
-    `eagle_choices` are a list of paths, the name of a published tree, or a file. With
-    `use_dynamic_tree` every node that goes on has `dynamic_tree_max_topK` children, and the most
-    probable nodes of all are verified. `num_eagle_layers` are the levels, `max_draft_len` the nodes
-    without the root, `max_non_leaves_per_layer` the nodes of a level that may have children.
-    """
-
-    eagle_choices: str | Sequence[Sequence[int]] | None = None
-    use_dynamic_tree: bool = False
-    dynamic_tree_max_topK: int | None = None  # noqa: N815  TensorRT-LLM's key
-    num_eagle_layers: int | None = None
-    max_non_leaves_per_layer: int | None = None
-    max_draft_len: int | None = None
+    eagle_choices: str | Sequence[Sequence[int]] | None = option(
+        None,
+        "A static tree: a list of paths of ranks, or the name of a published one.",
+        read=checked_choices,
+        schema=CHOICES_SCHEMA,
+    )
+    use_dynamic_tree: bool = option(
+        False, "EAGLE-2's tree: the most probable nodes of all that are drafted."
+    )
+    dynamic_tree_max_topK: int | None = option(  # noqa: N815  TensorRT-LLM's key
+        None, "Children of each node of a dynamic tree that goes on.", low=1, high=MAX_NODES
+    )
+    num_eagle_layers: int | None = option(
+        None, "Levels of the tree; choices must be as deep.", low=1, high=MAX_DEPTH
+    )
+    max_non_leaves_per_layer: int | None = option(
+        None, "Nodes with children at one depth, at most.", low=1, high=MAX_NODES
+    )
+    max_draft_len: int | None = option(
+        None, "Nodes of the tree at most, without the root.", low=1, high=MAX_NODES
+    )
 
     def __post_init__(self) -> None:
-        given = self.eagle_choices
-        if given is not None:
-            found = parse_choices(given) if isinstance(given, str) else choices_of(given)
-            object.__setattr__(self, "eagle_choices", found)
+        DrafterOptions.__post_init__(self)
         if self.use_dynamic_tree and self.eagle_choices is not None:
             what = "eagle_choices and use_dynamic_tree exclude each other"
             remedy = "Give choices for a static tree, or use_dynamic_tree for EAGLE-2."
@@ -103,3 +136,97 @@ class EagleOptions:
                 f" max_non_leaves_per_layer is {most}"
             )
             raise LimitError(what, f"Raise --max-non-leaves-per-layer to {needed}.")
+
+
+# ---- the keys of a speculative_config
+
+
+TWO_ENGINES = "base and draft are always two engines, side by side"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EagleDecoding(DecodingConfig):
+    """The keys of EAGLE's decoding types, as TensorRT-LLM's LLM API has them: `max_draft_len` are
+    the levels, `max_total_draft_tokens` the nodes without the root. A chain, unless choices or a
+    dynamic tree are asked for."""
+
+    eagle_choices: str | tuple[tuple[int, ...], ...] | None = option(
+        None,
+        "A static tree: paths of ranks such as [[0], [1], [0, 0]], or a published one by its"
+        " name, such as mc_sim_7b_63.",
+        read=checked_choices,
+        schema=CHOICES_SCHEMA,
+    )
+    use_dynamic_tree: bool = option(
+        False, "Draft a tree as EAGLE-2 does, of the most probable nodes."
+    )
+    dynamic_tree_max_topK: int | None = option(  # noqa: N815
+        None, "Children of a node of a dynamic tree.", low=1, high=1024
+    )
+    num_eagle_layers: int | None = option(
+        None, "TensorRT-LLM's other name of max_draft_len.", low=1, high=MAX_DEPTH
+    )
+    max_non_leaves_per_layer: int | None = option(
+        None, "Nodes of a level that may have children; more are refused.", low=1, high=1024
+    )
+
+    def __post_init__(self) -> None:
+        DecodingConfig.__post_init__(self)
+        layers = self.num_eagle_layers
+        if layers is not None and self.max_draft_len not in (None, layers):
+            what = f"num_eagle_layers is {layers}, and max_draft_len {self.max_draft_len}"
+            raise OptionError(what, "Both are the levels of the tree: leave one out.")
+        _ = self.tree  # raises OptionError where keys contradict each other
+
+    @property
+    def given_len(self) -> int | None:
+        """Levels, by either of their names."""
+        return self.max_draft_len or self.num_eagle_layers
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether a dynamic tree is asked for, if only by its width."""
+        return self.use_dynamic_tree or self.dynamic_tree_max_topK is not None
+
+    @property
+    def sizes(self) -> Sizes:
+        """How much to draft where `tree` is None: a chain."""
+        if self.eagle_choices is None and not self.is_dynamic:
+            self.check_chain()
+        length = self.draft_len
+        return Sizes() if length is None else Sizes(1, length, 1 + length)
+
+    @property
+    def tree(self) -> EagleTree | None:
+        """The static or the dynamic tree; None for a chain. Raises OptionError."""
+        if self.eagle_choices is None and not self.is_dynamic:
+            if self.max_non_leaves_per_layer is not None:
+                what = "max_non_leaves_per_layer is for trees, and a chain is drafted"
+                raise OptionError(what, "Give eagle_choices or use_dynamic_tree, or leave it out.")
+            return None
+        options = EagleOptions(
+            eagle_choices=self.eagle_choices,
+            use_dynamic_tree=self.is_dynamic,
+            dynamic_tree_max_topK=self.dynamic_tree_max_topK,
+            num_eagle_layers=self.draft_len,
+            max_non_leaves_per_layer=self.max_non_leaves_per_layer,
+            max_draft_len=self.max_total_draft_tokens,
+        )
+        return EagleTree(options)
+
+
+@dataclass(frozen=True, slots=True)
+class EagleTree:
+    """The tree of a config. Without a number of nodes a dynamic one has TensorRT-LLM's: its width
+    times its levels, as far as the base verifies so many."""
+
+    options: EagleOptions
+
+    def plan(self, max_verify_tree_size: int) -> DraftPlan:
+        """The plan for a base that verifies so many nodes. Raises OptionError and LimitError."""
+        options, width = self.options, self.options.dynamic_tree_max_topK
+        if options.use_dynamic_tree and options.max_draft_len is None and width is not None:
+            nodes = width * (options.num_eagle_layers or NUM_EAGLE_LAYERS)
+            most = max(1, min(nodes, max_verify_tree_size - 1))
+            options = replace(options, max_draft_len=most)
+        return options.plan(max_verify_tree_size)

@@ -14,6 +14,7 @@ import heapq
 import numpy as np
 
 from edgespec.methods.jetspec import NAME
+from edgespec.runtime.drafters.block_decoding import BlockTreeDecoding
 from edgespec.runtime.drafters.block_drafter import (
     BlockTreeDrafter,
     Floats,
@@ -24,6 +25,7 @@ from edgespec.runtime.drafters.block_drafter import (
     trained_with_thinking,
     vocabulary_map,
 )
+from edgespec.runtime.drafters.decoding import DecodingType
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
 
 __all__ = ["NAME", "ROW", "JetSpecDrafter", "grown_best_first"]
@@ -67,4 +69,9 @@ def open_drafter(sources: DrafterSources) -> JetSpecDrafter:
     return JetSpecDrafter(decoder, spec.mask_token_id, spec.block_size, vocabulary_map(sources))
 
 
-ROW = DrafterRow(open=open_drafter, limits=limits, trained_with_thinking=trained_with_thinking)
+ROW = DrafterRow(
+    open=open_drafter,
+    limits=limits,
+    trained_with_thinking=trained_with_thinking,
+    decoding=DecodingType(name="JetSpec", keys=BlockTreeDecoding),
+)

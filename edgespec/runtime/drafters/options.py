@@ -30,20 +30,23 @@ def option(
     low: float | None = None,
     high: float | None = None,
     choices: tuple[str, ...] = (),
+    unused: str = "",
     read: Callable[[str, Any], Any] | None = None,
     schema: Mapping[str, Any] | None = None,
 ) -> Any:
     """A field of DrafterOptions: its default, what it means, and the values that it may have
     (bounds are inclusive).
 
-    For values that are neither bool, int, float nor str `read` checks one, given its key, and
-    returns what is kept; it raises OptionError. `schema` is then their JSON schema.
+    `unused` says why a key of other programs means nothing here. For values that are neither bool,
+    int, float nor str `read` checks one, given its key, and returns what is kept; it raises
+    OptionError. `schema` is then their JSON schema.
     """
     metadata = {
         "text": text,
         "low": low,
         "high": high,
         "choices": choices,
+        "unused": unused,
         "read": read,
         "schema": schema,
     }
