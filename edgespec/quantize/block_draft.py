@@ -1,4 +1,4 @@
-"""Block drafts without heads for `quantize draft`: what they are calibrated on, and their names."""
+"""Block drafts for `quantize draft`: what they are calibrated on, and their names."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgespec.quantize import dflash, eagle1, eagle3, jetspec
+from edgespec.quantize import dflash, dspark, eagle1, eagle3, jetspec
 from edgespec.quantize.row import QuantizeRow
 
 QUANTIZABLE: dict[str, QuantizeRow] = {
@@ -10,4 +10,5 @@ QUANTIZABLE: dict[str, QuantizeRow] = {
     eagle3.NAME: eagle3.QUANTIZE,
     dflash.NAME: dflash.QUANTIZE,
     jetspec.NAME: jetspec.QUANTIZE,
+    dspark.NAME: dspark.QUANTIZE,
 }

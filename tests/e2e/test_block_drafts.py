@@ -223,20 +223,14 @@ def test_heads_of_an_engine_that_changed_are_refused(shop: Shop, tmp_path: Path,
     assert bundle.HEADS in done.err
 
 
-def test_jetspec_is_quantized_as_its_relatives_and_dspark_is_not(
-    shop: Shop, tmp_path: Path, cli: Cli
-) -> None:
+def test_a_quantized_draft_goes_the_same_way(shop: Shop, tmp_path: Path, cli: Cli) -> None:
     pair = ["--base-model-dir", shop.base, "--draft-model-dir", shop.draft]
     line = ["quantize", "draft", *pair, "--output-dir", tmp_path / "q", "--quantization", "mxfp8"]
     done = cli(*line, "--num-samples", 1, "--calib-seq-len", 32)
-    if shop.method == "dspark":
-        assert done.code == REFUSED
-        assert "is a DSpark draft, which is not quantized here" in done.err
-        return
     assert done.code == 0, done.err
     assert cli("export", tmp_path / "q", tmp_path, "--base-model-dir", shop.base).code == 0
     engines = Path(shutil.copytree(shop.engines, tmp_path / "engines"))
-    made = ["--onnx-dir", tmp_path / "jetspec_draft", "--engine-dir", engines, *SIZES]
+    made = ["--onnx-dir", tmp_path / f"{shop.method}_draft", "--engine-dir", engines, *SIZES]
     assert cli("build", *made).code == 0
     done = cli(
         *infer(engines, tmp_path, max_generate_length=8), "--spec-decode", "--check-lossless"
