@@ -9,18 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from edgespec.cli.draft_flags import TREE_NAMES
 from edgespec.cli.flags import EdgeCommand, kebab, rest, until_separator
 from edgespec.cli.paths import FILE
-from edgespec.errors import RequestError
+from edgespec.errors import PairingError, RequestError
 from edgespec.recipe import nearest, read_config, shown
+
+if TYPE_CHECKING:
+    from edgespec.component import ComponentConfig
+    from edgespec.runtime.drafters.decoding import DecodingConfig
+    from edgespec.runtime.engine import Engine
 
 BLOCK = "speculative_config"
 META = f"{__name__}.read"  # in a context's meta: what the file and the overrides say
-OWN = ("config", "overrides", "help")  # parameters that a file does not give
+OWN = ("config", "key_values", "help", "drafter")  # parameters that a file does not give
+SIZES = ("spec_draft_top_k", "spec_draft_step", "spec_verify_size")
 
 
 class Foreign(NamedTuple):
@@ -135,9 +142,12 @@ class ConfigCommand(EdgeCommand):
             found, _, _ = self.make_parser(ctx).parse_args(list(given))
         except click.UsageError:
             return super().parse_args(ctx, args)  # says so with a hint
-        path, overrides = found.get("config"), found.get("overrides") or ()
+        # click has a marker of its own for what was not given
+        path, given_keys = found.get("config"), found.get("key_values")
+        path = path if isinstance(path, str) else None
+        overrides = given_keys if isinstance(given_keys, tuple) else ()
         if not ctx.resilient_parsing and (path or overrides):
-            source = str(path or "the overrides")
+            source = path or "command line"
             values = read_config(Path(path) if path else None, overrides)
             ctx.default_map, ctx.meta[META] = divided(values, self.get_params(ctx), source)
         return super().parse_args(ctx, args)
@@ -150,17 +160,22 @@ HELP = (
 
 
 def config_params() -> list[click.Parameter]:
-    """--config and the overrides, for a command of the class ConfigCommand."""
+    """--config and key=value, for a command of the class ConfigCommand, which alone reads them."""
     return [
-        click.Argument(["overrides"], metavar="[KEY=VALUE]...", nargs=-1, required=False),
-        click.Option(["--config"], type=FILE, metavar="FILE", help=HELP),
+        click.Argument(
+            ["key_values"], metavar="[KEY=VALUE]...", nargs=-1, required=False, expose_value=False
+        ),
+        click.Option(["--config"], type=FILE, metavar="FILE", help=HELP, expose_value=False),
     ]
 
 
 def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The same as decorators."""
-    command = click.option("--config", type=FILE, metavar="FILE", help=HELP)(command)
-    return click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1, required=False)(command)
+    option = click.option("--config", type=FILE, metavar="FILE", help=HELP, expose_value=False)
+    argument = click.argument(
+        "key_values", metavar="[KEY=VALUE]...", nargs=-1, required=False, expose_value=False
+    )
+    return argument(option(command))
 
 
 def divided(
@@ -171,7 +186,7 @@ def divided(
     Raises RequestError for a key that is neither a flag of the command nor the block, and for one
     of another program that would be missed.
     """
-    flags = {flag_name(param): param for param in params if param.name not in OWN}
+    flags = {flag_name(param): param for param in params if is_of_files(param)}
     defaults: dict[str, Any] = {}
     notes: list[str] = []
     block = values.get(BLOCK)
@@ -179,7 +194,7 @@ def divided(
         raise RequestError(f"{source}: {BLOCK} is {shown(block)}", "Write keys and values.")
     for key, value in values.items():
         name = kebab(f"--{key}").removeprefix("--").replace("-", "_")
-        name = ALSO_CALLED.get(name, name)
+        name = str(key) if str(key) in FOREIGN else ALSO_CALLED.get(name, name)
         if name == BLOCK:
             continue
         if name in flags:
@@ -192,10 +207,26 @@ def divided(
         elif name in FOREIGN:
             notes += foreign(name, value, source)
         else:
-            near = nearest(name, [*flags, BLOCK])
-            remedy = f"{near}Known keys: {', '.join([BLOCK, *flags])}."
+            remedy = f"{nearest(name, [*flags, BLOCK])}Known keys: {', '.join([BLOCK, *flags])}."
+            if is_of_block(name):
+                remedy = f"Write it below {BLOCK}, beside its decoding_type."
             raise RequestError(f"{source}: {shown(key)} is not a known key", remedy)
     return defaults, Read(block, f"{source}: {BLOCK}", tuple(notes))
+
+
+def is_of_block(name: str) -> bool:
+    """Whether a key is one of a speculative_config."""
+    from edgespec.runtime.drafters.options import fields_of
+    from edgespec.runtime.speculative_config import TYPE_KEY, config_classes
+
+    return name == TYPE_KEY or any(name in fields_of(kind) for kind in config_classes().values())
+
+
+def is_of_files(param: click.Parameter) -> bool:
+    """Whether a file may give a flag: all that --help lists, but those that say how to draft, for
+    which there is the block."""
+    hidden = isinstance(param, click.Option) and param.hidden
+    return not hidden and param.name not in OWN and flag_name(param) not in (*SIZES, *TREE_NAMES)
 
 
 def flag_name(param: click.Parameter) -> str:
@@ -236,7 +267,132 @@ def one_value(value: object, param: click.Parameter, where: str) -> Any:
     return value if isinstance(value, int | float) else str(value)
 
 
-def read_of(ctx: click.Context) -> Read:
-    """What --config and the overrides said; nothing where neither was given."""
-    found: Read = ctx.meta.get(META, Read(None, BLOCK, ()))
-    return found
+# ---- speculative_config, for the commands
+
+
+class Configured(NamedTuple):
+    """The speculative_config of a command line, None where there is none, and notes for its user
+    that the engine does not have."""
+
+    config: DecodingConfig | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def has_sizes(self) -> bool:
+        """Whether it says how much to draft."""
+        return self.config is not None and (any(self.config.sizes) or self.config.tree is not None)
+
+
+NOT_CONFIGURED = Configured()
+
+
+def configured(ctx: click.Context) -> Configured:
+    """What --config and key=value say of drafts. Raises OptionError that names the file and the
+    key."""
+    read = ctx.meta.get(META)
+    if read is None:
+        return Configured()
+    if read.block is None:
+        return Configured(None, read.notes)
+    from edgespec.runtime.speculative_config import read_config as read_block
+
+    config, notes = read_block(read.block, read.where)
+    assert config is not None
+    of_engine = tuple(config.notes())
+    return Configured(config, (*read.notes, *(note for note in notes if note not in of_engine)))
+
+
+def check_draft(engine: Engine, config: DecodingConfig | None) -> None:
+    """Raises PairingError where a config names another draft than the engine's, or other layers of
+    the base than those that it reads."""
+    if config is None:
+        return
+    draft = None if engine.draft_config is None else engine.draft_config.component
+    if config.aux_layers is not None and draft is not None and draft.pair is not None:
+        layers = draft.pair.aux_layer_ids
+        if layers is not None and tuple(sorted(layers)) != config.aux_layers:
+            what = (
+                f"the draft was exported to read the layers {[i - 1 for i in sorted(layers)]}, and"
+                f" speculative_config names {[i - 1 for i in config.aux_layers]}"
+            )
+            raise PairingError(what, "Remove the key, or export base and draft with these layers.")
+    if config.speculative_model is not None and draft is not None:
+        check_model(config.speculative_model, draft)
+
+
+def check_model(name: str, draft: ComponentConfig) -> None:
+    """Raises PairingError where a checkpoint is not the one that a draft engine was made from, nor
+    its original, or is not here to be compared."""
+    from edgespec.checkpoint.files import open_checkpoint
+
+    path = directory_of(name)
+    if path is None:
+        what = f"speculative_model {name} is not on this machine, so it cannot be compared"
+        raise PairingError(what, "Remove it: the draft engine is what drafts.")
+    identity = open_checkpoint(path, allow_pickle=True).identity()
+    if identity not in (draft.identity, draft.quantized_from):
+        what = f"speculative_model {name} is not what the draft engine was made from"
+        raise PairingError(
+            what, f"Export and build {name}, or remove the key: the engine's is {draft.model}."
+        )
+
+
+def directory_of(name: str) -> Path | None:
+    """The directory of a checkpoint: as it is, or of a hub name that was downloaded before; None
+    where there is neither."""
+    if Path(name).is_dir():
+        return Path(name)
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, local_files_only=True))
+    except (OSError, ValueError):
+        return None
+
+
+# ---- a JSON schema for editors
+
+
+def schema(commands: Iterable[click.Command]) -> dict[str, Any]:
+    """The JSON schema of a file for any of these commands."""
+    from edgespec.runtime.speculative_config import schema as of_block
+
+    flags: dict[str, dict[str, Any]] = {}
+    for command in commands:
+        for param in command.get_params(click.Context(command)):
+            if isinstance(param, click.Option) and is_of_files(param):
+                flags.setdefault(flag_name(param), schema_of_flag(param))
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "edgespec --config",
+        "type": "object",
+        "properties": {
+            BLOCK: of_block(),
+            **flags,
+            **{name: schema_of_foreign(row) for name, row in FOREIGN.items() if name not in flags},
+        },
+        "additionalProperties": False,
+    }
+
+
+def schema_of_flag(param: click.Option) -> dict[str, Any]:
+    """The schema of a flag's value."""
+    kinds = {click.types.IntParamType: "integer", click.types.FloatParamType: "number"}
+    one: dict[str, Any] = {
+        "type": next((k for t, k in kinds.items() if isinstance(param.type, t)), "string")
+    }
+    if isinstance(param.type, click.Choice):
+        one["enum"] = [*param.type.choices]
+    if param.is_flag:
+        one = {"type": "boolean"}
+    found = {"type": "array", "items": one} if param.multiple else one
+    return {**found, "description": " ".join((param.help or "").split())}
+
+
+def schema_of_foreign(row: Foreign) -> dict[str, Any]:
+    """The schema of a key of TensorRT-LLM that means nothing here."""
+    found: dict[str, Any] = {
+        "description": f"It means nothing here: {row.why}.",
+        "deprecated": True,
+    }
+    return found if row.neutral is None else found | {"enum": [*row.neutral]}

@@ -103,11 +103,19 @@ def block_options(method: str, title: str) -> Callable[[Command], Command]:
     ),
 )
 @click.option(
+    "--draft-model",
+    is_flag=True,
+    help=(
+        "Export MODEL, a whole model, as a draft for the larger one in --base-model-dir, to"
+        " OUT/draft_model. Both have the same tokenizer."
+    ),
+)
+@click.option(
     "--base-model-dir",
     type=MODEL,
     metavar="BASE",
     help=(
-        "For a draft: the base that it was trained for, for pairing and for weights that it shares."
+        "For a draft: the base that it drafts for, for pairing and for weights that it shares."
         " Default: what its config records, if that is a directory."
     ),
 )
@@ -135,6 +143,7 @@ def command(
     eagle_base: bool,
     eagle1_base: bool,
     mtp: bool,
+    draft_model: bool,
     base_model_dir: str | None,
     aux_layers: tuple[int, ...] | None,
     allow_pickle: bool,
@@ -143,7 +152,8 @@ def command(
     **blocks: bool | str | None,
 ) -> None:
     """Write the ONNX graph of MODEL, a directory or a hub id, to OUT/llm; that of a block draft to
-    OUT/dflash_draft, OUT/jetspec_draft or OUT/dspark_draft.
+    OUT/dflash_draft, OUT/jetspec_draft or OUT/dspark_draft, and that of a draft model to
+    OUT/draft_model.
 
     An EAGLE-1, EAGLE-3, DFlash, JetSpec or DSpark draft is detected automatically, in each of its
     published layouts. Base and EAGLE draft need different OUT directories. Weights keep the
@@ -157,10 +167,15 @@ def command(
     edgespec export Qwen/Qwen3.5-4B onnx --mtp
     edgespec export Qwen/Qwen3-8B onnx/base --dflash-base --dflash-draft-dir z-lab/Qwen3-8B-DFlash-b16
     edgespec export z-lab/Qwen3-8B-DFlash-b16 onnx/draft --base-model-dir Qwen/Qwen3-8B
+    edgespec export Qwen/Qwen3-0.6B onnx/draft --draft-model --base-model-dir Qwen/Qwen3-8B
     """
     asked = [BlockFlags.read(method, blocks) for method in BLOCK_METHODS]
     bases = {"eagle3": eagle_base, "eagle1": eagle1_base, "mtp": mtp}
     bases |= {flags.method: flags.base for flags in asked}
+    if draft_model and (other := next((flags for flags in asked if flags.draft_dir), None)):
+        flag = f"--{other.method}-draft-dir"
+        what = f"--draft-model makes MODEL itself the draft, and {flag} names another one"
+        raise PairingError(what, "Leave one of the two out.")
     block = check_draft_flags(asked, base_model_dir, aux_layers)
     base_for = chosen_base(bases)
     from edgespec.cli.progress import Bars
@@ -169,6 +184,7 @@ def command(
     options = ExportOptions(
         base_for=base_for,
         draft_for=block.method if block and block.draft else None,
+        as_draft="draft_model" if draft_model else None,
         draft_dir=block.draft_dir if block else None,
         base_model_dir=base_model_dir,
         aux_layers=aux_layers,

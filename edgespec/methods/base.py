@@ -96,6 +96,7 @@ class Method:
     stand beside the graph of a draft.
     `thinking` says whether published drafts were trained on answers with thinking, by the
     architecture of their base; it has none that they do not agree on.
+    `of_model` takes a whole model for a draft of this method, by the flag `draft_flag` of export.
     `base_rows`, `config_rows` and `spec_rows` are what `edgespec inspect` shows of the method
     alone: of a base's checkpoint, of a draft's, and of an exported component.
     """
@@ -113,6 +114,8 @@ class Method:
     needs_engine: bool = True
     lossless: bool = True
     format: DraftFormat | None = None
+    of_model: Callable[[ModelConfig], DraftConfig] | None = None
+    draft_flag: str | None = None
     read_spec: Callable[[Fields], SpecConfig] = no_spec
     write_spec: Callable[[SpecConfig], dict[str, Any]] = no_keys
     pair_rules: tuple[PairRule, ...] = ()
@@ -123,3 +126,9 @@ class Method:
     base_rows: Callable[[ModelConfig], Rows] = lambda config: ()
     config_rows: Callable[[DraftConfig], Rows] = lambda config: ()
     spec_rows: Callable[[SpecConfig], Rows] = lambda spec: ()
+
+    @property
+    def reads_base(self) -> bool:
+        """Whether its drafts read what the base's graph emits; those that do not draft for a plain
+        engine too."""
+        return self.base_output != "nothing"

@@ -20,8 +20,8 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """A block from left to right: the draft's own ids [S], the logits [S, Vd] that each is the
-    best of, and the confidences [S], None without the head."""
+    """A block from left to right: the draft's own ids [S], the logits [S, Vd] that each was chosen
+    by, and the confidences [S], None without the head."""
 
     ids: Ids
     logits: Floats
@@ -48,9 +48,11 @@ class DSparkHeads:
         logits: Floats,
         states: Floats | None,
         goes_on: Callable[[float], bool] = lambda confidence: True,
+        chosen: Callable[[Floats], int] = lambda corrected: int(corrected.argmax()),
     ) -> Walk:
         """The block behind the token `anchor`, an id of the base: `logits` [S, Vd] and `states`
-        [S, H] are those of the slots that draft. Ties go to the lowest id.
+        [S, H] are those of the slots that draft. `chosen` is the draft's own id of a slot's token
+        by its corrected logits [Vd]; by default the best, the lowest of equal ones.
 
         Where there is a confidence head, `goes_on` is asked with each slot's confidence, from left
         to right; the walk ends before the first that it turns down, and computes no logits of it.
@@ -67,7 +69,7 @@ class DSparkHeads:
                 break
             memory, bias = self.step(memory, embedding, state)
             corrected.append(said + bias)
-            ids.append(int(corrected[-1].argmax()))
+            ids.append(chosen(corrected[-1]))
             confidences.append(confidence)
             before = int(self.base_ids[ids[-1]])
         return Walk(

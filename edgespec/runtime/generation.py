@@ -22,7 +22,7 @@ from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.sequence import Candidates, SequenceState, StepOutput
 from edgespec.runtime.tokenizer import Tokenizer
 from edgespec.runtime.tree import DraftPlan, DraftTree
-from edgespec.runtime.verify import EXACT
+from edgespec.runtime.verify import EXACT_ACCEPTANCE, AcceptOptions, lossless
 
 SEED_BITS = 63
 
@@ -34,9 +34,9 @@ class GenerationRequest:
 
     `drafter` None is the one that the engine was opened with; else the name of a method that needs
     no engine, with its `drafter_options`, or a Drafter. `schedule` is what it may draft while so
-    many run, None as the engine was opened. `accept_rule` is a row of
-    `verify.ACCEPT_RULES`. `arrived_s` is when the request came, by `time.perf_counter`; None: when
-    it is added to the scheduler.
+    many run, None as the engine was opened. `acceptance` is a rule of `verify.ACCEPT_RULES` with
+    its options; None: the engine's. `arrived_s` is when the request came, by `time.perf_counter`;
+    None: when it is added to the scheduler.
     """
 
     prompt_ids: Sequence[int]
@@ -44,7 +44,7 @@ class GenerationRequest:
     plan: DraftPlan | None = None
     keep: int = 0
     keep_all: bool = False
-    accept_rule: str = EXACT
+    acceptance: AcceptOptions | None = None
     arrived_s: float | None = None
     drafter: str | Drafter | None = None
     drafter_options: DrafterOptions | Mapping[str, object] | None = None
@@ -114,6 +114,7 @@ class Generation(SequenceState):
         request: GenerationRequest,
         tokenizer: Tokenizer,
         stop_ids: frozenset[int],
+        acceptance: AcceptOptions | None = None,
         drafter: Drafter | None = None,
         gates: Gates | None = None,
     ) -> None:
@@ -127,7 +128,7 @@ class Generation(SequenceState):
             num_logprobs=sampling.num_logprobs,
             keep=request.keep,
             keep_all=request.keep_all,
-            accept_rule=request.accept_rule,
+            acceptance=acceptance or request.acceptance or EXACT_ACCEPTANCE,
             drafter=drafter,
             gates=gates,
         )
@@ -143,7 +144,14 @@ class Generation(SequenceState):
         now = time.perf_counter()
         self.arrived_s = now if request.arrived_s is None else request.arrived_s
         levels = request.plan.steps if request.plan else 0
-        self.metrics = RequestMetrics(len(request.prompt_ids), levels)
+        options = self.accept_options
+        self.metrics = RequestMetrics(
+            len(request.prompt_ids),
+            levels,
+            acceptance=options.rule,
+            acceptance_options=options.to_dict(),
+            lossless=lossless(options, sampling.temperature),
+        )
 
     def __str__(self) -> str:
         return f"request {self.number}"

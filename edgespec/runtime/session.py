@@ -18,7 +18,8 @@ from edgespec.errors import EdgeSpecError, LimitError
 from edgespec.prompts import ERROR
 from edgespec.runtime import stages
 from edgespec.runtime.decoder import CachedDecoder, Floats, Ids, LaneResult, Rows
-from edgespec.runtime.drafters.base import Drafter, DraftRequest, Observation
+from edgespec.runtime.draft_sampling import DraftSampler
+from edgespec.runtime.drafters.base import Drafter, DraftRequest, Observation, PromptReader
 from edgespec.runtime.faults import as_error
 from edgespec.runtime.gates import NO_LIMIT
 from edgespec.runtime.prefix import Prefix, PrefixCache
@@ -169,7 +170,10 @@ class Session:
             (result,) = self.base.extend([rows])
             if end < len(seq.prompt):
                 return None, result.hidden_states
-            first = seq.sampler.pick(result.logits[0], seq.tokens)
+            accepted = accept(Draft(seq, DraftTree.root_only(seq.pending)), result)
+            if isinstance(accepted, EdgeSpecError):
+                raise accepted
+            first = accepted.emitted[0]
             logprobs = logprobs_of(seq, result, [0], [first])
             return StepOutput([first], verified=False, logprobs=logprobs), result.hidden_states
 
@@ -182,10 +186,14 @@ class Session:
         output: StepOutput | None,
     ) -> None:
         """Show a chunk to its drafter, each position with the token after it: for the last of all
-        the token drawn. A drafter that needs no hidden states has the prompt already."""
+        the token drawn. A drafter that needs no hidden states has the prompt already; one that
+        reads prompts by itself goes on with it."""
         drafter, first = seq.drafter, [] if output is None else output.tokens
         if drafter is None:
             return
+        if isinstance(drafter, PromptReader):
+            with self.log.timed(stages.DRAFT_PREFILL, seq.times):
+                drafter.read_prompt(seq.lane, end)
         if drafter.needs_hidden_states:
             assert hidden_states is not None
             following = np.array([*seq.prompt[start + 1 : end + 1], *first], np.int64)
@@ -250,7 +258,15 @@ class Session:
         remaining = seq.max_new_tokens - seq.num_emitted
         levels = min(remaining - 1, self.levels(seq))
         plan = seq.plan.within(levels=levels, nodes=self.base.room(seq.lane))
-        return DraftRequest(seq.lane, seq.pending, plan)
+        return DraftRequest(seq.lane, seq.pending, plan, self.draft_sampler(seq))
+
+    def draft_sampler(self, seq: SequenceState) -> DraftSampler | None:
+        """What draws a sequence's drafts, where its accept rule compares them with what they were
+        drawn from."""
+        if not ACCEPT_RULES[seq.accept_options.rule].draws_drafts or not seq.sampler.temperature:
+            return None
+        vocab_size = self.base.runner.contract.shape.vocab_size
+        return DraftSampler(seq.sampler, seq.tokens, vocab_size)
 
     def verify(self, drafts: Sequence[Draft], spent: StageTimes) -> list[Verified]:
         """One base pass over all trees, and the accept rule on each."""
@@ -413,9 +429,10 @@ def by_drafter(seqs: Iterable[SequenceState]) -> list[tuple[Drafter, list[Sequen
 
 def accept(draft: Draft, result: LaneResult) -> AcceptResult | EdgeSpecError:
     """What the sequence's rule accepts; an error is its own, and the rest of the batch goes on."""
-    seq = draft.seq
+    seq, options = draft.seq, draft.seq.accept_options
     try:
-        return ACCEPT_RULES[seq.accept_rule](draft.tree, result.logits, seq.sampler, seq.tokens)
+        rule = ACCEPT_RULES[options.rule].accept
+        return rule(draft.tree, result.logits, seq.sampler, seq.tokens, options)
     except Exception as error:  # of whatever kind, it is this sequence's own
         return as_error(error)
 

@@ -28,6 +28,7 @@ TABLES = ("table.py", "registry.py")  # one row per method
 EXCEPTIONS = {
     "checkpoint/names.py": "the root of prediction heads on disk is `mtp.`",
     "checkpoint/unsupported.py": "kinds that are detected and refused by name",
+    "cli/accept_flags.py": "a flag of TensorRT-LLM: --eagle-posterior-threshold",
     "cli/build.py": "flags of TensorRT Edge-LLM",
     "cli/check.py": "the flag --mtp, and examples in the help",
     "cli/draft_flags.py": "other names of flags, as TensorRT Edge-LLM has them",

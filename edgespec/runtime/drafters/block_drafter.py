@@ -24,6 +24,7 @@ from edgespec.methods import METHODS
 from edgespec.methods.block_draft import BlockSpec
 from edgespec.rope import RopeTable
 from edgespec.runtime.block import NO_TOKENS, BlockDecoder, BlockOutput, BlockRows, MaskSpec
+from edgespec.runtime.draft_sampling import Distribution, DraftSampler
 from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.drafters.candidates import top_log_probs
 from edgespec.runtime.drafters.engine_drafter import EngineDrafter
@@ -158,6 +159,8 @@ class BlockTreeDrafter(BlockDrafter):
     def tree(self, request: DraftRequest, logits: Floats) -> DraftTree:
         """The draft tree from logits [D, Vd]: the chain of each slot's best token, or with a top-k
         above 1 the tree that `nodes` chooses."""
+        if request.sampler is not None and request.plan.top_k == 1:
+            return self.drawn_chain(request, request.sampler, logits)
         ids, log_probs = top_log_probs(logits, request.plan.top_k)
         tokens = ids if self.d2t is None else ids + self.d2t[ids]
         parents, chosen = self.nodes(log_probs, request.plan.verify_size)
@@ -165,10 +168,32 @@ class BlockTreeDrafter(BlockDrafter):
             np.concatenate([[request.pending], tokens[chosen[:, 0], chosen[:, 1]]]), parents
         )
 
+    def drawn_chain(
+        self, request: DraftRequest, sampler: DraftSampler, logits: Floats
+    ) -> DraftTree:
+        """A chain from logits [D, Vd], each slot's token drawn by itself."""
+        own = None if self.d2t is None else np.arange(len(self.d2t)) + self.d2t
+        tokens, drawn = list[int](), list[Distribution]()
+        for row in logits[: request.plan.verify_size - 1]:
+            token, distribution = sampler.draw(row, tokens, own)
+            tokens.append(token)
+            drawn.append(distribution)
+        return chain_of(request.pending, tokens, drawn)
+
     def nodes(self, log_probs: Floats, size: int) -> tuple[Ids, Ids]:
         """Parents [N] and the (depth - 1, rank) of each node but the root [N-1, 2] of a tree of
         `size` nodes from log-probabilities [depths, K], descending."""
         return best_first(log_probs, size)
+
+
+def chain_of(pending: int, tokens: Sequence[int], drawn: Sequence[Distribution] = ()) -> DraftTree:
+    """The chain of drafts behind the pending token; `drawn` is what each was drawn from, where they
+    were drawn."""
+    return DraftTree(
+        np.array([pending, *tokens], np.int64),
+        np.arange(-1, len(tokens)),
+        drawn_from=[None, *drawn] if drawn else None,
+    )
 
 
 def best_first(log_probs: Floats, size: int) -> tuple[Ids, NDArray[np.int64]]:

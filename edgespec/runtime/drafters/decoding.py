@@ -136,6 +136,9 @@ class DecodingConfig(DrafterOptions):
     def __post_init__(self) -> None:
         DrafterOptions.__post_init__(self)
         self.check_schedule()
+        if self.speculative_model is not None and self.drafts_by is not None:
+            what = f"speculative_model is given, and {self.decoding_type} drafts without a model"
+            raise OptionError(what, "Leave it out.")
         if self.acceptance_length_threshold is not None and not self.acceptance_window:
             what = "acceptance_length_threshold is given, and acceptance_window is not"
             raise OptionError(what, "Give the number of answers to average over.")

@@ -1,8 +1,9 @@
 """DSpark's search (arXiv 2607.05147): a block in one pass, walked from left to right by the Markov
 head, and cut where the confidence head expects the next token to be turned down.
 
-Drafts are the best tokens at every temperature, and chains: each slot follows from the token before
-it (deepseek-ai/DeepSpec, eval/dspark/draft_ops.py).
+Drafts are chains: each slot follows from the token before it (deepseek-ai/DeepSpec,
+eval/dspark/draft_ops.py). They are the best tokens at every temperature, but for accept rules that
+compare them with what they were drawn from.
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ from edgespec.errors import OptionError
 from edgespec.methods.dspark import NAME, DSparkSpec
 from edgespec.methods.dspark_heads import DSparkHeads
 from edgespec.runtime.block import BlockDecoder, BlockOutput
+from edgespec.runtime.draft_sampling import Distribution
 from edgespec.runtime.drafters import block_drafter
 from edgespec.runtime.drafters.base import DraftRequest
 from edgespec.runtime.drafters.block_decoding import BlockDecoding
 from edgespec.runtime.drafters.block_drafter import (
     BlockDrafter,
     BlockLimits,
+    Floats,
+    chain_of,
     open_decoder,
     spec_of,
     trained_with_thinking,
@@ -73,10 +77,23 @@ class DSparkDrafter(BlockDrafter):
         self.heads, self.threshold, self.row_cost = heads, threshold, row_cost
 
     def drafted(self, request: DraftRequest, output: BlockOutput) -> DraftTree:
-        """The chain of a block, as long as the confidences say."""
-        walk = self.heads.walk(request.pending, output.logits, output.states, self.length_rule())
-        tokens = self.heads.base_ids[walk.ids]
-        return DraftTree(np.concatenate([[request.pending], tokens]), np.arange(-1, len(tokens)))
+        """The chain of a block, as long as the confidences say: whether a slot drafts is decided
+        before its token is known."""
+        block = request.pending, output.logits, output.states, self.length_rule()
+        if request.sampler is None:
+            walk = self.heads.walk(*block)
+            return chain_of(request.pending, self.heads.base_ids[walk.ids].tolist())
+        sampler, base_ids = request.sampler, self.heads.base_ids
+        tokens, drawn = list[int](), list[Distribution]()
+
+        def draw(corrected: Floats) -> int:
+            token, distribution = sampler.draw(corrected, tokens, base_ids)
+            tokens.append(token)
+            drawn.append(distribution)
+            return int(np.flatnonzero(base_ids == token)[0])
+
+        self.heads.walk(*block, draw)
+        return chain_of(request.pending, tokens, drawn)
 
     def length_rule(self) -> LengthRule:
         """The rule of one block, to be asked slot by slot."""

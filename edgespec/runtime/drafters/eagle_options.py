@@ -150,7 +150,7 @@ class EagleDecoding(DecodingConfig):
     the levels, `max_total_draft_tokens` the nodes without the root. A chain, unless choices or a
     dynamic tree are asked for."""
 
-    eagle_choices: str | tuple[tuple[int, ...], ...] | None = option(
+    eagle_choices: str | Sequence[Sequence[int]] | None = option(
         None,
         "A static tree: paths of ranks such as [[0], [1], [0, 0]], or a published one by its"
         " name, such as mc_sim_7b_63.",
@@ -161,13 +161,13 @@ class EagleDecoding(DecodingConfig):
         False, "Draft a tree as EAGLE-2 does, of the most probable nodes."
     )
     dynamic_tree_max_topK: int | None = option(  # noqa: N815
-        None, "Children of a node of a dynamic tree.", low=1, high=1024
+        None, "Children of a node of a dynamic tree.", low=1, high=MAX_NODES
     )
     num_eagle_layers: int | None = option(
         None, "TensorRT-LLM's other name of max_draft_len.", low=1, high=MAX_DEPTH
     )
     max_non_leaves_per_layer: int | None = option(
-        None, "Nodes of a level that may have children; more are refused.", low=1, high=1024
+        None, "Nodes of a level that may have children; more are refused.", low=1, high=MAX_NODES
     )
 
     def __post_init__(self) -> None:

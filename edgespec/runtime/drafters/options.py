@@ -157,5 +157,5 @@ def unknown_key(name: str, known: list[str], where: str) -> OptionError:
     close = difflib.get_close_matches(name[:80], known, n=1)
     remedy = f"Did you mean {close[0]}? If not, remove it." if close else ""
     shown = name if len(name) <= MAX_SHOWN else f"{name[: MAX_SHOWN - 3]}..."
-    what = f"{shown} is not a key of {where}"
+    what = f"{where}: {shown} is not a known key"
     return OptionError(what, remedy or f"Remove it. Known keys: {', '.join(known)}.")

@@ -18,6 +18,7 @@ from edgespec.backends.base import PlanHints
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.methods.suffix import NAME
 from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
+from edgespec.runtime.drafters.decoding import DecodingConfig, DecodingType, Sizes
 from edgespec.runtime.drafters.options import DrafterOptions, option
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
 from edgespec.runtime.drafters.suffix_automaton import (
@@ -148,9 +149,14 @@ class SuffixDrafter:
     def __init__(self, options: SuffixOptions, row_cost: float) -> None:
         self.options, self.row_cost = options, row_cost
         self.lanes: dict[int, Lane] = {}
-        self.pool: AnswerPool | None = None
-        if options.enable_global_pool:
-            self.pool = AnswerPool(options.global_pool_tokens, options.max_matching_ngram_size)
+        self.pool = self.empty_pool()
+
+    def empty_pool(self) -> AnswerPool | None:
+        """A pool for earlier answers; None where none is asked for."""
+        if not self.options.enable_global_pool:
+            return None
+        most = self.options.global_pool_tokens
+        return AnswerPool(most, self.options.max_matching_ngram_size)
 
     # ---- a sequence's tokens
 
@@ -289,6 +295,11 @@ class SuffixDrafter:
         """Never called, as there are no snapshots."""
         raise AssertionError("suffixes keep no snapshots")
 
+    def forget(self) -> None:
+        """Forget all texts and all earlier answers; nothing may be running."""
+        self.lanes.clear()
+        self.pool = self.empty_pool()
+
     def close(self) -> None:
         """Forget all texts."""
         self.lanes.clear()
@@ -322,10 +333,24 @@ def open_drafter(sources: DrafterSources) -> SuffixDrafter:
     return SuffixDrafter(sources.options, sources.row_cost)
 
 
+@dataclass(frozen=True, kw_only=True)
+class SuffixDecoding(DecodingConfig):
+    """The keys of its decoding type: trees up to max_draft_len deep, of up to
+    max_total_draft_tokens nodes, as far as they pay."""
+
+    @property
+    def sizes(self) -> Sizes:
+        """The bounds of a tree."""
+        total = self.max_total_draft_tokens
+        return Sizes(None, self.draft_len, None if total is None else 1 + total)
+
+
 ROW = DrafterRow(
     open=open_drafter,
     limits=limits,
     words=" of earlier text, as far as it pays",
     options=SuffixOptions,
+    decoding=DecodingType(name="Suffix", keys=SuffixDecoding),
+    forget=SuffixDrafter.forget,
 )
 __all__ = ["NAME", "ROW"]
