@@ -18,9 +18,11 @@ from edgespec.methods.base import HeadSizes
 from edgespec.methods.dspark import Heads
 from edgespec.methods.dspark_heads import DSparkHeads
 from edgespec.runtime.block import MaskSpec
+from edgespec.runtime.draft_sampling import DraftSampler
 from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.drafters.block_drafter import BlockLimits
 from edgespec.runtime.drafters.dspark import DSparkDrafter, LengthRule, while_it_pays
+from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.tree import BlockPlan, DraftTree
 from tests.unit.runtime.hash_drafts import VOCAB, WIDTH, block_rows_said, blocks_of
 
@@ -143,6 +145,36 @@ def test_a_drafter_without_a_threshold_asks_what_a_row_costs() -> None:
             assert proposed(drafter).tokens.tolist() == [PENDING, *tokens[:count]]
             unlike += count != length(lambda c, least=row_cost: c >= least, confidences.tolist())
     assert unlike > 0
+
+
+def test_drawn_drafts_follow_from_those_before_them() -> None:
+    """Every slot again by hand: its logits, the Markov head's for the token drawn before it."""
+    unlike, lengths, own = 0, set(), heads()
+    for seed in range(24):
+        seen, threshold = [some_states(seed, 0, 4)], (0.0, 0.15)[seed % 2]
+        block = [PENDING, *[MASK_TOKEN] * (BLOCK - 1)]
+        rows = block_rows_said(np.asarray(seen[0].hidden_states), block, [MaskSpec()])
+        drafter = drafter_of(threshold=threshold)
+        drafter.observe(seen)
+        draws = DraftSampler(Sampler(2.0, seed=seed), [1, 2, PENDING], 30)
+        (tree,) = drafter.propose([DraftRequest(0, PENDING, PLAN, draws)])
+        tokens = tree.tokens.tolist()
+        lengths.add(len(tokens) - 1)
+        for slot, row in enumerate(rows):
+            logits, state = np.array(row.logits, np.float32), np.array(row.hidden, np.float32)
+            walk = own.walk(tokens[slot], logits[None], state[None])
+            assert walk.confidences is not None
+            if walk.confidences[0] < threshold:
+                assert len(tokens) == slot + 1
+                break
+            token, wanted = draws.draw(walk.logits[0], tokens[1 : slot + 1], IDS)
+            q = tree.distribution(slot + 1)
+            assert tokens[slot + 1] == token
+            assert q.ids.tolist() == wanted.ids.tolist() == IDS.tolist()
+            np.testing.assert_allclose(q.probs, wanted.probs, rtol=1e-6)
+            unlike += token != int(IDS[walk.ids[0]])
+    assert unlike > BLOCK
+    assert lengths > {0, BLOCK}
 
 
 @pytest.mark.parametrize(("capacity", "count"), [(4, 0), (5, 1), (7, 3), (9, 5), (30, 5)])
