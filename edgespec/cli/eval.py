@@ -142,9 +142,9 @@ def summarize(
     """
     sizes = (spec_draft_top_k, spec_draft_step, spec_verify_size)
     tree = tree_of(ctx, sizes)
+    drafts = spec_decode or drafter is not None
     check_time_budget(ctx, drafter, drafter_time_budget_ms)
-    spec_decode = spec_decode or drafter is not None
-    if not spec_decode and (check_lossless or any(sizes) or tree is not None):
+    if not drafts and (check_lossless or any(sizes) or tree is not None):
         what = "--check-lossless means" if check_lossless else "the sizes of drafts mean"
         raise click.UsageError(f"{what} nothing without --spec-decode", ctx)
     if output_file is None:
@@ -162,11 +162,11 @@ def summarize(
     check_tokenizer(ctx, engine_dir, tokenizer_dir)
     with Engine(
         engine_dir,
-        spec_decode=spec_decode,
+        spec_decode=drafts,
         prefix_cache_bytes=0,
         **drafter_arguments(drafter, spec_draft_step, drafter_time_budget_ms),
     ) as engine:
-        plan = plan_of(engine, sizes, tree) if spec_decode else None
+        plan = plan_of(engine, sizes, tree) if drafts else None
         engine.check_batch_size(batch_size)
         most = fitting_len(engine, max_input_len, output_len)
         for note in engine.notes:

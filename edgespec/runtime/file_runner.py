@@ -55,9 +55,14 @@ class FileRun:
         """Raises RequestError for a `speculative` of a request that cannot be."""
         self.engine, self.requests, self.journal, self.warn = engine, requests, journal, warn
         asked = [request for request in requests.requests if request.speculative is not None]
-        for request in asked:
-            where = f"{requests.path}: requests[{request.index}].speculative"
-            of_request(request.speculative, where, engine.method)
+        self.configs = {  # of the requests that bring one, by their index
+            request.index: of_request(
+                request.speculative,
+                f"{requests.path}: requests[{request.index}].speculative",
+                engine.method,
+            )
+            for request in asked
+        }
         self.speculative = plan is not None or bool(asked)
         self.answers = Answers(engine, plan, requests.batch_size, stopping=stopping)
         self.done: dict[tuple[int, int], Answer] = {}

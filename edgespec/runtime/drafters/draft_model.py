@@ -18,7 +18,7 @@ from edgespec.backends.engine_config import EngineConfig
 from edgespec.methods.draft_model import NAME, DraftModelSpec
 from edgespec.runtime.decoder import CachedDecoder, LaneResult, Rows
 from edgespec.runtime.drafters.base import DraftRequest, Observation, PromptReader, Snapshot
-from edgespec.runtime.drafters.decoding import DecodingType
+from edgespec.runtime.drafters.decoding import DecodingType, TreeDecoding
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
 from edgespec.runtime.drafters.tree_drafter import (
     Growth,
@@ -294,6 +294,6 @@ ROW = DrafterRow(
     open=open_drafter,
     limits=limits,
     words=" with the draft model",
-    decoding=DecodingType(name="Draft_Target"),
+    decoding=DecodingType(name="Draft_Target", keys=TreeDecoding),
 )
 __all__ = ["NAME", "ROW", "DraftModelDrafter"]
