@@ -13,6 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Protocol, TypeVar, cast, overload
 from weakref import finalize
@@ -134,7 +135,8 @@ class Engine:
         prefix_cache_bytes: int = PREFIX_CACHE_BYTES,
         acceptance: Acceptance = None,
     ) -> None:
-        path = Path(engine_dir)
+        path = directory_of(engine_dir)
+        check_bytes(prefix_cache_bytes)
         config, notes = read_config(speculative_config)
         if config is not None:
             drafts = drafts_of(config, spec_decode, drafter, drafter_options)
@@ -241,12 +243,14 @@ class Engine:
     # ---- open and closed
 
     def __enter__(self) -> Engine:
+        self.driver.check_open()
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
 
     async def __aenter__(self) -> Engine:
+        self.driver.check_open()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -282,7 +286,8 @@ class Engine:
         drafter: str | Drafter | None = None,
     ) -> DraftPlan:
         """The drafting plan: the values given, the others chosen to go with them; LimitError where
-        it cannot be. `drafter` None is the engine's own; else as in GenerationRequest.
+        it cannot be. `drafter` None is the engine's own; else it
+        is the name of a method that needs no engine, or a Drafter.
 
         With no value a short chain, as the backend hints. A value left open follows from the
         others: top_k 1, steps 3 on a CPU (verify_size - 1 for a chain), and verify_size the
@@ -422,6 +427,7 @@ class Engine:
         A text is taken as it is, with the special tokens that the tokenizer adds, as vLLM does;
         messages go through the chat template; ids stay. Raises RequestError for anything else.
         """
+        self.driver.check_open()
         found = read_prompt(prompt)
         if isinstance(found, tuple):
             return self.tokenizer.encode_chat(self.render(found, enable_thinking=enable_thinking))
@@ -890,6 +896,24 @@ class Engine:
             logits: NDArray[np.float32] = result.logits[0].copy()
             self.base.reset(lane)
         return logits
+
+
+def directory_of(engine_dir: object) -> Path:
+    """The path of an engine directory. BundleError for what is no path, and for an empty one, which
+    would be the working directory."""
+    if not isinstance(engine_dir, str | PathLike) or not str(engine_dir):
+        what = f"engine_dir is {engine_dir!r:.60}, not the path of a directory"
+        raise BundleError(what, "Give a directory that edgespec build made.")
+    return Path(engine_dir)
+
+
+def check_bytes(prefix_cache_bytes: object) -> None:
+    """Raises OptionError for what is no number of bytes."""
+    if isinstance(prefix_cache_bytes, bool) or not (
+        isinstance(prefix_cache_bytes, int) and prefix_cache_bytes >= 0
+    ):
+        what = f"prefix_cache_bytes is {prefix_cache_bytes!r:.60}"
+        raise OptionError(what, "Give a number of bytes; 0 keeps nothing.")
 
 
 def one_each(name: str, given: T | Sequence[T], count: int) -> Sequence[T]:

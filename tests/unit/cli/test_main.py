@@ -39,6 +39,9 @@ Said = pytest.CaptureFixture[str]
         ("--engine-dir E infer", "It is a flag of edgespec build, infer, chat or eval summarize."),
         ("--verison", "Did you mean --version"),
         ("help infr", "Did you mean infer?"),
+        ("infer --warmup abc", "'abc' is not a whole number."),
+        ("build --max-batch-size 1.5", "'1.5' is not a whole number."),
+        ("cache prune --older-than x", "'x' is not a number."),
         ("help infer more", "edgespec infer has no commands below it"),
     ],
 )

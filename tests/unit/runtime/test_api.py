@@ -273,9 +273,22 @@ def test_messages_are_written_as_openai_s_clients_write_them(engine: Engine) -> 
     assert engine.encode(mixed) == engine.encode(as_dicts)
 
 
+def test_what_is_empty_in_a_client_s_dump_says_nothing(engine: Engine) -> None:
+    dumped = {"content": "Hi", "refusal": None, "role": "user", "annotations": [], "audio": None}
+    tools = {"function_call": None, "tool_calls": None, "tool_call_id": "", "name": None}
+    part = {"type": "text", "text": "Hi", "annotations": [], "cache_control": None}
+    assert engine.encode([dumped | tools]) == engine.encode(ASK)
+    assert engine.encode([{"role": "user", "content": [part]}]) == engine.encode(ASK)
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
+        (
+            [{"role": "assistant", "content": None, "tool_calls": [{"id": "a"}]}],
+            r"\[0\].tool_calls is .*, and this version takes role and content alone",
+        ),
+        ([{"role": "user", "content": "a", "name": "Ann"}], r'\[0\].name is "Ann", and'),
         (b"abc", "prompt is bytes, not text"),
         (bytearray(b"abc"), "prompt is bytearray, not text"),
         ({"role": "user", "content": "a"}, "one message, not a list"),
