@@ -23,11 +23,14 @@ from numpy.typing import NDArray
 
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.errors import (
+    BundleError,
     EdgeSpecError,
     InternalError,
     LimitError,
+    OptionError,
     RequestError,
     counted,
+    in_words,
 )
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.drafters.base import Drafter
@@ -79,6 +82,13 @@ logger = logging.getLogger(__name__)
 logging.getLogger("edgespec").addHandler(logging.NullHandler())
 
 PREFIX_CACHE_BYTES = 256 * 2**20
+# Flags of the command line, by what they are in Python
+API_WORDS = {
+    "--spec-draft-top-k": "top_k",
+    "--spec-draft-step": "steps",
+    "--spec-verify-size": "verify_size",
+    "--exact": "exact",
+}
 
 T = TypeVar("T")
 Plan = DraftPlan | DecodingConfig | Plain | None
@@ -286,8 +296,8 @@ class Engine:
         drafter: str | Drafter | None = None,
     ) -> DraftPlan:
         """The drafting plan: the values given, the others chosen to go with them; LimitError where
-        it cannot be. `drafter` None is the engine's own; else it
-        is the name of a method that needs no engine, or a Drafter.
+        it cannot be, EngineClosed. `drafter` None is the engine's own; else it is the name of a
+        method that needs no engine, or a Drafter.
 
         With no value a short chain, as the backend hints. A value left open follows from the
         others: top_k 1, steps 3 on a CPU (verify_size - 1 for a chain), and verify_size the
@@ -295,6 +305,19 @@ class Engine:
         were not given shrink to what the engines were built for. With a draft that makes blocks
         `steps` is 1 or left open.
         """
+        self.driver.check_open()
+        with in_words(API_WORDS):
+            return self.sized_plan(top_k, steps, verify_size, drafter=drafter)
+
+    def sized_plan(
+        self,
+        top_k: int | None = None,
+        steps: int | None = None,
+        verify_size: int | None = None,
+        *,
+        drafter: str | Drafter | None = None,
+    ) -> DraftPlan:
+        """`plan`, with errors that name the flags of the command line."""
         config = self.speculative_config if drafter is None else None
         if config is not None and (top_k, steps, verify_size) == (None, None, None):
             return self.plan_by(config)
@@ -523,9 +546,10 @@ class Engine:
         """Raises LimitError or RequestError for a request that these engines cannot answer."""
         self.check_prompt(request.prompt_ids)
         if request.plan is not None:
-            self.plan_limits(request.drafter, request.drafter_options).check(request.plan)
-            self.check_chain(request.plan)
-            self.check_acceptance(request.acceptance or self.acceptance, request.plan)
+            with in_words(API_WORDS):
+                self.plan_limits(request.drafter, request.drafter_options).check(request.plan)
+                self.check_chain(request.plan)
+                self.check_acceptance(request.acceptance or self.acceptance, request.plan)
         rows = self.config.component.vocab_size
         if invalid := [token for token in request.sampling.logit_bias if token >= rows]:
             what = (

@@ -106,7 +106,7 @@ class Told:
     plans: list[DraftPlan | Plain] = field(default_factory=list)
     drafter_notes: tuple[str, ...] = ()
 
-    def plan(self, *sizes: int | None) -> DraftPlan:
+    def sized_plan(self, *sizes: int | None) -> DraftPlan:
         top_k, steps, verify_size = sizes
         if top_k == 99:
             raise LimitError("--spec-draft-top-k 99", "Lower --spec-verify-size.")
