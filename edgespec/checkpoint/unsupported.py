@@ -75,6 +75,11 @@ def _is_vision_language(config: Mapping[str, Any], _: Checkpoint) -> bool:
     return bool(config.get("vision_config") or config.get("visual"))
 
 
+# Kinds of drafts in speculators' layout, and what they are
+SPECULATORS = {
+    "peagle": " (P-EAGLE): it drafts all positions in one pass over mask slots, and EAGLE-3's graph"
+    " here drafts them one by one",
+}
 # Asked before any draft's tensors are looked at: Medusa's heads are often pickled.
 BY_CONFIG = (Unsupported("a set of Medusa heads", _is_medusa),)
 # Asked once no method has claimed the checkpoint; the first that matches decides.

@@ -7,7 +7,17 @@ own; a method that needs no engine then serves `--spec-decode` on any engine.
 from __future__ import annotations
 
 from edgespec.methods import METHODS
-from edgespec.runtime.drafters import dflash, draft_model, eagle1, eagle3, mtp, ngram, suffix
+from edgespec.runtime.drafters import (
+    dflash,
+    draft_model,
+    dspark,
+    eagle1,
+    eagle3,
+    jetspec,
+    mtp,
+    ngram,
+    suffix,
+)
 from edgespec.runtime.drafters.row import DrafterRow
 
 DRAFTERS: dict[str, DrafterRow] = {
@@ -15,6 +25,8 @@ DRAFTERS: dict[str, DrafterRow] = {
     eagle3.NAME: eagle3.ROW,
     mtp.NAME: mtp.ROW,
     dflash.NAME: dflash.ROW,
+    jetspec.NAME: jetspec.ROW,
+    dspark.NAME: dspark.ROW,
     draft_model.NAME: draft_model.ROW,
     suffix.NAME: suffix.ROW,  # the first without an engine: what drafts where none is named
     ngram.NAME: ngram.ROW,
