@@ -51,6 +51,14 @@ def layer_list(
     ),
 )
 @click.option(
+    "--medusa-base",
+    is_flag=True,
+    help=(
+        "Export the base of Medusa heads: its graph also emits the state after its last norm. Heads"
+        " in its own checkpoint go to OUT/medusa_draft."
+    ),
+)
+@click.option(
     "--dflash-base", is_flag=True, help="Export the base of the DFlash draft in --dflash-draft-dir."
 )
 @click.option(
@@ -93,7 +101,7 @@ def layer_list(
     ),
 )
 @click.option(
-    "--allow-pickle", is_flag=True, help="Also read pytorch_model.bin, with weights_only."
+    "--allow-pickle", is_flag=True, help="Also read pickled weights (.bin, .pt), with weights_only."
 )
 @click.option(
     "--no-golden",
@@ -106,6 +114,7 @@ def command(
     out: Path,
     eagle_base: bool,
     eagle1_base: bool,
+    medusa_base: bool,
     mtp: bool,
     dflash_base: bool,
     dflash_tree_base: bool,
@@ -120,8 +129,8 @@ def command(
     """Write the ONNX graph of MODEL, a directory or a hub id, to OUT/llm; that of a DFlash draft to
     OUT/dflash_draft.
 
-    An EAGLE-1, EAGLE-3 or DFlash draft is detected automatically, in each of its published layouts.
-    Base and EAGLE draft need different OUT directories. Weights keep the checkpoint's type. Code in a
+    An EAGLE-1, EAGLE-3 or DFlash draft and Medusa heads are detected automatically, in each of
+    their published layouts. Base and EAGLE draft need different OUT directories. Weights keep the checkpoint's type. Code in a
     checkpoint is never run.
 
     \b
@@ -129,12 +138,20 @@ def command(
     edgespec export Tengyunw/qwen3_8b_eagle3 onnx/draft --base-model-dir Qwen/Qwen3-8B
     edgespec export lmsys/vicuna-7b-v1.3 onnx/base --eagle1-base --allow-pickle
     edgespec export yuhuili/EAGLE-Vicuna-7B-v1.3 onnx/draft --base-model-dir lmsys/vicuna-7b-v1.3 --allow-pickle
+    edgespec export lmsys/vicuna-7b-v1.3 onnx --medusa-base --allow-pickle
+    edgespec export FasterDecoding/medusa-vicuna-7b-v1.3 onnx --base-model-dir lmsys/vicuna-7b-v1.3 --allow-pickle
     edgespec export Qwen/Qwen3.5-4B onnx --mtp
     edgespec export Qwen/Qwen3-8B onnx/base --dflash-base --dflash-draft-dir z-lab/Qwen3-8B-DFlash-b16
     edgespec export z-lab/Qwen3-8B-DFlash-b16 onnx/draft --base-model-dir Qwen/Qwen3-8B
     """
     dflash_base = dflash_base or dflash_tree_base
-    bases = {"eagle3": eagle_base, "eagle1": eagle1_base, "mtp": mtp, "dflash": dflash_base}
+    bases = {
+        "eagle3": eagle_base,
+        "eagle1": eagle1_base,
+        "medusa": medusa_base,
+        "mtp": mtp,
+        "dflash": dflash_base,
+    }
     check_draft_flags(dflash_base, dflash_draft, dflash_draft_dir, base_model_dir, aux_layers)
     base_for = chosen_base(bases)
     from edgespec.cli.progress import Bars

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgespec.export import dflash, eagle1, eagle3, mtp
+from edgespec.export import dflash, eagle1, eagle3, medusa, mtp
 from edgespec.export.row import ComponentRow
 
 COMPONENTS: dict[str, ComponentRow] = {
@@ -10,4 +10,5 @@ COMPONENTS: dict[str, ComponentRow] = {
     eagle3.NAME: eagle3.COMPONENTS,
     mtp.NAME: mtp.COMPONENTS,
     dflash.NAME: dflash.COMPONENTS,
+    medusa.NAME: medusa.COMPONENTS,
 }

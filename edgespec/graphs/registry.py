@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgespec.graphs import dflash, eagle1, eagle3, mtp
+from edgespec.graphs import dflash, eagle1, eagle3, medusa, mtp
 from edgespec.graphs.draft import DraftGraph, DraftGraphs, DraftSource
 
 # By the name of the method's row in METHODS.
@@ -11,6 +11,7 @@ DRAFTS: dict[str, DraftGraphs] = {
     eagle3.NAME: eagle3.GRAPHS,
     mtp.NAME: mtp.GRAPHS,
     dflash.NAME: dflash.GRAPHS,
+    medusa.NAME: medusa.GRAPHS,
 }
 
 

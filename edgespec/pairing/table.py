@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgespec.pairing import dflash, eagle1, eagle3, mtp
+from edgespec.pairing import dflash, eagle1, eagle3, medusa, mtp
 from edgespec.pairing.row import PairingRow
 
 PAIRINGS: dict[str, PairingRow] = {
@@ -10,4 +10,5 @@ PAIRINGS: dict[str, PairingRow] = {
     eagle3.NAME: eagle3.PAIRING,
     dflash.NAME: dflash.PAIRING,
     mtp.NAME: mtp.PAIRING,
+    medusa.NAME: medusa.PAIRING,
 }

@@ -1,5 +1,4 @@
-"""Toy checkpoints in the formats that are found on disk: base models, EAGLE-3 and DFlash drafts,
-tokenizers.
+"""Toy checkpoints in the formats that are found on disk: base models, drafts and heads, tokenizers.
 
 Knows how published checkpoints spell their configurations and name their tensors, and writes
 small random ones. Knows nothing of edgespec: what it writes is what edgespec is tested on.
@@ -11,6 +10,7 @@ from tests.toys.draft import DraftLayout, make_draft
 from tests.toys.eagle1 import Eagle1Layout, make_eagle1
 from tests.toys.families import make_gemma3, make_phi3
 from tests.toys.files import Dtype, RopeSpelling, write_pickle
+from tests.toys.medusa import MedusaLayout, make_medusa
 from tests.toys.tokenizer import CHAT_TEMPLATE, SPECIAL_TOKENS, make_sentencepiece
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "Eagle1Layout",
     "Family",
     "Layout",
+    "MedusaLayout",
     "RopeSpelling",
     "load_base",
     "make_base",
@@ -28,6 +29,7 @@ __all__ = [
     "make_draft",
     "make_eagle1",
     "make_gemma3",
+    "make_medusa",
     "make_phi3",
     "make_qwen3_5",
     "make_sentencepiece",

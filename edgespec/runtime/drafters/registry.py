@@ -7,7 +7,7 @@ own; a method that needs no engine then serves `--spec-decode` on any engine.
 from __future__ import annotations
 
 from edgespec.methods import METHODS
-from edgespec.runtime.drafters import dflash, eagle1, eagle3, mtp
+from edgespec.runtime.drafters import dflash, eagle1, eagle3, medusa, mtp
 from edgespec.runtime.drafters.row import DrafterRow
 
 DRAFTERS: dict[str, DrafterRow] = {
@@ -15,6 +15,7 @@ DRAFTERS: dict[str, DrafterRow] = {
     eagle3.NAME: eagle3.ROW,
     mtp.NAME: mtp.ROW,
     dflash.NAME: dflash.ROW,
+    medusa.NAME: medusa.ROW,
 }
 
 
