@@ -58,7 +58,7 @@ def static_paths(logits: torch.Tensor, choices: Iterable[Sequence[int]]) -> set[
 
 
 def best_paths(logits: torch.Tensor, top_k: int, depth: int, count: int) -> set[Path_]:
-    """The `count` paths of largest product of probabilities, of all that top_k tokens a head make."""
+    """The `count` paths of largest product of probabilities, of all of top_k tokens a head."""
     ranked, log_probs = candidates(logits), torch.log_softmax(logits.double(), -1)
     scored = []
     for levels in range(1, depth + 1):

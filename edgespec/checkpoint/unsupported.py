@@ -71,7 +71,6 @@ def _is_vision_language(config: Mapping[str, Any], _: Checkpoint) -> bool:
     return bool(config.get("vision_config") or config.get("visual"))
 
 
-# Asked before any draft's tensors are looked at: Medusa's heads are often pickled.
 # Asked once no method has claimed the checkpoint; the first that matches decides.
 OTHERS = (
     Unsupported("a Qwen3-Next model", _is_qwen_next),

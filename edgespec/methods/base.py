@@ -75,8 +75,9 @@ class Method:
     there is nothing to export. `export_flag` are the flags that export the base for this method.
     `tensors_in_base` are how the tensors of a draft begin that stands beside its base's, where the
     method's drafts may. `read_spec` and `write_spec` turn a config.json's keys into the method's
-    SpecConfig and back: `read_spec` raises what its Fields raise. `min_draft_tree_size` are the nodes that one call of
-    the draft makes at least. `default_layers` is what a draft reads that names no aux layers.
+    SpecConfig and back: `read_spec` raises what its Fields raise. `min_draft_tree_size` are the
+    nodes that one call of the draft makes at least. `default_layers` is what a draft reads that
+    names no aux layers.
     `base_rows`, `config_rows` and `spec_rows` are what `edgespec inspect` shows of the method
     alone: of a base's checkpoint, of a draft's, and of an exported component.
     """

@@ -19,6 +19,7 @@ NAMES = {name.rstrip("0123456789"): name.rstrip("0123456789") for name in METHOD
 TABLES = ("table.py", "registry.py")  # one row per method
 # File -> why it names a method all the same.
 EXCEPTIONS = {
+    "checkpoint/files.py": "a name of published files: medusa_lm_head.pt",
     "checkpoint/names.py": "the root of prediction heads on disk is `mtp.`",
     "checkpoint/unsupported.py": "kinds that are detected and refused by name",
     "cli/build.py": "flags of TensorRT Edge-LLM",
@@ -36,6 +37,7 @@ EXCEPTIONS = {
     "methods/eagle1.py": "a key of published configs: use_mtp_layernorm",
     "methods/eagle3.py": "a key of published configs: use_mtp_layernorm",
     "runtime/drafters/tree_drafter.py": "cites the paper of its search",
+    "runtime/static_tree.py": "whose the published tree is",
     "runtime/profile.py": "a key of TensorRT Edge-LLM's profile",
 }
 
