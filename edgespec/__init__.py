@@ -127,7 +127,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
-    from typing import Any
+    from typing import Any, Literal
 
     from edgespec.errors import (
         BuildError,
@@ -208,7 +208,7 @@ HOMES = {
 def load(
     engine_dir: str | Path,
     *,
-    spec_decode: bool | None = None,
+    spec_decode: bool | Literal["auto"] | None = None,
     drafter: str | Drafter | None = None,
     drafter_options: DrafterOptions | Mapping[str, object] | None = None,
     exact: bool = False,
@@ -216,11 +216,12 @@ def load(
 ) -> Engine:
     """Opens an engine directory, as `edgespec build` made it, and returns the engine.
 
-    `spec_decode` None enables speculative decoding if the directory has a draft engine. `drafter`
-    is the name of a method that needs no engine, or a Drafter of your own; `drafter_options` are
-    the method's. `exact` is that of `infer --exact`. `prefix_cache_bytes` bounds the KV rows that
-    are kept for later prompts that begin alike; 0 keeps none. Raises BundleError, PairingError,
-    EngineMismatch, LimitError, OptionError or EnvironmentProblem.
+    `spec_decode` None enables speculative decoding if the directory has a draft engine, "auto" also
+    where it has only a plain one, by a method that needs no draft. `drafter` is the name of such a
+    method, or a Drafter of your own; `drafter_options` are the method's. `exact` is that of
+    `infer --exact`. `prefix_cache_bytes` bounds the KV rows that are kept for later prompts that
+    begin alike; 0 keeps none. Raises BundleError, PairingError, EngineMismatch, LimitError,
+    OptionError or EnvironmentProblem.
     """
     from edgespec.runtime.engine import Engine
 

@@ -46,7 +46,7 @@ SETTLED_S = 2.0  # a file that changed so shortly ago may change again within it
 TITLES = {Role.LLM: "model", Role.BASE: "base", Role.DRAFT: "draft"}
 ATTEMPTS = 3  # at making an entry that others make or use
 RECIPES = (".yaml", ".yml")
-NO_DRAFT = "decoding plainly: no draft was given, and the model brings none (--draft names one)"
+NO_DRAFT = "no draft was given, and the model brings none (--draft names one)"
 
 
 class Reporter(Progress, Protocol):

@@ -272,6 +272,9 @@ class Remedies:
     too_coarse: str
 
 
+DEFAULT_ROW_COST = 0.1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanHints:
     """How much to draft on the backend's devices where the user gives no sizes.
@@ -349,6 +352,13 @@ class Backend(ABC):
         """The memory that engines and their caches share; None where nobody knows. This machine's,
         unless the backend runs elsewhere."""
         return machine_bytes()
+
+    def row_cost(self, config: EngineConfig) -> float:
+        """What each row of a base pass takes beside the first one, in passes of one row: by how
+        much drafts must gain. About what it is on the backend's devices; never measured here, so
+        that the same request gives the same drafts."""
+        del config
+        return DEFAULT_ROW_COST
 
     def engine_path(self, directory: Path, role: Role) -> Path:
         """The path of the file by which an engine is opened."""

@@ -16,7 +16,7 @@ from click.core import ParameterSource
 
 from edgespec.backends.base import BuildOption, OptionValue, Progress
 from edgespec.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
-from edgespec.cli import environment
+from edgespec.cli import environment, trtllm
 from edgespec.cli.edgellm import FLAGS
 from edgespec.cli.flags import EdgeCommand, until_separator
 from edgespec.cli.paths import DIRECTORY
@@ -95,7 +95,12 @@ ALIASES = {"--eagle-base": "--spec-base", "--eagle-draft": "--spec-draft"}
 BLOCKS = " or ".join(row.title for row in METHODS.values() if row.proposes == "block")
 
 
-@click.command("build", cls=BuildCommand, aliases=ALIASES, missing=FLAGS["build"])
+@click.command(
+    "build",
+    cls=BuildCommand,
+    aliases={**ALIASES, **trtllm.ALIASES["build"]},
+    missing={**FLAGS["build"], **trtllm.FLAGS["build"]},
+)
 @click.option(
     "--onnx-dir",
     required=True,

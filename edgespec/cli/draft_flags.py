@@ -1,19 +1,20 @@
-"""The flags that say how much is drafted, the same for `infer` and `chat`.
+"""The flags that say what drafts, and how much, the same for `infer`, `chat` and `run`.
 
-Knows flags; which methods draft chains or blocks stands in the table of methods. Those that
-describe a tree as TensorRT-LLM does are no arguments of the command: `tree_of` gives what they ask
-for.
+Knows flags; which methods there are, and which draft chains or blocks, stands in the table of
+methods. Those that describe a tree as TensorRT-LLM does are no arguments of the command: `tree_of`
+gives what they ask for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from edgespec.cli.paths import Text
 from edgespec.contract import MAX_BLOCK_NODES
-from edgespec.methods import METHODS
+from edgespec.methods import METHODS, find_method
 
 if TYPE_CHECKING:
     from edgespec.runtime.engine import Engine
@@ -27,6 +28,7 @@ ALIASES = {
     "--eagle-verify-tree-size": "--spec-verify-size",
 }
 GIVEN = f"{__name__}.tree"  # in a context's meta: the keys of trees that were given
+CHOICES = ("eagle_choices", "medusa_choices")  # what a file may hold
 
 
 def titles(proposes: str) -> str:
@@ -34,6 +36,11 @@ def titles(proposes: str) -> str:
     return ", ".join(row.title for row in METHODS.values() if row.proposes == proposes)
 
 
+LENGTH = "max_draft_len"  # an option of methods
+DRAFTER = (
+    "Draft with a method that needs no engine, also where there is a draft:"
+    f" {', '.join(row.name for row in METHODS.values() if not row.needs_engine)}."
+)
 TOP_K = (
     f"Candidates per node. 1 drafts a chain ({titles('chain')}: 1 only); {titles('block')}: at most"
     " 8."
@@ -101,8 +108,57 @@ MEDUSA_KEYS = ("medusa_choices", "num_medusa_heads")  # those of MedusaOptions a
 TREE_NAMES = tuple(flag.removeprefix("--").replace("-", "_") for flag, *_ in TREE_FLAGS)
 
 
+def engineless() -> list[str]:
+    """The names of the methods that draft without an engine."""
+    return [row.name for row in METHODS.values() if not row.needs_engine]
+
+
+def drafter_named(text: str) -> str:
+    """What --drafter names: a method that needs no engine, by its name or an alias. Raises
+    click.BadParameter for anything else."""
+    row, known = find_method(text), ", ".join(engineless())
+    if row is None:
+        raise click.BadParameter(f"there is no drafting method {text!r}. Known: {known}.")
+    if row.needs_engine:
+        raise click.BadParameter(
+            f"{row.title} drafts with an engine of its own: build it beside the base, and give"
+            f" --spec-decode. Without an engine: {known}."
+        )
+    return row.name
+
+
+class DrafterName(Text):
+    """What `drafter_named` reads."""
+
+    name = "drafter"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The method's name."""
+        return drafter_named(value)
+
+
+def options_by_sizes(drafter: str | None, steps: int | None) -> dict[str, object] | None:
+    """The options of a method that has a pool of drafts of one length: as long as
+    --spec-draft-step says. None for other methods."""
+    from edgespec.runtime.drafters.registry import DRAFTERS
+
+    options = DRAFTERS[drafter].options if drafter in DRAFTERS else None
+    if steps is None or options is None or LENGTH not in options.__dataclass_fields__:
+        return None
+    return {LENGTH: steps}
+
+
+def wanted(spec_decode: bool | None, *, sized: bool) -> bool | Literal["auto"]:
+    """Whether a chat or a run is to draft, by --spec-decode and whether sizes were given: without
+    either, with whatever there is."""
+    if spec_decode is None:
+        return True if sized else "auto"
+    return spec_decode
+
+
 def draft_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--spec-draft-top-k, --spec-draft-step and --spec-verify-size, and the flags of trees."""
+    """--drafter, --spec-draft-top-k, --spec-draft-step and --spec-verify-size, and the flags of
+    trees."""
     for flag, key, kind, text in reversed(TREE_FLAGS):
         command = tree_option(flag, key, kind, text)(command)
     for flag, text in (
@@ -111,7 +167,7 @@ def draft_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ("--spec-draft-top-k", TOP_K),
     ):
         command = click.option(flag, type=SIZE, help=text)(command)
-    return command
+    return click.option("--drafter", type=DrafterName(), metavar="NAME", help=DRAFTER)(command)
 
 
 def tree_option(flag: str, key: str, kind: Any, text: str) -> Callable[..., Any]:
@@ -146,6 +202,11 @@ def tree_of(ctx: click.Context, sizes: Iterable[int | None]) -> TreeSpec | None:
             " --spec-verify-size; give one or the other",
             ctx,
         )
+    from edgespec.runtime.static_tree import read_choices
+
+    for flag, key, *_ in TREE_FLAGS:
+        if key in CHOICES and key in given:
+            given = given | {key: read_choices(given[key], flag)}
     if not any(key in given for key in MEDUSA_KEYS):
         from edgespec.runtime.drafters.eagle_options import EagleOptions
 

@@ -60,7 +60,7 @@ _QUANTIZE = {
     "--trust-remote-code": switch("code of a checkpoint is never run; leave the flag out"),
 }
 
-FLAGS: Mapping[str, Mapping[str, Missing]] = {
+FLAGS: dict[str, dict[str, Missing]] = {
     "quantize llm": _QUANTIZE,
     "quantize draft": _QUANTIZE
     | {"--visual-quantization": Missing(instead="a draft has no vision tower; leave the flag out")},
@@ -142,5 +142,9 @@ PROGRAMS: Mapping[str, str] = {
     "generate": "Run edgespec infer.",
     "serve": "This version has no server. The Python API streams answers: edgespec.load.",
     "train": "This version trains no drafts.",
-    "eval": "Run edgespec infer --check-lossless, or edgespec check --probe.",
+    "run.py": "Run edgespec infer --input-text.",
+    "summarize": "Run edgespec eval summarize.",
+    "summarize.py": "Run edgespec eval summarize.",
+    "convert-checkpoint": "Run edgespec export.",
+    "trtllm-build": "Run edgespec build.",
 }

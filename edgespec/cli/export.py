@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from edgespec.cli import trtllm
 from edgespec.cli.edgellm import FLAGS
 from edgespec.cli.flags import EdgeCommand
 from edgespec.cli.paths import DIRECTORY, MODEL
@@ -34,7 +35,7 @@ def layer_list(
         ) from None
 
 
-@click.command("export", cls=EdgeCommand, missing=FLAGS["export"])
+@click.command("export", cls=EdgeCommand, missing={**FLAGS["export"], **trtllm.FLAGS["export"]})
 @click.argument("model", metavar="MODEL", type=MODEL)
 @click.argument("out", metavar="OUT", type=DIRECTORY)
 @click.option(

@@ -8,17 +8,24 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from edgespec.cli import environment
-from edgespec.cli.draft_flags import ALIASES, draft_options, plan_of, tree_of
+from edgespec.cli import environment, trtllm
+from edgespec.cli.draft_flags import (
+    ALIASES,
+    draft_options,
+    options_by_sizes,
+    plan_of,
+    tree_of,
+)
 from edgespec.cli.edgellm import FLAGS
 from edgespec.cli.flags import EdgeCommand
 from edgespec.cli.paths import DIRECTORY, FILE
 from edgespec.cli.signals import Stopper, exit_code
 from edgespec.cli.terminal import say
+from edgespec.cli.tokenizer_dir import check_tokenizer
 from edgespec.errors import OverwriteError, counted
 from edgespec.prompts.named_templates import NAMED_TEMPLATES
 
@@ -36,7 +43,12 @@ MIB = 2**20
 FAILED, SOME_FAILED = 1, 5
 
 
-@click.command("infer", cls=EdgeCommand, aliases=ALIASES, missing=FLAGS["infer"])
+@click.command(
+    "infer",
+    cls=EdgeCommand,
+    aliases={**ALIASES, **trtllm.ALIASES["infer"]},
+    missing={**FLAGS["infer"], **trtllm.FLAGS["infer"]},
+)
 @click.option(
     "--engine-dir",
     required=True,
@@ -68,6 +80,15 @@ FAILED, SOME_FAILED = 1, 5
     ),
 )
 @click.option(
+    "--input-text",
+    "raw_texts",
+    multiple=True,
+    metavar="TEXT",
+    help="Instead: a text to be continued as it is, like --prompt TEXT --no-chat-template.",
+)
+# Of scripts for TensorRT-LLM: engines bring their tokenizer, and this one must be the same
+@click.option("--tokenizer-dir", type=DIRECTORY, hidden=True)
+@click.option(
     "--chat-template",
     metavar="NAME|FILE",
     help=f"Instead of the model's template: one of {', '.join(NAMED_TEMPLATES)}, or a Jinja file.",
@@ -89,7 +110,10 @@ FAILED, SOME_FAILED = 1, 5
 @click.option(
     "--spec-decode",
     is_flag=True,
-    help="Decode speculatively, with the base and the draft of the engine directory.",
+    help=(
+        "Decode speculatively, with the base and the draft of the engine directory; on one with a"
+        " plain engine alone, with the first method that needs no draft (see --drafter)."
+    ),
 )
 @draft_options
 @click.option(
@@ -153,10 +177,13 @@ def command(
     input_file: Path | None,
     prompts: Path | None,
     texts: tuple[str, ...],
+    raw_texts: tuple[str, ...],
+    tokenizer_dir: Path | None,
     chat_template: str | None,
     no_chat_template: bool,
     output_file: Path | None,
     spec_decode: bool,
+    drafter: str | None,
     spec_draft_top_k: int | None,
     spec_draft_step: int | None,
     spec_verify_size: int | None,
@@ -185,6 +212,10 @@ def command(
     top-k of 2 to 8 a tree of up to 128 nodes is made of the block. A draft that only makes chains
     has top-k 1 and verify size step + 1.
 
+    A directory without a draft is served by methods that draft from the text itself. Suffix decoding
+    is the default: it drafts what followed the same words before, as a tree of up to 60 nodes, as
+    far as that pays, and nothing where nothing repeats.
+
     Ctrl-C ends the run after the current step and writes what was generated (exit 130); a second
     one stops at once. Finished responses are also kept in OUTPUT.partial.jsonl until the output is written,
     unless that is stdout or a device.
@@ -192,20 +223,27 @@ def command(
     \b
     edgespec infer --engine-dir engines --input-file input.json --output-file output.json --spec-decode
     edgespec infer --engine-dir engines --prompt 'Why is the sky blue?' --spec-decode
+    edgespec infer --engine-dir engines --input-text 'Once upon' --max-output-len 100 --spec-decode
+    edgespec infer --engine-dir engines --prompt 'Rewrite this function: ...' --drafter suffix
     edgespec infer --engine-dir engines --input-file - --output-file - < input.json | jq .responses
     edgespec infer --engine-dir engines --prompts mt_bench.jsonl --output-file answers.json --batch-size 4
     """
     sizes = (spec_draft_top_k, spec_draft_step, spec_verify_size)
     tree = tree_of(ctx, sizes)
-    if not spec_decode and (check_lossless or any(sizes) or tree):
+    drafts = spec_decode or drafter is not None
+    if not drafts and (check_lossless or any(sizes) or tree):
         what = "--check-lossless means" if check_lossless else "the sizes of drafts mean"
         raise click.UsageError(f"{what} nothing without --spec-decode", ctx)
-    if sum(map(bool, (input_file, prompts, texts))) != 1:
-        raise click.UsageError("give one of --input-file, --prompts and --prompt", ctx)
+    if sum(map(bool, (input_file, prompts, texts, raw_texts))) != 1:
+        what = "give one of --input-file, --prompts, --prompt and --input-text"
+        raise click.UsageError(what, ctx)
+    if raw_texts:
+        texts, no_chat_template = raw_texts, True
     if no_chat_template and not texts:
         raise click.UsageError("--no-chat-template goes with --prompt", ctx)
     if no_chat_template and chat_template:
         raise click.UsageError("--chat-template and --no-chat-template exclude each other", ctx)
+    check_tokenizer(ctx, engine_dir, tokenizer_dir)
     from edgespec.prompts import stream_of
 
     stream = stream_of(output_file)
@@ -226,7 +264,8 @@ def command(
         asked_for(input_file, prompts, texts, overrides, template=not no_chat_template),
         engine_dir=engine_dir,
         output_file=output_file,
-        spec_decode=spec_decode,
+        spec_decode=drafts,
+        drafter=drafter,
         sizes=sizes,
         tree=tree,
         exact=exact,
@@ -300,9 +339,10 @@ def respond(
     *,
     engine_dir: Path,
     output_file: Path | None,
-    spec_decode: bool | None,
+    spec_decode: bool | Literal["auto"] | None,
     sizes: tuple[int | None, int | None, int | None],
     finish: Callable[[RunStats], None],
+    drafter: str | None = None,
     tree: TreeSpec | None = None,
     stream: AnswerStream | None = None,
     exact: bool = False,
@@ -312,9 +352,9 @@ def respond(
     profile_output_file: Path | None = None,
     chat_template: str | None = None,
 ) -> int:
-    """Answer requests and return the exit code. `spec_decode` None drafts where the directory holds
-    a draft. `tree` says what to draft instead of `sizes`. `chat_template` is a name or a file instead
-    of the model's own.
+    """Answer requests and return the exit code. `spec_decode` and `drafter` are those of Engine.
+    `tree` says what to draft instead of `sizes`. `chat_template` is a name or a file instead of the
+    model's own.
 
     Without an output file nothing is kept, and `stream` shows the answers. `finish` shows the
     summary.
@@ -325,7 +365,12 @@ def respond(
 
     check_outputs((requests.path, engine_dir), output_file, profile_output_file)
     with Engine(
-        engine_dir, spec_decode=spec_decode, exact=exact, prefix_cache_bytes=prefix_cache_mb * MIB
+        engine_dir,
+        spec_decode=spec_decode,
+        drafter=drafter,
+        drafter_options=options_by_sizes(drafter, sizes[1]),
+        exact=exact,
+        prefix_cache_bytes=prefix_cache_mb * MIB,
     ) as engine:
         if chat_template:
             engine.tokenizer.template = named_template(chat_template, engine_dir)

@@ -54,6 +54,7 @@ COMMANDS = {
         "Check whether a base and a draft belong together, without running them.",
     ),
     "chat": ("edgespec.cli.chat.command", "Chat with a model in the terminal."),
+    "eval": ("edgespec.cli.eval", "Measure how good answers are: summaries of articles by ROUGE."),
     "cache": ("edgespec.cli.cache", "List or remove the engines that run keeps."),
     "completion": ("edgespec.cli.completion", "Print the completion script of a shell."),
     "help": ("edgespec.cli.help", "Show the help of a command."),

@@ -25,6 +25,7 @@ from edgespec.runtime.tree import DraftPlan
 
 MIN_WIDTH = 100  # characters
 MAX_DIFFERENCES = 10  # that are shown; output.json has all
+MAX_POSITIONS = 16  # whose acceptance is shown; output.json has all
 FOR_A_TREE = (
     "a verify size alone is a chain; for a tree add --spec-draft-top-k and --spec-draft-step"
 )
@@ -44,7 +45,13 @@ def plan_line(
             f"nothing is drafted: {sizes}, which is the pending token alone. Raise"
             " --spec-verify-size, or build the base with a larger --max-verify-tree-size"
         )
-    hint = "the default on a CPU" if chosen else FOR_A_TREE if could_be_tree else ""
+    hint = (
+        "the default on a CPU"
+        if chosen
+        else FOR_A_TREE
+        if could_be_tree and plan.top_k == 1
+        else ""
+    )
     return f"drafting a {kind}: {sizes}" + (f" ({hint})" if hint else "")
 
 
@@ -217,7 +224,9 @@ def run_rows(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """What there is one of: all that concerns the run."""
     if "speculative" in found:
         rates = found["speculative"]["per_position_acceptance"]
-        yield "per-position acceptance", " ".join(f"{rate:.2f}" for rate in rates) or "-"
+        shown = [f"{rate:.2f}" for rate in rates[:MAX_POSITIONS]]
+        more = ["..."] if len(rates) > len(shown) else []
+        yield "per-position acceptance", " ".join(shown + more) or "-"
     if found["reused_tokens"]:
         prompts = found["reused_tokens"] + found["computed_tokens"]
         yield "reused prompt tokens", f"{found['reused_tokens']} of {prompts}"

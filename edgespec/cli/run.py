@@ -19,7 +19,7 @@ from edgespec.backends.base import OptionValue
 from edgespec.backends.registry import find_backend
 from edgespec.cli import build, export, infer
 from edgespec.cli.chat import command as chat
-from edgespec.cli.draft_flags import ALIASES, TREE_NAMES, tree_of
+from edgespec.cli.draft_flags import ALIASES, TREE_NAMES, tree_of, wanted
 from edgespec.cli.paths import MODEL
 from edgespec.contract import Limits
 from edgespec.errors import OptionError, RequestError
@@ -33,6 +33,7 @@ SIZES = ("spec_draft_top_k", "spec_draft_step", "spec_verify_size")
 CHATS = (
     "system",
     "spec_decode",
+    "drafter",
     *SIZES,
     *TREE_NAMES,
     "show_speculation",
@@ -123,7 +124,9 @@ def command(
 
     TARGET is a model: a checkpoint directory or a name on the Hugging Face hub; or an engine
     directory that edgespec build made. --draft names the draft that was trained for it. Without
-    one, a draft in the model's own checkpoint is used (an MTP head), or none.
+    one, a draft in the model's own checkpoint is used (an MTP head). Where there is none, drafts
+    are made of the text itself, where it repeats (suffix decoding): the answer stays the same, and
+    --no-spec-decode turns it off.
 
     The engines are kept in EDGESPEC_CACHE, XDG_CACHE_HOME/edgespec or ~/.cache/edgespec, by the
     identity of the checkpoints, these options and this machine, so that a second start is
@@ -186,11 +189,13 @@ def answer(
     sizes = (top_k, step, verify_size)
     spec_decode, prefix_cache_mb = settings.pop("spec_decode"), settings.pop("prefix_cache_mb")
     show_speculation = settings.pop("show_speculation")
+    drafter = settings.pop("drafter")
     return infer.respond(
         text_requests(prompts, apply_chat_template=not raw, **settings),
         engine_dir=engine_dir,
         output_file=None,
-        spec_decode=True if any(sizes) or tree else spec_decode,
+        spec_decode=wanted(spec_decode, sized=any(sizes) or tree is not None),
+        drafter=drafter,
         sizes=sizes,
         tree=tree,
         prefix_cache_mb=prefix_cache_mb,
@@ -201,10 +206,13 @@ def answer(
 
 
 def check_sizes(ctx: click.Context, settings: dict[str, Any], tree: TreeSpec | None) -> None:
-    """Raises click.UsageError for sizes of drafts without drafts."""
-    sized = tree is not None or any(settings[name] for name in SIZES)
-    if settings["spec_decode"] is False and sized:
+    """Raises click.UsageError for sizes of drafts, or a drafter, without drafts."""
+    if settings["spec_decode"] is not False:
+        return
+    if tree is not None or any(settings[name] for name in SIZES):
         raise click.UsageError("the sizes of drafts mean nothing with --no-spec-decode", ctx)
+    if settings["drafter"]:
+        raise click.UsageError("--drafter means nothing with --no-spec-decode", ctx)
 
 
 def piped_prompt(ctx: click.Context) -> tuple[str, ...]:

@@ -6,13 +6,19 @@ code for it are keyed by the row's `name`. Test code and users may add rows of t
 
 from __future__ import annotations
 
-from edgespec.methods import dflash, eagle1, eagle3, medusa, mtp
+from edgespec.methods import dflash, eagle1, eagle3, medusa, mtp, ngram, suffix
 from edgespec.methods.base import Method
 
-METHODS: dict[str, Method] = {
-    row.name: row
-    for row in (eagle1.METHOD, eagle3.METHOD, mtp.METHOD, dflash.METHOD, medusa.METHOD)
-}
+ROWS = (
+    eagle1.METHOD,
+    eagle3.METHOD,
+    mtp.METHOD,
+    dflash.METHOD,
+    medusa.METHOD,
+    suffix.METHOD,
+    ngram.METHOD,
+)
+METHODS: dict[str, Method] = {row.name: row for row in ROWS}
 
 
 def find_method(name: str) -> Method | None:

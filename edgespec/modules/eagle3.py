@@ -7,62 +7,13 @@ quantization.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from edgespec.methods.eagle3 import Eagle3Config
-from edgespec.modules.layers import MLP, RMSNorm, rotate
+from edgespec.modules.layers import MLP, Attention, RMSNorm
 from edgespec.rope import RopeTable
 
 Tensor = torch.Tensor
-
-
-class Attention(nn.Module):
-    """Causal attention with grouped queries, over a window where the config has one."""
-
-    def __init__(self, config: Eagle3Config, in_features: int) -> None:
-        super().__init__()
-        layer = config.decoder.attention
-        self.num_heads, self.num_kv_heads, self.head_dim = (
-            layer.num_heads,
-            layer.num_kv_heads,
-            layer.head_dim,
-        )
-        self.window = layer.window
-        self.q_proj = nn.Linear(in_features, layer.num_heads * layer.head_dim, bias=layer.qkv_bias)
-        self.k_proj = nn.Linear(
-            in_features, layer.num_kv_heads * layer.head_dim, bias=layer.qkv_bias
-        )
-        self.v_proj = nn.Linear(
-            in_features, layer.num_kv_heads * layer.head_dim, bias=layer.qkv_bias
-        )
-        self.o_proj = nn.Linear(
-            layer.num_heads * layer.head_dim, config.decoder.hidden_size, bias=layer.o_bias
-        )
-        if layer.qk_norm:
-            self.q_norm = RMSNorm(layer.head_dim, config.decoder.norm.eps)
-            self.k_norm = RMSNorm(layer.head_dim, config.decoder.norm.eps)
-        self.qk_norm = layer.qk_norm
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """[S, in] -> [S, H]"""
-        q = self.heads(self.q_proj(x), self.num_heads)
-        k = self.heads(self.k_proj(x), self.num_kv_heads)
-        v = self.heads(self.v_proj(x), self.num_kv_heads)
-        if self.qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
-        places = torch.arange(len(x), device=x.device)
-        distance = places[:, None] - places
-        seen = (distance >= 0) & (distance < (self.window or len(x) + 1))
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        mixed = F.scaled_dot_product_attention(
-            q[None], k[None], v[None], attn_mask=seen, enable_gqa=True
-        )[0]
-        return self.o_proj(mixed.transpose(0, 1).flatten(1))  # type: ignore[no-any-return]
-
-    def heads(self, x: Tensor, num_heads: int) -> Tensor:
-        """[S, heads*D] -> [heads, S, D]"""
-        return x.view(len(x), num_heads, self.head_dim).transpose(0, 1)  # [heads, S, D]
 
 
 class Layer(nn.Module):
@@ -71,7 +22,8 @@ class Layer(nn.Module):
     def __init__(self, config: Eagle3Config, first: bool) -> None:
         super().__init__()
         hidden, eps = config.decoder.hidden_size, config.decoder.norm.eps
-        self.self_attn = Attention(config, 2 * hidden if first else hidden)
+        spec = config.decoder.attention
+        self.self_attn = Attention(spec, 2 * hidden if first else hidden, hidden, eps)
         self.mlp = MLP(
             hidden, config.decoder.intermediate_size, bias=config.decoder.layers[0].mlp.bias
         )

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from edgespec.config import AttentionSpec
+
 Tensor = torch.Tensor
 
 
@@ -45,3 +47,45 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., hidden] -> [..., hidden]"""
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
+
+
+class Attention(nn.Module):
+    """Causal attention with grouped queries, over a window where the spec has one; q, k and v read
+    rows of `in_features`."""
+
+    def __init__(self, spec: AttentionSpec, in_features: int, hidden: int, eps: float) -> None:
+        super().__init__()
+        self.num_heads, self.num_kv_heads, self.head_dim = (
+            spec.num_heads,
+            spec.num_kv_heads,
+            spec.head_dim,
+        )
+        self.window = spec.window
+        self.q_proj = nn.Linear(in_features, spec.num_heads * spec.head_dim, bias=spec.qkv_bias)
+        self.k_proj = nn.Linear(in_features, spec.num_kv_heads * spec.head_dim, bias=spec.qkv_bias)
+        self.v_proj = nn.Linear(in_features, spec.num_kv_heads * spec.head_dim, bias=spec.qkv_bias)
+        self.o_proj = nn.Linear(spec.num_heads * spec.head_dim, hidden, bias=spec.o_bias)
+        if spec.qk_norm:
+            self.q_norm = RMSNorm(spec.head_dim, eps)
+            self.k_norm = RMSNorm(spec.head_dim, eps)
+        self.qk_norm = spec.qk_norm
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """[S, in] -> [S, H]"""
+        q = self.heads(self.q_proj(x), self.num_heads)
+        k = self.heads(self.k_proj(x), self.num_kv_heads)
+        v = self.heads(self.v_proj(x), self.num_kv_heads)
+        if self.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        places = torch.arange(len(x), device=x.device)
+        distance = places[:, None] - places
+        seen = (distance >= 0) & (distance < (self.window or len(x) + 1))
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        mixed = F.scaled_dot_product_attention(
+            q[None], k[None], v[None], attn_mask=seen, enable_gqa=True
+        )[0]
+        return self.o_proj(mixed.transpose(0, 1).flatten(1))  # type: ignore[no-any-return]
+
+    def heads(self, x: Tensor, num_heads: int) -> Tensor:
+        """[S, heads*D] -> [heads, S, D]"""
+        return x.view(len(x), num_heads, self.head_dim).transpose(0, 1)  # [heads, S, D]

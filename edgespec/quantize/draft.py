@@ -86,7 +86,7 @@ def quantize_draft(
     model = base_config(base)
     check_pair(config, model, base)
     row, shared = QUANTIZABLE[config.method], shared_head_shape(config, options)
-    aux_layers = resolve_aux_layers(config, model.decoder.num_layers)
+    aux_layers = () if row.reads_final else resolve_aux_layers(config, model.decoder.num_layers)
     named, names = row.names(draft, config)
     plan = plan_draft(named, names, shared, options)
     texts = calibration.read_texts(options.calib_data, options.num_tokens)
@@ -226,16 +226,20 @@ def pairs_of(
     and held out. The base is freed after that."""
     import torch
 
-    from edgespec.quantize.hidden_states import aux_hidden_states
+    from edgespec.quantize.hidden_states import aux_hidden_states, final_hidden_state
 
     model = load_model(base, options.device, log)
+    row = QUANTIZABLE[config.method]
 
     def pairs(window: Sequence[int]) -> list[CalibrationPair]:
         ids = torch.tensor([window], device=options.device)
         with modelopt.captured(log):
-            states = aux_hidden_states(model, aux_layers, ids).cpu()
+            if row.reads_final:
+                states = final_hidden_state(model, ids).cpu()
+            else:
+                states = aux_hidden_states(model, aux_layers, ids).cpu()
         progress.advance(1)
-        return QUANTIZABLE[config.method].pairs(config, states, ids[0].cpu(), table)
+        return row.pairs(config, states, ids[0].cpu(), table)
 
     def all_of(several: Sequence[Sequence[int]]) -> list[CalibrationPair]:
         return [pair for window in several for pair in pairs(window)]

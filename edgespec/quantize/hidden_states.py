@@ -27,3 +27,11 @@ def aux_hidden_states(base: Any, aux_layers: tuple[int, ...], ids: Any) -> Any:
         for handle in hooks:
             handle.remove()
     return torch.cat([seen[layer] for layer in aux_layers], dim=-1)
+
+
+def final_hidden_state(base: Any, ids: Any) -> Any:
+    """The base's state after its last norm, ids [1, S] -> [S, H]."""
+    import torch
+
+    with torch.no_grad():
+        return base.model(input_ids=ids, use_cache=False).last_hidden_state[0]

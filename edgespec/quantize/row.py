@@ -24,7 +24,8 @@ class QuantizeRow:
     embedding table [vocab, H]). `names` is the draft under the names that will be written, and own
     name -> that name of each tensor. `casts_hidden_states`: the draft reads them in its own type,
     otherwise in that of the base. `quantizes_shared_head`: a draft without an lm_head can get a
-    quantized one of its own.
+    quantized one of its own. `reads_final`: it reads the base's state after the last norm, and no
+    aux layers.
     """
 
     module: Callable[[DraftConfig], Any]
@@ -32,3 +33,4 @@ class QuantizeRow:
     names: Callable[[Checkpoint, DraftConfig], tuple[Checkpoint, dict[str, str]]]
     casts_hidden_states: bool = True
     quantizes_shared_head: bool = False
+    reads_final: bool = False

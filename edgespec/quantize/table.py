@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from edgespec.quantize import dflash, eagle3
+from edgespec.quantize import dflash, eagle1, eagle3
 from edgespec.quantize.row import QuantizeRow
 
 QUANTIZABLE: dict[str, QuantizeRow] = {
+    eagle1.NAME: eagle1.QUANTIZE,
     eagle3.NAME: eagle3.QUANTIZE,
     dflash.NAME: dflash.QUANTIZE,
 }

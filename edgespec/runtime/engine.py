@@ -81,7 +81,8 @@ class Engine:
     """An open engine directory; use it in a `with` block.
 
     `spec_decode` opens base and draft; without it a plain engine is opened where there is one, else
-    the base alone. `drafter` drafts instead of a draft engine: the name of a method that needs no
+    the base alone. "auto" drafts with what there is: the draft, or for a plain engine a method that
+    needs none. `drafter` drafts instead of a draft engine: the name of a method that needs no
     engine, or a Drafter of your own. `drafter_options` are those of the method: an object of its
     class, or keys and values. With `exact` drafts leave every bit as it is: for float32, int4 in
     blocks of 32 and int8 GEMM, one sequence, chains only. `prefix_cache_bytes` bounds the KV rows
@@ -94,7 +95,7 @@ class Engine:
         self,
         engine_dir: str | Path,
         *,
-        spec_decode: bool | None = None,
+        spec_decode: bool | Literal["auto"] | None = None,
         drafter: str | Drafter | None = None,
         drafter_options: DrafterOptions | Mapping[str, object] | None = None,
         exact: bool = False,
@@ -234,6 +235,7 @@ class Engine:
         were not given shrink to what the engines were built for. With a draft that makes blocks
         `steps` is 1 or left open.
         """
+        top_k = 1 if top_k is None and self.exact else top_k  # only chains are exact
         plan = self.plan_limits(drafter).plan(top_k, steps, verify_size, self.plan_hints)
         self.check_chain(plan)
         return plan

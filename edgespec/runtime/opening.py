@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final, Literal
 
 from edgespec import bundle
 from edgespec.backends import engine_dir as engines
@@ -28,6 +29,8 @@ from edgespec.runtime.embedding import EmbeddingTable
 from edgespec.runtime.plans import PlanLimits, TreeLimits
 
 EXACT_ROWS = 2  # from here on kernels give a row the same bits whatever their number
+AUTO: Final = "auto"
+SpecDecode = bool | Literal["auto"] | None
 BUILD_AGAIN = "Build it again: edgespec build leaves room for drafts (--max-verify-tree-size)."
 
 
@@ -58,12 +61,13 @@ class DraftChoice:
 @dataclass(frozen=True, slots=True)
 class OpenBase:
     """A base, or a plain engine, that is open. `table` is its embedding; `hints` say how much to
-    draft where it runs."""
+    draft where it runs, and `row_cost` what each row of a pass takes beside the first."""
 
     decoder: CachedDecoder
     config: EngineConfig
     table: Table
     hints: PlanHints
+    row_cost: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +84,21 @@ class OpenDraft:
         """What a base and this drafter can take."""
         if self.method is None:
             return TreeLimits(base.limits.verify_tree_size)
-        return DRAFTERS[self.method].limits(base, self.config)
+        row = DRAFTERS[self.method]
+        if row.limits_by_options is not None and self.options is not None:
+            return row.limits_by_options(base, self.options)
+        return row.limits(base, self.config)
 
 
 def choose_draft(
-    engine_dir: Path, spec_decode: bool | None, drafter: str | Drafter | None
+    engine_dir: Path, spec_decode: SpecDecode, drafter: str | Drafter | None
 ) -> DraftChoice:
     """What is to draft with the engines of a directory.
 
-    Without a `drafter` that is the draft engine, and where there is none, but drafts are asked for,
-    the first registered method that needs no engine. Raises LimitError for a name that cannot be,
-    BundleError where a draft engine is missing.
+    Without a `drafter` that is the draft engine. Where there is none, but a plain engine, it is the
+    first registered method that needs no engine: if drafts are asked for, and with "auto" if the
+    engine verifies any. Raises LimitError for a name that cannot be, BundleError where a draft
+    engine is missing.
     """
     there = engines.finished_engines(engine_dir).engines
     has_draft = Role.DRAFT in there
@@ -103,13 +111,21 @@ def choose_draft(
         return DraftChoice(drafter=drafter)
     if spec_decode is False or (spec_decode is None and not has_draft):
         return DraftChoice()
-    candidates = engineless_methods()
-    if has_draft or not candidates or not there:
+    candidates = engineless_methods() if Role.LLM in there and not has_draft else []
+    if spec_decode == AUTO and not has_draft and not (candidates and verifies_drafts(engine_dir)):
+        return DraftChoice()
+    if not candidates:
         draft, _ = engines.open_engine(engine_dir, Role.DRAFT)  # says what is missing
         return DraftChoice(draft.component.method)
     title = METHODS[candidates[0]].title
     note = f"{engine_dir} has no draft engine: drafting by {title}, which needs none"
     return DraftChoice(candidates[0], note=note)
+
+
+def verifies_drafts(engine_dir: Path) -> bool:
+    """Whether the plain engine of a directory was built with room for drafts."""
+    config, _ = engines.open_engine(engine_dir, Role.LLM)
+    return config.limits.verify_tree_size > NO_DRAFTS
 
 
 def engineless(name: str) -> str:
@@ -141,7 +157,8 @@ def open_base(engine_dir: Path, choice: DraftChoice, *, exact: bool) -> OpenBase
     table = runner.table or EmbeddingTable(engine_dir / bundle.EMBEDDING, config.component)
     min_rows = EXACT_ROWS if exact else 1
     decoder = CachedDecoder.of(runner, table, config.component, min_rows)
-    return OpenBase(decoder, config, table, backend_of(engine_dir, role).plan_hints)
+    backend = backend_of(engine_dir, role)
+    return OpenBase(decoder, config, table, backend.plan_hints, backend.row_cost(config))
 
 
 def open_draft(engine_dir: Path, choice: DraftChoice, base: OpenBase) -> OpenDraft | None:
@@ -159,6 +176,7 @@ def open_draft(engine_dir: Path, choice: DraftChoice, base: OpenBase) -> OpenDra
         num_lanes=len(base.decoder.lanes),
         capacity=base.decoder.capacity,
         draft=draft,
+        row_cost=base.row_cost,
         options=options,
     )
     return OpenDraft(row.open(sources), choice.method, draft.config if draft else None, options)

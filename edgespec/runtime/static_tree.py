@@ -33,6 +33,23 @@ MAX_DEPTH = 64
 MAX_RANK = 255
 MAX_FILE_BYTES = 2**20
 YAML = (".yaml", ".yml")
+CHOICES_SCHEMA = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "null"},
+        {
+            "type": "array",
+            "minItems": 1,
+            "maxItems": MAX_NODES,
+            "items": {
+                "type": "array",
+                "minItems": 1,
+                "maxItems": MAX_DEPTH,
+                "items": {"type": "integer", "minimum": 0, "maximum": MAX_RANK},
+            },
+        },
+    ]
+}
 FORM = "a list of lists of ranks, such as [[0], [1], [0, 0]]"
 
 
@@ -108,18 +125,27 @@ NAMED: Mapping[str, Choices] = MappingProxyType(
 )
 
 
-def parse_choices(text: str) -> Choices:
-    """The choices of a command line: a name of NAMED, a list as JSON, or a JSON or YAML file.
+def parse_choices(text: str, source: str = "choices") -> Choices:
+    """The choices of a text: a name of NAMED, or a list as JSON.
 
-    Raises OptionError as `choices_of` does, and for a text that is none of the three.
+    Raises OptionError as `choices_of` does, and for a text that is neither.
     """
     if text in NAMED:
         return NAMED[text]
     if text.lstrip().startswith("["):
-        return choices_of(_json(text, "choices"))
+        return choices_of(_json(text, source), source)
+    what = f"{source}: {shortened(text)} is neither a list nor the name of a tree"
+    raise OptionError(what, f"Give {FORM}, or one of {', '.join(NAMED)}.")
+
+
+def read_choices(text: str, source: str = "choices") -> Choices:
+    """The same of a command line, where the text may also name a JSON or YAML file. Raises
+    OptionError."""
     path = Path(text)
+    if text in NAMED or text.lstrip().startswith("["):
+        return parse_choices(text, source)
     if path.suffix not in (".json", *YAML) and not path.is_file():
-        what = f"choices: {shortened(text)} is neither a list, nor a tree's name, nor a file"
+        what = f"{source}: {shortened(text)} is neither a list, nor a tree's name, nor a file"
         raise OptionError(what, f"Give {FORM}; one of {', '.join(NAMED)}; or a JSON or YAML file.")
     try:
         content = read_regular(path, MAX_FILE_BYTES).decode()

@@ -6,6 +6,7 @@ a tree of width 1.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -36,6 +37,12 @@ class DraftTree:
     def root_only(cls, pending: int) -> DraftTree:
         """No draft: verifying this is a plain decoding step."""
         return cls(np.array([pending], np.int64), np.array([-1], np.int64))
+
+    @classmethod
+    def chain(cls, pending: int, drafts: Sequence[int]) -> DraftTree:
+        """The drafts one behind the other."""
+        tokens = np.array([pending, *drafts], np.int64)
+        return cls(tokens, np.arange(-1, len(drafts)))
 
     def __len__(self) -> int:
         return len(self.tokens)

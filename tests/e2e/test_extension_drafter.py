@@ -24,7 +24,7 @@ from edgespec.errors import BundleError, LimitError
 from edgespec.methods import METHODS, Method
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
-from edgespec.runtime.drafters.registry import DRAFTERS
+from edgespec.runtime.drafters.registry import DRAFTERS, engineless_methods
 from edgespec.runtime.drafters.row import DrafterRow
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.plans import TreeLimits
@@ -105,15 +105,26 @@ ROW = DrafterRow(
 # The same registration in a process of its own.
 CHAT = """
 import sys
-from tests.e2e.test_extension_drafter import DRAFTERS, METHOD, METHODS, NAME, ROW
+from tests.e2e.test_extension_drafter import (
+    DRAFTERS, METHOD, METHODS, NAME, ROW, engineless_methods
+)
 from edgespec.cli.main import main
+for name in engineless_methods():
+    del DRAFTERS[name]
 METHODS[NAME], DRAFTERS[NAME] = METHOD, ROW
 main(sys.argv[1:])
 """
 
 
 @pytest.fixture
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the methods that this package brings and that need no engine."""
+    for name in engineless_methods():
+        monkeypatch.delitem(DRAFTERS, name)
+
+
+@pytest.fixture
+def registered(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(METHODS, NAME, METHOD)
     monkeypatch.setitem(DRAFTERS, NAME, ROW)
 
@@ -172,8 +183,8 @@ def test_infer_takes_the_method_that_needs_no_engine_and_says_so_once(
     assert sum(block["num_draft_tokens"] for block in blocks) > 0
 
 
-def test_infer_without_such_a_method_errs_as_before(
-    cli: Cli, engines: Path, tmp_path: Path
+def test_infer_without_such_a_method_says_what_is_missing(
+    alone: None, cli: Cli, engines: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out.json"
     words = ["--engine-dir", engines, "--input-file", input_file(tmp_path), "--output-file", out]

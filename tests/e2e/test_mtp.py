@@ -103,6 +103,10 @@ def test_guide_s_commands_from_checkpoint_to_answer(
     assert "top-k 1, step 3, verify size 4" in by_default.err
     trees = cli(*infer(engines, tmp_path, asked("one two")), "--specDecode", "--specDraftTopK", 4)
     assert (trees.code, "--spec-draft-top-k 4" in trees.err) == (REFUSED, True)
+    choices = cli(
+        *infer(engines, tmp_path, asked("one two")), "--specDecode", "--eagle-choices", "[[0],[1]]"
+    )
+    assert (choices.code, "choices of a static tree" in choices.err) == (REFUSED, True)
     assert [path.name for path in engines.glob("*embedding*")] == ["embedding.safetensors"]
 
 

@@ -108,7 +108,12 @@ def test_each_kind_of_target_runs(
     plain = cli("run", checkpoints / "base", "--prompt", "a", *GREEDY)
     assert (block.code, plain.code) == (0, 0), block.err + plain.err
     assert block.out == plain.out
-    assert "decoding plainly: no draft was given" in plain.err
+    assert "no draft was given, and the model brings none" in plain.err
+    assert "drafting a tree of earlier text" in plain.err
+    undrafted = cli("run", checkpoints / "base", "--no-spec-decode", "--prompt", "a", *GREEDY)
+    assert (undrafted.out, "drafting" in undrafted.err) == (plain.out, False)
+    named = cli("run", checkpoints / "base", "--drafter", "ngram", "--prompt", "a", *GREEDY)
+    assert (named.out, "drafting a chain of n-gram matches" in named.err) == (plain.out, True)
     made.clear()
     head = toys.make_qwen3_5(tmp_path / "head", layers=4)
     drafted = cli("run", head, "--prompt", "a", *GREEDY)

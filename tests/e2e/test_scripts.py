@@ -21,6 +21,7 @@ from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import open_checkpoint
 from edgespec.config import ModelConfig
 from edgespec.export.components import ExportOptions, export
+from edgespec.methods.eagle1 import Eagle1Config
 from edgespec.methods.eagle3 import Eagle3Config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -138,6 +139,23 @@ def test_dflash_training_script_writes_a_draft_that_loses_nothing(tmp_path: Path
         script("train_demo_dflash.py", "--out", tmp_path / "draft", *sizes, "--measure")
     )
     assert again == said
+
+
+def test_eagle1_training_script_writes_a_draft_as_published(tmp_path: Path) -> None:
+    """It learns a little even in toy sizes, and what it measures with is the draft it wrote."""
+    sizes = ("--smoke", "--prompts", "2", "--tokens", "12")
+    said = json.loads(script("train_demo_eagle1.py", "--out", tmp_path / "draft", *sizes))
+    first, last = said.pop("loss")
+    assert last < 0.95 * first
+    assert said["answers_that_differ"] == 0
+    found = detect(open_checkpoint(tmp_path / "draft"))
+    assert isinstance(found, Eagle1Config)
+    assert (found.layout, found.fc_bias, found.own_embedding) == ("eagle", True, True)
+    options = ExportOptions(base_model_dir=str(RECIPE / "base"))
+    done = export(str(tmp_path / "draft"), tmp_path / "onnx", options)
+    assert "its embedding is the base's: it is not stored again" in done.notes
+    measured = script("train_demo_eagle1.py", "--out", tmp_path / "draft", *sizes, "--measure")
+    assert json.loads(measured) == said
 
 
 def test_dflash_trains_on_what_it_drafts_with(monkeypatch: pytest.MonkeyPatch) -> None:

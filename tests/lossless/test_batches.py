@@ -35,6 +35,7 @@ from edgespec.runtime.sequence import SequenceState, StepOutput
 from edgespec.runtime.session import Session
 from edgespec.runtime.tree import DraftPlan, DraftTree
 from tests.lossless.drafters import ScriptedDrafter
+from tests.lossless.engineless import assert_same_beside_a_draft
 from tests.lossless.engines import LANES, Engines, make_engines, opened
 from tests.lossless.pairs import Family
 
@@ -529,3 +530,7 @@ def test_planted_bug_is_found_and_rounding_does_not_explain_it(engines: Engines,
         if isinstance(response, Response)
     ]
     assert any(difference is not None and not difference.explained for difference in differences)
+
+
+def test_drafts_of_the_text_stand_beside_the_draft_s(engines: Engines) -> None:
+    assert_same_beside_a_draft(engines.one, engines.four)

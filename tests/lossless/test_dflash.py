@@ -35,6 +35,7 @@ from edgespec.runtime.lossless_check import first_difference
 from edgespec.runtime.prefix import PrefixCache
 from edgespec.runtime.tree import BlockPlan, DraftPlan, DraftTree
 from tests import reference, toys
+from tests.lossless.engineless import assert_same_beside_a_draft
 from tests.parity.dflash_reference import DFlashReference
 
 VOCAB, CAPACITY, BLOCK, LANES = 256, 64, 8, 4
@@ -379,3 +380,7 @@ def test_a_lane_that_held_nan_serves_the_next_sequence(pair: Pair) -> None:
     assert_equal(pair, plain, found, GREEDY)
     assert drafter.blocks
     pair.assert_true(drafter.blocks)
+
+
+def test_drafts_of_the_text_stand_beside_the_blocks(pair: Pair) -> None:
+    assert_same_beside_a_draft(pair.one, pair.four)

@@ -27,6 +27,7 @@ from edgespec.runtime.engine import Engine
 from edgespec.runtime.generation import Response
 from edgespec.runtime.lossless_check import Replay, first_difference, spelt
 from edgespec.runtime.sampling import NEAR_TIE
+from edgespec.runtime.static_tree import NAMED, StaticPlan
 from edgespec.runtime.tree import DraftPlan, DraftTree
 from edgespec.runtime.verify import ACCEPT_RULES
 from tests.lossless.drafters import ScriptedDrafter, accept_one_more
@@ -129,7 +130,12 @@ def script(
 
 @pytest.mark.parametrize(
     ("plan", "sampling"),
-    [(PLANS[0], GREEDY), (PLANS[1], SAMPLINGS[3]), (PLANS[2], GREEDY)],
+    [
+        (PLANS[0], GREEDY),
+        (PLANS[1], SAMPLINGS[3]),
+        (PLANS[2], GREEDY),
+        (StaticPlan.of(NAMED["mc_sim_7b_25"]), SAMPLINGS[2]),
+    ],
     ids=name_of,
 )
 def test_eagle_drafts_leave_every_token_as_it_was(

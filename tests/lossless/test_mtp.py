@@ -17,6 +17,7 @@ from edgespec.runtime.generation import Chunk, GenerationRequest, Response
 from edgespec.runtime.lossless_check import first_difference
 from edgespec.runtime.tree import DraftPlan
 from tests.lossless.drafters import ScriptedDrafter
+from tests.lossless.engineless import assert_same_beside_a_draft
 from tests.lossless.engines import LANES, Engines
 from tests.lossless.pairs import make_mtp_pair
 
@@ -140,3 +141,7 @@ def test_trees_are_refused(engines: Engines) -> None:
     assert engines.one.plan() == DraftPlan(1, 3, 4)
     assert engines.one.plan(steps=5) == DraftPlan(1, 5, 6)
     assert engines.one.plan(verify_size=6) == DraftPlan(1, 5, 6)
+
+
+def test_drafts_of_the_text_stand_beside_the_head_s(engines: Engines) -> None:
+    assert_same_beside_a_draft(engines.one, engines.four)

@@ -48,6 +48,7 @@ LEANS_ON: dict[str, tuple[str, ...]] = {
     "train": ("modules", "graphs", "checkpoint", *GROUND),
     "backends": GROUND,
     "runtime": ("backends", *GROUND),
+    "evaluation": ("runtime", "backends", *GROUND),
     "bench": ("runtime", "backends", *GROUND),
     "serve": ("runtime", "backends", *GROUND),
     "deploy": GROUND,

@@ -16,6 +16,13 @@ PACKAGE = Path(__file__).resolve().parents[2] / "edgespec"
 
 # What is looked for -> the stem of its own files: "eagle3" is also found as "EAGLE"
 NAMES = {name.rstrip("0123456789"): name.rstrip("0123456789") for name in METHODS}
+# A name that is a word of its own, such as the end of a file's name -> what it is as a method
+WORDS = {
+    "suffix": (
+        r"suffix (decod|draft|match|automat)|[\"']suffix[\"']|drafters.*import.*suffix"
+        r"|(?-i:Suffix[A-Z])"
+    ),
+}
 TABLES = ("table.py", "registry.py")  # one row per method
 # File -> why it names a method all the same.
 EXCEPTIONS = {
@@ -27,8 +34,10 @@ EXCEPTIONS = {
     "cli/draft_flags.py": "other names of flags, as TensorRT Edge-LLM has them",
     "cli/export.py": "the flags of each method, and examples in the help",
     "cli/edgellm.py": "flags of TensorRT Edge-LLM that are refused by name",
+    "cli/infer.py": "the default without a draft, and an example in the help",
     "cli/quantize.py": "examples in the help",
-    "cli/run.py": "an example in the help, and whose head is used without --draft",
+    "cli/run.py": "an example in the help, and what drafts without --draft",
+    "cli/trtllm.py": "flags of TensorRT-LLM's examples",
     "config/values.py": "a base's config.json declares its MTP layers",
     "families/base.py": "a family's config.json declares its MTP layers",
     "families/parse.py": "a family's config.json declares its MTP layers",
@@ -36,6 +45,8 @@ EXCEPTIONS = {
     "methods/dflash.py": "a key of published configs: eagle_aux_hidden_state_layer_ids",
     "methods/eagle1.py": "a key of published configs: use_mtp_layernorm",
     "methods/eagle3.py": "a key of published configs: use_mtp_layernorm",
+    "prompts/template.py": "a key of named templates: suffix",
+    "runtime/drafters/suffix.py": "a key of TensorRT-LLM: max_matching_ngram_size",
     "runtime/drafters/tree_drafter.py": "cites the paper of its search",
     "runtime/static_tree.py": "whose the published tree is",
     "runtime/profile.py": "a key of TensorRT Edge-LLM's profile",
@@ -55,7 +66,7 @@ def naming(package: Path, files: Iterable[Path]) -> dict[str, set[str]]:
         names = {
             name
             for name, stem in NAMES.items()
-            if re.search(name, text, re.IGNORECASE) and not is_own(path, stem)
+            if re.search(WORDS.get(name, name), text, re.IGNORECASE) and not is_own(path, stem)
         }
         if names and path.name not in TABLES:
             found[path.relative_to(package).as_posix()] = names
@@ -82,6 +93,9 @@ def test_every_exception_is_one() -> None:
     [
         ("runtime/engine.py", "class DFlashDrafter: ...", {"dflash"}),
         ("runtime/engine.py", "# as MTP does", {"mtp"}),
+        ("runtime/engine.py", 'if self.method == "suffix": ...', {"suffix"}),
+        ("runtime/engine.py", "from edgespec.runtime.drafters import suffix", {"suffix"}),
+        ("runtime/engine.py", "# as N-grams do, and NgramOptions", {"ngram"}),
         ("export/mtp.py", "from edgespec.methods import eagle3", {"eagle"}),
         ("export/resolve.py", 'if method == "eagle3" or isinstance(x, MtpDraft): ...', None),
     ],

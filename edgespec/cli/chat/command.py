@@ -20,7 +20,13 @@ from edgespec.cli.chat.loop import Chat
 from edgespec.cli.chat.reader import Read, read_pipe
 from edgespec.cli.chat.screen import Screen
 from edgespec.cli.chat.settings import DRAFT_SIZES, Settings
-from edgespec.cli.draft_flags import ALIASES, draft_options, tree_of
+from edgespec.cli.draft_flags import (
+    ALIASES,
+    draft_options,
+    options_by_sizes,
+    tree_of,
+    wanted,
+)
 from edgespec.cli.flags import EdgeCommand
 from edgespec.cli.infer import MIB
 from edgespec.cli.limits import require_stream
@@ -54,8 +60,8 @@ MARKERS = re.compile(r"<\|?\w+\|?>")
     "--spec-decode/--no-spec-decode",
     default=None,
     help=(
-        "Draft and verify, or decode plainly. By default drafts are used where the directory holds"
-        " a draft engine."
+        "Draft and verify, or decode plainly. By default drafts are used: of the draft engine, or"
+        " where there is only a plain engine of the first method that needs none (see --drafter)."
     ),
 )
 @draft_options
@@ -141,6 +147,7 @@ def command(
     engine_dir: Path,
     system: str,
     spec_decode: bool | None,
+    drafter: str | None,
     spec_draft_top_k: int | None,
     spec_draft_step: int | None,
     spec_verify_size: int | None,
@@ -184,9 +191,10 @@ def command(
     )
     tree = tree_of(ctx, sizes.values())
     sized = any(sizes.values()) or tree is not None
-    if spec_decode is False and sized:
+    if spec_decode is False and (sized or drafter):
         raise click.UsageError(
-            "--spec-draft-top-k, --spec-draft-step, --spec-verify-size and the flags of trees are for"
+            "--drafter, --spec-draft-top-k, --spec-draft-step, --spec-verify-size and the flags of"
+            " trees are for"
             " drafts, and --no-spec-decode was given",
             ctx,
         )
@@ -199,8 +207,13 @@ def command(
     from edgespec.cli.report import could_be_tree, plan_line
     from edgespec.runtime.engine import Engine
 
-    wanted = True if sized else spec_decode
-    with Engine(engine_dir, spec_decode=wanted, prefix_cache_bytes=prefix_cache_mb * MIB) as engine:
+    with Engine(
+        engine_dir,
+        spec_decode=wanted(spec_decode, sized=sized),
+        drafter=drafter,
+        drafter_options=options_by_sizes(drafter, spec_draft_step),
+        prefix_cache_bytes=prefix_cache_mb * MIB,
+    ) as engine:
         unfit = choose_template(
             engine, engine_dir, chat_template, raw=no_chat_template, thinking=enable_thinking
         )

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from edgespec.errors import LimitError, OptionError, counted
+from edgespec.runtime.drafters.options import DrafterOptions, option
 from edgespec.runtime.static_tree import (
+    CHOICES_SCHEMA,
     DEFAULT,
+    MAX_DEPTH,
+    MAX_NODES,
     NAMED,
     Choices,
     StaticPlan,
@@ -26,29 +30,40 @@ NUM_EAGLE_LAYERS = 4
 MAX_DRAFT_LEN = 63
 
 
+def checked_choices(name: str, value: Any) -> Choices:
+    """The choices of a list, of its text, or of a published tree's name. Raises OptionError."""
+    return parse_choices(value, name) if isinstance(value, str) else choices_of(value, name)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EagleOptions:
+class EagleOptions(DrafterOptions):
     """The tree of a draft. Raises OptionError for choices that are no tree and for keys that
-    exclude each other.
+    exclude each other."""
 
-    `eagle_choices` are a list of paths, the name of a published tree, or a file. With
-    `use_dynamic_tree` every node that goes on has `dynamic_tree_max_topK` children, and the most
-    probable nodes of all are verified. `num_eagle_layers` are the levels, `max_draft_len` the nodes
-    without the root, `max_non_leaves_per_layer` the nodes of a level that may have children.
-    """
-
-    eagle_choices: str | Sequence[Sequence[int]] | None = None
-    use_dynamic_tree: bool = False
-    dynamic_tree_max_topK: int | None = None  # noqa: N815  TensorRT-LLM's key
-    num_eagle_layers: int | None = None
-    max_non_leaves_per_layer: int | None = None
-    max_draft_len: int | None = None
+    eagle_choices: str | Sequence[Sequence[int]] | None = option(
+        None,
+        "A static tree: a list of paths of ranks, or the name of a published one.",
+        read=checked_choices,
+        schema=CHOICES_SCHEMA,
+    )
+    use_dynamic_tree: bool = option(
+        False, "EAGLE-2's tree: the most probable nodes of all that are drafted."
+    )
+    dynamic_tree_max_topK: int | None = option(  # noqa: N815  TensorRT-LLM's key
+        None, "Children of each node of a dynamic tree that goes on.", low=1, high=MAX_NODES
+    )
+    num_eagle_layers: int | None = option(
+        None, "Levels of the tree; choices must be as deep.", low=1, high=MAX_DEPTH
+    )
+    max_non_leaves_per_layer: int | None = option(
+        None, "Nodes with children at one depth, at most.", low=1, high=MAX_NODES
+    )
+    max_draft_len: int | None = option(
+        None, "Nodes of the tree at most, without the root.", low=1, high=MAX_NODES
+    )
 
     def __post_init__(self) -> None:
-        given = self.eagle_choices
-        if given is not None:
-            found = parse_choices(given) if isinstance(given, str) else choices_of(given)
-            object.__setattr__(self, "eagle_choices", found)
+        DrafterOptions.__post_init__(self)
         if self.use_dynamic_tree and self.eagle_choices is not None:
             what = "eagle_choices and use_dynamic_tree exclude each other"
             remedy = "Give choices for a static tree, or use_dynamic_tree for EAGLE-2."

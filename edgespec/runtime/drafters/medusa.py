@@ -26,6 +26,7 @@ from edgespec.runtime.drafters.options import DrafterOptions, option
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
 from edgespec.runtime.plans import GUIDE_VERIFY_SIZE, exceeds_base
 from edgespec.runtime.static_tree import (
+    CHOICES_SCHEMA,
     DEFAULT,
     MAX_NODES,
     NAMED,
@@ -235,9 +236,8 @@ class HeadLimits:
 
 
 def read_choices(key: str, value: object) -> Choices:
-    """The choices of a name, a list or a file. Raises OptionError."""
-    del key
-    return parse_choices(value) if isinstance(value, str) else choices_of(value)
+    """The choices of a list, of its text, or of a published tree's name. Raises OptionError."""
+    return parse_choices(value, key) if isinstance(value, str) else choices_of(value, key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,10 +247,9 @@ class MedusaOptions(DrafterOptions):
 
     medusa_choices: str | Sequence[Sequence[int]] | None = option(
         None,
-        "Paths of ranks such as [[0], [1], [0, 0]], a published tree's name, or a file; by default"
-        f" {DEFAULT}.",
+        "The Cartesian tree: a list of paths of ranks, or a published one's name.",
         read=read_choices,
-        schema={"type": ["string", "array", "null"]},
+        schema=CHOICES_SCHEMA,
     )
     num_medusa_heads: int | None = option(
         None,

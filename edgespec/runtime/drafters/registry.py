@@ -7,7 +7,7 @@ own; a method that needs no engine then serves `--spec-decode` on any engine.
 from __future__ import annotations
 
 from edgespec.methods import METHODS
-from edgespec.runtime.drafters import dflash, eagle1, eagle3, medusa, mtp
+from edgespec.runtime.drafters import dflash, eagle1, eagle3, medusa, mtp, ngram, suffix
 from edgespec.runtime.drafters.row import DrafterRow
 
 DRAFTERS: dict[str, DrafterRow] = {
@@ -16,6 +16,8 @@ DRAFTERS: dict[str, DrafterRow] = {
     mtp.NAME: mtp.ROW,
     dflash.NAME: dflash.ROW,
     medusa.NAME: medusa.ROW,
+    suffix.NAME: suffix.ROW,  # the first without an engine: what drafts where none is named
+    ngram.NAME: ngram.ROW,
 }
 
 

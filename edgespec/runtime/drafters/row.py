@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from edgespec.backends.base import Runner, Table
+from edgespec.backends.base import DEFAULT_ROW_COST, Runner, Table
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.runtime.drafters.base import Drafter
 from edgespec.runtime.drafters.options import DrafterOptions
@@ -29,7 +30,8 @@ class DraftEngine:
 class DrafterSources:
     """What a drafter can be made from. `draft` is None for a method that needs no engine.
 
-    `num_lanes` sequences run at a time, of up to `capacity` tokens each. `options` are those of the
+    `num_lanes` sequences run at a time, of up to `capacity` tokens each. Each row of a base pass
+    beside the first one takes `row_cost` of a pass of one row. `options` are those of the
     row's class, with its defaults where none were given; None where the row has none.
     """
 
@@ -38,6 +40,7 @@ class DrafterSources:
     num_lanes: int
     capacity: int
     draft: DraftEngine | None = None
+    row_cost: float = DEFAULT_ROW_COST
     options: DrafterOptions | None = None
 
 
@@ -50,8 +53,9 @@ def not_trained_with_a_mode(base: EngineConfig, draft: EngineConfig | None) -> b
 class DrafterRow:
     """A drafting method at run time; its row in METHODS says whether it has an engine.
 
-    `limits` are those of a drafting plan, by the configs of base and draft. `words` follow "chain"
-    or "tree" where a plan is shown. `options` is the class of its options, if it has any; `open`
+    `limits` are those of a drafting plan, by the configs of base and draft; where options change
+    them, `limits_by_options`, by the base's config and the options. `words` follow "chain" or
+    "tree" where a plan is shown. `options` is the class of its options, if it has any; `open`
     gets one of them in its sources. `trained_with_thinking` is the mode that its drafts know, None
     where they know both.
     """
@@ -60,6 +64,7 @@ class DrafterRow:
     limits: Callable[[EngineConfig, EngineConfig | None], PlanLimits]
     words: str = ""
     options: type[DrafterOptions] | None = None
+    limits_by_options: Callable[[EngineConfig, Any], PlanLimits] | None = None
     trained_with_thinking: Callable[[EngineConfig, EngineConfig | None], bool | None] = (
         not_trained_with_a_mode
     )

@@ -1,11 +1,13 @@
-"""Every flag of TensorRT Edge-LLM is ours, an alias, or answered with what to do instead."""
+"""Every flag of TensorRT Edge-LLM, and of TensorRT-LLM's example scripts, is ours, an alias, or
+answered with what to do instead."""
 
 from __future__ import annotations
 
 import click
 import pytest
 
-from edgespec.cli.edgellm import FLAGS, PROGRAMS, Missing
+from edgespec.cli import edgellm, trtllm
+from edgespec.cli.edgellm import PROGRAMS, Missing
 from edgespec.cli.flags import EdgeCommand, flags_of
 from edgespec.cli.main import cli, run
 
@@ -32,12 +34,30 @@ THEIRS = {
         --specDecode --eagle --specDraftTopK --specDraftStep --specVerifySize
         --specVerifyTreeSize --eagleVerifyTreeSize --dflashBlockSize""",
 }
+# convert_checkpoint.py, trtllm-build, run.py and summarize.py as the EAGLE example runs them
+SCRIPTS = {
+    "export": "--eagle_model_dir --dtype --max_draft_len --num_eagle_layers",
+    "build": """--checkpoint_dir --output_dir --max_batch_size --max_input_len --max_seq_len
+        --speculative_decoding_mode --gemm_plugin --use_paged_context_fmha --max_draft_len""",
+    "infer": """--engine_dir --tokenizer_dir --max_output_len --input_text --eagle_choices
+        --eagle_use_dynamic_tree --eagle_dynamic_tree_max_top_k --temperature --top_k --top_p
+        --random_seed --num_beams --streaming --use_py_session --log_level""",
+    "eval summarize": """--test_hf --test_trt_llm --hf_model_dir --tokenizer_dir --data_type
+        --engine_dir --batch_size --eagle_choices --max_ite --output_len --max_input_length
+        --check_accuracy --tensorrt_llm_rouge1_threshold --dataset_dir --rouge_dir --eval_task
+        --num_beams --temperature --top_k --log_level --output_dir""",
+}
+FLAGS = {
+    name: {**edgellm.FLAGS.get(name, {}), **trtllm.FLAGS.get(name, {})}
+    for name in edgellm.FLAGS | trtllm.FLAGS
+}
 LINES = {
     "quantize llm": "--model-dir M --output-dir O --quantization fp8",
     "quantize draft": "--base-model-dir B --draft-model-dir D --output-dir O --quantization fp8",
     "export": "M OUT",
     "build": "--onnx-dir D --engine-dir E",
     "infer": "--engine-dir E --input-file I --output-file O",
+    "eval summarize": "--engine-dir E --dataset D",
 }
 
 
@@ -57,7 +77,13 @@ def parse(name: str, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "flag"), [(name, flag) for name, flags in THEIRS.items() for flag in flags.split()]
+    ("name", "flag"),
+    [
+        (name, flag)
+        for tool in (THEIRS, SCRIPTS)
+        for name, flags in tool.items()
+        for flag in flags.split()
+    ],
 )
 def test_flag_of_the_mirrored_tool_is_known(name: str, flag: str) -> None:
     command, context = command_of(name)

@@ -36,7 +36,7 @@ Said = pytest.CaptureFixture[str]
         ("infer --enginDir E", "Did you mean --engine-dir?"),
         ("build --no-share-embeding", "Did you mean --no-share-embedding"),
         ("export --onnxDir D", "No such option: --onnx-dir. It is a flag of edgespec build."),
-        ("--engine-dir E infer", "It is a flag of edgespec build, infer or chat."),
+        ("--engine-dir E infer", "It is a flag of edgespec build, infer, chat or eval summarize."),
         ("--verison", "Did you mean --version"),
         ("help infr", "Did you mean infer?"),
         ("help infer more", "edgespec infer has no commands below it"),

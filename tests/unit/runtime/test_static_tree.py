@@ -22,6 +22,7 @@ from edgespec.runtime.static_tree import (
     num_non_leaves,
     parents_of,
     parse_choices,
+    read_choices,
 )
 
 # As the README of TensorRT-LLM's EAGLE example prints it
@@ -148,7 +149,7 @@ def test_bounds_are_taken() -> None:
 )
 def test_choices_stand_in_a_file_as_well(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
-    assert parse_choices(str(tmp_path / name)) == ((0,), (1,), (0, 0))
+    assert read_choices(str(tmp_path / name)) == ((0,), (1,), (0, 0))
 
 
 @pytest.mark.parametrize(
@@ -170,14 +171,14 @@ def test_a_broken_file_is_refused_by_name(
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(OptionError) as found:
-        parse_choices(str(tmp_path / name))
+        read_choices(str(tmp_path / name))
     assert said in found.value.what
     assert str(tmp_path / name) in found.value.what
 
 
 def test_a_text_that_is_nothing_of_all_names_the_trees() -> None:
     with pytest.raises(OptionError) as found:
-        parse_choices("mc_sim_7b_64")
+        read_choices("mc_sim_7b_64")
     assert "mc_sim_7b_64" in found.value.what
     assert all(name in found.value.remedy for name in NAMED)
     with pytest.raises(OptionError, match="no JSON"):
@@ -187,3 +188,10 @@ def test_a_text_that_is_nothing_of_all_names_the_trees() -> None:
 def test_a_list_as_python_writes_it_is_json_too() -> None:
     paths = [[0], [1], [0, 0]]
     assert parse_choices(str(paths)) == parse_choices(json.dumps(paths))
+
+
+def test_only_a_command_line_reads_files(tmp_path: Path) -> None:
+    """Options of requests must not open what they name."""
+    (tmp_path / "tree.json").write_text("[[0]]")
+    with pytest.raises(OptionError, match="neither a list nor the name of a tree"):
+        parse_choices(str(tmp_path / "tree.json"))

@@ -1,0 +1,267 @@
+"""`edgespec eval`: strings into values; `edgespec.evaluation` does the work, this shows it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.table import Table
+
+from edgespec.cli import environment, trtllm
+from edgespec.cli.draft_flags import ALIASES, draft_options, plan_of, tree_of
+from edgespec.cli.flags import EdgeCommand, EdgeGroup
+from edgespec.cli.paths import DIRECTORY, FILE
+from edgespec.cli.signals import Stopper, exit_code
+from edgespec.cli.terminal import json_text, say
+from edgespec.cli.tokenizer_dir import check_tokenizer
+from edgespec.errors import LimitError
+
+if TYPE_CHECKING:
+    from edgespec.evaluation.summarize import Evaluation
+    from edgespec.runtime.engine import Engine
+
+FAILED, SOME_FAILED = 1, 5
+NAME = "eval summarize"
+
+
+@click.group("eval", cls=EdgeGroup)
+def command() -> None:
+    """Measure how good answers are, beside other programs."""
+
+
+@command.command(
+    "summarize",
+    cls=EdgeCommand,
+    aliases={**ALIASES, **trtllm.ALIASES[NAME]},
+    missing=trtllm.FLAGS[NAME],
+)
+@click.option(
+    "--engine-dir",
+    required=True,
+    type=DIRECTORY,
+    envvar=environment.ENGINE_DIR,
+    show_envvar=True,
+    help="What edgespec build made.",
+)
+@click.option(
+    "--dataset",
+    required=True,
+    type=FILE,
+    metavar="FILE",
+    help="Articles as JSONL: each line has an article and its highlights, as cnn_dailymail.",
+)
+@click.option("--num-articles", type=click.IntRange(1), help="Take the first N.  [default: all]")
+@click.option(
+    "--batch-size", type=click.IntRange(1), default=1, show_default=True, help="Articles at a time."
+)
+@click.option(
+    "--max-input-len",
+    type=click.IntRange(8),
+    default=923,
+    show_default=True,
+    help="Tokens of a prompt at most: longer articles are cut.",
+)
+@click.option(
+    "--output-len",
+    type=click.IntRange(1),
+    default=100,
+    show_default=True,
+    help="Tokens of a summary at most.",
+)
+@click.option(
+    "--apply-chat-template",
+    is_flag=True,
+    help="Ask for the summary in messages.  [default: the article and TL;DR:]",
+)
+@click.option(
+    "--spec-decode", is_flag=True, help="Decode speculatively, with the draft beside the base."
+)
+@draft_options
+@click.option(
+    "--check-lossless",
+    is_flag=True,
+    help="Decode each article plainly too and compare token for token.",
+)
+@click.option(
+    "--hf-model-dir",
+    type=DIRECTORY,
+    help="Answer with transformers too, in float32, from this checkpoint.",
+)
+# Of scripts for TensorRT-LLM: engines bring their tokenizer, and this one must be the same
+@click.option("--tokenizer-dir", type=DIRECTORY, hidden=True)
+@click.option("--rouge1-threshold", type=click.FloatRange(0, 100), help="Fail below this ROUGE-1.")
+@click.option("--output-file", type=FILE, metavar="FILE", help="Write answers and scores as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the scores as JSON.")
+@click.pass_context
+def summarize(
+    ctx: click.Context,
+    /,
+    engine_dir: Path,
+    dataset: Path,
+    num_articles: int | None,
+    batch_size: int,
+    max_input_len: int,
+    output_len: int,
+    apply_chat_template: bool,
+    spec_decode: bool,
+    spec_draft_top_k: int | None,
+    spec_draft_step: int | None,
+    spec_verify_size: int | None,
+    check_lossless: bool,
+    hf_model_dir: Path | None,
+    tokenizer_dir: Path | None,
+    rouge1_threshold: float | None,
+    output_file: Path | None,
+    as_json: bool,
+) -> int:
+    """Summarize articles and score the summaries with ROUGE, as TensorRT-LLM's summarize.py does.
+
+    Answers are greedy. With --hf-model-dir the same prompts go through transformers, and the
+    answers are compared token for token: those of float32 engines are equal but for near-ties,
+    those of low-bit engines show what the weights cost. --check-lossless compares answers with
+    drafts to plain ones, as edgespec infer does. Nothing is downloaded.
+
+    Ctrl-C ends the run after the current step; what is done is scored and written (exit 130).
+
+    \b
+    edgespec eval summarize --engine-dir engines --dataset articles.jsonl --spec-decode
+    edgespec eval summarize --engine-dir engines --dataset articles.jsonl --hf-model-dir Qwen3-0.6B
+    """
+    sizes = (spec_draft_top_k, spec_draft_step, spec_verify_size)
+    tree = tree_of(ctx, sizes)
+    if not spec_decode and (check_lossless or any(sizes) or tree is not None):
+        what = "--check-lossless means" if check_lossless else "the sizes of drafts mean"
+        raise click.UsageError(f"{what} nothing without --spec-decode", ctx)
+    from edgespec.cli.infer import check_outputs
+    from edgespec.cli.progress import Bars
+    from edgespec.evaluation import reference, rouge
+    from edgespec.evaluation.articles import read_articles
+    from edgespec.evaluation.summarize import Evaluation, prompts_of
+    from edgespec.runtime.engine import Engine
+
+    rouge.check_installed()
+    check_outputs((dataset, engine_dir, hf_model_dir), output_file)
+    articles = read_articles(dataset, num_articles)
+    check_tokenizer(ctx, engine_dir, tokenizer_dir)
+    with Engine(engine_dir, spec_decode=spec_decode, prefix_cache_bytes=0) as engine:
+        plan = plan_of(engine, sizes, tree) if spec_decode else None
+        engine.check_batch_size(batch_size)
+        most = fitting_len(engine, max_input_len, output_len)
+        for note in engine.notes:
+            say(note, err=True)
+        prompts = prompts_of(engine, articles, most, chat=apply_chat_template)
+        model = None if hf_model_dir is None else reference.load(hf_model_dir)
+        run = Evaluation(engine, prompts, plan, batch_size, output_len)
+        with Stopper() as stopper, Bars() as bars:
+            run.run(model, check_lossless=check_lossless, stopping=stopper, progress=bars)
+        summary = run.summary()
+        if output_file is not None:
+            write(output_file, {**summary, "answers": run.entries()})
+    show(run, summary, as_json=as_json)
+    return outcome(run, summary, rouge1_threshold, stopper.number)
+
+
+def fitting_len(engine: Engine, max_input_len: int, output_len: int) -> int:
+    """Tokens that a prompt may have: as asked, and so that prompt and answer fit into the
+    engines. Raises LimitError where none would be left."""
+    limits = [config.limits for config in engine.configs.values()]
+    room = min(engine.base.capacity - output_len, *(limit.max_input_len for limit in limits))
+    if room < 1:
+        what = f"--output-len {output_len}: the KV cache holds {engine.base.capacity} tokens"
+        raise LimitError(what, "Lower it, or build with a larger --max-kv-cache-capacity.")
+    if room < max_input_len:
+        say(f"prompts are cut to {room} tokens, so that they fit into the engines", err=True)
+    return min(room, max_input_len)
+
+
+def write(path: Path, value: dict[str, Any]) -> None:
+    """Write a JSON file, or what stands for a stream. Raises OutputError."""
+    from edgespec.bundle import write_json, writing
+    from edgespec.prompts import stream_of
+
+    if (stream := stream_of(path)) is not None:
+        stream.write(f"{json_text(value)}\n".encode())
+        return
+    path = Path(os.path.realpath(path))  # what a link means, not the link
+    with writing(path):
+        write_json(path, value)
+
+
+# ---- what is shown
+
+COLUMNS = ("plain", "speculative", "transformers")
+ROWS = (
+    ("ROUGE-1", "rouge1", "{:.2f}"),
+    ("ROUGE-2", "rouge2", "{:.2f}"),
+    ("ROUGE-L", "rougeL", "{:.2f}"),
+    ("ROUGE-Lsum", "rougeLsum", "{:.2f}"),
+    ("articles", "articles", "{}"),
+    ("tokens", "completion_tokens", "{}"),
+    ("base passes after prefill", "base_passes_after_prefill", "{}"),
+    ("tokens/s of the whole run", "output_tokens_per_s", "{:.1f}"),
+    ("acceptance length", "acceptance_length", "{:.2f}"),
+    ("acceptance rate", "acceptance_rate", "{:.2f}"),
+)
+
+
+def show(run: Evaluation, summary: dict[str, Any], *, as_json: bool) -> None:
+    """Print the scores as a table with a column a program, or as JSON, and failures on stderr."""
+    if as_json:
+        click.echo(json_text(summary))
+    else:
+        from edgespec.cli.report import print_table
+
+        print_table(table(summary))
+        for line in agreements(run, summary):
+            say(line)
+    for place, error in run.answers.errors.items():
+        say(f"line {run.prompts[place].article.number}: {error.what}\n  {error.remedy}", err=True)
+
+
+def table(summary: dict[str, Any]) -> Table:
+    """One column a program, and the rows that at least one of them has."""
+    columns = [summary[name] for name in COLUMNS if name in summary]
+    out = Table(show_header=True, header_style="bold", box=None, pad_edge=False)
+    for heading in ("", *(name for name in COLUMNS if name in summary)):
+        out.add_column(heading, justify="right" if heading else "left")
+    for label, key, form in ROWS:
+        values = [column.get(key) for column in columns]
+        if any(value is not None for value in values):
+            out.add_row(label, *("-" if v is None else form.format(v) for v in values))
+    return out
+
+
+def agreements(run: Evaluation, summary: dict[str, Any]) -> Iterator[str]:
+    """How answers agree with plain decoding and with transformers."""
+    if (check := summary.get("lossless_check")) is not None:
+        same = check["compared"] - check["differing"]
+        yield (
+            "lossless: yes"
+            if not check["differing"]
+            else f"lossless: {same} of {check['compared']} identical;"
+            f" {check['differing']} differ, {check['not_explained']} NOT explained by rounding"
+        )
+        for place, difference in run.differences.items():
+            yield f"line {run.prompts[place].article.number}: {difference.words}"
+    if (other := summary.get("transformers")) is not None:
+        yield f"transformers: {other['identical']} of {other['compared']} answers identical"
+
+
+def outcome(
+    run: Evaluation, summary: dict[str, Any], threshold: float | None, stopped_by: int | None
+) -> int:
+    """The exit code, and on stderr what is behind it."""
+    if not run.is_lossless:
+        say("NOT lossless: please report it with the output", err=True)
+        return FAILED
+    if stopped_by is not None:
+        return exit_code(stopped_by)
+    found = summary["plain" if run.plan is None else "speculative"].get("rouge1")
+    if threshold is not None and (found is None or found < threshold):
+        shown = "no answer" if found is None else f"ROUGE-1 {found:.2f}"
+        say(f"{shown}: below --rouge1-threshold {threshold:g}", err=True)
+        return FAILED
+    return SOME_FAILED if run.answers.errors else 0

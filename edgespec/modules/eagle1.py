@@ -1,0 +1,68 @@
+"""An EAGLE-1 draft as a torch module (arXiv 2401.15077), without a cache.
+
+Its parameters have the names of `graphs.eagle1.expected_tensors`. Knows nothing of files or
+quantization.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from edgespec.config import AttentionSpec
+from edgespec.methods.eagle1 import Eagle1Config
+from edgespec.modules.layers import MLP, Attention, RMSNorm
+from edgespec.rope import RopeTable
+
+Tensor = torch.Tensor
+
+
+class Layer(nn.Module):
+    """An ordinary decoder layer, with or without a norm before its attention."""
+
+    def __init__(self, config: Eagle1Config, index: int) -> None:
+        super().__init__()
+        spec, hidden = config.decoder.layers[index], config.decoder.hidden_size
+        assert isinstance(spec.mixer, AttentionSpec)
+        self.self_attn = Attention(spec.mixer, hidden, hidden, spec.norm.eps)
+        self.mlp = MLP(hidden, spec.mlp.intermediate_size, bias=spec.mlp.bias)
+        self.normed_first = spec.norm_names.before_mixer is not None
+        if self.normed_first:
+            self.input_layernorm = RMSNorm(hidden, spec.norm.eps)
+        self.post_attention_layernorm = RMSNorm(hidden, spec.norm.eps)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """[S, H] -> [S, H]"""
+        x = x + self.self_attn(self.input_layernorm(x) if self.normed_first else x, cos, sin)
+        return x + self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
+
+
+class Eagle1(nn.Module):
+    """The draft: fc over embedding and hidden state, layers, and its lm_head or the base's."""
+
+    def __init__(self, config: Eagle1Config) -> None:
+        super().__init__()
+        # ModelOpt takes `config` for one of transformers, and writes to it
+        self.draft_config = config
+        hidden = config.decoder.hidden_size
+        self.fc = nn.Linear(2 * hidden, hidden, bias=config.fc_bias)
+        self.layers = nn.ModuleList(Layer(config, i) for i in range(config.decoder.num_layers))
+        if config.last_norm:
+            self.norm = RMSNorm(hidden, config.decoder.norm.eps)
+        self.lm_head = nn.Linear(hidden, config.draft_vocab_size, bias=False)
+
+    def forward(self, hidden_states: Tensor, embeds: Tensor) -> Tensor:
+        """Hidden states [S, H] of tokens t, after the base's last norm, and embeddings [S, H] of
+        tokens t + 1 -> logits [S, Vd] for t + 2."""
+        return self.lm_head(self.states(hidden_states, embeds))  # type: ignore[no-any-return]
+
+    def states(self, hidden_states: Tensor, embeds: Tensor) -> Tensor:
+        """What the lm_head reads, [S, H]: the draft's own hidden states of tokens t + 1."""
+        table = RopeTable.of(self.draft_config.decoder.rope, len(hidden_states))
+        cos, sin = (
+            torch.from_numpy(rows).to(hidden_states.device) for rows in (table.cos, table.sin)
+        )
+        x = self.fc(torch.cat([embeds, hidden_states], dim=-1))
+        for layer in self.layers:
+            x = layer(x, cos, sin)
+        return self.norm(x) if self.draft_config.last_norm else x  # type: ignore[no-any-return]

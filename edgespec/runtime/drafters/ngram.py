@@ -1,0 +1,238 @@
+"""N-gram drafts, by the pool of TensorRT-LLM's NGram: what followed the last few tokens before is
+drafted.
+
+Knows tokens. A pool maps patterns, of 1 to max_matching_ngram_size tokens, to their matches: what
+followed, up to max_draft_len tokens. Needs no engine and no hidden states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from edgespec.backends.base import PlanHints
+from edgespec.backends.engine_config import EngineConfig
+from edgespec.errors import LimitError
+from edgespec.methods.ngram import NAME
+from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
+from edgespec.runtime.drafters.options import DrafterOptions, option
+from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
+from edgespec.runtime.plans import TreeLimits
+from edgespec.runtime.tree import DraftPlan, DraftTree
+
+Tokens = tuple[int, ...]
+MAX_MATCHES = 2**18  # of a pool, about 100 MB: the oldest patterns go
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NgramOptions(DrafterOptions):
+    """Those of TensorRT-LLM's NGramDecodingConfig, by its names."""
+
+    max_draft_len: int = option(3, "Tokens of a draft, at most.", low=1, high=1024)
+    max_matching_ngram_size: int = option(
+        2, "Tokens that are looked up, at most; longer ones first.", low=1, high=64
+    )
+    is_keep_all: bool = option(True, "Keep all matches of a pattern; false: the longest one alone.")
+    is_use_oldest: bool = option(True, "Draft the oldest match; false: the newest one.")
+    is_public_pool: bool = option(
+        True, "One pool for all requests; false: one for each, until it ends."
+    )
+
+
+class Pool:
+    """Patterns and what followed them.
+
+    A match is cut where the sequence ends, and is added again as the sequence goes on: a longer
+    match takes the place of all shorter ones of its pattern. With `keep_all` False only the longest
+    one is kept, the oldest of several. Matches of full length stand apart from shorter ones, so
+    that adding one costs the same however many there are.
+    """
+
+    def __init__(self, options: NgramOptions, max_matches: int = MAX_MATCHES) -> None:
+        self.options, self.max_matches = options, max_matches
+        # pattern -> match -> when it was added
+        self.full: dict[Tokens, dict[Tokens, int]] = {}
+        self.short: dict[Tokens, dict[Tokens, int]] = {}
+        self.num_matches = self.num_added = 0
+
+    def update(self, tokens: Sequence[int], start: int) -> None:
+        """Add all patterns of tokens[start:] with what follows them."""
+        most, end = self.options.max_draft_len, len(tokens)
+        for size in self.sizes(tokens):
+            for first in range(start, end - size):
+                after = first + size
+                self.add(tuple(tokens[first:after]), tuple(tokens[after : after + most]))
+
+    def sizes(self, tokens: Sequence[int]) -> Iterable[int]:
+        """The sizes of patterns in a sequence, the largest first."""
+        return range(min(self.options.max_matching_ngram_size, len(tokens) - 1), 0, -1)
+
+    def add(self, pattern: Tokens, match: Tokens) -> None:
+        """Add one match of a pattern, by the rule of `is_keep_all`."""
+        is_full = len(match) == self.options.max_draft_len
+        place = self.full if is_full else self.short
+        if match in place.get(pattern, ()):
+            return
+        if not self.options.is_keep_all and len(match) <= self.longest(pattern):
+            return
+        if is_full:
+            self.num_matches -= len(self.short.pop(pattern, ()))
+        else:
+            self.drop_shorter(pattern, len(match))
+        place.setdefault(pattern, {})[match] = self.num_added
+        self.num_added += 1
+        self.num_matches += 1
+        while self.num_matches > self.max_matches:
+            self.drop_oldest()
+
+    def longest(self, pattern: Tokens) -> int:
+        """Tokens of the longest match of a pattern; 0 where there is none."""
+        if pattern in self.full:
+            return self.options.max_draft_len
+        return max(map(len, self.short.get(pattern, ())), default=0)
+
+    def drop_shorter(self, pattern: Tokens, length: int) -> None:
+        """Drop the matches of a pattern that have fewer tokens."""
+        if matches := self.short.get(pattern):
+            for match in [match for match in matches if len(match) < length]:
+                del matches[match]
+                self.num_matches -= 1
+
+    def drop_oldest(self) -> None:
+        """Drop the pattern that has been there longest, with all its matches."""
+        place = self.full or self.short
+        self.num_matches -= len(place.pop(next(iter(place))))
+
+    def find(self, tokens: Sequence[int]) -> Tokens:
+        """What followed the longest pattern at the end of a sequence: its oldest match, or its
+        newest; empty where there is none."""
+        for size in self.sizes(tokens):
+            pattern = tuple(tokens[-size:])
+            places = [
+                matches
+                for place in (self.full, self.short)
+                if (matches := place.get(pattern))  # the dicts are in the order of their numbers
+            ]
+            if not places:
+                continue
+            if self.options.is_use_oldest:
+                ends = [next(iter(matches.items())) for matches in places]
+                return min(ends, key=lambda item: item[1])[0]
+            ends = [next(reversed(matches.items())) for matches in places]
+            return max(ends, key=lambda item: item[1])[0]
+        return ()
+
+
+@dataclass
+class Lane:
+    """A sequence: its tokens, and from where on they are to be added to the pool again."""
+
+    tokens: list[int]
+    pool: Pool
+    start: int = 0
+
+
+class NgramDrafter:
+    """Chains of what followed the last tokens before."""
+
+    needs_hidden_states = False
+    capacity: int | None = None
+    num_lanes: int | None = None
+    engine_s = 0.0
+
+    def __init__(self, options: NgramOptions) -> None:
+        self.options = options
+        self.public = Pool(options)
+        self.lanes: dict[int, Lane] = {}
+
+    def begin(self, lane: int, tokens: Sequence[int], num_reused: int) -> None:
+        """Take the whole prompt."""
+        pool = self.public if self.options.is_public_pool else Pool(self.options)
+        self.lanes[lane] = Lane([*tokens], pool)
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Take the tokens that were generated."""
+        for item in observations:
+            self.lanes[item.lane].tokens += item.tokens.tolist()
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        """A chain for each, or the root alone where no pattern is known."""
+        return [self.proposed(request) for request in requests]
+
+    def proposed(self, request: DraftRequest) -> DraftTree:
+        """Add what is new to the pool, then look up the last tokens."""
+        lane, plan = self.lanes[request.lane], request.plan
+        if not plan.steps:  # the last token of the answer
+            return DraftTree.root_only(request.pending)
+        lane.pool.update(lane.tokens, lane.start)
+        found = lane.pool.find(lane.tokens)
+        again = self.options.max_draft_len + self.options.max_matching_ngram_size - 1
+        lane.start = max(0, len(lane.tokens) - again)
+        return DraftTree.chain(request.pending, found[: min(plan.steps, plan.verify_size - 1)])
+
+    def reset(self, lane: int) -> None:
+        """Forget a lane's sequence, and its pool where it has one of its own."""
+        self.lanes.pop(lane, None)
+
+    def move(self, source: int, target: int) -> None:
+        """The sequence goes on in another lane."""
+        self.lanes[target] = self.lanes.pop(source)
+
+    def snapshot(self, lane: int, count: int) -> Snapshot | None:
+        """None: it gets every prompt whole."""
+        return None
+
+    def restore(self, lane: int, snapshot: Snapshot) -> None:
+        """Never called, as there are no snapshots."""
+        raise AssertionError("n-grams keep no snapshots")
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+@dataclass(frozen=True, slots=True)
+class NgramLimits(TreeLimits):
+    """What a base verifies, as chains of at most `max_draft_len` drafts."""
+
+    max_draft_len: int = 3
+
+    def plan(
+        self, top_k: int | None, steps: int | None, verify_size: int | None, hints: PlanHints
+    ) -> DraftPlan:
+        """The values given; else chains of max_draft_len, as far as the base verifies them."""
+        if steps is None and verify_size is None:
+            steps = max(1, min(self.max_draft_len, self.max_verify_tree_size - 1))
+        return TreeLimits.plan(self, top_k, steps, verify_size, hints)
+
+    def check_draft(self, plan: DraftPlan) -> None:
+        """LimitError for trees, and for chains that are longer than the pool's matches."""
+        if plan.top_k > 1:
+            what = f"--spec-draft-top-k {plan.top_k}: n-grams draft chains, and no trees"
+            raise LimitError(what, "Set it to 1, or leave it out.")
+        if plan.steps > self.max_draft_len:
+            what = (
+                f"--spec-draft-step {plan.steps} exceeds the max_draft_len of {self.max_draft_len}"
+            )
+            raise LimitError(what, f"Lower it, or set max_draft_len to {plan.steps}.")
+
+
+def limits(base: EngineConfig, options: NgramOptions) -> NgramLimits:
+    """The plans that a base verifies and a pool has matches for."""
+    most = options.max_draft_len
+    return NgramLimits(base.limits.verify_tree_size, max_draft_len=most)
+
+
+def open_drafter(sources: DrafterSources) -> NgramDrafter:
+    """The drafter of an engine, with one public pool."""
+    assert isinstance(sources.options, NgramOptions)
+    return NgramDrafter(sources.options)
+
+
+ROW = DrafterRow(
+    open=open_drafter,
+    limits=lambda base, draft: limits(base, NgramOptions()),
+    words=" of n-gram matches",
+    options=NgramOptions,
+    limits_by_options=limits,
+)
+__all__ = ["NAME", "ROW"]

@@ -1,0 +1,249 @@
+"""The n-gram pool: its proposals are those of a pool written from the definition, with every
+option, for one sequence and for several that share a pool.
+
+`Definition` follows the documented meaning of TensorRT-LLM's options: lists that are searched from
+end to end, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgespec.errors import OptionError
+from edgespec.runtime.drafters import ngram
+from edgespec.runtime.drafters.base import DraftRequest, Observation
+from edgespec.runtime.drafters.ngram import NgramDrafter, NgramOptions, Pool
+from edgespec.runtime.tree import DraftPlan
+
+SWITCHES = list(product([True, False], repeat=3))
+texts = st.integers(2, 5).flatmap(
+    lambda letters: st.lists(st.integers(0, letters - 1), min_size=1, max_size=60)
+)
+
+
+@dataclass
+class Definition:
+    """Pairs of a pattern and a match, in the order in which they were added.
+
+    What a request adds again goes back as far as a match of full length behind the longest pattern
+    may begin.
+    """
+
+    options: NgramOptions
+    pairs: list[tuple[list[int], list[int]]] = field(default_factory=list)
+    seen: dict[object, int] = field(default_factory=dict)
+
+    def proposal(self, prefix: list[int], request: object, room: int) -> list[int]:
+        if room <= 0:
+            return []
+        options = self.options
+        pool = self.pairs if options.is_public_pool else self.private(request)
+        window = prefix[self.seen.get(request, 0) :]
+        largest = min(options.max_matching_ngram_size, len(prefix) - 1)
+        for size in range(largest, 0, -1):
+            for first in range(len(window)):
+                behind = window[first + size : first + size + options.max_draft_len]
+                if behind:
+                    self.keep(pool, window[first : first + size], behind)
+        self.seen[request] = max(
+            0, len(prefix) - options.max_draft_len - options.max_matching_ngram_size + 1
+        )
+        for size in range(largest, 0, -1):
+            matches = [match for pattern, match in pool if pattern == prefix[-size:]]
+            if matches:
+                return matches[0 if options.is_use_oldest else -1][:room]
+        return []
+
+    def private(self, request: object) -> list[tuple[list[int], list[int]]]:
+        pools = self.__dict__.setdefault("pools", {})
+        found: list[tuple[list[int], list[int]]] = pools.setdefault(request, [])
+        return found
+
+    def keep(
+        self, pool: list[tuple[list[int], list[int]]], pattern: list[int], match: list[int]
+    ) -> None:
+        others = [known for which, known in pool if which == pattern]
+        if match in others:
+            return
+        if not self.options.is_keep_all and any(len(o) >= len(match) for o in others):
+            return
+        pool[:] = [
+            (which, known) for which, known in pool if which != pattern or len(known) >= len(match)
+        ]
+        pool.append((pattern, match))
+
+
+def options_of(switches: tuple[bool, bool, bool], draft: int, size: int) -> NgramOptions:
+    keep_all, oldest, public = switches
+    return NgramOptions(
+        max_draft_len=draft,
+        max_matching_ngram_size=size,
+        is_keep_all=keep_all,
+        is_use_oldest=oldest,
+        is_public_pool=public,
+    )
+
+
+class Running:
+    """Sequences in lanes of a drafter, each known beforehand: `step` proposes for a lane and takes
+    in the next tokens."""
+
+    def __init__(self, options: NgramOptions) -> None:
+        self.drafter, self.options = NgramDrafter(options), options
+        self.at: dict[int, int] = {}
+
+    def begin(self, lane: int, text: Sequence[int], prompt: int) -> None:
+        self.drafter.reset(lane)
+        self.drafter.begin(lane, text[:prompt], 0)
+        self.at[lane] = prompt
+
+    def propose(self, lane: int, text: Sequence[int], plan: DraftPlan) -> list[int]:
+        request = DraftRequest(lane, text[self.at[lane] - 1], plan)
+        (tree,) = self.drafter.propose([request])
+        assert tree.tokens[0] == request.pending
+        assert tree.parents.tolist() == list(range(-1, len(tree) - 1))
+        return [int(token) for token in tree.tokens[1:]]
+
+    def take(self, lane: int, text: Sequence[int], count: int) -> None:
+        new = text[self.at[lane] : self.at[lane] + count]
+        self.drafter.observe([Observation(lane, None, np.array(new, np.int64))])
+        self.at[lane] += len(new)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    requests=st.lists(texts, min_size=1, max_size=4),
+    switches=st.sampled_from(SWITCHES),
+    draft=st.integers(1, 6),
+    size=st.integers(1, 4),
+    strides=st.lists(st.integers(1, 5), min_size=1, max_size=8),
+    prompt=st.integers(1, 30),
+)
+def test_proposals_are_those_of_the_definition(
+    requests: list[list[int]],
+    switches: tuple[bool, bool, bool],
+    draft: int,
+    size: int,
+    strides: list[int],
+    prompt: int,
+) -> None:
+    """Requests one after the other in a lane, of which each step takes in one token or several."""
+    options = options_of(switches, draft, size)
+    running, definition = Running(options), Definition(options)
+    for number, text in enumerate(requests):
+        running.begin(0, text, min(prompt, len(text)))
+        for stride in [*strides * len(text)]:
+            at = running.at[0]
+            room = len(text) - at
+            expected = definition.proposal(text[:at], number, room)
+            plan = DraftPlan(1, draft, draft + 1).within(levels=room, nodes=99)
+            assert running.propose(0, text, plan) == expected
+            if not room:
+                break
+            running.take(0, text, stride)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lanes=st.lists(texts, min_size=2, max_size=3),
+    switches=st.sampled_from(SWITCHES),
+)
+def test_side_by_side_and_moved_between_lanes_too(
+    lanes: list[list[int]], switches: tuple[bool, bool, bool]
+) -> None:
+    options = options_of(switches, 4, 3)
+    running, definition = Running(options), Definition(options)
+    place = list(range(len(lanes)))
+    for lane, text in enumerate(lanes):
+        running.begin(lane, text, 1)
+    for step in range(60):
+        for number, text in enumerate(lanes):
+            room = len(text) - running.at[place[number]]
+            expected = definition.proposal(text[: len(text) - room], number, room)
+            plan = DraftPlan(1, 4, 5).within(levels=room, nodes=99)
+            assert running.propose(place[number], text, plan) == expected
+            running.take(place[number], text, 1 + (step + number) % 2)
+        if step % 3 == 0:  # into a lane that none has
+            free = max(place) + 1
+            running.drafter.move(place[0], free)
+            running.at[free] = running.at.pop(place[0])
+            place[0] = free
+
+
+def test_each_option_tells() -> None:
+    """On a text where the four ways to keep and to choose differ, by hand."""
+    #       0  1  2  3  4  5  6  7  8  9
+    text = [1, 2, 5, 1, 2, 6, 7, 1, 2]
+
+    def proposal(**values: bool | int) -> list[int]:
+        running = Running(NgramOptions(max_draft_len=3, **values))
+        running.begin(0, text, len(text))
+        return running.propose(0, text, DraftPlan(1, 3, 4))
+
+    assert proposal() == [5, 1, 2]
+    assert proposal(is_use_oldest=False) == [6, 7, 1]
+    assert proposal(is_keep_all=False, is_use_oldest=False) == [5, 1, 2]
+    assert proposal(max_matching_ngram_size=1) == [5, 1, 2]
+
+
+def test_longer_pattern_goes_before_a_shorter_one() -> None:
+    text = [3, 2, 9, 9, 9, 1, 2, 4, 4, 4, 1, 2]
+    for size, expected in ((1, [9, 9, 9]), (2, [4, 4, 4])):
+        running = Running(NgramOptions(max_draft_len=3, max_matching_ngram_size=size))
+        running.begin(0, text, len(text))
+        assert running.propose(0, text, DraftPlan(1, 3, 4)) == expected
+
+
+@pytest.mark.parametrize("public", [True, False])
+def test_public_pool_outlives_its_requests(public: bool) -> None:
+    running = Running(NgramOptions(max_draft_len=2, is_public_pool=public))
+    first, second = [1, 2, 3, 4, 5], [9, 1, 2]
+    running.begin(0, first, len(first))
+    running.propose(0, first, DraftPlan(1, 2, 3))
+    running.begin(0, second, len(second))
+    assert running.propose(0, second, DraftPlan(1, 2, 3)) == ([3, 4] if public else [])
+
+
+def test_proposal_stays_within_the_plan() -> None:
+    text = [1, 2, 3, 4, 5, 6, 1, 2]
+    running = Running(NgramOptions(max_draft_len=4))
+    running.begin(0, text, len(text))
+    assert running.propose(0, text, DraftPlan(1, 4, 5)) == [3, 4, 5, 6]
+    assert running.propose(0, text, DraftPlan(1, 2, 3)) == [3, 4]
+    assert running.propose(0, text, DraftPlan(1, 4, 3)) == [3, 4]
+    assert running.propose(0, text, DraftPlan(1, 0, 1)) == []
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    text=st.lists(st.integers(0, 3), min_size=40, max_size=120), switches=st.sampled_from(SWITCHES)
+)
+def test_pool_keeps_its_bound(text: list[int], switches: tuple[bool, bool, bool]) -> None:
+    """The oldest patterns go; what is left is what the counter says."""
+    pool = Pool(options_of(switches, 4, 3), max_matches=20)
+    start = 0
+    for end in range(2, len(text) + 1):
+        pool.update(text[:end], start)
+        start = max(0, end - 6)
+        kept = sum(map(len, [*pool.full.values(), *pool.short.values()]))
+        assert kept == pool.num_matches <= 20
+    assert pool.find(text[:1]) == ()
+
+
+def test_bound_of_a_pool_is_that_of_drafters() -> None:
+    assert NgramDrafter(NgramOptions()).public.max_matches == ngram.MAX_MATCHES
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("max_draft_len", 0), ("max_matching_ngram_size", 65), ("is_keep_all", 1)]
+)
+def test_other_values_are_refused_by_their_key(key: str, value: object) -> None:
+    with pytest.raises(OptionError, match=key):
+        NgramOptions(**{key: value})
