@@ -197,6 +197,16 @@ def test_a_merged_checkpoint_is_base_and_heads(pair: Path, tmp_path: Path, cli: 
     assert (part.code, "3 heads of 1 residual block" in part.out) == (0, True)
 
 
+def test_heads_are_built_of_low_bit_weights_and_have_no_cache(
+    engines: Path, tmp_path: Path, cli: Cli
+) -> None:
+    heads = ("--onnx-dir", engines.parent / "onnx" / "medusa_draft", "--spec-draft", *LIMITS)
+    low = ("--weights", "int4", "--weight-block", 32, "--max-batch-size", 3)
+    done = cli("build", *heads, *low, "--engine-dir", tmp_path / "engines")
+    assert (done.code, "golden outputs approached" in done.out + done.err) == (0, True), done.err
+    assert "KV cache" not in done.out + done.err
+
+
 def test_one_command_from_the_heads_to_an_answer(
     pair: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
