@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+import edgespec
+from edgespec.prompts import SamplingParams
+from edgespec.prompts.template import named_template
 from tests import shared, toys
 from tests.e2e.workshop import Cli, asked, cli, infer, responses
 
@@ -228,3 +231,65 @@ def test_heads_of_several_forms_are_refused_by_name(pair: Path, tmp_path: Path, 
     )
     done = cli("check", pair / "base", tmp_path, "--allow-pickle")
     assert (done.code, "not all of one form" in done.err + done.out) == (REFUSED, True)
+
+
+# ---- a checkpoint as Vicuna's: pickled weights, tokenizer.model, no chat template
+
+SYSTEM = (
+    "A chat between a curious user and an artificial intelligence assistant. The assistant gives"
+    " helpful, detailed, and polite answers to the user's questions."
+)
+PROMPTS = {
+    "vicuna": [f"{SYSTEM} USER: one two ASSISTANT:"],
+    "llama-2": ["[INST] one two [/INST]"],
+}
+
+
+@pytest.fixture(scope="module")
+def vicuna() -> Path:
+    """Base and heads as they are published, and their engines."""
+    from edgespec.cli.main import run
+
+    def make(path: Path) -> None:
+        base = toys.make_base(path / "vicuna-0b", "llama", **SIZES, vocab=400)
+        toys.make_medusa(path / "heads", base, "pickle", heads=3, dtype="float16")
+        toys.write_pickle(toys.make_sentencepiece(base, vocab=400))
+        pair = ("--base-model-dir", str(base), "--allow-pickle")
+        onnx = str(path / "onnx")
+        assert run(["export", str(base), onnx, "--medusa-base", "--allow-pickle"]) == 0
+        assert run(["export", str(path / "heads"), onnx, *pair]) == 0
+        limits = ("--max-input-len", "192", "--max-kv-cache-capacity", "256")
+        for part, flag in (("llm", "--spec-base"), ("medusa_draft", "--spec-draft")):
+            line = ["build", "--onnx-dir", f"{onnx}/{part}", flag, *limits]
+            assert run([*line, "--engine-dir", str(path / "engines")]) == 0
+
+    return shared.made_once("a checkpoint as Vicuna's", make)
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_conversations_are_written_as_the_model_was_trained(
+    vicuna: Path, tmp_path: Path, cli: Cli, name: str
+) -> None:
+    import sentencepiece
+
+    model = str(vicuna / "vicuna-0b" / "tokenizer.model")
+    wanted = [1, *sentencepiece.SentencePieceProcessor(model_file=model).encode(PROMPTS[name][0])]
+    line = infer(vicuna / "engines", tmp_path, asked("one two"))
+    done = cli(*line, "--chat-template", name, "--medusa-choices", CHOICES, "--spec-decode")
+    assert done.code == 0, done.err
+    with edgespec.load(vicuna / "engines") as engine:
+        engine.tokenizer.template = named_template(name, vicuna / "engines")
+        talk = [edgespec.Message("user", "one two")]
+        assert engine.request(talk, SamplingParams()).prompt_ids == wanted
+    (drafted,) = responses(tmp_path)
+    plain = cli(*line, "--chat-template", name)
+    assert plain.code == 0, plain.err
+    assert responses(tmp_path)[0]["output_ids"] == drafted["output_ids"]
+
+
+def test_a_conversation_without_a_format_is_told_how_to_name_one(
+    vicuna: Path, tmp_path: Path, cli: Cli
+) -> None:
+    done = cli(*infer(vicuna / "engines", tmp_path, asked("one two")))
+    assert done.code == 5
+    assert "--chat-template (chatml, " in done.err
