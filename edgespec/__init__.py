@@ -38,6 +38,31 @@ All forms take the same prompts and parameters, and without a plan all draft ali
 >>> plain.token_ids == stream.result().token_ids
 True
 
+## Which drafts are accepted
+
+An answer made with drafts is that of plain decoding: the accept rule is `exact`. Others are
+`RejectionAcceptance` (the same distribution, other tokens), and two that are lossy:
+`TypicalAcceptance` and `RelaxedAcceptance`. They are chosen for an engine (`edgespec.load(...,
+acceptance="rejection")`) or for a request, by name or with their options; the metrics say which it
+was, and what it guarantees. docs/acceptance.md has the definitions.
+
+>>> typical = edgespec.TypicalAcceptance(posterior_threshold=0.09)
+>>> answer = engine.generate("The sky is blue because", acceptance=typical)
+>>> answer.metrics.acceptance, answer.metrics.lossless
+('typical', 'no')
+
+## A drafter of your own
+
+An object with a method `propose` drafts instead of a draft engine: docs/own_drafter.md.
+
+>>> class Repeat:
+...     def propose(self, context):
+...         return [context.tokens[-1]] * context.max_draft_len
+>>> with edgespec.load("engines", drafter=Repeat()) as own:
+...     repeated = own.generate("The sky is blue because", sampling)
+>>> repeated.token_ids == plain.token_ids
+True
+
 ## Threads
 
 Any number of threads may use one engine. Their requests join one scheduler: as many run at a time
@@ -151,12 +176,22 @@ if TYPE_CHECKING:
     )
     from edgespec.prompts import Message, SamplingParams
     from edgespec.runtime.drafters.base import Drafter
+    from edgespec.runtime.drafters.decoding import DecodingConfig
     from edgespec.runtime.drafters.options import DrafterOptions
+    from edgespec.runtime.drafters.trtllm import PreparesDraftTokens
+    from edgespec.runtime.drafters.user import DraftContext, Proposal, UserDrafter
     from edgespec.runtime.engine import Engine
     from edgespec.runtime.generation import Chunk, Response
     from edgespec.runtime.metrics import RequestMetrics
     from edgespec.runtime.streams import AsyncStream, Stream
     from edgespec.runtime.tree import PLAIN, DraftPlan
+    from edgespec.runtime.verify import (
+        Acceptance,
+        ExactAcceptance,
+        RejectionAcceptance,
+        RelaxedAcceptance,
+        TypicalAcceptance,
+    )
 
 __all__ = [
     "PLAIN",
@@ -166,12 +201,15 @@ __all__ = [
     "CheckpointError",
     "Chunk",
     "ContractError",
+    "DecodingConfig",
+    "DraftContext",
     "DraftPlan",
     "EdgeSpecError",
     "Engine",
     "EngineClosed",
     "EngineMismatch",
     "EnvironmentProblem",
+    "ExactAcceptance",
     "GoldenMismatch",
     "InternalError",
     "LimitError",
@@ -181,12 +219,17 @@ __all__ = [
     "OutputError",
     "OverwriteError",
     "PairingError",
+    "Proposal",
+    "RejectionAcceptance",
+    "RelaxedAcceptance",
     "RequestError",
     "RequestMetrics",
     "Response",
     "SamplingParams",
     "Stream",
+    "TypicalAcceptance",
     "UnsupportedModel",
+    "UserDrafter",
     "load",
 ]
 
@@ -195,13 +238,21 @@ HOMES = {
     "PLAIN": "edgespec.runtime.tree",
     "AsyncStream": "edgespec.runtime.streams",
     "Chunk": "edgespec.runtime.generation",
+    "DecodingConfig": "edgespec.runtime.drafters.decoding",
+    "DraftContext": "edgespec.runtime.drafters.user",
     "DraftPlan": "edgespec.runtime.tree",
     "Engine": "edgespec.runtime.engine",
+    "ExactAcceptance": "edgespec.runtime.verify",
     "Message": "edgespec.prompts",
+    "Proposal": "edgespec.runtime.drafters.user",
+    "RejectionAcceptance": "edgespec.runtime.verify",
+    "RelaxedAcceptance": "edgespec.runtime.verify",
     "RequestMetrics": "edgespec.runtime.metrics",
     "Response": "edgespec.runtime.generation",
     "SamplingParams": "edgespec.prompts",
     "Stream": "edgespec.runtime.streams",
+    "TypicalAcceptance": "edgespec.runtime.verify",
+    "UserDrafter": "edgespec.runtime.drafters.user",
 }
 
 
@@ -209,19 +260,25 @@ def load(
     engine_dir: str | Path,
     *,
     spec_decode: bool | Literal["auto"] | None = None,
-    drafter: str | Drafter | None = None,
+    drafter: str | Drafter | UserDrafter | PreparesDraftTokens | None = None,
     drafter_options: DrafterOptions | Mapping[str, object] | None = None,
+    speculative_config: DecodingConfig | Mapping[str, object] | None = None,
     exact: bool = False,
     prefix_cache_bytes: int = 256 * 2**20,
+    acceptance: Acceptance = None,
 ) -> Engine:
     """Opens an engine directory, as `edgespec build` made it, and returns the engine.
 
     `spec_decode` None enables speculative decoding if the directory has a draft engine, "auto" also
     where it has only a plain one, by a method that needs no draft. `drafter` is the name of such a
-    method, or a Drafter of your own; `drafter_options` are the method's. `exact` is that of
-    `infer --exact`. `prefix_cache_bytes` bounds the KV rows that are kept for later prompts that
-    begin alike; 0 keeps none. Raises BundleError, PairingError, EngineMismatch, LimitError,
-    OptionError or EnvironmentProblem.
+    method, or a drafter of your own, as an object or as `package.module:Class`
+    (docs/own_drafter.md); `drafter_options` are the method's or its own. `speculative_config` names
+    a method with its sizes and options instead, as TensorRT-LLM does (docs/config.md). `exact` is
+    that of `infer --exact`. `prefix_cache_bytes` bounds the KV rows that are kept for later prompts
+    that begin alike; 0 keeps none. `acceptance` is the accept rule, by its name or with its
+    options: see "Which drafts are accepted". Raises BundleError, PairingError, EngineMismatch,
+    LimitError or EnvironmentProblem; OptionError or RequestError for options, an accept rule or a
+    drafter that cannot be.
     """
     from edgespec.runtime.engine import Engine
 
@@ -230,12 +287,18 @@ def load(
         spec_decode=spec_decode,
         drafter=drafter,
         drafter_options=drafter_options,
+        speculative_config=speculative_config,
         exact=exact,
         prefix_cache_bytes=prefix_cache_bytes,
+        acceptance=acceptance,
     )
 
 
 def __getattr__(name: str) -> Any:
+    if name.endswith("DecodingConfig") and name != "DecodingConfig":
+        from edgespec.runtime.speculative_config import class_named
+
+        return class_named(name)
     if name not in __all__:
         raise AttributeError(f"module 'edgespec' has no attribute {name!r}")
     from importlib import import_module

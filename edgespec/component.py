@@ -49,7 +49,7 @@ class PairConfig:
         thinking = fields.get("enable_thinking")
         if thinking is not None and not isinstance(thinking, bool):
             raise fields.wrong("enable_thinking", "true, false or null")
-        layers, num_layers = optional_layers(fields, "tap_ids"), fields.size("num_taps")
+        layers, num_layers = optional_layers(fields, "tap_ids"), fields.count("num_taps")
         if layers is not None and len(layers) != num_layers:
             raise fields.wrong("num_taps", f"{len(layers)}, as many as tap_ids names")
         return cls(
@@ -197,6 +197,9 @@ class ComponentConfig:
             pair=PairConfig.read(fields.section("pair")) if draft else None,
             quantization=GraphQuantization.read(quantization) if quantization.raw else None,
         )
+        if config.pair is not None and config.reads_base != bool(config.pair.num_aux_layers):
+            wanted = "positive" if config.reads_base else "0"
+            raise fields.section("pair").wrong("num_taps", f"{wanted} for this kind of draft")
         refuse_contradictions(config, fields)
         return config
 
@@ -249,6 +252,12 @@ class ComponentConfig:
             **local,
             "kv_cache_dtype": "fp32",
         }
+
+    @property
+    def reads_base(self) -> bool:
+        """Whether it is a draft that reads what the base's graph emits."""
+        draft = self.role is Role.DRAFT and self.method is not None
+        return draft and METHODS[self.method or ""].reads_base
 
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:
@@ -441,7 +450,7 @@ def draft_repeats(config: ComponentConfig) -> Iterator[Repeat]:
         yield "base_features", graph.base_features, 0
         return
     yield "base_features", graph.base_features, pair.num_aux_layers * pair.target_hidden_size
-    recycles = not (graph.block or graph.heads)
+    recycles = config.reads_base and not (graph.block or graph.heads)
     yield "features", graph.features, config.hidden_size if recycles else 0
 
 

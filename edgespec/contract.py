@@ -103,7 +103,8 @@ class GraphShape:
     rotary_dim: int
     vocab_size: int  # of the logits
     features: int = 0  # base: k*H, width of `hidden_states`; draft: Hd; llm: 0, no such output
-    base_features: int = 0  # draft: k*H, width of `base_hidden`, or of `target_hidden`
+    # draft: k*H, width of `base_hidden`, or of `target_hidden`; 0: it reads no hidden states
+    base_features: int = 0
     block: bool = False  # a draft that makes a whole block in one call
     sliding: bool = False  # a second mask, for the layers with a window beside layers without
     # where some layers keep a state instead of keys and values
@@ -112,6 +113,12 @@ class GraphShape:
     local_rotary_dim: int = 0
     # draft heads side by side over one hidden state: no layers and no memory; 0: a decoder
     heads: int = 0
+
+    @property
+    def reads_hidden_states(self) -> bool:
+        """Whether it is a draft that goes on with hidden states, the base's or its own; a whole
+        model that drafts reads tokens alone."""
+        return self.role is Role.DRAFT and not self.block and self.base_features > 0
 
     def as_dict(self) -> dict[str, Any]:
         """As config.json has it; the second rotary table and heads are there only where there are
@@ -200,7 +207,8 @@ def canonical_contract(shape: GraphShape) -> GraphContract:
     `write_indices` is the slot of this call's first KV row. `gather_idx` picks the rows that go
     through the head. A draft reads `base_hidden` where `use_base_hidden` is true and its own
     recycled `draft_hidden` where it is false; the other one is not read and may have no rows
-    (S_base or S_draft is S or 0).
+    (S_base or S_draft is S or 0). A draft that is a whole model has neither, and the
+    contract of a plain decoder.
 
     A draft that makes blocks reads two kinds of rows: `target_hidden`, the base's aux hidden states
     at L new context positions, which only leave keys and values, and the S rows of a block.
@@ -237,7 +245,7 @@ def canonical_contract(shape: GraphShape) -> GraphContract:
             TensorSpec("context_cos", COMPUTE, ("B", "L", rope)),
             TensorSpec("context_sin", COMPUTE, ("B", "L", rope)),
         ]
-    elif shape.role is Role.DRAFT:
+    elif shape.reads_hidden_states:
         inputs += [
             TensorSpec("base_hidden", COMPUTE, ("B", "S_base", shape.base_features)),
             TensorSpec("draft_hidden", COMPUTE, ("B", "S_draft", shape.features)),

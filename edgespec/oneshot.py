@@ -33,7 +33,7 @@ from edgespec.errors import (
     UnsupportedModel,
 )
 from edgespec.inspection import heads_of, kind_of
-from edgespec.methods import METHODS
+from edgespec.methods import METHODS, as_draft
 from edgespec.progress import Progress
 
 if TYPE_CHECKING:
@@ -302,11 +302,11 @@ def planned(request: RunRequest, base: Path, draft: Path | None, report: Reporte
     opened = open_checkpoint(base, allow_pickle=request.allow_pickle)
     model = as_base(opened, detect(opened), request)
     drafted = None if draft is None else open_checkpoint(draft, allow_pickle=request.allow_pickle)
-    config = None if drafted is None else as_draft(drafted, detect(drafted))
+    config = None if drafted is None else as_draft(detect(drafted))
     method = config.method if config is not None else own_method(opened, model, report)
-    if method is None:
+    if method is None or not METHODS[method].reads_base:
         refuse_aux_layers(request)
-    else:
+    if method is not None:
         check_pair(request, base, draft, report)
     aux_layers = aux_layers_of(request, model, config)
     report.step("identify the weights")
@@ -343,16 +343,6 @@ def as_base(
     raise PairingError(what, f"Run its base with it: edgespec run {base} --draft {request.target}")
 
 
-def as_draft(checkpoint: Checkpoint, found: ModelConfig | DraftConfig) -> DraftConfig:
-    """The configuration of a draft. Raises PairingError for a base."""
-    from edgespec.config import DraftConfig
-
-    if isinstance(found, DraftConfig):
-        return found
-    remedy = "Give a draft that was trained for the base; leave --draft out to decode plainly."
-    raise PairingError(f"--draft {checkpoint.path} is a base model, not a draft", remedy)
-
-
 def own_method(checkpoint: Checkpoint, model: ModelConfig, report: Reporter) -> str | None:
     """The method whose draft the base's checkpoint holds; None where it holds none that can be
     used."""
@@ -366,7 +356,8 @@ def refuse_aux_layers(request: RunRequest) -> None:
     """Raises OptionError for aux layers where no draft reads them."""
     if request.aux_layers is not None:
         raise OptionError(
-            "--aux-layers is for a draft, and there is none", "Pass --draft, or leave it out."
+            "--aux-layers is for a draft that reads hidden states, and there is none",
+            "Pass --draft with one, or leave it out.",
         )
 
 
@@ -473,12 +464,17 @@ def exports_of(plan: Plan, request: RunRequest) -> list[tuple[str, Path, ExportO
     common = ExportOptions(allow_pickle=request.allow_pickle, golden=request.golden)
     if plan.method is None:
         return [("the model", plan.base, common)]
+    method = METHODS[plan.method]
     base = replace(common, base_for=plan.method, aux_layers=plan.aux_layers)
+    if not method.reads_base:
+        base = common  # a plain decoder verifies the drafts
     if plan.draft is None:
         return [("the base and its draft", plan.base, base)]
     if COMPONENTS[plan.method].base_needs_draft:
         base = replace(base, draft_dir=str(plan.draft))
     draft = replace(common, base_model_dir=str(plan.base), aux_layers=request.aux_layers)
+    if method.of_model is not None:
+        draft = replace(draft, as_draft=method.name)
     return [("the base", plan.base, base), ("the draft", plan.draft, draft)]
 
 

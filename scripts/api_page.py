@@ -33,9 +33,23 @@ TYPES = """
 | `Conversation` | a list of `Message`, or of dicts with `role` and `content` |
 | `Prompt` | a text, a `Conversation`, or token ids: a list of integers or a numpy array |
 | `Plan` | a `DraftPlan`, `PLAIN`, or None for `engine.plan()` |
-| `Samplings`, `Plans` | one for all requests of a batch, or a list with one for each |
+| `Acceptance` | an accept rule by its name, as an object such as `TypicalAcceptance`, or None for the engine's |
+| `Samplings`, `Plans`, `Acceptances` | one for all requests of a batch, or a list with one for each |
+| `PreparesDraftTokens` | an object with TensorRT-LLM's `prepare_draft_tokens` |
 | `Candidates` | a list of token ids with their log-probabilities, descending |
 """
+
+MADE = (  # by the caller
+    "load",
+    "Message",
+    "SamplingParams",
+    "DraftPlan",
+    "ExactAcceptance",
+    "RejectionAcceptance",
+    "TypicalAcceptance",
+    "RelaxedAcceptance",
+    "Proposal",
+)
 
 # Section -> the names in it, with the members that are public
 PAGE: dict[str, dict[str, tuple[str, ...]]] = {
@@ -57,9 +71,25 @@ PAGE: dict[str, dict[str, tuple[str, ...]]] = {
             "spec_decode",
             "max_batch_size",
             "notes",
+            "drafter_notes",
         ),
     },
-    "Requests": {"Message": (), "SamplingParams": (), "DraftPlan": (), "PLAIN": ()},
+    "Requests": {
+        "Message": (),
+        "SamplingParams": (),
+        "DraftPlan": (),
+        "PLAIN": (),
+        "DecodingConfig": (),
+        "ExactAcceptance": (),
+        "RejectionAcceptance": (),
+        "TypicalAcceptance": (),
+        "RelaxedAcceptance": (),
+    },
+    "A drafter of your own": {
+        "UserDrafter": ("propose",),
+        "DraftContext": ("position", "max_draft_len", "tokenizer", "decode", "encode"),
+        "Proposal": (),
+    },
     "Answers": {
         "Response": (),
         "RequestMetrics": (
@@ -96,7 +126,7 @@ def entry(name: str, members: tuple[str, ...]) -> Iterator[str]:
     if not inspect.isclass(value) and not inspect.isfunction(value):
         yield markdown(type(value).__doc__ or "")
         return
-    made_by_caller = name in ("load", "Message", "SamplingParams", "DraftPlan")
+    made_by_caller = name in MADE
     if made_by_caller:
         yield f"```python\nedgespec.{name}{signature(value)}\n```\n\n"
     yield markdown(value.__doc__ or "")
@@ -131,6 +161,8 @@ def member_entry(name: str, owner: Any, member: str) -> Iterator[str]:
 
 
 VARIABLES = {
+    "UserDrafter": "drafter",
+    "DraftContext": "context",
     "Engine": "engine",
     "Stream": "stream",
     "AsyncStream": "stream",

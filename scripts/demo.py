@@ -3,6 +3,7 @@
     python scripts/demo.py                    # into ./demo-out, emptied each time
     python scripts/demo.py --method dflash    # the same base with another draft
     python scripts/demo.py --method mtp       # a Qwen3.5 hybrid, trained first where build/demo-mtp is not there
+    python scripts/demo.py --method draft_model     # a smaller model as the draft, trained likewise
 
 Each step is a command of the command line and is printed before it runs. Then the Python API
 streams the responses, and `infer --check-lossless` compares each of them with plain decoding.
@@ -30,6 +31,7 @@ from edgespec.errors import EdgeSpecError
 ROOT = Path(__file__).resolve().parent.parent
 RECIPE = ROOT / "recipes" / "demo"
 HYBRID = ROOT / "build" / "demo-mtp"
+DRAFT_MODEL = ROOT / "build" / "demo-draft-model"
 DEFAULT_OUT, MARK = "demo-out", ".edgespec-demo"
 INTERRUPTED = 130
 console = Console(highlight=False)
@@ -66,42 +68,60 @@ def export_dflash(out: Path) -> tuple[Path, Path]:
     return out / "base_export" / "llm", out / "draft_export" / "dflash_draft"
 
 
+def export_draft_model(out: Path) -> tuple[Path, Path]:
+    """Exports the base plainly, and the draft model. Returns the directories of both."""
+    base = RECIPE / "base"
+    step("export", base, out)
+    step("export", the_draft_model(), out, "--draft-model", "--base-model-dir", base)
+    return out / "llm", out / "draft_model"
+
+
 METHODS = {
     "eagle3": Method(export_eagle3, top_k=1, steps=4, verify_size=5),
     "mtp": Method(export_mtp, top_k=1, steps=3, verify_size=4),
     "dflash": Method(export_dflash, top_k=1, steps=1, verify_size=8),
+    "draft_model": Method(export_draft_model, top_k=1, steps=3, verify_size=4),
 }
 
 
 def the_hybrid() -> Path:
     """Returns the checkpoint with the MTP head, and trains it first if it is missing."""
-    if is_whole(HYBRID):
-        return HYBRID
+    return trained(HYBRID, "train_demo_mtp.py", "mtp", "mtp.fc.weight")
+
+
+def the_draft_model() -> Path:
+    """Returns the draft model, and trains it first if it is missing."""
+    name, tensor = "train_demo_draft_model.py", "model.norm.weight"
+    return trained(DRAFT_MODEL, name, "draft_model", tensor)
+
+
+def trained(path: Path, script: str, method: str, tensor: str) -> Path:
+    """Returns the checkpoint `path`, and lets a script train it first if it is missing."""
+    if is_whole(path, tensor):
+        return path
     if importlib.util.find_spec("transformers") is None:
         sys.exit(
             "The model of this demo is trained first, with torch and transformers. Run: make demo"
-            " METHOD=mtp"
+            f" METHOD={method}"
         )
-    console.print(
-        "\n$ python scripts/train_demo_mtp.py --out build/demo-mtp --prompts 0",
-        style="bold",
-        markup=False,
-    )
-    trainer = Path(__file__).with_name("train_demo_mtp.py")
+    out = path.relative_to(ROOT)
+    line = f"\n$ python scripts/{script} --out {out} --prompts 0"
+    console.print(line, style="bold", markup=False)
+    trainer = Path(__file__).with_name(script)
     code = subprocess.run(
-        [sys.executable, trainer, "--out", HYBRID, "--prompts", "0"], check=False
+        [sys.executable, trainer, "--out", path, "--prompts", "0"], check=False
     ).returncode
     if code:
         sys.exit(code)
-    return HYBRID
+    return path
 
 
-def is_whole(hybrid: Path) -> bool:
-    """Returns whether the checkpoint with the MTP head is complete."""
+def is_whole(path: Path, tensor: str = "mtp.fc.weight") -> bool:
+    """Returns whether a trained checkpoint is complete, with one of its last tensors."""
     try:
-        return hybrid.is_dir() and "mtp.fc.weight" in open_checkpoint(hybrid).tensors
+        return path.is_dir() and tensor in open_checkpoint(path).tensors
     except EdgeSpecError as error:
-        console.print(f"{hybrid} is trained again: {error}", markup=False)
+        console.print(f"{path} is trained again: {error}", markup=False)
         return False
 
 
@@ -110,11 +130,9 @@ def make_anew(out: Path) -> None:
 
     Exits with a message for any other directory that is not empty: nothing else is removed.
     """
-    theirs = (HYBRID, RECIPE, ROOT)
-    if (
-        any(place.is_relative_to(out) for place in theirs)
-        or out.is_relative_to(RECIPE)
-        or out.is_relative_to(HYBRID)
+    inputs = (HYBRID, DRAFT_MODEL, RECIPE)
+    if any(place.is_relative_to(out) for place in (*inputs, ROOT)) or any(
+        out.is_relative_to(place) for place in inputs
     ):
         sys.exit(f"{out} contains input of the demo. Give --out another directory.")
     if out.exists() and not out.is_dir():

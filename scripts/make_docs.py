@@ -1,7 +1,8 @@
-"""Writes docs/cli.md from `--help` and docs/api.md from docstrings, so that the pages cannot say
-anything else; `--check` fails where they do.
+"""Writes docs/cli.md from `--help`, docs/api.md from docstrings, and docs/config.schema.json and the
+tables of docs/config.md from the tables of keys, so that they cannot say anything else; `--check`
+fails where they do.
 
-Knows click's command tree and two files; `api_page` knows docstrings. Knows nothing of what the
+Knows click's command tree and the files; `api_page` knows docstrings, `config_page` keys. Knows nothing of what the
 commands do.
 """
 
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import api_page
 import click
+import config_page
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 WIDTH = 100
@@ -37,7 +39,12 @@ def main(arguments: list[str] | None = None) -> int:
 
     from edgespec.cli.main import cli
 
-    pages = {"cli.md": render(cli, "edgespec"), "api.md": api_page.render()}
+    pages = {
+        "cli.md": render(cli, "edgespec"),
+        "api.md": api_page.render(),
+        "config.md": config_page.render(),
+        "config.schema.json": config_page.schema(),
+    }
     if options.check:
         return max(check(name, page) for name, page in pages.items())
     for name, page in pages.items():

@@ -1,8 +1,11 @@
 """Measures demo pairs on functions of held-out modules of the standard library, which training
 never saw.
 
-    python scripts/measure_demo.py --engine-dir demo-out/engines --prompts 64     # several: one
-    pair after the other
+    python scripts/measure_demo.py --engine-dir demo-out/engines --prompts 64
+    python scripts/measure_demo.py --method eagle3 --method suffix     # builds the engines itself
+
+Several pairs are measured one after the other; those that are trained on demand must be there, see
+demo_pairs.py.
 
 Prints acceptance for chains and trees, greedy and sampled, beside plain decoding in the same run,
 and whether every answer equals the plain one. The hold-out is that of `train_demo_model.py`; run it
@@ -14,10 +17,12 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from demo_pairs import PAIRS
 from train_demo_model import functions, read_source, stdlib_files
 
 import edgespec
@@ -27,18 +32,6 @@ from edgespec.runtime.generation import Response
 from edgespec.runtime.lossless_check import first_difference
 from edgespec.runtime.metrics import Pooled
 from edgespec.runtime.tree import DraftPlan
-
-# By method: top-k, step and verify size
-PLANS = {
-    "eagle3": {
-        "chain 1/3/4": (1, 3, 4),
-        "chain 1/4/5": (1, 4, 5),
-        "tree 4/4/16": (4, 4, 16),
-        "tree 10/6/60": (10, 6, 60),
-    },
-    "mtp": {"chain 1/3/4": (1, 3, 4), "chain 1/5/6": (1, 5, 6)},
-    "dflash": {"block 1/1/8": (1, 1, 8), "tree 4/1/16": (4, 1, 16), "tree 8/1/32": (8, 1, 32)},
-}
 
 
 def prompts(count: int) -> list[Message]:
@@ -64,10 +57,10 @@ def run(
 def measured(
     engine: Engine, messages: list[Message], sampling: SamplingParams
 ) -> Iterator[dict[str, object]]:
-    """Yields one row per plan of the pair's method."""
+    """Yields one row per plan of the engine's method."""
     method = engine.method
     assert method is not None
-    for name, sizes in PLANS[method].items():
+    for name, sizes in PAIRS[method].plans.items():
         plain, found = run(engine, messages, sampling, engine.plan(*sizes))
         pairs = zip(plain, found, strict=True)
         differing = [d for p, s in pairs if (d := first_difference(engine, p, s, sampling))]
@@ -92,20 +85,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--engine-dir", type=Path, required=True, action="append")
+    parser.add_argument("--engine-dir", type=Path, action="append", default=[])
+    parser.add_argument("--method", choices=PAIRS, action="append", default=[], help="build it")
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, action="append", help="default: 0 and 0.7")
     args = parser.parse_args()
     messages = prompts(args.prompts)
-    for path in args.engine_dir:
-        with edgespec.load(path, spec_decode=True) as engine:
-            for temperature in args.temperature or (0.0, 0.7):
-                sampling = SamplingParams(
-                    temperature, top_p=0.95, top_k=50, seed=1, max_generate_length=args.tokens
-                )
-                for row in measured(engine, messages, sampling):
-                    print(json.dumps(row), flush=True)
+    with tempfile.TemporaryDirectory() as work:
+        dirs: list[tuple[Path, str | None]] = [(path, None) for path in args.engine_dir]
+        for method in args.method:
+            pair = PAIRS[method]
+            if (missing := pair.missing()) is not None:
+                parser.error(f"{missing} is not there: train it first")
+            dirs.append((pair.make(Path(work, method), 1), pair.drafter))
+        for path, drafter in dirs:
+            with edgespec.load(path, spec_decode=True, drafter=drafter) as engine:
+                for temperature in args.temperature or (0.0, 0.7):
+                    sampling = SamplingParams(
+                        temperature, top_p=0.95, top_k=50, seed=1, max_generate_length=args.tokens
+                    )
+                    for row in measured(engine, messages, sampling):
+                        print(json.dumps(row), flush=True)
     print(json.dumps({"python": platform.python_version(), "prompts": len(messages)}))
 
 

@@ -3,6 +3,9 @@
     python scripts/parity_run.py --tokens 50000
     python scripts/parity_run.py --tokens 50000 --method dflash
     python scripts/parity_run.py --tokens 50000 --method mtp    # after make demo METHOD=mtp
+    python scripts/parity_run.py --tokens 50000 --method suffix
+
+A draft that is trained on demand must be there: see demo_pairs.py.
 
 Plain decoding runs one sequence at a time on an engine built for one; speculative decoding runs in
 batches, with chains and trees in turn and prefix reuse, on an engine built for eight. The rounds
@@ -20,63 +23,18 @@ import sys
 import tempfile
 import time
 from collections import Counter, deque
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
+from demo_pairs import PAIRS
 from measure_demo import prompts
 
-from edgespec.backends.build import build
-from edgespec.contract import Limits
-from edgespec.export.components import ExportOptions, export
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.generation import GenerationRequest, Response
 from edgespec.runtime.lossless_check import first_difference
 
-ROOT = Path(__file__).resolve().parent.parent
-RECIPE, HYBRID = ROOT / "recipes" / "demo", ROOT / "build" / "demo-mtp"
 BATCH = 8
-
-
-@dataclass(frozen=True)
-class Method:
-    """How a demo pair is exported, and the plans (top-k, steps, verify size) that are compared."""
-
-    exports: tuple[tuple[Path, ExportOptions], ...]
-    base: str  # directory of the component below the work directory
-    draft: str
-    plans: tuple[tuple[int, int, int], ...]
-
-
-METHODS = {
-    "eagle3": Method(
-        (
-            (RECIPE / "base", ExportOptions(base_for="eagle3")),
-            (RECIPE / "draft", ExportOptions(base_model_dir=str(RECIPE / "base"))),
-        ),
-        "onnx0/llm",
-        "onnx1/llm",
-        ((1, 3, 4), (4, 4, 16), (10, 6, 60)),
-    ),
-    "dflash": Method(
-        (
-            (
-                RECIPE / "base",
-                ExportOptions(base_for="dflash", draft_dir=str(RECIPE / "dflash_draft")),
-            ),
-            (RECIPE / "dflash_draft", ExportOptions(base_model_dir=str(RECIPE / "base"))),
-        ),
-        "onnx0/llm",
-        "onnx1/dflash_draft",
-        ((1, 1, 8), (4, 1, 16), (8, 1, 32)),
-    ),
-    "mtp": Method(
-        ((HYBRID, ExportOptions(base_for="mtp")),),  # or --hybrid
-        "onnx0/llm",
-        "onnx0/mtp_draft",
-        ((1, 3, 4), (1, 5, 6)),
-    ),
-}
 SAMPLINGS = (
     SamplingParams(temperature=0),
     SamplingParams(temperature=0, repetition_penalty=1.2),
@@ -86,18 +44,6 @@ SAMPLINGS = (
         temperature=1.3, top_k=20, top_p=0.9, repetition_penalty=1.1, logit_bias={10: 2.0, 32: -1.0}
     ),
 )
-
-
-def build_engines(work: Path, method: Method, hybrid: Path) -> tuple[Path, Path]:
-    """Builds a demo pair. Returns the engines for one sequence and for eight."""
-    for number, (model, options) in enumerate(method.exports):
-        source = hybrid if model == HYBRID else model
-        export(str(source), work / f"onnx{number}", options)
-    for name, size in (("one", 1), ("eight", BATCH)):
-        for part in (method.base, method.draft):
-            limits = Limits(max_batch_size=size, max_kv_cache_capacity=1024)
-            build(work / part, work / name, limits)
-    return work / "one", work / "eight"
 
 
 def served(
@@ -122,18 +68,24 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--tokens", type=int, default=50_000, help="tokens to compare, at least")
-    parser.add_argument("--method", choices=METHODS, default="eagle3", help="the demo pair")
-    parser.add_argument("--hybrid", type=Path, default=HYBRID, help="the base of --method mtp")
+    parser.add_argument("--method", choices=PAIRS, default="eagle3", help="the demo pair")
     parser.add_argument("--prompts", type=int, default=32, help="prompts a round")
     parser.add_argument("--length", type=int, default=160, help="tokens an answer, at most")
     args = parser.parse_args()
+    pair = PAIRS[args.method]
+    if (missing := pair.missing()) is not None:
+        parser.error(f"{missing} is not there: train it first")
     counts, margins, began = Counter[str](), [], time.monotonic()
     with tempfile.TemporaryDirectory() as work:
-        one, eight = build_engines(Path(work), METHODS[args.method], args.hybrid)
-        with Engine(one, spec_decode=False) as plain_engine, Engine(eight) as engine:
+        one, eight = (pair.make(Path(work), size, str(size)) for size in (1, BATCH))
+        drafter = None if pair.drafter is None else {"drafter": pair.drafter}
+        with (
+            Engine(one, spec_decode=False) as plain_engine,
+            Engine(eight, spec_decode=True, **(drafter or {})) as engine,
+        ):
             ids = [engine.encode([message]) for message in prompts(args.prompts)]
             for seed, (sampling, sizes) in enumerate(
-                itertools.cycle(itertools.product(SAMPLINGS, METHODS[args.method].plans))
+                itertools.cycle(itertools.product(SAMPLINGS, pair.plans.values()))
             ):
                 if counts["tokens"] >= args.tokens:
                     break

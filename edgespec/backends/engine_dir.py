@@ -16,7 +16,7 @@ from edgespec import bundle
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.backends.manifest import EngineEntry, EngineManifest, FileEntry
 from edgespec.backends.onnx_dir import OnnxDir
-from edgespec.backends.pair_check import check_not_plain, check_pairing
+from edgespec.backends.pair_check import check_not_plain, check_pairing, target_of
 from edgespec.component import ComponentConfig
 from edgespec.component_files import required_arrays
 from edgespec.contract import Role
@@ -59,8 +59,9 @@ def check_against_others(engine_dir: Path, onnx: OnnxDir) -> None:
 
     draft = component(Role.DRAFT)
     check_not_plain(roles, draft, onnx.role)
-    if Role.BASE in roles and onnx.role is not Role.LLM:
-        check_pairing(component(Role.BASE), draft, onnx.role)
+    target = target_of(roles, draft)
+    if target is not None and onnx.role in (target, Role.DRAFT):
+        check_pairing(component(target), draft, onnx.role)
 
 
 def check_same_model(engine_dir: Path, twin: Role, onnx: OnnxDir) -> None:

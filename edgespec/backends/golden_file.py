@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.contract import GraphShape, Role
+from edgespec.contract import GraphShape
 from edgespec.errors import BundleError
 from edgespec.stored.fields import EXPORT_AGAIN
 from edgespec.stored.tensors import StoredTensor, read_array, read_tensors
@@ -69,7 +69,7 @@ def arrays_of(shape: GraphShape) -> dict[str, tuple[str, tuple[int | str, ...]]]
     if shape.block:
         found["target_hidden"] = ("float32", (1, "L", shape.base_features))
         found["context_positions"] = ("int64", ("L",))
-    elif shape.role is Role.DRAFT:
+    elif shape.reads_hidden_states:
         found["base_hidden"] = ("float32", (1, "A", shape.base_features))
         found["draft_hidden"] = ("float32", (1, "B", shape.features))
         found["use_base_hidden"] = ("bool", (1,))

@@ -36,12 +36,19 @@ def explained(mismatch: Mismatch, method: Method, built: Role | None) -> tuple[s
     return mismatch.what, f"{mismatch.remedy}, or {ELSEWHERE}."
 
 
+def target_of(there: Collection[Role], draft: ComponentConfig) -> Role | None:
+    """Which of a directory's engines a draft is for: the base, or first the plain one where the
+    draft reads nothing of its base. None where neither is there."""
+    plain = not draft.reads_base and Role.LLM in there
+    return Role.LLM if plain else Role.BASE if Role.BASE in there else None
+
+
 def check_not_plain(there: Collection[Role], draft: ComponentConfig, built: Role | None) -> None:
     """PairingError where a draft stands beside a plain engine and no base: a plain one emits no
     hidden states. `there` are all engines, the one that is being built included."""
     assert draft.method is not None
     method = METHODS[draft.method]
-    if Role.BASE in there or Role.LLM not in there or method.base_output == "nothing":
+    if Role.BASE in there or Role.LLM not in there or not method.reads_base:
         return
     export = f"edgespec export MODEL OUT {method.export_flag}"
     if built is Role.LLM:
@@ -63,7 +70,7 @@ def another_base(method: Method, built: Role | None) -> tuple[str, str]:
         what = f"the {name} and the base were exported from different checkpoints"
         both = f"edgespec export MODEL OUT {method.export_flag}"
         return what, f"Export both at once ({both}), and {ELSEWHERE}."
-    if built is Role.BASE:
+    if built in (Role.BASE, Role.LLM):
         what = (
             "the draft in this engine directory was exported for another base checkpoint than"
             " this one"

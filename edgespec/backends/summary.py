@@ -16,7 +16,7 @@ from edgespec import bundle
 from edgespec.backends import engine_dir as engines
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.backends.manifest import EngineEntry, read_entries, role_of
-from edgespec.backends.pair_check import check_not_plain, check_pairing
+from edgespec.backends.pair_check import check_not_plain, check_pairing, target_of
 from edgespec.backends.registry import BACKENDS, engine_file_names, find_backend
 from edgespec.component import ComponentConfig
 from edgespec.contract import Role, canonical_contract
@@ -255,10 +255,12 @@ def pairing_summary(
 ) -> PairingSummary | None:
     """Whether base and draft fit, and how that is known; None where one is not there."""
     configs = {role: engine.config for role, engine in found.items()}
-    of_base, of_draft = configs.get(Role.BASE), configs.get(Role.DRAFT)
+    of_draft = configs.get(Role.DRAFT)
     if of_draft is not None:
         with noted(problems):
             check_not_plain(found.keys(), of_draft.component, None)
+    target = None if of_draft is None else target_of(found.keys(), of_draft.component)
+    of_base = None if target is None else configs[target]
     if of_base is None or of_draft is None:
         return None
     base, draft = of_base.component, of_draft.component

@@ -39,8 +39,11 @@ def titles(proposes: str) -> str:
 LENGTH = "max_draft_len"  # an option of methods
 DRAFTER = (
     "Draft with a method that needs no engine, also where there is a draft:"
-    f" {', '.join(row.name for row in METHODS.values() if not row.needs_engine)}."
+    f" {', '.join(row.name for row in METHODS.values() if not row.needs_engine)}. Or with a class of"
+    " your own, looked for in the working directory first (docs/own_drafter.md)."
 )
+BUDGET = "Milliseconds of each call of a drafter of your own; one that takes more pauses.  [default: 100]"
+OWN = ":"  # in a name: that of a class in a module
 TOP_K = (
     f"Candidates per node. 1 drafts a chain ({titles('chain')}: 1 only); {titles('block')}: at most"
     " 8."
@@ -114,8 +117,10 @@ def engineless() -> list[str]:
 
 
 def drafter_named(text: str) -> str:
-    """What --drafter names: a method that needs no engine, by its name or an alias. Raises
-    click.BadParameter for anything else."""
+    """What --drafter names: a method that needs no engine, by its name or an alias, or a drafter of
+    the user's, package.module:Class. Raises click.BadParameter for anything else."""
+    if OWN in text:
+        return text
     row, known = find_method(text), ", ".join(engineless())
     if row is None:
         raise click.BadParameter(f"there is no drafting method {text!r}. Known: {known}.")
@@ -156,8 +161,25 @@ def wanted(spec_decode: bool | None, *, sized: bool) -> bool | Literal["auto"]:
     return spec_decode
 
 
+def check_time_budget(ctx: click.Context, drafter: str | None, budget_ms: float | None) -> None:
+    """Raises click.UsageError for --drafter-time-budget-ms without a drafter of one's own."""
+    if budget_ms is not None and (drafter is None or OWN not in drafter):
+        what = "--drafter-time-budget-ms is for a drafter of your own"
+        raise click.UsageError(f"{what}: --drafter MODULE:CLASS", ctx)
+
+
+def drafter_arguments(
+    drafter: str | None, steps: int | None, budget_ms: float | None
+) -> dict[str, Any]:
+    """What --drafter and the flags beside it mean, as arguments of Engine."""
+    if drafter is not None and OWN in drafter:
+        budget = {} if budget_ms is None else {"time_budget_ms": budget_ms}
+        return {"drafter": drafter, "drafter_options": budget}
+    return {"drafter": drafter, "drafter_options": options_by_sizes(drafter, steps)}
+
+
 def draft_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--drafter, --spec-draft-top-k, --spec-draft-step and --spec-verify-size, and the flags of
+    """--drafter and its time budget, --spec-draft-top-k, --spec-draft-step and --spec-verify-size, and the flags of
     trees."""
     for flag, key, kind, text in reversed(TREE_FLAGS):
         command = tree_option(flag, key, kind, text)(command)
@@ -167,7 +189,10 @@ def draft_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ("--spec-draft-top-k", TOP_K),
     ):
         command = click.option(flag, type=SIZE, help=text)(command)
-    return click.option("--drafter", type=DrafterName(), metavar="NAME", help=DRAFTER)(command)
+    positive = click.FloatRange(0.1)
+    command = click.option("--drafter-time-budget-ms", type=positive, help=BUDGET)(command)
+    metavar = "NAME|MODULE:CLASS"
+    return click.option("--drafter", type=DrafterName(), metavar=metavar, help=DRAFTER)(command)
 
 
 def tree_option(flag: str, key: str, kind: Any, text: str) -> Callable[..., Any]:

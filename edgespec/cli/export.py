@@ -84,11 +84,19 @@ def layer_list(
     ),
 )
 @click.option(
+    "--draft-model",
+    is_flag=True,
+    help=(
+        "Export MODEL, a whole model, as a draft for the larger one in --base-model-dir, to"
+        " OUT/draft_model. Both have the same tokenizer."
+    ),
+)
+@click.option(
     "--base-model-dir",
     type=MODEL,
     metavar="BASE",
     help=(
-        "For a draft: the base that it was trained for, for pairing and for weights that it shares."
+        "For a draft: the base that it drafts for, for pairing and for weights that it shares."
         " Default: what its config records, if that is a directory."
     ),
 )
@@ -121,6 +129,7 @@ def command(
     dflash_tree_base: bool,
     dflash_draft: bool,
     dflash_draft_dir: str | None,
+    draft_model: bool,
     base_model_dir: str | None,
     aux_layers: tuple[int, ...] | None,
     allow_pickle: bool,
@@ -128,7 +137,7 @@ def command(
     as_json: bool,
 ) -> None:
     """Write the ONNX graph of MODEL, a directory or a hub id, to OUT/llm; that of a DFlash draft to
-    OUT/dflash_draft.
+    OUT/dflash_draft, and that of a draft model to OUT/draft_model.
 
     An EAGLE-1, EAGLE-3 or DFlash draft and Medusa heads are detected automatically, in each of
     their published layouts. Base and EAGLE draft need different OUT directories. Weights keep the checkpoint's type. Code in a
@@ -144,6 +153,7 @@ def command(
     edgespec export Qwen/Qwen3.5-4B onnx --mtp
     edgespec export Qwen/Qwen3-8B onnx/base --dflash-base --dflash-draft-dir z-lab/Qwen3-8B-DFlash-b16
     edgespec export z-lab/Qwen3-8B-DFlash-b16 onnx/draft --base-model-dir Qwen/Qwen3-8B
+    edgespec export Qwen/Qwen3-0.6B onnx/draft --draft-model --base-model-dir Qwen/Qwen3-8B
     """
     dflash_base = dflash_base or dflash_tree_base
     bases = {
@@ -155,12 +165,18 @@ def command(
     }
     check_draft_flags(dflash_base, dflash_draft, dflash_draft_dir, base_model_dir, aux_layers)
     base_for = chosen_base(bases)
+    if draft_model and dflash_draft_dir:
+        what = (
+            "--draft-model makes MODEL itself the draft, and --dflash-draft-dir names another one"
+        )
+        raise PairingError(what, "Leave one of the two out.")
     from edgespec.cli.progress import Bars
     from edgespec.export.components import ExportOptions, export
 
     options = ExportOptions(
         base_for=base_for,
         draft_for="dflash" if dflash_draft else None,
+        as_draft="draft_model" if draft_model else None,
         draft_dir=dflash_draft_dir,
         base_model_dir=base_model_dir,
         aux_layers=aux_layers,

@@ -13,15 +13,24 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from edgespec.cli import environment, trtllm
+from edgespec.cli.accept_flags import accept_options, refuse_check, take_acceptance
+from edgespec.cli.config_file import (
+    NOT_CONFIGURED,
+    ConfigCommand,
+    Configured,
+    check_draft,
+    config_options,
+    configured,
+)
 from edgespec.cli.draft_flags import (
     ALIASES,
+    check_time_budget,
     draft_options,
-    options_by_sizes,
+    drafter_arguments,
     plan_of,
     tree_of,
 )
 from edgespec.cli.edgellm import FLAGS
-from edgespec.cli.flags import EdgeCommand
 from edgespec.cli.paths import DIRECTORY, FILE
 from edgespec.cli.signals import Stopper, exit_code
 from edgespec.cli.terminal import say
@@ -37,6 +46,7 @@ if TYPE_CHECKING:
     from edgespec.runtime.plans import TreeSpec
     from edgespec.runtime.profile import RunStats
     from edgespec.runtime.tree import DraftPlan
+    from edgespec.runtime.verify import AcceptOptions
 
 STDIN = Path("-")
 MIB = 2**20
@@ -45,7 +55,7 @@ FAILED, SOME_FAILED = 1, 5
 
 @click.command(
     "infer",
-    cls=EdgeCommand,
+    cls=ConfigCommand,
     aliases={**ALIASES, **trtllm.ALIASES["infer"]},
     missing={**FLAGS["infer"], **trtllm.FLAGS["infer"]},
 )
@@ -57,6 +67,7 @@ FAILED, SOME_FAILED = 1, 5
     show_envvar=True,
     help="What edgespec build made.",
 )
+@config_options
 @click.option(
     "--input-file",
     type=FILE,
@@ -116,6 +127,7 @@ FAILED, SOME_FAILED = 1, 5
     ),
 )
 @draft_options
+@accept_options
 @click.option(
     "--batch-size",
     type=int,
@@ -135,6 +147,14 @@ FAILED, SOME_FAILED = 1, 5
     "--check-lossless",
     is_flag=True,
     help="Decode each request plainly too and compare token for token.",
+)
+@click.option(
+    "--compare-quality",
+    is_flag=True,
+    help=(
+        "Decode each request plainly too, with the same seed, and report what the accept rule"
+        " costs: the tokens that agree, and the log-likelihood a token by the base."
+    ),
 )
 @click.option(
     "--exact",
@@ -184,10 +204,12 @@ def command(
     output_file: Path | None,
     spec_decode: bool,
     drafter: str | None,
+    drafter_time_budget_ms: float | None,
     spec_draft_top_k: int | None,
     spec_draft_step: int | None,
     spec_verify_size: int | None,
     check_lossless: bool,
+    compare_quality: bool,
     exact: bool,
     prefix_cache_mb: int,
     warmup: int,
@@ -229,11 +251,23 @@ def command(
     edgespec infer --engine-dir engines --prompts mt_bench.jsonl --output-file answers.json --batch-size 4
     """
     sizes = (spec_draft_top_k, spec_draft_step, spec_verify_size)
-    tree = tree_of(ctx, sizes)
-    drafts = spec_decode or drafter is not None
-    if not drafts and (check_lossless or any(sizes) or tree):
-        what = "--check-lossless means" if check_lossless else "the sizes of drafts mean"
-        raise click.UsageError(f"{what} nothing without --spec-decode", ctx)
+    tree, acceptance = tree_of(ctx, sizes), take_acceptance(ctx, overrides)
+    config = configured(ctx)
+    drafts = spec_decode or drafter is not None or config.config is not None
+    check_time_budget(ctx, drafter, drafter_time_budget_ms)
+    if not drafts:
+        refuse_without_drafts(
+            ctx,
+            {
+                "--check-lossless means": check_lossless,
+                "--compare-quality means": compare_quality,
+                "the sizes of drafts mean": any(sizes) or tree is not None,
+                "an accept rule means": acceptance is not None,
+            },
+        )
+    if check_lossless and compare_quality:
+        what = "--check-lossless and --compare-quality exclude each other"
+        raise click.UsageError(f"{what}: a check is for rules that change no token", ctx)
     if sum(map(bool, (input_file, prompts, texts, raw_texts))) != 1:
         what = "give one of --input-file, --prompts, --prompt and --input-text"
         raise click.UsageError(what, ctx)
@@ -260,18 +294,25 @@ def command(
         from edgespec.cli.answer_stream import AnswerStream
 
         shown = AnswerStream(len(texts), live=(overrides["batch_size"] or 1) == 1)
+    requests = asked_for(input_file, prompts, texts, overrides, template=not no_chat_template)
+    if check_lossless:
+        refuse_check(requests.requests, acceptance)
     return respond(
-        asked_for(input_file, prompts, texts, overrides, template=not no_chat_template),
+        requests,
         engine_dir=engine_dir,
         output_file=output_file,
         spec_decode=drafts,
         drafter=drafter,
         sizes=sizes,
         tree=tree,
+        config=config,
         exact=exact,
         prefix_cache_mb=prefix_cache_mb,
         warmup=warmup,
         check_lossless=check_lossless,
+        compare_quality=compare_quality,
+        acceptance=acceptance,
+        time_budget_ms=drafter_time_budget_ms,
         profile_output_file=profile_output_file,
         chat_template=chat_template,
         stream=shown,
@@ -283,6 +324,13 @@ def command(
             err=output_file is None or stream is not None,
         ),
     )
+
+
+def refuse_without_drafts(ctx: click.Context, given: dict[str, bool]) -> None:
+    """Raises click.UsageError for the first that is given of what needs drafts."""
+    for what, is_given in given.items():
+        if is_given:
+            raise click.UsageError(f"{what} nothing without --spec-decode", ctx)
 
 
 def asked_for(
@@ -344,16 +392,21 @@ def respond(
     finish: Callable[[RunStats], None],
     drafter: str | None = None,
     tree: TreeSpec | None = None,
+    config: Configured = NOT_CONFIGURED,
     stream: AnswerStream | None = None,
     exact: bool = False,
     prefix_cache_mb: int = 256,
     warmup: int = 0,
     check_lossless: bool = False,
+    compare_quality: bool = False,
+    acceptance: AcceptOptions | None = None,
+    time_budget_ms: float | None = None,
     profile_output_file: Path | None = None,
     chat_template: str | None = None,
 ) -> int:
-    """Answer requests and return the exit code. `spec_decode` and `drafter` are those of Engine.
-    `tree` says what to draft instead of `sizes`. `chat_template` is a name or a file instead of the
+    """Answer requests and return the exit code. `spec_decode`, `drafter` and `acceptance` are those
+    of Engine, `time_budget_ms` is for a drafter of the user's. `tree` says what to draft instead of
+    `sizes`, and so does `config`. `chat_template` is a name or a file instead of the
     model's own.
 
     Without an output file nothing is kept, and `stream` shows the answers. `finish` shows the
@@ -367,15 +420,18 @@ def respond(
     with Engine(
         engine_dir,
         spec_decode=spec_decode,
-        drafter=drafter,
-        drafter_options=options_by_sizes(drafter, sizes[1]),
+        speculative_config=config.config,
         exact=exact,
         prefix_cache_bytes=prefix_cache_mb * MIB,
+        acceptance=acceptance,
+        **drafter_arguments(drafter, sizes[1], time_budget_ms),
     ) as engine:
         if chat_template:
             engine.tokenizer.template = named_template(chat_template, engine_dir)
+        check_draft(engine, config.config)
         plan = plan_of(engine, sizes, tree) if engine.spec_decode else None
-        notes = notes_of(engine, plan, requests, sizes, chosen=not any(sizes) and tree is None)
+        chosen = not any(sizes) and tree is None and not config.has_sizes
+        notes = [*config.notes, *notes_of(engine, plan, requests, sizes, chosen=chosen)]
         requests = replace(requests, batch_size=min(requests.batch_size, engine.max_batch_size))
         with (
             journal_of(output_file) as journal,
@@ -388,7 +444,15 @@ def respond(
             for note in notes:
                 warn(note)
             run = FileRun(engine, requests, plan, journal, stopping=stopper, warn=warn)
-            answer(run, stream, warmup=warmup, check_lossless=check_lossless)
+            answer(
+                run,
+                stream,
+                warmup=warmup,
+                check_lossless=check_lossless,
+                compare_quality=compare_quality,
+            )
+        for note in engine.drafter_notes:
+            warn(note)
     stats = run.stats()
     if profile_output_file:
         write_profile(profile_output_file, stats)
@@ -397,7 +461,9 @@ def respond(
     if run.fault:
         raise run.fault
     finish(stats)
-    return outcome(stats, stopper.number, check_lossless=check_lossless)
+    return outcome(
+        stats, stopper.number, check_lossless=check_lossless, compare_quality=compare_quality
+    )
 
 
 def journal_of(output: Path | None) -> Journal | NoJournal:
@@ -454,12 +520,24 @@ def smaller_batches(asked: int, most: int) -> Iterator[str]:
         )
 
 
-def answer(run: FileRun, stream: AnswerStream | None, *, warmup: int, check_lossless: bool) -> None:
+def answer(
+    run: FileRun,
+    stream: AnswerStream | None,
+    *,
+    warmup: int,
+    check_lossless: bool,
+    compare_quality: bool = False,
+) -> None:
     """Run it under a bar, or with the answers shown as they come, and write the output."""
     from edgespec.cli.report import TokenBar
 
     with TokenBar(run.requests.requests) if stream is None else stream.of(run) as progress:
-        run.run(progress, warmup=warmup, check_lossless=check_lossless)
+        run.run(
+            progress,
+            warmup=warmup,
+            check_lossless=check_lossless,
+            compare_quality=compare_quality,
+        )
     run.write()
 
 
@@ -527,14 +605,21 @@ def write_profile(path: Path, stats: RunStats) -> None:
         write_json(path, profile(stats))
 
 
-def outcome(stats: RunStats, stopped_by: int | None, *, check_lossless: bool) -> int:
+def outcome(
+    stats: RunStats,
+    stopped_by: int | None,
+    *,
+    check_lossless: bool,
+    compare_quality: bool = False,
+) -> int:
     """The exit code, and on stderr what is behind it."""
-    if check_lossless and not any(a.plain for a in stats.answers):
+    compares = check_lossless or compare_quality
+    if compares and not any(a.plain for a in stats.answers):
         click.echo("nothing was compared: no request was answered with drafts", err=True)
     uncompared = sum(
         a.speculative and a.response is not None and a.plain is None for a in stats.answers
     )
-    if check_lossless and uncompared:
+    if compares and uncompared:
         say(
             f"not compared: {counted(uncompared, 'answer')}, whose plain run failed or was stopped",
             err=True,

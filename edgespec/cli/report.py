@@ -16,8 +16,10 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from edgespec.cli.terminal import harmless, json_text, say
+from edgespec.errors import counted
 from edgespec.methods import METHODS
 from edgespec.prompts import Request
+from edgespec.runtime.acceptance.base import GUARANTEES
 from edgespec.runtime.answers import Answer
 from edgespec.runtime.generation import Chunk
 from edgespec.runtime.profile import RunStats, speedup, summary
@@ -130,9 +132,24 @@ def explained(run: RunStats) -> Iterator[str]:
         yield f"{place_of(answer)}: {difference.words}"
     if (more := len(differing) - MAX_DIFFERENCES) > 0:
         yield f"{more} more in the output file"
+    yield from quality_lines(run)
     cost = speedup(run)
     if cost is not None and cost.line is not None:
         yield cost.line
+
+
+def quality_lines(run: RunStats) -> Iterator[str]:
+    """The answers that are not the exact ones, the earliest difference first."""
+    others = [
+        (answer, quality, quality.first_difference)
+        for answer in run.answers
+        if (quality := answer.quality) is not None and quality.first_difference is not None
+    ]
+    others.sort(key=lambda found: found[2])
+    for answer, quality, _ in others[:MAX_DIFFERENCES]:
+        yield f"{place_of(answer)}: {quality.words}"
+    if (more := len(others) - MAX_DIFFERENCES) > 0:
+        yield f"{more} more in the output file"
 
 
 def failures(answers: Sequence[Answer]) -> Iterator[str]:
@@ -183,6 +200,7 @@ ROWS = (
     ("  mean of requests", "acceptance_length_mean_of_requests", "{:.2f}"),
     ("acceptance rate", "acceptance_rate", "{:.2f}"),
     ("  mean of requests", "acceptance_rate_mean_of_requests", "{:.2f}"),
+    ("log-likelihood a token", "log_likelihood_per_token", "{:.3f}"),
 )
 INDENTED = "  "
 
@@ -190,6 +208,13 @@ INDENTED = "  "
 def columns_of(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The values of plain and speculative decoding, as far as each was run; those of the run
     itself come last."""
+    if (quality := found.get("quality")) is not None:
+        found = found | {
+            "plain": found["plain"]
+            | {"log_likelihood_per_token": quality["exact_log_likelihood_per_token"]},
+            "speculative": found["speculative"]
+            | {"log_likelihood_per_token": quality["log_likelihood_per_token"]},
+        }
     names = [name for name in ("plain", "speculative") if name in found]
     if not names or (found["batch_size"] == 1 and found["requests"] == 1):
         return {name: found[name] for name in names}
@@ -230,10 +255,23 @@ def run_rows(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if found["reused_tokens"]:
         prompts = found["reused_tokens"] + found["computed_tokens"]
         yield "reused prompt tokens", f"{found['reused_tokens']} of {prompts}"
+    for row in found.get("acceptance", ()):
+        if row["lossless"] != "tokens":
+            count = f" ({counted(row['requests'], 'request')})" * (len(found["acceptance"]) > 1)
+            yield "acceptance", f"{row['rule']}: {GUARANTEES[row['lossless']]}{count}"
+    if "lost_drafts" in found:
+        lost = ", ".join(f"{count} {why}" for why, count in found["lost_drafts"].items())
+        yield "lost drafts", lost
+    if "quality" in found:
+        quality = found["quality"]
+        yield "identical answers", f"{quality['identical']} of {quality['compared']}"
+        share = quality["agreement"]
+        yield "tokens as in exact answers", "-" if share is None else f"{share:.1%}"
     yield "peak memory", f"{found['peak_cpu_memory_mb']:.0f} MB"
-    if "lossless" in found:
+    if "base_passes_saved" in found:
         share = found["base_passes_saved"]
         yield "base passes saved", "-" if share is None else f"{share:.0%}"
+    if "lossless" in found:
         yield "lossless", found["lossless"]
 
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -18,8 +18,10 @@ from click.core import ParameterSource
 from edgespec.backends.base import OptionValue
 from edgespec.backends.registry import find_backend
 from edgespec.cli import build, export, infer
+from edgespec.cli.accept_flags import ACCEPTING, take_acceptance
 from edgespec.cli.chat import command as chat
-from edgespec.cli.draft_flags import ALIASES, TREE_NAMES, tree_of, wanted
+from edgespec.cli.config_file import ConfigCommand, Configured, config_params, configured
+from edgespec.cli.draft_flags import ALIASES, TREE_NAMES, check_time_budget, tree_of, wanted
 from edgespec.cli.paths import MODEL
 from edgespec.contract import Limits
 from edgespec.errors import OptionError, RequestError
@@ -27,6 +29,7 @@ from edgespec.errors import OptionError, RequestError
 if TYPE_CHECKING:
     from edgespec.runtime.plans import TreeSpec
 
+T = TypeVar("T")
 LIMITS = ("max_input_len", "max_kv_cache_capacity", "max_verify_tree_size", "max_draft_tree_size")
 EXPORTS = ("aux_layers", "allow_pickle", "no_golden")
 SIZES = ("spec_draft_top_k", "spec_draft_step", "spec_verify_size")
@@ -34,8 +37,10 @@ CHATS = (
     "system",
     "spec_decode",
     "drafter",
+    "drafter_time_budget_ms",
     *SIZES,
     *TREE_NAMES,
+    *ACCEPTING,
     "show_speculation",
     "max_generate_length",
     "temperature",
@@ -52,6 +57,7 @@ CHATS = (
     "history_file",
     "no_history",
 )
+GIVEN = (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
 OF_TERMINALS = ("history_file", "no_history")
 MAKING = (
     "weights",
@@ -71,7 +77,7 @@ def taken(command: click.Command, names: Iterable[str]) -> list[click.Parameter]
     return [params[name] for name in names]
 
 
-class RunCommand(build.BuildCommand):
+class RunCommand(ConfigCommand, build.BuildCommand):
     """A command with the options of the backend that it builds for."""
 
     before = "system"
@@ -79,6 +85,7 @@ class RunCommand(build.BuildCommand):
 
 PARAMS = [
     click.Argument(["target"], metavar="TARGET", type=MODEL),
+    *config_params(),
     click.Option(
         ["--draft"],
         type=MODEL,
@@ -123,10 +130,10 @@ def command(
     """Chat with TARGET, or answer --prompt: download, check, export and build as needed.
 
     TARGET is a model: a checkpoint directory or a name on the Hugging Face hub; or an engine
-    directory that edgespec build made. --draft names the draft that was trained for it. Without
-    one, a draft in the model's own checkpoint is used (an MTP head). Where there is none, drafts
-    are made of the text itself, where it repeats (suffix decoding): the answer stays the same, and
-    --no-spec-decode turns it off.
+    directory that edgespec build made. --draft names the draft that was trained for it, or a
+    smaller model with the same tokenizer. Without one, a draft in the model's own checkpoint is
+    used (an MTP head). Where there is none, drafts are made of the text itself, where it repeats
+    (suffix decoding): the answer stays the same, and --no-spec-decode turns it off.
 
     The engines are kept in EDGESPEC_CACHE, XDG_CACHE_HOME/edgespec or ~/.cache/edgespec, by the
     identity of the checkpoints, these options and this machine, so that a second start is
@@ -135,12 +142,15 @@ def command(
     \b
     edgespec run recipes/demo/base --draft recipes/demo/draft --prompt 'def area(radius):'
     edgespec run Qwen/Qwen3-8B --draft Tengyunw/qwen3_8b_eagle3 --weights int4
+    edgespec run Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B --weights int4
     echo 'Why is the sky blue?' | edgespec run Qwen/Qwen3-0.6B
     """
     settings = {name: values.pop(name) for name in CHATS if name not in TREE_NAMES}
     limits = Limits(**{name: values.pop(name) for name in LIMITS})
     tree = tree_of(ctx, [settings[name] for name in SIZES])
     check_sizes(ctx, settings, tree)
+    take_acceptance(ctx, {**settings})  # refused before the engines are made
+    check_time_budget(ctx, settings["drafter"], settings["drafter_time_budget_ms"])
     prompts = prompts or piped_prompt(ctx)
     if settings["chat_template"] and settings["no_chat_template"]:
         raise click.UsageError("--chat-template and --no-chat-template exclude each other", ctx)
@@ -153,8 +163,12 @@ def command(
     from edgespec.cli.progress import Steps
     from edgespec.oneshot import RunRequest, is_engine_dir, prepared
 
+    config = configured(ctx)
     if is_engine_dir(target):
         refuse_given(ctx, MAKING)
+    elif config.config is not None:
+        draft = said_once("--draft", draft, config.config.speculative_model)
+        aux_layers = said_once("--aux-layers", aux_layers, config.config.aux_layers)
     request = RunRequest(
         target=target,
         draft=draft,
@@ -170,13 +184,26 @@ def command(
         with Steps() as steps:
             engine_dir = stack.enter_context(prepared(request, Cache(bundle.user_cache()), steps))
         if prompts:
-            return answer(engine_dir, prompts, settings, tree)
+            return answer(ctx, engine_dir, prompts, settings, tree, config)
         code: int = ctx.invoke(chat.command, engine_dir=engine_dir, **settings)
         return code
 
 
+def said_once(flag: str, given: T | None, configured: T | None) -> T | None:
+    """A value of a flag, or of speculative_config. Raises OptionError where they differ."""
+    if given is not None and configured not in (None, given):
+        what = f"{flag} is {given}, and speculative_config says {configured}"
+        raise OptionError(what, "Leave one of the two out.")
+    return configured if given is None else given
+
+
 def answer(
-    engine_dir: Path, prompts: Sequence[str], settings: dict[str, Any], tree: TreeSpec | None
+    ctx: click.Context,
+    engine_dir: Path,
+    prompts: Sequence[str],
+    settings: dict[str, Any],
+    tree: TreeSpec | None,
+    config: Configured,
 ) -> int:
     """Answers each prompt on stdout and returns the exit code."""
     from edgespec.cli.answer_stream import AnswerStream
@@ -189,15 +216,21 @@ def answer(
     sizes = (top_k, step, verify_size)
     spec_decode, prefix_cache_mb = settings.pop("spec_decode"), settings.pop("prefix_cache_mb")
     show_speculation = settings.pop("show_speculation")
-    drafter = settings.pop("drafter")
+    drafter, acceptance = settings.pop("drafter"), take_acceptance(ctx, settings)
+    time_budget_ms = settings.pop("drafter_time_budget_ms")
     return infer.respond(
         text_requests(prompts, apply_chat_template=not raw, **settings),
         engine_dir=engine_dir,
         output_file=None,
-        spec_decode=wanted(spec_decode, sized=any(sizes) or tree is not None),
+        spec_decode=wanted(
+            spec_decode, sized=any(sizes) or tree is not None or acceptance is not None
+        ),
         drafter=drafter,
+        time_budget_ms=time_budget_ms,
         sizes=sizes,
         tree=tree,
+        acceptance=acceptance,
+        config=config,
         prefix_cache_mb=prefix_cache_mb,
         chat_template=template,
         stream=AnswerStream(len(prompts), live=True, show_speculation=show_speculation),
@@ -211,6 +244,8 @@ def check_sizes(ctx: click.Context, settings: dict[str, Any], tree: TreeSpec | N
         return
     if tree is not None or any(settings[name] for name in SIZES):
         raise click.UsageError("the sizes of drafts mean nothing with --no-spec-decode", ctx)
+    if any(settings[name] is not None for name in ACCEPTING):
+        raise click.UsageError("an accept rule means nothing with --no-spec-decode", ctx)
     if settings["drafter"]:
         raise click.UsageError("--drafter means nothing with --no-spec-decode", ctx)
 
@@ -232,7 +267,7 @@ def piped_prompt(ctx: click.Context) -> tuple[str, ...]:
 def refuse_given(ctx: click.Context, names: Iterable[str]) -> None:
     """Raises click.UsageError for options that make engines, where these are finished."""
     for name in names:
-        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+        if ctx.get_parameter_source(name) in GIVEN:
             flag = f"--{name.replace('_', '-')}"
             what = f"{flag} means nothing here: TARGET is a finished engine directory"
             raise click.UsageError(what, ctx)

@@ -301,7 +301,8 @@ def pair_rows(method: str, pair: PairConfig) -> Rows:
     ids, identity = pair.aux_layer_ids, pair.base_identity
     layers = ", ".join(map(str, ids)) if ids else METHODS[method].default_layers
     known = identity[:12] if identity else "not compared with a base"
-    return [("aux layers", layers), ("made for", f"{pair.base_name or 'a base'} ({known})")]
+    made_for = ("made for", f"{pair.base_name or 'a base'} ({known})")
+    return [("aux layers", layers), made_for] if METHODS[method].reads_base else [made_for]
 
 
 def exported_rows(found: GraphQuantization | None) -> Rows:

@@ -17,7 +17,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edgespec.config import RopeConfig
-from edgespec.contract import GraphShape, Role, memory_inputs, memory_outputs
+from edgespec.contract import GraphShape, memory_inputs, memory_outputs
 from edgespec.graphs.assembly import DecoderGraph, Piece, head_piece, layer_piece, stem_piece
 from edgespec.graphs.builder import WeightPlan
 from edgespec.rope import RopeTable
@@ -144,7 +144,7 @@ def golden_passes(
         if graph.shape.local_rotary_dim:
             local = tables[1].rows(positions[None])
             feeds |= dict(zip(("local_rope_cos", "local_rope_sin"), local, strict=True))
-        if graph.shape.role is Role.DRAFT:
+        if graph.shape.reads_hidden_states:
             own = start > 0
             feeds["base_hidden"] = rng.standard_normal(
                 (1, 0 if own else len(ids), graph.shape.base_features), np.float32

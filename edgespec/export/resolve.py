@@ -17,7 +17,7 @@ from edgespec.export import sidecars
 from edgespec.export.options import ExportOptions
 from edgespec.export.request import ExportRequest, OpenBase, OpenDraft
 from edgespec.export.table import COMPONENTS
-from edgespec.methods import METHODS, BaseSide, DraftSide, mismatches
+from edgespec.methods import METHODS, BaseSide, DraftSide, mismatches, whole_model_method
 from edgespec.methods.aux_layers import REMEDY as AUX_LAYERS_REMEDY
 
 _OTHER_BASE = (
@@ -38,6 +38,8 @@ def resolve(model: str, options: ExportOptions) -> ExportRequest:
     if options.base_for is not None:
         COMPONENTS[options.base_for].check_base(checkpoint)
     found = detect(checkpoint)
+    if options.as_draft is not None:
+        found = _as_draft(checkpoint, found, options)
     if isinstance(found, DraftConfig):
         return _draft_request(OpenDraft(checkpoint, found), options)
     return _base_request(checkpoint, found, options)
@@ -77,7 +79,9 @@ def _refuse_beside_base(checkpoint: Checkpoint, options: ExportOptions) -> None:
             f"{checkpoint.path} is a base model; --base-model-dir belongs to the export of a draft"
             f"{beside}"
         )
-        remedy = "Leave --base-model-dir out, or give the draft's directory as MODEL."
+        remedy = (
+            f"Leave --base-model-dir out, or give the draft's directory as MODEL{_as_a_draft()}."
+        )
         raise PairingError(what, remedy)
     if not options.aux_layers:
         return
@@ -89,6 +93,12 @@ def _refuse_beside_base(checkpoint: Checkpoint, options: ExportOptions) -> None:
     if not method.takes_aux_layers:
         what = f"--aux-layers means nothing with {method.export_flag}"
         raise PairingError(what, "Leave --aux-layers out: the draft decides what it reads.")
+
+
+def _as_a_draft() -> str:
+    """How MODEL itself can be a draft, for the end of a remedy."""
+    whole = whole_model_method()
+    return f"; {whole.draft_flag} makes MODEL itself the draft" if whole else ""
 
 
 def _named_draft(method: str, options: ExportOptions) -> OpenDraft:
@@ -105,6 +115,24 @@ def _named_draft(method: str, options: ExportOptions) -> OpenDraft:
 
 
 # A draft
+
+
+def _as_draft(
+    checkpoint: Checkpoint, found: ModelConfig | DraftConfig, options: ExportOptions
+) -> DraftConfig:
+    """A whole model as a draft for the base of `base_model_dir`, which must be given. Raises
+    PairingError, also for what is a draft by itself."""
+    method = METHODS[options.as_draft or ""]
+    assert method.of_model is not None
+    flag = method.draft_flag
+    if isinstance(found, DraftConfig):
+        title = METHODS[found.method].draft_title
+        what = f"{checkpoint.path} is {title} by itself, and no whole model"
+        raise PairingError(what, f"Leave {flag} out.")
+    if options.base_model_dir is None:
+        what = f"{flag} needs --base-model-dir: the tokens of draft and base are compared"
+        raise PairingError(what, "Pass the directory or hub id of the model that it drafts for.")
+    return method.of_model(found)
 
 
 def _draft_by_option(model: str, options: ExportOptions) -> ExportRequest:
@@ -140,7 +168,8 @@ def _refuse_beside_draft(draft: OpenDraft, options: ExportOptions) -> None:
         what = f"{draft.checkpoint.path} is {method.draft_title}; {flag} belongs to a base"
         raise UnsupportedModel(what, f"Leave {flag} out: a draft is detected automatically.")
     if options.aux_layers and not method.takes_aux_layers:
-        what = f"{draft.checkpoint.path} is {method.draft_title}, and names the layers it reads"
+        layers = "names the layers it reads" if method.reads_base else "reads no layers of its base"
+        what = f"{draft.checkpoint.path} is {method.draft_title}, and {layers}"
         raise UnsupportedModel(what, "Leave --aux-layers out.")
 
 

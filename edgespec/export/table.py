@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgespec.export import dflash, eagle1, eagle3, medusa, mtp
+from edgespec.export import dflash, draft_model, eagle1, eagle3, medusa, mtp
 from edgespec.export.row import ComponentRow
 
 COMPONENTS: dict[str, ComponentRow] = {
@@ -11,4 +11,5 @@ COMPONENTS: dict[str, ComponentRow] = {
     mtp.NAME: mtp.COMPONENTS,
     dflash.NAME: dflash.COMPONENTS,
     medusa.NAME: medusa.COMPONENTS,
+    draft_model.NAME: draft_model.COMPONENTS,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgespec.graphs import dflash, eagle1, eagle3, medusa, mtp
+from edgespec.graphs import dflash, draft_model, eagle1, eagle3, medusa, mtp
 from edgespec.graphs.draft import DraftGraph, DraftGraphs, DraftSource
 
 # By the name of the method's row in METHODS.
@@ -12,6 +12,7 @@ DRAFTS: dict[str, DraftGraphs] = {
     mtp.NAME: mtp.GRAPHS,
     dflash.NAME: dflash.GRAPHS,
     medusa.NAME: medusa.GRAPHS,
+    draft_model.NAME: draft_model.GRAPHS,
 }
 
 

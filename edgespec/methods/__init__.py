@@ -15,7 +15,7 @@ from edgespec.methods.aux_layers import (
 from edgespec.methods.base import DraftFormat, Method, SpecConfig
 from edgespec.methods.pair_rules import mismatches
 from edgespec.methods.sides import PLAIN_METHOD, BaseSide, DraftSide, Mismatch
-from edgespec.methods.table import METHODS, find_method
+from edgespec.methods.table import METHODS, as_draft, find_method, whole_model_method
 
 __all__ = [
     "METHODS",
@@ -26,9 +26,11 @@ __all__ = [
     "Method",
     "Mismatch",
     "SpecConfig",
+    "as_draft",
     "default_aux_layers",
     "find_method",
     "mismatches",
     "normalize_aux_layers",
     "resolve_aux_layers",
+    "whole_model_method",
 ]

@@ -78,6 +78,7 @@ class Method:
     SpecConfig and back: `read_spec` raises what its Fields raise. `min_draft_tree_size` are the
     nodes that one call of the draft makes at least. `default_layers` is what a draft reads that
     names no aux layers.
+    `of_model` takes a whole model for a draft of this method, by the flag `draft_flag` of export.
     `base_rows`, `config_rows` and `spec_rows` are what `edgespec inspect` shows of the method
     alone: of a base's checkpoint, of a draft's, and of an exported component.
     """
@@ -96,6 +97,8 @@ class Method:
     lossless: bool = True
     tensors_in_base: tuple[str, ...] = ()
     format: DraftFormat | None = None
+    of_model: Callable[[ModelConfig], DraftConfig] | None = None
+    draft_flag: str | None = None
     read_spec: Callable[[Fields], SpecConfig] = no_spec
     write_spec: Callable[[SpecConfig], dict[str, Any]] = no_keys
     pair_rules: tuple[PairRule, ...] = ()
@@ -104,3 +107,9 @@ class Method:
     base_rows: Callable[[ModelConfig], Rows] = lambda config: ()
     config_rows: Callable[[DraftConfig], Rows] = lambda config: ()
     spec_rows: Callable[[SpecConfig], Rows] = lambda spec: ()
+
+    @property
+    def reads_base(self) -> bool:
+        """Whether its drafts read what the base's graph emits; those that do not draft for a plain
+        engine too."""
+        return self.base_output != "nothing"

@@ -15,7 +15,8 @@ from edgespec.methods.table import METHODS
 
 def mismatches(base: BaseSide, draft: DraftSide) -> Iterator[Mismatch]:
     """Every mismatch of a pair: the common rules first, then those of the draft's method."""
-    for rule in (*COMMON, *METHODS[draft.method].pair_rules):
+    method = METHODS[draft.method]
+    for rule in (*(COMMON if method.reads_base else OF_WEIGHTS), *method.pair_rules):
         yield from rule(base, draft)
 
 
@@ -106,9 +107,11 @@ def mask_token(base: BaseSide, draft: DraftSide) -> Iterator[Mismatch]:
     yield Mismatch("mask token", what)
 
 
+# Of a draft that is a model of its own: its pairing is its tokenizer, which is compared at export
+OF_WEIGHTS: tuple[PairRule, ...] = (same_weights,)
 COMMON: tuple[PairRule, ...] = (
     same_method,
-    same_weights,
+    *OF_WEIGHTS,
     vocabulary,
     hidden_size,
     embedding,

@@ -6,7 +6,8 @@ code for it are keyed by the row's `name`. Test code and users may add rows of t
 
 from __future__ import annotations
 
-from edgespec.methods import dflash, eagle1, eagle3, medusa, mtp, ngram, suffix
+from edgespec.config.values import DraftConfig, ModelConfig
+from edgespec.methods import dflash, draft_model, eagle1, eagle3, medusa, mtp, ngram, suffix
 from edgespec.methods.base import Method
 
 ROWS = (
@@ -15,6 +16,7 @@ ROWS = (
     mtp.METHOD,
     dflash.METHOD,
     medusa.METHOD,
+    draft_model.METHOD,
     suffix.METHOD,
     ngram.METHOD,
 )
@@ -26,3 +28,19 @@ def find_method(name: str) -> Method | None:
     wanted = name.lower()
     rows = METHODS.values()
     return next((m for m in rows if wanted in (m.name, *map(str.lower, m.aliases))), None)
+
+
+def whole_model_method() -> Method | None:
+    """The method that takes a whole model for a draft; None where there is no such row."""
+    return next((m for m in METHODS.values() if m.of_model is not None), None)
+
+
+def as_draft(found: ModelConfig | DraftConfig) -> DraftConfig:
+    """What a checkpoint given as a draft is: a draft as it is, a whole model by the method that
+    takes those."""
+    if isinstance(found, DraftConfig):
+        return found
+    whole = whole_model_method()
+    assert whole is not None
+    assert whole.of_model is not None
+    return whole.of_model(found)

@@ -20,7 +20,7 @@ from edgespec.errors import (
     UnsupportedModel,
     counted,
 )
-from edgespec.methods import METHODS
+from edgespec.methods import METHODS, as_draft
 from edgespec.pairing.check_result import CheckResult, Report
 from edgespec.pairing.pair import Pair
 from edgespec.pairing.row import Check
@@ -106,15 +106,9 @@ def _base(checkpoint: Checkpoint, results: list[CheckResult]) -> ModelConfig | N
 
 
 def _draft(checkpoint: Checkpoint, results: list[CheckResult]) -> DraftConfig | None:
-    found = _detected("draft", checkpoint, results)
-    if isinstance(found, ModelConfig):
-        what = f"{checkpoint.path} is a base, not a draft"
-        remedy = (
-            "Give the base first, then the draft; leave the draft out for the one in the base's own"
-            " checkpoint."
-        )
-        results.append(CheckResult("refused", "draft", what, remedy))
-        return None
+    """What a draft is by itself, or as a whole model that drafts."""
+    detected = _detected("draft", checkpoint, results)
+    found = None if detected is None else as_draft(detected)
     if found is not None:
         what = (
             f"{METHODS[found.method].title}, {found.layout} layout:"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgespec.pairing import dflash, eagle1, eagle3, medusa, mtp
+from edgespec.pairing import dflash, draft_model, eagle1, eagle3, medusa, mtp
 from edgespec.pairing.row import PairingRow
 
 PAIRINGS: dict[str, PairingRow] = {
@@ -11,4 +11,5 @@ PAIRINGS: dict[str, PairingRow] = {
     dflash.NAME: dflash.PAIRING,
     mtp.NAME: mtp.PAIRING,
     medusa.NAME: medusa.PAIRING,
+    draft_model.NAME: draft_model.PAIRING,
 }

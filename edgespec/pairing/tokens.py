@@ -4,26 +4,13 @@ ids and strings."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
 
 from edgespec.checkpoint.d2t import read_d2t
-from edgespec.checkpoint.files import Checkpoint, read_json
-from edgespec.errors import CheckpointError
+from edgespec.checkpoint.vocabulary import Tokens, differences, other_tokens, read_tokens
 from edgespec.pairing.check_result import CheckResult
 from edgespec.pairing.pair import Pair
 
 FILE = "tokenizer.json"
-
-
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """What a tokenizer.json says: each id's string, which ids are special, and how text is cut into
-    them."""
-
-    strings: dict[int, str]
-    special: frozenset[int]
-    cutting: tuple[Any, ...]
 
 
 def tokenizer(pair: Pair) -> Iterator[CheckResult]:
@@ -57,14 +44,9 @@ def tokenizer(pair: Pair) -> Iterator[CheckResult]:
 
 
 def _compared(base: Tokens, draft: Tokens) -> CheckResult:
-    both = sorted(base.strings.keys() & draft.strings.keys())
-    other = [i for i in both if base.strings[i] != draft.strings[i]]
-    if other:
-        at = other[0]
-        what = (
-            f"{len(other)} of {len(both)} ids mean other tokens, the first of them {at}: "
-            f"{draft.strings[at]!r} to the draft, {base.strings[at]!r} to the base"
-        )
+    found = differences(base, draft)
+    if found.others:
+        what = other_tokens(found, base, draft)
         return CheckResult(
             "refused", "tokenizer", what, "Use a draft that was trained with this base's tokenizer."
         )
@@ -75,39 +57,7 @@ def _compared(base: Tokens, draft: Tokens) -> CheckResult:
             " base's."
         )
         return CheckResult("warning", "tokenizer", what, remedy)
-    return CheckResult("ok", "tokenizer", f"the same in both, {len(both)} ids compared")
-
-
-def read_tokens(checkpoint: Checkpoint) -> Tokens | None:
-    """None where there is no tokenizer.json. Raises CheckpointError for one that cannot be read."""
-    path = checkpoint.path / FILE
-    if not path.is_file():
-        return None
-    raw = read_json(path)
-    model, added = raw.get("model"), raw.get("added_tokens") or []
-    vocab = model.get("vocab") if isinstance(model, dict) else None
-    try:
-        if isinstance(vocab, dict):
-            strings = {int(i): str(token) for token, i in vocab.items()}
-        elif isinstance(vocab, list):  # Unigram: pairs of a token and its score
-            strings = {i: str(entry[0]) for i, entry in enumerate(vocab)}
-        else:
-            raise TypeError("no vocabulary")
-        strings |= {int(token["id"]): str(token["content"]) for token in added}
-        special = frozenset(int(token["id"]) for token in added if token.get("special"))
-    except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
-        raise CheckpointError(
-            f"{path} is not a tokenizer: {error}.", "Download it again."
-        ) from error
-    merges = model.get("merges") if isinstance(model, dict) else None
-    pieces = [
-        tuple(merge.split(" ", 1)) if isinstance(merge, str) else merge for merge in merges or []
-    ]
-    return Tokens(
-        strings,
-        special,
-        ([list(piece) for piece in pieces], raw.get("normalizer"), raw.get("pre_tokenizer")),
-    )
+    return CheckResult("ok", "tokenizer", f"the same in both, {found.both} ids compared")
 
 
 def coverage(pair: Pair) -> Iterator[CheckResult]:

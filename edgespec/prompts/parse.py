@@ -88,6 +88,10 @@ def with_values(base: Request, values: Values) -> Request:
 def _request(index: int, raw: object, base: Request, given: Values, here: Place) -> Request:
     parts = as_object(raw, here)
     own = _values({**parts, "messages": parts.get("messages")}, REQUEST, here)
+    if own.get("disable_spec_decode") and own.get("speculative") is not None:
+        here.key("speculative").refuse(
+            "says how to draft, and disable_spec_decode is true", "Leave one of the two out."
+        )
     not_given = {key: own[key] for key in own if key not in given}
     return replace(with_values(base, not_given), index=index)
 
@@ -192,6 +196,11 @@ def as_list(raw: object, here: Place, remedy: str) -> list[object]:
     return raw
 
 
+def keys_and_values(value: object, here: Place) -> dict[str, object] | None:
+    """Returns an object, whose keys the engine checks; null is none. Raises RequestError."""
+    return None if value is None else as_object(value, here)
+
+
 def unchecked(value: object, here: Place) -> object:
     """Returns the value, which is checked later."""
     return value
@@ -220,6 +229,7 @@ KEYS: dict[str, Key] = {
     "add_generation_prompt": Key(BOTH, flag),
     "enable_thinking": Key(BOTH, flag),
     "disable_spec_decode": Key((REQUEST,), flag),
+    "speculative": Key(BOTH, keys_and_values),
     "save_system_prompt_kv_cache": Key((REQUEST,), flag),
     "lora_name": Key(BOTH, unsupported("there are no LoRA adapters", "")),
     "available_lora_weights": Key(BOTH, unsupported("there are no LoRA adapters", {})),
@@ -234,6 +244,7 @@ FIELDS = {
     "add_generation_prompt": "add_generation_prompt",
     "enable_thinking": "enable_thinking",
     "disable_spec_decode": "disable_spec_decode",
+    "speculative": "speculative",
     "save_system_prompt_kv_cache": "keep_system_prompt",
 }
 

@@ -74,6 +74,7 @@ class Request:
     messages: tuple[Message, ...]
     sampling: SamplingParams
     disable_spec_decode: bool = False
+    speculative: Mapping[str, object] | None = None  # keys and values; the engine checks them
     apply_chat_template: bool = True
     add_generation_prompt: bool = True
     enable_thinking: bool = False

@@ -17,6 +17,8 @@ from edgespec.prompts import CANCELLED, ERROR, Message, Request
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.generation import Chunk, GenerationRequest, Response, with_seed
 from edgespec.runtime.lossless_check import Difference, first_difference
+from edgespec.runtime.quality import Quality, compared
+from edgespec.runtime.speculative_config import of_request
 from edgespec.runtime.tokenizer import Tokenizer
 from edgespec.runtime.tree import DraftPlan
 
@@ -38,8 +40,10 @@ class Answer:
     system_prompt: str = ""
     response: Response | None = None
     speculative: bool = False
-    plain: Response | None = None  # with a check of losslessness: the same request without drafts
+    # with a check of losslessness or of quality: the same request without drafts
+    plain: Response | None = None
     difference: Difference | None = None
+    quality: Quality | None = None
     error: EdgeSpecError | None = None
     cancelled: bool = False
 
@@ -90,9 +94,10 @@ class Answers:
     ) -> tuple[Answer, GenerationRequest | None]:
         """A turn as it is put to the engine: its answer to come, and what is asked, where that can
         be."""
-        plan = None if request.disable_spec_decode else self.plan
-        answer = Answer(request, turn, messages, speculative=plan is not None)
+        answer = Answer(request, turn, messages)
         try:
+            drafts = self.drafts_of(request)
+            answer = replace(answer, speculative=drafts["plan"] is not None)
             prompt = self.render(request, messages)
             system_prompt = self.system_prompt(request, messages)
             ids = self.engine.tokenizer.encode(
@@ -103,12 +108,21 @@ class Answers:
         asked = GenerationRequest(
             ids,
             with_seed(request.sampling),
-            plan,
+            **drafts,
             keep=self.common(ids, system_prompt) if request.keep_system_prompt else 0,
             keep_all=turn < len(request.turns),
             arrived_s=arrived_s,
         )
         return replace(answer, prompt=prompt, system_prompt=system_prompt), asked
+
+    def drafts_of(self, request: Request) -> dict[str, Any]:
+        """What drafts for a request and how much, as fields of a GenerationRequest: by its own
+        `speculative`, else by the plan of the run. Raises RequestError, LimitError or
+        OptionError."""
+        if request.disable_spec_decode or request.speculative is None:
+            return {"plan": None if request.disable_spec_decode else self.plan}
+        where = f"requests[{request.index}].speculative"
+        return self.engine.drafts_by(of_request(request.speculative, where, self.engine.method))
 
     def render(self, request: Request, messages: Sequence[Message]) -> str:
         """The text of messages, as the request wants it. Raises RequestError."""
@@ -141,6 +155,24 @@ class Answers:
     def compare(self, answers: Iterable[Answer]) -> Iterator[Answer]:
         """The speculative ones again, each with the plain answer to the same prompt and seed, and
         their difference."""
+        for answer, plain in self.plainly(answers):
+            assert answer.response is not None
+            difference = first_difference(
+                self.engine, plain, answer.response, seeded(answer), self.batch_size
+            )
+            yield replace(answer, plain=plain, difference=difference)
+
+    def compare_quality(self, answers: Iterable[Answer]) -> Iterator[Answer]:
+        """The speculative ones again, each with the plain answer to the same prompt and seed, and
+        what the accept rule cost."""
+        for answer, plain in self.plainly(answers):
+            assert answer.response is not None
+            quality = compared(self.engine, answer.response, plain)
+            yield replace(answer, plain=plain, quality=quality)
+
+    def plainly(self, answers: Iterable[Answer]) -> list[tuple[Answer, Response]]:
+        """The speculative ones with the plain answers to the same prompts and seeds; without those
+        that failed plainly or were stopped."""
         arrived_s, asked = time.perf_counter(), dict[GenerationRequest, Answer]()
         for answer in answers:
             if answer.response is not None and answer.speculative:
@@ -155,12 +187,7 @@ class Answers:
                 self.observe(event)
             elif isinstance(event, Response) and event.finish_reason != CANCELLED:
                 found.append((asked[request], event))
-        for answer, plain in found:
-            assert answer.response is not None
-            difference = first_difference(
-                self.engine, plain, answer.response, seeded(answer), self.batch_size
-            )
-            yield replace(answer, plain=plain, difference=difference)
+        return found
 
 
 class RequestQueue:
@@ -282,6 +309,8 @@ def to_dict(found: Answer, tokenizer: Tokenizer) -> dict[str, object]:
         out["logprobs"] = [
             [candidate(tokenizer, i, p) for i, p in step] for step in response.logprobs
         ]
+    if found.quality is not None:
+        return out | {"quality": found.quality.to_dict()}
     return out | ({"lossless": lossless(found)} if found.plain is not None else {})
 
 

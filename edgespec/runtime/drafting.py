@@ -24,6 +24,7 @@ from edgespec.runtime.opening import (
     engineless,
     open_draft,
     options_of,
+    with_options,
 )
 
 MAX_NAMED = 8  # methods with options that are open at a time beside the default
@@ -42,6 +43,8 @@ class Drafting:
         self.default = open_draft(engine_dir, choice, base)
         # By method and options, the least recently named first
         self.named: OrderedDict[tuple[str, DrafterOptions | None], OpenDraft] = OrderedDict()
+        # Drafters of the user's by the id of the object, which is kept alive beside them
+        self.own: OrderedDict[int, tuple[object, OpenDraft]] = OrderedDict()
         self.lock = threading.Lock()
 
     def of(self, drafter: str | Drafter | None, options: Options = None) -> OpenDraft | None:
@@ -58,11 +61,11 @@ class Drafting:
             drafter = default.method
         if isinstance(drafter, str):
             found = self.by_name(drafter, options)
+        elif drafter is None:
+            options_of(None, options)  # there is no method that they could be of
+            return default
         else:
-            options_of(None, options)  # a drafter of the user's own has none
-            if drafter is None:
-                return default
-            found = OpenDraft(drafter)
+            found = self.by_object(drafter, options)
         self.check(found)
         return found
 
@@ -90,6 +93,34 @@ class Drafting:
                 self.named.popitem(last=False)
             return self.named[key]
 
+    def by_object(self, drafter: object, options: Options) -> OpenDraft:
+        """A drafter of the user's own, behind one guard for all requests that give it. The options
+        are those of the first."""
+        with self.lock:
+            if id(drafter) not in self.own:
+                choice = with_options(DraftChoice(drafter=drafter), options)
+                opened = open_draft(self.engine_dir, choice, self.base)
+                assert opened is not None
+                self.own[id(drafter)] = drafter, opened
+            self.own.move_to_end(id(drafter))
+            while len(self.own) > MAX_NAMED:
+                _, (_, idle) = self.own.popitem(last=False)
+                if idle.guard is not None:
+                    idle.guard.close()  # its thread, which a later call begins anew
+            return self.own[id(drafter)][1]
+
+    def drafts(self) -> list[OpenDraft]:
+        """All that is open."""
+        own = [draft for _, draft in self.own.values()]
+        default = [] if self.default is None else [self.default]
+        return [*default, *self.named.values(), *own]
+
+    def notes(self) -> tuple[str, ...]:
+        """What drafters of the user's failed at so far, once for each reason."""
+        with self.lock:
+            guards = [draft.guard for draft in self.drafts() if draft.guard is not None]
+        return tuple(note for guard in guards for note in guard.notes)
+
     def check(self, draft: OpenDraft) -> None:
         """Raises LimitError where the base verifies no drafts, has no hidden states for a drafter
         that reads them, or runs more sequences than the drafter holds."""
@@ -106,6 +137,5 @@ class Drafting:
 
     def close(self) -> None:
         """Free what is open; closing twice is harmless."""
-        drafts = [*self.named.values(), *([] if self.default is None else [self.default])]
-        for draft in drafts:
+        for draft in self.drafts():
             draft.drafter.close()

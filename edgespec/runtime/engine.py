@@ -13,7 +13,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Protocol, TypeVar, overload
 from weakref import finalize
@@ -25,11 +24,15 @@ from edgespec.backends.engine_config import EngineConfig
 from edgespec.errors import EdgeSpecError, InternalError, LimitError, RequestError
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.drafters.base import Drafter
+from edgespec.runtime.drafters.decoding import DecodingConfig
 from edgespec.runtime.drafters.options import DrafterOptions
 from edgespec.runtime.drafters.registry import DRAFTERS
+from edgespec.runtime.drafters.trtllm import PreparesDraftTokens
+from edgespec.runtime.drafters.user import UserDrafter
 from edgespec.runtime.drafting import Drafting, Options
 from edgespec.runtime.driver import Driver
 from edgespec.runtime.faults import FAULTS, as_error
+from edgespec.runtime.gates import Gates
 from edgespec.runtime.generation import (
     Chunk,
     Event,
@@ -37,18 +40,32 @@ from edgespec.runtime.generation import (
     GenerationRequest,
     Response,
 )
-from edgespec.runtime.opening import choose_draft, open_base, options_of
+from edgespec.runtime.opening import choose_draft, open_base, with_options
 from edgespec.runtime.plans import PlanLimits, TreeSpec
 from edgespec.runtime.prefix import PrefixCache
 from edgespec.runtime.prompt import Conversation, Prompt, read_messages, read_prompt
 from edgespec.runtime.sampling import NEAR_TIE
 from edgespec.runtime.scheduler import Scheduler
 from edgespec.runtime.session import Session
+from edgespec.runtime.speculative_config import (
+    gates_of,
+    of_engine,
+    read_config,
+    refuse_beside,
+    refuse_keys_of_engines,
+)
 from edgespec.runtime.streams import AsyncStream, Ends, Stream, cancelling, future_end
 from edgespec.runtime.thinking import thinking_note
 from edgespec.runtime.tokenizer import Tokenizer
 from edgespec.runtime.tree import PLAIN, DraftPlan, Plain
-from edgespec.runtime.verify import ACCEPT_RULES
+from edgespec.runtime.verify import (
+    ACCEPT_RULES,
+    EXACT,
+    Acceptance,
+    AcceptOptions,
+    acceptance_of,
+    acceptance_words,
+)
 
 logger = logging.getLogger(__name__)
 # What the library has to say goes where the application's logging sends it, else nowhere
@@ -57,10 +74,11 @@ logging.getLogger("edgespec").addHandler(logging.NullHandler())
 PREFIX_CACHE_BYTES = 256 * 2**20
 
 T = TypeVar("T")
-Plan = DraftPlan | Plain | None
+Plan = DraftPlan | DecodingConfig | Plain | None
 # Of a batch: one for all requests, or one for each
 Samplings = SamplingParams | None | Sequence[SamplingParams | None]
 Plans = Plan | Sequence[Plan]
+Acceptances = Acceptance | Sequence[Acceptance]
 
 
 class Queue(Protocol):
@@ -83,12 +101,19 @@ class Engine:
     `spec_decode` opens base and draft; without it a plain engine is opened where there is one, else
     the base alone. "auto" drafts with what there is: the draft, or for a plain engine a method that
     needs none. `drafter` drafts instead of a draft engine: the name of a method that needs no
-    engine, or a Drafter of your own. `drafter_options` are those of the method: an object of its
-    class, or keys and values. With `exact` drafts leave every bit as it is: for float32, int4 in
+    engine, or a drafter of your own, as an object or as `package.module:Class`. `drafter_options`
+    are those of the method, or of a drafter of your own (`time_budget_ms`): an object of their
+    class, or keys and values. `speculative_config` names a method with its sizes and options
+    instead, as TensorRT-LLM does: such as edgespec.AutoDecodingConfig(max_draft_len=3), or a
+    mapping with a decoding_type. With `exact` drafts leave every bit as it is: for float32, int4 in
     blocks of 32 and int8 GEMM, one sequence, chains only. `prefix_cache_bytes` bounds the KV rows
-    that are kept for later prompts with the same prefix; 0 keeps none. Raises BundleError,
-    PairingError, EngineMismatch, EnvironmentProblem, OptionError or, for what cannot be exact or
-    cannot draft, LimitError, with the remedy.
+    that are kept for later prompts with the same prefix; 0 keeps none. `acceptance` is the accept
+    rule of requests that name none: `exact`, `rejection`, `typical` or `relaxed`, or such a rule
+    with its options.
+
+    Raises BundleError, PairingError, EngineMismatch, EnvironmentProblem or, for what cannot be
+    exact or cannot draft, LimitError, with the remedy; OptionError or RequestError for options, an
+    accept rule or a drafter that cannot be.
     """
 
     def __init__(
@@ -96,24 +121,37 @@ class Engine:
         engine_dir: str | Path,
         *,
         spec_decode: bool | Literal["auto"] | None = None,
-        drafter: str | Drafter | None = None,
+        drafter: str | Drafter | UserDrafter | PreparesDraftTokens | None = None,
         drafter_options: DrafterOptions | Mapping[str, object] | None = None,
+        speculative_config: DecodingConfig | Mapping[str, object] | None = None,
         exact: bool = False,
         prefix_cache_bytes: int = PREFIX_CACHE_BYTES,
+        acceptance: Acceptance = None,
     ) -> None:
+        acceptance = acceptance_of(acceptance)  # before a large engine is loaded
         path = Path(engine_dir)
+        config, notes = read_config(speculative_config)
+        if config is not None:
+            refuse_beside(spec_decode, drafter, drafter_options)
+            spec_decode, drafter, drafter_options = True, config.drafts_by, config.options
         choice = choose_draft(path, spec_decode, drafter)
-        choice = replace(choice, options=options_of(choice.method, drafter_options))
+        if config is not None:
+            config = of_engine(config, choice.method, str(path))
+            drafter_options = config.options
+        choice = with_options(choice, drafter_options)
         opened = open_base(path, choice, exact=exact)
         self.base, self.config, self.exact = opened.decoder, opened.config, exact
         self.plan_hints = opened.hints
         self.tokenizer = Tokenizer.open(path)
+        self.acceptance = self.acceptance_for(acceptance)
         self.drafting = Drafting(path, opened, choice)
         draft = self.drafting.default
         self.drafter = None if draft is None else draft.drafter
         self.method = None if draft is None else draft.method
         self.draft_config = None if draft is None else draft.config
         self.spec_decode = draft is not None
+        self.speculative_config = config
+        self.gates = gates_of(config)
         self.session = Session(self.base, self.drafter, PrefixCache(prefix_cache_bytes))
         self.session.log.recording = False
         self.scheduler = Scheduler(self.session, self.prepare, self.max_batch_size)
@@ -121,7 +159,7 @@ class Engine:
         # An engine that is dropped without `close` leaves no thread behind
         finalize(self, self.driver.work.close).atexit = False
         self.stop_ids = frozenset(self.config.component.eos_token_ids)
-        self.notes = (*([choice.note] if choice.note else []), *self.warnings())
+        self.notes = (*([choice.note] if choice.note else []), *notes, *self.warnings())
         self.log_opening(path)
 
     @property
@@ -142,8 +180,8 @@ class Engine:
         capacity = None if self.drafter is None else self.drafter.capacity
         if capacity is not None and capacity < self.base.capacity:
             yield (
-                f"the draft's KV cache holds {capacity} tokens, the base's {self.base.capacity}:"
-                f" beyond {capacity} nothing is drafted"
+                f"the draft follows {capacity} tokens, the base's KV cache holds"
+                f" {self.base.capacity}: beyond {capacity} nothing is drafted"
             )
         weights = self.config.weights
         if weights.emulated:
@@ -153,6 +191,16 @@ class Engine:
                 f"{weights.rounded_by}: lossless up to kernel rounding (margin"
                 f" {self.rounding:.2g} nats)"
             )
+        if self.acceptance.rule != EXACT and self.drafter is not None:
+            yield f"acceptance: {acceptance_words(self.acceptance.rule)}"
+            if self.acceptance.note is not None:
+                yield self.acceptance.note
+
+    @property
+    def drafter_notes(self) -> tuple[str, ...]:
+        """What a drafter of your own failed at so far: one line for each reason, as it first
+        was."""
+        return self.drafting.notes()
 
     def thinking_note(self, asked: Sequence[bool], *, by_flag: bool = False) -> str | None:
         """A warning where requests, by their `enable_thinking`, are not in the mode that the draft
@@ -235,9 +283,29 @@ class Engine:
         were not given shrink to what the engines were built for. With a draft that makes blocks
         `steps` is 1 or left open.
         """
-        top_k = 1 if top_k is None and self.exact else top_k  # only chains are exact
+        config = self.speculative_config if drafter is None else None
+        if config is not None and (top_k, steps, verify_size) == (None, None, None):
+            return self.plan_by(config)
+        if top_k is None and (self.exact or ACCEPT_RULES[self.acceptance.rule].chains_only):
+            top_k = 1  # only chains are exact
         plan = self.plan_limits(drafter).plan(top_k, steps, verify_size, self.plan_hints)
         self.check_chain(plan)
+        self.check_acceptance(self.acceptance, plan)
+        return plan
+
+    def plan_by(self, config: DecodingConfig) -> DraftPlan:
+        """The drafting plan of a speculative_config. Raises LimitError where it cannot be."""
+        limits = self.plan_limits(config.drafts_by, config.options if config.drafts_by else None)
+        try:
+            if config.tree is None:
+                plan = limits.plan(*config.sizes, self.plan_hints)
+            else:
+                plan = config.tree.plan(self.config.limits.verify_tree_size)
+                limits.check(plan)
+            self.check_chain(plan)
+        except LimitError as error:
+            what = f"decoding_type {config.decoding_type}: {error.what}"
+            raise LimitError(what, error.remedy) from error
         return plan
 
     def tree_plan(self, tree: TreeSpec) -> DraftPlan:
@@ -290,6 +358,32 @@ class Engine:
         if count > self.max_batch_size:
             what = f"batch_size {count}; the drafter holds {self.max_batch_size} sequences"
             raise LimitError(what, f"Set batch_size to {self.max_batch_size}.")
+
+    # ---- which drafts are accepted
+
+    def acceptance_for(self, asked: Acceptance) -> AcceptOptions:
+        """An accept rule as this model has it; None is the engine's own.
+
+        Raises RequestError for a rule that there is none of, OptionError for what the rule does not
+        take or the model lacks.
+        """
+        if asked is None:
+            return self.acceptance
+        return acceptance_of(asked).for_model(self.tokenizer)
+
+    def check_acceptance(self, asked: AcceptOptions, plan: DraftPlan) -> None:
+        """Raises RequestError for a rule that is in no table, LimitError for one that does not go
+        with the plan or the engine."""
+        acceptance_of(asked)
+        row = ACCEPT_RULES[asked.rule]
+        if self.exact and asked.rule != EXACT:
+            what = (
+                f"{row.title} is not what plain decoding gives bit for bit, and --exact asks for it"
+            )
+            raise LimitError(what, "Leave one of the two out.")
+        if row.chains_only and plan.top_k != 1:
+            what = f"{row.title} is for chains, and --spec-draft-top-k {plan.top_k} drafts trees"
+            raise LimitError(what, "Set it to 1, or take another accept rule.")
 
     # ---- prompts
 
@@ -346,6 +440,7 @@ class Engine:
         *,
         enable_thinking: bool = False,
         keep: bool = False,
+        acceptance: Acceptance = None,
     ) -> GenerationRequest:
         """A request as the scheduler takes it. Raises RequestError, or LimitError for the plan."""
         if not isinstance(sampling, SamplingParams | None):
@@ -353,19 +448,39 @@ class Engine:
             raise RequestError(what, "Give edgespec.SamplingParams(temperature=0), for example.")
         ids = self.encode(prompt, enable_thinking=enable_thinking)
         return GenerationRequest(
-            ids, sampling or SamplingParams(), self.plan_of(plan), keep_all=keep
+            ids,
+            sampling or SamplingParams(),
+            keep_all=keep,
+            acceptance=None if acceptance is None else self.acceptance_for(acceptance),
+            **self.drafts_of(plan),
         )
 
-    def plan_of(self, plan: Plan) -> DraftPlan | None:
-        """What a request's `plan` means: None is `plan()` where something drafts."""
+    def drafts_of(self, plan: Plan) -> dict[str, Any]:
+        """What a request's `plan` means, as fields of a GenerationRequest: None is `plan()` where
+        something drafts. Raises RequestError, LimitError or OptionError."""
+        if isinstance(plan, DecodingConfig):
+            return self.drafts_by(plan)
         if plan is None:
-            return self.plan() if self.spec_decode else None
+            return {"plan": self.plan() if self.spec_decode else None}
         if not isinstance(plan, DraftPlan | Plain):
             what = f"plan is of type {type(plan).__name__}"
-            raise RequestError(
-                what, "Give engine.plan(...), edgespec.PLAIN for no drafts, or leave it out."
+            remedy = (
+                "Give engine.plan(...), a decoding config such as edgespec.AutoDecodingConfig(...),"
+                " edgespec.PLAIN for no drafts, or leave it out."
             )
-        return None if plan is PLAIN else plan
+            raise RequestError(what, remedy)
+        return {"plan": None if plan is PLAIN else plan}
+
+    def drafts_by(self, config: DecodingConfig) -> dict[str, Any]:
+        """What a request's own config means, as fields of a GenerationRequest. Raises LimitError,
+        and OptionError for keys that are a matter of the engine or a method that it does not
+        have."""
+        refuse_keys_of_engines(config)
+        config = of_engine(config, self.method, "this engine")
+        fields: dict[str, Any] = {"plan": self.plan_by(config), "schedule": config.schedule}
+        if config.drafts_by is not None:
+            fields |= {"drafter": config.drafts_by, "drafter_options": config.options}
+        return fields
 
     def check_prompt(self, prompt_ids: Sequence[int]) -> None:
         """Raises LimitError or RequestError for a prompt that these engines cannot take."""
@@ -373,6 +488,8 @@ class Engine:
         if not count:
             raise LimitError("the prompt is empty", "Give at least one token.")
         for role, config in self.configs.items():
+            if role == "draft" and not config.component.reads_base:
+                continue  # it follows as far as it can, and drafts nothing beyond
             limits = config.limits
             most = limits.max_input_len
             if count > most:
@@ -395,9 +512,7 @@ class Engine:
         if request.plan is not None:
             self.plan_limits(request.drafter, request.drafter_options).check(request.plan)
             self.check_chain(request.plan)
-        if request.accept_rule not in ACCEPT_RULES:
-            what = f"there is no accept rule {request.accept_rule!r}"
-            raise RequestError(what, f"Rules: {', '.join(ACCEPT_RULES)}.")
+            self.check_acceptance(request.acceptance or self.acceptance, request.plan)
         rows = self.config.component.vocab_size
         if invalid := [token for token in request.sampling.logit_bias if token >= rows]:
             what = (
@@ -409,11 +524,33 @@ class Engine:
     def prepare(self, request: GenerationRequest) -> Generation:
         """A request's handle, once it is checked. Raises LimitError or RequestError."""
         self.check(request)
+        acceptance = self.acceptance_for(request.acceptance)
         drafter = None  # the session's own
         if request.drafter is not None or request.drafter_options:
             draft = self.drafting.of(request.drafter, request.drafter_options)
             drafter = None if draft is None else draft.drafter
-        return Generation(request, self.tokenizer, self.stop_ids, drafter)
+        gates = self.gates_for(request)
+        handle = Generation(request, self.tokenizer, self.stop_ids, acceptance, drafter, gates)
+        if gates is not None and gates.stopped:
+            handle.plan = None
+        return handle
+
+    def gates_for(self, request: GenerationRequest) -> Gates | None:
+        """What limits a request's drafts: its own schedule or the engine's, and how well the drafts
+        of the engine's own drafter were accepted."""
+        own = self.gates
+        if request.drafter is not None or own is None:
+            return None if request.schedule is None else Gates(request.schedule)
+        return Gates(request.schedule or own.schedule, own.acceptance)
+
+    @property
+    def drafting_stopped(self) -> str | None:
+        """Why nothing is drafted any more, where acceptance_length_threshold has ended it."""
+        return (
+            None
+            if self.gates is None or self.gates.acceptance is None
+            else (self.gates.acceptance.stopped)
+        )
 
     # ---- answers
 
@@ -425,6 +562,7 @@ class Engine:
         *,
         enable_thinking: bool = False,
         keep: bool = False,
+        acceptance: Acceptance = None,
     ) -> Response:
         """The whole answer to one prompt.
 
@@ -433,11 +571,19 @@ class Engine:
         Without a `plan` an engine with a draft takes `plan()`; `edgespec.PLAIN` decodes without
         drafts. `enable_thinking` is the chat template's. With `keep` the KV rows of prompt and
         answer are kept for a later prompt that begins with them, such as a chat's next turn.
+        `acceptance` is an accept rule by its name, or with its options; None is the engine's.
 
         Any number of threads may call this at the same time. Raises RequestError or LimitError for
         what cannot be answered, EngineClosed, and EnvironmentProblem where the machine cannot.
         """
-        asked = self.request(prompt, sampling, plan, enable_thinking=enable_thinking, keep=keep)
+        asked = self.request(
+            prompt,
+            sampling,
+            plan,
+            enable_thinking=enable_thinking,
+            keep=keep,
+            acceptance=acceptance,
+        )
         handle = self.prepare(asked)
         with cancelling([handle]):
             _, end = next(self.ends([handle]))
@@ -453,10 +599,18 @@ class Engine:
         *,
         enable_thinking: bool = False,
         keep: bool = False,
+        acceptance: Acceptance = None,
     ) -> Stream:
         """The answer to one prompt, piece by piece: see Stream. Takes and raises what `generate`
         does."""
-        asked = self.request(prompt, sampling, plan, enable_thinking=enable_thinking, keep=keep)
+        asked = self.request(
+            prompt,
+            sampling,
+            plan,
+            enable_thinking=enable_thinking,
+            keep=keep,
+            acceptance=acceptance,
+        )
         return Stream(self.driver, self.prepare(asked))
 
     @overload
@@ -467,6 +621,7 @@ class Engine:
         plan: Plans = None,
         *,
         enable_thinking: bool = False,
+        acceptance: Acceptances = None,
         return_exceptions: Literal[False] = False,
     ) -> list[Response]: ...
 
@@ -478,6 +633,7 @@ class Engine:
         plan: Plans = None,
         *,
         enable_thinking: bool = False,
+        acceptance: Acceptances = None,
         return_exceptions: bool,
     ) -> list[Response | EdgeSpecError]: ...
 
@@ -488,17 +644,23 @@ class Engine:
         plan: Plans = None,
         *,
         enable_thinking: bool = False,
+        acceptance: Acceptances = None,
         return_exceptions: bool = False,
     ) -> list[Response] | list[Response | EdgeSpecError]:
         """The answers to several prompts, in their order; as many run at a time as the engines were
         built for.
 
-        `sampling` and `plan` are one for all, or a list with one for each. The first error is
-        raised, and ends the other requests; with `return_exceptions` each stands in the place of
-        its answer, and harms no other. Takes and raises what `generate` does.
+        `sampling`, `plan` and `acceptance` are one for all, or a list with one for each. The first
+        error is raised, and ends the other requests; with `return_exceptions` each stands in the
+        place of its answer, and harms no other. Takes and raises what `generate` does.
         """
         found, handles = self.batch(
-            prompts, sampling, plan, enable_thinking, return_exceptions=return_exceptions
+            prompts,
+            sampling,
+            plan,
+            enable_thinking,
+            acceptance,
+            return_exceptions=return_exceptions,
         )
         places = list(handles)
         with cancelling([*handles.values()]):
@@ -516,9 +678,17 @@ class Engine:
         *,
         enable_thinking: bool = False,
         keep: bool = False,
+        acceptance: Acceptance = None,
     ) -> Response:
         """`generate` for an event loop. A task that is cancelled ends its request."""
-        asked = self.request(prompt, sampling, plan, enable_thinking=enable_thinking, keep=keep)
+        asked = self.request(
+            prompt,
+            sampling,
+            plan,
+            enable_thinking=enable_thinking,
+            keep=keep,
+            acceptance=acceptance,
+        )
         handle = self.prepare(asked)
         with cancelling([handle]):
             future = future_end(handle)
@@ -533,9 +703,17 @@ class Engine:
         *,
         enable_thinking: bool = False,
         keep: bool = False,
+        acceptance: Acceptance = None,
     ) -> AsyncStream:
         """`stream` for the event loop that runs: see AsyncStream."""
-        asked = self.request(prompt, sampling, plan, enable_thinking=enable_thinking, keep=keep)
+        asked = self.request(
+            prompt,
+            sampling,
+            plan,
+            enable_thinking=enable_thinking,
+            keep=keep,
+            acceptance=acceptance,
+        )
         return AsyncStream(self.driver, self.prepare(asked))
 
     @overload
@@ -546,6 +724,7 @@ class Engine:
         plan: Plans = None,
         *,
         enable_thinking: bool = False,
+        acceptance: Acceptances = None,
         return_exceptions: Literal[False] = False,
     ) -> list[Response]: ...
 
@@ -557,6 +736,7 @@ class Engine:
         plan: Plans = None,
         *,
         enable_thinking: bool = False,
+        acceptance: Acceptances = None,
         return_exceptions: bool,
     ) -> list[Response | EdgeSpecError]: ...
 
@@ -567,11 +747,17 @@ class Engine:
         plan: Plans = None,
         *,
         enable_thinking: bool = False,
+        acceptance: Acceptances = None,
         return_exceptions: bool = False,
     ) -> list[Response] | list[Response | EdgeSpecError]:
         """`generate_batch` for an event loop. A task that is cancelled ends its requests."""
         found, handles = self.batch(
-            prompts, sampling, plan, enable_thinking, return_exceptions=return_exceptions
+            prompts,
+            sampling,
+            plan,
+            enable_thinking,
+            acceptance,
+            return_exceptions=return_exceptions,
         )
         with cancelling([*handles.values()]):
             futures = {index: future_end(handle) for index, handle in handles.items()}
@@ -597,6 +783,7 @@ class Engine:
         sampling: Samplings,
         plan: Plans,
         enable_thinking: bool,
+        acceptance: Acceptances,
         *,
         return_exceptions: bool,
     ) -> tuple[dict[int, Any], dict[int, Generation]]:
@@ -608,9 +795,17 @@ class Engine:
         errors, handles = dict[int, Any](), dict[int, Generation]()
         samplings: Sequence[SamplingParams | None] = one_each("sampling", sampling, len(prompts))
         plans: Sequence[Plan] = one_each("plan", plan, len(prompts))
-        for index, parts in enumerate(zip(prompts, samplings, plans, strict=True)):
+        rules: Sequence[Acceptance] = one_each("acceptance", acceptance, len(prompts))
+        each = zip(prompts, samplings, plans, rules, strict=True)
+        for index, (prompt, params, own_plan, rule) in enumerate(each):
             try:
-                request = self.request(*parts, enable_thinking=enable_thinking)
+                request = self.request(
+                    prompt,
+                    params,
+                    own_plan,
+                    enable_thinking=enable_thinking,
+                    acceptance=rule,
+                )
                 handles[index] = self.prepare(request)
             except EdgeSpecError as error:
                 if not return_exceptions:
@@ -692,7 +887,7 @@ class Engine:
 
 def one_each(name: str, given: T | Sequence[T], count: int) -> Sequence[T]:
     """One value for each request of a batch. RequestError for a list of another length."""
-    if not isinstance(given, Sequence):
+    if isinstance(given, str) or not isinstance(given, Sequence):
         return [given] * count
     if len(given) != count:
         what = f"{name} is a list of {len(given)}, and there are {count} prompts"

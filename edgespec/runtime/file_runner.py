@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Protocol
 
@@ -18,6 +18,7 @@ from edgespec.runtime.engine import Engine
 from edgespec.runtime.generation import Chunk
 from edgespec.runtime.memory import peak_bytes
 from edgespec.runtime.profile import RunStats
+from edgespec.runtime.speculative_config import of_request
 from edgespec.runtime.tree import DraftPlan
 
 
@@ -48,17 +49,31 @@ class FileRun:
         stopping: Stopping,
         warn: Callable[[str], None],
     ) -> None:
+        """Raises RequestError for a `speculative` of a request that cannot be."""
         self.engine, self.requests, self.journal, self.warn = engine, requests, journal, warn
-        self.speculative = plan is not None
+        asked = [request for request in requests.requests if request.speculative is not None]
+        for request in asked:
+            where = f"{requests.path}: requests[{request.index}].speculative"
+            of_request(request.speculative, where, engine.method)
+        self.speculative = plan is not None or bool(asked)
         self.answers = Answers(engine, plan, requests.batch_size, stopping=stopping)
         self.done: dict[tuple[int, int], Answer] = {}
         self.fault: Exception | None = None
+        self.stopped: str | None = None  # why nothing is drafted any more
         self.wall_s, self.peak_bytes = 0.0, 0
         self.check_wall_s: float | None = None
         self.passes: dict[str, list[float]] = {}
 
-    def run(self, progress: Progress, *, warmup: int, check_lossless: bool) -> None:
-        """All of it: warm-up batches, each request, the check where asked for, and the output file.
+    def run(
+        self,
+        progress: Progress,
+        *,
+        warmup: int,
+        check_lossless: bool,
+        compare_quality: bool = False,
+    ) -> None:
+        """All of it: warm-up batches, each request, the check or the comparison with the exact
+        answers where asked for, and the output file.
 
         A fault of ours ends the run, not what is done: it is kept in `fault`.
         """
@@ -66,8 +81,8 @@ class FileRun:
         self.answers.observe = progress.add
         try:
             self.answer(progress)
-            if check_lossless:
-                self.check()
+            if check_lossless or compare_quality:
+                self.check(self.answers.compare if check_lossless else self.answers.compare_quality)
         except Exception as error:
             self.fault = error
             self.done |= {answer.key: answer for answer in self.unanswered()}
@@ -92,10 +107,17 @@ class FileRun:
             for answer in self.answers.run(self.requests.requests):
                 self.done[answer.key] = answer
                 self.keep(answer)
+                self.tell_stopped()
                 progress.finish(len(self.done))
         finally:
             self.wall_s, self.passes = time.perf_counter() - began, log.passes
             self.peak_bytes = peak_bytes()
+
+    def tell_stopped(self) -> None:
+        """Warn once where drafting has stopped for good."""
+        if (why := self.engine.drafting_stopped) is not None and not self.stopped:
+            self.stopped = why
+            self.warn(why)
 
     def keep(self, answer: Answer) -> None:
         """Add an answer to the journal. The first failure is a warning, and the run goes on."""
@@ -108,13 +130,13 @@ class FileRun:
                 " now"
             )
 
-    def check(self) -> None:
-        """Answer every drafted turn again, plainly, with neither prefixes nor times of the
-        drafts."""
+    def check(self, compare: Callable[[Iterable[Answer]], Iterable[Answer]]) -> None:
+        """Answer every drafted turn again, plainly, with neither prefixes nor times of the drafts,
+        and compare the two."""
         self.engine.session.prefixes.clear()
         self.engine.session.log.clear()
         began = time.perf_counter()
-        self.done |= {answer.key: answer for answer in self.answers.compare([*self.done.values()])}
+        self.done |= {answer.key: answer for answer in compare([*self.done.values()])}
         self.check_wall_s = time.perf_counter() - began
 
     def unanswered(self) -> list[Answer]:
@@ -140,4 +162,5 @@ class FileRun:
             self.speculative,
             self.check_wall_s,
             self.peak_bytes,
+            self.stopped,
         )

@@ -16,12 +16,13 @@ from edgespec.prompts import STOP_WORDS, SamplingParams
 from edgespec.runtime.detokenizer import TextStream
 from edgespec.runtime.drafters.base import Drafter
 from edgespec.runtime.drafters.options import DrafterOptions
+from edgespec.runtime.gates import Gates, Schedule
 from edgespec.runtime.metrics import RequestMetrics
 from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.sequence import Candidates, SequenceState, StepOutput
 from edgespec.runtime.tokenizer import Tokenizer
 from edgespec.runtime.tree import DraftPlan, DraftTree
-from edgespec.runtime.verify import EXACT
+from edgespec.runtime.verify import EXACT_ACCEPTANCE, AcceptOptions, lossless
 
 SEED_BITS = 63
 
@@ -32,9 +33,10 @@ class GenerationRequest:
     `SequenceState`.
 
     `drafter` None is the one that the engine was opened with; else the name of a method that needs
-    no engine, with its `drafter_options`, or a Drafter. `accept_rule` is a row of
-    `verify.ACCEPT_RULES`. `arrived_s` is when the request came, by `time.perf_counter`; None: when
-    it is added to the scheduler.
+    no engine, with its `drafter_options`, or a Drafter. `schedule` is what it may draft while so
+    many run, None as the engine was opened. `acceptance` is a rule of `verify.ACCEPT_RULES` with
+    its options; None: the engine's. `arrived_s` is when the request came, by `time.perf_counter`;
+    None: when it is added to the scheduler.
     """
 
     prompt_ids: Sequence[int]
@@ -42,10 +44,11 @@ class GenerationRequest:
     plan: DraftPlan | None = None
     keep: int = 0
     keep_all: bool = False
-    accept_rule: str = EXACT
+    acceptance: AcceptOptions | None = None
     arrived_s: float | None = None
     drafter: str | Drafter | None = None
     drafter_options: DrafterOptions | Mapping[str, object] | None = None
+    schedule: Schedule | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,7 @@ def nobody(event: Event) -> None:
 
 class Generation(SequenceState):
     """A request while it is answered, and the handle by which it can be cancelled: steps become
-    chunks, and at the end a response. `drafter` is that of `SequenceState`.
+    chunks, and at the end a response. `drafter` and `gates` are those of `SequenceState`.
 
     Raises RequestError for a stop string that the tokenizer cannot watch for.
     """
@@ -111,7 +114,9 @@ class Generation(SequenceState):
         request: GenerationRequest,
         tokenizer: Tokenizer,
         stop_ids: frozenset[int],
+        acceptance: AcceptOptions | None = None,
         drafter: Drafter | None = None,
+        gates: Gates | None = None,
     ) -> None:
         sampling = with_seed(request.sampling)
         super().__init__(
@@ -123,8 +128,9 @@ class Generation(SequenceState):
             num_logprobs=sampling.num_logprobs,
             keep=request.keep,
             keep_all=request.keep_all,
-            accept_rule=request.accept_rule,
+            acceptance=acceptance or request.acceptance or EXACT_ACCEPTANCE,
             drafter=drafter,
+            gates=gates,
         )
         self.request, self.seed = request, sampling.seed
         self.cancelled = False
@@ -138,7 +144,14 @@ class Generation(SequenceState):
         now = time.perf_counter()
         self.arrived_s = now if request.arrived_s is None else request.arrived_s
         levels = request.plan.steps if request.plan else 0
-        self.metrics = RequestMetrics(len(request.prompt_ids), levels)
+        options = self.accept_options
+        self.metrics = RequestMetrics(
+            len(request.prompt_ids),
+            levels,
+            acceptance=options.rule,
+            acceptance_options=options.to_dict(),
+            lossless=lossless(options, sampling.temperature),
+        )
 
     def __str__(self) -> str:
         return f"request {self.number}"
@@ -177,6 +190,8 @@ class Generation(SequenceState):
     def response(self, reason: str) -> Response:
         """The whole answer, once it ended for `reason` or was ended."""
         self.metrics.stages, self.metrics.reused_tokens = self.times, self.num_reused
+        if self.gates is not None and self.plan is not None:
+            self.gates.record(self.metrics.per_step_drafted, self.metrics.per_step_accepted)
         return Response(
             text="".join(self.pieces) + self.rest,
             token_ids=self.tokens[len(self.prompt) :],

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from edgespec.runtime.acceptance.base import GUARANTEES, Lossless
 from edgespec.runtime.sequence import StepOutput
 from edgespec.runtime.stages import StageTimes
 
@@ -28,6 +29,10 @@ class RequestMetrics:
     read between two steps that time is in the second one. `stages` are the passes that it took
     part in: in a batch the rows of the others are in them, so that their sum over requests exceeds
     what was spent.
+
+    `lossless` is what the accept rule guarantees: the `tokens` of plain decoding, their
+    `distribution`, or `no`. `lost_drafts` counts by its reason how often a drafter failed to make
+    drafts.
     """
 
     prompt_tokens: int
@@ -42,6 +47,10 @@ class RequestMetrics:
     per_step_path: list[list[int]] = field(default_factory=list)  # accepted nodes, the root first
     per_step_s: list[float] = field(default_factory=list)  # since the step before it
     stages: StageTimes = field(default_factory=StageTimes)
+    acceptance: str = "exact"  # the accept rule
+    acceptance_options: dict[str, Any] = field(default_factory=dict)
+    lossless: Lossless = "tokens"
+    lost_drafts: dict[str, int] = field(default_factory=dict)
 
     def add(self, step: StepOutput, elapsed: float) -> None:
         """Take in one step that ended `elapsed` seconds after the request came."""
@@ -52,6 +61,8 @@ class RequestMetrics:
             self.per_step_drafted.append(step.drafted)
             self.per_step_path.append(step.path)
             self.per_step_s.append(elapsed - self.request_latency)
+            if step.tree is not None and step.tree.lost is not None:
+                self.lost_drafts[step.tree.lost] = self.lost_drafts.get(step.tree.lost, 0) + 1
         self.completion_tokens += len(step.tokens)
         self.request_latency = elapsed
 
@@ -103,6 +114,11 @@ class RequestMetrics:
         """Accepted drafts over drafted ones; None where nothing was drafted."""
         return ratio(sum(self.per_step_accepted), sum(self.per_step_drafted))
 
+    @property
+    def guarantee(self) -> str:
+        """The accept rule and what it guarantees, as it is shown."""
+        return f"{self.acceptance} acceptance: {GUARANTEES[self.lossless]}"
+
     def in_words(self) -> str:
         """The main figures in one line, without those that are undefined."""
         figures = [
@@ -111,6 +127,7 @@ class RequestMetrics:
             (self.completion_tokens, "{} tokens"),
             (self.steps, "{} base passes after prefill"),
             (self.acceptance_length, "acceptance length {:.2f}"),
+            (None if self.lossless == "tokens" else self.guarantee, "{}"),
             (self.tokens_per_s, "{:.1f} tokens/s"),
             (self.queue_time, "queue time {:.3f} s"),
             (self.time_to_first_token, "time to first token {:.3f} s"),
@@ -148,12 +165,18 @@ class RequestMetrics:
         }
         if speculative:
             out |= {
+                "acceptance": {
+                    "rule": self.acceptance,
+                    "lossless": self.lossless,
+                    **({"options": self.acceptance_options} if self.acceptance_options else {}),
+                },
                 "acceptance_length": self.acceptance_length,
                 "acceptance_rate": self.acceptance_rate,
                 "per_position_acceptance": per_position(
                     self.per_step_accepted, self.num_spec_tokens
                 ),
                 "speculative_decoding": self.speculative_decoding(),
+                **({"lost_drafts": self.lost_drafts} if self.lost_drafts else {}),
             }
         return out
 

@@ -7,9 +7,9 @@ and no loop.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 from edgespec import bundle
 from edgespec.backends import engine_dir as engines
@@ -22,11 +22,20 @@ from edgespec.errors import LimitError, OptionError
 from edgespec.methods import METHODS, find_method
 from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.drafters.base import Drafter
+from edgespec.runtime.drafters.guard import Guard
+from edgespec.runtime.drafters.loading import (
+    OwnLimits,
+    OwnOptions,
+    guarded,
+    is_own_drafter,
+    load_drafter,
+    needs_hidden_states,
+)
 from edgespec.runtime.drafters.options import DrafterOptions, read_options
 from edgespec.runtime.drafters.registry import DRAFTERS, engineless_methods
 from edgespec.runtime.drafters.row import DraftEngine, DrafterSources
 from edgespec.runtime.embedding import EmbeddingTable
-from edgespec.runtime.plans import PlanLimits, TreeLimits
+from edgespec.runtime.plans import PlanLimits
 
 EXACT_ROWS = 2  # from here on kernels give a row the same bits whatever their number
 AUTO: Final = "auto"
@@ -37,11 +46,11 @@ BUILD_AGAIN = "Build it again: edgespec build leaves room for drafts (--max-veri
 @dataclass(frozen=True, slots=True)
 class DraftChoice:
     """What is to draft: a method by its name, or a drafter that the user made; neither decodes
-    plainly. `note` says so where the choice was not the user's; `options` are the method's, its
+    plainly. `note` says so where the choice was not the user's; `options` are those of either, its
     defaults where None."""
 
     method: str | None = None
-    drafter: Drafter | None = None
+    drafter: object | None = None
     note: str | None = None
     options: DrafterOptions | None = None
 
@@ -54,8 +63,8 @@ class DraftChoice:
     def needs_base(self) -> bool:
         """Whether only an engine that emits hidden states will do."""
         if self.method is not None:
-            return METHODS[self.method].needs_engine
-        return self.drafter is not None and self.drafter.needs_hidden_states
+            return METHODS[self.method].reads_base
+        return self.drafter is not None and needs_hidden_states(self.drafter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,27 +81,28 @@ class OpenBase:
 
 @dataclass(frozen=True, slots=True)
 class OpenDraft:
-    """What drafts. `method` and `config` are None for a drafter that the user made; `config` also
-    where the method needs no engine, and `options` where it has none."""
+    """What drafts. `method` and `config` are None for a drafter that the user made, which has a
+    guard and maybe a length of its own; `config` also where the method needs no engine, and
+    `options` where it has none."""
 
     drafter: Drafter
     method: str | None = None
     config: EngineConfig | None = None
     options: DrafterOptions | None = None
+    guard: Guard | None = None
+    draft_len: int | None = None
 
     def limits(self, base: EngineConfig) -> PlanLimits:
         """What a base and this drafter can take."""
         if self.method is None:
-            return TreeLimits(base.limits.verify_tree_size)
+            return OwnLimits(base.limits.verify_tree_size, draft_len=self.draft_len)
         row = DRAFTERS[self.method]
         if row.limits_by_options is not None and self.options is not None:
             return row.limits_by_options(base, self.options)
         return row.limits(base, self.config)
 
 
-def choose_draft(
-    engine_dir: Path, spec_decode: SpecDecode, drafter: str | Drafter | None
-) -> DraftChoice:
+def choose_draft(engine_dir: Path, spec_decode: SpecDecode, drafter: object | None) -> DraftChoice:
     """What is to draft with the engines of a directory.
 
     Without a `drafter` that is the draft engine. Where there is none, but a plain engine, it is the
@@ -105,10 +115,11 @@ def choose_draft(
     if drafter is not None and spec_decode is False:
         what = "a drafter was given, and spec_decode=False decodes without drafts"
         raise LimitError(what, "Leave one of the two out.")
-    if isinstance(drafter, str):
+    if isinstance(drafter, str) and not is_own_drafter(drafter):
         return DraftChoice(engineless(drafter))
     if drafter is not None:
-        return DraftChoice(drafter=drafter)
+        own = load_drafter(drafter) if isinstance(drafter, str) else drafter
+        return DraftChoice(drafter=own)
     if spec_decode is False or (spec_decode is None and not has_draft):
         return DraftChoice()
     candidates = engineless_methods() if Role.LLM in there and not has_draft else []
@@ -165,7 +176,9 @@ def open_draft(engine_dir: Path, choice: DraftChoice, base: OpenBase) -> OpenDra
     """What drafts for an open base; None where nothing does. PairingError where the two do not
     belong together."""
     if choice.drafter is not None:
-        return OpenDraft(choice.drafter)
+        own_options = read_own_options(choice.options)
+        own = guarded(choice.drafter, base.config, engine_dir, own_options.time_budget_s)
+        return OpenDraft(own.drafter, options=own_options, guard=own.guard, draft_len=own.draft_len)
     if choice.method is None:
         return None
     row, options = DRAFTERS[choice.method], options_of(choice.method, choice.options)
@@ -180,6 +193,27 @@ def open_draft(engine_dir: Path, choice: DraftChoice, base: OpenBase) -> OpenDra
         options=options,
     )
     return OpenDraft(row.open(sources), choice.method, draft.config if draft else None, options)
+
+
+def with_options(
+    choice: DraftChoice, given: DrafterOptions | Mapping[str, object] | None
+) -> DraftChoice:
+    """A choice with the options of its method, or of a drafter of the user's. Raises
+    OptionError."""
+    if choice.drafter is not None:
+        return replace(choice, options=read_own_options(given))
+    return replace(choice, options=options_of(choice.method, given))
+
+
+def read_own_options(given: DrafterOptions | Mapping[str, object] | None) -> OwnOptions:
+    """The options of a drafter of the user's. Raises OptionError."""
+    options = read_options(
+        OwnOptions,
+        cast("OwnOptions | Mapping[str, object] | None", given),
+        "a drafter of your own",
+    )
+    assert options is not None
+    return options
 
 
 def options_of(
@@ -203,7 +237,8 @@ def open_draft_engine(engine_dir: Path, base: OpenBase) -> DraftEngine:
     assert config.component.pair is not None
     table = base.table
     if config.component.pair.own_embedding:
-        table = EmbeddingTable(engine_dir / engines.DRAFT_EMBEDDING, config.component)
+        path = engine_dir / engines.DRAFT_EMBEDDING
+        table = runner.table or EmbeddingTable(path, config.component)
     return DraftEngine(runner=runner, config=config, table=table)
 
 

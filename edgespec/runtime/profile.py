@@ -18,6 +18,7 @@ from edgespec.runtime import stages
 from edgespec.runtime.answers import Answer
 from edgespec.runtime.memory import peak_bytes
 from edgespec.runtime.metrics import Pooled, RequestMetrics, ratio
+from edgespec.runtime.quality import pooled
 from edgespec.runtime.speedup import Speedup
 
 NOTES = (
@@ -76,6 +77,7 @@ class RunStats:
     spec_decode: bool = False
     check_wall_s: float | None = None
     peak_cpu_memory_bytes: int = field(default_factory=peak_bytes)
+    drafting_stopped: str | None = None  # why nothing was drafted from some answer on
 
     @property
     def pool(self) -> Pooled:
@@ -120,7 +122,8 @@ def summary(run: RunStats) -> dict[str, Any]:
     `output_tokens_per_s` is the throughput of the run: all completion tokens over its wall time,
     prefill included; `tokens_per_s` is what one user sees while decoding. Speculative values are
     over the requests that drafted, plain ones over those decoded plainly; with --check-lossless
-    both, and what was saved, are over the requests that ran both ways.
+    both, and what was saved, are over the requests that ran both ways. `acceptance` has a row for
+    each accept rule of the requests that drafted.
     """
     checked = [a for a in run.answers if a.plain]
     drafted = [a.response.metrics for a in checked if a.response] or run.drafted
@@ -144,10 +147,18 @@ def summary(run: RunStats) -> dict[str, Any]:
         out["plain"] = Pooled(plainly).to_dict(speculative=False)
     if drafted:
         out["speculative"] = Pooled(drafted).to_dict(speculative=True)
+        out["acceptance"] = acceptance(run.drafted or drafted)
+    if lost := lost_drafts(run.drafted):
+        out["lost_drafts"] = lost
+    if run.drafting_stopped is not None:
+        out["drafting_stopped"] = run.drafting_stopped
     if (found := speedup(run)) is not None:
         out["speedup"] = found.to_dict()
     if checked:
         out["base_passes_saved"] = saved(Pooled(drafted), Pooled(plainly))
+    if qualities := [a.quality for a in checked if a.quality]:
+        out["quality"] = pooled(qualities)
+    elif checked:
         out["lossless"] = lossless_text(checked)
         out["lossless_check"] = lossless_check(checked)
     if checked and run.check_wall_s is not None:
@@ -156,6 +167,25 @@ def summary(run: RunStats) -> dict[str, Any]:
             Pooled(plainly).completion_tokens, run.check_wall_s
         )
     return out
+
+
+def acceptance(requests: Sequence[RequestMetrics]) -> list[dict[str, Any]]:
+    """The accept rules of requests that drafted, each with what it guarantees, its options, and how
+    many requests had it."""
+    rows: dict[str, dict[str, Any]] = {}
+    for request in requests:
+        options = request.acceptance_options
+        row = {"rule": request.acceptance, "lossless": request.lossless, "options": options}
+        rows.setdefault(repr(row), row | {"requests": 0})["requests"] += 1
+    return [*rows.values()]
+
+
+def lost_drafts(requests: Sequence[RequestMetrics]) -> dict[str, int]:
+    """How often a drafter failed to make drafts, by the reason; empty where none did."""
+    lost: Counter[str] = Counter()
+    for request in requests:
+        lost.update(request.lost_drafts)
+    return dict(sorted(lost.items()))
 
 
 def speedup(run: RunStats) -> Speedup | None:

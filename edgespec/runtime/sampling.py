@@ -51,6 +51,17 @@ class Sampler:
 
         Raises EnvironmentProblem if the largest logit is NaN or Inf.
         """
+        adjusted = self.checked(logits, before)
+        if self.temperature == 0:
+            return int(np.argmax(adjusted))
+        ids, scores = self.noised(adjusted, len(before))
+        return int(ids[np.argmax(scores)])
+
+    def checked(self, logits: Row, before: Sequence[int]) -> Adjusted:
+        """Returns `adjusted` logits [V], whose largest is a number.
+
+        Raises EnvironmentProblem if it is NaN or Inf.
+        """
         adjusted = self.adjusted(logits, before)
         best = int(np.argmax(adjusted))  # argmax returns the first NaN, if there is one
         if not np.isfinite(adjusted[best]):
@@ -58,10 +69,7 @@ class Sampler:
             raise EnvironmentProblem(
                 what, "The weights are damaged or too large for this engine: build it again."
             )
-        if self.temperature == 0:
-            return best
-        ids, scores = self.noised(adjusted, len(before))
-        return int(ids[np.argmax(scores)])
+        return adjusted
 
     def adjusted(self, logits: Row, before: Sequence[int]) -> Adjusted:
         """Returns logits [V] with bias and repetition penalty; unchanged if both are off.
@@ -207,18 +215,32 @@ def log_softmax(x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def gumbel(seed: int, position: int, ids: Ids) -> NDArray[np.float64]:
-    """Returns standard Gumbel noise for each id, a pure function of (seed, position, id).
+    """Returns standard Gumbel noise for each id, a pure function of (seed, position, id)."""
+    noise: NDArray[np.float64] = -np.log(-np.log(uniform(seed, position, ids)))
+    return noise
+
+
+def uniform(seed: int, position: int, ids: Ids) -> NDArray[np.float64]:
+    """Returns a number above 0 and below 1 for each id, a pure function of (seed, position, id).
 
     The counter is hashed with SplitMix64 (Steele, Lea and Flood, OOPSLA 2014). The top 52 bits are
     the uniform number, plus half a unit so that it is never 0 or 1 (with 53 bits the largest would
     round to 1).
     """
     with np.errstate(over="ignore"):
-        stream = splitmix(splitmix(np.array([seed], np.uint64)) ^ np.array([position], np.uint64))
-        bits = splitmix(stream ^ splitmix(ids.astype(np.uint64)))
-    uniform = ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
-    noise: NDArray[np.float64] = -np.log(-np.log(uniform))
-    return noise
+        key = splitmix(splitmix(np.array([seed], np.uint64)) ^ np.array([position], np.uint64))
+        bits = splitmix(key ^ splitmix(ids.astype(np.uint64)))
+    number: NDArray[np.float64] = ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+    return number
+
+
+def stream(seed: int, *keys: int) -> int:
+    """Returns a seed whose noise is independent of that of `seed`, and of that of other keys."""
+    state = np.array([seed], np.uint64)
+    with np.errstate(over="ignore"):
+        for key in keys:
+            state = splitmix(splitmix(state) + np.array([key], np.uint64))
+    return int(splitmix(~state)[0])
 
 
 def splitmix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from edgespec.errors import EdgeSpecError
 from edgespec.prompts import CAPACITY, END_OF_SEQUENCE, MAX_LENGTH
 from edgespec.runtime.drafters.base import Drafter
+from edgespec.runtime.gates import Gates
 from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.stages import StageTimes
 from edgespec.runtime.tree import DraftPlan, DraftTree
-from edgespec.runtime.verify import EXACT
+from edgespec.runtime.verify import EXACT_ACCEPTANCE, AcceptOptions
 
 Candidates = list[tuple[int, float]]  # ids with their log-probabilities, descending
 
@@ -50,8 +51,9 @@ class SequenceState:
 
     A running sequence is n committed tokens and exactly one pending token, the last of `tokens`.
     The KV rows of the prompt's first `keep` tokens are kept for later prompts; with `keep_all`
-    those of all tokens at the end. `plan` None decodes without drafts. `drafter` None is the
-    session's own; once the sequence has a lane, None drafts nothing.
+    those of all tokens at the end. `plan` None decodes without drafts, and `acceptance` means
+    nothing then. `drafter` None is the session's own; once the sequence has a lane, None drafts
+    nothing.
     """
 
     prompt: Sequence[int]
@@ -62,8 +64,9 @@ class SequenceState:
     num_logprobs: int = 0
     keep: int = 0
     keep_all: bool = False
-    accept_rule: str = EXACT  # a row of verify.ACCEPT_RULES
+    acceptance: AcceptOptions = EXACT_ACCEPTANCE
     drafter: Drafter | None = None
+    gates: Gates | None = None  # what limits its drafts
 
     tokens: list[int] = field(init=False)  # the prompt's and all emitted ones
     lane: int = field(init=False, default=0)
@@ -81,6 +84,11 @@ class SequenceState:
     def num_emitted(self) -> int:
         """Tokens generated so far."""
         return len(self.tokens) - len(self.prompt)
+
+    @property
+    def accept_options(self) -> AcceptOptions:
+        """The accept rule of its steps: the exact one where nothing drafts for it."""
+        return EXACT_ACCEPTANCE if self.plan is None else self.acceptance
 
     @property
     def pending(self) -> int:

@@ -18,8 +18,10 @@ from edgespec.errors import EdgeSpecError, LimitError
 from edgespec.prompts import ERROR
 from edgespec.runtime import stages
 from edgespec.runtime.decoder import CachedDecoder, Floats, Ids, LaneResult, Rows
-from edgespec.runtime.drafters.base import Drafter, DraftRequest, Observation
+from edgespec.runtime.draft_sampling import DraftSampler
+from edgespec.runtime.drafters.base import Drafter, DraftRequest, Observation, PromptReader
 from edgespec.runtime.faults import as_error
+from edgespec.runtime.gates import NO_LIMIT
 from edgespec.runtime.prefix import Prefix, PrefixCache
 from edgespec.runtime.sampling import top_log_probs
 from edgespec.runtime.sequence import Candidates, SequenceState, StepOutput
@@ -72,6 +74,7 @@ class Session:
         self.running: list[SequenceState] = []
         self.reading: SequenceState | None = None
         self.drafters: list[Drafter] = []  # of the sequences that have a lane, each once
+        self.groups: list[tuple[Drafter, list[SequenceState]]] = []  # those running, by drafter
         self.kept: Prefix | None = None  # of the prompt that is being read
         self.log = StageLog(self.engine_s)
 
@@ -83,7 +86,8 @@ class Session:
 
     def restart(self) -> None:
         """Forget all sequences, whatever they were in the middle of."""
-        self.running, self.reading, self.kept, self.drafters = [], None, None, []
+        self.running, self.reading, self.kept = [], None, None
+        self.drafters, self.groups = [], []
 
     def engine_s(self) -> float:
         """Seconds spent so far inside the engines of the base and of `drafters`."""
@@ -166,7 +170,10 @@ class Session:
             (result,) = self.base.extend([rows])
             if end < len(seq.prompt):
                 return None, result.hidden_states
-            first = seq.sampler.pick(result.logits[0], seq.tokens)
+            accepted = accept(Draft(seq, DraftTree.root_only(seq.pending)), result)
+            if isinstance(accepted, EdgeSpecError):
+                raise accepted
+            first = accepted.emitted[0]
             logprobs = logprobs_of(seq, result, [0], [first])
             return StepOutput([first], verified=False, logprobs=logprobs), result.hidden_states
 
@@ -179,10 +186,14 @@ class Session:
         output: StepOutput | None,
     ) -> None:
         """Show a chunk to its drafter, each position with the token after it: for the last of all
-        the token drawn. A drafter that needs no hidden states has the prompt already."""
+        the token drawn. A drafter that needs no hidden states has the prompt already; one that
+        reads prompts by itself goes on with it."""
         drafter, first = seq.drafter, [] if output is None else output.tokens
         if drafter is None:
             return
+        if isinstance(drafter, PromptReader):
+            with self.log.timed(stages.DRAFT_PREFILL, seq.times):
+                drafter.read_prompt(seq.lane, end)
         if drafter.needs_hidden_states:
             assert hidden_states is not None
             following = np.array([*seq.prompt[start + 1 : end + 1], *first], np.int64)
@@ -199,6 +210,7 @@ class Session:
         """The first token's step: the sequence joins the running ones, or ends at once."""
         self.reading = None
         self.running.append(seq)
+        self.groups = by_drafter(self.running)
         if self.kept is not None:
             self.prefixes.keep(self.kept)
             self.kept = None
@@ -226,19 +238,35 @@ class Session:
     def draft(self, spent: StageTimes) -> list[Draft]:
         """A tree for each sequence, that can neither overrun the length nor the cache."""
         trees = {seq.lane: DraftTree.root_only(seq.pending) for seq in self.running}
-        if groups := by_drafter(self.running):
+        if self.groups:
             with self.log.timed(stages.DRAFT_PROPOSAL, spent):
-                for drafter, seqs in groups:
-                    proposed = drafter.propose([self.draft_request(seq) for seq in seqs])
-                    trees |= {seq.lane: tree for seq, tree in zip(seqs, proposed, strict=True)}
+                for drafter, seqs in self.groups:
+                    asking = [seq for seq in seqs if self.levels(seq)]
+                    if not asking:
+                        continue
+                    proposed = drafter.propose([self.draft_request(seq) for seq in asking])
+                    trees |= {seq.lane: tree for seq, tree in zip(asking, proposed, strict=True)}
         return [Draft(seq, trees[seq.lane]) for seq in self.running]
+
+    def levels(self, seq: SequenceState) -> int:
+        """Levels that its gates let a sequence draft while so many run; 0 is no draft."""
+        return NO_LIMIT if seq.gates is None else seq.gates.levels(len(self.running))
 
     def draft_request(self, seq: SequenceState) -> DraftRequest:
         """What a drafter is asked for: a plan that fits the answer's length and the KV cache."""
         assert seq.plan is not None
         remaining = seq.max_new_tokens - seq.num_emitted
-        plan = seq.plan.within(levels=remaining - 1, nodes=self.base.room(seq.lane))
-        return DraftRequest(seq.lane, seq.pending, plan)
+        levels = min(remaining - 1, self.levels(seq))
+        plan = seq.plan.within(levels=levels, nodes=self.base.room(seq.lane))
+        return DraftRequest(seq.lane, seq.pending, plan, self.draft_sampler(seq))
+
+    def draft_sampler(self, seq: SequenceState) -> DraftSampler | None:
+        """What draws a sequence's drafts, where its accept rule compares them with what they were
+        drawn from."""
+        if not ACCEPT_RULES[seq.accept_options.rule].draws_drafts or not seq.sampler.temperature:
+            return None
+        vocab_size = self.base.runner.contract.shape.vocab_size
+        return DraftSampler(seq.sampler, seq.tokens, vocab_size)
 
     def verify(self, drafts: Sequence[Draft], spent: StageTimes) -> list[Verified]:
         """One base pass over all trees, and the accept rule on each."""
@@ -311,11 +339,14 @@ class Session:
 
     def observe(self, committed: Sequence[Committed], spent: StageTimes) -> None:
         """Show each drafter what was committed, with the tokens that came after."""
-        of = {item.seq: item.observation for item in committed if item.observation is not None}
-        if of:
-            with self.log.timed(stages.DRAFT_REPLAY, spent):
-                for drafter, seqs in by_drafter(of):
-                    drafter.observe([of[seq] for seq in seqs])
+        observed = [item for item in committed if item.observation is not None]
+        if not observed:
+            return
+        with self.log.timed(stages.DRAFT_REPLAY, spent):
+            for drafter, _ in self.groups:
+                own = [item.observation for item in observed if item.seq.drafter is drafter]
+                if own:
+                    drafter.observe([item for item in own if item is not None])
 
     # ---- lanes
 
@@ -354,6 +385,7 @@ class Session:
         """Forget the drafters that have no sequence any more."""
         seqs = [*self.running, *([] if self.reading is None else [self.reading])]
         self.drafters = [drafter for drafter, _ in by_drafter(seqs)]
+        self.groups = by_drafter(self.running)
 
     def fail(self, seq: SequenceState) -> None:
         """Free the lane of a sequence that failed by itself; its rows may hold NaN or Inf."""
@@ -397,9 +429,10 @@ def by_drafter(seqs: Iterable[SequenceState]) -> list[tuple[Drafter, list[Sequen
 
 def accept(draft: Draft, result: LaneResult) -> AcceptResult | EdgeSpecError:
     """What the sequence's rule accepts; an error is its own, and the rest of the batch goes on."""
-    seq = draft.seq
+    seq, options = draft.seq, draft.seq.accept_options
     try:
-        return ACCEPT_RULES[seq.accept_rule](draft.tree, result.logits, seq.sampler, seq.tokens)
+        rule = ACCEPT_RULES[options.rule].accept
+        return rule(draft.tree, result.logits, seq.sampler, seq.tokens, options)
     except Exception as error:  # of whatever kind, it is this sequence's own
         return as_error(error)
 

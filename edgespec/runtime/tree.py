@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.contract import tree_pool_size
+from edgespec.runtime.draft_sampling import Distribution
 
 Ids = NDArray[np.int64]
 
@@ -26,17 +27,21 @@ class DraftTree:
     -1.
 
     `probs` are the probabilities with which the draft would draw each node's token after its
-    parent, 1 for the root; for accept rules that compare them with the base's.
+    parent, 1 for the root; they are shown. `drawn_from` are those that a node's token was drawn
+    from, None where it was chosen without chance; for accept rules that compare them with the
+    base's. `lost` says why there are no drafts where a drafter failed to make some.
     """
 
     tokens: Ids  # [N]
     parents: Ids  # [N]
     probs: NDArray[np.float32] | None = None  # [N]
+    drawn_from: Sequence[Distribution | None] | None = None  # [N]
+    lost: str | None = None
 
     @classmethod
-    def root_only(cls, pending: int) -> DraftTree:
+    def root_only(cls, pending: int, lost: str | None = None) -> DraftTree:
         """No draft: verifying this is a plain decoding step."""
-        return cls(np.array([pending], np.int64), np.array([-1], np.int64))
+        return cls(np.array([pending], np.int64), np.array([-1], np.int64), lost=lost)
 
     @classmethod
     def chain(cls, pending: int, drafts: Sequence[int]) -> DraftTree:
@@ -67,6 +72,11 @@ class DraftTree:
         """The child of `node` that carries `token`; siblings carry different tokens."""
         found = np.flatnonzero((self.parents == node) & (self.tokens == token))
         return int(found[0]) if len(found) else None
+
+    def distribution(self, node: int) -> Distribution:
+        """What the token of `node` was drawn from; all on it where it was chosen without chance."""
+        drawn = None if self.drawn_from is None else self.drawn_from[node]
+        return Distribution.point(int(self.tokens[node])) if drawn is None else drawn
 
 
 class Plain(Enum):

@@ -1,55 +1,107 @@
 """Decides which drafted tokens are accepted: the table of rules that a request may ask for.
 
-Knows trees and the sampler; knows nothing of engines, caches or text.
-
-The exact rule is sample and walk: at each node the base draws its own token; a child that carries
-it is accepted, otherwise the token drawn is the bonus. For children that were chosen without the
-base's noise this is exactly the base's distribution; the rejection of one child after the other
-(arXiv 2305.09781, 2401.15077) comes to the same.
+Knows the names of the rules and what each guarantees. Each rule is a file in `acceptance/`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import Any, Final
 
-import numpy as np
-from numpy.typing import NDArray
+from edgespec.errors import RequestError
+from edgespec.prompts.places import did_you_mean
+from edgespec.runtime.acceptance import exact, rejection, relaxed, typical
+from edgespec.runtime.acceptance.base import (
+    GUARANTEES,
+    AcceptOptions,
+    AcceptResult,
+    AcceptRow,
+    Lossless,
+    made,
+)
+from edgespec.runtime.acceptance.exact import ExactAcceptance, walk
+from edgespec.runtime.acceptance.rejection import RejectionAcceptance
+from edgespec.runtime.acceptance.relaxed import RelaxedAcceptance
+from edgespec.runtime.acceptance.typical import TypicalAcceptance
 
-from edgespec.runtime.sampling import Sampler
-from edgespec.runtime.tree import DraftTree
+EXACT = ExactAcceptance.rule
+EXACT_ACCEPTANCE: Final = ExactAcceptance()
 
+# Name in a request -> its rule.
+ACCEPT_RULES: dict[str, AcceptRow] = {
+    options.rule: row
+    for options, row in (
+        (ExactAcceptance, exact.ROW),
+        (RejectionAcceptance, rejection.ROW),
+        (TypicalAcceptance, typical.ROW),
+        (RelaxedAcceptance, relaxed.ROW),
+    )
+}
 
-@dataclass(frozen=True, slots=True)
-class AcceptResult:
-    """`path` are the accepted nodes, the root first; `emitted[i]` is what the base drew at
-    `path[i]`, the last one being the bonus. len(emitted) == len(path) == accepted + 1."""
-
-    path: list[int]
-    emitted: list[int]
-
-
-# The tree (with the draft's probabilities where the drafter gives them), the base's logits [N, V],
-# the request's sampler and all tokens up to the root, the root included.
-AcceptRule = Callable[[DraftTree, NDArray[np.float32], Sampler, Sequence[int]], AcceptResult]
-
-
-def walk(
-    tree: DraftTree, logits: NDArray[np.float32], sampler: Sampler, before: Sequence[int]
-) -> AcceptResult:
-    """Walk `tree` by the base's logits [N, V]; `before` are all tokens up to the root, the root
-    included."""
-    tokens, path = [*before], [0]
-    while True:
-        node = path[-1]
-        tokens.append(sampler.pick(logits[node], tokens))
-        child = tree.child(node, tokens[-1])
-        if child is None:
-            return AcceptResult(path, tokens[len(before) :])
-        path.append(child)
+Acceptance = str | AcceptOptions | None
 
 
-EXACT = "exact"
+def acceptance_of(asked: Acceptance, **values: Any) -> AcceptOptions:
+    """A rule with its options: the exact one for None, by its name, or as it is given.
 
-# Name in a request -> its rule. `exact` is lossless; a rule that is not must say so in its name.
-ACCEPT_RULES: dict[str, AcceptRule] = {EXACT: walk}
+    `values` are options by name. Raises RequestError for a rule that there is none of, OptionError
+    for an option that the rule does not have, or a value that cannot be.
+    """
+    if isinstance(asked, AcceptOptions):
+        if ACCEPT_RULES.get(asked.rule) is None:
+            raise unknown(asked.rule)
+        return asked
+    if asked is None:
+        asked = EXACT
+    if not isinstance(asked, str):
+        what = f"acceptance is of type {type(asked).__name__}"
+        raise RequestError(what, f"Give one of {', '.join(ACCEPT_RULES)}, or its options.")
+    if asked not in ACCEPT_RULES:
+        raise unknown(asked)
+    return made(ACCEPT_RULES[asked].options, values)
+
+
+def unknown(name: str) -> RequestError:
+    """The error for a rule that there is none of."""
+    near = did_you_mean(name, ACCEPT_RULES, "Did you mean {}? ")
+    return RequestError(f"there is no accept rule {name!r}", f"{near}Rules: {names()}.")
+
+
+def names() -> str:
+    """The rules by name, for a sentence."""
+    return ", ".join(ACCEPT_RULES)
+
+
+def lossless(acceptance: AcceptOptions, temperature: float) -> Lossless:
+    """What a rule guarantees for a request: what plain decoding gives greedily is the same as its
+    distribution."""
+    row = ACCEPT_RULES[acceptance.rule]
+    if row.lossless == "distribution" and temperature == 0:
+        return "tokens"
+    return row.lossless
+
+
+def acceptance_words(rule: str) -> str:
+    """A rule and what it guarantees, as it is shown."""
+    row = ACCEPT_RULES[rule]
+    return f"{row.title}, {GUARANTEES[row.lossless]}"
+
+
+__all__ = [
+    "ACCEPT_RULES",
+    "EXACT",
+    "EXACT_ACCEPTANCE",
+    "GUARANTEES",
+    "AcceptOptions",
+    "AcceptResult",
+    "AcceptRow",
+    "Acceptance",
+    "ExactAcceptance",
+    "Lossless",
+    "RejectionAcceptance",
+    "RelaxedAcceptance",
+    "TypicalAcceptance",
+    "acceptance_of",
+    "acceptance_words",
+    "lossless",
+    "walk",
+]

@@ -109,7 +109,7 @@ def test_trees_are_those_of_the_flags_and_lose_nothing(
             ["--num-eagle-layers", "leave one of the two out"],
         ),
         (("--medusa-choices", "[[1, 0]]"), USAGE, ["[1, 0] has no parent"]),
-        (("--medusa-choices", CHOICES, "--max-draft-len", 6), REFUSED, ["7 nodes"]),
+        (("--medusa-choices", CHOICES, "--max-draft-len", 6), USAGE, ["7 nodes"]),
         (
             ("--medusa-choices", str([[0] * i for i in range(1, 7)])),
             REFUSED,

@@ -31,6 +31,8 @@ def make_checkpoints(path: Path) -> None:
     toys.make_dflash(path / "block", base, "z-lab")
     other = toys.make_base(path / "other", "llama", layers=8, hidden=128)
     toys.make_draft(path / "foreign", other, "eagle")
+    toys.make_base(path / "small", "llama", layers=1, seed=1)
+    toys.make_base(path / "other tokens", "llama", layers=1, vocab=300)
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +133,26 @@ def test_each_kind_of_target_runs(
     assert "--weights means nothing here" in refused.err
 
 
+def test_smaller_model_drafts_for_a_plain_engine(
+    checkpoints: Path, cli: Cli, kept: Cache, made: list[str]
+) -> None:
+    plain = cli("run", checkpoints / "base", "--prompt", "a", *GREEDY)
+    made.clear()
+    drafted = cli(*run_pair(checkpoints, "small"))
+    assert (drafted.code, drafted.out) == (0, plain.out), drafted.err
+    assert made == ["export", "build", "export", "build"]
+    assert "drafting a chain with the draft model" in drafted.err
+    assert "warning: size: the draft has" not in drafted.err
+    entry = next(entry for entry in kept.entries() if entry.about["method"] == "draft_model")
+    assert {path.name for path in (entry.path / "engine").glob("*.onnx")} == {
+        "llm.onnx",
+        "spec_draft.onnx",
+    }
+    itself = cli(*run_pair(checkpoints, "base"))
+    assert (itself.code, itself.out) == (0, plain.out)
+    assert "the draft is as large as its base" in itself.err
+
+
 def test_hub_name_is_downloaded_once(
     checkpoints: Path, cli: Cli, kept: Cache, made: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,7 +221,8 @@ def test_no_pair_and_no_model_are_refused_and_leave_nothing(
     os.truncate(truncated / "model.safetensors", 50_000)
     for words, said in (
         ((base, "--draft", checkpoints / "foreign"), "are no pair"),
-        ((base, "--draft", base), "is a base model, not a draft"),
+        ((base, "--draft", checkpoints / "other tokens"), "ids mean other tokens"),
+        ((base, "--draft", base, "--aux-layers", "1,2,3"), "--aux-layers is for a draft"),
         ((eagle,), f"edgespec run BASE --draft {eagle}"),
         ((truncated,), "is truncated"),
         ((base, "--draft", eagle, "--aux-layers", "1,2"), "aux layers"),

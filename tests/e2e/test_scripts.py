@@ -23,6 +23,7 @@ from edgespec.config import ModelConfig
 from edgespec.export.components import ExportOptions, export
 from edgespec.methods.eagle1 import Eagle1Config
 from edgespec.methods.eagle3 import Eagle3Config
+from edgespec.pairing.check import check
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "demo"
@@ -327,3 +328,31 @@ def test_demo_empties_only_what_a_demo_made(
             (out / "onnx" / "file").touch()
             (out / "mine").symlink_to(mine)
     assert (mine / "thesis.txt").is_file()
+
+
+def test_draft_model_training_script_writes_a_model_with_the_base_s_tokenizer(
+    tmp_path: Path,
+) -> None:
+    sizes = ("--smoke", "--prompts", "2", "--tokens", "8")
+    said = json.loads(script("train_demo_draft_model.py", "--out", tmp_path / "draft", *sizes))
+    assert said["answers_that_differ"] == 0
+    assert said["acceptance_length"] == pytest.approx(said["tokens"] / said["steps"], abs=1e-3)
+    base, draft = (detect(open_checkpoint(p)) for p in (RECIPE / "base", tmp_path / "draft"))
+    assert isinstance(base, ModelConfig)
+    assert isinstance(draft, ModelConfig)
+    assert (draft.vocab_size, draft.eos_token_ids) == (base.vocab_size, base.eos_token_ids)
+    report = check(str(RECIPE / "base"), str(tmp_path / "draft"))
+    assert [result.level for result in report.results if result.level != "ok"] == []
+
+
+def test_draft_model_learns_what_its_base_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import train_demo_draft_model as script_
+    from train_demo_model import ChatBatches
+
+    torch.manual_seed(0)
+    base, size = script_.load(RECIPE / "base"), script_.SMOKE
+    rows = [list(range(3 + i, 40 + i)) for i in range(4)]
+    _, losses = script_.train_draft(base, ChatBatches(rows, size, 1), size)
+    assert len(losses) == size.steps
+    assert sum(losses[-3:]) < 0.9 * sum(losses[:3])

@@ -6,8 +6,8 @@ or wrong, none of them may change what comes out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from edgespec.backends.ort.lane_rows import OrtLaneRows
 from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
 from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.tree import DraftPlan, DraftTree
-from edgespec.runtime.verify import AcceptResult, walk
+from edgespec.runtime.verify import ACCEPT_RULES, AcceptResult, AcceptRow, walk
 
 
 @dataclass
@@ -161,6 +161,14 @@ class Stateless(ScriptedDrafter):
         for item in observations:
             assert item.hidden_states is None
             self.lanes[item.lane].tokens += item.tokens.tolist()
+
+
+PlantedRule = Callable[[DraftTree, np.ndarray, Sampler, Sequence[int]], AcceptResult]
+
+
+def rule_row(rule: PlantedRule) -> AcceptRow:
+    """The exact rule's row with another rule in it."""
+    return replace(ACCEPT_RULES["exact"], accept=lambda *given: rule(*given[:4]))
 
 
 def accept_one_more(

@@ -30,7 +30,7 @@ from edgespec.runtime.sampling import NEAR_TIE
 from edgespec.runtime.static_tree import NAMED, StaticPlan
 from edgespec.runtime.tree import DraftPlan, DraftTree
 from edgespec.runtime.verify import ACCEPT_RULES
-from tests.lossless.drafters import ScriptedDrafter, accept_one_more
+from tests.lossless.drafters import ScriptedDrafter, accept_one_more, rule_row
 
 VOCAB = 256
 PLANS = [DraftPlan(1, 3, 4), DraftPlan(4, 3, 16), DraftPlan(10, 4, 40)]
@@ -372,7 +372,9 @@ def commit_without_moving(decoder: CachedDecoder, lane: int, path: np.ndarray) -
 
 
 PLANTED = {
-    "verify accepts one token too many": mock.patch.dict(ACCEPT_RULES, exact=accept_one_more),
+    "verify accepts one token too many": mock.patch.dict(
+        ACCEPT_RULES, exact=rule_row(accept_one_more)
+    ),
     "commit moves no rows": mock.patch.object(CachedDecoder, "commit", commit_without_moving),
     "nodes see their siblings": mock.patch.object(
         DraftTree, "mask", property(lambda t: np.tri(len(t), dtype=bool))

@@ -37,7 +37,7 @@ from edgespec.runtime.sampling import NEAR_TIE
 from edgespec.runtime.tree import DraftPlan
 from edgespec.runtime.verify import ACCEPT_RULES
 from tests import threads
-from tests.lossless.drafters import accept_one_more
+from tests.lossless.drafters import accept_one_more, rule_row
 
 DEMO = Path(__file__).resolve().parents[2] / "recipes" / "demo"
 LIMITS = Limits(max_input_len=512, max_kv_cache_capacity=512)
@@ -351,7 +351,7 @@ def test_a_wrong_acceptance_is_explained_by_no_rounding(
     args += ["--max-generate-length", "60"]
     assert run(args) == 0
     assert json.loads(capfd.readouterr().out)["lossless_check"]["unexplained"] == 0
-    with mock.patch.dict(ACCEPT_RULES, exact=accept_one_more):
+    with mock.patch.dict(ACCEPT_RULES, exact=rule_row(accept_one_more)):
         assert run(args) == 1
     printed = capfd.readouterr()
     assert "NOT lossless" in printed.err

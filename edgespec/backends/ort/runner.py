@@ -162,7 +162,7 @@ class OrtRunner:
         if self.contract.shape.block:
             names = ("target_hidden", "context_cos", "context_sin")
             return feeds | {name: getattr(call, name) for name in names}
-        if self.contract.shape.role is Role.DRAFT:
+        if self.contract.shape.reads_hidden_states:
             assert (call.base_hidden is None) != (call.draft_hidden is None)
             for name, width in unused_widths(self.contract).items():
                 given = getattr(call, name)

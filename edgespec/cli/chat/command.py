@@ -14,20 +14,27 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli import environment
+from edgespec.cli.accept_flags import accept_options, take_acceptance
 from edgespec.cli.chat import slashes
 from edgespec.cli.chat.conversation import Conversation
 from edgespec.cli.chat.loop import Chat
 from edgespec.cli.chat.reader import Read, read_pipe
 from edgespec.cli.chat.screen import Screen
 from edgespec.cli.chat.settings import DRAFT_SIZES, Settings
+from edgespec.cli.config_file import (
+    ConfigCommand,
+    check_draft,
+    config_options,
+    configured,
+)
 from edgespec.cli.draft_flags import (
     ALIASES,
+    check_time_budget,
     draft_options,
-    options_by_sizes,
+    drafter_arguments,
     tree_of,
     wanted,
 )
-from edgespec.cli.flags import EdgeCommand
 from edgespec.cli.infer import MIB
 from edgespec.cli.limits import require_stream
 from edgespec.cli.paths import DIRECTORY, FILE
@@ -46,7 +53,7 @@ DEFAULTS = SamplingParams()
 MARKERS = re.compile(r"<\|?\w+\|?>")
 
 
-@click.command("chat", cls=EdgeCommand, aliases=ALIASES)
+@click.command("chat", cls=ConfigCommand, aliases=ALIASES)
 @click.option(
     "--engine-dir",
     required=True,
@@ -55,6 +62,7 @@ MARKERS = re.compile(r"<\|?\w+\|?>")
     show_envvar=True,
     help="What edgespec build made.",
 )
+@config_options
 @click.option("--system", default="", metavar="TEXT", help="The system prompt.")
 @click.option(
     "--spec-decode/--no-spec-decode",
@@ -65,6 +73,7 @@ MARKERS = re.compile(r"<\|?\w+\|?>")
     ),
 )
 @draft_options
+@accept_options
 @click.option(
     "--show-speculation",
     is_flag=True,
@@ -148,6 +157,7 @@ def command(
     system: str,
     spec_decode: bool | None,
     drafter: str | None,
+    drafter_time_budget_ms: float | None,
     spec_draft_top_k: int | None,
     spec_draft_step: int | None,
     spec_verify_size: int | None,
@@ -202,18 +212,25 @@ def command(
         raise click.UsageError("--chat-template and --no-chat-template exclude each other", ctx)
     if history_file is not None:
         refuse_overwriting(history_file, (engine_dir, chat_template))
+    check_time_budget(ctx, drafter, drafter_time_budget_ms)
+    acceptance = take_acceptance(ctx, sampling)
+    if spec_decode is False and acceptance is not None:
+        raise click.UsageError("an accept rule is for drafts, and --no-spec-decode was given", ctx)
     params = sampling_params(sampling)
     conversation = Conversation(message_text(system, Place("--system")))
     from edgespec.cli.report import could_be_tree, plan_line
     from edgespec.runtime.engine import Engine
 
+    config = configured(ctx)
     with Engine(
         engine_dir,
-        spec_decode=wanted(spec_decode, sized=sized),
-        drafter=drafter,
-        drafter_options=options_by_sizes(drafter, spec_draft_step),
+        spec_decode=wanted(spec_decode, sized=sized or acceptance is not None),
+        speculative_config=config.config,
         prefix_cache_bytes=prefix_cache_mb * MIB,
+        acceptance=acceptance,
+        **drafter_arguments(drafter, spec_draft_step, drafter_time_budget_ms),
     ) as engine:
+        check_draft(engine, config.config)
         unfit = choose_template(
             engine, engine_dir, chat_template, raw=no_chat_template, thinking=enable_thinking
         )
@@ -229,7 +246,7 @@ def command(
         screen.note(
             plan_line(
                 plan,
-                chosen=not sized,
+                chosen=not sized and not config.has_sizes,
                 words=engine.drafter_words,
                 could_be_tree=could_be_tree([*sizes.values()], engine.method),
             )
@@ -237,7 +254,7 @@ def command(
             else "decoding plainly, without drafts"
         )
         thinking_note = engine.thinking_note([enable_thinking], by_flag=True) if plan else None
-        for note in filter(None, (*engine.notes, thinking_note, unfit)):
+        for note in filter(None, (*config.notes, *engine.notes, thinking_note, unfit)):
             screen.note(note)
         interactive = sys.stdin.isatty()
         read = editor(screen, history_file, keep=not no_history) if interactive else read_pipe

@@ -61,6 +61,7 @@ class Chat:
         self.last_step: Chunk | None = None  # the last one that verified drafts
         self.metrics: list[RequestMetrics] = []  # of every answer of this session
         self.own_files: set[Path] = set()  # what /save and /load have named
+        self.num_drafter_notes = 0  # that were shown
 
     def run(self, read: Read) -> int:
         """Turn after turn until the input ends; returns the exit code."""
@@ -181,15 +182,20 @@ class Chat:
             found.append(f"[cut: no room left. {MAKE_ROOM}]")
         if self.settings.show_speculation:
             found.append(stats(response.metrics, drafted=self.settings.drafts))
+        found += self.engine.drafter_notes[self.num_drafter_notes :]
+        self.num_drafter_notes = len(self.engine.drafter_notes)
         return found
 
 
 def stats(metrics: RequestMetrics, *, drafted: bool) -> str:
     """The statistics of one answer in one line, without those that are undefined."""
+    guarantee = metrics.guarantee if drafted and metrics.lossless != "tokens" else None
     shown = [
         (metrics.completion_tokens, "{} tokens"),
         (metrics.steps, "{} base passes after prefill"),
         (metrics.acceptance_length if drafted else None, "acceptance length {:.2f}"),
+        (guarantee, "{}"),
+        (sum(metrics.lost_drafts.values()) or None, "drafts lost in {} steps"),
         (metrics.tokens_per_s, "{:.1f} tokens/s"),
         (metrics.time_to_first_token, "time to first token {:.3f} s"),
         (metrics.reused_tokens, f"{{}} of {metrics.prompt_tokens} prompt tokens reused"),

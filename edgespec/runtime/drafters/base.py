@@ -6,6 +6,7 @@ concern, and whether a drafter runs an engine is not the loop's.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,6 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.runtime.draft_sampling import DraftSampler
 from edgespec.runtime.tree import DraftPlan, DraftTree
 
 Floats = NDArray[np.float32]
@@ -20,11 +22,17 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """A lane that asks for a tree rooted at its pending token."""
+    """A lane that asks for a tree rooted at its pending token.
+
+    With a `sampler` the accept rule compares a draft with what it was drawn from: a drafter that
+    has probabilities draws its chain with it, and gives `DraftTree.drawn_from`. One that does not
+    drafts as it always does.
+    """
 
     lane: int
     pending: int
     plan: DraftPlan
+    sampler: DraftSampler | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,3 +115,12 @@ class Drafter(Protocol):
 
     def close(self) -> None:
         """Free what it holds; closing twice is harmless."""
+
+
+class PromptReader(ABC):
+    """A Drafter that reads prompts by itself, chunk by chunk while the base does: a long one holds
+    up others no longer than a chunk."""
+
+    @abstractmethod
+    def read_prompt(self, lane: int, count: int) -> None:
+        """The base has read the first `count` tokens of the prompt that `begin` gave."""

@@ -19,13 +19,22 @@ from edgespec.backends.base import LaneRows, PlanHints
 from edgespec.backends.engine_config import BUILD_AGAIN, EngineConfig
 from edgespec.component_files import d2t_offsets, required_arrays
 from edgespec.contract import MAX_BLOCK_NODES
-from edgespec.errors import LimitError
+from edgespec.errors import LimitError, OptionError
 from edgespec.methods.dflash import NAME, THINKING, DFlashSpec
 from edgespec.rope import RopeTable
 from edgespec.runtime.block import NO_TOKENS, BlockDecoder, BlockRows, MaskSpec
+from edgespec.runtime.draft_sampling import Distribution, DraftSampler
 from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.drafters.candidates import best_first, top_log_probs
+from edgespec.runtime.drafters.decoding import (
+    LAYERS_SCHEMA,
+    DecodingConfig,
+    DecodingType,
+    Sizes,
+    read_layers,
+)
 from edgespec.runtime.drafters.engine_drafter import EngineDrafter
+from edgespec.runtime.drafters.options import option
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
 from edgespec.runtime.plans import GUIDE_VERIFY_SIZE, exceeds_base, no_static_trees
 from edgespec.runtime.static_tree import StaticPlan
@@ -133,11 +142,29 @@ class DFlashDrafter(EngineDrafter[BlockDecoder, LaneState]):
     def tree(self, request: DraftRequest, logits: Floats) -> DraftTree:
         """The draft tree from logits [S-1, Vd]: the chain of each slot's best token, or with a
         top-k above 1 the most probable tree (DDTree, arXiv 2604.12989)."""
+        if request.sampler is not None and request.plan.top_k == 1:
+            return self.drawn_chain(request, request.sampler, logits)
         ids, log_probs = top_log_probs(logits, request.plan.top_k)
         tokens = ids if self.d2t is None else ids + self.d2t[ids]
         parents, chosen = best_first(log_probs, request.plan.verify_size)
         return DraftTree(
             np.concatenate([[request.pending], tokens[chosen[:, 0], chosen[:, 1]]]), parents
+        )
+
+    def drawn_chain(
+        self, request: DraftRequest, sampler: DraftSampler, logits: Floats
+    ) -> DraftTree:
+        """A chain from logits [S-1, Vd], each slot's token drawn by itself."""
+        own = None if self.d2t is None else np.arange(len(self.d2t)) + self.d2t
+        tokens, drawn = list[int](), list[Distribution | None]([None])
+        for row in logits[: request.plan.verify_size - 1]:
+            token, distribution = sampler.draw(row, tokens, own)
+            tokens.append(token)
+            drawn.append(distribution)
+        return DraftTree(
+            np.array([request.pending, *tokens], np.int64),
+            np.arange(-1, len(tokens)),
+            drawn_from=drawn,
         )
 
     def snapshot(self, lane: int, count: int) -> LaneRows:
@@ -259,5 +286,55 @@ def trained_with_thinking(base: EngineConfig, draft: EngineConfig | None) -> boo
     return THINKING.get(base.component.model) if mode is None else mode
 
 
-ROW = DrafterRow(open=open_drafter, limits=limits, trained_with_thinking=trained_with_thinking)
+@dataclass(frozen=True, kw_only=True)
+class DFlashDecoding(DecodingConfig):
+    """The keys of its decoding type: a chain of one block, or a tree made of it."""
+
+    dynamic_tree_max_topK: int | None = option(  # noqa: N815
+        None,
+        "Candidates per slot of a block; above 1 a tree of max_total_draft_tokens nodes is made of"
+        " it (DDTree).",
+        low=1,
+        high=MAX_BLOCK_TOP_K,
+    )
+    target_layer_ids: tuple[int, ...] | None = option(
+        None,
+        "The base's layers whose output the draft reads, counted from 0; others than the draft was"
+        " exported with are refused.",
+        read=read_layers,
+        schema=LAYERS_SCHEMA,
+    )
+    mask_token_id: int | None = option(
+        None, "The mask token.", low=0, unused="it is the one that the draft was exported with"
+    )
+
+    @property
+    def sizes(self) -> Sizes:
+        """How much to draft: a block of max_draft_len drafts. Raises OptionError."""
+        length, top_k, total = (
+            self.draft_len,
+            self.dynamic_tree_max_topK,
+            self.max_total_draft_tokens,
+        )
+        if top_k is None or top_k == 1:
+            self.check_chain()
+            return Sizes(1, None, None if length is None else 1 + length)
+        if length is not None:
+            what = f"a tree of candidates ({top_k}) is asked for, and max_draft_len {length}"
+            raise OptionError(what, "A tree is as deep as the block: give max_total_draft_tokens.")
+        return Sizes(top_k, None, None if total is None else 1 + total)
+
+    @property
+    def aux_layers(self) -> tuple[int, ...] | None:
+        """The layers as hidden_states indices, which count the embedding as 0."""
+        layers = self.target_layer_ids
+        return None if layers is None else tuple(layer + 1 for layer in layers)
+
+
+ROW = DrafterRow(
+    open=open_drafter,
+    limits=limits,
+    trained_with_thinking=trained_with_thinking,
+    decoding=DecodingType(name="DFlash", keys=DFlashDecoding),
+)
 __all__ = ["NAME", "ROW", "BlockLimits", "DFlashDrafter"]

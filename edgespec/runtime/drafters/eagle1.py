@@ -12,6 +12,8 @@ from edgespec import bundle
 from edgespec.backends.engine_config import BUILD_AGAIN, EngineConfig
 from edgespec.component_files import d2t_offsets, required_arrays
 from edgespec.methods.eagle1 import NAME
+from edgespec.runtime.drafters.decoding import Alias, DecodingType
+from edgespec.runtime.drafters.eagle_options import EagleDecoding
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
 from edgespec.runtime.drafters.tree_drafter import TreeDrafter, cached_decoder, draft_sizes
 from edgespec.runtime.plans import TreeLimits
@@ -34,5 +36,12 @@ def limits(base: EngineConfig, draft: EngineConfig | None) -> TreeLimits:
     return TreeLimits(*draft_sizes(base, draft), static_trees=True)
 
 
-ROW = DrafterRow(open=open_drafter, limits=limits)
+# EAGLE-2 is the same draft with a dynamic tree, of EAGLE's own width
+EAGLE2 = Alias("Eagle2", presets=(("use_dynamic_tree", True), ("dynamic_tree_max_topK", 10)))
+
+ROW = DrafterRow(
+    open=open_drafter,
+    limits=limits,
+    decoding=DecodingType(name="Eagle1", aliases=(EAGLE2,), keys=EagleDecoding),
+)
 __all__ = ["NAME", "ROW"]

@@ -5,10 +5,20 @@ Knows the method's row. The search is `tree_drafter`'s.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from edgespec import bundle
 from edgespec.backends.engine_config import BUILD_AGAIN, EngineConfig
 from edgespec.component_files import d2t_offsets
 from edgespec.methods.eagle3 import NAME
+from edgespec.runtime.drafters.decoding import (
+    LAYERS_SCHEMA,
+    Alias,
+    DecodingType,
+    read_layers,
+)
+from edgespec.runtime.drafters.eagle_options import TWO_ENGINES, EagleDecoding
+from edgespec.runtime.drafters.options import option
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
 from edgespec.runtime.drafters.tree_drafter import TreeDrafter, cached_decoder, draft_sizes
 from edgespec.runtime.plans import TreeLimits
@@ -27,5 +37,32 @@ def limits(base: EngineConfig, draft: EngineConfig | None) -> TreeLimits:
     return TreeLimits(*draft_sizes(base, draft), static_trees=True)
 
 
-ROW = DrafterRow(open=open_drafter, limits=limits)
+ALIASES = (Alias("Eagle", "decoding_type Eagle is Eagle3, as in TensorRT-LLM; write Eagle3"),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eagle3Decoding(EagleDecoding):
+    """The keys of its decoding type."""
+
+    eagle3_layers_to_capture: tuple[int, ...] | None = option(
+        None,
+        "The base's layers whose output the draft reads, counted from 0. run exports the base with"
+        " them; infer and chat refuse others than the base was exported with.",
+        read=read_layers,
+        schema=LAYERS_SCHEMA,
+    )
+    eagle3_one_model: bool = option(True, "One program for base and draft.", unused=TWO_ENGINES)
+
+    @property
+    def aux_layers(self) -> tuple[int, ...] | None:
+        """The captured layers as hidden_states indices, which count the embedding as 0."""
+        layers = self.eagle3_layers_to_capture
+        return None if layers is None else tuple(layer + 1 for layer in layers)
+
+
+ROW = DrafterRow(
+    open=open_drafter,
+    limits=limits,
+    decoding=DecodingType(name="Eagle3", aliases=ALIASES, keys=Eagle3Decoding),
+)
 __all__ = ["NAME", "ROW"]

@@ -20,8 +20,10 @@ from edgespec.backends.base import Call, PlanHints, Runner
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.errors import LimitError, OptionError, counted
 from edgespec.methods.medusa import MAX_HEADS, NAME, MedusaSpec
+from edgespec.runtime.draft_sampling import Distribution, DraftSampler
 from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
 from edgespec.runtime.drafters.candidates import best_first, top_log_probs
+from edgespec.runtime.drafters.decoding import DecodingConfig, DecodingType, Sizes
 from edgespec.runtime.drafters.options import DrafterOptions, option
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
 from edgespec.runtime.plans import GUIDE_VERIFY_SIZE, exceeds_base
@@ -150,12 +152,25 @@ def cartesian_tree(request: DraftRequest, logits: Floats) -> DraftTree:
     """The tree of one lane from logits [heads, V]: of a static plan its choices, else the most
     probable nodes, where a node's probability is the product along its path."""
     plan = request.plan
+    if request.sampler is not None and plan.top_k == 1:
+        return drawn_chain(request, request.sampler, logits)
     ids, log_probs = top_log_probs(logits[: plan.steps], plan.top_k)
     if isinstance(plan, StaticPlan):
         tokens = [int(ids[len(node) - 1, node[-1]]) for node in plan.choices]
         return plan.tree(request.pending, tokens)
     parents, chosen = best_first(log_probs, plan.verify_size)
     return DraftTree(np.concatenate([[request.pending], ids[chosen[:, 0], chosen[:, 1]]]), parents)
+
+
+def drawn_chain(request: DraftRequest, sampler: DraftSampler, logits: Floats) -> DraftTree:
+    """A chain from logits [heads, V], each head's token drawn by itself."""
+    tokens, drawn = list[int](), list[Distribution | None]([None])
+    for row in logits[: min(request.plan.steps, request.plan.verify_size - 1)]:
+        token, distribution = sampler.draw(row, tokens)
+        tokens.append(token)
+        drawn.append(distribution)
+    nodes = np.array([request.pending, *tokens], np.int64)
+    return DraftTree(nodes, np.arange(-1, len(tokens)), drawn_from=drawn)
 
 
 # ---- how much is drafted
@@ -243,7 +258,7 @@ def read_choices(key: str, value: object) -> Choices:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MedusaOptions(DrafterOptions):
     """Which Cartesian tree the heads make, by TensorRT-LLM's keys. Raises OptionError for choices
-    that are no tree, LimitError in `plan` for those that the other keys do not allow."""
+    that are no tree, and in `plan` for those that the other keys do not allow."""
 
     medusa_choices: str | Sequence[Sequence[int]] | None = option(
         None,
@@ -277,8 +292,55 @@ class MedusaOptions(DrafterOptions):
         if most is not None and len(chosen.choices) > most:
             nodes = counted(len(chosen.choices), "node")
             what = f"the choices have {nodes}, max_draft_len is {most}"
-            raise LimitError(what, f"Raise --max-draft-len to {len(chosen.choices)}.")
+            raise OptionError(what, f"Raise --max-draft-len to {len(chosen.choices)}.")
         return chosen
+
+
+@dataclass(frozen=True, kw_only=True)
+class MedusaDecoding(DecodingConfig):
+    """The keys of `decoding_type: Medusa`, as TensorRT-LLM's LLM API has them: a static tree, whose
+    nodes `max_draft_len` bounds, and whose levels are heads."""
+
+    medusa_choices: str | Sequence[Sequence[int]] | None = option(
+        None,
+        "The Cartesian tree: paths of ranks such as [[0], [1], [0, 0]], or a published one by its"
+        f" name; by default {DEFAULT}.",
+        read=read_choices,
+        schema=CHOICES_SCHEMA,
+    )
+    num_medusa_heads: int | None = option(
+        None,
+        "Heads that draft; the default choices are cut down to as many levels.",
+        low=1,
+        high=MAX_HEADS,
+    )
+    max_draft_len: int | None = option(
+        None, "Nodes of the tree at most, without the root.", low=1, high=MAX_NODES
+    )
+
+    @property
+    def given_len(self) -> int | None:
+        """Levels of the tree: heads."""
+        return self.num_medusa_heads
+
+    @property
+    def sizes(self) -> Sizes:
+        """None: `tree` says how much is drafted."""
+        nodes, total = self.max_draft_len, self.max_total_draft_tokens
+        if None not in (nodes, total) and nodes != total:
+            what = f"max_total_draft_tokens is {total}, and max_draft_len {nodes}"
+            raise OptionError(what, "Both are the nodes of the tree: leave one out.")
+        _ = self.tree.plan(0)  # raises OptionError where keys contradict each other
+        return Sizes()
+
+    @property
+    def tree(self) -> MedusaOptions:
+        """The static tree."""
+        return MedusaOptions(
+            medusa_choices=self.medusa_choices,
+            num_medusa_heads=self.num_medusa_heads,
+            max_draft_len=self.max_draft_len or self.max_total_draft_tokens,
+        )
 
 
 # ---- the method's row
@@ -303,5 +365,10 @@ def limits(base: EngineConfig, draft: EngineConfig | None) -> HeadLimits:
     return HeadLimits(base.limits.verify_tree_size, heads, base.component.vocab_size)
 
 
-ROW = DrafterRow(open=open_drafter, limits=limits, words=" of Medusa heads")
+ROW = DrafterRow(
+    open=open_drafter,
+    limits=limits,
+    words=" of Medusa heads",
+    decoding=DecodingType(name="Medusa", keys=MedusaDecoding),
+)
 __all__ = ["NAME", "ROW"]

@@ -30,20 +30,23 @@ def option(
     low: float | None = None,
     high: float | None = None,
     choices: tuple[str, ...] = (),
+    unused: str = "",
     read: Callable[[str, Any], Any] | None = None,
     schema: Mapping[str, Any] | None = None,
 ) -> Any:
     """A field of DrafterOptions: its default, what it means, and the values that it may have
     (bounds are inclusive).
 
-    For values that are neither bool, int, float nor str `read` checks one, given its key, and
-    returns what is kept; it raises OptionError. `schema` is then their JSON schema.
+    `unused` says why a key of other programs means nothing here. For values that are neither bool,
+    int, float nor str `read` checks one, given its key, and returns what is kept; it raises
+    OptionError. `schema` is then their JSON schema.
     """
     metadata = {
         "text": text,
         "low": low,
         "high": high,
         "choices": choices,
+        "unused": unused,
         "read": read,
         "schema": schema,
     }
@@ -154,5 +157,5 @@ def unknown_key(name: str, known: list[str], where: str) -> OptionError:
     close = difflib.get_close_matches(name[:80], known, n=1)
     remedy = f"Did you mean {close[0]}? If not, remove it." if close else ""
     shown = name if len(name) <= MAX_SHOWN else f"{name[: MAX_SHOWN - 3]}..."
-    what = f"{shown} is not a key of {where}"
+    what = f"{where}: {shown} is not a known key"
     return OptionError(what, remedy or f"Remove it. Known keys: {', '.join(known)}.")

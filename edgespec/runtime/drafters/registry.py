@@ -7,7 +7,16 @@ own; a method that needs no engine then serves `--spec-decode` on any engine.
 from __future__ import annotations
 
 from edgespec.methods import METHODS
-from edgespec.runtime.drafters import dflash, eagle1, eagle3, medusa, mtp, ngram, suffix
+from edgespec.runtime.drafters import (
+    dflash,
+    draft_model,
+    eagle1,
+    eagle3,
+    medusa,
+    mtp,
+    ngram,
+    suffix,
+)
 from edgespec.runtime.drafters.row import DrafterRow
 
 DRAFTERS: dict[str, DrafterRow] = {
@@ -16,6 +25,7 @@ DRAFTERS: dict[str, DrafterRow] = {
     mtp.NAME: mtp.ROW,
     dflash.NAME: dflash.ROW,
     medusa.NAME: medusa.ROW,
+    draft_model.NAME: draft_model.ROW,
     suffix.NAME: suffix.ROW,  # the first without an engine: what drafts where none is named
     ngram.NAME: ngram.ROW,
 }

@@ -13,6 +13,7 @@ from typing import Any
 from edgespec.backends.base import DEFAULT_ROW_COST, Runner, Table
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.runtime.drafters.base import Drafter
+from edgespec.runtime.drafters.decoding import DecodingType
 from edgespec.runtime.drafters.options import DrafterOptions
 from edgespec.runtime.plans import PlanLimits
 
@@ -56,7 +57,8 @@ class DrafterRow:
     `limits` are those of a drafting plan, by the configs of base and draft; where options change
     them, `limits_by_options`, by the base's config and the options. `words` follow "chain" or
     "tree" where a plan is shown. `options` is the class of its options, if it has any; `open`
-    gets one of them in its sources. `trained_with_thinking` is the mode that its drafts know, None
+    gets one of them in its sources. `decoding` is how a speculative_config names the method, if one
+    may. `trained_with_thinking` is the mode that its drafts know, None
     where they know both.
     """
 
@@ -65,6 +67,7 @@ class DrafterRow:
     words: str = ""
     options: type[DrafterOptions] | None = None
     limits_by_options: Callable[[EngineConfig, Any], PlanLimits] | None = None
+    decoding: DecodingType | None = None
     trained_with_thinking: Callable[[EngineConfig, EngineConfig | None], bool | None] = (
         not_trained_with_a_mode
     )

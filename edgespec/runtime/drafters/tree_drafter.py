@@ -9,16 +9,16 @@ level.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.base import LaneRows
 from edgespec.backends.engine_config import EngineConfig
-from edgespec.runtime.decoder import CachedDecoder, Rows
-from edgespec.runtime.drafters.base import DraftRequest, Observation
+from edgespec.runtime.decoder import CachedDecoder, LaneResult, Rows
+from edgespec.runtime.draft_sampling import Distribution
+from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
 from edgespec.runtime.drafters.candidates import top_log_probs
 from edgespec.runtime.drafters.engine_drafter import EngineDrafter
 from edgespec.runtime.drafters.row import DraftEngine
@@ -42,7 +42,8 @@ class LaneState:
 @dataclass
 class Growth:
     """A tree in the making, whose next level the beam's nodes grow. The beam's states and what it
-    sees are those of its parents."""
+    sees are those of its parents. `drawn` is what each draft of a chain was drawn from, where they
+    are drawn."""
 
     request: DraftRequest
     steps: int
@@ -50,6 +51,7 @@ class Growth:
     ancestors: NDArray[np.bool_]  # [beam, scratch]
     beam: list[int] = field(default_factory=lambda: [-1])  # pool entries, -1: the root
     pool: TreePool = field(default_factory=TreePool)
+    drawn: list[Distribution] = field(default_factory=list)
 
     def extend(self, ids: Ids, log_probs: Floats) -> list[int]:
         """The children of the beam's nodes [beam, K] join the pool, the best K of them are the next
@@ -90,8 +92,10 @@ class StaticGrowth(Growth):
 class TreeDrafter(EngineDrafter[CachedDecoder, LaneState]):
     """`d2t` [Vd] are offsets: base id = draft id + d2t[draft id]."""
 
-    def __init__(self, decoder: CachedDecoder, d2t: Ids) -> None:
-        super().__init__(decoder, LaneState)
+    def __init__(
+        self, decoder: CachedDecoder, d2t: Ids, empty: Callable[[], LaneState] = LaneState
+    ) -> None:
+        super().__init__(decoder, empty)
         self.d2t = d2t
 
     def observe(self, observations: Sequence[Observation]) -> None:
@@ -127,7 +131,8 @@ class TreeDrafter(EngineDrafter[CachedDecoder, LaneState]):
         growing = [self.first_level(request) for request in requests]
         most = max((growth.steps for growth in growing if growth), default=0)
         for level in range(1, most):
-            self.grow([growth for growth in growing if growth and growth.steps > level], level)
+            if deeper := [growth for growth in growing if growth and growth.steps > level]:
+                self.grow(deeper, level)
         return [
             self.finish(growth) if growth else DraftTree.root_only(request.pending)
             for growth, request in zip(growing, requests, strict=True)
@@ -137,7 +142,7 @@ class TreeDrafter(EngineDrafter[CachedDecoder, LaneState]):
         """The first level: the best continuations of the last observed position. None where
         nothing can be drafted."""
         state, plan = self.lanes[request.lane], request.plan
-        steps = plan.levels_within(self.decoder.room(request.lane))
+        steps = plan.levels_within(self.room(request.lane))
         if state.full or steps == 0 or plan.verify_size == 1:
             return None
         assert state.last_logits is not None
@@ -155,19 +160,38 @@ class TreeDrafter(EngineDrafter[CachedDecoder, LaneState]):
         """Run the beams one level on: their children join the pools."""
         parts = [self.beam_rows(growth, level) for growth in growing]
         for growth, part, result in zip(growing, parts, self.decoder.run(parts), strict=True):
-            assert result.hidden_states is not None
-            if np.isfinite(result.logits).all():
-                self.extend(growth, result.logits, result.hidden_states, part.visible)
+            logits, states = self.said(result)
+            if np.isfinite(logits).all():
+                self.extend(growth, logits, states, part.visible)
             else:
                 growth.steps, self.lanes[growth.request.lane].full = 0, True
+
+    def said(self, result: LaneResult) -> tuple[Floats, Floats]:
+        """The logits [R, Vd] of what may be proposed behind each row, and the states to go on
+        with."""
+        assert result.hidden_states is not None
+        return result.logits, result.hidden_states
 
     def extend(
         self, growth: Growth, logits: Floats, hidden: Floats, visible: NDArray[np.bool_]
     ) -> None:
         """Grow a tree by what its beam's rows say: `hidden` and `visible` are theirs."""
-        ids, log_probs = top_log_probs(logits, growth.request.plan.top_k)
-        rows = growth.extend(self.to_base(ids), log_probs)
+        rows = growth.extend(*self.candidates(growth, logits))
         growth.hidden, growth.ancestors = hidden[rows], visible[rows]
+
+    def candidates(self, growth: Growth, logits: Floats) -> tuple[Ids, Floats]:
+        """The base's ids with which the drafts go on after each row of logits [R, Vd], and their
+        log-probabilities, [R, K] each: the best ones, or for a chain that is drawn the one
+        drawn."""
+        request, draws = growth.request, growth.request.sampler
+        if draws is None or request.plan.top_k != 1:
+            ids, log_probs = top_log_probs(logits, request.plan.top_k)
+            return self.to_base(ids), log_probs
+        own = self.to_base(np.arange(logits.shape[1]))
+        token, distribution = draws.draw(logits[0], growth.pool.tokens, own)
+        growth.drawn.append(distribution)
+        log_prob = np.log(distribution.prob(token))
+        return np.array([[token]], np.int64), np.array([[log_prob]], np.float32)
 
     def beam_rows(self, growth: Growth, level: int) -> Rows:
         """A lane's part of a call: the beam at one depth, each node seeing its ancestors."""
@@ -183,19 +207,30 @@ class TreeDrafter(EngineDrafter[CachedDecoder, LaneState]):
         self.decoder.zero(lane)
 
     def finish(self, growth: Growth) -> DraftTree:
-        """The tree of the best nodes; the scratch rows are dropped."""
+        """The tree of the best nodes."""
         lane = growth.request.lane
-        self.decoder.drop_scratch(lane)
+        self.leave(growth)
         if self.lanes[lane].full:
             self.stop_drafting(lane)
         size = min(growth.request.plan.verify_size, 1 + len(growth.pool.tokens))
-        return growth.pool.select(growth.request.pending, size)
+        tree = growth.pool.select(growth.request.pending, size)
+        if not growth.drawn:
+            return tree
+        return replace(tree, drawn_from=[None, *growth.drawn[: len(tree) - 1]])
+
+    def leave(self, growth: Growth) -> None:
+        """A tree is done: its scratch rows are dropped."""
+        self.decoder.drop_scratch(growth.request.lane)
+
+    def room(self, lane: int) -> int:
+        """Rows of a tree that a lane has room for."""
+        return self.decoder.room(lane)
 
     def to_base(self, ids: Ids) -> Ids:
         """The base's ids of the draft's own, by the offsets of d2t."""
         return ids + self.d2t[ids]
 
-    def snapshot(self, lane: int, count: int) -> LaneRows:
+    def snapshot(self, lane: int, count: int) -> Snapshot | None:
         """Copies of the first `count` KV rows, or of as many as there are."""
         return self.decoder.snapshot(lane, min(count, self.decoder.lanes[lane].length))
 

@@ -103,6 +103,7 @@ class Told:
         )
     )
     plans: list[DraftPlan | Plain] = field(default_factory=list)
+    drafter_notes: tuple[str, ...] = ()
 
     def plan(self, *sizes: int | None) -> DraftPlan:
         top_k, steps, verify_size = sizes

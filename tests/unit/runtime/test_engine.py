@@ -16,7 +16,6 @@ from edgespec.prompts import CANCELLED, Message, SamplingParams
 from edgespec.prompts.template import JinjaTemplate
 from edgespec.runtime.drafters.registry import DRAFTERS
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.generation import GenerationRequest
 from edgespec.runtime.thinking import thinking_note
 from edgespec.runtime.tokenizer import Tokenizer
 from tests.lossless.drafters import ScriptedDrafter
@@ -155,8 +154,9 @@ def test_drafter_for_a_run_without_drafts_is_refused(engine_dir: Path) -> None:
 
 
 def test_accept_rule_that_is_not_in_the_table_is_refused(engine: Engine) -> None:
-    with pytest.raises(RequestError, match="accept rule 'typical'"):
-        engine.check(GenerationRequest([5], GREEDY, accept_rule="typical"))
+    with pytest.raises(RequestError, match="there is no accept rule 'typicl'") as met:
+        engine.generate([5], GREEDY, acceptance="typicl")
+    assert met.value.exit_code == 3
 
 
 def test_closing_twice_is_harmless(engine_dir: Path) -> None:

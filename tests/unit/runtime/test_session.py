@@ -24,8 +24,8 @@ from edgespec.runtime.sampling import Sampler, top_log_probs
 from edgespec.runtime.sequence import SequenceState, StepOutput
 from edgespec.runtime.session import Session
 from edgespec.runtime.tree import DraftPlan, DraftTree
-from edgespec.runtime.verify import ACCEPT_RULES, AcceptResult, walk
-from tests.lossless.drafters import ScriptedDrafter, Stateless, accept_one_more
+from edgespec.runtime.verify import ACCEPT_RULES, AcceptOptions, AcceptResult, walk
+from tests.lossless.drafters import ScriptedDrafter, Stateless, accept_one_more, rule_row
 from tests.unit.runtime.hash_model import GREEDY, VOCAB, begin, decoder_of, logits_after, plainly
 
 
@@ -292,8 +292,11 @@ def test_sequence_s_accept_rule_is_the_one_of_the_table_that_it_names() -> None:
         tree: DraftTree, logits: np.ndarray, sampler: Sampler, before: Sequence[int]
     ) -> AcceptResult:
         seen.append((len(tree), len(logits), len(before)))
-        assert tree.probs is not None
+        assert tree.probs is not None or len(before) == len(PROMPT)  # prefill drafts nothing
         return AcceptResult([0], [sampler.pick(logits[0], before)])
+
+    class Nothing(AcceptOptions):
+        rule = "none"
 
     class WithProbs(Stateless):
         def proposed(self, request: DraftRequest) -> DraftTree:
@@ -301,11 +304,11 @@ def test_sequence_s_accept_rule_is_the_one_of_the_table_that_it_names() -> None:
 
     truth = plainly(PROMPT, GREEDY, 40)[0]
     session = Session(decoder_of(64), WithProbs([(PROMPT, truth)], VOCAB, 1))
-    seq = SequenceState(PROMPT, GREEDY, 5, plan=DraftPlan(1, 3, 4), accept_rule="none")
-    with mock.patch.dict(ACCEPT_RULES, none=nothing_accepted):
+    seq = SequenceState(PROMPT, GREEDY, 5, plan=DraftPlan(1, 3, 4), acceptance=Nothing())
+    with mock.patch.dict(ACCEPT_RULES, none=rule_row(nothing_accepted)):
         steps = list(generate(session, seq))
     assert tokens_of(steps) == plainly(PROMPT, GREEDY, 5)
-    assert seen == [(4, 4, 6), (3, 3, 7), (2, 2, 8), (1, 1, 9)]
+    assert seen == [(1, 1, 5), (4, 4, 6), (3, 3, 7), (2, 2, 8), (1, 1, 9)]
 
 
 # Ends
@@ -472,8 +475,8 @@ def commit_without_moving(decoder: CachedDecoder, lane: int, path: np.ndarray) -
 
 
 PLANTED = {
-    "walk accepts one more": mock.patch.dict(ACCEPT_RULES, exact=accept_one_more),
-    "walk draws at the wrong position": mock.patch.dict(ACCEPT_RULES, exact=forget_depth),
+    "walk accepts one more": mock.patch.dict(ACCEPT_RULES, exact=rule_row(accept_one_more)),
+    "walk draws at the wrong position": mock.patch.dict(ACCEPT_RULES, exact=rule_row(forget_depth)),
     "commit moves no rows": mock.patch.object(CachedDecoder, "commit", commit_without_moving),
     "tree mask is causal": mock.patch.object(
         DraftTree, "mask", property(lambda t: np.tri(len(t), dtype=bool))

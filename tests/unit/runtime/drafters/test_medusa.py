@@ -220,7 +220,7 @@ def test_choices_are_a_list_a_text_or_a_name() -> None:
         ({"medusa_choices": "/etc/passwd"}, OptionError),  # requests name no files
         ({"num_medusa_heads": 6}, OptionError),
         ({"medusa_choices": [[0], [0, 0]], "num_medusa_heads": 1}, OptionError),
-        ({"medusa_choices": [[0], [1]], "max_draft_len": 1}, LimitError),
+        ({"medusa_choices": [[0], [1]], "max_draft_len": 1}, OptionError),
     ],
 )
 def test_options_that_cannot_be_are_refused(keys: dict[str, Any], error: type[Exception]) -> None:

@@ -283,6 +283,17 @@ def test_logits_that_are_no_numbers_in_a_level_end_the_lanes_tree_there() -> Non
     assert paths_in(again[1]) == paths_of(pairs[1:], PLAN)
 
 
+def test_logits_that_are_no_numbers_in_the_only_tree_end_it_early() -> None:
+    """The levels below have nothing to run."""
+    pairs = some_pairs(np.random.default_rng(2), 0, 4)
+    first = {path[0] for path in paths_of([pairs], DraftPlan(3, 1, 4))}
+    bad = next(token for token in first if token not in pairs.tokens.tolist())
+    drafter = drafter_of(broken=((0, bad),))
+    drafter.observe([pairs])
+    assert proposed(drafter).depths.max() == 1
+    assert len(proposed(drafter)) == 1
+
+
 # Lanes
 
 

@@ -1,0 +1,134 @@
+"""The flags that say which drafts are accepted, the same for `infer`, `chat` and `run`.
+
+Knows flags, by the names of TensorRT-LLM where it has them. What a rule does stands in
+`runtime.acceptance`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgespec.errors import RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from edgespec.prompts import Request
+    from edgespec.runtime.verify import AcceptOptions
+
+RULES = ("exact", "rejection", "typical", "relaxed")  # rows of ACCEPT_RULES; a test compares them
+
+# Flag's value -> the rule that it belongs to, and the name of its option there; "" is the rule.
+OPTIONS = {
+    "eagle_posterior_threshold": ("typical", "posterior_threshold"),
+    "posterior_alpha": ("typical", "posterior_alpha"),
+    "posterior_fast": ("typical", "posterior_fast"),
+    "use_relaxed_acceptance_for_thinking": ("relaxed", ""),
+    "relaxed_topk": ("relaxed", "relaxed_topk"),
+    "relaxed_delta": ("relaxed", "relaxed_delta"),
+}
+ACCEPTING = ("acceptance", *OPTIONS)  # all values of these flags
+
+FLAGS: dict[str, dict[str, Any]] = {
+    "--acceptance": {
+        "type": click.Choice(RULES),
+        "help": (
+            "Which drafts are accepted. exact (the default): the tokens of plain decoding."
+            " rejection: their distribution, drafts being drawn at random. typical, relaxed: LOSSY,"
+            " drafts that the base finds likely enough."
+        ),
+    },
+    "--eagle-posterior-threshold": {
+        "type": float,
+        "help": (
+            "typical, which it implies: the least probability of a draft, such as 0.09. Without it"
+            " typical decodes greedily."
+        ),
+    },
+    "--posterior-alpha": {
+        "type": float,
+        "help": (
+            "typical: a draft less probable than the threshold needs this times exp(-entropy)."
+            "  [default: the root of the threshold]"
+        ),
+    },
+    "--posterior-fast/--no-posterior-fast": {
+        "default": None,
+        "help": (
+            "typical: accept every draft that is typical (the default, as in Medusa's paper), or"
+            " draw from the typical tokens and compare (as TensorRT-LLM does)."
+        ),
+    },
+    "--use-relaxed-acceptance-for-thinking": {
+        "is_flag": True,
+        "default": None,
+        "help": "The same as --acceptance relaxed: within thoughts alone.",
+    },
+    "--relaxed-topk": {
+        "type": int,
+        "help": "relaxed: a draft is among so many best tokens.  [default: 10]",
+    },
+    "--relaxed-delta": {
+        "type": float,
+        "help": (
+            "relaxed: a draft's log-probability is at most this much below the best one's."
+            "  [default: 0.6]"
+        ),
+    },
+}
+
+
+def accept_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--acceptance and the options of the rules."""
+    for flag, settings in reversed(FLAGS.items()):
+        command = click.option(flag, **settings)(command)
+    return command
+
+
+def take_acceptance(ctx: click.Context, values: dict[str, Any]) -> AcceptOptions | None:
+    """The accept rule of these flags, which are taken out of `values`; None where none is given.
+
+    Raises click.UsageError for an option of another rule, OptionError for a value that cannot be.
+    """
+    given = {name: values.pop(name) for name in ACCEPTING}
+    given = {name: value for name, value in given.items() if value is not None}
+    rule = given.pop("acceptance", None)
+    for name in given:
+        owner = OPTIONS[name][0]
+        if rule not in (None, owner):
+            what = f"--{name.replace('_', '-')} is an option of --acceptance {owner}"
+            raise click.UsageError(f"{what}, not of {rule}", ctx)
+        rule = owner
+    if rule is None:
+        return None
+    from edgespec.runtime.verify import acceptance_of
+
+    options = {OPTIONS[name][1]: value for name, value in given.items() if OPTIONS[name][1]}
+    return acceptance_of(rule, **options)
+
+
+def refuse_check(requests: Iterable[Request], acceptance: AcceptOptions | None) -> None:
+    """Raises RequestError where a lossless check would compare what is not to be equal."""
+    from edgespec.runtime.verify import GUARANTEES, acceptance_of, lossless
+
+    asked = acceptance_of(acceptance)
+    for request in requests:
+        guarantee = lossless(asked, request.sampling.temperature)
+        if request.disable_spec_decode or guarantee == "tokens":
+            continue
+        if guarantee == "distribution":
+            raise RequestError(
+                f"request {request.index} samples at temperature {request.sampling.temperature:g},"
+                f" and --acceptance {asked.rule} is {GUARANTEES[guarantee]}: its tokens are others"
+                " than those of plain decoding",
+                "Give --temperature 0 or --acceptance exact to compare tokens, or --compare-quality"
+                " to measure the difference.",
+            )
+        raise RequestError(
+            f"--check-lossless compares with plain decoding, and --acceptance {asked.rule} is"
+            f" {GUARANTEES[guarantee]}",
+            "Give --compare-quality, which measures what it costs, or --acceptance exact.",
+        )

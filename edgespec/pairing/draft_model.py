@@ -1,0 +1,198 @@
+"""What a draft model and its base must have in common, and what makes drafts of little use."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edgespec.checkpoint.names import EMBEDDING, expected_tensors
+from edgespec.checkpoint.vocabulary import compared_tokenizers, read_tokens
+from edgespec.config import ModelConfig
+from edgespec.errors import PairingError, counted
+from edgespec.methods.draft_model import NAME, DraftModelConfig
+from edgespec.pairing import acceptance_warnings, fit
+from edgespec.pairing.check_result import CheckResult, Share
+from edgespec.pairing.pair import Pair
+from edgespec.pairing.readings import AS_STATED, Reading
+from edgespec.pairing.row import PairingRow
+
+if TYPE_CHECKING:
+    from edgespec.export.stepwise import Feeds
+    from edgespec.graphs.assembly import DecoderGraph
+    from edgespec.graphs.decoder import Decoder
+    from edgespec.pairing.forcing import Array, EmbeddingRows, Forced, Ids
+
+__all__ = ["NAME", "PAIRING"]
+
+USUAL_SHARE = 1 / 2  # of the base's parameters: a larger draft seldom pays for itself
+
+
+def model_of(pair: Pair) -> ModelConfig:
+    """The draft as the model that it is."""
+    _, config = pair.drafted()
+    assert isinstance(config, DraftModelConfig)
+    return config.model
+
+
+def aux_layers(pair: Pair) -> Iterator[CheckResult]:
+    """Nothing, unless --aux-layers was given: a draft model reads none."""
+    if pair.aux_layers is not None:
+        what = "--aux-layers means nothing to a draft model, which reads no hidden states"
+        yield CheckResult("refused", "aux layers", what, "Leave --aux-layers out.")
+
+
+def tokenizer(pair: Pair) -> Iterator[CheckResult]:
+    """Every id means the same token to both. Raises PairingError with the first that does not."""
+    draft, _ = pair.drafted()
+    found = compared_tokenizers(pair.base, draft)
+    if found is None:
+        yield CheckResult("ok", "tokenizer", "the same tokenizer.model in both")
+        return
+    yield CheckResult("ok", "tokenizer", f"{found.both} ids compared, each means the same to both")
+    for ids, who, what in (
+        (found.base_alone, "draft", "they are never drafted"),
+        (found.draft_alone, "base", "they are never proposed, or rejected"),
+    ):
+        if ids:
+            ids_lacking = (
+                f"the {who}'s tokenizer lacks {counted(len(ids), 'token')}, from {ids[0]} on"
+            )
+            remedy = f"Nothing breaks: {what}."
+            yield CheckResult("warning", "tokenizer", ids_lacking, remedy)
+    of_base, of_draft = read_tokens(pair.base), read_tokens(draft)
+    if of_base is not None and of_draft is not None and of_base.cutting != of_draft.cutting:
+        what = "the ids mean the same, and text is cut into them in another way"
+        yield CheckResult("warning", "tokenizer", what, "The base's way is the one that is used.")
+
+
+def vocabulary(pair: Pair) -> Iterator[CheckResult]:
+    """The rows of the two embeddings, which may be padded to different sizes."""
+    base, draft = pair.model.vocab_size, model_of(pair).vocab_size
+    if base == draft:
+        yield CheckResult("ok", "vocabulary", f"{base} rows in both")
+        return
+    what = f"{base} rows in the base, {draft} in the draft: the first {min(base, draft)} are shared"
+    tokens = read_tokens(pair.base)
+    highest = max(tokens.strings, default=0) if tokens is not None else 0
+    if highest < draft:
+        yield CheckResult("ok", "vocabulary", f"{what}, and the others are padding")
+        return
+    remedy = "An answer gets no drafts from the first such token on."
+    what = f"{what}; the base's tokenizer has ids up to {highest}"
+    yield CheckResult("warning", "vocabulary", what, remedy)
+
+
+def special_tokens(pair: Pair) -> Iterator[CheckResult]:
+    """The tokens that end an answer should be those of the draft too: it drafts them then."""
+    base, draft = pair.model.eos_token_ids, model_of(pair).eos_token_ids
+    unknown = [token for token in base if token not in draft]
+    if unknown and draft:
+        what = f"an answer of the base ends at {listed(base)}, one of the draft at {listed(draft)}"
+        remedy = "Take a draft that was tuned for the same chat template, if there is one."
+        yield CheckResult("warning", "special tokens", what, remedy)
+        return
+    ends = f"both end an answer at {listed(base)}" if draft else "the draft names no end"
+    yield CheckResult("ok", "special tokens", ends)
+
+
+def listed(ids: tuple[int, ...]) -> str:
+    """Token ids in words."""
+    return ", ".join(map(str, ids)) or "no token"
+
+
+def context(pair: Pair) -> Iterator[CheckResult]:
+    """How long a sequence the draft follows."""
+    base, draft = pair.model.max_position, model_of(pair).max_position
+    if draft >= base:
+        yield CheckResult("ok", "context", f"the draft follows {draft} tokens, the base {base}")
+        return
+    what = f"the draft was made for {draft} tokens, the base for {base}"
+    remedy = f"Requests go on beyond {draft} tokens, without drafts."
+    yield CheckResult("warning", "context", what, remedy)
+
+
+def size(pair: Pair) -> Iterator[CheckResult]:
+    """The draft runs once for each level of a tree: it pays where it is much smaller."""
+    base, draft = parameters(pair.model), parameters(model_of(pair))
+    what = f"the draft has {draft / 1e6:.1f} M parameters, the base {base / 1e6:.1f} M"
+    remedy = "Take a smaller model of the same family; drafts cost more time than they save."
+    if draft >= base:
+        yield CheckResult("warning", "size", f"{what}: the draft is as large as its base", remedy)
+    elif draft > USUAL_SHARE * base:
+        yield CheckResult("warning", "size", f"{what}, {draft / base:.0%} as many", remedy)
+    else:
+        yield CheckResult("ok", "size", f"{what}, {draft / base:.0%} as many")
+
+
+def parameters(model: ModelConfig) -> int:
+    """How many parameters a model has, however they are stored."""
+    return sum(math.prod(shape) for shape in expected_tensors(model).values())
+
+
+@dataclass(frozen=True)
+class ModelForcing:
+    """The draft under teacher forcing: it reads tokens alone, whatever the hidden states are."""
+
+    graph: DecoderGraph
+    ids: Ids
+    model: ModelConfig
+    tokens: Ids
+    rows: EmbeddingRows
+
+    def positions(self) -> Ids:
+        """[T], all of them."""
+        return np.arange(len(self.tokens))
+
+    def passes(self, hidden_states: Array) -> list[Feeds]:
+        """One pass over all positions."""
+        from edgespec.export.stepwise import causal_feeds
+
+        del hidden_states
+        return [causal_feeds(self.rows.of(self.tokens), self.model.decoder)]
+
+
+def force(pair: Pair, base: Decoder, tokens: Ids) -> Forced:
+    """The draft over the tokens [T], which must have a row in its embedding."""
+    from edgespec.pairing.forcing import EmbeddingRows, open_pair
+
+    graph, ids = open_pair(pair, base)
+    if (lacking := tokens[tokens >= len(ids)]).size:
+        what = (
+            f"the text holds the token {lacking[0]}, the draft's embedding ends at {len(ids) - 1}"
+        )
+        raise PairingError(what, "Give another text to --probe-text.")
+    rows = EmbeddingRows.read(graph.table.source(EMBEDDING), tokens)
+    return ModelForcing(graph, ids, model_of(pair), tokens, rows)
+
+
+def readings(pair: Pair) -> tuple[Reading, ...]:
+    """The one that there is: it reads no hidden states."""
+    del pair
+    return (Reading(AS_STATED),)
+
+
+def remedy(better: Share) -> str:
+    """Never asked: there is one reading."""
+    return f"Give the model as {better.name}."
+
+
+PAIRING = PairingRow(
+    checks=(
+        ("tensors", fit.tensors),
+        ("aux layers", aux_layers),
+        ("tokenizer", tokenizer),
+        ("vocabulary", vocabulary),
+        ("special tokens", special_tokens),
+        ("context", context),
+        ("size", size),
+        ("quantization", acceptance_warnings.draft_quantization),
+    ),
+    force=force,
+    readings=readings,
+    remedy=remedy,
+    reads_final=True,
+)

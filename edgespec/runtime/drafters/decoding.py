@@ -1,0 +1,301 @@
+"""A method's part of a `speculative_config` block: the keys of its decoding type, by the names that
+TensorRT-LLM gives them, and how much they let it draft.
+
+Knows keys that all decoding types share. A type's own keys stand in the file of its method; those
+of its drafter are its options.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, make_dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from edgespec.errors import OptionError
+from edgespec.runtime.drafters.options import DrafterOptions, fields_of, option, refuse, types_of
+from edgespec.runtime.gates import AcceptanceGate, Schedule
+from edgespec.runtime.plans import TreeSpec
+
+MAX_DRAFT_LEN = 1024
+MAX_SEQUENCES = 2**16
+MAX_LAYERS = 1000
+DIGITS = re.compile("[0-9]{1,9}")
+
+
+class Sizes(NamedTuple):
+    """How much to draft, as `Engine.plan` takes it; None is left to it."""
+
+    top_k: int | None = None
+    steps: int | None = None
+    verify_size: int | None = None
+
+
+def read_schedule(name: str, value: Any) -> tuple[tuple[int, int], ...]:
+    """A mapping from batch sizes to draft lengths as pairs in ascending order."""
+    if isinstance(value, tuple):  # as it is kept
+        value = dict(value)
+    remedy = "Map batch sizes to draft lengths, such as {1: 4, 4: 2}."
+    if not isinstance(value, Mapping) or not value:
+        refuse(name, value, remedy)
+    pairs: dict[int, int] = {}
+    for key, length in value.items():
+        batch = int(key) if isinstance(key, str) and DIGITS.fullmatch(key) else key  # as in JSON
+        sound = type(batch) is int and 1 <= batch <= MAX_SEQUENCES and batch not in pairs
+        if not sound or type(length) is not int or not 0 <= length <= MAX_DRAFT_LEN:
+            refuse(f"{name}[{key!r}]", length, remedy)
+        pairs[batch] = length
+    return tuple(sorted(pairs.items()))
+
+
+SCHEDULE_SCHEMA = {
+    "type": "object",
+    "propertyNames": {"pattern": "^[0-9]+$"},
+    "additionalProperties": {"type": "integer", "minimum": 0, "maximum": MAX_DRAFT_LEN},
+    "minProperties": 1,
+}
+
+
+def read_layers(name: str, value: Any) -> tuple[int, ...]:
+    """A list of layers, ascending and each once."""
+    if not isinstance(value, list | tuple) or not value or len(value) > MAX_LAYERS:
+        refuse(name, value, "Give a list of layers, such as [1, 13, 24].")
+    for item in value:
+        if type(item) is not int or not 0 <= item < MAX_LAYERS:
+            refuse(name, item, f"Give layers from 0 to {MAX_LAYERS - 1}.")
+    if len(set(value)) != len(value):
+        refuse(name, value, "Name each layer once.")
+    return tuple(sorted(value))
+
+
+LAYERS_SCHEMA = {
+    "type": ["array", "null"],
+    "items": {"type": "integer", "minimum": 0},
+    "minItems": 1,
+    "uniqueItems": True,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingConfig(DrafterOptions):
+    """The keys that all decoding types share. Raises OptionError for a value that cannot be."""
+
+    decoding_type: ClassVar[str] = "AUTO"
+    method: ClassVar[str | None] = None  # a row of DRAFTERS; None: what the engine was opened with
+    options_class: ClassVar[type[DrafterOptions] | None] = None
+    needs_engine: ClassVar[bool] = True
+
+    max_draft_len: int | None = option(
+        None, "Drafts in a row that a step verifies, at most.", low=1, high=MAX_DRAFT_LEN
+    )
+    max_total_draft_tokens: int | None = option(
+        None,
+        "Drafts that a step verifies in all: the nodes of a tree without its root. For a chain"
+        " max_draft_len.",
+        low=1,
+        high=2**16,
+    )
+    speculative_model: str | None = option(
+        None,
+        "The draft's checkpoint: a directory or a name on the Hugging Face hub. run makes engines"
+        " of it; infer and chat refuse one that the draft engine was not made from.",
+    )
+    max_concurrency: int | None = option(
+        None, "While more sequences run than this, nothing is drafted.", low=1, high=MAX_SEQUENCES
+    )
+    draft_len_schedule: Mapping[int, int] | None = option(
+        None,
+        "Draft lengths by the number of sequences that run: {4: 4, 8: 2} drafts 4 while up to 4"
+        " run, 2 while up to 8 run, and nothing while more do.",
+        read=read_schedule,
+        schema=SCHEDULE_SCHEMA,
+    )
+    acceptance_window: int | None = option(
+        None,
+        "Answers over which acceptance_length_threshold is averaged; 0 is off.",
+        low=0,
+        high=2**20,
+    )
+    acceptance_length_threshold: float | None = option(
+        None,
+        "Drafting stops for good once the last acceptance_window answers accepted fewer drafts a"
+        " step than this, on average.",
+        low=0.0,
+    )
+    load_format: str | None = option(
+        None, "How a draft's weights are loaded.", unused="engines have their weights in them"
+    )
+    allow_advanced_sampling: bool = option(
+        False,
+        "Deprecated by TensorRT-LLM.",
+        unused="every request is sampled as it asks, with drafts too",
+    )
+
+    def __post_init__(self) -> None:
+        DrafterOptions.__post_init__(self)
+        self.check_schedule()
+        if self.speculative_model is not None and self.drafts_by is not None:
+            what = f"speculative_model is given, and {self.decoding_type} drafts without a model"
+            raise OptionError(what, "Leave it out.")
+        if self.acceptance_length_threshold is not None and not self.acceptance_window:
+            what = "acceptance_length_threshold is given, and acceptance_window is not"
+            raise OptionError(what, "Give the number of answers to average over.")
+        if self.acceptance_window and self.acceptance_length_threshold is None:
+            what = "acceptance_window is given, and acceptance_length_threshold is not"
+            raise OptionError(what, "Give the drafts a step below which drafting stops.")
+        _ = self.sizes  # raises OptionError where keys contradict each other
+
+    def check_schedule(self) -> None:
+        """Raises OptionError for a schedule that contradicts other keys."""
+        if self.draft_len_schedule is None:
+            return
+        if self.max_concurrency is not None:
+            what = "max_concurrency and draft_len_schedule exclude each other"
+            raise OptionError(what, "The schedule drafts nothing above its last batch size.")
+        pairs = self.schedule_pairs
+        (first, length), most = pairs[0], max(length for _, length in pairs)
+        if self.given_len is not None and length != self.given_len:
+            what = f"draft_len_schedule[{first}] is {length}, and max_draft_len {self.given_len}"
+            raise OptionError(what, "The smallest batch size has max_draft_len.")
+        if most > length:
+            what = f"draft_len_schedule goes up to {most}, above the {length} of the first"
+            raise OptionError(what, "Draft less where more sequences run.")
+
+    @property
+    def schedule_pairs(self) -> tuple[tuple[int, int], ...]:
+        """The schedule as it is kept: pairs in ascending order; empty where there is none."""
+        return self.draft_len_schedule or ()  # type: ignore[return-value]
+
+    @property
+    def drafts_by(self) -> str | None:
+        """The method that drafts without an engine; None for the draft engine, or whatever the
+        engine was opened with."""
+        return None if self.needs_engine else self.method
+
+    @property
+    def options(self) -> DrafterOptions | None:
+        """The options of the drafter; None where it has none."""
+        if self.options_class is None:
+            return None
+        values = {name: getattr(self, name) for name in fields_of(self.options_class)}
+        shared = fields_of(DecodingConfig)  # None where they are not given
+        given = {k: v for k, v in values.items() if v is not None or k not in shared}
+        return self.options_class(**given)
+
+    @property
+    def sizes(self) -> Sizes:
+        """How much to draft: a chain of max_draft_len. Raises OptionError where keys contradict
+        each other."""
+        length = self.draft_len
+        self.check_chain()
+        return Sizes() if length is None else Sizes(1, length, 1 + length)
+
+    def check_chain(self) -> None:
+        """Raises OptionError for a number of nodes that no chain of max_draft_len has."""
+        total = self.max_total_draft_tokens
+        if total is not None and total != self.draft_len:
+            what = f"max_total_draft_tokens is {total}, and max_draft_len {self.draft_len}"
+            raise OptionError(what, "They are equal for a chain of drafts: leave one out.")
+
+    @property
+    def given_len(self) -> int | None:
+        """Drafts in a row, by whatever key says so."""
+        return self.max_draft_len
+
+    @property
+    def draft_len(self) -> int | None:
+        """Drafts in a row: as given, or what the schedule begins with."""
+        pairs = self.schedule_pairs
+        return self.given_len or (pairs[0][1] or None if pairs else None)
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """What may be drafted by the number of sequences; None without such a limit."""
+        if self.max_concurrency is not None:
+            return Schedule(((self.max_concurrency, self.draft_len or MAX_DRAFT_LEN),))
+        return Schedule(self.schedule_pairs) if self.schedule_pairs else None
+
+    @property
+    def tree(self) -> TreeSpec | None:
+        """A tree that is asked for otherwise than by sizes; None: `sizes` say how much to draft."""
+        return None
+
+    @property
+    def aux_layers(self) -> tuple[int, ...] | None:
+        """The hidden_states indices that the draft reads of the base, where its keys name them."""
+        return None
+
+    def acceptance_gate(self) -> AcceptanceGate | None:
+        """A gate that has seen no answer yet; None where there is none."""
+        if not self.acceptance_window or self.acceptance_length_threshold is None:
+            return None
+        return AcceptanceGate(self.acceptance_window, self.acceptance_length_threshold)
+
+    def notes(self) -> Iterator[str]:
+        """What a user should know of the keys given: those without a meaning here."""
+        for name, found in fields_of(type(self)).items():
+            why = found.metadata.get("unused")
+            if why and getattr(self, name) != found.default:
+                yield f"{name} means nothing here: {why}"
+
+
+class Alias(NamedTuple):
+    """Another name of a decoding type, with a note for whoever uses it, and values of keys that it
+    stands for where they are not given."""
+
+    name: str
+    note: str = ""
+    presets: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodingType:
+    """A row's column: how `speculative_config` names the method.
+
+    `name` is its decoding_type, `aliases` are other names. `keys` has the keys of the type; those
+    of the row's options join them.
+    """
+
+    name: str
+    aliases: tuple[Alias, ...] = ()
+    keys: type[DecodingConfig] = DecodingConfig
+
+
+@functools.cache
+def config_class(
+    decoding: DecodingType,
+    method: str,
+    options: type[DrafterOptions] | None,
+    needs_engine: bool,
+) -> type[DecodingConfig]:
+    """The class of a decoding type, as users call it (type X: XDecodingConfig). Its fields are
+    the type's keys and those of the drafter's options."""
+    own = fields_of(decoding.keys)
+    added: list[tuple[str, Any, Any]] = []
+    for name, found in fields_of(options).items() if options is not None else ():
+        if name not in own:
+            assert options is not None
+            metadata = dict(found.metadata)
+            kinds: list[Any] = [*types_of(options)[name]]
+            added.append(
+                (name, functools.reduce(operator.or_, kinds), option(found.default, **metadata))
+            )
+    name = f"{decoding.name.replace('_', '')}DecodingConfig"
+    made = make_dataclass(
+        name,
+        added,
+        bases=(decoding.keys,),
+        namespace={
+            "decoding_type": decoding.name,
+            "method": method,
+            "options_class": options,
+            "needs_engine": needs_engine,
+            "__doc__": f"`decoding_type: {decoding.name}` of a speculative_config block.",
+        },
+        frozen=True,
+        kw_only=True,
+    )
+    made.__module__ = "edgespec"
+    return made

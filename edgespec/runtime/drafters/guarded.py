@@ -1,0 +1,254 @@
+"""A drafter of your own with all methods of Drafter, behind a guard.
+
+Knows lanes and the form of trees. A call that fails costs the drafts of its lanes: of one step
+where it was to propose, else until the next sequence begins there, as what the drafter knows of a
+lane is then not what was committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+
+from edgespec.errors import OptionError
+from edgespec.runtime.draft_sampling import Distribution
+from edgespec.runtime.drafters.base import Drafter, DraftRequest, Observation, Snapshot
+from edgespec.runtime.drafters.guard import BOOKKEEPING, INVALID, PAUSED, Guard, Lost
+from edgespec.runtime.tree import DraftTree
+
+T = TypeVar("T")
+EPSILON = 1e-3  # how far probabilities may be from adding up to 1
+
+
+@dataclass(frozen=True, slots=True)
+class GuardedSnapshot:
+    """A snapshot of which `count` pairs are to be used; it is cut in the guarded call."""
+
+    whole: Snapshot
+    count: int
+    nbytes: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def prefix(self, count: int) -> GuardedSnapshot:
+        """The same of the first `count` pairs."""
+        return replace(self, count=count)
+
+
+class GuardedDrafter:
+    """A Drafter whose calls are guarded. Raises OptionError for one that says nothing useful of
+    itself."""
+
+    def __init__(self, drafter: Drafter, guard: Guard, vocab_size: int) -> None:
+        self.drafter, self.guard, self.vocab_size = drafter, guard, vocab_size
+        self.needs_hidden_states = bool(attribute(drafter, "needs_hidden_states", False))
+        self.capacity = limit(drafter, "capacity")
+        self.num_lanes = limit(drafter, "num_lanes")
+        self.lost_lanes: set[int] = set()
+
+    @property
+    def engine_s(self) -> float:
+        """Seconds spent inside engines so far, as the drafter says it."""
+        try:
+            seconds = self.drafter.engine_s
+        except Exception:  # what it says of its time decides nothing
+            return 0.0
+        return float(seconds) if isinstance(seconds, int | float) else 0.0
+
+    # ---- what it is told
+
+    def begin(self, lane: int, tokens: Sequence[int], num_reused: int) -> None:
+        """A sequence begins in a lane."""
+        told = [*tokens]
+        self.tell([lane], lambda: self.drafter.begin(lane, told, num_reused))
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """What was committed in lanes that are not lost."""
+        kept = [copied(item) for item in observations if item.lane not in self.lost_lanes]
+        if kept:
+            self.tell([item.lane for item in kept], lambda: self.drafter.observe(kept))
+
+    def reset(self, lane: int) -> None:
+        """Forget a lane's sequence: what was lost of it is of no matter any more."""
+        self.lost_lanes.discard(lane)
+        self.tell([lane], lambda: self.drafter.reset(lane))
+
+    def move(self, source: int, target: int) -> None:
+        """A sequence goes on in another lane, lost or not."""
+        if source in self.lost_lanes:
+            self.lost_lanes.discard(source)
+            self.tell([target], lambda: self.drafter.reset(target))
+            self.lost_lanes.add(target)
+        else:
+            self.lost_lanes.discard(target)
+            self.tell([target], lambda: self.drafter.move(source, target))
+
+    def tell(self, lanes: Sequence[int], function: Callable[[], object]) -> None:
+        """Run a call that proposes nothing; where it fails the lanes are lost."""
+        try:
+            self.guard.call(function, share=BOOKKEEPING)
+        except Lost as lost:
+            self.guard.failed(lost)
+            self.lost_lanes.update(lanes)
+
+    # ---- what it proposes
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        """One tree per request; the root alone where the lane is lost or the call failed."""
+        trees = {r.lane: DraftTree.root_only(r.pending) for r in requests}
+        asked = [r for r in requests if r.lane not in self.lost_lanes]
+        trees |= {
+            r.lane: DraftTree.root_only(r.pending, PAUSED)
+            for r in requests
+            if r.lane in self.lost_lanes
+        }
+        try:
+            self.guard.check_ready()
+            found = self.guard.call(lambda: self.checked(asked)) if asked else []
+        except Lost as lost:
+            why = self.guard.failed(lost)
+            found = [DraftTree.root_only(r.pending, why) for r in asked]
+        else:
+            self.guard.succeeded()
+        trees |= {r.lane: tree for r, tree in zip(asked, found, strict=True)}
+        return [trees[r.lane] for r in requests]
+
+    def checked(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        """The drafter's trees. Raises Lost for what is none."""
+        found = self.drafter.propose(requests)
+        if not isinstance(found, list | tuple) or len(found) != len(requests):
+            raise Lost(INVALID, f"propose gave {found!r:.80} for {len(requests)} requests")
+        return [
+            checked_tree(tree, request, self.vocab_size)
+            for tree, request in zip(found, requests, strict=True)
+        ]
+
+    # ---- prefixes
+
+    def snapshot(self, lane: int, count: int) -> GuardedSnapshot | None:
+        """What it remembers of a lane's prefix; None where the lane is lost or the call failed."""
+        if lane in self.lost_lanes:
+            return None
+        try:
+            return self.guard.call(lambda: self.taken(lane, count), share=BOOKKEEPING)
+        except Lost as lost:
+            self.guard.failed(lost)
+            return None
+
+    def taken(self, lane: int, count: int) -> GuardedSnapshot | None:
+        """The drafter's snapshot. Raises Lost for what is none."""
+        whole = self.drafter.snapshot(lane, count)
+        if whole is None:
+            return None
+        length, size = len(whole), whole.nbytes
+        if not 0 <= length <= count or not isinstance(size, int) or size < 0:
+            raise Lost(INVALID, f"a snapshot of {length} pairs in {size!r} bytes, of {count} pairs")
+        return GuardedSnapshot(whole, length, size)
+
+    def restore(self, lane: int, snapshot: Snapshot) -> None:
+        """Begin a lane with what `snapshot` gave."""
+        assert isinstance(snapshot, GuardedSnapshot)
+        self.lost_lanes.discard(lane)
+        self.tell([lane], lambda: self.drafter.restore(lane, snapshot.whole.prefix(snapshot.count)))
+
+    def close(self) -> None:
+        """Close the drafter, and end its thread."""
+        try:
+            self.guard.call(self.drafter.close, share=BOOKKEEPING)
+        except Lost as lost:
+            self.guard.failed(lost)
+        self.guard.close()
+
+
+def attribute(drafter: object, name: str, default: object) -> object:
+    """An attribute of a drafter. Raises OptionError where reading it fails."""
+    try:
+        return getattr(drafter, name, default)
+    except Exception as error:
+        what = f"{name} of the drafter {type(drafter).__name__} raised {error!r:.120}"
+        raise OptionError(what, "Mend it: it is read when the engine is opened.") from error
+
+
+def limit(drafter: object, name: str) -> int | None:
+    """A limit that a drafter names, None for none. Raises OptionError for what is no size."""
+    found = attribute(drafter, name, None)
+    if found is None:
+        return None
+    if isinstance(found, bool) or not isinstance(found, int) or found < 0:
+        what = f"{name} of the drafter {type(drafter).__name__} is {found!r:.60}"
+        raise OptionError(what, "Make it a number of 0 or more, or None for no limit.")
+    return found
+
+
+def copied(item: Observation) -> Observation:
+    """An observation whose arrays nothing overwrites: a drafter's thread may read it late."""
+    hidden = None if item.hidden_states is None else item.hidden_states.copy()
+    return Observation(item.lane, hidden, item.tokens.copy())
+
+
+def checked_tree(tree: object, request: DraftRequest, vocab_size: int) -> DraftTree:
+    """A tree that the loop can verify. Raises Lost for anything else."""
+    if not isinstance(tree, DraftTree):
+        raise Lost(INVALID, f"a tree is of type {type(tree).__name__}")
+    tokens, parents = ids_of("tokens", tree.tokens), ids_of("parents", tree.parents)
+    if not len(tokens) or len(tokens) != len(parents):
+        raise Lost(INVALID, f"a tree of {len(tokens)} tokens and {len(parents)} parents")
+    if tokens[0] != request.pending or parents[0] != -1:
+        raise Lost(INVALID, "a tree whose root is not the pending token")
+    if len(tokens) > request.plan.verify_size:
+        what = f"a tree of {len(tokens)} nodes, for a plan of {request.plan.verify_size}"
+        raise Lost(INVALID, what)
+    if (tokens < 0).any() or (tokens >= vocab_size).any():
+        raise Lost(INVALID, f"a token id that is not from 0 to {vocab_size - 1}")
+    if (parents[1:] < 0).any() or (parents[1:] >= np.arange(1, len(parents))).any():
+        raise Lost(INVALID, "a parent that does not come before its child")
+    if len(set(zip(parents.tolist(), tokens.tolist(), strict=True))) < len(tokens):
+        raise Lost(INVALID, "two tokens with one parent are the same")
+    whole = DraftTree(tokens, parents, tree.probs, tree.drawn_from)
+    if int(whole.depths.max()) > request.plan.steps:
+        raise Lost(INVALID, f"a tree deeper than the {request.plan.steps} levels of the plan")
+    check_probs(whole)
+    check_drawn_from(whole)
+    return whole
+
+
+def ids_of(name: str, found: object) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """A copy of an array of ids [N]. Raises Lost for anything else."""
+    if not isinstance(found, np.ndarray) or found.ndim != 1:
+        raise Lost(INVALID, f"{name} of a tree is no array in one dimension")
+    if not np.issubdtype(found.dtype, np.integer):
+        raise Lost(INVALID, f"{name} of a tree is an array of {found.dtype}")
+    return found.astype(np.int64)
+
+
+def check_probs(tree: DraftTree) -> None:
+    """Raises Lost for probabilities that are none."""
+    if tree.probs is None:
+        return
+    probs = np.asarray(tree.probs)
+    if probs.shape != (len(tree),) or not np.issubdtype(probs.dtype, np.floating):
+        raise Lost(INVALID, f"probs of shape {probs.shape} for {len(tree)} nodes")
+    if not ((probs >= 0) & (probs <= 1)).all():
+        raise Lost(INVALID, "a probability that is no number from 0 to 1")
+
+
+def check_drawn_from(tree: DraftTree) -> None:
+    """Raises Lost for distributions that are none, or that their token cannot come from."""
+    if tree.drawn_from is None:
+        return
+    if not isinstance(tree.drawn_from, Sequence) or len(tree.drawn_from) != len(tree):
+        raise Lost(INVALID, f"drawn_from does not have one entry for each of {len(tree)} nodes")
+    for token, found in zip(tree.tokens.tolist(), tree.drawn_from, strict=True):
+        if found is None:
+            continue
+        if not isinstance(found, Distribution):
+            raise Lost(INVALID, f"drawn_from holds a {type(found).__name__}")
+        probs = found.probs
+        fits = len(found.ids) == len(probs) and (np.diff(found.ids) > 0).all()
+        sums = np.isfinite(probs).all() and (probs >= 0).all() and abs(probs.sum() - 1) < EPSILON
+        if not fits or not sums or not found.prob(token) > 0:
+            raise Lost(INVALID, f"token {token} cannot come from what it was drawn from")

@@ -1,0 +1,165 @@
+"""Finds a user's drafter by its name, `package.module:Class`, and puts it behind its guard.
+
+Knows the three forms that such a drafter may have. What each of them does stands in `user`,
+`trtllm` and `guarded`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import cast
+
+from edgespec.backends.base import PlanHints
+from edgespec.backends.engine_config import EngineConfig
+from edgespec.errors import OptionError
+from edgespec.runtime.drafters.base import Drafter
+from edgespec.runtime.drafters.guard import TIME_BUDGET_S, Guard
+from edgespec.runtime.drafters.guarded import GuardedDrafter, attribute, limit
+from edgespec.runtime.drafters.options import DrafterOptions, option
+from edgespec.runtime.drafters.trtllm import PreparesDraftTokens, TrtLlmDrafter
+from edgespec.runtime.drafters.user import ProposingDrafter, UserDrafter
+from edgespec.runtime.plans import TreeLimits
+from edgespec.runtime.tokenizer import Tokenizer
+
+FORMS = (
+    "Give it a method propose(context) that returns token ids (docs/own_drafter.md), TensorRT-LLM's"
+    " prepare_draft_tokens(scheduled_requests, resource_manager), or all methods of"
+    " edgespec.runtime.drafters.base.Drafter."
+)
+WHOLE = ("begin", "propose", "observe", "reset", "move", "snapshot", "restore", "close")
+
+
+def is_own_drafter(name: str) -> bool:
+    """Whether a name is that of a class in a module, and not of a method."""
+    return ":" in name
+
+
+def load_drafter(name: str) -> object:
+    """An instance of `package.module:Class`, or the object of that name.
+
+    The working directory is where modules are looked for first. Raises OptionError where there is
+    no such module or class, or where it cannot be made.
+    """
+    module_name, _, path = name.partition(":")
+    if not module_name or not path:
+        what = f"the drafter {name!r} is not written as package.module:Class"
+        raise OptionError(what, "Write the module, a colon and the class in it.")
+    module = imported(module_name)
+    found: object = module
+    for part in path.split("."):
+        if not hasattr(found, part):
+            what = f"the module {module_name} has no {path}"
+            raise OptionError(what, f"It is read from {getattr(module, '__file__', 'memory')}.")
+        found = getattr(found, part)
+    if not isinstance(found, type):
+        return found
+    try:
+        return found()
+    except Exception as error:
+        what = f"{name} could not be made: {type(error).__name__}: {error}"
+        raise OptionError(
+            what, "Let the class be made without arguments, or give an object in Python."
+        ) from error
+
+
+def imported(name: str) -> object:
+    """A module by its name. Raises OptionError where it is not there or fails."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and name.split(".")[0] == error.name.split(".")[0]:
+            what = f"there is no module {error.name}"
+            remedy = f"Run it where the module is ({here} was looked at), or set PYTHONPATH."
+            raise OptionError(what, remedy) from error
+        raise failed(name, error) from error
+    except Exception as error:
+        raise failed(name, error) from error
+
+
+def failed(name: str, error: Exception) -> OptionError:
+    """The error for a module that cannot be imported."""
+    what = f"the module {name} raised {type(error).__name__} when it was imported: {error}"
+    return OptionError(what, "Mend it; python -c 'import MODULE' shows where it is raised.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnOptions(DrafterOptions):
+    """What is asked of the calls of a drafter of your own."""
+
+    time_budget_ms: float | None = option(
+        1000 * TIME_BUDGET_S,
+        "Milliseconds that a call may take; beyond it the drafts of that step are lost, and the"
+        " drafter pauses. Without it the request waits as long as the call takes.",
+        low=0.1,
+    )
+
+    @property
+    def time_budget_s(self) -> float | None:
+        """The same in seconds."""
+        return None if self.time_budget_ms is None else self.time_budget_ms / 1000
+
+
+@dataclass(frozen=True, slots=True)
+class OwnDrafter:
+    """A user's drafter as the loop has it, with its guard. `draft_len` is the chain that it says it
+    makes, None where it says nothing."""
+
+    drafter: Drafter
+    guard: Guard
+    draft_len: int | None
+
+
+def needs_hidden_states(drafter: object) -> bool:
+    """Whether a user's drafter asks for the base's aux hidden states. Raises OptionError."""
+    return bool(attribute(drafter, "needs_hidden_states", False))
+
+
+def guarded(
+    drafter: object, base: EngineConfig, engine_dir: Path, time_budget_s: float | None
+) -> OwnDrafter:
+    """A user's drafter, of one of three forms, behind its guard. Raises OptionError for an object
+    of none of them."""
+    if isinstance(drafter, type):
+        what = f"the drafter is the class {drafter.__name__}, not an object of it"
+        raise OptionError(what, f"Give {drafter.__name__}().")
+    config = base.component
+    guard = Guard(type(drafter).__name__, time_budget_s)
+    if all(callable(getattr(drafter, name, None)) for name in WHOLE):
+        whole = GuardedDrafter(cast(Drafter, drafter), guard, config.vocab_size)
+        return OwnDrafter(whole, guard, limit(drafter, "max_draft_len"))
+    draft_len = limit(drafter, "max_draft_len")
+    if callable(getattr(drafter, "prepare_draft_tokens", None)):
+        end = next(iter(config.eos_token_ids), None)
+        prepares = TrtLlmDrafter(cast(PreparesDraftTokens, drafter), guard, config.vocab_size, end)
+        return OwnDrafter(prepares, guard, draft_len)
+    if callable(getattr(drafter, "propose", None)):
+        own = cast(UserDrafter, drafter)
+        proposes = ProposingDrafter(own, guard, config.vocab_size, tokenizer_of(engine_dir))
+        return OwnDrafter(proposes, guard, draft_len)
+    raise OptionError(f"a {type(drafter).__name__} is no drafter", FORMS)
+
+
+def tokenizer_of(engine_dir: Path) -> Callable[[], Tokenizer]:
+    """What opens an engine's tokenizer when it is first asked for."""
+    return cache(lambda: Tokenizer.open(engine_dir))
+
+
+@dataclass(frozen=True, slots=True)
+class OwnLimits(TreeLimits):
+    """Those of a user's drafter; `draft_len` is the chain that it says it makes."""
+
+    draft_len: int | None = None
+
+    def chosen_steps(self, top_k: int, verify_size: int | None, hints: PlanHints) -> int:
+        """The drafter's own length where it names one and no size was given."""
+        if self.draft_len is None or top_k != 1 or verify_size is not None:
+            return TreeLimits.chosen_steps(self, top_k, verify_size, hints)
+        return max(1, min(self.draft_len, self.max_verify_tree_size - 1))

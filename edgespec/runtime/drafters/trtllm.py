@@ -1,0 +1,348 @@
+"""A drafter that was written for TensorRT-LLM: `prepare_draft_tokens(scheduled_requests,
+resource_manager)` sets `py_draft_tokens` of each request.
+
+Knows the names that such drafters use, and no more of TensorRT-LLM: import `Drafter` and the others
+from here where they were imported from there. What fails costs drafts and never the request: see
+`guard`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol, final
+
+from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
+from edgespec.runtime.drafters.guard import BOOKKEEPING, Guard, Lost
+from edgespec.runtime.drafters.user import Sequences, UserSequence, tree_of
+from edgespec.runtime.tree import DraftTree
+
+# ---- the names of TensorRT-LLM
+
+
+class ResourceManagerType(Enum):
+    """The resource managers that a drafter may ask for: here there is its own alone."""
+
+    SPEC_RESOURCE_MANAGER = "SPEC_RESOURCE_MANAGER"
+
+
+class BaseResourceManager:
+    """A drafter's own manager of resources: what it does not need it leaves out."""
+
+    def get_max_resource_count(self) -> int:
+        """How many resources there are; 0 for no limit."""
+        return 0
+
+    def get_needed_resource_to_completion(self, request: LlmRequest) -> int:
+        """How many of them a request needs."""
+        return 0
+
+    def prepare_resources(self, scheduled_batch: ScheduledRequests) -> None:
+        """Called before the drafts of a step."""
+
+    def update_resources(self, scheduled_batch: ScheduledRequests) -> None:
+        """Called after a step, with what was accepted."""
+
+    def free_resources(self, request: LlmRequest) -> None:
+        """Called when a request has ended."""
+
+    def shutdown(self) -> None:
+        """Called when the engine is closed."""
+
+
+class ResourceManager:
+    """The managers by their type."""
+
+    def __init__(self, resource_managers: Mapping[Any, Any]) -> None:
+        self.resource_managers = dict(resource_managers)
+
+    def get_resource_manager(self, name: ResourceManagerType | str) -> Any:
+        """The manager of a type, or by the type's name; None where there is none."""
+        key = getattr(name, "value", name)
+        return next(
+            (m for t, m in self.resource_managers.items() if getattr(t, "value", t) == key), None
+        )
+
+
+@dataclass(eq=False)
+class LlmRequest:
+    """A request as a drafter sees it. It sets `py_draft_tokens`; the rest is to be read."""
+
+    request_id: int
+    tokens: list[int]
+    py_prompt_len: int
+    py_max_new_tokens: int
+    py_end_id: int | None = None
+    py_batch_idx: int = 0
+    py_draft_tokens: list[int] = field(default_factory=list)
+    py_num_accepted_draft_tokens: int = 0
+    py_decoding_iter: int = 0
+
+    @property
+    def py_request_id(self) -> int:
+        """The same as `request_id`."""
+        return self.request_id
+
+    @property
+    def py_seq_slot(self) -> int:
+        """The lane of the request."""
+        return self.py_batch_idx
+
+    @property
+    def py_orig_prompt_len(self) -> int:
+        """Tokens of the prompt."""
+        return self.py_prompt_len
+
+    @property
+    def orig_prompt_len(self) -> int:
+        """Tokens of the prompt."""
+        return self.py_prompt_len
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens of the prompt."""
+        return self.py_prompt_len
+
+    @property
+    def max_beam_num_tokens(self) -> int:
+        """Tokens of prompt and answer."""
+        return len(self.tokens)
+
+    def get_num_tokens(self, beam: int = 0) -> int:
+        """Tokens of prompt and answer."""
+        return len(self.tokens)
+
+    def get_tokens(self, beam: int | None = None) -> list[int] | list[list[int]]:
+        """The tokens of a beam; without one, a list with those of the only beam."""
+        return [[*self.tokens]] if beam is None else [*self.tokens]
+
+    def get_last_tokens(self, beam: int = 0) -> int:
+        """The pending token."""
+        return self.tokens[-1]
+
+
+@dataclass(eq=False)
+class ScheduledRequests:
+    """The requests of a step, all of them generating."""
+
+    generation_requests: list[LlmRequest]
+    context_requests: list[LlmRequest] = field(default_factory=list)
+    paused_requests: list[LlmRequest] = field(default_factory=list)
+
+    @property
+    def batch_size(self) -> int:
+        """How many requests there are."""
+        return len(self.generation_requests)
+
+    @property
+    def num_generation_requests(self) -> int:
+        """How many requests there are."""
+        return len(self.generation_requests)
+
+    def all_requests(self) -> list[LlmRequest]:
+        """The requests of all kinds."""
+        return [*self.context_requests, *self.generation_requests]
+
+
+class Drafter(ABC):
+    """What a drafter of TensorRT-LLM derives from.
+
+    It is not asked where more than `max_concurrency` requests run; `draft_len_schedule` are the
+    longest chains by the number of requests, each up to its key.
+    """
+
+    def __init__(
+        self,
+        max_draft_len: int | None = None,
+        max_total_draft_tokens: int | None = None,
+        max_concurrency: int | None = None,
+        draft_len_schedule: Mapping[int, int] | None = None,
+    ) -> None:
+        self.max_draft_len = max_draft_len
+        self.max_total_draft_tokens = max_total_draft_tokens
+        self.max_concurrency = max_concurrency
+        self.draft_len_schedule = draft_len_schedule
+
+    @abstractmethod
+    def prepare_draft_tokens(
+        self,
+        scheduled_requests: ScheduledRequests,
+        resource_manager: ResourceManager | None = None,
+    ) -> None:
+        """Set `py_draft_tokens` of each of `scheduled_requests.generation_requests`."""
+
+    @final
+    def should_use_spec_decode(self, requests: Sequence[LlmRequest], *limits: int) -> bool:
+        """Whether it is to be asked: by `max_concurrency`."""
+        return self.max_concurrency is None or len(requests) <= self.max_concurrency
+
+
+class PreparesDraftTokens(Protocol):
+    """What makes an object a drafter of this kind."""
+
+    def prepare_draft_tokens(self, scheduled_requests: Any, resource_manager: Any = None) -> None:
+        """Set `py_draft_tokens` of each request."""
+
+
+# ---- as the loop has it
+
+
+class TrtLlmDrafter:
+    """Such a drafter as a Drafter.
+
+    Its resource manager is its attribute `resource_manager` or, as TensorRT-LLM's n-gram drafter
+    names it, `spec_resource_manager`.
+    """
+
+    needs_hidden_states = False
+    capacity: int | None = None
+    num_lanes: int | None = None
+
+    def __init__(
+        self, drafter: PreparesDraftTokens, guard: Guard, vocab_size: int, end_id: int | None
+    ) -> None:
+        self.drafter, self.guard, self.vocab_size = drafter, guard, vocab_size
+        self.end_id = end_id
+        names = ("resource_manager", "spec_resource_manager")
+        found = [getattr(drafter, name, None) for name in names]
+        self.resources = next((manager for manager in found if manager is not None), None)
+        self.managers = ResourceManager(
+            {ResourceManagerType.SPEC_RESOURCE_MANAGER: self.resources} if self.resources else {}
+        )
+        self.sequences = Sequences(needs_hidden_states=False)
+        self.requests: dict[int, LlmRequest] = {}  # by request id
+        self.scheduled: ScheduledRequests | None = None  # of the last step
+
+    @property
+    def engine_s(self) -> float:
+        """Seconds spent inside engines: its own calls are none."""
+        return 0.0
+
+    def begin(self, lane: int, tokens: Sequence[int], num_reused: int) -> None:
+        """A sequence begins in a lane, with its whole prompt."""
+        found = self.sequences.begin(lane, tokens, num_reused)
+        self.requests[found.request_id] = LlmRequest(
+            found.request_id, found.tokens, found.num_prompt, 0, self.end_id
+        )
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Take in what was committed; the resource manager is told of the step."""
+        for item in observations:
+            self.sequences.observe(item)
+            if (found := self.sequences.lanes.get(item.lane)) is not None:
+                request = self.requests[found.request_id]
+                request.py_num_accepted_draft_tokens = found.num_accepted or 0
+        scheduled, self.scheduled = self.scheduled, None
+        if scheduled is not None:
+            self.tell("update_resources", scheduled)
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        """One call for all requests of the step."""
+        try:
+            self.guard.check_ready()
+            asked = self.scheduled_of(requests)
+            if not self.is_to_be_asked(asked):
+                return [DraftTree.root_only(request.pending) for request in requests]
+            trees = self.guard.call(lambda: self.prepared(asked, requests))
+        except Lost as lost:
+            why = self.guard.failed(lost)
+            return [DraftTree.root_only(request.pending, why) for request in requests]
+        self.guard.succeeded()
+        self.scheduled = asked
+        return trees
+
+    def scheduled_of(self, requests: Sequence[DraftRequest]) -> ScheduledRequests:
+        """The requests of a step as the drafter sees them, without drafts."""
+        found = []
+        for place, request in enumerate(requests):
+            own = self.requests[self.sequences.lanes[request.lane].request_id]
+            own.py_batch_idx, own.py_draft_tokens = place, []
+            own.py_decoding_iter += 1
+            own.py_max_new_tokens = len(own.tokens) - own.py_prompt_len + request.plan.steps + 1
+            found.append(own)
+        return ScheduledRequests(found)
+
+    def is_to_be_asked(self, asked: ScheduledRequests) -> bool:
+        """Whether so many requests are few enough, by `max_concurrency`."""
+        most = getattr(self.drafter, "max_concurrency", None)
+        return most is None or asked.batch_size <= most
+
+    def prepared(
+        self, asked: ScheduledRequests, requests: Sequence[DraftRequest]
+    ) -> list[DraftTree]:
+        """The drafts of a step. Raises Lost for what is none."""
+        if self.resources is not None and hasattr(self.resources, "prepare_resources"):
+            self.resources.prepare_resources(asked)
+        self.drafter.prepare_draft_tokens(asked, self.managers)
+        most = scheduled_length(getattr(self.drafter, "draft_len_schedule", None), asked.batch_size)
+        return [
+            tree_of(cut(own.py_draft_tokens, most), request, self.vocab_size)
+            for own, request in zip(asked.generation_requests, requests, strict=True)
+        ]
+
+    def tell(self, name: str, argument: object) -> None:
+        """Call a method of the resource manager, where it has it."""
+        told = getattr(self.resources, name, None)
+        if told is None:
+            return
+        try:
+            self.guard.call(lambda: told(argument), share=BOOKKEEPING)
+        except Lost as lost:
+            self.guard.failed(lost)
+
+    def reset(self, lane: int) -> None:
+        """The sequence of a lane has ended, if it holds one."""
+        self.finish(self.sequences.pop(lane))
+
+    def move(self, source: int, target: int) -> None:
+        """A sequence goes on in another lane."""
+        self.finish(self.sequences.move(source, target))
+
+    def finish(self, ended: UserSequence | None) -> None:
+        """Frees what a sequence held."""
+        if ended is not None:
+            self.tell("free_resources", self.requests.pop(ended.request_id))
+
+    def snapshot(self, lane: int, count: int) -> None:
+        """Nothing: what it keeps is not of a prefix."""
+        return None
+
+    def restore(self, lane: int, snapshot: Snapshot) -> None:
+        """Never called: there are no snapshots."""
+
+    def close(self) -> None:
+        """Shut the resource manager down, and end the drafter's thread."""
+        shutdown = getattr(self.resources, "shutdown", None)
+        if shutdown is not None:
+            try:
+                self.guard.call(shutdown, share=BOOKKEEPING)
+            except Lost as lost:
+                self.guard.failed(lost)
+        self.guard.close()
+
+
+def cut(tokens: object, most: int | None) -> object:
+    """At most so many tokens of a list."""
+    return tokens[:most] if most is not None and isinstance(tokens, list) else tokens
+
+
+def scheduled_length(schedule: Mapping[int, int] | None, batch_size: int) -> int | None:
+    """The longest chain for so many requests: that of the smallest key that is not below them, or
+    of the largest key; None without a schedule."""
+    if not schedule:
+        return None
+    keys = sorted(schedule)
+    return schedule[next((key for key in keys if key >= batch_size), keys[-1])]
+
+
+__all__ = [
+    "BaseResourceManager",
+    "Drafter",
+    "LlmRequest",
+    "ResourceManager",
+    "ResourceManagerType",
+    "ScheduledRequests",
+    "TrtLlmDrafter",
+]

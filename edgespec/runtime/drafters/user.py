@@ -1,0 +1,420 @@
+"""A drafter of your own in one method: `propose` gets a DraftContext and returns the tokens that it
+expects.
+
+Knows what such a drafter is told and what it may return, and keeps the tokens of each sequence for
+it. It needs no engine. What it raises, returns wrongly or takes too long for costs its drafts and
+never the request: see `guard`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count, islice
+from typing import Any, Protocol, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
+from edgespec.runtime.drafters.guard import INVALID, PAUSED, Guard, Lost
+from edgespec.runtime.tokenizer import Tokenizer
+from edgespec.runtime.tree import DraftPlan, DraftTree
+
+Floats = NDArray[np.float32]
+MAX_TOKENS = 1024  # of a proposal: more cannot be meant
+
+
+class Tokens(Sequence[int]):
+    """The first tokens of a list that only grows: nothing is copied, and nobody changes it."""
+
+    __slots__ = ("_count", "_tokens")
+
+    def __init__(self, tokens: list[int]) -> None:
+        self._tokens, self._count = tokens, len(tokens)
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(self._count)
+            if step == 1:
+                return self._tokens[start:stop]
+            return [self._tokens[i] for i in range(start, stop, step)]
+        if not -self._count <= index < self._count:
+            raise IndexError(index)
+        return self._tokens[index % self._count]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._tokens[: self._count])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftContext:
+    """What a drafter is told of one sequence, at one step.
+
+    `tokens` are all tokens of prompt and answer; the last one is pending, and drafts follow it. Of
+    them `num_prompt_tokens` are the prompt's. `plan` is what this step can verify; `max_draft_len`
+    says it for a chain. `num_accepted` are the drafts of the step before that were accepted, None
+    at the first step.
+
+    `hidden_states` [m, k*H] are the base's aux hidden states at the positions that were committed
+    since the call before: the last row belongs to the token before the pending one. They come where
+    the drafter has `needs_hidden_states = True`, else None.
+
+    `request_id` numbers the sequences. `state` is the drafter's own: it is empty at first, and kept
+    from step to step until the sequence ends.
+    """
+
+    request_id: int
+    tokens: Tokens
+    num_prompt_tokens: int
+    plan: DraftPlan
+    num_accepted: int | None
+    hidden_states: Floats | None
+    state: dict[Any, Any]
+    open_tokenizer: Callable[[], Tokenizer] = field(repr=False)
+
+    @property
+    def position(self) -> int:
+        """The absolute position of the pending token; the first draft has the one after it."""
+        return len(self.tokens) - 1
+
+    @property
+    def max_draft_len(self) -> int:
+        """Tokens of a chain, at most."""
+        return min(self.plan.steps, self.plan.verify_size - 1)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer, with `encode`, `decode`, `token_bytes` and `token_id`."""
+        return self.open_tokenizer()
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens included; broken UTF-8 becomes U+FFFD."""
+        return self.tokenizer.decode(token_ids, skip_special_tokens=False)
+
+    def encode(self, text: str) -> list[int]:
+        """The token ids of a text, with no special tokens added."""
+        return self.tokenizer.encode(text)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Drafts as a tree: `parents[i]` is the index of the token before `tokens[i]`, -1 for the
+    pending one; a parent comes before its children, and siblings differ. Without `parents` it is a
+    chain.
+
+    `probs[i]` is how probable the drafter holds `tokens[i]` after its parent, 0 to 1; it is shown
+    by /tree in a chat and decides nothing.
+    """
+
+    tokens: Sequence[int]
+    parents: Sequence[int] | None = None
+    probs: Sequence[float] | None = None
+
+
+class UserDrafter(Protocol):
+    """A drafter of your own. Any object with `propose` is one; what else it may have:
+
+    `needs_hidden_states = True` to get the base's aux hidden states; `max_draft_len`, the chain
+    that is drafted where the user gave no sizes; `finish(request_id)`, called when a sequence has
+    ended; `close()`, called with the engine's.
+    """
+
+    def propose(self, context: DraftContext) -> Sequence[int] | Proposal | None:
+        """Token ids that may follow `context.tokens`, the most probable first; a tree as Proposal;
+        nothing, or None, where there is nothing to say. What is more than the plan is cut."""
+
+
+# ---- what was returned, as a tree
+
+
+def tree_of(found: object, request: DraftRequest, vocab_size: int) -> DraftTree:
+    """The tree of what a drafter returned, cut down to the plan. Raises Lost for what is none."""
+    if found is None:
+        return DraftTree.root_only(request.pending)
+    proposal = found if isinstance(found, Proposal) else Proposal(found)  # type: ignore[arg-type]
+    tokens = integers("tokens", proposal.tokens)
+    if wrong := [token for token in tokens if not 0 <= token < vocab_size]:
+        raise Lost(INVALID, f"token id {wrong[0]}, the model's vocabulary ends at {vocab_size - 1}")
+    parents = checked_parents(proposal.parents, len(tokens))
+    check_siblings(tokens, parents)
+    probs = None if proposal.probs is None else probabilities(proposal.probs, len(tokens))
+    return within(request, tokens, parents, probs)
+
+
+def integers(name: str, found: object) -> list[int]:
+    """A list of integers. Raises Lost for anything else."""
+    if isinstance(found, np.ndarray):
+        if found.ndim != 1 or not np.issubdtype(found.dtype, np.integer):
+            what = f"{name} is an array of {found.dtype} of shape {found.shape}"
+            raise Lost(INVALID, f"{what}, not of integers in one dimension")
+    elif isinstance(found, str | bytes) or not isinstance(found, Sequence):
+        raise Lost(INVALID, f"{name} is of type {type(found).__name__}, not a list of integers")
+    out = []
+    for value in bounded(name, found):
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            raise Lost(INVALID, f"{name} holds {value!r:.60}, which is no integer")
+        out.append(int(value))
+    return out
+
+
+def bounded(name: str, found: Iterable[Any]) -> list[Any]:
+    """The values of a list, whose length may not be what it says. Raises Lost for too many."""
+    values = list(islice(found, MAX_TOKENS + 1))
+    if len(values) > MAX_TOKENS:
+        raise Lost(INVALID, f"more than {MAX_TOKENS} {name}")
+    return values
+
+
+def checked_parents(found: object, num_tokens: int) -> list[int]:
+    """The parents of `num_tokens` tokens; those of a chain for None. Raises Lost."""
+    if found is None:
+        return list(range(-1, num_tokens - 1))
+    parents = integers("parents", found)
+    if len(parents) != num_tokens:
+        raise Lost(INVALID, f"{len(parents)} parents for {num_tokens} tokens")
+    for node, parent in enumerate(parents):
+        if not -1 <= parent < node:
+            what = f"the parent of token {node} is {parent}"
+            raise Lost(INVALID, f"{what}; a parent is -1 or the index of an earlier token")
+    return parents
+
+
+def check_siblings(tokens: Sequence[int], parents: Sequence[int]) -> None:
+    """Raises Lost where two children of one node carry the same token."""
+    pairs = set(zip(parents, tokens, strict=True))
+    if len(pairs) < len(tokens):
+        raise Lost(INVALID, "two tokens with one parent are the same")
+
+
+def probabilities(found: object, num_tokens: int) -> list[float]:
+    """Probabilities of `num_tokens` tokens. Raises Lost."""
+    if isinstance(found, str | bytes) or not isinstance(found, Sequence | np.ndarray):
+        raise Lost(INVALID, f"probs is of type {type(found).__name__}, not a list of numbers")
+    values = bounded("probs", found)
+    if len(values) != num_tokens:
+        raise Lost(INVALID, f"{len(values)} probs for {num_tokens} tokens")
+    for value in values:
+        is_number = isinstance(value, int | float | np.floating) and not isinstance(value, bool)
+        if not is_number or not 0 <= value <= 1:  # NaN is neither
+            raise Lost(INVALID, f"probs holds {value!r:.60}, which is no number from 0 to 1")
+    return [float(value) for value in values]
+
+
+def within(
+    request: DraftRequest,
+    tokens: Sequence[int],
+    parents: Sequence[int],
+    probs: Sequence[float] | None,
+) -> DraftTree:
+    """The tree of a proposal, without what is deeper, wider or more than the plan."""
+    plan = request.plan
+    place, depths, children = {-1: 0}, {-1: 0}, dict[int, int]()
+    kept: list[int] = []
+    for node, parent in enumerate(parents):
+        if len(kept) == plan.verify_size - 1:
+            break
+        if parent not in place or depths[parent] == plan.steps:
+            continue
+        if children.get(parent, 0) == plan.top_k:
+            continue
+        children[parent] = children.get(parent, 0) + 1
+        depths[node] = depths[parent] + 1
+        kept.append(node)
+        place[node] = len(kept)
+    return DraftTree(
+        np.array([request.pending, *(tokens[node] for node in kept)], np.int64),
+        np.array([-1, *(place[parents[node]] for node in kept)], np.int64),
+        None if probs is None else np.array([1.0, *(probs[n] for n in kept)], np.float32),
+    )
+
+
+# ---- the sequences
+
+
+@dataclass
+class UserSequence:
+    """A sequence as its drafter is told of it."""
+
+    request_id: int
+    tokens: list[int]
+    num_prompt: int
+    observed: int  # positions that observations covered
+    hidden_states: list[Floats] = field(default_factory=list)
+    num_accepted: int | None = None
+    state: dict[Any, Any] = field(default_factory=dict)
+
+
+class Sequences:
+    """The sequences of all lanes, by what a Drafter is told. `finished` is called with each that
+    has ended."""
+
+    def __init__(self, *, needs_hidden_states: bool) -> None:
+        self.needs_hidden_states = needs_hidden_states
+        self.lanes: dict[int, UserSequence] = {}
+        self.numbers = count()
+
+    def begin(self, lane: int, tokens: Sequence[int], num_reused: int) -> UserSequence:
+        """A sequence begins in a lane, with its whole prompt."""
+        found = UserSequence(next(self.numbers), [*tokens], len(tokens), num_reused)
+        self.lanes[lane] = found
+        return found
+
+    def observe(self, item: Observation) -> None:
+        """Take in what was committed in a lane, with the tokens behind it."""
+        found, tokens = self.lanes.get(item.lane), item.tokens.tolist()
+        if found is None:
+            return
+        if self.needs_hidden_states:
+            assert item.hidden_states is not None
+            found.hidden_states.append(item.hidden_states.copy())
+            known = len(found.tokens) - found.observed - 1  # of the prompt, or said before
+            tokens = tokens[max(0, known) :]
+            found.observed += len(item.tokens)
+        generated = len(found.tokens) > found.num_prompt
+        found.tokens += tokens
+        if generated:
+            found.num_accepted = len(item.tokens) - 1
+
+    def take_hidden_states(self, found: UserSequence) -> Floats | None:
+        """[m, k*H], what was observed since they were last taken."""
+        if not self.needs_hidden_states:
+            return None
+        states, found.hidden_states = found.hidden_states, []
+        return np.concatenate(states) if states else None
+
+    def pop(self, lane: int) -> UserSequence | None:
+        """The sequence of a lane, which has ended; None where there is none."""
+        return self.lanes.pop(lane, None)
+
+    def move(self, source: int, target: int) -> UserSequence | None:
+        """A sequence goes on in another lane; returns the one that had it."""
+        ended = self.lanes.pop(target, None)
+        if source in self.lanes:
+            self.lanes[target] = self.lanes.pop(source)
+        return ended
+
+
+class ProposingDrafter:
+    """A UserDrafter as the loop has it: a Drafter."""
+
+    capacity: int | None = None
+    num_lanes: int | None = None
+
+    def __init__(
+        self,
+        drafter: UserDrafter,
+        guard: Guard,
+        vocab_size: int,
+        open_tokenizer: Callable[[], Tokenizer],
+    ) -> None:
+        self.drafter, self.guard, self.vocab_size = drafter, guard, vocab_size
+        self.open_tokenizer = open_tokenizer
+        self.needs_hidden_states = bool(getattr(drafter, "needs_hidden_states", False))
+        self.sequences = Sequences(needs_hidden_states=self.needs_hidden_states)
+
+    @property
+    def engine_s(self) -> float:
+        """Seconds spent inside engines: its own calls are none."""
+        return 0.0
+
+    def begin(self, lane: int, tokens: Sequence[int], num_reused: int) -> None:
+        """A sequence begins in a lane, with its whole prompt."""
+        self.sequences.begin(lane, tokens, num_reused)
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Keep what was committed for the next context."""
+        for item in observations:
+            self.sequences.observe(item)
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        """What the drafter proposes for each request, one call each. Where a call fails that
+        request has no drafts in this step, and neither have those after it."""
+        why: str | None = None
+        trees = []
+        try:
+            self.guard.check_ready()
+        except Lost as lost:
+            why = lost.why
+        for request in requests:
+            tree = DraftTree.root_only(request.pending, why)
+            if why is None and request.plan.verify_size > 1 and request.plan.steps:
+                try:
+                    tree = self.asked(request, len(requests))
+                except Lost as lost:
+                    why = self.guard.failed(lost)
+                    tree = DraftTree.root_only(request.pending, why)
+                    why = PAUSED if len(requests) > 1 else why
+            trees.append(tree)
+        if why is None:
+            self.guard.succeeded()
+        return trees
+
+    def asked(self, request: DraftRequest, num_requests: int) -> DraftTree:
+        """The tree of one call. Raises Lost."""
+        found = self.sequences.lanes[request.lane]
+        context = DraftContext(
+            request_id=found.request_id,
+            tokens=Tokens(found.tokens),
+            num_prompt_tokens=found.num_prompt,
+            plan=request.plan,
+            num_accepted=found.num_accepted,
+            hidden_states=self.sequences.take_hidden_states(found),
+            state=found.state,
+            open_tokenizer=self.open_tokenizer,
+        )
+        # What is returned is looked at in the drafter's thread too: it may be code as well
+        return self.guard.call(
+            lambda: tree_of(self.drafter.propose(context), request, self.vocab_size)
+        )
+
+    def reset(self, lane: int) -> None:
+        """The sequence of a lane has ended, if it holds one."""
+        self.finish(self.sequences.pop(lane))
+
+    def move(self, source: int, target: int) -> None:
+        """A sequence goes on in another lane."""
+        self.finish(self.sequences.move(source, target))
+
+    def finish(self, ended: UserSequence | None) -> None:
+        """Tells the drafter that a sequence has ended, where it wants to know."""
+        told = getattr(self.drafter, "finish", None)
+        if ended is None or told is None:
+            return
+        try:
+            self.guard.call(lambda: told(ended.request_id))
+        except Lost as lost:
+            self.guard.failed(lost)
+
+    def snapshot(self, lane: int, count: int) -> None:
+        """Nothing: what it keeps is not of a prefix."""
+        return None
+
+    def restore(self, lane: int, snapshot: Snapshot) -> None:
+        """Never called: there are no snapshots."""
+
+    def close(self) -> None:
+        """Close the drafter, where it can be, and end its thread."""
+        if (close := getattr(self.drafter, "close", None)) is not None:
+            try:
+                self.guard.call(close)
+            except Lost as lost:
+                self.guard.failed(lost)
+        self.guard.close()

@@ -1,0 +1,1 @@
+"""Accept rules, each against its definition."""

@@ -1,0 +1,95 @@
+"""What the tests of accept rules share: a toy base of a few tokens, and the distribution of two
+tokens that plain sampling draws from it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from scipy import stats
+
+from edgespec.runtime.draft_sampling import Distribution, DraftSampler
+from edgespec.runtime.sampling import Sampler
+from edgespec.runtime.tree import DraftTree
+from edgespec.runtime.verify import AcceptResult
+
+V = 5
+PENDING = 4
+BEFORE = [1, 3, PENDING]
+SUSPICIOUS = 1e-4  # p-values below this are a wrong distribution; seeds are fixed
+
+RNG = np.random.default_rng(7)
+FIRST = RNG.normal(0, 1.2, V).astype(np.float32)
+SECOND = RNG.normal(0, 1.2, (V, V)).astype(np.float32)  # row t: logits after token t
+DRAFT_FIRST = RNG.normal(0, 1.2, V).astype(np.float32)
+DRAFT_SECOND = RNG.normal(0, 1.2, (V, V)).astype(np.float32)
+
+Setting = dict[str, float]
+Rule = Callable[[DraftTree, np.ndarray, Sampler, Sequence[int]], AcceptResult]
+
+
+def law(logits: np.ndarray, setting: Setting) -> np.ndarray:
+    """The probabilities [V] of a setting, written plainly: temperature, top-k, top-p."""
+    p = torch.from_numpy(logits.astype(np.float64) / setting["temperature"]).softmax(0).numpy()
+    order = np.argsort(-p)[: int(setting.get("top_k", 0)) or len(p)]
+    p = p[order] / p[order].sum()
+    kept = np.concatenate([[True], np.cumsum(p)[:-1] < setting.get("top_p", 1.0)])
+    out = np.zeros(len(logits))
+    out[order[kept]] = p[kept] / p[kept].sum()
+    return out
+
+
+def tree(tokens: Sequence[int], parents: Sequence[int]) -> DraftTree:
+    return DraftTree(np.array(tokens), np.array(parents))
+
+
+def logits_of(drafted: DraftTree) -> np.ndarray:
+    """[N, V]: the base's logits at each node."""
+    return np.stack([FIRST, *(SECOND[token] for token in drafted.tokens[1:])])
+
+
+def drawn_chain(sampler: Sampler, *, keep_distributions: bool = True) -> DraftTree:
+    """Two drafts, drawn as a drafter draws them."""
+    draws = DraftSampler(sampler, BEFORE, V)
+    first, q1 = draws.draw(DRAFT_FIRST)
+    second, q2 = draws.draw(DRAFT_SECOND[first], [first])
+    drawn: list[Distribution | None] = [None, q1, q2]
+    return DraftTree(
+        np.array([PENDING, first, second]),
+        np.array([-1, 0, 1]),
+        drawn_from=drawn if keep_distributions else None,
+    )
+
+
+def two_tokens(rule: Rule, sampler: Sampler, drafted: DraftTree) -> tuple[int, int]:
+    """The first two tokens that verifying `drafted` emits, and then a bare root where one is still
+    wanting."""
+    emitted = rule(drafted, logits_of(drafted), sampler, BEFORE).emitted
+    if len(emitted) == 1:
+        root = DraftTree.root_only(emitted[0])
+        emitted = [
+            *emitted,
+            *rule(root, SECOND[emitted[0]][None], sampler, [*BEFORE, *emitted]).emitted,
+        ]
+    return emitted[0], emitted[1]
+
+
+def p_value(pairs: Sequence[tuple[int, int]], wanted: np.ndarray) -> float:
+    """Of the chi-square test of pairs of tokens against their probabilities [V, V]."""
+    counts = Counter(pairs)
+    found = np.array([[counts[a, b] for b in range(V)] for a in range(V)])
+    if found[wanted == 0].any():
+        return 0.0
+    expected = wanted * len(pairs)
+    rare = (expected > 0) & (expected < 5)  # together, as the test wants five of each
+    cells, sums = found[expected >= 5], expected[expected >= 5]
+    if rare.any():
+        cells, sums = np.append(cells, found[rare].sum()), np.append(sums, expected[rare].sum())
+    return float(stats.chisquare(cells, sums).pvalue)
+
+
+def joint(setting: Setting) -> np.ndarray:
+    """[V, V]: the probabilities of two tokens by plain sampling."""
+    return law(FIRST, setting)[:, None] * np.stack([law(row, setting) for row in SECOND])

@@ -1,0 +1,363 @@
+"""A speculative_config is read by TensorRT-LLM's names, refused by name where it cannot be, and the
+same as a Python class, in a file and in a request."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgespec.errors import LimitError, OptionError, RequestError
+from edgespec.runtime.drafters.decoding import DecodingConfig, Sizes
+from edgespec.runtime.drafters.options import fields_of
+from edgespec.runtime.gates import AcceptanceGate, Gates, Schedule
+from edgespec.runtime.speculative_config import (
+    config_classes,
+    of_engine,
+    of_request,
+    read_config,
+    schema,
+)
+from edgespec.runtime.tree import DraftPlan
+
+CLASSES = {**config_classes(), "AUTO": DecodingConfig}
+
+
+def read(**values: Any) -> DecodingConfig:
+    config, _ = read_config(values)
+    assert config is not None
+    return config
+
+
+# TensorRT-LLM's names -> the class
+NAMES = {
+    "Eagle3": "Eagle3DecodingConfig",
+    "Eagle": "Eagle3DecodingConfig",
+    "Eagle1": "Eagle1DecodingConfig",
+    "Eagle2": "Eagle1DecodingConfig",
+    "MTP": "MTPDecodingConfig",
+    "mtp": "MTPDecodingConfig",
+    "DFlash": "DFlashDecodingConfig",
+    "AUTO": "DecodingConfig",
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_decoding_type_names_a_class(name: str) -> None:
+    assert type(read(decoding_type=name)).__name__ == NAMES[name]
+
+
+def test_every_row_with_a_decoding_type_is_one_class_of_tensorrt_llms_name() -> None:
+    for name, found in config_classes().items():
+        assert found.__name__ == f"{name.replace('_', '')}DecodingConfig"
+        assert found.decoding_type == name
+        assert type(read(decoding_type=name)) is found
+
+
+def test_alias_is_noted_and_a_key_without_a_meaning_too() -> None:
+    block = {"decoding_type": "Eagle", "max_draft_len": 3, "load_format": "dummy"}
+    _, notes = read_config(block | {"eagle3_one_model": False, "allow_advanced_sampling": True})
+    assert notes[0] == "decoding_type Eagle is Eagle3, as in TensorRT-LLM; write Eagle3"
+    assert [note.split(" means nothing here: ")[0] for note in notes[1:]] == [
+        "load_format",
+        "allow_advanced_sampling",
+        "eagle3_one_model",
+    ]
+    assert read_config({"decoding_type": "Eagle3", "eagle3_one_model": True})[1] == ()
+
+
+# ---- how much is drafted
+
+SIZES: list[tuple[dict[str, Any], Sizes]] = [
+    ({"decoding_type": "MTP"}, Sizes()),
+    ({"decoding_type": "MTP", "max_draft_len": 3}, Sizes(1, 3, 4)),
+    ({"decoding_type": "MTP", "num_nextn_predict_layers": 2}, Sizes(1, 2, 3)),
+    ({"decoding_type": "MTP", "max_draft_len": 3, "max_total_draft_tokens": 3}, Sizes(1, 3, 4)),
+    ({"decoding_type": "MTP", "draft_len_schedule": {1: 5, 4: 2}}, Sizes(1, 5, 6)),
+    ({"decoding_type": "Eagle3", "max_draft_len": 4}, Sizes(1, 4, 5)),
+    ({"decoding_type": "DFlash", "max_draft_len": 7}, Sizes(1, None, 8)),
+    ({"decoding_type": "DFlash", "dynamic_tree_max_topK": 3}, Sizes(3, None, None)),
+    (
+        {"decoding_type": "DFlash", "dynamic_tree_max_topK": 3, "max_total_draft_tokens": 20},
+        Sizes(3, None, 21),
+    ),
+]
+
+
+@pytest.mark.parametrize(("block", "sizes"), SIZES)
+def test_sizes_follow_from_the_keys(block: dict[str, Any], sizes: Sizes) -> None:
+    config = read(**block)
+    assert (config.sizes, config.tree) == (sizes, None)
+
+
+TREES: list[tuple[dict[str, Any], DraftPlan]] = [
+    # TensorRT-LLM's default number of nodes is width times levels, as far as the base goes
+    ({"dynamic_tree_max_topK": 4, "max_draft_len": 3}, DraftPlan(4, 3, 13)),
+    (
+        {"use_dynamic_tree": True, "dynamic_tree_max_topK": 10, "max_draft_len": 9},
+        DraftPlan(10, 9, 64),
+    ),
+    (
+        {"dynamic_tree_max_topK": 4, "max_draft_len": 3, "max_total_draft_tokens": 5},
+        DraftPlan(4, 3, 6),
+    ),
+    ({"decoding_type": "Eagle2", "max_draft_len": 5}, DraftPlan(10, 5, 51)),
+    ({"decoding_type": "Eagle2", "dynamic_tree_max_topK": 2}, DraftPlan(2, 4, 9)),
+]
+
+
+@pytest.mark.parametrize(("block", "plan"), TREES)
+def test_dynamic_trees_are_sized_as_tensorrt_llm_does(
+    block: dict[str, Any], plan: DraftPlan
+) -> None:
+    tree = read(**({"decoding_type": "Eagle3"} | block)).tree
+    assert tree is not None
+    assert tree.plan(64) == plan
+
+
+def test_static_tree_is_the_one_of_its_choices() -> None:
+    block = {"decoding_type": "Eagle1", "eagle_choices": [[0], [1], [0, 0]], "max_draft_len": 2}
+    tree = read(**block).tree
+    assert tree is not None
+    assert tree.plan(64).choices == ((0,), (1,), (0, 0))  # type: ignore[attr-defined]
+
+
+# ---- refused by name
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({}, r"decoding_type is missing\nAdd one of Eagle1, Eagle3"),
+    ({"decoding_type": 3}, "decoding_type is 3\n"),
+    ({"decoding_type": "Eagle7"}, r"no decoding_type Eagle7\nDid you mean Eagle"),
+    ({"decoding_type": "Lookahead"}, "no decoding_type Lookahead\nFrom the text alone"),
+    ({"decoding_type": "SaveState"}, "no decoding_type SaveState\n.*Decoding types: Eagle1"),
+    ({"decoding_type": "x" * 999}, "no decoding_type x{60}\n"),
+    (
+        {"decoding_type": "MTP", "max_draft_lens": 3},
+        r"max_draft_lens .*\nDid you mean max_draft_len\?",
+    ),
+    (
+        {"decoding_type": "MTP", "eagle_choices": []},
+        r"is not a key of decoding_type MTP\nIt is one of Eagle",
+    ),
+    ({"decoding_type": "MTP", "max_draft_len": 0}, "max_draft_len is 0\nGive an integer from 1"),
+    ({"decoding_type": "MTP", "max_draft_len": "3"}, "max_draft_len is '3'"),
+    ({"decoding_type": "MTP", "max_draft_len": True}, "max_draft_len is True"),
+    ({"decoding_type": "MTP", "max_draft_len": 2, "num_nextn_predict_layers": 3}, "mean the same"),
+    ({"decoding_type": "MTP", "use_mtp_vanilla": True}, "use_mtp_vanilla is true"),
+    (
+        {"decoding_type": "MTP", "max_draft_len": 3, "max_total_draft_tokens": 4},
+        "equal for a chain",
+    ),
+    (
+        {"decoding_type": "MTP", "max_total_draft_tokens": 4},
+        "max_total_draft_tokens is 4, and max_draft_len None",
+    ),
+    (
+        {"decoding_type": "MTP", "speculative_model": "a", "speculative_model_dir": "b"},
+        "is given twice",
+    ),
+    ({"decoding_type": "MTP", "speculative_model": 3}, "speculative_model is 3"),
+    ({"decoding_type": "Eagle1", "eagle_choices": [[0, 0]]}, r"\[0, 0\] has no parent"),
+    (
+        {"decoding_type": "Eagle1", "eagle_choices": [[0]], "use_dynamic_tree": True},
+        "exclude each other",
+    ),
+    ({"decoding_type": "Eagle3", "use_dynamic_tree": True}, "needs dynamic_tree_max_topK"),
+    ({"decoding_type": "Eagle3", "max_non_leaves_per_layer": 3}, "is for trees, and a chain"),
+    ({"decoding_type": "Eagle3", "eagle3_layers_to_capture": [1, 1]}, "Name each layer once"),
+    (
+        {"decoding_type": "Eagle3", "eagle3_layers_to_capture": [-1]},
+        "eagle3_layers_to_capture is -1",
+    ),
+    ({"decoding_type": "DFlash", "dynamic_tree_max_topK": 9}, "from 1 to 8"),
+    (
+        {"decoding_type": "DFlash", "dynamic_tree_max_topK": 2, "max_draft_len": 3},
+        "as deep as the block",
+    ),
+    ({"decoding_type": "MTP", "draft_len_schedule": {}}, "draft_len_schedule is {}"),
+    ({"decoding_type": "MTP", "draft_len_schedule": {0: 3}}, r"draft_len_schedule\[0\] is 3"),
+    ({"decoding_type": "MTP", "draft_len_schedule": {1: -1}}, r"draft_len_schedule\[1\] is -1"),
+    ({"decoding_type": "MTP", "draft_len_schedule": {"1": 3, 1: 3}}, "draft_len_schedule"),
+    ({"decoding_type": "MTP", "draft_len_schedule": {"one": 3}}, "'one'"),
+    ({"decoding_type": "MTP", "draft_len_schedule": {1: 2, 4: 3}}, "goes up to 3"),
+    (
+        {"decoding_type": "MTP", "max_draft_len": 4, "draft_len_schedule": {2: 3}},
+        r"\[2\] is 3, and max_draft_len 4",
+    ),
+    (
+        {"decoding_type": "MTP", "max_concurrency": 2, "draft_len_schedule": {1: 2}},
+        "exclude each other",
+    ),
+    ({"decoding_type": "MTP", "max_concurrency": 0}, "max_concurrency is 0"),
+    ({"decoding_type": "MTP", "acceptance_window": 4}, "acceptance_length_threshold is not"),
+    ({"decoding_type": "MTP", "acceptance_length_threshold": 0.5}, "acceptance_window is not"),
+]
+
+
+@pytest.mark.parametrize(("block", "said"), REFUSED)
+def test_what_cannot_be_is_refused_with_its_key(block: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=said) as error:
+        read_config(block, "f.yaml: speculative_config")
+    assert error.value.what.startswith("f.yaml: speculative_config: ")
+    assert error.value.remedy
+
+
+@pytest.mark.parametrize("given", ["NGram", 3, [1], [("decoding_type", "MTP")]])
+def test_block_that_is_no_mapping_is_refused(given: Any) -> None:
+    with pytest.raises(OptionError, match="no mapping"):
+        read_config(given)
+
+
+values = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 70),
+    st.floats(),
+    st.text(max_size=4),
+    st.lists(st.lists(st.integers(-1, 3), max_size=3), max_size=4),
+    st.dictionaries(st.integers(0, 5) | st.text(max_size=2), st.integers(-1, 5), max_size=3),
+)
+keys = st.sampled_from([*{name for kind in CLASSES.values() for name in fields_of(kind)}, "other"])
+
+
+@settings(max_examples=400, deadline=None)
+@given(name=st.sampled_from([*CLASSES, "Eagle2"]), block=st.dictionaries(keys, values, max_size=4))
+def test_any_block_is_a_config_or_an_error_of_ours(name: str, block: dict[str, Any]) -> None:
+    with suppress(OptionError):
+        config = read(decoding_type=name, **block)
+        hash(config)
+        if config.tree is not None:
+            with suppress(LimitError):
+                config.tree.plan(64)
+        return
+    with pytest.raises(OptionError) as error:
+        read(decoding_type=name, **block)
+    assert error.value.remedy
+    assert len(str(error.value)) < 2000
+
+
+# ---- the same in Python
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"decoding_type": "Eagle3", "max_draft_len": 3, "speculative_model": "a/b"},
+        {"decoding_type": "Eagle1", "eagle_choices": [[0], [0, 0]]},
+        {"decoding_type": "MTP", "num_nextn_predict_layers": 2, "max_concurrency": 4},
+        {"decoding_type": "DFlash", "draft_len_schedule": {1: 7, 4: 3}},
+        {"decoding_type": "AUTO", "acceptance_window": 3, "acceptance_length_threshold": 0.5},
+    ],
+)
+def test_class_and_block_are_the_same(block: Mapping[str, Any]) -> None:
+    own = {key: value for key, value in block.items() if key != "decoding_type"}
+    made = CLASSES[block["decoding_type"]](**own)
+    assert made == read(**block)
+    assert read_config(made) == (made, tuple(made.notes()))
+    again = json.loads(json.dumps(block))  # keys of a schedule are texts there
+    assert read(**again) == made
+
+
+def test_unknown_keyword_of_a_class_is_a_type_error_as_pythons_are() -> None:
+    with pytest.raises(TypeError, match="max_draft_lens"):
+        CLASSES["MTP"](max_draft_lens=3)
+
+
+# ---- beside an engine
+
+
+def test_auto_is_what_the_engine_drafts_with() -> None:
+    auto = read(decoding_type="AUTO", max_draft_len=3)
+    assert of_engine(auto, "mtp", "DIR") == read(decoding_type="MTP", max_draft_len=3)
+    assert of_engine(auto, None, "DIR") == auto
+    assert of_engine(auto, "dflash", "DIR").sizes == Sizes(1, None, 4)
+
+
+def test_another_method_than_the_drafts_is_refused_with_its_name() -> None:
+    eagle = read(decoding_type="Eagle")
+    with pytest.raises(OptionError, match="DIR has an EAGLE-1 draft\nWrite decoding_type: Eagle1"):
+        of_engine(eagle, "eagle1", "DIR")
+    with pytest.raises(OptionError, match="Eagle3 was given, and DIR has no draft"):
+        of_engine(eagle, None, "DIR")
+    assert of_engine(eagle, "eagle3", "DIR") is eagle
+
+
+def test_request_has_the_engines_decoding_type_where_it_names_none() -> None:
+    assert of_request({"max_draft_len": 2}, "x", "mtp") == read(
+        decoding_type="MTP", max_draft_len=2
+    )
+    for raw, said in (
+        ({"max_draft_le": 2}, "r: max_draft_le is not a known key"),
+        ({"max_draft_len": 0}, "r: max_draft_len is 0"),
+        ({"speculative_model": "a"}, "r: speculative_model is a matter of the engine"),
+        (
+            {"acceptance_window": 2, "acceptance_length_threshold": 1},
+            "acceptance_window is a matter",
+        ),
+        (["MTP"], "r: is no object"),
+    ):
+        with pytest.raises(RequestError, match=said):
+            of_request(raw, "r", "mtp")
+
+
+# ---- gates
+
+
+def test_schedule_says_how_deep_by_how_many_run() -> None:
+    config = read(decoding_type="MTP", draft_len_schedule={4: 4, 8: 2, 32: 1})
+    assert config.schedule is not None
+    assert [config.schedule.levels(n) for n in (1, 4, 5, 8, 9, 32, 33)] == [4, 4, 2, 2, 1, 1, 0]
+    most = read(decoding_type="MTP", max_draft_len=3, max_concurrency=2).schedule
+    assert most is not None
+    assert [most.levels(n) for n in (1, 2, 3)] == [3, 3, 0]
+    assert read(decoding_type="MTP", max_draft_len=3).schedule is None
+
+
+def test_gate_closes_once_the_average_of_the_window_is_below_the_threshold() -> None:
+    gate = AcceptanceGate(3, 0.6)
+    for accepted in ([1, 1], [0, 0], [0, 2]):  # 1, 0, 1 on average: 0.67
+        gate.record(accepted)
+    gate.record([])  # an answer of one token says nothing
+    assert gate.stopped is None
+    gate.record([0, 1])  # 0, 1, 0.5
+    assert gate.stopped == (
+        "drafting stopped at answer 4: the last 3 accepted 0.50 drafts a step, below the"
+        " acceptance_length_threshold of 0.6"
+    )
+    said = gate.stopped
+    for _ in range(5):
+        gate.record([9, 9])
+    assert gate.stopped == said  # for good, as in TensorRT-LLM
+
+
+def test_gates_count_the_steps_that_drafted() -> None:
+    gates = Gates(Schedule(((1, 4),)), AcceptanceGate(1, 1.0))
+    assert (gates.levels(1), gates.levels(2), gates.stopped) == (4, 0, False)
+    gates.record([3, 0, 3, 0], [1, 0, 1, 0])
+    assert not gates.stopped
+    gates.record([3, 3], [1, 0])
+    assert (gates.levels(1), gates.stopped) == (0, True)
+
+
+# ---- the schema for editors
+
+
+def test_schema_has_every_key_of_every_type_and_nothing_else() -> None:
+    found = schema()
+    titles = {one["title"]: one for one in found["oneOf"]}
+    assert titles.keys() == CLASSES.keys()
+    for name, kind in CLASSES.items():
+        keys = titles[name]["properties"].keys()
+        assert keys == {"decoding_type", "speculative_model_dir", *fields_of(kind)}
+        assert not titles[name]["additionalProperties"]
+        assert all(key["description"] for key in titles[name]["properties"].values())
+    assert titles["Eagle3"]["properties"]["decoding_type"]["enum"] == ["Eagle3", "Eagle"]
+
+
+SCHEMA = Path(__file__).parents[3] / "docs" / "config.schema.json"
