@@ -191,6 +191,7 @@ def measured(args: list[str]) -> dict[str, float]:
             [sys.executable, "-m", "edgespec.cli.main", *args], stdout=log, stderr=log
         )
         _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
         if status:
             log.seek(0)
             raise SystemExit(f"edgespec {' '.join(args)} failed:\n{log.read().decode()}")

@@ -76,7 +76,7 @@ GATES = """
 
 ## When drafts pay, and when they do not
 
-Drafts never change an answer; these keys say when they are made.
+These keys say when drafts are made; they change no answer.
 
 - `draft_len_schedule: {4: 4, 8: 2, 32: 1}`: up to 4 drafts a step while up to 4 requests run, 2 while up to 8 do, 1 while
   up to 32 do, and none while more do. The first length is `max_draft_len`.

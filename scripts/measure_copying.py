@@ -15,8 +15,9 @@ texts are this repository's own, a word or a sign a token:
 - new: no token twice
 
 `copied` is the share of the answer's tokens that lie in a span of at least 8 which stands in the
-prompt. Prints one JSON object: per work the speed over plain decoding, the acceptance length and
-every run.
+prompt. Prints one JSON object: per work the speed over plain decoding (`over_plain`, by the time
+from the first token to the last; `cpu_over_plain`, by processor time, prefill included, for a
+machine that is not idle), the acceptance length and every run.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import re
 import shutil
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,15 +180,17 @@ class Forced:
         return self.text[len(before)]
 
 
-def answered(engine: Engine, work: Work, plan: Plan) -> Response:
-    """The response to a prompt, forced to its recorded answer."""
+def answered(engine: Engine, work: Work, plan: Plan) -> tuple[Response, float]:
+    """The response to a prompt, forced to its recorded answer, and the processor time that it took,
+    prefill included, in seconds."""
     sampling = SamplingParams(temperature=0, max_generate_length=len(work.answer))
     handle = engine.prepare(engine.request(work.prompt, sampling, plan))
     handle.sampler = Forced(handle.sampler, [*work.prompt, *work.answer])  # type: ignore[assignment]
+    began = time.process_time()
     ((_, response),) = engine.ends([handle])
     assert isinstance(response, Response), response
     assert response.token_ids == work.answer
-    return response
+    return response, time.process_time() - began
 
 
 def measured(engine: Engine, work: Work, runs: int) -> dict[str, Any]:
@@ -194,13 +198,14 @@ def measured(engine: Engine, work: Work, runs: int) -> dict[str, Any]:
     rows: list[dict[str, float]] = []
     answered(engine, work, PLAIN)  # the first run reads the weights
     for _ in range(runs):
-        plain, drafted = answered(engine, work, PLAIN), answered(engine, work, None)
+        (plain, plain_cpu_s), (drafted, cpu_s) = (answered(engine, work, p) for p in (PLAIN, None))
         assert drafted.metrics.acceptance_length is not None
         rows.append(
             {
                 "plain_tokens_per_s": plain.metrics.tokens_per_s or 0.0,
                 "tokens_per_s": drafted.metrics.tokens_per_s or 0.0,
                 "over_plain": plain.metrics.decode_s / drafted.metrics.decode_s,
+                "cpu_over_plain": plain_cpu_s / cpu_s,
                 "acceptance_length": drafted.metrics.acceptance_length,
                 "rows_per_pass": 1 + float(np.mean(drafted.metrics.per_step_drafted)),
                 "proposal_ms": 1e3 * drafted.metrics.stages.draft / drafted.metrics.steps,
@@ -212,7 +217,8 @@ def measured(engine: Engine, work: Work, runs: int) -> dict[str, Any]:
 
 def engines_of(model: Path | None, work: Path, context: int, tokens: int, weights: str) -> Path:
     """The engine directory, made where it is not there yet."""
-    engines = work / "engines-llm"
+    capacity = context + tokens + 64
+    engines = work / f"engines-{weights}-{capacity}"
     if engines.is_dir():
         return engines
     if model is None:
@@ -222,7 +228,7 @@ def engines_of(model: Path | None, work: Path, context: int, tokens: int, weight
             benchmark.write_tokenizer(model)
     shutil.rmtree(work / "onnx-llm", ignore_errors=True)
     benchmark.measured(["export", str(model), str(work / "onnx-llm"), "--no-golden"])
-    room = ["--max-input-len", str(context), "--max-kv-cache-capacity", str(context + tokens + 64)]
+    room = ["--max-input-len", str(context), "--max-kv-cache-capacity", str(capacity)]
     onnx, making = str(work / "onnx-llm" / "llm"), work / "engines-making"
     shutil.rmtree(making, ignore_errors=True)
     words = ["--onnx-dir", onnx, "--engine-dir", str(making), "--weights", weights]

@@ -14,9 +14,10 @@ import click
 from edgespec.errors import RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from edgespec.prompts import Request
+    from edgespec.runtime.engine import Engine
     from edgespec.runtime.verify import AcceptOptions
 
 RULES = ("exact", "rejection", "typical", "relaxed")  # rows of ACCEPT_RULES; a test compares them
@@ -108,6 +109,14 @@ def take_acceptance(ctx: click.Context, values: dict[str, Any]) -> AcceptOptions
 
     options = {OPTIONS[name][1]: value for name, value in given.items() if OPTIONS[name][1]}
     return acceptance_of(rule, **options)
+
+
+def relaxed_note(engine: Engine, asked: Sequence[bool]) -> str | None:
+    """A note where the rule is for thoughts alone, the template has a thinking mode, and no request
+    asks for it, by their `enable_thinking`."""
+    if engine.acceptance.rule != "relaxed" or any(asked) or not engine.tokenizer.knows_thinking():
+        return None
+    return "relaxed acceptance is for thoughts alone, and no request has enable_thinking"
 
 
 def refuse_check(requests: Iterable[Request], acceptance: AcceptOptions | None) -> None:

@@ -11,7 +11,14 @@ import click
 from rich.table import Table
 
 from edgespec.cli import environment, trtllm
-from edgespec.cli.draft_flags import ALIASES, draft_options, plan_of, tree_of
+from edgespec.cli.draft_flags import (
+    ALIASES,
+    check_time_budget,
+    draft_options,
+    drafter_arguments,
+    plan_of,
+    tree_of,
+)
 from edgespec.cli.flags import EdgeCommand, EdgeGroup
 from edgespec.cli.paths import DIRECTORY, FILE
 from edgespec.cli.signals import Stopper, exit_code
@@ -107,6 +114,8 @@ def summarize(
     output_len: int,
     apply_chat_template: bool,
     spec_decode: bool,
+    drafter: str | None,
+    drafter_time_budget_ms: float | None,
     spec_draft_top_k: int | None,
     spec_draft_step: int | None,
     spec_verify_size: int | None,
@@ -132,7 +141,9 @@ def summarize(
     """
     sizes = (spec_draft_top_k, spec_draft_step, spec_verify_size)
     tree = tree_of(ctx, sizes)
-    if not spec_decode and (check_lossless or any(sizes) or tree is not None):
+    drafts = spec_decode or drafter is not None
+    check_time_budget(ctx, drafter, drafter_time_budget_ms)
+    if not drafts and (check_lossless or any(sizes) or tree is not None):
         what = "--check-lossless means" if check_lossless else "the sizes of drafts mean"
         raise click.UsageError(f"{what} nothing without --spec-decode", ctx)
     from edgespec.cli.infer import check_outputs
@@ -146,8 +157,13 @@ def summarize(
     check_outputs((dataset, engine_dir, hf_model_dir), output_file)
     articles = read_articles(dataset, num_articles)
     check_tokenizer(ctx, engine_dir, tokenizer_dir)
-    with Engine(engine_dir, spec_decode=spec_decode, prefix_cache_bytes=0) as engine:
-        plan = plan_of(engine, sizes, tree) if spec_decode else None
+    with Engine(
+        engine_dir,
+        spec_decode=drafts,
+        prefix_cache_bytes=0,
+        **drafter_arguments(drafter, spec_draft_step, drafter_time_budget_ms),
+    ) as engine:
+        plan = plan_of(engine, sizes, tree) if drafts else None
         engine.check_batch_size(batch_size)
         most = fitting_len(engine, max_input_len, output_len)
         for note in engine.notes:

@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from edgespec.cli import environment, trtllm
-from edgespec.cli.accept_flags import accept_options, refuse_check, take_acceptance
+from edgespec.cli.accept_flags import (
+    accept_options,
+    refuse_check,
+    relaxed_note,
+    take_acceptance,
+)
 from edgespec.cli.config_file import (
     NOT_CONFIGURED,
     ConfigCommand,
@@ -295,6 +300,8 @@ def command(
 
         shown = AnswerStream(len(texts), live=(overrides["batch_size"] or 1) == 1)
     requests = asked_for(input_file, prompts, texts, overrides, template=not no_chat_template)
+    if acceptance is None and config.config is not None:
+        acceptance = config.config.acceptance
     if check_lossless:
         refuse_check(requests.requests, acceptance)
     return respond(
@@ -444,6 +451,9 @@ def respond(
             for note in notes:
                 warn(note)
             run = FileRun(engine, requests, plan, journal, stopping=stopper, warn=warn)
+            for request in requests.requests if check_lossless else ():
+                if request.index in run.configs:
+                    refuse_check([request], run.configs[request.index].acceptance or acceptance)
             answer(
                 run,
                 stream,
@@ -500,7 +510,7 @@ def notes_of(
         for request in requests.requests
         if request.apply_chat_template and not request.disable_spec_decode
     ]
-    thinking = engine.thinking_note(asked)
+    thinking = engine.thinking_note(asked) or relaxed_note(engine, asked)
     line = report.plan_line(
         plan,
         chosen=chosen,

@@ -63,13 +63,25 @@ class DraftSampler:
         `path` are the drafts before it, from the pending token on; `ids` [Vd] are the base's ids of
         the logits, None where they are the same.
         """
-        row = np.full(self.vocab_size, -np.inf)
-        own = np.arange(len(logits)) if ids is None else ids
-        row[own] = logits
-        tokens = [*self.before, *path]
-        candidates, log_probs = self.sampler.warped(self.sampler.adjusted(row, tokens))
-        possible = np.isfinite(log_probs)  # of the draft's vocabulary
-        candidates, log_probs = candidates[possible], log_probs[possible]
-        noise = gumbel(stream(self.sampler.seed, DRAFTS, len(self.before)), len(tokens), candidates)
+        position = len(self.before) + len(path)
+        candidates, log_probs = self.warped(logits, path, ids)
+        noise = gumbel(stream(self.sampler.seed, DRAFTS, len(self.before)), position, candidates)
         token = int(candidates[np.argmax(log_probs + noise)])
         return token, Distribution(candidates, np.exp(log_probs))
+
+    def warped(
+        self, logits: Floats, path: Sequence[int], ids: Ids | None
+    ) -> tuple[Ids, NDArray[np.float64]]:
+        """The base's ids that are left, ascending, and their log p."""
+        own = np.arange(len(logits)) if ids is None else ids
+        sampler = self.sampler
+        if not sampler.logit_bias and sampler.repetition_penalty == 1:
+            places, log_probs = sampler.warped(logits)
+            candidates = own[places]
+        else:  # they are of the base's ids
+            row = np.full(self.vocab_size, -np.inf)
+            row[own] = logits
+            candidates, log_probs = sampler.warped(sampler.adjusted(row, [*self.before, *path]))
+        possible = np.flatnonzero(np.isfinite(log_probs))
+        order = possible[np.argsort(candidates[possible])]
+        return candidates[order], log_probs[order]

@@ -16,6 +16,7 @@ from edgespec.errors import LimitError
 from edgespec.methods import find_method
 from edgespec.runtime.drafters.base import Drafter
 from edgespec.runtime.drafters.options import DrafterOptions
+from edgespec.runtime.drafters.registry import DRAFTERS
 from edgespec.runtime.opening import (
     BUILD_AGAIN,
     DraftChoice,
@@ -134,6 +135,13 @@ class Drafting:
         if held is not None and held < lanes:
             what = f"the drafter holds {held} sequences at a time, and the engine runs {lanes}"
             raise LimitError(what, "Give one that holds as many.")
+
+    def forget(self) -> None:
+        """Drop what sequences that ended have left behind for later ones; none may be running."""
+        for draft in self.drafts():
+            row = None if draft.method is None else DRAFTERS[draft.method]
+            if row is not None and row.forget is not None:
+                row.forget(draft.drafter)
 
     def close(self) -> None:
         """Free what is open; closing twice is harmless."""

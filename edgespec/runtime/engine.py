@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from pathlib import Path
-from typing import Any, Literal, NoReturn, Protocol, TypeVar, overload
+from typing import Any, Literal, NoReturn, Protocol, TypeVar, cast, overload
 from weakref import finalize
 
 import numpy as np
@@ -48,10 +48,10 @@ from edgespec.runtime.sampling import NEAR_TIE
 from edgespec.runtime.scheduler import Scheduler
 from edgespec.runtime.session import Session
 from edgespec.runtime.speculative_config import (
+    drafts_of,
     gates_of,
     of_engine,
     read_config,
-    refuse_beside,
     refuse_keys_of_engines,
 )
 from edgespec.runtime.streams import AsyncStream, Ends, Stream, cancelling, future_end
@@ -128,12 +128,13 @@ class Engine:
         prefix_cache_bytes: int = PREFIX_CACHE_BYTES,
         acceptance: Acceptance = None,
     ) -> None:
-        acceptance = acceptance_of(acceptance)  # before a large engine is loaded
         path = Path(engine_dir)
         config, notes = read_config(speculative_config)
         if config is not None:
-            refuse_beside(spec_decode, drafter, drafter_options)
-            spec_decode, drafter, drafter_options = True, config.drafts_by, config.options
+            drafts = drafts_of(config, spec_decode, drafter, drafter_options)
+            spec_decode, drafter = True, cast(str | Drafter | None, drafts)
+            acceptance = config.acceptance if acceptance is None else acceptance
+        acceptance = acceptance_of(acceptance)  # before a large engine is loaded
         choice = choose_draft(path, spec_decode, drafter)
         if config is not None:
             config = of_engine(config, choice.method, str(path))
@@ -295,7 +296,8 @@ class Engine:
 
     def plan_by(self, config: DecodingConfig) -> DraftPlan:
         """The drafting plan of a speculative_config. Raises LimitError where it cannot be."""
-        limits = self.plan_limits(config.drafts_by, config.options if config.drafts_by else None)
+        drafter = cast(str | Drafter | None, config.drafts_by)
+        limits = self.plan_limits(drafter, None if drafter is None else config.options)
         try:
             if config.tree is None:
                 plan = limits.plan(*config.sizes, self.plan_hints)
@@ -447,13 +449,10 @@ class Engine:
             what = f"sampling is of type {type(sampling).__name__}"
             raise RequestError(what, "Give edgespec.SamplingParams(temperature=0), for example.")
         ids = self.encode(prompt, enable_thinking=enable_thinking)
-        return GenerationRequest(
-            ids,
-            sampling or SamplingParams(),
-            keep_all=keep,
-            acceptance=None if acceptance is None else self.acceptance_for(acceptance),
-            **self.drafts_of(plan),
-        )
+        drafts = self.drafts_of(plan)
+        if acceptance is not None:
+            drafts["acceptance"] = self.acceptance_for(acceptance)
+        return GenerationRequest(ids, sampling or SamplingParams(), keep_all=keep, **drafts)
 
     def drafts_of(self, plan: Plan) -> dict[str, Any]:
         """What a request's `plan` means, as fields of a GenerationRequest: None is `plan()` where
@@ -480,6 +479,8 @@ class Engine:
         fields: dict[str, Any] = {"plan": self.plan_by(config), "schedule": config.schedule}
         if config.drafts_by is not None:
             fields |= {"drafter": config.drafts_by, "drafter_options": config.options}
+        if config.acceptance is not None:
+            fields["acceptance"] = self.acceptance_for(config.acceptance)
         return fields
 
     def check_prompt(self, prompt_ids: Sequence[int]) -> None:

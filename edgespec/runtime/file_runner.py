@@ -52,9 +52,14 @@ class FileRun:
         """Raises RequestError for a `speculative` of a request that cannot be."""
         self.engine, self.requests, self.journal, self.warn = engine, requests, journal, warn
         asked = [request for request in requests.requests if request.speculative is not None]
-        for request in asked:
-            where = f"{requests.path}: requests[{request.index}].speculative"
-            of_request(request.speculative, where, engine.method)
+        self.configs = {  # of the requests that bring one, by their index
+            request.index: of_request(
+                request.speculative,
+                f"{requests.path}: requests[{request.index}].speculative",
+                engine.method,
+            )
+            for request in asked
+        }
         self.speculative = plan is not None or bool(asked)
         self.answers = Answers(engine, plan, requests.batch_size, stopping=stopping)
         self.done: dict[tuple[int, int], Answer] = {}
@@ -92,12 +97,14 @@ class FileRun:
         self.journal.finish([self.entry(a) for a in self.in_order()], str(self.requests.path))
 
     def warm_up(self, times: int) -> None:
-        """Run the first batch's first turns, unmeasured, and clear the prefix cache after it."""
+        """Run the first batch's first turns, unmeasured; neither the prefix cache nor a drafter
+        remembers them."""
         first = [replace(r, turns=()) for r in self.requests.requests[: self.requests.batch_size]]
         for _ in range(times):
             if not self.answers.stopping():
                 deque(self.answers.run(first), maxlen=0)
         self.engine.session.prefixes.clear()
+        self.engine.drafting.forget()
 
     def answer(self, progress: Progress) -> None:
         """Answer each request and keep it in the journal as it ends."""

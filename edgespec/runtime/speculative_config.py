@@ -12,7 +12,9 @@ from typing import Any
 
 from edgespec.errors import OptionError, RequestError
 from edgespec.methods import METHODS
+from edgespec.runtime.drafters import own_decoding
 from edgespec.runtime.drafters.decoding import Alias, DecodingConfig, config_class
+from edgespec.runtime.drafters.loading import OwnOptions
 from edgespec.runtime.drafters.options import fields_of, types_of, unknown_key
 from edgespec.runtime.drafters.registry import DRAFTERS
 from edgespec.runtime.gates import Gates
@@ -28,13 +30,17 @@ OF_ENGINES = ("speculative_model", "acceptance_window", "acceptance_length_thres
 Block = DecodingConfig | Mapping[str, object] | None
 
 
+OWN = config_class(own_decoding.TYPE, None, OwnOptions, needs_engine=False)
+
+
 def config_classes() -> dict[str, type[DecodingConfig]]:
     """The class of each decoding type, by its name, in the order of DRAFTERS."""
-    return {
+    classes = {
         row.decoding.name: class_of_method(method)
         for method, row in DRAFTERS.items()
         if row.decoding is not None
     }
+    return classes | {own_decoding.TYPE.name: OWN}
 
 
 def class_of_method(method: str | None) -> type[DecodingConfig]:
@@ -116,6 +122,9 @@ def read_config(
         what = f"{where}: {TYPE_KEY} is missing"
         raise OptionError(what, f"Add one of {', '.join([*config_classes(), AUTO])}.")
     known = fields_of(found)
+    if isinstance(values.get("drafter"), str) and "drafter" in known:
+        what = f"{where}: the drafter {values['drafter'][:60]} is code, and a file runs none"
+        raise OptionError(what, "Name it on the command line: --drafter package.module:Class.")
     for name in values:
         if name not in known:
             raise foreign_key(name, found, where)
@@ -138,13 +147,24 @@ def foreign_key(name: str, found: type[DecodingConfig], where: str) -> OptionErr
 # ---- beside an engine
 
 
-def refuse_beside(spec_decode: object, drafter: object, options: object) -> None:
-    """Raises OptionError for what says again, or otherwise, what a speculative_config says."""
-    given = {"spec_decode=False": spec_decode is False, "drafter": drafter is not None}
-    for name, is_given in (given | {"drafter_options": bool(options)}).items():
+def drafts_of(
+    config: DecodingConfig, spec_decode: object, drafter: object, options: object
+) -> object | None:
+    """What drafts by a config: a method's name, a drafter, or None for the draft engine.
+
+    `drafter` is one that was given beside it, for a type that takes one. Raises OptionError for
+    what says again, or otherwise, what the config says.
+    """
+    takes_one = isinstance(config, OWN) and config.drafts_by is None
+    if takes_one and drafter is None:
+        what = f"decoding_type {config.decoding_type} was given without a drafter"
+        raise OptionError(what, "Name it: --drafter package.module:Class, or drafter= in Python.")
+    given = {"spec_decode=False": spec_decode is False, "drafter_options": bool(options)}
+    for name, is_given in (given | {"drafter": drafter is not None and not takes_one}).items():
         if is_given:
             what = f"{name} and speculative_config were both given"
             raise OptionError(what, "The config says what drafts: leave one of the two out.")
+    return drafter if takes_one else config.drafts_by
 
 
 def refuse_keys_of_engines(config: DecodingConfig) -> None:
@@ -158,7 +178,7 @@ def refuse_keys_of_engines(config: DecodingConfig) -> None:
 def of_engine(config: DecodingConfig, method: str | None, where: str) -> DecodingConfig:
     """A config as the engine has it whose draft is of `method`: AUTO becomes that. Raises
     OptionError where it names another method than the draft's."""
-    if config.method is None:
+    if config.method is None and config.needs_engine:
         values = {name: getattr(config, name) for name in fields_of(type(config))}
         return class_of_method(method)(**values)
     if config.method == method or not config.needs_engine:

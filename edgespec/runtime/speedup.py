@@ -54,7 +54,7 @@ class Speedup:
     step: StepCost
     plain: StepCost | None
     acceptance_length: float
-    levels: int  # the most drafts that a step can accept
+    levels: int  # the most drafts that a step could accept
     batch_size: int
 
     @classmethod
@@ -65,7 +65,9 @@ class Speedup:
         step, length = StepCost.of(drafted), Pooled(drafted).acceptance_length
         if step is None or length is None:
             return None
-        levels = max(r.num_spec_tokens for r in drafted)
+        # A drafter may stay below its plan
+        most = (min(r.num_spec_tokens, max(r.per_step_drafted, default=0)) for r in drafted)
+        levels = max(most)
         return cls(step, StepCost.of(plain), length, levels, batch_size)
 
     @property

@@ -371,3 +371,23 @@ def test_draft_model_learns_what_its_base_says(monkeypatch: pytest.MonkeyPatch) 
     _, losses = script_.train_draft(base, ChatBatches(rows, size, 1), size)
     assert len(losses) == size.steps
     assert sum(losses[-3:]) < 0.9 * sum(losses[:3])
+
+
+def test_cost_of_proposals_is_measured_on_text_that_copies() -> None:
+    found = json.loads(script("measure_drafter.py", "--context", "900", "--steps", "25", "--json"))
+    assert found["context"] == 900
+    assert found["suffix"]["acceptance_length"] > found["ngram"]["acceptance_length"] > 1
+    for name in ("ngram", "suffix"):
+        assert 0 < found[name]["step_ms"] < found[name]["prompt_ms"]
+
+
+def test_work_that_copies_is_measured_with_real_drafts(tmp_path: Path) -> None:
+    """On the demo base in place of 0.6 B parameters: where nothing repeats no row is drafted."""
+    sizes = ("--runs", "1", "--tokens", "96", "--context", "160", "--weights", "fp32")
+    works = ("--only", "half", "--only", "new")
+    words = ("--work", tmp_path, "--model", RECIPE / "base", *sizes, *works)
+    found = json.loads(script("measure_copying.py", *words))
+    assert found["new"]["rows_per_pass"] == 1
+    assert (found["new"]["copied"], 0.3 < found["half"]["copied"] < 0.7) == (0, True)
+    assert found["half"]["acceptance_length"] > 1.2
+    assert found["half"]["over_plain"] > 0

@@ -223,6 +223,20 @@ def test_prompt_is_read_in_chunks_and_its_end_with_the_first_draft() -> None:
             assert found.metrics.per_step_accepted == [3]
 
 
+@pytest.mark.parametrize("sampling", SAMPLINGS[1:], ids=lambda s: f"t{s.temperature}")
+def test_rejection_of_what_the_base_itself_drew_accepts_all_of_it(
+    sampling: SamplingParams,
+) -> None:
+    """p is q there: the drafts are drawn with the settings, and on the path, of the request."""
+    base = models("llama") / "base"
+    with edgespec.load(engines(base, base), acceptance="rejection") as engine:
+        engine.stop_ids = frozenset()
+        found = engine.generate(prompt_of(12), asked(sampling, 17), CHAIN)
+        exact = engine.generate(prompt_of(12), asked(sampling, 17), CHAIN, acceptance="exact")
+    assert found.metrics.per_step_accepted == [3, 3, 3, 3]
+    assert sum(exact.metrics.per_step_accepted) < 12
+
+
 # Batches
 
 

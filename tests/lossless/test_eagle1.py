@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import edgespec
+from edgespec.errors import OptionError
 from edgespec.export.components import ExportOptions
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.generation import GenerationRequest, Response
@@ -113,3 +114,35 @@ def test_a_batch_of_static_and_dynamic_trees_gives_each_what_it_gets_alone(
     for job in jobs:
         plain = engines.one.plainly(job.prompt_ids, job.sampling)
         assert_same(engines, plain, found[id(job)], job.sampling)
+
+
+@pytest.mark.parametrize(
+    ("block", "plan"),
+    [
+        ({"decoding_type": "Eagle1", "eagle_choices": [*STATIC.choices]}, STATIC),
+        (
+            {"decoding_type": "Eagle1", "eagle_choices": "mc_sim_7b_25", "num_eagle_layers": 5},
+            StaticPlan.of(NAMED["mc_sim_7b_25"]),
+        ),
+        (
+            {"decoding_type": "Eagle2", "dynamic_tree_max_topK": 3, "max_draft_len": 3},
+            DraftPlan(3, 3, 10),
+        ),
+        ({"decoding_type": "Eagle1", "max_draft_len": 2}, DraftPlan(1, 2, 3)),
+    ],
+)
+def test_a_speculative_config_asks_for_each_tree(block: dict[str, object], plan: DraftPlan) -> None:
+    path = shared.made_once("eagle1 engines", make_engines) / "one"
+    asked = replace(SAMPLINGS[1], max_generate_length=8)
+    with edgespec.load(path, speculative_config=block) as engine:
+        assert engine.plan() == plan
+        drafted = engine.generate(prompt_of(9), asked)
+        assert drafted.token_ids == engine.plainly(prompt_of(9), asked).token_ids
+
+
+def test_a_config_names_no_file(tmp_path: Path) -> None:
+    """What a request may send must not open what it names."""
+    (tmp_path / "tree.json").write_text("[[0]]")
+    block = {"decoding_type": "Eagle1", "eagle_choices": str(tmp_path / "tree.json")}
+    with pytest.raises(OptionError, match="neither a list nor the name of a tree"):
+        edgespec.load(tmp_path, speculative_config=block)

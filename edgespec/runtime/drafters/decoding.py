@@ -18,11 +18,27 @@ from edgespec.errors import OptionError
 from edgespec.runtime.drafters.options import DrafterOptions, fields_of, option, refuse, types_of
 from edgespec.runtime.gates import AcceptanceGate, Schedule
 from edgespec.runtime.plans import TreeSpec
+from edgespec.runtime.verify import AcceptOptions, acceptance_of
 
 MAX_DRAFT_LEN = 1024
 MAX_SEQUENCES = 2**16
 MAX_LAYERS = 1000
 DIGITS = re.compile("[0-9]{1,9}")
+
+
+# An accept rule -> its keys: first the one that asks for it
+ACCEPT = {
+    "rejection": ("use_rejection_sampling",),
+    "typical": ("posterior_threshold", "posterior_alpha"),
+    "relaxed": (
+        "use_relaxed_acceptance_for_thinking",
+        "relaxed_topk",
+        "relaxed_delta",
+        "begin_thinking_phase_token",
+        "end_thinking_phase_token",
+    ),
+}
+SWITCHES = ("use_rejection_sampling", "use_relaxed_acceptance_for_thinking")
 
 
 class Sizes(NamedTuple):
@@ -124,6 +140,40 @@ class DecodingConfig(DrafterOptions):
         " step than this, on average.",
         low=0.0,
     )
+    use_rejection_sampling: bool = option(
+        False,
+        "Accept drafts by rejection sampling: the distribution of plain decoding, and other tokens"
+        " at a temperature above 0. For chains.",
+    )
+    posterior_threshold: float | None = option(
+        None,
+        "Typical acceptance, which is LOSSY: the least probability of a draft, such as 0.09.",
+        high=1.0,
+    )
+    posterior_alpha: float | None = option(
+        None,
+        "Typical acceptance: a draft below the threshold needs this times exp(-entropy). Without"
+        " it: the root of the threshold.",
+        high=1.0,
+    )
+    use_relaxed_acceptance_for_thinking: bool = option(
+        False, "Relaxed acceptance within thoughts, which is LOSSY."
+    )
+    relaxed_topk: int | None = option(
+        None, "Relaxed acceptance: a draft is among so many best tokens. Without it: 10.", low=1
+    )
+    relaxed_delta: float | None = option(
+        None,
+        "Relaxed acceptance: a draft's log-probability is at most this much below the best one's."
+        " Without it: 0.6.",
+        low=0.0,
+    )
+    begin_thinking_phase_token: int | None = option(
+        None, "The token that begins thoughts. Without it: the model's own.", low=0
+    )
+    end_thinking_phase_token: int | None = option(
+        None, "The token that ends thoughts. Without it: the model's own.", low=0
+    )
     load_format: str | None = option(
         None, "How a draft's weights are loaded.", unused="engines have their weights in them"
     )
@@ -145,7 +195,7 @@ class DecodingConfig(DrafterOptions):
         if self.acceptance_window and self.acceptance_length_threshold is None:
             what = "acceptance_window is given, and acceptance_length_threshold is not"
             raise OptionError(what, "Give the drafts a step below which drafting stops.")
-        _ = self.sizes  # raises OptionError where keys contradict each other
+        _ = self.sizes, self.acceptance  # raise OptionError where keys contradict each other
 
     def check_schedule(self) -> None:
         """Raises OptionError for a schedule that contradicts other keys."""
@@ -169,9 +219,9 @@ class DecodingConfig(DrafterOptions):
         return self.draft_len_schedule or ()  # type: ignore[return-value]
 
     @property
-    def drafts_by(self) -> str | None:
-        """The method that drafts without an engine; None for the draft engine, or whatever the
-        engine was opened with."""
+    def drafts_by(self) -> object | None:
+        """The method that drafts without an engine, by its name, or a drafter; None for the draft
+        engine, or whatever the engine was opened with."""
         return None if self.needs_engine else self.method
 
     @property
@@ -217,6 +267,29 @@ class DecodingConfig(DrafterOptions):
             return Schedule(((self.max_concurrency, self.draft_len or MAX_DRAFT_LEN),))
         return Schedule(self.schedule_pairs) if self.schedule_pairs else None
 
+    def says(self, name: str) -> bool:
+        """Whether a key is given, and is not false."""
+        value = getattr(self, name)
+        return value is not None and value is not False
+
+    @property
+    def acceptance(self) -> AcceptOptions | None:
+        """The accept rule; None is the engine's. Raises OptionError where keys ask for two."""
+        given = {
+            rule: [name for name in names if self.says(name)] for rule, names in ACCEPT.items()
+        }
+        asked = [rule for rule, names in given.items() if names]
+        if len(asked) > 1:
+            what = f"{given[asked[0]][0]} and {given[asked[1]][0]} ask for two accept rules"
+            raise OptionError(what, "Leave one of the two out.")
+        if not asked:
+            return None
+        switch = ACCEPT[asked[0]][0]
+        if not self.says(switch):
+            raise OptionError(f"{given[asked[0]][0]} is given without {switch}", "Give it too.")
+        options = {n: getattr(self, n) for n in given[asked[0]] if n not in SWITCHES}
+        return acceptance_of(asked[0], **options)
+
     @property
     def tree(self) -> TreeSpec | None:
         """A tree that is asked for otherwise than by sizes; None: `sizes` say how much to draft."""
@@ -239,6 +312,32 @@ class DecodingConfig(DrafterOptions):
             why = found.metadata.get("unused")
             if why and getattr(self, name) != found.default:
                 yield f"{name} means nothing here: {why}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeDecoding(DecodingConfig):
+    """The keys of types whose drafters make chains and, level by level, trees."""
+
+    dynamic_tree_max_topK: int | None = option(  # noqa: N815
+        None,
+        "Children of a node: above 1 a tree of the most probable max_total_draft_tokens nodes is"
+        " drafted, max_draft_len levels deep.",
+        low=1,
+        high=1024,
+    )
+
+    @property
+    def sizes(self) -> Sizes:
+        """How much to draft: a chain, or a tree. Raises OptionError."""
+        length, top_k, total = (
+            self.draft_len,
+            self.dynamic_tree_max_topK,
+            self.max_total_draft_tokens,
+        )
+        if top_k is None or top_k == 1:
+            self.check_chain()
+            return Sizes() if length is None else Sizes(1, length, 1 + length)
+        return Sizes(top_k, length, None if total is None else 1 + total)
 
 
 class Alias(NamedTuple):
@@ -266,7 +365,7 @@ class DecodingType:
 @functools.cache
 def config_class(
     decoding: DecodingType,
-    method: str,
+    method: str | None,
     options: type[DrafterOptions] | None,
     needs_engine: bool,
 ) -> type[DecodingConfig]:

@@ -18,6 +18,7 @@ from edgespec.backends.engine_config import EngineConfig
 from edgespec.methods.draft_model import NAME, DraftModelSpec
 from edgespec.runtime.decoder import CachedDecoder, LaneResult, Rows
 from edgespec.runtime.drafters.base import DraftRequest, Observation, PromptReader, Snapshot
+from edgespec.runtime.drafters.decoding import DecodingType, TreeDecoding
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
 from edgespec.runtime.drafters.tree_drafter import (
     Growth,
@@ -152,8 +153,8 @@ class DraftModelDrafter(TreeDrafter, PromptReader):
         return request.plan.steps > 0
 
     def read_missing(self, lanes: Sequence[int]) -> None:
-        """Commit all tokens of these lanes, the pending ones included, and keep the logits behind
-        them."""
+        """Commit all tokens of these lanes, the pending ones included. The logits behind them are
+        views: the first levels are made of them before the next call."""
         if not lanes:
             return
         for lane in lanes:
@@ -166,7 +167,7 @@ class DraftModelDrafter(TreeDrafter, PromptReader):
         for lane, result in zip(lanes, self.decoder.extend(parts), strict=True):
             logits, states = self.said(result)
             state = self.lanes[lane]
-            state.last_logits, state.last_hidden = logits[0].copy(), states[0]
+            state.last_logits, state.last_hidden = logits[0], states[0]
             if not np.isfinite(logits).all():
                 self.stop_drafting(lane)
 
@@ -289,5 +290,10 @@ def limits(base: EngineConfig, draft: EngineConfig | None) -> TreeLimits:
     return TreeLimits(*draft_sizes(base, draft), static_trees=True)
 
 
-ROW = DrafterRow(open=open_drafter, limits=limits, words=" with the draft model")
+ROW = DrafterRow(
+    open=open_drafter,
+    limits=limits,
+    words=" with the draft model",
+    decoding=DecodingType(name="Draft_Target", keys=TreeDecoding),
+)
 __all__ = ["NAME", "ROW", "DraftModelDrafter"]

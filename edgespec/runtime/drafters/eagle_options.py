@@ -146,6 +146,9 @@ class EagleDecoding(DecodingConfig):
     dynamic_tree_max_topK: int | None = option(  # noqa: N815
         None, "Children of a node of a dynamic tree.", low=1, high=MAX_NODES
     )
+    greedy_sampling: bool | None = option(
+        None, "TensorRT-LLM's switch of posterior_threshold: true excludes it."
+    )
     num_eagle_layers: int | None = option(
         None, "TensorRT-LLM's other name of max_draft_len.", low=1, high=MAX_DEPTH
     )
@@ -155,6 +158,9 @@ class EagleDecoding(DecodingConfig):
 
     def __post_init__(self) -> None:
         DecodingConfig.__post_init__(self)
+        if self.greedy_sampling and self.posterior_threshold is not None:
+            what = "posterior_threshold is for typical acceptance, and greedy_sampling is true"
+            raise OptionError(what, "Leave one of the two out.")
         layers = self.num_eagle_layers
         if layers is not None and self.max_draft_len not in (None, layers):
             what = f"num_eagle_layers is {layers}, and max_draft_len {self.max_draft_len}"

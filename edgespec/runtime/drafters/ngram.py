@@ -187,6 +187,10 @@ class NgramDrafter:
         """Never called, as there are no snapshots."""
         raise AssertionError("n-grams keep no snapshots")
 
+    def forget(self) -> None:
+        """Empty the public pool."""
+        self.public = Pool(self.options)
+
     def close(self) -> None:
         """Nothing to free."""
 
@@ -236,5 +240,6 @@ ROW = DrafterRow(
     options=NgramOptions,
     decoding=DecodingType(name="NGram"),
     limits_by_options=limits,
+    forget=NgramDrafter.forget,
 )
 __all__ = ["NAME", "ROW"]

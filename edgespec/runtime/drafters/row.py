@@ -58,8 +58,9 @@ class DrafterRow:
     them, `limits_by_options`, by the base's config and the options. `words` follow "chain" or
     "tree" where a plan is shown. `options` is the class of its options, if it has any; `open`
     gets one of them in its sources. `decoding` is how a speculative_config names the method, if one
-    may. `trained_with_thinking` is the mode that its drafts know, None
-    where they know both.
+    may. `forget` lets a drafter of the method drop what sequences that ended have left behind,
+    where they do. `trained_with_thinking` is the mode that its drafts know, None where they know
+    both.
     """
 
     open: Callable[[DrafterSources], Drafter]
@@ -68,6 +69,7 @@ class DrafterRow:
     options: type[DrafterOptions] | None = None
     limits_by_options: Callable[[EngineConfig, Any], PlanLimits] | None = None
     decoding: DecodingType | None = None
+    forget: Callable[[Any], None] | None = None
     trained_with_thinking: Callable[[EngineConfig, EngineConfig | None], bool | None] = (
         not_trained_with_a_mode
     )

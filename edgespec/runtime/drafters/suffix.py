@@ -149,9 +149,14 @@ class SuffixDrafter:
     def __init__(self, options: SuffixOptions, row_cost: float) -> None:
         self.options, self.row_cost = options, row_cost
         self.lanes: dict[int, Lane] = {}
-        self.pool: AnswerPool | None = None
-        if options.enable_global_pool:
-            self.pool = AnswerPool(options.global_pool_tokens, options.max_matching_ngram_size)
+        self.pool = self.empty_pool()
+
+    def empty_pool(self) -> AnswerPool | None:
+        """A pool for earlier answers; None where none is asked for."""
+        if not self.options.enable_global_pool:
+            return None
+        most = self.options.global_pool_tokens
+        return AnswerPool(most, self.options.max_matching_ngram_size)
 
     # ---- a sequence's tokens
 
@@ -290,6 +295,11 @@ class SuffixDrafter:
         """Never called, as there are no snapshots."""
         raise AssertionError("suffixes keep no snapshots")
 
+    def forget(self) -> None:
+        """Forget all texts and all earlier answers; nothing may be running."""
+        self.lanes.clear()
+        self.pool = self.empty_pool()
+
     def close(self) -> None:
         """Forget all texts."""
         self.lanes.clear()
@@ -341,5 +351,6 @@ ROW = DrafterRow(
     words=" of earlier text, as far as it pays",
     options=SuffixOptions,
     decoding=DecodingType(name="Suffix", keys=SuffixDecoding),
+    forget=SuffixDrafter.forget,
 )
 __all__ = ["NAME", "ROW"]

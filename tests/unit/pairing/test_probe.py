@@ -23,6 +23,7 @@ from edgespec.errors import CheckpointError, RequestError
 from edgespec.pairing import probe
 from edgespec.pairing.check import check
 from edgespec.pairing.check_result import CheckResult, Report, Share
+from edgespec.pairing.table import PAIRINGS
 from tests import reference, toys
 from tests.reference_mtp import PRE_NORM, MtpReference
 
@@ -246,7 +247,8 @@ def test_progress_is_told_piece_by_piece(base: Path, tmp_path: Path) -> None:
     told = Told()
     probed(base, toys.make_draft(tmp_path / "draft", base, "eagle"), progress=told)
     tensors = sum(len(open_checkpoint(str(path)).tensors) for path in (base, tmp_path / "draft"))
-    assert told.done == told.total == tensors + 8 + 1 + 4
+    checks = len(PAIRINGS["eagle3"].checks)
+    assert told.done == told.total == checks + tensors + 8 + 1 + 4
 
 
 def test_nothing_is_left_on_disk(

@@ -23,6 +23,7 @@ from edgespec.prompts import ERROR, MAX_LENGTH
 from edgespec.runtime import decoder as decoder_module
 from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.drafters.base import DraftRequest
+from edgespec.runtime.gates import Gates, Schedule
 from edgespec.runtime.prefix import Prefix, PrefixCache
 from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.sequence import SequenceState, StepOutput
@@ -118,6 +119,7 @@ tasks_of = st.lists(
         | st.builds(DraftPlan, st.integers(1, 4), st.integers(1, 5), st.integers(1, 16)),
         keep=st.sampled_from([0, 3, 5]),
         keep_all=st.booleans(),
+        gates=st.sampled_from([None, Gates(Schedule(((1, 3), (2, 1))))]),
     ),
     min_size=1,
     max_size=7,
@@ -197,6 +199,18 @@ def test_drafters_side_by_side_draft_for_their_own_sequences_alone() -> None:
     assert calls[:3] == [(first, [0]), (second, [1]), (third, [3])]
     assert [one.steps < 9 for one in told] == [True, True, False, True]
     assert session.drafters == []
+
+
+def test_sequence_drafts_as_deep_as_its_gates_say_while_so_many_run() -> None:
+    gates = Gates(Schedule(((1, 3), (2, 1))))
+    tasks = [replace(task, gates=gates) for task in tasks_with(6, 12, 18)]
+    session = session_for(tasks, 3, 1.0)
+    told = serve(session, tasks, 3)
+    assert [one.tokens for one in told] == [alone(task)[0] for task in tasks]
+    asked = [plan.steps for plan in session.drafter.plans]
+    assert set(asked) <= {0, 1, 2, 3}  # nothing while three ran
+    assert asked.index(1) < asked.index(3)
+    assert session.base.runner.batches[:8] == [1, 1, 1, 3, 3, 3, 3, 3]
 
 
 def test_drafter_that_comes_back_begins_with_empty_lanes() -> None:

@@ -141,7 +141,7 @@ def test_what_cannot_draft_is_refused_by_name(engine: Engine) -> None:
     with pytest.raises(OptionError, match="options of repetition: max_sizes is not a known"):
         answer(engine, drafter=NAME, drafter_options={"max_sizes": 3})
     with pytest.raises(
-        OptionError, match="max_size is not a key of the options of a drafter of your own"
+        OptionError, match="the options of a drafter of your own: max_size is not a known key"
     ):
         answer(engine, drafter=Repeating(), drafter_options={"max_size": 3})
     with pytest.raises(LimitError, match=r"holds 0 sequences at a time.* runs 1"):

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,16 +16,20 @@ from hypothesis import strategies as st
 
 from edgespec.errors import LimitError, OptionError, RequestError
 from edgespec.runtime.drafters.decoding import DecodingConfig, Sizes
+from edgespec.runtime.drafters.loading import OwnOptions
 from edgespec.runtime.drafters.options import fields_of
 from edgespec.runtime.gates import AcceptanceGate, Gates, Schedule
 from edgespec.runtime.speculative_config import (
+    class_named,
     config_classes,
+    drafts_of,
     of_engine,
     of_request,
     read_config,
     schema,
 )
 from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.verify import RejectionAcceptance, RelaxedAcceptance, TypicalAcceptance
 
 CLASSES = {**config_classes(), "AUTO": DecodingConfig}
 
@@ -44,6 +49,11 @@ NAMES = {
     "MTP": "MTPDecodingConfig",
     "mtp": "MTPDecodingConfig",
     "DFlash": "DFlashDecodingConfig",
+    "NGram": "NGramDecodingConfig",
+    "Suffix": "SuffixDecodingConfig",
+    "DraftTarget": "DraftTargetDecodingConfig",
+    "Draft_Target": "DraftTargetDecodingConfig",
+    "User_Provided": "UserProvidedDecodingConfig",
     "AUTO": "DecodingConfig",
 }
 
@@ -231,7 +241,6 @@ keys = st.sampled_from([*{name for kind in CLASSES.values() for name in fields_o
 def test_any_block_is_a_config_or_an_error_of_ours(name: str, block: dict[str, Any]) -> None:
     with suppress(OptionError):
         config = read(decoding_type=name, **block)
-        hash(config)
         if config.tree is not None:
             with suppress(LimitError):
                 config.tree.plan(64)
@@ -240,6 +249,65 @@ def test_any_block_is_a_config_or_an_error_of_ours(name: str, block: dict[str, A
         read(decoding_type=name, **block)
     assert error.value.remedy
     assert len(str(error.value)) < 2000
+
+
+# ---- what is accepted
+
+RULES: list[tuple[dict[str, Any], Any]] = [
+    ({}, None),
+    ({"use_rejection_sampling": True}, RejectionAcceptance()),
+    ({"posterior_threshold": 0.09}, TypicalAcceptance(0.09)),
+    ({"posterior_threshold": 0.09, "posterior_alpha": 0.3}, TypicalAcceptance(0.09, 0.3)),
+    ({"use_relaxed_acceptance_for_thinking": True}, RelaxedAcceptance()),
+    (
+        {"use_relaxed_acceptance_for_thinking": True, "relaxed_topk": 5, "relaxed_delta": 0.5},
+        RelaxedAcceptance(5, 0.5),
+    ),
+]
+
+
+@pytest.mark.parametrize(("keys", "rule"), RULES)
+@pytest.mark.parametrize("name", ["Eagle3", "MTP", "NGram", "AUTO"])
+def test_keys_name_an_accept_rule(name: str, keys: dict[str, Any], rule: Any) -> None:
+    assert read(decoding_type=name, **keys).acceptance == rule
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"posterior_alpha": 0.3}, "without posterior_threshold"),
+        ({"relaxed_topk": 3}, "without use_relaxed_acceptance_for_thinking"),
+        ({"posterior_threshold": 0.0}, "a number above 0"),
+        ({"use_rejection_sampling": True, "posterior_threshold": 0.1}, "two accept rules"),
+        ({"posterior_threshold": 0.1, "greedy_sampling": True}, "greedy_sampling is true"),
+    ],
+)
+def test_rules_that_contradict_are_refused(keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        read(decoding_type="Eagle3", **keys)
+
+
+# ---- a drafter of the user's own
+
+
+def test_drafter_is_given_in_python_and_never_in_a_file() -> None:
+    drafter, manager = SimpleNamespace(), object()
+    made = class_named("UserProvidedDecodingConfig")(
+        drafter=drafter, resource_manager=manager, max_draft_len=2, time_budget_ms=5
+    )
+    assert (made.drafts_by, drafter.resource_manager) == (drafter, manager)
+    assert made.options == OwnOptions(time_budget_ms=5)
+    assert of_engine(made, None, "DIR") is made
+    block = {"decoding_type": "User_Provided", "drafter": "os:system"}
+    with pytest.raises(OptionError, match="os:system is code, and a file runs none"):
+        read(**block)
+    with pytest.raises(RequestError, match="r: the drafter os:system is code"):
+        of_request(block, "r", None)
+    with pytest.raises(OptionError, match="without a drafter"):
+        drafts_of(read(decoding_type="User_Provided"), None, None, None)
+    assert drafts_of(read(decoding_type="User_Provided"), None, "a:B", None) == "a:B"
+    with pytest.raises(OptionError, match="resource_manager is given without a drafter"):
+        class_named("UserProvidedDecodingConfig")(resource_manager=manager)
 
 
 # ---- the same in Python

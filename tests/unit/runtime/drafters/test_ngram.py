@@ -211,6 +211,15 @@ def test_public_pool_outlives_its_requests(public: bool) -> None:
     assert running.propose(0, second, DraftPlan(1, 2, 3)) == ([3, 4] if public else [])
 
 
+def test_pool_that_forgets_is_empty() -> None:
+    running, text = Running(NgramOptions(max_draft_len=2)), [1, 2, 3, 4, 5]
+    running.begin(0, text, len(text))
+    running.propose(0, text, DraftPlan(1, 2, 3))
+    running.drafter.forget()
+    running.begin(0, [9, 1, 2], 3)
+    assert running.propose(0, [9, 1, 2], DraftPlan(1, 2, 3)) == []
+
+
 def test_proposal_stays_within_the_plan() -> None:
     text = [1, 2, 3, 4, 5, 6, 1, 2]
     running = Running(NgramOptions(max_draft_len=4))

@@ -265,6 +265,16 @@ def test_earlier_answers_are_drafted_from_only_where_asked() -> None:
         assert (len(running.propose()) > 1) == (options is POOLED)
 
 
+def test_drafter_that_forgets_knows_no_answer() -> None:
+    """Not even that of a sequence that ended and whose lane nobody took."""
+    drafter = drafter_of(POOLED)
+    for lane in (0, 1):
+        Running(drafter, [1, 5, 6, 7, 8], 1, lane).take(9)
+    drafter.forget()
+    running = Running(drafter, [2, 5, 6, 7], 2)
+    assert len(running.propose()) == 1
+
+
 def test_prompts_are_not_in_the_pool() -> None:
     drafter = drafter_of(POOLED)
     Running(drafter, [5, 6, 7, 8, 1, 2, 3], 5).take(9)

@@ -1,0 +1,59 @@
+"""`decoding_type: User_Provided` of a speculative_config: a drafter of the user's own.
+
+Knows the keys. How such a drafter is found and guarded stands in `loading`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from edgespec.errors import OptionError
+from edgespec.runtime.drafters.decoding import DecodingConfig, DecodingType
+from edgespec.runtime.drafters.options import option
+
+
+def any_object(name: str, value: object) -> object:
+    """The value as it is: what it must have is found out when it is opened."""
+    del name
+    return value
+
+
+IN_PYTHON: dict[str, Any] = {"type": "null"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnDecoding(DecodingConfig):
+    """The keys of its decoding type. Files and requests run no code: there the drafter is named on
+    the command line, by --drafter."""
+
+    drafter: object | None = option(
+        None,
+        "The drafter, an object; only in Python. In files it comes from --drafter.",
+        read=any_object,
+        schema=IN_PYTHON,
+    )
+    resource_manager: object | None = option(
+        None,
+        "TensorRT-LLM's resource manager, an object; only in Python. The drafter gets it as its"
+        " attribute resource_manager.",
+        read=any_object,
+        schema=IN_PYTHON,
+    )
+
+    def __post_init__(self) -> None:
+        DecodingConfig.__post_init__(self)
+        if self.resource_manager is None:
+            return
+        if self.drafter is None:
+            raise OptionError("resource_manager is given without a drafter", "Give both.")
+        # TensorRT-LLM's drafters have it as an attribute
+        self.drafter.resource_manager = self.resource_manager  # type: ignore[attr-defined]
+
+    @property
+    def drafts_by(self) -> object | None:
+        """The drafter."""
+        return self.drafter
+
+
+TYPE = DecodingType(name="User_Provided", keys=OwnDecoding)

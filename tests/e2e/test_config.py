@@ -1,0 +1,222 @@
+"""--config and key=value, as a user types them: what the file says is what drafts, flags come
+first, and what cannot be is refused by name before any work."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from edgespec.cache import Cache
+from edgespec.cli import infer
+from edgespec.cli.config_file import FOREIGN, divided
+from edgespec.errors import RequestError
+from tests.e2e.test_run import checkpoints, kept, made
+from tests.e2e.workshop import Cli, Outcome, cli
+from tests.lossless.pairs import shared_pair
+
+__all__ = ["checkpoints", "cli", "kept", "made"]  # fixtures
+
+Infer = Callable[..., tuple[Outcome, dict[str, Any]]]
+ASKED = {"messages": [{"role": "user", "content": "one two one two one two "}]}
+
+
+@pytest.fixture(scope="module")
+def pair() -> Path:
+    return shared_pair("llama", "eagle")
+
+
+def config(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture
+def infer_with(pair: Path, tmp_path: Path, cli: Cli) -> Infer:
+    """Answers one request with a configuration; what came of it, and the metrics of its drafts."""
+
+    def call(text: str, *more: object, **request: Any) -> tuple[Outcome, dict[str, Any]]:
+        asked, out = tmp_path / "input.json", tmp_path / "out.json"
+        asked.write_text(json.dumps({"temperature": 0, "requests": [ASKED | request]}))
+        out.unlink(missing_ok=True)
+        words = ["--engine-dir", pair / "engines", "--input-file", asked, "--output-file", out]
+        done = cli("infer", "--config", config(tmp_path, text), *words, *more)
+        if not out.exists():
+            return done, {}
+        (answer,) = json.loads(out.read_text())["responses"]
+        return done, answer.get("metrics", {}).get("speculative_decoding", {}) | {
+            "length": len(answer["output_ids"]),
+            "error": answer.get("error"),
+        }
+
+    return call
+
+
+EAGLE = (
+    "max_generate_length: 10\nspeculative_config:\n  decoding_type: Eagle3\n  max_draft_len: 2\n"
+)
+
+
+def test_file_says_what_drafts_and_how_much(infer_with: Infer) -> None:
+    done, found = infer_with(EAGLE)
+    assert done.code == 0, done.err
+    assert "top-k 1, step 2, verify size 3" in done.err
+    assert set(found["per_step_drafted"]) <= {0, 1, 2}
+    assert max(found["per_step_drafted"]) == 2
+    assert found["length"] <= 10
+
+
+def test_key_value_overrides_the_file_and_a_flag_overrides_both(infer_with: Infer) -> None:
+    done, found = infer_with(EAGLE, "speculative_config.max_draft_len=1", "max_generate_length=6")
+    assert done.code == 0, done.err
+    assert max(found["per_step_drafted"]) == 1
+    assert found["length"] <= 6
+    done, found = infer_with(
+        EAGLE, "max_generate_length=6", "--max-generate-length", 3, "--spec-draft-step", 4
+    )
+    assert "step 4, verify size 5" in done.err
+    assert found["length"] <= 3
+
+
+def test_alias_is_warned_of_and_keys_without_a_meaning_are_named(infer_with: Infer) -> None:
+    text = (
+        EAGLE.replace("Eagle3", "Eagle") + "  load_format: dummy\nkv_cache_config: {dtype: fp8}\n"
+    )
+    done, _ = infer_with(text)
+    assert done.code == 0
+    assert done.err.count("decoding_type Eagle is Eagle3, as in TensorRT-LLM; write Eagle3") == 1
+    assert done.err.count("load_format means nothing here") == 1
+    assert done.err.count("kv_cache_config means nothing here: a KV cache is as large as") == 1
+
+
+def test_request_s_own_block_overrides_that_of_the_file(infer_with: Infer) -> None:
+    done, found = infer_with(EAGLE, speculative={"max_draft_len": 4})
+    assert done.code == 0, done.err
+    assert max(found["per_step_drafted"]) == 4
+    done, found = infer_with(EAGLE, speculative={"decoding_type": "NGram", "max_draft_len": 1})
+    assert done.code == 0, done.err
+    assert max(found["per_step_drafted"]) == 1
+    _, found = infer_with(EAGLE, disable_spec_decode=True)
+    assert "per_step_drafted" not in found
+
+
+REFUSED: list[tuple[str, int, str]] = [
+    ("speculative_config: {decoding_type: Eagle9}", 2, "no decoding_type Eagle9"),
+    ("speculative_config: {decoding_type: MTP}", 2, "Write decoding_type: Eagle3"),
+    ("speculative_config: {max_draft_len: 3}", 2, "decoding_type is missing"),
+    (
+        "speculative_config: {decoding_type: Eagle3, max_draf_len: 3}",
+        2,
+        "Did you mean max_draft_len?",
+    ),
+    (
+        "speculative_config: {decoding_type: Eagle3, max_draft_len: 999}",
+        3,
+        "decoding_type Eagle3: ",
+    ),
+    ("speculative_config: [Eagle3]", 3, "speculative_config is ['Eagle3']"),
+    ("max_draft_len: 3", 3, "Write it below speculative_config"),
+    ("decoding_type: Eagle3", 3, "Write it below speculative_config"),
+    ("batch_sizes: 3", 3, "Did you mean batch_size?"),
+    ("batch-size: 1\nbatch_size: 1", 3, "batch_size is given twice"),
+    ("temperature: hot", 3, "temperature is hot"),
+    ("seed: 1.5", 3, "seed is 1.5"),
+    ("json: 1", 3, "Write true or false"),
+    ("tensor_parallel_size: 2", 3, "tensor_parallel_size is not supported: engines run on one"),
+    ("guided_decoding_backend: xgrammar", 3, "there is no guided decoding"),
+    ("a: &x 1", 3, "line 1: an anchor or alias"),
+    ("- 1", 3, "holds a list"),
+]
+
+
+@pytest.mark.parametrize(("text", "code", "said"), REFUSED)
+def test_what_cannot_be_is_refused_by_name(
+    infer_with: Infer, text: str, code: int, said: str
+) -> None:
+    done, found = infer_with(text)
+    assert (done.code, found) == (code, {})
+    assert said in done.err
+
+
+def test_neutral_values_of_foreign_keys_are_no_matter(infer_with: Infer) -> None:
+    text = "tensor_parallel_size: 1\nenable_lora: false\nlora_config: null\n" + EAGLE
+    done, _ = infer_with(text)
+    assert done.code == 0
+    assert "means nothing" not in done.err
+
+
+def test_every_foreign_key_is_noted_or_refused() -> None:
+    params = infer.command.get_params(click.Context(infer.command))
+    for name, row in FOREIGN.items():
+        if row.neutral is None:
+            _, read = divided({name: {"x": 1}}, params, "f")
+            assert read.notes == (f"f: {name} means nothing here: {row.why}",)
+        else:
+            assert divided(dict.fromkeys([name], row.neutral[0]), params, "f")[1].notes == ()
+            with pytest.raises(RequestError, match=f"f: {name} is not supported"):
+                divided({name: "something"}, params, "f")
+
+
+# ---- speculative_model
+
+
+def test_draft_that_the_engine_was_made_from_is_told_from_another(
+    infer_with: Infer, pair: Path
+) -> None:
+    own = EAGLE + f"  speculative_model: {pair / 'draft'}\n"
+    assert infer_with(own)[0].code == 0
+    older = EAGLE + f"  speculative_model_dir: {pair / 'draft'}\n"
+    assert infer_with(older)[0].code == 0
+    done, _ = infer_with(EAGLE + f"  speculative_model: {pair / 'base'}\n")
+    assert done.code == 3
+    assert "is not what the draft engine was made from" in done.err
+    done, _ = infer_with(EAGLE + "  speculative_model: nobody/nothing\n")
+    assert done.code == 3
+    assert "is not on this machine" in done.err
+    done, _ = infer_with("speculative_config: {decoding_type: NGram, speculative_model: a/b}")
+    assert done.code == 2
+    assert "NGram drafts without a model" in done.err
+
+
+def test_layers_that_the_draft_does_not_read_are_refused(infer_with: Infer) -> None:
+    done, _ = infer_with(EAGLE + "  eagle3_layers_to_capture: [0, 1, 2]\n")
+    assert done.code == 3
+    assert "and speculative_config names [0, 1, 2]" in done.err
+    right = [int(word) for word in done.err.split("layers [")[1].split("]")[0].split(",")]
+    assert infer_with(EAGLE + f"  eagle3_layers_to_capture: {right}\n")[0].code == 0
+
+
+def test_run_makes_engines_of_the_model_that_the_file_names(
+    checkpoints: Path, cli: Cli, kept: Cache, made: list[str], tmp_path: Path
+) -> None:
+    block = "speculative_config:\n  decoding_type: Eagle3\n"
+    block += f"  speculative_model: {checkpoints / 'eagle'}\n"
+    sizes = "max_input_len: 48\nmax_kv_cache_capacity: 64\nmax_generate_length: 8\ntemperature: 0\n"
+    words = ("run", checkpoints / "base", "--prompt", "a", "--config")
+    first = cli(*words, config(tmp_path, sizes + block), "speculative_config.max_draft_len=2")
+    assert first.code == 0, first.err
+    assert made == ["export", "build", "export", "build"]
+    assert "step 2, verify size 3" in first.err
+    by_flag = cli(*words, tmp_path / "config.yaml", "--draft", checkpoints / "eagle")
+    assert (by_flag.code, by_flag.out, len(made)) == (0, first.out, 4)
+    other = cli(*words, tmp_path / "config.yaml", "--draft", checkpoints / "block")
+    assert other.code == 2
+    assert "and speculative_config says" in other.err
+    text = block.replace("Eagle3", "DFlash")
+    wrong = cli(*words, config(tmp_path, sizes + text))
+    assert wrong.code == 2
+    assert "Write decoding_type: Eagle3" in wrong.err
+
+
+def test_chat_takes_a_file_too(pair: Path, cli: Cli, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"hello\n")))
+    path = config(tmp_path, EAGLE + "temperature: 0\nno_chat_template: true\n")
+    done = cli("chat", "--engine-dir", pair / "engines", "--config", path)
+    assert done.code == 0, done.err
+    assert "step 2, verify size 3" in done.err

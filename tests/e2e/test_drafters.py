@@ -1,0 +1,148 @@
+"""`--drafter`, and what drafts where there is no draft engine, by the commands of a user."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgespec.contract import Limits
+from tests import made, toys
+from tests.e2e.workshop import ENVIRON, Cli, asked, cli
+
+__all__ = ["cli"]
+LIMITS = Limits(max_input_len=96, max_kv_cache_capacity=160, max_verify_tree_size=12)
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plain engine with room for drafts."""
+    return made.built(LIMITS, plain_onnx(tmp_path_factory))
+
+
+@pytest.fixture(scope="module")
+def without_room(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plain engine that verifies no drafts."""
+    limits = Limits(max_input_len=96, max_kv_cache_capacity=160, max_verify_tree_size=1)
+    return made.built(limits, plain_onnx(tmp_path_factory))
+
+
+def plain_onnx(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base = toys.make_base(tmp_path_factory.mktemp("plain") / "base", "llama", layers=2)
+    return made.exported(base) / "llm"
+
+
+@pytest.fixture
+def input_file(tmp_path: Path) -> Path:
+    """Requests that repeat themselves."""
+    requests = [asked("one two one two one two " * 2 + "x" * i) for i in range(3)]
+    content = {"temperature": 0, "max_generate_length": 40, "requests": requests}
+    path = tmp_path / "input.json"
+    path.write_text(json.dumps(content | {"logit_bias": {"0": -100, "2": -100}}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--spec-decode"], "drafting a tree of earlier text, as far as it pays: top-k 4, step 11"),
+        (["--drafter", "Suffix_Decoding"], "drafting a tree of earlier text"),
+        (["--drafter", "suffix", "--spec-draft-top-k", "1"], "drafting a chain of earlier text"),
+        (["--drafter", "ngram"], "drafting a chain of n-gram matches: top-k 1, step 3"),
+        (["--drafter", "ngram", "--spec-draft-step", "6"], "n-gram matches: top-k 1, step 6"),
+        (["--drafter", "suffix", "--spec-verify-size", "5"], "verify size 5\n"),
+    ],
+)
+def test_infer_drafts_and_loses_nothing(
+    cli: Cli, engines: Path, input_file: Path, tmp_path: Path, words: list[str], said: str
+) -> None:
+    out = tmp_path / "out.json"
+    common = ["--engine-dir", engines, "--input-file", input_file, "--output-file", out]
+    done = cli("infer", *common, *words, "--check-lossless", "--json")
+    assert done.code == 0, done.err
+    assert said in done.err
+    assert done.err.count("has no draft engine: drafting by suffix decoding, which needs none") == (
+        words == ["--spec-decode"]
+    )
+    assert json.loads(done.out)["lossless"].startswith("yes")
+    responses = json.loads(out.read_text())["responses"]
+    blocks = [response["metrics"]["speculative_decoding"] for response in responses]
+    assert sum(block["num_accepted_draft_tokens"] for block in blocks) > 0
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "suffix"])
+def test_warm_up_teaches_the_drafts_nothing(
+    cli: Cli, engines: Path, input_file: Path, tmp_path: Path, drafter: str
+) -> None:
+    """Its answers are those of the measured run: drafts of them would make figures that no user
+    gets."""
+    found = []
+    for warmup in ("0", "2"):
+        out = tmp_path / f"out-{warmup}.json"
+        words = ["--drafter", drafter, "--warmup", warmup, "--output-file", out]
+        done = cli("infer", "--engine-dir", engines, "--input-file", input_file, *words)
+        assert done.code == 0, done.err
+        responses = json.loads(out.read_text())["responses"]
+        found.append([r["metrics"]["speculative_decoding"] for r in responses])
+    cold, warm = ([block["num_accepted_draft_tokens"] for block in run] for run in found)
+    assert cold == warm
+
+
+def test_chat_says_in_two_turns_what_it_says_plainly(engines: Path) -> None:
+    words = ["chat", "--engine-dir", engines, "--temperature", "0", "--max-generate-length", "16"]
+    turns = "one two one two one two\none two\n"
+    plain, drafted = (
+        subprocess.run(
+            [sys.executable, "-m", "edgespec", *map(str, [*words, *more])],
+            input=turns,
+            capture_output=True,
+            text=True,
+            env=ENVIRON,
+            timeout=60,
+            check=True,
+        )
+        for more in (["--no-spec-decode"], ["--show-speculation"])
+    )
+    assert drafted.stdout == plain.stdout
+    assert "drafting by suffix decoding, which needs none" in drafted.stderr
+    assert drafted.stderr.count("acceptance length") == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--drafter", "suffixes"], "there is no drafting method 'suffixes'. Known: suffix, ngram"),
+        (["--drafter", "eagle3"], "EAGLE-3 drafts with an engine of its own"),
+        (["--spec-draft-step", "2"], "mean nothing without --spec-decode"),
+    ],
+)
+def test_other_drafters_are_usage_errors(
+    cli: Cli, engines: Path, words: list[str], said: str
+) -> None:
+    done = cli("infer", "--engine-dir", engines, "--prompt", "Hi", *words)
+    assert (done.code, said in done.err) == (2, True), done.err
+
+
+def test_n_grams_draft_no_trees(cli: Cli, engines: Path) -> None:
+    words = ["--drafter", "ngram", "--spec-draft-top-k", "2"]
+    done = cli("infer", "--engine-dir", engines, "--prompt", "Hi", *words)
+    assert (done.code, "n-grams draft chains, and no trees" in done.err) == (3, True), done.err
+
+
+def test_run_drafts_with_finished_engines_where_they_have_room(
+    cli: Cli, engines: Path, without_room: Path
+) -> None:
+    """Asked for drafts, an engine without room says how to build it; else it decodes plainly."""
+    words = ["--prompt", "one two one two one", "--temperature", "0", "--max-generate-length", "8"]
+    drafted, plain = cli("run", engines, *words), cli("run", without_room, *words)
+    assert (drafted.code, plain.code) == (0, 0), drafted.err + plain.err
+    assert drafted.out == plain.out
+    assert ("suffix decoding" in drafted.err, "suffix decoding" in plain.err) == (True, False)
+    refused = cli("run", without_room, *words, "--spec-decode")
+    assert "built to verify no drafts" in refused.err
+    assert "--max-verify-tree-size" in refused.err
+    contradicting = cli("run", engines, *words, "--no-spec-decode", "--drafter", "suffix")
+    assert (contradicting.code, "--drafter means nothing" in contradicting.err) == (2, True)
