@@ -4,6 +4,8 @@ with the flags of TensorRT-LLM's Medusa example; and what is refused."""
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -293,3 +295,66 @@ def test_a_conversation_without_a_format_is_told_how_to_name_one(
     done = cli(*infer(vicuna / "engines", tmp_path, asked("one two")))
     assert done.code == 5
     assert "--chat-template (chatml, " in done.err
+
+
+# ---- with what other parts of the loop do
+
+
+@pytest.mark.parametrize(
+    ("block", "line"),
+    [
+        ("{decoding_type: Medusa}", "a static tree of 4 levels, verify size 64"),
+        (
+            "{decoding_type: Medusa, medusa_choices: [[0], [0, 0], [1]], num_medusa_heads: 2}",
+            "top-k 2, a static tree of 2 levels, verify size 4",
+        ),
+        (
+            "{decoding_type: Medusa, num_medusa_heads: 1, max_draft_len: 10}",
+            "top-k 10, a static tree of 1 level, verify size 11",
+        ),
+    ],
+)
+def test_a_speculative_config_names_the_tree(
+    engines: Path, tmp_path: Path, cli: Cli, block: str, line: str
+) -> None:
+    (tmp_path / "config.yaml").write_text(f"speculative_config: {block}\n")
+    said = infer(engines, tmp_path, asked("one two"))
+    done = cli(*said, "--config", tmp_path / "config.yaml", "--check-lossless")
+    assert done.code == 0, done.err
+    assert line in done.err
+
+
+def test_a_config_that_contradicts_itself_is_refused(
+    engines: Path, tmp_path: Path, cli: Cli
+) -> None:
+    block = "{decoding_type: Medusa, medusa_choices: [[0], [0, 0]], max_draft_len: 1}"
+    (tmp_path / "config.yaml").write_text(f"speculative_config: {block}\n")
+    done = cli(*infer(engines, tmp_path, asked("a")), "--config", tmp_path / "config.yaml")
+    assert (done.code, "the choices have 2 nodes" in done.err) == (USAGE, True)
+
+
+@pytest.mark.parametrize("rule", ["typical", "rejection"])
+def test_other_rules_of_acceptance_take_its_drafts(
+    engines: Path, tmp_path: Path, cli: Cli, rule: str
+) -> None:
+    flags = ("--medusa-choices", CHOICES) if rule == "typical" else ("--spec-draft-step", 3)
+    done = cli(*drafting(engines, tmp_path, *flags, "--acceptance", rule, "--temperature", 0.8))
+    assert done.code == 0, done.err
+    (answer,) = responses(tmp_path)
+    assert len(answer["output_ids"]) == 8
+
+
+def test_a_chat_of_two_turns_says_what_plain_decoding_says(vicuna: Path) -> None:
+    """Each turn goes on behind the last one's rows; the heads read the state behind them."""
+    line = [sys.executable, "-m", "edgespec.cli.main", "chat", "--chat-template", "vicuna"]
+    line += ["--engine-dir", str(vicuna / "engines"), "--temperature", "0"]
+    line += ["--max-generate-length", "8"]
+    said = []
+    for flags in (["--medusa-choices", CHOICES], ["--no-spec-decode"]):
+        done = subprocess.run(
+            [*line, *flags], input=b"Hi\n\nOn?\n", capture_output=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout)
+    assert said[0] == said[1]
+    assert said[0].strip()
