@@ -30,6 +30,7 @@ MODEL_DATA = "model.onnx.data"
 CONFIG = "config.json"
 EMBEDDING = "embedding.safetensors"
 D2T = "d2t.safetensors"
+HEADS = "draft_heads.safetensors"
 GOLDEN = "golden.safetensors"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_FILES = (
@@ -42,7 +43,7 @@ TOKENIZER_FILES = (
     "processed_chat_template.json",
     "generation_config.json",
 )
-EXPORT_FILES = (MODEL, MODEL_DATA, CONFIG, EMBEDDING, D2T, GOLDEN, *TOKENIZER_FILES)
+EXPORT_FILES = (MODEL, MODEL_DATA, CONFIG, EMBEDDING, D2T, HEADS, GOLDEN, *TOKENIZER_FILES)
 MANIFEST_FORMAT = 1
 EDITED = "The file is damaged or was edited: copy or make the directory again."
 CHUNK_BYTES = 8 << 20

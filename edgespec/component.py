@@ -18,6 +18,7 @@ from edgespec.contract import GraphShape, RecurrentShape, Role
 from edgespec.errors import BundleError
 from edgespec.graph_quantization import GraphQuantization
 from edgespec.methods import METHODS, PLAIN_METHOD, BaseSide, DraftSide, SpecConfig
+from edgespec.methods.base import HeadSizes
 from edgespec.rope import read_rope, rope_dict
 from edgespec.stored.fields import BundleFields
 
@@ -450,8 +451,17 @@ def draft_repeats(config: ComponentConfig) -> Iterator[Repeat]:
         yield "base_features", graph.base_features, 0
         return
     yield "base_features", graph.base_features, pair.num_aux_layers * pair.target_hidden_size
-    recycles = config.reads_base and not (graph.block or graph.heads)
-    yield "features", graph.features, config.hidden_size if recycles else 0
+    yield "features", graph.features, config.hidden_size if gives_states(config) else 0
+
+
+def gives_states(config: ComponentConfig) -> bool:
+    """Whether a draft's graph gives its states: to be read again, or by the heads beside it."""
+    if not config.graph.block:
+        return config.reads_base and not config.graph.heads
+    assert config.method is not None
+    assert config.draft_vocab_size is not None
+    sizes = HeadSizes(config.vocab_size, config.draft_vocab_size, config.hidden_size)
+    return bool(METHODS[config.method].head_shapes(config.spec, sizes))
 
 
 def optional_layers(fields: BundleFields, key: str) -> tuple[int, ...] | None:

@@ -26,7 +26,7 @@ REQUIRED = {Role.LLM: BASE_FILES, Role.BASE: BASE_FILES, Role.DRAFT: GRAPH_FILES
 KNOWN = {
     Role.LLM: (*BASE_FILES, *bundle.TOKENIZER_FILES, bundle.GOLDEN),
     Role.BASE: (*BASE_FILES, *bundle.TOKENIZER_FILES, bundle.GOLDEN),
-    Role.DRAFT: (*GRAPH_FILES, bundle.EMBEDDING, bundle.D2T, bundle.GOLDEN),
+    Role.DRAFT: (*GRAPH_FILES, bundle.EMBEDDING, bundle.D2T, bundle.HEADS, bundle.GOLDEN),
 }
 QUANTIZE_KIND = "quantize"
 NOT_SIMULATED = "weights only: rounding of activations and of the cache is not simulated"

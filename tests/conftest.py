@@ -33,6 +33,7 @@ LONG_FILES = (
     "e2e/test_scripts.py",
     "unit/quantize/test_work.py",
     "lossless/test_dflash.py",
+    "lossless/test_draft_model.py",
     "parity/test_hybrid.py",
     "e2e/test_quantize.py",
     "parity/test_bases.py",

@@ -33,6 +33,14 @@ DRAFTS: dict[str, dict[str, Any]] = {
     },
     "sinks": {"dflash_attention_sink": True},
     "dspark": {"dflash_architecture_config": {"projector_type": "dspark", "markov_rank": 8}},
+    "dspark-rnn": {
+        "dflash_architecture_config": {
+            "projector_type": "dspark",
+            "markov_rank": 8,
+            "markov_head_type": "rnn",
+            "use_confidence_head": True,
+        }
+    },
     "domino": {
         "dflash_architecture_config": {
             "projector_type": "domino",
@@ -52,6 +60,7 @@ def main(base: Path, out: Path) -> None:
     torch.set_num_threads(1)
     exporters: dict[str, Any] = {
         "dspark": hf_spec_export.DSparkExporter,
+        "dspark-rnn": hf_spec_export.DSparkExporter,
         "domino": hf_spec_export.DominoExporter,
     }
     for name, options in DRAFTS.items():
@@ -73,13 +82,14 @@ def main(base: Path, out: Path) -> None:
             elif parameter.ndim == 2:
                 torch.nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
         exporters.get(name, hf_spec_export.DFlashExporter)(model).export(out / name)
-        if name == "plain":
+        if name == "plain" or "dspark" in name:
             save_reference(model, out / name)
 
 
 def save_reference(model: Any, path: Path) -> None:
     """One block behind CONTEXT tokens: features [S, k*H] and the pending token in, logits [B, V] of
-    the base's head."""
+    the base's head. Where the module has DSpark's heads, the logits are those of its walk, and the
+    confidences are with them."""
     import torch
     from safetensors.torch import save_file
 
@@ -90,10 +100,28 @@ def save_reference(model: Any, path: Path) -> None:
     )
     positions = torch.arange(CONTEXT + BLOCK)[None]
     with torch.inference_mode():
-        logits = model.lm_head(module(model.model.embed_tokens(ids), features, positions))
-    save_file(
-        {"features": features[0], "logits": logits[0].contiguous()}, path / "reference.safetensors"
-    )
+        states = module(model.model.embed_tokens(ids), features, positions)
+        logits, found = model.lm_head(states), {"features": features[0]}
+        if hasattr(module, "markov_step"):
+            found |= walked(module, states, logits)
+    save_file(found | {"logits": logits[0].contiguous()}, path / "reference.safetensors")
+
+
+def walked(module: Any, states: Any, logits: Any) -> dict[str, Any]:
+    """The tokens and confidences of a block; what the Markov head adds goes into `logits`."""
+    import torch
+
+    before, memory, tokens, confidences = torch.tensor([PENDING]), None, [], []
+    for slot in range(BLOCK):
+        bias, memory = module.markov_step(before, states[:, slot], memory)
+        logits[:, slot] += bias
+        if module.use_confidence_head:
+            of_slot = module.compute_confidence_logits(before[:, None], states[:, slot : slot + 1])
+            confidences.append(of_slot.sigmoid().flatten())
+        before = logits[:, slot].argmax(-1)
+        tokens.append(before)
+    found = {"tokens": torch.cat(tokens)}
+    return found | ({"confidences": torch.cat(confidences)} if confidences else {})
 
 
 if __name__ == "__main__":

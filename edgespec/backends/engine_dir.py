@@ -32,7 +32,11 @@ _OF_BASE = {name: name for name in (bundle.EMBEDDING, *bundle.TOKENIZER_FILES)}
 SIDECARS: Mapping[Role, Mapping[str, str]] = {
     Role.LLM: _OF_BASE,
     Role.BASE: _OF_BASE,
-    Role.DRAFT: {bundle.D2T: bundle.D2T, DRAFT_EMBEDDING: bundle.EMBEDDING},
+    Role.DRAFT: {
+        bundle.D2T: bundle.D2T,
+        bundle.HEADS: bundle.HEADS,
+        DRAFT_EMBEDDING: bundle.EMBEDDING,
+    },
 }
 MOVING, MOVING_KEYS = "moving.json", ("bytes", "mtime_ns")
 SAME_MODEL = {Role.BASE: Role.LLM, Role.LLM: Role.BASE}

@@ -10,7 +10,12 @@ from pathlib import Path
 
 from edgespec import bundle
 from edgespec.component import ComponentConfig, read_method
-from edgespec.component_files import d2t_offsets, embedding_tensor, required_arrays
+from edgespec.component_files import (
+    d2t_offsets,
+    embedding_tensor,
+    head_tensors,
+    required_arrays,
+)
 from edgespec.contract import Role
 from edgespec.directories import Kind, kind_of, not_an_export
 from edgespec.errors import BundleError
@@ -73,6 +78,8 @@ def check_arrays(onnx: OnnxDir) -> None:
         embedding_tensor(onnx.path / bundle.EMBEDDING, onnx.config)
     if bundle.D2T in onnx.manifest.files:
         d2t_offsets(onnx.path / bundle.D2T, onnx.config)
+    if bundle.HEADS in onnx.manifest.files:
+        head_tensors(onnx.path / bundle.HEADS, onnx.config)
 
 
 def check_is_component(path: Path) -> None:

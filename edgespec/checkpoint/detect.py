@@ -22,7 +22,7 @@ from edgespec.checkpoint.layouts import (
     tensor_names,
 )
 from edgespec.checkpoint.quantization import Quantization
-from edgespec.checkpoint.unsupported import OTHERS, Unsupported, bare_shapes
+from edgespec.checkpoint.unsupported import OTHERS, SPECULATORS, Unsupported, bare_shapes
 from edgespec.config import DraftConfig, ModelConfig
 from edgespec.errors import CheckpointError, UnsupportedModel
 from edgespec.families import family_names, parse_eos, parse_model_config, with_eos
@@ -69,7 +69,8 @@ def _draft_format(checkpoint: Checkpoint) -> DraftFormat | None:
     if by_config is not None:
         return by_config
     if (kind := config.get("speculators_model_type")) is not None:
-        what = f"{checkpoint.path / 'config.json'}: a speculators draft of the type {kind!r}."
+        why = SPECULATORS.get(kind, "") if isinstance(kind, str) else ""
+        what = f"{checkpoint.path / 'config.json'}: a speculators draft of the type {kind!r}{why}."
         raise UnsupportedModel(what, _supported())
     tensors = (f for f in _formats() if f.matches_tensors(config, lambda: bare_shapes(checkpoint)))
     return next(tensors, None)

@@ -71,6 +71,11 @@ def _is_vision_language(config: Mapping[str, Any], _: Checkpoint) -> bool:
     return bool(config.get("vision_config") or config.get("visual"))
 
 
+# Kinds of drafts in speculators' layout, and what they are
+SPECULATORS = {
+    "peagle": " (P-EAGLE): it drafts all positions in one pass over mask slots, and EAGLE-3's graph"
+    " here drafts them one by one",
+}
 # Asked once no method has claimed the checkpoint; the first that matches decides.
 OTHERS = (
     Unsupported("a Qwen3-Next model", _is_qwen_next),

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 DEFAULTS = Limits()
 ALIASES = {"--eagle-base": "--spec-base", "--eagle-draft": "--spec-draft"}
-BLOCKS = " or ".join(row.title for row in METHODS.values() if row.proposes == "block")
+BLOCKS = ", ".join(row.title for row in METHODS.values() if row.proposes.startswith("block"))
 FLAG = "--backend"
 CHOSEN = f"{__name__}.backend"  # in a context's meta
 
@@ -90,11 +90,6 @@ def click_option(option: BuildOption) -> click.Option:
     )
 
 
-DEFAULTS = Limits()
-ALIASES = {"--eagle-base": "--spec-base", "--eagle-draft": "--spec-draft"}
-BLOCKS = " or ".join(row.title for row in METHODS.values() if row.proposes == "block")
-
-
 @click.command(
     "build",
     cls=BuildCommand,
@@ -145,13 +140,13 @@ BLOCKS = " or ".join(row.title for row in METHODS.values() if row.proposes == "b
     "--max-verify-tree-size",
     default=DEFAULTS.max_verify_tree_size,
     show_default=True,
-    help=f"Nodes per base pass; with a {BLOCKS} draft at most {MAX_BLOCK_NODES} are used.",
+    help=f"Nodes per base pass; {BLOCKS} use at most {MAX_BLOCK_NODES}.",
 )
 @click.option(
     "--max-draft-tree-size",
     default=DEFAULTS.max_draft_tree_size,
     show_default=True,
-    help=f"Nodes that a draft makes: top-k times step, or the block of a {BLOCKS} draft.",
+    help=f"Nodes that a draft makes: top-k times step, or its block ({BLOCKS}).",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(

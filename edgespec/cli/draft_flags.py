@@ -31,9 +31,9 @@ GIVEN = f"{__name__}.tree"  # in a context's meta: the keys of trees that were g
 CHOICES = ("eagle_choices", "medusa_choices")  # what a file may hold
 
 
-def titles(proposes: str) -> str:
+def titles(*proposes: str) -> str:
     """The methods that make chains, trees or blocks, for a sentence."""
-    return ", ".join(row.title for row in METHODS.values() if row.proposes == proposes)
+    return ", ".join(row.title for row in METHODS.values() if row.proposes in proposes)
 
 
 LENGTH = "max_draft_len"  # an option of methods
@@ -45,13 +45,12 @@ DRAFTER = (
 BUDGET = "Milliseconds of each call of a drafter of your own; one that takes more pauses.  [default: 100]"
 OWN = ":"  # in a name: that of a class in a module
 TOP_K = (
-    f"Candidates per node. 1 drafts a chain ({titles('chain')}: 1 only); {titles('block')}: at most"
-    " 8."
+    f"Candidates per node. 1 drafts a chain ({titles('chain', 'block chain')}: 1 only);"
+    f" {titles('block')}: at most 8."
 )
-STEP = f"Levels of the tree; {titles('block')}: 1."
-VERIFY_SIZE = (
-    f"Nodes per base pass, the root included; {titles('block')}: at most {MAX_BLOCK_NODES}."
-)
+BLOCKS = titles("block", "block chain")
+STEP = f"Levels of the tree; {BLOCKS}: 1."
+VERIFY_SIZE = f"Nodes per base pass, the root included; {BLOCKS}: at most {MAX_BLOCK_NODES}."
 SIZE = click.IntRange(1)
 # Flag -> key of EagleOptions or MedusaOptions, type (None: a switch), help
 TREE_FLAGS: tuple[tuple[str, str, Any, str], ...] = (

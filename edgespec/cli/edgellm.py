@@ -16,22 +16,22 @@ class Missing:
     """A flag that this version does not have. `instead` follows the flag and a colon.
 
     Its values in `neutral` ask for what is done anyway and are accepted; so is every value beside
-    the flag `beside`. A `switch` takes no value.
+    one of the flags `beside`. A `switch` takes no value.
     """
 
     instead: str
     switch: bool = False
     neutral: tuple[str, ...] = ()
-    beside: str | None = None
+    beside: tuple[str, ...] = ()
 
     def asks_for_nothing(self, value: str | bool, flags: frozenset[str]) -> bool:
         """Whether the flag with this value changes nothing; `flags` are all on the line."""
-        if self.beside is not None and self.beside in flags:
+        if flags.intersection(self.beside):
             return True
         return ("" if self.switch else str(value)) in self.neutral
 
 
-def switch(instead: str, *, beside: str | None = None) -> Missing:
+def switch(instead: str, *, beside: tuple[str, ...] = ()) -> Missing:
     """A flag without a value that is refused."""
     return Missing(instead=instead, switch=True, beside=beside)
 
@@ -46,6 +46,14 @@ OWN_TYPE = (
 )
 VISUAL_ENGINE = (
     "it belongs to the engine of a vision tower, and this version takes text only. Leave it out"
+)
+BLOCK_SIZE = Missing(
+    instead="a block is as long as the draft was trained for; --spec-verify-size shortens it",
+    neutral=("0",),
+)
+PROPOSAL_LENGTH = Missing(
+    instead="a DSpark block is as long as pays, or by the method's option confidence_threshold:"
+    " see docs/methods.md. Leave the flag out"
 )
 FULL_VOCABULARY = "this version exports the whole vocabulary; leave the flag out"
 NO_LORA = "this version has no LoRA adapters. Merge the adapter into the checkpoint before export"
@@ -69,9 +77,9 @@ FLAGS: dict[str, dict[str, Missing]] = {
         "--output-dir": Missing(instead=AS_ARGUMENTS),
         "--dtype": Missing(instead=OWN_TYPE, neutral=("float16", "fp16")),  # of towers there
         "--skip-llm": switch(
-            "nothing would be left to export; leave the flag out, or pass --dflash-draft for the"
-            " draft alone",
-            beside="--dflash-draft",
+            "nothing would be left to export; leave the flag out, or pass --dflash-draft,"
+            " --jetspec-draft or --dspark-draft for the draft alone",
+            beside=("--dflash-draft", "--jetspec-draft", "--dspark-draft"),
         ),
         "--skip-visual": DONE_ANYWAY,
         "--skip-audio": DONE_ANYWAY,
@@ -114,11 +122,12 @@ FLAGS: dict[str, dict[str, Missing]] = {
     },
     "infer": {
         "--multimodal-engine-dir": Missing(instead=TEXT_ONLY, neutral=("",)),
-        "--dflash-block-size": Missing(
-            instead="a block is as long as the draft was trained for; --spec-verify-size shortens"
-            " it",
-            neutral=("0",),
-        ),
+        "--dflash-block-size": BLOCK_SIZE,
+        "--jetspec-block-size": BLOCK_SIZE,
+        "--dspark-scheduler": PROPOSAL_LENGTH,
+        "--dspark-confidence-threshold": PROPOSAL_LENGTH,
+        "--dspark-min-proposal-len": PROPOSAL_LENGTH,
+        "--dspark-max-proposal-len": PROPOSAL_LENGTH,
         "--output-audio-dir": Missing(
             instead="this version takes and gives text only; leave the flag out", neutral=("",)
         ),

@@ -20,6 +20,7 @@ from edgespec.cli.draft_flags import (
     tree_of,
 )
 from edgespec.cli.flags import EdgeCommand, EdgeGroup
+from edgespec.cli.limits import require_stream
 from edgespec.cli.paths import DIRECTORY, FILE
 from edgespec.cli.signals import Stopper, exit_code
 from edgespec.cli.terminal import json_text, say
@@ -146,6 +147,8 @@ def summarize(
     if not drafts and (check_lossless or any(sizes) or tree is not None):
         what = "--check-lossless means" if check_lossless else "the sizes of drafts mean"
         raise click.UsageError(f"{what} nothing without --spec-decode", ctx)
+    if output_file is None:
+        require_stream("stdout")
     from edgespec.cli.infer import check_outputs
     from edgespec.cli.progress import Bars
     from edgespec.evaluation import reference, rouge

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +35,47 @@ def layer_list(
         ) from None
 
 
+Command = Callable[..., None]
+BLOCK_METHODS = ("dflash", "jetspec", "dspark")
+
+
+def block_options(method: str, title: str) -> Callable[[Command], Command]:
+    """The flags of one method of block drafts."""
+
+    def add(command: Command) -> Command:
+        options = [
+            click.option(
+                f"--{method}-base",
+                is_flag=True,
+                help=f"Export the base of the {title} draft in --{method}-draft-dir.",
+            ),
+            click.option(
+                f"--{method}-tree-base",
+                is_flag=True,
+                help=f"The same as --{method}-base: every base verifies trees.",
+            ),
+            click.option(
+                f"--{method}-draft",
+                is_flag=True,
+                help=(
+                    f"Export the {title} draft in --{method}-draft-dir, to OUT/{method}_draft;"
+                    " MODEL is its base."
+                ),
+            ),
+            click.option(
+                f"--{method}-draft-dir",
+                type=MODEL,
+                metavar="DRAFT",
+                help=f"The {title} draft for MODEL: a directory or a hub id.",
+            ),
+        ]
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
 @click.command("export", cls=EdgeCommand, missing={**FLAGS["export"], **trtllm.FLAGS["export"]})
 @click.argument("model", metavar="MODEL", type=MODEL)
 @click.argument("out", metavar="OUT", type=DIRECTORY)
@@ -59,23 +100,9 @@ def layer_list(
         " in its own checkpoint go to OUT/medusa_draft."
     ),
 )
-@click.option(
-    "--dflash-base", is_flag=True, help="Export the base of the DFlash draft in --dflash-draft-dir."
-)
-@click.option(
-    "--dflash-tree-base", is_flag=True, help="The same as --dflash-base: every base verifies trees."
-)
-@click.option(
-    "--dflash-draft",
-    is_flag=True,
-    help="Export the DFlash draft in --dflash-draft-dir, to OUT/dflash_draft; MODEL is its base.",
-)
-@click.option(
-    "--dflash-draft-dir",
-    type=MODEL,
-    metavar="DRAFT",
-    help="The DFlash draft for MODEL: a directory or a hub id.",
-)
+@block_options("dflash", "DFlash")
+@block_options("jetspec", "JetSpec")
+@block_options("dspark", "DSpark")
 @click.option(
     "--mtp",
     is_flag=True,
@@ -125,23 +152,21 @@ def command(
     eagle1_base: bool,
     medusa_base: bool,
     mtp: bool,
-    dflash_base: bool,
-    dflash_tree_base: bool,
-    dflash_draft: bool,
-    dflash_draft_dir: str | None,
     draft_model: bool,
     base_model_dir: str | None,
     aux_layers: tuple[int, ...] | None,
     allow_pickle: bool,
     no_golden: bool,
     as_json: bool,
+    **blocks: bool | str | None,
 ) -> None:
-    """Write the ONNX graph of MODEL, a directory or a hub id, to OUT/llm; that of a DFlash draft to
-    OUT/dflash_draft, and that of a draft model to OUT/draft_model.
+    """Write the ONNX graph of MODEL, a directory or a hub id, to OUT/llm; that of a block draft to
+    OUT/dflash_draft, OUT/jetspec_draft or OUT/dspark_draft, and that of a draft model to
+    OUT/draft_model.
 
-    An EAGLE-1, EAGLE-3 or DFlash draft and Medusa heads are detected automatically, in each of
-    their published layouts. Base and EAGLE draft need different OUT directories. Weights keep the checkpoint's type. Code in a
-    checkpoint is never run.
+    An EAGLE-1, EAGLE-3, DFlash, JetSpec or DSpark draft and Medusa heads are detected automatically,
+    in each of their published layouts. Base and EAGLE draft need different OUT directories. Weights
+    keep the checkpoint's type. Code in a checkpoint is never run.
 
     \b
     edgespec export Qwen/Qwen3-8B onnx/base --eagle-base
@@ -155,29 +180,23 @@ def command(
     edgespec export z-lab/Qwen3-8B-DFlash-b16 onnx/draft --base-model-dir Qwen/Qwen3-8B
     edgespec export Qwen/Qwen3-0.6B onnx/draft --draft-model --base-model-dir Qwen/Qwen3-8B
     """
-    dflash_base = dflash_base or dflash_tree_base
-    bases = {
-        "eagle3": eagle_base,
-        "eagle1": eagle1_base,
-        "medusa": medusa_base,
-        "mtp": mtp,
-        "dflash": dflash_base,
-    }
-    check_draft_flags(dflash_base, dflash_draft, dflash_draft_dir, base_model_dir, aux_layers)
-    base_for = chosen_base(bases)
-    if draft_model and dflash_draft_dir:
-        what = (
-            "--draft-model makes MODEL itself the draft, and --dflash-draft-dir names another one"
-        )
+    asked = [BlockFlags.read(method, blocks) for method in BLOCK_METHODS]
+    bases = {"eagle3": eagle_base, "eagle1": eagle1_base, "medusa": medusa_base, "mtp": mtp}
+    bases |= {flags.method: flags.base for flags in asked}
+    if draft_model and (other := next((flags for flags in asked if flags.draft_dir), None)):
+        flag = f"--{other.method}-draft-dir"
+        what = f"--draft-model makes MODEL itself the draft, and {flag} names another one"
         raise PairingError(what, "Leave one of the two out.")
+    block = check_draft_flags(asked, base_model_dir, aux_layers)
+    base_for = chosen_base(bases)
     from edgespec.cli.progress import Bars
     from edgespec.export.components import ExportOptions, export
 
     options = ExportOptions(
         base_for=base_for,
-        draft_for="dflash" if dflash_draft else None,
+        draft_for=block.method if block and block.draft else None,
         as_draft="draft_model" if draft_model else None,
-        draft_dir=dflash_draft_dir,
+        draft_dir=block.draft_dir if block else None,
         base_model_dir=base_model_dir,
         aux_layers=aux_layers,
         allow_pickle=allow_pickle,
@@ -185,8 +204,9 @@ def command(
     )
     with Bars() as bars:
         result = export(model, out, options, bars)
-    if dflash_tree_base:
-        note = "--dflash-tree-base is --dflash-base here: every base verifies trees"
+    if block and block.tree_base:
+        flag = f"--{block.method}-tree-base is --{block.method}-base"
+        note = f"{flag} here: every base verifies trees"
         result = replace(result, notes=(*result.notes, note))
     show(result, as_json)
 
@@ -203,32 +223,58 @@ def chosen_base(bases: Mapping[str, bool]) -> str | None:
     return chosen[0] if chosen else None
 
 
+@dataclass(frozen=True, slots=True)
+class BlockFlags:
+    """The flags of one method of block drafts."""
+
+    method: str
+    tree_base: bool
+    base: bool
+    draft: bool
+    draft_dir: str | None
+
+    @classmethod
+    def read(cls, method: str, values: Mapping[str, bool | str | None]) -> BlockFlags:
+        """From the values of all flags by their parameters' names."""
+        base, tree, draft = (bool(values[f"{method}_{n}"]) for n in ("base", "tree_base", "draft"))
+        path = values[f"{method}_draft_dir"]
+        return cls(method, tree, base or tree, draft, None if path is None else str(path))
+
+    @property
+    def given(self) -> bool:
+        """Whether any of them is on the line."""
+        return self.base or self.draft or self.draft_dir is not None
+
+
 def check_draft_flags(
-    dflash_base: bool,
-    dflash_draft: bool,
-    draft_dir: str | None,
-    base_model_dir: str | None,
-    aux_layers: tuple[int, ...] | None,
-) -> None:
-    """--dflash-draft-dir goes with one of its two flags, and they go with it alone. Raises
-    PairingError."""
-    flag = "--dflash-draft" if dflash_draft else "--dflash-base"
-    asked = dflash_draft or dflash_base
-    if draft_dir is None:
-        if not asked:
-            return
-        what = f"{flag} needs --dflash-draft-dir: the draft declares which layers it reads"
-        remedy = "Pass --dflash-draft-dir with the directory or hub id of the draft."
+    asked: Sequence[BlockFlags], base_model_dir: str | None, aux_layers: tuple[int, ...] | None
+) -> BlockFlags | None:
+    """The flags of the one block draft that is asked for; None: there is none. --X-draft-dir goes
+    with one of its two flags, and they go with it alone. Raises PairingError."""
+    given = [flags for flags in asked if flags.given]
+    if not given:
+        return None
+    if len(given) > 1:
+        names = " and ".join(f"--{flags.method}-draft-dir" for flags in given)
+        what = f"{names} exclude each other: a base emits what one draft reads"
+        raise PairingError(what, "Export once for each draft, to different OUT directories.")
+    (flags,) = given
+    name = f"--{flags.method}-draft" if flags.draft else f"--{flags.method}-base"
+    if flags.draft_dir is None:
+        what = f"{name} needs --{flags.method}-draft-dir: the draft declares which layers it reads"
+        remedy = f"Pass --{flags.method}-draft-dir with the directory or hub id of the draft."
         raise PairingError(what, remedy)
-    if not asked or (dflash_draft and dflash_base):
-        what = "--dflash-draft-dir goes with one of --dflash-base and --dflash-draft"
+    if flags.draft == flags.base:
+        both = f"--{flags.method}-base and --{flags.method}-draft"
+        what = f"--{flags.method}-draft-dir goes with one of {both}"
         raise PairingError(what, "Pass the one whose component is to be written.")
     if base_model_dir or aux_layers:
         what = (
-            f"{flag} goes with --dflash-draft-dir alone: MODEL is the base, and the draft names its"
-            " layers"
+            f"{name} goes with --{flags.method}-draft-dir alone: MODEL is the base, and the draft"
+            " names its layers"
         )
         raise PairingError(what, "Leave --base-model-dir and --aux-layers out.")
+    return flags
 
 
 def show(result: Exported, as_json: bool) -> None:

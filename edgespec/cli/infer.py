@@ -36,6 +36,7 @@ from edgespec.cli.draft_flags import (
     tree_of,
 )
 from edgespec.cli.edgellm import FLAGS
+from edgespec.cli.limits import require_stream
 from edgespec.cli.paths import DIRECTORY, FILE
 from edgespec.cli.signals import Stopper, exit_code
 from edgespec.cli.terminal import say
@@ -296,6 +297,7 @@ def command(
         )
     shown = None
     if output_file is None:
+        require_stream("stdout")
         from edgespec.cli.answer_stream import AnswerStream
 
         shown = AnswerStream(len(texts), live=(overrides["batch_size"] or 1) == 1)

@@ -84,6 +84,8 @@ def occupy_closed_streams() -> None:
             if null != number:
                 os.dup2(null, number)
                 os.close(null)
+    if sys.stderr is None:  # nobody reads it, and no answer fails for that
+        sys.stderr = os.fdopen(os.dup(2), "w", encoding="utf-8", errors="backslashreplace")
 
 
 def require_stream(name: str) -> None:

@@ -213,12 +213,12 @@ def draft(
     kv_cache_quantization: str | None,
     **flags: Any,
 ) -> None:
-    """Quantize an EAGLE-1, EAGLE-3 or DFlash draft.
+    """Quantize an EAGLE-1, EAGLE-3, DFlash, JetSpec or DSpark draft.
 
     It is calibrated on the hidden states of its base, with the next token (EAGLE) or a block of mask
-    tokens (DFlash). fc, the embedding and the vocabulary map are not quantized. With
-    --lm-head-quantization, an EAGLE-1 or DFlash draft that shares the lm_head of its base gets a
-    quantized copy.
+    tokens (the others). fc, the embedding, the vocabulary map and DSpark's heads are not quantized.
+    With --lm-head-quantization, a draft that shares the lm_head of its base gets a quantized copy,
+    unless it is an EAGLE-3 draft.
 
     \b
     edgespec quantize draft --base-model-dir Qwen/Qwen3-8B --draft-model-dir Tengyunw/qwen3_8b_eagle3 \\

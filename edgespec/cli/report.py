@@ -117,6 +117,15 @@ def show(run: RunStats, *, as_json: bool, err: bool = False) -> None:
     show_failures(run.answers)
 
 
+def show_end(run: RunStats, *, show_speculation: bool) -> None:
+    """Prints failed requests on stderr, and with `show_speculation` why drafts made the run
+    slower."""
+    cost = speedup(run) if show_speculation else None
+    if cost is not None and cost.line is not None:
+        say(cost.line, err=True)
+    show_failures(run.answers)
+
+
 def show_failures(answers: Sequence[Answer]) -> None:
     """Prints failed requests on stderr; see `failures`."""
     for line in failures(answers):

@@ -22,6 +22,7 @@ from edgespec.cli.accept_flags import ACCEPTING, take_acceptance
 from edgespec.cli.chat import command as chat
 from edgespec.cli.config_file import ConfigCommand, Configured, config_params, configured
 from edgespec.cli.draft_flags import ALIASES, TREE_NAMES, check_time_budget, tree_of, wanted
+from edgespec.cli.limits import require_stream
 from edgespec.cli.paths import MODEL
 from edgespec.contract import Limits
 from edgespec.errors import OptionError, RequestError
@@ -145,6 +146,8 @@ def command(
     edgespec run Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B --weights int4
     echo 'Why is the sky blue?' | edgespec run Qwen/Qwen3-0.6B
     """
+    for name in ("stdout",) if prompts else ("stdin", "stdout"):
+        require_stream(name)
     settings = {name: values.pop(name) for name in CHATS if name not in TREE_NAMES}
     limits = Limits(**{name: values.pop(name) for name in LIMITS})
     tree = tree_of(ctx, [settings[name] for name in SIZES])
@@ -207,7 +210,7 @@ def answer(
 ) -> int:
     """Answers each prompt on stdout and returns the exit code."""
     from edgespec.cli.answer_stream import AnswerStream
-    from edgespec.cli.report import show_failures
+    from edgespec.cli.report import show_end
     from edgespec.prompts import text_requests
 
     settings = {name: value for name, value in settings.items() if name not in OF_TERMINALS}
@@ -234,7 +237,7 @@ def answer(
         prefix_cache_mb=prefix_cache_mb,
         chat_template=template,
         stream=AnswerStream(len(prompts), live=True, show_speculation=show_speculation),
-        finish=lambda stats: show_failures(stats.answers),
+        finish=lambda stats: show_end(stats, show_speculation=show_speculation),
     )
 
 

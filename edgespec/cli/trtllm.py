@@ -86,11 +86,12 @@ FLAGS: dict[str, dict[str, Missing]] = {
     "eval summarize": {
         "--test-trt-llm": DONE_ANYWAY,
         "--test-hf": switch(
-            "--hf-model-dir DIR compares with transformers; leave it out", beside="--hf-model-dir"
+            "--hf-model-dir DIR compares with transformers; leave it out",
+            beside=("--hf-model-dir",),
         ),
         "--check-accuracy": switch(
             "--rouge1-threshold says how good the summaries must be",
-            beside="--rouge1-threshold",
+            beside=("--rouge1-threshold",),
         ),
         "--eval-task": Missing(instead="summaries are what is evaluated", neutral=("summarize",)),
         "--max-ite": Missing(

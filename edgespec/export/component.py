@@ -6,7 +6,7 @@ Knows the order in which files are made. What stands in them is decided where th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from edgespec.manifest import ExportManifest
 from edgespec.progress import Progress
 
 EmbeddingRows = Callable[[NDArray[Any]], NDArray[Any]]  # ids [S] -> float32 rows [S, H]
+Heads = Mapping[str, NDArray[np.generic]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,8 @@ class Component:
 
     `config` has no identities yet. `embedding` is the table to write: checkpoint and stored name.
     `golden_rows` are the embedding rows of the golden inputs, `ropes` the rotary embeddings of the
-    layers. `d2t` are offsets [draft_vocab_size]. `tokenizer` is the checkpoint whose tokenizer is
+    layers. `d2t` are offsets [draft_vocab_size], `heads` the arrays of small heads by
+    name. `tokenizer` is the checkpoint whose tokenizer is
     copied.
     """
 
@@ -50,6 +52,7 @@ class Component:
     embedding: tuple[Checkpoint, str] | None = None
     tied_head: bool = False
     d2t: NDArray[np.int32] | None = None
+    heads: Heads = field(default_factory=dict)
     tokenizer: Checkpoint | None = None
     notes: tuple[str, ...] = ()
 
@@ -82,6 +85,8 @@ def write_component(
     config, hashes = write_graph(component, plan, staging, request, progress)
     if component.d2t is not None:
         writer.write_small({"d2t": component.d2t}, staging / bundle.D2T)
+    if component.heads:
+        writer.write_small(dict(component.heads), staging / bundle.HEADS)
     if request.options.golden:
         write_golden(component, plan, staging, progress)
     schemes = config.quantization.schemes if config.quantization else None

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from edgespec.checkpoint.d2t import read_d2t
 from edgespec.checkpoint.names import EMBEDDING, stored_name, text_stack
 from edgespec.component import NO_SPEC, ComponentConfig, PairConfig
-from edgespec.export.component import Component, EmbeddingRows, rows_of
+from edgespec.export.component import Component, EmbeddingRows, Heads, rows_of
 from edgespec.export.request import ExportRequest, OpenDraft
 from edgespec.graphs.decoder import Decoder
 from edgespec.graphs.draft import DraftGraph, DraftSource, own_embedding
@@ -41,6 +41,7 @@ def draft_component(
     *,
     spec: SpecConfig = NO_SPEC,
     d2t: NDArray[np.int32] | None = None,
+    heads: Heads | None = None,
     notes: tuple[str, ...] = (),
 ) -> Component:
     """The component of the request's draft; `model` is its name in config.json."""
@@ -56,6 +57,7 @@ def draft_component(
         ropes=graph.layers.ropes,
         embedding=own_embedding(graph),
         d2t=d2t,
+        heads=heads or {},
         notes=notes,
     )
 

@@ -29,6 +29,8 @@ Array = NDArray[Any]
 Feeds = dict[str, Array]
 WEIGHTS = "weights"
 HEAD_ROWS = 64  # through lm_head at a time: the logits of a large vocabulary need much memory
+# (pass, gathered rows [1, G], their logits [1, G, V], states of all rows [1, S, H]) -> logits
+Correct = Callable[[int, NDArray[np.int64], Array, Array | None], Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +49,10 @@ def run_stepwise(
     passes: Sequence[Feeds],
     keep: Collection[int] = (),
     done: Callable[[], None] = lambda: None,
+    correct: Correct | None = None,
 ) -> list[PassOutput]:
     """Runs passes of one sequence each, and keeps the residual streams of the layers `keep`.
+    `correct` changes the logits of gathered rows before the best token of each is taken.
 
     Calls `done` after each of the graph's num_layers + 2 pieces. Raises OutputError if the
     temporary directory has no space for the weights of a layer.
@@ -65,7 +69,7 @@ def run_stepwise(
             xs = through(lambda plan, i=layer: layer_piece(graph, plan, i), "x_out", fed, place)  # type: ignore[misc]
             done()
         keep_streams(streams, xs, num_layers, keep)
-        found = through_head(graph, passes, xs, place)
+        found = through_head(graph, passes, xs, place, correct)
         done()
     return [
         PassOutput(best, kept, state, finite)
@@ -114,17 +118,23 @@ def keep_streams(
 
 
 def through_head(
-    graph: DecoderGraph, passes: Sequence[Feeds], xs: Sequence[Array], place: Path
+    graph: DecoderGraph,
+    passes: Sequence[Feeds],
+    xs: Sequence[Array],
+    place: Path,
+    correct: Correct | None = None,
 ) -> list[tuple[NDArray[np.int64], Array | None, bool]]:
     """Returns the argmax token of each gathered row, the emitted hidden states, and whether all
     logits are finite, per pass."""
     piece, session = opened(lambda plan: head_piece(graph, plan), place)
     found = []
-    for feeds, x in zip(passes, xs, strict=True):
+    for number, (feeds, x) in enumerate(zip(passes, xs, strict=True)):
         best, state, finite = [], None, True
         for start in range(0, feeds["gather_idx"].shape[1], HEAD_ROWS):
             rows = feeds["gather_idx"][:, start : start + HEAD_ROWS]
             logits, *emitted = session.run(None, {"x": x, "gather_idx": rows} | piece.fed)
+            if correct is not None:
+                logits = correct(number, rows, logits, emitted[0] if emitted else None)
             best.append(logits[0].argmax(-1))
             finite = finite and bool(np.isfinite(logits).all())
             state = emitted[0][0].copy() if emitted else None

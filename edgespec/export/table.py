@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgespec.export import dflash, draft_model, eagle1, eagle3, medusa, mtp
+from edgespec.export import dflash, draft_model, dspark, eagle1, eagle3, jetspec, medusa, mtp
 from edgespec.export.row import ComponentRow
 
 COMPONENTS: dict[str, ComponentRow] = {
@@ -10,6 +10,8 @@ COMPONENTS: dict[str, ComponentRow] = {
     eagle3.NAME: eagle3.COMPONENTS,
     mtp.NAME: mtp.COMPONENTS,
     dflash.NAME: dflash.COMPONENTS,
+    jetspec.NAME: jetspec.COMPONENTS,
+    dspark.NAME: dspark.COMPONENTS,
     medusa.NAME: medusa.COMPONENTS,
     draft_model.NAME: draft_model.COMPONENTS,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgespec.graphs import dflash, draft_model, eagle1, eagle3, medusa, mtp
+from edgespec.graphs import dflash, draft_model, dspark, eagle1, eagle3, jetspec, medusa, mtp
 from edgespec.graphs.draft import DraftGraph, DraftGraphs, DraftSource
 
 # By the name of the method's row in METHODS.
@@ -11,6 +11,8 @@ DRAFTS: dict[str, DraftGraphs] = {
     eagle3.NAME: eagle3.GRAPHS,
     mtp.NAME: mtp.GRAPHS,
     dflash.NAME: dflash.GRAPHS,
+    jetspec.NAME: jetspec.GRAPHS,
+    dspark.NAME: dspark.GRAPHS,
     medusa.NAME: medusa.GRAPHS,
     draft_model.NAME: draft_model.GRAPHS,
 }

@@ -6,7 +6,7 @@ Knows the columns. Knows no method, no files and no engine.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from edgespec.config.fields import Fields
@@ -14,7 +14,7 @@ from edgespec.config.values import DraftConfig, ModelConfig, Shapes
 from edgespec.methods.sides import PairRule
 
 BaseOutput = Literal["nothing", "aux_hidden_states", "final_hidden_state"]
-Proposal = Literal["chain", "tree", "block"]
+Proposal = Literal["chain", "tree", "block", "block chain"]
 WeightsIn = Literal["draft_checkpoint", "base_checkpoint", "nowhere"]
 
 
@@ -45,6 +45,16 @@ class DraftFormat:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class HeadSizes:
+    """The sizes that the shapes of a draft's small heads follow from: tokens of the base, tokens of
+    the draft, and the width of its layers."""
+
+    vocab_size: int
+    draft_vocab_size: int
+    hidden_size: int
+
+
 Rows = Iterable[tuple[str, str]]  # label and text of what `edgespec inspect` shows
 
 
@@ -58,6 +68,12 @@ def one_node(spec: SpecConfig) -> int:
     """The smallest call of a draft that makes its tokens one by one."""
     del spec
     return 1
+
+
+def no_heads(spec: SpecConfig, sizes: HeadSizes) -> Mapping[str, tuple[int, ...]]:
+    """The `head_shapes` of a method whose graph is all that drafts."""
+    del spec, sizes
+    return {}
 
 
 def no_keys(spec: SpecConfig) -> dict[str, Any]:
@@ -74,10 +90,14 @@ class Method:
     `component` is the directory below OUT that `edgespec export` writes the draft to, None where
     there is nothing to export. `export_flag` are the flags that export the base for this method.
     `tensors_in_base` are how the tensors of a draft begin that stands beside its base's, where the
-    method's drafts may. `read_spec` and `write_spec` turn a config.json's keys into the method's
-    SpecConfig and back: `read_spec` raises what its Fields raise. `min_draft_tree_size` are the
-    nodes that one call of the draft makes at least. `default_layers` is what a draft reads that
-    names no aux layers.
+    method's drafts may.
+    `read_spec` and `write_spec` turn a config.json's keys into the method's SpecConfig and back:
+    `read_spec` raises what its Fields raise. `min_draft_tree_size` are the nodes that one call of
+    the draft makes at least. `default_layers` is what a draft reads that names no aux layers.
+    `head_shapes` are the arrays of small heads that the drafter computes itself, by name: they
+    stand beside the graph of a draft.
+    `thinking` says whether published drafts were trained on answers with thinking, by the
+    architecture of their base; it has none that they do not agree on.
     `of_model` takes a whole model for a draft of this method, by the flag `draft_flag` of export.
     `base_rows`, `config_rows` and `spec_rows` are what `edgespec inspect` shows of the method
     alone: of a base's checkpoint, of a draft's, and of an exported component.
@@ -103,6 +123,8 @@ class Method:
     write_spec: Callable[[SpecConfig], dict[str, Any]] = no_keys
     pair_rules: tuple[PairRule, ...] = ()
     min_draft_tree_size: Callable[[SpecConfig], int] = one_node
+    head_shapes: Callable[[SpecConfig, HeadSizes], Mapping[str, tuple[int, ...]]] = no_heads
+    thinking: Mapping[str, bool] = field(default_factory=dict)
     default_layers: str = "the default aux layers"
     base_rows: Callable[[ModelConfig], Rows] = lambda config: ()
     config_rows: Callable[[DraftConfig], Rows] = lambda config: ()

@@ -1,599 +1,109 @@
 """DFlash block drafts (arXiv 2602.06036) as z-lab, speculators and ModelOpt write them.
 
-Variants are refused by name.
-
-Inside, names of tensors are z-lab's: fc, hidden_norm, layers.0..., norm. Knows no bases.
+A block's rows see each other in both directions, and no two of its slots know of each other's
+token. Variants are refused by name.
 """
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from difflib import get_close_matches
-from itertools import pairwise
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any
 
-from edgespec.config.fields import Fields, is_int, shortened
-from edgespec.config.layers import (
-    activation_of,
-    check_divides,
-    even_head_dim,
-    layer_types,
-    num_layers_of,
-    repeated,
-)
-from edgespec.config.ropes import one_rope
-from edgespec.config.values import (
-    AttentionSpec,
-    DecoderConfig,
-    DraftConfig,
-    LayerSpec,
-    MlpSpec,
-    NormSpec,
-    Shapes,
-)
-from edgespec.contract import Role
-from edgespec.errors import CheckpointError, UnsupportedModel
+from edgespec.config.fields import Fields
+from edgespec.config.values import Shapes
+from edgespec.errors import CheckpointError
 from edgespec.methods.base import DraftFormat, Method, SpecConfig
-from edgespec.methods.dflash_variants import SECTION, VARIANT_NAMES, refuse_variants
-from edgespec.methods.sides import BaseSide, DraftSide, Mismatch
-from edgespec.methods.speculators import base_name
-
-NAME = "dflash"
-
-MAX_BLOCK = 1024  # published drafts have up to 16; a pass computes the whole block
-# Stored Linear -> the ones it is made of, by rows
-FUSED = {
-    "self_attn.qkv_proj": ("q_proj", "k_proj", "v_proj"),
-    "mlp.gate_up_proj": ("gate_proj", "up_proj"),
-}
-_RENAMED = {"context_proj": "fc", "context_norm": "hidden_norm", "final_norm": "norm"}
-# Whether a draft was trained on answers with thinking, by the architecture of its base: published
-# drafts of each agree
-THINKING = {
-    "Qwen3ForCausalLM": False,
-    "Qwen3_5ForCausalLM": True,
-    "Qwen3_5ForConditionalGeneration": True,
-}
-_KEYS = (
-    *("mask_token_id", "mask_token", "target_layer_ids", "block_size", "num_target_layers"),
-    *("use_swa", "swa_window_size", "causal", "is_causal", "attention_sink_bias"),
-    *("projector_type", "sample_from_anchor", "shift_label", "pure_draft_prefix_len"),
+from edgespec.methods.block_draft import (
+    KEYS,
+    BlockDraftConfig,
+    BlockSpec,
+    block_of,
+    block_values,
+    config_rows,
+    layout_of,
+    named_by,
+    own_shapes,
+    read_values,
+    reads_what_is_emitted,
+    refuse_unknown,
+    spec_keys,
+    spec_rows,
+    spec_values,
+)
+from edgespec.methods.block_variants import (
+    VARIANT_NAMES,
+    is_read_elsewhere,
+    refuse_variants,
 )
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DFlashConfig(DraftConfig):
-    """A DFlash block draft (arXiv 2602.06036), of Qwen3-like layers."""
-
-    aux_layer_ids: tuple[int, ...]  # hidden_states indices
-    block_size: int  # the anchor included
-    mask_token_id: int
-    windows: tuple[int | None, ...]  # per layer: how far back it sees the context; None: all of it
-    causal: tuple[bool, ...]  # per layer: a row of the block does not see the later ones
-
-
-def own_name(stored: str) -> str:
-    """z-lab's name of a tensor that is stored under a spelling of others; fused Linears keep
-    theirs."""
-    root, dot, rest = stored.removeprefix("model.").partition(".")
-    return f"{_RENAMED.get(root, root)}{dot}{rest}"
+NAME, TITLE = "dflash", "DFlash"
+SECTION = "dflash_config"  # TensorRT Edge-LLM's exports have it too
+EXPORT_FLAG = "--dflash-base --dflash-draft-dir DRAFT"
 
 
 def parse_dflash_config(
     raw: Mapping[str, Any], shapes: Shapes, source: str = "config.json"
-) -> DFlashConfig:
+) -> BlockDraftConfig:
     """A DFlash draft of any layout from its config.json and the shapes of its tensors, under stored
     names or ours.
 
     A quantized Linear is in `shapes` as the weight that it stands for. Raises CheckpointError for
     contradictions, UnsupportedModel for variants of DFlash that differ in their graph.
     """
-    top = Fields(raw, source)
+    top, shapes = Fields(raw, source), own_shapes(shapes)
     inner = top.optional_section(SECTION)
-    shapes = {own_name(name): shape for name, shape in shapes.items()}
     refuse_variants(raw, shapes, source)
-    _refuse_unknown(top, inner)
-    layout = _layout(raw)
-    layer = top.section("transformer_layer_config") if layout == "speculators" else top
-    decoder = _decoder(layer, shapes)
-    vocab_size = layer.size("vocab_size")
-    target_hidden_size = top.size("target_hidden_size", decoder.hidden_size)
-    target_layers = _agreed_size(top, inner, "num_target_layers")
-    aux_layers = _aux_layers(top, inner, decoder.num_layers, target_layers, layout)
-    _check_fc(shapes, decoder.hidden_size, len(aux_layers) * target_hidden_size, source)
-    kinds = _layer_kinds(layer, decoder.num_layers)
-    draft = DFlashConfig(
-        method=NAME,
-        layout=layout,
-        decoder=decoder,
-        vocab_size=vocab_size,
-        draft_vocab_size=top.size("draft_vocab_size", vocab_size),
-        target_hidden_size=target_hidden_size,
-        num_aux_layers=len(aux_layers),
-        aux_layer_ids=aux_layers,
-        block_size=_block_size(top, inner),
-        mask_token_id=_mask_token(top, inner, vocab_size),
-        windows=_windows(inner, layer, kinds),
-        causal=_causal(top, inner, layer, kinds),
-        own_embedding="embed_tokens.weight" in shapes,
-        own_head="lm_head.weight" in shapes,
-        num_target_layers=target_layers,
-        base_name=base_name(top),
-    )
-    _check_shared(draft, shapes, source)
-    return draft
-
-
-def _refuse_unknown(top: Fields, inner: Fields) -> None:
-    """A misspelt key would silently leave a default in force."""
-    unknown = next((key for key in inner.raw if key not in _KEYS), None)
-    if unknown is not None:
-        near = get_close_matches(unknown, _KEYS, n=1, cutoff=0)[0]
-        raise CheckpointError(
-            f"{inner.source}: the key {shortened(unknown)} is not one that is known here; the"
-            f" nearest is {near!r}.",
-            "Correct the key, or remove it if the draft does not need it. Known keys:"
-            f" {', '.join(_KEYS)}.",
-        )
+    refuse_unknown(inner, (*KEYS, "causal_head"))  # which is off here
     if top.get(SECTION) is not None and not inner.raw:
         raise CheckpointError(f"{inner.source} is empty.", "Download the draft again.")
-
-
-def _layout(raw: Mapping[str, Any]) -> str:
-    """ModelOpt always writes `causal`, and has none of the keys that transformers adds when it
-    saves."""
-    if "speculators_model_type" in raw or "transformer_layer_config" in raw:
-        return "speculators"
-    inner = raw.get(SECTION)
-    given = isinstance(inner, Mapping) and "causal" in inner
-    return (
-        "modelopt"
-        if given and "transformers_version" not in raw and "auto_map" not in raw
-        else "z-lab"
+    layout = layout_of(raw, SECTION)
+    return BlockDraftConfig(
+        **block_values(NAME, TITLE, raw, shapes, source, inner=inner, layout=layout)
     )
 
 
-# The layers
-
-
-def _decoder(layer: Fields, shapes: Shapes) -> DecoderConfig:
-    num_layers = num_layers_of(layer)
-    _check_layers(shapes, num_layers, layer.source)
-    norm = NormSpec(layer.number("rms_norm_eps"))
-    biases = (f"layers.0.mlp.{name}.bias" for name in ("gate_proj", "gate_up_proj"))
-    mlp = MlpSpec(
-        layer.size("intermediate_size"),
-        activation_of(layer),
-        bias=any(name in shapes for name in biases),
-    )
-    layers = repeated(LayerSpec(_attention(layer, shapes), mlp, norm), num_layers)
-    return DecoderConfig(layer.size("hidden_size"), layers, norm)
-
-
-def _attention(layer: Fields, shapes: Shapes) -> AttentionSpec:
-    """Qwen3-like; which rows of block and context it sees, the masks say."""
-    num_heads, num_kv_heads, head_dim = _heads(layer, shapes)
-    given = layer.get("max_position_embeddings") is not None
-    max_position = layer.size("max_position_embeddings") if given else None
-    first = "layers.0.self_attn"
-    return AttentionSpec(
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        rope=one_rope(layer, head_dim, max_position, text_mrope=True),
-        scale=1 / math.sqrt(head_dim),
-        qkv_bias=f"{first}.q_proj.bias" in shapes or f"{first}.qkv_proj.bias" in shapes,
-        o_bias=f"{first}.o_proj.bias" in shapes,
-        qk_norm=f"{first}.q_norm.weight" in shapes,
-    )
-
-
-def _heads(layer: Fields, shapes: Shapes) -> tuple[int, int, int]:
-    """num_heads, num_kv_heads, head_dim; the projections must have the sizes that the config
-    declares."""
-    num_heads = layer.size("num_attention_heads")
-    num_kv_heads = layer.size("num_key_value_heads", num_heads)
-    check_divides(layer, "num_key_value_heads", num_kv_heads, "num_attention_heads", num_heads)
-    given = _projected_head_dim(shapes, num_heads, layer.size("hidden_size"))
-    head_dim = even_head_dim(layer, layer.size("head_dim", given))
-    _check_heads(shapes, num_heads, num_kv_heads, head_dim, layer.source)
-    return num_heads, num_kv_heads, head_dim
-
-
-def _check_layers(shapes: Shapes, num_layers: int, source: str) -> None:
-    found = {int(match[1]) for name in shapes if (match := re.match(r"layers\.(\d{1,6})\.", name))}
-    if found != set(range(num_layers)):
-        raise CheckpointError(
-            f"{source} declares {num_layers} layers; the tensors are of {len(found)}:"
-            f" {sorted(found)[:8]}.",
-            "Download the draft again, all of it.",
-        )
-
-
-def _projected_head_dim(shapes: Shapes, num_heads: int, hidden_size: int) -> int:
-    """transformers' rule for a missing key, unless a projection knows better."""
-    shape = shapes.get("layers.0.self_attn.q_proj.weight", (hidden_size,))
-    return max(1, (shape[0] if shape else 0) // num_heads)
-
-
-def _check_heads(
-    shapes: Shapes, num_heads: int, num_kv_heads: int, head_dim: int, source: str
-) -> None:
-    queries, keys = num_heads * head_dim, num_kv_heads * head_dim
-    rows = {"q_proj": queries, "k_proj": keys, "v_proj": keys, "qkv_proj": queries + 2 * keys}
-    stored = [name for name in rows if f"layers.0.self_attn.{name}.weight" in shapes]
-    if stored not in (["q_proj", "k_proj", "v_proj"], ["qkv_proj"]):
-        raise CheckpointError(
-            f"the draft of {source} has {', '.join(stored) or 'no projections'} in"
-            " layers.0.self_attn; a DFlash draft has q_proj, k_proj and v_proj, or all in one as"
-            " qkv_proj."
-        )
-    for name in stored:
-        shape = shapes[f"layers.0.self_attn.{name}.weight"]
-        if shape[:1] != (rows[name],):
-            raise CheckpointError(
-                f"layers.0.self_attn.{name}.weight has the shape {list(shape)}; {source} declares"
-                f" {num_heads} heads and {num_kv_heads} key heads of {head_dim}: {rows[name]} rows."
-            )
-
-
-def _layer_kinds(layer: Fields, num_layers: int) -> list[str]:
-    kinds = layer_types(layer, "late", num_layers, _qwen_window(layer))
-    unknown = next(
-        (kind for kind in kinds if kind not in ("full_attention", "sliding_attention")), None
-    )
-    if unknown is not None:
-        raise UnsupportedModel(
-            f"{layer.source}: layer_types has {shortened(unknown)}; a DFlash draft has"
-            " full_attention and sliding_attention."
-        )
-    return kinds
-
-
-def _qwen_window(layer: Fields) -> int | None:
-    """The window by which a config without layer_types slides."""
-    on = layer.flag("use_sliding_window", False) and layer.get("sliding_window") is not None
-    return layer.size("sliding_window") if on else None
-
-
-def _windows(inner: Fields, layer: Fields, kinds: list[str]) -> tuple[int | None, ...]:
-    """Per layer, how far back the context is seen: all layers slide with use_swa, else those that
-    layer_types names."""
-    slides = [inner.flag("use_swa", False) or kind == "sliding_attention" for kind in kinds]
-    if not any(slides):
-        return (None,) * len(kinds)
-    place, key = (
-        (inner, "swa_window_size")
-        if inner.get("swa_window_size") is not None
-        else (layer, "sliding_window")
-    )
-    window = place.size(key)
-    return tuple(window if slide else None for slide in slides)
-
-
-def _causal(top: Fields, inner: Fields, layer: Fields, kinds: list[str]) -> tuple[bool, ...]:
-    """is_causal wins over dflash_config.causal, and both over the rule: sliding layers are causal,
-    full ones not."""
-    for place, key in (
-        (top, "is_causal"),
-        (layer, "is_causal"),
-        (inner, "is_causal"),
-        (inner, "causal"),
-    ):
-        if place.get(key) is not None:
-            return (place.flag(key, False),) * len(kinds)
-    if top.flag("sliding_window_non_causal", False):  # speculators; its full layers never are
-        return (False,) * len(kinds)
-    return tuple(kind == "sliding_attention" for kind in kinds)
-
-
-# Aux layers, block and mask
-
-
-def _aux_layers(
-    top: Fields, inner: Fields, num_layers: int, target_layers: int | None, layout: str
-) -> tuple[int, ...]:
-    """hidden_states indices. z-lab counts layer outputs (index - 1), speculators counts as we
-    do."""
-    outputs, indices = _ids(inner, "target_layer_ids"), _ids(top, "aux_hidden_state_layer_ids")
-    also = _ids(top, "eagle_aux_hidden_state_layer_ids")
-    aux_layers = indices or (tuple(i + 1 for i in outputs) if outputs else None) or also
-    if aux_layers is None and layout == "speculators":
-        raise top.missing("aux_hidden_state_layer_ids")
-    if aux_layers is None:
-        aux_layers = tuple(i + 1 for i in default_outputs(target_layers, num_layers, inner))
-    for ids, offset, name in (
-        (outputs, 1, "target_layer_ids"),
-        (also, 0, "eagle_aux_hidden_state_layer_ids"),
-    ):
-        if ids is not None and tuple(i + offset for i in ids) != aux_layers:
-            raise CheckpointError(
-                f"{top.source} contradicts itself: {name} {list(ids)} are the hidden_states indices"
-                f" {[i + offset for i in ids]}, not {list(aux_layers)} as the other key says."
-            )
-    ascending = all(low < high for low, high in pairwise(aux_layers))
-    if (
-        not ascending
-        or aux_layers[0] < 1
-        or (target_layers is not None and aux_layers[-1] > target_layers)
-    ):
-        limit = f"1..{target_layers}" if target_layers else "1 and more"
-        raise CheckpointError(
-            f"{top.source}: the aux layers are the hidden_states indices {list(aux_layers)};"
-            f" expected ascending ones of {limit}."
-        )
-    return aux_layers
-
-
-def default_outputs(target_layers: int | None, num_layers: int, inner: Fields) -> list[int]:
-    """The layer outputs of z-lab's rule: as many as the draft has layers, evenly from the second to
-    the last but two; one: the middle. Raises CheckpointError where the base's depth is
-    unknown."""
-    if target_layers is None:
-        raise CheckpointError(
-            f"{inner.source}: neither 'target_layer_ids' nor 'num_target_layers' is there, so the"
-            " aux layers are not known.",
-            "Add target_layer_ids as the draft was trained, or download the draft again.",
-        )
-    if num_layers == 1:
-        return [target_layers // 2]
-    first = min(1, target_layers - 1)
-    span = max(first, target_layers - 3) - first
-    return [round(first + i * span / (num_layers - 1)) for i in range(num_layers)]
-
-
-def _ids(fields: Fields, key: str) -> tuple[int, ...] | None:
-    ids = fields.get(key)
-    if ids is None or ids == []:
-        return None
-    if not isinstance(ids, list) or not all(is_int(i) and 0 <= i < 2**31 - 1 for i in ids):
-        raise fields.wrong(key, "a list of layer numbers")
-    return tuple(ids)
-
-
-def _agreed_size(top: Fields, inner: Fields, key: str) -> int | None:
-    """A size that may stand at the top level or inside dflash_config, or in both if they agree."""
-    sizes = [place.size(key) for place in (top, inner) if place.get(key) is not None]
-    if len(set(sizes)) > 1:
-        raise CheckpointError(
-            f"{top.source} contradicts itself: '{key}' is {sizes[0]} at the top level and"
-            f" {sizes[1]} in {SECTION}."
-        )
-    return sizes[0] if sizes else None
-
-
-def _block_size(top: Fields, inner: Fields) -> int:
-    size = _agreed_size(top, inner, "block_size")
-    if size is None:
-        raise CheckpointError(
-            f"{top.source}: 'block_size' is missing, at the top level and in {SECTION}.",
-            "Download the draft again.",
-        )
-    if not 2 <= size <= MAX_BLOCK:
-        wanted = "at least 2" if size < 2 else f"at most {MAX_BLOCK}"
-        raise (top if top.get("block_size") is not None else inner).wrong("block_size", wanted)
-    return size
-
-
-def _mask_token(top: Fields, inner: Fields, vocab_size: int) -> int:
-    places = [place for place in (top, inner) if place.get("mask_token_id") is not None]
-    for place in places:
-        if not is_int(place.get("mask_token_id")):
-            raise place.wrong("mask_token_id", "the id of a token")
-    ids: list[int] = [place.get("mask_token_id") for place in places]
-    if not ids:
-        raise CheckpointError(
-            f"{inner.source}: 'mask_token_id' is missing; the draft cannot be run without it.",
-            "Add the id of the token that the draft was trained with, or download the draft again.",
-        )
-    if len(set(ids)) > 1:
-        raise CheckpointError(
-            f"{top.source} contradicts itself: 'mask_token_id' is {ids[0]} at the top level and"
-            f" {ids[1]} in {SECTION}."
-        )
-    if not 0 <= ids[0] < vocab_size:
-        raise CheckpointError(
-            f"{places[0].source}: mask_token_id {ids[0]} is outside the vocabulary of {vocab_size}"
-            " tokens.",
-            "Check that the draft is whole and was made for this vocabulary; its config.json may be"
-            " of another draft.",
-        )
-    return ids[0]
-
-
-# What the tensors must be
-
-
-def _check_fc(shapes: Shapes, hidden_size: int, width: int, source: str) -> None:
-    found = shapes.get("fc.weight")
-    if found is None:
-        raise CheckpointError(
-            f"the draft of {source} has no tensor 'fc.weight', which every DFlash draft has.",
-            "Check that the directory holds the whole of a DFlash draft.",
-        )
-    if found != (hidden_size, width):
-        raise CheckpointError(
-            f"fc.weight has the shape {list(found)}; {source} declares {[hidden_size, width]} "
-            "(hidden_size, aux layers * target_hidden_size)."
-        )
-
-
-def _check_shared(draft: DFlashConfig, shapes: Shapes, source: str) -> None:
-    """An embedding and an lm_head that the base shares must fit."""
-    reduced, vocab = draft.draft_vocab_size, draft.vocab_size
-    if reduced > vocab:
-        raise CheckpointError(
-            f"{source}: draft_vocab_size {reduced} is greater than vocab_size {vocab}."
-        )
-    width, base_width = draft.decoder.hidden_size, draft.target_hidden_size
-    for name, own, rows in (
-        ("embed_tokens", draft.own_embedding, vocab),
-        ("lm_head", draft.own_head, reduced),
-    ):
-        if own and shapes[f"{name}.weight"] != (rows, width):
-            raise CheckpointError(
-                f"{name}.weight has the shape {list(shapes[f'{name}.weight'])}; {source} declares"
-                f" {[rows, width]}."
-            )
-        if not own and (width != base_width or rows < vocab):
-            raise CheckpointError(
-                f"the draft of {source} has no {name}.weight, and the base's does not fit: {rows}"
-                f" of {vocab} tokens, width {width} on a base of {base_width}."
-            )
-
-
-# The method's row
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DFlashSpec(SpecConfig):
-    """TensorRT Edge-LLM's `dflash_config`; `windows` and `causal` only in a draft's, per layer."""
-
-    block_size: int
-    mask_token_id: int
-    windows: tuple[int | None, ...] = ()
-    causal: tuple[bool, ...] = ()
-
-
-def spec_of(config: DFlashConfig, *, draft: bool) -> DFlashSpec:
+def spec_of(config: BlockDraftConfig, *, draft: bool) -> BlockSpec:
     """What config.json keeps of a draft: of itself, or of the base that is exported for it."""
-    return DFlashSpec(
-        aux_layer_ids=config.aux_layer_ids,
-        block_size=config.block_size,
-        mask_token_id=config.mask_token_id,
-        windows=config.windows if draft else (),
-        causal=config.causal if draft else (),
-    )
+    return BlockSpec(**spec_values(config, draft=draft))
 
 
-def read_spec(fields: Fields) -> DFlashSpec:
-    """The `dflash_config` of an export's config.json; the layers there count layer outputs from 0.
-    Raises what `fields` raises, with the key."""
-    inner = fields.section(SECTION)
-    outputs = _ids(inner, "target_layer_ids")
-    if outputs is None:
-        raise inner.missing("target_layer_ids")
-    mask = inner.get("mask_token_id")
-    if not is_int(mask) or not 0 <= mask < fields.size("vocab_size"):
-        raise inner.wrong("mask_token_id", "the id of a token")
-    windows, causal = inner.get("windows") or [], inner.get("causal") or []
-    drafted = fields.get("engine_role") == Role.DRAFT.value
-    layers = fields.size("num_hidden_layers") if drafted else 0  # a base keeps neither
-    if not isinstance(windows, list) or not all(w is None or is_window(w) for w in windows):
-        raise inner.wrong("windows", "a list of windows")
-    if len(windows) != layers:
-        raise inner.wrong("windows", f"a list of {layers}, one per layer")
-    if not isinstance(causal, list) or not all(isinstance(c, bool) for c in causal):
-        raise inner.wrong("causal", "a list of true and false")
-    if len(windows) != len(causal):
-        raise inner.wrong("causal", f"a list of {len(windows)}, one per layer")
-    return DFlashSpec(
-        aux_layer_ids=tuple(i + 1 for i in outputs),
-        block_size=inner.size("block_size"),
-        mask_token_id=mask,
-        windows=tuple(windows),
-        causal=tuple(causal),
-    )
-
-
-def is_window(value: object) -> bool:
-    """Whether a JSON value is a number of tokens that a layer sees."""
-    return is_int(value) and 1 <= cast(int, value) < 2**31
+def read_spec(fields: Fields) -> BlockSpec:
+    """The `dflash_config` of an export's config.json. Raises what `fields` raises, with the key."""
+    return BlockSpec(**read_values(fields, fields.section(SECTION)))
 
 
 def write_spec(spec: SpecConfig) -> dict[str, Any]:
     """The `dflash_config` that `read_spec` reads."""
-    assert isinstance(spec, DFlashSpec)
-    keys: dict[str, Any] = {
-        "target_layer_ids": [layer - 1 for layer in spec.aux_layer_ids],
-        "block_size": spec.block_size,
-        "mask_token_id": spec.mask_token_id,
-    }
-    if spec.windows:
-        keys |= {"windows": list(spec.windows), "causal": list(spec.causal)}
-    return {SECTION: keys}
-
-
-def block_of(spec: SpecConfig) -> int:
-    """The nodes that a call of the draft makes: a whole block."""
-    assert isinstance(spec, DFlashSpec)
-    return spec.block_size
-
-
-def reads_what_is_emitted(base: BaseSide, draft: DraftSide) -> Iterator[Mismatch]:
-    """An exported base emits the aux layers that the draft was trained on."""
-    if base.aux_layer_ids is None:
-        return
-    remedy = f"Export the base again with {METHOD.export_flag}"
-    if draft.aux_layer_ids != base.aux_layer_ids:
-        emitted, wanted = (
-            [layer - 1 for layer in side.aux_layer_ids or ()] for side in (base, draft)
-        )
-        what = f"the base emits the outputs of layers {emitted}, the draft reads those of {wanted}"
-        yield Mismatch("aux layers", what, remedy)
-    elif draft.hidden_states_width != base.hidden_states_width:
-        what = (
-            f"the draft reads aux hidden states {draft.hidden_states_width} wide, the base emits "
-            f"{base.hidden_states_width}"
-        )
-        yield Mismatch("aux layers", what, remedy)
-
-
-def config_rows(config: DraftConfig) -> Iterator[tuple[str, str]]:
-    """Of a draft's checkpoint: its block, and what rows of the block see in each layer."""
-    assert isinstance(config, DFlashConfig)
-    mask = f"mask token {config.mask_token_id}"
-    yield "block", f"{config.block_size} tokens, the anchor included; {mask}"
-    kinds = [attention_words(*kind) for kind in zip(config.windows, config.causal, strict=True)]
-    counted = [
-        f"{kinds.count(kind)} of {len(kinds)} layers: {kind}" for kind in dict.fromkeys(kinds)
-    ]
-    yield "attention", "; ".join(counted)
-
-
-def attention_words(window: int | None, causal: bool) -> str:
-    """How one layer attends, for `inspect`."""
-    seen = f"a window of {window}" if window else "all of the context"
-    return f"{seen}, {'causal' if causal else 'both ways'} inside the block"
-
-
-def spec_rows(spec: SpecConfig) -> Iterator[tuple[str, str]]:
-    """Of an exported base or draft: the block, and the layers whose outputs it is drafted from."""
-    assert isinstance(spec, DFlashSpec)
-    layers = ", ".join(str(layer - 1) for layer in spec.aux_layer_ids)
-    block = f"{spec.block_size} tokens, mask token {spec.mask_token_id}"
-    yield "block", f"{block}, behind the outputs of layers {layers}"
+    return {SECTION: spec_keys(spec)}
 
 
 def matches_config(config: Mapping[str, Any]) -> bool:
-    """Variants of DFlash match as well: the parser refuses them by their names."""
-    kind = config.get("speculators_model_type")
-    if kind is not None:
-        return isinstance(kind, str) and kind.startswith(VARIANT_NAMES)
-    if config.get(SECTION) is not None:
+    """Variants that no other method reads match as well: the parser refuses them by their names."""
+    if is_read_elsewhere(config):
+        return False
+    if config.get("speculators_model_type") is None and config.get(SECTION) is not None:
         return True
-    architectures = config.get("architectures")
-    names = architectures if isinstance(architectures, list) else []
-    lowered = [name.lower() for name in names if isinstance(name, str)]
-    return any(word in name for name in lowered for word in VARIANT_NAMES)
+    return named_by(config, VARIANT_NAMES)
 
 
 METHOD = Method(
     name=NAME,
-    title="DFlash",
+    title=TITLE,
     draft_title="a DFlash draft",
     base_output="aux_hidden_states",
-    export_flag="--dflash-base --dflash-draft-dir DRAFT",
+    export_flag=EXPORT_FLAG,
     component="dflash_draft",
     proposes="block",
     format=DraftFormat(matches_config=matches_config, parse=parse_dflash_config),
     read_spec=read_spec,
     write_spec=write_spec,
-    pair_rules=(reads_what_is_emitted,),
+    pair_rules=(reads_what_is_emitted(EXPORT_FLAG),),
     min_draft_tree_size=block_of,
+    thinking={
+        "Qwen3ForCausalLM": False,
+        "Qwen3_5ForCausalLM": True,
+        "Qwen3_5ForConditionalGeneration": True,
+    },
     config_rows=config_rows,
     spec_rows=spec_rows,
 )

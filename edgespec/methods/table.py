@@ -7,7 +7,18 @@ code for it are keyed by the row's `name`. Test code and users may add rows of t
 from __future__ import annotations
 
 from edgespec.config.values import DraftConfig, ModelConfig
-from edgespec.methods import dflash, draft_model, eagle1, eagle3, medusa, mtp, ngram, suffix
+from edgespec.methods import (
+    dflash,
+    draft_model,
+    dspark,
+    eagle1,
+    eagle3,
+    jetspec,
+    medusa,
+    mtp,
+    ngram,
+    suffix,
+)
 from edgespec.methods.base import Method
 
 ROWS = (
@@ -15,6 +26,8 @@ ROWS = (
     eagle3.METHOD,
     mtp.METHOD,
     dflash.METHOD,
+    jetspec.METHOD,
+    dspark.METHOD,
     medusa.METHOD,
     draft_model.METHOD,
     suffix.METHOD,

@@ -21,7 +21,7 @@ from edgespec.pairing.readings import AS_STATED, Reading
 from edgespec.pairing.row import PairingRow
 
 if TYPE_CHECKING:
-    from edgespec.export.stepwise import Feeds
+    from edgespec.export.stepwise import Correct, Feeds
     from edgespec.graphs.assembly import DecoderGraph
     from edgespec.graphs.decoder import Decoder
     from edgespec.pairing.forcing import Array, EmbeddingRows, Forced, Ids
@@ -142,6 +142,7 @@ class ModelForcing:
     model: ModelConfig
     tokens: Ids
     rows: EmbeddingRows
+    correct: Correct | None = None
 
     def positions(self) -> Ids:
         """[T], all of them."""

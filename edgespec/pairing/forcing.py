@@ -18,7 +18,7 @@ from edgespec.checkpoint.d2t import read_d2t
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.names import EMBEDDING
 from edgespec.config import DecoderConfig
-from edgespec.export.stepwise import Feeds, causal_feeds
+from edgespec.export.stepwise import Correct, Feeds, causal_feeds
 from edgespec.graphs.assembly import DecoderGraph
 from edgespec.graphs.decoder import Decoder
 from edgespec.graphs.draft import DraftGraph, DraftSource, own_embedding
@@ -46,6 +46,10 @@ class Forced(Protocol):
     def passes(self, hidden_states: Array) -> list[Feeds]:
         """Passes whose gathered rows are the draft's first token at each position, in order;
         hidden_states [T, k*H]."""
+
+    @property
+    def correct(self) -> Correct | None:
+        """What the draft adds to the logits of its graph; a reading's passes follow each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,7 @@ class ChainForcing:
     layers: DecoderConfig
     tokens: Ids
     rows: EmbeddingRows
+    correct: Correct | None = None
 
     def positions(self) -> Ids:
         """[T-1]: all but the first, for which there is no hidden state before it."""

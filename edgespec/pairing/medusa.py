@@ -76,6 +76,7 @@ class FirstHead:
     graph: MedusaHeads
     ids: Ids
     count: int  # tokens of the text
+    correct: None = None  # its graph's logits are all that drafts
 
     def positions(self) -> Ids:
         """[T-1]: all but the first, for which there is no hidden state before it."""

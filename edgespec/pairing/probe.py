@@ -74,7 +74,7 @@ def probe(pair: Pair, text: str, progress: Progress) -> Probed:
         )
     asked = [draft.passes(hidden_states(reading, truth)) for reading in readings]
     passes = [feeds for feeds_of_reading in asked for feeds in feeds_of_reading]
-    outputs = run_stepwise(draft.graph, passes, done=done)
+    outputs = run_stepwise(draft.graph, passes, done=done, correct=draft.correct)
     if not all(output.finite for output in outputs):
         raise CheckpointError(
             "the draft computes NaN or Inf on the base's hidden states, with finite weights",

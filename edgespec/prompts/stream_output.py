@@ -36,7 +36,7 @@ class Stream:
             if not os.access(self.name, os.W_OK):
                 raise self._unwritable("it may not be written")
             return
-        ours = {1: sys.stdout, 2: sys.stderr}
+        ours = {1: sys.stdout, 2: sys.__stderr__}  # None: closed when the process began
         try:
             mode = fcntl.fcntl(self.number, fcntl.F_GETFL) & os.O_ACCMODE
         except OSError as error:

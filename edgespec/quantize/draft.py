@@ -123,6 +123,7 @@ def quantize_draft(
         beside, inside = (
             modelopt.renamed(settings, partial(on_disk, names)) for settings in (beside, inside)
         )
+        modelopt.leave_out((beside, inside), linears_beside(named, names))
         write_sidecars(draft, staging, beside, inside, more=recorded_base(draft, base, base_dir))
         report = compare(config, weights, Checkpoint(staging), names, plan, pairs[1], progress)
         checking.refuse_broken(report, plan)
@@ -205,6 +206,16 @@ def embedding(draft: Checkpoint, base: Checkpoint, names: Mapping[str, str]) -> 
     """The embedding [V, H] as a torch tensor: the draft's own, or the base's."""
     own = names.get("embed_tokens.weight")
     return to_torch(draft.read(own) if own else base.read(of_base(base, f"{EMBEDDING}.weight")))
+
+
+def linears_beside(draft: Checkpoint, names: Mapping[str, str]) -> list[str]:
+    """The Linears of heads and the like, which the module does not have."""
+    known = set(names.values())
+    return [
+        name.removesuffix(".weight")
+        for name, tensor in draft.tensors.items()
+        if name not in known and name.endswith(".weight") and len(tensor.shape) == 2
+    ]
 
 
 def of_base(base: Checkpoint, name: str) -> str:

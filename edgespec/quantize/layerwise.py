@@ -207,10 +207,7 @@ def settings_on_disk(decoder: Decoder, plan: Plan, log: modelopt.Log) -> modelop
     ]
     settings = modelopt.insert_quantizers(decoder.model, plan, own, log)
     beside, inside = (modelopt.renamed(section, base.stored) for section in settings)
-    globs = unquantized_globs(base.checkpoint)
-    for section, key in ((beside["quantization"], "exclude_modules"), (inside, "ignore")):
-        if key in section:
-            section[key] += [glob for glob in globs if glob not in section[key]]
+    modelopt.leave_out((beside, inside), unquantized_globs(base.checkpoint))
     return beside, inside
 
 

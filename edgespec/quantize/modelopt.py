@@ -146,6 +146,15 @@ def renamed(settings: Any, name_of: Callable[[str], str]) -> Any:
     return name_of(settings) if isinstance(settings, str) else settings
 
 
+def leave_out(settings: Settings, names: Sequence[str]) -> None:
+    """Adds modules that no quantizer was asked for to those that both forms of the settings leave
+    out."""
+    beside, inside = settings
+    for section, key in ((beside["quantization"], "exclude_modules"), (inside, "ignore")):
+        if key in section:
+            section[key] += [name for name in names if name not in section[key]]
+
+
 def steps(plan: Plan, num_inputs: int) -> int:
     """Returns the number of steps that `calibrate` reports for a number of inputs."""
     return num_inputs * sum(plan.body.passes)

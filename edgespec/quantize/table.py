@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from edgespec.quantize import dflash, eagle1, eagle3
+from edgespec.quantize import dflash, dspark, eagle1, eagle3, jetspec
 from edgespec.quantize.row import QuantizeRow
 
 QUANTIZABLE: dict[str, QuantizeRow] = {
     eagle1.NAME: eagle1.QUANTIZE,
     eagle3.NAME: eagle3.QUANTIZE,
     dflash.NAME: dflash.QUANTIZE,
+    jetspec.NAME: jetspec.QUANTIZE,
+    dspark.NAME: dspark.QUANTIZE,
 }

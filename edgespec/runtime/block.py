@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.base import Call, LaneRows, Runner, Table
+from edgespec.backends.base import Call, LaneRows, Result, Runner, Table
 from edgespec.rope import RopeTable
 
 Floats = NDArray[np.float32]
@@ -42,6 +42,15 @@ class BlockRows:
     tokens: Ids  # [S]; none: no block
 
 
+@dataclass(frozen=True, slots=True)
+class BlockOutput:
+    """What an engine says of one lane's block: the slots that draft. Views that the next call
+    overwrites."""
+
+    logits: Floats  # [D, Vd]
+    states: Floats | None  # [D, H], where the engine gives the states that its lm_head reads
+
+
 @dataclass
 class BlockLane:
     """`length` counts the positions whose context is in the cache."""
@@ -51,10 +60,15 @@ class BlockLane:
 
 class BlockDecoder:
     """As many sequences as the engine has lanes. `mask_specs` are those of the engine's masks, the
-    first one's first."""
+    first one's first; `first_slot` is the first slot of a block that drafts."""
 
     def __init__(
-        self, runner: Runner, embedding: Table, rope: RopeTable, mask_specs: Sequence[MaskSpec]
+        self,
+        runner: Runner,
+        embedding: Table,
+        rope: RopeTable,
+        mask_specs: Sequence[MaskSpec],
+        first_slot: int = 1,
     ) -> None:
         assert len(mask_specs) == 1 + runner.contract.shape.sliding
         self.runner, self.embedding, self.rope, self.mask_specs = (
@@ -63,6 +77,7 @@ class BlockDecoder:
             rope,
             tuple(mask_specs),
         )
+        self.first_slot = first_slot
         self.lanes = [BlockLane() for _ in range(runner.lanes)]
         self.engine_s = 0.0  # seconds spent inside the engine
 
@@ -75,9 +90,8 @@ class BlockDecoder:
         """Rows of a lane that can still be written."""
         return self.capacity - self.lanes[lane].length
 
-    def run(self, parts: Sequence[BlockRows]) -> list[Floats]:
-        """One call: the context of each part is committed, its block is not. Logits [S-1, Vd] of
-        each block's slots but the first, as views that the next call overwrites.
+    def run(self, parts: Sequence[BlockRows]) -> list[BlockOutput]:
+        """One call: the context of each part is committed, its block is not.
 
         Lanes with fewer rows than others are filled up, and lanes between them that take no part
         run a row of nothing: what that writes lies behind their committed rows and is not
@@ -95,7 +109,14 @@ class BlockDecoder:
         self.engine_s += time.perf_counter() - began
         for part in parts:
             self.lanes[part.lane].length += len(part.hidden_states)
-        return [result.logits[p.lane - lanes[0], : max(0, len(p.tokens) - 1)] for p in parts]
+        return [self.output(result, part, part.lane - lanes[0]) for part in parts]
+
+    def output(self, result: Result, part: BlockRows, row: int) -> BlockOutput:
+        """What the result says of one part, which is its row `row`."""
+        first, count = self.first_slot, max(0, len(part.tokens) - self.first_slot)
+        states = result.hidden_states
+        own = None if states is None else states[row, first : first + count]
+        return BlockOutput(result.logits[row, :count], own)
 
     def call(self, parts: Sequence[BlockRows]) -> Call:
         """The parts of adjacent lanes as one call."""
@@ -118,7 +139,8 @@ class BlockDecoder:
         cos, sin = self.rope.rows(blocks)
         context_cos, context_sin = self.rope.rows(places)
         masks = [self.mask(parts, spec, context, rows) for spec in self.mask_specs]
-        gather = np.tile(np.arange(1, rows) if rows > 1 else np.zeros(1, np.int64), (len(parts), 1))
+        drafting = np.arange(self.first_slot, rows)
+        gather = np.tile(drafting if drafting.size else np.zeros(1, np.int64), (len(parts), 1))
         return Call(
             self.embedding.rows(tokens),
             cos,

@@ -13,12 +13,15 @@ from dataclasses import replace
 from typing import Protocol
 
 from edgespec.prompts import Journal, NoJournal, RequestFile
-from edgespec.runtime.answers import Answer, Answers, Stopping, to_dict, unasked
+from edgespec.runtime.answers import Answer, Answers, Stopping, seeded, to_dict, unasked
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.generation import Chunk
 from edgespec.runtime.memory import peak_bytes
+from edgespec.runtime.plain_steps import time_plain_steps
 from edgespec.runtime.profile import RunStats
+from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.speculative_config import of_request
+from edgespec.runtime.speedup import MIN_STEPS, StepCost
 from edgespec.runtime.tree import DraftPlan
 
 
@@ -68,6 +71,7 @@ class FileRun:
         self.wall_s, self.peak_bytes = 0.0, 0
         self.check_wall_s: float | None = None
         self.passes: dict[str, list[float]] = {}
+        self.plain_step: StepCost | None = None
 
     def run(
         self,
@@ -88,6 +92,8 @@ class FileRun:
             self.answer(progress)
             if check_lossless or compare_quality:
                 self.check(self.answers.compare if check_lossless else self.answers.compare_quality)
+            else:
+                self.time_plain_steps()
         except Exception as error:
             self.fault = error
             self.done |= {answer.key: answer for answer in self.unanswered()}
@@ -146,6 +152,23 @@ class FileRun:
         self.done |= {answer.key: answer for answer in compare([*self.done.values()])}
         self.check_wall_s = time.perf_counter() - began
 
+    def time_plain_steps(self) -> None:
+        """Time a few plain steps, where enough steps were drafted and no request was decoded
+        plainly: they say whether the drafts paid."""
+        drafted = [a for a in self.done.values() if a.response is not None and a.speculative]
+        steps = sum(a.response.metrics.steps for a in drafted if a.response is not None)
+        whole = self.requests.batch_size == 1 and any(
+            a.response is not None and not a.speculative for a in self.done.values()
+        )
+        if whole or steps < MIN_STEPS or self.answers.stopping():
+            return
+        last = [
+            ([*a.response.prompt_ids, *a.response.token_ids], Sampler.of(seeded(a)))
+            for a in drafted[-self.requests.batch_size :]
+            if a.response is not None
+        ]
+        self.plain_step = time_plain_steps(self.engine, last, self.answers.stopping)
+
     def unanswered(self) -> list[Answer]:
         """Answers without a response for the turns that no answer came for."""
         left = [a for request in self.requests.requests for a in unasked(request, 0)]
@@ -170,4 +193,5 @@ class FileRun:
             self.check_wall_s,
             self.peak_bytes,
             self.stopped,
+            self.plain_step,
         )

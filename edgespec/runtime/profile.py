@@ -19,7 +19,7 @@ from edgespec.runtime.answers import Answer
 from edgespec.runtime.memory import peak_bytes
 from edgespec.runtime.metrics import Pooled, RequestMetrics, ratio
 from edgespec.runtime.quality import pooled
-from edgespec.runtime.speedup import Speedup
+from edgespec.runtime.speedup import Speedup, StepCost
 
 NOTES = (
     (
@@ -78,6 +78,7 @@ class RunStats:
     check_wall_s: float | None = None
     peak_cpu_memory_bytes: int = field(default_factory=peak_bytes)
     drafting_stopped: str | None = None  # why nothing was drafted from some answer on
+    plain_step: StepCost | None = None  # timed at the end, where no request was decoded plainly
 
     @property
     def pool(self) -> Pooled:
@@ -189,12 +190,14 @@ def lost_drafts(requests: Sequence[RequestMetrics]) -> dict[str, int]:
 
 
 def speedup(run: RunStats) -> Speedup | None:
-    """What drafts cost and saved; beside plain steps where the run measured some by themselves."""
+    """What drafts cost and saved, beside plain steps: of requests where the run had some by
+    themselves, else of a few at its end."""
     checked = [a for a in run.answers if a.plain]
     if checked:
         drafted = [a.response.metrics for a in checked if a.response]
         return Speedup.of(drafted, [a.plain.metrics for a in checked if a.plain], run.batch_size)
-    return Speedup.of(run.drafted, run.undrafted if run.batch_size == 1 else [], run.batch_size)
+    plainly = run.undrafted if run.batch_size == 1 else []
+    return Speedup.of(run.drafted, plainly, run.batch_size, run.plain_step)
 
 
 def finish_reason(answer: Answer) -> str:

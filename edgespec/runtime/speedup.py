@@ -9,8 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from edgespec.errors import counted
 from edgespec.runtime.metrics import Pooled, RequestMetrics
 
+MIN_STEPS = 16  # fewer say nothing of speed
+CHECK = " --check-lossless measures whole requests."
+CERTAIN = 0.95  # a run is called slower than plain steps timed by the way only below this ratio
 DRAFTING, VERIFYING, ACCEPTANCE, HOST = "draft_cost", "verify_cost", "acceptance", "host_cost"
 
 
@@ -45,7 +49,9 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True)
 class Speedup:
-    """Steps with drafts beside plain ones; `plain` is None where none were measured.
+    """Steps with drafts beside plain ones; `plain` is None where none were measured. `by_the_way`:
+    the plain ones are a few at the end of the run, and not whole requests. `nodes` are the most
+    drafts of a step.
 
     A step pays where it emits more tokens than plain steps of the same time:
     break-even acceptance length = step time / plain step time.
@@ -56,19 +62,31 @@ class Speedup:
     acceptance_length: float
     levels: int  # the most drafts that a step could accept
     batch_size: int
+    num_steps: int
+    nodes: int
+    by_the_way: bool = False
 
     @classmethod
     def of(
-        cls, drafted: list[RequestMetrics], plain: list[RequestMetrics], batch_size: int
+        cls,
+        drafted: list[RequestMetrics],
+        plain: list[RequestMetrics],
+        batch_size: int,
+        plain_step: StepCost | None = None,
     ) -> Speedup | None:
-        """That of requests with drafts beside plain ones; None where no step was drafted."""
+        """That of requests with drafts beside plain ones, or where there are none beside
+        `plain_step`; None where no step was drafted."""
         step, length = StepCost.of(drafted), Pooled(drafted).acceptance_length
         if step is None or length is None:
             return None
         # A drafter may stay below its plan
         most = (min(r.num_spec_tokens, max(r.per_step_drafted, default=0)) for r in drafted)
         levels = max(most)
-        return cls(step, StepCost.of(plain), length, levels, batch_size)
+        nodes = max(max(r.per_step_drafted, default=0) for r in drafted)
+        num_steps, measured = Pooled(drafted).steps, StepCost.of(plain)
+        by_the_way = measured is None and plain_step is not None
+        measured = plain_step if measured is None else measured
+        return cls(step, measured, length, levels, batch_size, num_steps, nodes, by_the_way)
 
     @property
     def break_even(self) -> float | None:
@@ -92,13 +110,16 @@ class Speedup:
     @property
     def slower_because(self) -> str | None:
         """The cause of a run that is slower than plain decoding; None where it is not, or where
-        that is not known.
+        that is not known: of a few steps, and within what a few plain ones are uncertain by.
 
         Where accepting half of the drafts would do, too few are accepted. Where it would not, it is
         the largest part of what a step costs more.
         """
-        if self.break_even is None or self.acceptance_length >= self.break_even:
+        if self.over_plain is None or self.num_steps < MIN_STEPS:
             return None
+        if self.over_plain >= (CERTAIN if self.by_the_way else 1):
+            return None
+        assert self.break_even is not None
         if self.break_even <= 1 + self.levels / 2:
             return ACCEPTANCE
         overheads = self.overheads
@@ -114,36 +135,31 @@ class Speedup:
             "step_commit_s": self.step.commit,
             "step_other_s": self.step.other,
             "plain_step_s": None if self.plain is None else self.plain.total,
+            "plain_steps_of": self.plain_steps_of,
             "break_even_acceptance_length": self.break_even,
             "slower_because": self.slower_because,
         }
 
     @property
+    def plain_steps_of(self) -> str | None:
+        """Where the plain steps were measured: in whole `requests`, or in a few steps at the `end`
+        of the run; None where none were."""
+        return None if self.plain is None else "end" if self.by_the_way else "requests"
+
+    @property
     def line(self) -> str | None:
         """Why drafts made the run slower, in one line with the figures; None where they did not, or
         where nothing says so."""
-        if self.plain is None:
-            return self.line_without_plain()
         cause = self.slower_because
         if cause is None:
             return None
+        assert self.plain is not None
+        about, tail = ("about ", CHECK) if self.by_the_way else ("", "")
         return (
-            f"slower than plain decoding ({self.over_plain:.2f}x): {self.step_words}, a plain one"
-            f" {ms(self.plain.total)}, so drafts pay from an acceptance length of"
+            f"slower than plain decoding ({about}{self.over_plain:.2f}x): {self.step_words}, a"
+            f" plain one {ms(self.plain.total)}, so drafts pay from an acceptance length of"
             f" {self.break_even:.2f}, and it was {self.acceptance_length:.2f}."
-            f" {self.cause_words(cause)}"
-        )
-
-    def line_without_plain(self) -> str | None:
-        """The same where plain steps were not measured: one takes hardly longer than a
-        verification."""
-        least = self.step.total / self.step.verify if self.step.verify else 0.0
-        if self.acceptance_length >= least:
-            return None
-        return (
-            f"probably slower than plain decoding: {self.step_words}. Were a plain step as long as"
-            f" the verification, drafts would pay from an acceptance length of {least:.2f}, and it"
-            f" was {self.acceptance_length:.2f}. --check-lossless measures plain decoding."
+            f" {self.cause_words(cause)}{tail}"
         )
 
     @property
@@ -161,7 +177,7 @@ class Speedup:
         plain = self.plain
         assert plain is not None
         if cause == ACCEPTANCE:
-            return f"Too few of the {self.levels} drafts of a step are accepted."
+            return f"Too few of {self.drafts_words} are accepted."
         share = f"{self.overheads[cause]:.1f} plain steps"
         if cause == DRAFTING:
             return f"Drafting alone takes {share}: the base is too small for this draft."
@@ -173,6 +189,13 @@ class Speedup:
                 " no free arithmetic. Lower --batch-size or --spec-verify-size."
             )
         return f"Verifying takes {share} more: too many rows. Lower --spec-verify-size."
+
+    @property
+    def drafts_words(self) -> str:
+        """The drafts of a step: those of a chain, or of a tree with its depth."""
+        if self.nodes > self.levels:
+            return f"the {self.nodes} drafts of a tree of {counted(self.levels, 'level')}"
+        return f"the {counted(self.levels, 'draft')} of a step"
 
 
 def ms(seconds: float) -> str:

@@ -120,19 +120,22 @@ class DraftPlan:
 
 @dataclass(frozen=True, slots=True)
 class BlockPlan(DraftPlan):
-    """The same where a block is drafted at once: `steps` are its slots but the first, and every
-    path may go on."""
+    """The same where a block is drafted at once: `steps` are the slots that draft, and every path
+    may go on. `first_slot` is the first of them: 0 is the anchor's own."""
+
+    first_slot: int = 1
 
     @property
     def depth_words(self) -> str:
         """How long its blocks are, as a user gives it."""
-        return f"blocks of {self.steps + 1}"
+        return f"blocks of {self.steps + self.first_slot}"
 
     def within(self, levels: int, nodes: int) -> BlockPlan:
-        """The plan cut down to `levels` slots behind the root and `nodes` nodes."""
+        """The plan cut down to `levels` slots that draft and `nodes` nodes."""
         steps = max(0, min(self.steps, levels))
         size = max(1, min(self.verify_size, nodes))
-        return BlockPlan(self.top_k, steps, min(size, full_tree_size(self.top_k, steps, size)))
+        nodes = min(size, full_tree_size(self.top_k, steps, size))
+        return BlockPlan(self.top_k, steps, nodes, self.first_slot)
 
 
 def full_tree_size(top_k: int, levels: int, most: int) -> int:

@@ -81,10 +81,12 @@ def engines(
     options: BuildOptions | None = None,
     draft_options: BuildOptions | None = None,
     draft_limits: Limits | None = None,
+    golden: bool = False,
 ) -> Path:
     """The engine directory of a base and its draft model, made once per run."""
-    as_draft = ExportOptions(as_draft="draft_model", base_model_dir=str(base))
-    parts = made.exported(base) / "llm", made.exported(draft, as_draft) / "draft_model"
+    plain = ExportOptions(golden=golden)
+    as_draft = replace(plain, as_draft="draft_model", base_model_dir=str(base))
+    parts = made.exported(base, plain) / "llm", made.exported(draft, as_draft) / "draft_model"
     if draft_options is None and draft_limits is None:
         return made.built(limits, *parts, options=options)
     return shared.made_once(
@@ -126,10 +128,11 @@ class Opened:
 @contextmanager
 def opened(kind: Kind) -> Iterator[Opened]:
     path = models(kind)
-    pair = path / "base", path / "draft"
+    pair, many = (path / "base", path / "draft"), replace(LIMITS, max_batch_size=LANES)
+    golden = kind == "hybrid-draft"  # no other test builds such a draft
     with (
-        edgespec.load(engines(*pair)) as one,
-        edgespec.load(engines(*pair, replace(LIMITS, max_batch_size=LANES))) as four,
+        edgespec.load(engines(*pair, golden=golden)) as one,
+        edgespec.load(engines(*pair, many, golden=golden)) as four,
     ):
         one.stop_ids = four.stop_ids = frozenset()
         yield Opened(one, four, path)

@@ -32,7 +32,7 @@ class DFlashReference:
             (Path(draft_path) / "config.json").read_text(encoding="utf-8")
         )
         layer = raw.get("transformer_layer_config", raw)
-        inner = raw.get("dflash_config", {})
+        inner = raw.get("dflash_config") or raw.get("jetspec_config") or {}
         self.num_layers: int = layer["num_hidden_layers"]
         self.num_heads: int = layer["num_attention_heads"]
         self.num_kv_heads: int = layer["num_key_value_heads"]
@@ -59,6 +59,11 @@ class DFlashReference:
     @torch.no_grad()
     def block(self, features: torch.Tensor, pending: int, size: int) -> torch.Tensor:
         """Logits [size, Vd] of a block behind the features [n, k*H] of positions 0 to n-1."""
+        return self.states(features, pending, size) @ self.lm_head.T
+
+    @torch.no_grad()
+    def states(self, features: torch.Tensor, pending: int, size: int) -> torch.Tensor:
+        """The states [size, H] that the head reads of such a block."""
         n = len(features)
         context = features.float() @ self.weights["fc.weight"].T
         if self.norms_context:
@@ -67,7 +72,7 @@ class DFlashReference:
         for i in range(self.num_layers):
             x = x + self.attend(i, self.norm(x, f"layers.{i}.input_layernorm"), context, n)
             x = x + self.mlp(i, self.norm(x, f"layers.{i}.post_attention_layernorm"))
-        return self.norm(x, "norm") @ self.lm_head.T
+        return self.norm(x, "norm")
 
     def attend(self, i: int, h: torch.Tensor, context: torch.Tensor, n: int) -> torch.Tensor:
         """Queries of the block alone; keys and values of the context and then of the block."""
@@ -138,7 +143,8 @@ def aux_layer_ids(raw: dict[str, Any], inner: dict[str, Any], num_layers: int) -
         if num_layers == 1
         else [round(1 + i * (depth - 4) / (num_layers - 1)) for i in range(num_layers)]
     )
-    return tuple(layer + 1 for layer in inner.get("target_layer_ids", even))
+    ids = inner.get("target_layer_ids") or raw.get("target_layer_ids") or even
+    return tuple(layer + 1 for layer in ids)
 
 
 def spec(
@@ -146,13 +152,13 @@ def spec(
 ) -> tuple[list[int | None], list[bool]]:
     slides = [
         kind == "sliding_attention"
-        for kind in layer.get("layer_types", ["full_attention"] * num_layers)
+        for kind in layer.get("layer_types") or ["full_attention"] * num_layers
     ]
     if inner.get("use_swa"):
         windows: list[int | None] = [inner["swa_window_size"]] * num_layers
     else:
         windows = [layer["sliding_window"] if slide else None for slide in slides]
-    for told in (raw.get("is_causal"), inner.get("causal")):
+    for told in (inner.get("causal_head"), raw.get("is_causal"), inner.get("causal")):
         if told is not None:
             return windows, [told] * num_layers
     return windows, [slide and not raw.get("sliding_window_non_causal") for slide in slides]

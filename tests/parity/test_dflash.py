@@ -181,8 +181,8 @@ def said_by_engine(pair: Pair) -> list[np.ndarray]:
     for count in PIECES:
         block = np.full(pair.ref.block_size, pair.ref.mask_token)
         block[0] = TOKENS[start + count]
-        (logits,) = decoder.run([BlockRows(0, pair.features[start : start + count], block)])
-        said.append(logits.copy())
+        (found,) = decoder.run([BlockRows(0, pair.features[start : start + count], block)])
+        said.append(found.logits.copy())
         start += count
     decoder.reset(0)
     return said
@@ -327,7 +327,7 @@ def test_a_block_that_stayed_in_the_cache_would_be_seen(open_pair: Callable[[str
     (wrong,) = decoder.run(
         [BlockRows(0, pair.features[first:second], np.append(TOKENS[second], block[1:]))]
     )
-    wrong = wrong.copy()
+    wrong = wrong.logits.copy()
     decoder.reset(0)
     assert difference([said_by_engine(pair)[1]], [wrong]) > SEEN
 
@@ -372,11 +372,11 @@ def test_lanes_of_one_call_do_not_know_of_each_other(tmp_path: Path) -> None:
                 tokens = np.full(size, ref.mask_token)
                 tokens[0] = 10 + lane
                 parts.append(BlockRows(lane, features, tokens))
-            for part, logits in zip(parts, decoder.run(parts), strict=True):
+            for part, found in zip(parts, decoder.run(parts), strict=True):
                 wanted = ref.block(
                     torch.tensor(known[part.lane]), 10 + part.lane, len(part.tokens)
                 )[1:]
-                np.testing.assert_allclose(logits, wanted.numpy(), **CLOSE)
+                np.testing.assert_allclose(found.logits, wanted.numpy(), **CLOSE)
 
 
 # What builds may round
@@ -416,10 +416,10 @@ def test_features_beyond_the_range_of_halves_are_read(open_pair: Callable[[str],
     large = pair.features * np.float32(3e4 / np.abs(pair.features).max())
     large[:, 0] = 6e4
     block = np.full(pair.ref.block_size, pair.ref.mask_token)
-    (logits,) = pair.drafter.decoder.run([BlockRows(0, large, block)])
+    (found,) = pair.drafter.decoder.run([BlockRows(0, large, block)])
     wanted = pair.ref.block(torch.tensor(large), pair.ref.mask_token, pair.ref.block_size)[1:]
     assert (torch.tensor(large) @ pair.ref.weights["fc.weight"].T).abs().max() > 1e4
-    np.testing.assert_allclose(logits, wanted.numpy(), **CLOSE)
+    np.testing.assert_allclose(found.logits, wanted.numpy(), **CLOSE)
 
 
 def test_a_block_graph_keeps_standard_attention_for_one_sequence(tmp_path: Path) -> None:

@@ -22,15 +22,16 @@ from edgespec.checkpoint.names import EMBEDDING
 from edgespec.config import ModelConfig
 from edgespec.export.stepwise import causal_feeds, run_stepwise
 from edgespec.graphs import decoder
-from edgespec.methods.dflash import DFlashConfig
+from edgespec.methods.block_draft import BlockDraftConfig
 from edgespec.methods.eagle3 import Eagle3Config
-from edgespec.pairing import dflash as dflash_pairs
+from edgespec.pairing import block_draft as block_pairs
 from edgespec.pairing.forcing import EmbeddingRows
 from edgespec.pairing.pair import Pair
 from edgespec.pairing.probe import hidden_states
 from edgespec.pairing.table import PAIRINGS
 from tests import reference, toys
 from tests.parity.dflash_reference import DFlashReference
+from tests.parity.dspark_reference import DSparkReference
 from tests.reference_mtp import PRE_NORM, MtpReference
 
 TOKENS = np.random.default_rng(3).integers(3, 256, 70)
@@ -78,6 +79,14 @@ def make_dflash(hybrid: bool = False, **keys: Any) -> Callable[[Path], Made]:
     return make
 
 
+def make_block(make: Callable[..., Path], **keys: Any) -> Callable[[Path], Made]:
+    def made(path: Path) -> Made:
+        base = toys.make_base(path / "base", "qwen3", layers=8)
+        return Made(base, make(path / "draft", base, aux_layers=(2, 6), mask_token=255, **keys))
+
+    return made
+
+
 def make_head(path: Path) -> Made:
     return Made(toys.make_qwen3_5(path / "base"), None)
 
@@ -108,6 +117,20 @@ def dflash_first(
     def first(position: int) -> int:
         logits = ref.block(given[:position], int(TOKENS[position]), ref.block_size)
         return int(ref.d2t[int(logits[1].argmax())])
+
+    return first
+
+
+def dspark_first(
+    made: Made, model: Any, hidden: tuple[torch.Tensor, ...], aux_layers: tuple[int, ...]
+) -> First:
+    assert made.draft is not None
+    ref = DSparkReference(made.draft, made.base)
+    given = reference.gather_aux_hidden_states(hidden, aux_layers)[0]
+
+    def first(position: int) -> int:
+        drafts = ref.block_size - ref.first_slot
+        return ref.draft(given[:position], int(TOKENS[position]), drafts).tokens[0]
 
     return first
 
@@ -148,6 +171,17 @@ ROWS = {
     "dflash-causal-on-a-hybrid": Row(
         make_dflash(hybrid=True, causal=True, own_embedding=True), dflash_first
     ),
+    "jetspec": Row(make_block(toys.make_jetspec), dflash_first),
+    "dspark": Row(make_block(toys.make_dspark), dspark_first),
+    "dspark-gated": Row(
+        make_block(toys.make_dspark, layout="specforge", kind="gated"), dspark_first
+    ),
+    "dspark-of-its-own-vocabulary": Row(
+        make_block(
+            toys.make_dspark, layout="speculators", draft_vocab=96, kind="rnn", from_anchor=False
+        ),
+        dspark_first,
+    ),
     "mtp": Row(make_head, mtp_first),
 }
 
@@ -163,7 +197,7 @@ def opened(made: Made) -> Pair:
     assert isinstance(model, ModelConfig)
     draft = open_checkpoint(str(made.draft)) if made.draft else None
     config = detect(draft) if draft else None
-    assert config is None or isinstance(config, Eagle3Config | DFlashConfig)
+    assert config is None or isinstance(config, Eagle3Config | BlockDraftConfig)
     method = config.method if config is not None else "mtp"
     return Pair(method, base, model, draft, config)
 
@@ -172,7 +206,7 @@ def test_first_tokens_in_every_reading(
     row: Row, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where blocks come in several passes."""
-    monkeypatch.setattr(dflash_pairs, "BLOCK_ROWS", 24)
+    monkeypatch.setattr(block_pairs, "BLOCK_ROWS", 24)
     made = row.make(tmp_path)
     pair, model = opened(made), toys.load_base(made.base)
     logits, hidden = reference.base_hidden_states(model, torch.from_numpy(TOKENS)[None])
@@ -189,7 +223,8 @@ def test_first_tokens_in_every_reading(
     said = []
     for reading in readings:
         passes = draft.passes(hidden_states(reading, truth))
-        found = np.concatenate([passed.best for passed in run_stepwise(draft.graph, passes)])
+        outputs = run_stepwise(draft.graph, passes, correct=draft.correct)
+        found = np.concatenate([passed.best for passed in outputs])
         with torch.no_grad():
             first = row.first(made, model, hidden, reading.aux_layers)
         assert draft.ids[found].tolist() == [first(int(position)) for position in draft.positions()]

@@ -1,10 +1,12 @@
-"""Toy checkpoints in the formats that are found on disk: base models, drafts and heads, tokenizers.
+"""Toy checkpoints in the formats that are found on disk: base models, EAGLE-3 and block drafts,
+tokenizers.
 
 Knows how published checkpoints spell their configurations and name their tensors, and writes
 small random ones. Knows nothing of edgespec: what it writes is what edgespec is tested on.
 """
 
 from tests.toys.base import Family, load_base, make_base, make_qwen3_5
+from tests.toys.block_drafts import DSparkLayout, MarkovKind, make_dspark, make_jetspec
 from tests.toys.dflash import Layout, make_dflash
 from tests.toys.draft import DraftLayout, make_draft
 from tests.toys.eagle1 import Eagle1Layout, make_eagle1
@@ -16,19 +18,23 @@ from tests.toys.tokenizer import CHAT_TEMPLATE, SPECIAL_TOKENS, make_sentencepie
 __all__ = [
     "CHAT_TEMPLATE",
     "SPECIAL_TOKENS",
+    "DSparkLayout",
     "DraftLayout",
     "Dtype",
     "Eagle1Layout",
     "Family",
     "Layout",
+    "MarkovKind",
     "MedusaLayout",
     "RopeSpelling",
     "load_base",
     "make_base",
     "make_dflash",
     "make_draft",
+    "make_dspark",
     "make_eagle1",
     "make_gemma3",
+    "make_jetspec",
     "make_medusa",
     "make_phi3",
     "make_qwen3_5",

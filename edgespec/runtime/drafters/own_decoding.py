@@ -10,12 +10,14 @@ from typing import Any
 
 from edgespec.errors import OptionError
 from edgespec.runtime.drafters.decoding import DecodingConfig, DecodingType
-from edgespec.runtime.drafters.options import option
+from edgespec.runtime.drafters.options import option, refuse
 
 
 def any_object(name: str, value: object) -> object:
-    """The value as it is: what it must have is found out when it is opened."""
-    del name
+    """An object as it is: what it must have is found out when it is opened. Raises OptionError for
+    numbers, lists and the like, which a file could hold."""
+    if isinstance(value, bool | int | float | list | tuple | dict):
+        refuse(name, value, "Give an object, in Python.")
     return value
 
 
@@ -47,8 +49,11 @@ class OwnDecoding(DecodingConfig):
             return
         if self.drafter is None:
             raise OptionError("resource_manager is given without a drafter", "Give both.")
-        # TensorRT-LLM's drafters have it as an attribute
-        self.drafter.resource_manager = self.resource_manager  # type: ignore[attr-defined]
+        try:  # TensorRT-LLM's drafters have it as an attribute
+            self.drafter.resource_manager = self.resource_manager  # type: ignore[attr-defined]
+        except AttributeError as error:
+            what = f"a {type(self.drafter).__name__} cannot have the attribute resource_manager"
+            raise OptionError(what, "Give an object of a class of your own.") from error
 
     @property
     def drafts_by(self) -> object | None:

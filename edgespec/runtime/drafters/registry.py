@@ -10,8 +10,10 @@ from edgespec.methods import METHODS
 from edgespec.runtime.drafters import (
     dflash,
     draft_model,
+    dspark,
     eagle1,
     eagle3,
+    jetspec,
     medusa,
     mtp,
     ngram,
@@ -24,6 +26,8 @@ DRAFTERS: dict[str, DrafterRow] = {
     eagle3.NAME: eagle3.ROW,
     mtp.NAME: mtp.ROW,
     dflash.NAME: dflash.ROW,
+    jetspec.NAME: jetspec.ROW,
+    dspark.NAME: dspark.ROW,
     medusa.NAME: medusa.ROW,
     draft_model.NAME: draft_model.ROW,
     suffix.NAME: suffix.ROW,  # the first without an engine: what drafts where none is named

@@ -139,8 +139,8 @@ def test_draft_that_copied_its_base_s_mtp_keys_is_still_a_draft(base: Path, tmp_
 
 OTHERS: list[tuple[str, dict[str, Any], dict[str, tuple[int, ...]]]] = [
     ("'mlp'", {"speculators_model_type": "mlp"}, {}),
-    ("DSpark", {"architectures": ["Qwen3DSparkModel"]}, {}),
-    ("DSpark", {"speculators_model_type": "dspark"}, {}),
+    ("Gemma4DSparkModel", {"architectures": ["Gemma4DSparkModel"]}, {}),
+    ("P-EAGLE", {"speculators_model_type": "peagle"}, {}),
     (
         "DFlash2",
         {"dflash_config": {"mask_token_id": 1, "selector_rank": 8}},

@@ -14,12 +14,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from edgespec.checkpoint.block_draft import IGNORED, expected_tensors, named_as_ours
 from edgespec.checkpoint.d2t import read_d2t
 from edgespec.checkpoint.detect import check_tensors, detect
-from edgespec.checkpoint.dflash import IGNORED, expected_tensors, named_as_ours
 from edgespec.checkpoint.files import Checkpoint, Rows, open_checkpoint
 from edgespec.errors import CheckpointError, EdgeSpecError, UnsupportedModel
-from edgespec.methods.dflash import DFlashConfig
+from edgespec.graphs.completeness import check_complete
+from edgespec.methods.block_draft import BlockDraftConfig
+from edgespec.methods.dspark import DSparkConfig
 from tests.toys import Layout, make_base, make_dflash, make_qwen3_5, write_pickle
 
 LAYOUTS: list[Layout] = ["z-lab", "modelopt", "speculators"]
@@ -30,9 +32,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_base(tmp_path_factory.mktemp("base"), "qwen3", layers=8, tokenizer=False)
 
 
-def config_of(checkpoint: Checkpoint) -> DFlashConfig:
+def config_of(checkpoint: Checkpoint) -> BlockDraftConfig:
     found = detect(checkpoint)
-    assert isinstance(found, DFlashConfig)
+    assert isinstance(found, BlockDraftConfig)
     return found
 
 
@@ -145,9 +147,26 @@ def test_modelopt_s_own_export_is_read(
     check_tensors(expected_tensors(config), named_as_ours(checkpoint, config))
 
 
-@pytest.mark.parametrize(
-    ("name", "said"), [("dspark", "DSpark"), ("domino", "Domino"), ("sinks", "attention sinks")]
-)
+@pytest.mark.parametrize(("name", "kind"), [("dspark", "vanilla"), ("dspark-rnn", "rnn")])
+def test_modelopt_s_own_dspark_draft_is_read(name: str, kind: str, modelopt_drafts: Path) -> None:
+    checkpoint = open_checkpoint(modelopt_drafts / name)
+    config = detect(checkpoint)
+    assert isinstance(config, DSparkConfig)
+    assert (config.layout, config.first_slot, config.heads.markov_kind) == ("modelopt", 0, kind)
+    assert config.heads.confidence == (kind == "rnn")
+    check_complete(checkpoint, config)
+
+
+def test_heads_that_the_config_does_not_mention_are_refused(
+    modelopt_drafts: Path, tmp_path: Path
+) -> None:
+    path = Path(shutil.copytree(modelopt_drafts / "dspark", tmp_path / "dspark"))
+    shutil.copy(modelopt_drafts / "plain" / "config.json", path)
+    with pytest.raises(UnsupportedModel, match=r"a DSpark draft .* does not say so"):
+        detect(open_checkpoint(path))
+
+
+@pytest.mark.parametrize(("name", "said"), [("domino", "Domino"), ("sinks", "attention sinks")])
 @pytest.mark.parametrize("by", ["config", "tensors"])
 def test_modelopt_s_own_relatives_are_refused_by_name(
     name: str, said: str, by: str, modelopt_drafts: Path, tmp_path: Path
@@ -228,7 +247,7 @@ def test_nonsense_in_any_key_never_ends_in_a_traceback(
                 (path / "config.json").write_text(json.dumps(config))
                 try:
                     found = detect(open_checkpoint(path))
-                    if isinstance(found, DFlashConfig):
+                    if isinstance(found, BlockDraftConfig):
                         named_as_ours(open_checkpoint(path), found)
                 except EdgeSpecError:
                     tried += 1

@@ -86,6 +86,46 @@ def test_chat_without_a_stream_says_so(tmp_path: Path, redirect: str, name: str)
     assert (done.returncode, done.stderr.splitlines()[0]) == (4, f"error: {name} is closed")
 
 
+@pytest.mark.parametrize(
+    ("words", "redirect", "name"),
+    [
+        ("infer --engine-dir D --prompt hi", ">&-", "stdout"),
+        ("run D --prompt hi", ">&-", "stdout"),
+        ("run D", "<&-", "stdin"),
+        ("eval summarize --engine-dir D --dataset F", ">&-", "stdout"),
+    ],
+)
+def test_command_whose_answers_nobody_can_read_says_so(
+    tmp_path: Path, words: str, redirect: str, name: str
+) -> None:
+    (tmp_path / "D").mkdir()
+    (tmp_path / "F").write_text("")
+    command = f'"$@" {words} {redirect}'
+    done = subprocess.run(
+        ["sh", "-c", command, "sh", *MAIN],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=ENVIRON,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr.splitlines()[0]) == (4, f"error: {name} is closed")
+
+
+def test_closed_stderr_is_written_to_by_nobody() -> None:
+    source = (
+        "import os, sys; from edgespec.cli.chat.screen import Screen;"
+        " from edgespec.cli.limits import occupy_closed_streams;"
+        " occupy_closed_streams(); Screen(sys.stdout).note('a'); print('answered')"
+    )
+    command = ["sh", "-c", '"$@" 2>&-', "sh", sys.executable, "-c", source]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=ENVIRON, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "answered\n")
+
+
 @pytest.mark.parametrize("kind", [PermissionError, FileNotFoundError, NotADirectoryError])
 def test_input_that_cannot_be_read_is_refused_as_input(kind: type[OSError]) -> None:
     number = {PermissionError: 13, FileNotFoundError: 2, NotADirectoryError: 20}[kind]

@@ -12,6 +12,7 @@ PACKAGE = Path(edgespec.__file__).parent
 NAMES = {*FAMILIES, *(row.model_type for row in FAMILIES.values())}
 # A file that names families, and why
 ALLOWED = {
+    "methods/jetspec.py": "whether published drafts were trained on answers with thinking",
     "methods/dflash.py": "whether published drafts of a base were trained on answers with thinking",
 }
 

@@ -18,11 +18,11 @@ from edgespec.checkpoint.layouts import read_quantization, read_weight
 from edgespec.contract import Limits
 from edgespec.errors import PairingError, UnsupportedModel
 from edgespec.export.components import ExportOptions, export
-from edgespec.methods.dflash import DFlashConfig
-from edgespec.modules.dflash import DFlash
+from edgespec.methods.block_draft import BlockDraftConfig
+from edgespec.modules.block_draft import BlockDraft
 from edgespec.prompts import SamplingParams
 from edgespec.quantize import draft, modelopt
-from edgespec.quantize.dflash import blocks_of
+from edgespec.quantize.block_draft import blocks_of
 from edgespec.quantize.llm import Options, Quantized
 from edgespec.quantize.table import QUANTIZABLE
 from edgespec.runtime.engine import Engine
@@ -58,17 +58,17 @@ def quantized(base: Path, path: Path, out: Path, quantization: str, **more: Any)
     return draft.quantize_draft(str(base), str(path), out, options, Told(), modelopt.Log())
 
 
-def config_of(path: Path) -> tuple[Checkpoint, DFlashConfig]:
+def config_of(path: Path) -> tuple[Checkpoint, BlockDraftConfig]:
     checkpoint = Checkpoint(path)
     config = detect(checkpoint)
-    assert isinstance(config, DFlashConfig)
+    assert isinstance(config, BlockDraftConfig)
     return checkpoint, config
 
 
-def module_of(base: Path, path: Path) -> DFlash:
+def module_of(base: Path, path: Path) -> BlockDraft:
     checkpoint, config = config_of(path)
     named, names = QUANTIZABLE[config.method].names(checkpoint, config)
-    module = DFlash(config).eval()
+    module = BlockDraft(config).eval()
     module.load_state_dict(draft.read_weights(named, Checkpoint(base), names, config))
     return module
 

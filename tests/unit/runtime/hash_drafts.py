@@ -28,6 +28,25 @@ LEVELS = canonical_contract(
 BLOCKS = canonical_contract(
     GraphShape(Role.DRAFT, 1, 1, 1, 2, 2, VOCAB, base_features=WIDTH, block=True)
 )
+# Of drafts whose first slot drafts; their states go to heads that read them
+BLOCKS_WITH_STATES = canonical_contract(
+    GraphShape(Role.DRAFT, 1, 1, 1, 2, 2, VOCAB, features=WIDTH, base_features=WIDTH, block=True)
+)
+BLOCKS_WITH_STATES_TWO_MASKS = canonical_contract(
+    GraphShape(
+        Role.DRAFT,
+        1,
+        1,
+        1,
+        2,
+        2,
+        VOCAB,
+        features=WIDTH,
+        base_features=WIDTH,
+        block=True,
+        sliding=True,
+    )
+)
 BLOCKS_TWO_MASKS = canonical_contract(
     GraphShape(Role.DRAFT, 1, 1, 1, 2, 2, VOCAB, base_features=WIDTH, block=True, sliding=True)
 )
@@ -190,15 +209,28 @@ def blocks_of(
     lanes: int = 1,
     masks: Sequence[MaskSpec] = (MaskSpec(),),
     broken: Broken = (),
+    first_slot: int = 1,
 ) -> BlockDecoder:
-    contract = BLOCKS if len(masks) == 1 else BLOCKS_TWO_MASKS
-    runner = SlotRunner(capacity, lanes, contract, broken)
-    return BlockDecoder(runner, TokenRows(), PositionRows(), masks)
+    one, two = (
+        (BLOCKS_WITH_STATES, BLOCKS_WITH_STATES_TWO_MASKS)
+        if first_slot == 0
+        else (BLOCKS, BLOCKS_TWO_MASKS)
+    )
+    runner = SlotRunner(capacity, lanes, one if len(masks) == 1 else two, broken)
+    return BlockDecoder(runner, TokenRows(), PositionRows(), masks, first_slot)
 
 
 def block_said(context: np.ndarray, tokens: Sequence[int], masks: Sequence[MaskSpec]) -> np.ndarray:
     """Logits [S-1, VOCAB] of a block behind all of a lane's context [n, WIDTH], from the definition
     of its masks."""
+    rows = [said.logits for said in block_rows_said(context, tokens, masks)[1:]]
+    return np.array(rows, np.float32).reshape(-1, VOCAB)
+
+
+def block_rows_said(
+    context: np.ndarray, tokens: Sequence[int], masks: Sequence[MaskSpec]
+) -> list[Said]:
+    """Of each row of such a block, the first one included."""
     known = len(context)
     block = [row_slot(known + j, token) for j, token in enumerate(tokens)]
 
@@ -209,5 +241,4 @@ def block_said(context: np.ndarray, tokens: Sequence[int], masks: Sequence[MaskS
             if spec.window is None or known + row - p < spec.window
         ] + (block[: row + 1] if spec.causal else block)
 
-    rows = [said_of(*(seen(row, spec) for spec in masks)).logits for row in range(1, len(tokens))]
-    return np.array(rows, np.float32).reshape(-1, VOCAB)
+    return [said_of(*(seen(row, spec) for spec in masks)) for row in range(len(tokens))]

@@ -12,7 +12,14 @@ import numpy as np
 import pytest
 
 from edgespec.runtime.block import NO_TOKENS, BlockDecoder, BlockRows, MaskSpec
-from tests.unit.runtime.hash_drafts import EMPTY, VOCAB, WIDTH, block_said, blocks_of
+from tests.unit.runtime.hash_drafts import (
+    EMPTY,
+    VOCAB,
+    WIDTH,
+    block_rows_said,
+    block_said,
+    blocks_of,
+)
 
 CAPACITY, LANES = 40, 3
 MASKS = {
@@ -34,15 +41,18 @@ def fill(decoder: BlockDecoder, lane: int, context: np.ndarray) -> None:
 
 def ask(decoder: BlockDecoder, lane: int, tokens: Sequence[int]) -> np.ndarray:
     none = np.zeros((0, WIDTH), np.float32)
-    return decoder.run([BlockRows(lane, none, np.array(tokens))])[0].copy()
+    return decoder.run([BlockRows(lane, none, np.array(tokens))])[0].logits.copy()
 
 
+@pytest.mark.parametrize("first_slot", [1, 0])
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("seed", range(4))
-def test_blocks_side_by_side_say_what_each_says_alone(name: str, seed: int) -> None:
+def test_blocks_side_by_side_say_what_each_says_alone(
+    name: str, seed: int, first_slot: int
+) -> None:
     """Calls over any lanes, with any context and blocks of any length, or none; lanes move."""
     rng, masks = np.random.default_rng([seed, len(name)]), MASKS[name]
-    decoder = blocks_of(CAPACITY, LANES, masks)
+    decoder = blocks_of(CAPACITY, LANES, masks, first_slot=first_slot)
     contexts = [some_context(rng, 0) for _ in range(LANES)]
     for _ in range(12):
         lanes = [lane for lane in range(LANES) if rng.random() < 0.7] or [0]
@@ -55,9 +65,15 @@ def test_blocks_side_by_side_say_what_each_says_alone(name: str, seed: int) -> N
             contexts[lane] = np.concatenate([contexts[lane], new])
             tokens = rng.integers(0, VOCAB, int(rng.integers(0, 6)))
             parts.append(BlockRows(lane, new, tokens))
-        for part, logits in zip(parts, decoder.run(parts), strict=True):
-            wanted = block_said(contexts[part.lane], part.tokens.tolist(), masks)
-            np.testing.assert_array_equal(logits, wanted)
+        for part, found in zip(parts, decoder.run(parts), strict=True):
+            said = block_rows_said(contexts[part.lane], part.tokens.tolist(), masks)[first_slot:]
+            np.testing.assert_array_equal(
+                found.logits, np.array([row.logits for row in said]).reshape(-1, VOCAB)
+            )
+            assert (found.states is None) == (first_slot == 1)
+            if found.states is not None:  # of drafts whose first slot drafts, by `blocks_of`
+                wanted = np.array([row.hidden for row in said]).reshape(-1, WIDTH)
+                np.testing.assert_array_equal(found.states, wanted)
         if rng.random() < 0.3:
             source, target = rng.permutation(LANES)[:2].tolist()
             decoder.move(source, target)

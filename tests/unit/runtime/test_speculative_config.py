@@ -55,6 +55,8 @@ NAMES = {
     "DraftTarget": "DraftTargetDecodingConfig",
     "Draft_Target": "DraftTargetDecodingConfig",
     "User_Provided": "UserProvidedDecodingConfig",
+    "JetSpec": "JetSpecDecodingConfig",
+    "DSpark": "DSparkDecodingConfig",
     "AUTO": "DecodingConfig",
 }
 
@@ -98,6 +100,13 @@ SIZES: list[tuple[dict[str, Any], Sizes]] = [
         {"decoding_type": "DFlash", "dynamic_tree_max_topK": 3, "max_total_draft_tokens": 20},
         Sizes(3, None, 21),
     ),
+    ({"decoding_type": "JetSpec", "max_draft_len": 15}, Sizes(1, None, 16)),
+    (
+        {"decoding_type": "JetSpec", "dynamic_tree_max_topK": 7, "max_total_draft_tokens": 127},
+        Sizes(7, None, 128),
+    ),
+    ({"decoding_type": "DSpark", "max_draft_len": 7}, Sizes(1, None, 8)),
+    ({"decoding_type": "DSpark"}, Sizes(1, None, None)),
 ]
 
 
@@ -137,6 +146,33 @@ def test_static_tree_is_the_one_of_its_choices() -> None:
     tree = read(**block).tree
     assert tree is not None
     assert tree.plan(64).choices == ((0,), (1,), (0, 0))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("keys", "threshold"),
+    [
+        ({}, None),
+        ({"confidence_threshold": 0.25}, 0.25),
+        ({"enable_confidence_scheduling": True}, None),
+        ({"enable_confidence_scheduling": False}, 0.0),
+        ({"enable_confidence_scheduling": False, "confidence_threshold": 0}, 0.0),
+    ],
+)
+def test_confidences_set_the_length_unless_they_are_turned_off(
+    keys: dict[str, Any], threshold: float | None
+) -> None:
+    options = read(decoding_type="DSpark", **keys).options
+    assert options is not None
+    assert options.confidence_threshold == threshold  # type: ignore[attr-defined]
+
+
+def test_what_a_draft_was_exported_with_is_noted_where_it_is_given_again() -> None:
+    block = {"decoding_type": "DSpark", "markov_rank": 256, "confidence_sts_path": "sts.json"}
+    _, notes = read_config(block)
+    assert [note.split(" means nothing here: ")[0] for note in notes] == [
+        "markov_rank",
+        "confidence_sts_path",
+    ]
 
 
 # ---- refused by name
@@ -187,6 +223,16 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "eagle3_layers_to_capture is -1",
     ),
     ({"decoding_type": "DFlash", "dynamic_tree_max_topK": 9}, "from 1 to 8"),
+    ({"decoding_type": "DSpark", "dynamic_tree_max_topK": 2}, "is not a key of .* DSpark"),
+    ({"decoding_type": "DSpark", "confidence_threshold": 1.5}, "confidence_threshold.*1.5"),
+    (
+        {
+            "decoding_type": "DSpark",
+            "confidence_threshold": 0.5,
+            "enable_confidence_scheduling": False,
+        },
+        "enable_confidence_scheduling is false, and confidence_threshold 0.5",
+    ),
     (
         {"decoding_type": "DFlash", "dynamic_tree_max_topK": 2, "max_draft_len": 3},
         "as deep as the block",

@@ -8,7 +8,7 @@ import pytest
 
 from edgespec.runtime.metrics import Pooled, RequestMetrics
 from edgespec.runtime.sequence import StepOutput
-from edgespec.runtime.speedup import Speedup
+from edgespec.runtime.speedup import Speedup, StepCost
 from edgespec.runtime.stages import StageTimes
 
 
@@ -73,18 +73,47 @@ def test_a_faster_run_needs_no_explanation_and_has_its_figures() -> None:
     assert said["break_even_acceptance_length"] == pytest.approx(1.7)
 
 
-def test_without_plain_steps_only_what_is_known_is_said() -> None:
-    """A plain step takes no longer than a verification: beyond that nothing is claimed."""
-    known = speedup(decoded(20, 1, 30, 11, 0, 0), plain=False)
-    assert known.line is not None
-    assert known.line.startswith("probably slower than plain decoding")
-    assert f"{41 / 11:.2f}, and it was 2.00. --check-lossless measures" in known.line
-    unknown = speedup(decoded(20, 1, 5, 11, 0, 0), plain=False)
-    assert unknown.line is None
-    for found in (known, unknown):
-        said = found.to_dict()
-        assert said["step_s"] > 0
-        assert said["over_plain"] is said["plain_step_s"] is said["slower_because"] is None
+def by_the_way(drafted: RequestMetrics, plain_ms: float) -> Speedup:
+    found = Speedup.of([drafted], [], 1, StepCost(0.0, plain_ms / 1000, 0.0, 0.0))
+    assert found is not None
+    return found
+
+
+def test_a_few_plain_steps_at_the_end_say_that_drafts_did_not_pay() -> None:
+    found = by_the_way(decoded(20, 1, 15, 11, 0, 0), 10.0)
+    line = found.line
+    assert line is not None
+    assert line.startswith("slower than plain decoding (about 0.77x)")
+    assert line.endswith("--check-lossless measures whole requests.")
+    assert found.to_dict()["plain_steps_of"] == "end"
+    assert speedup(decoded(20, 1, 15, 11, 0, 0)).to_dict()["plain_steps_of"] == "requests"
+
+
+def test_a_few_plain_steps_are_too_uncertain_for_a_small_difference() -> None:
+    drafted = decoded(20, 1, 9.7, 11, 0, 0)  # 0.97 times as fast
+    assert by_the_way(drafted, 10.0).line is None
+    assert speedup(drafted).line is not None
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_a_handful_of_steps_says_nothing_of_speed(plain: bool) -> None:
+    assert speedup(decoded(15, 0, 30, 11, 0, 0), plain=plain).line is None
+
+
+def test_without_plain_steps_nothing_is_claimed() -> None:
+    found = speedup(decoded(20, 1, 30, 11, 0, 0), plain=False)
+    said = found.to_dict()
+    assert (found.line, said["plain_steps_of"]) == (None, None)
+    assert said["step_s"] > 0
+    assert said["over_plain"] is said["plain_step_s"] is said["slower_because"] is None
+
+
+def test_drafts_of_a_tree_are_counted_and_not_its_levels() -> None:
+    drafted = decoded(20, 0, 6, 11, 0, 0)
+    drafted.per_step_drafted = [19] * 20
+    line = speedup(drafted).line
+    assert line is not None
+    assert "Too few of the 19 drafts of a tree of 3 levels are accepted." in line
 
 
 def test_without_a_drafted_step_there_is_nothing_to_say() -> None:

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from edgespec.backends.ort.backend import BACKEND
 from edgespec.errors import LimitError
 from edgespec.runtime.block import MaskSpec
-from edgespec.runtime.drafters import dflash
+from edgespec.runtime.drafters import block_drafter
 from edgespec.runtime.drafters.base import DraftRequest, Observation
+from edgespec.runtime.drafters.block_drafter import BlockLimits
 from edgespec.runtime.drafters.candidates import best_first
-from edgespec.runtime.drafters.dflash import BlockLimits, DFlashDrafter
+from edgespec.runtime.drafters.dflash import DFlashDrafter
 from edgespec.runtime.tree import BlockPlan, DraftPlan, DraftTree, full_tree_size
 from tests.unit.runtime.hash_drafts import EMPTY, WIDTH, Broken, block_said, blocks_of
 
@@ -225,7 +226,7 @@ def test_a_tree_is_made_of_each_slots_candidates() -> None:
 def test_states_are_read_with_the_next_block_or_by_themselves_where_they_are_many(
     monkeypatch: pytest.MonkeyPatch, chunk: int
 ) -> None:
-    monkeypatch.setattr(dflash, "CONTEXT_CHUNK", chunk)
+    monkeypatch.setattr(block_drafter, "CONTEXT_CHUNK", chunk)
     rng, drafter = np.random.default_rng(2), drafter_of()
     seen = [some_states(rng, 0, count) for count in (7, 2, 1)]
     for item in seen:

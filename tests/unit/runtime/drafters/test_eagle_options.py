@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgespec.errors import LimitError, OptionError
-from edgespec.runtime.drafters.dflash import BlockLimits
+from edgespec.runtime.drafters.block_drafter import BlockLimits
 from edgespec.runtime.drafters.eagle_options import EagleOptions
 from edgespec.runtime.drafters.mtp import HeadLimits
 from edgespec.runtime.plans import TreeLimits

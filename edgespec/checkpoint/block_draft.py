@@ -1,4 +1,4 @@
-"""The tensors of a DFlash draft under our own names, whatever its layout calls and fuses.
+"""The tensors of a block draft under our own names, whatever its layout calls and fuses.
 
 Knows names and rows. Knows no graphs.
 """
@@ -12,13 +12,13 @@ from edgespec.checkpoint.layouts import is_quantized
 from edgespec.config import AttentionSpec, layer_tensors
 from edgespec.config.tensors import qkv_rows
 from edgespec.errors import CheckpointError, UnsupportedModel
-from edgespec.methods.dflash import FUSED, DFlashConfig, own_name
+from edgespec.methods.block_draft import FUSED, BlockDraftConfig, own_name
 
 # What speculators keeps of the base beside the draft: the base's own are the same.
 IGNORED = ("verifier_lm_head.weight", "verifier_norm.weight", "rotary_emb.inv_freq", "t2d", "d2t")
 
 
-def named_as_ours(checkpoint: Checkpoint, config: DFlashConfig) -> Checkpoint:
+def named_as_ours(checkpoint: Checkpoint, config: BlockDraftConfig) -> Checkpoint:
     """The same checkpoint with fc, hidden_norm, layers.0.self_attn.q_proj ..., norm; a fused Linear
     as its parts.
 
@@ -36,7 +36,7 @@ def named_as_ours(checkpoint: Checkpoint, config: DFlashConfig) -> Checkpoint:
     return checkpoint.renamed(sources)
 
 
-def expected_tensors(config: DFlashConfig) -> dict[str, tuple[int, ...]]:
+def expected_tensors(config: BlockDraftConfig) -> dict[str, tuple[int, ...]]:
     """Name -> shape of everything that a draft of this configuration holds, its vocabulary map
     apart."""
     hidden = config.decoder.hidden_size
@@ -54,7 +54,9 @@ def expected_tensors(config: DFlashConfig) -> dict[str, tuple[int, ...]]:
     return tensors
 
 
-def _parts(checkpoint: Checkpoint, config: DFlashConfig, stored: str) -> Iterator[tuple[str, Rows]]:
+def _parts(
+    checkpoint: Checkpoint, config: BlockDraftConfig, stored: str
+) -> Iterator[tuple[str, Rows]]:
     name = own_name(stored)
     module, _, part = name.rpartition(".")
     fused = next((key for key in FUSED if module.endswith(f".{key}")), None)
@@ -81,7 +83,7 @@ def _parts(checkpoint: Checkpoint, config: DFlashConfig, stored: str) -> Iterato
         start += size
 
 
-def _sizes(config: DFlashConfig) -> dict[str, tuple[int, ...]]:
+def _sizes(config: BlockDraftConfig) -> dict[str, tuple[int, ...]]:
     """Rows of what a fused Linear is made of."""
     layer = config.decoder.layers[0]
     assert isinstance(layer.mixer, AttentionSpec)

@@ -1,7 +1,7 @@
-"""A DFlash draft as a torch module (arXiv 2602.06036): one block, without a cache.
+"""A block draft as a torch module: one block, without a cache.
 
-Its parameters have the names of `checkpoint.dflash.expected_tensors`. Knows nothing of files or
-quantization.
+Its parameters have the names of `checkpoint.block_draft.expected_tensors`. Knows nothing of files
+or quantization.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from edgespec.methods.dflash import DFlashConfig
+from edgespec.methods.block_draft import BlockDraftConfig
 from edgespec.modules.layers import MLP, RMSNorm, rotate
 from edgespec.rope import RopeTable
 
@@ -20,7 +20,7 @@ Tensor = torch.Tensor
 class BlockAttention(nn.Module):
     """Attention of a block over its context and itself, with grouped queries."""
 
-    def __init__(self, config: DFlashConfig, index: int) -> None:
+    def __init__(self, config: BlockDraftConfig, index: int) -> None:
         super().__init__()
         layer = config.decoder
         hidden, queries, keys = (
@@ -78,7 +78,7 @@ class BlockAttention(nn.Module):
 class Layer(nn.Module):
     """A pre-norm decoder layer whose input norm is for the block alone."""
 
-    def __init__(self, config: DFlashConfig, index: int) -> None:
+    def __init__(self, config: BlockDraftConfig, index: int) -> None:
         super().__init__()
         hidden, eps, layer = config.decoder.hidden_size, config.decoder.norm.eps, config.decoder
         self.self_attn = BlockAttention(config, index)
@@ -92,10 +92,10 @@ class Layer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
 
 
-class DFlash(nn.Module):
-    """The draft (arXiv 2602.06036): fused aux hidden states as context, layers, lm_head."""
+class BlockDraft(nn.Module):
+    """The draft: fused aux hidden states as context, layers, lm_head."""
 
-    def __init__(self, config: DFlashConfig) -> None:
+    def __init__(self, config: BlockDraftConfig) -> None:
         super().__init__()
         # ModelOpt takes `config` for one of transformers, and writes to it
         self.draft_config = config

@@ -1,0 +1,343 @@
+"""Drafting a block of tokens in one call of the draft: what all block drafts share.
+
+Knows the draft's engine and the base's hidden states that the engine has not read yet. How logits
+become drafts is known in the file of each method.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec import bundle
+from edgespec.backends.base import LaneRows, PlanHints
+from edgespec.backends.engine_config import BUILD_AGAIN, EngineConfig
+from edgespec.component_files import d2t_offsets, required_arrays
+from edgespec.contract import MAX_BLOCK_NODES
+from edgespec.errors import LimitError
+from edgespec.methods import METHODS
+from edgespec.methods.block_draft import BlockSpec
+from edgespec.rope import RopeTable
+from edgespec.runtime.block import NO_TOKENS, BlockDecoder, BlockOutput, BlockRows, MaskSpec
+from edgespec.runtime.draft_sampling import Distribution, DraftSampler
+from edgespec.runtime.drafters.base import DraftRequest, Observation
+from edgespec.runtime.drafters.candidates import best_first, top_log_probs
+from edgespec.runtime.drafters.engine_drafter import EngineDrafter
+from edgespec.runtime.drafters.row import DrafterSources
+from edgespec.runtime.plans import GUIDE_VERIFY_SIZE, exceeds_base, no_static_trees
+from edgespec.runtime.static_tree import StaticPlan
+from edgespec.runtime.tree import BlockPlan, DraftPlan, DraftTree, full_tree_size
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+# rows of context a call: bounds the mask and the activations of a long prompt
+CONTEXT_CHUNK = 256
+MAX_BLOCK_TOP_K = 8
+
+
+@dataclass
+class LaneState:
+    """The hidden states that the next call is to read."""
+
+    pending: list[Floats] = field(default_factory=list)  # each [m, k*H]
+    # the cache could not take all of them, or they held NaN or Inf: no drafts from there on
+    full: bool = False
+
+    @property
+    def count(self) -> int:
+        """Positions that are pending."""
+        return sum(map(len, self.pending))
+
+
+class BlockDrafter(EngineDrafter[BlockDecoder, LaneState], ABC):
+    """`max_block` bounds a block, and the context that lanes of one call may differ by."""
+
+    def __init__(self, decoder: BlockDecoder, mask_token: int, max_block: int) -> None:
+        super().__init__(decoder, LaneState)
+        self.mask_token, self.max_block = mask_token, max_block
+
+    @abstractmethod
+    def drafted(self, request: DraftRequest, output: BlockOutput) -> DraftTree:
+        """The drafts of a lane, from what the engine says of its block."""
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Keep the new hidden states; the engine reads them with the next block, or by themselves
+        where they are many."""
+        for item in observations:
+            assert item.hidden_states is not None
+            state, count = self.lanes[item.lane], len(item.hidden_states)
+            fits = state.count + count <= self.decoder.room(item.lane)
+            # NaN or Inf must not get into the cache: it would corrupt the lane's next sequence too
+            state.full = state.full or not fits or not np.isfinite(item.hidden_states).all()
+            if state.full:
+                state.pending = []
+                continue
+            state.pending.append(item.hidden_states.copy())
+            if state.count >= CONTEXT_CHUNK:
+                self.flush(item.lane)
+
+    def flush(self, lane: int) -> None:
+        """Let the engine read what is pending, without a block."""
+        state = self.lanes[lane]
+        if not state.count:
+            return
+        context = np.concatenate(state.pending)
+        for start in range(0, len(context), CONTEXT_CHUNK):
+            self.decoder.run([BlockRows(lane, context[start : start + CONTEXT_CHUNK], NO_TOKENS)])
+        state.pending = []
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        """One call for all requests: the new context of each, and behind it the pending token and
+        its masks."""
+        trees = {request.lane: DraftTree.root_only(request.pending) for request in requests}
+        able = [request for request in requests if self.num_drafts(request)]
+        if len(able) > 1:
+            for request in able:
+                # the other lanes would run as many padding rows
+                if self.lanes[request.lane].count > self.max_block:
+                    self.flush(request.lane)
+        parts = [self.block(request) for request in able]
+        for request, output in zip(able, self.decoder.run(parts) if parts else [], strict=True):
+            state = self.lanes[request.lane]
+            state.pending, state.full = [], not np.isfinite(output.logits).all()
+            if state.full:
+                self.decoder.zero(request.lane)
+            else:
+                trees[request.lane] = self.drafted(request, output)
+        return [trees[request.lane] for request in requests]
+
+    def num_drafts(self, request: DraftRequest) -> int:
+        """Slots of a lane's block that are to draft; 0 is no draft."""
+        state, plan, first = self.lanes[request.lane], request.plan, self.decoder.first_slot
+        if state.full:
+            return 0
+        room = self.decoder.room(request.lane) - state.count
+        return max(0, min(min(self.max_block, room) - first, plan.steps, plan.verify_size - 1))
+
+    def block(self, request: DraftRequest) -> BlockRows:
+        """A lane's part of a call: the pending token, then mask tokens to the end of the block."""
+        slots = self.num_drafts(request) + self.decoder.first_slot
+        tokens = np.full(slots, self.mask_token, np.int64)
+        tokens[0] = request.pending
+        return BlockRows(request.lane, self.context(request.lane), tokens)
+
+    def context(self, lane: int) -> Floats:
+        """[L, k*H], what is pending."""
+        none = np.zeros((0, self.decoder.runner.contract.shape.base_features), np.float32)
+        return np.concatenate([none, *self.lanes[lane].pending])
+
+    def snapshot(self, lane: int, count: int) -> LaneRows:
+        """Copies of the first `count` KV rows, the pending ones computed first where needed."""
+        if self.decoder.lanes[lane].length < count:
+            self.flush(lane)
+        return self.decoder.snapshot(lane, count)
+
+
+class BlockTreeDrafter(BlockDrafter):
+    """Of each slot the best tokens, whatever the other slots have: a chain, or a tree whose nodes
+    of a depth share their candidates.
+
+    `d2t` [Vd] are offsets: base id = draft id + d2t[draft id]; None where draft and base share the
+    vocabulary.
+    """
+
+    def __init__(
+        self, decoder: BlockDecoder, mask_token: int, max_block: int, d2t: Ids | None = None
+    ) -> None:
+        super().__init__(decoder, mask_token, max_block)
+        self.d2t = d2t
+
+    def drafted(self, request: DraftRequest, output: BlockOutput) -> DraftTree:
+        """The tree of a block's logits."""
+        return self.tree(request, output.logits)
+
+    def tree(self, request: DraftRequest, logits: Floats) -> DraftTree:
+        """The draft tree from logits [D, Vd]: the chain of each slot's best token, or with a top-k
+        above 1 the tree that `nodes` chooses."""
+        if request.sampler is not None and request.plan.top_k == 1:
+            return self.drawn_chain(request, request.sampler, logits)
+        ids, log_probs = top_log_probs(logits, request.plan.top_k)
+        tokens = ids if self.d2t is None else ids + self.d2t[ids]
+        parents, chosen = self.nodes(log_probs, request.plan.verify_size)
+        return DraftTree(
+            np.concatenate([[request.pending], tokens[chosen[:, 0], chosen[:, 1]]]), parents
+        )
+
+    def drawn_chain(
+        self, request: DraftRequest, sampler: DraftSampler, logits: Floats
+    ) -> DraftTree:
+        """A chain from logits [D, Vd], each slot's token drawn by itself."""
+        own = None if self.d2t is None else np.arange(len(self.d2t)) + self.d2t
+        tokens, drawn = list[int](), list[Distribution]()
+        for row in logits[: request.plan.verify_size - 1]:
+            token, distribution = sampler.draw(row, tokens, own)
+            tokens.append(token)
+            drawn.append(distribution)
+        return chain_of(request.pending, tokens, drawn)
+
+    def nodes(self, log_probs: Floats, size: int) -> tuple[Ids, Ids]:
+        """Parents [N] and the (depth - 1, rank) of each node but the root [N-1, 2] of a tree of
+        `size` nodes from log-probabilities [depths, K], descending."""
+        return best_first(log_probs, size)
+
+
+def chain_of(pending: int, tokens: Sequence[int], drawn: Sequence[Distribution] = ()) -> DraftTree:
+    """The chain of drafts behind the pending token; `drawn` is what each was drawn from, where they
+    were drawn."""
+    return DraftTree(
+        np.array([pending, *tokens], np.int64),
+        np.arange(-1, len(tokens)),
+        drawn_from=[None, *drawn] if drawn else None,
+    )
+
+
+# ---- what a method's row is made of
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLimits:
+    """What base and draft were built for, where the draft makes blocks. `draft_title` is the
+    method's, for messages; `max_top_k` 1: chains alone."""
+
+    max_verify_tree_size: int
+    block_size: int
+    draft_vocab_size: int
+    draft_title: str = "a block draft"
+    first_slot: int = 1
+    max_top_k: int = MAX_BLOCK_TOP_K
+
+    @property
+    def levels(self) -> int:
+        """Tokens that a whole block drafts."""
+        return self.block_size - self.first_slot
+
+    def plan(
+        self, top_k: int | None, steps: int | None, verify_size: int | None, hints: PlanHints
+    ) -> BlockPlan:
+        """A chain of one block, or with a top-k above 1 a tree; LimitError where it cannot be."""
+        if steps not in (None, 1):
+            what = f"--spec-draft-step {steps}: {self.draft_title} makes its block in one step"
+            raise LimitError(
+                what, "Set it to 1, or leave it out; --spec-verify-size says how much is drafted."
+            )
+        k = 1 if top_k is None else top_k
+        if verify_size is None:
+            wanted = hints.block_nodes if k == 1 else GUIDE_VERIFY_SIZE
+            most = min(wanted, self.max_verify_tree_size)
+            verify_size = full_tree_size(max(k, 1), self.levels, most)
+        levels = max(1, min(self.levels, verify_size - 1))
+        plan = BlockPlan(k, levels, verify_size, self.first_slot)
+        self.check(plan)
+        return plan
+
+    def check(self, plan: DraftPlan) -> None:
+        """Raises LimitError for a plan that base and draft cannot do."""
+        if isinstance(plan, StaticPlan):
+            raise no_static_trees()
+        k, n = plan.top_k, plan.verify_size
+        if min(k, n, plan.steps) < 1:
+            raise LimitError(f"draft top-k {k} and verify size {n} must be at least 1", "Raise it.")
+        self.check_top_k(k)
+        if n > MAX_BLOCK_NODES:
+            what = (
+                f"--spec-verify-size {n}: trees of {self.draft_title} have at most"
+                f" {MAX_BLOCK_NODES} nodes"
+            )
+            raise LimitError(what, f"Set it to {MAX_BLOCK_NODES} or less.")
+        if n > self.max_verify_tree_size:
+            raise exceeds_base(n, self.max_verify_tree_size)
+        if plan.steps > self.levels:
+            what = (
+                f"a plan of {plan.steps} levels; the draft makes blocks of {self.block_size}, the"
+                " pending token included"
+            )
+            raise LimitError(what, f"Draft at most {self.levels} levels.")
+        if n > (most := full_tree_size(k, self.levels, n)):
+            what = (
+                f"--spec-verify-size {n}: with top-k {k} the draft's blocks of {self.block_size}"
+                f" make {most} nodes at most"
+            )
+            higher = k == 1 < self.max_top_k
+            raise LimitError(
+                what,
+                f"Set it to {most} or less" + (", or raise --spec-draft-top-k." if higher else "."),
+            )
+
+    def check_top_k(self, k: int) -> None:
+        """Raises LimitError for candidates that the draft does not make."""
+        if k > 1 == self.max_top_k:
+            what = (
+                f"--spec-draft-top-k {k}: {self.draft_title} makes chains, each of whose slots"
+                " follows from the token before it"
+            )
+            raise LimitError(what, "Set it to 1, or leave it out.")
+        if k > self.max_top_k:
+            what = (
+                f"--spec-draft-top-k {k}: trees of {self.draft_title} have at most"
+                f" {self.max_top_k} children a node"
+            )
+            raise LimitError(
+                what, f"Set it to 1 for a chain, or to 2 to {self.max_top_k} for a tree."
+            )
+        if k > self.draft_vocab_size:
+            raise LimitError(f"--spec-draft-top-k {k} exceeds the draft's vocabulary", "Lower it.")
+
+
+def limits(base: EngineConfig, draft: EngineConfig | None) -> BlockLimits:
+    """The plans that the two engines were built for."""
+    assert draft is not None
+    component, spec = draft.component, spec_of(draft)
+    assert component.draft_vocab_size is not None
+    assert component.method is not None
+    return BlockLimits(
+        base.limits.verify_tree_size,
+        spec.block_size,
+        component.draft_vocab_size,
+        METHODS[component.method].draft_title,
+        spec.first_slot,
+    )
+
+
+def spec_of(draft: EngineConfig) -> BlockSpec:
+    """What config.json keeps of the block."""
+    spec = draft.component.spec
+    assert isinstance(spec, BlockSpec)
+    return spec
+
+
+def vocabulary_map(sources: DrafterSources) -> Ids | None:
+    """The offsets beside the draft's engine; None where it shares the base's vocabulary. Raises
+    BundleError where the file is damaged."""
+    assert sources.draft is not None
+    config, path = sources.draft.config.component, sources.engine_dir / bundle.D2T
+    if path.is_file() or bundle.D2T in required_arrays(config):
+        return d2t_offsets(path, config, BUILD_AGAIN)
+    return None
+
+
+def open_decoder(sources: DrafterSources) -> BlockDecoder:
+    """The draft's engine with its memory."""
+    draft = sources.draft
+    assert draft is not None
+    spec = spec_of(draft.config)
+    found = {MaskSpec(*pair) for pair in zip(spec.windows, spec.causal, strict=True)}
+    # the mask for layers without a window first
+    ordered = sorted(found, key=lambda mask: mask.window is not None)
+    assert draft.config.component.rope is not None
+    rope = RopeTable.of(draft.config.component.rope, draft.runner.capacity)
+    return BlockDecoder(draft.runner, draft.table, rope, ordered, spec.first_slot)
+
+
+def trained_with_thinking(base: EngineConfig, draft: EngineConfig | None) -> bool | None:
+    """The mode of a draft: as its export says, or, without a base then, by the base that is here
+    now."""
+    assert draft is not None
+    component = draft.component
+    assert component.pair is not None
+    assert component.method is not None
+    mode = component.pair.enable_thinking
+    return METHODS[component.method].thinking.get(base.component.model) if mode is None else mode
