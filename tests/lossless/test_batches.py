@@ -151,10 +151,18 @@ def assert_as_alone(
 
 
 def script(engines: Engines, jobs: Sequence[GenerationRequest], right: float | None) -> None:
-    """Plug in a drafter that knows what each of them says alone; None leaves the engine's own."""
-    if right is not None:
-        told = [(one.prompt_ids, alone(engines, one).token_ids) for one in jobs]
-        engines.four.session.drafter = ScriptedDrafter(told, VOCAB, right)
+    """Plug in a drafter that knows what each of them says alone; None leaves the engine's own. One
+    that is there already learns it: what it kept of a prefix serves it alone."""
+    if right is None:
+        return
+    session = engines.four.session
+    drafter = ScriptedDrafter(
+        [(one.prompt_ids, alone(engines, one).token_ids) for one in jobs], VOCAB, right
+    )
+    if isinstance(session.drafter, ScriptedDrafter):
+        session.drafter.scripts, session.drafter.right = drafter.scripts, right
+    else:
+        session.drafter = drafter
 
 
 @pytest.mark.parametrize("right", [None, 0, 0.8])

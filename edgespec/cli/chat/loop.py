@@ -62,6 +62,7 @@ class Chat:
         self.metrics: list[RequestMetrics] = []  # of every answer of this session
         self.own_files: set[Path] = set()  # what /save and /load have named
         self.num_drafter_notes = 0  # that were shown
+        self.told_stopped = False  # whether it was shown that drafting has
 
     def run(self, read: Read) -> int:
         """Turn after turn until the input ends; returns the exit code."""
@@ -184,6 +185,9 @@ class Chat:
             found.append(stats(response.metrics, drafted=self.settings.drafts))
         found += self.engine.drafter_notes[self.num_drafter_notes :]
         self.num_drafter_notes = len(self.engine.drafter_notes)
+        if (stopped := self.engine.drafting_stopped) is not None and not self.told_stopped:
+            self.told_stopped = True
+            found.append(stopped)
         return found
 
 

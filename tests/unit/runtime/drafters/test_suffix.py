@@ -234,6 +234,18 @@ def test_index_of_a_turn_goes_on_in_the_next_one() -> None:
     assert len(drafter.lanes) == 1
 
 
+def test_text_of_a_sequence_that_runs_is_left_to_it() -> None:
+    """A second request begins with all that the first one has said so far."""
+    drafter, text = drafter_of(), [1, 2, 3, 1, 2]
+    first = Running(drafter, [*text, 3, 4], 4)
+    second = Running(drafter, [*text, 5, 6], 5, lane=1)
+    first.take(1)
+    assert drafter.lanes[0].text.text == [*text, 3]
+    assert drafter.lanes[1].text.text == [*text, 5]
+    assert first.propose(DraftPlan(1, 1, 2)).tokens.tolist() == [3, 1]
+    assert len(second.propose()) == 1
+
+
 @settings(max_examples=60, deadline=None)
 @given(lanes=st.lists(texts, min_size=2, max_size=3))
 def test_lanes_do_not_see_each_other_wherever_they_move(lanes: list[list[int]]) -> None:
