@@ -23,6 +23,7 @@ from edgespec.rope import read_rope, rope_dict
 from edgespec.stored.fields import BundleFields
 
 NO_SPEC = SpecConfig()
+MAX_HEADS = 64  # side by side over one hidden state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +89,7 @@ class ComponentConfig:
 
     `method` is a key of METHODS, None for a plain model; `spec` is what that method keeps.
     `graph` are the sizes of the graph's inputs and outputs, `quantization` its quantized weights.
+    A component without layers has no attention: its sizes are 0, its `rope` None.
     """
 
     model: str  # the architecture, or the draft's name
@@ -100,7 +102,7 @@ class ComponentConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    rope: RopeConfig
+    rope: RopeConfig | None
     identity: str
     graph: GraphShape
     sliding_window: int | None = None  # of the layers that have one
@@ -127,18 +129,19 @@ class ComponentConfig:
     ) -> ComponentConfig:
         """A component of these layers and this graph; `vocab_size` is that of the base. What only
         a base or only a draft has is left out."""
+        found = bool(layers.layers)
         return cls(
             model=model,
             method=method,
             role=graph.role,
             vocab_size=vocab_size,
             hidden_size=layers.hidden_size,
-            intermediate_size=layers.intermediate_size,
+            intermediate_size=layers.intermediate_size if found else 0,
             num_layers=layers.num_layers,
-            num_heads=layers.num_heads,
-            num_kv_heads=layers.num_kv_heads,
-            head_dim=layers.head_dim,
-            rope=layers.rope,
+            num_heads=layers.num_heads if found else 0,
+            num_kv_heads=layers.num_kv_heads if found else 0,
+            head_dim=layers.head_dim if found else 0,
+            rope=layers.rope if found else None,
             identity=identity,
             graph=graph,
             sliding_window=layers.sliding_window,
@@ -160,8 +163,9 @@ class ComponentConfig:
         """From the keys of a config.json. BundleError names a wrong key, and its remedy is that of
         the fields."""
         method, role = read_method(fields)
-        draft, head_dim = role is Role.DRAFT, fields.size("head_dim")
-        graph = read_graph(fields.section("graph"), role)
+        draft, graph = role is Role.DRAFT, read_graph(fields.section("graph"), role)
+        layers = not graph.heads
+        head_dim = fields.size("head_dim") if layers else 0
         if not draft and "eos_token_id" not in fields.raw:  # an empty list is an answer
             raise fields.missing("eos_token_id")
         eos = () if draft else token_ids(fields, "eos_token_id")
@@ -175,12 +179,12 @@ class ComponentConfig:
             role=role,
             vocab_size=fields.size("vocab_size"),
             hidden_size=fields.size("hidden_size"),
-            intermediate_size=fields.size("intermediate_size"),
-            num_layers=fields.size("num_hidden_layers"),
-            num_heads=fields.size("num_attention_heads"),
-            num_kv_heads=fields.size("num_key_value_heads"),
+            intermediate_size=fields.size("intermediate_size") if layers else 0,
+            num_layers=fields.size("num_hidden_layers") if layers else 0,
+            num_heads=fields.size("num_attention_heads") if layers else 0,
+            num_kv_heads=fields.size("num_key_value_heads") if layers else 0,
             head_dim=head_dim,
-            rope=read_rope(fields.section("rope"), head_dim),
+            rope=read_rope(fields.section("rope"), head_dim) if layers else None,
             identity=fields.required_text("identity"),
             graph=graph,
             sliding_window=fields.optional_size("sliding_window"),
@@ -232,6 +236,8 @@ class ComponentConfig:
 
     def decoder_keys(self) -> dict[str, Any]:
         """What config.json says of the layers."""
+        if self.rope is None:
+            return {"hidden_size": self.hidden_size, "num_hidden_layers": 0}
         local = {"local_rope": rope_dict(self.local_rope)} if self.local_rope else {}
         return {
             "hidden_size": self.hidden_size,
@@ -256,8 +262,8 @@ class ComponentConfig:
 
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:
-        """The rotary embeddings of the graph's tables, one or two."""
-        return (self.rope,) if self.local_rope is None else (self.rope, self.local_rope)
+        """The rotary embeddings of the graph's tables: one or two, none without layers."""
+        return tuple(rope for rope in (self.rope, self.local_rope) if rope is not None)
 
     @property
     def origin(self) -> str:
@@ -315,6 +321,8 @@ def read_graph(graph: BundleFields, role: Role) -> GraphShape:
     """The sizes of a graph as config.json keeps them."""
     if graph.get("role") != role.value:
         raise graph.wrong("role", repr(role.value))
+    if heads := graph.count("heads"):
+        return read_heads(graph, role, heads)
     recurrent, num_layers = graph.optional_section("recurrent"), graph.size("num_layers")
     return GraphShape(
         role,
@@ -330,6 +338,28 @@ def read_graph(graph: BundleFields, role: Role) -> GraphShape:
         sliding=graph.flag("sliding", False),
         recurrent=read_recurrent(recurrent, num_layers) if recurrent.raw else None,
         local_rotary_dim=graph.count("local_rotary_dim"),
+    )
+
+
+def read_heads(graph: BundleFields, role: Role, heads: int) -> GraphShape:
+    """The sizes of heads over a hidden state, which have neither layers nor memory."""
+    if role is not Role.DRAFT or heads > MAX_HEADS:
+        raise graph.wrong("heads", f"1 to {MAX_HEADS}, of a draft")
+    for key in ("num_layers", "num_kv_heads", "head_dim", "rotary_dim", "features"):
+        if graph.count(key):
+            raise graph.wrong(key, "0: heads have no layers")
+    if any(graph.flag(key, False) for key in ("block", "sliding")) or graph.get("recurrent"):
+        raise graph.refused("heads beside layers")
+    return GraphShape(
+        role,
+        hidden_size=graph.size("hidden_size"),
+        num_layers=0,
+        num_kv_heads=0,
+        head_dim=0,
+        rotary_dim=0,
+        vocab_size=graph.size("vocab_size"),
+        base_features=graph.size("base_features"),
+        heads=heads,
     )
 
 
@@ -357,7 +387,7 @@ def refuse_contradictions(config: ComponentConfig, fields: BundleFields) -> None
     for key, found, wanted in (*graph_repeats(config), *draft_repeats(config)):
         if found != wanted:
             raise graph.wrong(key, f"{wanted}, as the rest of the file says")
-    if config.num_heads % config.num_kv_heads:
+    if config.rope is not None and config.num_heads % config.num_kv_heads:
         raise fields.wrong("num_key_value_heads", f"a divisor of {config.num_heads} heads")
     hidden, layers = config.hidden_size, config.spec.aux_layer_ids
     if config.role is Role.BASE:
@@ -401,11 +431,12 @@ Repeat = tuple[str, int, int]  # a key of `graph`, its value, and the one that i
 def graph_repeats(config: ComponentConfig) -> Iterator[Repeat]:
     """The sizes of the graph that follow from the others."""
     graph = config.graph
+    rotary_dim = config.rope.rotary_dim if config.rope is not None else 0
     yield "hidden_size", graph.hidden_size, config.hidden_size
     yield "num_layers", graph.num_layers, config.num_layers
     yield "num_kv_heads", graph.num_kv_heads, config.num_kv_heads
     yield "head_dim", graph.head_dim, config.head_dim
-    yield "rotary_dim", graph.rotary_dim, config.rope.rotary_dim
+    yield "rotary_dim", graph.rotary_dim, rotary_dim
     yield "vocab_size", graph.vocab_size, config.draft_vocab_size or config.vocab_size
     if config.local_rope is not None:
         yield "local_rotary_dim", graph.local_rotary_dim, config.local_rope.rotary_dim
@@ -426,7 +457,7 @@ def draft_repeats(config: ComponentConfig) -> Iterator[Repeat]:
 def gives_states(config: ComponentConfig) -> bool:
     """Whether a draft's graph gives its states: to be read again, or by the heads beside it."""
     if not config.graph.block:
-        return config.reads_base
+        return config.reads_base and not config.graph.heads
     assert config.method is not None
     assert config.draft_vocab_size is not None
     sizes = HeadSizes(config.vocab_size, config.draft_vocab_size, config.hidden_size)

@@ -111,6 +111,8 @@ class GraphShape:
     recurrent: RecurrentShape | None = None
     # rows of a second rotary table, for the layers that rotate otherwise; 0: there is one table
     local_rotary_dim: int = 0
+    # draft heads side by side over one hidden state: no layers and no memory; 0: a decoder
+    heads: int = 0
 
     @property
     def reads_hidden_states(self) -> bool:
@@ -119,13 +121,20 @@ class GraphShape:
         return self.role is Role.DRAFT and not self.block and self.base_features > 0
 
     def as_dict(self) -> dict[str, Any]:
-        """As config.json has it; the second rotary table is there only where there is one."""
+        """As config.json has it; the second rotary table and heads are there only where there are
+        some."""
         out = asdict(self)
-        if not self.local_rotary_dim:
-            del out["local_rotary_dim"]
+        for name in ("local_rotary_dim", "heads"):
+            if not out[name]:
+                del out[name]
         if self.recurrent is not None:
             out["recurrent"]["layers"] = list(self.recurrent.layers)
         return out
+
+    @property
+    def logits_width(self) -> int:
+        """Width of `logits`: of several heads the logits stand side by side."""
+        return self.vocab_size * max(self.heads, 1)
 
     @property
     def recurrent_layers(self) -> tuple[int, ...]:
@@ -212,7 +221,14 @@ def canonical_contract(shape: GraphShape) -> GraphContract:
     conv_kernel-1 rows of `conv_state`; it takes them in before its own rows begin, and
     `present_recurrent_state` is the state at that place. `tree_mask` says which rows of the call
     each row follows, itself included: all of one path, and those before what comes after.
+
+    Heads over a hidden state read `base_hidden` alone, and keep nothing: each of its rows has one
+    row of `logits`, those of the first head first.
     """
+    if shape.heads:
+        hidden = TensorSpec("base_hidden", COMPUTE, ("B", "S", shape.base_features))
+        logits = TensorSpec("logits", COMPUTE, ("B", "S", shape.logits_width))
+        return GraphContract(shape, (hidden,), (logits,))
     embeds = TensorSpec("inputs_embeds", COMPUTE, ("B", "S", shape.hidden_size))
     rope: Dim = shape.rotary_dim // 2
     inputs = [

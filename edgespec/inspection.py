@@ -22,7 +22,7 @@ from edgespec.backends.summary import (
     export_summary,
 )
 from edgespec.checkpoint.d2t import read_d2t
-from edgespec.checkpoint.files import Checkpoint, some_of
+from edgespec.checkpoint.files import PICKLED, Checkpoint, some_of
 from edgespec.checkpoint.summary import (
     CheckpointSummary,
     FileSummary,
@@ -228,11 +228,7 @@ def heads_of(checkpoint: Checkpoint, model: ModelConfig) -> dict[str, str | None
 def only_pickled(path: Path) -> str | None:
     """The name of the pickled weights where there are no others; None else. They are not read: that
     would take torch, and all of them."""
-    pickled = [
-        name
-        for name in ("pytorch_model.bin", "pytorch_model.bin.index.json")
-        if (path / name).is_file()
-    ]
+    pickled = [name for name in (*PICKLED, f"{PICKLED[0]}.index.json") if (path / name).is_file()]
     return pickled[0] if pickled and not any(path.glob("*.safetensors*")) else None
 
 

@@ -67,7 +67,8 @@ class RunRequest:
     """A target and its draft, each a directory or a hub name, and how engines are made of them.
 
     `aux_layers` and `golden` are those of an export, `limits`, `backend` and `options` those of a
-    build. `update` asks the hub again for names that were prepared before.
+    build. `update` asks the hub again for names that were prepared before. `check_method` raises an
+    error for a method of the pair, None for none, that is another than was asked for.
     """
 
     target: str
@@ -79,6 +80,7 @@ class RunRequest:
     allow_pickle: bool = False
     golden: bool = True
     update: bool = False
+    check_method: Callable[[str | None], object] = lambda method: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +306,7 @@ def planned(request: RunRequest, base: Path, draft: Path | None, report: Reporte
     drafted = None if draft is None else open_checkpoint(draft, allow_pickle=request.allow_pickle)
     config = None if drafted is None else as_draft(detect(drafted))
     method = config.method if config is not None else own_method(opened, model, report)
+    request.check_method(method)
     if method is None or not METHODS[method].reads_base:
         refuse_aux_layers(request)
     if method is not None:

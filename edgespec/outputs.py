@@ -13,7 +13,10 @@ from edgespec import bundle
 from edgespec.directories import Kind, manifest_kind
 from edgespec.errors import OverwriteError
 
-_WEIGHTS = (".safetensors", ".safetensors.index.json", "pytorch_model.bin", ".bin.index.json")
+_WEIGHTS = (
+    *(".safetensors", ".safetensors.index.json"),
+    *("pytorch_model.bin", ".bin.index.json", "_lm_head.pt"),
+)
 _ENGINES = ("llm.onnx", "spec_base.onnx", "spec_draft.onnx")
 _ANOTHER = "Name another place for the output."
 _ELSEWHERE = "Name a place outside of it."

@@ -82,6 +82,12 @@ PAIRS = {
         ("0/llm", "1/dflash_draft"),
         {"block 1/1/8": (1, 1, 8), "tree 4/1/16": (4, 1, 16), "tree 8/1/32": (8, 1, 32)},
     ),
+    "medusa": trained(
+        "medusa",
+        TRAINED / "demo-medusa",
+        {"chain 1/4/5": (1, 4, 5), "tree 4/4/16": TREE, "tree 10/4/60": (10, 4, 60)},
+        "medusa_draft",
+    ),
     "draft_model": Pair(
         (
             *PLAIN,

@@ -58,6 +58,22 @@ class Call:
     local_rope_cos: Floats | None = None
     local_rope_sin: Floats | None = None
 
+    @classmethod
+    def of_states(cls, hidden_states: Floats) -> Call:
+        """The call of heads over a hidden state: B sequences, S rows each, [B, S, H]. Nothing else
+        is read, and nothing is written."""
+        batch, rows = hidden_states.shape[:2]
+        none = np.empty((batch, rows, 0), np.float32)
+        return cls(
+            none,
+            none,
+            none,
+            np.ones((batch, 1, rows, rows), bool),
+            np.zeros(batch, np.int64),
+            np.tile(np.arange(rows), (batch, 1)),
+            base_hidden=hidden_states,
+        )
+
     @property
     def written(self) -> int:
         """Rows that the call writes into each lane."""
@@ -70,7 +86,7 @@ class Result:
     """Outputs of one run. They are views of the runner's buffers: copy what must outlive the next
     call."""
 
-    logits: Floats  # [B, G, V]
+    logits: Floats  # [B, G, V]; of several heads [B, G, heads*V]
     hidden_states: Floats | None  # [B, S, features]
 
 

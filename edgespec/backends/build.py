@@ -26,7 +26,7 @@ from edgespec.backends.engine_config import (
     EngineWeights,
 )
 from edgespec.backends.golden import Agreement, check_golden, num_passes, rounding
-from edgespec.backends.golden_file import Golden, read_golden
+from edgespec.backends.golden_file import Golden, read_golden, slots_of
 from edgespec.backends.manifest import EngineEntry, EngineManifest
 from edgespec.backends.onnx_dir import OnnxDir, open_onnx_dir
 from edgespec.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
@@ -229,7 +229,7 @@ def prove(
         return None, replace(staged.weights, rounding=unmeasured)
     config = onnx.config
     golden, ropes = read_golden(onnx.golden, config.graph, config.vocab_size), config.ropes
-    capacity = golden["tree_attention_mask"].shape[-1]
+    capacity = slots_of(golden)
     runner = backend.open_staged(staged, capacity, min(limits.max_batch_size, BATCH_OF_PROOF))
     progress.prove(num_passes(runner.lanes, golden, staged.accuracy))
 
@@ -285,7 +285,7 @@ def notes_of(backend: Backend, config: EngineConfig) -> tuple[str, ...]:
             " for"
         )
     rope = config.component.rope
-    if any(table.kind == "longrope" for table in config.component.ropes):
+    if rope and any(table.kind == "longrope" for table in config.component.ropes):
         notes.append(longrope_note(rope, capacity))
     return (*notes, *backend.notes(config), *weight_notes(config))
 

@@ -76,7 +76,8 @@ def num_passes(lanes: int, golden: Golden, spec: AccuracySpec) -> int:
     if spec.margin is None:
         return compared
     by_row = "prompt_target_hidden" not in golden
-    return compared + ROUNDING_TRIALS * (len(golden["prompt_ids"]) if by_row else 1)
+    rows = golden["prompt_logits"].shape[1]
+    return compared + ROUNDING_TRIALS * (rows if by_row else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,10 +210,15 @@ def rounding(
 
 
 def moved_by_noise(call: Call, size: float, rng: np.random.Generator) -> Call:
-    """The call with each embedding changed by about `size` of itself (standard deviation)."""
-    shape = call.inputs_embeds.shape
-    noise = 1 + np.float32(size) * rng.standard_normal(shape, np.float32)
-    return replace(call, inputs_embeds=call.inputs_embeds * noise)
+    """The call with each embedding changed by about `size` of itself (standard deviation), or each
+    hidden state where it has no embeddings."""
+    embeds, hidden = call.inputs_embeds, call.base_hidden
+    if embeds.size:
+        noise = 1 + np.float32(size) * rng.standard_normal(embeds.shape, np.float32)
+        return replace(call, inputs_embeds=embeds * noise)
+    assert hidden is not None
+    noise = 1 + np.float32(size) * rng.standard_normal(hidden.shape, np.float32)
+    return replace(call, base_hidden=hidden * noise)
 
 
 # What a call has for each of its rows, and its masks
@@ -281,7 +287,11 @@ def joined(first: Call, second: Call) -> Call:
 
 
 def disturbed(call: Call) -> Call:
-    """The call of another sequence: the rows of its embeddings in reverse order."""
+    """The call of another sequence: the rows of its embeddings in reverse order; of its hidden
+    states where it has no embeddings."""
+    if not call.inputs_embeds.size:
+        assert call.base_hidden is not None
+        return replace(call, base_hidden=np.ascontiguousarray(call.base_hidden[:, ::-1]))
     target_hidden = (
         None if call.target_hidden is None else np.ascontiguousarray(call.target_hidden[:, ::-1])
     )
@@ -295,6 +305,8 @@ def disturbed(call: Call) -> Call:
 def golden_calls(golden: Golden, ropes: Sequence[RopeConfig]) -> list[Call]:
     """The calls that a golden file stands for: the prompt into an empty cache, then the tree behind
     it. `ropes` are the rotary embeddings of the engine's tables."""
+    if "prompt_inputs_embeds" not in golden:  # heads over a hidden state
+        return [Call.of_states(golden[f"{label}_base_hidden"]) for label in CALLS]
     last = max(int(golden[f"{label}_positions"].max()) for label in CALLS)
     tables = [RopeTable.golden(rope, last + 1) for rope in ropes]
     if "prompt_target_hidden" in golden:

@@ -50,6 +50,11 @@ def refused(path: Path, what: str) -> BundleError:
 def arrays_of(shape: GraphShape) -> dict[str, tuple[str, tuple[int | str, ...]]]:
     """Name -> dtype and dimensions of what each call stores; N rows, C slots, L rows of context,
     A and B the rows of a draft's two inputs."""
+    if shape.heads:
+        return {
+            "base_hidden": ("float32", (1, "N", shape.base_features)),
+            "logits": ("float32", (1, "N", shape.logits_width)),
+        }
     found: dict[str, tuple[str, tuple[int | str, ...]]] = {
         "ids": ("int64", ("N",)),
         "positions": ("int64", ("N",)),
@@ -71,6 +76,14 @@ def arrays_of(shape: GraphShape) -> dict[str, tuple[str, tuple[int | str, ...]]]
     return found
 
 
+def slots_of(golden: Golden) -> int:
+    """Slots of the KV cache that the calls need; without a cache, rows of the longest call."""
+    mask = golden.get("tree_attention_mask")
+    if mask is not None:
+        return int(mask.shape[-1])
+    return max(int(golden[f"{label}_logits"].shape[1]) for label in LABELS)
+
+
 def check_names(path: Path, tensors: dict[str, StoredTensor], shape: GraphShape) -> None:
     """BundleError where an array is missing or unknown."""
     wanted = {f"{label}_{name}" for label in LABELS for name in arrays_of(shape)}
@@ -86,7 +99,10 @@ def check_shape(
     """BundleError where an array is of another type or shape than its call's."""
     label, _, name = tensor.name.partition("_")
     dtype, dims = arrays_of(shape)[name]
-    rows, slots = tensors[f"{label}_ids"].shape, tensors["tree_attention_mask"].shape
+    if shape.heads:
+        rows = slots = tensors[f"{label}_base_hidden"].shape[1:2]
+    else:
+        rows, slots = tensors[f"{label}_ids"].shape, tensors["tree_attention_mask"].shape
     sizes = {"N": rows[0] if rows else 0, "C": slots[-1] if slots else 0}
     context = tensors.get(f"{label}_context_positions")
     sizes["L"] = context.shape[0] if context is not None and context.shape else 0
@@ -101,6 +117,8 @@ def check_shape(
 
 def check_places(path: Path, golden: Golden, shape: GraphShape, vocab_size: int) -> None:
     """BundleError where tokens, positions or slots are none that the calls can have."""
+    if shape.heads:
+        return
     slots = golden["tree_attention_mask"].shape[-1]
     for label in LABELS:
         for name, most in (("ids", vocab_size), ("positions", slots)):

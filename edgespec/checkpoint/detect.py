@@ -22,13 +22,7 @@ from edgespec.checkpoint.layouts import (
     tensor_names,
 )
 from edgespec.checkpoint.quantization import Quantization
-from edgespec.checkpoint.unsupported import (
-    BY_CONFIG,
-    OTHERS,
-    SPECULATORS,
-    Unsupported,
-    bare_shapes,
-)
+from edgespec.checkpoint.unsupported import OTHERS, SPECULATORS, Unsupported, bare_shapes
 from edgespec.config import DraftConfig, ModelConfig
 from edgespec.errors import CheckpointError, UnsupportedModel
 from edgespec.families import family_names, parse_eos, parse_model_config, with_eos
@@ -53,6 +47,21 @@ def detect(checkpoint: Checkpoint) -> ModelConfig | DraftConfig:
     return found.parse(checkpoint.config, shapes, source)
 
 
+def draft_beside(checkpoint: Checkpoint, model: ModelConfig, method: str) -> DraftConfig | None:
+    """The configuration of a method's draft that stands beside its base's own tensors; None where
+    there is none. Raises CheckpointError for a damaged one."""
+    row, names = METHODS[method], checkpoint.tensors
+    if row.format is None or not row.tensors_in_base:
+        return None
+    if not any(name.removeprefix("model.").startswith(row.tensors_in_base) for name in names):
+        return None
+    source, shapes = (
+        str(checkpoint.path / "config.json"),
+        logical_shapes(checkpoint, read_quantization(checkpoint)),
+    )
+    return row.format.parse(checkpoint.config | {"vocab_size": model.vocab_size}, shapes, source)
+
+
 def _draft_format(checkpoint: Checkpoint) -> DraftFormat | None:
     """The first that claims the checkpoint: by config.json alone, and then by tensors."""
     config = checkpoint.config
@@ -63,7 +72,6 @@ def _draft_format(checkpoint: Checkpoint) -> DraftFormat | None:
         why = SPECULATORS.get(kind, "") if isinstance(kind, str) else ""
         what = f"{checkpoint.path / 'config.json'}: a speculators draft of the type {kind!r}{why}."
         raise UnsupportedModel(what, _supported())
-    _refuse(checkpoint, BY_CONFIG)
     tensors = (f for f in _formats() if f.matches_tensors(config, lambda: bare_shapes(checkpoint)))
     return next(tensors, None)
 

@@ -33,6 +33,8 @@ from edgespec.stored.tensors import (
 )
 
 _CHUNK_BYTES = 256 * 1024  # what the cache of a core holds: it is hashed as well
+# The names under which pickled weights are published; the first may have an index of shards
+PICKLED = ("pytorch_model.bin", "medusa_lm_head.pt")
 _DOWNLOAD_AGAIN = "Download it again: the file is damaged or the download was not finished."
 
 
@@ -442,10 +444,12 @@ def _check_layout(path: Path, infos: list[TensorInfo], data_start: int, size_byt
 
 
 def _from_pickle(path: Path, allow_pickle: bool) -> _Weights:
-    single, index = path / "pytorch_model.bin", path / "pytorch_model.bin.index.json"
+    single, index = path / PICKLED[0], path / f"{PICKLED[0]}.index.json"
+    if not single.exists() and not index.exists():
+        single = path / PICKLED[1]
     if not single.exists() and not index.exists():
         raise CheckpointError(
-            f"{path} has no weights: neither *.safetensors nor pytorch_model.bin.",
+            f"{path} has no weights: neither *.safetensors nor {' nor '.join(PICKLED)}.",
             "Download the weights as well. If a Hugging Face repository has only pickled weights,"
             " pass --allow-pickle.",
         )

@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 
 REPO_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 PATTERNS = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt")
-PICKLE_PATTERNS = ("*.bin",)
+PICKLE_PATTERNS = ("*.bin", "*_lm_head.pt")  # heads over a hidden state: no optimizer states
 POLL_S = 0.1
 STOP_S = 5.0  # how long an interrupted download may take to end
 KEPT = "Files that are complete are kept."

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.config import ModelConfig, layer_tensors
 from edgespec.families import FAMILIES
+from edgespec.methods import METHODS
 
 STACK = "model"
 EMBEDDING = "model.embed_tokens.weight"
@@ -65,9 +66,11 @@ def beside_roots() -> tuple[str, ...]:
 def ignorable(config: ModelConfig, checkpoint: Checkpoint) -> set[str]:
     """Returns the names of tensors that a base does not use.
 
-    These are rotary buffers, tensors outside the decoder, and the stored copy of a tied lm_head.
+    These are rotary buffers, tensors outside the decoder, a draft's beside them, and the stored
+    copy of a tied lm_head.
     """
-    beside = FAMILIES[config.architecture].beside
+    drafts = (root for method in METHODS.values() for root in method.tensors_in_base)
+    beside = (*FAMILIES[config.architecture].beside, *drafts)
     names = {
         name
         for name in checkpoint.tensors

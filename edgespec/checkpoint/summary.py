@@ -189,7 +189,9 @@ def config_dict(config: ModelConfig | DraftConfig) -> dict[str, Any]:
 
 def decoder_dict(decoder: DecoderConfig) -> dict[str, Any]:
     """Sizes and forms that all layers share, then windows and rotary embeddings where they
-    differ."""
+    differ. A draft may be without layers."""
+    if not decoder.layers:
+        return {"hidden_size": decoder.hidden_size, "num_layers": 0}
     attention, linear = decoder.attention, decoder.linear
     keys: dict[str, Any] = {
         "hidden_size": decoder.hidden_size,

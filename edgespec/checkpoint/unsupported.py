@@ -28,10 +28,6 @@ def bare_shapes(checkpoint: Checkpoint) -> Shapes:
     return {name.removeprefix("model."): info.shape for name, info in checkpoint.tensors.items()}
 
 
-def _is_medusa(config: Mapping[str, Any], _: Checkpoint) -> bool:
-    return "medusa_num_heads" in config or "medusa" in config
-
-
 def _is_qwen_next(config: Mapping[str, Any], _: Checkpoint) -> bool:
     return config.get("model_type") == "qwen3_next" or "Qwen3NextForCausalLM" in _architectures(
         config
@@ -80,8 +76,6 @@ SPECULATORS = {
     "peagle": " (P-EAGLE): it drafts all positions in one pass over mask slots, and EAGLE-3's graph"
     " here drafts them one by one",
 }
-# Asked before any draft's tensors are looked at: Medusa's heads are often pickled.
-BY_CONFIG = (Unsupported("a set of Medusa heads", _is_medusa),)
 # Asked once no method has claimed the checkpoint; the first that matches decides.
 OTHERS = (
     Unsupported("a Qwen3-Next model", _is_qwen_next),

@@ -17,7 +17,6 @@ from edgespec.contract import MAX_BLOCK_NODES
 from edgespec.methods import METHODS, find_method
 
 if TYPE_CHECKING:
-    from edgespec.runtime.drafters.eagle_options import EagleOptions
     from edgespec.runtime.engine import Engine
     from edgespec.runtime.plans import TreeSpec
     from edgespec.runtime.tree import DraftPlan
@@ -28,8 +27,8 @@ ALIASES = {
     "--spec-verify-tree-size": "--spec-verify-size",
     "--eagle-verify-tree-size": "--spec-verify-size",
 }
-GIVEN = f"{__name__}.tree"  # in a context's meta: the keys of EagleOptions that were given
-CHOICES = "eagle_choices"
+GIVEN = f"{__name__}.tree"  # in a context's meta: the keys of trees that were given
+CHOICES = ("eagle_choices", "medusa_choices")  # what a file may hold
 
 
 def titles(*proposes: str) -> str:
@@ -53,11 +52,11 @@ BLOCKS = titles("block", "block chain")
 STEP = f"Levels of the tree; {BLOCKS}: 1."
 VERIFY_SIZE = f"Nodes per base pass, the root included; {BLOCKS}: at most {MAX_BLOCK_NODES}."
 SIZE = click.IntRange(1)
-# Flag -> key of EagleOptions, type (None: a switch), help
+# Flag -> key of EagleOptions or MedusaOptions, type (None: a switch), help
 TREE_FLAGS: tuple[tuple[str, str, Any, str], ...] = (
     (
         "--eagle-choices",
-        CHOICES,
+        "eagle_choices",
         str,
         (
             "A static tree instead: paths of ranks such as [[0],[1],[0,0]], a JSON or YAML file of"
@@ -94,7 +93,20 @@ TREE_FLAGS: tuple[tuple[str, str, Any, str], ...] = (
         SIZE,
         "Nodes with children at one depth, at most; more are refused.",
     ),
+    (
+        "--medusa-choices",
+        "medusa_choices",
+        str,
+        "The Cartesian tree of Medusa heads, as --eagle-choices has it.",
+    ),
+    (
+        "--num-medusa-heads",
+        "num_medusa_heads",
+        SIZE,
+        "Medusa heads that draft: levels of the tree.  [default: the choices' depth]",
+    ),
 )
+MEDUSA_KEYS = ("medusa_choices", "num_medusa_heads")  # those of MedusaOptions alone
 TREE_NAMES = tuple(flag.removeprefix("--").replace("-", "_") for flag, *_ in TREE_FLAGS)
 
 
@@ -201,7 +213,7 @@ def tree_option(flag: str, key: str, kind: Any, text: str) -> Callable[..., Any]
     )
 
 
-def tree_of(ctx: click.Context, sizes: Iterable[int | None]) -> EagleOptions | None:
+def tree_of(ctx: click.Context, sizes: Iterable[int | None]) -> TreeSpec | None:
     """What the flags of trees ask for; None where none was given. Raises OptionError where they
     exclude each other, click.UsageError beside one of `sizes`."""
     given = ctx.meta.get(GIVEN)
@@ -214,12 +226,23 @@ def tree_of(ctx: click.Context, sizes: Iterable[int | None]) -> EagleOptions | N
             " --spec-verify-size; give one or the other",
             ctx,
         )
-    from edgespec.runtime.drafters.eagle_options import EagleOptions
     from edgespec.runtime.static_tree import read_choices
 
-    if CHOICES in given:
-        given = given | {CHOICES: read_choices(given[CHOICES], "--eagle-choices")}
-    return EagleOptions(**given)
+    for flag, key, *_ in TREE_FLAGS:
+        if key in CHOICES and key in given:
+            given = given | {key: read_choices(given[key], flag)}
+    if not any(key in given for key in MEDUSA_KEYS):
+        from edgespec.runtime.drafters.eagle_options import EagleOptions
+
+        return EagleOptions(**given)
+    from edgespec.runtime.drafters.medusa import MedusaOptions
+
+    others = given.keys() - {*MEDUSA_KEYS, "max_draft_len"}
+    if others:
+        flags = " and ".join(flag for flag, key, *_ in TREE_FLAGS if key in others)
+        what = f"{flags}: for the trees of EAGLE drafts, and those of Medusa heads are asked for"
+        raise click.UsageError(f"{what}; leave one of the two out", ctx)
+    return MedusaOptions(**given)
 
 
 def plan_of(engine: Engine, sizes: Iterable[int | None], tree: TreeSpec | None) -> DraftPlan:

@@ -92,6 +92,14 @@ def block_options(method: str, title: str) -> Callable[[Command], Command]:
         " last norm."
     ),
 )
+@click.option(
+    "--medusa-base",
+    is_flag=True,
+    help=(
+        "Export the base of Medusa heads: its graph also emits the state after its last norm. Heads"
+        " in its own checkpoint go to OUT/medusa_draft."
+    ),
+)
 @block_options("dflash", "DFlash")
 @block_options("jetspec", "JetSpec")
 @block_options("dspark", "DSpark")
@@ -129,7 +137,7 @@ def block_options(method: str, title: str) -> Callable[[Command], Command]:
     ),
 )
 @click.option(
-    "--allow-pickle", is_flag=True, help="Also read pytorch_model.bin, with weights_only."
+    "--allow-pickle", is_flag=True, help="Also read pickled weights (.bin, .pt), with weights_only."
 )
 @click.option(
     "--no-golden",
@@ -142,6 +150,7 @@ def command(
     out: Path,
     eagle_base: bool,
     eagle1_base: bool,
+    medusa_base: bool,
     mtp: bool,
     draft_model: bool,
     base_model_dir: str | None,
@@ -155,22 +164,24 @@ def command(
     OUT/dflash_draft, OUT/jetspec_draft or OUT/dspark_draft, and that of a draft model to
     OUT/draft_model.
 
-    An EAGLE-1, EAGLE-3, DFlash, JetSpec or DSpark draft is detected automatically, in each of its
-    published layouts. Base and EAGLE draft need different OUT directories. Weights keep the
-    checkpoint's type. Code in a checkpoint is never run.
+    An EAGLE-1, EAGLE-3, DFlash, JetSpec or DSpark draft and Medusa heads are detected automatically,
+    in each of their published layouts. Base and EAGLE draft need different OUT directories. Weights
+    keep the checkpoint's type. Code in a checkpoint is never run.
 
     \b
     edgespec export Qwen/Qwen3-8B onnx/base --eagle-base
     edgespec export Tengyunw/qwen3_8b_eagle3 onnx/draft --base-model-dir Qwen/Qwen3-8B
     edgespec export lmsys/vicuna-7b-v1.3 onnx/base --eagle1-base --allow-pickle
     edgespec export yuhuili/EAGLE-Vicuna-7B-v1.3 onnx/draft --base-model-dir lmsys/vicuna-7b-v1.3 --allow-pickle
+    edgespec export lmsys/vicuna-7b-v1.3 onnx --medusa-base --allow-pickle
+    edgespec export FasterDecoding/medusa-vicuna-7b-v1.3 onnx --base-model-dir lmsys/vicuna-7b-v1.3 --allow-pickle
     edgespec export Qwen/Qwen3.5-4B onnx --mtp
     edgespec export Qwen/Qwen3-8B onnx/base --dflash-base --dflash-draft-dir z-lab/Qwen3-8B-DFlash-b16
     edgespec export z-lab/Qwen3-8B-DFlash-b16 onnx/draft --base-model-dir Qwen/Qwen3-8B
     edgespec export Qwen/Qwen3-0.6B onnx/draft --draft-model --base-model-dir Qwen/Qwen3-8B
     """
     asked = [BlockFlags.read(method, blocks) for method in BLOCK_METHODS]
-    bases = {"eagle3": eagle_base, "eagle1": eagle1_base, "mtp": mtp}
+    bases = {"eagle3": eagle_base, "eagle1": eagle1_base, "medusa": medusa_base, "mtp": mtp}
     bases |= {flags.method: flags.base for flags in asked}
     if draft_model and (other := next((flags for flags in asked if flags.draft_dir), None)):
         flag = f"--{other.method}-draft-dir"

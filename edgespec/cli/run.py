@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -182,6 +183,7 @@ def command(
         allow_pickle=allow_pickle,
         golden=not no_golden,
         update=update,
+        check_method=partial(check_method, config),
     )
     with ExitStack() as stack:
         with Steps() as steps:
@@ -190,6 +192,15 @@ def command(
             return answer(ctx, engine_dir, prompts, settings, tree, config)
         code: int = ctx.invoke(chat.command, engine_dir=engine_dir, **settings)
         return code
+
+
+def check_method(config: Configured, method: str | None) -> None:
+    """Raises OptionError where speculative_config names another method than the pair's; before
+    anything is made of it."""
+    if config.config is not None:
+        from edgespec.runtime.speculative_config import of_engine
+
+        of_engine(config.config, method, "the pair")
 
 
 def said_once(flag: str, given: T | None, configured: T | None) -> T | None:

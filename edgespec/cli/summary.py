@@ -105,7 +105,9 @@ def checkpoint_text(summary: CheckpointSummary, layers: bool) -> tuple[str, Rows
 
 
 def decoder_rows(decoder: DecoderConfig) -> Rows:
-    """The rows of sizes and rotary embeddings."""
+    """The rows of sizes and rotary embeddings; a draft may be without layers."""
+    if not decoder.layers:
+        return [("sizes", f"no layers, hidden {decoder.hidden_size}")]
     heads = f"{decoder.num_heads} heads ({decoder.num_kv_heads} KV) of {decoder.head_dim}"
     sizes = (
         f"{counted(decoder.num_layers, 'layer')}, hidden {decoder.hidden_size}, MLP"
@@ -268,6 +270,8 @@ def component_rows(config: ComponentConfig, cache_bytes_per_token: int) -> Rows:
     """The rows of a component's config.json."""
     heads = f"{config.num_heads} heads ({config.num_kv_heads} KV) of {config.head_dim}"
     sizes = f"{counted(config.num_layers, 'layer')}, hidden {config.hidden_size}, {heads}"
+    if not config.num_layers:
+        sizes = f"no layers, hidden {config.hidden_size}"
     rows = [("model", f"{config.model}, {sizes}")]
     if config.pair is None:
         rows.append(("vocabulary", str(config.vocab_size)))
@@ -287,6 +291,8 @@ def component_rows(config: ComponentConfig, cache_bytes_per_token: int) -> Rows:
                 f"{megabytes(canonical_contract(config.graph).state_bytes)} a sequence, in {count}",
             )
         )
+    if not config.num_layers:
+        return rows
     return [*rows, ("KV cache", f"{cache_bytes_per_token / 1024:.1f} KiB a token")]
 
 

@@ -11,6 +11,7 @@ Activation = Literal["silu", "gelu_tanh"]
 LayerKind = Literal["full_attention", "linear_attention"]
 AuxLayerConvention = Literal["hs", "output", "unknown"]
 Shapes = Mapping[str, tuple[int, ...]]  # tensor name -> shape, as on disk
+NOT_STATED = 0  # the vocabulary of a draft that shares its base's lm_head and does not say its size
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +182,10 @@ class DecoderConfig:
 
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:
-        """The attention layers' rotary embeddings, each once, that of full attention first."""
+        """The attention layers' rotary embeddings, each once, that of full attention first; none
+        without layers."""
+        if not self.layers:
+            return ()
         return tuple(dict.fromkeys((self.rope, *(a.rope for a in self.attentions))))
 
     @property
@@ -215,7 +219,7 @@ class DraftConfig:
     method: str  # a key of edgespec.methods.METHODS
     layout: str  # who wrote it, for messages: "modelopt", "speculators", "z-lab", ...
     decoder: DecoderConfig
-    vocab_size: int  # of the base
+    vocab_size: int  # of the base; NOT_STATED: the draft does not say
     draft_vocab_size: int
     target_hidden_size: int  # width of one aux hidden state
     num_aux_layers: int

@@ -86,9 +86,17 @@ def components_of(request: ExportRequest) -> tuple[Component, ...]:
         assert row is not None
         return (row.draft(request),)
     base = base_component(request, row.emits(request) if row else PLAIN)
-    if row is None or METHODS[request.method or ""].weights_in != "base_checkpoint":
+    if row is None or not drafts_in_base(request):
         return (base,)
     return base, row.draft(request)
+
+
+def drafts_in_base(request: ExportRequest) -> bool:
+    """Whether the draft of a request stands in the checkpoint of its base."""
+    draft, base = request.draft, request.base
+    if draft is not None and base is not None:
+        return draft.checkpoint is base.checkpoint
+    return METHODS[request.method or ""].weights_in == "base_checkpoint"
 
 
 def recorded_options(request: ExportRequest) -> dict[str, Any]:

@@ -71,12 +71,15 @@ def make_golden(
     is called after each piece. A draft reads random aux hidden states in the prompt and random
     hidden states of its own in the tree. For a block draft, `prompt_*` is a block after the
     prompt's context, and `tree_*` a block after three further context rows, which overwrite the
-    first block.
+    first block. Heads read random hidden states alone, as many rows in each pass.
     """
     block = graph.shape.block
     capacity = PROMPT_TOKENS + len(TREE_PARENTS) + (NEW_CONTEXT if block else 0)
-    make = block_passes if block else golden_passes
-    passes = make(graph, embed, ropes, vocab_size, capacity)
+    if graph.shape.heads:
+        passes = state_passes(graph)
+    else:
+        make = block_passes if block else golden_passes
+        passes = make(graph, embed, ropes, vocab_size, capacity)
     streams = [run(stem_piece(graph, plan), directory, p.feeds)[0] for p in passes]
     done()
     for layer in range(graph.shape.num_layers):
@@ -152,6 +155,17 @@ def golden_passes(
             feeds["use_base_hidden"] = np.array(not own)
         passes.append(Pass(feeds))
     return passes[0], passes[1]
+
+
+def state_passes(graph: DecoderGraph) -> tuple[Pass, Pass]:
+    """Returns the passes of heads over hidden states, which have nothing in common."""
+    rng = np.random.default_rng(0)
+
+    def one(rows: int) -> Pass:
+        states = rng.standard_normal((1, rows, graph.shape.base_features), np.float32)
+        return Pass({"base_hidden": states, "gather_idx": np.arange(rows, dtype=np.int64)[None]})
+
+    return one(PROMPT_TOKENS), one(len(TREE_PARENTS))
 
 
 def block_passes(

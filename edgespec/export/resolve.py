@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from edgespec.checkpoint.detect import detect
+from edgespec.checkpoint.detect import detect, draft_beside
 from edgespec.checkpoint.files import Checkpoint, open_checkpoint
 from edgespec.checkpoint.origin import origin_of
 from edgespec.config import DraftConfig, ModelConfig
@@ -55,6 +55,9 @@ def _base_request(
     method, draft = options.base_for, None
     if method is not None and COMPONENTS[method].base_needs_draft:
         draft = _named_draft(method, options)
+        _check_pair(checkpoint, config, draft.config, options)
+    elif method is not None and (beside := draft_beside(checkpoint, config, method)) is not None:
+        draft = OpenDraft(checkpoint, beside)
         _check_pair(checkpoint, config, draft.config, options)
     base = OpenBase(checkpoint, config, origin_of(checkpoint))
     return ExportRequest(

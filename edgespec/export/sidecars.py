@@ -15,7 +15,7 @@ from edgespec import bundle
 from edgespec.checkpoint.files import Checkpoint, some_of
 from edgespec.checkpoint.layouts import all_kv_scales
 from edgespec.checkpoint.quantization import Quantization
-from edgespec.errors import BundleError, CheckpointError, MissingDependency, RequestError
+from edgespec.errors import BundleError, CheckpointError, RequestError
 from edgespec.graph_quantization import CacheScales, GraphQuantization, SchemeUse
 from edgespec.schemes import SCHEMES
 
@@ -109,7 +109,9 @@ def copy_tokenizer(checkpoint: Checkpoint, directory: Path) -> None:
     if not (directory / "tokenizer.model").is_file():
         what = f"{checkpoint.path} has neither tokenizer.json nor tokenizer.model"
         raise CheckpointError(what, "Put the model's tokenizer files beside its weights.")
-    convert_sentencepiece(checkpoint.path, directory)
+    from edgespec.export.tokenizer_model import convert
+
+    convert(checkpoint.path, directory)
 
 
 def check_tokenizer(path: Path) -> None:
@@ -136,17 +138,3 @@ def check_chat_template(source: Path) -> None:
             ' ("apply_chat_template": false).'
         )
         raise CheckpointError(what, remedy) from error
-
-
-def convert_sentencepiece(source: Path, directory: Path) -> None:
-    """Write tokenizer.json for a SentencePiece `tokenizer.model`, by transformers' converter."""
-    try:
-        import sentencepiece  # noqa: F401
-        from transformers import LlamaTokenizer
-    except ImportError as error:
-        what = f"{source} has only tokenizer.model; converting it needs the package {error.name}"
-        raise MissingDependency(
-            what, "pip install 'edgespec[convert]', or add the model's tokenizer.json."
-        ) from error
-    tokenizer = LlamaTokenizer.from_pretrained(source)
-    tokenizer.backend_tokenizer.save(str(directory / "tokenizer.json"))

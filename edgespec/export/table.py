@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgespec.export import dflash, draft_model, dspark, eagle1, eagle3, jetspec, mtp
+from edgespec.export import dflash, draft_model, dspark, eagle1, eagle3, jetspec, medusa, mtp
 from edgespec.export.row import ComponentRow
 
 COMPONENTS: dict[str, ComponentRow] = {
@@ -12,5 +12,6 @@ COMPONENTS: dict[str, ComponentRow] = {
     dflash.NAME: dflash.COMPONENTS,
     jetspec.NAME: jetspec.COMPONENTS,
     dspark.NAME: dspark.COMPONENTS,
+    medusa.NAME: medusa.COMPONENTS,
     draft_model.NAME: draft_model.COMPONENTS,
 }

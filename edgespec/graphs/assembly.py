@@ -163,7 +163,7 @@ def head_piece(graph: DecoderGraph, plan: WeightPlan) -> Piece:
     x = b.input(TensorSpec("x", "float32", ("B", "S", graph.shape.hidden_size)))
     inputs = {"gather_idx": b.input(TensorSpec("gather_idx", "int64", ("B", "G")))}
     logits, recycled = graph.head(b, x, inputs)
-    b.output(logits, TensorSpec("logits", "float32", ("B", "G", graph.shape.vocab_size)))
+    b.output(logits, TensorSpec("logits", "float32", ("B", "G", graph.shape.logits_width)))
     if recycled is not None:
         b.output(recycled, TensorSpec("hidden_states", "float32", ("B", "S", graph.shape.features)))
     return Piece(b.model(), ("x", "gather_idx"), b.fed)

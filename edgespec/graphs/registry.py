@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgespec.graphs import dflash, draft_model, dspark, eagle1, eagle3, jetspec, mtp
+from edgespec.graphs import dflash, draft_model, dspark, eagle1, eagle3, jetspec, medusa, mtp
 from edgespec.graphs.draft import DraftGraph, DraftGraphs, DraftSource
 
 # By the name of the method's row in METHODS.
@@ -13,6 +13,7 @@ DRAFTS: dict[str, DraftGraphs] = {
     dflash.NAME: dflash.GRAPHS,
     jetspec.NAME: jetspec.GRAPHS,
     dspark.NAME: dspark.GRAPHS,
+    medusa.NAME: medusa.GRAPHS,
     draft_model.NAME: draft_model.GRAPHS,
 }
 

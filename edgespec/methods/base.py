@@ -89,6 +89,8 @@ class Method:
     `name` is the `spec_decode_type` of config.json; `aliases` are other spellings that users type.
     `component` is the directory below OUT that `edgespec export` writes the draft to, None where
     there is nothing to export. `export_flag` are the flags that export the base for this method.
+    `tensors_in_base` are how the tensors of a draft begin that stands beside its base's, where the
+    method's drafts may.
     `read_spec` and `write_spec` turn a config.json's keys into the method's SpecConfig and back:
     `read_spec` raises what its Fields raise. `min_draft_tree_size` are the nodes that one call of
     the draft makes at least. `default_layers` is what a draft reads that names no aux layers.
@@ -113,6 +115,7 @@ class Method:
     proposes: Proposal = "chain"
     needs_engine: bool = True
     lossless: bool = True
+    tensors_in_base: tuple[str, ...] = ()
     format: DraftFormat | None = None
     of_model: Callable[[ModelConfig], DraftConfig] | None = None
     draft_flag: str | None = None

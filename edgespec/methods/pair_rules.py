@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from edgespec.config.values import NOT_STATED
 from edgespec.methods.sides import PLAIN_METHOD, BaseSide, DraftSide, Mismatch, PairRule
 from edgespec.methods.table import METHODS
 
@@ -38,7 +39,7 @@ def same_weights(base: BaseSide, draft: DraftSide) -> Iterator[Mismatch]:
 
 def vocabulary(base: BaseSide, draft: DraftSide) -> Iterator[Mismatch]:
     """Base and draft count the same tokens."""
-    if draft.vocab_size != base.vocab_size:
+    if draft.vocab_size not in (NOT_STATED, base.vocab_size):
         what = (
             f"the draft's vocabulary has {draft.vocab_size} tokens, that of {base.name} has "
             f"{base.vocab_size}"
@@ -70,7 +71,7 @@ def embedding(base: BaseSide, draft: DraftSide) -> Iterator[Mismatch]:
 
 def head(base: BaseSide, draft: DraftSide) -> Iterator[Mismatch]:
     """A draft without an lm_head of its own shares the base's, which must have its shape."""
-    wanted = (draft.draft_vocab_size, draft.hidden_size)
+    wanted = (draft.draft_vocab_size or base.vocab_size, draft.hidden_size)
     there = (base.vocab_size, base.hidden_size)
     if draft.own_head or wanted == there:
         return

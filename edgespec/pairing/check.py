@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from edgespec.checkpoint.detect import detect
+from edgespec.checkpoint.detect import detect, draft_beside
 from edgespec.checkpoint.files import Checkpoint, open_checkpoint
 from edgespec.config import DraftConfig, ModelConfig
 from edgespec.errors import (
@@ -53,6 +53,8 @@ def check(
         method = method_in_base(first, model)
     if model is None or method is None:
         return Report(method or "", tuple(results))
+    if second is None and (config := draft_beside(first, model, method)) is not None:
+        second = first
     pair = Pair(method, first, model, second, config, aux_layers)
     checks, progress = PAIRINGS[method].checks, progress or Silent()
     progress.start("checks", len(checks))
@@ -68,12 +70,11 @@ def method_in_base(checkpoint: Checkpoint, model: ModelConfig | None) -> str:
     be in one."""
     from edgespec.graphs.registry import DRAFTS
 
-    methods = [m.name for m in METHODS.values() if m.weights_in == "base_checkpoint"]
-    for method in methods:
-        in_base = DRAFTS[method].in_base
-        if model is not None and in_base is not None and in_base(checkpoint, model):
+    methods = {name: row.in_base for name, row in DRAFTS.items() if row.in_base is not None}
+    for method, in_base in methods.items():
+        if model is not None and in_base(checkpoint, model):
             return method
-    return methods[0]
+    return next(m.name for m in METHODS.values() if m.weights_in == "base_checkpoint")
 
 
 def _probed(pair: Pair, report: Report, text: str, progress: Progress) -> Report:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgespec.pairing import dflash, draft_model, dspark, eagle1, eagle3, jetspec, mtp
+from edgespec.pairing import dflash, draft_model, dspark, eagle1, eagle3, jetspec, medusa, mtp
 from edgespec.pairing.row import PairingRow
 
 PAIRINGS: dict[str, PairingRow] = {
@@ -12,5 +12,6 @@ PAIRINGS: dict[str, PairingRow] = {
     jetspec.NAME: jetspec.PAIRING,
     dspark.NAME: dspark.PAIRING,
     mtp.NAME: mtp.PAIRING,
+    medusa.NAME: medusa.PAIRING,
     draft_model.NAME: draft_model.PAIRING,
 }

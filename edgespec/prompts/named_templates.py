@@ -54,13 +54,35 @@ ZEPHYR = (
     "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
 )
 
+# As FastChat writes Vicuna's prompts from version 1.1 on
+VICUNA_SYSTEM = (
+    "A chat between a curious user and an artificial intelligence assistant. The assistant gives"
+    " helpful, detailed, and polite answers to the user\\'s questions."
+)
 VICUNA = (
+    "{{ bos_token }}"
+    "{% if not messages or messages[0].role != 'system' %}"
+    "{{ '" + VICUNA_SYSTEM + " ' }}"
+    "{% endif %}"
     "{% for message in messages %}"
     "{% if message.role == 'system' %}{{ message.content + ' ' }}"
     "{% elif message.role == 'user' %}{{ 'USER: ' + message.content + ' ' }}"
     "{% else %}{{ 'ASSISTANT: ' + message.content }}{{ eos_token }}{% endif %}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+)
+
+# As Meta's own code writes Llama-2's: the system prompt stands inside the first user's text
+LLAMA_2 = (
+    "{% set before = namespace(text='') %}"
+    "{% for message in messages %}"
+    "{% if message.role == 'system' %}"
+    "{% set before.text = '<<SYS>>\n' + message.content + '\n<</SYS>>\n\n' %}"
+    "{% elif message.role == 'user' %}"
+    "{{ bos_token + '[INST] ' + (before.text + message.content) | trim + ' [/INST]' }}"
+    "{% set before.text = '' %}"
+    "{% else %}{{ ' ' + message.content | trim + ' ' + eos_token }}{% endif %}"
+    "{% endfor %}"
 )
 
 ALPACA = (
@@ -79,5 +101,6 @@ NAMED_TEMPLATES = {
     "phi-3": PHI_3,
     "zephyr": ZEPHYR,
     "vicuna": VICUNA,
+    "llama-2": LLAMA_2,
     "alpaca": ALPACA,
 }

@@ -139,7 +139,8 @@ class NoTemplate:
         self, messages: Sequence[Message], *, add_generation_prompt: bool, enable_thinking: bool
     ) -> str:
         """Raises RequestError."""
-        raise RequestError("This model has no chat template.", _sentence(WRITE_IT_YOURSELF))
+        remedy = f"Name one with --chat-template ({', '.join(NAMED_TEMPLATES)}), or"
+        raise RequestError("This model has no chat template.", f"{remedy} {WRITE_IT_YOURSELF}")
 
 
 # --- the flattened template

@@ -102,6 +102,7 @@ class CachedDecoder:
     ) -> CachedDecoder:
         """The decoder of an open engine, by what its config says of positions."""
         local = config.local_rope
+        assert config.rope is not None
         return cls(
             runner,
             embedding,

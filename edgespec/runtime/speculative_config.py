@@ -186,7 +186,8 @@ def of_engine(config: DecodingConfig, method: str | None, where: str) -> Decodin
     row = METHODS.get(method) if method is not None else None
     what = f"decoding_type {config.decoding_type} was given, and {where} has"
     if row is None or not row.needs_engine:
-        raise OptionError(f"{what} no draft", "Build the draft into the same directory.")
+        remedy = "Build the draft into the same directory, or give it to run (speculative_model)."
+        raise OptionError(f"{what} no draft", remedy)
     named = class_of_method(method).decoding_type
     raise OptionError(f"{what} {row.draft_title}", f"Write decoding_type: {named}.")
 

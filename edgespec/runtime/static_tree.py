@@ -33,6 +33,23 @@ MAX_DEPTH = 64
 MAX_RANK = 255
 MAX_FILE_BYTES = 2**20
 YAML = (".yaml", ".yml")
+CHOICES_SCHEMA = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "null"},
+        {
+            "type": "array",
+            "minItems": 1,
+            "maxItems": MAX_NODES,
+            "items": {
+                "type": "array",
+                "minItems": 1,
+                "maxItems": MAX_DEPTH,
+                "items": {"type": "integer", "minimum": 0, "maximum": MAX_RANK},
+            },
+        },
+    ]
+}
 FORM = "a list of lists of ranks, such as [[0], [1], [0, 0]]"
 
 

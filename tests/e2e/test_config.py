@@ -208,10 +208,14 @@ def test_run_makes_engines_of_the_model_that_the_file_names(
     other = cli(*words, tmp_path / "config.yaml", "--draft", checkpoints / "block")
     assert other.code == 2
     assert "and speculative_config says" in other.err
-    text = block.replace("Eagle3", "DFlash")
+    text = block.replace("eagle", "block")
     wrong = cli(*words, config(tmp_path, sizes + text))
-    assert wrong.code == 2
-    assert "Write decoding_type: Eagle3" in wrong.err
+    assert (wrong.code, len(made)) == (2, 4)  # refused before anything is made
+    assert "the pair has a DFlash draft" in wrong.err
+    assert "Write decoding_type: DFlash" in wrong.err
+    none = cli(*words, config(tmp_path, sizes + "speculative_config: {decoding_type: Eagle3}"))
+    assert (none.code, len(made)) == (2, 4)
+    assert "the pair has no draft" in none.err
 
 
 def test_chat_takes_a_file_too(pair: Path, cli: Cli, tmp_path: Path, monkeypatch: Any) -> None:

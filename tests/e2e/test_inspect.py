@@ -283,10 +283,10 @@ def test_what_this_version_does_not_read_is_named_and_told_all_the_same(
     shop: Path, tmp_path: Path, cli: Cli
 ) -> None:
     path = copied(shop / "base", tmp_path)
-    changed(path / "config.json", medusa_num_heads=3)
+    changed(path / "config.json", model_type="qwen3_next")
     done = cli("inspect", path)
     assert done.code == 3
-    assert "is a set of Medusa heads, which this version does not do" in done.err
+    assert "is a Qwen3-Next model, which this version does not do" in done.err
     assert "parameters" in done.out
 
 

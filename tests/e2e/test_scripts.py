@@ -23,6 +23,7 @@ from edgespec.config import ModelConfig
 from edgespec.export.components import ExportOptions, export
 from edgespec.methods.eagle1 import Eagle1Config
 from edgespec.methods.eagle3 import Eagle3Config
+from edgespec.methods.medusa import MedusaConfig
 from edgespec.pairing.check import check
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -156,6 +157,20 @@ def test_eagle1_training_script_writes_a_draft_as_published(tmp_path: Path) -> N
     done = export(str(tmp_path / "draft"), tmp_path / "onnx", options)
     assert "its embedding is the base's: it is not stored again" in done.notes
     measured = script("train_demo_eagle1.py", "--out", tmp_path / "draft", *sizes, "--measure")
+    assert json.loads(measured) == said
+
+
+def test_medusa_training_script_writes_heads_as_published(tmp_path: Path) -> None:
+    """They learn a little even in toy sizes, and what is measured are the heads as written."""
+    sizes = ("--smoke", "--prompts", "1", "--tokens", "8")
+    said = json.loads(script("train_demo_medusa.py", "--out", tmp_path / "heads", *sizes))
+    first, last = said.pop("loss")
+    assert last < 0.8 * first
+    assert said["answers_that_differ"] == 0
+    found = detect(open_checkpoint(tmp_path / "heads"))
+    assert isinstance(found, MedusaConfig)
+    assert (found.num_heads, found.num_blocks, found.own_head) == (2, 1, True)
+    measured = script("train_demo_medusa.py", "--out", tmp_path / "heads", *sizes, "--measure")
     assert json.loads(measured) == said
 
 

@@ -12,6 +12,7 @@ from tests.toys.draft import DraftLayout, make_draft
 from tests.toys.eagle1 import Eagle1Layout, make_eagle1
 from tests.toys.families import make_gemma3, make_phi3
 from tests.toys.files import Dtype, RopeSpelling, write_pickle
+from tests.toys.medusa import MedusaLayout, make_medusa
 from tests.toys.tokenizer import CHAT_TEMPLATE, SPECIAL_TOKENS, make_sentencepiece
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "Family",
     "Layout",
     "MarkovKind",
+    "MedusaLayout",
     "RopeSpelling",
     "load_base",
     "make_base",
@@ -33,6 +35,7 @@ __all__ = [
     "make_eagle1",
     "make_gemma3",
     "make_jetspec",
+    "make_medusa",
     "make_phi3",
     "make_qwen3_5",
     "make_sentencepiece",

@@ -26,6 +26,7 @@ WORDS = {
 TABLES = ("table.py", "registry.py")  # one row per method
 # File -> why it names a method all the same.
 EXCEPTIONS = {
+    "checkpoint/files.py": "a name of published files: medusa_lm_head.pt",
     "checkpoint/names.py": "the root of prediction heads on disk is `mtp.`",
     "checkpoint/unsupported.py": "kinds that are detected and refused by name",
     "cli/accept_flags.py": "a flag of TensorRT-LLM: --eagle-posterior-threshold",
@@ -51,7 +52,9 @@ EXCEPTIONS = {
     "prompts/template.py": "a key of named templates: suffix",
     "runtime/drafters/suffix.py": "a key of TensorRT-LLM: max_matching_ngram_size",
     "runtime/drafters/mtp.py": "a key of TensorRT-LLM: mtp_eagle_one_model",
+    "runtime/acceptance/typical.py": "whose paper defines the rule",
     "runtime/drafters/tree_drafter.py": "cites the paper of its search",
+    "runtime/static_tree.py": "whose the published tree is",
     "runtime/profile.py": "a key of TensorRT Edge-LLM's profile",
 }
 

@@ -127,7 +127,7 @@ class OrtBackend(Backend):
         """Notes on the size of the KV cache of several sequences, in GB."""
         limits = config.limits
         lanes, capacity = limits.max_batch_size, limits.max_kv_cache_capacity
-        if lanes == 1:
+        if lanes == 1 or not self.memory(config).kv_bytes_per_token:
             return ()
         slots = capacity + padding_of(limits, block=config.component.graph.block)
         size = lanes * slots * self.memory(config).kv_bytes_per_token

@@ -14,9 +14,9 @@ def lowered_contract(canonical: GraphContract, batched: bool = False) -> GraphCo
     For one sequence masks are T = written slots wide instead of C, and this call's rows land in the
     last S of them, so that `write_indices` falls away. Batched, it is the canonical contract: the
     runner keeps C near T. So it is for drafts that make blocks: the other form's kernel lets no row
-    see a later slot.
+    see a later slot. Heads have no cache, and one form.
     """
-    if batched or canonical.shape.block:
+    if batched or canonical.shape.block or canonical.shape.heads:
         return canonical
     inputs = []
     for spec in canonical.inputs:

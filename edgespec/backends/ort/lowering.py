@@ -45,15 +45,19 @@ def lower(
     Raises ContractError if a node does not have the form that the rewrite needs.
     """
     graph = model.graph
+    inputs = {value.name for value in graph.inputs}
     attentions = canonical_attentions(graph)
+    cached = "write_indices" in inputs or bool(attentions)
     # Blocks see later slots
-    batched = batched or "target_hidden" in {value.name for value in graph.inputs}
-    if not batched:
+    batched = batched or "target_hidden" in inputs
+    if cached and not batched:
         group_attention(graph, attentions)
     weights = lower_weights(model, data_name, weight_format)
     fuse_residuals(graph)
     RemoveUnusedNodesPass()(model)
     graph.opset_imports[MICROSOFT] = 1
+    if not cached:
+        return Lowered(model, weights)
     if batched:
         check_kept(graph, len(attentions))
     else:

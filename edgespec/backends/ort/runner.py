@@ -65,7 +65,8 @@ class OrtRunner:
             self.session = open_session(path, spinning=shape.role is not Role.DRAFT)
         check_signature(self.session, contract, path)
         try:
-            self.batched = "write_indices" in {spec.name for spec in contract.inputs}
+            one_form = bool(shape.heads)
+            self.batched = one_form or "write_indices" in {spec.name for spec in contract.inputs}
             self.cache = KvCache(shape, lanes, capacity + padding, following=self.batched)
         except MemoryError:
             raise cache_too_large(contract, capacity, lanes) from None
@@ -92,7 +93,7 @@ class OrtRunner:
         if self.recurrent is not None:
             self.recurrent.bind(self.binding, call.first_lane, starts, rows)
         shape = self.contract.shape
-        logits = self.buffer("logits", (batch, call.gather_idx.shape[1], shape.vocab_size))
+        logits = self.buffer("logits", (batch, call.gather_idx.shape[1], shape.logits_width))
         hidden = (
             self.buffer("hidden_states", (batch, rows, shape.features)) if shape.features else None
         )
@@ -133,6 +134,9 @@ class OrtRunner:
 
     def feeds(self, call: Call) -> dict[str, NDArray[Any]]:
         """The graph's inputs by name, beside caches and recurrent states."""
+        if self.contract.shape.heads:
+            assert call.base_hidden is not None
+            return {"base_hidden": call.base_hidden}
         feeds: dict[str, NDArray[Any]] = {
             "inputs_embeds": call.inputs_embeds,
             "rope_cos": call.rope_cos,

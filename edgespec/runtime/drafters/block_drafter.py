@@ -6,7 +6,6 @@ become drafts is known in the file of each method.
 
 from __future__ import annotations
 
-import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ from edgespec.rope import RopeTable
 from edgespec.runtime.block import NO_TOKENS, BlockDecoder, BlockOutput, BlockRows, MaskSpec
 from edgespec.runtime.draft_sampling import Distribution, DraftSampler
 from edgespec.runtime.drafters.base import DraftRequest, Observation
-from edgespec.runtime.drafters.candidates import top_log_probs
+from edgespec.runtime.drafters.candidates import best_first, top_log_probs
 from edgespec.runtime.drafters.engine_drafter import EngineDrafter
 from edgespec.runtime.drafters.row import DrafterSources
 from edgespec.runtime.plans import GUIDE_VERIFY_SIZE, exceeds_base, no_static_trees
@@ -196,34 +195,6 @@ def chain_of(pending: int, tokens: Sequence[int], drawn: Sequence[Distribution] 
     )
 
 
-def best_first(log_probs: Floats, size: int) -> tuple[Ids, NDArray[np.int64]]:
-    """The `size` most probable nodes, the root included, of the tree that `log_probs` [depths, K],
-    descending, span.
-
-    Parents [N], the root's -1, and the (depth - 1, rank) of each node but the root [N-1, 2]. Nodes
-    come in the order of their probability, so a parent stands before its children; ties go to the
-    earlier parent, then to the better rank.
-    """
-    depths, width = log_probs.shape
-    parents, chosen, scores = [-1], [(-1, 0)], [0.0]
-    heap: list[tuple[float, int, int]] = []  # minus score, parent, rank
-
-    def offer(parent: int, rank: int) -> None:
-        depth = chosen[parent][0] + 1
-        if depth < depths and rank < width:
-            heapq.heappush(heap, (-(scores[parent] + float(log_probs[depth, rank])), parent, rank))
-
-    offer(0, 0)
-    while heap and len(parents) < size:
-        minus, parent, rank = heapq.heappop(heap)
-        parents.append(parent)
-        chosen.append((chosen[parent][0] + 1, rank))
-        scores.append(-minus)
-        offer(parent, rank + 1)
-        offer(len(parents) - 1, 0)
-    return np.array(parents, np.int64), np.array(chosen[1:], np.int64).reshape(-1, 2)
-
-
 # ---- what a method's row is made of
 
 
@@ -356,6 +327,7 @@ def open_decoder(sources: DrafterSources) -> BlockDecoder:
     found = {MaskSpec(*pair) for pair in zip(spec.windows, spec.causal, strict=True)}
     # the mask for layers without a window first
     ordered = sorted(found, key=lambda mask: mask.window is not None)
+    assert draft.config.component.rope is not None
     rope = RopeTable.of(draft.config.component.rope, draft.runner.capacity)
     return BlockDecoder(draft.runner, draft.table, rope, ordered, spec.first_slot)
 

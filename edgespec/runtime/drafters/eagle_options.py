@@ -14,10 +14,10 @@ from edgespec.errors import LimitError, OptionError, counted
 from edgespec.runtime.drafters.decoding import DecodingConfig, Sizes
 from edgespec.runtime.drafters.options import DrafterOptions, option
 from edgespec.runtime.static_tree import (
+    CHOICES_SCHEMA,
     DEFAULT,
     MAX_DEPTH,
     MAX_NODES,
-    MAX_RANK,
     NAMED,
     Choices,
     StaticPlan,
@@ -29,23 +29,6 @@ from edgespec.runtime.tree import DraftPlan
 
 NUM_EAGLE_LAYERS = 4
 MAX_DRAFT_LEN = 63
-CHOICES_SCHEMA = {
-    "anyOf": [
-        {"type": "string"},
-        {"type": "null"},
-        {
-            "type": "array",
-            "minItems": 1,
-            "maxItems": MAX_NODES,
-            "items": {
-                "type": "array",
-                "minItems": 1,
-                "maxItems": MAX_DEPTH,
-                "items": {"type": "integer", "minimum": 0, "maximum": MAX_RANK},
-            },
-        },
-    ]
-}
 
 
 def checked_choices(name: str, value: Any) -> Choices:

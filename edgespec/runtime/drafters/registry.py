@@ -14,6 +14,7 @@ from edgespec.runtime.drafters import (
     eagle1,
     eagle3,
     jetspec,
+    medusa,
     mtp,
     ngram,
     suffix,
@@ -27,6 +28,7 @@ DRAFTERS: dict[str, DrafterRow] = {
     dflash.NAME: dflash.ROW,
     jetspec.NAME: jetspec.ROW,
     dspark.NAME: dspark.ROW,
+    medusa.NAME: medusa.ROW,
     draft_model.NAME: draft_model.ROW,
     suffix.NAME: suffix.ROW,  # the first without an engine: what drafts where none is named
     ngram.NAME: ngram.ROW,

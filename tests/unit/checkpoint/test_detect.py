@@ -146,8 +146,6 @@ OTHERS: list[tuple[str, dict[str, Any], dict[str, tuple[int, ...]]]] = [
         {"dflash_config": {"mask_token_id": 1, "selector_rank": 8}},
         {"fc.weight": (8, 40)},
     ),
-    ("Medusa", {"medusa_num_heads": 3}, {}),
-    ("Medusa", {"medusa": {"num_medusa_heads": 3}}, {}),
     (
         r"\(MTP\) head, and not Qwen3.5",
         {"text_config": {"mtp_num_hidden_layers": 1}, "vision_config": {}},
@@ -200,11 +198,12 @@ def test_other_kinds_are_refused_by_name(
         detect(write(tmp_path, config, tensors))
 
 
-def test_medusa_heads_are_recognised_without_safetensors(tmp_path: Path) -> None:
+def test_pickled_medusa_heads_want_a_flag(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"medusa_num_heads": 3}')
-    (tmp_path / "medusa_lm_head.pt").touch()
-    with pytest.raises(UnsupportedModel, match="Medusa"):
+    torch.save({"0.0.linear.weight": torch.zeros(4, 4)}, tmp_path / "medusa_lm_head.pt")
+    with pytest.raises(CheckpointError, match="--allow-pickle") as caught:
         detect(open_checkpoint(tmp_path))
+    assert "medusa_lm_head.pt" in caught.value.what
 
 
 def test_quantisation_settings_beside_the_config_are_seen(base: Path, tmp_path: Path) -> None:

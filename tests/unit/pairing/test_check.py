@@ -166,8 +166,8 @@ def test_base_and_draft_the_other_way_round_are_told(shop: Path) -> None:
 
 def test_a_relative_is_refused_by_its_name(shop: Path, copied: Callable[[str], Path]) -> None:
     draft = copied("dflash")
-    changed(draft / "config.json", dflash_config={"mask_token_id": 1, "markov_rank": 4})
-    assert "DSpark" in one("draft", shop / "base", draft).what
+    changed(draft / "config.json", dflash_config={"mask_token_id": 1, "gru_hidden_dim": 4})
+    assert "Domino" in one("draft", shop / "base", draft).what
 
 
 @pytest.mark.parametrize("name", ["eagle", "dflash"])

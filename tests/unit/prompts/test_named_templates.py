@@ -34,7 +34,8 @@ PROMPTS = {
     "<|user|>\nGo<|end|>\n<|assistant|>\n",
     "zephyr": "<|system|>\nBe brief.</s>\n<|user|>\nHi</s>\n<|assistant|>\nYes?</s>\n"
     "<|user|>\nGo</s>\n<|assistant|>\n",
-    "vicuna": "Be brief. USER: Hi ASSISTANT: Yes?</s>USER: Go ASSISTANT:",
+    "vicuna": "<s>Be brief. USER: Hi ASSISTANT: Yes?</s>USER: Go ASSISTANT:",
+    "llama-2": "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nHi [/INST] Yes? </s><s>[INST] Go [/INST]",
     "alpaca": "Be brief.\n\n### Instruction:\nHi\n\n### Response:\nYes?\n\n"
     "### Instruction:\nGo\n\n### Response:\n",
 }
@@ -53,6 +54,21 @@ def test_named_template_writes_the_published_form(name: str, model: Path) -> Non
     prompt = template.render(TALK, add_generation_prompt=True, enable_thinking=False)
     assert prompt == PROMPTS[name]
     assert not template.knows_thinking()
+
+
+def test_vicuna_has_a_system_prompt_of_its_own(model: Path) -> None:
+    template = named_template("vicuna", model)
+    prompt = template.render(TALK[1:2], add_generation_prompt=True, enable_thinking=False)
+    assert prompt == (
+        "<s>A chat between a curious user and an artificial intelligence assistant. The assistant"
+        " gives helpful, detailed, and polite answers to the user's questions. USER: Hi ASSISTANT:"
+    )
+
+
+def test_llama_2_without_a_system_prompt(model: Path) -> None:
+    template = named_template("llama-2", model)
+    prompt = template.render(TALK[1:2], add_generation_prompt=True, enable_thinking=False)
+    assert prompt == "<s>[INST] Hi [/INST]"
 
 
 def test_template_may_be_a_file(model: Path) -> None:

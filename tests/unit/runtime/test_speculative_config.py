@@ -49,6 +49,7 @@ NAMES = {
     "MTP": "MTPDecodingConfig",
     "mtp": "MTPDecodingConfig",
     "DFlash": "DFlashDecodingConfig",
+    "Medusa": "MedusaDecodingConfig",
     "NGram": "NGramDecodingConfig",
     "Suffix": "SuffixDecodingConfig",
     "DraftTarget": "DraftTargetDecodingConfig",

@@ -18,7 +18,8 @@ from edgespec.errors import LimitError
 from edgespec.runtime.block import MaskSpec
 from edgespec.runtime.drafters import block_drafter
 from edgespec.runtime.drafters.base import DraftRequest, Observation
-from edgespec.runtime.drafters.block_drafter import BlockLimits, best_first
+from edgespec.runtime.drafters.block_drafter import BlockLimits
+from edgespec.runtime.drafters.candidates import best_first
 from edgespec.runtime.drafters.dflash import DFlashDrafter
 from edgespec.runtime.tree import BlockPlan, DraftPlan, DraftTree, full_tree_size
 from tests.unit.runtime.hash_drafts import EMPTY, WIDTH, Broken, block_said, blocks_of

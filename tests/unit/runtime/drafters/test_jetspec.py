@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.runtime.drafters.block_drafter import best_first
+from edgespec.runtime.drafters.candidates import best_first
 from edgespec.runtime.drafters.jetspec import grown_best_first
 from edgespec.runtime.tree import DraftTree, full_tree_size
 
