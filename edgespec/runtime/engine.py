@@ -296,8 +296,8 @@ class Engine:
         drafter: str | Drafter | None = None,
     ) -> DraftPlan:
         """The drafting plan: the values given, the others chosen to go with them; LimitError where
-        it cannot be, EngineClosed. `drafter` None is the engine's own; else it is the name of a
-        method that needs no engine, or a Drafter.
+        it cannot be, EngineClosed after `close`. `drafter` None is the engine's own; else it is the
+        name of a method that needs no engine, or a Drafter.
 
         With no value a short chain, as the backend hints. A value left open follows from the
         others: top_k 1, steps 3 on a CPU (verify_size - 1 for a chain), and verify_size the
