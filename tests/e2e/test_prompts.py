@@ -140,7 +140,7 @@ def test_what_stdin_lacks_is_named(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "give one of --input-file, --prompts and --prompt"),
+        ((), "give one of --input-file, --prompts, --prompt and --input-text"),
         (("--prompt", "a", "--input-file", "x.json"), "give one of"),
         (("--input-file", "x.json", "--no-chat-template"), "goes with --prompt"),
         (("--input-file", "x.json"), "only --prompt does without"),

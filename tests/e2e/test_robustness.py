@@ -761,7 +761,7 @@ def test_one_source_of_requests_is_needed_and_only_one(
     for given in ([*args, "--prompts", tmp_path / "set.jsonl"], without):
         found = cli(*given)
         assert found.code == USAGE
-        assert "give one of --input-file, --prompts and --prompt" in found.err
+        assert "give one of --input-file, --prompts, --prompt and --input-text" in found.err
 
 
 OVERRIDES: dict[str, tuple[object, dict[str, object]]] = {

@@ -104,6 +104,7 @@ class Told:
     )
     plans: list[DraftPlan | Plain] = field(default_factory=list)
     drafter_notes: tuple[str, ...] = ()
+    drafting_stopped: str | None = None
 
     def plan(self, *sizes: int | None) -> DraftPlan:
         top_k, steps, verify_size = sizes
