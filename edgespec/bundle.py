@@ -476,6 +476,10 @@ def writing(target: Path) -> Iterator[None]:
                 "The disk is full: free some space, or choose another directory. No partial output"
                 " is left."
             ),
+            errno.EFBIG: (
+                "No file may become so large here: raise the limit (ulimit -f), or choose another"
+                " file system. No partial output is left."
+            ),
             errno.EDQUOT: "The quota is used up: free some space, or choose another directory.",
             errno.EACCES: "Check the permissions of this path, or choose another.",
             errno.EPERM: "Check the permissions of this path, or choose another.",
@@ -488,7 +492,7 @@ def writing(target: Path) -> Iterator[None]:
         }
         if error.errno not in remedies:
             raise
-        culprit = (
-            error.filename if error.filename and ".tmp-" not in str(error.filename) else target
-        )
+        # Of two names, as a copy has them, the second is the one that is written
+        name = error.filename2 or error.filename
+        culprit = name if name and ".tmp-" not in str(name) else target
         raise OutputError(f"{culprit}: {error.strerror}", remedies[error.errno]) from error

@@ -94,34 +94,32 @@ def not_an_export(path: Path, flag: str = "--onnx-dir") -> BundleError:
     return BundleError(described(flag, path, kind), remedies.get(kind, usual))
 
 
-def not_engines(path: Path, flag: str = "--engine-dir") -> BundleError:
+def not_engines(path: Path) -> BundleError:
     """The error for a path that holds no engine: what it is, and what to do."""
     kind = kind_of(path)
-    build = f"edgespec build --onnx-dir {path} {flag} ENGINES"
+    build = f"edgespec build --onnx-dir {path} --engine-dir ENGINES"
     remedies = {
         Kind.MISSING: "Give a directory that edgespec build made.",
-        Kind.FILE: f"Give its directory: {flag} {path.parent}",
-        Kind.EMPTY: f"Build an engine into it: edgespec build --onnx-dir OUT/llm {flag} {path}",
+        Kind.FILE: f"Give its directory: {path.parent}",
+        Kind.EMPTY: (
+            f"Build an engine into it: edgespec build --onnx-dir OUT/llm --engine-dir {path}"
+        ),
         Kind.CHECKPOINT: (
             f"Export it, then build it: edgespec export {path} OUT, then edgespec build --onnx-dir"
-            f" OUT/llm {flag} ENGINES"
+            f" OUT/llm --engine-dir ENGINES"
         ),
         Kind.EXPORT: f"Build it first: {build}",
     }
     if inside := below(path, Kind.ENGINES):
-        return BundleError(
-            f"{flag} {path} is not an engine directory itself", f"Give {flag} {inside[0]}"
-        )
+        return BundleError(f"{path} is not an engine directory itself", f"Give {inside[0]}")
     if inside := below(path, Kind.EXPORT):
-        what = f"{flag} {path} holds exports, no engines"
+        what = f"{path} holds exports, no engines"
         return BundleError(what, f"Build them first: edgespec build --onnx-dir {inside[0]} ...")
-    if any(path.glob("*.onnx")):
-        what = (
-            f"{flag} {path} has engine files and no {bundle.MANIFEST}: it is half-written, or part"
-        )
+    if kind is not Kind.EXPORT and any(path.glob("*.onnx")):
+        what = f"{path} has engine files and no {bundle.MANIFEST}: it is half-written, or part"
         return BundleError(f"{what} of a copy", "Copy all of it, or run edgespec build again.")
     usual = "Give a directory that edgespec build made."
-    return BundleError(described(flag, path, kind), remedies.get(kind, usual))
+    return BundleError(described("", path, kind), remedies.get(kind, usual))
 
 
 def not_a_checkpoint(path: Path) -> BundleError | None:
@@ -138,7 +136,6 @@ def not_a_checkpoint(path: Path) -> BundleError | None:
 
 
 def described(flag: str, path: Path, kind: Kind) -> str:
-    """A path of a flag with what it is."""
-    if kind is Kind.MISSING:
-        return f"{flag} {path} does not exist"
-    return f"{flag} {path} is {kind.value}"
+    """A path with what it is, behind its flag where that says which of several is meant."""
+    place = f"{flag} {path}".strip()
+    return f"{place} does not exist" if kind is Kind.MISSING else f"{place} is {kind.value}"

@@ -24,7 +24,7 @@ Knows nothing else of the project.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 
@@ -150,9 +150,22 @@ class OutputError(EnvironmentProblem):
     """A path cannot be written, or the disk is full."""
 
 
-def counted(number: int, noun: str) -> str:
-    """A number with its noun: 1 layer, 2 layers."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def counted(number: int, noun: str, plural: str = "s") -> str:
+    """A number with its noun: 1 layer, 2 layers; `plural` is what several add."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}{plural}"
+
+
+@contextmanager
+def in_words(names: Mapping[str, str]) -> Iterator[None]:
+    """Replaces words in a LimitError of the block: what is a flag on the command line has another
+    name elsewhere."""
+    try:
+        yield
+    except LimitError as error:
+        what, remedy = error.what, error.remedy
+        for word, name in names.items():
+            what, remedy = what.replace(word, name), remedy.replace(word, name)
+        raise LimitError(what, remedy) from error
 
 
 @contextmanager

@@ -30,12 +30,10 @@ def refuse_overwriting(output: str | os.PathLike[str], inputs: Iterable[object])
     """
     path = Path(output)
     for source in existing(inputs):
-        if same(path, source):
-            name = "" if str(path) == str(source) else f": {source}"
-            raise OverwriteError(f"{path} is an input of this command{name}", _ANOTHER)
-        for file in source.iterdir() if source.is_dir() else ():
+        for file in (source, *(source.iterdir() if source.is_dir() else ())):
             if same(path, file):
-                raise OverwriteError(f"{path} is an input of this command: {file}", _ANOTHER)
+                name = "" if str(path) == str(file) else f": {file}"
+                raise OverwriteError(f"{path} is an input of this command{name}", _ANOTHER)
         for parent in parents(path) if source.is_dir() else ():
             if same(parent, source):
                 raise OverwriteError(f"{path} lies in an input: {source}", _ELSEWHERE)

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.config import RopeConfig, RopeKind
+from edgespec.config.ropes import ATTENTION_FACTOR, MAX_ATTENTION_FACTOR
 from edgespec.stored.fields import BundleFields
 
 Rows = NDArray[np.float32]
@@ -63,6 +64,8 @@ def read_rope(rope: BundleFields, head_dim: int) -> RopeConfig:
     )
     if kind in ("dynamic", "llama3", "yarn") and not config.original_max_position:
         raise rope.wrong("original_max_position", "the length before scaling")
+    if not 1 / MAX_ATTENTION_FACTOR <= config.attention_factor <= MAX_ATTENTION_FACTOR:
+        raise rope.wrong("attention_factor", ATTENTION_FACTOR)
     if kind == "llama3" and config.high_freq_factor <= config.low_freq_factor:
         raise rope.wrong("high_freq_factor", "greater than low_freq_factor")
     return config

@@ -35,6 +35,8 @@ TYPES = """
 | `Plan` | a `DraftPlan`, `PLAIN`, or None for `engine.plan()` |
 | `Acceptance` | an accept rule by its name, as an object such as `TypicalAcceptance`, or None for the engine's |
 | `Samplings`, `Plans`, `Acceptances` | one for all requests of a batch, or a list with one for each |
+| `Drafter` | a drafter that makes trees of candidates ([add_a_drafter.md](add_a_drafter.md)) |
+| `DrafterOptions` | the options of a drafting method, as an object; a mapping of keys and values does as well |
 | `PreparesDraftTokens` | an object with TensorRT-LLM's `prepare_draft_tokens` |
 | `Candidates` | a list of token ids with their log-probabilities, descending |
 """

@@ -93,7 +93,7 @@ def build(
     check_limits(limits)
     refuse_overwriting(engine_dir, [onnx_dir])
     refuse_model_directory(
-        engine_dir, "--engine-dir", "Choose another --engine-dir.", but=(Kind.ENGINES,)
+        engine_dir, "--engine-dir is", "Choose another --engine-dir.", but=(Kind.ENGINES,)
     )
     onnx = open_onnx_dir(onnx_dir, spec_base=spec_base, spec_draft=spec_draft)
     logger.info("%s: %s of %s, files as recorded", onnx_dir, onnx.role.value, onnx.config.model)

@@ -221,12 +221,19 @@ def open_engine(engine_dir: Path, role: Role) -> tuple[EngineConfig, EngineEntry
         raise BundleError(what, missing_remedy(role))
     check_listing(engine_dir, role, manifest)
     bundle.check_files(engine_dir, entry.files_dict(), trust_unchanged=True)
-    config = read_config(engine_dir, role)
+    config = config_of(engine_dir, role, entry)
     bundle.refuse_unlisted(engine_dir, entry.files, required_sidecars(config), ())
+    return config, entry
+
+
+def config_of(engine_dir: Path, role: Role, entry: EngineEntry) -> EngineConfig:
+    """The config of an engine, whose weights are those of its entry in the manifest; BundleError
+    otherwise."""
+    config = read_config(engine_dir, role)
     if config.weights != entry.weights:
         what = f"{engine_dir / CONFIGS[role]}: its 'weights' are not those of {bundle.MANIFEST}"
         raise BundleError(what, bundle.EDITED)
-    return config, entry
+    return config
 
 
 def check_listing(engine_dir: Path, role: Role, manifest: EngineManifest) -> None:

@@ -199,7 +199,7 @@ def engines_summary(path: Path, problems: list[EdgeSpecError], read_up_to: float
                 entry=entry, runs_here=runs_here(entry, f"the {name} engine")
             )
             if not is_faulty(path / engines.CONFIGS[role], faults):
-                shown[role] = with_config(shown[role], engines.read_config(path, role))
+                shown[role] = with_config(shown[role], engines.config_of(path, role, entry))
     known = file_names(raw)
     unlisted = unlisted_files(path, known)
     with noted(problems):

@@ -57,6 +57,7 @@ PROPOSAL_LENGTH = Missing(
 )
 FULL_VOCABULARY = "this version exports the whole vocabulary; leave the flag out"
 NO_LORA = "this version has no LoRA adapters. Merge the adapter into the checkpoint before export"
+OWN_BLOCK = "a block is as long as the draft was trained for"
 AS_ARGUMENTS = "write both without a flag: edgespec export MODEL OUT"
 
 _QUANTIZE = {
@@ -116,9 +117,10 @@ FLAGS: dict[str, dict[str, Missing]] = {
             "engines need no build of their own for it; edgespec infer --dump-profile shows the"
             " times"
         ),
-        "--min-image-tokens": Missing(instead=VISUAL_ENGINE),
-        "--max-image-tokens": Missing(instead=VISUAL_ENGINE),
-        "--max-image-tokens-per-image": Missing(instead=VISUAL_ENGINE),
+        "--min-image-tokens": Missing(instead=VISUAL_ENGINE, neutral=("0",)),
+        "--max-image-tokens": Missing(instead=VISUAL_ENGINE, neutral=("0",)),
+        "--max-image-tokens-per-image": Missing(instead=VISUAL_ENGINE, neutral=("0",)),
+        "--dflash-block-size": Missing(instead=OWN_BLOCK, neutral=("0",)),
     },
     "infer": {
         "--multimodal-engine-dir": Missing(instead=TEXT_ONLY, neutral=("",)),

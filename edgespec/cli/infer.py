@@ -444,7 +444,7 @@ def respond(
         requests = replace(requests, batch_size=min(requests.batch_size, engine.max_batch_size))
         with (
             journal_of(output_file) as journal,
-            Stopper(lambda: kept_in(journal)) as stopper,
+            Stopper(lambda: kept_in(journal), lambda: is_in_line(stream)) as stopper,
         ):
             if journal.leftover:
                 notes.append(
@@ -476,6 +476,11 @@ def respond(
     return outcome(
         stats, stopper.number, check_lossless=check_lossless, compare_quality=compare_quality
     )
+
+
+def is_in_line(stream: AnswerStream | None) -> bool:
+    """Whether answers go to a terminal and one is in the middle of a line."""
+    return stream is not None and stream.screen.in_line
 
 
 def journal_of(output: Path | None) -> Journal | NoJournal:
@@ -526,9 +531,8 @@ def smaller_batches(asked: int, most: int) -> Iterator[str]:
     """A note where more requests at a time were asked for than the engines run."""
     if asked > most:
         yield (
-            f"batch_size {asked}: these engines were built for {most} at a time, so that {most}"
-            f" {'runs' if most == 1 else 'run'} at a time; build with --max-batch-size {asked} for"
-            " more"
+            f"batch_size {asked}: these engines were built for {most} at a time, and no more run"
+            f" together; build with --max-batch-size {asked} for more"
         )
 
 

@@ -6,9 +6,11 @@ and some by ending the process: what is too little for sure is refused before.
 
 from __future__ import annotations
 
+import io
 import os
 import resource
 import sys
+from typing import Any
 
 from edgespec.errors import EnvironmentProblem
 
@@ -86,6 +88,44 @@ def occupy_closed_streams() -> None:
                 os.close(null)
     if sys.stderr is None:  # nobody reads it, and no answer fails for that
         sys.stderr = os.fdopen(os.dup(2), "w", encoding="utf-8", errors="backslashreplace")
+
+
+class Stdout(io.FileIO):
+    """Descriptor 1, whose errors name it as others name their file."""
+
+    def write(self, data: Any, /) -> int:
+        """Raises OSError with `filename`."""
+        try:
+            return super().write(data)
+        except OSError as error:
+            error.filename = "stdout"
+            raise
+
+
+def name_stdout() -> None:
+    """Lets an error of stdout say that it is one of stdout."""
+    old = sys.stdout
+    if isinstance(old, io.TextIOWrapper) and old.fileno() == 1:
+        raw = Stdout(1, "wb", closefd=False)
+        sys.stdout = io.TextIOWrapper(
+            io.BufferedWriter(raw),
+            encoding=old.encoding,
+            errors=old.errors,
+            line_buffering=old.line_buffering,
+            write_through=old.write_through,
+        )
+
+
+def flush_stdout() -> None:
+    """Writes what is still to be written. Raises OSError, after which nothing more is tried."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.close(null)
+        raise
 
 
 def require_stream(name: str) -> None:

@@ -20,8 +20,10 @@ from edgespec import __version__
 from edgespec.cli import environment, logs
 from edgespec.cli.flags import INTERRUPTED, EdgeGroup, rest, until_separator
 from edgespec.cli.limits import (
+    flush_stdout,
     import_problem,
     leave,
+    name_stdout,
     occupy_closed_streams,
     refuse_too_little_memory,
 )
@@ -63,6 +65,13 @@ COMMANDS = {
 
 # Raised where something is read: what is written has errors of its own (bundle.writing)
 UNREADABLE = (errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
+# click's names of what a flag takes, and ours
+NUMBERS = {
+    "integer range": "whole number",
+    "integer": "whole number",
+    "float range": "number",
+    "float": "number",
+}
 PROGRAM = "edgespec"
 BROKEN_PIPE = 141  # 128 + SIGPIPE, the exit code of a shell
 ANYWHERE = ("-v", "--verbose", "--debug")  # flags that work before and after the command
@@ -126,8 +135,9 @@ def cli(ctx: click.Context, verbose: bool, debug: bool) -> None:
 def main(argv: list[str] | None = None) -> None:
     """Runs the command line and exits with its code."""
     occupy_closed_streams()
+    name_stdout()
     args = sys.argv[1:] if argv is None else argv
-    leave(run(args))
+    leave(flushed(run(args)))
 
 
 def run(args: list[str]) -> int:
@@ -140,6 +150,8 @@ def run(args: list[str]) -> int:
             return code if isinstance(code, int) else 0
     except click.exceptions.Exit as stop:
         return stop.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        return helped(error)
     except click.ClickException as error:
         show(error)
         return error.exit_code
@@ -157,12 +169,39 @@ def run(args: list[str]) -> int:
         return shown.exit_code
 
 
+def flushed(code: int) -> int:
+    """The exit code once stdout has taken all that was printed, and that of stdout where it does
+    not."""
+    try:
+        flush_stdout()
+    except BrokenPipeError:
+        return code or BROKEN_PIPE
+    except OSError as error:
+        if not code:  # else it is what was reported
+            shown = presentable(error)
+            report(shown)
+            return shown.exit_code
+    return code
+
+
 def show(error: click.ClickException) -> None:
     """Prints wrong usage on stderr in click's form, with control characters escaped."""
     ctx = error.ctx if isinstance(error, click.UsageError) else None
     if ctx is not None:
         say(f"{ctx.get_usage()}\nTry '{ctx.command_path} --help' for help.\n", err=True)
-    say(f"Error: {error.format_message()}", err=True)
+    text = error.format_message()
+    for kind, name in NUMBERS.items():
+        text = text.replace(f"is not a valid {kind}.", f"is not a {name}.")
+    say(f"Error: {text}", err=True)
+
+
+def helped(error: click.exceptions.NoArgsIsHelpError) -> int:
+    """Prints the help of a group that was called alone: the program's own is what was asked for, a
+    command that lacks the one below it is wrong usage."""
+    assert error.ctx is not None
+    alone = error.ctx.parent is None
+    say(error.ctx.get_help(), err=not alone)
+    return 0 if alone else error.exit_code
 
 
 def stopped(stop: BaseException) -> int:

@@ -27,7 +27,7 @@ from edgespec.runtime.tree import DraftPlan
 
 MIN_WIDTH = 100  # characters
 MAX_DIFFERENCES = 10  # that are shown; output.json has all
-MAX_POSITIONS = 16  # whose acceptance is shown; output.json has all
+MAX_POSITIONS = 8  # whose acceptance is shown; output.json has all
 FOR_A_TREE = (
     "a verify size alone is a chain; for a tree add --spec-draft-top-k and --spec-draft-step"
 )
@@ -133,8 +133,11 @@ def show_failures(answers: Sequence[Answer]) -> None:
 
 
 def explained(run: RunStats) -> Iterator[str]:
-    """The lines below the table: where answers differ, what is not explained first, and why drafts
-    made the run slower."""
+    """The lines below the table: how many answers differ and where, what is not explained first,
+    and why drafts made the run slower."""
+    text = summary(run).get("lossless", "")
+    if ";" in text:
+        yield f"lossless: {text}"
     differing = [(a, a.difference) for a in run.answers if a.difference]
     differing.sort(key=lambda found: found[1].explained)
     for answer, difference in differing[:MAX_DIFFERENCES]:
@@ -281,7 +284,7 @@ def run_rows(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
         share = found["base_passes_saved"]
         yield "base passes saved", "-" if share is None else f"{share:.0%}"
     if "lossless" in found:
-        yield "lossless", found["lossless"]
+        yield "lossless", found["lossless"].partition(";")[0]
 
 
 # ---- the profile

@@ -96,8 +96,11 @@ class Raising:
 class Stopper:
     """In a `with` block of the main thread, `stopper()` returns whether the run should stop."""
 
-    def __init__(self, kept: Callable[[], str] = lambda: "") -> None:
+    def __init__(
+        self, kept: Callable[[], str] = lambda: "", in_line: Callable[[], bool] = lambda: False
+    ) -> None:
         self.kept = kept  # returns where finished output is, for the message of the second signal
+        self.in_line = in_line  # whether text on the terminal has not ended its line
         self.number: int | None = None  # of the first signal
         self.handlers: dict[int, Any] = {}
 
@@ -146,7 +149,8 @@ class Stopper:
                 continue
             if self.number is None:
                 self.number = number
-                say("stopping after this step; another signal stops at once")
+                begin = "\n" if self.in_line() else ""
+                say(f"{begin}stopping after this step; another signal stops at once")
                 continue
             try:
                 say(f"stopped at once{self.kept()}")

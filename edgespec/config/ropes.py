@@ -13,6 +13,9 @@ from edgespec.config.fields import Fields
 from edgespec.config.values import RopeConfig, RopeKind
 from edgespec.errors import CheckpointError, UnsupportedModel
 
+MAX_ATTENTION_FACTOR = 100.0  # published ones are 0.7 to 1.6
+ATTENTION_FACTOR = f"a number from {1 / MAX_ATTENTION_FACTOR} to {MAX_ATTENTION_FACTOR:.0f}"
+
 
 def one_rope(
     fields: Fields,
@@ -162,7 +165,7 @@ def _yarn(rope: RopeConfig, entry: Fields, original: int, max_position: int | No
         beta_fast=entry.number("beta_fast") if entry.get("beta_fast") else 32.0,
         beta_slow=entry.number("beta_slow") if entry.get("beta_slow") else 1.0,
         truncate=entry.flag("truncate", True),
-        attention_factor=entry.number("attention_factor", _yarn_attention_factor(entry, factor)),
+        attention_factor=attention_factor(entry, _yarn_attention_factor(entry, factor)),
     )
 
 
@@ -177,10 +180,19 @@ def _longrope(
         rope,
         factor=factor,
         original_max_position=original,
-        attention_factor=entry.number("attention_factor", grown),
+        attention_factor=attention_factor(entry, grown),
         short_factor=_factors(entry, "short_factor", rope.rotary_dim // 2),
         long_factor=_factors(entry, "long_factor", rope.rotary_dim // 2),
     )
+
+
+def attention_factor(entry: Fields, default: float) -> float:
+    """What multiplies cos and sin. CheckpointError for one that no scaling of positions has, which
+    would make attention all or nothing."""
+    factor = entry.number("attention_factor", default)
+    if not 1 / MAX_ATTENTION_FACTOR <= factor <= MAX_ATTENTION_FACTOR:
+        raise entry.wrong("attention_factor", ATTENTION_FACTOR)
+    return factor
 
 
 def _factors(entry: Fields, key: str, count: int) -> tuple[float, ...]:

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from edgespec import bundle
+from edgespec.errors import BundleError
 from edgespec.export.base import PLAIN, base_component
 from edgespec.export.component import Component, Exported, write_component
 from edgespec.export.options import ExportOptions
 from edgespec.export.request import ExportRequest
 from edgespec.export.resolve import resolve
 from edgespec.export.table import COMPONENTS
-from edgespec.manifest import ExportManifest
+from edgespec.manifest import ExportManifest, ExportSource
 from edgespec.methods import METHODS
 from edgespec.outputs import refuse_model_directory, refuse_overwriting
 from edgespec.progress import Progress, Silent
@@ -110,7 +111,8 @@ def already_there(
     target: Path, request: ExportRequest, recorded: dict[str, Any], progress: Progress
 ) -> Exported | None:
     """The result of an earlier run of the same request, if it is complete and unchanged; else None.
-    Raises BundleError for files that are not those of the manifest."""
+    Raises BundleError for files that are not those of the manifest, and where the checkpoint is
+    not, or no longer, the one that was exported."""
     if not (target / bundle.MANIFEST).is_file():
         return None
     if bundle.read_manifest(target).get("kind") != "export":
@@ -118,7 +120,16 @@ def already_there(
     manifest = ExportManifest.read(target)
     if not manifest.is_of(manifest.source, recorded):  # before all weights are read
         return None
-    if manifest.source != request.source(progress):
-        return None
+    source = request.source(progress)
+    if manifest.source != source:
+        raise of_another(target, manifest.source, source)
     bundle.check_files(target, manifest.files)
     return Exported(target, manifest.role.value, manifest.files, (THERE,))
+
+
+def of_another(target: Path, exported: ExportSource, asked: ExportSource) -> BundleError:
+    """The error where OUT holds the export of another checkpoint, or of this one as it was."""
+    what = f"{target} holds an export of {exported.name}"
+    if exported.name == asked.name:
+        what += ", and the checkpoint has changed since"
+    return BundleError(what, "Choose another directory, or remove this one first.")

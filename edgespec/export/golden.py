@@ -311,4 +311,6 @@ def open_piece(piece: Piece, directory: Path) -> ort.InferenceSession:
         "session.model_external_initializers_file_folder_path", str(directory)
     )
     data = ir.to_proto(piece.model).SerializeToString()
-    return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    return ort.InferenceSession(
+        data, options, providers=["CPUExecutionProvider"], enable_fallback=0
+    )

@@ -104,6 +104,7 @@ def copy_tokenizer(checkpoint: Checkpoint, directory: Path) -> None:
         if source.is_file():
             shutil.copyfile(source, directory / name)
     if (directory / "tokenizer.json").is_file():
+        check_tokenizer(checkpoint.path / "tokenizer.json")
         return
     if not (directory / "tokenizer.model").is_file():
         what = f"{checkpoint.path} has neither tokenizer.json nor tokenizer.model"
@@ -111,6 +112,16 @@ def copy_tokenizer(checkpoint: Checkpoint, directory: Path) -> None:
     from edgespec.export.tokenizer_model import convert
 
     convert(checkpoint.path, directory)
+
+
+def check_tokenizer(path: Path) -> None:
+    """CheckpointError for a tokenizer.json that no engine would open."""
+    from edgespec.prompts.tokenizer_file import read_tokenizer
+
+    try:
+        read_tokenizer(path)
+    except BundleError as error:
+        raise CheckpointError(error.what, error.remedy) from error
 
 
 def check_chat_template(source: Path) -> None:

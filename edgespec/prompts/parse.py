@@ -23,6 +23,20 @@ MAX_CONTENT_ITEMS = 18
 MAX_MESSAGE_BYTES = 128 * 2**10
 MAX_REQUEST_BYTES = 2**20
 
+# Of a message, or of a part of it, in the dumps of OpenAI's clients
+CLIENT_KEYS = {
+    "annotations",
+    "audio",
+    "cache_control",
+    "function_call",
+    "name",
+    "reasoning",
+    "reasoning_content",
+    "refusal",
+    "tool_call_id",
+    "tool_calls",
+}
+NOTHING: tuple[object, ...] = (None, "", [], {})
 TALKER = "talker_*"
 Values = dict[str, Any]  # checked values by key
 
@@ -134,11 +148,22 @@ def check_total(texts: Iterable[str], here: Place) -> None:
 
 
 def message(raw: object, here: Place) -> Message:
-    """Returns a message of the file. Raises RequestError that names the place."""
-    parts = as_object(raw, here)
+    """Returns a message of the file, or one as OpenAI's clients dump it: what is null or empty
+    there says nothing. Raises RequestError that names the place."""
+    parts = without_empty(as_object(raw, here), here)
     check_names(parts, ("role", "content"), here)
     role = checks.role(parts.get("role"), here.key("role"))
     return Message(role=role, content=_content(parts.get("content"), here.key("content")))
+
+
+def without_empty(parts: Mapping[str, object], here: Place) -> dict[str, object]:
+    """An object without the keys of clients that hold nothing; RequestError for one of them that
+    holds something."""
+    for name in CLIENT_KEYS.intersection(parts):
+        if parts[name] not in NOTHING:
+            what = f"is {show(parts[name])}, and this version takes role and content alone"
+            here.key(name).refuse(what, "Remove it.")
+    return {name: value for name, value in parts.items() if name not in CLIENT_KEYS}
 
 
 def _content(raw: object, here: Place) -> str:
@@ -165,6 +190,7 @@ def _content_item(raw: object, here: Place) -> str:
         )
     if kind != "text":
         here.key("type").refuse(f"is {show(kind)}", 'Write {"type": "text", "text": "..."}.')
+    parts = without_empty(parts, here)
     check_names(parts, ("type", "text"), here)
     text = parts.get("text")
     if not isinstance(text, str):

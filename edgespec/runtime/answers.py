@@ -284,7 +284,7 @@ def to_dict(found: Answer, tokenizer: Tokenizer) -> dict[str, object]:
     messages = [{"role": m.role, "content": m.content} for m in found.messages]
     if response is None:
         reason = CANCELLED if found.cancelled else ERROR
-        text = "" if found.error is None else f"{found.error.what} {found.error.remedy}".strip()
+        text = "" if found.error is None else sentences(found.error)
         return {
             "output_text": "",
             "output_ids": [],
@@ -312,6 +312,12 @@ def to_dict(found: Answer, tokenizer: Tokenizer) -> dict[str, object]:
     if found.quality is not None:
         return out | {"quality": found.quality.to_dict()}
     return out | ({"lossless": lossless(found)} if found.plain is not None else {})
+
+
+def sentences(error: EdgeSpecError) -> str:
+    """What happened and the remedy, in one text."""
+    what = error.what if error.what.endswith((".", "!", "?")) else f"{error.what}."
+    return f"{what} {error.remedy}".strip()
 
 
 def candidate(tokenizer: Tokenizer, token_id: int, log_prob: float) -> dict[str, object]:

@@ -26,6 +26,7 @@ from edgespec.errors import (
     EnvironmentProblem,
     InternalError,
     LimitError,
+    counted,
 )
 from edgespec.runtime.faults import shared
 from edgespec.runtime.generation import Chunk, Event, Generation, Response
@@ -116,7 +117,8 @@ class Driver:
                 work.num_requests += len(handles)
                 work.changed.notify()
         for handle in handles:
-            logger.debug("%s: %d prompt tokens, %s", handle, len(handle.prompt), handle.plan)
+            tokens, plan = counted(len(handle.prompt), "prompt token"), handle.plan or "no drafts"
+            logger.debug("%s: %s, %s", handle, tokens, plan)
 
     def step(self, unless: Callable[[], object] = lambda: False) -> None:
         """One step, no matter whose requests it serves; none if `unless` says so once it is this

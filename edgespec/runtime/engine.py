@@ -13,6 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Protocol, TypeVar, cast, overload
 from weakref import finalize
@@ -21,7 +22,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.engine_config import EngineConfig
-from edgespec.errors import EdgeSpecError, InternalError, LimitError, RequestError
+from edgespec.errors import (
+    BundleError,
+    EdgeSpecError,
+    InternalError,
+    LimitError,
+    OptionError,
+    RequestError,
+    counted,
+    in_words,
+)
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.drafters.base import Drafter
 from edgespec.runtime.drafters.decoding import DecodingConfig
@@ -72,6 +82,13 @@ logger = logging.getLogger(__name__)
 logging.getLogger("edgespec").addHandler(logging.NullHandler())
 
 PREFIX_CACHE_BYTES = 256 * 2**20
+# Flags of the command line, by what they are in Python
+API_WORDS = {
+    "--spec-draft-top-k": "top_k",
+    "--spec-draft-step": "steps",
+    "--spec-verify-size": "verify_size",
+    "--exact": "exact",
+}
 
 T = TypeVar("T")
 Plan = DraftPlan | DecodingConfig | Plain | None
@@ -128,7 +145,8 @@ class Engine:
         prefix_cache_bytes: int = PREFIX_CACHE_BYTES,
         acceptance: Acceptance = None,
     ) -> None:
-        path = Path(engine_dir)
+        path = directory_of(engine_dir)
+        check_bytes(prefix_cache_bytes)
         config, notes = read_config(speculative_config)
         if config is not None:
             drafts = drafts_of(config, spec_decode, drafter, drafter_options)
@@ -222,11 +240,11 @@ class Engine:
         """What was opened, and as warnings what a user should know of it."""
         drafts = self.method or ("a drafter of the caller's" if self.spec_decode else "no drafts")
         logger.info(
-            "opened %s: %s, %s, up to %d requests at a time, %d tokens each",
+            "opened %s: %s, %s, up to %s at a time, %d tokens each",
             path,
             self.config.weights.scheme,
             drafts,
-            self.max_batch_size,
+            counted(self.max_batch_size, "request"),
             self.base.capacity,
         )
         for note in self.notes:
@@ -235,12 +253,14 @@ class Engine:
     # ---- open and closed
 
     def __enter__(self) -> Engine:
+        self.driver.check_open()
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
 
     async def __aenter__(self) -> Engine:
+        self.driver.check_open()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -276,7 +296,8 @@ class Engine:
         drafter: str | Drafter | None = None,
     ) -> DraftPlan:
         """The drafting plan: the values given, the others chosen to go with them; LimitError where
-        it cannot be. `drafter` None is the engine's own; else as in GenerationRequest.
+        it cannot be, EngineClosed after `close`. `drafter` None is the engine's own; else it is the
+        name of a method that needs no engine, or a Drafter.
 
         With no value a short chain, as the backend hints. A value left open follows from the
         others: top_k 1, steps 3 on a CPU (verify_size - 1 for a chain), and verify_size the
@@ -284,6 +305,19 @@ class Engine:
         were not given shrink to what the engines were built for. With a draft that makes blocks
         `steps` is 1 or left open.
         """
+        self.driver.check_open()
+        with in_words(API_WORDS):
+            return self.sized_plan(top_k, steps, verify_size, drafter=drafter)
+
+    def sized_plan(
+        self,
+        top_k: int | None = None,
+        steps: int | None = None,
+        verify_size: int | None = None,
+        *,
+        drafter: str | Drafter | None = None,
+    ) -> DraftPlan:
+        """`plan`, with errors that name the flags of the command line."""
         config = self.speculative_config if drafter is None else None
         if config is not None and (top_k, steps, verify_size) == (None, None, None):
             return self.plan_by(config)
@@ -416,6 +450,7 @@ class Engine:
         A text is taken as it is, with the special tokens that the tokenizer adds, as vLLM does;
         messages go through the chat template; ids stay. Raises RequestError for anything else.
         """
+        self.driver.check_open()
         found = read_prompt(prompt)
         if isinstance(found, tuple):
             return self.tokenizer.encode_chat(self.render(found, enable_thinking=enable_thinking))
@@ -511,9 +546,10 @@ class Engine:
         """Raises LimitError or RequestError for a request that these engines cannot answer."""
         self.check_prompt(request.prompt_ids)
         if request.plan is not None:
-            self.plan_limits(request.drafter, request.drafter_options).check(request.plan)
-            self.check_chain(request.plan)
-            self.check_acceptance(request.acceptance or self.acceptance, request.plan)
+            with in_words(API_WORDS):
+                self.plan_limits(request.drafter, request.drafter_options).check(request.plan)
+                self.check_chain(request.plan)
+                self.check_acceptance(request.acceptance or self.acceptance, request.plan)
         rows = self.config.component.vocab_size
         if invalid := [token for token in request.sampling.logit_bias if token >= rows]:
             what = (
@@ -884,6 +920,24 @@ class Engine:
             logits: NDArray[np.float32] = result.logits[0].copy()
             self.base.reset(lane)
         return logits
+
+
+def directory_of(engine_dir: object) -> Path:
+    """The path of an engine directory. BundleError for what is no path, and for an empty one, which
+    would be the working directory."""
+    if not isinstance(engine_dir, str | PathLike) or not str(engine_dir):
+        what = f"engine_dir is {engine_dir!r:.60}, not the path of a directory"
+        raise BundleError(what, "Give a directory that edgespec build made.")
+    return Path(engine_dir)
+
+
+def check_bytes(prefix_cache_bytes: object) -> None:
+    """Raises OptionError for what is no number of bytes."""
+    if isinstance(prefix_cache_bytes, bool) or not (
+        isinstance(prefix_cache_bytes, int) and prefix_cache_bytes >= 0
+    ):
+        what = f"prefix_cache_bytes is {prefix_cache_bytes!r:.60}"
+        raise OptionError(what, "Give a number of bytes; 0 keeps nothing.")
 
 
 def one_each(name: str, given: T | Sequence[T], count: int) -> Sequence[T]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from edgespec.errors import counted
 from edgespec.runtime.acceptance.base import GUARANTEES, Lossless
 from edgespec.runtime.sequence import StepOutput
 from edgespec.runtime.stages import StageTimes
@@ -122,10 +123,10 @@ class RequestMetrics:
     def in_words(self) -> str:
         """The main figures in one line, without those that are undefined."""
         figures = [
-            (self.prompt_tokens, "{} prompt tokens"),
+            (counted(self.prompt_tokens, "prompt token"), "{}"),
             (self.reused_tokens or None, "{} of them reused"),
-            (self.completion_tokens, "{} tokens"),
-            (self.steps, "{} base passes after prefill"),
+            (counted(self.completion_tokens, "token"), "{}"),
+            (counted(self.steps, "base pass", "es"), "{} after prefill"),
             (self.acceptance_length, "acceptance length {:.2f}"),
             (None if self.lossless == "tokens" else self.guarantee, "{}"),
             (self.tokens_per_s, "{:.1f} tokens/s"),

@@ -13,19 +13,15 @@ from pathlib import Path
 
 import tokenizers
 
-from edgespec.errors import BundleError, RequestError
+from edgespec.errors import RequestError
 from edgespec.prompts import Message
-from edgespec.prompts.template import COPY_AGAIN, ChatTemplate, NoTemplate, read_template, read_text
-from edgespec.stored.tokenizer import (
-    MAX_AFFIX,
-    MAX_GROWTH,
-    added_tokens,
-    panics_as,
-    text_growth,
-)
+from edgespec.prompts.template import ChatTemplate, NoTemplate, read_template
+from edgespec.prompts.tokenizer_file import read_tokenizer
+from edgespec.stored.tokenizer import panics_as
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 ANCHOR = "a"
+RUN = re.compile(r"(.)\1{29}", re.DOTALL)  # where a regular expression may give up
 
 
 class Tokenizer:
@@ -47,7 +43,7 @@ class Tokenizer:
 
         Raises BundleError for missing or damaged files; a missing template is not an error.
         """
-        return cls(_read_tokenizer(directory / "tokenizer.json"), read_template(directory))
+        return cls(read_tokenizer(directory / "tokenizer.json"), read_template(directory))
 
     @property
     def vocab_size(self) -> int:
@@ -80,7 +76,7 @@ class Tokenizer:
         Use `add_special_tokens` for plain text; a rendered chat template has its special tokens.
         Raises RequestError for a text that the tokenizer's regular expressions cannot split.
         """
-        with panics_as(_cannot_split):
+        with panics_as(_cannot_split, quiet=RUN.search(text) is not None):
             return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -151,30 +147,6 @@ def _cannot_split(why: str) -> RequestError:
     return RequestError(what, "Shorten the text, or break up long runs of one character.")
 
 
-# Runs of one character, by which expressions with nested repetitions are found
-SAMPLES = ("a" * 40 + "!", "1" * 40 + "!", " " * 40 + "!")
-
-
-def _check_rules(tokenizer: tokenizers.Tokenizer, path: Path) -> None:
-    """Raises BundleError for rules that make texts many times longer, or never come to an end."""
-    for name in ("normalizer", "decoder"):
-        if text_growth(_rule(tokenizer, name)) > MAX_GROWTH:
-            what = f"{path}: the {name} makes a text more than {MAX_GROWTH} times as long."
-            raise BundleError(what, COPY_AGAIN)
-    if added_tokens(_rule(tokenizer, "post_processor")) > MAX_AFFIX:
-        what = f"{path}: the post_processor adds more than {MAX_AFFIX} tokens to a text."
-        raise BundleError(what, COPY_AGAIN)
-    for sample in SAMPLES:
-        with panics_as(lambda why: BundleError(f"{path}: the pre_tokenizer: {why}.", COPY_AGAIN)):
-            tokenizer.encode(sample, add_special_tokens=False)
-
-
-def _rule(tokenizer: tokenizers.Tokenizer, name: str) -> object:
-    """The JSON of one of the tokenizer's rules; None where it has none."""
-    rule = getattr(tokenizer, name)
-    return None if rule is None else json.loads(rule.__getstate__())
-
-
 def _decoder_steps(tokenizer: tokenizers.Tokenizer) -> Iterator[str]:
     """Yields the types of the decoders in tokenizer.json; a sequence yields each of its own."""
     waiting = [] if tokenizer.decoder is None else [json.loads(tokenizer.decoder.__getstate__())]
@@ -203,23 +175,3 @@ def _alphabet_bytes(token: str) -> bytes:
     if all(letter in ALPHABET for letter in token):
         return bytes(ALPHABET[letter] for letter in token)
     return token.encode()  # an added token is plain text
-
-
-def _read_tokenizer(path: Path) -> tokenizers.Tokenizer:
-    text = read_text(path)
-    if text is None:
-        raise BundleError(
-            f"{path.parent} has no {path.name}.",
-            "Copy tokenizer.json from the model's checkpoint; where it has none, save it once with"
-            " transformers: AutoTokenizer.from_pretrained(MODEL).save_pretrained(DIRECTORY).",
-        )
-    with panics_as(lambda why: BundleError(f"{path} is damaged: {why}.", COPY_AGAIN)):
-        try:
-            tokenizer = tokenizers.Tokenizer.from_str(text)
-        except Exception as error:  # tokenizers raises the class Exception itself
-            raise BundleError(f"{path} is damaged: {error}.", COPY_AGAIN) from error
-    _check_rules(tokenizer, path)
-    # Never truncate or pad a prompt, whatever the file declares
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer

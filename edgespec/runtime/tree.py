@@ -80,7 +80,7 @@ class DraftTree:
 
 
 class Plain(Enum):
-    """The type of `PLAIN`, which as a request's plan decodes without drafts."""
+    """As a request's plan: decode without drafts. It has this one value."""
 
     PLAIN = "plain"
 

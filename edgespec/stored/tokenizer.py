@@ -9,6 +9,10 @@ from __future__ import annotations
 import base64
 import binascii
 import math
+import os
+import re
+import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +21,9 @@ from edgespec.errors import EdgeSpecError
 
 MAX_GROWTH = 128  # characters that a rule makes of one; NFKC makes 18 of U+FDFA
 MAX_AFFIX = 1024  # characters, or tokens, that are put before or behind a text
+# As Rust reports a panic: where, why, and how to see more
+PANIC = re.compile(rb"\n?thread '[^\n]*panicked at .*?(?:note: run with[^\n]*\n|\Z)", re.DOTALL)
+REDIRECTING = threading.Lock()
 # Unicode's own rules, by the most characters that they make of one
 UNICODE_GROWTH = {
     "NFC": 3,
@@ -100,12 +107,33 @@ def added_tokens(rule: object) -> float:
 
 
 @contextmanager
-def panics_as(make: Callable[[str], EdgeSpecError]) -> Iterator[None]:
+def panics_as(make: Callable[[str], EdgeSpecError], *, quiet: bool = False) -> Iterator[None]:
     """Turns a panic of the tokenizer library, which is no Exception, into the error that `make`
-    makes of its message."""
+    makes of its message. With `quiet` what the library prints of it on stderr is dropped."""
     try:
-        yield
+        if not quiet:
+            yield
+        else:
+            with without_panics():
+                yield
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
         raise make(str(error)) from None
+
+
+@contextmanager
+def without_panics() -> Iterator[None]:
+    """Holds back what is printed on stderr, by whatever thread, and prints it at the end without
+    the reports of panics. One at a time."""
+    with REDIRECTING, tempfile.TemporaryFile() as kept:
+        real = os.dup(2)
+        os.dup2(kept.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(real, 2)
+            os.close(real)
+            kept.seek(0)
+            if rest := PANIC.sub(b"", kept.read()):
+                os.write(2, rest)

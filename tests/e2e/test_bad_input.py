@@ -707,9 +707,9 @@ def test_a_signal_during_build_leaves_the_engines_that_were_there(
 
 def test_ctrl_c_during_infer_keeps_what_is_finished(shop: SmallPair, tmp_path: Path) -> None:
     args = infer_args(shop.engine, tmp_path, "one", "two", "three")
-    # Five steps a request after prefill: the eighth is the third of the second one, and it is
-    # finished.
-    code, err = stopped(signal.SIGINT, "edgespec.runtime.session.accept", 7, *args, halt_s=1.5)
+    # One call for prefill and five for the steps of a request: the tenth is that of the third step
+    # of the second one, and it is finished.
+    code, err = stopped(signal.SIGINT, "edgespec.runtime.session.accept", 9, *args, halt_s=1.5)
     assert code == INTERRUPTED
     assert "stopping after this step" in err
     assert err.splitlines()[-1] == f"what was finished is in {tmp_path / 'output.json'}"

@@ -50,7 +50,7 @@ def test_export_of_a_checkpoint_whose_texts_changed_is_not_the_same(
     export(str(base), tmp_path / "onnx", options)
     path = base / name
     path.write_text(json.dumps(json.loads(path.read_text()) | {"changed": True}))
-    with pytest.raises(Exception, match="already exists"):
+    with pytest.raises(BundleError, match="the checkpoint has changed since"):
         export(str(base), tmp_path / "onnx", options)
 
 

@@ -343,6 +343,22 @@ def test_weights_changed_behind_the_manifest_need_verify_and_their_size_does_not
     assert "tokenizer_config.json has" in cli("inspect", path).err
 
 
+def test_edited_weights_of_an_engine_are_not_believed(shop: Path, tmp_path: Path, cli: Cli) -> None:
+    """A config whose hash was edited as well: `infer` refuses what `inspect` must not praise."""
+    path = copied(shop / "engines", tmp_path)
+    config, manifest = path / "base_config.json", path / bundle.MANIFEST
+    raw = json.loads(config.read_text())
+    raw["weights"] = {"scheme": "int8", "block": 128, "method": "rounded", "rounding": 0.5}
+    config.write_text(json.dumps(raw))
+    entry = json.loads(manifest.read_text())
+    entry["engines"]["base"]["files"][config.name].update(
+        sha256=bundle.sha256_file(config), bytes=config.stat().st_size
+    )
+    manifest.write_text(json.dumps(entry))
+    done = cli("inspect", path)
+    assert (done.code, "its 'weights' are not those of manifest.json" in done.err) == (3, True)
+
+
 @pytest.mark.parametrize("key", ["check", "source", "options", "calibrated", "packages"])
 def test_an_edited_record_is_told_and_not_shown(
     quantised: Path, tmp_path: Path, cli: Cli, key: str

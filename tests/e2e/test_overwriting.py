@@ -170,7 +170,7 @@ def test_a_changed_weight_is_noticed_wherever_it_is(shop: Path, tmp_path: Path, 
     assert "already there and unchanged" in cli(*export).out
     flip_last_byte_of_the_largest_tensor(base)
     found = cli(*export)
-    assert (found.code, "already exists" in found.err) == (4, True)
+    assert (found.code, "and the checkpoint has changed since" in found.err) == (REFUSED, True)
     again = ["export", base, tmp_path / "again", "--eagle-base", "--no-golden"]
     assert cli(*again).code == 0
     engines = copied(shop / "engines", tmp_path / "engines")

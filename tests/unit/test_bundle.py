@@ -43,6 +43,18 @@ def test_failure_in_the_block_leaves_none(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_a_copy_that_finds_no_room_is_told_by_what_is_written(tmp_path: Path) -> None:
+    """Of the two names of a copy the source has all the room that it needs."""
+    target = tmp_path / "out"
+    for written in (tmp_path / "copy", tmp_path / f"{target.name}.tmp-1-abc" / "file"):
+        error = OSError(errno.EFBIG, "File too large", "source", None, str(written))
+        with pytest.raises(OutputError) as refused, bundle.writing(target):
+            raise error
+        named = target if ".tmp-" in str(written) else written
+        assert refused.value.what == f"{named}: File too large"
+        assert "ulimit -f" in refused.value.remedy
+
+
 @pytest.mark.parametrize("failing", ["a", "b"])
 @pytest.mark.parametrize("made_before", [True, False])
 def test_one_that_cannot_move_in_takes_the_other_out_again(

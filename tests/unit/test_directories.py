@@ -49,6 +49,13 @@ def export(path: Path) -> Path:
     return manifest(path, "export")
 
 
+def component(path: Path) -> Path:
+    """A whole export, its graph included."""
+    export(path)
+    (path / "model.onnx").write_bytes(b"")
+    return path
+
+
 def exports(path: Path) -> Path:
     export(path / "base" / "llm")
     return path
@@ -120,16 +127,17 @@ ONNX_DIR = {
     other: ("--onnx-dir {it} is a directory of another kind", "that edgespec export wrote"),
 }
 ENGINE_DIR = {
-    missing: ("--engine-dir {it} does not exist", "Give a directory that edgespec build made"),
-    file: ("--engine-dir {it} is a file", "Give its directory"),
-    empty: ("--engine-dir {it} is an empty directory", "edgespec build --onnx-dir OUT/llm"),
-    checkpoint: ("--engine-dir {it} is a checkpoint", "edgespec export {it} OUT"),
-    quantized: ("--engine-dir {it} is a checkpoint", "edgespec export {it} OUT"),
-    export: ("--engine-dir {it} is an export", "Build it first: edgespec build --onnx-dir {it}"),
-    exports: ("--engine-dir {it} holds exports", "edgespec build --onnx-dir {it}/base/llm"),
+    missing: ("{it} does not exist", "Give a directory that edgespec build made"),
+    file: ("{it} is a file", "Give its directory"),
+    empty: ("{it} is an empty directory", "edgespec build --onnx-dir OUT/llm"),
+    checkpoint: ("{it} is a checkpoint", "edgespec export {it} OUT"),
+    quantized: ("{it} is a checkpoint", "edgespec export {it} OUT"),
+    export: ("{it} is an export", "Build it first: edgespec build --onnx-dir {it}"),
+    component: ("{it} is an export", "Build it first: edgespec build --onnx-dir {it}"),
+    exports: ("{it} holds exports", "edgespec build --onnx-dir {it}/base/llm"),
     engines: ("{it} has no llm engine", "Run edgespec export"),
-    torn: ("--engine-dir {it} has engine files and no manifest.json", "run edgespec build again"),
-    other: ("--engine-dir {it} is a directory of another kind", "that edgespec build made"),
+    torn: ("{it} has engine files and no manifest.json", "run edgespec build again"),
+    other: ("{it} is a directory of another kind", "that edgespec build made"),
 }
 MODEL = {
     export: ("{it} is an export, not a checkpoint", "edgespec build --onnx-dir {it}"),

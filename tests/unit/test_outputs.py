@@ -81,6 +81,15 @@ def test_an_input_is_no_output_by_whatever_name(tmp_path: Path, name: str, kind:
         refuse_overwriting(NAMES[name](source, place), [None, "not/there", source])
 
 
+def test_an_input_is_named_once(tmp_path: Path) -> None:
+    file = tmp_path / "engines" / "base_config.json"
+    file.parent.mkdir()
+    file.write_text("{}")
+    with pytest.raises(OverwriteError) as refused:
+        refuse_overwriting(file, [file.parent])
+    assert refused.value.what == f"{file} is an input of this command"
+
+
 def test_a_hard_link_to_an_input_is_that_input(tmp_path: Path) -> None:
     source = tmp_path / "input.json"
     source.write_text("{}")

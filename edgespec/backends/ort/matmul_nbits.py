@@ -16,7 +16,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from edgespec.backends.ort.session import FATAL
+from edgespec.backends.ort.session import FATAL, NO_FALLBACK
 from edgespec.contract import OPSET
 from edgespec.errors import BuildError
 from edgespec.quantized import QuantizedWeight, dequantize_stored
@@ -207,7 +207,7 @@ def probe_session(
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, FATAL
     model = ir.to_proto(ir.Model(graph, ir_version=10)).SerializeToString()
-    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"], **NO_FALLBACK)
 
 
 def initializer(name: str, array: NDArray[Any]) -> ir.Value:

@@ -13,7 +13,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from edgespec.backends.ort.session import session_options
+from edgespec.backends.ort.session import NO_FALLBACK, session_options
 from edgespec.contract import OPSET
 
 
@@ -89,7 +89,9 @@ def run_probe(graph: ir.Graph, x: NDArray[np.float32]) -> NDArray[np.float32]:
     options = session_options()
     options.intra_op_num_threads = 1
     model = ir.to_proto(ir.Model(graph, ir_version=10)).SerializeToString()
-    session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(
+        model, options, providers=["CPUExecutionProvider"], **NO_FALLBACK
+    )
     outputs: Any = session.run(None, {session.get_inputs()[0].name: x[None]})
     found: NDArray[np.float32] = outputs[0][0]
     return found

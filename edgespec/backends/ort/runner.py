@@ -27,7 +27,7 @@ from edgespec.backends.ort.huge_pages import in_huge_pages
 from edgespec.backends.ort.lane_rows import OrtLaneRows
 from edgespec.backends.ort.matmul_nbits import Kernel, LmHeadTable
 from edgespec.backends.ort.recurrent import RecurrentCache
-from edgespec.backends.ort.session import session_options
+from edgespec.backends.ort.session import NO_FALLBACK, session_options
 from edgespec.contract import (
     Dim,
     GraphContract,
@@ -296,7 +296,7 @@ def open_session(path: Path, *, spinning: bool = True) -> ort.InferenceSession:
     options = session_options()
     options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spinning else "0")
     try:
-        session = ort.InferenceSession(str(path), options, providers=PROVIDERS)
+        session = ort.InferenceSession(str(path), options, PROVIDERS, **NO_FALLBACK)
     except MemoryError as error:
         remedy = "Close other programs, or use a smaller model or machine with more memory."
         raise EnvironmentProblem(f"not enough memory to load {path}", remedy) from error

@@ -14,6 +14,8 @@ from edgespec.backends.ort.fingerprint import cpu_features
 X64 = ("x86_64", "AMD64")
 # Errors are raised as well; its log would reach the terminal in colors, with names from the graph
 FATAL = 4
+# Without it a session that fails prints on stdout and is made once more, on the same CPU
+NO_FALLBACK = {"enable_fallback": 0}
 EXACT_FEATURES = {"avx_vnni", "avx512_vnni", "amx_int8"}
 
 

@@ -18,7 +18,7 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import create_output
 
-from edgespec.cli.chat.reader import CONTINUED
+from edgespec.cli.chat.reader import CONTINUED, LineCleared
 
 # A command -> the words that may stand behind it; None: the path of a file
 Words = Mapping[str, Sequence[str] | None]
@@ -66,7 +66,8 @@ class LineEditor:
         )
 
     def __call__(self, prompt: str) -> str:
-        """Returns a turn. Raises EOFError for Ctrl-D, KeyboardInterrupt for Ctrl-C."""
+        """Returns a turn. Raises EOFError for Ctrl-D, KeyboardInterrupt for Ctrl-C, and its kind
+        LineCleared where a text was typed."""
         return self.session.prompt(prompt)
 
 
@@ -81,6 +82,14 @@ def keys() -> KeyBindings:
     @bindings.add("escape", "enter")
     def new_line(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
+
+    @bindings.add("c-c")
+    @bindings.add("<sigint>")
+    def interrupt(event: KeyPressEvent) -> None:
+        typed = event.current_buffer.text
+        event.app.exit(
+            exception=LineCleared if typed else KeyboardInterrupt, style="class:aborting"
+        )
 
     return bindings
 

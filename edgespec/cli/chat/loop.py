@@ -11,14 +11,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from edgespec.cli.chat.conversation import Conversation
-from edgespec.cli.chat.reader import Read, read_turn
+from edgespec.cli.chat.reader import LineCleared, Read, read_turn
 from edgespec.cli.chat.screen import Screen
 from edgespec.cli.chat.settings import Settings
 from edgespec.cli.flags import INTERRUPTED
 from edgespec.cli.infer import SOME_FAILED
 from edgespec.cli.signals import Stopper, exit_code
 from edgespec.cli.terminal import report
-from edgespec.errors import EdgeSpecError, LimitError, RequestError
+from edgespec.errors import EdgeSpecError, LimitError, RequestError, counted
 from edgespec.prompts import CANCELLED, CAPACITY, MAX_LENGTH
 from edgespec.prompts.parse import message_text
 from edgespec.prompts.places import Place
@@ -58,7 +58,7 @@ class Chat:
         self.some_failed = False
         self.code: int | None = None  # the exit code, once the chat is over
         self.last: Response | None = None
-        self.last_step: Chunk | None = None  # the last one that verified drafts
+        self.last_step: Chunk | None = None  # of the last answer, the last that verified drafts
         self.metrics: list[RequestMetrics] = []  # of every answer of this session
         self.own_files: set[Path] = set()  # what /save and /load have named
         self.num_drafter_notes = 0  # that were shown
@@ -76,8 +76,9 @@ class Chat:
                 self.take(said)
             except EOFError:
                 self.at_the_end()
-            except KeyboardInterrupt:
-                if warned or not self.interactive:
+            except KeyboardInterrupt as stop:
+                cleared = isinstance(stop, LineCleared)  # typed since the first one
+                if not self.interactive or (warned and not cleared):
                     return INTERRUPTED
                 warned = True
                 self.screen.note("\nonce more leaves, and so does Ctrl-D")
@@ -119,7 +120,7 @@ class Chat:
         from edgespec.runtime.tree import PLAIN
 
         settings, messages = self.settings, self.conversation.and_then(said)
-        with Stopper() as stopper:
+        with Stopper(in_line=lambda: self.screen.in_line) as stopper:
             try:
                 stream = self.engine.stream(
                     messages,
@@ -147,7 +148,7 @@ class Chat:
     def answer(self, stream: Stream, stopper: Stopper) -> Response:
         """The response, once all of it is shown. What is shown of an answer that fails ends with
         its line."""
-        shown = 0
+        shown, self.last_step = 0, None
         try:
             for chunk in stream:
                 drafted = chunk.accepted if self.settings.show_speculation else 0
@@ -194,12 +195,13 @@ class Chat:
 def stats(metrics: RequestMetrics, *, drafted: bool) -> str:
     """The statistics of one answer in one line, without those that are undefined."""
     guarantee = metrics.guarantee if drafted and metrics.lossless != "tokens" else None
+    lost = sum(metrics.lost_drafts.values()) or None
     shown = [
-        (metrics.completion_tokens, "{} tokens"),
-        (metrics.steps, "{} base passes after prefill"),
+        (counted(metrics.completion_tokens, "token"), "{}"),
+        (counted(metrics.steps, "base pass", "es"), "{} after prefill"),
         (metrics.acceptance_length if drafted else None, "acceptance length {:.2f}"),
         (guarantee, "{}"),
-        (sum(metrics.lost_drafts.values()) or None, "drafts lost in {} steps"),
+        (lost and counted(lost, "step"), "drafts lost in {}"),
         (metrics.tokens_per_s, "{:.1f} tokens/s"),
         (metrics.time_to_first_token, "time to first token {:.3f} s"),
         (metrics.reused_tokens, f"{{}} of {metrics.prompt_tokens} prompt tokens reused"),

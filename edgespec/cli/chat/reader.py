@@ -11,6 +11,11 @@ from contextlib import suppress
 
 Read = Callable[[str], str]  # a prompt -> the line; EOFError at the end
 
+
+class LineCleared(KeyboardInterrupt):
+    """Ctrl-C on a line that had text, which is dropped."""
+
+
 PROMPT, CONTINUED = "> ", ". "
 
 

@@ -22,6 +22,7 @@ class Screen:
     def __init__(self, out: TextIO) -> None:
         self.out = out
         self.is_terminal = self.out.isatty()
+        self.in_line = False  # whether a terminal's line of the answer has not ended
         self.has_colors = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
     def show(self, text: str, *, accepted: bool = False) -> None:
@@ -31,6 +32,8 @@ class Screen:
         text = text.encode(encoding, "backslashreplace").decode(encoding)
         if self.is_terminal:
             text = harmless(text)
+        if text:
+            self.in_line = self.is_terminal and not text.endswith("\n")
         if text and accepted and self.is_terminal and self.has_colors:
             text = click.style(text, fg="green")
         self.out.write(text)

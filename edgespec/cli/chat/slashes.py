@@ -10,11 +10,14 @@ from typing import NamedTuple
 
 from edgespec.cli.chat import conversation as files
 from edgespec.cli.chat.loop import Chat, stats
-from edgespec.cli.chat.settings import SETTINGS, changed, shown
+from edgespec.cli.chat.settings import DRAFT_SIZES, SETTINGS, changed, shown
 from edgespec.cli.chat.tree_picture import tree_picture
-from edgespec.errors import RequestError
+from edgespec.errors import RequestError, counted, in_words
 from edgespec.prompts.parse import message_text
 from edgespec.prompts.places import Place, did_you_mean
+
+# Errors of the engine name flags, and here settings are typed
+SIZES_AS_SETTINGS = {f"--{name.replace('_', '-')}": name for name in DRAFT_SIZES}
 
 
 def run(chat: Chat, said: str) -> None:
@@ -58,13 +61,27 @@ def change_setting(chat: Chat, text: str) -> None:
     RequestError or LimitError for what cannot be set, and keeps what was."""
     if not text:
         return chat.screen.note(shown(chat.settings))
-    name, value = [*text.split(maxsplit=1), ""][:2]
+    name, value = named_value(text)
     if not value:
         raise RequestError(f"{name} has no value", "Write it behind the name: /set top_k 20.")
     settings = changed(chat.settings, name, value)
-    settings.plan(chat.engine)  # raises for sizes that the engine cannot take
+    with in_words(SIZES_AS_SETTINGS):
+        settings.plan(chat.engine)  # raises for sizes that the engine cannot take
+    if settings.enable_thinking and not chat.engine.tokenizer.knows_thinking():
+        raise RequestError(
+            "this model's template has no thinking mode", "Go on without: enable_thinking is off."
+        )
     chat.settings = settings
     chat.screen.note(f"[{name} is {value}]")
+
+
+def named_value(text: str) -> tuple[str, str]:
+    """What /set has: `name value`, or `name=value`."""
+    first, space, rest = text.partition(" ")
+    name, equals, value = first.partition("=")
+    if equals:
+        return name, value + space + rest
+    return name, rest.strip().removeprefix("=").strip()
 
 
 def undo(chat: Chat, _: str) -> None:
@@ -114,19 +131,21 @@ def show_stats(chat: Chat, _: str) -> None:
     pooled = Pooled(chat.metrics)
     rate = pooled.decode_tokens / pooled.decode_s if pooled.decode_s else 0.0
     chat.screen.note(
-        f"[session: {len(chat.metrics)} answers, {pooled.completion_tokens} tokens,"
-        f" {pooled.steps} base passes after prefill, {rate:.1f} tokens/s]"
+        f"[session: {counted(len(chat.metrics), 'answer')},"
+        f" {counted(pooled.completion_tokens, 'token')},"
+        f" {counted(pooled.steps, 'base pass', 'es')} after prefill, {rate:.1f} tokens/s]"
     )
 
 
 def show_tree(chat: Chat, _: str) -> None:
-    """/tree: the tree of the last step that verified drafts. Raises RequestError where there is
+    """/tree: the tree of the last answer's last step that verified drafts. Raises RequestError where there is
     none."""
     step = chat.last_step
     if step is None or step.tree is None:
-        raise RequestError(
-            "no draft was verified yet", "Say something, with drafts: /set spec_decode on."
-        )
+        what = "no draft was verified yet"
+        if chat.last is not None:
+            what = "no draft was verified in the last answer"
+        raise RequestError(what, "Say something, with drafts: /set spec_decode on.")
     tokenizer = chat.engine.tokenizer
 
     def text(token: int) -> str:
@@ -161,7 +180,7 @@ def load(chat: Chat, text: str) -> None:
     path = files.home_path(text)
     chat.conversation = files.load(path)
     chat.own_files.add(path.resolve())
-    chat.screen.note(f"[{len(chat.conversation.exchanges)} exchanges from {path}]")
+    chat.screen.note(f"[{counted(len(chat.conversation.exchanges), 'exchange')} from {path}]")
 
 
 def attach_image(chat: Chat, _: str) -> None:

@@ -22,7 +22,7 @@ from edgespec.cli.chat import command as chat_command
 from edgespec.cli.chat import slashes
 from edgespec.cli.chat.conversation import Conversation
 from edgespec.cli.chat.loop import Chat, stats
-from edgespec.cli.chat.reader import read_pipe, read_turn
+from edgespec.cli.chat.reader import LineCleared, read_pipe, read_turn
 from edgespec.cli.chat.screen import Screen, wrapped
 from edgespec.cli.chat.settings import Settings
 from edgespec.cli.chat.slashes import SLASHES
@@ -100,16 +100,17 @@ class Told:
         default_factory=lambda: SimpleNamespace(
             encode_chat=lambda text: [1] * len(text),
             token_bytes=lambda token: bytes([token]),
+            knows_thinking=lambda: False,
         )
     )
     plans: list[DraftPlan | Plain] = field(default_factory=list)
     drafter_notes: tuple[str, ...] = ()
     drafting_stopped: str | None = None
 
-    def plan(self, *sizes: int | None) -> DraftPlan:
+    def sized_plan(self, *sizes: int | None) -> DraftPlan:
         top_k, steps, verify_size = sizes
         if top_k == 99:
-            raise LimitError("top-k 99", "Take a smaller one.")
+            raise LimitError("--spec-draft-top-k 99", "Lower --spec-verify-size.")
         return DraftPlan(top_k or 1, steps or 3, verify_size or 4)
 
     def stream(
@@ -483,6 +484,14 @@ def test_first_interrupt_at_the_prompt_warns_and_the_second_leaves(
     assert len(asked(chat)) == 1
 
 
+def test_interrupt_of_what_was_typed_since_the_first_one_leaves_nothing() -> None:
+    typed = LineCleared
+    chat = chat_of(saying("one"), interactive=True)
+    assert talk(chat, typed, typed, typed, "First?") == 0
+    assert len(asked(chat)) == 1
+    assert talk(chat_of(interactive=True), typed, KeyboardInterrupt, "never") == 130
+
+
 def test_interrupt_without_a_terminal_leaves_at_once() -> None:
     assert talk(chat_of(), KeyboardInterrupt, "never") == 130
 
@@ -587,6 +596,9 @@ def test_regenerate_says_when_the_answer_will_be_the_same(
         ("--top-k 7", "top_k", 7),
         ("seed 5", "seed", 5),
         ("max_generate_length 3", "max_generate_length", 3),
+        ("temperature=0.3", "temperature", 0.3),
+        ("temperature = 0.3", "temperature", 0.3),
+        ("stop=a = b", "stop", ("a = b",)),
         ('stop ["a", "b c"]', "stop", ("a", "b c")),
         ("stop Human:", "stop", ("Human:",)),
     ],
@@ -621,8 +633,9 @@ def test_sizes_of_drafts_are_the_plan_of_the_next_answer() -> None:
         ("/set temprature 1", 'Did you mean "temperature"?'),
         ("/set temperature", "temperature has no value"),
         ("/set spec_draft_top_k 0", "spec_draft_top_k is 0"),
-        ("/set spec_draft_top_k 99", "top-k 99"),
+        ("/set spec_draft_top_k 99", "error: spec_draft_top_k 99\n  Lower spec_verify_size."),
         ("/set spec_decode perhaps", "spec_decode is"),
+        ("/set enable_thinking on", "this model's template has no thinking mode"),
     ],
 )
 def test_value_that_cannot_be_is_refused_and_changes_nothing(
@@ -757,6 +770,43 @@ def test_tree_of_an_answer_that_ended_has_no_token_of_the_base(
     step = Chunk([*b"b"], ["b"], 1, "stop-words", TREE, [0, 1])
     talk(chat_of([step, response("b")]), "Say.", "/tree")
     assert "the base's own" not in capsys.readouterr().err
+
+
+def test_tree_is_that_of_the_last_answer_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    step = Chunk([*b"b"], ["b"], 1, None, TREE, [0, 1])
+    lines = ["Say.", "/set spec_decode off", "Say.", "/tree"]
+    assert talk(chat_of([step, response("b")], saying("plain")), *lines) == 5
+    assert "no draft was verified in the last answer" in capsys.readouterr().err
+
+
+def test_note_of_a_stop_begins_a_line_of_its_own(
+    terminal: Terminal, capfd: pytest.CaptureFixture[str]
+) -> None:
+    chat = chat_of(Spoken(LONG, (signal.SIGINT,)), interactive=True, out=terminal)
+    assert talk(chat, "First?") == 0
+    assert "\n\nstopping after this step" not in capfd.readouterr().err  # nothing was shown before
+    middle: list[Event] = [chunk("so far"), chunk(", more"), response("so far, more")]
+
+    class Late(Spoken):
+        def __iter__(self) -> Iterator[Chunk]:
+            yield from [chunk("so far")]
+            yield from Spoken(middle[1:], (signal.SIGINT,))
+
+    chat = chat_of(Late(middle), interactive=True, out=terminal)
+    assert talk(chat, "First?") == 0
+    assert "\n\nstopping after this step" in capfd.readouterr().err
+
+
+def test_one_of_a_kind_is_counted_as_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = [chunk("a"), response("a", completion_tokens=1, per_step_accepted=[0])]
+    lines = ["First?", "/stats", f"/save {tmp_path}/a.json", f"/load {tmp_path}/a.json"]
+    assert talk(chat_of(one), *lines) == 0
+    said = capsys.readouterr().err
+    assert "[session: 1 answer, 1 token, 1 base pass after prefill" in said
+    assert "[1 exchange from" in said
+    assert "[1 token, 1 base pass after prefill" in said
 
 
 def test_image_is_reserved(capsys: pytest.CaptureFixture[str]) -> None:

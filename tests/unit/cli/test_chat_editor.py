@@ -18,6 +18,7 @@ from prompt_toolkit.input import create_pipe_input
 
 from edgespec.cli.chat import slashes
 from edgespec.cli.chat.editor import LineEditor, SlashCompleter, history_path, open_history
+from edgespec.cli.chat.reader import LineCleared
 
 WORDS = {name: slash.words for name, slash in slashes.SLASHES.items()}
 
@@ -50,6 +51,14 @@ def test_ctrl_c_and_ctrl_d_are_told_apart() -> None:
             editor("> ")
         with pytest.raises(EOFError):
             editor("> ")
+
+
+def test_ctrl_c_on_a_typed_line_is_not_that_on_an_empty_one() -> None:
+    with typing("typed\x03again\x03\x03") as editor:
+        for kind in (LineCleared, LineCleared, KeyboardInterrupt):
+            with pytest.raises(KeyboardInterrupt) as stop:
+                editor("> ")
+            assert stop.type is kind
 
 
 def test_lines_of_an_earlier_session_come_back(tmp_path: Path) -> None:

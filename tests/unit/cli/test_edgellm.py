@@ -121,6 +121,7 @@ def test_value_that_asks_for_nothing_is_accepted(name: str, flag: str, value: st
     ("name", "words"),
     [
         ("build", "--maxLoraRank 0"),
+        ("build", "--dflashBlockSize 0 --minImageTokens 0 --maxImageTokens=0"),
         ("infer", "--dflashBlockSize 0"),
         ("export", "--skip-visual --skip_audio"),
         ("export", "--dtype float16 --tpSize 1"),

@@ -126,6 +126,21 @@ def test_closed_stderr_is_written_to_by_nobody() -> None:
     assert (done.returncode, done.stdout) == (0, "answered\n")
 
 
+@pytest.mark.parametrize("words", ["--help", "cache list", "help infer"])
+def test_stdout_that_takes_no_more_is_named(words: str) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f'"$@" {words} > /dev/full', "sh", *MAIN],
+        capture_output=True,
+        text=True,
+        env=ENVIRON,
+        timeout=60,
+        check=False,
+    )
+    said = done.stderr.splitlines()
+    assert (done.returncode, said[0]) == (4, "error: stdout: No space left on device")
+    assert len(said) == 2
+
+
 @pytest.mark.parametrize("kind", [PermissionError, FileNotFoundError, NotADirectoryError])
 def test_input_that_cannot_be_read_is_refused_as_input(kind: type[OSError]) -> None:
     number = {PermissionError: 13, FileNotFoundError: 2, NotADirectoryError: 20}[kind]

@@ -39,6 +39,9 @@ Said = pytest.CaptureFixture[str]
         ("--engine-dir E infer", "It is a flag of edgespec build, infer, chat or eval summarize."),
         ("--verison", "Did you mean --version"),
         ("help infr", "Did you mean infer?"),
+        ("infer --warmup abc", "'abc' is not a whole number."),
+        ("build --max-batch-size 1.5", "'1.5' is not a whole number."),
+        ("cache prune --older-than x", "'x' is not a number."),
         ("help infer more", "edgespec infer has no commands below it"),
     ],
 )
@@ -60,6 +63,16 @@ def test_help_says_what_the_flag_says(command: str, capsys: Said) -> None:
     assert run([*words, "--help"]) == 0
     assert helped == capsys.readouterr().out
     assert helped.startswith(f"Usage: edgespec {command}".strip())
+
+
+@pytest.mark.parametrize(("line", "code"), [("", 0), ("cache", 2), ("eval", 2)])
+def test_group_alone_shows_its_help_once(line: str, code: int, capsys: Said) -> None:
+    assert run(line.split()) == code
+    shown = capsys.readouterr()
+    text = shown.err if code else shown.out
+    assert text.startswith(f"Usage: edgespec {line}".strip())
+    assert (text.count("Usage:"), "Error" in text) == (1, False)
+    assert (shown.out if code else shown.err) == ""
 
 
 def test_version_has_a_short_flag(capsys: Said) -> None:

@@ -158,9 +158,11 @@ def test_a_slower_run_has_a_line_that_says_why_and_json_has_the_figures(
 ) -> None:
     quick = RequestMetrics(7)
     quick.add(StepOutput([1], verified=False), 0.5)
-    for number in range(1, 6):
+    for number in range(1, 41):
         quick.add(StepOutput([1]), 0.5 + number * 0.02)
-    slower = replace(CHECKED, plain=Response("", [1] * 6, "max-length", quick, None))
+    long = response(*[(4, 3, 3), (1, 3, 0)] * 8)
+    plainly = Response("", [1] * 41, "max-length", quick, None)
+    slower = replace(CHECKED, response=long, plain=plainly)
     for answers, shown in (([slower], 1), ([CHECKED], 0), ([UNDRAFTED], 0)):
         report.show(figures(*answers), as_json=False)
         lines = capsys.readouterr().out.splitlines()
@@ -199,10 +201,17 @@ def test_each_difference_has_a_line_and_what_is_not_explained_comes_first(
     ]
     assert len(shown) == 10
     assert "4 more in the output file" in lines
-    (row,) = [line for line in lines if line.startswith("lossless")]
-    assert row.split("  ")[-1].strip() == (
-        "NO: 1 of 15 identical; 14 differ, 1 NOT explained by rounding"
-    )
+    row, whole = [line for line in lines if line.startswith("lossless")]
+    assert row.split("  ")[-1].strip() == "NO: 1 of 15 identical"
+    assert whole == "lossless: NO: 1 of 15 identical; 14 differ, 1 NOT explained by rounding"
+
+
+def test_long_chain_has_its_first_positions_alone() -> None:
+    chain = Answer(request(), response=response((9, 59, 8), (60, 59, 59)), speculative=True)
+    assert chain.response is not None
+    chain.response.metrics.num_spec_tokens = 59
+    (cell,) = shown(figures(chain))["per-position acceptance"]
+    assert cell == "1.00 " * 8 + "..."
 
 
 def test_table_goes_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:

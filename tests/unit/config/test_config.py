@@ -309,6 +309,14 @@ def test_rope_turns_as_transformers_does(rope: dict[str, Any], spelling: str) ->
     assert scaling == pytest.approx(wanted_scaling)
 
 
+@pytest.mark.parametrize("factor", [1e10, 1e-10, 101])
+def test_attention_factor_that_no_scaling_has_is_refused(factor: float) -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    scaled = llama(rope_scaling=yarn | {"attention_factor": factor})
+    with pytest.raises(CheckpointError, match=r"attention_factor.* a number from 0\.01 to 100"):
+        parse_model_config(scaled)
+
+
 @pytest.mark.parametrize("rope", [rope for rope in ROPES if rope["rope_type"] == "yarn"])
 def test_yarn_attention_factor_is_resolved_as_transformers_does(rope: dict[str, Any]) -> None:
     with warnings.catch_warnings():

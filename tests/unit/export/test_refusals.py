@@ -50,6 +50,16 @@ def test_base_without_a_tokenizer(pair: SmallPair, tmp_path: Path) -> None:
     assert_named([base, "tokenizer.json"], refusal(base, tmp_path / "out", CheckpointError))
 
 
+def test_base_whose_tokenizer_never_comes_to_an_end(pair: SmallPair, tmp_path: Path) -> None:
+    """No engine would open it, and the path that is named is one that can be repaired."""
+    base = copied(pair.base, tmp_path / "base")
+    split = {"type": "Split", "behavior": "Isolated", "invert": False}
+    pattern = {"pattern": {"Regex": "(a+)+$"}}
+    edit_json(base / "tokenizer.json", lambda raw: raw.update(pre_tokenizer=split | pattern))
+    said = refusal(base, tmp_path / "out", CheckpointError, golden=False)
+    assert_named([base / "tokenizer.json", "pre_tokenizer", "Repair the regular expression"], said)
+
+
 @pytest.mark.parametrize("place", ["chat_template.jinja", "tokenizer_config.json"])
 def test_chat_template_with_a_syntax_error(pair: SmallPair, tmp_path: Path, place: str) -> None:
     """Behind export only a hash check would see that somebody fixed the file."""

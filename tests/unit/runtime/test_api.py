@@ -28,6 +28,8 @@ import pytest
 import edgespec
 from edgespec import (
     PLAIN,
+    BundleError,
+    DraftPlan,
     EdgeSpecError,
     Engine,
     EngineClosed,
@@ -35,6 +37,7 @@ from edgespec import (
     InternalError,
     LimitError,
     Message,
+    OptionError,
     RequestError,
     SamplingParams,
 )
@@ -273,9 +276,22 @@ def test_messages_are_written_as_openai_s_clients_write_them(engine: Engine) -> 
     assert engine.encode(mixed) == engine.encode(as_dicts)
 
 
+def test_what_is_empty_in_a_client_s_dump_says_nothing(engine: Engine) -> None:
+    dumped = {"content": "Hi", "refusal": None, "role": "user", "annotations": [], "audio": None}
+    tools = {"function_call": None, "tool_calls": None, "tool_call_id": "", "name": None}
+    part = {"type": "text", "text": "Hi", "annotations": [], "cache_control": None}
+    assert engine.encode([dumped | tools]) == engine.encode(ASK)
+    assert engine.encode([{"role": "user", "content": [part]}]) == engine.encode(ASK)
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
+        (
+            [{"role": "assistant", "content": None, "tool_calls": [{"id": "a"}]}],
+            r"\[0\].tool_calls is .*, and this version takes role and content alone",
+        ),
+        ([{"role": "user", "content": "a", "name": "Ann"}], r'\[0\].name is "Ann", and'),
         (b"abc", "prompt is bytes, not text"),
         (bytearray(b"abc"), "prompt is bytearray, not text"),
         ({"role": "user", "content": "a"}, "one message, not a list"),
@@ -734,3 +750,42 @@ def test_nothing_else_is_public() -> None:
     assert set(dir(edgespec)) == {*edgespec.__all__, "__version__"}
     with pytest.raises(AttributeError, match="has no attribute 'Scheduler'"):
         _ = edgespec.Scheduler
+
+
+# ---- mistakes of a caller
+
+
+def test_sizes_are_refused_in_words_of_python(engine: Engine) -> None:
+    with pytest.raises(LimitError) as refused:
+        engine.plan(top_k=100, steps=100)
+    assert refused.value.what.startswith("top_k 100 times steps 100 exceeds")
+    with pytest.raises(LimitError) as refused:
+        engine.generate([5], plan=DraftPlan(1, 2, 9))
+    assert refused.value.what.startswith("verify_size 9: with top-k 1")
+    assert "--spec" not in str(refused.value)
+
+
+@pytest.mark.parametrize("nowhere", [None, "", 5])
+def test_what_is_no_path_is_refused(nowhere: Any) -> None:
+    with pytest.raises(BundleError, match="not the path of a directory"):
+        edgespec.load(nowhere)
+
+
+def test_directory_that_is_missing_is_named_without_a_flag(tmp_path: Path) -> None:
+    with pytest.raises(BundleError) as refused:
+        edgespec.load(tmp_path / "nosuch")
+    assert refused.value.what == f"{tmp_path / 'nosuch'} does not exist"
+
+
+@pytest.mark.parametrize("size", [-1, 1.5, True, None])
+def test_bytes_that_cannot_be_are_refused(engine_dir: Path, size: Any) -> None:
+    with pytest.raises(OptionError, match=f"prefix_cache_bytes is {size}"):
+        edgespec.load(engine_dir, prefix_cache_bytes=size)
+
+
+def test_closed_engine_does_nothing_more(engine_dir: Path) -> None:
+    engine = edgespec.load(engine_dir)
+    engine.close()
+    for call in (engine.__enter__, engine.plan, lambda: engine.encode("a")):
+        with pytest.raises(EngineClosed):
+            call()

@@ -60,7 +60,7 @@ def note(
     base, draft = config_of("base"), config_of("draft")
     base = replace(base, component=replace(base.component, model=model))
     pair = replace(draft.component.pair, enable_thinking=trained)
-    draft = replace(draft, component=replace(draft.component, pair=pair))
+    draft = replace(draft, component=replace(draft.component, pair=pair, method="dflash"))
     template = "{% if enable_thinking %}<think>{% endif %}" if switch else "plain"
     tokenizer = Tokenizer(
         tokenizers.Tokenizer(tokenizers.models.BPE()), JinjaTemplate(template, {})

@@ -4,6 +4,7 @@ tokens."""
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from edgespec.errors import BundleError, RequestError
 from edgespec.runtime.tokenizer import Tokenizer
+from edgespec.stored.tokenizer import without_panics
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog. It isn't lazy,  it rests!",
@@ -230,3 +232,43 @@ def test_stop_that_holds_a_special_token_is_refused(stop: str) -> None:
         BUILT["byte_level"].split_stops(["fine", stop])
     assert repr(stop) in caught.value.what
     assert 'Stop at the token itself: "stop": ["<|im_' in caught.value.remedy
+
+
+def catastrophic(path: Path) -> Path:
+    raw = byte_level()
+    path.mkdir()
+    raw.save(str(path / "tokenizer.json"))
+    document = json.loads((path / "tokenizer.json").read_text())
+    pattern = {"Regex": "(a+)+$"}
+    split = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
+    document["pre_tokenizer"] = split
+    (path / "tokenizer.json").write_text(json.dumps(document))
+    return path
+
+
+def test_expression_that_never_ends_is_refused_without_a_panic_on_the_screen(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = catastrophic(tmp_path / "model")
+    with pytest.raises(BundleError, match="regular expression of the pre_tokenizer") as refused:
+        Tokenizer.open(model)
+    assert str(model / "tokenizer.json") in refused.value.what
+    assert "Copy it again" not in refused.value.remedy
+    assert "Repair the regular expression" in refused.value.remedy
+    assert capfd.readouterr().err == ""
+
+
+def test_text_that_cannot_be_split_leaves_no_panic_on_the_screen(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    raw = tokenizers.Tokenizer.from_file(str(catastrophic(tmp_path / "model") / "tokenizer.json"))
+    with pytest.raises(RequestError, match="cannot split this text"):
+        Tokenizer(raw).encode("so " + "a" * 40 + "!")
+    assert capfd.readouterr().err == ""
+
+
+def test_what_others_print_meanwhile_is_kept(capfd: pytest.CaptureFixture[str]) -> None:
+    with without_panics():
+        os.write(2, b"before\n\nthread '<unnamed>' panicked at src/lib.rs:1:2:\nit broke\n")
+        os.write(2, b"note: run with `RUST_BACKTRACE=1` environment variable\nafter\n")
+    assert capfd.readouterr().err == "before\nafter\n"

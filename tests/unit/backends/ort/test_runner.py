@@ -333,3 +333,13 @@ def test_a_mask_is_as_wide_as_the_cache_and_hides_what_is_behind_the_calls_slots
         assert mask.shape == (1, 1, rows, hybrid.cache.stride)
         assert mask[..., :rows].all()
         assert not mask[..., rows:].any()
+
+
+def test_damaged_engine_is_refused_without_a_word_on_stdout(
+    engine_dir: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "llm.onnx"
+    path.write_bytes((engine_dir / "llm.onnx").read_bytes()[:200])
+    with pytest.raises(BundleError, match="ONNX Runtime cannot load"):
+        runner_module.open_session(path)
+    assert capfd.readouterr() == ("", "")
