@@ -11,8 +11,10 @@ import time
 from collections.abc import Callable, Sequence
 from statistics import median
 
+import numpy as np
+
 from edgespec.runtime import stages
-from edgespec.runtime.decoder import Lane
+from edgespec.runtime.decoder import CachedDecoder, Lane
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.faults import FAULTS
 from edgespec.runtime.sampling import Sampler
@@ -30,8 +32,8 @@ def time_plain_steps(
     long as they became.
 
     The rows that they attend to are those that stand in their lanes, whosever these were: how long
-    a pass takes is not a matter of their values. None where an engine is busy, has no room, or
-    fails, and once `stopping` says so.
+    a pass takes is not a matter of their values. A recurrent base reads a few tokens anew. None
+    where an engine is busy, has no room, or fails, and once `stopping` says so.
     """
     with engine.driver.paused():
         session, base = engine.session, engine.base
@@ -39,15 +41,15 @@ def time_plain_steps(
             return None
         room = base.capacity - PASSES - 1
         lanes = range(min(len(answered), engine.max_batch_size))
-        if room < 1 or not lanes:
+        if room < 1 or not lanes or any(len(tokens) < 2 for tokens, _ in answered):
             return None
         try:
             for lane in lanes:
                 tokens, sampler = answered[lane]
                 sequence = SequenceState(tokens[-room:], sampler, PASSES + 1)
                 sequence.lane = lane
-                base.lanes[lane] = Lane(len(sequence.tokens) - 1)
                 session.running.append(sequence)
+                hold(base, lane, sequence.tokens[:-1])
             return timed(engine, stopping)
         except FAULTS:
             return None
@@ -55,6 +57,16 @@ def time_plain_steps(
             session.restart()
             for lane in lanes:
                 base.reset(lane)
+
+
+def hold(base: CachedDecoder, lane: int, tokens: Sequence[int]) -> None:
+    """Let a lane be as long as these tokens; a recurrent state, whose length matters little, that
+    of the last few."""
+    if not base.recurrent:
+        base.lanes[lane] = Lane(len(tokens))
+        return
+    base.reset(lane)
+    base.read(lane, np.array(tokens[-base.prefill_chunk :], np.int64))
 
 
 def timed(engine: Engine, stopping: Callable[[], bool]) -> StepCost | None:

@@ -17,7 +17,7 @@ from edgespec.runtime.generation import Chunk
 from edgespec.runtime.plain_steps import PASSES, time_plain_steps
 from edgespec.runtime.profile import summary
 from edgespec.runtime.sampling import Sampler
-from tests.lossless.pairs import shared_pair
+from tests.lossless.pairs import make_mtp_pair, shared_pair
 
 NO_EOS = {"0": -100, "2": -100}  # a logit_bias: toys end by chance otherwise
 GREEDY = Sampler.of(SamplingParams(temperature=0))
@@ -80,3 +80,19 @@ def test_next_answer_is_as_if_nothing_had_been_timed(engine: Engine, num_tokens:
 def test_a_run_that_is_to_stop_times_nothing(engine: Engine) -> None:
     assert time_plain_steps(engine, [([5, 6, 7], GREEDY)], stopping=lambda: True) is None
     assert engine.session.num_free_lanes == len(engine.base.lanes)
+
+
+@pytest.fixture(scope="module")
+def hybrids(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_mtp_pair(tmp_path_factory.mktemp("hybrids"), 3)
+
+
+def test_recurrent_states_and_lanes_of_a_batch_are_left_as_they_were(hybrids: Path) -> None:
+    """What is thrown away of a recurrent layer is a state, and not rows that nobody sees."""
+    sampling = SamplingParams(temperature=0, max_generate_length=12)
+    prompts = [[5, 6, 7], [8, 9], [3] * 20]
+    with edgespec.load(hybrids / "engines-3", spec_decode=True) as engine:
+        before = [r.token_ids for r in engine.generate_batch(prompts, sampling)]
+        assert time_plain_steps(engine, [(prompt, GREEDY) for prompt in prompts]) is not None
+        assert engine.session.num_free_lanes == 3
+        assert [r.token_ids for r in engine.generate_batch(prompts, sampling)] == before
