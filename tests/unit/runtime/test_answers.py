@@ -11,7 +11,7 @@ import pytest
 
 from edgespec.errors import RequestError
 from edgespec.prompts import MAX_LENGTH, Message, Request, SamplingParams
-from edgespec.runtime.answers import Answer, Answers
+from edgespec.runtime.answers import Answer, Answers, sentences
 from edgespec.runtime.generation import GenerationRequest, Response
 from edgespec.runtime.metrics import RequestMetrics
 
@@ -97,3 +97,8 @@ def test_stop_cancels_what_is_not_begun(after: int) -> None:
     found = run(echo, request(0, "a", "b"), request(1, "x", "y"), request(2, "z"))
     assert len(echo.asked) == after
     assert [answer.cancelled for answer in found] == [False] * after + [True] * (5 - after)
+
+
+@pytest.mark.parametrize("what", ["it is too long", "It is too long."])
+def test_error_of_an_answer_is_two_sentences(what: str) -> None:
+    assert sentences(RequestError(what, "Shorten it.")) == f"{what.rstrip('.')}. Shorten it."
