@@ -134,9 +134,9 @@ def test_batch_of_chains_and_plain_ones_gives_each_what_it_gets_alone(engines: E
 
 
 def test_trees_are_refused(engines: Engines) -> None:
-    with pytest.raises(LimitError, match="--spec-draft-top-k 4: an MTP head drafts a chain"):
+    with pytest.raises(LimitError, match="top_k 4: an MTP head drafts a chain"):
         engines.one.plan(4, 3, 8)
-    with pytest.raises(LimitError, match="--spec-draft-top-k 2"):
+    with pytest.raises(LimitError, match="top_k 2"):
         engines.one.generate([5, 6], SAMPLINGS[0], DraftPlan(2, 2, 4))
     assert engines.one.plan() == DraftPlan(1, 3, 4)
     assert engines.one.plan(steps=5) == DraftPlan(1, 5, 6)

@@ -236,7 +236,7 @@ def test_an_engine_that_cannot_be_exact_is_refused_and_says_why(
 
 
 def test_a_tree_is_refused_by_its_flag(exact: Engine) -> None:
-    with pytest.raises(LimitError, match="--spec-draft-top-k 4 drafts trees"):
+    with pytest.raises(LimitError, match="top_k 4 drafts trees"):
         exact.plan(4, 2, 8)
     with pytest.raises(LimitError, match="only chains are exact"):
         exact.generate(prompt_of(5), SAMPLINGS[0], DraftPlan(4, 2, 8))

@@ -29,7 +29,7 @@ from edgespec.backends.golden import golden_calls
 from edgespec.backends.registry import open_runner
 from edgespec.component import ComponentConfig
 from edgespec.contract import Limits
-from edgespec.errors import CheckpointError, OutputError, UnsupportedModel
+from edgespec.errors import BundleError, CheckpointError, UnsupportedModel
 from edgespec.export.components import Exported, ExportOptions, export
 from edgespec.rope import RopeTable
 from tests import reference, toys
@@ -684,7 +684,7 @@ def test_an_export_is_found_again_until_the_settings_beside_the_config_change(
     settings.write_text(
         settings.read_text().replace('"kv_cache_quant_algo": null', '"kv_cache_quant_algo": "FP8"')
     )
-    with pytest.raises(OutputError):
+    with pytest.raises(BundleError, match="the checkpoint has changed since"):
         export(str(quantised), tmp_path / "out", ExportOptions(golden=False))
 
 
