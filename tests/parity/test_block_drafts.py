@@ -266,7 +266,7 @@ def test_the_heads_are_what_makes_the_difference(open_pair: Callable[[str], Pair
 
 
 def test_a_dspark_draft_makes_chains_alone(dspark: Pair) -> None:
-    with pytest.raises(LimitError, match=r"top-k 2: a DSpark draft makes chains"):
+    with pytest.raises(LimitError, match=r"top_k 2: a DSpark draft makes chains"):
         dspark.engine.plan(top_k=2)
     with pytest.raises(LimitError, match="a DSpark draft makes its block in one step"):
         dspark.engine.plan(steps=3)
