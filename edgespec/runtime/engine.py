@@ -932,7 +932,7 @@ def directory_of(engine_dir: object) -> Path:
 
 
 def check_bytes(prefix_cache_bytes: object) -> None:
-    """Raises OptionError for what is no number of bytes."""
+    """Raises OptionError for a size in bytes that is not a whole number of 0 or more."""
     if isinstance(prefix_cache_bytes, bool) or not (
         isinstance(prefix_cache_bytes, int) and prefix_cache_bytes >= 0
     ):

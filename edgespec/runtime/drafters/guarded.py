@@ -233,7 +233,7 @@ def check_probs(tree: DraftTree) -> None:
     if probs.shape != (len(tree),) or not np.issubdtype(probs.dtype, np.floating):
         raise Lost(INVALID, f"probs of shape {probs.shape} for {len(tree)} nodes")
     if not ((probs >= 0) & (probs <= 1)).all():
-        raise Lost(INVALID, "a probability that is no number from 0 to 1")
+        raise Lost(INVALID, "a probability outside 0 to 1")
 
 
 def check_drawn_from(tree: DraftTree) -> None:

@@ -214,7 +214,7 @@ def probabilities(found: object, num_tokens: int) -> list[float]:
     for value in values:
         is_number = isinstance(value, int | float | np.floating) and not isinstance(value, bool)
         if not is_number or not 0 <= value <= 1:  # NaN is neither
-            raise Lost(INVALID, f"probs holds {value!r:.60}, which is no number from 0 to 1")
+            raise Lost(INVALID, f"probs holds {value!r:.60}, not a probability from 0 to 1")
     return [float(value) for value in values]
 
 
