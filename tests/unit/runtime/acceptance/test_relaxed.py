@@ -130,6 +130,8 @@ def test_tokens_of_the_thoughts_are_the_model_s_own() -> None:
         {"relaxed_topk": True},
         {"relaxed_delta": -0.1},
         {"relaxed_delta": float("inf")},
+        {"relaxed_delta": 10**350},
+        {"relaxed_topk": -(10**20)},
         {"begin_thinking_phase_token": 3},
         {"end_thinking_phase_token": "3"},
     ],
