@@ -195,6 +195,19 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"decoding_type": "MTP", "max_draft_len": 0}, "max_draft_len is 0\nGive an integer from 1"),
     ({"decoding_type": "MTP", "max_draft_len": "3"}, "max_draft_len is '3'"),
     ({"decoding_type": "MTP", "max_draft_len": True}, "max_draft_len is True"),
+    ({"decoding_type": "MTP", "max_draft_len": 10**5000}, "is a value with thousands of digits"),
+    ({"decoding_type": 10**5000}, "decoding_type is a value with thousands of digits"),
+    ({"decoding_type": "MTP", "begin_thinking_phase_token": 10**350}, "_phase_token is 1000"),
+    ({"decoding_type": "MTP", "draft_len_schedule": {10**5000: 3}}, "thousands of digits"),
+    ({"decoding_type": "MTP", "draft_len_schedule": (1,)}, r"draft_len_schedule is \(1,\)"),
+    (
+        {
+            "decoding_type": "MTP",
+            "acceptance_window": 2,
+            "acceptance_length_threshold": 10**350,
+        },
+        "acceptance_length_threshold is 1000",
+    ),
     ({"decoding_type": "MTP", "max_draft_len": 2, "num_nextn_predict_layers": 3}, "mean the same"),
     ({"decoding_type": "MTP", "use_mtp_vanilla": True}, "use_mtp_vanilla is true"),
     (
@@ -275,6 +288,7 @@ values = st.one_of(
     st.none(),
     st.booleans(),
     st.integers(-3, 70),
+    st.sampled_from([10**20, 10**350, -(10**350), 10**5000]),  # no float, and no text
     st.floats(),
     st.text(max_size=4),
     st.lists(st.lists(st.integers(-1, 3), max_size=3), max_size=4),
