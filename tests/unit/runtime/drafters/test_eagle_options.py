@@ -145,7 +145,7 @@ def test_a_draft_engine_has_room_for_the_longest_path_of_a_static_tree() -> None
     must fit behind a lane that is full."""
     narrow = StaticPlan.of([[0], [0, 0], [0, 0, 0]])
     TreeLimits(6, 3, static_trees=True).check(narrow)
-    with pytest.raises(LimitError, match="3 levels, .* built for 2\nBuild.*tree-size 3"):
+    with pytest.raises(LimitError, match=r"3 levels, .* built for 2\nBuild.*tree-size 3"):
         TreeLimits(6, 2, static_trees=True).check(narrow)
 
 
