@@ -15,7 +15,7 @@ from edgespec.methods import METHODS
 from edgespec.runtime.drafters import own_decoding
 from edgespec.runtime.drafters.decoding import Alias, DecodingConfig, config_class
 from edgespec.runtime.drafters.loading import OwnOptions
-from edgespec.runtime.drafters.options import fields_of, types_of, unknown_key
+from edgespec.runtime.drafters.options import fields_of, shown, types_of, unknown_key
 from edgespec.runtime.drafters.registry import DRAFTERS
 from edgespec.runtime.gates import Gates
 
@@ -72,10 +72,10 @@ def class_of(decoding_type: object, where: str) -> tuple[type[DecodingConfig], A
         for alias in row.decoding.aliases if row.decoding is not None else ():
             assert row.decoding is not None
             names[plain(alias.name)] = classes[row.decoding.name], alias
-    shown = ", ".join([*classes, AUTO])
+    all_types = ", ".join([*classes, AUTO])
     if not isinstance(decoding_type, str):
-        what = f"{where}: {TYPE_KEY} is {decoding_type!r}"
-        raise OptionError(what[:200], f"Write one of {shown}.")
+        what = f"{where}: {TYPE_KEY} is {shown(decoding_type)}"
+        raise OptionError(what, f"Write one of {all_types}.")
     wanted = plain(decoding_type)
     if wanted in names:
         return names[wanted]
@@ -85,7 +85,7 @@ def class_of(decoding_type: object, where: str) -> tuple[type[DecodingConfig], A
         raise OptionError(what, f"From the text alone draft: {', '.join(same) or 'none'}.")
     close = difflib.get_close_matches(wanted[:60], names, n=1)
     near = f"Did you mean {names[close[0]][0].decoding_type}? " if close else ""
-    raise OptionError(what, f"{near}Decoding types: {shown}.")
+    raise OptionError(what, f"{near}Decoding types: {all_types}.")
 
 
 def plain(name: str) -> str:

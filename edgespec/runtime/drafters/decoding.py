@@ -11,11 +11,20 @@ import functools
 import operator
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, make_dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from edgespec.errors import OptionError
-from edgespec.runtime.drafters.options import DrafterOptions, fields_of, option, refuse, types_of
+from edgespec.runtime.acceptance.relaxed import is_token
+from edgespec.runtime.drafters.options import (
+    DrafterOptions,
+    fields_of,
+    option,
+    refuse,
+    shown,
+    types_of,
+)
 from edgespec.runtime.gates import AcceptanceGate, Schedule
 from edgespec.runtime.plans import TreeSpec
 from edgespec.runtime.verify import AcceptOptions, acceptance_of
@@ -52,7 +61,8 @@ class Sizes(NamedTuple):
 def read_schedule(name: str, value: Any) -> tuple[tuple[int, int], ...]:
     """A mapping from batch sizes to draft lengths as pairs in ascending order."""
     if isinstance(value, tuple):  # as it is kept
-        value = dict(value)
+        with suppress(TypeError, ValueError):
+            value = dict(value)
     remedy = "Map batch sizes to draft lengths, such as {1: 4, 4: 2}."
     if not isinstance(value, Mapping) or not value:
         refuse(name, value, remedy)
@@ -61,7 +71,7 @@ def read_schedule(name: str, value: Any) -> tuple[tuple[int, int], ...]:
         batch = int(key) if isinstance(key, str) and DIGITS.fullmatch(key) else key  # as in JSON
         sound = type(batch) is int and 1 <= batch <= MAX_SEQUENCES and batch not in pairs
         if not sound or type(length) is not int or not 0 <= length <= MAX_DRAFT_LEN:
-            refuse(f"{name}[{key!r}]", length, remedy)
+            refuse(f"{name}[{shown(key)}]", length, remedy)
         pairs[batch] = length
     return tuple(sorted(pairs.items()))
 
@@ -92,6 +102,16 @@ LAYERS_SCHEMA = {
     "minItems": 1,
     "uniqueItems": True,
 }
+
+
+def read_token(name: str, value: Any) -> int | str:
+    """The id of a token, or a token."""
+    if not is_token(value):
+        refuse(name, value, "Give the id of a token, or the token itself.")
+    return value  # type: ignore[no-any-return]
+
+
+TOKEN_SCHEMA = {"type": ["integer", "string", "null"], "minimum": 0, "minLength": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,11 +188,17 @@ class DecodingConfig(DrafterOptions):
         " Without it: 0.6.",
         low=0.0,
     )
-    begin_thinking_phase_token: int | None = option(
-        None, "The token that begins thoughts. Without it: the model's own.", low=0
+    begin_thinking_phase_token: int | str | None = option(
+        None,
+        "The token that begins thoughts: its id, or the token itself. Without it: the model's own.",
+        read=read_token,
+        schema=TOKEN_SCHEMA,
     )
-    end_thinking_phase_token: int | None = option(
-        None, "The token that ends thoughts. Without it: the model's own.", low=0
+    end_thinking_phase_token: int | str | None = option(
+        None,
+        "The token that ends thoughts: its id, or the token itself. Without it: the model's own.",
+        read=read_token,
+        schema=TOKEN_SCHEMA,
     )
     load_format: str | None = option(
         None, "How a draft's weights are loaded.", unused="engines have their weights in them"

@@ -195,6 +195,19 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"decoding_type": "MTP", "max_draft_len": 0}, "max_draft_len is 0\nGive an integer from 1"),
     ({"decoding_type": "MTP", "max_draft_len": "3"}, "max_draft_len is '3'"),
     ({"decoding_type": "MTP", "max_draft_len": True}, "max_draft_len is True"),
+    ({"decoding_type": "MTP", "max_draft_len": 10**5000}, "is a value with thousands of digits"),
+    ({"decoding_type": 10**5000}, "decoding_type is a value with thousands of digits"),
+    ({"decoding_type": "MTP", "begin_thinking_phase_token": 10**350}, "_phase_token is 1000"),
+    ({"decoding_type": "MTP", "draft_len_schedule": {10**5000: 3}}, "thousands of digits"),
+    ({"decoding_type": "MTP", "draft_len_schedule": (1,)}, r"draft_len_schedule is \(1,\)"),
+    (
+        {
+            "decoding_type": "MTP",
+            "acceptance_window": 2,
+            "acceptance_length_threshold": 10**350,
+        },
+        "acceptance_length_threshold is 1000",
+    ),
     ({"decoding_type": "MTP", "max_draft_len": 2, "num_nextn_predict_layers": 3}, "mean the same"),
     ({"decoding_type": "MTP", "use_mtp_vanilla": True}, "use_mtp_vanilla is true"),
     (
@@ -275,6 +288,7 @@ values = st.one_of(
     st.none(),
     st.booleans(),
     st.integers(-3, 70),
+    st.sampled_from([10**20, 10**350, -(10**350), 10**5000]),  # no float, and no text
     st.floats(),
     st.text(max_size=4),
     st.lists(st.lists(st.integers(-1, 3), max_size=3), max_size=4),
@@ -310,6 +324,14 @@ RULES: list[tuple[dict[str, Any], Any]] = [
         {"use_relaxed_acceptance_for_thinking": True, "relaxed_topk": 5, "relaxed_delta": 0.5},
         RelaxedAcceptance(5, 0.5),
     ),
+    (
+        {
+            "use_relaxed_acceptance_for_thinking": True,
+            "begin_thinking_phase_token": 7,
+            "end_thinking_phase_token": "</reason>",
+        },
+        RelaxedAcceptance(10, 0.6, 7, "</reason>"),
+    ),
 ]
 
 
@@ -325,6 +347,8 @@ def test_keys_name_an_accept_rule(name: str, keys: dict[str, Any], rule: Any) ->
         ({"posterior_alpha": 0.3}, "without posterior_threshold"),
         ({"relaxed_topk": 3}, "without use_relaxed_acceptance_for_thinking"),
         ({"posterior_threshold": 0.0}, "a number above 0"),
+        ({"begin_thinking_phase_token": -3}, "the id of a token, or the token itself"),
+        ({"end_thinking_phase_token": [3]}, "the id of a token, or the token itself"),
         ({"use_rejection_sampling": True, "posterior_threshold": 0.1}, "two accept rules"),
         ({"posterior_threshold": 0.1, "greedy_sampling": True}, "greedy_sampling is true"),
     ],
