@@ -38,6 +38,16 @@ All forms take the same prompts and parameters, and without a plan all draft ali
 >>> plain.token_ids == stream.result().token_ids
 True
 
+## How much is drafted
+
+`engine.plan()` is what suits the device. `engine.plan(top_k, steps, verify_size)` drafts a chain or
+a dynamic tree of these sizes; `StaticPlan.of` always the same tree.
+
+>>> tree = edgespec.StaticPlan.of([[0], [1], [0, 0]])
+>>> branching = engine.generate("The sky is blue because", sampling, tree)
+>>> branching.token_ids == plain.token_ids
+True
+
 ## Which drafts are accepted
 
 An answer made with drafts is that of plain decoding: the accept rule is `exact`. Others are
@@ -183,6 +193,7 @@ if TYPE_CHECKING:
     from edgespec.runtime.engine import Engine
     from edgespec.runtime.generation import Chunk, Response
     from edgespec.runtime.metrics import RequestMetrics
+    from edgespec.runtime.static_tree import StaticPlan
     from edgespec.runtime.streams import AsyncStream, Stream
     from edgespec.runtime.tree import PLAIN, DraftPlan
     from edgespec.runtime.verify import (
@@ -226,6 +237,7 @@ __all__ = [
     "RequestMetrics",
     "Response",
     "SamplingParams",
+    "StaticPlan",
     "Stream",
     "TypicalAcceptance",
     "UnsupportedModel",
@@ -250,6 +262,7 @@ HOMES = {
     "RequestMetrics": "edgespec.runtime.metrics",
     "Response": "edgespec.runtime.generation",
     "SamplingParams": "edgespec.prompts",
+    "StaticPlan": "edgespec.runtime.static_tree",
     "Stream": "edgespec.runtime.streams",
     "TypicalAcceptance": "edgespec.runtime.verify",
     "UserDrafter": "edgespec.runtime.drafters.user",

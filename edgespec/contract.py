@@ -311,7 +311,7 @@ class Limits:
     max_batch_size: int = 1
     max_input_len: int = 1024
     max_kv_cache_capacity: int = 4096
-    max_verify_tree_size: int = 60
+    max_verify_tree_size: int = 64  # holds the default trees of TensorRT-LLM: 63 nodes and the root
     max_draft_tree_size: int = 60
 
 

@@ -32,7 +32,7 @@ TYPES = """
 |---|---|
 | `Conversation` | a list of `Message`, or of dicts with `role` and `content` |
 | `Prompt` | a text, a `Conversation`, or token ids: a list of integers or a numpy array |
-| `Plan` | a `DraftPlan`, `PLAIN`, or None for `engine.plan()` |
+| `Plan` | a `DraftPlan` or `StaticPlan`, `PLAIN`, a decoding config such as `AutoDecodingConfig(...)`, or None for `engine.plan()` |
 | `Acceptance` | an accept rule by its name, as an object such as `TypicalAcceptance`, or None for the engine's |
 | `Samplings`, `Plans`, `Acceptances` | one for all requests of a batch, or a list with one for each |
 | `Drafter` | a drafter that makes trees of candidates ([add_a_drafter.md](add_a_drafter.md)) |
@@ -80,6 +80,7 @@ PAGE: dict[str, dict[str, tuple[str, ...]]] = {
         "Message": (),
         "SamplingParams": (),
         "DraftPlan": (),
+        "StaticPlan": ("of",),
         "PLAIN": (),
         "DecodingConfig": (),
         "ExactAcceptance": (),
@@ -155,6 +156,9 @@ def member_entry(name: str, owner: Any, member: str) -> Iterator[str]:
     if inspect.isfunction(found):
         prefix = "await " if inspect.iscoroutinefunction(found) else ""
         yield f"```python\n{prefix}{VARIABLES[name]}.{member}{signature(found)}\n```\n\n"
+        yield markdown(found.__doc__ or "")
+    elif isinstance(found, classmethod):
+        yield f"```python\nedgespec.{name}.{member}{signature(getattr(owner, member))}\n```\n\n"
         yield markdown(found.__doc__ or "")
     elif isinstance(found, property):
         yield markdown(found.__doc__ or "")

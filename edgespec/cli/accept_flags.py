@@ -30,8 +30,12 @@ OPTIONS = {
     "use_relaxed_acceptance_for_thinking": ("relaxed", ""),
     "relaxed_topk": ("relaxed", "relaxed_topk"),
     "relaxed_delta": ("relaxed", "relaxed_delta"),
+    "begin_thinking_phase_token": ("relaxed", "begin_thinking_phase_token"),
+    "end_thinking_phase_token": ("relaxed", "end_thinking_phase_token"),
 }
+TOKENS = ("begin_thinking_phase_token", "end_thinking_phase_token")
 ACCEPTING = ("acceptance", *OPTIONS)  # all values of these flags
+
 
 FLAGS: dict[str, dict[str, Any]] = {
     "--acceptance": {
@@ -79,6 +83,16 @@ FLAGS: dict[str, dict[str, Any]] = {
             "  [default: 0.6]"
         ),
     },
+    "--begin-thinking-phase-token": {
+        "type": str,
+        "metavar": "TOKEN|ID",
+        "help": "relaxed: the token that begins thoughts.  [default: <think> or the model's like]",
+    },
+    "--end-thinking-phase-token": {
+        "type": str,
+        "metavar": "TOKEN|ID",
+        "help": "relaxed: the token that ends thoughts; given together.",
+    },
 }
 
 
@@ -107,8 +121,17 @@ def take_acceptance(ctx: click.Context, values: dict[str, Any]) -> AcceptOptions
         return None
     from edgespec.runtime.verify import acceptance_of
 
-    options = {OPTIONS[name][1]: value for name, value in given.items() if OPTIONS[name][1]}
+    options = {
+        OPTIONS[name][1]: token(value) if name in TOKENS else value
+        for name, value in given.items()
+        if OPTIONS[name][1]
+    }
     return acceptance_of(rule, **options)
+
+
+def token(text: str) -> int | str:
+    """A token's id where the text is a number, else the token as it is written."""
+    return int(text) if text.isascii() and text.isdigit() else text
 
 
 def relaxed_note(engine: Engine, asked: Sequence[bool]) -> str | None:

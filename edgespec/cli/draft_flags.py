@@ -247,4 +247,4 @@ def tree_of(ctx: click.Context, sizes: Iterable[int | None]) -> TreeSpec | None:
 
 def plan_of(engine: Engine, sizes: Iterable[int | None], tree: TreeSpec | None) -> DraftPlan:
     """The drafting plan by a tree, or by the three sizes. Raises OptionError and LimitError."""
-    return engine.sized_plan(*sizes) if tree is None else engine.tree_plan(tree)
+    return engine.planner.by_sizes(*sizes) if tree is None else engine.planner.by_tree(tree)

@@ -167,7 +167,7 @@ def summarize(
         **drafter_arguments(drafter, spec_draft_step, drafter_time_budget_ms),
     ) as engine:
         plan = plan_of(engine, sizes, tree) if drafts else None
-        engine.check_batch_size(batch_size)
+        engine.limits.check_batch_size(batch_size)
         most = fitting_len(engine, max_input_len, output_len)
         for note in engine.notes:
             say(note, err=True)

@@ -5,13 +5,14 @@ Knows that a draft has a checkpoint of its own or stands in its base's. Knows no
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import onnx_ir as ir
 
 from edgespec.checkpoint.files import Checkpoint
+from edgespec.checkpoint.layouts import read_quantization, tensor_names
 from edgespec.config import DecoderConfig, DraftConfig, ModelConfig
 from edgespec.errors import PairingError
 from edgespec.graphs.assembly import DecoderGraph, Inputs
@@ -23,6 +24,8 @@ from edgespec.methods.pair_rules import head
 
 EMBEDDING = "embed_tokens.weight"  # the own name of a draft's embedding, if it has one
 HEAD = "lm_head.weight"
+
+Config = TypeVar("Config", bound=DraftConfig)
 
 
 class DraftGraph(DecoderGraph, Protocol):
@@ -74,6 +77,68 @@ class DraftGraphs:
     open: Callable[[DraftSource], DraftGraph]
     check: Callable[[Checkpoint, DraftConfig], None] | None = None
     in_base: Callable[[Checkpoint, ModelConfig], bool] | None = None
+
+
+def with_checkpoint(
+    kind: type[Config],
+    open_draft: Callable[[Checkpoint, Config, Decoder | None], DraftGraph],
+    check: Callable[[Checkpoint, Config], object],
+) -> DraftGraphs:
+    """The row of a method whose drafts have a checkpoint of their own and a config of one `kind`.
+    `check` raises what the row's raises."""
+
+    def of_source(source: DraftSource) -> DraftGraph:
+        checkpoint, config = source.draft()
+        assert isinstance(config, kind)
+        return open_draft(checkpoint, config, source.base)
+
+    def of_checkpoint(checkpoint: Checkpoint, config: DraftConfig) -> None:
+        assert isinstance(config, kind)
+        check(checkpoint, config)
+
+    return DraftGraphs(open=of_source, check=of_checkpoint)
+
+
+@dataclass(frozen=True)
+class OwnLayers:
+    """The part of a draft's graph that its config decides: decoder layers of its own."""
+
+    config: DraftConfig
+    table: WeightTable
+    aux_layers: tuple[int, ...] = ()  # a draft emits no aux hidden states
+
+    @property
+    def layers(self) -> DecoderConfig:
+        """The decoder of the draft's own layers."""
+        return self.config.decoder
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens of the base's vocabulary."""
+        return self.config.vocab_size
+
+
+def open_table(
+    checkpoint: Checkpoint, stored: dict[str, str], config: DraftConfig, base: Decoder | None
+) -> WeightTable:
+    """The weights of a draft by own names, with the base's lm_head where it lacks one; `stored` are
+    own name -> name on disk. Raises what `shared_head` raises."""
+    shared = shared_head(config, base)
+    return WeightTable(checkpoint, stored, shared, read_quantization(checkpoint))
+
+
+def spelling_of(name: str, others: Iterable[str], checkpoint: Checkpoint) -> str:
+    """The name on disk of the tensor `name`: that, or one of `others`, each of which may also stand
+    under `model.`; `name` where there is none."""
+    spellings = [name, *others]
+    spellings += [f"model.{spelling}" for spelling in spellings]
+    for spelling in spellings:
+        if spelling in checkpoint.tensors:
+            return spelling
+    for spelling in spellings:
+        if tensor_names(checkpoint, spelling.removesuffix(".weight")):
+            return spelling
+    return name
 
 
 def shared_head(config: DraftConfig, base: Decoder | None) -> dict[str, WeightTable]:

@@ -1,9 +1,9 @@
 """The Python API: an open engine directory that turns prompts into text.
 
-Knows the limits of the engines that it has open and checks requests by them. What is opened stands
-in `opening`, what drafts for which request in `drafting`, what a prompt may be in `prompt`, who
-steps in `driver`, how answers come in `streams`, which request runs when in `scheduler`, the loop
-in `session`.
+Makes requests of what a caller gives, and answers of what the loop gives back. What is opened
+stands in `opening`, what drafts for which request in `drafting`, how much in `planner`, what a
+prompt may be in `prompt`, what the engines take in `limits`, who steps in `driver`, how answers
+come in `streams`, which request runs when in `scheduler`, the loop in `session`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Protocol, TypeVar, cast, overload
 from weakref import finalize
@@ -23,11 +22,9 @@ from numpy.typing import NDArray
 
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.errors import (
-    BundleError,
     EdgeSpecError,
     InternalError,
     LimitError,
-    OptionError,
     RequestError,
     counted,
     in_words,
@@ -39,7 +36,7 @@ from edgespec.runtime.drafters.options import DrafterOptions
 from edgespec.runtime.drafters.registry import DRAFTERS
 from edgespec.runtime.drafters.trtllm import PreparesDraftTokens
 from edgespec.runtime.drafters.user import UserDrafter
-from edgespec.runtime.drafting import Drafting, Options
+from edgespec.runtime.drafting import Drafting
 from edgespec.runtime.driver import Driver
 from edgespec.runtime.faults import FAULTS, as_error
 from edgespec.runtime.gates import Gates
@@ -50,9 +47,10 @@ from edgespec.runtime.generation import (
     GenerationRequest,
     Response,
 )
-from edgespec.runtime.opening import choose_draft, open_base, with_options
-from edgespec.runtime.plans import PlanLimits, TreeSpec
-from edgespec.runtime.prefix import PrefixCache
+from edgespec.runtime.limits import EngineLimits
+from edgespec.runtime.opening import choose_draft, directory_of, open_base, with_options
+from edgespec.runtime.planner import Planner
+from edgespec.runtime.prefix import PREFIX_CACHE_BYTES, PrefixCache, check_bytes
 from edgespec.runtime.prompt import Conversation, Prompt, read_messages, read_prompt
 from edgespec.runtime.sampling import NEAR_TIE
 from edgespec.runtime.scheduler import Scheduler
@@ -69,7 +67,6 @@ from edgespec.runtime.thinking import thinking_note
 from edgespec.runtime.tokenizer import Tokenizer
 from edgespec.runtime.tree import PLAIN, DraftPlan, Plain
 from edgespec.runtime.verify import (
-    ACCEPT_RULES,
     EXACT,
     Acceptance,
     AcceptOptions,
@@ -81,7 +78,6 @@ logger = logging.getLogger(__name__)
 # What the library has to say goes where the application's logging sends it, else nowhere
 logging.getLogger("edgespec").addHandler(logging.NullHandler())
 
-PREFIX_CACHE_BYTES = 256 * 2**20
 # Flags of the command line, by what they are in Python
 API_WORDS = {
     "--spec-draft-top-k": "top_k",
@@ -160,7 +156,6 @@ class Engine:
         choice = with_options(choice, drafter_options)
         opened = open_base(path, choice, exact=exact)
         self.base, self.config, self.exact = opened.decoder, opened.config, exact
-        self.plan_hints = opened.hints
         self.tokenizer = Tokenizer.open(path)
         self.acceptance = self.acceptance_for(acceptance)
         self.drafting = Drafting(path, opened, choice)
@@ -171,6 +166,10 @@ class Engine:
         self.spec_decode = draft is not None
         self.speculative_config = config
         self.gates = gates_of(config)
+        self.limits = EngineLimits(self.configs, self.max_batch_size)
+        self.planner = Planner(
+            self.config, opened.hints, self.drafting, exact, self.acceptance, config
+        )
         self.session = Session(self.base, self.drafter, PrefixCache(prefix_cache_bytes))
         self.session.log.recording = False
         self.scheduler = Scheduler(self.session, self.prepare, self.max_batch_size)
@@ -307,66 +306,7 @@ class Engine:
         """
         self.driver.check_open()
         with in_words(API_WORDS):
-            return self.sized_plan(top_k, steps, verify_size, drafter=drafter)
-
-    def sized_plan(
-        self,
-        top_k: int | None = None,
-        steps: int | None = None,
-        verify_size: int | None = None,
-        *,
-        drafter: str | Drafter | None = None,
-    ) -> DraftPlan:
-        """`plan`, with errors that name the flags of the command line."""
-        config = self.speculative_config if drafter is None else None
-        if config is not None and (top_k, steps, verify_size) == (None, None, None):
-            return self.plan_by(config)
-        if top_k is None and (self.exact or ACCEPT_RULES[self.acceptance.rule].chains_only):
-            top_k = 1  # only chains are exact
-        plan = self.plan_limits(drafter).plan(top_k, steps, verify_size, self.plan_hints)
-        self.check_chain(plan)
-        self.check_acceptance(self.acceptance, plan)
-        return plan
-
-    def plan_by(self, config: DecodingConfig) -> DraftPlan:
-        """The drafting plan of a speculative_config. Raises LimitError where it cannot be."""
-        drafter = cast(str | Drafter | None, config.drafts_by)
-        limits = self.plan_limits(drafter, None if drafter is None else config.options)
-        try:
-            if config.tree is None:
-                plan = limits.plan(*config.sizes, self.plan_hints)
-            else:
-                plan = config.tree.plan(self.config.limits.verify_tree_size)
-                limits.check(plan)
-            self.check_chain(plan)
-        except LimitError as error:
-            what = f"decoding_type {config.decoding_type}: {error.what}"
-            raise LimitError(what, error.remedy) from error
-        return plan
-
-    def tree_plan(self, tree: TreeSpec) -> DraftPlan:
-        """The plan of a tree that is asked for otherwise than by its three sizes, such as a static
-        one. Raises LimitError where it cannot be."""
-        plan = tree.plan(self.config.limits.verify_tree_size)
-        self.plan_limits().check(plan)
-        self.check_chain(plan)
-        return plan
-
-    def check_chain(self, plan: DraftPlan) -> None:
-        """Raises LimitError for a tree where only chains are exact."""
-        if self.exact and plan.top_k != 1:
-            what = f"--spec-draft-top-k {plan.top_k} drafts trees, and only chains are exact"
-            raise LimitError(what, "Set it to 1, or leave --exact out.")
-
-    def plan_limits(
-        self, drafter: str | Drafter | None = None, options: Options = None
-    ) -> PlanLimits:
-        """What base and drafter can take; LimitError where nothing drafts."""
-        draft = self.drafting.of(drafter, options)
-        if draft is None:
-            what = "a drafting plan was asked for, and this engine was opened without its draft"
-            raise LimitError(what, "Open it with spec_decode=True, or decode without a plan.")
-        return draft.limits(self.config)
+            return self.planner.by_sizes(top_k, steps, verify_size, drafter=drafter)
 
     @property
     def drafter_words(self) -> str:
@@ -380,21 +320,6 @@ class Engine:
         lanes = len(self.base.lanes)
         return lanes if draft_lanes is None else min(lanes, draft_lanes)
 
-    def check_batch_size(self, count: int) -> None:
-        """LimitError where an engine was built for smaller batches, or the drafter holds fewer
-        sequences."""
-        for role, config in self.configs.items():
-            most = config.limits.max_batch_size
-            if count > most:
-                what = f"batch_size {count}; the {role} engine was built for {most}"
-                raise LimitError(
-                    what,
-                    f"Set batch_size to {most}, or build the {role} with --max-batch-size {count}.",
-                )
-        if count > self.max_batch_size:
-            what = f"batch_size {count}; the drafter holds {self.max_batch_size} sequences"
-            raise LimitError(what, f"Set batch_size to {self.max_batch_size}.")
-
     # ---- which drafts are accepted
 
     def acceptance_for(self, asked: Acceptance) -> AcceptOptions:
@@ -406,20 +331,6 @@ class Engine:
         if asked is None:
             return self.acceptance
         return acceptance_of(asked).for_model(self.tokenizer)
-
-    def check_acceptance(self, asked: AcceptOptions, plan: DraftPlan) -> None:
-        """Raises RequestError for a rule that is in no table, LimitError for one that does not go
-        with the plan or the engine."""
-        acceptance_of(asked)
-        row = ACCEPT_RULES[asked.rule]
-        if self.exact and asked.rule != EXACT:
-            what = (
-                f"{row.title} is not what plain decoding gives bit for bit, and --exact asks for it"
-            )
-            raise LimitError(what, "Leave one of the two out.")
-        if row.chains_only and plan.top_k != 1:
-            what = f"{row.title} is for chains, and --spec-draft-top-k {plan.top_k} drafts trees"
-            raise LimitError(what, "Set it to 1, or take another accept rule.")
 
     # ---- prompts
 
@@ -511,52 +422,44 @@ class Engine:
         have."""
         refuse_keys_of_engines(config)
         config = of_engine(config, self.method, "this engine")
-        fields: dict[str, Any] = {"plan": self.plan_by(config), "schedule": config.schedule}
+        fields: dict[str, Any] = {"plan": self.planner.by_config(config)}
+        fields["schedule"] = config.schedule
         if config.drafts_by is not None:
             fields |= {"drafter": config.drafts_by, "drafter_options": config.options}
         if config.acceptance is not None:
             fields["acceptance"] = self.acceptance_for(config.acceptance)
         return fields
 
-    def check_prompt(self, prompt_ids: Sequence[int]) -> None:
-        """Raises LimitError or RequestError for a prompt that these engines cannot take."""
-        count = len(prompt_ids)
-        if not count:
-            raise LimitError("the prompt is empty", "Give at least one token.")
-        for role, config in self.configs.items():
-            if role == "draft" and not config.component.reads_base:
-                continue  # it follows as far as it can, and drafts nothing beyond
-            limits = config.limits
-            most = limits.max_input_len
-            if count > most:
-                flags = f"--max-input-len {count}"
-                if count > limits.max_kv_cache_capacity:
-                    flags += f" --max-kv-cache-capacity {count}"
-                what = f"the prompt has {count} tokens, the {role} engine was built for {most}"
-                raise LimitError(what, f"Shorten it, or build the {role} with {flags} or more.")
-        rows = self.config.component.vocab_size
-        if invalid := [token for token in prompt_ids if not 0 <= token < rows]:
-            what = (
-                f"the prompt holds the token id {invalid[0]}, the model's vocabulary ends at"
-                f" {rows - 1}"
-            )
-            raise RequestError(what, "The tokenizer does not fit the model, or the ids are wrong.")
+    def handle(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None,
+        plan: Plan,
+        enable_thinking: bool,
+        keep: bool,
+        acceptance: Acceptance,
+    ) -> Generation:
+        """The handle of what a caller asks for. Raises what `generate` does."""
+        request = self.request(
+            prompt,
+            sampling,
+            plan,
+            enable_thinking=enable_thinking,
+            keep=keep,
+            acceptance=acceptance,
+        )
+        return self.prepare(request)
 
     def check(self, request: GenerationRequest) -> None:
         """Raises LimitError or RequestError for a request that these engines cannot answer."""
-        self.check_prompt(request.prompt_ids)
+        self.limits.check_prompt(request.prompt_ids)
         if request.plan is not None:
+            acceptance = request.acceptance or self.acceptance
             with in_words(API_WORDS):
-                self.plan_limits(request.drafter, request.drafter_options).check(request.plan)
-                self.check_chain(request.plan)
-                self.check_acceptance(request.acceptance or self.acceptance, request.plan)
-        rows = self.config.component.vocab_size
-        if invalid := [token for token in request.sampling.logit_bias if token >= rows]:
-            what = (
-                f"logit_bias names the token id {invalid[0]}, the model's vocabulary ends at"
-                f" {rows - 1}"
-            )
-            raise RequestError(what, "Remove it.")
+                self.planner.check(
+                    request.plan, acceptance, request.drafter, request.drafter_options
+                )
+        self.limits.check_logit_bias(request.sampling.logit_bias)
 
     def prepare(self, request: GenerationRequest) -> Generation:
         """A request's handle, once it is checked. Raises LimitError or RequestError."""
@@ -613,15 +516,7 @@ class Engine:
         Any number of threads may call this at the same time. Raises RequestError or LimitError for
         what cannot be answered, EngineClosed, and EnvironmentProblem where the machine cannot.
         """
-        asked = self.request(
-            prompt,
-            sampling,
-            plan,
-            enable_thinking=enable_thinking,
-            keep=keep,
-            acceptance=acceptance,
-        )
-        handle = self.prepare(asked)
+        handle = self.handle(prompt, sampling, plan, enable_thinking, keep, acceptance)
         with cancelling([handle]):
             _, end = next(self.ends([handle]))
         if isinstance(end, EdgeSpecError):
@@ -640,15 +535,8 @@ class Engine:
     ) -> Stream:
         """The answer to one prompt, piece by piece: see Stream. Takes and raises what `generate`
         does."""
-        asked = self.request(
-            prompt,
-            sampling,
-            plan,
-            enable_thinking=enable_thinking,
-            keep=keep,
-            acceptance=acceptance,
-        )
-        return Stream(self.driver, self.prepare(asked))
+        handle = self.handle(prompt, sampling, plan, enable_thinking, keep, acceptance)
+        return Stream(self.driver, handle)
 
     @overload
     def generate_batch(
@@ -718,15 +606,7 @@ class Engine:
         acceptance: Acceptance = None,
     ) -> Response:
         """`generate` for an event loop. A task that is cancelled ends its request."""
-        asked = self.request(
-            prompt,
-            sampling,
-            plan,
-            enable_thinking=enable_thinking,
-            keep=keep,
-            acceptance=acceptance,
-        )
-        handle = self.prepare(asked)
+        handle = self.handle(prompt, sampling, plan, enable_thinking, keep, acceptance)
         with cancelling([handle]):
             future = future_end(handle)
             self.driver.submit([handle])
@@ -743,15 +623,8 @@ class Engine:
         acceptance: Acceptance = None,
     ) -> AsyncStream:
         """`stream` for the event loop that runs: see AsyncStream."""
-        asked = self.request(
-            prompt,
-            sampling,
-            plan,
-            enable_thinking=enable_thinking,
-            keep=keep,
-            acceptance=acceptance,
-        )
-        return AsyncStream(self.driver, self.prepare(asked))
+        handle = self.handle(prompt, sampling, plan, enable_thinking, keep, acceptance)
+        return AsyncStream(self.driver, handle)
 
     @overload
     async def agenerate_batch(
@@ -836,14 +709,7 @@ class Engine:
         each = zip(prompts, samplings, plans, rules, strict=True)
         for index, (prompt, params, own_plan, rule) in enumerate(each):
             try:
-                request = self.request(
-                    prompt,
-                    params,
-                    own_plan,
-                    enable_thinking=enable_thinking,
-                    acceptance=rule,
-                )
-                handles[index] = self.prepare(request)
+                handles[index] = self.handle(prompt, params, own_plan, enable_thinking, False, rule)
             except EdgeSpecError as error:
                 if not return_exceptions:
                     raise of_prompt(index, error) from error
@@ -863,7 +729,7 @@ class Engine:
         those under way end after their step. Raises LimitError if the engines were built for
         smaller batches.
         """
-        self.check_batch_size(batch_size)
+        self.limits.check_batch_size(batch_size)
         inbox, active = deque[tuple[Generation, Event]](), list[Generation]()
         try:
             while queue or active:
@@ -920,24 +786,6 @@ class Engine:
             logits: NDArray[np.float32] = result.logits[0].copy()
             self.base.reset(lane)
         return logits
-
-
-def directory_of(engine_dir: object) -> Path:
-    """The path of an engine directory. BundleError for what is no path, and for an empty one, which
-    would be the working directory."""
-    if not isinstance(engine_dir, str | PathLike) or not str(engine_dir):
-        what = f"engine_dir is {engine_dir!r:.60}, not the path of a directory"
-        raise BundleError(what, "Give a directory that edgespec build made.")
-    return Path(engine_dir)
-
-
-def check_bytes(prefix_cache_bytes: object) -> None:
-    """Raises OptionError for a size in bytes that is not a whole number of 0 or more."""
-    if isinstance(prefix_cache_bytes, bool) or not (
-        isinstance(prefix_cache_bytes, int) and prefix_cache_bytes >= 0
-    ):
-        what = f"prefix_cache_bytes is {prefix_cache_bytes!r:.60}"
-        raise OptionError(what, "Give a number of bytes; 0 keeps nothing.")
 
 
 def one_each(name: str, given: T | Sequence[T], count: int) -> Sequence[T]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from os import PathLike
 from pathlib import Path
 from typing import Final, Literal, cast
 
@@ -18,7 +19,7 @@ from edgespec.backends.engine_config import NO_DRAFTS, EngineConfig
 from edgespec.backends.pair_check import check_pairing
 from edgespec.backends.registry import backend_of, open_runner
 from edgespec.contract import Role
-from edgespec.errors import LimitError, OptionError
+from edgespec.errors import BundleError, LimitError, OptionError
 from edgespec.methods import METHODS, find_method
 from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.drafters.base import Drafter
@@ -100,6 +101,15 @@ class OpenDraft:
         if row.limits_by_options is not None and self.options is not None:
             return row.limits_by_options(base, self.options)
         return row.limits(base, self.config)
+
+
+def directory_of(engine_dir: object) -> Path:
+    """The path of an engine directory. BundleError for what is no path, and for an empty one, which
+    would be the working directory."""
+    if not isinstance(engine_dir, str | PathLike) or not str(engine_dir):
+        what = f"engine_dir is {engine_dir!r:.60}, not the path of a directory"
+        raise BundleError(what, "Give a directory that edgespec build made.")
+    return Path(engine_dir)
 
 
 def choose_draft(engine_dir: Path, spec_decode: SpecDecode, drafter: object | None) -> DraftChoice:

@@ -14,9 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.base import LaneRows
+from edgespec.errors import OptionError
 from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.drafters.base import Drafter, Observation, Snapshot
 from edgespec.runtime.sequence import SequenceState
+
+PREFIX_CACHE_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,3 +207,12 @@ def common_length(first: NDArray[np.int64], second: NDArray[np.int64]) -> int:
     count = min(len(first), len(second))
     differing = np.flatnonzero(first[:count] != second[:count])
     return int(differing[0]) if len(differing) else count
+
+
+def check_bytes(prefix_cache_bytes: object) -> None:
+    """Raises OptionError for a size in bytes that is not a whole number of 0 or more."""
+    if isinstance(prefix_cache_bytes, bool) or not (
+        isinstance(prefix_cache_bytes, int) and prefix_cache_bytes >= 0
+    ):
+        what = f"prefix_cache_bytes is {prefix_cache_bytes!r:.60}"
+        raise OptionError(what, "Give a number of bytes; 0 keeps nothing.")

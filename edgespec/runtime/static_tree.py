@@ -206,7 +206,8 @@ def num_non_leaves(choices: Choices) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class StaticPlan(DraftPlan):
-    """A draft whose tree is always the same: its nodes, and the sizes that follow from them.
+    """A draft whose tree is always the same: its nodes, and the sizes that follow from them. Make
+    it with `StaticPlan.of`.
 
     `top_k` is the number of ranks that are looked at, `steps` the depth, `verify_size` all nodes
     with the root. Drafters that make such trees make exactly this one, in this order.
@@ -214,10 +215,24 @@ class StaticPlan(DraftPlan):
 
     choices: Choices = ()
 
+    def __post_init__(self) -> None:
+        if self.verify_size != 1 + len(self.choices):
+            what = f"a static tree of {counted(len(self.choices), 'node')} and its root has"
+            raise OptionError(
+                f"{what} no verify size of {self.verify_size}", "Make it with StaticPlan.of."
+            )
+
     @classmethod
-    def of(cls, choices: Iterable[Sequence[int]]) -> StaticPlan:
-        """The plan of choices, which are checked and put in level order. Raises OptionError."""
-        return cls._of(choices_of(tuple(choices)))
+    def of(cls, choices: str | Iterable[Sequence[int]]) -> StaticPlan:
+        """The plan of choices, which are checked and put in level order.
+
+        Choices are paths of ranks such as [[0], [1], [0, 0]], where [0, 0] is the best child of the
+        root's best child; or the name of a published tree: mc_sim_7b_63 or mc_sim_7b_25. Raises
+        OptionError.
+        """
+        if isinstance(choices, str):
+            return cls._of(parse_choices(choices))
+        return cls._of(choices_of(tuple(choices) if isinstance(choices, Iterable) else choices))
 
     @classmethod
     def _of(cls, nodes: Choices) -> StaticPlan:

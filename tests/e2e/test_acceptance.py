@@ -130,6 +130,17 @@ def test_check_of_losslessness_refuses_what_is_not_token_for_token(infer: Any) -
         (("--relaxed-topk", 3, "--posterior-alpha", 0.3), 2, "is an option of --acceptance"),
         (("--eagle-posterior-threshold", 2), 2, "posterior_threshold of typical acceptance is 2.0"),
         (("--acceptance", "relaxed"), 2, "no tokens that begin and end them"),
+        (("--begin-thinking-phase-token", 3), 2, "both tokens of the thoughts"),
+        (
+            ("--begin-thinking-phase-token", "<a>", "--end-thinking-phase-token", 4),
+            2,
+            "no token '<a>'",
+        ),
+        (
+            ("--acceptance", "typical", "--end-thinking-phase-token", 4),
+            2,
+            "is an option of --acceptance relaxed",
+        ),
         (("--check-lossless", "--compare-quality"), 2, "exclude each other"),
         (("--acceptance", "rejection", "--spec-draft-top-k", 2), 3, "is for chains"),
         (("--acceptance", "rejection", "--exact"), 3, "exact"),
@@ -161,6 +172,17 @@ def test_chat_says_that_a_rule_is_lossy(
     assert "typical acceptance: LOSSY" in shown.err
     refused = cli("chat", "--engine-dir", engine_dir, "--no-spec-decode", *flags)
     assert refused.code == 2
+
+
+def test_tokens_of_thoughts_are_named_by_flags_where_the_template_has_none(infer: Any) -> None:
+    flags = ("--begin-thinking-phase-token", "200", "--end_thinking_phase_token", 201)
+    shown, written = infer(*flags, "--temperature", 0)
+    assert shown.code == 0, shown.err
+    for response in written["responses"]:
+        found = response["metrics"]["acceptance"]
+        assert (found["rule"], found["lossless"]) == ("relaxed", "no")
+        assert found["options"]["begin_thinking_phase_token"] == 200
+        assert found["options"]["end_thinking_phase_token"] == 201
 
 
 # The Python API

@@ -47,7 +47,6 @@ def engines(pair: Path) -> Path:
         for part, flag in (("base", "--specBase"), ("draft", "--specDraft")):
             lines.append(["build", "--onnxDir", str(path / part / "llm"), flag])
             lines[-1] += ["--engineDir", str(path / "engines"), *map(str, LIMITS)]
-            lines[-1] += ["--maxVerifyTreeSize", "64"]
         for line in lines:
             assert run(line) == 0
 

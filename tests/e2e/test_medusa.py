@@ -53,7 +53,7 @@ def engines(pair: Path) -> Path:
         ]
         for part, flag in (("llm", "--spec-base"), ("medusa_draft", "--spec-draft")):
             lines.append(["build", "--onnx-dir", f"{onnx}/{part}", flag, *map(str, LIMITS)])
-            lines[-1] += ["--engine-dir", str(path / "engines"), "--max-verify-tree-size", "64"]
+            lines[-1] += ["--engine-dir", str(path / "engines")]
         for line in lines:
             assert run(line) == 0
 

@@ -42,7 +42,7 @@ def assert_same_beside_a_draft(one: Engine, four: Engine) -> None:
             jobs.append(GenerationRequest(prompt, params))
             continue
         name, options = DRAFTERS[number % 4]
-        plan = four.plan_limits(name, options).plan(None, None, None, four.plan_hints)
+        plan = four.planner.limits(name, options).plan(None, None, None, four.planner.hints)
         jobs.append(GenerationRequest(prompt, params, plan, drafter=name, drafter_options=options))
     events = four.serve(deque(jobs), len(four.base.lanes))
     found = {job: event for job, event in events if not isinstance(event, Chunk)}

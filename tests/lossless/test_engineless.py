@@ -89,7 +89,7 @@ def asked(
     if way is None:
         return GenerationRequest(prompt, sampling)
     name, options, sizes = WAYS[way]
-    plan = engine.plan_limits(name, options).plan(*sizes, engine.plan_hints)
+    plan = engine.planner.limits(name, options).plan(*sizes, engine.planner.hints)
     return GenerationRequest(prompt, sampling, plan, drafter=name, drafter_options=options)
 
 

@@ -44,16 +44,16 @@ class RelaxedAcceptance(AcceptOptions):
     """Drafts near the base's best token are accepted within thoughts: faster, and lossy.
 
     `relaxed_topk` (10) and `relaxed_delta` (0.6 nats) are the values of TensorRT-LLM's guides; its
-    own defaults, 1 and 0, relax nothing. The two tokens are ids; None are those of the model.
-    Raises OptionError for other values.
+    own defaults, 1 and 0, relax nothing. The two tokens are ids, or tokens as the tokenizer writes
+    them; None are those of the model. Raises OptionError for other values.
     """
 
     rule: ClassVar[str] = "relaxed"
 
     relaxed_topk: int = 10
     relaxed_delta: float = 0.6
-    begin_thinking_phase_token: int | None = None
-    end_thinking_phase_token: int | None = None
+    begin_thinking_phase_token: int | str | None = None
+    end_thinking_phase_token: int | str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.relaxed_topk, int) or not is_number(self.relaxed_topk):
@@ -63,16 +63,20 @@ class RelaxedAcceptance(AcceptOptions):
         if not is_number(self.relaxed_delta) or self.relaxed_delta < 0:
             self.refuse("relaxed_delta", "a difference of log-probabilities, 0 or more")
         for name in ("begin_thinking_phase_token", "end_thinking_phase_token"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-                self.refuse(name, "the id of a token, or leave it out")
+            if not is_token(getattr(self, name)):
+                self.refuse(name, "the id of a token or the token itself, or leave it out")
         if (self.begin_thinking_phase_token is None) != (self.end_thinking_phase_token is None):
             self.refuse("begin_thinking_phase_token", "both tokens of the thoughts, or none")
 
     def for_model(self, tokens: ModelTokens) -> RelaxedAcceptance:
         """The same with the ids of the model's tokens. Raises OptionError where it has none."""
-        if self.begin_thinking_phase_token is not None:
-            return self
+        begin, end = self.begin_thinking_phase_token, self.end_thinking_phase_token
+        if begin is not None and end is not None:
+            return replace(
+                self,
+                begin_thinking_phase_token=id_of(begin, tokens),
+                end_thinking_phase_token=id_of(end, tokens),
+            )
         for begin, end in THOUGHTS:
             ids = tokens.token_id(begin), tokens.token_id(end)
             if ids[0] is not None and ids[1] is not None:
@@ -82,8 +86,8 @@ class RelaxedAcceptance(AcceptOptions):
         raise OptionError(
             "relaxed acceptance is for thoughts, and this model has no tokens that begin and end"
             f" them ({', '.join(begin for begin, _ in THOUGHTS)})",
-            "Take another rule; in Python, begin_thinking_phase_token and"
-            " end_thinking_phase_token name such tokens.",
+            "Name them with --begin-thinking-phase-token and --end-thinking-phase-token, or take"
+            " another rule.",
         )
 
     def is_thinking(self, tokens: Sequence[int]) -> bool:
@@ -91,6 +95,25 @@ class RelaxedAcceptance(AcceptOptions):
         ends = (self.begin_thinking_phase_token, self.end_thinking_phase_token)
         last = next((token for token in reversed(tokens) if token in ends), None)
         return last is not None and last == self.begin_thinking_phase_token
+
+
+def is_token(value: object) -> bool:
+    """Whether a value may be the id of a token, a token, or None."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value >= 0
+    return value is None or (isinstance(value, str) and value != "")
+
+
+def id_of(token: int | str, tokens: ModelTokens) -> int:
+    """The id of a token that is given by its id or as it is written. Raises OptionError where the
+    model has no such token."""
+    if isinstance(token, int):
+        return token
+    found = tokens.token_id(token)
+    if found is None:
+        what = f"the model has no token {token!r:.60}, and thoughts begin and end with one token"
+        raise OptionError(what, "Give a token of its tokenizer, or a token's id.")
+    return found
 
 
 def accept(

@@ -16,6 +16,7 @@ from dataclasses import dataclass, make_dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from edgespec.errors import OptionError
+from edgespec.runtime.acceptance.relaxed import is_token
 from edgespec.runtime.drafters.options import (
     DrafterOptions,
     fields_of,
@@ -103,6 +104,16 @@ LAYERS_SCHEMA = {
 }
 
 
+def read_token(name: str, value: Any) -> int | str:
+    """The id of a token, or a token."""
+    if not is_token(value):
+        refuse(name, value, "Give the id of a token, or the token itself.")
+    return value  # type: ignore[no-any-return]
+
+
+TOKEN_SCHEMA = {"type": ["integer", "string", "null"], "minimum": 0, "minLength": 1}
+
+
 @dataclass(frozen=True, kw_only=True)
 class DecodingConfig(DrafterOptions):
     """The keys that all decoding types share. Raises OptionError for a value that cannot be."""
@@ -177,11 +188,17 @@ class DecodingConfig(DrafterOptions):
         " Without it: 0.6.",
         low=0.0,
     )
-    begin_thinking_phase_token: int | None = option(
-        None, "The token that begins thoughts. Without it: the model's own.", low=0
+    begin_thinking_phase_token: int | str | None = option(
+        None,
+        "The token that begins thoughts: its id, or the token itself. Without it: the model's own.",
+        read=read_token,
+        schema=TOKEN_SCHEMA,
     )
-    end_thinking_phase_token: int | None = option(
-        None, "The token that ends thoughts. Without it: the model's own.", low=0
+    end_thinking_phase_token: int | str | None = option(
+        None,
+        "The token that ends thoughts: its id, or the token itself. Without it: the model's own.",
+        read=read_token,
+        schema=TOKEN_SCHEMA,
     )
     load_format: str | None = option(
         None, "How a draft's weights are loaded.", unused="engines have their weights in them"

@@ -22,7 +22,7 @@ MEMORY = EngineMemory(kv_bytes_per_token=1000, state_bytes=10_000)
 GIB = 2**30
 
 
-def limits(capacity: int, lanes: int = 1, nodes: int = 60, role: Role = Role.BASE) -> EngineLimits:
+def limits(capacity: int, lanes: int = 1, nodes: int = 64, role: Role = Role.BASE) -> EngineLimits:
     asked = Limits(lanes, 16, capacity, max_verify_tree_size=nodes, max_draft_tree_size=nodes)
     return EngineLimits.of(asked, role)
 
@@ -54,10 +54,10 @@ def test_tree_with_more_nodes_than_slots_is_refused_by_its_flag(role: Role) -> N
 
 
 def test_default_tree_goes_with_a_small_cache() -> None:
-    """Trees shrink where there is less room: nobody asked for one of 60."""
-    check(limits(32, nodes=60), GIB)
-    with pytest.raises(LimitError, match="61 exceeds"):
-        check(limits(32, nodes=61), GIB)
+    """Trees shrink where there is less room: nobody asked for one of 64."""
+    check(limits(32, nodes=64), GIB)
+    with pytest.raises(LimitError, match="65 exceeds"):
+        check(limits(32, nodes=65), GIB)
 
 
 def test_pass_that_takes_more_than_all_memory_is_refused() -> None:

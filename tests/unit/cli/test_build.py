@@ -6,6 +6,8 @@ import pytest
 from click.testing import CliRunner
 
 from edgespec.cli.main import cli
+from edgespec.contract import Limits
+from edgespec.runtime.static_tree import DEFAULT, NAMED, num_non_leaves
 
 
 @pytest.mark.parametrize(
@@ -27,3 +29,10 @@ def test_a_block_that_does_not_go_with_the_weights_is_refused(flags: list[str], 
 def test_a_line_without_the_directories_is_wrong_usage(flags: list[str]) -> None:
     result = CliRunner().invoke(cli, ["build", *flags])
     assert result.exit_code == 2
+
+
+def test_engines_have_room_for_the_default_trees_of_tensorrt_llm_unless_told_otherwise() -> None:
+    nodes = 1 + len(NAMED[DEFAULT])
+    assert (Limits().max_verify_tree_size, nodes) == (64, 64)
+    rows = sum(num_non_leaves(NAMED[DEFAULT])[1:])
+    assert Limits().max_draft_tree_size >= rows

@@ -88,6 +88,12 @@ class Spoken:
         self.cancelled = True
 
 
+def by_sizes(top_k: int | None, steps: int | None, verify_size: int | None) -> DraftPlan:
+    if top_k == 99:
+        raise LimitError("--spec-draft-top-k 99", "Lower --spec-verify-size.")
+    return DraftPlan(top_k or 1, steps or 3, verify_size or 4)
+
+
 @dataclass
 class Told:
     """Stands for an Engine: answers one turn after the other, and remembers what it was asked."""
@@ -106,12 +112,7 @@ class Told:
     plans: list[DraftPlan | Plain] = field(default_factory=list)
     drafter_notes: tuple[str, ...] = ()
     drafting_stopped: str | None = None
-
-    def sized_plan(self, *sizes: int | None) -> DraftPlan:
-        top_k, steps, verify_size = sizes
-        if top_k == 99:
-            raise LimitError("--spec-draft-top-k 99", "Lower --spec-verify-size.")
-        return DraftPlan(top_k or 1, steps or 3, verify_size or 4)
+    planner: Any = field(default_factory=lambda: SimpleNamespace(by_sizes=by_sizes))
 
     def stream(
         self,

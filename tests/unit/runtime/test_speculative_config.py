@@ -348,6 +348,14 @@ RULES: list[tuple[dict[str, Any], Any]] = [
         {"use_relaxed_acceptance_for_thinking": True, "relaxed_topk": 5, "relaxed_delta": 0.5},
         RelaxedAcceptance(5, 0.5),
     ),
+    (
+        {
+            "use_relaxed_acceptance_for_thinking": True,
+            "begin_thinking_phase_token": 7,
+            "end_thinking_phase_token": "</reason>",
+        },
+        RelaxedAcceptance(10, 0.6, 7, "</reason>"),
+    ),
 ]
 
 
@@ -363,6 +371,8 @@ def test_keys_name_an_accept_rule(name: str, keys: dict[str, Any], rule: Any) ->
         ({"posterior_alpha": 0.3}, "without posterior_threshold"),
         ({"relaxed_topk": 3}, "without use_relaxed_acceptance_for_thinking"),
         ({"posterior_threshold": 0.0}, "a number above 0"),
+        ({"begin_thinking_phase_token": -3}, "the id of a token, or the token itself"),
+        ({"end_thinking_phase_token": [3]}, "the id of a token, or the token itself"),
         ({"use_rejection_sampling": True, "posterior_threshold": 0.1}, "two accept rules"),
         ({"posterior_threshold": 0.1, "greedy_sampling": True}, "greedy_sampling is true"),
     ],

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import edgespec
 from edgespec.errors import OptionError
 from edgespec.runtime.static_tree import (
     MAX_DEPTH,
@@ -195,3 +196,16 @@ def test_only_a_command_line_reads_files(tmp_path: Path) -> None:
     (tmp_path / "tree.json").write_text("[[0]]")
     with pytest.raises(OptionError, match="neither a list nor the name of a tree"):
         parse_choices(str(tmp_path / "tree.json"))
+
+
+def test_a_plan_is_made_of_paths_or_of_a_name_and_not_of_sizes() -> None:
+    assert edgespec.StaticPlan is StaticPlan
+    plan = edgespec.StaticPlan.of([[0, 0], [1], [0]])
+    assert (plan.top_k, plan.steps, plan.verify_size) == (2, 2, 4)
+    assert plan == StaticPlan.of([0, 0][:i] or [1] for i in range(3))
+    assert edgespec.StaticPlan.of("mc_sim_7b_63").verify_size == 64
+    for wrong in (5, "mc_sim", [[1, 0]]):
+        with pytest.raises(OptionError):
+            edgespec.StaticPlan.of(wrong)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match=r"StaticPlan\.of"):
+        edgespec.StaticPlan(2, 2, 4)

@@ -122,6 +122,14 @@ def test_tokens_of_the_thoughts_are_the_model_s_own() -> None:
         RelaxedAcceptance().for_model(Vocabulary(think=3))
 
 
+def test_tokens_of_the_thoughts_may_be_named_as_the_tokenizer_writes_them() -> None:
+    tokens = Vocabulary(reason=5, _reason=6)
+    found = RelaxedAcceptance(10, 0.6, "<reason>", 6).for_model(tokens)
+    assert (found.begin_thinking_phase_token, found.end_thinking_phase_token) == (5, 6)
+    with pytest.raises(OptionError, match="no token '<other>'"):
+        RelaxedAcceptance(10, 0.6, "<reason>", "<other>").for_model(tokens)
+
+
 @pytest.mark.parametrize(
     "values",
     [
@@ -134,6 +142,9 @@ def test_tokens_of_the_thoughts_are_the_model_s_own() -> None:
         {"relaxed_topk": -(10**20)},
         {"begin_thinking_phase_token": 3},
         {"end_thinking_phase_token": "3"},
+        {"begin_thinking_phase_token": -1, "end_thinking_phase_token": 3},
+        {"begin_thinking_phase_token": 3, "end_thinking_phase_token": ""},
+        {"begin_thinking_phase_token": True, "end_thinking_phase_token": 3},
     ],
 )
 def test_option_that_cannot_be_is_refused(values: dict[str, object]) -> None:

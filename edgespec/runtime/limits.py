@@ -1,0 +1,67 @@
+"""What open engines take: how long a prompt, which token ids, how many sequences.
+
+Knows the configs of the engines. What they draft, and how much, is in `planner`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from edgespec.backends.engine_config import EngineConfig
+from edgespec.errors import LimitError, RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """`configs` are those of the engines that are open, by role; `max_batch_size` counts the
+    sequences that run at a time."""
+
+    configs: Mapping[str, EngineConfig]
+    max_batch_size: int
+
+    def check_batch_size(self, count: int) -> None:
+        """LimitError where an engine was built for smaller batches, or the drafter holds fewer
+        sequences."""
+        for role, config in self.configs.items():
+            most = config.limits.max_batch_size
+            if count > most:
+                what = f"batch_size {count}; the {role} engine was built for {most}"
+                raise LimitError(
+                    what,
+                    f"Set batch_size to {most}, or build the {role} with --max-batch-size {count}.",
+                )
+        if count > self.max_batch_size:
+            what = f"batch_size {count}; the drafter holds {self.max_batch_size} sequences"
+            raise LimitError(what, f"Set batch_size to {self.max_batch_size}.")
+
+    def check_prompt(self, prompt_ids: Sequence[int]) -> None:
+        """Raises LimitError or RequestError for a prompt that these engines cannot take."""
+        count = len(prompt_ids)
+        if not count:
+            raise LimitError("the prompt is empty", "Give at least one token.")
+        for role, config in self.configs.items():
+            if role == "draft" and not config.component.reads_base:
+                continue  # it follows as far as it can, and drafts nothing beyond
+            limits = config.limits
+            most = limits.max_input_len
+            if count > most:
+                flags = f"--max-input-len {count}"
+                if count > limits.max_kv_cache_capacity:
+                    flags += f" --max-kv-cache-capacity {count}"
+                what = f"the prompt has {count} tokens, the {role} engine was built for {most}"
+                raise LimitError(what, f"Shorten it, or build the {role} with {flags} or more.")
+        remedy = "The tokenizer does not fit the model, or the ids are wrong."
+        self.check_ids("the prompt holds", prompt_ids, remedy)
+
+    def check_logit_bias(self, token_ids: Iterable[int]) -> None:
+        """Raises RequestError for a token that the model does not have."""
+        self.check_ids("logit_bias names", token_ids, "Remove it.")
+
+    def check_ids(self, where: str, token_ids: Iterable[int], remedy: str) -> None:
+        """Raises RequestError for an id outside the base's vocabulary."""
+        rows = self.configs["base"].component.vocab_size
+        invalid = next((token for token in token_ids if not 0 <= token < rows), None)
+        if invalid is not None:
+            what = f"{where} the token id {invalid}, the model's vocabulary ends at {rows - 1}"
+            raise RequestError(what, remedy)

@@ -1,0 +1,123 @@
+"""The drafting plans of an open engine: what is chosen where sizes are left open, and which plans
+base, drafter and accept rule take.
+
+Knows the engine's config, what may draft, and what the engine was opened with. The arithmetic of
+sizes is in `plans`, that of each method in its row of DRAFTERS.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+from edgespec.backends.base import PlanHints
+from edgespec.backends.engine_config import EngineConfig
+from edgespec.errors import LimitError
+from edgespec.runtime.drafters.base import Drafter
+from edgespec.runtime.drafters.decoding import DecodingConfig
+from edgespec.runtime.drafting import Drafting, Options
+from edgespec.runtime.plans import PlanLimits, TreeSpec
+from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.verify import ACCEPT_RULES, EXACT, AcceptOptions, acceptance_of
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """Makes and checks plans. `hints` say how much to draft where the engine runs; `acceptance` is
+    its accept rule, and `speculative_config` the block that it was opened with.
+
+    Errors name the flags of the command line.
+    """
+
+    config: EngineConfig
+    hints: PlanHints
+    drafting: Drafting
+    exact: bool
+    acceptance: AcceptOptions
+    speculative_config: DecodingConfig | None = None
+
+    def by_sizes(
+        self,
+        top_k: int | None = None,
+        steps: int | None = None,
+        verify_size: int | None = None,
+        *,
+        drafter: str | Drafter | None = None,
+    ) -> DraftPlan:
+        """The plan of the sizes that were given, the others chosen to go with them; with none that
+        of the speculative_config, where there is one. Raises LimitError where it cannot be."""
+        config = self.speculative_config if drafter is None else None
+        if config is not None and (top_k, steps, verify_size) == (None, None, None):
+            return self.by_config(config)
+        if top_k is None and (self.exact or ACCEPT_RULES[self.acceptance.rule].chains_only):
+            top_k = 1  # only chains are exact
+        plan = self.limits(drafter).plan(top_k, steps, verify_size, self.hints)
+        self.check_chain(plan)
+        self.check_acceptance(self.acceptance, plan)
+        return plan
+
+    def by_config(self, config: DecodingConfig) -> DraftPlan:
+        """The plan of a speculative_config. Raises LimitError where it cannot be."""
+        drafter = cast(str | Drafter | None, config.drafts_by)
+        limits = self.limits(drafter, None if drafter is None else config.options)
+        try:
+            if config.tree is not None:
+                return self.of_tree(config.tree, limits)
+            plan = limits.plan(*config.sizes, self.hints)
+            self.check_chain(plan)
+        except LimitError as error:
+            what = f"decoding_type {config.decoding_type}: {error.what}"
+            raise LimitError(what, error.remedy) from error
+        return plan
+
+    def by_tree(self, tree: TreeSpec) -> DraftPlan:
+        """The plan of a tree that is asked for otherwise than by its three sizes, such as a static
+        one. Raises LimitError where it cannot be."""
+        return self.of_tree(tree, self.limits())
+
+    def of_tree(self, tree: TreeSpec, limits: PlanLimits) -> DraftPlan:
+        """`by_tree`, within limits that are known."""
+        plan = tree.plan(self.config.limits.verify_tree_size)
+        limits.check(plan)
+        self.check_chain(plan)
+        return plan
+
+    def limits(self, drafter: str | Drafter | None = None, options: Options = None) -> PlanLimits:
+        """What base and drafter can take; LimitError where nothing drafts."""
+        draft = self.drafting.of(drafter, options)
+        if draft is None:
+            what = "a drafting plan was asked for, and this engine was opened without its draft"
+            raise LimitError(what, "Open it with spec_decode=True, or decode without a plan.")
+        return draft.limits(self.config)
+
+    def check(
+        self,
+        plan: DraftPlan,
+        acceptance: AcceptOptions,
+        drafter: str | Drafter | None,
+        options: Options,
+    ) -> None:
+        """Raises LimitError for a plan that base, drafter or accept rule do not take."""
+        self.limits(drafter, options).check(plan)
+        self.check_chain(plan)
+        self.check_acceptance(acceptance, plan)
+
+    def check_chain(self, plan: DraftPlan) -> None:
+        """Raises LimitError for a tree where only chains are exact."""
+        if self.exact and plan.top_k != 1:
+            what = f"--spec-draft-top-k {plan.top_k} drafts trees, and only chains are exact"
+            raise LimitError(what, "Set it to 1, or leave --exact out.")
+
+    def check_acceptance(self, asked: AcceptOptions, plan: DraftPlan) -> None:
+        """Raises RequestError for a rule that is in no table, LimitError for one that does not go
+        with the plan or the engine."""
+        acceptance_of(asked)
+        row = ACCEPT_RULES[asked.rule]
+        if self.exact and asked.rule != EXACT:
+            what = (
+                f"{row.title} is not what plain decoding gives bit for bit, and --exact asks for it"
+            )
+            raise LimitError(what, "Leave one of the two out.")
+        if row.chains_only and plan.top_k != 1:
+            what = f"{row.title} is for chains, and --spec-draft-top-k {plan.top_k} drafts trees"
+            raise LimitError(what, "Set it to 1, or take another accept rule.")
