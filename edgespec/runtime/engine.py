@@ -452,7 +452,8 @@ class Engine:
 
     def check(self, request: GenerationRequest) -> None:
         """Raises LimitError or RequestError for a request that these engines cannot answer."""
-        self.limits.check_prompt(request.prompt_ids)
+        by_engine = request.plan is not None and request.drafter is None
+        self.limits.check_prompt(request.prompt_ids, drafts=by_engine)
         if request.plan is not None:
             acceptance = request.acceptance or self.acceptance
             with in_words(API_WORDS):
