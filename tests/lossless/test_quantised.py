@@ -204,8 +204,9 @@ def test_without_exact_one_row_alone_gives_other_bits(engines: dict[str, Path], 
 def test_exact_chains_leave_every_token_as_it_was(
     exact: Engine, length: int, sampling: edgespec.SamplingParams, plan: DraftPlan
 ) -> None:
+    sampling = replace(sampling, max_generate_length=80)
     plain = exact.plainly(prompt_of(length), sampling)
-    assert len(plain.token_ids) == 140
+    assert len(plain.token_ids) == 80
     drafted = exact.generate(prompt_of(length), sampling, plan)
     assert drafted.token_ids == plain.token_ids
     assert first_difference(exact, plain, drafted, sampling) is None
