@@ -32,7 +32,7 @@ SIZES = ("spec_draft_top_k", "spec_draft_step", "spec_verify_size")
 
 class Foreign(NamedTuple):
     """A key of TensorRT-LLM's files: why it means nothing here. `neutral` None: a file may have it
-    with any value, and its user is told why; else only with these, as another would be missed."""
+    with any value, and a note says why; else only with these, as another would be missed."""
 
     why: str
     neutral: tuple[object, ...] | None = None

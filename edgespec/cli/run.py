@@ -152,16 +152,10 @@ def command(
     settings = {name: values.pop(name) for name in CHATS if name not in TREE_NAMES}
     limits = Limits(**{name: values.pop(name) for name in LIMITS})
     tree = tree_of(ctx, [settings[name] for name in SIZES])
-    check_sizes(ctx, settings, tree)
-    take_acceptance(ctx, {**settings})  # refused before the engines are made
-    check_time_budget(ctx, settings["drafter"], settings["drafter_time_budget_ms"])
+    check_settings(ctx, settings, tree)
     prompts = prompts or piped_prompt(ctx)
-    if settings["chat_template"] and settings["no_chat_template"]:
-        raise click.UsageError("--chat-template and --no-chat-template exclude each other", ctx)
-    for name in OF_TERMINALS if prompts else ():
-        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            flag = f"--{name.replace('_', '-')}"
-            raise click.UsageError(f"{flag} is for a chat, and a prompt was given", ctx)
+    if prompts:
+        refuse_flags_of_chats(ctx)
     from edgespec import bundle
     from edgespec.cache import Cache
     from edgespec.cli.progress import Steps
@@ -192,6 +186,23 @@ def command(
             return answer(ctx, engine_dir, prompts, settings, tree, config)
         code: int = ctx.invoke(chat.command, engine_dir=engine_dir, **settings)
         return code
+
+
+def check_settings(ctx: click.Context, settings: dict[str, Any], tree: TreeSpec | None) -> None:
+    """Raises click.UsageError for flags that contradict each other, before the engines are made."""
+    check_sizes(ctx, settings, tree)
+    take_acceptance(ctx, {**settings})
+    check_time_budget(ctx, settings["drafter"], settings["drafter_time_budget_ms"])
+    if settings["chat_template"] and settings["no_chat_template"]:
+        raise click.UsageError("--chat-template and --no-chat-template exclude each other", ctx)
+
+
+def refuse_flags_of_chats(ctx: click.Context) -> None:
+    """Raises click.UsageError for flags that mean nothing where a prompt was given."""
+    for name in OF_TERMINALS:
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            flag = f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{flag} is for a chat, and a prompt was given", ctx)
 
 
 def check_method(config: Configured, method: str | None) -> None:
