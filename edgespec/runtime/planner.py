@@ -48,9 +48,11 @@ class Planner:
         of the speculative_config, where there is one. Raises LimitError where it cannot be."""
         config = self.speculative_config if drafter is None else None
         if config is not None and (top_k, steps, verify_size) == (None, None, None):
-            return self.by_config(config)
-        if top_k is None and (self.exact or ACCEPT_RULES[self.acceptance.rule].chains_only):
-            top_k = 1  # only chains are exact
+            plan = self.by_config(config)
+            self.check_acceptance(self.acceptance, plan)
+            return plan
+        if top_k is None and self.wants_chain(self.acceptance):
+            top_k = 1
         plan = self.limits(drafter).plan(top_k, steps, verify_size, self.hints)
         self.check_chain(plan)
         self.check_acceptance(self.acceptance, plan)
@@ -63,7 +65,10 @@ class Planner:
         try:
             if config.tree is not None:
                 return self.of_tree(config.tree, limits)
-            plan = limits.plan(*config.sizes, self.hints)
+            sizes = config.sizes
+            if sizes.top_k is None and self.wants_chain(config.acceptance or self.acceptance):
+                sizes = sizes._replace(top_k=1)
+            plan = limits.plan(*sizes, self.hints)
             self.check_chain(plan)
         except LimitError as error:
             what = f"decoding_type {config.decoding_type}: {error.what}"
@@ -101,6 +106,11 @@ class Planner:
         self.limits(drafter, options).check(plan)
         self.check_chain(plan)
         self.check_acceptance(acceptance, plan)
+
+    def wants_chain(self, acceptance: AcceptOptions) -> bool:
+        """Whether a chain is drafted where nothing else is asked for: only chains are exact, and
+        some accept rules take nothing else."""
+        return self.exact or ACCEPT_RULES[acceptance.rule].chains_only
 
     def check_chain(self, plan: DraftPlan) -> None:
         """Raises LimitError for a tree where only chains are exact."""

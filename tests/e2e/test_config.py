@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -152,7 +153,9 @@ def test_neutral_values_of_foreign_keys_are_no_matter(infer_with: Infer) -> None
 
 
 # Fields of TorchLlmArgs and BaseLlmArgs in TensorRT-LLM's llm_args.py, and older ones of LlmArgs
-THEIRS = """
+THEIRS = re.findall(
+    r"\w+",
+    """
 model tokenizer tokenizer_mode custom_tokenizer post_processor_hook skip_tokenizer_init
 trust_remote_code tensor_parallel_size dtype revision tokenizer_revision model_kwargs
 pipeline_parallel_size context_parallel_size gpus_per_node moe_cluster_parallel_size
@@ -179,7 +182,8 @@ ray_placement_config ray_worker_nsight_options sleep_config reorder_policy_confi
 enable_resource_governor use_cute_dsl_blockscaling_mm use_cute_dsl_blockscaling_bmm
 use_cute_dsl_bf16_bmm use_cute_dsl_bf16_gemm max_stats_len layer_wise_benchmarks_config
 use_cuda_graph build_config quant_config calib_config fast_build enable_build_cache
-""".split()
+""",
+)
 
 
 def test_keys_of_tensorrt_llm_s_files_are_known() -> None:
