@@ -23,7 +23,7 @@ from edgespec.runtime.generation import Chunk, Response
 from edgespec.runtime.plans import TreeLimits
 from edgespec.runtime.speculative_config import class_named
 from edgespec.runtime.tree import PLAIN
-from tests.e2e.test_extension_drafter import Repeating
+from tests.e2e.repeating_drafter import Repeating
 from tests.lossless.engines import api_engines
 
 NAME = "repeat"
