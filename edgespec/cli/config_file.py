@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from edgespec.cli.draft_flags import KEY_NAMES, LENGTH, TREE_NAMES, drafter_arguments
-from edgespec.cli.draft_flags import OWN as OWN_DRAFTER
+from edgespec.cli.draft_flags import TREE_NAMES
 from edgespec.cli.flags import EdgeCommand, kebab, rest, until_separator
 from edgespec.cli.paths import FILE
 from edgespec.errors import PairingError, RequestError
@@ -47,27 +46,49 @@ BUILT = "engines have the limits they were built for (edgespec build)"
 IN_THE_ENGINE = "this is decided when the engine is built"
 OF_GPUS = "it tunes kernels of GPUs, which are not used"
 REPORTED = "all metrics are in the output"
+OF_IMAGES = "the text part of models is run alone"
+NO_CODE = "a file runs no code"
 
 FOREIGN: dict[str, Foreign] = {
     "kv_cache_config": Foreign(
         "a KV cache is as large as the engine was built for (build --max-kv-cache-capacity), and"
         " prefixes are reused within --prefix-cache-mb"
     ),
+    "backend": Foreign(IN_THE_ENGINE),
     "cuda_graph_config": Foreign(OF_GPUS),
     "use_cuda_graph": Foreign(OF_GPUS),
+    "encoder_cuda_graph_config": Foreign(OF_GPUS),
+    "prefill_cuda_graph_backend": Foreign(OF_GPUS),
+    "prefill_capture_num_tokens": Foreign(OF_GPUS),
+    "enable_in_graph_sampling": Foreign(OF_GPUS),
+    "enable_low_latency_host_dispatch": Foreign(OF_GPUS),
+    "enable_min_latency": Foreign(OF_GPUS),
+    "enable_layerwise_nvtx_marker": Foreign(OF_GPUS),
+    "use_fine_grained_sync": Foreign(OF_GPUS),
+    "use_cute_dsl_blockscaling_mm": Foreign(OF_GPUS),
+    "use_cute_dsl_blockscaling_bmm": Foreign(OF_GPUS),
+    "use_cute_dsl_bf16_bmm": Foreign(OF_GPUS),
+    "use_cute_dsl_bf16_gemm": Foreign(OF_GPUS),
     "torch_compile_config": Foreign("engines are no torch programs"),
     "enable_autotuner": Foreign(OF_GPUS),
     "attn_backend": Foreign(IN_THE_ENGINE),
     "moe_config": Foreign(IN_THE_ENGINE),
     "nvfp4_gemm_config": Foreign(OF_GPUS),
     "allreduce_strategy": Foreign(ONE_MACHINE),
+    "attention_dp_config": Foreign(ONE_MACHINE),
+    "ray_worker_extension_cls": Foreign(ONE_MACHINE),
+    "ray_placement_config": Foreign(ONE_MACHINE),
+    "ray_worker_nsight_options": Foreign(ONE_MACHINE),
     "disable_overlap_scheduler": Foreign("a step ends before the next one begins"),
     "scheduler_config": Foreign("requests run in the order in which they came"),
+    "reorder_policy_config": Foreign("requests run in the order in which they came"),
     "enable_chunked_prefill": Foreign("prompts are always read in chunks"),
     "batch_wait_timeout_ms": Foreign("requests that arrive together run together"),
     "batch_wait_timeout_iters": Foreign("requests that arrive together run together"),
     "batch_wait_max_tokens_ratio": Foreign("requests that arrive together run together"),
     "stream_interval": Foreign("each step's text streams at once"),
+    "enable_early_first_token_response": Foreign("each step's text streams at once"),
+    "sampler_force_async_worker": Foreign("there is one sampler, in the thread of the engine"),
     "sampler_type": Foreign("there is one sampler, the same with and without drafts"),
     "print_iter_log": Foreign(REPORTED),
     "enable_iter_perf_stats": Foreign(REPORTED),
@@ -76,10 +97,23 @@ FOREIGN: dict[str, Foreign] = {
     "perf_metrics_max_requests": Foreign(REPORTED),
     "iter_stats_max_iterations": Foreign(REPORTED),
     "request_stats_max_iterations": Foreign(REPORTED),
+    "max_stats_len": Foreign(REPORTED),
+    "prometheus_metrics_config": Foreign(REPORTED),
+    "telemetry_config": Foreign("nothing is sent anywhere"),
+    "layer_wise_benchmarks_config": Foreign("it is a matter of TensorRT-LLM's own benchmarks"),
     "garbage_collection_gen0_threshold": Foreign("the interpreter's settings are left alone"),
     "num_postprocess_workers": Foreign("text is made in the engine's own thread"),
     "load_format": Foreign("engines have their weights in them"),
     "checkpoint_format": Foreign("the format of a checkpoint is read from it"),
+    "checkpoint_io_policy": Foreign("engines have their weights in them"),
+    "mx_config": Foreign("engines have their weights in them"),
+    "gms_config": Foreign("engines have their weights in them"),
+    "enable_resource_governor": Foreign("one process alone has the KV cache"),
+    "sleep_config": Foreign("an engine holds its memory until it is closed"),
+    "multimodal_config": Foreign(OF_IMAGES),
+    "disable_mm_encoder": Foreign(OF_IMAGES),
+    "encoder_max_batch_size": Foreign(OF_IMAGES),
+    "encoder_max_num_tokens": Foreign(OF_IMAGES),
     "fast_build": Foreign("it is a matter of TensorRT's builder"),
     "enable_build_cache": Foreign("edgespec run keeps what it made; edgespec cache lists it"),
     "orchestrator_type": Foreign(ONE_MACHINE),
@@ -87,6 +121,31 @@ FOREIGN: dict[str, Foreign] = {
     # What would be missed
     "model": Foreign("the model is TARGET of edgespec run, or --engine-dir", NONE),
     "tokenizer": Foreign("an engine has its tokenizer beside it, from export", NONE),
+    "tokenizer_mode": Foreign("an engine has its tokenizer beside it", (None, "auto")),
+    "custom_tokenizer": Foreign(NO_CODE, NONE),
+    "tokenizer_revision": Foreign("an engine has its tokenizer beside it, from export", NONE),
+    "postprocess_tokenizer_dir": Foreign("an engine has its tokenizer beside it", NONE),
+    "skip_tokenizer_init": Foreign("requests and answers are texts", OFF),
+    "post_processor_hook": Foreign(NO_CODE, NONE),
+    "batched_logits_processor": Foreign(NO_CODE, NONE),
+    "checkpoint_loader": Foreign(NO_CODE, NONE),
+    "revision": Foreign("the model is what was exported, or TARGET of edgespec run", NONE),
+    "model_kwargs": Foreign("a model is exported as its own config.json says", NONE),
+    "decoding_config": Foreign("its successor is speculative_config", NONE),
+    "encode_only": Foreign("engines generate text", OFF),
+    "mm_encoder_only": Foreign(OF_IMAGES, OFF),
+    "sparse_attention_config": Foreign("attention reads all of the context", NONE),
+    "kv_cache_compression_config": Foreign("attention reads all of the context", NONE),
+    "enable_mla_skip_correction": Foreign("attention is computed as it is defined", OFF),
+    "force_dynamic_quantization": Foreign("checkpoints are quantized by edgespec quantize", OFF),
+    "num_serve_frontends": Foreign(ONE_MACHINE, ONE),
+    "otlp_traces_endpoint": Foreign("no traces are sent", NONE),
+    "perf_metrics_output_dir": Foreign("metrics are in the output file", NONE),
+    "enable_energy_metrics": Foreign("energy is not measured", OFF),
+    "enable_lm_head_tp_in_adp": Foreign(ONE_MACHINE, OFF),
+    "pp_partition": Foreign(ONE_MACHINE, NONE),
+    "cp_config": Foreign(ONE_MACHINE, NONE),
+    "dwdp_config": Foreign(ONE_MACHINE, NONE),
     "trust_remote_code": Foreign("no code of a checkpoint is ever run", OFF),
     "dtype": Foreign("weights are chosen by edgespec build --weights", (None, "auto")),
     "quant_config": Foreign("checkpoints are quantized by edgespec quantize", NONE),
@@ -227,11 +286,7 @@ def is_of_files(param: click.Parameter) -> bool:
     """Whether a file may give a flag: all that --help lists, but those that say how to draft, for
     which there is the block."""
     hidden = isinstance(param, click.Option) and param.hidden
-    return (
-        not hidden
-        and param.name not in OWN
-        and flag_name(param) not in (*SIZES, *TREE_NAMES, *KEY_NAMES)
-    )
+    return not hidden and param.name not in OWN and flag_name(param) not in (*SIZES, *TREE_NAMES)
 
 
 def flag_name(param: click.Parameter) -> str:
@@ -305,67 +360,6 @@ def configured(ctx: click.Context) -> Configured:
     assert config is not None
     of_engine = tuple(config.notes())
     return Configured(config, (*read.notes, *(note for note in notes if note not in of_engine)))
-
-
-def engine_arguments(
-    config: Configured,
-    keys: Mapping[str, object],
-    engine_dir: Path,
-    *,
-    drafter: str | None,
-    steps: int | None,
-    time_budget_ms: float | None,
-) -> tuple[Configured, dict[str, Any]]:
-    """What drafts, as arguments of Engine: by a config, with the `keys` that flags give, or by
-    --drafter and the flags beside it. Returns the config that comes of it as well.
-
-    Raises OptionError for keys that are none of what drafts, BundleError where nothing can.
-    """
-    is_own = drafter is not None and OWN_DRAFTER in drafter
-    if not keys or (config.config is not None and drafter is not None and not is_own):
-        arguments = drafter_arguments(drafter, steps, time_budget_ms)
-        return config, {"speculative_config": config.config, **arguments}
-    if is_own and time_budget_ms is not None:
-        keys = {**keys, "time_budget_ms": time_budget_ms}
-    config = with_keys(config, keys, engine_dir, drafter, steps)
-    return config, {"speculative_config": config.config, "drafter": drafter if is_own else None}
-
-
-def with_keys(
-    config: Configured,
-    keys: Mapping[str, object],
-    engine_dir: Path,
-    drafter: str | None,
-    steps: int | None,
-) -> Configured:
-    """A config with further keys, of the decoding type of what drafts. A pool of drafts of one
-    length has those of --spec-draft-step."""
-    from edgespec.runtime.drafters.decoding import DecodingConfig
-    from edgespec.runtime.drafters.options import fields_of
-    from edgespec.runtime.opening import choose_draft
-    from edgespec.runtime.speculative_config import OWN as USERS
-    from edgespec.runtime.speculative_config import TYPE_KEY, of_engine, read_config
-
-    found, notes = config.config or DecodingConfig(), config.notes
-    if drafter is not None and OWN_DRAFTER in drafter:
-        kind = USERS
-    elif found.method is not None or not found.needs_engine:
-        kind = type(found)
-    else:
-        choice = choose_draft(engine_dir, True if drafter is None else None, drafter)
-        kind = type(of_engine(found, choice.method, str(engine_dir)))
-        notes += () if choice.note is None else (choice.note,)
-    given = {
-        name: getattr(found, name)
-        for name, field in fields_of(type(found)).items()
-        if getattr(found, name) != field.default
-    }
-    pool = kind.options_class
-    if steps is not None and pool is not None and LENGTH in fields_of(pool):
-        given[LENGTH] = steps
-    block = {TYPE_KEY: kind.decoding_type, **given, **keys}
-    made, more = read_config(block, "the command line")
-    return Configured(made, (*notes, *(note for note in more if note not in notes)))
 
 
 def check_draft(engine: Engine, config: DecodingConfig | None) -> None:

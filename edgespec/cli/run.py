@@ -22,15 +22,7 @@ from edgespec.cli import build, export, infer
 from edgespec.cli.accept_flags import ACCEPTING, take_acceptance
 from edgespec.cli.chat import command as chat
 from edgespec.cli.config_file import ConfigCommand, Configured, config_params, configured
-from edgespec.cli.draft_flags import (
-    ALIASES,
-    KEY_NAMES,
-    TREE_NAMES,
-    check_time_budget,
-    keys_of,
-    tree_of,
-    wanted,
-)
+from edgespec.cli.draft_flags import ALIASES, TREE_NAMES, check_time_budget, tree_of, wanted
 from edgespec.cli.limits import require_stream
 from edgespec.cli.paths import MODEL
 from edgespec.contract import Limits
@@ -50,7 +42,6 @@ CHATS = (
     "drafter_time_budget_ms",
     *SIZES,
     *TREE_NAMES,
-    *KEY_NAMES,
     *ACCEPTING,
     "show_speculation",
     "max_generate_length",
@@ -158,12 +149,10 @@ def command(
     """
     for name in ("stdout",) if prompts else ("stdin", "stdout"):
         require_stream(name)
-    settings = {name: values.pop(name) for name in CHATS if name not in (*TREE_NAMES, *KEY_NAMES)}
+    settings = {name: values.pop(name) for name in CHATS if name not in TREE_NAMES}
     limits = Limits(**{name: values.pop(name) for name in LIMITS})
     tree = tree_of(ctx, [settings[name] for name in SIZES])
     check_sizes(ctx, settings, tree)
-    if settings["spec_decode"] is False and keys_of(ctx):
-        raise click.UsageError("options of the drafter mean nothing with --no-spec-decode", ctx)
     take_acceptance(ctx, {**settings})  # refused before the engines are made
     check_time_budget(ctx, settings["drafter"], settings["drafter_time_budget_ms"])
     prompts = prompts or piped_prompt(ctx)
@@ -254,7 +243,6 @@ def answer(
         time_budget_ms=time_budget_ms,
         sizes=sizes,
         tree=tree,
-        keys=keys_of(ctx),
         config=config,
         acceptance=acceptance,
         prefix_cache_mb=prefix_cache_mb,

@@ -18,7 +18,7 @@ from edgespec.export.draft import (
 )
 from edgespec.export.request import ExportRequest
 from edgespec.export.row import ComponentRow, Emitted
-from edgespec.methods import METHODS
+from edgespec.methods import METHODS, block_draft
 from edgespec.methods.block_draft import BlockDraftConfig, BlockSpec
 
 SpecOf = Callable[..., BlockSpec]  # (config, *, draft)
@@ -38,7 +38,9 @@ def no_heads(request: ExportRequest) -> Heads:
 
 
 def component_row(
-    name: str, spec_of: SpecOf, heads: Callable[[ExportRequest], Heads] = no_heads
+    name: str,
+    spec_of: SpecOf = block_draft.spec_of,
+    heads: Callable[[ExportRequest], Heads] = no_heads,
 ) -> ComponentRow:
     """The row of a method of block drafts. `spec_of` is what config.json keeps of a draft, or of
     the base for it; `heads` are the arrays that stand beside the draft's graph."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from edgespec.export.block_draft import component_row
-from edgespec.methods.jetspec import NAME, spec_of
+from edgespec.methods.jetspec import NAME
 
 __all__ = ["COMPONENTS", "NAME"]
 
-COMPONENTS = component_row(NAME, spec_of)
+COMPONENTS = component_row(NAME)

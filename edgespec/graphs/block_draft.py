@@ -7,7 +7,6 @@ file of its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
@@ -16,13 +15,12 @@ from edgespec.checkpoint.block_draft import IGNORED, expected_tensors, named_as_
 from edgespec.checkpoint.detect import check_tensors
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization
-from edgespec.config import AttentionSpec, DecoderConfig, DraftConfig
+from edgespec.config import AttentionSpec
 from edgespec.contract import GraphShape, Role
 from edgespec.errors import UnsupportedModel
-from edgespec.graphs import decoder
 from edgespec.graphs.assembly import Inputs, Memory, layer_cache, step_inputs
 from edgespec.graphs.builder import GraphBuilder
-from edgespec.graphs.draft import DraftSource, shared_head
+from edgespec.graphs.draft import OwnLayers, with_checkpoint
 from edgespec.graphs.layers import (
     StepInputs,
     feed_forward,
@@ -33,68 +31,35 @@ from edgespec.graphs.layers import (
     over_cache,
 )
 from edgespec.graphs.linear import float32_linear, linear
-from edgespec.graphs.weights import WeightTable
 from edgespec.methods import METHODS
 from edgespec.methods.block_draft import BlockDraftConfig
 
-NO_HEADS: Mapping[str, tuple[int, ...]] = {}
-
 
 def named_tensors(
-    checkpoint: Checkpoint,
-    config: BlockDraftConfig,
-    heads: Mapping[str, tuple[int, ...]] = NO_HEADS,
+    checkpoint: Checkpoint, config: BlockDraftConfig
 ) -> tuple[Checkpoint, dict[str, str]]:
-    """The draft under our own names, and own name -> that name of each tensor of the graph; `heads`
-    are name and shape of arrays that it has beside those.
+    """The draft under our own names, and own name -> that name of each tensor of the graph, which
+    the arrays of its heads are not.
 
     Raises CheckpointError for tensors that are missing, unknown or misshapen, UnsupportedModel for
     a draft of more masks than the graph has.
     """
     check_masks(config)
     named, expected = named_as_ours(checkpoint, config), expected_tensors(config)
-    check_tensors(expected | dict(heads), named, IGNORED, read_quantization(checkpoint))
+    check_tensors(expected | config.head_shapes, named, IGNORED, read_quantization(checkpoint))
     return named, {name: name for name in expected}
 
 
 @dataclass(frozen=True)
-class BlockDraft:
-    """The graph of a block draft; a draft without an lm_head shares that of `base`.
-
-    `emits_states`: it also gives the states that its lm_head reads, of all rows of the block.
-    """
+class BlockDraft(OwnLayers):
+    """The graph of a block draft; a draft without an lm_head shares that of `base`."""
 
     config: BlockDraftConfig
-    table: WeightTable
-    emits_states: bool = False
-    aux_layers: tuple[int, ...] = ()  # a draft emits none
-
-    @classmethod
-    def open(
-        cls,
-        checkpoint: Checkpoint,
-        config: BlockDraftConfig,
-        base: decoder.Decoder | None = None,
-        heads: Mapping[str, tuple[int, ...]] = NO_HEADS,
-    ) -> BlockDraft:
-        """The draft in a checkpoint, checked; `heads`: name and shape of arrays beside the graph.
-
-        CheckpointError for wrong tensors, UnsupportedModel for more masks than the graph has,
-        PairingError where it lacks an lm_head and there is no base.
-        """
-        named, names = named_tensors(checkpoint, config, heads)
-        shared, quantization = shared_head(config, base), read_quantization(checkpoint)
-        return cls(config, WeightTable(named, names, shared, quantization), bool(heads))
 
     @property
-    def layers(self) -> DecoderConfig:
-        """The decoder of the draft's own layers."""
-        return self.config.decoder
-
-    @property
-    def vocab_size(self) -> int:
-        """Tokens of the base's vocabulary."""
-        return self.config.vocab_size
+    def emits_states(self) -> bool:
+        """Whether it also gives the states that its lm_head reads, of all rows of the block."""
+        return bool(self.config.head_shapes)
 
     @property
     def shape(self) -> GraphShape:
@@ -217,14 +182,4 @@ def check_masks(config: BlockDraftConfig) -> None:
         )
 
 
-def open_draft(source: DraftSource) -> BlockDraft:
-    """The draft of a source that has no heads beside it. Raises what `BlockDraft.open` raises."""
-    checkpoint, config = source.draft()
-    assert isinstance(config, BlockDraftConfig)
-    return BlockDraft.open(checkpoint, config, source.base)
-
-
-def check(checkpoint: Checkpoint, config: DraftConfig) -> None:
-    """CheckpointError or UnsupportedModel where the checkpoint has no such draft."""
-    assert isinstance(config, BlockDraftConfig)
-    named_tensors(checkpoint, config)
+GRAPHS = with_checkpoint(BlockDraftConfig, BlockDraft, named_tensors)

@@ -5,13 +5,14 @@ Knows that a draft has a checkpoint of its own or stands in its base's. Knows no
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import onnx_ir as ir
 
 from edgespec.checkpoint.files import Checkpoint
+from edgespec.checkpoint.layouts import read_quantization, tensor_names
 from edgespec.config import DecoderConfig, DraftConfig, ModelConfig
 from edgespec.errors import PairingError
 from edgespec.graphs.assembly import DecoderGraph, Inputs
@@ -23,6 +24,8 @@ from edgespec.methods.pair_rules import head
 
 EMBEDDING = "embed_tokens.weight"  # the own name of a draft's embedding, if it has one
 HEAD = "lm_head.weight"
+
+Config = TypeVar("Config", bound=DraftConfig)
 
 
 class DraftGraph(DecoderGraph, Protocol):
@@ -74,6 +77,65 @@ class DraftGraphs:
     open: Callable[[DraftSource], DraftGraph]
     check: Callable[[Checkpoint, DraftConfig], None] | None = None
     in_base: Callable[[Checkpoint, ModelConfig], bool] | None = None
+
+
+def with_checkpoint(
+    kind: type[Config],
+    graph: Callable[[Config, WeightTable], DraftGraph],
+    named: Callable[[Checkpoint, Config], tuple[Checkpoint, dict[str, str]]],
+) -> DraftGraphs:
+    """The row of a method whose drafts have a checkpoint of their own and a config of one `kind`.
+
+    `named` is the checkpoint, and own name -> name in there of each tensor of the graph, after a
+    look at names and shapes; it raises what the row's `check` raises. A draft without an lm_head
+    gets its base's.
+    """
+
+    def of_source(source: DraftSource) -> DraftGraph:
+        checkpoint, config = source.draft()
+        assert isinstance(config, kind)
+        named_checkpoint, stored = named(checkpoint, config)
+        shared, quantization = shared_head(config, source.base), read_quantization(named_checkpoint)
+        return graph(config, WeightTable(named_checkpoint, stored, shared, quantization))
+
+    def check(checkpoint: Checkpoint, config: DraftConfig) -> None:
+        assert isinstance(config, kind)
+        named(checkpoint, config)
+
+    return DraftGraphs(open=of_source, check=check)
+
+
+@dataclass(frozen=True)
+class OwnLayers:
+    """The part of a draft's graph that its config decides: decoder layers of its own."""
+
+    config: DraftConfig
+    table: WeightTable
+    aux_layers: tuple[int, ...] = ()  # a draft emits no aux hidden states
+
+    @property
+    def layers(self) -> DecoderConfig:
+        """The decoder of the draft's own layers."""
+        return self.config.decoder
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens of the base's vocabulary."""
+        return self.config.vocab_size
+
+
+def spelling_of(name: str, others: Iterable[str], checkpoint: Checkpoint) -> str:
+    """The name on disk of the tensor `name`: that, or one of `others`, each of which may also stand
+    under `model.`; `name` where there is none."""
+    spellings = [name, *others]
+    spellings += [f"model.{spelling}" for spelling in spellings]
+    for spelling in spellings:
+        if spelling in checkpoint.tensors:
+            return spelling
+    for spelling in spellings:
+        if tensor_names(checkpoint, spelling.removesuffix(".weight")):
+            return spelling
+    return name
 
 
 def shared_head(config: DraftConfig, base: Decoder | None) -> dict[str, WeightTable]:

@@ -14,16 +14,20 @@ import onnx_ir as ir
 
 from edgespec.checkpoint.detect import check_tensors
 from edgespec.checkpoint.files import Checkpoint
-from edgespec.checkpoint.layouts import read_quantization, tensor_names
-from edgespec.config import DecoderConfig, DraftConfig, layer_tensors
+from edgespec.checkpoint.layouts import read_quantization
+from edgespec.config import layer_tensors
 from edgespec.contract import GraphShape, Role
-from edgespec.graphs import decoder
 from edgespec.graphs.assembly import Inputs, Memory, layer_cache, step_inputs
 from edgespec.graphs.builder import GraphBuilder
-from edgespec.graphs.draft import EMBEDDING, DraftGraphs, DraftSource, chosen_state, shared_head
+from edgespec.graphs.draft import (
+    EMBEDDING,
+    OwnLayers,
+    chosen_state,
+    spelling_of,
+    with_checkpoint,
+)
 from edgespec.graphs.layers import attention_layer, gather_rows, graph_shape, norm
 from edgespec.graphs.linear import linear
-from edgespec.graphs.weights import WeightTable
 from edgespec.methods.eagle1 import NAME, Eagle1Config
 
 __all__ = ["GRAPHS", "NAME", "Eagle1Draft", "expected_tensors", "named_tensors"]
@@ -49,14 +53,17 @@ def expected_tensors(config: Eagle1Config) -> dict[str, tuple[int, ...]]:
     return tensors
 
 
-def named_tensors(checkpoint: Checkpoint, config: Eagle1Config) -> dict[str, str]:
-    """Own name -> name on disk of each tensor of the graph, after a look at names and shapes.
+def named_tensors(
+    checkpoint: Checkpoint, config: Eagle1Config
+) -> tuple[Checkpoint, dict[str, str]]:
+    """The checkpoint, and own name -> name on disk of each tensor of the graph, after a look at
+    names and shapes.
 
     An embedding that the config does not count as the draft's own may be there. Raises
     CheckpointError for tensors that are missing, unknown or misshapen.
     """
     expected = expected_tensors(config)
-    stored = {name: stored_name(name, checkpoint) for name in expected}
+    stored = {name: spelling_of(name, (), checkpoint) for name in expected}
     others = {
         name
         for name in checkpoint.tensors
@@ -64,45 +71,14 @@ def named_tensors(checkpoint: Checkpoint, config: Eagle1Config) -> dict[str, str
     }
     there = {stored[name]: shape for name, shape in expected.items()}
     check_tensors(there, checkpoint, others, read_quantization(checkpoint))
-    return stored
-
-
-def stored_name(name: str, checkpoint: Checkpoint) -> str:
-    """The name on disk: everything may stand under `model.`."""
-    for spelling in (name, f"model.{name}"):
-        quantized = tensor_names(checkpoint, spelling.removesuffix(".weight"))
-        if spelling in checkpoint.tensors or (name.endswith(".weight") and quantized):
-            return spelling
-    return name
+    return checkpoint, stored
 
 
 @dataclass(frozen=True)
-class Eagle1Draft:
+class Eagle1Draft(OwnLayers):
     """The graph of an EAGLE-1 draft; without an lm_head of its own, that of `base` is in it."""
 
     config: Eagle1Config
-    table: WeightTable
-    aux_layers: tuple[int, ...] = ()  # a draft emits its own state
-
-    @classmethod
-    def open(
-        cls, checkpoint: Checkpoint, config: Eagle1Config, base: decoder.Decoder | None = None
-    ) -> Eagle1Draft:
-        """The draft in a checkpoint, checked. CheckpointError for wrong tensors, PairingError where
-        it lacks an lm_head and there is no base."""
-        stored, quantization = named_tensors(checkpoint, config), read_quantization(checkpoint)
-        shared = shared_head(config, base)
-        return cls(config, WeightTable(checkpoint, stored, shared, quantization))
-
-    @property
-    def layers(self) -> DecoderConfig:
-        """The decoder of the draft's own layers."""
-        return self.config.decoder
-
-    @property
-    def vocab_size(self) -> int:
-        """Tokens of the base's vocabulary."""
-        return self.config.vocab_size
 
     @property
     def shape(self) -> GraphShape:
@@ -142,17 +118,4 @@ class Eagle1Draft:
         return linear(b, self.table, rows, "lm_head", "lm_head"), x
 
 
-def open_draft(source: DraftSource) -> Eagle1Draft:
-    """The draft of a source. Raises what `Eagle1Draft.open` raises."""
-    checkpoint, config = source.draft()
-    assert isinstance(config, Eagle1Config)
-    return Eagle1Draft.open(checkpoint, config, source.base)
-
-
-def check(checkpoint: Checkpoint, config: DraftConfig) -> None:
-    """CheckpointError where the checkpoint has no such draft."""
-    assert isinstance(config, Eagle1Config)
-    named_tensors(checkpoint, config)
-
-
-GRAPHS = DraftGraphs(open=open_draft, check=check)
+GRAPHS = with_checkpoint(Eagle1Config, Eagle1Draft, named_tensors)

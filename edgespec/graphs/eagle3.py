@@ -13,13 +13,17 @@ import onnx_ir as ir
 
 from edgespec.checkpoint.detect import check_tensors
 from edgespec.checkpoint.files import Checkpoint
-from edgespec.checkpoint.layouts import read_quantization, tensor_names
-from edgespec.config import DecoderConfig, DraftConfig, layer_tensors
+from edgespec.checkpoint.layouts import read_quantization
+from edgespec.config import layer_tensors
 from edgespec.contract import GraphShape, Role
-from edgespec.graphs import decoder
 from edgespec.graphs.assembly import Inputs, Memory, layer_cache, step_inputs
 from edgespec.graphs.builder import GraphBuilder, branch
-from edgespec.graphs.draft import EMBEDDING, DraftGraphs, DraftSource, shared_head
+from edgespec.graphs.draft import (
+    EMBEDDING,
+    OwnLayers,
+    spelling_of,
+    with_checkpoint,
+)
 from edgespec.graphs.layers import (
     LayerCache,
     StepInputs,
@@ -31,7 +35,6 @@ from edgespec.graphs.layers import (
     self_attention,
 )
 from edgespec.graphs.linear import linear
-from edgespec.graphs.weights import WeightTable
 from edgespec.methods.eagle3 import NAME, Eagle3Config
 
 __all__ = ["GRAPHS", "NAME", "Eagle3Draft", "expected_tensors", "named_tensors", "stored_names"]
@@ -64,18 +67,17 @@ def expected_tensors(config: Eagle3Config) -> dict[str, tuple[int, ...]]:
 def stored_names(expected: dict[str, tuple[int, ...]], checkpoint: Checkpoint) -> dict[str, str]:
     """Own name -> name on disk: the first layer may stand under `midlayer.`, everything under
     `model.`."""
-    names = {}
-    for name in expected:
-        spellings = [name, name.replace("layers.0.", "midlayer.", 1)]
-        spellings += [f"model.{spelling}" for spelling in spellings]
-        names[name] = next((s for s in spellings if s in checkpoint.tensors), None) or next(
-            (s for s in spellings if tensor_names(checkpoint, s.removesuffix(".weight"))), name
-        )
-    return names
+    return {
+        name: spelling_of(name, [name.replace("layers.0.", "midlayer.", 1)], checkpoint)
+        for name in expected
+    }
 
 
-def named_tensors(checkpoint: Checkpoint, config: Eagle3Config) -> dict[str, str]:
-    """Own name -> name on disk of each tensor of the graph, after a look at names and shapes.
+def named_tensors(
+    checkpoint: Checkpoint, config: Eagle3Config
+) -> tuple[Checkpoint, dict[str, str]]:
+    """The checkpoint, and own name -> name on disk of each tensor of the graph, after a look at
+    names and shapes.
 
     Raises CheckpointError for tensors that are missing, unknown or misshapen.
     """
@@ -84,36 +86,14 @@ def named_tensors(checkpoint: Checkpoint, config: Eagle3Config) -> dict[str, str
     maps = {name for name in checkpoint.tensors if name.removeprefix("model.") in MAPS}
     there = {stored[name]: shape for name, shape in expected.items()}
     check_tensors(there, checkpoint, maps, read_quantization(checkpoint))
-    return stored
+    return checkpoint, stored
 
 
 @dataclass(frozen=True)
-class Eagle3Draft:
+class Eagle3Draft(OwnLayers):
     """The graph of an EAGLE-3 draft; a draft without an lm_head shares that of `base`."""
 
     config: Eagle3Config
-    table: WeightTable
-    aux_layers: tuple[int, ...] = ()  # a draft emits its own state
-
-    @classmethod
-    def open(
-        cls, checkpoint: Checkpoint, config: Eagle3Config, base: decoder.Decoder | None = None
-    ) -> Eagle3Draft:
-        """The draft in a checkpoint, checked. CheckpointError for wrong tensors, PairingError where
-        it lacks an lm_head and there is no base."""
-        stored, quantization = named_tensors(checkpoint, config), read_quantization(checkpoint)
-        shared = shared_head(config, base)
-        return cls(config, WeightTable(checkpoint, stored, shared, quantization))
-
-    @property
-    def layers(self) -> DecoderConfig:
-        """The decoder of the draft's own layers."""
-        return self.config.decoder
-
-    @property
-    def vocab_size(self) -> int:
-        """Tokens of the base's vocabulary."""
-        return self.config.vocab_size
 
     @property
     def shape(self) -> GraphShape:
@@ -216,17 +196,4 @@ class Eagle3Draft:
         return linear(b, self.table, rows, "lm_head", "lm_head"), x
 
 
-def open_draft(source: DraftSource) -> Eagle3Draft:
-    """The draft of a source. Raises what `Eagle3Draft.open` raises."""
-    checkpoint, config = source.draft()
-    assert isinstance(config, Eagle3Config)
-    return Eagle3Draft.open(checkpoint, config, source.base)
-
-
-def check(checkpoint: Checkpoint, config: DraftConfig) -> None:
-    """CheckpointError where the checkpoint has no such draft."""
-    assert isinstance(config, Eagle3Config)
-    named_tensors(checkpoint, config)
-
-
-GRAPHS = DraftGraphs(open=open_draft, check=check)
+GRAPHS = with_checkpoint(Eagle3Config, Eagle3Draft, named_tensors)

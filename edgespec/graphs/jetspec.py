@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from edgespec.graphs.block_draft import check, open_draft
-from edgespec.graphs.draft import DraftGraphs
+from edgespec.graphs.block_draft import GRAPHS
 from edgespec.methods.jetspec import NAME
 
 __all__ = ["GRAPHS", "NAME"]
-
-GRAPHS = DraftGraphs(open=open_draft, check=check)

@@ -84,6 +84,11 @@ class BlockDraftConfig(DraftConfig):
         return 1
 
     @property
+    def head_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of the arrays that stand beside the draft's graph."""
+        return {}
+
+    @property
     def num_drafts(self) -> int:
         """Tokens that a whole block drafts."""
         return self.block_size - self.first_slot
@@ -497,6 +502,11 @@ class BlockSpec(SpecConfig):
     def first_slot(self) -> int:
         """The first slot of a block that drafts: the one behind the anchor's."""
         return 1
+
+
+def spec_of(config: BlockDraftConfig, *, draft: bool) -> BlockSpec:
+    """What config.json keeps of a draft: of itself, or of the base that is exported for it."""
+    return BlockSpec(**spec_values(config, draft=draft))
 
 
 def spec_values(config: BlockDraftConfig, *, draft: bool) -> dict[str, Any]:

@@ -117,6 +117,15 @@ def is_read_elsewhere(raw: Mapping[str, Any]) -> bool:
     return any(next(signs(name, raw), None) is not None for name in (JETSPEC, DSPARK))
 
 
+def is_variant(name: str, kind: str, raw: Mapping[str, Any]) -> bool:
+    """Whether a config.json is that of the variant `name`; speculators names the kinds of its
+    drafts, where it begins with `kind`."""
+    stated = raw.get("speculators_model_type")
+    if stated is not None:
+        return isinstance(stated, str) and stated.startswith(kind)
+    return next(signs(name, raw), None) is not None
+
+
 def signs(name: str, raw: Mapping[str, Any]) -> Iterator[str]:
     """The words and keys of a config.json by which the variant `name` is known."""
     variant = VARIANTS[name]

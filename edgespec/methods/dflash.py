@@ -28,7 +28,6 @@ from edgespec.methods.block_draft import (
     refuse_unknown,
     spec_keys,
     spec_rows,
-    spec_values,
 )
 from edgespec.methods.block_variants import (
     VARIANT_NAMES,
@@ -60,11 +59,6 @@ def parse_dflash_config(
     return BlockDraftConfig(
         **block_values(NAME, TITLE, raw, shapes, source, inner=inner, layout=layout)
     )
-
-
-def spec_of(config: BlockDraftConfig, *, draft: bool) -> BlockSpec:
-    """What config.json keeps of a draft: of itself, or of the base that is exported for it."""
-    return BlockSpec(**spec_values(config, draft=draft))
 
 
 def read_spec(fields: Fields) -> BlockSpec:

@@ -35,7 +35,7 @@ from edgespec.methods.block_draft import (
     spec_rows,
     spec_values,
 )
-from edgespec.methods.block_variants import DSPARK, SHIFTED, refuse_variants, signs
+from edgespec.methods.block_variants import DSPARK, SHIFTED, is_variant, refuse_variants
 
 NAME, TITLE = "dspark", "DSpark"
 SECTION = "dspark_config"
@@ -264,10 +264,7 @@ def head_shapes(spec: SpecConfig, sizes: HeadSizes) -> Mapping[str, tuple[int, .
 
 def matches_config(config: Mapping[str, Any]) -> bool:
     """By a word of its class or kind, or by a key that only it has; speculators names its kinds."""
-    kind = config.get("speculators_model_type")
-    if kind is not None:
-        return isinstance(kind, str) and kind.startswith(NAME)
-    return next(signs(DSPARK, config), None) is not None
+    return is_variant(DSPARK, NAME, config)
 
 
 def dspark_config_rows(config: DraftConfig) -> Iterator[tuple[str, str]]:

@@ -32,9 +32,8 @@ from edgespec.methods.block_draft import (
     refuse_unknown,
     spec_keys,
     spec_rows,
-    spec_values,
 )
-from edgespec.methods.block_variants import JETSPEC, refuse_variants, signs
+from edgespec.methods.block_variants import JETSPEC, is_variant, refuse_variants
 
 NAME, TITLE = "jetspec", "JetSpec"
 SECTION = "jetspec_config"
@@ -100,11 +99,6 @@ def _section(top: Fields) -> Fields:
     return top.section(there[0])
 
 
-def spec_of(config: BlockDraftConfig, *, draft: bool) -> BlockSpec:
-    """What config.json keeps of a draft: of itself, or of the base that is exported for it."""
-    return BlockSpec(**spec_values(config, draft=draft))
-
-
 def read_spec(fields: Fields) -> BlockSpec:
     """The `jetspec_config` of an export's config.json. Raises what `fields` raises, with the
     key."""
@@ -122,10 +116,7 @@ def write_spec(spec: SpecConfig) -> dict[str, Any]:
 
 def matches_config(config: Mapping[str, Any]) -> bool:
     """By a word of its class or kind, `jetspec_config`, or `causal_head` in its section."""
-    kind = config.get("speculators_model_type")
-    if kind is not None:
-        return isinstance(kind, str) and kind.startswith(NAME)
-    return next(signs(JETSPEC, config), None) is not None
+    return is_variant(JETSPEC, NAME, config)
 
 
 METHOD = Method(

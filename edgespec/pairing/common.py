@@ -1,12 +1,20 @@
-"""The checks that every draft with a checkpoint of its own shares, in the order of the report."""
+"""What rows of several methods have in common: checks of drafts with a checkpoint of their own, in
+the order of the report, and of drafts that read the base's state after its last norm."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from edgespec.config import DraftConfig
 from edgespec.pairing import acceptance_warnings, fit, tokens
+from edgespec.pairing.check_result import CheckResult
+from edgespec.pairing.pair import Pair
 from edgespec.pairing.row import Check
+
+if TYPE_CHECKING:
+    from edgespec.graphs.decoder import Decoder
+    from edgespec.pairing.forcing import Forced, Ids
 
 StatedLayers = Callable[[DraftConfig], tuple[int, ...] | None]
 
@@ -30,3 +38,26 @@ def common_checks(
         ("quantization", acceptance_warnings.base_quantization),
         ("quantization", draft_quantization),
     )
+
+
+def final_state(reads: str) -> Check:
+    """The check of a draft that reads the state after the base's last norm; `reads` are draft and
+    verb for a message, as in "an X draft: it reads". It refuses aux layers."""
+
+    def check(pair: Pair) -> Iterator[CheckResult]:
+        if pair.aux_layers is not None:
+            what = f"--aux-layers means nothing to {reads} the state after the last norm"
+            yield CheckResult("refused", "hidden size", what, "Leave --aux-layers out.")
+            return
+        _, config = pair.drafted()
+        what = f"the state after the last norm, {config.target_hidden_size} wide as the base is"
+        yield fit.refused(pair, "hidden size") or CheckResult("ok", "hidden size", what)
+
+    return check
+
+
+def force_chain(pair: Pair, base: Decoder, tokens: Ids) -> Forced:
+    """A draft of one token a step over the tokens [T], all positions in one pass."""
+    from edgespec.pairing.forcing import chain_forcing
+
+    return chain_forcing(pair, base, tokens)

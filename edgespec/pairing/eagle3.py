@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from edgespec.config import DraftConfig
 from edgespec.methods.eagle3 import NAME
-from edgespec.pairing.common import common_checks
-from edgespec.pairing.pair import Pair
+from edgespec.pairing.common import common_checks, force_chain
 from edgespec.pairing.row import PairingRow
-
-if TYPE_CHECKING:
-    from edgespec.graphs.decoder import Decoder
-    from edgespec.pairing.forcing import Forced, Ids
 
 __all__ = ["NAME", "PAIRING"]
 
@@ -26,11 +19,4 @@ def stated_layers(config: DraftConfig) -> tuple[int, ...] | None:
     return tuple(i - 1 for i in ids) if ids is not None and converted else ids
 
 
-def force(pair: Pair, base: Decoder, tokens: Ids) -> Forced:
-    """The draft over the tokens [T], all positions in one pass."""
-    from edgespec.pairing.forcing import chain_forcing
-
-    return chain_forcing(pair, base, tokens)
-
-
-PAIRING = PairingRow(checks=common_checks(stated_layers), force=force)
+PAIRING = PairingRow(checks=common_checks(stated_layers), force=force_chain)

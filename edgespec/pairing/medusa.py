@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from edgespec.methods.medusa import NAME, MedusaConfig, heads_in_words
 from edgespec.pairing import acceptance_warnings, fit, tokens
 from edgespec.pairing.check_result import CheckResult, Share
+from edgespec.pairing.common import final_state
 from edgespec.pairing.pair import Pair
-from edgespec.pairing.readings import AS_STATED, Reading
+from edgespec.pairing.readings import final_readings
 from edgespec.pairing.row import PairingRow
 
 if TYPE_CHECKING:
@@ -37,28 +38,10 @@ def heads(pair: Pair) -> Iterator[CheckResult]:
     yield CheckResult("warning", "heads", what, remedy)
 
 
-def hidden_state(pair: Pair) -> Iterator[CheckResult]:
-    """Yields ok where the heads are as wide as the base's hidden state, else refused; so are aux
-    layers, which they do not read."""
-    if pair.aux_layers is not None:
-        what = "--aux-layers means nothing to Medusa heads: they read the state after the last norm"
-        yield CheckResult("refused", "hidden size", what, "Leave --aux-layers out.")
-        return
-    _, config = pair.drafted()
-    what = f"the state after the last norm, {config.target_hidden_size} wide as the base is"
-    yield fit.refused(pair, "hidden size") or CheckResult("ok", "hidden size", what)
-
-
 def vocabulary(pair: Pair) -> Iterator[CheckResult]:
     """Yields ok where heads and base have the same vocabulary, else refused."""
     what = f"{pair.model.vocab_size} tokens in both"
     yield fit.refused(pair, "vocabulary") or CheckResult("ok", "vocabulary", what)
-
-
-def readings(pair: Pair) -> tuple[Reading, ...]:
-    """The state after the base's last norm, and the one before it."""
-    last = pair.model.decoder.num_layers
-    return Reading(AS_STATED), Reading("from before the base's last norm", (last,))
 
 
 def remedy(better: Share) -> str:
@@ -106,13 +89,13 @@ PAIRING = PairingRow(
         ("made for", fit.made_for),
         ("tokenizer", tokens.tokenizer),
         ("vocabulary", vocabulary),
-        ("hidden size", hidden_state),
+        ("hidden size", final_state("Medusa heads: they read")),
         ("head", fit.head),
         ("quantization", acceptance_warnings.base_quantization),
         ("quantization", acceptance_warnings.draft_quantization),
     ),
     force=force,
-    readings=readings,
+    readings=final_readings,
     remedy=remedy,
     reads_final=True,
 )

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from edgespec.checkpoint.mtp import ROOT
 from edgespec.methods.mtp import NAME
 from edgespec.pairing import acceptance_warnings, fit, tokens
 from edgespec.pairing.check_result import CheckResult, Share
+from edgespec.pairing.common import force_chain
 from edgespec.pairing.pair import Pair
-from edgespec.pairing.readings import AS_STATED, Reading
+from edgespec.pairing.readings import final_readings
 from edgespec.pairing.row import PairingRow
-
-if TYPE_CHECKING:
-    from edgespec.graphs.decoder import Decoder
-    from edgespec.pairing.forcing import Forced, Ids
 
 __all__ = ["NAME", "PAIRING"]
 
@@ -41,25 +37,12 @@ def head_quantization(pair: Pair) -> Iterator[CheckResult]:
     yield CheckResult("ok", "quantization", what)
 
 
-def readings(pair: Pair) -> tuple[Reading, ...]:
-    """The state after the base's last norm, and the one before it."""
-    last = pair.model.decoder.num_layers
-    return Reading(AS_STATED), Reading("from before the base's last norm", (last,))
-
-
 def remedy(better: Share) -> str:
     del better
     return (
         "This version gives a head the state after the norm only; compare with the head of the"
         " original download."
     )
-
-
-def force(pair: Pair, base: Decoder, tokens: Ids) -> Forced:
-    """The head over the tokens [T], all positions in one pass."""
-    from edgespec.pairing.forcing import chain_forcing
-
-    return chain_forcing(pair, base, tokens)
 
 
 PAIRING = PairingRow(
@@ -70,8 +53,8 @@ PAIRING = PairingRow(
         ("quantization", acceptance_warnings.base_quantization),
         ("quantization", head_quantization),
     ),
-    force=force,
-    readings=readings,
+    force=force_chain,
+    readings=final_readings,
     remedy=remedy,
     reads_final=True,
 )

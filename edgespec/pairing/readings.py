@@ -37,6 +37,12 @@ def shifted_readings(pair: Pair) -> tuple[Reading, ...]:
     return Reading(AS_STATED, stated), *others
 
 
+def final_readings(pair: Pair) -> tuple[Reading, ...]:
+    """The state after the base's last norm, and the one before it."""
+    last = pair.model.decoder.num_layers
+    return Reading(AS_STATED), Reading("from before the base's last norm", (last,))
+
+
 def listed(layers: tuple[int, ...], between: str = ", ") -> str:
     """Layer numbers in words."""
     return between.join(map(str, layers))

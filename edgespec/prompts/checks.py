@@ -78,7 +78,7 @@ def number(is_allowed: Callable[[float], bool], allowed: str) -> Check[float]:
     def check(value: object, here: Place) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
             here.refuse(f"is {show(value)}, not a number", f"Write {allowed}.")
-        if not _is_finite(value) or not is_allowed(value):
+        if not is_finite(value) or not is_allowed(value):
             here.refuse(f"is {show(value)}", f"Write {allowed}.")
         return float(value)
 
@@ -225,7 +225,8 @@ def _stop_string(value: object, here: Place) -> str:
     return value
 
 
-def _is_finite(value: float) -> bool:
+def is_finite(value: float) -> bool:
+    """Returns whether a number is neither NaN nor Inf, nor an integer that no float can hold."""
     try:
         return math.isfinite(value)
     except OverflowError:  # an integer beyond the range of float

@@ -7,7 +7,7 @@ from typing import Any
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.config import DraftConfig
 from edgespec.methods.eagle3 import NAME, Eagle3Config
-from edgespec.quantize.row import CalibrationPair, QuantizeRow
+from edgespec.quantize.row import QuantizeRow, next_tokens
 
 __all__ = ["NAME", "QUANTIZE"]
 
@@ -20,18 +20,12 @@ def module(config: DraftConfig) -> Any:
     return Eagle3(config)
 
 
-def pairs(config: DraftConfig, hidden_states: Any, ids: Any, table: Any) -> list[CalibrationPair]:
-    """One pair: the aux hidden states of tokens t with the embeddings of tokens t + 1."""
-    del config
-    return [(hidden_states[:-1], table[ids[1:]])]
-
-
 def names(draft: Checkpoint, config: DraftConfig) -> tuple[Checkpoint, dict[str, str]]:
     """The draft as it is, and own name -> name on disk of each tensor of the graph."""
     from edgespec.graphs.eagle3 import named_tensors
 
     assert isinstance(config, Eagle3Config)
-    return draft, named_tensors(draft, config)
+    return named_tensors(draft, config)
 
 
-QUANTIZE = QuantizeRow(module=module, pairs=pairs, names=names)
+QUANTIZE = QuantizeRow(module=module, pairs=next_tokens, names=names)

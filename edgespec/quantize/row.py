@@ -34,3 +34,12 @@ class QuantizeRow:
     casts_hidden_states: bool = True
     quantizes_shared_head: bool = False
     reads_final: bool = False
+
+
+def next_tokens(
+    config: DraftConfig, hidden_states: Any, ids: Any, table: Any
+) -> list[CalibrationPair]:
+    """The `pairs` of a draft of one token a step: one pair, the hidden states of tokens t with the
+    embeddings of tokens t + 1."""
+    del config
+    return [(hidden_states[:-1], table[ids[1:]])]

@@ -49,7 +49,9 @@ class Planner:
         of the speculative_config, where there is one. Raises LimitError where it cannot be."""
         config = self.speculative_config if drafter is None else None
         if config is not None and (top_k, steps, verify_size) == (None, None, None):
-            return self.by_config(config, self.acceptance)
+            plan = self.by_config(config, self.acceptance)
+            self.check_acceptance(self.acceptance, plan)
+            return plan
         if top_k is None and self.wants_chains(self.acceptance):
             top_k = 1
         plan = self.limits(drafter).plan(top_k, steps, verify_size, self.hints)

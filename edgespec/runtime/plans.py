@@ -11,7 +11,7 @@ from typing import Protocol
 
 from edgespec.backends.base import PlanHints
 from edgespec.contract import tree_pool_size
-from edgespec.errors import LimitError
+from edgespec.errors import LimitError, counted
 from edgespec.runtime.static_tree import StaticPlan, num_non_leaves
 from edgespec.runtime.tree import DraftPlan
 
@@ -113,11 +113,12 @@ class TreeLimits:
         if plan.verify_size > self.max_verify_tree_size:
             what = f"the static tree has {plan.verify_size} nodes, the root included"
             raise exceeds_base(plan.verify_size, self.max_verify_tree_size, what)
-        rows, most = sum(num_non_leaves(plan.choices)[1:]), self.max_draft_tree_size
+        below, most = sum(num_non_leaves(plan.choices)[1:]), self.max_draft_tree_size
+        rows = max(below, plan.steps)  # drafts of an accepted path are read in one call
         if most is not None and rows > most:
             what = (
-                f"the static tree has {rows} nodes with children below its root, and the draft"
-                f" engine was built for {most}"
+                f"the static tree has {counted(below, 'node')} with children below its root, on"
+                f" {counted(plan.steps, 'level')}, and the draft engine was built for {most}"
             )
             raise LimitError(what, f"Build the draft with --max-draft-tree-size {rows}.")
         if self.draft_vocab_size is not None and plan.top_k > self.draft_vocab_size:

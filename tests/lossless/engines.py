@@ -47,10 +47,16 @@ def make_engines(
         settings = json.loads(config.read_text()) | {"chat_template": chat_template}
         config.write_text(json.dumps(settings))
     draft = toys.make_draft(path / "draft", base, "eagle")
-    components = [
+    return write_engines(
+        path,
         made.exported(base, ExportOptions(base_for="eagle3")) / "llm",
         made.exported(draft, ExportOptions(base_model_dir=str(base))) / "llm",
-    ]
+        limits=limits,
+    )
+
+
+def write_engines(path: Path, *components: Path, limits: Limits = LIMITS) -> Path:
+    """Engine directories `one` and `four` below `path`, of exported components."""
     for name, lanes in (("one", 1), ("four", LANES)):
         engines = made.built(replace(limits, max_batch_size=lanes), *components)
         shutil.copytree(engines, path / name)

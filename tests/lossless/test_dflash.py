@@ -7,38 +7,46 @@ says of the tokens that were kept, by the slow reference.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
-import torch
 
-from edgespec.backends.base import LaneRows
 from edgespec.backends.build import build
 from edgespec.contract import Limits
-from edgespec.errors import EdgeSpecError
 from edgespec.export.components import ExportOptions, export
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.block import BlockDecoder
 from edgespec.runtime.drafters import block_drafter
-from edgespec.runtime.drafters.base import DraftRequest, Observation
+from edgespec.runtime.drafters.base import Observation
 from edgespec.runtime.drafters.dflash import DFlashDrafter
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.generation import Chunk, GenerationRequest, Response
-from edgespec.runtime.lossless_check import first_difference
+from edgespec.runtime.generation import GenerationRequest
 from edgespec.runtime.prefix import PrefixCache
-from edgespec.runtime.tree import BlockPlan, DraftPlan, DraftTree
-from tests import reference, toys
+from edgespec.runtime.tree import BlockPlan, DraftPlan
+from tests import toys
 from tests.lossless.engineless import assert_same_beside_a_draft
+from tests.lossless.steering import (
+    CAPACITY,
+    GREEDY,
+    LANES,
+    SAMPLED,
+    VOCAB,
+    Pair,
+    assert_equal,
+    near,
+    plainly,
+    prompt_of,
+    served,
+    steered,
+)
 from tests.parity.dflash_reference import DFlashReference
 
-VOCAB, CAPACITY, BLOCK, LANES = 256, 64, 8, 4
+BLOCK = 8
 LIMITS = Limits(
     max_input_len=60,
     max_kv_cache_capacity=CAPACITY,
@@ -51,85 +59,6 @@ CHAIN, SHORT, NARROW, WIDE = (
     BlockPlan(2, 7, 12),
     BlockPlan(8, 7, 40),
 )
-GREEDY = SamplingParams(temperature=0.0, seed=0)
-SAMPLED = SamplingParams(temperature=1.0, top_k=0, top_p=0.9, seed=5)
-CLOSE = {"rtol": 2e-4, "atol": 2e-4}
-
-
-@dataclass(frozen=True)
-class Block:
-    """What the draft said of a block behind `before`, the tokens known by then; the pending one is
-    the last of them."""
-
-    before: tuple[int, ...]
-    logits: np.ndarray
-
-
-class Knowing(DFlashDrafter):
-    """The real drafter, whose logits are turned towards the truth: a slot's true token becomes the
-    best one with probability `right`, else the second. What the draft itself said is kept in
-    `blocks`.
-    """
-
-    def __init__(self, real: DFlashDrafter, scripts: Sequence[Sequence[int]], right: float) -> None:
-        super().__init__(real.decoder, real.mask_token, real.max_block, real.d2t)
-        self.scripts, self.right, self.rng = scripts, right, np.random.default_rng(0)
-        self.told: dict[int, list[int]] = {lane: [] for lane in range(len(self.lanes))}
-        self.blocks: list[Block] = []
-
-    def observe(self, seen: Sequence[Observation]) -> None:
-        for one in seen:
-            self.told[one.lane] += one.tokens.tolist()
-        super().observe(seen)
-
-    def reset(self, lane: int) -> None:
-        super().reset(lane)
-        self.told[lane] = []
-
-    def restore(self, lane: int, rows: LaneRows) -> None:
-        super().restore(lane, rows)
-        self.told[lane] = next(
-            [*script[1 : len(rows) + 1]] for script in self.scripts if len(script) > len(rows)
-        )
-
-    def move(self, source: int, target: int) -> None:
-        super().move(source, target)
-        self.told[target] = self.told[source]
-
-    def tree(self, request: DraftRequest, logits: np.ndarray) -> DraftTree:
-        told = self.told[request.lane]
-        script = next((s for s in self.scripts if list(s[1 : len(told) + 1]) == told), [])
-        self.blocks.append(Block((*script[:1], *told), logits.copy()))
-        turned = logits.copy()
-        for slot, token in zip(turned, script[len(told) + 1 :], strict=False):
-            best = float(slot.max())
-            if self.rng.random() < self.right:
-                slot[token] = best + 3
-            elif slot.argmax() != token:
-                slot[token] = best - 1e-3
-            else:
-                slot[(token + 1) % VOCAB] = best + 1e-3
-        return super().tree(request, turned)
-
-
-@dataclass(frozen=True)
-class Pair:
-    one: Engine
-    four: Engine
-    ref: DFlashReference
-    model: Any
-
-    def features(self, tokens: Sequence[int]) -> torch.Tensor:
-        _, hidden_states = reference.base_hidden_states(self.model, torch.tensor([list(tokens)]))
-        return reference.gather_aux_hidden_states(hidden_states, self.ref.aux_layers)[0]
-
-    def assert_true(self, blocks: Sequence[Block]) -> None:
-        """Each block against the reference, from the features of all tokens but the pending one."""
-        for block in blocks:
-            assert len(block.before) > 1
-            *committed, pending = block.before
-            wanted = self.ref.block(self.features(committed), pending, len(block.logits) + 1)[1:]
-            np.testing.assert_allclose(block.logits, wanted.numpy(), **CLOSE)
 
 
 BASES: dict[str, Callable[[Path], Path]] = {
@@ -175,31 +104,10 @@ def opened(made: Path) -> Iterator[Pair]:
 @pytest.fixture
 def pair(opened: Pair) -> Iterator[Pair]:
     yield opened
-    for engine in (opened.one, opened.four):
-        engine.session.drafter, engine.session.prefixes = engine.drafter, PrefixCache(0)
+    opened.restored()
 
 
-@contextmanager
-def knowing(engine: Engine, scripts: Sequence[Sequence[int]], right: float) -> Iterator[Knowing]:
-    assert isinstance(engine.drafter, DFlashDrafter)
-    drafter = Knowing(engine.drafter, scripts, right)
-    engine.session.drafter = drafter
-    yield drafter
-    engine.session.drafter = engine.drafter
-
-
-def prompt_of(length: int) -> list[int]:
-    return np.random.default_rng([7, length]).integers(3, VOCAB, length).tolist()
-
-
-def plainly(pair: Pair, prompt: Sequence[int], sampling: SamplingParams, count: int) -> Response:
-    return pair.one.plainly(prompt, replace(sampling, max_generate_length=count))
-
-
-def assert_equal(pair: Pair, plain: Response, found: Response, sampling: SamplingParams) -> None:
-    assert first_difference(pair.one, plain, found, sampling) is None
-    assert (found.token_ids, found.finish_reason) == (plain.token_ids, plain.finish_reason)
-
+knowing = partial(steered, turn=near)  # the drafter knows what is true, mostly
 
 CASES = [(plan, how, 0.7) for plan in (CHAIN, SHORT, NARROW, WIDE) for how in (GREEDY, SAMPLED)]
 CASES += [(plan, GREEDY, right) for plan in (CHAIN, WIDE) for right in (None, 0, 1)]
@@ -270,15 +178,6 @@ def test_a_batch_says_what_each_says_alone(pair: Pair, right: float | None) -> N
     pair.assert_true(drafter.blocks)
     assert max(len(call.args[1]) for call in run.mock_calls) >= 3
     assert sum(sum(one.metrics.per_step_accepted) for one in answers) > 20
-
-
-def served(engine: Engine, jobs: Sequence[GenerationRequest]) -> list[Response]:
-    found: dict[GenerationRequest, Response] = {}
-    for job, event in engine.serve(deque(jobs), engine.max_batch_size):
-        assert not isinstance(event, EdgeSpecError), event
-        if not isinstance(event, Chunk):
-            found[job] = event
-    return [found[job] for job in jobs]
 
 
 def test_one_call_of_the_draft_a_step(pair: Pair) -> None:

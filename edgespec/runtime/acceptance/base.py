@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import OptionError
-from edgespec.prompts.places import did_you_mean
+from edgespec.prompts.checks import is_finite
+from edgespec.prompts.places import did_you_mean, show
 from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.tree import DraftTree
 
@@ -71,7 +72,7 @@ class AcceptOptions:
 
     def refuse(self, name: str, allowed: str) -> None:
         """Raises OptionError for the value of an option."""
-        what = f"{name} of {self.rule} acceptance is {getattr(self, name)!r}"
+        what = f"{name} of {self.rule} acceptance is {show(getattr(self, name))}"
         raise OptionError(what, f"Give {allowed}.")
 
 
@@ -98,10 +99,8 @@ class AcceptRow:
 
 
 def is_number(value: object) -> bool:
-    """Whether a value is a finite number, and no bool."""
-    return (
-        isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))
-    )
+    """Whether a value is a number that a float can hold, and no bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and is_finite(value)
 
 
 def made(options: type[Own], values: dict[str, Any]) -> Own:

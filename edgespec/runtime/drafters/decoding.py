@@ -11,12 +11,20 @@ import functools
 import operator
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, make_dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from edgespec.errors import OptionError
 from edgespec.runtime.acceptance.relaxed import is_token
-from edgespec.runtime.drafters.options import DrafterOptions, fields_of, option, refuse, types_of
+from edgespec.runtime.drafters.options import (
+    DrafterOptions,
+    fields_of,
+    option,
+    refuse,
+    shown,
+    types_of,
+)
 from edgespec.runtime.gates import AcceptanceGate, Schedule
 from edgespec.runtime.plans import TreeSpec
 from edgespec.runtime.verify import AcceptOptions, acceptance_of
@@ -53,7 +61,8 @@ class Sizes(NamedTuple):
 def read_schedule(name: str, value: Any) -> tuple[tuple[int, int], ...]:
     """A mapping from batch sizes to draft lengths as pairs in ascending order."""
     if isinstance(value, tuple):  # as it is kept
-        value = dict(value)
+        with suppress(TypeError, ValueError):
+            value = dict(value)
     remedy = "Map batch sizes to draft lengths, such as {1: 4, 4: 2}."
     if not isinstance(value, Mapping) or not value:
         refuse(name, value, remedy)
@@ -62,7 +71,7 @@ def read_schedule(name: str, value: Any) -> tuple[tuple[int, int], ...]:
         batch = int(key) if isinstance(key, str) and DIGITS.fullmatch(key) else key  # as in JSON
         sound = type(batch) is int and 1 <= batch <= MAX_SEQUENCES and batch not in pairs
         if not sound or type(length) is not int or not 0 <= length <= MAX_DRAFT_LEN:
-            refuse(f"{name}[{key!r}]", length, remedy)
+            refuse(f"{name}[{shown(key)}]", length, remedy)
         pairs[batch] = length
     return tuple(sorted(pairs.items()))
 
@@ -370,12 +379,14 @@ class Alias(NamedTuple):
 class DecodingType:
     """A row's column: how `speculative_config` names the method.
 
-    `name` is its decoding_type, `aliases` are other names. `keys` has the keys of the type; those
-    of the row's options join them.
+    `name` is its decoding_type, `aliases` are other names. `relatives` are names of other methods
+    that are near to it, each with the reason why there is no such type. `keys` has the keys of the
+    type; those of the row's options join them.
     """
 
     name: str
     aliases: tuple[Alias, ...] = ()
+    relatives: tuple[tuple[str, str], ...] = ()
     keys: type[DecodingConfig] = DecodingConfig
 
 

@@ -6,7 +6,7 @@ Knows the keys, their defaults, and what TensorRT-LLM checks. Knows no engine.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -166,6 +166,17 @@ class EagleDecoding(DecodingConfig):
             what = f"num_eagle_layers is {layers}, and max_draft_len {self.max_draft_len}"
             raise OptionError(what, "Both are the levels of the tree: leave one out.")
         _ = self.tree  # raises OptionError where keys contradict each other
+
+    def notes(self) -> Iterator[str]:
+        """Those of all types, and what TensorRT-LLM does otherwise with the keys given."""
+        yield from DecodingConfig.notes(self)
+        if self.greedy_sampling is False and self.posterior_threshold is None:
+            yield "greedy_sampling false means nothing without posterior_threshold"
+        if self.dynamic_tree_max_topK is not None and not self.use_dynamic_tree:
+            yield (
+                "dynamic_tree_max_topK asks for a dynamic tree; newer versions of TensorRT-LLM want"
+                " use_dynamic_tree: true beside it"
+            )
 
     @property
     def given_len(self) -> int | None:

@@ -26,6 +26,8 @@ T = TypeVar("T")
 
 # Why there are no drafts
 RAISED, INVALID, SLOW, PAUSED = "raised", "invalid", "slow", "paused"
+REASONS = (RAISED, INVALID, SLOW, PAUSED)
+MAX_SAID = 500  # characters of what was raised
 MAX_PAUSE = 64  # steps
 TIME_BUDGET_S = 0.1
 BOOKKEEPING = 20  # times the budget: what a call that proposes nothing may take
@@ -39,21 +41,30 @@ class Lost(Exception):
         self.why, self.detail = why, detail
 
 
+def said_of(error: BaseException) -> str:
+    """What was raised, in words. Its text is made by code that may fail as well."""
+    try:
+        return f"{type(error).__name__}: {str(error)[:MAX_SAID]}"
+    except BaseException:
+        return "an error that has no text"
+
+
 class Call:
-    """One call, and what came of it once `done` is set."""
+    """One call, and what came of it once `done` is set: a value, or an error and its words."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self.function = function
         self.done = threading.Event()
         self.value: Any = None
         self.error: BaseException | None = None
+        self.said = ""
 
     def run(self) -> None:
         """Runs it; whatever it raises is kept."""
         try:
             self.value = self.function()
         except BaseException as error:  # SystemExit of a drafter too
-            self.error = error
+            self.error, self.said = error, said_of(error)
         finally:
             self.done.set()
 
@@ -140,11 +151,11 @@ class Guard:
         if not call.done.is_set():
             assert self.budget_s is not None
             raise Lost(SLOW, f"a call took more than {1000 * self.budget_s * share:g} ms")
-        if isinstance(call.error, Lost):
+        if isinstance(call.error, Lost) and call.error.why in REASONS:
             raise call.error
         if call.error is not None:
             logger.debug("drafter %s", self.name, exc_info=call.error)
-            raise Lost(RAISED, f"{type(call.error).__name__}: {call.error}") from call.error
+            raise Lost(RAISED, call.said) from call.error
         value: T = call.value
         return value
 

@@ -13,13 +13,14 @@ from typing import TypeVar
 
 import numpy as np
 
-from edgespec.errors import OptionError
 from edgespec.runtime.draft_sampling import Distribution
+from edgespec.runtime.drafters.attributes import flag, limit
 from edgespec.runtime.drafters.base import Drafter, DraftRequest, Observation, Snapshot
 from edgespec.runtime.drafters.guard import BOOKKEEPING, INVALID, PAUSED, Guard, Lost
 from edgespec.runtime.tree import DraftTree
 
 T = TypeVar("T")
+MAX_SECONDS = 1e9  # that an engine may say it took
 EPSILON = 1e-3  # how far probabilities may be from adding up to 1
 
 
@@ -45,7 +46,7 @@ class GuardedDrafter:
 
     def __init__(self, drafter: Drafter, guard: Guard, vocab_size: int) -> None:
         self.drafter, self.guard, self.vocab_size = drafter, guard, vocab_size
-        self.needs_hidden_states = bool(attribute(drafter, "needs_hidden_states", False))
+        self.needs_hidden_states = flag(drafter, "needs_hidden_states")
         self.capacity = limit(drafter, "capacity")
         self.num_lanes = limit(drafter, "num_lanes")
         self.lost_lanes: set[int] = set()
@@ -57,7 +58,8 @@ class GuardedDrafter:
             seconds = self.drafter.engine_s
         except Exception:  # what it says of its time decides nothing
             return 0.0
-        return float(seconds) if isinstance(seconds, int | float) else 0.0
+        is_time = isinstance(seconds, int | float) and 0 <= seconds < MAX_SECONDS
+        return float(seconds) if is_time else 0.0
 
     # ---- what it is told
 
@@ -158,30 +160,10 @@ class GuardedDrafter:
     def close(self) -> None:
         """Close the drafter, and end its thread."""
         try:
-            self.guard.call(self.drafter.close, share=BOOKKEEPING)
+            self.guard.call(lambda: self.drafter.close(), share=BOOKKEEPING)
         except Lost as lost:
             self.guard.failed(lost)
         self.guard.close()
-
-
-def attribute(drafter: object, name: str, default: object) -> object:
-    """An attribute of a drafter. Raises OptionError where reading it fails."""
-    try:
-        return getattr(drafter, name, default)
-    except Exception as error:
-        what = f"{name} of the drafter {type(drafter).__name__} raised {error!r:.120}"
-        raise OptionError(what, "Mend it: it is read when the engine is opened.") from error
-
-
-def limit(drafter: object, name: str) -> int | None:
-    """A limit that a drafter names, None for none. Raises OptionError for what is no size."""
-    found = attribute(drafter, name, None)
-    if found is None:
-        return None
-    if isinstance(found, bool) or not isinstance(found, int) or found < 0:
-        what = f"{name} of the drafter {type(drafter).__name__} is {found!r:.60}"
-        raise OptionError(what, "Make it a number of 0 or more, or None for no limit.")
-    return found
 
 
 def copied(item: Observation) -> Observation:

@@ -17,9 +17,10 @@ from typing import cast
 from edgespec.backends.base import PlanHints
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.errors import OptionError
+from edgespec.runtime.drafters.attributes import CODE_FAILED, flag, limit, method
 from edgespec.runtime.drafters.base import Drafter
-from edgespec.runtime.drafters.guard import TIME_BUDGET_S, Guard
-from edgespec.runtime.drafters.guarded import GuardedDrafter, attribute, limit
+from edgespec.runtime.drafters.guard import TIME_BUDGET_S, Guard, said_of
+from edgespec.runtime.drafters.guarded import GuardedDrafter
 from edgespec.runtime.drafters.options import DrafterOptions, option
 from edgespec.runtime.drafters.trtllm import PreparesDraftTokens, TrtLlmDrafter
 from edgespec.runtime.drafters.user import ProposingDrafter, UserDrafter
@@ -51,17 +52,21 @@ def load_drafter(name: str) -> object:
         raise OptionError(what, "Write the module, a colon and the class in it.")
     module = imported(module_name)
     found: object = module
-    for part in path.split("."):
-        if not hasattr(found, part):
-            what = f"the module {module_name} has no {path}"
-            raise OptionError(what, f"It is read from {getattr(module, '__file__', 'memory')}.")
-        found = getattr(found, part)
+    try:
+        for part in path.split("."):
+            found = getattr(found, part)
+    except AttributeError as error:
+        what = f"the module {module_name} has no {path}"
+        where = getattr(module, "__file__", None) or "memory"
+        raise OptionError(what, f"It is read from {where}.") from error
+    except CODE_FAILED as error:
+        raise failed(module_name, error) from error
     if not isinstance(found, type):
         return found
     try:
         return found()
-    except Exception as error:
-        what = f"{name} could not be made: {type(error).__name__}: {error}"
+    except CODE_FAILED as error:
+        what = f"{name} could not be made: {said_of(error)}"
         raise OptionError(
             what, "Let the class be made without arguments, or give an object in Python."
         ) from error
@@ -80,13 +85,13 @@ def imported(name: str) -> object:
             remedy = f"Run it where the module is ({here} was looked at), or set PYTHONPATH."
             raise OptionError(what, remedy) from error
         raise failed(name, error) from error
-    except Exception as error:
+    except CODE_FAILED as error:
         raise failed(name, error) from error
 
 
-def failed(name: str, error: Exception) -> OptionError:
+def failed(name: str, error: BaseException) -> OptionError:
     """The error for a module that cannot be imported."""
-    what = f"the module {name} raised {type(error).__name__} when it was imported: {error}"
+    what = f"the module {name} could not be imported: {said_of(error)}"
     return OptionError(what, "Mend it; python -c 'import MODULE' shows where it is raised.")
 
 
@@ -119,7 +124,7 @@ class OwnDrafter:
 
 def needs_hidden_states(drafter: object) -> bool:
     """Whether a user's drafter asks for the base's aux hidden states. Raises OptionError."""
-    return bool(attribute(drafter, "needs_hidden_states", False))
+    return flag(drafter, "needs_hidden_states")
 
 
 def guarded(
@@ -132,15 +137,15 @@ def guarded(
         raise OptionError(what, f"Give {drafter.__name__}().")
     config = base.component
     guard = Guard(type(drafter).__name__, time_budget_s)
-    if all(callable(getattr(drafter, name, None)) for name in WHOLE):
+    if all(method(drafter, name) for name in WHOLE):
         whole = GuardedDrafter(cast(Drafter, drafter), guard, config.vocab_size)
         return OwnDrafter(whole, guard, limit(drafter, "max_draft_len"))
     draft_len = limit(drafter, "max_draft_len")
-    if callable(getattr(drafter, "prepare_draft_tokens", None)):
+    if method(drafter, "prepare_draft_tokens"):
         end = next(iter(config.eos_token_ids), None)
         prepares = TrtLlmDrafter(cast(PreparesDraftTokens, drafter), guard, config.vocab_size, end)
         return OwnDrafter(prepares, guard, draft_len)
-    if callable(getattr(drafter, "propose", None)):
+    if method(drafter, "propose"):
         own = cast(UserDrafter, drafter)
         proposes = ProposingDrafter(own, guard, config.vocab_size, tokenizer_of(engine_dir))
         return OwnDrafter(proposes, guard, draft_len)

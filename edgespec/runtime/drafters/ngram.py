@@ -22,7 +22,8 @@ from edgespec.runtime.plans import TreeLimits
 from edgespec.runtime.tree import DraftPlan, DraftTree
 
 Tokens = tuple[int, ...]
-MAX_MATCHES = 2**18  # of a pool, about 100 MB: the oldest patterns go
+MAX_BYTES = 100_000_000  # of a pool, about: the oldest patterns go
+BYTES_A_MATCH, BYTES_A_TOKEN = 360, 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +50,10 @@ class Pool:
     that adding one costs the same however many there are.
     """
 
-    def __init__(self, options: NgramOptions, max_matches: int = MAX_MATCHES) -> None:
-        self.options, self.max_matches = options, max_matches
+    def __init__(self, options: NgramOptions, max_bytes: int = MAX_BYTES) -> None:
+        self.options = options
+        longest = options.max_matching_ngram_size + options.max_draft_len
+        self.max_matches = max_bytes // (BYTES_A_MATCH + BYTES_A_TOKEN * longest)
         # pattern -> match -> when it was added
         self.full: dict[Tokens, dict[Tokens, int]] = {}
         self.short: dict[Tokens, dict[Tokens, int]] = {}

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import NoneType, UnionType
 from typing import Any, NoReturn, TypeVar, get_args, get_type_hints
 
 from edgespec.errors import OptionError
+from edgespec.prompts.checks import is_finite
 
 MAX_SHOWN = 60  # characters of a value in a message
 NAMES = {bool: "true or false", int: "an integer", float: "a number", str: "a text"}
@@ -104,7 +104,7 @@ def check_value(
     low, high = allowed["low"], allowed["high"]
     if isinstance(value, int | float) and not isinstance(value, bool):
         too_low, too_high = low is not None and value < low, high is not None and value > high
-        if too_low or too_high or not math.isfinite(value):
+        if too_low or too_high or not is_finite(value):
             refuse(name, value, f"Give {NAMES[kind]}{describe(allowed)}.")
 
 
@@ -120,9 +120,16 @@ def describe(allowed: Mapping[str, Any]) -> str:
 
 def refuse(name: str, value: object, remedy: str) -> NoReturn:
     """Raises OptionError with the key, its value and the remedy."""
-    shown = repr(value)
-    shown = shown if len(shown) <= MAX_SHOWN else f"{shown[: MAX_SHOWN - 3]}..."
-    raise OptionError(f"{name} is {shown}", remedy)
+    raise OptionError(f"{name} is {shown(value)}", remedy)
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it."""
+    try:
+        text = repr(value)
+    except ValueError:
+        text = "a value with thousands of digits"
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
 
 
 def read_options(

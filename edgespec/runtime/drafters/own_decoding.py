@@ -51,7 +51,7 @@ class OwnDecoding(DecodingConfig):
             raise OptionError("resource_manager is given without a drafter", "Give both.")
         try:  # TensorRT-LLM's drafters have it as an attribute
             self.drafter.resource_manager = self.resource_manager  # type: ignore[attr-defined]
-        except AttributeError as error:
+        except Exception as error:  # whatever its own code raises
             what = f"a {type(self.drafter).__name__} cannot have the attribute resource_manager"
             raise OptionError(what, "Give an object of a class of your own.") from error
 

@@ -134,7 +134,7 @@ class Lane:
     confidence: Confidence = field(default_factory=Confidence)
     pooled: dict[SuffixAutomaton, Context] = field(default_factory=dict)
     match: Match | None = None  # the longest one of the text's end, where anything followed
-    num_rows: int = 0  # of the tree that was proposed last
+    num_rows: int = 0  # that the next step verifies; 0: the prompt's pass comes first
     live: bool = True
 
 
@@ -190,6 +190,7 @@ class SuffixDrafter:
                 self.take(state, token)
             if state.num_rows:
                 state.pace.add(len(tokens), state.num_rows)
+            state.num_rows = 1  # of the next step, unless drafts are asked for
 
     def take(self, state: Lane, token: int) -> None:
         """Take in one token of an answer."""

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol, final
 
+from edgespec.runtime.drafters.attributes import attribute
 from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
 from edgespec.runtime.drafters.guard import BOOKKEEPING, Guard, Lost
-from edgespec.runtime.drafters.user import Sequences, UserSequence, tree_of
+from edgespec.runtime.drafters.user import Sequences, Tokens, UserSequence, tree_of
 from edgespec.runtime.tree import DraftTree
 
 # ---- the names of TensorRT-LLM
@@ -71,7 +72,7 @@ class LlmRequest:
     """A request as a drafter sees it. It sets `py_draft_tokens`; the rest is to be read."""
 
     request_id: int
-    tokens: list[int]
+    tokens: Sequence[int]
     py_prompt_len: int
     py_max_new_tokens: int
     py_end_id: int | None = None
@@ -150,7 +151,7 @@ class Drafter(ABC):
     """What a drafter of TensorRT-LLM derives from.
 
     It is not asked where more than `max_concurrency` requests run; `draft_len_schedule` are the
-    longest chains by the number of requests, each up to its key.
+    longest chains by the number of requests, each up to its key, and 0 above the last one.
     """
 
     def __init__(
@@ -188,6 +189,8 @@ class PreparesDraftTokens(Protocol):
 
 # ---- as the loop has it
 
+OWN_MANAGER = ResourceManagerType.SPEC_RESOURCE_MANAGER
+
 
 class TrtLlmDrafter:
     """Such a drafter as a Drafter.
@@ -206,11 +209,10 @@ class TrtLlmDrafter:
         self.drafter, self.guard, self.vocab_size = drafter, guard, vocab_size
         self.end_id = end_id
         names = ("resource_manager", "spec_resource_manager")
-        found = [getattr(drafter, name, None) for name in names]
+        found = [attribute(drafter, name) for name in names]
         self.resources = next((manager for manager in found if manager is not None), None)
-        self.managers = ResourceManager(
-            {ResourceManagerType.SPEC_RESOURCE_MANAGER: self.resources} if self.resources else {}
-        )
+        own = {} if self.resources is None else {OWN_MANAGER: self.resources}
+        self.managers = ResourceManager(own)
         self.sequences = Sequences(needs_hidden_states=False)
         self.requests: dict[int, LlmRequest] = {}  # by request id
         self.scheduled: ScheduledRequests | None = None  # of the last step
@@ -224,7 +226,7 @@ class TrtLlmDrafter:
         """A sequence begins in a lane, with its whole prompt."""
         found = self.sequences.begin(lane, tokens, num_reused)
         self.requests[found.request_id] = LlmRequest(
-            found.request_id, found.tokens, found.num_prompt, 0, self.end_id
+            found.request_id, Tokens(found.tokens), found.num_prompt, 0, self.end_id
         )
 
     def observe(self, observations: Sequence[Observation]) -> None:
@@ -233,6 +235,7 @@ class TrtLlmDrafter:
             self.sequences.observe(item)
             if (found := self.sequences.lanes.get(item.lane)) is not None:
                 request = self.requests[found.request_id]
+                request.tokens = Tokens(found.tokens)
                 request.py_num_accepted_draft_tokens = found.num_accepted or 0
         scheduled, self.scheduled = self.scheduled, None
         if scheduled is not None:
@@ -242,22 +245,24 @@ class TrtLlmDrafter:
         """One call for all requests of the step."""
         try:
             self.guard.check_ready()
-            asked = self.scheduled_of(requests)
-            if not self.is_to_be_asked(asked):
-                return [DraftTree.root_only(request.pending) for request in requests]
-            trees = self.guard.call(lambda: self.prepared(asked, requests))
+            found = self.guard.call(lambda: self.prepared(requests))
         except Lost as lost:
             why = self.guard.failed(lost)
             return [DraftTree.root_only(request.pending, why) for request in requests]
+        if found is None:
+            return [DraftTree.root_only(request.pending) for request in requests]
         self.guard.succeeded()
-        self.scheduled = asked
+        self.scheduled, trees = found
         return trees
 
     def scheduled_of(self, requests: Sequence[DraftRequest]) -> ScheduledRequests:
         """The requests of a step as the drafter sees them, without drafts."""
         found = []
         for place, request in enumerate(requests):
-            own = self.requests[self.sequences.lanes[request.lane].request_id]
+            sequence = self.sequences.lanes[request.lane]
+            own = self.requests[sequence.request_id]
+            own.request_id, own.py_prompt_len = sequence.request_id, sequence.num_prompt
+            own.tokens = Tokens(sequence.tokens)
             own.py_batch_idx, own.py_draft_tokens = place, []
             own.py_decoding_iter += 1
             own.py_max_new_tokens = len(own.tokens) - own.py_prompt_len + request.plan.steps + 1
@@ -270,25 +275,32 @@ class TrtLlmDrafter:
         return most is None or asked.batch_size <= most
 
     def prepared(
-        self, asked: ScheduledRequests, requests: Sequence[DraftRequest]
-    ) -> list[DraftTree]:
-        """The drafts of a step. Raises Lost for what is none."""
+        self, requests: Sequence[DraftRequest]
+    ) -> tuple[ScheduledRequests, list[DraftTree]] | None:
+        """The requests of a step with their drafts; None where they are too many to be asked for.
+        Raises Lost for what is no draft."""
+        asked = self.scheduled_of(requests)
+        if not self.is_to_be_asked(asked):
+            return None
+        most = scheduled_length(getattr(self.drafter, "draft_len_schedule", None), len(requests))
+        if most == 0:
+            return None
+        mine = [*asked.generation_requests]  # what the drafter does to the list is its own matter
         if self.resources is not None and hasattr(self.resources, "prepare_resources"):
             self.resources.prepare_resources(asked)
         self.drafter.prepare_draft_tokens(asked, self.managers)
-        most = scheduled_length(getattr(self.drafter, "draft_len_schedule", None), asked.batch_size)
-        return [
+        trees = [
             tree_of(cut(own.py_draft_tokens, most), request, self.vocab_size)
-            for own, request in zip(asked.generation_requests, requests, strict=True)
+            for own, request in zip(mine, requests, strict=True)
         ]
+        return asked, trees
 
-    def tell(self, name: str, argument: object) -> None:
+    def tell(self, name: str, *arguments: object) -> None:
         """Call a method of the resource manager, where it has it."""
-        told = getattr(self.resources, name, None)
-        if told is None:
+        if self.resources is None:
             return
         try:
-            self.guard.call(lambda: told(argument), share=BOOKKEEPING)
+            self.guard.call(lambda: called(self.resources, name, *arguments), share=BOOKKEEPING)
         except Lost as lost:
             self.guard.failed(lost)
 
@@ -314,13 +326,15 @@ class TrtLlmDrafter:
 
     def close(self) -> None:
         """Shut the resource manager down, and end the drafter's thread."""
-        shutdown = getattr(self.resources, "shutdown", None)
-        if shutdown is not None:
-            try:
-                self.guard.call(shutdown, share=BOOKKEEPING)
-            except Lost as lost:
-                self.guard.failed(lost)
+        self.tell("shutdown")
         self.guard.close()
+
+
+def called(manager: object, name: str, *arguments: object) -> None:
+    """Calls a method of an object, where it has it."""
+    method = getattr(manager, name, None)
+    if method is not None:
+        method(*arguments)
 
 
 def cut(tokens: object, most: int | None) -> object:
@@ -329,12 +343,11 @@ def cut(tokens: object, most: int | None) -> object:
 
 
 def scheduled_length(schedule: Mapping[int, int] | None, batch_size: int) -> int | None:
-    """The longest chain for so many requests: that of the smallest key that is not below them, or
-    of the largest key; None without a schedule."""
+    """The longest chain for so many requests: that of the smallest key that is not below them, 0
+    above all keys; None without a schedule."""
     if not schedule:
         return None
-    keys = sorted(schedule)
-    return schedule[next((key for key in keys if key >= batch_size), keys[-1])]
+    return next((schedule[key] for key in sorted(schedule) if key >= batch_size), 0)
 
 
 __all__ = [

@@ -16,6 +16,7 @@ from typing import Any, Protocol, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.runtime.drafters.attributes import flag, method
 from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
 from edgespec.runtime.drafters.guard import INVALID, PAUSED, Guard, Lost
 from edgespec.runtime.tokenizer import Tokenizer
@@ -327,7 +328,8 @@ class ProposingDrafter:
     ) -> None:
         self.drafter, self.guard, self.vocab_size = drafter, guard, vocab_size
         self.open_tokenizer = open_tokenizer
-        self.needs_hidden_states = bool(getattr(drafter, "needs_hidden_states", False))
+        self.needs_hidden_states = flag(drafter, "needs_hidden_states")
+        self.told_finish, self.told_close = method(drafter, "finish"), method(drafter, "close")
         self.sequences = Sequences(needs_hidden_states=self.needs_hidden_states)
 
     @property
@@ -395,7 +397,7 @@ class ProposingDrafter:
 
     def finish(self, ended: UserSequence | None) -> None:
         """Tells the drafter that a sequence has ended, where it wants to know."""
-        told = getattr(self.drafter, "finish", None)
+        told = self.told_finish
         if ended is None or told is None:
             return
         try:
@@ -412,9 +414,9 @@ class ProposingDrafter:
 
     def close(self) -> None:
         """Close the drafter, where it can be, and end its thread."""
-        if (close := getattr(self.drafter, "close", None)) is not None:
+        if self.told_close is not None:
             try:
-                self.guard.call(close)
+                self.guard.call(self.told_close)
             except Lost as lost:
                 self.guard.failed(lost)
         self.guard.close()

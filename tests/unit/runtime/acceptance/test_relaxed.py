@@ -138,6 +138,8 @@ def test_tokens_of_the_thoughts_may_be_named_as_the_tokenizer_writes_them() -> N
         {"relaxed_topk": True},
         {"relaxed_delta": -0.1},
         {"relaxed_delta": float("inf")},
+        {"relaxed_delta": 10**350},
+        {"relaxed_topk": -(10**20)},
         {"begin_thinking_phase_token": 3},
         {"end_thinking_phase_token": "3"},
         {"begin_thinking_phase_token": -1, "end_thinking_phase_token": 3},

@@ -225,6 +225,8 @@ def test_rule_that_is_wrong_one_time_in_eight_is_caught() -> None:
         {"posterior_threshold": 1.1},
         {"posterior_threshold": True},
         {"posterior_threshold": float("nan")},
+        {"posterior_threshold": 10**20},
+        {"posterior_threshold": 10**5000},
         {"posterior_threshold": "0.09"},
         {"posterior_alpha": 0.3},
         {"posterior_threshold": 0.09, "posterior_alpha": -1},

@@ -140,6 +140,15 @@ def test_engines_refuse_a_static_tree_beyond_them(
     assert remedy in found.value.remedy
 
 
+def test_a_draft_engine_has_room_for_the_longest_path_of_a_static_tree() -> None:
+    """A path that was accepted is read in one call, with the token behind it: in a batch these rows
+    must fit behind a lane that is full."""
+    narrow = StaticPlan.of([[0], [0, 0], [0, 0, 0]])
+    TreeLimits(6, 3, static_trees=True).check(narrow)
+    with pytest.raises(LimitError, match=r"3 levels, .* built for 2\nBuild.*tree-size 3"):
+        TreeLimits(6, 2, static_trees=True).check(narrow)
+
+
 def test_a_static_tree_may_have_more_nodes_than_a_dynamic_one() -> None:
     """Of two children everywhere a dynamic tree of three levels has 2 + 4 + 4, this one 2 + 4 +
     8."""

@@ -7,6 +7,7 @@ end to end, and nothing else.
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -236,7 +237,7 @@ def test_proposal_stays_within_the_plan() -> None:
 )
 def test_pool_keeps_its_bound(text: list[int], switches: tuple[bool, bool, bool]) -> None:
     """The oldest patterns go; what is left is what the counter says."""
-    pool = Pool(options_of(switches, 4, 3), max_matches=20)
+    pool = Pool(options_of(switches, 4, 3), max_bytes=20 * (360 + 8 * 7))
     start = 0
     for end in range(2, len(text) + 1):
         pool.update(text[:end], start)
@@ -246,8 +247,23 @@ def test_pool_keeps_its_bound(text: list[int], switches: tuple[bool, bool, bool]
     assert pool.find(text[:1]) == ()
 
 
-def test_bound_of_a_pool_is_that_of_drafters() -> None:
-    assert NgramDrafter(NgramOptions()).public.max_matches == ngram.MAX_MATCHES
+@pytest.mark.parametrize(("draft", "size"), [(3, 2), (64, 8), (1024, 2)])
+def test_bound_of_a_pool_is_one_of_memory(draft: int, size: int) -> None:
+    """However long matches are: what a pool of few bytes holds is of that size."""
+    options = NgramOptions(max_draft_len=draft, max_matching_ngram_size=size)
+    drafter = NgramDrafter(options)
+    most = Pool(options).max_matches
+    assert drafter.public.max_matches == most
+    assert most * (size + draft) * np.dtype(np.int64).itemsize < ngram.MAX_BYTES
+    assert most > 0.9 * ngram.MAX_BYTES / (360 + 8 * (size + draft))
+    text = np.random.default_rng(0).integers(0, 50000, 3000).tolist()
+    tracemalloc.start()
+    pool = Pool(options, 300_000)
+    pool.update(text, 0)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert 20 < pool.num_matches <= pool.max_matches
+    assert held < 450_000
 
 
 @pytest.mark.parametrize(

@@ -405,6 +405,18 @@ def test_row_pays_from_the_average_of_the_batch_on() -> None:
     assert pace.least_probability(1) == pytest.approx(0.1 * 4 / 1.5, rel=0.01)
 
 
+def test_step_that_was_not_asked_for_drafts_costs_one_row() -> None:
+    """As while too many sequences run: the tree before it was verified once."""
+    text = [1, 2, 3, 4] * 20
+    running = Running(drafter_of(SuffixOptions()), text, 8)
+    assert len(running.propose()) > 3
+    pace = running.drafter.lanes[0].pace
+    for count, rows in ((1, len(running.propose())), (1, 1), (1, 1)):
+        before = pace.cost
+        running.take(count)
+        assert pace.cost == pytest.approx(0.98 * before + 1 + 0.1 * (rows - 1))
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [("max_matching_ngram_size", 0), ("min_token_prob", 1.5), ("global_pool_tokens", 1)],

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from edgespec.errors import OptionError
 from edgespec.runtime.draft_sampling import Distribution
+from edgespec.runtime.drafters.base import Drafter as Drafting
 from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.drafters.guard import INVALID, MAX_PAUSE, PAUSED, RAISED, SLOW, Guard, Lost
 from edgespec.runtime.drafters.guarded import GuardedDrafter
+from edgespec.runtime.drafters.loading import guarded, load_drafter
 from edgespec.runtime.drafters.trtllm import (
     BaseResourceManager,
     Drafter,
@@ -220,6 +224,39 @@ def leaving(context: DraftContext) -> list[int]:
     raise SystemExit(3)
 
 
+def interrupting(context: DraftContext) -> list[int]:
+    raise KeyboardInterrupt
+
+
+class Wordless(Exception):
+    """Its text fails too."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def wordless(context: DraftContext) -> list[int]:
+    raise Wordless
+
+
+def talkative(context: DraftContext) -> list[int]:
+    raise ValueError("x" * 10**6)
+
+
+def raising_ours(context: DraftContext) -> list[int]:
+    raise Lost(["rubbish"])  # type: ignore[arg-type]
+
+
+def changing(context: DraftContext) -> list[int]:
+    context.tokens.append(3)  # type: ignore[attr-defined]
+    return []
+
+
+class Unshowable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+
 def out_of_memory(context: DraftContext) -> list[int]:
     raise MemoryError
 
@@ -250,7 +287,13 @@ class Lying(Broken):
 MISBEHAVIOUR: dict[str, tuple[Any, str]] = {
     "it raises": (raising, RAISED),
     "it ends the program": (leaving, RAISED),
+    "it interrupts": (interrupting, RAISED),
     "it has no memory": (out_of_memory, RAISED),
+    "what it raises has no text": (wordless, RAISED),
+    "what it raises has a long text": (talkative, RAISED),
+    "it raises an error of ours": (raising_ours, RAISED),
+    "it changes what it was told": (changing, RAISED),
+    "what it returns cannot be shown": ([Unshowable()], RAISED),
     "it never returns from itself": (recursing, RAISED),
     "its list raises": (Broken(), RAISED),
     "a list that never ends": (Lying(), INVALID),
@@ -261,6 +304,12 @@ MISBEHAVIOUR: dict[str, tuple[Any, str]] = {
     "an array of floats": (np.array([1.0]), INVALID),
     "an array of two dimensions": (np.ones((2, 2), int), INVALID),
     "truth values": ([True], INVALID),
+    "a set": ({1, 2}, INVALID),
+    "bytes": (b"12", INVALID),
+    "nested lists": ([[1], [2]], INVALID),
+    "None in a list": ([None], INVALID),
+    "an id of sixteen bytes": (np.array([2**63], np.uint64), INVALID),
+    "an array of objects": (np.array([1, None]), INVALID),
     "an id below the vocabulary": ([-1], INVALID),
     "an id beyond the vocabulary": ([VOCAB], INVALID),
     "an id that no array holds": ([2**80], INVALID),
@@ -290,6 +339,7 @@ def test_misbehaviour_costs_drafts_and_leaves_the_answer_as_it_is(
     assert sum(metrics.per_step_drafted) == 0
     (note,) = drafter.guard.notes
     assert f"({why})" in note
+    assert len(note) < 700
     drafter.close()
 
 
@@ -358,6 +408,74 @@ def test_finish_and_close_that_raise_harm_nobody() -> None:
     drafter.reset(0)
     drafter.close()
     assert drafter.guard.counts[RAISED] == 2
+
+
+# What it says of itself is read once, when it is opened
+
+
+def opened(drafter: object) -> Drafting:
+    """A drafter as an engine opens it."""
+    component = SimpleNamespace(vocab_size=VOCAB, eos_token_ids=[0])
+    base: Any = SimpleNamespace(component=component)
+    return guarded(drafter, base, Path(), None).drafter
+
+
+def saying(name: str, value: object) -> object:
+    """A drafter with an attribute of that name: a value, or an error that reading it raises."""
+
+    def get(self: object) -> object:
+        if isinstance(value, BaseException):
+            raise value
+        return value
+
+    body = {"propose": lambda self, context: [], name: property(get)}
+    return type("Own", (), body)()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("finish", RuntimeError("f"), "finish of the drafter Own raised RuntimeError: f"),
+        ("close", SystemExit(3), "close of the drafter Own raised SystemExit: 3"),
+        ("propose", Wordless(), "propose of the drafter Own raised an error that has no text"),
+        ("prepare_draft_tokens", ValueError("p"), "prepare_draft_tokens of the drafter Own raised"),
+        ("begin", ZeroDivisionError(), "begin of the drafter Own raised ZeroDivisionError"),
+        ("needs_hidden_states", np.array([1, 2]), r"needs_hidden_states .* is array\(\[1, 2\]\)"),
+        ("needs_hidden_states", Unshowable(), "needs_hidden_states .* is of type Unshowable"),
+        ("max_draft_len", "four", "max_draft_len of the drafter Own is 'four'"),
+        ("max_draft_len", OSError("m"), "max_draft_len of the drafter Own raised OSError: m"),
+    ],
+)
+def test_attribute_that_cannot_be_read_is_refused_by_its_name(
+    name: str, value: object, said: str
+) -> None:
+    own = saying(name, value)
+    with pytest.raises(OptionError, match=said):
+        opened(own)
+
+
+MODULES = {
+    "import sys\nsys.exit('gone')": "could not be imported: SystemExit: gone",
+    "class Own:\n    def __init__(self):\n        raise SystemExit(7)": "SystemExit: 7",
+    "class E(Exception):\n    def __str__(self):\n        raise OSError\nraise E": "has no text",
+    "def __getattr__(name):\n    raise OSError(name)": "could not be imported: OSError: Own",
+    "Own = 3": "",
+}
+
+
+@pytest.mark.parametrize("place", range(len(MODULES)))
+def test_module_that_ends_the_program_is_refused(
+    place: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, said = [*MODULES.items()][place]
+    name = f"own_drafter_module_{place}"
+    (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    if not said:
+        assert load_drafter(f"{name}:Own") == 3
+        return
+    with pytest.raises(OptionError, match=said):
+        load_drafter(f"{name}:Own")
 
 
 # A whole Drafter behind the guard
@@ -554,6 +672,91 @@ def test_max_concurrency_and_the_schedule_of_lengths_are_heeded() -> None:
     assert [len(tree) for tree in drafter.propose(requests[:1])] == [4]
     own.max_concurrency, own.draft_len_schedule = None, {1: 3, 4: 1}
     assert [len(tree) for tree in drafter.propose(requests)] == [2, 2]
+    own.draft_len_schedule = {1: 3}  # more than its last key: nothing
+    seen = len(own.seen)
+    assert [len(tree) for tree in drafter.propose(requests)] == [1, 1]
+    assert len(own.seen) == seen
+
+
+class Empty(Pool):
+    """A pool that is false, as one with nothing in it is."""
+
+    def __len__(self) -> int:
+        return 0
+
+
+def test_manager_of_nothing_is_a_manager() -> None:
+    own = Lookup()
+    own.resource_manager = Empty()
+    assert run(preparing(own))[0] == TRUTH[:MAX_NEW]
+    assert own.managers[0] is own.resource_manager
+
+
+def spoiling(request: LlmRequest) -> None:
+    request.tokens.clear()  # type: ignore[attr-defined]
+
+
+def forgetting(request: LlmRequest) -> None:
+    request.tokens = None  # type: ignore[assignment]
+    request.request_id, request.py_prompt_len = "one", "two"  # type: ignore[assignment]
+
+
+def miscounting(request: LlmRequest) -> None:
+    request.py_decoding_iter = None  # type: ignore[assignment]
+
+
+class Unreadable:
+    """A manager whose methods cannot even be looked up."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_concurrency": "4"},
+        {"draft_len_schedule": {"a": 1}},
+        {"draft_len_schedule": {1: "x"}},
+        {"draft_len_schedule": 3},
+        {"resource_manager": Unreadable()},
+        {"then": spoiling},
+        {"then": miscounting},
+    ],
+    ids=str,
+)
+def test_rubbish_around_drafts_costs_drafts_alone(settings: dict[str, Any]) -> None:
+    class Bad(Lookup):
+        def prepare_draft_tokens(
+            self, scheduled_requests: ScheduledRequests, resource_manager: Any = None
+        ) -> None:
+            super().prepare_draft_tokens(scheduled_requests, resource_manager)
+            for request in scheduled_requests.generation_requests:
+                settings.get("then", lambda _: None)(request)
+
+    own = Bad()
+    for name, value in settings.items():
+        setattr(own, name, value)
+    drafter = preparing(own)
+    assert run(drafter)[0] == TRUTH[:MAX_NEW]
+    drafter.reset(0)
+    drafter.close()
+    assert drafter.guard.counts[RAISED] > 0
+
+
+def test_what_a_drafter_does_to_a_request_is_undone_before_the_next_step() -> None:
+    class Forgetting(Lookup):
+        def prepare_draft_tokens(
+            self, scheduled_requests: ScheduledRequests, resource_manager: Any = None
+        ) -> None:
+            super().prepare_draft_tokens(scheduled_requests, resource_manager)
+            forgetting(scheduled_requests.generation_requests.pop())
+
+    own = Forgetting()
+    own.resource_manager = None  # type: ignore[assignment]
+    tokens, metrics = run(preparing(own))
+    assert tokens == TRUTH[:MAX_NEW]
+    assert metrics.acceptance_rate == 1
 
 
 @pytest.mark.parametrize(

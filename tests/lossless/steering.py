@@ -1,0 +1,175 @@
+"""Block drafts that are steered towards the truth or away from it, and held to the slow references.
+
+Knows engines and drafters of blocks. Knows nothing of which method drafts.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from edgespec.backends.base import LaneRows
+from edgespec.errors import EdgeSpecError
+from edgespec.prompts import SamplingParams
+from edgespec.runtime.block import BlockOutput
+from edgespec.runtime.drafters.base import DraftRequest, Observation
+from edgespec.runtime.drafters.block_drafter import BlockDrafter
+from edgespec.runtime.engine import Engine
+from edgespec.runtime.generation import Chunk, GenerationRequest, Response
+from edgespec.runtime.lossless_check import first_difference
+from edgespec.runtime.prefix import PrefixCache
+from edgespec.runtime.tree import DraftTree
+from tests import reference
+from tests.parity.dflash_reference import DFlashReference
+
+VOCAB, CAPACITY, LANES = 256, 64, 4
+GREEDY = SamplingParams(temperature=0.0, seed=0)
+SAMPLED = SamplingParams(temperature=1.0, top_k=0, top_p=0.9, seed=5)
+CLOSE = {"rtol": 2e-4, "atol": 2e-4}
+
+Turn = Callable[[np.ndarray, int, bool], None]
+
+
+def far(slot: np.ndarray, token: int, right: bool) -> None:
+    """The true token becomes by far the best one of a slot's logits, or another does."""
+    slot[token if right else (token + 1) % VOCAB] = 1e4  # beyond what heads add
+
+
+def near(slot: np.ndarray, token: int, right: bool) -> None:
+    """The true token becomes the best one, or is second by a little, where a tree still has it."""
+    best = float(slot.max())
+    if right:
+        slot[token] = best + 3
+    elif slot.argmax() != token:
+        slot[token] = best - 1e-3
+    else:
+        slot[(token + 1) % VOCAB] = best + 1e-3
+
+
+@dataclass(frozen=True)
+class Block:
+    """What the engine said of a block behind `before`, the tokens known by then; the pending one is
+    the last of them."""
+
+    before: tuple[int, ...]
+    logits: np.ndarray
+
+
+class Steering:
+    """A real drafter whose logits are turned, to a slot's true token with probability `right`. What
+    the engine itself said is kept in `blocks`."""
+
+    scripts: Sequence[Sequence[int]]
+    right: float
+    turn: Turn
+
+    def steer(self, scripts: Sequence[Sequence[int]], right: float, turn: Turn, lanes: int) -> None:
+        self.scripts, self.right, self.rng = scripts, right, np.random.default_rng(0)
+        self.turn = turn
+        self.told: dict[int, list[int]] = {lane: [] for lane in range(lanes)}
+        self.blocks: list[Block] = []
+        self.lengths: list[int] = []
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        for item in observations:
+            self.told[item.lane] += item.tokens.tolist()
+        super().observe(observations)  # type: ignore[misc]
+
+    def reset(self, lane: int) -> None:
+        super().reset(lane)  # type: ignore[misc]
+        self.told[lane] = []
+
+    def restore(self, lane: int, rows: LaneRows) -> None:
+        super().restore(lane, rows)  # type: ignore[misc]
+        self.told[lane] = next(
+            [*script[1 : len(rows) + 1]] for script in self.scripts if len(script) > len(rows)
+        )
+
+    def move(self, source: int, target: int) -> None:
+        super().move(source, target)  # type: ignore[misc]
+        self.told[target] = self.told[source]
+
+    def drafted(self, request: DraftRequest, output: BlockOutput) -> DraftTree:
+        told = self.told[request.lane]
+        script = next((s for s in self.scripts if list(s[1 : len(told) + 1]) == told), [])
+        self.blocks.append(Block((*script[:1], *told), output.logits.copy()))
+        turned = output.logits.copy()
+        for slot, token in zip(turned, script[len(told) + 1 :], strict=False):
+            self.turn(slot, token, self.rng.random() < self.right)
+        states = output.states
+        tree: DraftTree = super().drafted(request, BlockOutput(turned, states))  # type: ignore[misc]
+        self.lengths.append(len(tree) - 1)
+        return tree
+
+
+@contextmanager
+def steered(
+    engine: Engine, scripts: Sequence[Sequence[int]], right: float, turn: Turn = far
+) -> Iterator[Any]:
+    """The engine with its drafter steered, which shares the real one's engine and state."""
+    real = engine.drafter
+    assert isinstance(real, BlockDrafter)
+    drafter: Any = object.__new__(type("Steered", (Steering, type(real)), {}))
+    vars(drafter).update(vars(real))
+    drafter.steer(scripts, right, turn, len(real.lanes))
+    engine.session.drafter = drafter
+    yield drafter
+    engine.session.drafter = real
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Engines of the same draft for one sequence and for four, and the references."""
+
+    one: Engine
+    four: Engine
+    ref: DFlashReference
+    model: Any
+
+    @property
+    def first_slot(self) -> int:
+        return getattr(self.ref, "first_slot", 1)
+
+    def assert_true(self, blocks: Sequence[Block]) -> None:
+        """Each block against the reference, from the features of all tokens but the pending one."""
+        for block in blocks:
+            assert len(block.before) > 1
+            *committed, pending = block.before
+            _, hidden = reference.base_hidden_states(self.model, torch.tensor([committed]))
+            states = reference.gather_aux_hidden_states(hidden, self.ref.aux_layers)[0]
+            first = self.first_slot
+            wanted = self.ref.block(states, pending, len(block.logits) + first)[first:]
+            np.testing.assert_allclose(block.logits, wanted.numpy(), **CLOSE)
+
+    def restored(self) -> None:
+        """The engines draft with their own drafters again, and keep no prefix."""
+        for engine in (self.one, self.four):
+            engine.session.drafter, engine.session.prefixes = engine.drafter, PrefixCache(0)
+
+
+def prompt_of(length: int) -> list[int]:
+    return np.random.default_rng([7, length]).integers(3, VOCAB, length).tolist()
+
+
+def plainly(pair: Pair, prompt: Sequence[int], sampling: SamplingParams, count: int) -> Response:
+    return pair.one.plainly(prompt, replace(sampling, max_generate_length=count))
+
+
+def assert_equal(pair: Pair, plain: Response, found: Response, sampling: SamplingParams) -> None:
+    assert first_difference(pair.one, plain, found, sampling) is None
+    assert (found.token_ids, found.finish_reason) == (plain.token_ids, plain.finish_reason)
+
+
+def served(engine: Engine, jobs: Sequence[GenerationRequest]) -> list[Response]:
+    found: dict[GenerationRequest, Response] = {}
+    for job, event in engine.serve(deque(jobs), engine.max_batch_size):
+        assert not isinstance(event, EdgeSpecError), event
+        if not isinstance(event, Chunk):
+            found[job] = event
+    return [found[job] for job in jobs]

@@ -1,0 +1,200 @@
+"""Drafters that take static trees, EAGLE-1 drafts and Medusa heads, leave every token as it was:
+chains, their own trees and static ones, greedy and sampled, alone, in batches and behind a prefix
+that was kept."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import edgespec
+from edgespec.errors import OptionError
+from edgespec.export.components import ExportOptions
+from edgespec.prompts import SamplingParams
+from edgespec.runtime.drafters.medusa import CartesianPlan
+from edgespec.runtime.generation import GenerationRequest, Response
+from edgespec.runtime.lossless_check import first_difference
+from edgespec.runtime.static_tree import NAMED, StaticPlan
+from edgespec.runtime.tree import DraftPlan
+from tests import made, shared, toys
+from tests.lossless.engines import LANES, Engines, opened, write_engines
+from tests.lossless.pairs import make_base
+
+VOCAB = 256
+STATIC = StaticPlan.of([[0], [1], [2], [1, 0], [2, 1], [2, 1, 0], [1, 0, 2], [2, 1, 0, 1]])
+SAMPLINGS = [
+    SamplingParams(temperature=0.0, seed=0),
+    SamplingParams(temperature=0.7, top_k=20, top_p=1.0, seed=1),
+    SamplingParams(temperature=1.0, top_k=50, top_p=0.8, seed=2, repetition_penalty=1.2),
+]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A draft for a base, the directory of its component, and plans: a chain, a tree by its sizes,
+    and two static ones. Draft and base are near each other, so drafts are accepted now and then."""
+
+    draft: Callable[[Path, Path], Path]
+    component: str
+    plans: tuple[DraftPlan, ...]
+
+
+KINDS = {
+    "eagle1": Kind(
+        toys.make_eagle1,
+        "llm",
+        (DraftPlan(1, 3, 4), DraftPlan(4, 3, 16), STATIC, StaticPlan.of(NAMED["mc_sim_7b_25"])),
+    ),
+    "medusa": Kind(
+        partial(toys.make_medusa, heads=4),
+        "medusa_draft",
+        (
+            CartesianPlan(1, 4, 5),
+            CartesianPlan(3, 4, 12),
+            STATIC,
+            StaticPlan.of(NAMED["mc_sim_7b_63"]).within(4, 40),
+        ),
+    ),
+}
+
+
+def make_engines(path: Path, name: str) -> Path:
+    """Engines of a random base and its draft, for one sequence and for four."""
+    kind, base = KINDS[name], make_base(path / "base", "llama", eos=[0])
+    draft = kind.draft(path / "draft", base)
+    return write_engines(
+        path,
+        made.exported(base, ExportOptions(base_for=name)) / "llm",
+        made.exported(draft, ExportOptions(base_model_dir=str(base))) / kind.component,
+    )
+
+
+def engines_of(name: str) -> Path:
+    return shared.made_once(("static trees", name), lambda path: make_engines(path, name))
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """The engines of a kind, whose answers do not end by themselves, and its plans."""
+
+    engines: Engines
+    plans: tuple[DraftPlan, ...]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def drafted(request: pytest.FixtureRequest) -> Iterator[Drafted]:
+    with opened(engines_of(request.param)) as engines:
+        for engine in (engines.one, engines.four):
+            engine.stop_ids = frozenset()
+        yield Drafted(engines, KINDS[request.param].plans)
+
+
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng([seed, length]).integers(3, VOCAB, length).tolist()
+
+
+def assert_same(
+    engines: Engines, plain: Response, found: Response, sampling: SamplingParams
+) -> None:
+    difference = first_difference(engines.one, plain, found, sampling)
+    assert difference is None, difference.words
+    assert (found.token_ids, found.text) == (plain.token_ids, plain.text)
+
+
+@pytest.mark.parametrize("number", range(4), ids=["chain", "tree", "static", "named"])
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda s: f"t{s.temperature}")
+def test_drafts_leave_every_token_as_it_was(
+    drafted: Drafted, number: int, sampling: SamplingParams
+) -> None:
+    engines, plan, drafted_nodes = drafted.engines, drafted.plans[number], 0
+    for length in (1, 9, 40):
+        asked = replace(sampling, max_generate_length=24)
+        plain = engines.one.plainly(prompt_of(length), asked)
+        found = engines.one.generate(prompt_of(length), asked, plan)
+        assert_same(engines, plain, found, asked)
+        drafted_nodes = max(drafted_nodes, *found.metrics.per_step_drafted)
+    assert drafted_nodes == plan.verify_size - 1
+
+
+def test_static_drafts_are_accepted_now_and_then(drafted: Drafted) -> None:
+    """So that the claim above is one about trees that are walked."""
+    counts: set[int] = set()
+    for seed in range(8):
+        asked = replace(SAMPLINGS[1], max_generate_length=24, seed=seed)
+        found = drafted.engines.one.generate(prompt_of(12, seed), asked, drafted.plans[3])
+        counts |= set(found.metrics.per_step_accepted)
+    assert {0, 1} <= counts
+
+
+def test_a_batch_of_static_and_dynamic_trees_gives_each_what_it_gets_alone(
+    drafted: Drafted,
+) -> None:
+    engines, (chain, tree, static, named) = drafted.engines, drafted.plans
+    shapes = [(1, 9), (30, 22), (12, 24), (5, 1), (22, 5), (3, 16), (17, 27), (9, 12), (40, 20)]
+    plans = [static, None, tree, named, chain]
+    jobs = [
+        GenerationRequest(
+            prompt_of(length), replace(SAMPLINGS[i % 3], max_generate_length=new), plans[i % 5]
+        )
+        for i, (length, new) in enumerate(shapes)
+    ]
+    found = {
+        id(request): event
+        for request, event in engines.four.serve(deque(jobs), batch_size=LANES)
+        if isinstance(event, Response)
+    }
+    for job in jobs:
+        plain = engines.one.plainly(job.prompt_ids, job.sampling)
+        assert_same(engines, plain, found[id(job)], job.sampling)
+
+
+def test_behind_a_prefix_that_was_kept_the_drafts_are_the_same(drafted: Drafted) -> None:
+    one, plan = drafted.engines.one, drafted.plans[1]
+    asked, start = replace(SAMPLINGS[0], max_generate_length=12), prompt_of(20, 7)
+    for prompt in (start[:15] + prompt_of(9, 8), start + prompt_of(3, 9)):
+        one.session.prefixes.clear()
+        whole = one.generate(prompt, asked, plan)
+        one.session.prefixes.clear()
+        one.generate(start, asked, plan, keep=True)
+        again = one.generate(prompt, asked, plan)
+        assert again.metrics.reused_tokens > 0
+        assert again.token_ids == whole.token_ids
+        assert again.metrics.per_step_accepted == whole.metrics.per_step_accepted
+
+
+@pytest.mark.parametrize(
+    ("block", "plan"),
+    [
+        ({"decoding_type": "Eagle1", "eagle_choices": [*STATIC.choices]}, STATIC),
+        (
+            {"decoding_type": "Eagle1", "eagle_choices": "mc_sim_7b_25", "num_eagle_layers": 5},
+            StaticPlan.of(NAMED["mc_sim_7b_25"]),
+        ),
+        (
+            {"decoding_type": "Eagle2", "dynamic_tree_max_topK": 3, "max_draft_len": 3},
+            DraftPlan(3, 3, 10),
+        ),
+        ({"decoding_type": "Eagle1", "max_draft_len": 2}, DraftPlan(1, 2, 3)),
+    ],
+)
+def test_a_speculative_config_asks_for_each_tree(block: dict[str, object], plan: DraftPlan) -> None:
+    path = engines_of("eagle1") / "one"
+    asked = replace(SAMPLINGS[1], max_generate_length=8)
+    with edgespec.load(path, speculative_config=block) as engine:
+        assert engine.plan() == plan
+        drafted = engine.generate(prompt_of(9), asked)
+        assert drafted.token_ids == engine.plainly(prompt_of(9), asked).token_ids
+
+
+def test_a_config_names_no_file(tmp_path: Path) -> None:
+    """What a request may send must not open what it names."""
+    (tmp_path / "tree.json").write_text("[[0]]")
+    block = {"decoding_type": "Eagle1", "eagle_choices": str(tmp_path / "tree.json")}
+    with pytest.raises(OptionError, match="neither a list nor the name of a tree"):
+        edgespec.load(tmp_path, speculative_config=block)
