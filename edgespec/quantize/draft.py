@@ -150,8 +150,7 @@ def open_job(
             f"{draft.path} is a base model, not a draft.", "edgespec quantize llm takes it."
         )
     if config.method not in QUANTIZABLE:
-        what = f"{draft.path} is {METHODS[config.method].draft_title}, which is not quantized here."
-        raise UnsupportedModel(what, "Use it as it is: drafts are small.")
+        raise not_calibrated(draft, config)
     base = open_checkpoint(base_dir, allow_pickle=options.allow_pickle)
     model = base_config(base)
     check_pair(config, model, base)
@@ -181,6 +180,16 @@ def write_draft(
     more = recorded_base(draft, job.base, base_dir)
     write_sidecars(draft, staging, beside, inside, more=more)
     return compare(job, weights, Checkpoint(staging), held_out)
+
+
+def not_calibrated(draft: Checkpoint, config: DraftConfig) -> UnsupportedModel:
+    """The error for a draft of a method without a row, with the way to smaller weights."""
+    titles = ", ".join(METHODS[name].title for name in QUANTIZABLE)
+    return UnsupportedModel(
+        f"{draft.path} is {METHODS[config.method].draft_title}, which is not quantized here: data"
+        f" calibrates the decoder layers of {titles} drafts alone.",
+        "Export it as it is, and build it with --weights int8 or int4, which needs no data.",
+    )
 
 
 def check_pair(config: DraftConfig, model: ModelConfig, base: Checkpoint) -> None:
