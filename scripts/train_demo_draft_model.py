@@ -30,8 +30,9 @@ from train_demo_model import (
     console,
     conversations,
     fit,
-    functions_of,
+    functions,
     prompts_of,
+    read_source,
 )
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -162,7 +163,7 @@ def train(
 ) -> None:
     """Trains a draft and writes it."""
     base = load(DEMO_BASE)
-    pairs = functions_of(modules)
+    pairs = [pair for path in modules for pair in functions(read_source(path))]
     chats = conversations(tokenizer, pairs)
     answers = own_chats(base, tokenizer, modules, size, seed)
     # A third of what the draft sees are the base's own answers.

@@ -37,8 +37,9 @@ from train_demo_model import (
     console,
     conversations,
     fit,
-    functions_of,
+    functions,
     prompts_of,
+    read_source,
     rotate,
     train_base,
 )
@@ -354,7 +355,7 @@ def train(
 ) -> None:
     """Trains base and head, and writes the checkpoint."""
     end, eos = tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_end|>"])
-    pairs = functions_of(modules)
+    pairs = [pair for path in modules for pair in functions(read_source(path))]
     chats = conversations(tokenizer, pairs)
     base = make_base(size, len(tokenizer), eos)
     console.print(f"{len(pairs)} functions, {sum(map(len, chats)) / 1e6:.2f} M tokens")

@@ -12,11 +12,11 @@ from typing import cast
 
 from edgespec.backends.base import PlanHints
 from edgespec.backends.engine_config import EngineConfig
-from edgespec.errors import EdgeSpecError, LimitError, counted
+from edgespec.errors import LimitError, counted
 from edgespec.runtime.drafters.base import Drafter
 from edgespec.runtime.drafters.decoding import DecodingConfig
 from edgespec.runtime.drafting import Drafting, Options
-from edgespec.runtime.plans import SMALLEST_TREE, PlanLimits, TreeSpec
+from edgespec.runtime.plans import PlanLimits, TreeSpec
 from edgespec.runtime.static_tree import StaticPlan
 from edgespec.runtime.tree import DraftPlan
 from edgespec.runtime.verify import ACCEPT_RULES, EXACT, AcceptOptions, acceptance_of
@@ -49,7 +49,9 @@ class Planner:
         of the speculative_config, where there is one. Raises LimitError where it cannot be."""
         config = self.speculative_config if drafter is None else None
         if config is not None and (top_k, steps, verify_size) == (None, None, None):
-            return self.by_config(config, self.acceptance)
+            plan = self.by_config(config, self.acceptance)
+            self.check_acceptance(self.acceptance, plan)
+            return plan
         if top_k is None and self.wants_chains(self.acceptance):
             top_k = 1
         plan = self.limits(drafter).plan(top_k, steps, verify_size, self.hints)
@@ -85,11 +87,7 @@ class Planner:
 
     def of_tree(self, tree: TreeSpec, limits: PlanLimits) -> DraftPlan:
         """`by_tree`, within limits that are known."""
-        try:
-            plan = tree.plan(self.config.limits.verify_tree_size)
-        except EdgeSpecError:
-            limits.check(SMALLEST_TREE)  # what a drafter does not make at all is said first
-            raise
+        plan = tree.plan(self.config.limits.verify_tree_size)
         limits.check(plan)
         self.check_chain(plan)
         return plan

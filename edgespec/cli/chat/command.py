@@ -26,13 +26,12 @@ from edgespec.cli.config_file import (
     check_draft,
     config_options,
     configured,
-    engine_arguments,
 )
 from edgespec.cli.draft_flags import (
     ALIASES,
     check_time_budget,
     draft_options,
-    keys_of,
+    drafter_arguments,
     tree_of,
     wanted,
 )
@@ -201,12 +200,12 @@ def command(
         zip(DRAFT_SIZES, (spec_draft_top_k, spec_draft_step, spec_verify_size), strict=True)
     )
     tree = tree_of(ctx, sizes.values())
-    keys = keys_of(ctx)
     sized = any(sizes.values()) or tree is not None
-    if spec_decode is False and (sized or drafter or keys):
+    if spec_decode is False and (sized or drafter):
         raise click.UsageError(
-            "--drafter, its options, --spec-draft-top-k, --spec-draft-step, --spec-verify-size and"
-            " the flags of trees are for drafts, and --no-spec-decode was given",
+            "--drafter, --spec-draft-top-k, --spec-draft-step, --spec-verify-size and the flags of"
+            " trees are for"
+            " drafts, and --no-spec-decode was given",
             ctx,
         )
     if chat_template and no_chat_template:
@@ -222,20 +221,14 @@ def command(
     from edgespec.cli.report import could_be_tree, plan_line
     from edgespec.runtime.engine import Engine
 
-    config, drafting = engine_arguments(
-        configured(ctx),
-        keys,
-        engine_dir,
-        drafter=drafter,
-        steps=spec_draft_step,
-        time_budget_ms=drafter_time_budget_ms,
-    )
+    config = configured(ctx)
     with Engine(
         engine_dir,
         spec_decode=wanted(spec_decode, sized=sized or acceptance is not None),
+        speculative_config=config.config,
         prefix_cache_bytes=prefix_cache_mb * MIB,
         acceptance=acceptance,
-        **drafting,
+        **drafter_arguments(drafter, spec_draft_step, drafter_time_budget_ms),
     ) as engine:
         check_draft(engine, config.config)
         unfit = choose_template(
