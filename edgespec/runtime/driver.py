@@ -175,8 +175,8 @@ class Driver:
     # ---- the thread
 
     def work_off(self) -> None:
-        """Steps as long as requests wait for it. What breaks a step is the
-        error of the requests that were in it."""
+        """Steps as long as requests wait for it. What breaks a step is the error of the requests
+        that were in it."""
         while self.work.num_requests and not self.work.closed:
             try:
                 self.step(lambda: not self.work.num_requests or self.work.closed)
