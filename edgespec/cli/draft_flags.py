@@ -8,6 +8,7 @@ gives what they ask for.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from edgespec.runtime.engine import Engine
     from edgespec.runtime.plans import TreeSpec
     from edgespec.runtime.tree import DraftPlan
+    from edgespec.runtime.verify import AcceptOptions
 
 # TensorRT Edge-LLM's other names
 ALIASES = {
@@ -245,6 +247,17 @@ def tree_of(ctx: click.Context, sizes: Iterable[int | None]) -> TreeSpec | None:
     return MedusaOptions(**given)
 
 
-def plan_of(engine: Engine, sizes: Iterable[int | None], tree: TreeSpec | None) -> DraftPlan:
-    """The drafting plan by a tree, or by the three sizes. Raises OptionError and LimitError."""
-    return engine.planner.by_sizes(*sizes) if tree is None else engine.planner.by_tree(tree)
+def plan_of(
+    engine: Engine,
+    sizes: Iterable[int | None],
+    tree: TreeSpec | None,
+    acceptance: AcceptOptions | None = None,
+) -> DraftPlan:
+    """The drafting plan by a tree, or by the three sizes, for an accept rule or the engine's. Raises
+    OptionError, and LimitError where it cannot be."""
+    planner = engine.planner
+    if acceptance is not None:
+        planner = replace(planner, acceptance=acceptance)
+    plan = planner.by_sizes(*sizes) if tree is None else planner.by_tree(tree)
+    planner.check_acceptance(planner.acceptance, plan)
+    return plan

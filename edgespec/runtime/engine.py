@@ -67,6 +67,7 @@ from edgespec.runtime.thinking import thinking_note
 from edgespec.runtime.tokenizer import Tokenizer
 from edgespec.runtime.tree import PLAIN, DraftPlan, Plain
 from edgespec.runtime.verify import (
+    ACCEPT_RULES,
     EXACT,
     Acceptance,
     AcceptOptions,
@@ -472,8 +473,8 @@ class Engine:
             drafter = None if draft is None else draft.drafter
         gates = self.gates_for(request)
         handle = Generation(request, self.tokenizer, self.stop_ids, acceptance, drafter, gates)
-        if gates is not None and gates.stopped:
-            handle.plan = None
+        if gates is not None and gates.stopped and ACCEPT_RULES[acceptance.rule].lossless != "no":
+            handle.plan = None  # lossy rules decide without drafts too
         return handle
 
     def gates_for(self, request: GenerationRequest) -> Gates | None:

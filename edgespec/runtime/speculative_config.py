@@ -13,7 +13,7 @@ from typing import Any
 from edgespec.errors import OptionError, RequestError
 from edgespec.methods import METHODS
 from edgespec.runtime.drafters import own_decoding
-from edgespec.runtime.drafters.decoding import Alias, DecodingConfig, config_class
+from edgespec.runtime.drafters.decoding import Alias, DecodingConfig, DecodingType, config_class
 from edgespec.runtime.drafters.loading import OwnOptions
 from edgespec.runtime.drafters.options import fields_of, shown, types_of, unknown_key
 from edgespec.runtime.drafters.registry import DRAFTERS
@@ -22,8 +22,18 @@ from edgespec.runtime.gates import Gates
 TYPE_KEY = "decoding_type"
 AUTO = "AUTO"
 ALSO_CALLED = {"speculative_model_dir": "speculative_model"}
+# A key of several of TensorRT-LLM's types: a second drafter beside the first
+SECOND_DRAFTER = "sa_config"
 # Decoding types of TensorRT-LLM that draft from the text alone and that no row has
 OF_THE_TEXT = ("lookahead", "sa")
+# Others of its decoding types that no row has, and why
+NOT_HERE = {
+    "pard": "its draft fills a row of mask tokens in one pass, and there is no such graph here",
+    "redrafter": "its draft is recurrent, and there is no such graph here",
+    "explicitdrafttokens": "its draft is recurrent, and there is no such graph here",
+    "externaldrafttokens": "drafts come from a drafter, and not with a request",
+    "savestate": "it writes hidden states to train a draft, and drafts nothing",
+}
 # Keys of the block that belong to an engine, as they outlast a request
 OF_ENGINES = ("speculative_model", "acceptance_window", "acceptance_length_threshold")
 
@@ -31,6 +41,11 @@ Block = DecodingConfig | Mapping[str, object] | None
 
 
 OWN = config_class(own_decoding.TYPE, None, OwnOptions, needs_engine=False)
+
+
+def rows() -> list[DecodingType]:
+    """The decoding types of the rows of DRAFTERS, in their order."""
+    return [row.decoding for row in DRAFTERS.values() if row.decoding is not None]
 
 
 def config_classes() -> dict[str, type[DecodingConfig]]:
@@ -68,10 +83,9 @@ def class_of(decoding_type: object, where: str) -> tuple[type[DecodingConfig], A
     classes = config_classes()
     names = {plain(name): (found, Alias(name)) for name, found in classes.items()}
     names[plain(AUTO)] = DecodingConfig, Alias(AUTO)
-    for row in DRAFTERS.values():
-        for alias in row.decoding.aliases if row.decoding is not None else ():
-            assert row.decoding is not None
-            names[plain(alias.name)] = classes[row.decoding.name], alias
+    for row in rows():
+        for alias in row.aliases:
+            names[plain(alias.name)] = classes[row.name], alias
     all_types = ", ".join([*classes, AUTO])
     if not isinstance(decoding_type, str):
         what = f"{where}: {TYPE_KEY} is {shown(decoding_type)}"
@@ -81,11 +95,18 @@ def class_of(decoding_type: object, where: str) -> tuple[type[DecodingConfig], A
         return names[wanted]
     what = f"{where}: this version has no {TYPE_KEY} {decoding_type[:60]}"
     if wanted in OF_THE_TEXT:
-        same = [name for name, found in classes.items() if not found.needs_engine]
-        raise OptionError(what, f"From the text alone draft: {', '.join(same) or 'none'}.")
+        raise OptionError(what, f"From the text alone draft: {of_the_text()}.")
+    others = {plain(n): why for row in rows() for n, why in row.relatives}
+    if (why := (NOT_HERE | others).get(wanted)) is not None:
+        raise OptionError(f"{what}: {why}", f"Decoding types: {all_types}.")
     close = difflib.get_close_matches(wanted[:60], names, n=1)
     near = f"Did you mean {names[close[0]][0].decoding_type}? " if close else ""
     raise OptionError(what, f"{near}Decoding types: {all_types}.")
+
+
+def of_the_text() -> str:
+    """The decoding types that need no draft engine, for a sentence."""
+    return ", ".join(name for name, found in config_classes().items() if not found.needs_engine)
 
 
 def plain(name: str) -> str:
@@ -121,6 +142,9 @@ def read_config(
     else:
         what = f"{where}: {TYPE_KEY} is missing"
         raise OptionError(what, f"Add one of {', '.join([*config_classes(), AUTO])}.")
+    if values.pop(SECOND_DRAFTER, None) is not None:
+        what = f"{where}: {SECOND_DRAFTER} asks for a second drafter, and a request has one"
+        raise OptionError(what, f"Remove it. From the text alone draft: {of_the_text()}.")
     known = fields_of(found)
     if isinstance(values.get("drafter"), str) and "drafter" in known:
         what = f"{where}: the drafter {values['drafter'][:60]} is code, and a file runs none"
@@ -234,11 +258,7 @@ def schema() -> dict[str, Any]:
 def alternatives() -> Iterator[dict[str, Any]]:
     """The schema of each decoding type."""
     classes = {**config_classes(), AUTO: DecodingConfig}
-    aliases = {
-        row.decoding.name: [alias.name for alias in row.decoding.aliases]
-        for row in DRAFTERS.values()
-        if row.decoding is not None
-    }
+    aliases = {row.name: [alias.name for alias in row.aliases] for row in rows()}
     for name, found in classes.items():
         keys = {key: schema_of_key(found, key) for key in fields_of(found)}
         also = {a: keys[key] for a, key in ALSO_CALLED.items()}

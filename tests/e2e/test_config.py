@@ -14,7 +14,7 @@ import pytest
 
 from edgespec.cache import Cache
 from edgespec.cli import infer
-from edgespec.cli.config_file import FOREIGN, divided
+from edgespec.cli.config_file import BLOCK, FOREIGN, divided, flag_name
 from edgespec.errors import RequestError
 from tests.e2e.test_run import checkpoints, kept, made
 from tests.e2e.workshop import Cli, Outcome, cli
@@ -149,6 +149,48 @@ def test_neutral_values_of_foreign_keys_are_no_matter(infer_with: Infer) -> None
     done, _ = infer_with(text)
     assert done.code == 0
     assert "means nothing" not in done.err
+
+
+# Fields of TorchLlmArgs and BaseLlmArgs in TensorRT-LLM's llm_args.py, and older ones of LlmArgs
+NAMES = """
+model tokenizer tokenizer_mode custom_tokenizer post_processor_hook skip_tokenizer_init
+trust_remote_code tensor_parallel_size dtype revision tokenizer_revision model_kwargs
+pipeline_parallel_size context_parallel_size gpus_per_node moe_cluster_parallel_size
+moe_tensor_parallel_size moe_expert_parallel_size enable_attention_dp enable_lm_head_tp_in_adp
+pp_partition cp_config load_format enable_lora lora_config kv_cache_config enable_chunked_prefill
+guided_decoding_backend batched_logits_processor iter_stats_max_iterations
+request_stats_max_iterations peft_cache_config scheduler_config cache_transceiver_config
+sparse_attention_config kv_cache_compression_config speculative_config max_batch_size max_input_len
+max_seq_len max_beam_width max_num_tokens gather_generation_logits num_postprocess_workers
+postprocess_tokenizer_dir num_serve_frontends reasoning_parser decoding_config otlp_traces_endpoint
+backend return_perf_metrics perf_metrics_output_dir perf_metrics_max_requests
+prometheus_metrics_config enable_energy_metrics orchestrator_type env_overrides telemetry_config
+garbage_collection_gen0_threshold cuda_graph_config encoder_cuda_graph_config multimodal_config
+attention_dp_config disable_overlap_scheduler moe_config nvfp4_gemm_config dwdp_config
+encoder_max_batch_size encoder_max_num_tokens attn_backend enable_mla_skip_correction sampler_type
+sampler_force_async_worker enable_in_graph_sampling enable_early_first_token_response
+enable_low_latency_host_dispatch enable_iter_perf_stats enable_iter_req_stats print_iter_log
+batch_wait_timeout_ms batch_wait_timeout_iters batch_wait_max_tokens_ratio torch_compile_config
+prefill_cuda_graph_backend prefill_capture_num_tokens enable_autotuner use_fine_grained_sync
+enable_layerwise_nvtx_marker enable_min_latency stream_interval force_dynamic_quantization
+allreduce_strategy checkpoint_loader checkpoint_format checkpoint_io_policy mx_config gms_config
+kv_connector_config mm_encoder_only disable_mm_encoder encode_only ray_worker_extension_cls
+ray_placement_config ray_worker_nsight_options sleep_config reorder_policy_config
+enable_resource_governor use_cute_dsl_blockscaling_mm use_cute_dsl_blockscaling_bmm
+use_cute_dsl_bf16_bmm use_cute_dsl_bf16_gemm max_stats_len layer_wise_benchmarks_config
+use_cuda_graph build_config quant_config calib_config fast_build enable_build_cache
+"""
+THEIRS = NAMES.split()
+
+
+def test_keys_of_tensorrt_llm_s_files_are_known() -> None:
+    params = infer.command.get_params(click.Context(infer.command))
+    flags = {flag_name(param) for param in params}
+    assert [name for name in THEIRS if name not in {*FOREIGN, *flags, BLOCK}] == []
+    _, read = divided({"backend": "pytorch"}, params, "f")
+    assert read.notes == (
+        "f: backend means nothing here: this is decided when the engine is built",
+    )
 
 
 def test_every_foreign_key_is_noted_or_refused() -> None:

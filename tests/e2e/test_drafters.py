@@ -132,14 +132,6 @@ def test_n_grams_draft_no_trees(cli: Cli, engines: Path) -> None:
     assert (done.code, "n-grams draft chains, and no trees" in done.err) == (3, True), done.err
 
 
-def test_length_of_a_tree_that_is_none_names_the_flag_of_chains(cli: Cli, engines: Path) -> None:
-    words = ["--drafter", "ngram", "--max-draft-len", "4"]
-    done = cli("infer", "--engine-dir", engines, "--prompt", "Hi", *words)
-    assert done.code == 3
-    assert "a static tree was asked for, and this drafter makes none" in done.err
-    assert "--spec-draft-step" in done.err
-
-
 def test_run_drafts_with_finished_engines_where_they_have_room(
     cli: Cli, engines: Path, without_room: Path
 ) -> None:

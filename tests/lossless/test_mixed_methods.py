@@ -23,6 +23,7 @@ from edgespec.runtime.generation import Chunk, Response
 from edgespec.runtime.plans import TreeLimits
 from edgespec.runtime.speculative_config import class_named
 from edgespec.runtime.tree import PLAIN
+from edgespec.runtime.verify import TypicalAcceptance
 from tests.e2e.test_extension_drafter import Repeating
 from tests.lossless.engines import api_engines
 
@@ -289,6 +290,46 @@ def test_drafting_stops_for_good_once_too_little_is_accepted(
     assert len(said) == 1
     assert said[0].startswith("drafting stopped at answer 2: the last 2 accepted 0.")
     assert run.stats().drafting_stopped == said[0]
+
+
+def test_lossy_rule_decides_after_drafting_has_stopped_too(engines: tuple[Engine, Engine]) -> None:
+    """What it samples from depends on no drafts: the end of drafting changes no answer."""
+    made, config = api_engines() / "four", {"decoding_type": "Eagle3", "max_draft_len": 3}
+    rule = TypicalAcceptance(0.3, posterior_fast=False)
+    requests = file_of([{"seed": n} for n in range(5)], batch_size=1, temperature=1.0)
+    plain = answered(engines[1], requests, drafts=False)
+    gate = {"acceptance_window": 2, "acceptance_length_threshold": 3.0}
+    with (
+        Engine(made, speculative_config=config, acceptance=rule) as opened,
+        Engine(made, speculative_config=config | gate, acceptance=rule) as gated,
+    ):
+        opened.stop_ids = gated.stop_ids = frozenset()
+        wanted, found = answered(opened, requests), answered(gated, requests)
+        assert gated.drafting_stopped
+    drafted = [sum(r.metrics.per_step_drafted) > 0 for r in responses(found)]
+    assert drafted == [True, True, False, False, False]
+    assert [r.token_ids for r in responses(found)] == [r.token_ids for r in responses(wanted)]
+    assert [r.metrics.lossless for r in responses(found)] == ["no"] * 5
+    ends = zip(responses(found)[2:], responses(plain)[2:], strict=True)
+    assert any(one.token_ids != other.token_ids for one, other in ends)
+
+
+def test_rule_that_takes_chains_gets_a_chain_where_no_sizes_are_given() -> None:
+    made = api_engines() / "one"
+    block = {"decoding_type": "Suffix", "use_rejection_sampling": True}
+    with Engine(made) as opened:
+        (response,) = responses(answered(opened, file_of([{"speculative": block}])))
+        assert response.metrics.lossless == "tokens"
+        wide = file_of([{"speculative": {"decoding_type": "Suffix"}}], temperature=1.0)
+        assert responses(answered(opened, wide))[0].metrics.acceptance == "exact"
+    with Engine(made, speculative_config=block) as opened:
+        assert opened.plan().top_k == 1
+    tree = {"use_dynamic_tree": True, "dynamic_tree_max_topK": 2, "use_rejection_sampling": True}
+    with (
+        Engine(made, speculative_config={"decoding_type": "Eagle3", **tree}) as opened,
+        pytest.raises(LimitError, match="rejection sampling is for chains"),
+    ):
+        opened.plan()
 
 
 def test_schedule_and_concurrency_limit_what_a_step_drafts(engines: tuple[Engine, Engine]) -> None:

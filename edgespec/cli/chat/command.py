@@ -239,6 +239,7 @@ def command(
             drafts=engine.spec_decode,
             sizes=sizes,
             tree=tree,
+            acceptance=engine.acceptance,
             enable_thinking=enable_thinking,
             show_speculation=show_speculation,
         )

@@ -32,6 +32,9 @@ class BlockDecoding(DecodingConfig):
     mask_token_id: int | None = option(
         None, "The mask token.", low=0, unused="it is the one that the draft was exported with"
     )
+    attention_backend: str | None = option(
+        None, "Kernels of the draft.", unused="this is decided when the engine is built"
+    )
 
     @property
     def sizes(self) -> Sizes:

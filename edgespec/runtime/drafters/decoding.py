@@ -379,12 +379,14 @@ class Alias(NamedTuple):
 class DecodingType:
     """A row's column: how `speculative_config` names the method.
 
-    `name` is its decoding_type, `aliases` are other names. `keys` has the keys of the type; those
-    of the row's options join them.
+    `name` is its decoding_type, `aliases` are other names. `relatives` are names of other methods
+    that are near to it, each with the reason why there is no such type. `keys` has the keys of the
+    type; those of the row's options join them.
     """
 
     name: str
     aliases: tuple[Alias, ...] = ()
+    relatives: tuple[tuple[str, str], ...] = ()
     keys: type[DecodingConfig] = DecodingConfig
 
 

@@ -38,6 +38,7 @@ def limits(base: EngineConfig, draft: EngineConfig | None) -> TreeLimits:
 
 
 ALIASES = (Alias("Eagle", "decoding_type Eagle is Eagle3, as in TensorRT-LLM; write Eagle3"),)
+RELATIVES = (("P-EAGLE", "it drafts all positions in one pass, and there is no such graph here"),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,9 @@ class Eagle3Decoding(EagleDecoding):
         schema=LAYERS_SCHEMA,
     )
     eagle3_one_model: bool = option(True, "One program for base and draft.", unused=TWO_ENGINES)
+    eagle3_model_arch: str | None = option(
+        None, "The architecture of the draft.", unused="it is read from the draft's checkpoint"
+    )
 
     @property
     def aux_layers(self) -> tuple[int, ...] | None:
@@ -63,6 +67,6 @@ class Eagle3Decoding(EagleDecoding):
 ROW = DrafterRow(
     open=open_drafter,
     limits=limits,
-    decoding=DecodingType(name="Eagle3", aliases=ALIASES, keys=Eagle3Decoding),
+    decoding=DecodingType(name="Eagle3", aliases=ALIASES, relatives=RELATIVES, keys=Eagle3Decoding),
 )
 __all__ = ["NAME", "ROW"]

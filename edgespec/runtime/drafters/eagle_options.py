@@ -6,7 +6,7 @@ Knows the keys, their defaults, and what TensorRT-LLM checks. Knows no engine.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -85,19 +85,15 @@ class EagleOptions(DrafterOptions):
 
     def static_plan(self) -> StaticPlan:
         """The choices, or TensorRT-LLM's default."""
-        given = cast(Choices | None, self.eagle_choices)
-        plan = StaticPlan.of(given or NAMED[DEFAULT])
-        whose = "the choices" if given else f"the default choices, {DEFAULT},"
+        plan = StaticPlan.of(cast(Choices | None, self.eagle_choices) or NAMED[DEFAULT])
         levels, most = self.num_eagle_layers, self.max_draft_len
         if levels is not None and plan.steps != levels:
-            what = f"{whose} are {counted(plan.steps, 'level')} deep, num_eagle_layers {levels}"
+            what = f"the choices are {counted(plan.steps, 'level')} deep, num_eagle_layers {levels}"
             remedy = f"Give choices of depth {levels}, or --num-eagle-layers {plan.steps}."
             raise LimitError(what, remedy)
         if most is not None and len(plan.choices) > most:
-            nodes = len(plan.choices)
-            what = f"{whose} have {counted(nodes, 'node')}, max_draft_len is {most}"
-            remedy = f"Raise --max-draft-len to {nodes}, or give choices of fewer nodes;"
-            raise LimitError(what, f"{remedy} a chain of {most} is --spec-draft-step {most}.")
+            what = f"the choices have {counted(len(plan.choices), 'node')}, max_draft_len is {most}"
+            raise LimitError(what, f"Raise --max-draft-len to {len(plan.choices)}.")
         for depth, count in enumerate(num_non_leaves(plan.choices)):
             self.check_non_leaves(depth, count, max(num_non_leaves(plan.choices)))
         return plan
@@ -170,6 +166,17 @@ class EagleDecoding(DecodingConfig):
             what = f"num_eagle_layers is {layers}, and max_draft_len {self.max_draft_len}"
             raise OptionError(what, "Both are the levels of the tree: leave one out.")
         _ = self.tree  # raises OptionError where keys contradict each other
+
+    def notes(self) -> Iterator[str]:
+        """Those of all types, and what TensorRT-LLM does otherwise with the keys given."""
+        yield from DecodingConfig.notes(self)
+        if self.greedy_sampling is False and self.posterior_threshold is None:
+            yield "greedy_sampling false means nothing without posterior_threshold"
+        if self.dynamic_tree_max_topK is not None and not self.use_dynamic_tree:
+            yield (
+                "dynamic_tree_max_topK asks for a dynamic tree; newer versions of TensorRT-LLM want"
+                " use_dynamic_tree: true beside it"
+            )
 
     @property
     def given_len(self) -> int | None:

@@ -85,6 +85,19 @@ def test_alias_is_noted_and_a_key_without_a_meaning_too() -> None:
     assert read_config({"decoding_type": "Eagle3", "eagle3_one_model": True})[1] == ()
 
 
+def test_what_tensorrt_llm_does_otherwise_is_noted() -> None:
+    block = {"decoding_type": "Eagle3", "max_draft_len": 3, "dynamic_tree_max_topK": 2}
+    _, (note,) = read_config(block)
+    assert "want use_dynamic_tree: true beside it" in note
+    assert read_config(block | {"use_dynamic_tree": True})[1] == ()
+    assert read_config({"decoding_type": "Eagle2", "max_draft_len": 3})[1] == ()
+    _, (note,) = read_config({"decoding_type": "Eagle3", "greedy_sampling": False})
+    assert note == "greedy_sampling false means nothing without posterior_threshold"
+    _, (note,) = read_config({"decoding_type": "Eagle3", "eagle3_model_arch": "llama3"})
+    assert note == "eagle3_model_arch means nothing here: it is read from the draft's checkpoint"
+    assert read_config({"decoding_type": "MTP", "sa_config": None})[1] == ()
+
+
 # ---- how much is drafted
 
 SIZES: list[tuple[dict[str, Any], Sizes]] = [
@@ -182,7 +195,18 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"decoding_type": 3}, "decoding_type is 3\n"),
     ({"decoding_type": "Eagle7"}, r"no decoding_type Eagle7\nDid you mean Eagle"),
     ({"decoding_type": "Lookahead"}, "no decoding_type Lookahead\nFrom the text alone"),
-    ({"decoding_type": "SaveState"}, "no decoding_type SaveState\n.*Decoding types: Eagle1"),
+    (
+        {"decoding_type": "SaveState"},
+        "SaveState: it writes hidden states .*\nDecoding types: Eagle1",
+    ),
+    ({"decoding_type": "PARD"}, "no decoding_type PARD: its draft fills a row of mask tokens"),
+    ({"decoding_type": "ReDrafter"}, "no decoding_type ReDrafter: its draft is recurrent"),
+    ({"decoding_type": "P-EAGLE"}, "no decoding_type P-EAGLE: it drafts all positions in one pass"),
+    ({"decoding_type": "DFlash2"}, "no decoding_type DFlash2: its layers have convolutions"),
+    (
+        {"decoding_type": "Eagle3", "sa_config": {"threshold": 4}},
+        "sa_config asks for a second drafter, .*\nRemove it. From the text alone draft: Suffix",
+    ),
     ({"decoding_type": "x" * 999}, "no decoding_type x{60}\n"),
     (
         {"decoding_type": "MTP", "max_draft_lens": 3},
