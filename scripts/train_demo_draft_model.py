@@ -30,9 +30,8 @@ from train_demo_model import (
     console,
     conversations,
     fit,
-    functions,
+    functions_of,
     prompts_of,
-    read_source,
 )
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -163,7 +162,7 @@ def train(
 ) -> None:
     """Trains a draft and writes it."""
     base = load(DEMO_BASE)
-    pairs = [pair for path in modules for pair in functions(read_source(path))]
+    pairs = functions_of(modules)
     chats = conversations(tokenizer, pairs)
     answers = own_chats(base, tokenizer, modules, size, seed)
     # A third of what the draft sees are the base's own answers.

@@ -37,9 +37,8 @@ from train_demo_model import (
     console,
     conversations,
     fit,
-    functions,
+    functions_of,
     prompts_of,
-    read_source,
     rotate,
     train_base,
 )
@@ -355,7 +354,7 @@ def train(
 ) -> None:
     """Trains base and head, and writes the checkpoint."""
     end, eos = tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_end|>"])
-    pairs = [pair for path in modules for pair in functions(read_source(path))]
+    pairs = functions_of(modules)
     chats = conversations(tokenizer, pairs)
     base = make_base(size, len(tokenizer), eos)
     console.print(f"{len(pairs)} functions, {sum(map(len, chats)) / 1e6:.2f} M tokens")

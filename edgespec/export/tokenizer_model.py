@@ -217,7 +217,7 @@ def add_others(source: Path, tokenizer: Tokenizer, settings: Mapping[str, Any]) 
 
 
 def special_tokens(model: Any) -> dict[str, Any]:
-    """The keys of a tokenizer_config.json that a model alone can tell."""
+    """The keys of a tokenizer_config.json that follow from a model alone."""
     spec, pieces = model.trainer_spec, {piece.piece for piece in model.pieces}
     found = {"bos_token": spec.bos_piece, "eos_token": spec.eos_piece, "unk_token": spec.unk_piece}
     return {key: token for key, token in found.items() if token in pieces}

@@ -56,11 +56,11 @@ from edgespec.runtime.sampling import NEAR_TIE
 from edgespec.runtime.scheduler import Scheduler
 from edgespec.runtime.session import Session
 from edgespec.runtime.speculative_config import (
+    check_of_request,
     drafts_of,
     gates_of,
     of_engine,
     read_config,
-    refuse_keys_of_engines,
 )
 from edgespec.runtime.streams import AsyncStream, Ends, Stream, cancelling, future_end
 from edgespec.runtime.thinking import thinking_note
@@ -421,7 +421,7 @@ class Engine:
         """What a request's own config means, as fields of a GenerationRequest. Raises LimitError,
         and OptionError for keys that are a matter of the engine or a method that it does not
         have."""
-        refuse_keys_of_engines(config)
+        check_of_request(config)
         config = of_engine(config, self.method, "this engine")
         fields: dict[str, Any] = {"plan": self.planner.by_config(config)}
         fields["schedule"] = config.schedule

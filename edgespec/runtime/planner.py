@@ -12,11 +12,11 @@ from typing import cast
 
 from edgespec.backends.base import PlanHints
 from edgespec.backends.engine_config import EngineConfig
-from edgespec.errors import LimitError, counted
+from edgespec.errors import EdgeSpecError, LimitError, counted
 from edgespec.runtime.drafters.base import Drafter
 from edgespec.runtime.drafters.decoding import DecodingConfig
 from edgespec.runtime.drafting import Drafting, Options
-from edgespec.runtime.plans import PlanLimits, TreeSpec
+from edgespec.runtime.plans import SMALLEST_TREE, PlanLimits, TreeSpec
 from edgespec.runtime.static_tree import StaticPlan
 from edgespec.runtime.tree import DraftPlan
 from edgespec.runtime.verify import ACCEPT_RULES, EXACT, AcceptOptions, acceptance_of
@@ -87,7 +87,11 @@ class Planner:
 
     def of_tree(self, tree: TreeSpec, limits: PlanLimits) -> DraftPlan:
         """`by_tree`, within limits that are known."""
-        plan = tree.plan(self.config.limits.verify_tree_size)
+        try:
+            plan = tree.plan(self.config.limits.verify_tree_size)
+        except EdgeSpecError:
+            limits.check(SMALLEST_TREE)  # what a drafter does not make at all is said first
+            raise
         limits.check(plan)
         self.check_chain(plan)
         return plan

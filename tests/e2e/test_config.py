@@ -106,6 +106,12 @@ def test_request_s_own_block_overrides_that_of_the_file(infer_with: Infer) -> No
     assert "per_step_drafted" not in found
 
 
+def test_drafter_of_one_s_own_is_refused_in_a_request_by_its_place(infer_with: Infer) -> None:
+    done, found = infer_with(EAGLE, speculative={"decoding_type": "User_Provided"})
+    assert (done.code, found) == (3, {})
+    assert "requests[0].speculative: decoding_type User_Provided needs a drafter" in done.err
+
+
 REFUSED: list[tuple[str, int, str]] = [
     ("speculative_config: {decoding_type: Eagle9}", 2, "no decoding_type Eagle9"),
     ("speculative_config: {decoding_type: MTP}", 2, "Write decoding_type: Eagle3"),

@@ -62,6 +62,7 @@ def drafting(engines: Path, tmp_path: Path, *flags: object) -> list[object]:
     ("flags", "line"),
     [
         ((), "drafting a chain: top-k 1, step 3, verify size 4"),
+        (("--max-draft-len", 2), "drafting a chain: top-k 1, step 2, verify size 3"),
         (
             ("--eagle_choices", CHOICES),
             "drafting a tree: top-k 3, a static tree of 3 levels, verify size 8",

@@ -69,6 +69,10 @@ def drafting(engines: Path, tmp_path: Path, *flags: object) -> list[object]:
     [
         ((), "drafting a chain of Medusa heads: top-k 1, step 5, verify size 6"),
         (
+            ("--max-draft-len", 63),
+            "drafting a tree of Medusa heads: top-k 10, a static tree of 4 levels, verify size 64",
+        ),
+        (
             ("--medusa_choices", CHOICES),
             "drafting a tree of Medusa heads: top-k 3, a static tree of 3 levels, verify size 8",
         ),
