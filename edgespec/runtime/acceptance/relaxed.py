@@ -30,6 +30,7 @@ from edgespec.runtime.acceptance.base import (
 from edgespec.runtime.sampling import Sampler, largest
 from edgespec.runtime.tree import DraftTree
 
+MAX_TOKENS = 2**31  # ids of a vocabulary are below
 # What chat templates put around thoughts
 THOUGHTS = (
     ("<think>", "</think>"),
@@ -100,7 +101,7 @@ class RelaxedAcceptance(AcceptOptions):
 def is_token(value: object) -> bool:
     """Whether a value may be the id of a token, a token, or None."""
     if isinstance(value, int) and not isinstance(value, bool):
-        return value >= 0
+        return 0 <= value < MAX_TOKENS
     return value is None or (isinstance(value, str) and value != "")
 
 
