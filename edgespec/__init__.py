@@ -41,7 +41,7 @@ True
 ## How much is drafted
 
 `engine.plan()` is what suits the device. `engine.plan(top_k, steps, verify_size)` drafts a chain or
-a dynamic tree of these sizes; `StaticPlan.of` always the same tree.
+a dynamic tree of these sizes; `StaticPlan.of` makes a plan that always drafts the same tree.
 
 >>> tree = edgespec.StaticPlan.of([[0], [1], [0, 0]])
 >>> branching = engine.generate("The sky is blue because", sampling, tree)

@@ -157,15 +157,15 @@ def counted(number: int, noun: str, plural: str = "s") -> str:
 
 @contextmanager
 def in_words(names: Mapping[str, str]) -> Iterator[None]:
-    """Replaces words in a LimitError of the block: what is a flag on the command line has another
-    name elsewhere."""
+    """Replaces words in a LimitError or OptionError of the block: what is a flag on the command
+    line has another name elsewhere."""
     try:
         yield
-    except LimitError as error:
+    except (LimitError, OptionError) as error:
         what, remedy = error.what, error.remedy
         for word, name in names.items():
             what, remedy = what.replace(word, name), remedy.replace(word, name)
-        raise LimitError(what, remedy) from error
+        raise type(error)(what, remedy) from error
 
 
 @contextmanager

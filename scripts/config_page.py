@@ -88,7 +88,7 @@ These keys say when drafts are made; they change no answer.
 
 ## Keys of TensorRT-LLM that mean nothing here
 
-A file with one of these runs all the same, and its user is told why the key means nothing:
+A file with one of these runs all the same, and a note says why the key means nothing:
 
 | key | why |
 |---|---|

@@ -2,8 +2,9 @@
 
     python scripts/demo.py                    # into ./demo-out, emptied each time
     python scripts/demo.py --method dflash    # the same base with another draft
+    python scripts/demo.py --method suffix    # without a draft: from the text itself; ngram likewise
     python scripts/demo.py --method mtp       # a Qwen3.5 hybrid, trained first where build/demo-mtp is not there
-    python scripts/demo.py --method draft_model     # a smaller model as the draft, trained likewise
+    python scripts/demo.py --method eagle1    # a draft that is trained likewise; medusa, draft_model
 
 Each step is a command of the command line and is printed before it runs. Then the Python API
 streams the responses, and `infer --check-lossless` compares each of them with plain decoding.
@@ -32,35 +33,68 @@ ROOT = Path(__file__).resolve().parent.parent
 RECIPE = ROOT / "recipes" / "demo"
 HYBRID = ROOT / "build" / "demo-mtp"
 DRAFT_MODEL = ROOT / "build" / "demo-draft-model"
+EAGLE1 = ROOT / "build" / "demo-eagle1"
+MEDUSA = ROOT / "build" / "demo-medusa"
 DEFAULT_OUT, MARK = "demo-out", ".edgespec-demo"
 INTERRUPTED = 130
+SIZES = ("--spec-draft-top-k", "--spec-draft-step", "--spec-verify-size")
 console = Console(highlight=False)
 
 
 @dataclass(frozen=True)
 class Method:
-    """The export of a method's pair, and the sizes of its draft plan."""
+    """The export of a method's pair, or of the base alone where `drafter` needs no draft. `sizes`
+    are top-k, step and verify size of its draft plan; None leaves them to the engine."""
 
-    export: Callable[[Path], tuple[Path, Path]]  # directory for exports -> those of base and draft
-    top_k: int
-    steps: int
-    verify_size: int
+    export: Callable[[Path], tuple[Path, ...]]  # directory for exports -> those of base and draft
+    sizes: tuple[int, int, int] | None = None
+    drafter: str | None = None
+
+    @property
+    def flags(self) -> list[str]:
+        """What says how to draft, for `infer`."""
+        named = ["--spec-decode"] if self.drafter is None else ["--drafter", self.drafter]
+        return named + [
+            str(word) for pair in zip(SIZES, self.sizes or (), strict=False) for word in pair
+        ]
 
 
-def export_eagle3(out: Path) -> tuple[Path, Path]:
+def export_base(out: Path) -> tuple[Path, ...]:
+    """Exports the base plainly. Returns its directory."""
+    step("export", RECIPE / "base", out)
+    return (out / "llm",)
+
+
+def export_eagle1(out: Path) -> tuple[Path, ...]:
+    """Exports the EAGLE-1 pair. Returns the directories of base and draft."""
+    base, draft = RECIPE / "base", the_eagle1_draft()
+    step("export", base, out / "base", "--eagle1-base")
+    step("export", draft, out / "draft", "--base-model-dir", base)
+    return out / "base" / "llm", out / "draft" / "llm"
+
+
+def export_medusa(out: Path) -> tuple[Path, ...]:
+    """Exports the base and its Medusa heads. Returns the directories of both."""
+    base, heads = RECIPE / "base", the_medusa_heads()
+    step("export", base, out, "--medusa-base")
+    step("export", heads, out, "--base-model-dir", base)
+    return out / "llm", out / "medusa_draft"
+
+
+def export_eagle3(out: Path) -> tuple[Path, ...]:
     """Exports the EAGLE-3 pair. Returns the directories of base and draft."""
     step("export", RECIPE / "base", out / "base", "--eagle-base")
     step("export", RECIPE / "draft", out / "draft", "--base-model-dir", RECIPE / "base")
     return out / "base" / "llm", out / "draft" / "llm"
 
 
-def export_mtp(out: Path) -> tuple[Path, Path]:
+def export_mtp(out: Path) -> tuple[Path, ...]:
     """Exports the hybrid with its MTP head. Returns the directories of base and draft."""
     step("export", the_hybrid(), out, "--mtp")
     return out / "llm", out / "mtp_draft"
 
 
-def export_dflash(out: Path) -> tuple[Path, Path]:
+def export_dflash(out: Path) -> tuple[Path, ...]:
     """Exports the DFlash pair. Returns the directories of base and draft."""
     base, draft = RECIPE / "base", RECIPE / "dflash_draft"
     step("export", base, out / "base_export", "--dflash-base", "--dflash-draft-dir", draft)
@@ -68,7 +102,7 @@ def export_dflash(out: Path) -> tuple[Path, Path]:
     return out / "base_export" / "llm", out / "draft_export" / "dflash_draft"
 
 
-def export_draft_model(out: Path) -> tuple[Path, Path]:
+def export_draft_model(out: Path) -> tuple[Path, ...]:
     """Exports the base plainly, and the draft model. Returns the directories of both."""
     base = RECIPE / "base"
     step("export", base, out)
@@ -77,26 +111,42 @@ def export_draft_model(out: Path) -> tuple[Path, Path]:
 
 
 METHODS = {
-    "eagle3": Method(export_eagle3, top_k=1, steps=4, verify_size=5),
-    "mtp": Method(export_mtp, top_k=1, steps=3, verify_size=4),
-    "dflash": Method(export_dflash, top_k=1, steps=1, verify_size=8),
-    "draft_model": Method(export_draft_model, top_k=1, steps=3, verify_size=4),
+    "eagle3": Method(export_eagle3, (1, 4, 5)),
+    "eagle1": Method(export_eagle1, (1, 4, 5)),
+    "medusa": Method(export_medusa),
+    "mtp": Method(export_mtp, (1, 3, 4)),
+    "dflash": Method(export_dflash, (1, 1, 8)),
+    "draft_model": Method(export_draft_model, (1, 3, 4)),
+    "suffix": Method(export_base, drafter="suffix"),
+    "ngram": Method(export_base, drafter="ngram"),
 }
 
 
 def the_hybrid() -> Path:
     """Returns the checkpoint with the MTP head, and trains it first if it is missing."""
-    return trained(HYBRID, "train_demo_mtp.py", "mtp", "mtp.fc.weight")
+    return trained(HYBRID, "train_demo_mtp.py", "mtp", "mtp.fc.weight", "ten minutes")
+
+
+def the_eagle1_draft() -> Path:
+    """Returns the EAGLE-1 draft, and trains it first if it is missing."""
+    return trained(EAGLE1, "train_demo_eagle1.py", "eagle1", "embed_tokens.weight", "half an hour")
+
+
+def the_medusa_heads() -> Path:
+    """Returns the Medusa heads, and trains them first if they are missing."""
+    name, tensor = "train_demo_medusa.py", "0.1.weight"
+    return trained(MEDUSA, name, "medusa", tensor, "a quarter of an hour")
 
 
 def the_draft_model() -> Path:
     """Returns the draft model, and trains it first if it is missing."""
     name, tensor = "train_demo_draft_model.py", "model.norm.weight"
-    return trained(DRAFT_MODEL, name, "draft_model", tensor)
+    return trained(DRAFT_MODEL, name, "draft_model", tensor, "ten minutes")
 
 
-def trained(path: Path, script: str, method: str, tensor: str) -> Path:
-    """Returns the checkpoint `path`, and lets a script train it first if it is missing."""
+def trained(path: Path, script: str, method: str, tensor: str, time: str) -> Path:
+    """Returns the checkpoint `path`, and lets a script train it first if it is missing. `time` is
+    what that takes on two cores, and is said before."""
     if is_whole(path, tensor):
         return path
     if importlib.util.find_spec("transformers") is None:
@@ -105,7 +155,12 @@ def trained(path: Path, script: str, method: str, tensor: str) -> Path:
             f" METHOD={method}"
         )
     out = path.relative_to(ROOT)
-    line = f"\n$ python scripts/{script} --out {out} --prompts 0"
+    console.print(
+        f"\n{out} is not there and is trained first: about {time} on two idle cores, once. Ctrl-C"
+        " ends it.",
+        markup=False,
+    )
+    line = f"$ python scripts/{script} --out {out} --prompts 0"
     console.print(line, style="bold", markup=False)
     trainer = Path(__file__).with_name(script)
     code = subprocess.run(
@@ -130,7 +185,7 @@ def make_anew(out: Path) -> None:
 
     Exits with a message for any other directory that is not empty: nothing else is removed.
     """
-    inputs = (HYBRID, DRAFT_MODEL, RECIPE)
+    inputs = (HYBRID, DRAFT_MODEL, EAGLE1, MEDUSA, RECIPE)
     if any(place.is_relative_to(out) for place in (*inputs, ROOT)) or any(
         out.is_relative_to(place) for place in inputs
     ):
@@ -173,8 +228,8 @@ def stream(engine_dir: Path, requests_file: Path, method: Method) -> None:
     import edgespec
     from edgespec.prompts import read_requests
 
-    with edgespec.load(engine_dir) as engine:
-        plan = engine.plan(method.top_k, method.steps, method.verify_size)
+    with edgespec.load(engine_dir, drafter=method.drafter) as engine:
+        plan = engine.plan(*(method.sizes or ()))
         for request in read_requests(requests_file).requests:
             console.print(f"\n{request.messages[-1].content}", style="dim", markup=False)
             for chunk in engine.stream(request.messages, request.sampling, plan):
@@ -197,22 +252,16 @@ def main() -> None:
     args = parser.parse_args()
     method, out = METHODS[args.method], args.out.resolve()
     make_anew(out)
-    for role, onnx_dir in zip(("base", "draft"), method.export(out / "onnx"), strict=True):
-        step("build", "--onnx-dir", onnx_dir, "--engine-dir", out / "engines", f"--spec-{role}")
+    exported = method.export(out / "onnx")
+    for role, onnx_dir in zip(("base", "draft"), exported, strict=False):
+        spec = [f"--spec-{role}"] if len(exported) > 1 else []
+        step("build", "--onnx-dir", onnx_dir, "--engine-dir", out / "engines", *spec)
     stream(out / "engines", RECIPE / "input.json", method)
     files = ("--input-file", RECIPE / "input.json", "--output-file", out / "output.json")
-    sizes = ("--spec-draft-top-k", method.top_k, "--spec-draft-step", method.steps)
-    chain = [str(word) for word in (*sizes, "--spec-verify-size", method.verify_size)]
-    step(
-        "infer",
-        "--engine-dir",
-        out / "engines",
-        *files,
-        "--spec-decode",
-        *chain,
-        "--check-lossless",
-    )
-    chat = shlex.join(["edgespec", "chat", "--engine-dir", shown(out / "engines")])
+    checked = (*method.flags, "--check-lossless")
+    step("infer", "--engine-dir", out / "engines", *files, *checked)
+    named = [] if method.drafter is None else ["--drafter", method.drafter]
+    chat = shlex.join(["edgespec", "chat", "--engine-dir", shown(out / "engines"), *named])
     activate = "" if shutil.which("edgespec") else "source .venv/bin/activate && "
     console.print(f"\nNow talk with it: {activate}{chat}", markup=False, soft_wrap=True)
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 from demo_pairs import PAIRS
-from train_demo_model import functions, read_source, stdlib_files
+from train_demo_model import functions_of, stdlib_files
 
 import edgespec
 from edgespec.prompts import Message, SamplingParams
@@ -37,7 +37,7 @@ from edgespec.runtime.tree import DraftPlan
 def prompts(count: int) -> list[Message]:
     """Returns `count` prompts from held-out modules, in random but fixed order."""
     _, held = stdlib_files()
-    heads = [head for path in held for head, _ in functions(read_source(path))]
+    heads = [head for head, _ in functions_of(held)]
     order = np.random.default_rng(0).permutation(len(heads))[:count]
     return [Message("user", heads[i]) for i in order]
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from train_demo_model import functions, read_source, stdlib_files
+from train_demo_model import functions_of, stdlib_files
 
 import edgespec
 from edgespec import bundle
@@ -77,7 +77,7 @@ FORMATS = (
 
 def pairs(paths: list[Path], count: int, seed: int) -> list[Pair]:
     """Returns `count` functions of the modules as (signature with docstring, body)."""
-    found = [pair for path in paths for pair in functions(read_source(path))]
+    found = functions_of(paths)
     order = np.random.default_rng(seed).permutation(len(found))[:count]
     return [found[i] for i in order]
 

@@ -258,7 +258,7 @@ class Plantation:
         """Plant each fault; the outcomes, in order."""
         outcomes = []
         for fault, outcome in zip(faults, self.each(self.with_fault, faults), strict=True):
-            self.say(told(fault, outcome))
+            self.say(line_of(fault, outcome))
             outcomes.append(outcome)
         return outcomes
 
@@ -287,7 +287,7 @@ class Plantation:
 # ---- what is said
 
 
-def told(fault: Fault, outcome: Outcome) -> str:
+def line_of(fault: Fault, outcome: Outcome) -> str:
     """One line on a fault, and one on what caught it."""
     word = "SURVIVED" if outcome.caught_by is None else "caught  "
     if fault.equivalent:

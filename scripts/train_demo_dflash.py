@@ -15,7 +15,6 @@ slots weigh more in the loss (arXiv 2602.06036).
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from draft_cycle import measure
+from draft_training import flags, library, open_base
 from safetensors.torch import load_file, save_file
 from torch import nn
 from train_demo_model import (
@@ -37,9 +37,8 @@ from train_demo_model import (
     own_answers,
     prompts_of,
     rotate,
-    stdlib_files,
 )
-from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+from transformers import Qwen3ForCausalLM
 
 MASK_TOKEN = "ÿ"  # byte 0xFF as byte-level BPE writes it: no UTF-8 text has it
 GAMMA = 4.0  # slot k weighs exp(-(k - 1) / GAMMA): the published value for blocks of 8
@@ -340,36 +339,22 @@ def load_draft(path: Path, base: Qwen3ForCausalLM) -> tuple[DFlash, int]:
 
 def main() -> None:
     """Trains or measures the demo draft."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True, help="directory of the draft")
+    parser = flags(__doc__, "draft", prompts=64, tokens=128)
     parser.add_argument("--base", type=Path, default=DEMO_BASE)
-    parser.add_argument("--smoke", action="store_true", help="toy sizes, to test the script itself")
     parser.add_argument(
         "--answers",
         type=Path,
         help="JSON of [prompt, answer] ids: read, or written for another run",
     )
-    parser.add_argument(
-        "--measure", action="store_true", help="measure the draft in OUT and train nothing"
-    )
-    parser.add_argument(
-        "--prompts", type=int, default=64, help="held-out prompts to measure with, 0: not at all"
-    )
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     size = SMOKE if args.smoke else Size()
     torch.manual_seed(args.seed)
 
-    base = Qwen3ForCausalLM.from_pretrained(args.base, dtype=torch.float32).eval()
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(args.base)
-    training, held = stdlib_files()
+    base, tokenizer = open_base(args.base)
+    training, held = library(smoke=args.smoke)
     if not args.measure:
-        modules = training[:20] if args.smoke else training
         pairs = answers_of(
-            base, prompts_of(modules, tokenizer, args.seed, size.answers), args.answers, size
+            base, prompts_of(training, tokenizer, args.seed, size.answers), args.answers, size
         )
         mask_id = tokenizer.convert_tokens_to_ids(MASK_TOKEN)
         save_draft(train(base, pairs, mask_id, size), base, mask_id, args.out)

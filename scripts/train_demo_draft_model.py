@@ -13,7 +13,6 @@ training loop are those of `train_demo_model.py`.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import sys
@@ -23,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from draft_cycle import measure
+from draft_training import flags, library, own_chats, replaced
 from torch.nn.functional import log_softmax
 from train_demo_model import (
     DEMO_BASE,
@@ -30,11 +30,8 @@ from train_demo_model import (
     console,
     conversations,
     fit,
-    functions,
-    own_answers,
+    functions_of,
     prompts_of,
-    read_source,
-    stdlib_files,
 )
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -146,17 +143,13 @@ def measure_draft(
 
 
 def save(draft: Qwen3ForCausalLM, base: Qwen3ForCausalLM, path: Path) -> None:
-    """Writes the draft, with the ends of its base, beside its directory and renames it, so that it is always complete."""
-    part = path.with_name(path.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)
+    """Writes the draft, with the ends of its base."""
     draft.generation_config.eos_token_id = base.generation_config.eos_token_id
     draft.generation_config.pad_token_id = base.generation_config.pad_token_id
-    draft.to(torch.bfloat16).save_pretrained(part)
-    for name in TOKENIZER_FILES:
-        shutil.copyfile(DEMO_BASE / name, part / name)
-    shutil.rmtree(path, ignore_errors=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part.rename(path)
+    with replaced(path) as part:
+        draft.to(torch.bfloat16).save_pretrained(part)
+        for name in TOKENIZER_FILES:
+            shutil.copyfile(DEMO_BASE / name, part / name)
 
 
 def load(path: Path) -> Qwen3ForCausalLM:
@@ -169,10 +162,9 @@ def train(
 ) -> None:
     """Trains a draft and writes it."""
     base = load(DEMO_BASE)
-    pairs = [pair for path in modules for pair in functions(read_source(path))]
+    pairs = functions_of(modules)
     chats = conversations(tokenizer, pairs)
-    prompts = prompts_of(modules, tokenizer, seed, size.answers)
-    answers = [prompt + answer for prompt, answer in own_answers(base, prompts, size.new_tokens)]
+    answers = own_chats(base, tokenizer, modules, size, seed)
     # A third of what the draft sees are the base's own answers.
     order = np.random.default_rng(seed).permutation(len(chats))[: 2 * len(answers)]
     rows = answers + [chats[i] for i in order]
@@ -188,29 +180,15 @@ def train(
 
 def main() -> None:
     """Trains or measures the draft model."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--out", type=Path, required=True, help="directory of the draft; one that is there goes"
-    )
-    parser.add_argument("--smoke", action="store_true", help="toy sizes, to test the script itself")
-    parser.add_argument(
-        "--measure", action="store_true", help="measure the draft in OUT and train nothing"
-    )
-    parser.add_argument(
-        "--prompts", type=int, default=32, help="held-out prompts to measure with, 0: not at all"
-    )
-    parser.add_argument("--tokens", type=int, default=96)
+    parser = flags(__doc__, "draft", prompts=32, tokens=96)
     parser.add_argument("--steps", type=int, default=3, help="drafts in a chain")
-    parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     size = SMOKE if args.smoke else Size()
     torch.manual_seed(args.seed)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(DEMO_BASE)
-    training, held = stdlib_files()
+    training, held = library(smoke=args.smoke)
     if not args.measure:
-        train(args.out, tokenizer, training[:20] if args.smoke else training, size, args.seed)
+        train(args.out, tokenizer, training, size, args.seed)
     if args.prompts:
         prompts = prompts_of(held, tokenizer, 0, args.prompts)
         found = measure_draft(load(DEMO_BASE), load(args.out), prompts, args.steps, args.tokens)

@@ -15,7 +15,6 @@ section 3.2). Further steps are unrolled over its own states (arXiv 2408.15766),
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from draft_cycle import measure
+from draft_training import first_and_last, flags, library, open_base, own_chats
 from safetensors.torch import load_file, save_file
 from torch import nn
 from train_demo_model import (
@@ -34,12 +34,10 @@ from train_demo_model import (
     RMSNorm,
     console,
     fit,
-    own_answers,
     prompts_of,
     rotate,
-    stdlib_files,
 )
-from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+from transformers import Qwen3ForCausalLM
 
 CLASSIFICATION = 0.1  # weight of the cross-entropy beside the regression, as published
 EPS = 1e-6
@@ -246,53 +244,31 @@ def load_draft(path: Path) -> Eagle1:
 
 def main() -> None:
     """Trains or measures the draft."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True, help="directory of the draft")
+    parser = flags(__doc__, "draft", prompts=64, tokens=128)
     parser.add_argument("--base", type=Path, default=DEMO_BASE)
-    parser.add_argument("--smoke", action="store_true", help="toy sizes, to test the script itself")
     parser.add_argument("--steps", type=int, help="training steps, instead of the size's own")
-    parser.add_argument(
-        "--measure", action="store_true", help="measure the draft in OUT and train nothing"
-    )
-    parser.add_argument(
-        "--prompts", type=int, default=64, help="held-out prompts to measure with, 0: not at all"
-    )
-    parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument(
         "--draft-steps", type=int, default=5, help="drafts a chain, to measure with"
     )
-    parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    sizes = SMOKE if args.smoke else Size()
     torch.manual_seed(args.seed)
 
-    base = Qwen3ForCausalLM.from_pretrained(args.base, dtype=torch.float32).eval()
-    size = replace_sizes(sizes, base.config.hidden_size, args.steps)
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(args.base)
-    training, held = stdlib_files()
+    base, tokenizer = open_base(args.base)
+    size = replace(SMOKE if args.smoke else Size(), hidden=base.config.hidden_size)
+    size = size if args.steps is None else replace(size, steps=args.steps)
+    training, held = library(smoke=args.smoke)
     report: dict[str, object] = {}
     if not args.measure:
-        modules = training[:20] if args.smoke else training
-        prompts = prompts_of(modules, tokenizer, args.seed, size.answers)
-        chats = [prompt + answer for prompt, answer in own_answers(base, prompts, size.new_tokens)]
+        chats = own_chats(base, tokenizer, training, size, args.seed)
         draft, losses = train(base, ChatBatches(chats, size, args.seed), size)
         save_draft(draft, base, args.out)
         console.print(f"wrote {args.out}")
-        quarter = max(1, len(losses) // 4)
-        ends = losses[:quarter], losses[-quarter:]
-        report["loss"] = [sum(part) / len(part) for part in ends]  # of the first and last quarter
+        report["loss"] = first_and_last(losses)
     if args.prompts:
         prompts = prompts_of(held, tokenizer, 0, args.prompts)
         draft = load_draft(args.out)
         report |= measure_draft(base, draft, prompts, args.tokens, args.draft_steps)
     print(json.dumps(report))
-
-
-def replace_sizes(size: Size, hidden: int, steps: int | None) -> Size:
-    """The sizes with the base's width, and the number of steps that was asked for."""
-    return replace(size, hidden=hidden, steps=size.steps if steps is None else steps)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ heads weigh less.
 
 from __future__ import annotations
 
-import argparse
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from draft_cycle import measure
+from draft_training import first_and_last, flags, library, open_base, own_chats
 from safetensors.torch import load_file, save_file
 from torch import nn
 from train_demo_model import (
@@ -31,11 +31,9 @@ from train_demo_model import (
     ChatBatches,
     console,
     fit,
-    own_answers,
     prompts_of,
-    stdlib_files,
 )
-from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+from transformers import Qwen3ForCausalLM
 
 HEAD_DECAY = 0.8  # head i weighs HEAD_DECAY**i, as published
 WEIGHTS = "medusa_lm_head.safetensors"
@@ -154,41 +152,24 @@ def load_heads(path: Path, base: Qwen3ForCausalLM) -> Heads:
 
 def main() -> None:
     """Trains or measures the heads."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True, help="directory of the heads")
+    parser = flags(__doc__, "heads", prompts=64, tokens=128)
     parser.add_argument("--base", type=Path, default=DEMO_BASE)
-    parser.add_argument("--smoke", action="store_true", help="toy sizes, to test the script itself")
     parser.add_argument("--steps", type=int, help="training steps, instead of the size's own")
     parser.add_argument("--heads", type=int, help="heads, instead of the size's own")
-    parser.add_argument(
-        "--measure", action="store_true", help="measure the heads in OUT and train nothing"
-    )
-    parser.add_argument(
-        "--prompts", type=int, default=64, help="held-out prompts to measure with, 0: not at all"
-    )
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     sizes = SMOKE if args.smoke else Size()
     size = replace(sizes, steps=args.steps or sizes.steps, heads=args.heads or sizes.heads)
     torch.manual_seed(args.seed)
 
-    base = Qwen3ForCausalLM.from_pretrained(args.base, dtype=torch.float32).eval()
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(args.base)
-    training, held = stdlib_files()
+    base, tokenizer = open_base(args.base)
+    training, held = library(smoke=args.smoke)
     report: dict[str, object] = {}
     if not args.measure:
-        modules = training[:20] if args.smoke else training
-        prompts = prompts_of(modules, tokenizer, args.seed, size.answers)
-        chats = [prompt + answer for prompt, answer in own_answers(base, prompts, size.new_tokens)]
+        chats = own_chats(base, tokenizer, training, size, args.seed)
         heads, losses = train(base, ChatBatches(chats, size, args.seed), size)
         save_heads(heads, args.out)
         console.print(f"wrote {args.out}")
-        quarter = max(1, len(losses) // 4)
-        ends = losses[:quarter], losses[-quarter:]
-        report["loss"] = [sum(part) / len(part) for part in ends]  # of the first and last quarter
+        report["loss"] = first_and_last(losses)
     if args.prompts:
         prompts = prompts_of(held, tokenizer, 0, args.prompts)
         report |= measure_heads(base, load_heads(args.out, base), prompts, args.tokens)

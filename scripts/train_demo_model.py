@@ -23,6 +23,7 @@ import math
 import sysconfig
 import time
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from pathlib import Path
 
@@ -93,6 +94,7 @@ SMOKE = Size(
 # ---- text
 
 
+@cache
 def stdlib_files() -> tuple[list[Path], list[Path]]:
     """Returns training and held-out modules of the standard library, split by their paths."""
     root = Path(sysconfig.get_paths()["stdlib"])
@@ -145,6 +147,17 @@ def functions(source: str) -> list[tuple[str, str]]:
         if 24 <= len(head) <= 1200 and 24 <= len(body) <= 2400:
             pairs.append((head.rstrip(), body.rstrip()))
     return pairs
+
+
+@cache
+def functions_in(path: Path) -> list[tuple[str, str]]:
+    """Returns the functions of a file, which is read once."""
+    return functions(read_source(path))
+
+
+def functions_of(files: list[Path]) -> list[tuple[str, str]]:
+    """Returns the functions of several files, in their order."""
+    return [pair for path in files for pair in functions_in(path)]
 
 
 def as_chat(head: str, body: str | None = None) -> str:
@@ -358,7 +371,7 @@ def prompts_of(
 
     Overlong ones are skipped.
     """
-    heads = [head for path in files for head, _ in functions(read_source(path))]
+    heads = [head for head, _ in functions_of(files)]
     order = np.random.default_rng(seed).permutation(len(heads))
     short = (ids for i in order if len(ids := tokenizer(as_chat(heads[i])).input_ids) <= MAX_PROMPT)
     return list(islice(short, count))

@@ -15,11 +15,9 @@ unrolls it in the same way.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import math
-import shutil
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +26,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from draft_cycle import measure
+from draft_training import flags, library, own_chats, replaced
 from safetensors.torch import load_file, save_file
 from torch import nn
 from train_demo_model import (
@@ -38,12 +37,9 @@ from train_demo_model import (
     console,
     conversations,
     fit,
-    functions,
-    own_answers,
+    functions_of,
     prompts_of,
-    read_source,
     rotate,
-    stdlib_files,
     train_base,
 )
 from transformers import PreTrainedTokenizerFast, Qwen3_5ForCausalLM, Qwen3_5TextConfig
@@ -328,21 +324,18 @@ def save(
     path: Path,
     eos: list[int],
 ) -> None:
-    """Writes the checkpoint beside its directory and renames it, so that it is always complete."""
-    part = path.with_name(path.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)
+    """Writes the checkpoint."""
     base.generation_config.eos_token_id = eos
     base.generation_config.pad_token_id = 0
-    base.to(torch.bfloat16).save_pretrained(part)
-    tokenizer.save_pretrained(part)
-    tensors = load_file(part / "model.safetensors")
-    tensors |= {
-        f"mtp.{n}": p.detach().to(torch.bfloat16).contiguous() for n, p in head.state_dict().items()
-    }
-    save_file(tensors, part / "model.safetensors", metadata={"format": "pt"})
-    shutil.rmtree(path, ignore_errors=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part.rename(path)
+    with replaced(path) as part:
+        base.to(torch.bfloat16).save_pretrained(part)
+        tokenizer.save_pretrained(part)
+        tensors = load_file(part / "model.safetensors")
+        tensors |= {
+            f"mtp.{name}": value.detach().to(torch.bfloat16).contiguous()
+            for name, value in head.state_dict().items()
+        }
+        save_file(tensors, part / "model.safetensors", metadata={"format": "pt"})
 
 
 def load(path: Path) -> tuple[Qwen3_5ForCausalLM, MTP]:
@@ -361,16 +354,14 @@ def train(
 ) -> None:
     """Trains base and head, and writes the checkpoint."""
     end, eos = tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_end|>"])
-    pairs = [pair for path in modules for pair in functions(read_source(path))]
+    pairs = functions_of(modules)
     chats = conversations(tokenizer, pairs)
     base = make_base(size, len(tokenizer), eos)
     console.print(f"{len(pairs)} functions, {sum(map(len, chats)) / 1e6:.2f} M tokens")
     train_base("base", base, ChatBatches(chats, size, seed), size.base_steps, 3e-3)
     # What is stored is bfloat16; the head learns from what is stored.
     base.load_state_dict({k: v.to(torch.bfloat16).float() for k, v in base.state_dict().items()})
-    prompts = prompts_of(modules, tokenizer, seed, size.answers)
-    own = own_answers(base, prompts, size.new_tokens)
-    answers = [prompt + answer for prompt, answer in own]
+    answers = own_chats(base, tokenizer, modules, size, seed)
     some = [
         chats[i] for i in np.random.default_rng(seed).permutation(len(chats))[: len(answers) // 2]
     ]
@@ -382,32 +373,15 @@ def train(
 
 def main() -> None:
     """Trains or measures the demo model."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        required=True,
-        help="directory of the checkpoint; one that is there goes",
-    )
-    parser.add_argument("--smoke", action="store_true", help="toy sizes, to test the script itself")
-    parser.add_argument(
-        "--measure", action="store_true", help="measure the checkpoint in OUT and train nothing"
-    )
-    parser.add_argument(
-        "--prompts", type=int, default=32, help="held-out prompts to measure with, 0: not at all"
-    )
-    parser.add_argument("--tokens", type=int, default=96)
+    parser = flags(__doc__, "checkpoint", prompts=32, tokens=96)
     parser.add_argument("--steps", type=int, default=3, help="drafts in a chain")
-    parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     size = SMOKE if args.smoke else Size()
     torch.manual_seed(args.seed)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(DEMO_BASE)
-    training, held = stdlib_files()
+    training, held = library(smoke=args.smoke)
     if not args.measure:
-        train(args.out, tokenizer, training[:20] if args.smoke else training, size, args.seed)
+        train(args.out, tokenizer, training, size, args.seed)
     if args.prompts:
         base, head = load(args.out)
         prompts = prompts_of(held, tokenizer, 0, args.prompts)

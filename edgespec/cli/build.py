@@ -204,6 +204,11 @@ def command(
                 prove=lambda passes: bars.start("golden outputs", passes),
             ),
         )
+    show(built, as_json=as_json)
+
+
+def show(built: Built, *, as_json: bool) -> None:
+    """Print the engine, how it was checked, and what a user should know of it."""
     if as_json:
         shown = {
             "role": built.role.value,

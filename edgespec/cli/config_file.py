@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from edgespec.cli.draft_flags import TREE_NAMES
+from edgespec.cli.draft_flags import KEY_NAMES, LENGTH, TREE_NAMES, drafter_arguments
+from edgespec.cli.draft_flags import OWN as OWN_DRAFTER
 from edgespec.cli.flags import EdgeCommand, kebab, rest, until_separator
 from edgespec.cli.paths import FILE
 from edgespec.errors import PairingError, RequestError
@@ -32,7 +33,7 @@ SIZES = ("spec_draft_top_k", "spec_draft_step", "spec_verify_size")
 
 class Foreign(NamedTuple):
     """A key of TensorRT-LLM's files: why it means nothing here. `neutral` None: a file may have it
-    with any value, and its user is told why; else only with these, as another would be missed."""
+    with any value, and a note says why; else only with these, as another would be missed."""
 
     why: str
     neutral: tuple[object, ...] | None = None
@@ -286,7 +287,8 @@ def is_of_files(param: click.Parameter) -> bool:
     """Whether a file may give a flag: all that --help lists, but those that say how to draft, for
     which there is the block."""
     hidden = isinstance(param, click.Option) and param.hidden
-    return not hidden and not {param.name, flag_name(param)} & {*OWN, *SIZES, *TREE_NAMES}
+    not_of_files = {*OWN, *SIZES, *TREE_NAMES, *KEY_NAMES}
+    return not hidden and not {param.name, flag_name(param)} & not_of_files
 
 
 def flag_name(param: click.Parameter) -> str:
@@ -369,6 +371,67 @@ def configured(ctx: click.Context) -> Configured:
     assert config is not None
     of_engine = tuple(config.notes())
     return Configured(config, (*read.notes, *(note for note in notes if note not in of_engine)))
+
+
+def engine_arguments(
+    config: Configured,
+    keys: Mapping[str, object],
+    engine_dir: Path,
+    *,
+    drafter: str | None,
+    steps: int | None,
+    time_budget_ms: float | None,
+) -> tuple[Configured, dict[str, Any]]:
+    """What drafts, as arguments of Engine: by a config, with the `keys` that flags give, or by
+    --drafter and the flags beside it. Returns the config that comes of it as well.
+
+    Raises OptionError for keys that are none of what drafts, BundleError where nothing can.
+    """
+    is_own = drafter is not None and OWN_DRAFTER in drafter
+    if not keys or (config.config is not None and drafter is not None and not is_own):
+        arguments = drafter_arguments(drafter, steps, time_budget_ms)
+        return config, {"speculative_config": config.config, **arguments}
+    if is_own and time_budget_ms is not None:
+        keys = {**keys, "time_budget_ms": time_budget_ms}
+    config = with_keys(config, keys, engine_dir, drafter, steps)
+    return config, {"speculative_config": config.config, "drafter": drafter if is_own else None}
+
+
+def with_keys(
+    config: Configured,
+    keys: Mapping[str, object],
+    engine_dir: Path,
+    drafter: str | None,
+    steps: int | None,
+) -> Configured:
+    """A config with further keys, of the decoding type of what drafts. A pool of drafts of one
+    length has those of --spec-draft-step."""
+    from edgespec.runtime.drafters.decoding import DecodingConfig
+    from edgespec.runtime.drafters.options import fields_of
+    from edgespec.runtime.opening import choose_draft
+    from edgespec.runtime.speculative_config import OWN as USERS
+    from edgespec.runtime.speculative_config import TYPE_KEY, of_engine, read_config
+
+    found, notes = config.config or DecodingConfig(), config.notes
+    if drafter is not None and OWN_DRAFTER in drafter:
+        kind = USERS
+    elif found.method is not None or not found.needs_engine:
+        kind = type(found)
+    else:
+        choice = choose_draft(engine_dir, True if drafter is None else None, drafter)
+        kind = type(of_engine(found, choice.method, str(engine_dir)))
+        notes += () if choice.note is None else (choice.note,)
+    given = {
+        name: getattr(found, name)
+        for name, field in fields_of(type(found)).items()
+        if getattr(found, name) != field.default
+    }
+    pool = kind.options_class
+    if steps is not None and pool is not None and LENGTH in fields_of(pool):
+        given[LENGTH] = steps
+    block = {TYPE_KEY: kind.decoding_type, **given, **keys}
+    made, more = read_config(block, "the command line")
+    return Configured(made, (*notes, *(note for note in more if note not in notes)))
 
 
 def check_draft(engine: Engine, config: DecodingConfig | None) -> None:

@@ -8,6 +8,7 @@ gives what they ask for.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from edgespec.runtime.engine import Engine
     from edgespec.runtime.plans import TreeSpec
     from edgespec.runtime.tree import DraftPlan
+    from edgespec.runtime.verify import AcceptOptions
 
 # TensorRT Edge-LLM's other names
 ALIASES = {
@@ -27,6 +29,7 @@ ALIASES = {
     "--spec-verify-tree-size": "--spec-verify-size",
     "--eagle-verify-tree-size": "--spec-verify-size",
 }
+KEYS = f"{__name__}.keys"  # in a context's meta: keys of a speculative_config that were given
 GIVEN = f"{__name__}.tree"  # in a context's meta: the keys of trees that were given
 CHOICES = ("eagle_choices", "medusa_choices")  # what a file may hold
 
@@ -43,6 +46,11 @@ DRAFTER = (
     " your own, looked for in the working directory first (docs/own_drafter.md)."
 )
 BUDGET = "Milliseconds of each call of a drafter of your own; one that takes more pauses.  [default: 100]"
+NGRAM_SIZE = "Tokens that n-gram lookup and suffix decoding match, at most."
+OPTION = (
+    "An option of what drafts, by its key in docs/config.md, such as is_keep_all=false; may be given"
+    " repeatedly."
+)
 OWN = ":"  # in a name: that of a class in a module
 TOP_K = (
     f"Candidates per node. 1 drafts a chain ({titles('chain', 'block chain')}: 1 only);"
@@ -85,7 +93,10 @@ TREE_FLAGS: tuple[tuple[str, str, Any, str], ...] = (
         "--max-draft-len",
         "max_draft_len",
         SIZE,
-        "Nodes of such a tree at most, without the root.  [default: 63]",
+        (
+            "Drafts in a row, as speculative_config has it (Medusa: the tree's nodes). Beside choices"
+            " or a dynamic tree: its nodes at most, without the root.  [default there: 63]"
+        ),
     ),
     (
         "--max-non-leaves-per-layer",
@@ -108,6 +119,7 @@ TREE_FLAGS: tuple[tuple[str, str, Any, str], ...] = (
 )
 MEDUSA_KEYS = ("medusa_choices", "num_medusa_heads")  # those of MedusaOptions alone
 TREE_NAMES = tuple(flag.removeprefix("--").replace("-", "_") for flag, *_ in TREE_FLAGS)
+KEY_NAMES = ("max_matching_ngram_size", "drafter_option")
 
 
 def engineless() -> list[str]:
@@ -139,6 +151,36 @@ class DrafterName(Text):
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The method's name."""
         return drafter_named(value)
+
+
+def keep_key(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    """Keeps a flag's value as the key of a speculative_config."""
+    if value is not None:
+        assert param.name is not None
+        ctx.meta.setdefault(KEYS, {})[param.name] = value
+
+
+def keep_options(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> None:
+    """Keeps the values of --drafter-option. Raises click.BadParameter for one without a key, or with
+    a key that was given before."""
+    from edgespec.recipe import value_of
+
+    for text in values:
+        key, equals, written = text.partition("=")
+        if not equals or not key:
+            raise click.BadParameter(f"{text!r:.60} is not KEY=VALUE", ctx, param)
+        given = ctx.meta.setdefault(KEYS, {})
+        if key in given:
+            raise click.BadParameter(f"{key:.60} is given twice", ctx, param)
+        given[key] = value_of(written, f"--drafter-option {key:.60}")
+
+
+def keys_of(ctx: click.Context) -> dict[str, object]:
+    """The keys of a speculative_config that flags give: options of the drafter, and --max-draft-len
+    where it is not the size of a tree."""
+    tree = ctx.meta.get(GIVEN, {})
+    length = {LENGTH: tree[LENGTH]} if tree.keys() == {LENGTH} else {}
+    return {**ctx.meta.get(KEYS, {}), **length}
 
 
 def options_by_sizes(drafter: str | None, steps: int | None) -> dict[str, object] | None:
@@ -178,8 +220,8 @@ def drafter_arguments(
 
 
 def draft_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--drafter and its time budget, --spec-draft-top-k, --spec-draft-step and --spec-verify-size, and the flags of
-    trees."""
+    """--drafter, its options and its time budget, --spec-draft-top-k, --spec-draft-step and
+    --spec-verify-size, and the flags of trees."""
     for flag, key, kind, text in reversed(TREE_FLAGS):
         command = tree_option(flag, key, kind, text)(command)
     for flag, text in (
@@ -190,6 +232,21 @@ def draft_options(command: Callable[..., Any]) -> Callable[..., Any]:
         command = click.option(flag, type=SIZE, help=text)(command)
     positive = click.FloatRange(0.1)
     command = click.option("--drafter-time-budget-ms", type=positive, help=BUDGET)(command)
+    command = click.option(
+        "--drafter-option",
+        multiple=True,
+        metavar="KEY=VALUE",
+        expose_value=False,
+        callback=keep_options,
+        help=OPTION,
+    )(command)
+    command = click.option(
+        "--max-matching-ngram-size",
+        type=int,
+        expose_value=False,
+        callback=keep_key,
+        help=NGRAM_SIZE,
+    )(command)
     metavar = "NAME|MODULE:CLASS"
     return click.option("--drafter", type=DrafterName(), metavar=metavar, help=DRAFTER)(command)
 
@@ -219,11 +276,13 @@ def tree_of(ctx: click.Context, sizes: Iterable[int | None]) -> TreeSpec | None:
     given = ctx.meta.get(GIVEN)
     if not given:
         return None
+    if given.keys() == {LENGTH} and not any(sizes):
+        return None  # see keys_of
     if any(sizes):
         flags = " and ".join(flag for flag, key, *_ in TREE_FLAGS if key in given)
         raise click.UsageError(
-            f"{flags}: they describe a tree, and so do --spec-draft-top-k, --spec-draft-step and"
-            " --spec-verify-size; give one or the other",
+            f"{flags}: how much to draft is said by --spec-draft-top-k, --spec-draft-step and"
+            " --spec-verify-size too; give one or the other",
             ctx,
         )
     from edgespec.runtime.static_tree import read_choices
@@ -245,6 +304,17 @@ def tree_of(ctx: click.Context, sizes: Iterable[int | None]) -> TreeSpec | None:
     return MedusaOptions(**given)
 
 
-def plan_of(engine: Engine, sizes: Iterable[int | None], tree: TreeSpec | None) -> DraftPlan:
-    """The drafting plan by a tree, or by the three sizes. Raises OptionError and LimitError."""
-    return engine.planner.by_sizes(*sizes) if tree is None else engine.planner.by_tree(tree)
+def plan_of(
+    engine: Engine,
+    sizes: Iterable[int | None],
+    tree: TreeSpec | None,
+    acceptance: AcceptOptions | None = None,
+) -> DraftPlan:
+    """The drafting plan by a tree, or by the three sizes, for an accept rule or the engine's. Raises
+    OptionError, and LimitError where it cannot be."""
+    planner = engine.planner
+    if acceptance is not None:
+        planner = replace(planner, acceptance=acceptance)
+    plan = planner.by_sizes(*sizes) if tree is None else planner.by_tree(tree)
+    planner.check_acceptance(planner.acceptance, plan)
+    return plan

@@ -11,11 +11,12 @@ import click
 from rich.table import Table
 
 from edgespec.cli import environment, trtllm
+from edgespec.cli.config_file import NOT_CONFIGURED, engine_arguments
 from edgespec.cli.draft_flags import (
     ALIASES,
     check_time_budget,
     draft_options,
-    drafter_arguments,
+    keys_of,
     plan_of,
     tree_of,
 )
@@ -141,10 +142,10 @@ def summarize(
     edgespec eval summarize --engine-dir engines --dataset articles.jsonl --hf-model-dir Qwen3-0.6B
     """
     sizes = (spec_draft_top_k, spec_draft_step, spec_verify_size)
-    tree = tree_of(ctx, sizes)
+    tree, keys = tree_of(ctx, sizes), keys_of(ctx)
     drafts = spec_decode or drafter is not None
     check_time_budget(ctx, drafter, drafter_time_budget_ms)
-    if not drafts and (check_lossless or any(sizes) or tree is not None):
+    if not drafts and (check_lossless or any(sizes) or tree is not None or keys):
         what = "--check-lossless means" if check_lossless else "the sizes of drafts mean"
         raise click.UsageError(f"{what} nothing without --spec-decode", ctx)
     if output_file is None:
@@ -160,11 +161,19 @@ def summarize(
     check_outputs((dataset, engine_dir, hf_model_dir), output_file)
     articles = read_articles(dataset, num_articles)
     check_tokenizer(ctx, engine_dir, tokenizer_dir)
+    _, drafting = engine_arguments(
+        NOT_CONFIGURED,
+        keys,
+        engine_dir,
+        drafter=drafter,
+        steps=spec_draft_step,
+        time_budget_ms=drafter_time_budget_ms,
+    )
     with Engine(
         engine_dir,
         spec_decode=drafts,
         prefix_cache_bytes=0,
-        **drafter_arguments(drafter, spec_draft_step, drafter_time_budget_ms),
+        **drafting,
     ) as engine:
         plan = plan_of(engine, sizes, tree) if drafts else None
         engine.limits.check_batch_size(batch_size)

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -26,12 +27,14 @@ from edgespec.cli.config_file import (
     check_draft,
     config_options,
     configured,
+    engine_arguments,
 )
 from edgespec.cli.draft_flags import (
     ALIASES,
+    LENGTH,
     check_time_budget,
     draft_options,
-    drafter_arguments,
+    keys_of,
     plan_of,
     tree_of,
 )
@@ -56,6 +59,7 @@ if TYPE_CHECKING:
 
 STDIN = Path("-")
 MIB = 2**20
+NO_KEYS: Mapping[str, object] = MappingProxyType({})
 FAILED, SOME_FAILED = 1, 5
 
 
@@ -258,6 +262,7 @@ def command(
     """
     sizes = (spec_draft_top_k, spec_draft_step, spec_verify_size)
     tree, acceptance = tree_of(ctx, sizes), take_acceptance(ctx, overrides)
+    keys = keys_of(ctx)
     config = configured(ctx)
     drafts = spec_decode or drafter is not None or config.config is not None
     check_time_budget(ctx, drafter, drafter_time_budget_ms)
@@ -267,7 +272,8 @@ def command(
             {
                 "--check-lossless means": check_lossless,
                 "--compare-quality means": compare_quality,
-                "the sizes of drafts mean": any(sizes) or tree is not None,
+                "the sizes of drafts mean": any(sizes) or tree is not None or LENGTH in keys,
+                "options of the drafter mean": bool(keys),
                 "an accept rule means": acceptance is not None,
             },
         )
@@ -314,6 +320,7 @@ def command(
         drafter=drafter,
         sizes=sizes,
         tree=tree,
+        keys=keys,
         config=config,
         exact=exact,
         prefix_cache_mb=prefix_cache_mb,
@@ -401,6 +408,7 @@ def respond(
     finish: Callable[[RunStats], None],
     drafter: str | None = None,
     tree: TreeSpec | None = None,
+    keys: Mapping[str, object] = NO_KEYS,
     config: Configured = NOT_CONFIGURED,
     stream: AnswerStream | None = None,
     exact: bool = False,
@@ -415,7 +423,7 @@ def respond(
 ) -> int:
     """Answer requests and return the exit code. `spec_decode`, `drafter` and `acceptance` are those
     of Engine, `time_budget_ms` is for a drafter of the user's. `tree` says what to draft instead of
-    `sizes`, and so does `config`. `chat_template` is a name or a file instead of the
+    `sizes`, and so does `config`, together with the `keys` of flags. `chat_template` is a name or a file instead of the
     model's own.
 
     Without an output file nothing is kept, and `stream` shows the answers. `finish` shows the
@@ -426,14 +434,21 @@ def respond(
     from edgespec.runtime.file_runner import FileRun
 
     check_outputs((requests.path, engine_dir), output_file, profile_output_file)
+    config, drafting = engine_arguments(
+        config,
+        keys,
+        engine_dir,
+        drafter=drafter,
+        steps=sizes[1],
+        time_budget_ms=time_budget_ms,
+    )
     with Engine(
         engine_dir,
         spec_decode=spec_decode,
-        speculative_config=config.config,
         exact=exact,
         prefix_cache_bytes=prefix_cache_mb * MIB,
         acceptance=acceptance,
-        **drafter_arguments(drafter, sizes[1], time_budget_ms),
+        **drafting,
     ) as engine:
         if chat_template:
             engine.tokenizer.template = named_template(chat_template, engine_dir)

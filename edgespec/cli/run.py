@@ -22,7 +22,15 @@ from edgespec.cli import build, export, infer
 from edgespec.cli.accept_flags import ACCEPTING, take_acceptance
 from edgespec.cli.chat import command as chat
 from edgespec.cli.config_file import ConfigCommand, Configured, config_params, configured
-from edgespec.cli.draft_flags import ALIASES, TREE_NAMES, check_time_budget, tree_of, wanted
+from edgespec.cli.draft_flags import (
+    ALIASES,
+    KEY_NAMES,
+    TREE_NAMES,
+    check_time_budget,
+    keys_of,
+    tree_of,
+    wanted,
+)
 from edgespec.cli.limits import require_stream
 from edgespec.cli.paths import MODEL
 from edgespec.contract import Limits
@@ -42,6 +50,7 @@ CHATS = (
     "drafter_time_budget_ms",
     *SIZES,
     *TREE_NAMES,
+    *KEY_NAMES,
     *ACCEPTING,
     "show_speculation",
     "max_generate_length",
@@ -149,19 +158,13 @@ def command(
     """
     for name in ("stdout",) if prompts else ("stdin", "stdout"):
         require_stream(name)
-    settings = {name: values.pop(name) for name in CHATS if name not in TREE_NAMES}
+    settings = {name: values.pop(name) for name in CHATS if name not in (*TREE_NAMES, *KEY_NAMES)}
     limits = Limits(**{name: values.pop(name) for name in LIMITS})
     tree = tree_of(ctx, [settings[name] for name in SIZES])
-    check_sizes(ctx, settings, tree)
-    take_acceptance(ctx, {**settings})  # refused before the engines are made
-    check_time_budget(ctx, settings["drafter"], settings["drafter_time_budget_ms"])
+    check_settings(ctx, settings, tree)
     prompts = prompts or piped_prompt(ctx)
-    if settings["chat_template"] and settings["no_chat_template"]:
-        raise click.UsageError("--chat-template and --no-chat-template exclude each other", ctx)
-    for name in OF_TERMINALS if prompts else ():
-        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            flag = f"--{name.replace('_', '-')}"
-            raise click.UsageError(f"{flag} is for a chat, and a prompt was given", ctx)
+    if prompts:
+        refuse_flags_of_chats(ctx)
     from edgespec import bundle
     from edgespec.cache import Cache
     from edgespec.cli.progress import Steps
@@ -192,6 +195,25 @@ def command(
             return answer(ctx, engine_dir, prompts, settings, tree, config)
         code: int = ctx.invoke(chat.command, engine_dir=engine_dir, **settings)
         return code
+
+
+def check_settings(ctx: click.Context, settings: dict[str, Any], tree: TreeSpec | None) -> None:
+    """Raises click.UsageError for flags that contradict each other, before the engines are made."""
+    check_sizes(ctx, settings, tree)
+    if settings["spec_decode"] is False and keys_of(ctx):
+        raise click.UsageError("options of the drafter mean nothing with --no-spec-decode", ctx)
+    take_acceptance(ctx, {**settings})
+    check_time_budget(ctx, settings["drafter"], settings["drafter_time_budget_ms"])
+    if settings["chat_template"] and settings["no_chat_template"]:
+        raise click.UsageError("--chat-template and --no-chat-template exclude each other", ctx)
+
+
+def refuse_flags_of_chats(ctx: click.Context) -> None:
+    """Raises click.UsageError for flags that mean nothing where a prompt was given."""
+    for name in OF_TERMINALS:
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            flag = f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{flag} is for a chat, and a prompt was given", ctx)
 
 
 def check_method(config: Configured, method: str | None) -> None:
@@ -243,6 +265,7 @@ def answer(
         time_budget_ms=time_budget_ms,
         sizes=sizes,
         tree=tree,
+        keys=keys_of(ctx),
         config=config,
         acceptance=acceptance,
         prefix_cache_mb=prefix_cache_mb,

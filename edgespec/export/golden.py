@@ -113,48 +113,58 @@ def golden_passes(
 ) -> tuple[Pass, Pass]:
     """Returns the passes over the prompt and over the tree."""
     tables = [RopeTable.golden(rope, capacity) for rope in ropes]
+    depths = tree_mask(TREE_PARENTS).sum(1) - 1
+    places = np.concatenate([np.arange(PROMPT_TOKENS), PROMPT_TOKENS + depths])
+    mask = prompt_and_tree_mask(capacity)
+    near = mask & (places[:, None] - places < GOLDEN_WINDOW)
+    rng = np.random.default_rng(0)
+
+    def one(start: int, ids: Array) -> Pass:
+        rows = slice(start, start + len(ids))
+        cos, sin = tables[0].rows(places[None, rows])
+        feeds: dict[str, Array] = {
+            "ids": ids,
+            "positions": places[rows],
+            "inputs_embeds": embed(ids)[None],
+            "rope_cos": cos,
+            "rope_sin": sin,
+            "attention_mask": mask[None, None, rows],
+            "write_indices": np.array([start], np.int64),
+            "gather_idx": np.arange(len(ids), dtype=np.int64)[None],
+            "tree_mask": mask[None, rows, rows],
+        }
+        if graph.shape.sliding:
+            feeds["sliding_attention_mask"] = near[None, None, rows]
+        if graph.shape.local_rotary_dim:
+            local = tables[1].rows(places[None, rows])
+            feeds |= dict(zip(("local_rope_cos", "local_rope_sin"), local, strict=True))
+        if graph.shape.reads_hidden_states:
+            feeds |= hidden_feeds(graph, rng, len(ids), own=start > 0)
+        return Pass(feeds)
+
     prompt, tree = golden_ids(vocab_size)
+    return one(0, prompt), one(PROMPT_TOKENS, tree)
+
+
+def prompt_and_tree_mask(capacity: int) -> NDArray[np.bool_]:
+    """What each row sees [C, C]: the prompt is causal; a tree node sees the prompt and its path."""
     mask = np.zeros((capacity, capacity), bool)
     mask[:PROMPT_TOKENS, :PROMPT_TOKENS] = np.tri(PROMPT_TOKENS, dtype=bool)
     mask[PROMPT_TOKENS:, :PROMPT_TOKENS] = True
     mask[PROMPT_TOKENS:, PROMPT_TOKENS:] = tree_mask(TREE_PARENTS)
-    depths = tree_mask(TREE_PARENTS).sum(1) - 1
-    places = np.concatenate([np.arange(PROMPT_TOKENS), PROMPT_TOKENS + depths])
-    near = mask & (places[:, None] - places < GOLDEN_WINDOW)
-    rng = np.random.default_rng(0)
-    passes = []
-    for start, ids, positions in (
-        (0, prompt, np.arange(PROMPT_TOKENS)),
-        (PROMPT_TOKENS, tree, PROMPT_TOKENS + depths),
-    ):
-        cos, sin = tables[0].rows(positions[None])
-        feeds: dict[str, Array] = {
-            "ids": ids,
-            "positions": positions,
-            "inputs_embeds": embed(ids)[None],
-            "rope_cos": cos,
-            "rope_sin": sin,
-            "attention_mask": mask[None, None, start : start + len(ids)],
-            "write_indices": np.array([start], np.int64),
-            "gather_idx": np.arange(len(ids), dtype=np.int64)[None],
-            "tree_mask": mask[None, start : start + len(ids), start : start + len(ids)],
-        }
-        if graph.shape.sliding:
-            feeds["sliding_attention_mask"] = near[None, None, start : start + len(ids)]
-        if graph.shape.local_rotary_dim:
-            local = tables[1].rows(positions[None])
-            feeds |= dict(zip(("local_rope_cos", "local_rope_sin"), local, strict=True))
-        if graph.shape.reads_hidden_states:
-            own = start > 0
-            feeds["base_hidden"] = rng.standard_normal(
-                (1, 0 if own else len(ids), graph.shape.base_features), np.float32
-            )
-            feeds["draft_hidden"] = rng.standard_normal(
-                (1, len(ids) if own else 0, graph.shape.features), np.float32
-            )
-            feeds["use_base_hidden"] = np.array(not own)
-        passes.append(Pass(feeds))
-    return passes[0], passes[1]
+    return mask
+
+
+def hidden_feeds(
+    graph: DecoderGraph, rng: np.random.Generator, rows: int, *, own: bool
+) -> dict[str, Array]:
+    """The hidden states that a draft reads in a pass: its own, or the base's."""
+    base, draft = (0, rows) if own else (rows, 0)
+    return {
+        "base_hidden": rng.standard_normal((1, base, graph.shape.base_features), np.float32),
+        "draft_hidden": rng.standard_normal((1, draft, graph.shape.features), np.float32),
+        "use_base_hidden": np.array(not own),
+    }
 
 
 def state_passes(graph: DecoderGraph) -> tuple[Pass, Pass]:

@@ -112,6 +112,7 @@ def copy_tokenizer(checkpoint: Checkpoint, directory: Path) -> None:
     from edgespec.export.tokenizer_model import convert
 
     convert(checkpoint.path, directory)
+    check_tokenizer(directory / "tokenizer.json")
 
 
 def check_tokenizer(path: Path) -> None:

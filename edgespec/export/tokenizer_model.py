@@ -16,6 +16,7 @@ from edgespec import bundle
 from edgespec.checkpoint.files import read_json
 from edgespec.errors import CheckpointError, MissingDependency, UnsupportedModel
 from edgespec.stored.regular import read_regular
+from edgespec.stored.tokenizer import MAX_GROWTH, MAX_TOKEN_CHARS, charsmap_growth, oversized
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
@@ -26,6 +27,9 @@ SPACE = "\u2581"  # what SentencePiece writes for a space
 BPE = 2  # of its kinds of models the one that is converted
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # and of pieces
 PIECES_A_TEXT = 64
+MAX_PIECES_WORK = (
+    2**30
+)  # of searching the pairs in them: 256,000 pieces of 16 characters have 2**26
 # Texts in which tokenizers differ: spaces at both ends, bytes, what looks like a piece
 TEXTS = (
     *("", " ", "a", " a", "  a", "a ", "a  b", "\n", " \n\n ", "a\tb\r\n", "don't", "e\u0301"),
@@ -66,10 +70,29 @@ def opened(path: Path) -> tuple[Any, Any]:
         data = read_regular(path)
         messages: Any = sentencepiece_model_pb2  # generated: it has no types
         model = messages.ModelProto.FromString(data)
+        refuse_sizes(path, model)
         return sentencepiece.SentencePieceProcessor(model_proto=data), model
+    except CheckpointError:
+        raise
     except Exception as error:  # what the two libraries raise for any damage
         what = f"{path} is no SentencePiece model: {str(error).partition(chr(10))[0]:.200}"
         raise CheckpointError(what, REMEDY) from error
+
+
+def refuse_sizes(path: Path, model: Any) -> None:
+    """Raise CheckpointError for pieces that are longer than any in use, and for a table of
+    characters that makes texts many times longer."""
+    pieces = [piece.piece for piece in model.pieces]
+    longest = max(map(len, pieces), default=0)
+    if longest > MAX_TOKEN_CHARS:
+        what = f"{path}: a piece has {longest} characters, and {MAX_TOKEN_CHARS} is the limit"
+        raise CheckpointError(what, REMEDY)
+    if sum(len(piece) ** 2 for piece in pieces) > MAX_PIECES_WORK:
+        what = f"{path}: its {len(pieces)} pieces are long, up to {longest} characters"
+        raise CheckpointError(what, REMEDY)
+    if charsmap_growth(model.normalizer_spec.precompiled_charsmap) > MAX_GROWTH:
+        what = f"{path}: normalizer_spec makes a text more than {MAX_GROWTH} times as long"
+        raise CheckpointError(what, REMEDY)
 
 
 def converted(source: Path, model: Any, settings: Mapping[str, Any]) -> Tokenizer:
@@ -181,6 +204,9 @@ def add_others(source: Path, tokenizer: Tokenizer, settings: Mapping[str, Any]) 
     for key, entry in (listed if isinstance(listed, dict) else {}).items():
         if isinstance(entry, dict) and isinstance(entry.get("content"), str) and key.isdigit():
             tokens[int(key)] = added(entry["content"], special=bool(entry.get("special")))
+    contents = [{"content": token.content} for token in tokens.values()]
+    if found := oversized({"added_tokens": contents}):
+        raise CheckpointError(f"{source}: {found}", REMEDY)
     for number, token in sorted(tokens.items()):
         if tokenizer.id_to_token(number) == token.content:
             continue
@@ -191,7 +217,7 @@ def add_others(source: Path, tokenizer: Tokenizer, settings: Mapping[str, Any]) 
 
 
 def special_tokens(model: Any) -> dict[str, Any]:
-    """The keys of a tokenizer_config.json that a model alone can tell."""
+    """The keys of a tokenizer_config.json that follow from a model alone."""
     spec, pieces = model.trainer_spec, {piece.piece for piece in model.pieces}
     found = {"bos_token": spec.bos_piece, "eos_token": spec.eos_piece, "unk_token": spec.unk_piece}
     return {key: token for key, token in found.items() if token in pieces}

@@ -18,10 +18,9 @@ from edgespec.checkpoint.layouts import read_quantization
 from edgespec.config import AttentionSpec
 from edgespec.contract import GraphShape, Role
 from edgespec.errors import UnsupportedModel
-from edgespec.graphs import decoder
 from edgespec.graphs.assembly import Inputs, Memory, layer_cache, step_inputs
 from edgespec.graphs.builder import GraphBuilder
-from edgespec.graphs.draft import OwnLayers, open_table, with_checkpoint
+from edgespec.graphs.draft import OwnLayers, with_checkpoint
 from edgespec.graphs.layers import (
     StepInputs,
     feed_forward,
@@ -56,18 +55,6 @@ class BlockDraft(OwnLayers):
     """The graph of a block draft; a draft without an lm_head shares that of `base`."""
 
     config: BlockDraftConfig
-
-    @classmethod
-    def open(
-        cls, checkpoint: Checkpoint, config: BlockDraftConfig, base: decoder.Decoder | None = None
-    ) -> BlockDraft:
-        """The draft in a checkpoint, checked.
-
-        CheckpointError for wrong tensors, UnsupportedModel for more masks than the graph has,
-        PairingError where it lacks an lm_head and there is no base.
-        """
-        named, names = named_tensors(checkpoint, config)
-        return cls(config, open_table(named, names, config, base))
 
     @property
     def emits_states(self) -> bool:
@@ -195,4 +182,4 @@ def check_masks(config: BlockDraftConfig) -> None:
         )
 
 
-GRAPHS = with_checkpoint(BlockDraftConfig, BlockDraft.open, named_tensors)
+GRAPHS = with_checkpoint(BlockDraftConfig, BlockDraft, named_tensors)

@@ -81,22 +81,28 @@ class DraftGraphs:
 
 def with_checkpoint(
     kind: type[Config],
-    open_draft: Callable[[Checkpoint, Config, Decoder | None], DraftGraph],
-    check: Callable[[Checkpoint, Config], object],
+    graph: Callable[[Config, WeightTable], DraftGraph],
+    named: Callable[[Checkpoint, Config], tuple[Checkpoint, dict[str, str]]],
 ) -> DraftGraphs:
     """The row of a method whose drafts have a checkpoint of their own and a config of one `kind`.
-    `check` raises what the row's raises."""
+
+    `named` is the checkpoint, and own name -> name in there of each tensor of the graph, after a
+    look at names and shapes; it raises what the row's `check` raises. A draft without an lm_head
+    gets its base's.
+    """
 
     def of_source(source: DraftSource) -> DraftGraph:
         checkpoint, config = source.draft()
         assert isinstance(config, kind)
-        return open_draft(checkpoint, config, source.base)
+        named_checkpoint, stored = named(checkpoint, config)
+        shared, quantization = shared_head(config, source.base), read_quantization(named_checkpoint)
+        return graph(config, WeightTable(named_checkpoint, stored, shared, quantization))
 
-    def of_checkpoint(checkpoint: Checkpoint, config: DraftConfig) -> None:
+    def check(checkpoint: Checkpoint, config: DraftConfig) -> None:
         assert isinstance(config, kind)
-        check(checkpoint, config)
+        named(checkpoint, config)
 
-    return DraftGraphs(open=of_source, check=of_checkpoint)
+    return DraftGraphs(open=of_source, check=check)
 
 
 @dataclass(frozen=True)
@@ -116,15 +122,6 @@ class OwnLayers:
     def vocab_size(self) -> int:
         """Tokens of the base's vocabulary."""
         return self.config.vocab_size
-
-
-def open_table(
-    checkpoint: Checkpoint, stored: dict[str, str], config: DraftConfig, base: Decoder | None
-) -> WeightTable:
-    """The weights of a draft by own names, with the base's lm_head where it lacks one; `stored` are
-    own name -> name on disk. Raises what `shared_head` raises."""
-    shared = shared_head(config, base)
-    return WeightTable(checkpoint, stored, shared, read_quantization(checkpoint))
 
 
 def spelling_of(name: str, others: Iterable[str], checkpoint: Checkpoint) -> str:

@@ -17,14 +17,12 @@ from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization
 from edgespec.config import layer_tensors
 from edgespec.contract import GraphShape, Role
-from edgespec.graphs import decoder
 from edgespec.graphs.assembly import Inputs, Memory, layer_cache, step_inputs
 from edgespec.graphs.builder import GraphBuilder
 from edgespec.graphs.draft import (
     EMBEDDING,
     OwnLayers,
     chosen_state,
-    open_table,
     spelling_of,
     with_checkpoint,
 )
@@ -55,8 +53,11 @@ def expected_tensors(config: Eagle1Config) -> dict[str, tuple[int, ...]]:
     return tensors
 
 
-def named_tensors(checkpoint: Checkpoint, config: Eagle1Config) -> dict[str, str]:
-    """Own name -> name on disk of each tensor of the graph, after a look at names and shapes.
+def named_tensors(
+    checkpoint: Checkpoint, config: Eagle1Config
+) -> tuple[Checkpoint, dict[str, str]]:
+    """The checkpoint, and own name -> name on disk of each tensor of the graph, after a look at
+    names and shapes.
 
     An embedding that the config does not count as the draft's own may be there. Raises
     CheckpointError for tensors that are missing, unknown or misshapen.
@@ -70,7 +71,7 @@ def named_tensors(checkpoint: Checkpoint, config: Eagle1Config) -> dict[str, str
     }
     there = {stored[name]: shape for name, shape in expected.items()}
     check_tensors(there, checkpoint, others, read_quantization(checkpoint))
-    return stored
+    return checkpoint, stored
 
 
 @dataclass(frozen=True)
@@ -78,15 +79,6 @@ class Eagle1Draft(OwnLayers):
     """The graph of an EAGLE-1 draft; without an lm_head of its own, that of `base` is in it."""
 
     config: Eagle1Config
-
-    @classmethod
-    def open(
-        cls, checkpoint: Checkpoint, config: Eagle1Config, base: decoder.Decoder | None = None
-    ) -> Eagle1Draft:
-        """The draft in a checkpoint, checked. CheckpointError for wrong tensors, PairingError where
-        it lacks an lm_head and there is no base."""
-        stored = named_tensors(checkpoint, config)
-        return cls(config, open_table(checkpoint, stored, config, base))
 
     @property
     def shape(self) -> GraphShape:
@@ -126,4 +118,4 @@ class Eagle1Draft(OwnLayers):
         return linear(b, self.table, rows, "lm_head", "lm_head"), x
 
 
-GRAPHS = with_checkpoint(Eagle1Config, Eagle1Draft.open, named_tensors)
+GRAPHS = with_checkpoint(Eagle1Config, Eagle1Draft, named_tensors)

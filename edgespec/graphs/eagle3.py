@@ -16,13 +16,11 @@ from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization
 from edgespec.config import layer_tensors
 from edgespec.contract import GraphShape, Role
-from edgespec.graphs import decoder
 from edgespec.graphs.assembly import Inputs, Memory, layer_cache, step_inputs
 from edgespec.graphs.builder import GraphBuilder, branch
 from edgespec.graphs.draft import (
     EMBEDDING,
     OwnLayers,
-    open_table,
     spelling_of,
     with_checkpoint,
 )
@@ -75,8 +73,11 @@ def stored_names(expected: dict[str, tuple[int, ...]], checkpoint: Checkpoint) -
     }
 
 
-def named_tensors(checkpoint: Checkpoint, config: Eagle3Config) -> dict[str, str]:
-    """Own name -> name on disk of each tensor of the graph, after a look at names and shapes.
+def named_tensors(
+    checkpoint: Checkpoint, config: Eagle3Config
+) -> tuple[Checkpoint, dict[str, str]]:
+    """The checkpoint, and own name -> name on disk of each tensor of the graph, after a look at
+    names and shapes.
 
     Raises CheckpointError for tensors that are missing, unknown or misshapen.
     """
@@ -85,7 +86,7 @@ def named_tensors(checkpoint: Checkpoint, config: Eagle3Config) -> dict[str, str
     maps = {name for name in checkpoint.tensors if name.removeprefix("model.") in MAPS}
     there = {stored[name]: shape for name, shape in expected.items()}
     check_tensors(there, checkpoint, maps, read_quantization(checkpoint))
-    return stored
+    return checkpoint, stored
 
 
 @dataclass(frozen=True)
@@ -93,15 +94,6 @@ class Eagle3Draft(OwnLayers):
     """The graph of an EAGLE-3 draft; a draft without an lm_head shares that of `base`."""
 
     config: Eagle3Config
-
-    @classmethod
-    def open(
-        cls, checkpoint: Checkpoint, config: Eagle3Config, base: decoder.Decoder | None = None
-    ) -> Eagle3Draft:
-        """The draft in a checkpoint, checked. CheckpointError for wrong tensors, PairingError where
-        it lacks an lm_head and there is no base."""
-        stored = named_tensors(checkpoint, config)
-        return cls(config, open_table(checkpoint, stored, config, base))
 
     @property
     def shape(self) -> GraphShape:
@@ -204,4 +196,4 @@ class Eagle3Draft(OwnLayers):
         return linear(b, self.table, rows, "lm_head", "lm_head"), x
 
 
-GRAPHS = with_checkpoint(Eagle3Config, Eagle3Draft.open, named_tensors)
+GRAPHS = with_checkpoint(Eagle3Config, Eagle3Draft, named_tensors)

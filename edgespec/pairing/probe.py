@@ -213,14 +213,15 @@ def read_text(source: Path | None) -> str:
 def tokens_of(base: Checkpoint, text: str) -> NDArray[np.int64]:
     """[T], the text's first tokens, by the base's tokenizer. Raises CheckpointError for a damaged
     tokenizer.json, RequestError for too few tokens."""
-    import tokenizers
+    from edgespec.prompts.tokenizer_file import check_growth, normalizer_growth, read_tokenizer
 
     refuse_growth(base)
     with TemporaryDirectory() as name:
         copy_tokenizer(base, Path(name))
         with panics_as(lambda why: damaged_tokenizer(base, why)):
             try:
-                tokenizer = tokenizers.Tokenizer.from_file(str(Path(name) / "tokenizer.json"))
+                tokenizer = read_tokenizer(Path(name) / "tokenizer.json")
+                check_growth(tokenizer, text, normalizer_growth(tokenizer))
                 encoded = tokenizer.encode(text)
             except Exception as error:  # what the library raises for any damage
                 raise damaged_tokenizer(base, str(error)) from error

@@ -37,7 +37,7 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.runtime
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
+from jinja2.utils import Cycler, Joiner, Namespace
 from jinja2.visitor import NodeTransformer
 
 MAX_SECONDS = 1.0  # of CPU time; the longest templates in use take some milliseconds
@@ -46,6 +46,8 @@ VALUE_PER_MESSAGES = 8  # allowance: times the size of the messages
 MADE_PER_VALUE = 64  # total size of all values, times the largest
 MAX_DEPTH = 50  # of nested lists: hashing them recurses in C
 MAX_INT_BITS = 1024
+MAX_DATE_CHARS = 256  # of a date's format, each of which can make 25
+STEPS_PER_BYTE = 64  # of a search from the end, for each byte that a value may have
 
 CONTAINERS: tuple[type[Iterable[object]], ...] = (
     list,
@@ -56,6 +58,14 @@ CONTAINERS: tuple[type[Iterable[object]], ...] = (
     ValuesView,
     ItemsView,
 )
+
+# What filters and formats reach in Jinja's own objects, such as join(attribute="items.0")
+ATTRIBUTES: dict[type, tuple[str, ...]] = {
+    Cycler: ("items",),
+    Joiner: ("sep",),
+    jinja2.runtime.LoopContext: ("previtem", "_current", "nextitem"),
+    jinja2.runtime.Macro: ("name", "arguments"),
+}
 
 T = TypeVar("T")
 
@@ -81,7 +91,7 @@ class Meter:
         self.tick()
         _size((args, kwargs), self.max_value_bytes)
         bound = BOUNDS.get(name)
-        if bound is not None and bound([*args, *kwargs.values()]) > self.max_value_bytes:
+        if bound is not None and bound([*args, *_in_order(kwargs)]) > self.max_value_bytes:
             raise _too_large(self.max_value_bytes)
 
     def made(self, value: T) -> T:
@@ -128,6 +138,8 @@ def _parts(value: object) -> Iterable[object]:
         return (*value.keys(), *value.values())
     if isinstance(value, Namespace):
         return (value._Namespace__attrs,)
+    if type(value) in ATTRIBUTES:
+        return tuple(getattr(value, name) for name in ATTRIBUTES[type(value)])
     return iter(value) if isinstance(value, CONTAINERS) else ()
 
 
@@ -151,6 +163,26 @@ def _product(args: Sequence[Any]) -> int:
 def _replaced(args: Sequence[Any]) -> int:
     text, old, new = (len(str(arg)) for arg in args[:3]) if len(args) >= 3 else (0, 0, 0)
     return text + (1 + text // max(old, 1)) * new
+
+
+def _in_order(kwargs: Mapping[str, Any]) -> Iterator[Any]:
+    """Values by name in the order of the arguments: of `replace`, which tells them apart by it."""
+    named = [name for name in ("old", "new") if name in kwargs]
+    return (kwargs[name] for name in dict.fromkeys([*named, *kwargs]))
+
+
+def _searched(args: Sequence[Any]) -> int:
+    """Of a search from the end, which takes the time of both lengths' product, in steps that are
+    many times as fast as other work."""
+    lengths = [len(arg) for arg in args[:2] if isinstance(arg, str)]
+    return math.prod(lengths) // STEPS_PER_BYTE if len(lengths) == 2 else 0
+
+
+def _listed(args: Sequence[Any]) -> int:
+    """Of a text's characters, or of a range's numbers, as a list."""
+    if not args or not isinstance(args[0], str | range):
+        return 0
+    return len(args[0]) * (8 + sys.getsizeof("a" if isinstance(args[0], str) else 1))
 
 
 def _powered(args: Sequence[Any]) -> int:
@@ -198,6 +230,8 @@ MULTIPLIERS = (
 
 BOUNDS: dict[str, Callable[[Sequence[Any]], int]] = {
     **dict.fromkeys(MULTIPLIERS, _product),
+    **dict.fromkeys(("rfind", "rindex", "rpartition", "rsplit"), _searched),
+    **dict.fromkeys(("list", "sort"), _listed),
     "replace": _replaced,
     "**": _powered,
     "round": _rounded,
@@ -430,4 +464,7 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _strftime_now(format: str) -> str:
+    if len(format) > MAX_DATE_CHARS:
+        reason = f"strftime_now has a format of more than {MAX_DATE_CHARS} characters"
+        raise jinja2.TemplateRuntimeError(reason)
     return datetime.now().strftime(format)

@@ -221,8 +221,14 @@ def _around(parts: Mapping[str, object], where: str) -> tuple[str, str]:
 
 def _text(raw: Mapping[str, object], key: str, where: object) -> str | None:
     found = raw.get(key)
-    if found is not None and not isinstance(found, str):
+    if found is None:
+        return None
+    if not isinstance(found, str):
         raise BundleError(f"{where}: {key} is {found!r:.60}, not a string.", COPY_AGAIN)
+    size_bytes = len(found.encode(errors="surrogatepass"))
+    if size_bytes > MAX_TEMPLATE_BYTES:
+        size = f"{size_bytes} bytes, and {MAX_TEMPLATE_BYTES} is the limit"
+        raise BundleError(f"{where}: {key} is {size}.", COPY_AGAIN)
     return found
 
 
@@ -235,6 +241,7 @@ def _object(raw: object, where: object) -> dict[str, object]:
 # --- the Jinja template
 
 MAX_TEMPLATE_BYTES = 2**16  # twice the longest ones in use
+MAX_REASON_CHARS = 500
 
 # The errors that an expression in a template can raise, Jinja's own included
 TEMPLATE_FAULTS = (
@@ -339,7 +346,10 @@ def _no_thinking_mode() -> RequestError:
 
 def _reason(error: BaseException) -> str:
     line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
-    return f"{str(error).rstrip('.') or type(error).__name__}{line}"
+    text = str(error)
+    if len(text) > MAX_REASON_CHARS:  # a template can put whatever it made into an error
+        text = f"{text[:MAX_REASON_CHARS]} ..."
+    return f"{text.rstrip('.') or type(error).__name__}{line}"
 
 
 def _sentence(text: str) -> str:

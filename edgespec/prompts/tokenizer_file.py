@@ -7,18 +7,24 @@ Knows the file and its rules. Knows nothing of models and chat templates.
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import tokenizers
 
-from edgespec.errors import BundleError
+from edgespec.errors import BundleError, RequestError
 from edgespec.prompts.template import COPY_AGAIN, read_text
 from edgespec.stored.tokenizer import (
     MAX_AFFIX,
+    MAX_DECODED_GROWTH,
     MAX_GROWTH,
+    MAX_PREFIX,
+    MAX_SPLIT_GROWTH,
     added_tokens,
+    oversized,
     panics_as,
     text_growth,
+    without_stderr,
 )
 
 SIMPLER = (
@@ -40,15 +46,29 @@ def read_tokenizer(path: Path) -> tokenizers.Tokenizer:
             "Copy tokenizer.json from the model's checkpoint; where it has none, save it once with"
             " transformers: AutoTokenizer.from_pretrained(MODEL).save_pretrained(DIRECTORY).",
         )
-    with panics_as(lambda why: BundleError(f"{path} is damaged: {why}.", COPY_AGAIN), quiet=True):
+    check_strings(text, path)
+    with panics_as(lambda why: BundleError(f"{path} is damaged: {why}.", COPY_AGAIN)):
         try:
-            tokenizer = tokenizers.Tokenizer.from_str(text)
+            tokenizer = without_stderr(lambda: tokenizers.Tokenizer.from_str(text))
         except Exception as error:  # tokenizers raises the class Exception itself
             raise BundleError(f"{path} is damaged: {error}.", COPY_AGAIN) from error
-    check_rules(tokenizer, path)
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    check_rules(tokenizer, path)
     return tokenizer
+
+
+def check_strings(text: str, path: Path) -> None:
+    """Raises BundleError for what is not JSON, and for tokens that are longer than any in use: the
+    library needs many times their size to look for them."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BundleError(f"{path} is damaged: {error}.", COPY_AGAIN) from error
+    if not isinstance(document, dict):
+        raise BundleError(f"{path} is damaged: it is not a JSON object.", COPY_AGAIN)
+    if found := oversized(document):
+        raise BundleError(f"{path}: {found}.", COPY_AGAIN)
 
 
 # Runs of one character, by which expressions with nested repetitions are found
@@ -57,16 +77,50 @@ SAMPLES = ("a" * 40 + "!", "1" * 40 + "!", " " * 40 + "!")
 
 def check_rules(tokenizer: tokenizers.Tokenizer, path: Path) -> None:
     """Raises BundleError for rules that make texts many times longer, or never come to an end."""
-    for name in ("normalizer", "decoder"):
-        if text_growth(_rule(tokenizer, name)) > MAX_GROWTH:
-            what = f"{path}: the {name} makes a text more than {MAX_GROWTH} times as long."
+    for name, limit in RULE_LIMITS.items():
+        if text_growth(rule_of(tokenizer, name), decoding=name == "decoder") > limit:
+            what = f"{path}: the {name} makes a text more than {limit} times as long."
             raise BundleError(what, COPY_AGAIN)
-    if added_tokens(_rule(tokenizer, "post_processor")) > MAX_AFFIX:
+    if text_growth(rule_of(tokenizer, "normalizer"), 0) > MAX_PREFIX:
+        what = f"{path}: the normalizer puts more than {MAX_PREFIX} characters before a text."
+        raise BundleError(what, COPY_AGAIN)
+    if added_tokens(rule_of(tokenizer, "post_processor")) > MAX_AFFIX:
         what = f"{path}: the post_processor adds more than {MAX_AFFIX} tokens to a text."
         raise BundleError(what, COPY_AGAIN)
-    for sample in SAMPLES:
-        with panics_as(lambda why: cannot_split(path, why), quiet=True):
-            tokenizer.encode(sample, add_special_tokens=False)
+    with panics_as(lambda why: cannot_split(path, why)):
+        for sample in SAMPLES:
+            without_stderr(partial(tokenizer.encode, sample, add_special_tokens=False))
+
+
+RULE_LIMITS = {
+    "normalizer": MAX_GROWTH,
+    "pre_tokenizer": MAX_SPLIT_GROWTH,
+    "decoder": MAX_DECODED_GROWTH,
+}
+FREE_CHARS = 2**20  # that a normalizer may make of any text,
+MAX_TIMES = 4  # and beyond them so many times the text's; published ones stay below 2
+
+
+def normalizer_growth(tokenizer: tokenizers.Tokenizer) -> float:
+    """How many characters the normalizer makes of one at most."""
+    return text_growth(rule_of(tokenizer, "normalizer"))
+
+
+def check_growth(tokenizer: tokenizers.Tokenizer, text: str, growth: float) -> None:
+    """Raises RequestError where the normalizer, of such a growth, makes a text many times as long
+    as it is. It is tried piece by piece, each small, and only for a text that is long enough."""
+    if len(text) * growth <= FREE_CHARS:
+        return
+    allowed, made = FREE_CHARS + MAX_TIMES * len(text), 0
+    piece = max(1, int(FREE_CHARS / growth))
+    for start in range(0, len(text), piece):
+        made += len(tokenizer.normalizer.normalize_str(text[start : start + piece]))
+        if made > allowed:
+            raise RequestError(
+                f"The normalizer of tokenizer.json makes more than {allowed} characters of a text"
+                f" of {len(text)}.",
+                f"Shorten the text. If it is ordinary text, the file is damaged. {COPY_AGAIN}",
+            )
 
 
 def cannot_split(path: Path, why: str) -> BundleError:
@@ -76,7 +130,7 @@ def cannot_split(path: Path, why: str) -> BundleError:
     return BundleError(what, SIMPLER)
 
 
-def _rule(tokenizer: tokenizers.Tokenizer, name: str) -> object:
+def rule_of(tokenizer: tokenizers.Tokenizer, name: str) -> object:
     """The JSON of one of the tokenizer's rules; None where it has none."""
     rule = getattr(tokenizer, name)
     return None if rule is None else json.loads(rule.__getstate__())

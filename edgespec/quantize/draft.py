@@ -7,7 +7,7 @@ TensorRT Edge-LLM: everything else is computed from it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ from edgespec.quantize.llm import (
     write_sidecars,
 )
 from edgespec.quantize.plan import Plan, make_plan, quantized_bytes, refuse_full_disk, size_bytes
-from edgespec.quantize.row import CalibrationPair
+from edgespec.quantize.row import CalibrationPair, QuantizeRow
 from edgespec.quantize.table import QUANTIZABLE
 from edgespec.quantize.tensors import (
     Piece,
@@ -72,27 +72,13 @@ def quantize_draft(
             "--kv-cache-quantization: a draft's cache stays as it is.", "Leave the flag out."
         )
     refuse_overwriting(out, (base_dir, draft_dir, options.calib_data))
-    draft = open_checkpoint(draft_dir, allow_pickle=options.allow_pickle)
-    refuse_quantized(draft)
-    config = detect(draft)
-    if isinstance(config, ModelConfig):
-        raise UnsupportedModel(
-            f"{draft.path} is a base model, not a draft.", "edgespec quantize llm takes it."
-        )
-    if config.method not in QUANTIZABLE:
-        what = f"{draft.path} is {METHODS[config.method].draft_title}, which is not quantized here."
-        raise UnsupportedModel(what, "Use it as it is: drafts are small.")
-    base = open_checkpoint(base_dir, allow_pickle=options.allow_pickle)
-    model = base_config(base)
-    check_pair(config, model, base)
-    row, shared = QUANTIZABLE[config.method], shared_head_shape(config, options)
-    aux_layers = () if row.reads_final else resolve_aux_layers(config, model.decoder.num_layers)
-    named, names = row.names(draft, config)
-    plan = plan_draft(named, names, shared, options)
+    job = open_job(base_dir, draft_dir, options, progress, log)
     texts = calibration.read_texts(options.calib_data, options.num_tokens)
-    request = request_of(draft, options, texts, progress)
+    request = request_of(job.draft, options, texts, progress)
     made_with = QuantizeBase(
-        name=base.path.resolve().name, identity=base.identity(progress), aux_layers=aux_layers
+        name=job.base.path.resolve().name,
+        identity=job.base.identity(progress),
+        aux_layers=job.aux_layers,
     )
     request = replace(request, base=made_with)
     bundle.remove_dead(out.parent, out.name)
@@ -101,44 +87,109 @@ def quantize_draft(
     bundle.refuse_occupied(out)
     modelopt.check_installed()
     work.refuse_unfinished(out, request)
-    needed = size_to_write(named, names, plan, shared)
-    refuse_full_disk(out, needed)
-    read_all(draft, progress)
-    read_all(base, progress)
+    refuse_full_disk(out, size_to_write(job))
+    read_all(job.draft, progress)
+    read_all(job.base, progress)
     prepare(options, progress, log, with_modelopt=True)
-    windows = calibration.cut(
-        texts, tokenizer_of(base, log), options.samples, min(options.seq_len, model.max_position)
-    )
-    if not plan.streamed:
+    seq_len = min(options.seq_len, job.model.max_position)
+    windows = calibration.cut(texts, tokenizer_of(job.base, log), options.samples, seq_len)
+    if not job.plan.streamed:
         calibration.refuse_too_few(windows, texts, options.num_samples)
     with bundle.staged_directory(out) as staging:
-        progress.start("hidden states", len(windows.calibration) + len(windows.held_out))
-        table = embedding(named, base, names)
-        pairs = pairs_of(config, base, table, aux_layers, windows, options, progress, log)
-        weights = read_weights(named, base, names, config)
-        packed, beside, inside = calibrated(config, weights, plan, pairs[0], options, progress, log)
-        progress.start("export", needed)
-        pieces = written_pieces(named, names, plan, packed)
-        write_safetensors(staging / "model.safetensors", pieces, progress.advance)
-        beside, inside = (
-            modelopt.renamed(settings, partial(on_disk, names)) for settings in (beside, inside)
-        )
-        modelopt.leave_out((beside, inside), linears_beside(named, names))
-        write_sidecars(draft, staging, beside, inside, more=recorded_base(draft, base, base_dir))
-        report = compare(config, weights, Checkpoint(staging), names, plan, pairs[1], progress)
-        checking.refuse_broken(report, plan)
-        draft.check_unchanged()
-        base.check_unchanged()
-        manifest = write_manifest(staging, request, plan, windows, report)
+        report = write_draft(job, windows, staging, base_dir)
+        checking.refuse_broken(report, job.plan)
+        job.draft.check_unchanged()
+        job.base.check_unchanged()
+        manifest = write_manifest(staging, request, job.plan, windows, report)
     notes = [
-        *notes_of(plan, windows, options, texts),
+        *notes_of(job.plan, windows, options, texts),
         f"fc is left as it is; made for {made_with.name}",
     ]
-    if HEAD in plan.layers and f"{HEAD}.weight" not in names:
+    if HEAD in job.plan.layers and SHARED_HEAD not in job.names:
         notes.append(
             "its lm_head is the base's, quantized: from here on the draft has an lm_head of its own"
         )
     return Quantized(out, manifest, tuple(notes))
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One resolved quantization. `named` is the draft under the names that will be written, `names`
+    are own name -> that name of each tensor. `shared` is the shape [Vd, H] of the base's lm_head
+    where the draft gets a quantized one."""
+
+    base: Checkpoint
+    model: ModelConfig
+    draft: Checkpoint
+    config: DraftConfig
+    named: Checkpoint
+    names: Mapping[str, str]
+    shared: tuple[int, int] | None
+    plan: Plan
+    aux_layers: tuple[int, ...]  # that the base emits for the draft
+    options: Options
+    progress: Progress
+    log: modelopt.Log
+
+    @property
+    def row(self) -> QuantizeRow:
+        """What is asked of the draft's method."""
+        return QUANTIZABLE[self.config.method]
+
+
+def open_job(
+    base_dir: str, draft_dir: str, options: Options, progress: Progress, log: modelopt.Log
+) -> Job:
+    """Base and draft, and the plan for them. Raises what opening them raises, UnsupportedModel for
+    a draft that is not quantized, and PairingError."""
+    draft = open_checkpoint(draft_dir, allow_pickle=options.allow_pickle)
+    refuse_quantized(draft)
+    config = detect(draft)
+    if isinstance(config, ModelConfig):
+        raise UnsupportedModel(
+            f"{draft.path} is a base model, not a draft.", "edgespec quantize llm takes it."
+        )
+    if config.method not in QUANTIZABLE:
+        raise not_calibrated(draft, config)
+    base = open_checkpoint(base_dir, allow_pickle=options.allow_pickle)
+    model = base_config(base)
+    check_pair(config, model, base)
+    row, shared = QUANTIZABLE[config.method], shared_head_shape(config, options)
+    aux_layers = () if row.reads_final else resolve_aux_layers(config, model.decoder.num_layers)
+    named, names = row.names(draft, config)
+    plan = plan_draft(named, names, shared, options)
+    return Job(
+        base, model, draft, config, named, names, shared, plan, aux_layers, options, progress, log
+    )
+
+
+def write_draft(
+    job: Job, windows: calibration.Windows, staging: Path, base_dir: str
+) -> QuantizeCheck:
+    """Calibrate, pack and write the draft to `staging`, and compare what is written with it."""
+    draft, named, names, progress = job.draft, job.named, job.names, job.progress
+    progress.start("hidden states", len(windows.calibration) + len(windows.held_out))
+    pairs, held_out = pairs_of(job, windows)
+    weights = read_weights(named, job.base, names, job.config)
+    packed, *settings = calibrated(job, weights, pairs)
+    progress.start("export", size_to_write(job))
+    pieces = written_pieces(named, names, job.plan, packed)
+    write_safetensors(staging / "model.safetensors", pieces, progress.advance)
+    beside, inside = (modelopt.renamed(part, partial(on_disk, names)) for part in settings)
+    modelopt.leave_out((beside, inside), linears_beside(named, names))
+    more = recorded_base(draft, job.base, base_dir)
+    write_sidecars(draft, staging, beside, inside, more=more)
+    return compare(job, weights, Checkpoint(staging), held_out)
+
+
+def not_calibrated(draft: Checkpoint, config: DraftConfig) -> UnsupportedModel:
+    """The error for a draft of a method without a row, with the way to smaller weights."""
+    titles = ", ".join(METHODS[name].title for name in QUANTIZABLE)
+    return UnsupportedModel(
+        f"{draft.path} is {METHODS[config.method].draft_title}, which is not quantized here: data"
+        f" calibrates the decoder layers of {titles} drafts alone.",
+        "Export it as it is, and build it with --weights int8 or int4, which needs no data.",
+    )
 
 
 def check_pair(config: DraftConfig, model: ModelConfig, base: Checkpoint) -> None:
@@ -158,18 +209,17 @@ def shared_head_shape(config: DraftConfig, options: Options) -> tuple[int, int] 
     return config.draft_vocab_size, config.decoder.hidden_size
 
 
-def size_to_write(
-    named: Checkpoint, names: Mapping[str, str], plan: Plan, shared: tuple[int, int] | None
-) -> int:
+def size_to_write(job: Job) -> int:
     """An estimate of the bytes to write."""
+    plan, names = job.plan, job.names
     own = replace(
         plan, layers={module: s for module, s in plan.layers.items() if f"{module}.weight" in names}
     )
     beside = replace(
         plan, layers={module: s for module, s in plan.layers.items() if module not in own.layers}
     )
-    size = size_bytes(named, own, lambda module: stored(names, module))
-    return size + (quantized_bytes(beside, {HEAD: shared}) if shared else 0)
+    size = size_bytes(job.named, own, lambda module: stored(names, module))
+    return size + (quantized_bytes(beside, {HEAD: job.shared}) if job.shared else 0)
 
 
 def stored(names: Mapping[str, str], module: str) -> str:
@@ -224,33 +274,27 @@ def of_base(base: Checkpoint, name: str) -> str:
 
 
 def pairs_of(
-    config: DraftConfig,
-    base: Checkpoint,
-    table: Any,
-    aux_layers: tuple[int, ...],
-    windows: calibration.Windows,
-    options: Options,
-    progress: Progress,
-    log: modelopt.Log,
+    job: Job, windows: calibration.Windows
 ) -> tuple[list[CalibrationPair], list[CalibrationPair]]:
-    """The pairs of aux hidden states and embeddings that the base feeds the draft: for calibration,
-    and held out. The base is freed after that."""
+    """The pairs of hidden states and embeddings that the base feeds the draft: for calibration, and
+    held out. The base is freed after that."""
     import torch
 
     from edgespec.quantize.hidden_states import aux_hidden_states, final_hidden_state
 
-    model = load_model(base, options.device, log)
-    row = QUANTIZABLE[config.method]
+    device, row = job.options.device, job.row
+    table = embedding(job.named, job.base, job.names)
+    model = load_model(job.base, device, job.log)
 
     def pairs(window: Sequence[int]) -> list[CalibrationPair]:
-        ids = torch.tensor([window], device=options.device)
-        with modelopt.captured(log):
+        ids = torch.tensor([window], device=device)
+        with modelopt.captured(job.log):
             if row.reads_final:
                 states = final_hidden_state(model, ids).cpu()
             else:
-                states = aux_hidden_states(model, aux_layers, ids).cpu()
-        progress.advance(1)
-        return row.pairs(config, states, ids[0].cpu(), table)
+                states = aux_hidden_states(model, job.aux_layers, ids).cpu()
+        job.progress.advance(1)
+        return row.pairs(job.config, states, ids[0].cpu(), table)
 
     def all_of(several: Sequence[Sequence[int]]) -> list[CalibrationPair]:
         return [pair for window in several for pair in pairs(window)]
@@ -287,30 +331,25 @@ def read_weights(
 
 
 def calibrated(
-    config: DraftConfig,
-    weights: Mapping[str, Any],
-    plan: Plan,
-    pairs: Sequence[CalibrationPair],
-    options: Options,
-    progress: Progress,
-    log: modelopt.Log,
+    job: Job, weights: Mapping[str, Any], pairs: Sequence[CalibrationPair]
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """The packed tensors by their own names, and the two forms of the settings on disk. BuildError
     where ModelOpt fails."""
-    dtype = weights["fc.weight"].dtype
-    module = QUANTIZABLE[config.method].module(config).to(dtype).eval()
+    plan, device, dtype = job.plan, job.options.device, weights["fc.weight"].dtype
+    module = job.row.module(job.config).to(dtype).eval()
     module.load_state_dict({name: tensor.to(dtype) for name, tensor in weights.items()})
-    module.to(options.device)
-    casts = QUANTIZABLE[config.method].casts_hidden_states
+    module.to(device)
+    casts = job.row.casts_hidden_states
     inputs = [
-        (states.to(options.device, dtype if casts else states.dtype), e.to(options.device, dtype))
+        (states.to(device, dtype if casts else states.dtype), e.to(device, dtype))
         for states, e in pairs
     ]
-    progress.start("calibrate", modelopt.steps(plan, len(inputs)))
-    settings = modelopt.insert_quantizers(module, plan, plan.left_out, log)
-    modelopt.calibrate(module, plan, inputs, lambda pair: module(*pair), progress.advance, log)
+    advance = job.progress.advance
+    job.progress.start("calibrate", modelopt.steps(plan, len(inputs)))
+    settings = modelopt.insert_quantizers(module, plan, plan.left_out, job.log)
+    modelopt.calibrate(module, plan, inputs, lambda pair: module(*pair), advance, job.log)
     few = tuple(part[:2] for part in inputs[0])
-    return modelopt.pack(module, lambda: module(*few), dtype, log), *settings
+    return modelopt.pack(module, lambda: module(*few), dtype, job.log), *settings
 
 
 # What is written
@@ -361,13 +400,7 @@ def recorded_base(draft: Checkpoint, base: Checkpoint, base_dir: str) -> dict[st
 
 
 def compare(
-    config: DraftConfig,
-    weights: Mapping[str, Any],
-    written: Checkpoint,
-    names: Mapping[str, str],
-    plan: Plan,
-    pairs: Sequence[CalibrationPair],
-    progress: Progress,
+    job: Job, weights: Mapping[str, Any], written: Checkpoint, pairs: Sequence[CalibrationPair]
 ) -> QuantizeCheck:
     """The report on the draft before and after, in float32, over the held-out pairs."""
     import torch
@@ -375,24 +408,21 @@ def compare(
     with checking.read_back():
         quantization = read_quantization(written)
     assert quantization is not None
-    progress.start("check", len(pairs))
+    job.progress.start("check", len(pairs))
     original = {name: tensor.float() for name, tensor in weights.items()}
     quantized, errors = dict(original), {}
-    for module, scheme in plan.layers.items():
+    for module, scheme in job.plan.layers.items():
         with checking.read_back():
-            weight = read_weight(written, quantization, on_disk(names, module))
+            weight = read_weight(written, quantization, on_disk(job.names, module))
         if weight is None or weight.scheme is not scheme:
             raise BuildError(f"{module} was not written as {scheme.name}.", "Please report this.")
         quantized[f"{module}.weight"], errors[module] = checking.effective_weight(
             weight, original[f"{module}.weight"]
         )
-    for own, name in names.items():
-        if own.removesuffix(".weight") not in plan.layers and own in original:
+    for own, name in job.names.items():
+        if own.removesuffix(".weight") not in job.plan.layers and own in original:
             assert np.array_equal(to_numpy(original[own]), written.read(name).astype(np.float32))
-    before, after = (
-        QUANTIZABLE[config.method].module(config).eval(),
-        QUANTIZABLE[config.method].module(config).eval(),
-    )
+    before, after = (job.row.module(job.config).eval() for _ in range(2))
     before.load_state_dict(original)
     after.load_state_dict(quantized)
     sums = checking.Sums()
@@ -400,5 +430,5 @@ def compare(
         for states, embeds in pairs:
             given = states.float(), embeds.float()
             sums.add(before(*given), after(*given))
-            progress.advance(1)
+            job.progress.advance(1)
     return sums.report(errors)

@@ -25,7 +25,7 @@ def names(draft: Checkpoint, config: DraftConfig) -> tuple[Checkpoint, dict[str,
     from edgespec.graphs.eagle1 import named_tensors
 
     assert isinstance(config, Eagle1Config)
-    return draft, named_tensors(draft, config)
+    return named_tensors(draft, config)
 
 
 QUANTIZE = QuantizeRow(

@@ -1,7 +1,7 @@
 """Who steps the scheduler: one thread, as long as requests of any thread wait for their answers.
 
-Knows requests that have not ended, whose turn a step is, and what is left to be told when an engine
-is closed or a step breaks. Knows no text and no engine.
+Knows requests that have not ended, whose turn a step is, and what they get when an engine is closed
+or a step breaks. Knows no text and no engine.
 
 The thread has three properties. No signal interrupts a step, because Python raises
 KeyboardInterrupt in the main thread alone: whoever waits there is interrupted, and no other
@@ -175,8 +175,8 @@ class Driver:
     # ---- the thread
 
     def work_off(self) -> None:
-        """Steps as long as requests wait for it. What breaks a step is told to the requests that
-        were in it."""
+        """Steps as long as requests wait for it. What breaks a step is the error of the requests
+        that were in it."""
         while self.work.num_requests and not self.work.closed:
             try:
                 self.step(lambda: not self.work.num_requests or self.work.closed)
@@ -205,7 +205,7 @@ class Driver:
 
 
 def dropped(error: BaseException) -> EdgeSpecError:
-    """What a request is told that a broken step has dropped."""
+    """The error of a request that a broken step has dropped."""
     if isinstance(error, Exception):
         return shared(error)
     return EnvironmentProblem("this request was dropped: a step was interrupted", "Ask again.")

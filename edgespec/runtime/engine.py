@@ -56,11 +56,11 @@ from edgespec.runtime.sampling import NEAR_TIE
 from edgespec.runtime.scheduler import Scheduler
 from edgespec.runtime.session import Session
 from edgespec.runtime.speculative_config import (
+    check_of_request,
     drafts_of,
     gates_of,
     of_engine,
     read_config,
-    refuse_keys_of_engines,
 )
 from edgespec.runtime.streams import AsyncStream, Ends, Stream, cancelling, future_end
 from edgespec.runtime.thinking import thinking_note
@@ -421,7 +421,7 @@ class Engine:
         """What a request's own config means, as fields of a GenerationRequest. Raises LimitError,
         and OptionError for keys that are a matter of the engine or a method that it does not
         have."""
-        refuse_keys_of_engines(config)
+        check_of_request(config)
         config = of_engine(config, self.method, "this engine")
         fields: dict[str, Any] = {"plan": self.planner.by_config(config)}
         fields["schedule"] = config.schedule
@@ -453,7 +453,8 @@ class Engine:
 
     def check(self, request: GenerationRequest) -> None:
         """Raises LimitError or RequestError for a request that these engines cannot answer."""
-        self.limits.check_prompt(request.prompt_ids)
+        by_engine = request.plan is not None and request.drafter is None
+        self.limits.check_prompt(request.prompt_ids, drafts=by_engine)
         if request.plan is not None:
             acceptance = request.acceptance or self.acceptance
             with in_words(API_WORDS):

@@ -1,4 +1,4 @@
-"""What ends one request: any error, as the one that its client is told.
+"""What ends one request: any error, as the one that its client gets.
 
 Knows errors. Knows nothing of requests.
 """

@@ -35,14 +35,15 @@ class EngineLimits:
             what = f"batch_size {count}; the drafter holds {self.max_batch_size} sequences"
             raise LimitError(what, f"Set batch_size to {self.max_batch_size}.")
 
-    def check_prompt(self, prompt_ids: Sequence[int]) -> None:
-        """Raises LimitError or RequestError for a prompt that these engines cannot take."""
+    def check_prompt(self, prompt_ids: Sequence[int], *, drafts: bool) -> None:
+        """Raises LimitError or RequestError for a prompt that these engines cannot take; `drafts`
+        says whether the draft engine is to draft for it."""
         count = len(prompt_ids)
         if not count:
             raise LimitError("the prompt is empty", "Give at least one token.")
         for role, config in self.configs.items():
-            if role == "draft" and not config.component.reads_base:
-                continue  # it follows as far as it can, and drafts nothing beyond
+            if role == "draft" and not (drafts and takes_whole_prompts(config)):
+                continue
             limits = config.limits
             most = limits.max_input_len
             if count > most:
@@ -65,3 +66,9 @@ class EngineLimits:
         if invalid is not None:
             what = f"{where} the token id {invalid}, the model's vocabulary ends at {rows - 1}"
             raise RequestError(what, remedy)
+
+
+def takes_whole_prompts(draft: EngineConfig) -> bool:
+    """Whether a draft's cache has to hold the prompt. A draft model follows as far as it can, and
+    heads without layers keep nothing."""
+    return draft.component.reads_base and bool(draft.component.ropes)

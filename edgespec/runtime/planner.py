@@ -12,11 +12,12 @@ from typing import cast
 
 from edgespec.backends.base import PlanHints
 from edgespec.backends.engine_config import EngineConfig
-from edgespec.errors import LimitError
+from edgespec.errors import EdgeSpecError, LimitError, counted
 from edgespec.runtime.drafters.base import Drafter
 from edgespec.runtime.drafters.decoding import DecodingConfig
 from edgespec.runtime.drafting import Drafting, Options
-from edgespec.runtime.plans import PlanLimits, TreeSpec
+from edgespec.runtime.plans import SMALLEST_TREE, PlanLimits, TreeSpec
+from edgespec.runtime.static_tree import StaticPlan
 from edgespec.runtime.tree import DraftPlan
 from edgespec.runtime.verify import ACCEPT_RULES, EXACT, AcceptOptions, acceptance_of
 
@@ -48,27 +49,31 @@ class Planner:
         of the speculative_config, where there is one. Raises LimitError where it cannot be."""
         config = self.speculative_config if drafter is None else None
         if config is not None and (top_k, steps, verify_size) == (None, None, None):
-            plan = self.by_config(config)
+            plan = self.by_config(config, self.acceptance)
             self.check_acceptance(self.acceptance, plan)
             return plan
-        if top_k is None and self.wants_chain(self.acceptance):
+        if top_k is None and self.wants_chains(self.acceptance):
             top_k = 1
         plan = self.limits(drafter).plan(top_k, steps, verify_size, self.hints)
         self.check_chain(plan)
         self.check_acceptance(self.acceptance, plan)
         return plan
 
-    def by_config(self, config: DecodingConfig) -> DraftPlan:
-        """The plan of a speculative_config. Raises LimitError where it cannot be."""
+    def by_config(
+        self, config: DecodingConfig, acceptance: AcceptOptions | None = None
+    ) -> DraftPlan:
+        """The plan of a speculative_config, for an accept rule or its own. Raises LimitError where
+        it cannot be."""
+        acceptance = acceptance or config.acceptance or self.acceptance
         drafter = cast(str | Drafter | None, config.drafts_by)
         limits = self.limits(drafter, None if drafter is None else config.options)
         try:
             if config.tree is not None:
                 return self.of_tree(config.tree, limits)
-            sizes = config.sizes
-            if sizes.top_k is None and self.wants_chain(config.acceptance or self.acceptance):
-                sizes = sizes._replace(top_k=1)
-            plan = limits.plan(*sizes, self.hints)
+            top_k, steps, verify_size = config.sizes
+            if top_k is None and self.wants_chains(acceptance):
+                top_k = 1
+            plan = limits.plan(top_k, steps, verify_size, self.hints)
             self.check_chain(plan)
         except LimitError as error:
             what = f"decoding_type {config.decoding_type}: {error.what}"
@@ -82,7 +87,11 @@ class Planner:
 
     def of_tree(self, tree: TreeSpec, limits: PlanLimits) -> DraftPlan:
         """`by_tree`, within limits that are known."""
-        plan = tree.plan(self.config.limits.verify_tree_size)
+        try:
+            plan = tree.plan(self.config.limits.verify_tree_size)
+        except EdgeSpecError:
+            limits.check(SMALLEST_TREE)  # what a drafter does not make at all is said first
+            raise
         limits.check(plan)
         self.check_chain(plan)
         return plan
@@ -107,16 +116,17 @@ class Planner:
         self.check_chain(plan)
         self.check_acceptance(acceptance, plan)
 
-    def wants_chain(self, acceptance: AcceptOptions) -> bool:
-        """Whether a chain is drafted where nothing else is asked for: only chains are exact, and
-        some accept rules take nothing else."""
+    def wants_chains(self, acceptance: AcceptOptions) -> bool:
+        """Whether only chains will do, so that no tree is chosen where the user named none."""
         return self.exact or ACCEPT_RULES[acceptance.rule].chains_only
 
     def check_chain(self, plan: DraftPlan) -> None:
         """Raises LimitError for a tree where only chains are exact."""
         if self.exact and plan.top_k != 1:
-            what = f"--spec-draft-top-k {plan.top_k} drafts trees, and only chains are exact"
-            raise LimitError(what, "Set it to 1, or leave --exact out.")
+            what, remedy = branches(plan)
+            raise LimitError(
+                f"{what}, and only chains are exact", f"{remedy}, or leave --exact out."
+            )
 
     def check_acceptance(self, asked: AcceptOptions, plan: DraftPlan) -> None:
         """Raises RequestError for a rule that is in no table, LimitError for one that does not go
@@ -129,5 +139,14 @@ class Planner:
             )
             raise LimitError(what, "Leave one of the two out.")
         if row.chains_only and plan.top_k != 1:
-            what = f"{row.title} is for chains, and --spec-draft-top-k {plan.top_k} drafts trees"
-            raise LimitError(what, "Set it to 1, or take another accept rule.")
+            what, remedy = branches(plan)
+            what = f"{row.title} is for chains, and {what}"
+            raise LimitError(what, f"{remedy}, or take another accept rule.")
+
+
+def branches(plan: DraftPlan) -> tuple[str, str]:
+    """What makes a plan one of trees, and how to draft a chain instead, as parts of sentences."""
+    if isinstance(plan, StaticPlan):
+        size = counted(len(plan.choices), "node")
+        return f"the static tree of {size} branches", "Give choices without branches, or none"
+    return f"--spec-draft-top-k {plan.top_k} drafts trees", "Set --spec-draft-top-k to 1"

@@ -38,6 +38,9 @@ class TreeSpec(Protocol):
         """The plan for a base that verifies so many nodes. Raises OptionError and LimitError."""
 
 
+SMALLEST_TREE = StaticPlan.of([[0]])
+
+
 @dataclass(frozen=True, slots=True)
 class TreeLimits:
     """For drafters that make chains and trees level by level. Sizes are nodes, the root included;
@@ -142,5 +145,6 @@ def exceeds_base(size: int, most: int, asked: str | None = None) -> LimitError:
 
 def no_static_trees() -> LimitError:
     """The error for choices where the drafter makes its trees by itself."""
-    what = "choices of a static tree were given, and this drafter makes none"
-    return LimitError(what, "Leave the choices out.")
+    what = "a static tree was asked for, and this drafter makes none"
+    remedy = "Leave it out; --spec-draft-step, or --spec-verify-size for blocks, says how much is"
+    return LimitError(what, f"{remedy} drafted.")

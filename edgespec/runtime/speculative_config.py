@@ -191,8 +191,16 @@ def drafts_of(
     return drafter if takes_one else config.drafts_by
 
 
-def refuse_keys_of_engines(config: DecodingConfig) -> None:
-    """Raises OptionError for keys that outlast a request."""
+def check_of_request(config: DecodingConfig) -> None:
+    """Raises OptionError for keys that outlast a request, and where a drafter of the user's own is
+    asked for and none is given."""
+    if isinstance(config, OWN) and config.drafts_by is None:
+        what = f"decoding_type {config.decoding_type} needs a drafter, and a request runs no code"
+        remedy = (
+            "Name the drafter for the whole run: --drafter package.module:Class, or drafter= in"
+            " Python. Requests without a decoding_type draft with it."
+        )
+        raise OptionError(what, remedy)
     for name in OF_ENGINES:
         if getattr(config, name):
             what = f"{name} is a matter of the engine, and not of one request"
@@ -232,7 +240,7 @@ def of_request(raw: object, where: str, method: str | None) -> DecodingConfig:
             raise OptionError("is no object", 'Write {"decoding_type": ...}.')
         config, _ = read_config(raw, where, class_of_method(method))
         assert config is not None
-        refuse_keys_of_engines(config)
+        check_of_request(config)
     except OptionError as error:
         what = error.what if error.what.startswith(where) else f"{where}: {error.what}"
         raise RequestError(what, error.remedy) from error

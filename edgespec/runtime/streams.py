@@ -199,7 +199,7 @@ def in_loop(handle: Generation, put: Callable[[Event], object]) -> Callable[[Eve
     def deliver(event: Event) -> None:
         try:
             loop.call_soon_threadsafe(put, event)
-        except RuntimeError:  # the loop is closed: nobody is left to be told
+        except RuntimeError:  # the loop is closed: nobody waits any more
             handle.cancel()
 
     return deliver

@@ -16,8 +16,8 @@ import tokenizers
 from edgespec.errors import RequestError
 from edgespec.prompts import Message
 from edgespec.prompts.template import ChatTemplate, NoTemplate, read_template
-from edgespec.prompts.tokenizer_file import read_tokenizer
-from edgespec.stored.tokenizer import panics_as
+from edgespec.prompts.tokenizer_file import check_growth, normalizer_growth, read_tokenizer
+from edgespec.stored.tokenizer import panics_as, without_stderr
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 ANCHOR = "a"
@@ -34,6 +34,7 @@ class Tokenizer:
         added = tokenizer.get_added_tokens_decoder().items()
         self._special_ids = {token.content: token_id for token_id, token in added if token.special}
         self._specials = frozenset(self._special_ids.values())
+        self._growth = normalizer_growth(tokenizer)
         self._decoder_steps = frozenset(_decoder_steps(tokenizer))
         self.template = template or NoTemplate()
 
@@ -74,10 +75,16 @@ class Tokenizer:
         """Returns the ids of a text.
 
         Use `add_special_tokens` for plain text; a rendered chat template has its special tokens.
-        Raises RequestError for a text that the tokenizer's regular expressions cannot split.
+        Raises RequestError for a text that the tokenizer's regular expressions cannot split, and
+        for one that its normalizer makes many times as long.
         """
-        with panics_as(_cannot_split, quiet=RUN.search(text) is not None):
-            return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+        def encoded() -> tokenizers.Encoding:
+            check_growth(self._tokenizer, text, self._growth)
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+        with panics_as(_cannot_split):
+            return list((without_stderr(encoded) if RUN.search(text) else encoded()).ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Returns the text of ids. Invalid UTF-8 becomes U+FFFD; unknown ids are omitted."""

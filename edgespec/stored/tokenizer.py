@@ -1,29 +1,34 @@
-"""What a tokenizer.json may do to a text: how much longer its rules make one, and what becomes of a
-panic of the library that runs them.
+"""What a tokenizer.json may do to a text: how long its tokens are, how much longer its rules make a
+text, and what becomes of a panic of the library that runs them.
 
-Knows the JSON of normalizers, decoders and post-processors. Knows no tokenizer library.
+Knows the JSON of tokenizers. Knows no tokenizer library.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import ctypes
 import math
 import os
-import re
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from edgespec.errors import EdgeSpecError
 
-MAX_GROWTH = 128  # characters that a rule makes of one; NFKC makes 18 of U+FDFA
-MAX_AFFIX = 1024  # characters, or tokens, that are put before or behind a text
-# As Rust reports a panic: where, why, and how to see more
-PANIC = re.compile(rb"\n?thread '[^\n]*panicked at .*?(?:note: run with[^\n]*\n|\Z)", re.DOTALL)
-REDIRECTING = threading.Lock()
+MAX_TOKEN_CHARS = 2**13  # the longest tokens in use have some hundreds
+MAX_ADDED_CHARS = 2**22  # of all added tokens; 100,000 audio tokens have 2 million
+# An expression; and SentencePiece's table of characters, of which its usual one has 320,000
+MAX_STRING_CHARS = {"Regex": 2**16, "precompiled_charsmap": 2**22}
+MAX_RULES = 64  # one after the other
+MAX_GROWTH = 128  # characters that a normalizer makes of one; NFKC makes 18 of U+FDFA
+MAX_SPLIT_GROWTH = 32  # that a pre_tokenizer makes of one; ByteLevel makes 4 of an emoji
+MAX_DECODED_GROWTH = 4  # that a decoder makes of one; most make 1
+MAX_PREFIX = 4  # characters that a normalizer puts before a text, and between two added tokens
+MAX_AFFIX = 1024  # tokens that are put before or behind a text
+CLONE_FILES = 0x400  # of Linux' sched.h
 # Unicode's own rules, by the most characters that they make of one
 UNICODE_GROWTH = {
     "NFC": 3,
@@ -34,40 +39,96 @@ UNICODE_GROWTH = {
     "BertNormalizer": 12,
     "ByteLevel": 4,
 }
+CONTAINERS = (str, dict, list)
+SEQUENCES = ("normalizers", "decoders", "pretokenizers")
+T = TypeVar("T")
 
 
-def text_growth(rule: object) -> float:
-    """How many characters a normalizer or a decoder makes of one at most, by its JSON; infinity for
-    a rule that cannot be read."""
+def oversized(document: Mapping[str, Any]) -> str | None:
+    """The field of a tokenizer.json with a longer token or text than tokenizers have, and both
+    sizes; None where there is none. Merges are of tokens, and need no look."""
+    waiting: list[tuple[str, object]] = [("", document)]
+    while waiting:
+        place, item = waiting.pop()
+        if isinstance(item, str):
+            limit = MAX_STRING_CHARS.get(place.rpartition(".")[2], MAX_TOKEN_CHARS)
+            if len(item) > limit:
+                return f"{place} has {len(item)} characters, and {limit} is the limit"
+        elif isinstance(item, Mapping):
+            longest = max(map(len, item), default=0)
+            if longest > MAX_TOKEN_CHARS:
+                limit = MAX_TOKEN_CHARS
+                return f"{place} has a token of {longest} characters, and {limit} is the limit"
+            parts = ((key, part) for key, part in item.items() if isinstance(part, CONTAINERS))
+            waiting += (
+                (f"{place}.{key}".lstrip("."), part) for key, part in parts if key != "merges"
+            )
+        elif isinstance(item, list):
+            waiting += ((place, part) for part in item if isinstance(part, CONTAINERS))
+    added = document.get("added_tokens")
+    tokens = [one for one in added if isinstance(one, Mapping)] if isinstance(added, list) else []
+    total = sum(len(token["content"]) for token in tokens if isinstance(token.get("content"), str))
+    if total > MAX_ADDED_CHARS:
+        return f"added_tokens has {total} characters in all, and {MAX_ADDED_CHARS} is the limit"
+    return None
+
+
+def text_growth(rule: object, length: float = 1, *, decoding: bool = False) -> float:
+    """How many characters a normalizer, a pre_tokenizer or, `decoding`, a decoder makes of so many
+    at most, by its JSON; infinity for a rule that cannot be read."""
+    steps = list(_steps(rule))
+    if len(steps) > MAX_RULES:
+        return math.inf
+    for step in steps:
+        length = _step_growth(step, length, decoding)
+    return float(length)
+
+
+def _steps(rule: object) -> Iterator[object]:
+    """The rules of a sequence, and of the sequences in it, in their order."""
     if rule is None:
-        return 1.0
+        return
+    inner: object = None
+    if isinstance(rule, Mapping) and rule.get("type") == "Sequence":
+        inner = next((rule[key] for key in SEQUENCES if key in rule), None)
+        inner = inner if isinstance(inner, list) else [math.inf]  # unreadable
+    if not isinstance(inner, list):
+        yield rule
+        return
+    for one in inner:
+        yield from _steps(one)
+
+
+def _step_growth(rule: object, length: float, decoding: bool) -> float:
     if not isinstance(rule, Mapping):
         return math.inf
-    kind = rule.get("type")
-    if kind == "Sequence":
-        inner = rule.get("normalizers", rule.get("decoders"))
-        if not isinstance(inner, list):
-            return math.inf
-        product = 1.0
-        for one in inner:
-            product *= text_growth(one)
-        return product
+    kind = str(rule.get("type"))
     if kind == "Replace":
-        return _replace_growth(rule)
+        return _replace_growth(rule, length)
     if kind == "Precompiled":
-        return _precompiled_growth(rule.get("precompiled_charsmap"))
+        return length * _precompiled_growth(rule.get("precompiled_charsmap"))
     if kind == "Prepend":
-        return 1.0 if _length(rule.get("prepend")) <= MAX_AFFIX else math.inf
-    return float(UNICODE_GROWTH.get(str(kind), 1))
+        return length + _length(rule.get("prepend"))
+    if kind in EMPTY_MATCHES:  # a space for what it looks for, between any two characters if empty
+        return length if rule.get(EMPTY_MATCHES[kind]) != "" else 2 * length + 1
+    if kind == "WordPiece":
+        return length + 1
+    if kind == "ByteLevel" and decoding:
+        return length
+    prefix = 1 if rule.get("add_prefix_space") else 0
+    return length * UNICODE_GROWTH.get(kind, 1) + prefix
 
 
-def _replace_growth(rule: Mapping[str, Any]) -> float:
-    """Of one replacement; an expression may match between any two characters."""
+EMPTY_MATCHES = {"BPEDecoder": "suffix", "CTC": "word_delimiter_token"}
+
+
+def _replace_growth(rule: Mapping[str, Any], length: float) -> float:
+    """After one replacement; an expression may match between any two characters."""
     pattern, content = rule.get("pattern"), _length(rule.get("content"))
     literal = pattern.get("String") if isinstance(pattern, Mapping) else None
     if isinstance(literal, str) and literal:
-        return max(1.0, content / len(literal))
-    return 1.0 + content
+        return max(1.0, content / len(literal)) * length
+    return length + content * (length + 1)
 
 
 def _length(text: object) -> float:
@@ -75,21 +136,24 @@ def _length(text: object) -> float:
 
 
 def _precompiled_growth(encoded: object) -> float:
-    """Of SentencePiece's table: a trie behind its length in bytes, then the replacements, each with
-    a zero at its end."""
     if not isinstance(encoded, str):
         return math.inf
     try:
-        data = base64.b64decode(encoded, validate=True)
+        return charsmap_growth(base64.b64decode(encoded, validate=True))
     except (binascii.Error, ValueError):
         return math.inf
+
+
+def charsmap_growth(data: bytes) -> float:
+    """Of SentencePiece's table: a trie behind its length in bytes, then the replacements, each with
+    a zero at its end."""
     replacements = data[4 + int.from_bytes(data[:4], "little") :].split(b"\0")
     return float(max(1, *map(len, replacements)))
 
 
 def added_tokens(rule: object) -> float:
-    """How many tokens a post-processor puts around a text at most; infinity for a rule that cannot
-    be read."""
+    """How many tokens a post-processor puts around a text at most; infinity for a rule that repeats
+    the text or cannot be read."""
     if rule is None:
         return 0.0
     if not isinstance(rule, Mapping):
@@ -102,38 +166,50 @@ def added_tokens(rule: object) -> float:
     pieces, tokens = rule.get("single"), rule.get("special_tokens")
     if not isinstance(pieces, list) or not isinstance(tokens, Mapping):
         return math.inf
+    if sum(isinstance(piece, Mapping) and "Sequence" in piece for piece in pieces) > 1:
+        return math.inf
     longest = [len(t.get("ids", ())) for t in tokens.values() if isinstance(t, Mapping)]
     return float(len(pieces) * max(1, *longest, 1))
 
 
 @contextmanager
-def panics_as(make: Callable[[str], EdgeSpecError], *, quiet: bool = False) -> Iterator[None]:
+def panics_as(make: Callable[[str], EdgeSpecError]) -> Iterator[None]:
     """Turns a panic of the tokenizer library, which is no Exception, into the error that `make`
-    makes of its message. With `quiet` what the library prints of it on stderr is dropped."""
+    makes of its message."""
     try:
-        if not quiet:
-            yield
-        else:
-            with without_panics():
-                yield
+        yield
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
         raise make(str(error)) from None
 
 
-@contextmanager
-def without_panics() -> Iterator[None]:
-    """Holds back what is printed on stderr, by whatever thread, and prints it at the end without
-    the reports of panics. One at a time."""
-    with REDIRECTING, tempfile.TemporaryFile() as kept:
-        real = os.dup(2)
-        os.dup2(kept.fileno(), 2)
+def without_stderr(run: Callable[[], T]) -> T:
+    """The result of a call whose panic the library would report on stderr, past Python.
+
+    It runs in a thread with file descriptors of its own, so nothing of other threads is dropped.
+    `run` must open and close no file. Where the system has no such threads, or forbids them, as
+    some containers do, the report is printed.
+    """
+    result: list[T] = []
+    failure: list[BaseException] = []
+
+    def work() -> None:
+        _leave_stderr()
         try:
-            yield
-        finally:
-            os.dup2(real, 2)
-            os.close(real)
-            kept.seek(0)
-            if rest := PANIC.sub(b"", kept.read()):
-                os.write(2, rest)
+            result.append(run())
+        except BaseException as error:  # PanicException is none of the others
+            failure.append(error)
+
+    thread = threading.Thread(target=work, name="tokenizer", daemon=True)
+    thread.start()
+    thread.join()
+    if failure:
+        raise failure[0]
+    return result[0]
+
+
+def _leave_stderr() -> None:
+    unshare = getattr(ctypes.CDLL(None), "unshare", None)
+    if unshare is not None and unshare(CLONE_FILES) == 0:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)

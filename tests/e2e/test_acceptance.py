@@ -174,6 +174,19 @@ def test_chat_says_that_a_rule_is_lossy(
     assert refused.code == 2
 
 
+def test_chat_changes_the_rule_between_two_answers(
+    cli: Cli, engine_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = ["one", "/set acceptance typical posterior_threshold=0.5", "/reset", "two"]
+    lines = "\n".join([*turns, "/set acceptance relaxed"]).encode()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines)))
+    shown = cli("chat", "--engine-dir", engine_dir, "--temperature", 1, "--seed", 1, *SHORT)
+    assert shown.code == 5  # this model has no tokens of thoughts
+    assert shown.err.count("[typical acceptance: LOSSY]") == 1
+    assert "Name them with begin_thinking_phase_token" in shown.err
+    assert len(shown.out.splitlines()) >= 2
+
+
 def test_tokens_of_thoughts_are_named_by_flags_where_the_template_has_none(infer: Any) -> None:
     flags = ("--begin-thinking-phase-token", "200", "--end_thinking_phase_token", 201)
     shown, written = infer(*flags, "--temperature", 0)

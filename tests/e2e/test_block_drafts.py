@@ -19,7 +19,7 @@ import pytest
 from edgespec import bundle
 from edgespec.cli.main import run
 from tests import toys
-from tests.e2e.workshop import Cli, asked, cli, infer
+from tests.e2e.workshop import Cli, asked, check_rejection, cli, infer
 
 __all__ = ["cli"]  # a fixture
 
@@ -74,6 +74,12 @@ def shop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     call("build", "--onnxDir", onnx, *made, "--maxVerifyTreeSize", 32, "--specBase")
     call("build", "--onnxDir", shop.component, *made, "--maxDraftTreeSize", 7, "--specDraft")
     return shop
+
+
+def test_rejection_draws_drafts_and_keeps_the_distribution(
+    shop: Shop, tmp_path: Path, cli: Cli
+) -> None:
+    check_rejection(cli, shop.engines, tmp_path)
 
 
 def answers(path: Path) -> list[dict[str, Any]]:

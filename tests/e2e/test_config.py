@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -108,6 +107,12 @@ def test_request_s_own_block_overrides_that_of_the_file(infer_with: Infer) -> No
     assert "per_step_drafted" not in found
 
 
+def test_drafter_of_one_s_own_is_refused_in_a_request_by_its_place(infer_with: Infer) -> None:
+    done, found = infer_with(EAGLE, speculative={"decoding_type": "User_Provided"})
+    assert (done.code, found) == (3, {})
+    assert "requests[0].speculative: decoding_type User_Provided needs a drafter" in done.err
+
+
 REFUSED: list[tuple[str, int, str]] = [
     ("speculative_config: {decoding_type: Eagle9}", 2, "no decoding_type Eagle9"),
     ("speculative_config: {decoding_type: MTP}", 2, "Write decoding_type: Eagle3"),
@@ -185,9 +190,7 @@ def test_neutral_values_of_foreign_keys_are_no_matter(infer_with: Infer) -> None
 
 
 # Fields of TorchLlmArgs and BaseLlmArgs in TensorRT-LLM's llm_args.py, and older ones of LlmArgs
-THEIRS = re.findall(
-    r"\w+",
-    """
+NAMES = """
 model tokenizer tokenizer_mode custom_tokenizer post_processor_hook skip_tokenizer_init
 trust_remote_code tensor_parallel_size dtype revision tokenizer_revision model_kwargs
 pipeline_parallel_size context_parallel_size gpus_per_node moe_cluster_parallel_size
@@ -214,8 +217,8 @@ ray_placement_config ray_worker_nsight_options sleep_config reorder_policy_confi
 enable_resource_governor use_cute_dsl_blockscaling_mm use_cute_dsl_blockscaling_bmm
 use_cute_dsl_bf16_bmm use_cute_dsl_bf16_gemm max_stats_len layer_wise_benchmarks_config
 use_cuda_graph build_config quant_config calib_config fast_build enable_build_cache
-""",
-)
+"""
+THEIRS = NAMES.split()
 
 
 def test_keys_of_tensorrt_llm_s_files_are_known() -> None:

@@ -16,7 +16,7 @@ from edgespec.component import ComponentConfig
 from edgespec.contract import Role
 from edgespec.methods.draft_model import DraftModelSpec
 from tests import shared, toys
-from tests.e2e.workshop import Cli, asked, cli, infer, responses
+from tests.e2e.workshop import Cli, asked, check_rejection, cli, infer, responses
 
 __all__ = ["cli"]
 
@@ -154,14 +154,16 @@ def test_quantized_embedding_of_a_tied_draft_is_its_own(
 
 
 def test_python_opens_the_pair(onnx: Path, tmp_path: Path, cli: Cli) -> None:
+    engines = tmp_path / "engines"
     for part in ("llm", "draft_model"):
-        cli("build", "--onnx-dir", onnx / part, "--engine-dir", tmp_path, *SIZES)
-    with edgespec.load(tmp_path) as engine:
+        cli("build", "--onnx-dir", onnx / part, "--engine-dir", engines, *SIZES)
+    with edgespec.load(engines) as engine:
         assert engine.method == "draft_model"
         assert engine.config.role is Role.LLM
         sampling = edgespec.SamplingParams(temperature=0, max_generate_length=12)
         drafted = engine.generate("one two", sampling)
         assert drafted.token_ids == engine.plainly("one two", sampling).token_ids
+    check_rejection(cli, engines, tmp_path)
 
 
 def test_quantized_checkpoint_drafts_as_well(shop: Path, tmp_path: Path, cli: Cli) -> None:

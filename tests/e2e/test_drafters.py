@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import edgespec
+from edgespec.cli.config_file import NOT_CONFIGURED, Configured, with_keys
 from edgespec.contract import Limits
+from edgespec.runtime.drafters.ngram import NgramOptions
 from tests import made, toys
 from tests.e2e.workshop import ENVIRON, Cli, asked, cli
 
@@ -54,6 +58,11 @@ def input_file(tmp_path: Path) -> Path:
         (["--drafter", "ngram"], "drafting a chain of n-gram matches: top-k 1, step 3"),
         (["--drafter", "ngram", "--spec-draft-step", "6"], "n-gram matches: top-k 1, step 6"),
         (["--drafter", "suffix", "--spec-verify-size", "5"], "verify size 5\n"),
+        (["--drafter", "ngram", "--max-draft-len", "6"], "n-gram matches: top-k 1, step 6"),
+        (["--drafter", "suffix", "--max_draft_len", "5"], "as it pays: top-k 4, step 5"),
+        (["--spec-decode", "--maxDraftLen", "5"], "as it pays: top-k 4, step 5"),
+        (["--drafter", "ngram", "--drafter-option", "max_draft_len=5"], "top-k 1, step 5"),
+        (["--max-matching-ngram-size", "4", "--spec-decode"], "as it pays: top-k 4, step 11"),
     ],
 )
 def test_infer_drafts_and_loses_nothing(
@@ -65,12 +74,24 @@ def test_infer_drafts_and_loses_nothing(
     assert done.code == 0, done.err
     assert said in done.err
     assert done.err.count("has no draft engine: drafting by suffix decoding, which needs none") == (
-        words == ["--spec-decode"]
+        "--spec-decode" in words
     )
     assert json.loads(done.out)["lossless"].startswith("yes")
     responses = json.loads(out.read_text())["responses"]
     blocks = [response["metrics"]["speculative_decoding"] for response in responses]
     assert sum(block["num_accepted_draft_tokens"] for block in blocks) > 0
+
+
+def test_options_of_flags_are_those_of_the_drafter(engines: Path) -> None:
+    keys = {"max_matching_ngram_size": 1, "is_keep_all": False}
+    by_name = with_keys(NOT_CONFIGURED, keys, engines, "ngram", 6).config
+    wanted = NgramOptions(max_draft_len=6, max_matching_ngram_size=1, is_keep_all=False)
+    assert by_name is not None
+    assert (by_name.drafts_by, by_name.options) == ("ngram", wanted)
+    file = Configured(edgespec.NGramDecodingConfig(max_draft_len=2, is_use_oldest=False))
+    both = with_keys(file, keys | {"max_draft_len": 6}, engines, None, None).config
+    assert both is not None
+    assert both.options == replace(wanted, is_use_oldest=False)
 
 
 @pytest.mark.parametrize("drafter", ["ngram", "suffix"])
@@ -117,6 +138,21 @@ def test_chat_says_in_two_turns_what_it_says_plainly(engines: Path) -> None:
         (["--drafter", "suffixes"], "there is no drafting method 'suffixes'. Known: suffix, ngram"),
         (["--drafter", "eagle3"], "EAGLE-3 drafts with an engine of its own"),
         (["--spec-draft-step", "2"], "mean nothing without --spec-decode"),
+        (["--max-draft-len", "2"], "mean nothing without --spec-decode"),
+        (["--max-matching-ngram-size", "2"], "mean nothing without --spec-decode"),
+        (
+            ["--drafter", "ngram", "--max-draft-len", "4", "--spec-draft-step", "3"],
+            "give one or the other",
+        ),
+        (
+            ["--drafter", "suffix", "--drafter-option", "is_keep_all=false"],
+            "is_keep_all is not a key of decoding_type Suffix",
+        ),
+        (
+            ["--drafter", "ngram", "--max-matching-ngram-size", "65"],
+            "max_matching_ngram_size is 65",
+        ),
+        (["--drafter", "ngram", "--drafter-option", "is_keep_all"], "is not KEY=VALUE"),
     ],
 )
 def test_other_drafters_are_usage_errors(
@@ -130,6 +166,14 @@ def test_n_grams_draft_no_trees(cli: Cli, engines: Path) -> None:
     words = ["--drafter", "ngram", "--spec-draft-top-k", "2"]
     done = cli("infer", "--engine-dir", engines, "--prompt", "Hi", *words)
     assert (done.code, "n-grams draft chains, and no trees" in done.err) == (3, True), done.err
+
+
+def test_length_of_a_tree_that_is_none_names_the_flag_of_chains(cli: Cli, engines: Path) -> None:
+    words = ["--drafter", "ngram", "--max-draft-len", "4"]
+    done = cli("infer", "--engine-dir", engines, "--prompt", "Hi", *words)
+    assert done.code == 3
+    assert "a static tree was asked for, and this drafter makes none" in done.err
+    assert "--spec-draft-step" in done.err
 
 
 def test_run_drafts_with_finished_engines_where_they_have_room(

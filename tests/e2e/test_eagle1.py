@@ -3,13 +3,14 @@ flags of TensorRT-LLM's EAGLE example; and what is refused."""
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
 
 from tests import shared, toys
-from tests.e2e.workshop import Cli, asked, cli, infer, responses
+from tests.e2e.workshop import Cli, asked, check_rejection, cli, infer, responses, said
 
 __all__ = ["cli"]  # a fixture
 
@@ -61,6 +62,7 @@ def drafting(engines: Path, tmp_path: Path, *flags: object) -> list[object]:
     ("flags", "line"),
     [
         ((), "drafting a chain: top-k 1, step 3, verify size 4"),
+        (("--max-draft-len", 2), "drafting a chain: top-k 1, step 2, verify size 3"),
         (
             ("--eagle_choices", CHOICES),
             "drafting a tree: top-k 3, a static tree of 3 levels, verify size 8",
@@ -95,6 +97,44 @@ def test_trees_are_those_of_the_flags_and_lose_nothing(
     assert "lossless" in done.out
     (answer,) = responses(tmp_path)
     assert len(answer["output_ids"]) == 8
+
+
+def test_rejection_draws_drafts_and_keeps_the_distribution(
+    engines: Path, tmp_path: Path, cli: Cli
+) -> None:
+    check_rejection(cli, engines, tmp_path)
+    done = cli(
+        *drafting(engines, tmp_path, "--eagle-choices", CHOICES, "--acceptance", "rejection")
+    )
+    assert done.code == REFUSED
+    assert "is for chains, and the static tree of 7 nodes branches" in done.err
+
+
+def test_base_without_its_draft_is_drafted_for_from_the_text(
+    pair: Path, engines: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory with only the base's engine: nothing drafts by itself, and `suffix` does if it is
+    named."""
+    alone = tmp_path / "engines"
+    onnx = engines.parent / "base" / "llm"
+    assert cli("build", "--onnx-dir", onnx, "--engine-dir", alone, "--spec-base", *LIMITS).code == 0
+    line = infer(alone, tmp_path, asked("one two one two one two"))
+    assert cli(*line).code == 0
+    plain = responses(tmp_path)
+    done = cli(*line, "--drafter", "suffix", "--check-lossless")
+    assert done.code == 0, done.err
+    assert "drafting a tree of earlier text" in done.err
+    assert said(responses(tmp_path)) == said(plain)
+    for words, code in (((), 0), (("--drafter", "suffix"), 0), (("--spec-decode",), REFUSED)):
+        turns = io.TextIOWrapper(io.BytesIO(b"one two one two\n"))
+        monkeypatch.setattr("sys.stdin", turns)
+        short = ("--temperature", 0, "--max-generate-length", 8)
+        done = cli("chat", "--engine-dir", alone, *short, *words)
+        assert done.code == code, done.err
+        assert ("drafting a tree of earlier text" in done.err) == ("suffix" in words)
+        assert ("decoding plainly" in done.err) == (not words)
+    refused = cli(*line, "--spec-decode")
+    assert (refused.code, "no draft engine" in refused.err) == (REFUSED, True), refused.err
 
 
 def test_choices_stand_in_a_file_too(engines: Path, tmp_path: Path, cli: Cli) -> None:

@@ -1,6 +1,5 @@
-"""A drafting method that test code alone brings along: a row in METHODS, a row in DRAFTERS, no
-engine. It goes the whole way of a user, on a model that was exported and built for no drafts.
-"""
+"""A drafting method that test code alone brings along goes the whole way of a user, on a model that
+was exported and built for no drafts."""
 
 from __future__ import annotations
 
@@ -8,112 +7,29 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import pytest
 
 from edgespec import bundle
 from edgespec.backends.engine_dir import CONFIGS
+from edgespec.cli.main import run
 from edgespec.contract import Role
 from edgespec.errors import BundleError, LimitError
-from edgespec.methods import METHODS, Method
+from edgespec.methods import METHODS
 from edgespec.prompts import SamplingParams
-from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
 from edgespec.runtime.drafters.registry import DRAFTERS, engineless_methods
-from edgespec.runtime.drafters.row import DrafterRow
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.plans import TreeLimits
 from edgespec.runtime.session import Session
-from edgespec.runtime.tree import DraftTree
 from tests import toys
-from tests.e2e.workshop import ENVIRON, Cli, Outcome, asked, cli, process
+from tests.e2e.repeating_drafter import METHOD, NAME, ROW, Repeating
+from tests.e2e.workshop import ENVIRON, Cli, Outcome, asked, cli
 
 __all__ = ["cli"]
 GREEDY = SamplingParams(temperature=0, max_generate_length=20)
-NAME = "repeat"
-
-
-@dataclass
-class Repeating:
-    """Drafts what followed the pending token when it last occurred."""
-
-    needs_hidden_states = False
-    capacity: int | None = None
-    num_lanes: int | None = None
-    engine_s = 0.0
-    tokens: dict[int, list[int]] = field(default_factory=dict)
-    num_proposed: int = 0
-    closed: bool = False
-
-    def begin(self, lane: int, tokens: Sequence[int], num_reused: int) -> None:
-        self.tokens[lane] = [*tokens]
-
-    def observe(self, observations: Sequence[Observation]) -> None:
-        for item in observations:
-            assert item.hidden_states is None
-            self.tokens[item.lane] += item.tokens.tolist()
-
-    def propose(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        return [self.proposed(request) for request in requests]
-
-    def proposed(self, request: DraftRequest) -> DraftTree:
-        *before, pending = self.tokens[request.lane]
-        assert pending == request.pending
-        count = min(request.plan.steps, request.plan.verify_size - 1)
-        if pending not in before or not count:
-            return DraftTree.root_only(pending)
-        last = len(before) - 1 - before[::-1].index(pending)
-        draft = [*before, pending][last + 1 : last + 1 + count]
-        self.num_proposed += len(draft)
-        tokens = np.array([pending, *draft], np.int64)
-        return DraftTree(tokens, np.arange(-1, len(draft)))
-
-    def reset(self, lane: int) -> None:
-        self.tokens.pop(lane, None)
-
-    def move(self, source: int, target: int) -> None:
-        self.tokens[target] = self.tokens.pop(source)
-
-    def snapshot(self, lane: int, count: int) -> Snapshot | None:
-        return None
-
-    def restore(self, lane: int, snapshot: Snapshot) -> None:
-        raise AssertionError("it gave none")
-
-    def close(self) -> None:
-        self.closed = True
-
-
-METHOD = Method(
-    name=NAME,
-    title="repetition",
-    draft_title="repetition",
-    aliases=("echo",),
-    weights_in="nowhere",
-    needs_engine=False,
-)
-ROW = DrafterRow(
-    open=lambda sources: Repeating(num_lanes=sources.num_lanes),
-    limits=lambda base, draft: TreeLimits(base.limits.verify_tree_size),
-    words=" of what was said before",
-)
-# The same registration in a process of its own.
-CHAT = """
-import sys
-from tests.e2e.test_extension_drafter import (
-    DRAFTERS, METHOD, METHODS, NAME, ROW, engineless_methods
-)
-from edgespec.cli.main import main
-for name in engineless_methods():
-    del DRAFTERS[name]
-METHODS[NAME], DRAFTERS[NAME] = METHOD, ROW
-main(sys.argv[1:])
-"""
 
 
 @pytest.fixture
@@ -137,16 +53,11 @@ def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         toys.make_base(path / "base", "llama", layers=2)
     else:
         toys.make_qwen3_5(path / "base", layers=4)
-    limits = {
-        "--max-batch-size": 3,
-        "--max-input-len": 96,
-        "--max-kv-cache-capacity": 128,
-        "--max-verify-tree-size": 12,
-    }
     build = ["build", "--onnx-dir", path / "onnx" / "llm", "--engine-dir", path / "engines"]
-    for words in (["export", path / "base", path / "onnx"], [*build, *sum(limits.items(), ())]):
-        done = process(*words)
-        assert done.code == 0, done.err
+    build += ["--max-batch-size", 3, "--max-input-len", 96, "--max-kv-cache-capacity", 128]
+    build += ["--max-verify-tree-size", 12]
+    for words in (["export", path / "base", path / "onnx"], build):
+        assert run([str(word) for word in words]) == 0
     return path / "engines"
 
 
@@ -204,7 +115,7 @@ def test_chat_drafts_with_it_too(engines: Path) -> None:
 
 def process_chat(*words: object) -> Outcome:
     done = subprocess.run(
-        [sys.executable, "-c", CHAT, *map(str, words)],
+        [sys.executable, "-m", "tests.e2e.repeating_drafter", *map(str, words)],
         input="one two one two one two\n",
         capture_output=True,
         text=True,

@@ -15,7 +15,7 @@ import edgespec
 from edgespec.prompts import SamplingParams
 from edgespec.prompts.template import named_template
 from tests import shared, toys
-from tests.e2e.workshop import Cli, asked, cli, infer, responses
+from tests.e2e.workshop import Cli, asked, check_rejection, cli, infer, responses
 
 __all__ = ["cli"]  # a fixture
 
@@ -69,6 +69,10 @@ def drafting(engines: Path, tmp_path: Path, *flags: object) -> list[object]:
     [
         ((), "drafting a chain of Medusa heads: top-k 1, step 5, verify size 6"),
         (
+            ("--max-draft-len", 63),
+            "drafting a tree of Medusa heads: top-k 10, a static tree of 4 levels, verify size 64",
+        ),
+        (
             ("--medusa_choices", CHOICES),
             "drafting a tree of Medusa heads: top-k 3, a static tree of 3 levels, verify size 8",
         ),
@@ -95,6 +99,12 @@ def test_trees_are_those_of_the_flags_and_lose_nothing(
     assert "lossless" in done.out
     (answer,) = responses(tmp_path)
     assert len(answer["output_ids"]) == 8
+
+
+def test_rejection_draws_drafts_and_keeps_the_distribution(
+    engines: Path, tmp_path: Path, cli: Cli
+) -> None:
+    check_rejection(cli, engines, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -181,6 +191,27 @@ def test_a_base_of_another_draft_is_refused(pair: Path, tmp_path: Path, cli: Cli
     assert done.code == REFUSED
     assert "a set of Medusa heads" in done.err
     assert "--medusa-base" in done.err
+
+
+def test_heads_are_rounded_by_build_and_quantize_draft_says_so(
+    pair: Path, tmp_path: Path, cli: Cli
+) -> None:
+    line = ("--base_model_dir", pair / "base", "--draft_model_dir", pair / "heads")
+    options = ("--quantization", "fp8", "--output_dir", tmp_path / "q", "--allow-pickle")
+    refused = cli("quantize", "draft", *line, *options)
+    assert refused.code == REFUSED
+    assert "a set of Medusa heads, which is not quantized here: data calibrates" in refused.err
+    assert "build it with --weights int8 or int4" in refused.err
+    onnx = tmp_path / "onnx"
+    merged = cli("export", pair / "merged", onnx, "--medusa-base")
+    assert merged.code == 0, merged.err
+    engines, weights = tmp_path / "engines", ("--weights", "int8", "--weight-block", 0)
+    for part in ("llm", "medusa_draft"):
+        line = ("--onnx-dir", onnx / part, "--engine-dir", engines, *LIMITS)
+        done = cli("build", *line, *(weights if part != "llm" else ()))
+        assert done.code == 0, done.err
+    done = cli(*drafting(engines, tmp_path, "--check-lossless"))
+    assert done.code == 0, done.err
 
 
 def test_a_merged_checkpoint_is_base_and_heads(pair: Path, tmp_path: Path, cli: Cli) -> None:

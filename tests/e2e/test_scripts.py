@@ -7,6 +7,7 @@ import io
 import json
 import runpy
 import shutil
+import subprocess
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -62,6 +63,42 @@ def test_demo_saves_base_passes_and_loses_nothing(method: str, tmp_path: Path) -
     steps = sum(block["num_spec_steps"] for block in blocks)
     accepted = sum(block["num_accepted_draft_tokens"] for block in blocks)
     assert accepted > steps  # on average more than one draft of each step stands
+
+
+@pytest.mark.parametrize("method", ["suffix", "ngram"])
+def test_demo_without_a_draft_drafts_from_the_text_and_loses_nothing(
+    method: str, tmp_path: Path
+) -> None:
+    said = script("demo.py", "--method", method, "--out", tmp_path / "demo")
+    assert said.count("golden outputs reproduced") == 1
+    assert said.split("lossless")[-1].split()[0] == "yes"
+    assert f"--drafter {method}" in said.split("Now talk with it")[-1]
+    blocks = [
+        response["metrics"]["speculative_decoding"]
+        for response in json.loads((tmp_path / "demo" / "output.json").read_text())["responses"]
+    ]
+    assert sum(block["num_accepted_draft_tokens"] for block in blocks) > 0
+
+
+def test_demo_says_how_long_the_training_of_a_missing_draft_takes_before_it_begins(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    demo = runpy.run_path(str(ROOT / "scripts" / "demo.py"), run_name="demo")
+    lines: list[list[str]] = []
+
+    def train(line: list[Path | str], check: bool) -> Any:
+        said = capsys.readouterr().out
+        assert "about half an hour" in said
+        assert "train_demo_eagle1.py --out build/no-such" in said
+        lines.append([*map(str, line)])
+        return subprocess.CompletedProcess([], returncode=0)
+
+    monkeypatch.setattr(subprocess, "run", train)
+    path = ROOT / "build" / "no-such"
+    the_draft = demo["the_eagle1_draft"]
+    monkeypatch.setitem(the_draft.__globals__, "EAGLE1", path)
+    assert the_draft() == path
+    assert [line[-3:] for line in lines] == [[str(path), "--prompts", "0"]]
 
 
 def test_committed_pair_is_small_and_what_it_says() -> None:

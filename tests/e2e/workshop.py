@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+import edgespec
 from edgespec.cli.main import run
 from tests import toys
 
@@ -163,6 +164,38 @@ def responses(tmp_path: Path, name: str = "output.json") -> list[dict[str, Any]]
         "responses"
     ]
     return found
+
+
+def check_rejection(cli: Cli, engines: Path, tmp_path: Path) -> None:
+    """Rejection acceptance with a draft engine: its drafts are drawn from known probabilities, at
+    temperature 0 the answer is the exact one, and above the report promises the distribution."""
+    with edgespec.load(engines, acceptance="rejection") as engine:
+        engine.stop_ids = frozenset()
+        greedy = edgespec.SamplingParams(temperature=0, max_generate_length=12)
+        plain = engine.plainly("one two", greedy)
+        assert engine.generate("one two", greedy).token_ids == plain.token_ids
+        sampling = edgespec.SamplingParams(temperature=1, seed=3, max_generate_length=12)
+        trees = [chunk.tree for chunk in engine.stream("one two", sampling)]
+        drafted = [tree for tree in trees if tree is not None and len(tree) > 1]
+        assert drafted
+        for tree in drafted:
+            assert tree.drawn_from is not None
+            for token, found in zip(tree.tokens[1:], tree.drawn_from[1:], strict=True):
+                assert found is not None
+                assert found.probs[found.ids.tolist().index(token)] > 0
+    line = [*infer(engines, tmp_path, asked("one two")), "--spec-decode"]
+    sampled = [*line, "--acceptance", "rejection", "--temperature", 1, "--seed", 3]
+    done = cli(*sampled)
+    assert done.code == 0, done.err
+    assert "rejection: lossless in distribution" in done.out
+    (answer,) = responses(tmp_path)
+    acceptance = answer["metrics"]["acceptance"]
+    assert acceptance == {"rule": "rejection", "lossless": "distribution"}
+    refused = cli(*sampled, "--check-lossless")
+    assert (refused.code, "samples at temperature 1" in refused.err) == (3, True), refused.err
+    checked = cli(*line, "--acceptance", "rejection", "--temperature", 0, "--check-lossless")
+    assert checked.code == 0, checked.err
+    assert responses(tmp_path)[0]["lossless"]["equal"] is True
 
 
 def said(found: list[dict[str, Any]]) -> list[tuple[object, ...]]:

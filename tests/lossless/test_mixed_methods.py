@@ -24,7 +24,7 @@ from edgespec.runtime.plans import TreeLimits
 from edgespec.runtime.speculative_config import class_named
 from edgespec.runtime.tree import PLAIN
 from edgespec.runtime.verify import TypicalAcceptance
-from tests.e2e.test_extension_drafter import Repeating
+from tests.e2e.repeating_drafter import Repeating
 from tests.lossless.engines import api_engines
 
 NAME = "repeat"

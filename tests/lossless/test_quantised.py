@@ -179,7 +179,8 @@ def logits_of(
 def test_exact_logits_are_the_same_bits_in_calls_of_any_size(exact: Engine, start: int) -> None:
     tokens = np.array(prompt_of(start + 40))
     alone = logits_of(exact.base, tokens, start, [1] * 40)
-    calls = [[size] * (40 // size) for size in range(2, 21)]
+    sizes_of_calls = range(2, 21) if start == 1 else (2, 5, 8, 16, 17)
+    calls = [[size] * (40 // size) for size in sizes_of_calls]
     for sizes in (*calls, [3, 5] * 5, [1, 7] * 5, [40]):
         np.testing.assert_array_equal(
             logits_of(exact.base, tokens, start, sizes), alone[: sum(sizes)]
@@ -203,8 +204,9 @@ def test_without_exact_one_row_alone_gives_other_bits(engines: dict[str, Path], 
 def test_exact_chains_leave_every_token_as_it_was(
     exact: Engine, length: int, sampling: edgespec.SamplingParams, plan: DraftPlan
 ) -> None:
+    sampling = replace(sampling, max_generate_length=80)
     plain = exact.plainly(prompt_of(length), sampling)
-    assert len(plain.token_ids) == 140
+    assert len(plain.token_ids) == 80
     drafted = exact.generate(prompt_of(length), sampling, plan)
     assert drafted.token_ids == plain.token_ids
     assert first_difference(exact, plain, drafted, sampling) is None
@@ -268,27 +270,31 @@ def test_infer_exact_says_yes_and_refuses_what_it_cannot(
 # Up to rounding
 
 
+CHAIN, TREE = DraftPlan(1, 3, 4), DraftPlan(4, 3, 16)
+
+
 @pytest.mark.parametrize("name", ["int4-32", "int4-128", "int8-128", "int8-0", "int8_sq", "fp8"])
 def test_what_differs_is_explained_by_the_rounding_that_is_measured_there(
     engines: dict[str, Path], name: str
 ) -> None:
-    """A run is computed again bit by bit: its calls come out as they did, those of trees too."""
-    differing = 0
+    """A run is computed again bit by bit: its calls come out as they did, those of trees too. The
+    first answer that differs is enough: of a chain on some engines, of a tree on others."""
+    plans = (CHAIN, TREE) if name.startswith("int4") else (TREE, CHAIN)
     with Engine(engines[name]) as engine:
         engine.stop_ids = frozenset()
         assert NEAR_TIE < engine.rounding < (5 if name in STORED else 2)
         assert any("lossless up to kernel rounding" in note for note in engine.notes)
-        for length, sampling in ((40, SAMPLINGS[1]), (40, SAMPLINGS[0])):
-            plain = engine.plainly(prompt_of(length), sampling)
-            for plan in (DraftPlan(1, 3, 4), DraftPlan(4, 3, 16)):
-                drafted = engine.generate(prompt_of(length), sampling, plan)
+        for sampling in SAMPLINGS[::-1]:
+            plain = engine.plainly(prompt_of(40), sampling)
+            for plan in plans:
+                drafted = engine.generate(prompt_of(40), sampling, plan)
                 found = first_difference(engine, plain, drafted, sampling)
-                differing += found is not None
                 if found is not None:
                     assert found.explained, found
                     assert found.rounding > 0
                     assert found.reproduced, found
-    assert differing  # or nothing would need to be explained
+                    return
+    pytest.fail("nothing differed, so that nothing would need to be explained")
 
 
 def test_a_batch_is_computed_again_in_as_many_lanes(
@@ -311,7 +317,7 @@ def test_a_batch_is_computed_again_in_as_many_lanes(
             }
             return [found[request] for request in asked]
 
-        plain, drafted = served(None), served(DraftPlan(4, 3, 16))
+        plain, drafted = served(None), served(TREE)
         found = [
             first_difference(engine, one, other, sampling, batch_size=2)
             for one, other, (_, sampling) in zip(plain, drafted, jobs, strict=True)
@@ -339,7 +345,7 @@ def test_a_batch_is_computed_again_in_as_many_lanes(
         assert [lane.length for lane in engine.base.lanes] == [0, 0]
 
 
-@pytest.mark.parametrize("name", ["int4-128", "int8-0", "fp8"])
+@pytest.mark.parametrize("name", ["int4-128", "fp8"])
 def test_a_wrong_acceptance_is_explained_by_no_rounding(
     engines: dict[str, Path], name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

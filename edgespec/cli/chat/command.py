@@ -26,12 +26,13 @@ from edgespec.cli.config_file import (
     check_draft,
     config_options,
     configured,
+    engine_arguments,
 )
 from edgespec.cli.draft_flags import (
     ALIASES,
     check_time_budget,
     draft_options,
-    drafter_arguments,
+    keys_of,
     tree_of,
     wanted,
 )
@@ -200,12 +201,12 @@ def command(
         zip(DRAFT_SIZES, (spec_draft_top_k, spec_draft_step, spec_verify_size), strict=True)
     )
     tree = tree_of(ctx, sizes.values())
+    keys = keys_of(ctx)
     sized = any(sizes.values()) or tree is not None
-    if spec_decode is False and (sized or drafter):
+    if spec_decode is False and (sized or drafter or keys):
         raise click.UsageError(
-            "--drafter, --spec-draft-top-k, --spec-draft-step, --spec-verify-size and the flags of"
-            " trees are for"
-            " drafts, and --no-spec-decode was given",
+            "--drafter, its options, --spec-draft-top-k, --spec-draft-step, --spec-verify-size and"
+            " the flags of trees are for drafts, and --no-spec-decode was given",
             ctx,
         )
     if chat_template and no_chat_template:
@@ -221,14 +222,20 @@ def command(
     from edgespec.cli.report import could_be_tree, plan_line
     from edgespec.runtime.engine import Engine
 
-    config = configured(ctx)
+    config, drafting = engine_arguments(
+        configured(ctx),
+        keys,
+        engine_dir,
+        drafter=drafter,
+        steps=spec_draft_step,
+        time_budget_ms=drafter_time_budget_ms,
+    )
     with Engine(
         engine_dir,
         spec_decode=wanted(spec_decode, sized=sized or acceptance is not None),
-        speculative_config=config.config,
         prefix_cache_bytes=prefix_cache_mb * MIB,
         acceptance=acceptance,
-        **drafter_arguments(drafter, spec_draft_step, drafter_time_budget_ms),
+        **drafting,
     ) as engine:
         check_draft(engine, config.config)
         unfit = choose_template(
@@ -239,6 +246,7 @@ def command(
             drafts=engine.spec_decode,
             sizes=sizes,
             tree=tree,
+            acceptance=engine.acceptance,
             enable_thinking=enable_thinking,
             show_speculation=show_speculation,
         )

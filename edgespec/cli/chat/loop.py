@@ -128,6 +128,7 @@ class Chat:
                     settings.plan(self.engine) or PLAIN,
                     enable_thinking=settings.enable_thinking,
                     keep=True,
+                    acceptance=settings.acceptance,
                 )
                 response = self.answer(stream, stopper)
                 self.conversation.add(said, response.text)
@@ -182,6 +183,8 @@ class Chat:
             found.append(f"[cut at --max-generate-length {most}]")
         if response.finish_reason == CAPACITY:
             found.append(f"[cut: no room left. {MAKE_ROOM}]")
+        if response.metrics.lossless == "no" and not self.settings.show_speculation:
+            found.append(f"[{response.metrics.guarantee}]")
         if self.settings.show_speculation:
             found.append(stats(response.metrics, drafted=self.settings.drafts))
         found += self.engine.drafter_notes[self.num_drafter_notes :]

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from edgespec.cli.accept_flags import OPTIONS, RULES
 from edgespec.cli.draft_flags import plan_of
 from edgespec.errors import RequestError
 from edgespec.prompts import SamplingParams
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from edgespec.runtime.engine import Engine
     from edgespec.runtime.plans import TreeSpec
     from edgespec.runtime.tree import DraftPlan
+    from edgespec.runtime.verify import AcceptOptions
 
 WORDS: dict[str, object] = {"on": True, "off": False, "none": None}
 DRAFT_SIZES = ("spec_draft_top_k", "spec_draft_step", "spec_verify_size")
@@ -38,19 +40,23 @@ SAMPLING_NAMES = (
 @dataclass
 class Settings:
     """How the next answer is generated and shown. `sizes` are those of drafts, by DRAFT_SIZES; None
-    is left to the engine. `tree` says what to draft instead, until a size is set."""
+    is left to the engine. `tree` says what to draft instead, until a size is set. `acceptance` is
+    the accept rule; None is the engine's."""
 
     sampling: SamplingParams
     drafts: bool = False
     sizes: dict[str, int | None] = field(default_factory=lambda: dict.fromkeys(DRAFT_SIZES))
     tree: TreeSpec | None = None
+    acceptance: AcceptOptions | None = None
     enable_thinking: bool = False
     show_speculation: bool = False
 
     def plan(self, engine: Engine) -> DraftPlan | None:
         """Returns the drafting plan; None decodes plainly. Raises LimitError for sizes that the
-        engine cannot take."""
-        return plan_of(engine, self.sizes.values(), self.tree) if self.drafts else None
+        engine cannot take, or that do not go with the accept rule."""
+        if not self.drafts:
+            return None
+        return plan_of(engine, self.sizes.values(), self.tree, self.acceptance)
 
 
 class Setting(NamedTuple):
@@ -93,10 +99,64 @@ def of_switch(name: str, field_name: str) -> Setting:
     return Setting(lambda settings: getattr(settings, field_name), change)
 
 
+def rule_of(settings: Settings) -> AcceptOptions:
+    """The accept rule, exact where none was chosen."""
+    from edgespec.runtime.verify import EXACT_ACCEPTANCE
+
+    return settings.acceptance or EXACT_ACCEPTANCE
+
+
+def change_rule(settings: Settings, value: object, place: Place) -> Settings:
+    """The settings with another accept rule: its name, and behind it options as NAME=VALUE. Turns
+    drafts on."""
+    from edgespec.runtime.verify import acceptance_of
+
+    rule, *given = value.split() if isinstance(value, str) and value.strip() else [str(value)]
+    if rule not in RULES:
+        near = did_you_mean(rule, RULES, "Did you mean {}? ")
+        place.refuse(f"is {rule:.60}", f"{near}Write one of {', '.join(RULES)}.")
+    options: dict[str, Any] = {}
+    for text in given:
+        name, equals, written = text.partition("=")
+        if not equals:
+            place.refuse(
+                f"has {text:.60} behind the rule", "Write options as posterior_threshold=0.09."
+            )
+        options[RULE_OPTIONS.get(name, name)] = parsed(written)
+    return replace(settings, drafts=True, acceptance=acceptance_of(rule, **options))
+
+
+def of_rule(rule: str, name: str) -> Setting:
+    """The row of an option of an accept rule. Setting one takes that rule, with what is known of its
+    other options; none is the option's default."""
+
+    def change(settings: Settings, value: object, place: Place) -> Settings:
+        from edgespec.runtime.verify import acceptance_of
+
+        del place
+        now = rule_of(settings)
+        if value is None and now.rule != rule:
+            return settings
+        options = now.to_dict() if now.rule == rule else {}
+        options[name] = value
+        if value is None:
+            del options[name]
+        return replace(settings, drafts=True, acceptance=acceptance_of(rule, **options))
+
+    return Setting(lambda settings: getattr(rule_of(settings), name, None), change)
+
+
+# A flag's name of an option of an accept rule -> the option's, which are settings
+RULE_OPTIONS = {flag: name for flag, (_, name) in OPTIONS.items() if name}
+ACCEPTANCE = {
+    "acceptance": Setting(lambda settings: rule_of(settings).rule, change_rule),
+    **{name: of_rule(rule, name) for rule, name in OPTIONS.values() if name},
+}
 SETTINGS = {
     **{name: of_sampling(name) for name in SAMPLING_NAMES},
     "spec_decode": of_switch("spec_decode", "drafts"),
     **{name: of_size(name) for name in DRAFT_SIZES},
+    **ACCEPTANCE,
     "enable_thinking": of_switch("enable_thinking", "enable_thinking"),
     "show_speculation": of_switch("show_speculation", "show_speculation"),
 }
@@ -109,6 +169,7 @@ def changed(settings: Settings, name: str, text: str) -> Settings:
     stands. Raises RequestError for an unknown name or a value that cannot be.
     """
     key = name.removeprefix("--").replace("-", "_")
+    key = RULE_OPTIONS.get(key, key)
     if key not in SETTINGS:
         raise RequestError(
             f"there is no setting {name}",
@@ -130,9 +191,9 @@ def parsed(text: str) -> object:
 def shown(settings: Settings) -> str:
     """Returns all settings, one a line, as /set takes them."""
     words = {id(value): word for word, value in WORDS.items()}
-    lines = []
+    lines, width = [], max(map(len, SETTINGS))
     for name, row in SETTINGS.items():
         value = row.get(settings)
         text = words.get(id(value)) or json.dumps(value, ensure_ascii=False)
-        lines.append(f"{name:20} {text}")
+        lines.append(f"{name:{width}} {text}")
     return "\n".join(lines)

@@ -5,19 +5,28 @@ Knows what a user may change or ask between two turns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
+from edgespec.cli.accept_flags import RULES
 from edgespec.cli.chat import conversation as files
 from edgespec.cli.chat.loop import Chat, stats
-from edgespec.cli.chat.settings import DRAFT_SIZES, SETTINGS, changed, shown
+from edgespec.cli.chat.settings import (
+    DRAFT_SIZES,
+    RULE_OPTIONS,
+    SETTINGS,
+    Settings,
+    changed,
+    shown,
+)
 from edgespec.cli.chat.tree_picture import tree_picture
 from edgespec.errors import RequestError, counted, in_words
 from edgespec.prompts.parse import message_text
 from edgespec.prompts.places import Place, did_you_mean
 
 # Errors of the engine name flags, and here settings are typed
-SIZES_AS_SETTINGS = {f"--{name.replace('_', '-')}": name for name in DRAFT_SIZES}
+AS_SETTINGS = {f"--{name.replace('_', '-')}": name for name in (*DRAFT_SIZES, *RULE_OPTIONS)}
 
 
 def run(chat: Chat, said: str) -> None:
@@ -65,14 +74,31 @@ def change_setting(chat: Chat, text: str) -> None:
     if not value:
         raise RequestError(f"{name} has no value", "Write it behind the name: /set top_k 20.")
     settings = changed(chat.settings, name, value)
-    with in_words(SIZES_AS_SETTINGS):
+    with in_words(AS_SETTINGS):
+        if settings.acceptance is not None:  # raises for what the model lacks
+            rule = chat.engine.acceptance_for(settings.acceptance)
+            settings = replace(settings, acceptance=rule)
         settings.plan(chat.engine)  # raises for sizes that the engine cannot take
     if settings.enable_thinking and not chat.engine.tokenizer.knows_thinking():
         raise RequestError(
             "this model's template has no thinking mode", "Go on without: enable_thinking is off."
         )
+    is_of_rule = settings.acceptance != chat.settings.acceptance
     chat.settings = settings
     chat.screen.note(f"[{name} is {value}]")
+    for note in rule_notes(settings) if is_of_rule else ():
+        chat.screen.note(note)
+
+
+def rule_notes(settings: Settings) -> Iterator[str]:
+    """What the accept rule guarantees, and what its options mean."""
+    from edgespec.runtime.verify import acceptance_words
+
+    rule = settings.acceptance
+    if rule is not None:
+        yield f"[acceptance: {acceptance_words(rule.rule)}]"
+        if rule.note is not None:
+            yield f"[{rule.note}]"
 
 
 def named_value(text: str) -> tuple[str, str]:
@@ -210,9 +236,10 @@ SLASHES = {
     ),
     "/set": Slash(
         change_setting,
-        "Change a setting: /set temperature 0.2. Without text, show all.",
+        "Change a setting: /set temperature 0.2, /set acceptance typical posterior_threshold=0.09."
+        " Without text, show all.",
         "NAME VALUE",
-        tuple(SETTINGS),
+        (*SETTINGS, *(f"acceptance {rule}" for rule in RULES)),
     ),
     "/regenerate": Slash(regenerate, "Answer the last turn again."),
     "/undo": Slash(undo, "Take back the last turn and its answer."),

@@ -85,15 +85,19 @@ class EagleOptions(DrafterOptions):
 
     def static_plan(self) -> StaticPlan:
         """The choices, or TensorRT-LLM's default."""
-        plan = StaticPlan.of(cast(Choices | None, self.eagle_choices) or NAMED[DEFAULT])
+        given = cast(Choices | None, self.eagle_choices)
+        plan = StaticPlan.of(given or NAMED[DEFAULT])
+        whose = "the choices" if given else f"the default choices, {DEFAULT},"
         levels, most = self.num_eagle_layers, self.max_draft_len
         if levels is not None and plan.steps != levels:
-            what = f"the choices are {counted(plan.steps, 'level')} deep, num_eagle_layers {levels}"
+            what = f"{whose} are {counted(plan.steps, 'level')} deep, num_eagle_layers {levels}"
             remedy = f"Give choices of depth {levels}, or --num-eagle-layers {plan.steps}."
             raise LimitError(what, remedy)
         if most is not None and len(plan.choices) > most:
-            what = f"the choices have {counted(len(plan.choices), 'node')}, max_draft_len is {most}"
-            raise LimitError(what, f"Raise --max-draft-len to {len(plan.choices)}.")
+            nodes = len(plan.choices)
+            what = f"{whose} have {counted(nodes, 'node')}, max_draft_len is {most}"
+            remedy = f"Raise --max-draft-len to {nodes}, or give choices of fewer nodes;"
+            raise LimitError(what, f"{remedy} a chain of {most} is --spec-draft-step {most}.")
         for depth, count in enumerate(num_non_leaves(plan.choices)):
             self.check_non_leaves(depth, count, max(num_non_leaves(plan.choices)))
         return plan

@@ -61,35 +61,35 @@ class GuardedDrafter:
         is_time = isinstance(seconds, int | float) and 0 <= seconds < MAX_SECONDS
         return float(seconds) if is_time else 0.0
 
-    # ---- what it is told
+    # ---- what it is given
 
     def begin(self, lane: int, tokens: Sequence[int], num_reused: int) -> None:
         """A sequence begins in a lane."""
-        told = [*tokens]
-        self.tell([lane], lambda: self.drafter.begin(lane, told, num_reused))
+        given = [*tokens]
+        self.notify([lane], lambda: self.drafter.begin(lane, given, num_reused))
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """What was committed in lanes that are not lost."""
         kept = [copied(item) for item in observations if item.lane not in self.lost_lanes]
         if kept:
-            self.tell([item.lane for item in kept], lambda: self.drafter.observe(kept))
+            self.notify([item.lane for item in kept], lambda: self.drafter.observe(kept))
 
     def reset(self, lane: int) -> None:
         """Forget a lane's sequence: what was lost of it is of no matter any more."""
         self.lost_lanes.discard(lane)
-        self.tell([lane], lambda: self.drafter.reset(lane))
+        self.notify([lane], lambda: self.drafter.reset(lane))
 
     def move(self, source: int, target: int) -> None:
         """A sequence goes on in another lane, lost or not."""
         if source in self.lost_lanes:
             self.lost_lanes.discard(source)
-            self.tell([target], lambda: self.drafter.reset(target))
+            self.notify([target], lambda: self.drafter.reset(target))
             self.lost_lanes.add(target)
         else:
             self.lost_lanes.discard(target)
-            self.tell([target], lambda: self.drafter.move(source, target))
+            self.notify([target], lambda: self.drafter.move(source, target))
 
-    def tell(self, lanes: Sequence[int], function: Callable[[], object]) -> None:
+    def notify(self, lanes: Sequence[int], function: Callable[[], object]) -> None:
         """Run a call that proposes nothing; where it fails the lanes are lost."""
         try:
             self.guard.call(function, share=BOOKKEEPING)
@@ -155,7 +155,9 @@ class GuardedDrafter:
         """Begin a lane with what `snapshot` gave."""
         assert isinstance(snapshot, GuardedSnapshot)
         self.lost_lanes.discard(lane)
-        self.tell([lane], lambda: self.drafter.restore(lane, snapshot.whole.prefix(snapshot.count)))
+        self.notify(
+            [lane], lambda: self.drafter.restore(lane, snapshot.whole.prefix(snapshot.count))
+        )
 
     def close(self) -> None:
         """Close the drafter, and end its thread."""

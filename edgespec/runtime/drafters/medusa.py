@@ -291,8 +291,10 @@ class MedusaOptions(DrafterOptions):
             raise OptionError(what, f"{remedy} --num-medusa-heads {chosen.steps}.")
         if most is not None and len(chosen.choices) > most:
             nodes = counted(len(chosen.choices), "node")
-            what = f"the choices have {nodes}, max_draft_len is {most}"
-            raise OptionError(what, f"Raise --max-draft-len to {len(chosen.choices)}.")
+            whose = "the choices" if self.medusa_choices else f"the default choices, {DEFAULT},"
+            what = f"{whose} have {nodes}, max_draft_len is {most}"
+            remedy = f"Raise --max-draft-len to {len(chosen.choices)}"
+            raise OptionError(what, f"{remedy}, or give choices of fewer nodes.")
         return chosen
 
 

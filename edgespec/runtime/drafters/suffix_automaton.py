@@ -101,7 +101,7 @@ class SuffixAutomaton:
 
     def count_tail(self, token: int, index: int) -> None:
         """Count one more occurrence of each context of up to max_size + 1 tokens that ends at
-        `index`: one token more than asked for, as it tells what follows."""
+        `index`: one token more than asked for, as the last one is what follows."""
         state, size = self.shortened(self.tail, self.max_size)
         state = self.following[state][token]
         self.tail = Context(state, size + 1)

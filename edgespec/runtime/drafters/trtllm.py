@@ -230,7 +230,7 @@ class TrtLlmDrafter:
         )
 
     def observe(self, observations: Sequence[Observation]) -> None:
-        """Take in what was committed; the resource manager is told of the step."""
+        """Take in what was committed; the resource manager is notified."""
         for item in observations:
             self.sequences.observe(item)
             if (found := self.sequences.lanes.get(item.lane)) is not None:
@@ -239,7 +239,7 @@ class TrtLlmDrafter:
                 request.py_num_accepted_draft_tokens = found.num_accepted or 0
         scheduled, self.scheduled = self.scheduled, None
         if scheduled is not None:
-            self.tell("update_resources", scheduled)
+            self.notify("update_resources", scheduled)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         """One call for all requests of the step."""
@@ -295,7 +295,7 @@ class TrtLlmDrafter:
         ]
         return asked, trees
 
-    def tell(self, name: str, *arguments: object) -> None:
+    def notify(self, name: str, *arguments: object) -> None:
         """Call a method of the resource manager, where it has it."""
         if self.resources is None:
             return
@@ -315,7 +315,7 @@ class TrtLlmDrafter:
     def finish(self, ended: UserSequence | None) -> None:
         """Frees what a sequence held."""
         if ended is not None:
-            self.tell("free_resources", self.requests.pop(ended.request_id))
+            self.notify("free_resources", self.requests.pop(ended.request_id))
 
     def snapshot(self, lane: int, count: int) -> None:
         """Nothing: what it keeps is not of a prefix."""
@@ -326,7 +326,7 @@ class TrtLlmDrafter:
 
     def close(self) -> None:
         """Shut the resource manager down, and end the drafter's thread."""
-        self.tell("shutdown")
+        self.notify("shutdown")
         self.guard.close()
 
 

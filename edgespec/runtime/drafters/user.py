@@ -1,7 +1,7 @@
 """A drafter of your own in one method: `propose` gets a DraftContext and returns the tokens that it
 expects.
 
-Knows what such a drafter is told and what it may return, and keeps the tokens of each sequence for
+Knows what such a drafter is given and what it may return, and keeps the tokens of each sequence for
 it. It needs no engine. What it raises, returns wrongly or takes too long for costs its drafts and
 never the request: see `guard`.
 """
@@ -67,7 +67,7 @@ class Tokens(Sequence[int]):
 
 @dataclass(frozen=True, kw_only=True)
 class DraftContext:
-    """What a drafter is told of one sequence, at one step.
+    """What a drafter is given of one sequence, at one step.
 
     `tokens` are all tokens of prompt and answer; the last one is pending, and drafts follow it. Of
     them `num_prompt_tokens` are the prompt's. `plan` is what this step can verify; `max_draft_len`
@@ -252,7 +252,7 @@ def within(
 
 @dataclass
 class UserSequence:
-    """A sequence as its drafter is told of it."""
+    """A sequence as its drafter knows it."""
 
     request_id: int
     tokens: list[int]
@@ -264,7 +264,7 @@ class UserSequence:
 
 
 class Sequences:
-    """The sequences of all lanes, by what a Drafter is told. `finished` is called with each that
+    """The sequences of all lanes, by what a Drafter is given. `finished` is called with each that
     has ended."""
 
     def __init__(self, *, needs_hidden_states: bool) -> None:
@@ -329,7 +329,7 @@ class ProposingDrafter:
         self.drafter, self.guard, self.vocab_size = drafter, guard, vocab_size
         self.open_tokenizer = open_tokenizer
         self.needs_hidden_states = flag(drafter, "needs_hidden_states")
-        self.told_finish, self.told_close = method(drafter, "finish"), method(drafter, "close")
+        self.on_finish, self.on_close = method(drafter, "finish"), method(drafter, "close")
         self.sequences = Sequences(needs_hidden_states=self.needs_hidden_states)
 
     @property
@@ -397,11 +397,11 @@ class ProposingDrafter:
 
     def finish(self, ended: UserSequence | None) -> None:
         """Tells the drafter that a sequence has ended, where it wants to know."""
-        told = self.told_finish
-        if ended is None or told is None:
+        finish = self.on_finish
+        if ended is None or finish is None:
             return
         try:
-            self.guard.call(lambda: told(ended.request_id))
+            self.guard.call(lambda: finish(ended.request_id))
         except Lost as lost:
             self.guard.failed(lost)
 
@@ -414,9 +414,9 @@ class ProposingDrafter:
 
     def close(self) -> None:
         """Close the drafter, where it can be, and end its thread."""
-        if self.told_close is not None:
+        if self.on_close is not None:
             try:
-                self.guard.call(self.told_close)
+                self.guard.call(self.on_close)
             except Lost as lost:
                 self.guard.failed(lost)
         self.guard.close()

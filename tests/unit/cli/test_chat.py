@@ -40,6 +40,14 @@ from edgespec.prompts.parse import read_requests
 from edgespec.runtime.generation import Chunk, Response
 from edgespec.runtime.metrics import RequestMetrics
 from edgespec.runtime.tree import PLAIN, DraftPlan, DraftTree, Plain
+from edgespec.runtime.verify import (
+    ACCEPT_RULES,
+    EXACT_ACCEPTANCE,
+    AcceptOptions,
+    RejectionAcceptance,
+    RelaxedAcceptance,
+    TypicalAcceptance,
+)
 
 Event = Chunk | Response | EdgeSpecError
 
@@ -88,10 +96,20 @@ class Spoken:
         self.cancelled = True
 
 
-def by_sizes(top_k: int | None, steps: int | None, verify_size: int | None) -> DraftPlan:
-    if top_k == 99:
-        raise LimitError("--spec-draft-top-k 99", "Lower --spec-verify-size.")
-    return DraftPlan(top_k or 1, steps or 3, verify_size or 4)
+@dataclass(frozen=True)
+class Plans:
+    """Stands for a Planner."""
+
+    acceptance: AcceptOptions = EXACT_ACCEPTANCE
+
+    def by_sizes(self, top_k: int | None, steps: int | None, verify_size: int | None) -> DraftPlan:
+        if top_k == 99:
+            raise LimitError("--spec-draft-top-k 99", "Lower --spec-verify-size.")
+        return DraftPlan(top_k or 1, steps or 3, verify_size or 4)
+
+    def check_acceptance(self, asked: AcceptOptions, plan: DraftPlan) -> None:
+        if ACCEPT_RULES[asked.rule].chains_only and plan.top_k > 1:
+            raise LimitError("chains alone", "Set --spec-draft-top-k to 1.")
 
 
 @dataclass
@@ -107,12 +125,17 @@ class Told:
             encode_chat=lambda text: [1] * len(text),
             token_bytes=lambda token: bytes([token]),
             knows_thinking=lambda: False,
+            token_id=lambda token: None,
         )
     )
     plans: list[DraftPlan | Plain] = field(default_factory=list)
+    rules: list[AcceptOptions | None] = field(default_factory=list)
     drafter_notes: tuple[str, ...] = ()
     drafting_stopped: str | None = None
-    planner: Any = field(default_factory=lambda: SimpleNamespace(by_sizes=by_sizes))
+    planner: Any = field(default_factory=Plans)
+
+    def acceptance_for(self, asked: AcceptOptions) -> AcceptOptions:
+        return asked.for_model(self.tokenizer)
 
     def stream(
         self,
@@ -122,7 +145,9 @@ class Told:
         *,
         enable_thinking: bool,
         keep: bool,
+        acceptance: AcceptOptions | None,
     ) -> Spoken:
+        self.rules.append(acceptance)
         self.asked.append([*messages])
         self.thinking.append(enable_thinking)
         self.kept.append(keep)
@@ -627,8 +652,68 @@ def test_sizes_of_drafts_are_the_plan_of_the_next_answer() -> None:
 
 
 @pytest.mark.parametrize(
+    ("lines", "rule", "said"),
+    [
+        (["acceptance rejection"], RejectionAcceptance(), "lossless in distribution"),
+        (
+            ["acceptance typical posterior_threshold=0.09 posterior_fast=off"],
+            TypicalAcceptance(0.09, None, False),
+            "typical acceptance, LOSSY",
+        ),
+        (["acceptance typical"], TypicalAcceptance(), "greedy at every temperature"),
+        (["--eagle-posterior-threshold 0.2"], TypicalAcceptance(0.2), "LOSSY"),
+        (
+            ["posterior_threshold 0.2", "posterior_alpha 0.3", "posterior_alpha none"],
+            TypicalAcceptance(0.2),
+            "LOSSY",
+        ),
+        (
+            ["acceptance relaxed begin_thinking_phase_token=4 end_thinking_phase_token=5"],
+            RelaxedAcceptance(10, 0.6, 4, 5),
+            "relaxed acceptance for thinking, LOSSY",
+        ),
+        (
+            [
+                "acceptance relaxed begin_thinking_phase_token=4 end_thinking_phase_token=5",
+                "relaxed_topk 3",
+                "relaxed_delta 0.1",
+            ],
+            RelaxedAcceptance(3, 0.1, 4, 5),
+            "LOSSY",
+        ),
+        (["posterior_threshold 0.2", "acceptance exact"], EXACT_ACCEPTANCE, "token for token"),
+    ],
+)
+def test_accept_rule_is_that_of_the_next_answer_and_says_what_it_guarantees(
+    lines: list[str],
+    rule: AcceptOptions,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    chat = chat_of(saying("one"), saying("two"))
+    assert talk(chat, "First?", *(f"/set {line}" for line in lines), "Second?") == 0
+    engine: Any = chat.engine
+    assert engine.rules == [None, rule]
+    assert said in capsys.readouterr().err
+
+
+def test_every_answer_of_a_lossy_rule_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    lossy = [chunk("one"), response("one", acceptance="typical", lossless="no")]
+    chat = chat_of(lossy, lossy, saying("three"))
+    talk(chat, "First?", "Second?", "Third?")
+    assert capsys.readouterr().err.count("typical acceptance: LOSSY") == 2
+
+
+@pytest.mark.parametrize(
     ("line", "said"),
     [
+        ("/set acceptance lucky", "acceptance is lucky.\n  Write one of exact, rejection"),
+        ("/set acceptance typcal", 'Did you mean "typical"?'),
+        ("/set acceptance typical 0.09", "posterior_threshold=0.09"),
+        ("/set acceptance typical posterior=1", "Did you mean"),
+        ("/set posterior_threshold 2", "posterior_threshold of typical acceptance is 2"),
+        ("/set posterior_alpha 0.3", "posterior_threshold with it"),
+        ("/set acceptance relaxed", "Name them with begin_thinking_phase_token and"),
         ("/set temperature -1", "temperature is -1"),
         ("/set temperature warm", 'temperature is "warm", not a number'),
         ("/set temprature 1", 'Did you mean "temperature"?'),

@@ -95,6 +95,7 @@ def completions(text: str) -> list[str]:
 def test_commands_and_settings_are_completed_and_turns_are_not(tmp_path: Path) -> None:
     assert completions("/s") == ["/system", "/set", "/stats", "/save"]
     assert completions("/set top") == ["top_p", "top_k"]
+    assert completions("/set acceptance re") == ["acceptance rejection", "acceptance relaxed"]
     assert completions("/undo x") == []
     assert completions("hello /s") == completions("/set\n/s") == []
     (tmp_path / "talk.json").write_text("")

@@ -72,7 +72,7 @@ MEANT: list[dict[str, object]] = [
         "engine_dir": "W/M/engines",
         "spec_base": False,
         "spec_draft": True,
-        **LIMITS,
+        **LIMITS | {"max_verify_tree_size": 64},  # not given: the default
     },
     {**FILES, "spec_decode": True, "spec_draft_top_k": None, "check_lossless": False},
     {"model": "Qwen/Qwen3.5-4B", "out": "W/M/onnx", "mtp": True, "eagle_base": False},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import sentencepiece
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sentencepiece import sentencepiece_model_pb2
 
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.errors import CheckpointError, UnsupportedModel
@@ -169,6 +171,49 @@ def test_what_would_be_cut_otherwise_is_refused(tmp_path: Path, case: str) -> No
 def test_a_damaged_model_is_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "tokenizer.model").write_bytes(data)
     with pytest.raises(CheckpointError, match=r"tokenizer\.model"):
+        tokenizer_model.convert(tmp_path, tmp_path)
+
+
+def longer_piece(model: Any) -> None:
+    model.pieces.add(piece="q" * 10_000, score=-900.0)
+
+
+def long_pieces(model: Any) -> None:
+    for index in range(20):
+        model.pieces.add(piece=f"{index:02}" * 4000, score=-900.0 - index)
+
+
+def growing_table(model: Any) -> None:
+    table = (4).to_bytes(4, "little") + b"trie" + b"x" * 500 + b"\0"
+    model.normalizer_spec.precompiled_charsmap = table
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (longer_piece, "a piece has 10000 characters, and 8192 is the limit"),
+        (long_pieces, "420 pieces are long, up to 8000 characters"),
+        (growing_table, "normalizer_spec makes a text more than 128 times as long"),
+    ],
+)
+def test_pieces_and_tables_beyond_any_in_use_are_refused(
+    tmp_path: Path, change: Callable[[Any], None], words: str
+) -> None:
+    model = sentencepiece_model_pb2.ModelProto()
+    path = toys.make_sentencepiece(tmp_path) / "tokenizer.model"
+    model.ParseFromString(path.read_bytes())
+    del model.pieces[400:]
+    change(model)
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(CheckpointError, match=words) as refused:
+        tokenizer_model.convert(tmp_path, tmp_path)
+    assert str(path) in refused.value.what
+
+
+def test_an_added_token_beyond_any_in_use_is_refused(tmp_path: Path) -> None:
+    toys.make_sentencepiece(tmp_path)
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"x" * 10_000: 1000}))
+    with pytest.raises(CheckpointError, match=r"added_tokens\.content has 10000 characters"):
         tokenizer_model.convert(tmp_path, tmp_path)
 
 

@@ -428,10 +428,10 @@ def test_another_rotation_is_a_warning(
 
 
 def test_a_block_beyond_what_engines_verify_is_a_warning(shop: Path, tmp_path: Path) -> None:
-    draft = toys.make_dflash(tmp_path / "draft", shop / "base", aux_layers=[2, 6], block_size=64)
+    draft = toys.make_dflash(tmp_path / "draft", shop / "base", aux_layers=[2, 6], block_size=96)
     told = one("block", shop / "base", draft)
     assert told.level == "warning"
-    assert "--max-verify-tree-size 64" in told.remedy
+    assert "--max-verify-tree-size 96" in told.remedy
     changed(draft / "config.json", block_size=256)
     told = one("block", shop / "base", draft)
     assert "at most 128" in told.what

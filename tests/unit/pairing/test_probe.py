@@ -8,12 +8,14 @@ the text by heart in that reading alone.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -134,6 +136,15 @@ def test_draft_that_states_other_taps_than_it_knows_is_found_out(
     mended, report = probed(base, draft, aux_layers=aux_layers)
     assert mended.level == "ok"
     assert next(iter(shares(report))) == aux_layers
+
+
+def test_padding_of_the_file_does_not_touch_the_text(base: Path, tmp_path: Path) -> None:
+    padded = shutil.copytree(base, tmp_path / "padded")
+    raw = tokenizers.Tokenizer.from_file(str(padded / "tokenizer.json"))
+    raw.enable_padding(length=500)
+    raw.save(str(padded / "tokenizer.json"))
+    found = [probe.tokens_of(open_checkpoint(str(path)), SHORT) for path in (base, padded)]
+    assert np.array_equal(*found)
 
 
 def test_draft_that_knows_nothing_of_its_base_is_told(base: Path, tmp_path: Path) -> None:

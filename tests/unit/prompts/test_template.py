@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 import tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -345,6 +346,8 @@ def test_flattened_template_refuses_what_it_lacks(
         ({"generation_prompt": ["<a>"]}, "generation_prompt is"),
         ({"generation_prompt_thinking": True}, "generation_prompt_thinking is True"),
         ({"default_system_prompt": 0}, "default_system_prompt is 0"),
+        ({"default_system_prompt": "x" * 2**17}, "default_system_prompt is 131072 bytes"),
+        ({"roles": {"user": {"prefix": "x" * 2**17}}}, r"roles\.user: prefix is 131072 bytes"),
     ],
 )
 def test_damaged_flattened_template_is_refused_when_opened(
@@ -441,11 +444,41 @@ HOSTILE: dict[str, tuple[str, str]] = {
     "tojson": ("{{ {'a': [1]} | tojson(indent=10**9) }}", SIZE),
     "replace": (BIG + "{{ b.replace('a', b) }}", SIZE),
     "replace filter": (BIG + "{{ b | replace('', b) }}", SIZE),
+    "replace filter by name": (BIG + "{{ b | replace(new=b, old='') }}", SIZE),
+    "replace block by name": (
+        "{% filter replace(new='y' * 100000, old='x') %}" + "x" * 20000 + "{% endfilter %}",
+        SIZE,
+    ),
     "join": (BIG + "{{ b.join(b) }}", SIZE),
     "join filter": (BIG + "{{ range(99999) | join(b) }}", SIZE),
     "join of a generator": (BIG + "{{ range(999) | map('string') | join(b) }}", SIZE),
     "batch": ("{{ [1] | batch(10**9, 0) | list }}", SIZE),
     "slice": ("{{ [1] | slice(10**9) | list }}", SIZE),
+    "date": ("{% set f = '%c' * 260000 %}{{ strftime_now(f) }}", "more than 256 characters"),
+    # what is in Jinja's own objects
+    "cycler in a format": (BIG + "{{ ('{0.items}' * 2000).format(cycler(b)) }}", SIZE),
+    "joiner in a format": (BIG + "{{ ('{0.sep}' * 4000).format(joiner(b)) }}", SIZE),
+    "joiners joined": (BIG + "{{ ([joiner(b)] * 8000) | join('', 'sep') }}", SIZE),
+    "cyclers joined": (BIG + "{{ ([cycler(b)] * 4000) | join(attribute='items.0') }}", SIZE),
+    "cyclers sorted": (BIG + "{{ ([cycler(b)] * 4000) | sort(attribute='items.0') }}", SIZE),
+    "cyclers summed": (
+        "{{ ([cycler([1] * 1000)] * 9000) | sum('items.0', []) | length }}",
+        SIZE,
+    ),
+    "loops joined": (
+        BIG + "{% for x in [b, b] %}{{ ([loop] * 4000) | join('', 'nextitem') }}{% endfor %}",
+        SIZE,
+    ),
+    "macros joined": (
+        "{% macro " + "m" * 30000 + "() %}{% endmacro %}{{ ([" + "m" * 30000 + "] * 9000)"
+        " | join('', 'name') }}",
+        SIZE,
+    ),
+    # searches from the end
+    "rfind": (BIG + "{{ b.rfind('ab' ~ b[:200000]) }}", SIZE),
+    "rindex": (BIG + "{{ b.rindex('ab' ~ b[:200000]) }}", SIZE),
+    "rsplit": (BIG + "{{ b.rsplit('ab' ~ b[:200000]) }}", SIZE),
+    "rpartition": (BIG + "{{ b.rpartition('ab' ~ b[:200000]) }}", SIZE),
     "range to list": ("{{ range(99999) | list | length }}", SIZE),
     # size by repetition
     "output": (LOOP + "x" * 1000 + "{% endfor %}", SIZE),
@@ -521,7 +554,7 @@ def hostile_results() -> dict[str, tuple[str, float, int]]:
     sources = json.dumps({name: source for name, (source, _) in HOSTILE.items()})
     child = subprocess.Popen([sys.executable, "-c", CHILD], stdin=-1, stdout=-1, text=True)
     try:
-        out, _ = child.communicate(sources, timeout=60)
+        out, _ = child.communicate(sources, timeout=120)
     except subprocess.TimeoutExpired:
         child.kill()
         out, _ = child.communicate()
@@ -565,6 +598,32 @@ def test_all_values_of_a_rendering_together_are_bounded(
     assert render(tmp_path, [Message("user", "9")]) == "aaaaaaaaa"
     with pytest.raises(RequestError, match="of more than 42"):
         render(tmp_path, [Message("user", "11")])
+
+
+@pytest.mark.parametrize("name", ["list", "sort"])
+def test_a_text_is_not_taken_apart_before_its_size_is_known(name: str) -> None:
+    sandbox.Meter([]).allow(name, ("a" * 10_000,), {})
+    sandbox.Meter([]).allow(name, (range(20_000),), {})
+    with pytest.raises(jinja2.TemplateRuntimeError, match="more than 10"):
+        sandbox.Meter([]).allow(name, ("a" * 100_000,), {})
+
+
+def test_an_error_that_a_template_makes_long_is_cut(tmp_path: Path) -> None:
+    for template in ("{{ raise_exception('a' * 400000) }}", "{{ {}['a' * 400000].b }}"):
+        with pytest.raises(RequestError, match="aaa") as refused:
+            render(save(tmp_path, {"chat_template": template}))
+        assert len(refused.value.what) < 600
+
+
+def test_searches_from_the_end_and_replacements_of_use_are_no_attack(tmp_path: Path) -> None:
+    template = (
+        "{% set c = messages[0].content %}{{ c.rsplit('</think>', 1)[-1] ~ c.rfind('<tool_call>') }}"
+        "{{ c | replace(new='', old='a long text that is taken out of the answer: ') }}"
+        "{% for m in messages %}{{ loop | string | length }}{{ loop.nextitem }}{% endfor %}"
+    )
+    content = "x" * 100_000 + "</think>end"
+    rendered = render(save(tmp_path, {"chat_template": template}), [Message("user", content)])
+    assert rendered.startswith(f"end-1{content}")
 
 
 def test_template_stays_usable_after_a_refusal(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_module_computes_what_the_reference_does(
     base: Path, drafts: dict[str, Path], layout: str
 ) -> None:
     checkpoint, config = config_of(drafts[layout])
-    names = named_tensors(checkpoint, config)
+    _, names = named_tensors(checkpoint, config)
     module = Eagle3(config).eval()
     module.load_state_dict(draft.read_weights(checkpoint, Checkpoint(base), names, config))
     reference = Eagle3Reference(drafts[layout], base)

@@ -50,7 +50,7 @@ def test_module_computes_what_the_reference_does(base: Path, tmp_path: Path, nor
         tmp_path, base, "modelopt", first_norm=norms, last_norm=norms, fc_bias=norms, layers=2
     )
     checkpoint, config = config_of(path)
-    names = named_tensors(checkpoint, config)
+    _, names = named_tensors(checkpoint, config)
     module = Eagle1(config).eval()
     module.load_state_dict(draft.read_weights(checkpoint, Checkpoint(base), names, config))
     reference, states = Eagle1Reference(path, base), torch.randn(9, HIDDEN)

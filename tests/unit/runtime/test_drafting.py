@@ -5,27 +5,25 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import FrozenInstanceError, dataclass
+from dataclasses import FrozenInstanceError, dataclass, replace
 from typing import Any
 
 import pytest
 
 from edgespec.errors import EdgeSpecError, EngineClosed, LimitError, OptionError
-from edgespec.methods import METHODS, Method
+from edgespec.methods import METHODS
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.drafters.options import DrafterOptions, option, read_options
 from edgespec.runtime.drafters.registry import DRAFTERS
-from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
+from edgespec.runtime.drafters.row import DrafterSources
 from edgespec.runtime.drafting import MAX_NAMED
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.generation import GenerationRequest, Response
-from edgespec.runtime.plans import TreeLimits
-from tests.e2e.test_extension_drafter import Repeating
+from tests.e2e.repeating_drafter import METHOD, NAME, ROW, Repeating
 from tests.lossless.pairs import shared_pair
 
 GREEDY = SamplingParams(temperature=0, max_generate_length=12)
 PROMPT = [5, 6, 7, 5, 6, 7, 5]
-NAME = "repeat"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,20 +51,8 @@ def open_drafter(sources: DrafterSources) -> Repeating:
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    method = Method(
-        name=NAME,
-        title="repetition",
-        draft_title="repetition",
-        aliases=("echo",),
-        weights_in="nowhere",
-        needs_engine=False,
-    )
-    row = DrafterRow(
-        open=open_drafter,
-        limits=lambda base, draft: TreeLimits(base.limits.verify_tree_size),
-        options=RepeatOptions,
-    )
-    monkeypatch.setitem(METHODS, NAME, method)
+    row = replace(ROW, open=open_drafter, options=RepeatOptions)
+    monkeypatch.setitem(METHODS, NAME, METHOD)
     monkeypatch.setitem(DRAFTERS, NAME, row)
 
 

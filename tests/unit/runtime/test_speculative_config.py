@@ -464,6 +464,7 @@ def test_request_has_the_engines_decoding_type_where_it_names_none() -> None:
             "acceptance_window is a matter",
         ),
         (["MTP"], "r: is no object"),
+        ({"decoding_type": "User_Provided"}, "r: decoding_type User_Provided needs a drafter"),
     ):
         with pytest.raises(RequestError, match=said):
             of_request(raw, "r", "mtp")

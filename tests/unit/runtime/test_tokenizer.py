@@ -4,7 +4,6 @@ tokens."""
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,8 +14,8 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from edgespec.errors import BundleError, RequestError
+from edgespec.prompts.tokenizer_file import FREE_CHARS
 from edgespec.runtime.tokenizer import Tokenizer
-from edgespec.stored.tokenizer import without_panics
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog. It isn't lazy,  it rests!",
@@ -267,8 +266,20 @@ def test_text_that_cannot_be_split_leaves_no_panic_on_the_screen(
     assert capfd.readouterr().err == ""
 
 
-def test_what_others_print_meanwhile_is_kept(capfd: pytest.CaptureFixture[str]) -> None:
-    with without_panics():
-        os.write(2, b"before\n\nthread '<unnamed>' panicked at src/lib.rs:1:2:\nit broke\n")
-        os.write(2, b"note: run with `RUST_BACKTRACE=1` environment variable\nafter\n")
-    assert capfd.readouterr().err == "before\nafter\n"
+def test_a_text_that_the_normalizer_makes_many_times_as_long_is_refused() -> None:
+    raw = byte_level()
+    raw.normalizer = normalizers.Replace("a", "b" * 100)
+    tokenizer = Tokenizer(raw)
+    assert tokenizer.encode("a") == tokenizer.encode("b" * 100)
+    with pytest.raises(RequestError, match="makes more than 1448576 characters") as refused:
+        tokenizer.encode("a" * 100_000)
+    assert "tokenizer.json" in refused.value.what
+    assert "Shorten the text" in refused.value.remedy
+
+
+def test_long_texts_of_ordinary_characters_are_encoded() -> None:
+    raw = byte_level()
+    raw.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Prepend("_")])
+    text = "\u00e9\ufb01 nal " * 20_000
+    assert len(text) * 18 > FREE_CHARS  # long enough to be tried
+    assert Tokenizer(raw).encode(text) == raw.encode(text).ids

@@ -49,6 +49,16 @@ def test_choices_that_the_other_keys_do_not_allow_are_refused(
     assert remedy in found.value.remedy
 
 
+def test_default_choices_are_named_where_none_were_given() -> None:
+    """Of one who asks for a length alone: there is a chain of it."""
+    with pytest.raises(LimitError) as found:
+        EagleOptions(max_draft_len=4).plan(64)
+    assert "the default choices, mc_sim_7b_63, have 63 nodes" in found.value.what
+    assert "--spec-draft-step 4" in found.value.remedy
+    with pytest.raises(LimitError, match=r"the default choices, .* 4 levels deep"):
+        EagleOptions(num_eagle_layers=3).plan(64)
+
+
 def test_choices_are_taken_up_to_each_limit() -> None:
     keys = {"num_eagle_layers": 3, "max_draft_len": 5, "max_non_leaves_per_layer": 2}
     assert EagleOptions(eagle_choices=TREE, **keys).plan(64)  # type: ignore[arg-type]
@@ -163,5 +173,5 @@ def test_a_static_tree_may_have_more_nodes_than_a_dynamic_one() -> None:
 def test_drafters_that_make_their_own_trees_refuse_choices(
     limits: TreeLimits | BlockLimits,
 ) -> None:
-    with pytest.raises(LimitError, match="choices of a static tree"):
+    with pytest.raises(LimitError, match="a static tree was asked for"):
         limits.check(StaticPlan.of(TREE))

@@ -247,6 +247,15 @@ def test_pool_keeps_its_bound(text: list[int], switches: tuple[bool, bool, bool]
     assert pool.find(text[:1]) == ()
 
 
+def test_oldest_patterns_go_from_a_pool_that_is_full() -> None:
+    """The end of a text, whose match is still short, is newer than its beginning."""
+    options = NgramOptions(max_draft_len=2, max_matching_ngram_size=1)
+    pool = Pool(options, max_bytes=3 * (360 + 8 * 3))
+    pool.update([1, 2, 3, 4, 5, 6], 0)
+    found = [pool.find([9, token]) for token in (1, 2, 3, 4, 5)]
+    assert found == [(), (), (4, 5), (5, 6), (6,)]
+
+
 @pytest.mark.parametrize(("draft", "size"), [(3, 2), (64, 8), (1024, 2)])
 def test_bound_of_a_pool_is_one_of_memory(draft: int, size: int) -> None:
     """However long matches are: what a pool of few bytes holds is of that size."""

@@ -184,6 +184,13 @@ def test_tree_where_continuations_differ_chain_where_they_agree() -> None:
     assert sorted(tree.tokens[tree.parents == 0].tolist()) == [3, 4]
 
 
+@pytest.mark.parametrize(("ways", "drafts"), [(64, True), (65, False)])
+def test_token_that_everything_follows_predicts_nothing(ways: int, drafts: bool) -> None:
+    text = [token for way in range(ways) for token in (0, 100 + way)]
+    running = Running(drafter_of(), [*text, 0], len(text))
+    assert (len(running.propose()) > 1) == drafts
+
+
 def test_nothing_is_drafted_where_nothing_repeats() -> None:
     running = Running(drafter_of(), range(200), 100)
     while not running.ended:

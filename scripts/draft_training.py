@@ -1,0 +1,92 @@
+"""What the scripts that train a draft for the demo base have in common: their flags, the chats that
+they train on, and what they report.
+
+Knows text, base and tokenizer of `train_demo_model.py`. Knows no kind of draft.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from train_demo_model import DEMO_BASE, own_answers, prompts_of, stdlib_files
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+
+class Answers(Protocol):
+    """How many answers of the base a run trains on, and how long they are."""
+
+    @property
+    def answers(self) -> int: ...
+
+    @property
+    def new_tokens(self) -> int: ...
+
+
+def flags(description: str | None, what: str, prompts: int, tokens: int) -> argparse.ArgumentParser:
+    """The flags of a script that trains or measures `what`, with the defaults of a measurement."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    place = f"directory of the {what}; one that is there is replaced"
+    parser.add_argument("--out", type=Path, required=True, help=place)
+    parser.add_argument("--smoke", action="store_true", help="toy sizes, to test the script itself")
+    parser.add_argument(
+        "--measure", action="store_true", help=f"measure the {what} in OUT and train nothing"
+    )
+    parser.add_argument(
+        "--prompts",
+        type=int,
+        default=prompts,
+        help="held-out prompts to measure with, 0: not at all",
+    )
+    parser.add_argument("--tokens", type=int, default=tokens)
+    parser.add_argument("--seed", type=int, default=0)
+    return parser
+
+
+def library(*, smoke: bool) -> tuple[list[Path], list[Path]]:
+    """The modules to train on, few of them for toy sizes, and those that are held out."""
+    training, held = stdlib_files()
+    return training[:20] if smoke else training, held
+
+
+def open_base(path: Path = DEMO_BASE) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]:
+    """A base in float32 and its tokenizer."""
+    base = Qwen3ForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    return base, PreTrainedTokenizerFast.from_pretrained(path)
+
+
+def own_chats(
+    base: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    training: Sequence[Path],
+    size: Answers,
+    seed: int,
+) -> list[list[int]]:
+    """Prompts about functions of the modules, each with the base's own answer, as token ids."""
+    prompts = prompts_of(training, tokenizer, seed, size.answers)
+    return [prompt + answer for prompt, answer in own_answers(base, prompts, size.new_tokens)]
+
+
+def first_and_last(losses: Sequence[float]) -> list[float]:
+    """The mean loss of the first quarter of the steps, and of the last."""
+    quarter = max(1, len(losses) // 4)
+    return [sum(part) / len(part) for part in (losses[:quarter], losses[-quarter:])]
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """A directory beside `path` to write to, which takes its place in the end: what stands there is
+    always complete."""
+    part = path.with_name(path.name + ".part")
+    shutil.rmtree(part, ignore_errors=True)
+    yield part
+    shutil.rmtree(path, ignore_errors=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part.rename(path)

@@ -1,0 +1,68 @@
+"""Which plans an open engine makes and takes, by its accept rule and by --exact."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edgespec.backends.base import PlanHints
+from edgespec.errors import LimitError
+from edgespec.runtime.drafters.eagle_options import EagleOptions
+from edgespec.runtime.planner import Planner
+from edgespec.runtime.plans import TreeLimits
+from edgespec.runtime.speculative_config import read_config
+from edgespec.runtime.static_tree import StaticPlan
+from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.verify import RejectionAcceptance, acceptance_of
+
+ROOM = SimpleNamespace(limits=SimpleNamespace(verify_tree_size=64))
+DRAFT = SimpleNamespace(limits=lambda config: TreeLimits(64, 60, 1000, static_trees=True))
+DRAFTING: Any = SimpleNamespace(of=lambda drafter, options: DRAFT)
+
+
+def planner(**how: Any) -> Planner:
+    hints = PlanHints(steps=3, block_nodes=8)
+    rule = acceptance_of(None)
+    given = {"hints": hints, "drafting": DRAFTING, "exact": False, "acceptance": rule} | how
+    return Planner(ROOM, **given)  # type: ignore[arg-type]
+
+
+BRANCHING = EagleOptions(eagle_choices="mc_sim_7b_63")
+CHAIN = EagleOptions(eagle_choices="[[0], [0, 0]]")
+
+
+def test_a_static_tree_that_branches_is_refused_as_such_where_only_chains_will_do() -> None:
+    with pytest.raises(LimitError, match="63 nodes branches, and only chains are exact") as exact:
+        planner(exact=True).by_tree(BRANCHING)
+    assert "choices" in exact.value.remedy
+    assert "--exact" in exact.value.remedy
+    assert "top-k" not in exact.value.what + exact.value.remedy
+    rejection = planner(acceptance=RejectionAcceptance())
+    with pytest.raises(LimitError, match="for chains, and the static tree of 63 nodes branches"):
+        rejection.check_acceptance(rejection.acceptance, StaticPlan.of("mc_sim_7b_63"))
+    assert planner(exact=True).by_tree(CHAIN).top_k == 1
+    with pytest.raises(LimitError, match="--spec-draft-top-k 4 drafts trees"):
+        planner(exact=True).by_sizes(4, 2, 8)
+
+
+@pytest.mark.parametrize("how", [{"exact": True}, {"acceptance": RejectionAcceptance()}])
+def test_a_method_of_trees_drafts_chains_where_only_they_will_do(how: dict[str, Any]) -> None:
+    """Suffix decoding drafts trees, unless a width was named that is none of a chain."""
+    from edgespec.runtime.drafters.suffix import SuffixLimits
+
+    draft = SimpleNamespace(limits=lambda config: SuffixLimits(64))
+    drafting = SimpleNamespace(of=lambda drafter, options: draft)
+    config, _ = read_config({"decoding_type": "Suffix", "max_draft_len": 5})
+    assert planner(drafting=drafting, speculative_config=config).by_sizes().top_k == 4
+    narrow = planner(drafting=drafting, speculative_config=config, **how)
+    assert narrow.by_sizes() == DraftPlan(1, 5, 6)
+
+
+def test_a_config_s_own_rule_counts_where_a_request_brings_one() -> None:
+    config, _ = read_config(
+        {"decoding_type": "Suffix", "max_draft_len": 5, "use_rejection_sampling": True}
+    )
+    assert config is not None
+    assert planner().by_config(config).top_k == 1
