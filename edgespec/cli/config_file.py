@@ -287,8 +287,8 @@ def is_of_files(param: click.Parameter) -> bool:
     """Whether a file may give a flag: all that --help lists, but those that say how to draft, for
     which there is the block."""
     hidden = isinstance(param, click.Option) and param.hidden
-    of_drafts = {*OWN, *SIZES, *TREE_NAMES, *KEY_NAMES}
-    return not hidden and not {param.name, flag_name(param)} & of_drafts
+    not_of_files = {*OWN, *SIZES, *TREE_NAMES, *KEY_NAMES}
+    return not hidden and not {param.name, flag_name(param)} & not_of_files
 
 
 def flag_name(param: click.Parameter) -> str:
