@@ -109,8 +109,9 @@ def id_of(token: int | str, tokens: ModelTokens) -> int:
     """The id of a token that is given by its id or as it is written. Raises OptionError where the
     model has no such token."""
     if isinstance(token, int):
-        return token
-    found = tokens.token_id(token)
+        found = None if tokens.token(token) is None else token
+    else:
+        found = tokens.token_id(token)
     if found is None:
         what = f"the model has no token {token!r:.60}, and thoughts begin and end with one token"
         raise OptionError(what, "Give a token of its tokenizer, or a token's id.")
