@@ -19,7 +19,13 @@ from edgespec.prompts import ERROR
 from edgespec.runtime import stages
 from edgespec.runtime.decoder import CachedDecoder, Floats, Ids, LaneResult, Rows
 from edgespec.runtime.draft_sampling import DraftSampler
-from edgespec.runtime.drafters.base import Drafter, DraftRequest, Observation, PromptReader
+from edgespec.runtime.drafters.base import (
+    Drafter,
+    DraftRequest,
+    EndObserver,
+    Observation,
+    PromptReader,
+)
 from edgespec.runtime.faults import as_error
 from edgespec.runtime.gates import NO_LIMIT
 from edgespec.runtime.prefix import Prefix, PrefixCache
@@ -323,7 +329,7 @@ class Session:
         self, seq: SequenceState, output: StepOutput, path: Ids, result: LaneResult
     ) -> Observation | None:
         """What its drafter observes of a step: nothing where the sequence ends, unless it is kept
-        up to its last row, the drafter's memory with it."""
+        up to its last row, the drafter's memory with it, or the drafter observes all steps."""
         drafter = seq.drafter
         if drafter is None:
             return None
@@ -333,7 +339,8 @@ class Session:
             hidden_states = result.hidden_states[path]
             seq.hidden_state = hidden_states[-1].copy()
         is_kept_whole = seq.keep_all and len(output.tokens) == len(path)
-        if output.finish_reason is not None and not is_kept_whole:
+        observes = is_kept_whole or isinstance(drafter, EndObserver)
+        if output.finish_reason is not None and not observes:
             return None
         return Observation(seq.lane, hidden_states, np.array(output.tokens, np.int64))
 
@@ -363,8 +370,8 @@ class Session:
         if last is not seq:
             self.running[seq.lane] = last
             self.move(last, seq.lane)
-        elif self.running and self.reading is None:
-            self.reset(seq.lane)  # those that go on would pay for its rows
+        elif self.reading is None:
+            self.free(seq.lane)
         if self.reading is not None:
             self.move(self.reading, len(self.running))
         self.drop_drafters()
@@ -377,8 +384,7 @@ class Session:
             return
         if zero:
             self.base.zero(seq.lane)
-        elif self.running:
-            self.reset(seq.lane)  # those that go on would pay for its rows
+        self.free(seq.lane)
         self.drop_drafters()
 
     def drop_drafters(self) -> None:
@@ -398,6 +404,14 @@ class Session:
     def reset(self, lane: int) -> None:
         """Free a lane of the base and of all drafters."""
         self.base.reset(lane)
+        for drafter in self.drafters:
+            drafter.reset(lane)
+
+    def free(self, lane: int) -> None:
+        """Free the lane of a sequence that has ended. The rows of the base stay where no other
+        sequence would pay for them; drafters learn at once that it has ended."""
+        if self.running:
+            self.base.reset(lane)
         for drafter in self.drafters:
             drafter.reset(lane)
 

@@ -54,22 +54,30 @@ class ScriptedDrafter:
         self.vocab, self.right = vocab, right
         self.rng = np.random.default_rng(seed)
         self.lanes: dict[int, Memory] = {}
+        self.ended: dict[int, Memory] = {}  # by lane, of the last sequence that ended there
         self.trees: list[DraftTree] = []
         self.plans: list[DraftPlan] = []
 
     @property
     def hidden_states(self) -> list[np.ndarray]:
-        return self.lanes[0].hidden_states
+        return self.last.hidden_states
 
     @property
     def tokens(self) -> list[int]:
-        return self.lanes[0].tokens
+        return self.last.tokens
+
+    @property
+    def last(self) -> Memory:
+        """Of the first lane: its sequence, or the one that ended there."""
+        return self.lanes[0] if self.lanes[0].tokens else self.ended[0]
 
     def begin(self, lane: int, tokens: Sequence[int], num_reused: int) -> None: ...
 
     def close(self) -> None: ...
 
     def reset(self, lane: int) -> None:
+        if lane in self.lanes and self.lanes[lane].tokens:
+            self.ended[lane] = self.lanes[lane]
         self.lanes[lane] = Memory()
 
     def move(self, source: int, target: int) -> None:

@@ -117,6 +117,11 @@ class Drafter(Protocol):
         """Free what it holds; closing twice is harmless."""
 
 
+class EndObserver:
+    """A Drafter that needs no hidden states and observes the last step of a sequence as well, as
+    far as its tokens belong to the answer. Others would pay for what they do not need."""
+
+
 class PromptReader(ABC):
     """A Drafter that reads prompts by itself, chunk by chunk while the base does: a long one holds
     up others no longer than a chunk."""

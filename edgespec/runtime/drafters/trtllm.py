@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any, Protocol, final
 
 from edgespec.runtime.drafters.attributes import attribute
-from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
+from edgespec.runtime.drafters.base import DraftRequest, EndObserver, Observation, Snapshot
 from edgespec.runtime.drafters.guard import BOOKKEEPING, Guard, Lost
 from edgespec.runtime.drafters.user import Sequences, Tokens, UserSequence, tree_of
 from edgespec.runtime.tree import DraftTree
@@ -192,7 +192,7 @@ class PreparesDraftTokens(Protocol):
 OWN_MANAGER = ResourceManagerType.SPEC_RESOURCE_MANAGER
 
 
-class TrtLlmDrafter:
+class TrtLlmDrafter(EndObserver):
     """Such a drafter as a Drafter.
 
     Its resource manager is its attribute `resource_manager` or, as TensorRT-LLM's n-gram drafter
@@ -237,6 +237,10 @@ class TrtLlmDrafter:
                 request = self.requests[found.request_id]
                 request.tokens = Tokens(found.tokens)
                 request.py_num_accepted_draft_tokens = found.num_accepted or 0
+        self.update()
+
+    def update(self) -> None:
+        """Notify the resource manager of a step that has ended, once."""
         scheduled, self.scheduled = self.scheduled, None
         if scheduled is not None:
             self.notify("update_resources", scheduled)
@@ -313,8 +317,9 @@ class TrtLlmDrafter:
         self.finish(self.sequences.move(source, target))
 
     def finish(self, ended: UserSequence | None) -> None:
-        """Frees what a sequence held."""
+        """Frees what a sequence held, once its last step is known to the resource manager."""
         if ended is not None:
+            self.update()
             self.notify("free_resources", self.requests.pop(ended.request_id))
 
     def snapshot(self, lane: int, count: int) -> None:
@@ -325,7 +330,10 @@ class TrtLlmDrafter:
         """Never called: there are no snapshots."""
 
     def close(self) -> None:
-        """Shut the resource manager down, and end the drafter's thread."""
+        """Shut the resource manager down, and end the drafter's thread. What is under way has
+        ended."""
+        for ended in self.sequences.pop_all():
+            self.finish(ended)
         self.notify("shutdown")
         self.guard.close()
 

@@ -305,6 +305,12 @@ class Sequences:
         """The sequence of a lane, which has ended; None where there is none."""
         return self.lanes.pop(lane, None)
 
+    def pop_all(self) -> list[UserSequence]:
+        """The sequences of all lanes, which end here."""
+        found = [*self.lanes.values()]
+        self.lanes.clear()
+        return found
+
     def move(self, source: int, target: int) -> UserSequence | None:
         """A sequence goes on in another lane; returns the one that had it."""
         ended = self.lanes.pop(target, None)
@@ -413,7 +419,9 @@ class ProposingDrafter:
         """Never called: there are no snapshots."""
 
     def close(self) -> None:
-        """Close the drafter, where it can be, and end its thread."""
+        """Close the drafter, where it can be, and end its thread. What is under way has ended."""
+        for ended in self.sequences.pop_all():
+            self.finish(ended)
         if self.on_close is not None:
             try:
                 self.guard.call(self.on_close)

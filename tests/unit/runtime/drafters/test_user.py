@@ -123,9 +123,34 @@ def test_context_has_tokens_position_plan_and_what_was_accepted() -> None:
     assert own.told[0].max_draft_len == 3
     assert [context.hidden_states for context in own.told] == [None] * len(own.told)
     assert own.told[-1].state == {"calls": len(own.told)}
-    drafter.reset(0)
+    assert own.finished == [own.told[0].request_id]  # as soon as it has ended, though none follows
     drafter.close()
     assert (own.finished, own.closed) == ([own.told[0].request_id], True)
+
+
+@pytest.mark.parametrize("cancelled", [True, False])
+def test_sequence_that_is_cancelled_or_under_way_at_the_end_is_finished(cancelled: bool) -> None:
+    own = Telling()
+    drafter = proposing(own)
+    session, seq = Session(decoder_of(64), drafter), SequenceState(PROMPT, GREEDY, 24, plan=CHAIN)
+    begin(session, seq)
+    session.step()
+    assert own.finished == []
+    if cancelled:
+        session.end(seq)
+        assert own.finished == [own.told[0].request_id]
+    drafter.close()
+    assert own.finished == [own.told[0].request_id]
+
+
+def test_prompt_that_fails_while_it_is_read_is_finished() -> None:
+    own = Telling()
+    drafter = proposing(own)
+    session, seq = Session(decoder_of(64), drafter), SequenceState(PROMPT, GREEDY, 24, plan=CHAIN)
+    session.admit(seq)
+    (number,) = (found.request_id for found in drafter.sequences.lanes.values())
+    session.fail(seq)
+    assert own.finished == [number]
 
 
 def test_hidden_states_come_for_each_committed_position_once_where_they_are_asked_for() -> None:
@@ -405,7 +430,6 @@ def test_finish_and_close_that_raise_harm_nobody() -> None:
     own = SimpleNamespace(propose=lambda context: [], finish=raising, close=lambda: 1 / 0)
     drafter = proposing(own)
     assert run(drafter)[0] == TRUTH[:MAX_NEW]
-    drafter.reset(0)
     drafter.close()
     assert drafter.guard.counts[RAISED] == 2
 
@@ -654,10 +678,11 @@ def test_drafter_of_tensorrt_llm_drafts_as_it_does_there() -> None:
     assert own.managers[0] is own.resource_manager
     pool = own.resource_manager
     assert pool.prepared == len(own.seen)
-    assert pool.updated[:3] == [3, 3, 3]
-    drafter.reset(0)
-    drafter.close()
+    assert pool.updated == metrics.per_step_accepted  # of the last step too
     assert [request.py_prompt_len for request in pool.freed] == [5]
+    assert [*pool.freed[0].tokens] == WHOLE[: 5 + MAX_NEW]
+    drafter.close()
+    assert len(pool.freed) == 1
     assert pool.closed
 
 
