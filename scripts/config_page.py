@@ -39,7 +39,8 @@ both, and so does an environment variable for what the file says. The sizes of d
   the class of its decoding type, such as `edgespec.NGramDecodingConfig(max_draft_len=4)`. Such an object is also the
   `plan` of a request.
 
-`recipes/` has a file for each decoding type. Editors that know JSON schemas check a file that begins with
+`recipes/` has a file for each decoding type; the names on the hub in them were not downloaded where edgespec is developed.
+Editors that know JSON schemas check a file that begins with
 `# yaml-language-server: $schema=PATH/docs/config.schema.json`.
 
 ## What is read
@@ -79,7 +80,8 @@ GATES = """
 These keys say when drafts are made; they change no answer.
 
 - `draft_len_schedule: {4: 4, 8: 2, 32: 1}`: up to 4 drafts a step while up to 4 requests run, 2 while up to 8 do, 1 while
-  up to 32 do, and none while more do. The first length is `max_draft_len`.
+  up to 32 do, and none while more do. The first length is `max_draft_len`. Older versions of TensorRT-LLM read the keys
+  as the least number of requests; newer ones read them as here.
 - `max_concurrency: 4`: no drafts while more than 4 requests run.
 - `acceptance_window: 16` with `acceptance_length_threshold: 0.5`: once the last 16 answers accepted fewer than 0.5 drafts a
   step on average, drafting ends for as long as the engine is open, as in TensorRT-LLM. Steps that drafted nothing do not

@@ -286,11 +286,8 @@ def is_of_files(param: click.Parameter) -> bool:
     """Whether a file may give a flag: all that --help lists, but those that say how to draft, for
     which there is the block."""
     hidden = isinstance(param, click.Option) and param.hidden
-    return (
-        not hidden
-        and param.name not in OWN
-        and flag_name(param) not in (*SIZES, *TREE_NAMES, *KEY_NAMES)
-    )
+    not_of_files = {*OWN, *SIZES, *TREE_NAMES, *KEY_NAMES}
+    return not hidden and not {param.name, flag_name(param)} & not_of_files
 
 
 def flag_name(param: click.Parameter) -> str:
@@ -320,15 +317,24 @@ def of_flag(value: object, param: click.Parameter, where: str) -> Any:
 
 
 def one_value(value: object, param: click.Parameter, where: str) -> Any:
-    """One value of a flag. Raises RequestError for a list, a mapping, or no number where one is
-    wanted."""
+    """One value of a flag. Raises RequestError for a list, a mapping, half a character, or no
+    number where one is wanted."""
     if isinstance(value, dict | list | bool) or value is None:
         raise RequestError(f"{where} is {shown(value)}", "Write one value.")
     if isinstance(param.type, click.types.IntParamType) and type(value) is not int:
         raise RequestError(f"{where} is {shown(value)}", "Write an integer.")
-    if isinstance(param.type, click.types.FloatParamType) and isinstance(value, str):
-        raise RequestError(f"{where} is {shown(value)}", "Write a number.")
-    return value if isinstance(value, int | float) else str(value)
+    if isinstance(param.type, click.types.FloatParamType):
+        from edgespec.prompts.checks import is_finite
+
+        if not isinstance(value, int | float) or not is_finite(value):
+            raise RequestError(f"{where} is {shown(value)}", "Write a number.")
+        return value
+    if isinstance(param.type, click.types.IntParamType):
+        return value
+    text = str(value)
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise RequestError(f"{where} has half a surrogate pair", "Write the character itself.")
+    return text
 
 
 # ---- speculative_config, for the commands

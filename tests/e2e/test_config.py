@@ -14,9 +14,10 @@ import pytest
 
 import edgespec
 from edgespec.cache import Cache
-from edgespec.cli import infer
-from edgespec.cli.config_file import BLOCK, FOREIGN, divided, flag_name
-from edgespec.errors import OptionError, PairingError, RequestError
+from edgespec.cli import infer, run
+from edgespec.cli.chat import command as chat
+from edgespec.cli.config_file import BLOCK, FOREIGN, divided, flag_name, is_of_files
+from edgespec.errors import EdgeSpecError, OptionError, PairingError, RequestError
 from tests.e2e.test_run import checkpoints, kept, made
 from tests.e2e.workshop import Cli, Outcome, cli
 from tests.lossless.pairs import shared_pair
@@ -159,6 +160,37 @@ def test_what_cannot_be_is_refused_by_name(
     done, found = infer_with(text)
     assert (done.code, found) == (code, {})
     assert said in done.err
+
+
+VALUES = (
+    *("3", "-1", "1.5", ".nan", "'3'", "''", "x", "[1, 2]", "[[1]]", "{a: 1}", "true", "null"),
+    *("9" * 399, "-" + "9" * 399, '"\\uD83D"', '"a\\0b"', "é", '"--x"', '"\\e[31m"', "1e308"),
+)
+
+
+@pytest.mark.parametrize("name", ["infer", "chat", "run"])
+def test_any_value_of_a_flag_is_taken_or_refused_by_its_name(name: str, tmp_path: Path) -> None:
+    command = {"infer": infer.command, "chat": chat.command, "run": run.command}[name]
+    params = [p for p in command.get_params(click.Context(command)) if is_of_files(p)]
+    arguments = ["model"] if name == "run" else ["--engine-dir", str(tmp_path)]
+    for param in params:
+        key = flag_name(param)
+        for value in VALUES:
+            path = config(tmp_path, f"{key}: {value}\n")
+            message = ""
+            try:
+                command.make_context(name, ["--config", str(path), *arguments]).close()
+            except EdgeSpecError as error:
+                message = str(error)
+            except click.BadParameter as error:
+                message = error.format_message()
+            assert not message or key in message.replace("-", "_")
+
+
+def test_help_is_no_key_of_a_file(tmp_path: Path, infer_with: Infer) -> None:
+    done, _ = infer_with("help: true")
+    assert done.code == 3
+    assert "help is not a known key" in done.err
 
 
 def test_neutral_values_of_foreign_keys_are_no_matter(infer_with: Infer) -> None:

@@ -46,6 +46,9 @@ class ModelTokens(Protocol):
     def token_id(self, token: str) -> int | None:
         """The id of a token by its text; None where the model has none."""
 
+    def token(self, token_id: int) -> str | None:
+        """The token of an id; None where the model has none."""
+
 
 @dataclass(frozen=True)
 class AcceptOptions:

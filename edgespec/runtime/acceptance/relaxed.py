@@ -30,6 +30,7 @@ from edgespec.runtime.acceptance.base import (
 from edgespec.runtime.sampling import Sampler, largest
 from edgespec.runtime.tree import DraftTree
 
+MAX_TOKENS = 2**31  # ids of a vocabulary are below
 # What chat templates put around thoughts
 THOUGHTS = (
     ("<think>", "</think>"),
@@ -100,7 +101,7 @@ class RelaxedAcceptance(AcceptOptions):
 def is_token(value: object) -> bool:
     """Whether a value may be the id of a token, a token, or None."""
     if isinstance(value, int) and not isinstance(value, bool):
-        return value >= 0
+        return 0 <= value < MAX_TOKENS
     return value is None or (isinstance(value, str) and value != "")
 
 
@@ -108,8 +109,9 @@ def id_of(token: int | str, tokens: ModelTokens) -> int:
     """The id of a token that is given by its id or as it is written. Raises OptionError where the
     model has no such token."""
     if isinstance(token, int):
-        return token
-    found = tokens.token_id(token)
+        found = None if tokens.token(token) is None else token
+    else:
+        found = tokens.token_id(token)
     if found is None:
         what = f"the model has no token {token!r:.60}, and thoughts begin and end with one token"
         raise OptionError(what, "Give a token of its tokenizer, or a token's id.")

@@ -16,7 +16,7 @@ from dataclasses import dataclass, make_dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from edgespec.errors import OptionError
-from edgespec.runtime.acceptance.relaxed import is_token
+from edgespec.runtime.acceptance.relaxed import MAX_TOKENS, is_token
 from edgespec.runtime.drafters.options import (
     DrafterOptions,
     fields_of,
@@ -111,7 +111,12 @@ def read_token(name: str, value: Any) -> int | str:
     return value  # type: ignore[no-any-return]
 
 
-TOKEN_SCHEMA = {"type": ["integer", "string", "null"], "minimum": 0, "minLength": 1}
+TOKEN_SCHEMA = {
+    "type": ["integer", "string", "null"],
+    "minimum": 0,
+    "maximum": MAX_TOKENS - 1,
+    "minLength": 1,
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -113,11 +113,14 @@ class Vocabulary:
     def token_id(self, token: str) -> int | None:
         return self.ids.get(token.strip("<>"))
 
+    def token(self, token_id: int) -> str | None:
+        return next((name for name, known in self.ids.items() if known == token_id), None)
+
 
 def test_tokens_of_the_thoughts_are_the_model_s_own() -> None:
     found = RelaxedAcceptance().for_model(Vocabulary(think=3, _think=4))
     assert (found.begin_thinking_phase_token, found.end_thinking_phase_token) == (3, 4)
-    assert OPTIONS.for_model(Vocabulary(think=3, _think=4)) == OPTIONS
+    assert OPTIONS.for_model(Vocabulary(think=3, _think=4, begin=BEGIN, end=END)) == OPTIONS
     with pytest.raises(OptionError, match="no tokens that begin and end them"):
         RelaxedAcceptance().for_model(Vocabulary(think=3))
 
@@ -128,6 +131,8 @@ def test_tokens_of_the_thoughts_may_be_named_as_the_tokenizer_writes_them() -> N
     assert (found.begin_thinking_phase_token, found.end_thinking_phase_token) == (5, 6)
     with pytest.raises(OptionError, match="no token '<other>'"):
         RelaxedAcceptance(10, 0.6, "<reason>", "<other>").for_model(tokens)
+    with pytest.raises(OptionError, match="no token 7"):
+        RelaxedAcceptance(10, 0.6, 5, 7).for_model(tokens)
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,16 @@ def test_children_of_a_node_do_not_depend_on_it() -> None:
     assert tree.parents.tolist() == [-1, 0, 0, 1, 1, 2, 2]
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+def test_tree_is_no_deeper_than_its_plan(steps: int) -> None:
+    """Of three heads the first ones draft."""
+    drafter, _ = made()
+    drafter.observe([observed(0, 2)])
+    (tree,) = proposed(drafter, CartesianPlan(2, steps, 3), 0)
+    assert len(tree) == 3
+    assert tree.depths.max() == steps
+
+
 def test_equal_candidates_go_by_their_ids() -> None:
     drafter, tables = made()
     tables.head = lambda state, index: np.zeros(VOCAB)  # type: ignore[method-assign]
