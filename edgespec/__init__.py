@@ -286,7 +286,8 @@ def load(
     where it has only a plain one, by a method that needs no draft. `drafter` is the name of such a
     method, or a drafter of your own, as an object or as `package.module:Class`
     (docs/own_drafter.md); `drafter_options` are the method's or its own. `speculative_config` names
-    a method with its sizes and options instead, as TensorRT-LLM does (docs/config.md). `exact` is
+    a method with its sizes and options instead, as TensorRT-LLM does (docs/config.md); a
+    `speculative_model` in it must be what the draft engine was made from. `exact` is
     that of `infer --exact`. `prefix_cache_bytes` bounds the KV rows that are kept for later prompts
     that begin alike; 0 keeps none. `acceptance` is the accept rule, by its name or with its
     options: see "Which drafts are accepted". Raises BundleError, PairingError, EngineMismatch,
@@ -295,7 +296,7 @@ def load(
     """
     from edgespec.runtime.engine import Engine
 
-    return Engine(
+    engine = Engine(
         engine_dir,
         spec_decode=spec_decode,
         drafter=drafter,
@@ -305,6 +306,16 @@ def load(
         prefix_cache_bytes=prefix_cache_bytes,
         acceptance=acceptance,
     )
+    config, draft = engine.speculative_config, engine.draft_config
+    if config is not None and draft is not None:
+        from edgespec.pairing.named import check_named
+
+        try:
+            check_named(draft.component, config.speculative_model, config.aux_layers)
+        except BaseException:
+            engine.close()
+            raise
+    return engine
 
 
 def __getattr__(name: str) -> Any:

@@ -157,11 +157,18 @@ def refuse_lossy(acceptance: AcceptOptions | None, temperature: float) -> None:
         )
 
 
-def refuse_check(requests: Iterable[Request], acceptance: AcceptOptions | None) -> None:
-    """Raises RequestError where a lossless check would compare what is not to be equal."""
+def refuse_check(
+    requests: Iterable[Request], acceptance: AcceptOptions | None, source: str | None = None
+) -> None:
+    """Raises RequestError where a lossless check would compare what is not to be equal. `source` is
+    what asks for the rule where no flag does: a file's block, or a request's."""
     from edgespec.runtime.verify import GUARANTEES, acceptance_of, lossless
 
     asked = acceptance_of(acceptance)
+    rule, other = f"--acceptance {asked.rule}", "--acceptance exact"
+    if source is not None:
+        rule = f"the {asked.rule} acceptance that {source} asks for"
+        other = f"remove its keys from {source}"
     for request in requests:
         guarantee = lossless(asked, request.sampling.temperature)
         if request.disable_spec_decode or guarantee == "tokens":
@@ -169,13 +176,12 @@ def refuse_check(requests: Iterable[Request], acceptance: AcceptOptions | None) 
         if guarantee == "distribution":
             raise RequestError(
                 f"request {request.index} samples at temperature {request.sampling.temperature:g},"
-                f" and --acceptance {asked.rule} is {GUARANTEES[guarantee]}: its tokens are others"
-                " than those of plain decoding",
-                "Give --temperature 0 or --acceptance exact to compare tokens, or --compare-quality"
+                f" and {rule} is {GUARANTEES[guarantee]}: its tokens are others than those of plain"
+                " decoding",
+                f"Give --temperature 0 or {other} to compare tokens, or --compare-quality"
                 " to measure the difference.",
             )
         raise RequestError(
-            f"--check-lossless compares with plain decoding, and --acceptance {asked.rule} is"
-            f" {GUARANTEES[guarantee]}",
-            "Give --compare-quality, which measures what it costs, or --acceptance exact.",
+            f"--check-lossless compares with plain decoding, and {rule} is {GUARANTEES[guarantee]}",
+            f"Give --compare-quality, which measures what it costs, or {other}.",
         )

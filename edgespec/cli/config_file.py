@@ -17,11 +17,10 @@ from edgespec.cli.draft_flags import KEY_NAMES, LENGTH, TREE_NAMES, drafter_argu
 from edgespec.cli.draft_flags import OWN as OWN_DRAFTER
 from edgespec.cli.flags import EdgeCommand, kebab, rest, until_separator
 from edgespec.cli.paths import FILE
-from edgespec.errors import PairingError, RequestError
+from edgespec.errors import RequestError
 from edgespec.recipe import nearest, read_config, shown
 
 if TYPE_CHECKING:
-    from edgespec.component import ComponentConfig
     from edgespec.runtime.drafters.decoding import DecodingConfig
     from edgespec.runtime.engine import Engine
 
@@ -437,49 +436,11 @@ def with_keys(
 def check_draft(engine: Engine, config: DecodingConfig | None) -> None:
     """Raises PairingError where a config names another draft than the engine's, or other layers of
     the base than those that it reads."""
-    if config is None:
-        return
-    draft = None if engine.draft_config is None else engine.draft_config.component
-    if config.aux_layers is not None and draft is not None and draft.pair is not None:
-        layers = draft.pair.aux_layer_ids
-        if layers is not None and tuple(sorted(layers)) != config.aux_layers:
-            what = (
-                f"the draft was exported to read the layers {[i - 1 for i in sorted(layers)]}, and"
-                f" speculative_config names {[i - 1 for i in config.aux_layers]}"
-            )
-            raise PairingError(what, "Remove the key, or export base and draft with these layers.")
-    if config.speculative_model is not None and draft is not None:
-        check_model(config.speculative_model, draft)
+    if config is not None and engine.draft_config is not None:
+        from edgespec.pairing.named import check_named
 
-
-def check_model(name: str, draft: ComponentConfig) -> None:
-    """Raises PairingError where a checkpoint is not the one that a draft engine was made from, nor
-    its original, or is not here to be compared."""
-    from edgespec.checkpoint.files import open_checkpoint
-
-    path = directory_of(name)
-    if path is None:
-        what = f"speculative_model {name} is not on this machine, so it cannot be compared"
-        raise PairingError(what, "Remove it: the draft engine is what drafts.")
-    identity = open_checkpoint(path, allow_pickle=True).identity()
-    if identity not in (draft.identity, draft.quantized_from):
-        what = f"speculative_model {name} is not what the draft engine was made from"
-        raise PairingError(
-            what, f"Export and build {name}, or remove the key, to draft with what is built."
-        )
-
-
-def directory_of(name: str) -> Path | None:
-    """The directory of a checkpoint: as it is, or of a hub name that was downloaded before; None
-    where there is neither."""
-    if Path(name).is_dir():
-        return Path(name)
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(name, local_files_only=True))
-    except (OSError, ValueError):
-        return None
+        draft = engine.draft_config.component
+        check_named(draft, config.speculative_model, config.aux_layers)
 
 
 # ---- a JSON schema for editors

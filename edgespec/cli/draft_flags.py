@@ -15,6 +15,7 @@ import click
 
 from edgespec.cli.paths import Text
 from edgespec.contract import MAX_BLOCK_NODES
+from edgespec.errors import OptionError
 from edgespec.methods import METHODS, find_method
 
 if TYPE_CHECKING:
@@ -312,9 +313,32 @@ def plan_of(
 ) -> DraftPlan:
     """The drafting plan by a tree, or by the three sizes, for an accept rule or the engine's. Raises
     OptionError, and LimitError where it cannot be."""
+    if tree is not None:
+        check_tree(engine.method, tree)
     planner = engine.planner
     if acceptance is not None:
         planner = replace(planner, acceptance=acceptance)
     plan = planner.by_sizes(*sizes) if tree is None else planner.by_tree(tree)
     planner.check_acceptance(planner.acceptance, plan)
     return plan
+
+
+def check_tree(method: str | None, tree: TreeSpec) -> None:
+    """Raises OptionError for a tree that is asked for by flags of another method: those of Medusa
+    heads are for them alone, and heads take no others."""
+    from edgespec.runtime.drafters.options import fields_of
+    from edgespec.runtime.speculative_config import class_of_method
+
+    keys = fields_of(type(tree))  # type: ignore[arg-type]
+    of_heads = any(key in keys for key in MEDUSA_KEYS)
+    drafts_with_heads = all(key in fields_of(class_of_method(method)) for key in MEDUSA_KEYS)
+    if of_heads == drafts_with_heads:
+        return
+    given = [flag for flag, key, *_ in TREE_FLAGS if key in keys and getattr(tree, key)]
+    whose = "Medusa heads" if of_heads else "drafts that grow a tree level by level"
+    row = None if method is None else METHODS[method]
+    what = f"{' and '.join(given)}: for {whose}, and what drafts is"
+    remedy = "Leave it out; --spec-draft-step and --spec-verify-size say how much to draft."
+    if drafts_with_heads:
+        remedy = "Give --medusa-choices instead, or leave it out."
+    raise OptionError(f"{what} {row.title if row else 'a drafter of your own'}", remedy)

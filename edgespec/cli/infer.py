@@ -314,10 +314,11 @@ def command(
 
         shown = AnswerStream(len(texts), live=(overrides["batch_size"] or 1) == 1)
     requests = asked_for(input_file, prompts, texts, overrides, template=not no_chat_template)
+    source = None
     if acceptance is None and config.config is not None:
-        acceptance = config.config.acceptance
+        acceptance, source = config.config.acceptance, "speculative_config"
     if check_lossless:
-        refuse_check(requests.requests, acceptance)
+        refuse_check(requests.requests, acceptance, source)
     return respond(
         requests,
         engine_dir=engine_dir,
@@ -475,8 +476,11 @@ def respond(
                 warn(note)
             run = FileRun(engine, requests, plan, journal, stopping=stopper, warn=warn)
             for request in requests.requests if check_lossless else ():
-                if request.index in run.configs:
-                    refuse_check([request], run.configs[request.index].acceptance or acceptance)
+                own = (
+                    run.configs[request.index].acceptance if request.index in run.configs else None
+                )
+                if own is not None:
+                    refuse_check([request], own, f"requests[{request.index}].speculative")
             answer(
                 run,
                 stream,

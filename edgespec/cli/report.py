@@ -22,6 +22,7 @@ from edgespec.prompts import Request
 from edgespec.runtime.acceptance.base import GUARANTEES
 from edgespec.runtime.answers import Answer
 from edgespec.runtime.generation import Chunk
+from edgespec.runtime.metrics import Pooled
 from edgespec.runtime.profile import RunStats, speedup, summary
 from edgespec.runtime.tree import DraftPlan
 
@@ -145,6 +146,13 @@ def explained(run: RunStats) -> Iterator[str]:
     if (more := len(differing) - MAX_DIFFERENCES) > 0:
         yield f"{more} more in the output file"
     yield from quality_lines(run)
+    pool = Pooled(run.drafted)
+    if pool.steps_without_drafts:
+        yield (
+            f"nothing was drafted in {pool.steps_without_drafts} of"
+            f" {counted(pool.steps, 'step')}: more requests ran at a time than max_concurrency or"
+            " draft_len_schedule lets draft"
+        )
     cost = speedup(run)
     if cost is not None and cost.line is not None:
         yield cost.line

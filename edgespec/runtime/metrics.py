@@ -33,7 +33,8 @@ class RequestMetrics:
 
     `lossless` is what the accept rule guarantees: the `tokens` of plain decoding, their
     `distribution`, or `no`. `lost_drafts` counts by its reason how often a drafter failed to make
-    drafts.
+    drafts, `steps_without_drafts` the steps in which too many sequences ran for any, by
+    max_concurrency or draft_len_schedule.
     """
 
     prompt_tokens: int
@@ -52,6 +53,7 @@ class RequestMetrics:
     acceptance_options: dict[str, Any] = field(default_factory=dict)
     lossless: Lossless = "tokens"
     lost_drafts: dict[str, int] = field(default_factory=dict)
+    steps_without_drafts: int = 0
 
     def add(self, step: StepOutput, elapsed: float) -> None:
         """Take in one step that ended `elapsed` seconds after the request came."""
@@ -61,6 +63,7 @@ class RequestMetrics:
             self.per_step_accepted.append(step.accepted)
             self.per_step_drafted.append(step.drafted)
             self.per_step_path.append(step.path)
+            self.steps_without_drafts += step.held_back
             self.per_step_s.append(elapsed - self.request_latency)
             if step.tree is not None and step.tree.lost is not None:
                 self.lost_drafts[step.tree.lost] = self.lost_drafts.get(step.tree.lost, 0) + 1
@@ -179,6 +182,8 @@ class RequestMetrics:
                 "speculative_decoding": self.speculative_decoding(),
                 **({"lost_drafts": self.lost_drafts} if self.lost_drafts else {}),
             }
+            if self.steps_without_drafts:
+                out["steps_without_drafts"] = self.steps_without_drafts
         return out
 
     def speculative_decoding(self) -> dict[str, Any]:
@@ -224,6 +229,11 @@ class Pooled:
         """Base passes after prefill, each sequence's own: in a batch several of them are one pass
         of the engine."""
         return sum(r.steps for r in self.requests)
+
+    @property
+    def steps_without_drafts(self) -> int:
+        """Steps in which too many sequences ran for any drafts."""
+        return sum(r.steps_without_drafts for r in self.requests)
 
     @property
     def completion_tokens(self) -> int:

@@ -168,6 +168,14 @@ def open_base(engine_dir: Path, choice: DraftChoice, *, exact: bool) -> OpenBase
     there = engines.finished_engines(engine_dir).engines
     plain = Role.LLM in there or not there
     role = Role.LLM if plain and not choice.needs_base else Role.BASE
+    if choice.drafter is not None and role is Role.BASE and role not in there and there:
+        name = type(choice.drafter).__name__
+        what = (
+            f"the drafter {name} has needs_hidden_states, and {engine_dir} has no base engine,"
+            " which alone gives hidden states"
+        )
+        remedy = f"{engines.missing_remedy(role)} Or let the drafter do without hidden states."
+        raise BundleError(what, remedy)
     config, _ = engines.open_engine(engine_dir, role)  # refused before a large engine is loaded
     if exact:
         check_exact(engine_dir, config)

@@ -151,6 +151,8 @@ def summary(run: RunStats) -> dict[str, Any]:
         out["acceptance"] = acceptance(run.drafted or drafted)
     if lost := lost_drafts(run.drafted):
         out["lost_drafts"] = lost
+    if held_back := Pooled(run.drafted).steps_without_drafts:
+        out["steps_without_drafts"] = held_back
     if run.drafting_stopped is not None:
         out["drafting_stopped"] = run.drafting_stopped
     if (found := speedup(run)) is not None:
@@ -208,8 +210,10 @@ def finish_reason(answer: Answer) -> str:
 
 
 def saved(done: Pooled, plain: Pooled) -> float | None:
-    """Share of the plain run's base passes that speculation did without."""
-    return 1 - done.steps / plain.steps if plain.steps else None
+    """Share of the plain run's base passes that speculation did without, a token: a lossy rule's
+    answers may have other lengths than the exact ones. None where no token was decoded."""
+    own, other = ratio(done.steps, done.decode_tokens), ratio(plain.steps, plain.decode_tokens)
+    return None if own is None or not other else 1 - own / other
 
 
 def lossless_text(checked: Sequence[Answer]) -> str:

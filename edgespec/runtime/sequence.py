@@ -30,7 +30,7 @@ class StepOutput:
 
     `logprobs` are the most probable tokens where each one was drawn, by the model's own logits at
     temperature 1. `tree` is what was verified, None for prefill, and `path` its accepted nodes, the
-    root first.
+    root first. `held_back`: nothing was drafted because too many sequences ran for it.
     """
 
     tokens: list[int]
@@ -42,6 +42,7 @@ class StepOutput:
     error: EdgeSpecError | None = None
     tree: DraftTree | None = None
     path: list[int] = field(default_factory=list)
+    held_back: bool = False
 
 
 @dataclass(eq=False)

@@ -38,10 +38,12 @@ from edgespec.runtime.verify import ACCEPT_RULES, AcceptResult
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A sequence's tree of a step; the root alone where nothing is drafted."""
+    """A sequence's tree of a step; the root alone where nothing is drafted. `held_back`: its
+    schedule lets it draft nothing while so many run."""
 
     seq: SequenceState
     tree: DraftTree
+    held_back: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,11 +254,17 @@ class Session:
                         continue
                     proposed = drafter.propose([self.draft_request(seq) for seq in asking])
                     trees |= {seq.lane: tree for seq, tree in zip(asking, proposed, strict=True)}
-        return [Draft(seq, trees[seq.lane]) for seq in self.running]
+        return [Draft(seq, trees[seq.lane], self.is_held_back(seq)) for seq in self.running]
 
     def levels(self, seq: SequenceState) -> int:
         """Levels that its gates let a sequence draft while so many run; 0 is no draft."""
         return NO_LIMIT if seq.gates is None else seq.gates.levels(len(self.running))
+
+    def is_held_back(self, seq: SequenceState) -> bool:
+        """Whether a sequence would draft, but for how many run."""
+        if seq.drafter is None or seq.gates is None or seq.gates.stopped:
+            return False
+        return not self.levels(seq)
 
     def draft_request(self, seq: SequenceState) -> DraftRequest:
         """What a drafter is asked for: a plan that fits the answer's length and the KV cache."""
@@ -321,6 +329,7 @@ class Session:
             logprobs=logprobs,
             tree=item.draft.tree,
             path=accepted.path,
+            held_back=item.draft.held_back,
         )
         output = seq.take(output, self.base.room(seq.lane))
         return Committed(seq, output, self.observation(seq, output, path, item.result))

@@ -13,7 +13,7 @@ from edgespec.errors import counted
 from edgespec.runtime.metrics import Pooled, RequestMetrics
 
 MIN_STEPS = 16  # fewer say nothing of speed
-CHECK = " --check-lossless measures whole requests."
+CHECK = " {} measures whole requests."
 CERTAIN = 0.95  # a run is called slower than plain steps timed by the way only below this ratio
 DRAFTING, VERIFYING, ACCEPTANCE, HOST = "draft_cost", "verify_cost", "acceptance", "host_cost"
 
@@ -51,7 +51,7 @@ class StepCost:
 class Speedup:
     """Steps with drafts beside plain ones; `plain` is None where none were measured. `by_the_way`:
     the plain ones are a few at the end of the run, and not whole requests. `nodes` are the most
-    drafts of a step.
+    drafts of a step. `lossless`: all answers have the tokens of plain decoding.
 
     A step pays where it emits more tokens than plain steps of the same time:
     break-even acceptance length = step time / plain step time.
@@ -65,6 +65,7 @@ class Speedup:
     num_steps: int
     nodes: int
     by_the_way: bool = False
+    lossless: bool = True
 
     @classmethod
     def of(
@@ -75,18 +76,21 @@ class Speedup:
         plain_step: StepCost | None = None,
     ) -> Speedup | None:
         """That of requests with drafts beside plain ones, or where there are none beside
-        `plain_step`; None where no step was drafted."""
-        step, length = StepCost.of(drafted), Pooled(drafted).acceptance_length
-        if step is None or length is None:
+        `plain_step`; None where no step was decoded, or too many sequences ran for any drafts."""
+        pool, step = Pooled(drafted), StepCost.of(drafted)
+        length = pool.acceptance_length
+        if step is None or length is None or pool.steps_without_drafts == pool.steps:
             return None
         # A drafter may stay below its plan
         most = (min(r.num_spec_tokens, max(r.per_step_drafted, default=0)) for r in drafted)
         levels = max(most)
         nodes = max(max(r.per_step_drafted, default=0) for r in drafted)
-        num_steps, measured = Pooled(drafted).steps, StepCost.of(plain)
+        num_steps, measured = pool.steps, StepCost.of(plain)
         by_the_way = measured is None and plain_step is not None
         measured = plain_step if measured is None else measured
-        return cls(step, measured, length, levels, batch_size, num_steps, nodes, by_the_way)
+        lossless = all(r.lossless == "tokens" for r in drafted)
+        sizes = (length, levels, batch_size, num_steps, nodes)
+        return cls(step, measured, *sizes, by_the_way, lossless)
 
     @property
     def break_even(self) -> float | None:
@@ -154,7 +158,8 @@ class Speedup:
         if cause is None:
             return None
         assert self.plain is not None
-        about, tail = ("about ", CHECK) if self.by_the_way else ("", "")
+        check = CHECK.format("--check-lossless" if self.lossless else "--compare-quality")
+        about, tail = ("about ", check) if self.by_the_way else ("", "")
         return (
             f"slower than plain decoding ({about}{self.over_plain:.2f}x): {self.step_words}, a"
             f" plain one {ms(self.plain.total)}, so drafts pay from an acceptance length of"

@@ -12,11 +12,12 @@ from typing import Any
 import click
 import pytest
 
+import edgespec
 from edgespec.cache import Cache
 from edgespec.cli import infer, run
 from edgespec.cli.chat import command as chat
 from edgespec.cli.config_file import BLOCK, FOREIGN, divided, flag_name, is_of_files
-from edgespec.errors import EdgeSpecError, RequestError
+from edgespec.errors import EdgeSpecError, OptionError, PairingError, RequestError
 from tests.e2e.test_run import checkpoints, kept, made
 from tests.e2e.workshop import Cli, Outcome, cli
 from tests.lossless.pairs import shared_pair
@@ -117,6 +118,16 @@ def test_drafter_of_one_s_own_is_refused_in_a_request_by_its_place(infer_with: I
     done, found = infer_with(EAGLE, speculative={"decoding_type": "User_Provided"})
     assert (done.code, found) == (3, {})
     assert "requests[0].speculative: decoding_type User_Provided needs a drafter" in done.err
+
+
+def test_check_that_a_block_s_rule_excludes_names_the_block(infer_with: Infer) -> None:
+    done, found = infer_with(EAGLE, "--check-lossless", speculative={"posterior_threshold": 0.1})
+    assert (done.code, found) == (3, {})
+    assert "the typical acceptance that requests[0].speculative asks for is LOSSY" in done.err
+    assert "--acceptance typical" not in done.err
+    done, _ = infer_with(EAGLE + "  posterior_threshold: 0.1\n", "--check-lossless")
+    assert done.code == 3
+    assert "the typical acceptance that speculative_config asks for is LOSSY" in done.err
 
 
 REFUSED: list[tuple[str, int, str]] = [
@@ -269,6 +280,23 @@ def test_draft_that_the_engine_was_made_from_is_told_from_another(
     done, _ = infer_with("speculative_config: {decoding_type: NGram, speculative_model: a/b}")
     assert done.code == 2
     assert "NGram drafts without a model" in done.err
+
+
+def test_python_refuses_the_model_that_the_commands_refuse(pair: Path) -> None:
+    def loaded(model: object, **more: Any) -> None:
+        block = {"decoding_type": "Eagle3", "speculative_model": str(model), **more}
+        edgespec.load(pair / "engines", speculative_config=block).close()
+
+    loaded(pair / "draft")
+    for model in ("/nonexistent", "nobody/nothing"):
+        with pytest.raises(PairingError, match="is not on this machine"):
+            loaded(model)
+    with pytest.raises(PairingError, match="is not what the draft engine was made from"):
+        loaded(pair / "base")
+    with pytest.raises(OptionError, match="speculative_model is empty"):
+        loaded("")
+    with pytest.raises(PairingError, match=r"speculative_config names \[0, 1, 2\]"):
+        loaded(pair / "draft", eagle3_layers_to_capture=[0, 1, 2])
 
 
 def test_layers_that_the_draft_does_not_read_are_refused(infer_with: Infer) -> None:

@@ -13,6 +13,7 @@ import pytest
 import edgespec
 from edgespec.cli.config_file import NOT_CONFIGURED, Configured, with_keys
 from edgespec.contract import Limits
+from edgespec.errors import BundleError
 from edgespec.runtime.drafters.ngram import NgramOptions
 from tests import made, toys
 from tests.e2e.workshop import ENVIRON, Cli, asked, cli
@@ -37,6 +38,21 @@ def without_room(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def plain_onnx(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = toys.make_base(tmp_path_factory.mktemp("plain") / "base", "llama", layers=2)
     return made.exported(base) / "llm"
+
+
+class Hidden:
+    """Asks for what a plain engine does not give."""
+
+    needs_hidden_states = True
+
+    def propose(self, context: edgespec.DraftContext) -> None: ...
+
+
+def test_drafter_that_reads_hidden_states_is_named_where_there_are_none(engines: Path) -> None:
+    with pytest.raises(BundleError) as refused:
+        edgespec.load(engines, drafter=Hidden())
+    assert refused.value.what.startswith("the drafter Hidden has needs_hidden_states, and ")
+    assert "Or let the drafter do without hidden states." in refused.value.remedy
 
 
 @pytest.fixture

@@ -141,7 +141,7 @@ class DecodingConfig(DrafterOptions):
     speculative_model: str | None = option(
         None,
         "The draft's checkpoint: a directory or a name on the Hugging Face hub. run makes engines"
-        " of it; infer and chat refuse one that the draft engine was not made from.",
+        " of it; infer, chat and edgespec.load refuse one that the draft engine was not made from.",
     )
     max_concurrency: int | None = option(
         None, "While more sequences run than this, nothing is drafted.", low=1, high=MAX_SEQUENCES
@@ -217,6 +217,9 @@ class DecodingConfig(DrafterOptions):
     def __post_init__(self) -> None:
         DrafterOptions.__post_init__(self)
         self.check_schedule()
+        if self.speculative_model == "":
+            what = "speculative_model is empty"
+            raise OptionError(what, "Give a directory or a name on the hub, or leave it out.")
         if self.speculative_model is not None and self.drafts_by is not None:
             what = f"speculative_model is given, and {self.decoding_type} drafts without a model"
             raise OptionError(what, "Leave it out.")

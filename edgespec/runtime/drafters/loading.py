@@ -6,6 +6,7 @@ Knows the three forms that such a drafter may have. What each of them does stand
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -67,9 +68,21 @@ def load_drafter(name: str) -> object:
         return found()
     except CODE_FAILED as error:
         what = f"{name} could not be made: {said_of(error)}"
-        raise OptionError(
-            what, "Let the class be made without arguments, or give an object in Python."
-        ) from error
+        shown = f"python -c 'import {module_name}; {module_name}.{path}()'"
+        remedy = f"Mend the class; {shown} shows where it is raised."
+        if needs_arguments(found):
+            remedy = "Let the class be made without arguments, or give an object in Python."
+        raise OptionError(what, remedy) from error
+
+
+def needs_arguments(kind: type) -> bool:
+    """Whether a class cannot be called without arguments, as far as its signature says."""
+    try:
+        signature = inspect.signature(kind)
+    except CODE_FAILED:  # there is none, or its code fails
+        return False
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return any(p.default is p.empty and p.kind not in kinds for p in signature.parameters.values())
 
 
 def imported(name: str) -> object:

@@ -7,8 +7,12 @@ import shlex
 import click
 import pytest
 
+from edgespec.cli.draft_flags import check_tree
 from edgespec.cli.flags import kebab
 from edgespec.cli.main import COMMANDS, cli
+from edgespec.errors import OptionError
+from edgespec.runtime.drafters.eagle_options import EagleOptions
+from edgespec.runtime.drafters.medusa import MedusaOptions
 
 # The mirrored tool's guide, EAGLE-3 for text and MTP, without its quantise steps.
 GUIDE = """\
@@ -212,3 +216,26 @@ def test_every_option_has_one_kebab_case_name() -> None:
         assert flags or command.name in ("completion", "help")
         assert flags == [kebab(flag) for flag in flags]
         assert len(set(flags)) == len(flags)
+
+
+@pytest.mark.parametrize(
+    ("method", "tree", "said"),
+    [
+        ("eagle3", MedusaOptions(num_medusa_heads=2), "--num-medusa-heads: for Medusa heads, and"),
+        ("draft_model", MedusaOptions(medusa_choices=[[0]]), "what drafts is Draft model"),
+        (None, MedusaOptions(medusa_choices=[[0]]), "is a drafter of your own"),
+        ("medusa", EagleOptions(eagle_choices=[[0]], num_eagle_layers=1), "--eagle-choices and"),
+        ("medusa", EagleOptions(eagle_choices=[[0]]), "Give --medusa-choices instead"),
+    ],
+)
+def test_tree_by_flags_of_another_method_is_refused(
+    method: str | None, tree: EagleOptions | MedusaOptions, said: str
+) -> None:
+    with pytest.raises(OptionError, match=said):
+        check_tree(method, tree)
+
+
+def test_tree_by_the_flags_of_its_method_is_taken() -> None:
+    check_tree("medusa", MedusaOptions(num_medusa_heads=2))
+    for method in ("eagle1", "eagle3", "draft_model", "ngram"):  # what has no trees says so itself
+        check_tree(method, EagleOptions(eagle_choices=[[0], [1]]))

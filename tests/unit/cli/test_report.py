@@ -115,6 +115,21 @@ def test_mean_of_requests_is_shown_where_it_reads_otherwise() -> None:
     assert not [label for label in shown(figures(ONE, ONE)) if "mean" in label]
 
 
+def test_steps_that_a_schedule_kept_from_drafting_are_said() -> None:
+    run = figures(ONE, OTHER)
+    assert not [line for line in report.explained(run) if "nothing was drafted" in line]
+    answers = []
+    for number, steps in enumerate((2, 3)):
+        made = response(*[(1, 0, 0)] * steps)
+        made.metrics.steps_without_drafts = steps
+        answers.append(Answer(request(number), response=made, speculative=True))
+    held_run, steps = figures(*answers, batch_size=2), 5
+    (line,) = report.explained(held_run)
+    assert line.startswith(f"nothing was drafted in {steps} of {steps} steps")
+    assert "max_concurrency" in line
+    assert summary(held_run)["steps_without_drafts"] == steps
+
+
 def test_reuse_is_shown_where_there_was_any() -> None:
     assert shown(figures(ONE, OTHER))["reused prompt tokens"] == ["3 of 14"]
     assert "reused prompt tokens" not in shown(figures(ONE))

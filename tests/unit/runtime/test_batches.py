@@ -24,6 +24,7 @@ from edgespec.runtime import decoder as decoder_module
 from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.drafters.base import DraftRequest
 from edgespec.runtime.gates import Gates, Schedule
+from edgespec.runtime.metrics import RequestMetrics
 from edgespec.runtime.prefix import Prefix, PrefixCache
 from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.sequence import SequenceState, StepOutput
@@ -234,6 +235,24 @@ def test_prefix_is_not_reused_with_the_memory_of_another_drafter() -> None:
     told = serve(session, tasks, 1)
     assert [one.reused for one in told] == [0, 0, len(SYSTEM) - 1]
     assert [one.tokens for one in told] == [alone(task)[0] for task in tasks]
+
+
+def test_steps_in_which_too_many_run_for_drafts_are_counted_as_such() -> None:
+    gates = Gates(Schedule(((1, 3),)))
+    tasks = [replace(task, gates=gates) for task in tasks_with(4, 12)]
+    session, both = session_for(tasks, 2), [RequestMetrics(3), RequestMetrics(3)]
+    for task, metrics in zip(tasks, both, strict=True):
+        metrics.add(begin(session, task), 0.0)
+    while session.running:
+        for seq, output in session.step():
+            both[tasks.index(seq)].add(output, 0.0)
+    short, long = both
+    assert (short.steps_without_drafts, sum(short.per_step_drafted)) == (short.steps, 0)
+    assert long.steps_without_drafts == short.steps < long.steps
+    assert short.to_dict(speculative=True)["steps_without_drafts"] == short.steps
+    plain = SequenceState([1, 2], GREEDY, 4, gates=gates)
+    begin(session, plain)
+    assert [output.held_back for _, output in session.step()] == [False]
 
 
 def tasks_with(*lengths: int, plan: DraftPlan | None = PLAN) -> list[SequenceState]:

@@ -397,10 +397,23 @@ def test_check_compares_the_same_requests_in_both_columns() -> None:
         11,
         7,
     )
-    assert found["base_passes_saved"] == pytest.approx(1 - (4 + 1) / (8 + 1))
+    assert found["base_passes_saved"] == 0  # a pass a token in both, though one is shorter
     assert found["lossless"] == "yes"
     assert found["check_output_tokens_per_s"] == pytest.approx(11 / 11.0)
     assert found["output_tokens_per_s"] == pytest.approx((5 + 2 + 7 + 2) / 2.0)
+
+
+def test_base_passes_saved_are_a_token_where_answers_have_other_lengths() -> None:
+    """24 exact tokens beside 4 of another answer are no saving; two tokens a pass are."""
+    lossy = counted(1)
+    for number in range(3):
+        lossy.add(StepOutput([0, 0], 1, 1), 2.0 + number)
+    found = summary(RunStats([answer(lossy, plain=counted(24))], 1.0, {}, spec_decode=True))
+    assert found["base_passes_saved"] == pytest.approx(0.5)
+    shorter = summary(RunStats([answer(counted(4), plain=counted(24))], 1.0, {}, spec_decode=True))
+    assert shorter["base_passes_saved"] == 0
+    alone = summary(RunStats([answer(counted(1), plain=counted(1))], 1.0, {}, spec_decode=True))
+    assert alone["base_passes_saved"] is None
 
 
 def differing(apart: float, rounding: float = 0.01, bound: float = 2.0) -> Difference:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from edgespec.runtime.acceptance.base import Lossless
 from edgespec.runtime.metrics import Pooled, RequestMetrics
 from edgespec.runtime.sequence import StepOutput
 from edgespec.runtime.speedup import Speedup, StepCost
@@ -87,6 +89,24 @@ def test_a_few_plain_steps_at_the_end_say_that_drafts_did_not_pay() -> None:
     assert line.endswith("--check-lossless measures whole requests.")
     assert found.to_dict()["plain_steps_of"] == "end"
     assert speedup(decoded(20, 1, 15, 11, 0, 0)).to_dict()["plain_steps_of"] == "requests"
+
+
+@pytest.mark.parametrize("lossless", ["no", "distribution"])
+def test_answers_that_a_check_refuses_are_measured_by_their_quality(lossless: Lossless) -> None:
+    drafted = replace(decoded(20, 1, 15, 11, 0, 0), lossless=lossless)
+    line = by_the_way(drafted, 10.0).line
+    assert line is not None
+    assert line.endswith("--compare-quality measures whole requests.")
+    both = Speedup.of([drafted, decoded(20, 1, 15, 11, 0, 0)], [], 2, StepCost(0.0, 0.01, 0.0, 0.0))
+    assert both is not None
+    assert "--compare-quality" in (both.line or "")
+
+
+def test_a_run_that_too_many_requests_kept_from_drafting_is_not_called_slow() -> None:
+    held = decoded(20, 0, 15, 11, 0, 0)
+    assert speedup(held).line is not None
+    held.steps_without_drafts = held.steps
+    assert Speedup.of([held], [PLAIN], 4) is None
 
 
 def test_a_few_plain_steps_are_too_uncertain_for_a_small_difference() -> None:

@@ -502,6 +502,32 @@ def test_module_that_ends_the_program_is_refused(
         load_drafter(f"{name}:Own")
 
 
+CLASSES = {
+    "class Own:\n    def __init__(self):\n        raise RuntimeError('no grammar')": (
+        "Mend the class; python -c 'import {0}; {0}.Own\\(\\)' shows where"
+    ),
+    "class Own:\n    def __init__(self, length, *rest):\n        pass": (
+        "Let the class be made without arguments"
+    ),
+    "from edgespec.runtime.drafters.trtllm import ResourceManager\nclass Pool(ResourceManager): ..."
+    "\nclass Own:\n    def __init__(self):\n        self.resource_manager = Pool()": (
+        "TypeError: .*resource_managers'\nMend the class"
+    ),
+}
+
+
+@pytest.mark.parametrize("place", range(len(CLASSES)))
+def test_class_that_cannot_be_made_says_whether_it_is_its_arguments(
+    place: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, said = [*CLASSES.items()][place]
+    name = f"own_drafter_class_{place}"
+    (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(OptionError, match=said.format(name)):
+        load_drafter(f"{name}:Own")
+
+
 # A whole Drafter behind the guard
 
 
