@@ -331,4 +331,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    from edgespec.runtime.speculative_config import config_names
+
+    return [*__all__, *config_names(), "__version__"]

@@ -14,8 +14,9 @@ HEAD = """\
 
 <!-- Written by scripts/config_page.py. Change the words there or the keys in their tables, then run `make docs`. -->
 
-`edgespec infer`, `chat` and `run` take `--config FILE.yaml`. Its block `speculative_config` says what drafts, how much and
-when, by the names of TensorRT-LLM's LLM API; its other keys are flags of the command, without the dashes:
+`edgespec infer`, `chat`, `run` and `eval summarize` take `--config FILE.yaml`. Its block `speculative_config` says what
+drafts, how much and when, by the names of TensorRT-LLM's LLM API; its other keys are flags of the command, without the
+dashes:
 
 ```yaml
 # edgespec infer --config ngram.yaml --engine-dir engines --prompt 'Rewrite this: ...'
@@ -55,6 +56,8 @@ unknown key is an error that names the nearest known one.
 |---|---|---|
 """
 
+OWN_TITLE = "a drafter of your own, named by `--drafter` or given in Python ([own_drafter.md](own_drafter.md))"
+AUTO_TITLE = "whatever the engine directory drafts with"
 TYPE = """| `{name}` | {title} | {aliases} |
 """
 
@@ -73,8 +76,6 @@ OWN = """
 """
 
 GATES = """
-`decoding_type: AUTO` is whatever the engine directory drafts with.
-
 ## When drafts pay, and when they do not
 
 These keys say when drafts are made; they change no answer.
@@ -114,14 +115,17 @@ def parts() -> Iterator[str]:
     from edgespec.methods import METHODS
     from edgespec.runtime.drafters.decoding import DecodingConfig
     from edgespec.runtime.drafters.options import fields_of
+    from edgespec.runtime.drafters.own_decoding import TYPE as OWN_TYPE
     from edgespec.runtime.drafters.registry import DRAFTERS
-    from edgespec.runtime.speculative_config import config_classes
+    from edgespec.runtime.speculative_config import AUTO, config_classes
 
     yield HEAD
     for method, row in DRAFTERS.items():
         if row.decoding is not None:
             names = ", ".join(f"`{alias.name}`" for alias in row.decoding.aliases)
             yield TYPE.format(name=row.decoding.name, title=METHODS[method].title, aliases=names)
+    yield TYPE.format(name=OWN_TYPE.name, title=OWN_TITLE, aliases="")
+    yield TYPE.format(name=AUTO, title=AUTO_TITLE, aliases="")
     yield COMMON
     yield from rows(DecodingConfig, [*fields_of(DecodingConfig)])
     for name, kind in config_classes().items():
@@ -154,8 +158,10 @@ def rows(kind: Any, keys: list[str]) -> Iterator[str]:
 
 def schema() -> str:
     """The JSON schema of a file."""
+    from edgespec.cli import eval as evaluation
     from edgespec.cli import infer, run
     from edgespec.cli.chat import command as chat
     from edgespec.cli.config_file import schema
 
-    return json.dumps(schema([infer.command, chat.command, run.command]), indent=1) + "\n"
+    commands = [infer.command, chat.command, run.command, evaluation.summarize]
+    return json.dumps(schema(commands), indent=1) + "\n"

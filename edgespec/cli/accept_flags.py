@@ -142,6 +142,21 @@ def relaxed_note(engine: Engine, asked: Sequence[bool]) -> str | None:
     return "relaxed acceptance is for thoughts alone, and no request has enable_thinking"
 
 
+def refuse_lossy(acceptance: AcceptOptions | None, temperature: float) -> None:
+    """Raises RequestError where a lossless check of all requests would compare what is not to be
+    equal."""
+    from edgespec.runtime.verify import GUARANTEES, acceptance_of, lossless
+
+    asked = acceptance_of(acceptance)
+    guarantee = lossless(asked, temperature)
+    if guarantee != "tokens":
+        raise RequestError(
+            f"--check-lossless compares tokens, and --acceptance {asked.rule} at temperature"
+            f" {temperature:g} is {GUARANTEES[guarantee]}",
+            "Give --compare-quality, which scores plain answers too, or --acceptance exact.",
+        )
+
+
 def refuse_check(
     requests: Iterable[Request], acceptance: AcceptOptions | None, source: str | None = None
 ) -> None:

@@ -248,7 +248,7 @@ def divided(
     """
     flags = {flag_name(param): param for param in params if is_of_files(param)}
     defaults: dict[str, Any] = {}
-    notes: list[str] = []
+    notes = [] if values else [f"{source} has no keys, so it changes nothing"]
     block = values.get(BLOCK)
     if block is not None and not isinstance(block, dict):
         raise RequestError(f"{source}: {BLOCK} is {shown(block)}", "Write keys and values.")
@@ -269,7 +269,7 @@ def divided(
         else:
             remedy = f"{nearest(name, [*flags, BLOCK])}Known keys: {', '.join([BLOCK, *flags])}."
             if is_of_block(name):
-                remedy = f"Write it below {BLOCK}, beside its decoding_type."
+                remedy = f"Write it below {BLOCK}:, indented with the block's other keys."
             raise RequestError(f"{source}: {shown(key)} is not a known key", remedy)
     return defaults, Read(block, f"{source}: {BLOCK}", tuple(notes))
 

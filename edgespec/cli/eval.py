@@ -11,7 +11,19 @@ import click
 from rich.table import Table
 
 from edgespec.cli import environment, trtllm
-from edgespec.cli.config_file import NOT_CONFIGURED, engine_arguments
+from edgespec.cli.accept_flags import (
+    accept_options,
+    refuse_lossy,
+    relaxed_note,
+    take_acceptance,
+)
+from edgespec.cli.config_file import (
+    ConfigCommand,
+    check_draft,
+    config_options,
+    configured,
+    engine_arguments,
+)
 from edgespec.cli.draft_flags import (
     ALIASES,
     check_time_budget,
@@ -20,7 +32,8 @@ from edgespec.cli.draft_flags import (
     plan_of,
     tree_of,
 )
-from edgespec.cli.flags import EdgeCommand, EdgeGroup
+from edgespec.cli.flags import EdgeGroup
+from edgespec.cli.infer import check_outputs, refuse_without_drafts
 from edgespec.cli.limits import require_stream
 from edgespec.cli.paths import DIRECTORY, FILE
 from edgespec.cli.signals import Stopper, exit_code
@@ -43,7 +56,7 @@ def command() -> None:
 
 @command.command(
     "summarize",
-    cls=EdgeCommand,
+    cls=ConfigCommand,
     aliases={**ALIASES, **trtllm.ALIASES[NAME]},
     missing=trtllm.FLAGS[NAME],
 )
@@ -55,6 +68,7 @@ def command() -> None:
     show_envvar=True,
     help="What edgespec build made.",
 )
+@config_options
 @click.option(
     "--dataset",
     required=True,
@@ -89,10 +103,30 @@ def command() -> None:
     "--spec-decode", is_flag=True, help="Decode speculatively, with the draft beside the base."
 )
 @draft_options
+@accept_options
+@click.option(
+    "--temperature",
+    type=click.FloatRange(0),
+    default=0.0,
+    show_default=True,
+    help="0 is greedy. typical acceptance means nothing at 0.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**64 - 1),
+    default=0,
+    show_default=True,
+    help="Seed of each article.",
+)
 @click.option(
     "--check-lossless",
     is_flag=True,
     help="Decode each article plainly too and compare token for token.",
+)
+@click.option(
+    "--compare-quality",
+    is_flag=True,
+    help="Decode each article plainly too, with the same seed, and score both.",
 )
 @click.option(
     "--hf-model-dir",
@@ -121,48 +155,68 @@ def summarize(
     spec_draft_top_k: int | None,
     spec_draft_step: int | None,
     spec_verify_size: int | None,
+    temperature: float,
+    seed: int,
     check_lossless: bool,
+    compare_quality: bool,
     hf_model_dir: Path | None,
     tokenizer_dir: Path | None,
     rouge1_threshold: float | None,
     output_file: Path | None,
     as_json: bool,
+    **accepting: Any,
 ) -> int:
     """Summarize articles and score the summaries with ROUGE, as TensorRT-LLM's summarize.py does.
 
-    Answers are greedy. With --hf-model-dir the same prompts go through transformers, and the
+    Answers are greedy without --temperature. With --hf-model-dir the same prompts go through transformers, and the
     answers are compared token for token: those of float32 engines are equal but for near-ties,
     those of low-bit engines show what the weights cost. --check-lossless compares answers with
-    drafts to plain ones, as edgespec infer does. Nothing is downloaded.
+    drafts to plain ones, as edgespec infer does; for rules that are lossy (--acceptance)
+    --compare-quality scores both. Nothing is downloaded.
 
     Ctrl-C ends the run after the current step; what is done is scored and written (exit 130).
 
     \b
     edgespec eval summarize --engine-dir engines --dataset articles.jsonl --spec-decode
     edgespec eval summarize --engine-dir engines --dataset articles.jsonl --hf-model-dir Qwen3-0.6B
+    edgespec eval summarize --engine-dir engines --dataset articles.jsonl --spec-decode \\
+        --eagle-posterior-threshold 0.09 --temperature 0.7 --compare-quality
     """
     sizes = (spec_draft_top_k, spec_draft_step, spec_verify_size)
     tree, keys = tree_of(ctx, sizes), keys_of(ctx)
-    drafts = spec_decode or drafter is not None
+    acceptance, config = take_acceptance(ctx, accepting), configured(ctx)
+    drafts = spec_decode or drafter is not None or config.config is not None
     check_time_budget(ctx, drafter, drafter_time_budget_ms)
-    if not drafts and (check_lossless or any(sizes) or tree is not None or keys):
-        what = "--check-lossless means" if check_lossless else "the sizes of drafts mean"
-        raise click.UsageError(f"{what} nothing without --spec-decode", ctx)
+    if not drafts:
+        refuse_without_drafts(
+            ctx,
+            {
+                "--check-lossless means": check_lossless,
+                "--compare-quality means": compare_quality,
+                "the sizes of drafts mean": any(sizes) or tree is not None or bool(keys),
+                "an accept rule means": acceptance is not None,
+            },
+        )
+    if acceptance is None and config.config is not None:
+        acceptance = config.config.acceptance
+    if check_lossless:
+        refuse_lossy(acceptance, temperature)
+    if hf_model_dir is not None and temperature > 0:
+        raise click.UsageError("--hf-model-dir: it answers greedily; --temperature is above 0", ctx)
     if output_file is None:
         require_stream("stdout")
-    from edgespec.cli.infer import check_outputs
     from edgespec.cli.progress import Bars
     from edgespec.evaluation import reference, rouge
     from edgespec.evaluation.articles import read_articles
-    from edgespec.evaluation.summarize import Evaluation, prompts_of
+    from edgespec.evaluation.summarize import Evaluation, prompts_of, sampling_of
     from edgespec.runtime.engine import Engine
 
     rouge.check_installed()
     check_outputs((dataset, engine_dir, hf_model_dir), output_file)
     articles = read_articles(dataset, num_articles)
     check_tokenizer(ctx, engine_dir, tokenizer_dir)
-    _, drafting = engine_arguments(
-        NOT_CONFIGURED,
+    config, drafting = engine_arguments(
+        config,
         keys,
         engine_dir,
         drafter=drafter,
@@ -173,23 +227,40 @@ def summarize(
         engine_dir,
         spec_decode=drafts,
         prefix_cache_bytes=0,
+        acceptance=acceptance,
         **drafting,
     ) as engine:
+        check_draft(engine, config.config)
         plan = plan_of(engine, sizes, tree) if drafts else None
         engine.limits.check_batch_size(batch_size)
         most = fitting_len(engine, max_input_len, output_len)
-        for note in engine.notes:
+        for note in (*config.notes, *engine.notes, *notes_of_rule(engine, temperature)):
             say(note, err=True)
         prompts = prompts_of(engine, articles, most, chat=apply_chat_template)
         model = None if hf_model_dir is None else reference.load(hf_model_dir)
-        run = Evaluation(engine, prompts, plan, batch_size, output_len)
+        sampling = sampling_of(output_len, temperature, seed)
+        run = Evaluation(engine, prompts, plan, batch_size, sampling)
         with Stopper() as stopper, Bars() as bars:
-            run.run(model, check_lossless=check_lossless, stopping=stopper, progress=bars)
+            run.run(
+                model,
+                check_lossless=check_lossless,
+                compare_quality=compare_quality,
+                stopping=stopper,
+                progress=bars,
+            )
         summary = run.summary()
         if output_file is not None:
             write(output_file, {**summary, "answers": run.entries()})
     show(run, summary, as_json=as_json)
     return outcome(run, summary, rouge1_threshold, stopper.number)
+
+
+def notes_of_rule(engine: Engine, temperature: float) -> Iterator[str]:
+    """What makes a lossy rule mean nothing here."""
+    if engine.acceptance.rule == "typical" and temperature == 0:
+        yield "typical acceptance at temperature 0 is greedy decoding; give --temperature"
+    if (note := relaxed_note(engine, ())) is not None:
+        yield note
 
 
 def fitting_len(engine: Engine, max_input_len: int, output_len: int) -> int:
@@ -274,6 +345,9 @@ def agreements(run: Evaluation, summary: dict[str, Any]) -> Iterator[str]:
         )
         for place, difference in run.differences.items():
             yield f"line {run.prompts[place].article.number}: {difference.words}"
+    if (quality := summary.get("quality_comparison")) is not None:
+        same, compared = quality["identical"], quality["compared"]
+        yield f"{quality['acceptance']}: {same} of {compared} answers equal plain ones"
     if (other := summary.get("transformers")) is not None:
         yield f"transformers: {other['identical']} of {other['compared']} answers identical"
 

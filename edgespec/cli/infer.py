@@ -38,7 +38,7 @@ from edgespec.cli.draft_flags import (
     plan_of,
     tree_of,
 )
-from edgespec.cli.edgellm import FLAGS
+from edgespec.cli.edgellm import FLAGS, switch
 from edgespec.cli.limits import require_stream
 from edgespec.cli.paths import DIRECTORY, FILE
 from edgespec.cli.signals import Stopper, exit_code
@@ -61,13 +61,19 @@ STDIN = Path("-")
 MIB = 2**20
 NO_KEYS: Mapping[str, object] = MappingProxyType({})
 FAILED, SOME_FAILED = 1, 5
+OF_REQUESTS = {
+    "--enable-thinking": switch(
+        'it is a key of requests: write "enable_thinking": true in the input file. edgespec chat and'
+        " run have the flag"
+    )
+}
 
 
 @click.command(
     "infer",
     cls=ConfigCommand,
     aliases={**ALIASES, **trtllm.ALIASES["infer"]},
-    missing={**FLAGS["infer"], **trtllm.FLAGS["infer"]},
+    missing={**FLAGS["infer"], **trtllm.FLAGS["infer"], **OF_REQUESTS},
 )
 @click.option(
     "--engine-dir",

@@ -18,7 +18,7 @@ from click.core import ParameterSource
 
 from edgespec.backends.base import OptionValue
 from edgespec.backends.registry import find_backend
-from edgespec.cli import build, export, infer
+from edgespec.cli import build, export, infer, trtllm
 from edgespec.cli.accept_flags import ACCEPTING, take_acceptance
 from edgespec.cli.chat import command as chat
 from edgespec.cli.config_file import ConfigCommand, Configured, config_params, configured
@@ -123,7 +123,13 @@ PARAMS = [
 ]
 
 
-@click.command("run", cls=RunCommand, aliases=ALIASES, params=PARAMS)
+@click.command(
+    "run",
+    cls=RunCommand,
+    aliases={**ALIASES, **trtllm.ALIASES["run"]},
+    missing=trtllm.FLAGS["run"],
+    params=PARAMS,
+)
 @click.pass_context
 def command(
     ctx: click.Context,

@@ -10,14 +10,24 @@ from collections.abc import Mapping
 
 from edgespec.cli.edgellm import DONE_ANYWAY, Missing, switch
 
+# Those of trtllm-serve and trtllm-bench, for every command that drafts
+OF_DRAFTS = {"--extra-llm-api-options": "--config"}
 ALIASES: Mapping[str, Mapping[str, str]] = {
-    "infer": {"--max-output-len": "--max-generate-length", "--random-seed": "--seed"},
+    "infer": {
+        **OF_DRAFTS,
+        "--max-output-len": "--max-generate-length",
+        "--random-seed": "--seed",
+    },
+    "chat": OF_DRAFTS,
+    "run": OF_DRAFTS,
     "build": {
         "--max-seq-len": "--max-kv-cache-capacity",
         "--checkpoint-dir": "--onnx-dir",
         "--output-dir": "--engine-dir",
     },
     "eval summarize": {
+        **OF_DRAFTS,
+        "--random-seed": "--seed",
         "--max-input-length": "--max-input-len",
         "--max-output-len": "--output-len",
         "--tensorrt-llm-rouge1-threshold": "--rouge1-threshold",
@@ -30,7 +40,7 @@ DRAFT_IN_ENGINES = (
     " edgespec build into the base's directory"
 )
 DRAFT_AS_MODEL = "give the draft as MODEL: edgespec export DRAFT OUT --base-model-dir BASE"
-GREEDY = "answers are greedy, so that they can be compared; leave it out"
+ALL_TOKENS = "at a --temperature above 0 all tokens are drawn from; leave it out"
 ONE_BEAM = Missing(instead="there is no beam search here; leave it out", neutral=("1",))
 LOG = Missing(
     instead="edgespec --verbose shows what is done",
@@ -42,7 +52,37 @@ LOCAL = (
 )
 AT_RUN_TIME = "it is a flag of edgespec infer; leave it out here"
 
+AS_KEY = (
+    "it is a key of a file: --config FILE.yaml, or without a file speculative_config.{}, written"
+    " without dashes"
+)
+SPECULATIVE: Mapping[str, Missing] = {
+    "--speculative-config": Missing(instead=AS_KEY.format("KEY=VALUE")),
+    "--decoding-type": Missing(instead=AS_KEY.format("decoding_type=NAME")),
+    "--speculative-model": Missing(instead=AS_KEY.format("speculative_model=DIR")),
+    "--speculative-model-dir": Missing(instead=AS_KEY.format("speculative_model=DIR")),
+    "--ngram-config": Missing(
+        instead="its first two numbers are --drafter ngram --max-draft-len N"
+        " --max-matching-ngram-size N"
+    ),
+    "--lookahead-config": Missing(
+        instead="there is no lookahead decoding here. From the text alone draft --drafter suffix and"
+        " --drafter ngram"
+    ),
+    "--draft-engine-dir": Missing(instead=DRAFT_IN_ENGINES),
+    "--draft-target-model-config": Missing(
+        instead="its first number is --max-draft-len N, with --spec-decode; " + DRAFT_IN_ENGINES
+    ),
+}
+
 FLAGS: dict[str, dict[str, Missing]] = {
+    "chat": dict(SPECULATIVE),
+    "run": {
+        **SPECULATIVE,
+        "--draft-engine-dir": Missing(instead="give the draft's checkpoint: --draft DIR|NAME"),
+        "--speculative-model": Missing(instead="it is --draft DIR|NAME"),
+        "--speculative-model-dir": Missing(instead="it is --draft DIR|NAME"),
+    },
     "export": {
         "--eagle-model-dir": Missing(instead=DRAFT_AS_MODEL),
         "--medusa-model-dir": Missing(instead=DRAFT_AS_MODEL),
@@ -68,6 +108,7 @@ FLAGS: dict[str, dict[str, Missing]] = {
         "--log-level": LOG,
     },
     "infer": {
+        **SPECULATIVE,
         "--eagle-model-dir": Missing(instead=DRAFT_IN_ENGINES),
         "--medusa-model-dir": Missing(instead=DRAFT_IN_ENGINES),
         "--hf-model-dir": Missing(
@@ -84,6 +125,7 @@ FLAGS: dict[str, dict[str, Missing]] = {
         "--log-level": LOG,
     },
     "eval summarize": {
+        **SPECULATIVE,
         "--test-trt-llm": DONE_ANYWAY,
         "--test-hf": switch(
             "--hf-model-dir DIR compares with transformers; leave it out",
@@ -106,9 +148,8 @@ FLAGS: dict[str, dict[str, Missing]] = {
         "--hf-data-type": Missing(
             instead="transformers computes in float32; leave it out", neutral=("fp32",)
         ),
-        "--temperature": Missing(instead=GREEDY, neutral=("0", "0.0")),
-        "--top-k": Missing(instead=GREEDY, neutral=("1",)),
-        "--top-p": Missing(instead=GREEDY, neutral=("0", "0.0", "1", "1.0")),
+        "--top-k": Missing(instead=ALL_TOKENS, neutral=("1",)),
+        "--top-p": Missing(instead=ALL_TOKENS, neutral=("0", "0.0", "1", "1.0")),
         "--num-beams": ONE_BEAM,
         "--eagle-model-dir": Missing(instead=DRAFT_IN_ENGINES),
         "--output-dir": Missing(instead="--output-file FILE keeps the answers"),

@@ -120,9 +120,11 @@ def encoded(engine: Engine, text: str, *, chat: bool) -> list[int]:
     return engine.encode(text + ENDING)
 
 
-def greedy(output_len: int) -> SamplingParams:
-    """Greedy decoding of at most so many tokens."""
-    return SamplingParams(temperature=0.0, max_generate_length=output_len)
+def sampling_of(output_len: int, temperature: float = 0.0, seed: int = 0) -> SamplingParams:
+    """Decoding of at most so many tokens, greedily or from all of the base's distribution."""
+    return SamplingParams(
+        temperature=temperature, top_k=0, top_p=1.0, seed=seed, max_generate_length=output_len
+    )
 
 
 def answer(
@@ -131,13 +133,13 @@ def answer(
     plan: DraftPlan | None,
     *,
     batch_size: int,
-    output_len: int,
+    sampling: SamplingParams,
     stopping: Stopping,
     progress: Progress,
 ) -> Answers:
-    """The greedy answers to prompts, `batch_size` at a time. One that fails harms no other; once
+    """The answers to prompts, `batch_size` at a time. One that fails harms no other; once
     `stopping` says so, those under way are dropped. Raises LimitError for the batch size."""
-    requests = [GenerationRequest(prompt.token_ids, greedy(output_len), plan) for prompt in prompts]
+    requests = [GenerationRequest(prompt.token_ids, sampling, plan) for prompt in prompts]
     places = {id(request): place for place, request in enumerate(requests)}
     ends: dict[int, Response | EdgeSpecError] = {}
     began = time.perf_counter()
@@ -159,27 +161,35 @@ class Evaluation:
     prompts: Sequence[Prompt]
     plan: DraftPlan | None
     batch_size: int
-    output_len: int
+    sampling: SamplingParams
     answers: Answers = field(init=False)
     plain: Answers | None = field(init=False, default=None)  # beside answers with drafts
     differences: dict[int, Difference] = field(init=False, default_factory=dict)
+    checked: bool = field(init=False, default=False)  # whether plain answers must be equal
     reference: Reference | None = field(init=False, default=None)
 
     def run(
-        self, model: Any, *, check_lossless: bool, stopping: Stopping, progress: Progress
+        self,
+        model: Any,
+        *,
+        check_lossless: bool,
+        stopping: Stopping,
+        progress: Progress,
+        compare_quality: bool = False,
     ) -> None:
-        """All of it, as far as nothing stops it: the engine, plainly too with `check_lossless`, and
-        a transformers `model` where it is not None."""
+        """All of it, as far as nothing stops it: the engine, plainly too with `check_lossless` or
+        `compare_quality`, and a transformers `model` where it is not None."""
         self.answers = self.answered(self.plan, stopping, progress)
-        if check_lossless and not stopping():
+        if (check_lossless or compare_quality) and not stopping():
             self.plain = self.answered(None, stopping, progress)
-            self.differences = self.differing(self.plain)
+            self.checked = check_lossless
+            self.differences = self.differing(self.plain) if check_lossless else {}
         if model is not None and not stopping():
             progress.start("transformers", len(self.prompts))
             self.reference = reference.answer(
                 model,
                 [prompt.token_ids for prompt in self.prompts],
-                output_len=self.output_len,
+                output_len=self.sampling.max_generate_length,
                 stop_ids=self.engine.stop_ids,
                 stopping=stopping,
                 progress=progress,
@@ -193,18 +203,18 @@ class Evaluation:
             self.prompts,
             plan,
             batch_size=self.batch_size,
-            output_len=self.output_len,
+            sampling=self.sampling,
             stopping=stopping,
             progress=progress,
         )
 
     def differing(self, plain: Answers) -> dict[int, Difference]:
         """Where answers with drafts left the plain ones, by place, with what explains it."""
-        sampling, found = greedy(self.output_len), {}
+        found = {}
         for place, response in self.answers.responses.items():
             if (other := plain.responses.get(place)) is not None:
                 difference = first_difference(
-                    self.engine, other, response, sampling, self.batch_size
+                    self.engine, other, response, self.sampling, self.batch_size
                 )
                 if difference is not None:
                     found[place] = difference
@@ -222,19 +232,35 @@ class Evaluation:
             "articles": len(self.prompts),
             "failed": len(self.answers.errors),
             "batch_size": self.batch_size,
-            "output_len": self.output_len,
+            "output_len": self.sampling.max_generate_length,
+            "temperature": self.sampling.temperature,
+            "acceptance": self.rule,
             name: self.answers.to_dict(self.prompts, speculative=self.plan is not None),
         }
         if self.plain is not None:
             out["plain"] = self.plain.to_dict(self.prompts, speculative=False)
-            out["lossless_check"] = {
-                "compared": len(self.answers.responses.keys() & self.plain.responses.keys()),
-                "differing": len(self.differences),
-                "not_explained": sum(not d.explained for d in self.differences.values()),
-            }
+            out |= self.of_plain(self.plain)
         if self.reference is not None:
             out["transformers"] = self.of_reference(self.reference)
         return out
+
+    @property
+    def rule(self) -> str | None:
+        """The accept rule; None without drafts."""
+        return None if self.plan is None else self.engine.acceptance.rule
+
+    def of_plain(self, plain: Answers) -> dict[str, Any]:
+        """How answers agree with plain ones: whether what differs is explained, where they must be
+        equal, else how many are."""
+        own, other = self.answers.responses, plain.responses
+        compared = own.keys() & other.keys()
+        if self.checked:
+            unexplained = sum(not d.explained for d in self.differences.values())
+            check = {"differing": len(self.differences), "not_explained": unexplained}
+            return {"lossless_check": {"compared": len(compared), **check}}
+        identical = sum(own[place].token_ids == other[place].token_ids for place in compared)
+        found = {"acceptance": self.rule, "compared": len(compared), "identical": identical}
+        return {"quality_comparison": found}
 
     def of_reference(self, found: Reference) -> dict[str, Any]:
         """Scores of transformers, and in how many answers the engine's tokens are the same."""

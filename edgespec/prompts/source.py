@@ -62,7 +62,8 @@ def parse_json(data: bytes, source: str, *, line: int | None = None) -> object:
         )
     except json.JSONDecodeError as error:
         raise RequestError(
-            f"{here} is not JSON: {error.msg} at {_position(error.lineno, error.colno, line)}.",
+            f"{here} is not JSON: {error.msg.removesuffix(' at')} at"
+            f" {_position(error.lineno, error.colno, line)}.",
             "Fix the file there; a missing comma or quote just before is the usual cause."
             if line is None
             else "Write one complete JSON object per line.",

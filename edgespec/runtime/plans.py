@@ -138,9 +138,10 @@ class TreeLimits:
 
 def exceeds_base(size: int, most: int, asked: str | None = None) -> LimitError:
     """The error for a verify size above the base's; `asked` says what it is where no flag does."""
+    shorten = "Lower it" if asked is None else "Take a smaller tree"
     asked = f"--spec-verify-size {size}" if asked is None else f"{asked}, which"
     what = f"{asked} exceeds the {most} that the base engine was built for"
-    return LimitError(what, f"Lower it, or build the base with --max-verify-tree-size {size}.")
+    return LimitError(what, f"{shorten}, or build the base with --max-verify-tree-size {size}.")
 
 
 def no_static_trees() -> LimitError:

@@ -67,13 +67,26 @@ def class_of_method(method: str | None) -> type[DecodingConfig]:
     return config_class(row.decoding, method, row.options, needs_engine)  # type: ignore[arg-type]
 
 
+CLASS = "DecodingConfig"  # what names of classes end in
+
+
+def config_names() -> list[str]:
+    """The names of the classes of decoding types, such as AutoDecodingConfig."""
+    return [*(found.__name__ for found in config_classes().values()), f"Auto{CLASS}"]
+
+
 def class_named(name: str) -> type[DecodingConfig]:
-    """The class of a decoding type by its own name, such as AutoDecodingConfig. Raises
-    AttributeError where there is none."""
-    classes = {found.__name__: found for found in config_classes().values()}
-    found = (classes | {"AutoDecodingConfig": DecodingConfig}).get(name)
-    if found is None:
-        raise AttributeError(f"module 'edgespec' has no attribute {name!r}")
+    """The class of a decoding type by its own name, such as AutoDecodingConfig, or by an alias that
+    sets no keys. Raises AttributeError where there is none, with the nearest."""
+    what = f"module 'edgespec' has no attribute {name!r}"
+    try:
+        found, alias = class_of(name.removesuffix(CLASS), "edgespec")
+    except OptionError as error:
+        why = error.what.partition(": ")[2]  # behind where it is
+        raise AttributeError(f"{what}: {why}. {error.remedy}") from None
+    if alias.presets:
+        keys = ", ".join(f"{key}={value}" for key, value in alias.presets)
+        raise AttributeError(f"{what}: write {found.__name__}({keys})")
     return found
 
 
@@ -216,12 +229,19 @@ def of_engine(config: DecodingConfig, method: str | None, where: str) -> Decodin
     if config.method == method or not config.needs_engine:
         return config
     row = METHODS.get(method) if method is not None else None
-    what = f"decoding_type {config.decoding_type} was given, and {where} has"
+    what = f"decoding_type {names_of(config)} was given, and {where} has"
     if row is None or not row.needs_engine:
         remedy = "Build the draft into the same directory, or give it to run (speculative_model)."
         raise OptionError(f"{what} no draft", remedy)
     named = class_of_method(method).decoding_type
     raise OptionError(f"{what} {row.draft_title}", f"Write decoding_type: {named}.")
+
+
+def names_of(config: DecodingConfig) -> str:
+    """A decoding type, with its other names behind it."""
+    own = (row.aliases for row in rows() if row.name == config.decoding_type)
+    aliases = ", ".join(alias.name for found in own for alias in found)
+    return f"{config.decoding_type} (or {aliases})" if aliases else config.decoding_type
 
 
 def gates_of(config: DecodingConfig | None) -> Gates | None:

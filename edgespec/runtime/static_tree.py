@@ -60,7 +60,7 @@ def choices_of(paths: object, source: str = "choices") -> Choices:
     path that is there twice, a node whose parent is not there.
     """
     if not isinstance(paths, Sequence) or isinstance(paths, str | bytes) or not paths:
-        raise OptionError(f"{source}: {shortened(paths)} is no tree", f"Give {FORM}.")
+        raise OptionError(f"{source}: {shortened(paths)} is not a tree", f"Give {FORM}.")
     if len(paths) > MAX_NODES:
         what = f"{source}: {len(paths)} nodes, and a tree may have {MAX_NODES}"
         raise OptionError(what, "Leave the least probable ones out.")
@@ -79,7 +79,7 @@ def choices_of(paths: object, source: str = "choices") -> Choices:
 def ranks_of(path: object, source: str) -> Ranks:
     """One node of a list. OptionError for what is no list of ranks within the bounds."""
     if not isinstance(path, Sequence) or isinstance(path, str | bytes) or not path:
-        raise OptionError(f"{source}: {shortened(path)} is no node", f"Give {FORM}.")
+        raise OptionError(f"{source}: {shortened(path)} is not a node", f"Give {FORM}.")
     if len(path) > MAX_DEPTH:
         what = f"{source}: a node at depth {len(path)}, and a tree may have {MAX_DEPTH} levels"
         raise OptionError(what, "Leave the deepest ones out.")
@@ -160,7 +160,7 @@ def _json(text: str, source: str) -> object:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise OptionError(f"{source}: no JSON: {error}", f"Give {FORM}.") from None
+        raise OptionError(f"{source} is not JSON: {error}", f"Give {FORM}.") from None
 
 
 def _yaml(text: str, source: str) -> object:

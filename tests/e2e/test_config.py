@@ -97,6 +97,12 @@ def test_alias_is_warned_of_and_keys_without_a_meaning_are_named(infer_with: Inf
     assert done.err.count("kv_cache_config means nothing here: a KV cache is as large as") == 1
 
 
+def test_file_without_keys_is_noted(infer_with: Infer) -> None:
+    done, found = infer_with("# speculative_config: {decoding_type: NGram}")
+    assert (done.code, "per_step_drafted" in found) == (0, False)
+    assert "has no keys, so it changes nothing" in done.err
+
+
 def test_request_s_own_block_overrides_that_of_the_file(infer_with: Infer) -> None:
     done, found = infer_with(EAGLE, speculative={"max_draft_len": 4})
     assert done.code == 0, done.err
@@ -140,7 +146,8 @@ REFUSED: list[tuple[str, int, str]] = [
     ),
     ("speculative_config: [Eagle3]", 3, "speculative_config is ['Eagle3']"),
     ("max_draft_len: 3", 3, "Write it below speculative_config"),
-    ("decoding_type: Eagle3", 3, "Write it below speculative_config"),
+    ("decoding_type: Eagle3", 3, "below speculative_config:, indented"),
+    ("speculative_config: {decoding_type: Eagle2}", 2, "decoding_type Eagle1 (or Eagle2) was"),
     ("batch_sizes: 3", 3, "Did you mean batch_size?"),
     ("batch-size: 1\nbatch_size: 1", 3, "batch_size is given twice"),
     ("temperature: hot", 3, "temperature is hot"),

@@ -163,7 +163,7 @@ DYNAMIC = ("--eagle-use-dynamic-tree", "--eagle-dynamic-tree-max-top-k", 3)
         (
             ("--eagle-choices", CHOICES, "--num-eagle-layers", 4),
             REFUSED,
-            ["3 levels deep", "--num-eagle-layers 3"],
+            ["3 levels deep", "num_eagle_layers 3"],
         ),
         (
             ("--eagle-choices", CHOICES, "--max-non-leaves-per-layer", 1),

@@ -57,6 +57,47 @@ def test_answers_equal_those_of_transformers_with_drafts_and_without(
     assert all(plain["plain"][kind] == plain["transformers"][kind] for kind in rouge)
 
 
+def test_plain_answers_are_scored_beside_those_of_a_lossy_rule(
+    cli: Cli, pair: Path, dataset: Path, tmp_path: Path
+) -> None:
+    command = ("eval", "summarize", "--engine-dir", pair / "engines", "--dataset", dataset)
+    config = tmp_path / "typical.yaml"
+    config.write_text("speculative_config: {decoding_type: AUTO, posterior_threshold: 1.0e-9}")
+    found = []
+    for rule in (("--spec-decode", "--eagle_posterior_threshold", 1e-9), ("--config", config)):
+        shown = cli(
+            *command,
+            *LENGTHS,
+            *rule,
+            "--temperature",
+            1,
+            "--seed",
+            7,
+            "--compare-quality",
+            "--json",
+        )
+        assert shown.code == 0, shown.err
+        assert "LOSSY" in shown.err
+        found.append(json.loads(shown.out))
+    one, other = found
+    assert one["acceptance"] == "typical"
+    assert one["temperature"] == 1
+    assert one["quality_comparison"]["compared"] == len(TEXTS)
+    assert one["quality_comparison"]["identical"] < len(TEXTS)
+    assert one["quality_comparison"] == other["quality_comparison"]
+    assert one["speculative"]["rouge1"] == other["speculative"]["rouge1"]
+    assert one["plain"]["completion_tokens"] > 0
+
+
+def test_typical_acceptance_is_said_to_mean_nothing_at_temperature_zero(
+    cli: Cli, pair: Path, dataset: Path
+) -> None:
+    command = ("eval", "summarize", "--engine-dir", pair / "engines", "--dataset", dataset)
+    shown = cli(*command, *LENGTHS, "--spec-decode", "--eagle-posterior-threshold", 0.09)
+    assert shown.code == 0, shown.err
+    assert "at temperature 0 is greedy" in shown.err
+
+
 def test_long_article_is_cut_and_the_question_stays(pair: Path, dataset: Path) -> None:
     from edgespec.evaluation.articles import read_articles
 
@@ -74,10 +115,18 @@ def test_long_article_is_cut_and_the_question_stays(pair: Path, dataset: Path) -
     [
         (("--rouge1-threshold", 99), 1, "below --rouge1-threshold 99"),
         (("--check-lossless",), 2, "nothing without --spec-decode"),
+        (("--compare-quality",), 2, "nothing without --spec-decode"),
+        (("--eagle_posterior_threshold", 0.09), 2, "nothing without --spec-decode"),
+        (
+            ("--spec-decode", "--acceptance", "typical", "--check-lossless"),
+            3,
+            "Give --compare-quality",
+        ),
+        (("--temperature", 0.5, "--hf-model-dir", "."), 2, "answers greedily"),
         (("--batch-size", 64), 3, "--max-batch-size 64"),
         (("--output-len", 100000), 3, "--max-kv-cache-capacity"),
         (("--max-ite", 20), 2, "--num-articles"),
-        (("--top-k", 5), 2, "answers are greedy"),
+        (("--top-k", 5), 2, "all tokens are drawn from"),
     ],
 )
 def test_what_cannot_be_is_answered(

@@ -11,6 +11,7 @@ from typing import Any
 import click
 import pytest
 
+from edgespec.cli import eval as evaluation
 from edgespec.cli import infer, run
 from edgespec.cli.chat import command as chat
 from edgespec.cli.config_file import BLOCK, FOREIGN, divided, flag_name, is_of_files
@@ -20,7 +21,12 @@ from edgespec.runtime.speculative_config import read_config as read_block
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
-COMMANDS = {"infer": infer.command, "chat": chat.command, "run": run.command}
+COMMANDS = {
+    "infer": infer.command,
+    "chat": chat.command,
+    "run": run.command,
+    "eval summarize": evaluation.summarize,
+}
 
 
 def commands_in(path: Path) -> Iterator[list[str]]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli import environment
+from edgespec.cli import environment, trtllm
 from edgespec.cli.accept_flags import accept_options, take_acceptance
 from edgespec.cli.chat import slashes
 from edgespec.cli.chat.conversation import Conversation
@@ -54,7 +54,12 @@ DEFAULTS = SamplingParams()
 MARKERS = re.compile(r"<\|?\w+\|?>")
 
 
-@click.command("chat", cls=ConfigCommand, aliases=ALIASES)
+@click.command(
+    "chat",
+    cls=ConfigCommand,
+    aliases={**ALIASES, **trtllm.ALIASES["chat"]},
+    missing=trtllm.FLAGS["chat"],
+)
 @click.option(
     "--engine-dir",
     required=True,

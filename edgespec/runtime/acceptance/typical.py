@@ -60,12 +60,12 @@ class TypicalAcceptance(AcceptOptions):
     posterior_fast: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("posterior_threshold", "posterior_alpha"):
+        for name, example in (("posterior_threshold", 0.09), ("posterior_alpha", 0.3)):
             value = getattr(self, name)
             if value is not None and not (is_number(value) and 0 < value <= 1):
-                self.refuse(name, "a number above 0 and at most 1, such as 0.09")
+                self.refuse(name, f"a number above 0 and at most 1, such as {example}")
         if self.posterior_threshold is None and self.posterior_alpha is not None:
-            self.refuse("posterior_alpha", "posterior_threshold with it: without it nothing is")
+            self.refuse("posterior_alpha", "posterior_threshold too: alpha is a factor beside it")
         if not isinstance(self.posterior_fast, bool):
             self.refuse("posterior_fast", "true or false")
 

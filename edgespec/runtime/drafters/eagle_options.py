@@ -91,12 +91,12 @@ class EagleOptions(DrafterOptions):
         levels, most = self.num_eagle_layers, self.max_draft_len
         if levels is not None and plan.steps != levels:
             what = f"{whose} are {counted(plan.steps, 'level')} deep, num_eagle_layers {levels}"
-            remedy = f"Give choices of depth {levels}, or --num-eagle-layers {plan.steps}."
+            remedy = f"Give choices of depth {levels}, or num_eagle_layers {plan.steps}."
             raise LimitError(what, remedy)
         if most is not None and len(plan.choices) > most:
             nodes = len(plan.choices)
             what = f"{whose} have {counted(nodes, 'node')}, max_draft_len is {most}"
-            remedy = f"Raise --max-draft-len to {nodes}, or give choices of fewer nodes;"
+            remedy = f"Raise max_draft_len to {nodes}, or give choices of fewer nodes;"
             raise LimitError(what, f"{remedy} a chain of {most} is --spec-draft-step {most}.")
         for depth, count in enumerate(num_non_leaves(plan.choices)):
             self.check_non_leaves(depth, count, max(num_non_leaves(plan.choices)))
@@ -122,7 +122,7 @@ class EagleOptions(DrafterOptions):
                 f"the tree has {counted(count, 'node')} with children at depth {depth}, and"
                 f" max_non_leaves_per_layer is {most}"
             )
-            raise LimitError(what, f"Raise --max-non-leaves-per-layer to {needed}.")
+            raise LimitError(what, f"Raise max_non_leaves_per_layer to {needed}.")
 
 
 # ---- the keys of a speculative_config

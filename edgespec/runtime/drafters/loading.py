@@ -96,6 +96,8 @@ def imported(name: str) -> object:
         if error.name is not None and name.split(".")[0] == error.name.split(".")[0]:
             what = f"there is no module {error.name}"
             remedy = f"Run it where the module is ({here} was looked at), or set PYTHONPATH."
+            if name.endswith(".py"):
+                remedy = f"Write the module without .py: {name.removesuffix('.py')}:Class."
             raise OptionError(what, remedy) from error
         raise failed(name, error) from error
     except CODE_FAILED as error:

@@ -293,7 +293,7 @@ class MedusaOptions(DrafterOptions):
             nodes = counted(len(chosen.choices), "node")
             whose = "the choices" if self.medusa_choices else f"the default choices, {DEFAULT},"
             what = f"{whose} have {nodes}, max_draft_len is {most}"
-            remedy = f"Raise --max-draft-len to {len(chosen.choices)}"
+            remedy = f"Raise max_draft_len to {len(chosen.choices)}"
             raise OptionError(what, f"{remedy}, or give choices of fewer nodes.")
         return chosen
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from edgespec.errors import OptionError
 from edgespec.runtime.drafters.decoding import DecodingConfig, DecodingType
+from edgespec.runtime.drafters.loading import load_drafter
 from edgespec.runtime.drafters.options import option, refuse
 
 
@@ -31,7 +32,8 @@ class OwnDecoding(DecodingConfig):
 
     drafter: object | None = option(
         None,
-        "The drafter, an object; only in Python. In files it comes from --drafter.",
+        "The drafter: an object, or package.module:Class; only in Python. In files it comes from"
+        " --drafter.",
         read=any_object,
         schema=IN_PYTHON,
     )
@@ -45,6 +47,8 @@ class OwnDecoding(DecodingConfig):
 
     def __post_init__(self) -> None:
         DecodingConfig.__post_init__(self)
+        if isinstance(self.drafter, str):
+            object.__setattr__(self, "drafter", load_drafter(self.drafter))
         if self.resource_manager is None:
             return
         if self.drafter is None:

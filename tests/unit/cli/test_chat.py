@@ -712,7 +712,7 @@ def test_every_answer_of_a_lossy_rule_says_so(capsys: pytest.CaptureFixture[str]
         ("/set acceptance typical 0.09", "posterior_threshold=0.09"),
         ("/set acceptance typical posterior=1", "Did you mean"),
         ("/set posterior_threshold 2", "posterior_threshold of typical acceptance is 2"),
-        ("/set posterior_alpha 0.3", "posterior_threshold with it"),
+        ("/set posterior_alpha 0.3", "Give posterior_threshold too"),
         ("/set acceptance relaxed", "Name them with begin_thinking_phase_token and"),
         ("/set temperature -1", "temperature is -1"),
         ("/set temperature warm", 'temperature is "warm", not a number'),

@@ -41,11 +41,17 @@ SCRIPTS = {
         --speculative_decoding_mode --gemm_plugin --use_paged_context_fmha --max_draft_len""",
     "infer": """--engine_dir --tokenizer_dir --max_output_len --input_text --eagle_choices
         --eagle_use_dynamic_tree --eagle_dynamic_tree_max_top_k --temperature --top_k --top_p
-        --random_seed --num_beams --streaming --use_py_session --log_level""",
+        --random_seed --num_beams --streaming --use_py_session --log_level
+        --eagle_posterior_threshold --medusa_choices --ngram_config --lookahead_config
+        --draft_engine_dir --draft_target_model_config""",
+    "chat": "--extra_llm_api_options --speculative_config --decoding_type",
+    "run": "--extra_llm_api_options --speculative_config --decoding_type --speculative_model_dir",
     "eval summarize": """--test_hf --test_trt_llm --hf_model_dir --tokenizer_dir --data_type
         --engine_dir --batch_size --eagle_choices --max_ite --output_len --max_input_length
         --check_accuracy --tensorrt_llm_rouge1_threshold --dataset_dir --rouge_dir --eval_task
-        --num_beams --temperature --top_k --log_level --output_dir""",
+        --num_beams --temperature --top_k --log_level --output_dir --eagle_posterior_threshold
+        --medusa_choices --ngram_config --lookahead_config --random_seed
+        --extra_llm_api_options""",
 }
 FLAGS = {
     name: {**edgellm.FLAGS.get(name, {}), **trtllm.FLAGS.get(name, {})}
@@ -57,6 +63,8 @@ LINES = {
     "export": "M OUT",
     "build": "--onnx-dir D --engine-dir E",
     "infer": "--engine-dir E --input-file I --output-file O",
+    "chat": "--engine-dir E",
+    "run": "M",
     "eval summarize": "--engine-dir E --dataset D",
 }
 

@@ -405,6 +405,35 @@ def test_drafter_is_given_in_python_and_never_in_a_file() -> None:
         class_named("UserProvidedDecodingConfig")(resource_manager=manager)
 
 
+def test_drafter_is_named_in_python_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "named_drafter.py").write_text("class Named:\n    def propose(self, c): ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    kind = class_named("UserProvidedDecodingConfig")
+    made = kind(drafter="named_drafter:Named")
+    assert type(made.drafts_by).__name__ == "Named"
+    with pytest.raises(OptionError) as refused:
+        kind(drafter="named_drafter.py:Named")
+    assert "Write the module without .py: named_drafter:Class" in str(refused.value)
+
+
+def test_classes_are_found_by_aliases_and_listed() -> None:
+    import edgespec
+
+    assert edgespec.EagleDecodingConfig is edgespec.Eagle3DecodingConfig
+    assert {"EagleDecodingConfig", "Scheduler"}.isdisjoint(dir(edgespec))
+    listed = {f"{name.replace('_', '')}DecodingConfig" for name in config_classes()}
+    assert listed | {"AutoDecodingConfig"} <= set(dir(edgespec))
+    with pytest.raises(AttributeError, match="From the text alone draft: Suffix, NGram"):
+        _ = edgespec.LookaheadDecodingConfig
+    with pytest.raises(AttributeError, match=r"write Eagle1DecodingConfig\(use_dynamic_tree=True"):
+        _ = edgespec.Eagle2DecodingConfig
+
+
+def test_alias_of_a_type_stands_beside_its_name() -> None:
+    with pytest.raises(OptionError, match=r"decoding_type Eagle1 \(or Eagle2\) was given"):
+        of_engine(read(decoding_type="Eagle2"), "eagle3", "DIR")
+
+
 # ---- the same in Python
 
 
@@ -446,7 +475,7 @@ def test_another_method_than_the_drafts_is_refused_with_its_name() -> None:
     eagle = read(decoding_type="Eagle")
     with pytest.raises(OptionError, match="DIR has an EAGLE-1 draft\nWrite decoding_type: Eagle1"):
         of_engine(eagle, "eagle1", "DIR")
-    with pytest.raises(OptionError, match="Eagle3 was given, and DIR has no draft"):
+    with pytest.raises(OptionError, match=r"Eagle3 \(or Eagle\) was given, and DIR has no draft"):
         of_engine(eagle, None, "DIR")
     assert of_engine(eagle, "eagle3", "DIR") is eagle
 

@@ -111,19 +111,19 @@ def test_levels_within_counts_the_rows_of_nodes_that_go_on(paths: list[tuple[int
         ([[0], [0]], "[0] is there twice"),
         ([[0], [1, 0]], "the node [1, 0] has no parent: [1] is not in the tree"),
         ([[0], [0, 0, 0]], "[0, 0] is not in the tree"),
-        ([[0], []], "[] is no node"),
-        ([[0], 1], "1 is no node"),
-        ([[0], "1"], "'1' is no node"),
+        ([[0], []], "[] is not a node"),
+        ([[0], 1], "1 is not a node"),
+        ([[0], "1"], "'1' is not a node"),
         ([[-1]], "the rank -1"),
         ([[True]], "the rank True"),
         ([[0.0]], "the rank 0.0"),
         ([[MAX_RANK + 1]], f"the rank {MAX_RANK + 1}"),
         ([[0] * (MAX_DEPTH + 1)], f"depth {MAX_DEPTH + 1}"),
         ([[0]] * (MAX_NODES + 1), f"{MAX_NODES + 1} nodes"),
-        ([], "[] is no tree"),
-        ({"a": 1}, "is no tree"),
-        ("[[0]]", "is no tree"),
-        (None, "None is no tree"),
+        ([], "[] is not a tree"),
+        ({"a": 1}, "is not a tree"),
+        ("[[0]]", "is not a tree"),
+        (None, "None is not a tree"),
     ],
 )
 def test_what_is_no_tree_is_refused_by_the_node(paths: object, said: str) -> None:
@@ -156,11 +156,11 @@ def test_choices_stand_in_a_file_as_well(tmp_path: Path, name: str, text: str) -
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("tree.json", b"[[0], ", "no JSON"),
-        ("tree.json", b"[" * 100000, "no JSON"),
+        ("tree.json", b"[[0], ", "is not JSON"),
+        ("tree.json", b"[" * 100000, "is not JSON"),
         ("tree.yaml", b"[[0], ", "no YAML"),
         ("tree.yaml", b"!!python/object/apply:os.getcwd []", "no YAML"),
-        ("tree.yaml", b"a: 1", "is no tree"),
+        ("tree.yaml", b"a: 1", "is not a tree"),
         ("tree.json", b"\xff\xfe", "not UTF-8"),
         ("tree.json", b" " * (2**20 + 1), "cannot be read"),
         ("tree.json", None, "cannot be read: No such file"),
@@ -182,7 +182,7 @@ def test_a_text_that_is_nothing_of_all_names_the_trees() -> None:
         read_choices("mc_sim_7b_64")
     assert "mc_sim_7b_64" in found.value.what
     assert all(name in found.value.remedy for name in NAMED)
-    with pytest.raises(OptionError, match="no JSON"):
+    with pytest.raises(OptionError, match="is not JSON"):
         parse_choices("[[0],")
 
 

@@ -30,13 +30,13 @@ def test_choices_are_the_tree(given: object) -> None:
 @pytest.mark.parametrize(
     ("keys", "said", "remedy"),
     [
-        ({"num_eagle_layers": 4}, "3 levels deep, num_eagle_layers 4", "--num-eagle-layers 3"),
+        ({"num_eagle_layers": 4}, "3 levels deep, num_eagle_layers 4", "num_eagle_layers 3"),
         ({"num_eagle_layers": 2}, "3 levels deep, num_eagle_layers 2", "choices of depth 2"),
-        ({"max_draft_len": 4}, "5 nodes, max_draft_len is 4", "--max-draft-len to 5"),
+        ({"max_draft_len": 4}, "5 nodes, max_draft_len is 4", "max_draft_len to 5"),
         (
             {"max_non_leaves_per_layer": 1},
             "2 nodes with children at depth 1, and max_non_leaves_per_layer is 1",
-            "--max-non-leaves-per-layer to 2",
+            "max_non_leaves_per_layer to 2",
         ),
     ],
 )
