@@ -68,7 +68,8 @@ class RunRequest:
 
     `aux_layers` and `golden` are those of an export, `limits`, `backend` and `options` those of a
     build. `update` asks the hub again for names that were prepared before. `check_method` raises an
-    error for a method of the pair, None for none, that is another than was asked for.
+    error for a method of the pair, None for none, that is another than was asked for. With
+    `has_drafter` something else than a draft was asked to draft.
     """
 
     target: str
@@ -81,6 +82,7 @@ class RunRequest:
     golden: bool = True
     update: bool = False
     check_method: Callable[[str | None], object] = lambda method: None
+    has_drafter: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,7 @@ def prepared(request: RunRequest, cache: Cache, report: Reporter) -> Iterator[Pa
         if (fault := fault_of(cache, key)) is not None:  # removed meanwhile
             raise fault
         cache.touch(key)
-        if cache.about(key).get("method") is None:
+        if cache.about(key).get("method") is None and not request.has_drafter:
             report.note(NO_DRAFT)
         yield cache.engine_dir(key)
 

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from train_demo_model import DEMO_BASE, own_answers, prompts_of, stdlib_files
@@ -28,10 +28,33 @@ class Answers(Protocol):
     def new_tokens(self) -> int: ...
 
 
+SMOKE_PROMPTS, SMOKE_TOKENS = 2, 8  # of a measurement that only shows that it runs
+
+
+class Flags(argparse.ArgumentParser):
+    """Flags of which --smoke changes the defaults of the measurement too."""
+
+    def __init__(self, *, prompts: int, tokens: int, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.prompts, self.tokens = prompts, tokens
+
+    def parse_args(self, *args: Any, **kwargs: Any) -> argparse.Namespace:  # type: ignore[override]
+        """The flags, with what is measured where they do not say so."""
+        found = super().parse_args(*args, **kwargs)
+        if found.prompts is None:
+            found.prompts = SMOKE_PROMPTS if found.smoke else self.prompts
+        if found.tokens is None:
+            found.tokens = SMOKE_TOKENS if found.smoke else self.tokens
+        return found
+
+
 def flags(description: str | None, what: str, prompts: int, tokens: int) -> argparse.ArgumentParser:
     """The flags of a script that trains or measures `what`, with the defaults of a measurement."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = Flags(
+        prompts=prompts,
+        tokens=tokens,
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     place = f"directory of the {what}; one that is there is replaced"
     parser.add_argument("--out", type=Path, required=True, help=place)
@@ -42,10 +65,9 @@ def flags(description: str | None, what: str, prompts: int, tokens: int) -> argp
     parser.add_argument(
         "--prompts",
         type=int,
-        default=prompts,
-        help="held-out prompts to measure with, 0: not at all",
+        help=f"held-out prompts to measure with, 0: not at all (default: {prompts})",
     )
-    parser.add_argument("--tokens", type=int, default=tokens)
+    parser.add_argument("--tokens", type=int, help=f"of each answer (default: {tokens})")
     parser.add_argument("--seed", type=int, default=0)
     return parser
 

@@ -6,7 +6,7 @@ plain cycle of draft and verify. Knows nothing of engines; text, base and tokeni
 
     python scripts/train_demo_dflash.py --out recipes/demo/dflash_draft            # about half an hour on one core
     python scripts/train_demo_dflash.py --out recipes/demo/dflash_draft --measure  # only measure what is there
-    python scripts/train_demo_dflash.py --out /tmp/tiny --smoke                    # seconds, to see that it runs
+    python scripts/train_demo_dflash.py --out /tmp/tiny --smoke                    # a minute, to see that it runs
 
 The draft reads hidden states of the base for all tokens before an anchor, and fills a block
 [anchor, MASK, MASK, ...] in one pass: slot k predicts the token k places after the anchor. Near

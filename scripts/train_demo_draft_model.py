@@ -6,7 +6,7 @@ training loop are those of `train_demo_model.py`.
 
     python scripts/train_demo_draft_model.py --out build/demo-draft-model            # under ten minutes
     python scripts/train_demo_draft_model.py --out build/demo-draft-model --measure  # only measure
-    python scripts/train_demo_draft_model.py --out /tmp/tiny --smoke                 # seconds
+    python scripts/train_demo_draft_model.py --out /tmp/tiny --smoke                 # a minute
 
     edgespec run recipes/demo/base --draft build/demo-draft-model --prompt 'def area(radius):'
 """

@@ -6,7 +6,7 @@ of draft and verify. Knows nothing of engines; text, base and tokenizer are thos
 
     python scripts/train_demo_eagle1.py --out /tmp/eagle1            # about half an hour on two cores
     python scripts/train_demo_eagle1.py --out /tmp/eagle1 --measure  # only measure what is there
-    python scripts/train_demo_eagle1.py --out /tmp/tiny --smoke      # seconds, to see that it runs
+    python scripts/train_demo_eagle1.py --out /tmp/tiny --smoke      # a minute, to see that it runs
 
 The draft reads the base's state after its last norm and the next token, and says the next state: the
 loss is smooth L1 between the two and cross-entropy through the base's lm_head (arXiv 2401.15077,

@@ -6,7 +6,7 @@ of draft and verify. Knows nothing of engines; text, base and tokenizer are thos
 
     python scripts/train_demo_medusa.py --out build/demo-medusa            # a quarter of an hour on two cores
     python scripts/train_demo_medusa.py --out build/demo-medusa --measure  # only measure what is there
-    python scripts/train_demo_medusa.py --out /tmp/tiny --smoke            # seconds, to see that it runs
+    python scripts/train_demo_medusa.py --out /tmp/tiny --smoke            # a minute, to see that it runs
 
 Head i reads the base's state after its last norm and says the token i + 2 places behind it; the base
 stays as it is (Medusa-1, arXiv 2401.10774, section 2.2.1). The residual block begins as the identity

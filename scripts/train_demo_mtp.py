@@ -6,7 +6,7 @@ tensors at the root beside it. Knows nothing of engines; text and tokenizer are 
 
     python scripts/train_demo_mtp.py --out build/demo-mtp            # under ten minutes on two cores
     python scripts/train_demo_mtp.py --out build/demo-mtp --measure  # only measure what is there
-    python scripts/train_demo_mtp.py --out /tmp/tiny --smoke         # seconds, to see that it runs
+    python scripts/train_demo_mtp.py --out /tmp/tiny --smoke         # a minute, to see that it runs
 
 The head reads the base's last hidden state after its final norm and the next token, and predicts
 the token after that. For further tokens its own normed output replaces the hidden state; training

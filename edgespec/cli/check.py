@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from edgespec.pairing.check_result import Report
 
 REFUSED = 3
-LEVEL_WIDTH, TOPIC_WIDTH = 9, 14
+LEVEL_WIDTH, TOPIC_WIDTH = 9, 16
 
 
 @click.command("check", cls=EdgeCommand)

@@ -193,6 +193,7 @@ def command(
         golden=not no_golden,
         update=update,
         check_method=partial(check_method, config),
+        has_drafter=settings["drafter"] is not None or not needs_draft(config),
     )
     with ExitStack() as stack:
         with Steps() as steps:
@@ -229,6 +230,11 @@ def check_method(config: Configured, method: str | None) -> None:
         from edgespec.runtime.speculative_config import of_engine
 
         of_engine(config.config, method, "the pair")
+
+
+def needs_draft(config: Configured) -> bool:
+    """Whether a speculative_config, or its absence, leaves drafting to a draft."""
+    return config.config is None or config.config.needs_engine
 
 
 def said_once(flag: str, given: T | None, configured: T | None) -> T | None:

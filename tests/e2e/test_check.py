@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.cli.check import TOPIC_WIDTH
+from edgespec.pairing.table import PAIRINGS
 from tests import toys
 from tests.e2e.workshop import Cli, cli
 from tests.lossless.pairs import agree
@@ -27,7 +29,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_pair_that_fits_ends_with_zero(shop: Path, cli: Cli) -> None:
     done = cli("check", shop / "base", shop / "dflash")
     assert done.code == 0
-    assert "ok       tokenizer     the base's, 256 ids" in done.out
+    assert "ok       tokenizer       the base's, 256 ids" in done.out
     assert done.out.splitlines()[-1] == "DFlash: fits"
 
 
@@ -109,3 +111,8 @@ def test_probe_s_text_must_be_there_and_be_asked_for(shop: Path, tmp_path: Path,
     (tmp_path / "short").write_text("one")
     done = cli("check", shop / "hybrid", "--probe", "--probe-text", tmp_path / "short")
     assert (done.code, "at least 16" in done.err) == (3, True)
+
+
+def test_each_topic_has_room_beside_what_was_found() -> None:
+    topics = {topic for row in PAIRINGS.values() for topic, _ in row.checks}
+    assert max(map(len, topics)) < TOPIC_WIDTH

@@ -209,6 +209,8 @@ def test_another_base_is_refused_and_checked(pair: Path, tmp_path: Path, cli: Cl
     good = cli("check", pair / "base", pair / "modelopt", "--probe", "--json")
     topics = {r["topic"]: r["level"] for r in json.loads(good.out)["results"]}
     assert topics["hidden size"] == topics["head"] == topics["embedding"] == "ok"
+    copied = cli("check", pair / "base", pair / "draft", "--allow-pickle").out
+    assert "the draft's own; export leaves it out where it equals the base's" in copied
 
 
 def test_a_base_of_another_kind_of_draft_is_refused(pair: Path, tmp_path: Path, cli: Cli) -> None:

@@ -116,6 +116,7 @@ def test_each_kind_of_target_runs(
     assert (undrafted.out, "drafting" in undrafted.err) == (plain.out, False)
     named = cli("run", checkpoints / "base", "--drafter", "ngram", "--prompt", "a", *GREEDY)
     assert (named.out, "drafting a chain of n-gram matches" in named.err) == (plain.out, True)
+    assert "no draft was given" not in named.err
     made.clear()
     head = toys.make_qwen3_5(tmp_path / "head", layers=4)
     drafted = cli("run", head, "--prompt", "a", *GREEDY)
