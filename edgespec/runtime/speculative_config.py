@@ -77,7 +77,7 @@ def config_names() -> list[str]:
 
 def class_named(name: str) -> type[DecodingConfig]:
     """The class of a decoding type by its own name, such as AutoDecodingConfig, or by an alias that
-    stands for no values of keys. Raises AttributeError where there is none, with the nearest."""
+    sets no keys. Raises AttributeError where there is none, with the nearest."""
     what = f"module 'edgespec' has no attribute {name!r}"
     try:
         found, alias = class_of(name.removesuffix(CLASS), "edgespec")

@@ -122,8 +122,8 @@ def test_a_file_that_is_no_engine_is_refused_with_its_name(
 
 OPENED = [
     (1, CAPACITY + 1),
-    (3, CAPACITY + 61),
-]  # a plain engine verifies trees too: a tree of 60 and its root beside a full lane
+    (3, CAPACITY + 65),
+]  # a plain engine verifies trees too: a tree of 64 nodes beside a full lane
 
 
 @pytest.mark.parametrize(("lanes", "slots"), OPENED)
