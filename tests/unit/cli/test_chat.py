@@ -126,6 +126,7 @@ class Told:
             token_bytes=lambda token: bytes([token]),
             knows_thinking=lambda: False,
             token_id=lambda token: None,
+            token=str,
         )
     )
     plans: list[DraftPlan | Plain] = field(default_factory=list)
