@@ -180,7 +180,7 @@ def summarize(
     edgespec eval summarize --engine-dir engines --dataset articles.jsonl --spec-decode
     edgespec eval summarize --engine-dir engines --dataset articles.jsonl --hf-model-dir Qwen3-0.6B
     edgespec eval summarize --engine-dir engines --dataset articles.jsonl --spec-decode \\
-        --eagle-posterior-threshold 0.09 --temperature 0.7 --compare-quality
+        --acceptance rejection --temperature 0.7 --compare-quality
     """
     sizes = (spec_draft_top_k, spec_draft_step, spec_verify_size)
     tree, keys = tree_of(ctx, sizes), keys_of(ctx)
