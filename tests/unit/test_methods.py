@@ -33,7 +33,6 @@ EXCEPTIONS = {
     "cli/build.py": "flags of TensorRT Edge-LLM",
     "cli/check.py": "the flag --mtp, and examples in the help",
     "cli/draft_flags.py": "other names of flags, as TensorRT Edge-LLM has them",
-    "cli/eval.py": "an example in the help",
     "cli/export.py": "the flags of each method, and examples in the help",
     "cli/edgellm.py": "flags of TensorRT Edge-LLM that are refused by name",
     "cli/trtllm.py": "flags of TensorRT-LLM's scripts",
