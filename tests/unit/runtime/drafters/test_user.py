@@ -774,7 +774,6 @@ class Unreadable:
         {"then": spoiling},
         {"then": miscounting},
     ],
-    ids=str,
 )
 def test_rubbish_around_drafts_costs_drafts_alone(settings: dict[str, Any]) -> None:
     class Bad(Lookup):
