@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,16 +27,24 @@ SECOND = RNG.normal(0, 1.2, (V, V)).astype(np.float32)  # row t: logits after to
 DRAFT_FIRST = RNG.normal(0, 1.2, V).astype(np.float32)
 DRAFT_SECOND = RNG.normal(0, 1.2, (V, V)).astype(np.float32)
 
-Setting = dict[str, float]
+Setting = dict[str, Any]
 Rule = Callable[[DraftTree, np.ndarray, Sampler, Sequence[int]], AcceptResult]
 
 
-def law(logits: np.ndarray, setting: Setting) -> np.ndarray:
-    """The probabilities [V] of a setting, written plainly: temperature, top-k, top-p."""
-    p = torch.from_numpy(logits.astype(np.float64) / setting["temperature"]).softmax(0).numpy()
+def law(logits: np.ndarray, setting: Setting, before: Sequence[int] = BEFORE) -> np.ndarray:
+    """The probabilities [V] of a setting behind `before`, written plainly: logit bias, repetition
+    penalty, temperature, top-k, top-p, min-p."""
+    row = logits.astype(np.float64)
+    for token, bias in setting.get("logit_bias", {}).items():
+        row[token] += bias
+    penalty = setting.get("repetition_penalty", 1.0)
+    for token in set(before):
+        row[token] = row[token] / penalty if row[token] > 0 else row[token] * penalty
+    p = torch.from_numpy(row / setting["temperature"]).softmax(0).numpy()
     order = np.argsort(-p)[: int(setting.get("top_k", 0)) or len(p)]
     p = p[order] / p[order].sum()
     kept = np.concatenate([[True], np.cumsum(p)[:-1] < setting.get("top_p", 1.0)])
+    kept &= p >= setting.get("min_p", 0.0) * p[0]
     out = np.zeros(len(logits))
     out[order[kept]] = p[kept] / p[kept].sum()
     return out
@@ -61,6 +70,16 @@ def drawn_chain(sampler: Sampler, *, keep_distributions: bool = True) -> DraftTr
         np.array([-1, 0, 1]),
         drawn_from=drawn if keep_distributions else None,
     )
+
+
+def reduced_chain(sampler: Sampler) -> DraftTree:
+    """Two drafts, drawn from a vocabulary of the draft's own: three of the base's tokens."""
+    ids = np.array([3, 0, 2])
+    draws = DraftSampler(sampler, BEFORE, V)
+    first, q1 = draws.draw(DRAFT_FIRST[ids], ids=ids)
+    second, q2 = draws.draw(DRAFT_SECOND[first][ids], [first], ids)
+    drawn = [None, q1, q2]
+    return DraftTree(np.array([PENDING, first, second]), np.array([-1, 0, 1]), drawn_from=drawn)
 
 
 def two_tokens(rule: Rule, sampler: Sampler, drafted: DraftTree) -> tuple[int, int]:
@@ -92,4 +111,5 @@ def p_value(pairs: Sequence[tuple[int, int]], wanted: np.ndarray) -> float:
 
 def joint(setting: Setting) -> np.ndarray:
     """[V, V]: the probabilities of two tokens by plain sampling."""
-    return law(FIRST, setting)[:, None] * np.stack([law(row, setting) for row in SECOND])
+    second = [law(row, setting, [*BEFORE, token]) for token, row in enumerate(SECOND)]
+    return law(FIRST, setting)[:, None] * np.stack(second)

@@ -29,6 +29,7 @@ from tests.unit.runtime.acceptance.rules import (
     law,
     logits_of,
     p_value,
+    reduced_chain,
     tree,
     two_tokens,
 )
@@ -38,6 +39,14 @@ SETTINGS: list[Setting] = [
     {"temperature": 1.0},
     {"temperature": 0.6, "top_k": 3},
     {"temperature": 1.4, "top_k": 4, "top_p": 0.8},
+    {
+        "temperature": 1.3,
+        "top_k": 4,
+        "top_p": 0.95,
+        "min_p": 0.05,
+        "repetition_penalty": 1.3,
+        "logit_bias": {0: 0.7, 3: -0.4},
+    },
 ]
 BEST = int(np.argmax(DRAFT_FIRST))
 
@@ -66,7 +75,13 @@ def nothing(sampler: Sampler) -> DraftTree:
     return DraftTree.root_only(PENDING)
 
 
-DRAFTS = {"drawn": drawn_chain, "greedy": greedy_chain, "tree": greedy_tree, "none": nothing}
+DRAFTS = {
+    "drawn": drawn_chain,
+    "reduced": reduced_chain,
+    "greedy": greedy_chain,
+    "tree": greedy_tree,
+    "none": nothing,
+}
 
 
 def pairs(accept: Rule, name: str, setting: Setting, draws: int = DRAWS) -> list[tuple[int, int]]:
@@ -166,9 +181,10 @@ def test_drafts_are_drawn_from_the_warped_distribution_that_they_name(setting: S
         first, q = draws.draw(DRAFT_FIRST)
         np.testing.assert_allclose(q.of(np.arange(V)), law(DRAFT_FIRST, setting), atol=1e-9)
         second, q = draws.draw(DRAFT_SECOND[first], [first])
-        np.testing.assert_allclose(q.of(np.arange(V)), law(DRAFT_SECOND[first], setting), atol=1e-9)
+        wanted = law(DRAFT_SECOND[first], setting, [*BEFORE, first])
+        np.testing.assert_allclose(q.of(np.arange(V)), wanted, atol=1e-9)
         drawn.append((first, second))
-    rows = np.stack([law(row, setting) for row in DRAFT_SECOND])
+    rows = np.stack([law(row, setting, [*BEFORE, t]) for t, row in enumerate(DRAFT_SECOND)])
     assert p_value(drawn, law(DRAFT_FIRST, setting)[:, None] * rows) > SUSPICIOUS
 
 
