@@ -193,11 +193,12 @@ def test_quantized_checkpoint_drafts_as_well(shop: Path, tmp_path: Path, cli: Cl
 
 @pytest.mark.parametrize("decoding_type", ["Draft_Target", "DraftTarget"])
 def test_speculative_config_names_it_as_tensorrt_llm_does(
-    onnx: Path, tmp_path: Path, cli: Cli, decoding_type: str
+    shop: Path, onnx: Path, tmp_path: Path, cli: Cli, decoding_type: str
 ) -> None:
     for part in ("llm", "draft_model"):
         cli("build", "--onnx-dir", onnx / part, "--engine-dir", tmp_path, *SIZES)
-    config = {"decoding_type": decoding_type, "max_draft_len": 2, "speculative_model": "draft"}
+    draft = str(shop / "draft")
+    config = {"decoding_type": decoding_type, "max_draft_len": 2, "speculative_model": draft}
     with edgespec.load(tmp_path, speculative_config=config) as engine:
         sampling = edgespec.SamplingParams(temperature=0, max_generate_length=12)
         drafted = engine.generate("one two", sampling)

@@ -184,8 +184,10 @@ def test_n_grams_draft_no_trees(cli: Cli, engines: Path) -> None:
     assert (done.code, "n-grams draft chains, and no trees" in done.err) == (3, True), done.err
 
 
-def test_length_of_a_tree_that_is_none_names_the_flag_of_chains(cli: Cli, engines: Path) -> None:
-    words = ["--drafter", "ngram", "--max-draft-len", "4"]
+def test_tree_of_a_drafter_that_makes_none_names_the_flag_of_chains(
+    cli: Cli, engines: Path
+) -> None:
+    words = ["--drafter", "ngram", "--eagle-choices", "[[0], [1]]"]
     done = cli("infer", "--engine-dir", engines, "--prompt", "Hi", *words)
     assert done.code == 3
     assert "a static tree was asked for, and this drafter makes none" in done.err

@@ -168,7 +168,7 @@ DYNAMIC = ("--eagle-use-dynamic-tree", "--eagle-dynamic-tree-max-top-k", 3)
         (
             ("--eagle-choices", CHOICES, "--max-non-leaves-per-layer", 1),
             REFUSED,
-            ["2 nodes with children at depth 1", "--max-non-leaves-per-layer to 2"],
+            ["2 nodes with children at depth 1", "max_non_leaves_per_layer to 2"],
         ),
         (("--eagle-choices", CHOICES, "--max-draft-len", 6), REFUSED, ["7 nodes"]),
         (
