@@ -370,10 +370,10 @@ def test_memory_that_runs_out_while_loading_is_one_error_with_a_remedy(
 def test_thread_that_cannot_be_had_is_one_error_with_a_remedy(
     engines: Path, tmp_path: Path
 ) -> None:
+    """The stack that it asks for is larger than one that a thread has left behind."""
     place = "edgespec.cli.signals:Stopper.__enter__"
-    assert_out_of_memory(
-        happening(place, 1, LIMITED.format(more=0), *infer(engines / "one", tmp_path)), tmp_path
-    )
+    code = LIMITED.format(more=0) + "import threading; threading.stack_size(1 << 28)"
+    assert_out_of_memory(happening(place, 1, code, *infer(engines / "one", tmp_path)), tmp_path)
 
 
 def assert_out_of_memory(found: Outcome, tmp_path: Path) -> None:
