@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from edgespec.cli.signals import Stopper
 from edgespec.evaluation import summarize
 from edgespec.runtime.engine import Engine
 from tests.e2e.workshop import Cli, cli
@@ -154,15 +156,22 @@ def test_other_tokenizer_is_refused(cli: Cli, pair: Path, tmp_path: Path) -> Non
 def test_what_is_done_is_kept_when_it_is_stopped(
     cli: Cli, pair: Path, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    serve = Engine.serve
+    serve, enter, stoppers = Engine.serve, Stopper.__enter__, list[Stopper]()
 
     def stopped(self: Engine, *args: Any) -> Any:
         for number, item in enumerate(serve(self, *args)):
             yield item
             if number == 8:
                 signal.raise_signal(signal.SIGINT)
+                while not stoppers[-1]():  # a thread takes notice of the signal
+                    os.sched_yield()
+
+    def entered(self: Stopper) -> Stopper:
+        stoppers.append(self)
+        return enter(self)
 
     monkeypatch.setattr(Engine, "serve", stopped)
+    monkeypatch.setattr(Stopper, "__enter__", entered)
     output = tmp_path / "out.json"
     command = ("eval", "summarize", "--engine-dir", pair / "engines", "--dataset", dataset)
     shown = cli(*command, *LENGTHS, "--output-file", output)
