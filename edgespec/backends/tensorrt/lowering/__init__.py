@@ -14,7 +14,15 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from edgespec.backends.rewriting import require
 from edgespec.backends.tensorrt.contract import lowered_contract
-from edgespec.backends.tensorrt.lowering import conditionals, masks, native, precision
+from edgespec.backends.tensorrt.lowering import (
+    conditionals,
+    indexing,
+    loops,
+    masks,
+    native,
+    precision,
+    quantization,
+)
 from edgespec.backends.tensorrt.target import Dialect, Target
 from edgespec.contract import GraphContract, TensorSpec
 
@@ -22,8 +30,14 @@ Pass = Callable[[ir.Model, Target], None]
 
 # Structure first; `precision` comes last: it gives types to what all others have made
 PASSES: dict[Dialect, tuple[Pass, ...]] = {
-    Dialect.NATIVE: (conditionals.apply, native.apply, masks.apply, precision.apply),
-    Dialect.PORTABLE: (conditionals.apply, precision.apply),
+    Dialect.NATIVE: (
+        *(conditionals.apply, indexing.apply, loops.apply),
+        *(native.apply, masks.apply, quantization.apply, precision.apply),
+    ),
+    Dialect.PORTABLE: (
+        *(conditionals.apply, indexing.apply, loops.apply),
+        *(quantization.apply, precision.apply),
+    ),
 }
 DTYPES = {
     "float32": ir.DataType.FLOAT,

@@ -94,6 +94,10 @@ class Typing:
 
     def type_node(self, node: ir.Node) -> None:
         """Let the inputs of a node have its type, and its outputs be declared of it."""
+        if node.domain:  # `quantization` has declared what it makes
+            if required(node.inputs[0]).dtype in FLOATS:
+                self.unify(node, [0], self.compute)
+            return
         if node.inputs and all(value is None or self.is_constant(value) for value in node.inputs):
             self.constants.update(node.outputs)  # of a weight: its reader says which type
             declare(node, own_type(node))
@@ -182,7 +186,7 @@ class Typing:
         if node.op_type == "Transpose":
             source = self.as_type(required(node.inputs[0]), dtype, before)
             return self.again(node, [source], dtype, before, dict(node.attributes))
-        if node.op_type == "DequantizeLinear":
+        if node.op_type == "DequantizeLinear" and KEEP_PRECISION not in node.metadata_props:
             return self.dequantized(node, dtype, before)
         return self.cast_of(value, dtype, before)
 
@@ -264,5 +268,7 @@ def check_types(graph: ir.Graph) -> None:
     """ContractError where the floating-point inputs of a node have several types, as in no strongly
     typed network."""
     for node in graph:
+        if node.domain:
+            continue  # its scale is float32 beside any type
         found = {value.dtype for value in node.inputs if value and value.dtype in FLOATS}
         require(len(found) <= 1, node, "inputs of one type")
