@@ -16,11 +16,14 @@ from edgespec.backends.rewriting import require
 from edgespec.backends.tensorrt.contract import lowered_contract
 from edgespec.backends.tensorrt.lowering import (
     conditionals,
+    indexing,
+    loops,
     masks,
     native,
     opset,
     portable,
     precision,
+    quantization,
 )
 from edgespec.backends.tensorrt.target import Dialect, Target
 from edgespec.contract import GraphContract, TensorSpec
@@ -29,13 +32,13 @@ Pass = Callable[[ir.Model, Target], None]
 
 # Structure first; then `precision`, which gives types to what all others have made
 PASSES: dict[Dialect, tuple[Pass, ...]] = {
-    Dialect.NATIVE: (conditionals.apply, native.apply, masks.apply, precision.apply),
+    Dialect.NATIVE: (
+        *(conditionals.apply, indexing.apply, loops.apply),
+        *(native.apply, masks.apply, quantization.apply, precision.apply),
+    ),
     Dialect.PORTABLE: (
-        conditionals.apply,
-        masks.apply,
-        portable.apply,
-        precision.apply,
-        opset.apply,
+        *(conditionals.apply, indexing.apply, loops.apply),
+        *(masks.apply, portable.apply, quantization.apply, precision.apply, opset.apply),
     ),
 }
 DTYPES = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 from onnx import defs
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from edgespec.backends.rewriting import require
 from edgespec.backends.tensorrt.target import Target
@@ -18,6 +19,7 @@ LOWEST = 20  # what TensorRT 10.0's parser, the oldest that reads these graphs, 
 def apply(model: ir.Model, target: Target) -> None:
     """Declare the opset. ContractError for an operator that no opset up to the graph's own has."""
     del target  # the same for each
+    RemoveUnusedNodesPass()(model)  # what nobody reads needs nothing
     declared = model.graph.opset_imports[""]
     needed = [opset_of(node, declared) for node in model.graph.all_nodes() if node.domain == ""]
     model.graph.opset_imports[""] = max([LOWEST, *needed])
