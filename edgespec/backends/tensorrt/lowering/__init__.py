@@ -22,6 +22,7 @@ from edgespec.backends.tensorrt.lowering import (
     native,
     precision,
     quantization,
+    recurrence,
 )
 from edgespec.backends.tensorrt.target import Dialect, Target
 from edgespec.contract import GraphContract, TensorSpec
@@ -31,11 +32,11 @@ Pass = Callable[[ir.Model, Target], None]
 # Structure first; `precision` comes last: it gives types to what all others have made
 PASSES: dict[Dialect, tuple[Pass, ...]] = {
     Dialect.NATIVE: (
-        *(conditionals.apply, indexing.apply, loops.apply),
+        *(conditionals.apply, indexing.apply, loops.apply, recurrence.apply),
         *(native.apply, masks.apply, quantization.apply, precision.apply),
     ),
     Dialect.PORTABLE: (
-        *(conditionals.apply, indexing.apply, loops.apply),
+        *(conditionals.apply, indexing.apply, loops.apply, recurrence.apply),
         *(quantization.apply, precision.apply),
     ),
 }
