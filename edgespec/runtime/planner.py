@@ -88,7 +88,7 @@ class Planner:
     def of_tree(self, tree: TreeSpec, limits: PlanLimits) -> DraftPlan:
         """`by_tree`, within limits that are known."""
         try:
-            plan = tree.plan(self.config.limits.verify_tree_size)
+            plan = tree.plan(self.config.limits.verify_tree_size, limits.max_levels)
         except EdgeSpecError:
             limits.check(SMALLEST_TREE)  # what a drafter does not make at all is said first
             raise

@@ -21,6 +21,10 @@ GUIDE_VERIFY_SIZE = 60
 class PlanLimits(Protocol):
     """What a base and a drafter can take; a method's row in DRAFTERS makes it."""
 
+    @property
+    def max_levels(self) -> int | None:
+        """Levels that the draft has by its make, such as heads; None where it goes on and on."""
+
     def plan(
         self, top_k: int | None, steps: int | None, verify_size: int | None, hints: PlanHints
     ) -> DraftPlan:
@@ -34,8 +38,9 @@ class PlanLimits(Protocol):
 class TreeSpec(Protocol):
     """A tree that is asked for by a method's own options; they make the plan."""
 
-    def plan(self, max_verify_tree_size: int) -> DraftPlan:
-        """The plan for a base that verifies so many nodes. Raises OptionError and LimitError."""
+    def plan(self, max_verify_tree_size: int, max_levels: int | None = None) -> DraftPlan:
+        """The plan for a base that verifies so many nodes and a draft of so many levels, None for
+        any number. Raises OptionError and LimitError."""
 
 
 SMALLEST_TREE = StaticPlan.of([[0]])
@@ -50,6 +55,11 @@ class TreeLimits:
     max_draft_tree_size: int | None = None
     draft_vocab_size: int | None = None
     static_trees: bool = False  # whether the drafter makes the tree of a StaticPlan
+
+    @property
+    def max_levels(self) -> int | None:
+        """None: each level follows from the one before."""
+        return None
 
     def plan(
         self, top_k: int | None, steps: int | None, verify_size: int | None, hints: PlanHints

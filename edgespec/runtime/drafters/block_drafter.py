@@ -215,6 +215,11 @@ class BlockLimits:
         """Tokens that a whole block drafts."""
         return self.block_size - self.first_slot
 
+    @property
+    def max_levels(self) -> int:
+        """Those of a whole block."""
+        return self.levels
+
     def plan(
         self, top_k: int | None, steps: int | None, verify_size: int | None, hints: PlanHints
     ) -> BlockPlan:

@@ -76,9 +76,10 @@ class EagleOptions(DrafterOptions):
             what = "dynamic_tree_max_topK is for dynamic trees, and none was asked for"
             raise OptionError(what, "Add use_dynamic_tree (--eagle-use-dynamic-tree).")
 
-    def plan(self, max_verify_tree_size: int) -> DraftPlan:
-        """The plan for a base that verifies so many nodes. Raises LimitError for a tree that
-        the other keys do not allow."""
+    def plan(self, max_verify_tree_size: int, max_levels: int | None = None) -> DraftPlan:
+        """The plan for a base that verifies so many nodes, and a draft of any number of levels.
+        Raises LimitError for a tree that the other keys do not allow."""
+        del max_levels
         if self.use_dynamic_tree:
             return self.dynamic_plan(max_verify_tree_size)
         return self.static_plan()
@@ -226,11 +227,11 @@ class EagleTree:
 
     options: EagleOptions
 
-    def plan(self, max_verify_tree_size: int) -> DraftPlan:
+    def plan(self, max_verify_tree_size: int, max_levels: int | None = None) -> DraftPlan:
         """The plan for a base that verifies so many nodes. Raises OptionError and LimitError."""
         options, width = self.options, self.options.dynamic_tree_max_topK
         if options.use_dynamic_tree and options.max_draft_len is None and width is not None:
             nodes = width * (options.num_eagle_layers or NUM_EAGLE_LAYERS)
             most = max(1, min(nodes, max_verify_tree_size - 1))
             options = replace(options, max_draft_len=most)
-        return options.plan(max_verify_tree_size)
+        return options.plan(max_verify_tree_size, max_levels)

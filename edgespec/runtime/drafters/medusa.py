@@ -196,6 +196,11 @@ class HeadLimits:
     num_heads: int
     vocab_size: int
 
+    @property
+    def max_levels(self) -> int:
+        """Each head drafts one."""
+        return self.num_heads
+
     def plan(
         self, top_k: int | None, steps: int | None, verify_size: int | None, hints: PlanHints
     ) -> CartesianPlan:
@@ -276,10 +281,16 @@ class MedusaOptions(DrafterOptions):
         None, "Nodes of the tree at most, without the root.", low=1, high=MAX_NODES
     )
 
-    def plan(self, max_verify_tree_size: int) -> StaticPlan:
-        """The plan of the tree, whatever the base verifies."""
+    def plan(self, max_verify_tree_size: int, max_levels: int | None = None) -> StaticPlan:
+        """The plan of the tree, whatever the base verifies. Raises LimitError for more heads than
+        there are."""
         del max_verify_tree_size
         heads, most = self.num_medusa_heads, self.max_draft_len
+        if heads is not None and max_levels is not None and heads > max_levels:
+            there = counted(max_levels, "Medusa head")
+            what = f"num_medusa_heads {heads}, and the draft has {there}"
+            remedy = f"Set it to {max_levels} or less, or leave it out: the choices say how many"
+            raise LimitError(what, f"{remedy} draft.")
         chosen = StaticPlan.of(cast(Choices | None, self.medusa_choices) or NAMED[DEFAULT])
         if self.medusa_choices is None and heads is not None:
             chosen = chosen.within(heads, 1 + len(chosen.choices))

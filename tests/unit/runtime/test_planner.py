@@ -60,6 +60,27 @@ def test_a_method_of_trees_drafts_chains_where_only_they_will_do(how: dict[str, 
     assert narrow.by_sizes() == DraftPlan(1, 5, 6)
 
 
+def test_heads_are_those_of_the_draft_whoever_asks_for_them() -> None:
+    """By flags, by a file's block and by a request's or a caller's config."""
+    from edgespec.runtime.drafters.medusa import HeadLimits, MedusaOptions
+
+    draft = SimpleNamespace(limits=lambda config: HeadLimits(64, 3, 1000))
+    drafting = SimpleNamespace(of=lambda drafter, options: draft)
+    keys: dict[str, Any] = {"medusa_choices": [[0], [0, 0]], "num_medusa_heads": 4}
+    config, _ = read_config({"decoding_type": "Medusa", **keys})
+    assert config is not None
+    of_file = planner(drafting=drafting, speculative_config=config)
+    asked = [
+        lambda: of_file.by_tree(MedusaOptions(**keys)),
+        of_file.by_sizes,
+        lambda: planner(drafting=drafting).by_config(config),
+    ]
+    for plan in asked:
+        with pytest.raises(LimitError, match="num_medusa_heads 4, and the draft has 3") as error:
+            plan()
+        assert "Set it to 3 or less" in error.value.remedy
+
+
 def test_a_config_s_own_rule_counts_where_a_request_brings_one() -> None:
     config, _ = read_config(
         {"decoding_type": "Suffix", "max_draft_len": 5, "use_rejection_sampling": True}
