@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import io
 import json
+import re
 import runpy
 import shutil
 import subprocess
@@ -25,6 +26,7 @@ from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import open_checkpoint
 from edgespec.config import ModelConfig
 from edgespec.export.components import ExportOptions, export
+from edgespec.methods import METHODS
 from edgespec.methods.base import HeadSizes
 from edgespec.methods.block_draft import BlockDraftConfig
 from edgespec.methods.dspark import DSparkConfig, Heads, head_words
@@ -106,6 +108,25 @@ def test_demo_says_how_long_the_training_of_a_missing_draft_takes_before_it_begi
     monkeypatch.setitem(the_draft.__globals__, "EAGLE1", path)
     assert the_draft() == path
     assert [line[-3:] for line in lines] == [[str(path), "--prompts", "0"]]
+
+
+def test_demo_and_measurements_know_every_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft that is not committed has a script that trains it, and torch is installed for it."""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    pairs = importlib.import_module("demo_pairs").PAIRS
+    demo = runpy.run_path(str(ROOT / "scripts" / "demo.py"), run_name="demo")["METHODS"]
+    assert set(pairs) == set(demo) == set(METHODS)
+    line = next(x for x in (ROOT / "Makefile").read_text().splitlines() if x.startswith("demo:"))
+    (trained,) = re.findall(r"\$\(filter ([a-z0-9_ ]+),", line)
+    build = ROOT / "build"
+    needed = {
+        name: [model.name for model, _ in pair.exports if model.is_relative_to(build)]
+        for name, pair in pairs.items()
+    }
+    assert set(trained.split()) == {name for name, models in needed.items() if models}
+    for (model,) in filter(None, needed.values()):
+        script = model.replace("-", "_")
+        assert (ROOT / "scripts" / f"train_{script}.py").is_file(), model
 
 
 def test_committed_pair_is_small_and_what_it_says() -> None:
