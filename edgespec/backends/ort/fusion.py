@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from edgespec.backends.ort import matmul_nbits
-from edgespec.backends.ort.nodes import Constants
+from edgespec.backends.rewriting import Constants
 
 # Of SkipSimplifiedLayerNormalization: normed, two that are not asked for, and the sum
 SUM, NUM_OUTPUTS = 3, 4

@@ -15,7 +15,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgespec.backends.ort.nodes import Constants, Nodes, probe_graph, run_probe
+from edgespec.backends.ort.probe import probe_graph, run_probe
+from edgespec.backends.rewriting import Constants, Nodes
 from edgespec.errors import BuildError
 from edgespec.quantized import QuantizedWeight
 

@@ -20,13 +20,22 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from edgespec.backends.canonical_attention import AttentionParts, canonical_attentions, head_shape
 from edgespec.backends.ort.data_layout import AnyWeight
 from edgespec.backends.ort.fusion import fuse_residuals
 from edgespec.backends.ort.matmul_nbits import MICROSOFT
-from edgespec.backends.ort.nodes import Constants, name_outputs
 from edgespec.backends.ort.options import FP32, WeightFormat
 from edgespec.backends.ort.weights import lower_weights
-from edgespec.errors import ContractError
+from edgespec.backends.rewriting import (
+    Constants,
+    count,
+    drop_input,
+    name_outputs,
+    producer,
+    replace_output,
+    require,
+    required,
+)
 
 
 @dataclass(frozen=True)
@@ -67,42 +76,6 @@ def lower(
 
 
 # ---- attention
-
-
-def canonical_attentions(graph: ir.Graph) -> list[ir.Node]:
-    """The Attention nodes. ContractError where one does not read what both forms rely on: the mask,
-    and a cache written row by row."""
-    inputs = {value.name: value for value in graph.inputs}
-    nodes = [n for n in graph if n.op_type == "Attention" and n.domain == ""]
-    for node in nodes:
-        check_attention(node, inputs)
-        for value in node.inputs[1:3]:
-            check_cache(producer(required(value), "TensorScatter", node))
-    return nodes
-
-
-def check_attention(node: ir.Node, inputs: dict[str | None, ir.Value]) -> None:
-    """ContractError for what GroupQueryAttention has no input for: another mask, softcap, a second
-    output."""
-    masks = (inputs["attention_mask"], inputs.get("sliding_attention_mask"))
-    require(len(node.inputs) == 4 and node.inputs[3] in masks, node, "attention_mask as its mask")
-    require(set(node.attributes) == {"scale"}, node, "no attribute but scale")
-    require(node.attributes["scale"].as_float() == 1.0, node, "scale 1.0")
-    require(len(node.outputs) == 1, node, "one output")
-
-
-def check_cache(node: ir.Node) -> None:
-    """ContractError unless rows go in one after the other from write_indices on."""
-    write = node.inputs[2] if len(node.inputs) == 3 else None
-    require(write is not None and write.name == "write_indices", node, "write_indices as its index")
-    require(
-        "axis" not in node.attributes or node.attributes["axis"].as_int() == -2, node, "axis -2"
-    )
-    require(
-        "mode" not in node.attributes or node.attributes["mode"].as_string() == "linear",
-        node,
-        "mode linear",
-    )
 
 
 def group_attention(graph: ir.Graph, attentions: list[ir.Node]) -> None:
@@ -152,39 +125,6 @@ def shared_inputs(graph: ir.Graph, mask: ir.Value) -> Shared:
     first = graph[0]
     graph.insert_before(first, nodes)
     return Shared(bias.outputs[0], last.outputs[0], total.outputs[0])
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionParts:
-    """The nodes around a canonical Attention that GroupQueryAttention takes the place of."""
-
-    node: ir.Node
-    scale: float  # of the queries
-    q_rope: ir.Node
-    k_rope: ir.Node
-    v_transpose: ir.Node  # [B, S, N, D] -> [B, N, S, D]
-    k_scatter: ir.Node
-    v_scatter: ir.Node
-    flat: ir.Node  # the Reshape of the output to [B, S, N*D]
-
-    @classmethod
-    def of(cls, node: ir.Node) -> AttentionParts:
-        """The parts around an Attention in the form that export writes. ContractError otherwise."""
-        q, key, value, _ = (required(v) for v in node.inputs[:4])
-        scaled = producer(q, "Mul", node)
-        k_scatter = producer(key, "TensorScatter", node)
-        v_scatter = producer(value, "TensorScatter", node)
-        transposed = only_user(node.outputs[0], "Transpose", node)
-        return cls(
-            node=node,
-            scale=scalar(scaled.inputs[1], node),
-            q_rope=producer(required(scaled.inputs[0]), "RotaryEmbedding", node),
-            k_rope=producer(required(k_scatter.inputs[1]), "RotaryEmbedding", node),
-            v_transpose=producer(required(v_scatter.inputs[1]), "Transpose", node),
-            k_scatter=k_scatter,
-            v_scatter=v_scatter,
-            flat=only_user(transposed.outputs[0], "Reshape", node),
-        )
 
 
 def replace_attention(graph: ir.Graph, node: ir.Node, shared: Shared) -> None:
@@ -262,90 +202,7 @@ def rotated(make: NodesBefore, rope: ir.Node, label: str) -> tuple[ir.Value, int
     return node.outputs[0], heads
 
 
-def head_shape(node: ir.Node, where: ir.Node) -> tuple[int, int]:
-    """(N, D) of a value [B, S, N, D]: read off the Reshape that split the heads, through a head
-    norm if there is one, and through the Split of a gated head into query and gate."""
-    if node.op_type == "RMSNormalization":
-        node = producer(required(node.inputs[0]), None, where)
-    parts = 1
-    if node.op_type == "Split":
-        parts, node = len(node.outputs), producer(required(node.inputs[0]), "Reshape", where)
-    require(node.op_type == "Reshape", where, "heads split by a Reshape")
-    shape = required(node.inputs[1]).const_value
-    require(shape is not None and shape.size == 4, where, "heads split into four dimensions")
-    assert shape is not None
-    _, _, heads, dim = shape.numpy().tolist()
-    return heads, dim // parts
-
-
-# ---- small things
-
-
-def required(value: ir.Value | None) -> ir.Value:
-    """The value itself; ContractError where it is None."""
-    if value is None:
-        raise ContractError(
-            "a node lacks an input", "Export the checkpoint again with this version."
-        )
-    return value
-
-
-def require(holds: bool, node: ir.Node, what: str) -> None:
-    """ContractError that lowering needs `what` at this node, unless it holds."""
-    if not holds:
-        raise ContractError(
-            f"{node.name}: lowering needs {what}",
-            "The graph was not written by this version: export it again.",
-        )
-
-
-def scalar(value: ir.Value | None, where: ir.Node) -> float:
-    """The value of a positive constant. ContractError otherwise: GroupQueryAttention takes a scale
-    of zero for none."""
-    constant = required(value).const_value
-    require(
-        constant is not None and constant.size == 1 and float(constant.numpy()) > 0,
-        where,
-        "a constant scale",
-    )
-    assert constant is not None
-    return float(constant.numpy())
-
-
-def producer(value: ir.Value, op_type: str | None, where: ir.Node) -> ir.Node:
-    """The node that makes a value; ContractError where there is none or of another type."""
-    node = value.producer()
-    require(
-        node is not None and op_type in (None, node.op_type),
-        where,
-        f"{value.name} made by {op_type or 'a node'}",
-    )
-    assert node is not None
-    return node
-
-
-def only_user(value: ir.Value, op_type: str, where: ir.Node) -> ir.Node:
-    """The one node that reads a value; ContractError where there are more or of another type."""
-    users = [node for node, _ in value.uses()]
-    require(
-        len(users) == 1 and users[0].op_type == op_type, where, f"its output read by one {op_type}"
-    )
-    return users[0]
-
-
-def replace_output(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
-    """Let `new` be the graph output that `old` was, by name, shape and type."""
-    index = next(i for i, value in enumerate(graph.outputs) if value is old)
-    new.name, old.name = old.name, f"{old.name}/canonical"
-    new.shape, new.type = old.shape, old.type
-    graph.outputs[index] = new
-
-
-def drop_input(graph: ir.Graph, name: str) -> None:
-    """Remove a graph input that no node reads; ContractError where one does."""
-    value = next(v for v in graph.inputs if v.name == name)
-    require(not value.uses(), graph[0], f"input {name} unused after the rewrites")
-    graph.inputs.remove(value)
+# ---- postconditions
 
 
 def check_grouped(graph: ir.Graph, num_layers: int) -> None:
@@ -376,8 +233,3 @@ def check_kept(graph: ir.Graph, num_layers: int) -> None:
         graph[0],
         "write_indices after the rewrites",
     )
-
-
-def count(graph: ir.Graph, op_type: str) -> int:
-    """How many nodes of the graph have this type."""
-    return sum(node.op_type == op_type for node in graph)

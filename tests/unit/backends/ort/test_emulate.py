@@ -16,7 +16,8 @@ from safetensors.numpy import load_file
 
 from edgespec.backends.ort import emulate
 from edgespec.backends.ort.emulate import FORMATS, Emulation, Rounding, prove
-from edgespec.backends.ort.nodes import Constants, Nodes, probe_graph, run_probe
+from edgespec.backends.ort.probe import probe_graph, run_probe
+from edgespec.backends.rewriting import Constants, Nodes
 from edgespec.contract import ACTIVATIONS, INPUT_SCALE, SCHEME
 from edgespec.errors import BuildError, ContractError
 from edgespec.schemes import SCHEMES
