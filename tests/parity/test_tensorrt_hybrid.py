@@ -27,7 +27,6 @@ from edgespec.contract import (
     present_names,
     state_names,
 )
-from edgespec.errors import ContractError
 from edgespec.export.components import ExportOptions
 from tests import made, toys
 from tests.parity.test_bases import random_tree
@@ -47,9 +46,7 @@ ROWS: dict[str, dict[str, Any]] = {
 
 
 def target(max_rows: int = MAX_ROWS) -> Target:
-    return Target(
-        dialect=Dialect.NATIVE, compute="float32", capacity=CAPACITY, max_rows=max_rows
-    )
+    return Target(dialect=Dialect.NATIVE, compute="float32", capacity=CAPACITY, max_rows=max_rows)
 
 
 def unrolled(model: ir.Model, max_rows: int = MAX_ROWS) -> None:
