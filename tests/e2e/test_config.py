@@ -160,7 +160,25 @@ REFUSED: list[tuple[str, int, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("text", "code", "said"), REFUSED)
+KEYS_OF_FLAGS: list[tuple[str, int, str]] = [
+    (
+        "exact: true\n" + EAGLE + "  dynamic_tree_max_topK: 2\n",
+        3,
+        (
+            "dynamic_tree_max_topK 2 drafts trees, and only chains are exact\n"
+            "  Set dynamic_tree_max_topK to 1, or leave exact out."
+        ),
+    ),
+    ("check_lossless: true", 2, "check_lossless means nothing without --spec-decode"),
+    (
+        "check_lossless: true\nacceptance: typical\n" + EAGLE,
+        3,
+        "check_lossless compares with plain decoding, and acceptance typical is LOSSY",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "code", "said"), [*REFUSED, *KEYS_OF_FLAGS])
 def test_what_cannot_be_is_refused_by_name(
     infer_with: Infer, text: str, code: int, said: str
 ) -> None:
