@@ -7,8 +7,9 @@ built, and not before: --help and `inspect` need none.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from edgespec.backends.base import (
     Backend,
@@ -37,8 +38,11 @@ NOT_RUN = "This version of edgespec builds engines of TensorRT and does not run 
 
 
 class TensorRTBackend(Backend):
-    """Engines of one of NVIDIA's two libraries."""
+    """Engines of TensorRT, which builds them on their own device."""
 
+    library: ClassVar[Library] = TENSORRT
+    name, title = TENSORRT.backend, TENSORRT.title
+    options = options_of(TENSORRT)
     suffixes = (".engine",)
     remedies = Remedies(
         mismatch="This version of the library, or this device, computes another result.",
@@ -46,11 +50,6 @@ class TensorRTBackend(Backend):
     )
     # A verified row costs little on a GPU until its arithmetic is full
     plan_hints = PlanHints(steps=5, block_nodes=16)
-
-    def __init__(self, library: Library) -> None:
-        self.library = library
-        self.name, self.title = library.backend, library.title  # type: ignore[misc]
-        self.options = options_of(library)  # type: ignore[misc]
 
     def parse_options(self, values: Mapping[str, OptionValue]) -> TensorRTOptions:
         """What the user chose; OptionError names a flag with a wrong value."""
@@ -145,13 +144,14 @@ class TensorRTBackend(Backend):
         )
 
     def contract(self, config: EngineConfig) -> GraphContract:
-        """The contract of an engine's graph; before it is built, of one in float16 with a slot."""
+        """The contract of an engine's graph with one slot; before it is built, of one in
+        float16."""
         canonical = canonical_contract(config.component.graph)
-        if not config.settings:
-            unknown = Target(dialect=Dialect.NATIVE, compute="float16", capacity=1, max_rows=1)
-            return lowered_contract(canonical, unknown)
-        settings = EngineSettings.read(config.settings, canonical, config.component.model)
-        return lowered_contract(canonical, settings.target)
+        target = Target(dialect=Dialect.NATIVE, compute="float16", capacity=1, max_rows=1)
+        if config.settings:
+            settings = EngineSettings.read(config.settings, canonical, config.component.model)
+            target = replace(settings.target, capacity=1)
+        return lowered_contract(canonical, target)
 
     def total_memory_bytes(self) -> int | None:
         """The memory of the CUDA device that is here; None where there is none: engines are for
@@ -172,5 +172,13 @@ class TensorRTBackend(Backend):
         )
 
 
-BACKEND = TensorRTBackend(TENSORRT)
-RTX_BACKEND = TensorRTBackend(RTX)
+class RtxBackend(TensorRTBackend):
+    """Engines of TensorRT-RTX, which compiles for RTX cards on any machine."""
+
+    library = RTX
+    name, title = RTX.backend, RTX.title
+    options = options_of(RTX)
+
+
+BACKEND = TensorRTBackend()
+RTX_BACKEND = RtxBackend()

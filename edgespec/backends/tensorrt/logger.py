@@ -31,12 +31,15 @@ def ignore(severity: str, text: str) -> None:
 
 @cache
 def logger_of(trt: Trt) -> Any:
-    """The logger of this process, made when it is first asked for. Its `sink` gets each line."""
+    """The logger of this process, made when it is first asked for. Its `sink` gets each line, and
+    what stands in `kept` lives as long as the process: the library keeps bare pointers to recorders
+    and monitors, and uses them even as its own objects end."""
 
     class Logger(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.sink: Sink = ignore
+            self.kept: list[object] = []
 
         def log(self, severity: Any, msg: str) -> None:
             self.sink(severity.name, msg)

@@ -57,7 +57,9 @@ def build(bindings: Bindings, job: BuildJob, progress: BuildProgress, say: Say) 
 
     with lines_to(trt, sink) as logger:
         try:
-            return Build(bindings, job, progress, errors, logger).run()
+            made = Build(bindings, job, progress, errors, logger)
+            logger.kept.append(made)
+            return made.run()
         except Refused as refused:
             without_device = job.compute_capability is not None
             lines = cleaned([*refused.lines, *errors.lines], without_device=without_device)
@@ -65,7 +67,8 @@ def build(bindings: Bindings, job: BuildJob, progress: BuildProgress, say: Say) 
 
 
 class Build:
-    """One build. It keeps what the library must not outlive: logger, recorder and monitor."""
+    """One build. It holds the recorder and the monitor, which the library's objects need to their
+    very end."""
 
     def __init__(
         self, bindings: Bindings, job: BuildJob, progress: BuildProgress, errors: Errors, logger: Any
