@@ -47,9 +47,7 @@ ROWS: dict[str, dict[str, Any]] = {
 
 
 def target(max_rows: int = MAX_ROWS) -> Target:
-    return Target(
-        dialect=Dialect.NATIVE, compute="float32", capacity=CAPACITY, max_rows=max_rows
-    )
+    return Target(dialect=Dialect.NATIVE, compute="float32", capacity=CAPACITY, max_rows=max_rows)
 
 
 def unrolled(model: ir.Model, max_rows: int = MAX_ROWS) -> None:

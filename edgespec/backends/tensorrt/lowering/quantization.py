@@ -114,9 +114,7 @@ def nvfp4_input(node: ir.Node, x: ir.Value, block: int, compute: ir.DataType) ->
         types=(FP4, FP8),
     )
     own = make.constant(f"{node.name}/x/global/scale", step)
-    (scale,) = make(
-        "DequantizeLinear", [scale, own], {}, label="scale", types=(ir.DataType.FLOAT,)
-    )
+    (scale,) = make("DequantizeLinear", [scale, own], {}, label="scale", types=(ir.DataType.FLOAT,))
     (found,) = make(
         "DequantizeLinear",
         [values, scale],
