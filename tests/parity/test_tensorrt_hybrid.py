@@ -27,7 +27,6 @@ from edgespec.contract import (
     present_names,
     state_names,
 )
-from edgespec.errors import ContractError
 from edgespec.export.components import ExportOptions
 from tests import made, toys
 from tests.parity.test_bases import random_tree

@@ -7,6 +7,7 @@ followed, up to max_draft_len tokens. Needs no engine and no hidden states.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -34,7 +35,9 @@ class NgramOptions(DrafterOptions):
     max_matching_ngram_size: int = option(
         2, "Tokens that are looked up, at most; longer ones first.", low=1, high=64
     )
-    is_keep_all: bool = option(True, "Keep all matches of a pattern; false: the longest one alone.")
+    is_keep_all: bool = option(
+        True, "Keep all matches of a pattern; false: until one comes that is longer than the first."
+    )
     is_use_oldest: bool = option(True, "Draft the oldest match; false: the newest one.")
     is_public_pool: bool = option(
         True, "One pool for all requests; false: one for each, until it ends."
@@ -42,22 +45,28 @@ class NgramOptions(DrafterOptions):
 
 
 class Pool:
-    """Patterns and what followed them.
+    """Patterns and what followed them: the matches of each, the oldest first, by the rules of
+    TensorRT-LLM's pool class.
 
-    A match is cut where the sequence ends, and is added again as the sequence goes on: a longer
-    match takes the place of all shorter ones of its pattern. With `keep_all` False only the longest
-    one is kept, the oldest of several. Matches of full length stand apart from shorter ones, so
-    that adding one costs the same however many there are.
+    A match is cut where the sequence ends, and is added again as the sequence goes on. A new match
+    takes the place of the shorter ones of its pattern; where several of these stand side by side
+    every other one goes, from the first on, and the rest stay. With `is_keep_all` False a match
+    that is longer than the first one takes the place of all, and any other is added as with True.
+
+    A match of full length never gives way to a new one. So only the short ones are looked at, which
+    are few: for each it is known how many of full length stand before it, and two with the same
+    number stand side by side.
     """
 
     def __init__(self, options: NgramOptions, max_bytes: int = MAX_BYTES) -> None:
         self.options = options
         longest = options.max_matching_ngram_size + options.max_draft_len
         self.max_matches = max_bytes // (BYTES_A_MATCH + BYTES_A_TOKEN * longest)
-        # pattern -> match -> when it was added
-        self.full: dict[Tokens, dict[Tokens, int]] = {}
+        self.matches: dict[Tokens, dict[Tokens, None]] = {}
+        # pattern -> match -> how many matches of full length came before it
         self.short: dict[Tokens, dict[Tokens, int]] = {}
-        self.num_matches = self.num_added = 0
+        self.patterns: deque[Tokens] = deque()  # the oldest first
+        self.num_matches = 0
 
     def update(self, tokens: Sequence[int], start: int) -> None:
         """Add all patterns of tokens[start:] with what follows them."""
@@ -72,58 +81,54 @@ class Pool:
         return range(min(self.options.max_matching_ngram_size, len(tokens) - 1), 0, -1)
 
     def add(self, pattern: Tokens, match: Tokens) -> None:
-        """Add one match of a pattern, by the rule of `is_keep_all`."""
-        is_full = len(match) == self.options.max_draft_len
-        place = self.full if is_full else self.short
-        if match in place.get(pattern, ()):
+        """Add one match of a pattern, unless it has it."""
+        matches = self.matches.get(pattern)
+        if matches is None:
+            matches = self.matches[pattern] = {}
+            self.patterns.append(pattern)
+        elif match in matches:
             return
-        if not self.options.is_keep_all and len(match) <= self.longest(pattern):
-            return
-        if is_full:
-            self.num_matches -= len(self.short.pop(pattern, ()))
-        else:
+        elif not self.options.is_keep_all and len(match) > len(next(iter(matches))):
+            self.num_matches -= len(matches)
+            matches.clear()
+            self.short.pop(pattern, None)
+        elif pattern in self.short:
             self.drop_shorter(pattern, len(match))
-        place.setdefault(pattern, {})[match] = self.num_added
-        self.num_added += 1
+        if len(match) < self.options.max_draft_len:
+            short = self.short.setdefault(pattern, {})
+            short[match] = len(matches) - len(short)
+        matches[match] = None
         self.num_matches += 1
         while self.num_matches > self.max_matches:
             self.drop_oldest()
 
-    def longest(self, pattern: Tokens) -> int:
-        """Tokens of the longest match of a pattern; 0 where there is none."""
-        if pattern in self.full:
-            return self.options.max_draft_len
-        return max(map(len, self.short.get(pattern, ())), default=0)
-
     def drop_shorter(self, pattern: Tokens, length: int) -> None:
-        """Drop the matches of a pattern that have fewer tokens."""
-        if matches := self.short.get(pattern):
-            for match in [match for match in matches if len(match) < length]:
-                del matches[match]
-                self.num_matches -= 1
+        """Drop the matches of a pattern that have fewer tokens, but for each that stands right
+        behind one that was dropped."""
+        matches, short = self.matches[pattern], self.short[pattern]
+        spared: int | None = None
+        for match, num_full in list(short.items()):
+            if len(match) >= length or num_full == spared:
+                spared = None
+                continue
+            del matches[match], short[match]
+            self.num_matches -= 1
+            spared = num_full  # the next one stands beside it if this is its number too
+        if not short:
+            del self.short[pattern]
 
     def drop_oldest(self) -> None:
         """Drop the pattern that has been there longest, with all its matches."""
-        place = self.full or self.short
-        self.num_matches -= len(place.pop(next(iter(place))))
+        pattern = self.patterns.popleft()
+        self.num_matches -= len(self.matches.pop(pattern))
+        self.short.pop(pattern, None)
 
     def find(self, tokens: Sequence[int]) -> Tokens:
         """What followed the longest pattern at the end of a sequence: its oldest match, or its
         newest; empty where there is none."""
         for size in self.sizes(tokens):
-            pattern = tuple(tokens[-size:])
-            places = [
-                matches
-                for place in (self.full, self.short)
-                if (matches := place.get(pattern))  # the dicts are in the order of their numbers
-            ]
-            if not places:
-                continue
-            if self.options.is_use_oldest:
-                ends = [next(iter(matches.items())) for matches in places]
-                return min(ends, key=lambda item: item[1])[0]
-            ends = [next(reversed(matches.items())) for matches in places]
-            return max(ends, key=lambda item: item[1])[0]
+            if matches := self.matches.get(tuple(tokens[-size:])):
+                return next(iter(matches) if self.options.is_use_oldest else reversed(matches))
         return ()
 
 

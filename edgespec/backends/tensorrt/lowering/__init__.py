@@ -24,6 +24,7 @@ from edgespec.backends.tensorrt.lowering import (
     portable,
     precision,
     quantization,
+    recurrence,
 )
 from edgespec.backends.tensorrt.target import Dialect, Target
 from edgespec.contract import GraphContract, TensorSpec
@@ -33,12 +34,12 @@ Pass = Callable[[ir.Model, Target], None]
 # Structure first; then `precision`, which gives types to what all others have made
 PASSES: dict[Dialect, tuple[Pass, ...]] = {
     Dialect.NATIVE: (
-        *(conditionals.apply, indexing.apply, loops.apply),
+        *(conditionals.apply, indexing.apply, loops.apply, recurrence.apply),
         *(native.apply, masks.apply, quantization.apply, precision.apply),
     ),
     Dialect.PORTABLE: (
-        *(conditionals.apply, indexing.apply, loops.apply),
-        *(masks.apply, portable.apply, quantization.apply, precision.apply, opset.apply),
+        *(conditionals.apply, indexing.apply, loops.apply, recurrence.apply, masks.apply),
+        *(portable.apply, quantization.apply, precision.apply, opset.apply),
     ),
 }
 DTYPES = {
