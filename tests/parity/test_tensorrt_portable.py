@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 
 from edgespec.backends.base import Call
 from edgespec.backends.tensorrt.contract import lowered_contract
+from edgespec.backends.tensorrt.linter import lint
 from edgespec.backends.tensorrt.lowering import lower, portable
+from edgespec.backends.tensorrt.parser_version import ParserVersion
 from edgespec.backends.tensorrt.target import Compute, Dialect, Target
 from edgespec.contract import GraphShape, present_names
 from edgespec.errors import ContractError
@@ -231,7 +233,10 @@ def test_it_is_valid_onnx_of_basic_operators_of_opset_20(
     allowed = BASIC | OF_RECURRENT_LAYERS if graph.contract.shape.recurrent else BASIC
     assert {node.op_type for node in model.graph.all_nodes()} <= allowed
     assert dict(model.graph.opset_imports) == {"": 20}
-    onnx.checker.check_model(as_bytes(model), full_check=True)
+    data = as_bytes(model)
+    onnx.checker.check_model(data, full_check=True)
+    found = lint(onnx.load_from_string(data), ParserVersion("10.13")).findings
+    assert {finding.rule for finding in found} <= {"int64-io", "bool-io"}  # how to bind them
 
 
 def test_its_presents_are_the_rows_of_the_call_alone(graph: Canonical) -> None:
