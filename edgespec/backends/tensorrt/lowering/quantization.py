@@ -135,9 +135,7 @@ def nvfp4_input(node: ir.Node, x: ir.Value, block: int, compute: ir.DataType) ->
         types=(FP4, FP8),
     )
     own = make.constant(f"{node.name}/x/global/scale", step)
-    (scale,) = make(
-        "DequantizeLinear", [scale, own], {}, label="scale", types=(ir.DataType.FLOAT,)
-    )
+    (scale,) = make("DequantizeLinear", [scale, own], {}, label="scale", types=(ir.DataType.FLOAT,))
     (found,) = make(
         "DequantizeLinear",
         [values, scale],
@@ -178,7 +176,7 @@ class Before:
     def __init__(self, node: ir.Node) -> None:
         assert node.graph is not None
         self.node, self.graph = node, node.graph
-        self.constant = Constants(node.graph)  # type: ignore[arg-type]
+        self.constant = Constants(node.graph)
 
     def __call__(
         self,
