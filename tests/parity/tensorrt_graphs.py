@@ -136,7 +136,13 @@ def canonical(name: str) -> Canonical:
         make = row.make_draft
         model = (
             shared.made_once(
-                ("tensorrt draft", make.__name__, row.draft_keys),
+                (
+                    "tensorrt draft",
+                    make.__name__,
+                    row.draft_keys,
+                    row.make_base.__name__,
+                    row.base_keys,
+                ),
                 lambda out: make(out / "draft", base, **row.draft_keys),
             )
             / "draft"

@@ -20,6 +20,8 @@ from edgespec.backends.tensorrt.lowering import (
     loops,
     masks,
     native,
+    opset,
+    portable,
     precision,
     quantization,
     recurrence,
@@ -29,15 +31,15 @@ from edgespec.contract import GraphContract, TensorSpec
 
 Pass = Callable[[ir.Model, Target], None]
 
-# Structure first; `precision` comes last: it gives types to what all others have made
+# Structure first; then `precision`, which gives types to what all others have made
 PASSES: dict[Dialect, tuple[Pass, ...]] = {
     Dialect.NATIVE: (
         *(conditionals.apply, indexing.apply, loops.apply, recurrence.apply),
         *(native.apply, masks.apply, quantization.apply, precision.apply),
     ),
     Dialect.PORTABLE: (
-        *(conditionals.apply, indexing.apply, loops.apply, recurrence.apply),
-        *(quantization.apply, precision.apply),
+        *(conditionals.apply, indexing.apply, loops.apply, recurrence.apply, masks.apply),
+        *(portable.apply, quantization.apply, precision.apply, opset.apply),
     ),
 }
 DTYPES = {
