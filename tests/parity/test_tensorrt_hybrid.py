@@ -48,7 +48,7 @@ ROWS: dict[str, dict[str, Any]] = {
 }
 
 
-DIALECTS = [Dialect.NATIVE]
+DIALECTS = list(Dialect)
 Change = Callable[[ir.Model], None]
 
 
