@@ -92,10 +92,13 @@ def open_session(model: ir.Model | bytes | Path) -> ort.InferenceSession:
     return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
 
 
-def widened(model: ir.Model) -> ir.Model:
-    """The same values in float32, each rounded to bfloat16 where the graph has it so: ONNX Runtime
-    has next to no kernels for bfloat16. Inputs and outputs are float32 then."""
-    graph, narrow = model.graph, ir.DataType.BFLOAT16
+def widened(model: ir.Model, compute: Compute) -> ir.Model:
+    """The same values in float32, each rounded to `compute` where the graph has it so.
+
+    ONNX Runtime has next to no kernels for bfloat16, and between those for float16 it leaves out
+    casts. Inputs and outputs are float32 then.
+    """
+    graph, narrow = model.graph, ir.DataType[compute.upper()]
 
     def node(op_type: str, value: ir.Value, to: ir.DataType) -> ir.Node:
         made = ir.node(op_type, [value], {"to": int(to)}, name=f"{value.name}/{to.name}")
