@@ -208,7 +208,7 @@ def bound(graph: Canonical, compute: Compute) -> float:
 
 def half_runner(graph: Canonical, compute: Compute) -> GraphRunner:
     """Each value is rounded, and computed in float32."""
-    model = widened(graph.lowered(Dialect.PORTABLE, compute), compute)
+    model = widened(graph.lowered(Dialect.PORTABLE, compute), ir.DataType[compute.upper()])
     contract = lowered_contract(graph.contract, target("float32"))
     return GraphRunner(open_session(model), contract, CAPACITY, SLOTS)
 
