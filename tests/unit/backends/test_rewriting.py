@@ -1,4 +1,4 @@
-"""What rewrites of a graph share."""
+"""Constants that rewrites put into a graph."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ import onnx_ir as ir
 from edgespec.backends.rewriting import Constants
 
 
-def test_a_number_and_a_vector_of_one_are_two_constants() -> None:
-    constant = Constants(ir.Graph([], [], nodes=[], name="graph"))
-    scalar, vector = constant.number(1, np.int64), constant.int64(1)
-    assert [list(value.shape or ()) for value in (scalar, vector)] == [[], [1]]
-    assert constant.number(1, np.int64) is scalar
-    assert constant.int64(1) is vector
+def test_a_number_and_a_vector_of_it_are_two_constants() -> None:
+    constant = Constants(ir.Graph([], [], nodes=[], name="g"))
+    made = [constant.number(1, np.int64), constant.int64(1), constant.number(1.0)]
+    assert [value.const_value.shape.numpy() for value in made] == [(), (1,), ()]
+    assert [value.dtype for value in made] == [
+        *2 * [ir.DataType.INT64],
+        ir.DataType.FLOAT,
+    ]
+    assert constant.int64(1) is made[1]
