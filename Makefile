@@ -42,8 +42,8 @@ test-fast: $(FULL) ## unit tests without the slow ones
 	$(PY) -m pytest -n $(WORKERS) tests/unit -m "not slow"
 
 test-tensorrt: $(FULL) $(RTX)/.installed $(RTX_OLD)/.installed ## build engines with NVIDIA's own compilers, TensorRT-RTX 1.7 and 1.4 (downloads them; no GPU needed)
-	PYTHONPATH=$(RTX) $(PY) -m pytest -m tensorrt tests/tensorrt
-	PYTHONPATH=$(RTX_OLD) $(PY) -m pytest -m tensorrt tests/tensorrt
+	PYTHONPATH=$(CURDIR)/$(RTX) $(PY) -m pytest -m tensorrt tests/tensorrt
+	PYTHONPATH=$(CURDIR)/$(RTX_OLD) $(PY) -m pytest -m tensorrt tests/tensorrt
 
 demo: $(if $(filter mtp draft_model eagle1 medusa jetspec dspark,$(METHOD)),$(FULL),$(LIGHT)) ## from a checkpoint to fast answers; METHOD=suffix, ngram, dflash, mtp, eagle1, medusa, jetspec, dspark or draft_model drafts otherwise
 	$(PY) scripts/demo.py --method $(METHOD)
