@@ -92,10 +92,11 @@ def open_session(model: ir.Model | bytes | Path) -> ort.InferenceSession:
     return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
 
 
-def widened(model: ir.Model) -> ir.Model:
-    """The same values in float32, each rounded to bfloat16 where the graph has it so: ONNX Runtime
-    has next to no kernels for bfloat16. Inputs and outputs are float32 then."""
-    graph, narrow = model.graph, ir.DataType.BFLOAT16
+def widened(model: ir.Model, narrow: ir.DataType = ir.DataType.BFLOAT16) -> ir.Model:
+    """The same values in float32, each rounded to a half type where the graph has it so: ONNX
+    Runtime has next to no kernels for bfloat16, and those for float16 leave roundings out between
+    one node and the next. Inputs and outputs are float32 then."""
+    graph = model.graph
 
     def node(op_type: str, value: ir.Value, to: ir.DataType) -> ir.Node:
         made = ir.node(op_type, [value], {"to": int(to)}, name=f"{value.name}/{to.name}")

@@ -16,6 +16,7 @@ from edgespec.backends.rewriting import require
 from edgespec.backends.tensorrt.contract import lowered_contract
 from edgespec.backends.tensorrt.lowering import (
     conditionals,
+    gated_products,
     indexing,
     loops,
     masks,
@@ -35,11 +36,13 @@ Pass = Callable[[ir.Model, Target], None]
 PASSES: dict[Dialect, tuple[Pass, ...]] = {
     Dialect.NATIVE: (
         *(conditionals.apply, indexing.apply, loops.apply, recurrence.apply),
-        *(native.apply, masks.apply, quantization.apply, precision.apply),
+        *(native.apply, masks.apply, quantization.apply, gated_products.apply),
+        precision.apply,
     ),
     Dialect.PORTABLE: (
-        *(conditionals.apply, indexing.apply, loops.apply, recurrence.apply, masks.apply),
-        *(portable.apply, quantization.apply, precision.apply, opset.apply),
+        *(conditionals.apply, indexing.apply, loops.apply, recurrence.apply),
+        *(masks.apply, portable.apply, quantization.apply, gated_products.apply),
+        *(precision.apply, opset.apply),
     ),
 }
 DTYPES = {

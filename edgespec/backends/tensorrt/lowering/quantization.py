@@ -176,7 +176,7 @@ class Before:
     def __init__(self, node: ir.Node) -> None:
         assert node.graph is not None
         self.node, self.graph = node, node.graph
-        self.constant = Constants(node.graph)  # type: ignore[arg-type]
+        self.constant = Constants(node.graph)
 
     def __call__(
         self,

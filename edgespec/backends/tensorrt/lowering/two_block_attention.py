@@ -166,7 +166,7 @@ class BlockMasks:
         counts = [make("Shape", x, label=f"{x.name}/rows", start=1, end=2) for x in given]
         total = counts[0] if len(counts) == 1 else make("Add", *counts, label="rows/total")
         count = make("Squeeze", total, label="rows/count")
-        zero, one = (constant(f"lowered/int64/{n}/scalar", np.array(n, np.int64)) for n in (0, 1))
+        zero, one = (constant.number(number, np.int64) for number in (0, 1))
         order = make("Range", zero, count, one, label="rows/order")
         slots = make("Add", order, start, label="rows/slots")  # [B, 1, 1, R]
         shape = make(
