@@ -9,9 +9,11 @@ import pytest
 from onnx import ModelProto
 
 from edgespec.backends.tensorrt.linter import CHECKS, EXTERNAL_DATA, lint, lint_file
-from edgespec.backends.tensorrt.parser_operators import FIRST
-from edgespec.backends.tensorrt.parser_version import LINES, ParserVersion
+from edgespec.backends.tensorrt.parser_operators import FIRST, OPERATORS
+from edgespec.backends.tensorrt.parser_version import RELEASES, RTX_LINES, ParserVersion
 from edgespec.backends.tensorrt.rules import RULES, Level, Rtx
+from edgespec.backends.tensorrt.target import Dialect
+from edgespec.backends.tensorrt.versions import ROWS, RTX
 from edgespec.errors import BundleError, OptionError
 from tests.unit.backends.tensorrt.rule_graphs import PAIRS, Pair, unary, with_external_weight
 
@@ -40,7 +42,7 @@ def test_a_rule_finds_what_breaks_it_and_nothing_else(pair: Pair) -> None:
 @pytest.mark.parametrize("pair", PAIRS, ids=NAMES)
 def test_a_rule_is_silent_in_releases_in_which_it_does_not_hold(pair: Pair) -> None:
     rule = RULES[pair.rule]
-    for name in LINES:
+    for name in RELEASES:
         version = ParserVersion(name)
         found = pair.rule in {f.rule for f in lint(pair.model(broken=True), version).findings}
         if not rule.holds_in(version):
@@ -157,5 +159,14 @@ def test_releases_without_rules_are_refused(name: str) -> None:
         ParserVersion(name)
 
 
-def test_the_first_line_is_that_of_the_oldest_release() -> None:
-    assert min(LINES.values()) == FIRST
+def test_every_release_that_is_built_for_has_rules() -> None:
+    assert min(ParserVersion(name).line for name in RELEASES) == FIRST
+    assert {row.version for row in ROWS if row.library is RTX} == RTX_LINES.keys()
+
+
+@pytest.mark.parametrize("name", RELEASES)
+def test_the_rules_and_the_table_of_capabilities_agree(name: str) -> None:
+    version, row = ParserVersion(name), RELEASES[name]
+    imported = {op for op, each in OPERATORS.items() if FIRST < each.since <= version.line}
+    assert row.operators == imported - {"Swish"}  # which no graph of ours has
+    assert (version.dialect is Dialect.NATIVE) == ("TensorScatter" in imported)
