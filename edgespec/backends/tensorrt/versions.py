@@ -43,8 +43,8 @@ TENSORRT = Library(
     tool="trtexec",
     remedy=(
         "On a Jetson install JetPack's python3-libnvinfer and let the virtual environment see it"
-        " (python3 -m venv --system-site-packages); elsewhere pip install tensorrt-cu13==11.4.0.106,"
-        " or the version of your driver."
+        " (python3 -m venv --system-site-packages); elsewhere pip install"
+        " tensorrt-cu13==11.4.0.106, or the version that your driver takes."
     ),
 )
 RTX = Library(
@@ -202,9 +202,7 @@ def faults_of(library: Library, version: str) -> tuple[KnownFault, ...]:
     return tuple(row for row in rows if version.split("+")[0].split(".post")[0] == row.version)
 
 
-def build_environment(
-    faults: tuple[KnownFault, ...], given: Mapping[str, str]
-) -> dict[str, str]:
+def build_environment(faults: tuple[KnownFault, ...], given: Mapping[str, str]) -> dict[str, str]:
     """The variables of a process that builds: those that are `given`, with what avoids the faults
     behind what the user has set."""
     out = dict(given)

@@ -3,8 +3,9 @@
 - mxfp8: scales that are powers of two become UINT8, the same bytes, which TRT_MXFP8DequantizeLinear
   reads; a stored scale of type E8M0 is refused by every parser
 - activations that the export leaves to the backend: TRT_FP4DynamicQuantize (nvfp4) and
-  TRT_MXFP8DynamicQuantize in front of the product. For a scale per token TensorRT has no operator:
-  there activations stay in the compute type, which is more exact than the format
+  TRT_MXFP8DynamicQuantize in front of the product. For a scale per token TensorRT has no operator,
+  and none for products of int4 with fp8 (the compiler fails on them): there activations stay in the
+  compute type, which is more exact than the format
 - nvfp4: scales of scales stay float32, and the result is cast: they are too small for float16
 - a scalar scale that several nodes read becomes one for each: the compiler crashes on shared ones
 
@@ -40,9 +41,11 @@ def apply(model: ir.Model, target: Target) -> None:
             require(len(node.inputs) == 2, node, "a symmetric format, without zero points")
         if node.op_type == "DequantizeLinear":
             dequantize(node, compute)
-    for node in list(graph):
+    for node in [node for node in graph if node.op_type == "MatMul"]:
         if ACTIVATIONS in node.metadata_props:
             quantize_input(node, compute)
+        elif weight_type(node) == ir.DataType.INT4:
+            keep_input(node)
     own_scales(graph)
     if any(node.domain == DOMAIN for node in graph):
         graph.opset_imports[DOMAIN] = 1
@@ -81,10 +84,28 @@ def as_bytes(scale: ir.Value, where: ir.Node) -> None:
 # ---- activations
 
 
+def weight_type(node: ir.Node) -> ir.DataType | None:
+    """The stored type of a MatMul's quantized weight; None where it is not quantized."""
+    made_by = required(node.inputs[1]).producer()
+    if made_by is not None and made_by.op_type == "Transpose":
+        made_by = required(made_by.inputs[0]).producer()
+    if made_by is None or made_by.op_type != "DequantizeLinear":
+        return None
+    return required(made_by.inputs[0]).dtype
+
+
+def keep_input(node: ir.Node) -> None:
+    """Let a MatMul read its activations as they were before they were rounded."""
+    made_by = required(node.inputs[0]).producer()
+    if made_by is not None and made_by.op_type == "DequantizeLinear":
+        rounded = producer(required(made_by.inputs[0]), "QuantizeLinear", node)
+        node.replace_input_with(0, required(rounded.inputs[0]))
+
+
 def quantize_input(node: ir.Node, compute: ir.DataType) -> None:
     """Round what a MatMul reads, by TensorRT's own operator for the scheme."""
     scheme = SCHEMES.get(node.metadata_props.get(SCHEME, ""))
-    require(node.op_type == "MatMul" and scheme is not None, node, "a product of a known scheme")
+    require(scheme is not None, node, "a known scheme")
     assert scheme is not None
     require(
         scheme.activations == node.metadata_props[ACTIVATIONS],
@@ -114,9 +135,7 @@ def nvfp4_input(node: ir.Node, x: ir.Value, block: int, compute: ir.DataType) ->
         types=(FP4, FP8),
     )
     own = make.constant(f"{node.name}/x/global/scale", step)
-    (scale,) = make(
-        "DequantizeLinear", [scale, own], {}, label="scale", types=(ir.DataType.FLOAT,)
-    )
+    (scale,) = make("DequantizeLinear", [scale, own], {}, label="scale", types=(ir.DataType.FLOAT,))
     (found,) = make(
         "DequantizeLinear",
         [values, scale],
@@ -157,7 +176,7 @@ class Before:
     def __init__(self, node: ir.Node) -> None:
         assert node.graph is not None
         self.node, self.graph = node, node.graph
-        self.constant = Constants(node.graph)  # type: ignore[arg-type]
+        self.constant = Constants(node.graph)
 
     def __call__(
         self,
