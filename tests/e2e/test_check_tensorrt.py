@@ -30,12 +30,17 @@ def canonical(export: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("release", ["10.15", "11.4", "rtx-1.7"])
-def test_an_export_is_lowered_and_keeps_the_rules(export: Path, cli: Cli, release: str) -> None:
+@pytest.mark.parametrize(
+    ("release", "dialect"),
+    [("10.13", "portable"), ("10.15", "native"), ("11.4", "native"), ("rtx-1.7", "native")],
+)
+def test_an_export_is_lowered_and_keeps_the_rules(
+    export: Path, cli: Cli, release: str, dialect: str
+) -> None:
     done = cli("check", export, "--tensorrt", release)
     assert done.code == 0
     last = done.out.splitlines()[-1]
-    assert "lowered: native, bfloat16: keeps the" in last
+    assert f"lowered: {dialect}, bfloat16: keeps the" in last
     assert last.endswith(", 3 warnings")
     assert "refused" not in done.out
 

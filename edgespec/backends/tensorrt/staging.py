@@ -236,8 +236,8 @@ def job_of(plan: BuildPlan, options: TensorRTOptions, graph: Path, engine: Path)
         workspace_bytes=options.workspace_bytes,
         optimization_level=options.optimization_level,
         timing_cache=times,
-        # No version has a fused kernel for attention in float32 with a mask; the portable dialect has
-        # no such node, and 10.13 not even its name
+        # No version has a fused kernel for attention in float32 with a mask. Where the parser knows
+        # no Attention, the bindings have no name for it
         decompose_attention=plan.target.compute == "float32" and bool(capabilities.operators),
     )
 
