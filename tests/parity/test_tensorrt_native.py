@@ -19,7 +19,7 @@ from edgespec.backends.tensorrt.contract import lowered_contract
 from edgespec.backends.tensorrt.lowering import lower
 from edgespec.backends.tensorrt.target import Compute, Dialect, Target
 from edgespec.errors import ContractError
-from tests.parity.tensorrt_graphs import CAPACITY, MAX_ROWS, ROWS, Canonical, canonical
+from tests.parity.tensorrt_graphs import BASES, CAPACITY, DRAFTS, MAX_ROWS, Canonical, canonical
 from tests.parity.test_tensorrt_portable import (
     LANES,
     Calls,
@@ -48,7 +48,7 @@ def native_runner(
     return GraphRunner(open_session(model), contract, CAPACITY, CAPACITY, lanes)
 
 
-@pytest.fixture(scope="module", params=ROWS)
+@pytest.fixture(scope="module", params=BASES | DRAFTS)  # hybrids: test_tensorrt_hybrid
 def graph(request: pytest.FixtureRequest) -> Canonical:
     return canonical(request.param)
 
