@@ -141,7 +141,9 @@ def plan(
     check_canonical(onnx)
     options = builder.parse_options({}) if options is None else options
     with as_bundle_error(onnx):
-        return Planned(onnx.role, (*cache_lines(builder, onnx, limits), *builder.plan(onnx, limits, options)))
+        return Planned(
+            onnx.role, (*cache_lines(builder, onnx, limits), *builder.plan(onnx, limits, options))
+        )
 
 
 def emit(

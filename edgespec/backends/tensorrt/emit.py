@@ -40,9 +40,7 @@ def shape_flags(profile: Profile) -> list[str]:
     """The three flags of a profile's shapes."""
     flags = []
     for i, flag in enumerate(("--minShapes", "--optShapes", "--maxShapes")):
-        shapes = [
-            f"{name}:{'x'.join(map(str, dims[i]))}" for name, dims in profile.shapes.items()
-        ]
+        shapes = [f"{name}:{'x'.join(map(str, dims[i]))}" for name, dims in profile.shapes.items()]
         flags.append(f"{flag}={','.join(shapes)}")
     return flags
 

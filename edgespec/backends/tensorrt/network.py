@@ -71,7 +71,12 @@ class Build:
     very end."""
 
     def __init__(
-        self, bindings: Bindings, job: BuildJob, progress: BuildProgress, errors: Errors, logger: Any
+        self,
+        bindings: Bindings,
+        job: BuildJob,
+        progress: BuildProgress,
+        errors: Errors,
+        logger: Any,
     ) -> None:
         self.bindings, self.trt, self.job, self.progress = bindings, bindings.trt, job, progress
         self.logger = logger

@@ -202,9 +202,7 @@ def faults_of(library: Library, version: str) -> tuple[KnownFault, ...]:
     return tuple(row for row in rows if version.split("+")[0].split(".post")[0] == row.version)
 
 
-def build_environment(
-    faults: tuple[KnownFault, ...], given: Mapping[str, str]
-) -> dict[str, str]:
+def build_environment(faults: tuple[KnownFault, ...], given: Mapping[str, str]) -> dict[str, str]:
     """The variables of a process that builds: those that are `given`, with what avoids the faults
     behind what the user has set."""
     out = dict(given)
