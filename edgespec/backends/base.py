@@ -214,6 +214,7 @@ class BuildOption:
     help: str
     choices: tuple[str, ...] = ()
     default: OptionValue = None
+    metavar: str | None = None  # what a text is, in --help
 
     @property
     def name(self) -> str:
@@ -239,9 +240,9 @@ def ignore(amount: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Listeners to a build: `start` gets the bytes of the engine, or the steps of its build, `prove`
-    the number of passes by which it is then compared with the golden outputs, and `advance` each
-    part of either."""
+    """Listeners to a build: `start` gets the bytes of the engine, or the steps of its build,
+    `prove` the number of passes by which it is then compared with the golden outputs, and `advance`
+    each part of either."""
 
     start: Callable[[int], None] = ignore
     advance: Callable[[int], None] = ignore

@@ -127,47 +127,29 @@ def plan(
     engine_dir: Path,
     limits: Limits,
     *,
+    emit_to: Path | None = None,
     backend: str = DEFAULT_BACKEND,
     options: BuildOptions | None = None,
     spec_base: bool = False,
     spec_draft: bool = False,
 ) -> Planned:
-    """What `build` would make of the same arguments; nothing is written. Raises what `build` would
-    raise before its work begins."""
+    """What `build` would make of the same arguments, without building. With `emit_to` the graph
+    that it would build from is written to that new directory, whole or not at all; else nothing is
+    written. Raises what `build` would raise before its work begins."""
     builder = chosen_backend(backend)
     onnx = checked_export(
         builder, onnx_dir, engine_dir, limits, spec_base=spec_base, spec_draft=spec_draft
     )
     check_canonical(onnx)
     options = builder.parse_options({}) if options is None else options
-    with as_bundle_error(onnx):
-        return Planned(
-            onnx.role, (*cache_lines(builder, onnx, limits), *builder.plan(onnx, limits, options))
-        )
-
-
-def emit(
-    onnx_dir: Path,
-    engine_dir: Path,
-    limits: Limits,
-    target: Path,
-    *,
-    backend: str,
-    options: BuildOptions,
-    spec_base: bool = False,
-    spec_draft: bool = False,
-) -> Planned:
-    """Write the graph that `build` would build from to the new directory `target`, whole or not at
-    all. Raises what `plan` raises, and OutputError."""
-    builder = chosen_backend(backend)
-    onnx = checked_export(
-        builder, onnx_dir, engine_dir, limits, spec_base=spec_base, spec_draft=spec_draft
-    )
-    refuse_overwriting(target, [onnx_dir])
-    check_canonical(onnx)
-    with bundle.staged_directory(target) as staging, as_bundle_error(onnx):
+    if emit_to is None:
+        with as_bundle_error(onnx):
+            lines = builder.plan(onnx, limits, options)
+        return Planned(onnx.role, (*cache_lines(builder, onnx, limits), *lines))
+    refuse_overwriting(emit_to, [onnx_dir])
+    with bundle.staged_directory(emit_to) as staging, as_bundle_error(onnx):
         lines = builder.emit(onnx, limits, options, staging)
-    return Planned(onnx.role, (f"{target}: the graph and its weights", *lines))
+    return Planned(onnx.role, (f"{emit_to}: the graph and its weights", *lines))
 
 
 def cache_lines(backend: Backend, onnx: OnnxDir, limits: Limits) -> Iterator[str]:

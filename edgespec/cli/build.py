@@ -86,6 +86,7 @@ def click_option(option: BuildOption) -> click.Option:
         type=click.Choice(option.choices) if option.choices else None,
         default=option.default,
         show_default=option.default is not None,
+        metavar=option.metavar,
         help=option.help,
     )
 
@@ -193,17 +194,21 @@ def command(
         raise click.UsageError(
             f"{error.what}. {error.remedy}", click.get_current_context()
         ) from None
-    from edgespec.backends.build import build, emit, plan
+    from edgespec.backends.build import build, plan
     from edgespec.cli.progress import Bars
 
     target = chosen.emit_dir(options)
     if dry_run or target is not None:
-        what = (onnx_dir, engine_dir, Limits(**limits))
-        roles = {"spec_base": spec_base, "spec_draft": spec_draft}
-        if dry_run or target is None:
-            planned = plan(*what, backend=backend, options=options, **roles)
-        else:
-            planned = emit(*what, target, backend=backend, options=options, **roles)
+        planned = plan(
+            onnx_dir,
+            engine_dir,
+            Limits(**limits),
+            emit_to=None if dry_run else target,
+            backend=backend,
+            options=options,
+            spec_base=spec_base,
+            spec_draft=spec_draft,
+        )
         show_planned(planned, as_json=as_json)
         return
     with Bars() as bars:

@@ -214,19 +214,23 @@ class ConfigCommand(EdgeCommand):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs it. Errors name what the file says by its keys."""
-        keys = {
-            f"--{flag_name(param).replace('_', '-')}": flag_name(param)
-            for param in self.get_params(ctx)
-            if param.name and ctx.get_parameter_source(param.name) is ParameterSource.DEFAULT_MAP
-        }
+        """Runs it. Errors name what the file says by its keys, and keys that flags gave by
+        flags."""
+        names: dict[str, str] = {}
+        for param in self.get_params(ctx):
+            source, key = ctx.get_parameter_source(param.name or ""), flag_name(param)
+            flag = f"--{key.replace('_', '-')}"
+            if source is ParameterSource.DEFAULT_MAP:
+                names[flag] = key
+            elif source is ParameterSource.COMMANDLINE and key in (*TREE_NAMES, *KEY_NAMES):
+                names[key] = flag
         try:
-            with in_words(keys):
+            with in_words(names):
                 return super().invoke(ctx)
         except click.UsageError as error:
-            if not keys:
+            if not names:
                 raise
-            message = replaced(keys, error.format_message())
+            message = replaced(names, error.format_message())
             raise click.UsageError(message, error.ctx) from error
 
 

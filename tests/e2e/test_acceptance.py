@@ -200,6 +200,17 @@ def test_chat_changes_the_rule_between_two_answers(
     assert len(shown.out.splitlines()) >= 2
 
 
+def test_chat_says_that_a_rule_is_for_chains(
+    cli: Cli, engine_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = b"/set acceptance rejection\n/set acceptance exact\n/set temperature 0.5\n"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines)))
+    shown = cli("chat", "--engine-dir", engine_dir, "--drafter", "suffix")
+    assert shown.code == 0, shown.err
+    assert shown.err.count("[drafting a chain of earlier text") == 1
+    assert shown.err.count("[drafting a tree of earlier text") == 1
+
+
 def test_tokens_of_thoughts_are_named_by_flags_where_the_template_has_none(infer: Any) -> None:
     flags = ("--begin-thinking-phase-token", "200", "--end_thinking_phase_token", 201)
     shown, written = infer(*flags, "--temperature", 0)

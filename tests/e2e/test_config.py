@@ -212,6 +212,17 @@ def test_any_value_of_a_flag_is_taken_or_refused_by_its_name(name: str, tmp_path
             assert not message or key in message.replace("-", "_")
 
 
+def test_key_that_a_flag_gave_is_named_by_the_flag(pair: Path, cli: Cli) -> None:
+    line = ("infer", "--engine-dir", pair / "engines", "--prompt", "one", "--spec-decode")
+    done = cli(*line, "--max-draft-len", 99)
+    assert done.code == 3
+    assert "--max-draft-len 99 (100 nodes with the root) exceeds the 60" in done.err
+    assert "Set --max-draft-len to 59 or less" in done.err
+    done = cli(*line, "--drafter", "ngram", "--max-matching-ngram-size", -1)
+    assert done.code == 2
+    assert "--max-matching-ngram-size is -1" in done.err
+
+
 def test_help_is_no_key_of_a_file(tmp_path: Path, infer_with: Infer) -> None:
     done, _ = infer_with("help: true")
     assert done.code == 3

@@ -34,6 +34,7 @@ class Row:
     base_for: str | None = None
     make_draft: Callable[..., Path] | None = None
     draft_keys: dict[str, Any] = field(default_factory=dict)
+    as_draft: str | None = None
     component: str = "llm"
 
 
@@ -55,7 +56,7 @@ BASES = {
         toys.make_phi3, {"layers": 7, "partial_rotary": 0.5, "dtype": "bfloat16"}, "eagle3"
     ),
 }
-DRAFTS = {
+DRAFTS: dict[str, Row] = {
     "eagle3": Row(make_draft=toys.make_draft, draft_keys={"layout": "eagle", "dtype": "bfloat16"}),
     "eagle3-fc-norm": Row(
         make_draft=toys.make_draft,
@@ -98,7 +99,19 @@ DRAFTS = {
         make_draft=toys.make_medusa, draft_keys={"dtype": "bfloat16"}, component="medusa_draft"
     ),
 }
-ROWS = BASES | DRAFTS
+DRAFTS["draft-model"] = Row(
+    make_draft=lambda path, base, **keys: toys.make_base(path, **keys),
+    draft_keys={"family": "qwen3", "layers": 2},
+    as_draft="draft_model",
+    component="draft_model",
+)
+HYBRIDS = {
+    "qwen3_5": Row(toys.make_qwen3_5, {"dtype": "bfloat16"}),
+    "qwen3_5-repeated-keys": Row(
+        toys.make_qwen3_5, {"key_heads": 1, "value_heads": 4}, base_for="mtp"
+    ),
+}
+ROWS = BASES | DRAFTS | HYBRIDS
 
 
 @dataclass(frozen=True)
@@ -136,12 +149,18 @@ def canonical(name: str) -> Canonical:
         make = row.make_draft
         model = (
             shared.made_once(
-                ("tensorrt draft", make.__name__, row.draft_keys),
+                (
+                    "tensorrt draft",
+                    make.__name__,
+                    row.draft_keys,
+                    row.make_base.__name__,
+                    row.base_keys,
+                ),
                 lambda out: make(out / "draft", base, **row.draft_keys),
             )
             / "draft"
         )
-        options = ExportOptions(base_model_dir=str(base), golden=False)
+        options = ExportOptions(base_model_dir=str(base), as_draft=row.as_draft, golden=False)
     onnx_dir = made.exported(model, options) / row.component
     config = ComponentConfig.read(onnx_dir / bundle.CONFIG)
     return Canonical(onnx_dir, canonical_contract(config.graph))

@@ -197,11 +197,10 @@ class TensorRTBackend(Backend):
 
         canonical = canonical_contract(config.component.graph)
         settings = EngineSettings.read(config.settings, canonical, config.component.model)
-        decomposed = ", attention of basic operators" if settings.decomposed_attention else ""
-        return (
-            f"for {title_of(settings.sm)} and {self.title} {settings.version} alone:"
-            f" {settings.dialect.value} graph, {settings.compute}{decomposed}",
-        )
+        library = f"{self.title} {settings.version}"
+        how = f"{settings.dialect.value} graph, {settings.compute}"
+        how += ", attention of basic operators" if settings.decomposed_attention else ""
+        return (f"for {title_of(settings.sm)} and {library} alone: {how}",)
 
 
 class RtxBackend(TensorRTBackend):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.backends.tensorrt import timing_cache
-from edgespec.backends.tensorrt.bindings import Bindings
+from edgespec.backends.tensorrt.bindings import Bindings, Trt
 from edgespec.backends.tensorrt.build_job import BuildJob
 from edgespec.backends.tensorrt.logger import Errors, cleaned, lines_to, recorder_of
 from edgespec.backends.tensorrt.profiles import Profile
@@ -57,7 +57,7 @@ def build(bindings: Bindings, job: BuildJob, progress: BuildProgress, say: Say) 
 
     with lines_to(trt, sink) as logger:
         try:
-            made = Build(bindings, job, progress, errors, logger)
+            made = Build(trt, job, progress, errors, logger)
             logger.kept.append(made)
             return made.run()
         except Refused as refused:
@@ -71,14 +71,9 @@ class Build:
     very end."""
 
     def __init__(
-        self,
-        bindings: Bindings,
-        job: BuildJob,
-        progress: BuildProgress,
-        errors: Errors,
-        logger: Any,
+        self, trt: Trt, job: BuildJob, progress: BuildProgress, errors: Errors, logger: Any
     ) -> None:
-        self.bindings, self.trt, self.job, self.progress = bindings, bindings.trt, job, progress
+        self.trt, self.job, self.progress = trt, job, progress
         self.logger = logger
         try:
             self.builder = self.trt.Builder(logger)

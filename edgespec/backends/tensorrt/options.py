@@ -58,6 +58,7 @@ def version_option(library: Library) -> BuildOption:
     """The version that --dry-run and --emit-onnx are for."""
     return BuildOption(
         flag="--library-version",
+        metavar="VERSION",
         help=(
             "With --dry-run or --emit-onnx: the version that the graph is for"
             f" ({known_versions(library)}), instead of the installed one."
@@ -81,18 +82,21 @@ COMMON = (
     ),
     BuildOption(
         flag="--workspace-mib",
+        metavar="MIB",
         help="Memory that kernels may take for their work, in MiB. [default: what there is]",
     ),
     BuildOption(
         flag="--emit-onnx",
+        metavar="DIR",
         help=(
-            "Write the graph for this library to the new directory DIR, with its weights, print the"
+            "Write the graph for this library to the new directory DIR with its weights, print the"
             " command that builds it on a device, and build nothing here."
         ),
     ),
 )
 TIMING = BuildOption(
     flag="--timing-cache",
+    metavar="FILE",
     help=(
         "The file that keeps what the builder measured, so that the next build is faster;"
         f" {NO_CACHE}: none. [default: in the user's cache, one per version, device and driver]"
@@ -112,7 +116,7 @@ def target_option(library: Library) -> BuildOption:
             " (Jetson Thor). Engines are built on the device itself."
         ),
     }
-    return BuildOption(flag="--compute-capability", help=helps[library.backend])
+    return BuildOption(flag="--compute-capability", metavar="SM", help=helps[library.backend])
 
 
 OWN = {

@@ -43,8 +43,8 @@ TENSORRT = Library(
     tool="trtexec",
     remedy=(
         "On a Jetson install JetPack's python3-libnvinfer and let the virtual environment see it"
-        " (python3 -m venv --system-site-packages); elsewhere pip install tensorrt-cu13==11.4.0.106,"
-        " or the version of your driver."
+        " (python3 -m venv --system-site-packages); elsewhere pip install"
+        " tensorrt-cu13==11.4.0.106, or the version that your driver takes."
     ),
 )
 RTX = Library(

@@ -267,6 +267,8 @@ class DecodingConfig(DrafterOptions):
         if self.options_class is None:
             return None
         values = {name: getattr(self, name) for name in fields_of(self.options_class)}
+        if "max_draft_len" in values:  # of a pool, which a schedule says too
+            values["max_draft_len"] = self.draft_len
         shared = fields_of(DecodingConfig)  # None where they are not given
         given = {k: v for k, v in values.items() if v is not None or k not in shared}
         return self.options_class(**given)

@@ -14,16 +14,36 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from edgespec.backends.rewriting import require
 from edgespec.backends.tensorrt.contract import lowered_contract
-from edgespec.backends.tensorrt.lowering import conditionals, masks, native, precision
+from edgespec.backends.tensorrt.lowering import (
+    conditionals,
+    gated_products,
+    indexing,
+    loops,
+    masks,
+    native,
+    opset,
+    portable,
+    precision,
+    quantization,
+    recurrence,
+)
 from edgespec.backends.tensorrt.target import Dialect, Target
 from edgespec.contract import GraphContract, TensorSpec
 
 Pass = Callable[[ir.Model, Target], None]
 
-# Structure first; `precision` comes last: it gives types to what all others have made
+# Structure first; then `precision`, which gives types to what all others have made
 PASSES: dict[Dialect, tuple[Pass, ...]] = {
-    Dialect.NATIVE: (conditionals.apply, native.apply, masks.apply, precision.apply),
-    Dialect.PORTABLE: (conditionals.apply, precision.apply),
+    Dialect.NATIVE: (
+        *(conditionals.apply, indexing.apply, loops.apply, recurrence.apply),
+        *(native.apply, masks.apply, quantization.apply, gated_products.apply),
+        precision.apply,
+    ),
+    Dialect.PORTABLE: (
+        *(conditionals.apply, indexing.apply, loops.apply, recurrence.apply),
+        *(masks.apply, portable.apply, quantization.apply, gated_products.apply),
+        *(precision.apply, opset.apply),
+    ),
 }
 DTYPES = {
     "float32": ir.DataType.FLOAT,

@@ -94,6 +94,10 @@ class Typing:
 
     def type_node(self, node: ir.Node) -> None:
         """Let the inputs of a node have its type, and its outputs be declared of it."""
+        if node.domain:  # `quantization` has declared what it makes
+            if required(node.inputs[0]).dtype in FLOATS:
+                self.unify(node, [0], self.compute)
+            return
         if node.inputs and all(value is None or self.is_constant(value) for value in node.inputs):
             self.constants.update(node.outputs)  # of a weight: its reader says which type
             declare(node, own_type(node))
@@ -181,29 +185,37 @@ class Typing:
             return self.as_type(required(node.inputs[0]), dtype, before)
         if node.op_type == "Transpose":
             source = self.as_type(required(node.inputs[0]), dtype, before)
-            return self.again(node, [source], dtype, before)
-        if node.op_type == "DequantizeLinear":
+            return self.again(node, [source], dtype, before, dict(node.attributes))
+        if node.op_type == "DequantizeLinear" and KEEP_PRECISION not in node.metadata_props:
             return self.dequantized(node, dtype, before)
         return self.cast_of(value, dtype, before)
 
     def dequantized(self, node: ir.Node, dtype: ir.DataType, before: ir.Node) -> ir.Value:
-        """A quantized weight in a type, by scales of that type."""
+        """A quantized weight in a type, by scales of that type: TensorRT gives the result its
+        scales' type. Scales that are quantized themselves are worth something in float32 alone:
+        their global scale is below what float16 holds."""
         values, scale = (required(value) for value in node.inputs[:2])
-        if scale.dtype not in FLOATS:
-            made = self.again(node, [values, scale], dtype, before)
-            made_by = made.producer()
-            assert made_by is not None
-            made_by.attributes["output_dtype"] = ir.AttrInt64("output_dtype", int(dtype))
-            return made
-        require("output_dtype" not in node.attributes, node, "the type of its scale")
-        return self.again(node, [values, self.as_type(scale, dtype, before)], dtype, before)
+        attributes = dict(node.attributes)
+        attributes.pop("output_dtype", None)
+        if scale.dtype not in FLOATS:  # powers of two, which are no type to compute in
+            attributes["output_dtype"] = ir.AttrInt64("output_dtype", int(dtype))
+        elif scale.producer() is not None:
+            scale = self.cast_of(scale, dtype, before)
+        else:
+            scale = self.as_type(scale, dtype, before)
+        return self.again(node, [values, scale], dtype, before, attributes)
 
     def again(
-        self, node: ir.Node, inputs: list[ir.Value], dtype: ir.DataType, before: ir.Node
+        self,
+        node: ir.Node,
+        inputs: list[ir.Value],
+        dtype: ir.DataType,
+        before: ir.Node,
+        attributes: dict[str, ir.Attr],
     ) -> ir.Value:
         """The output of a node like `node` over other inputs, in front of `before`."""
         name = f"{node.name}/{dtype.name.lower()}"
-        made = ir.node(node.op_type, inputs, dict(node.attributes), name=name)
+        made = ir.node(node.op_type, inputs, attributes, name=name)
         self.place(made, dtype, before)
         self.constants.add(made.outputs[0])
         return made.outputs[0]
@@ -256,5 +268,7 @@ def check_types(graph: ir.Graph) -> None:
     """ContractError where the floating-point inputs of a node have several types, as in no strongly
     typed network."""
     for node in graph:
+        if node.domain:
+            continue  # its scale is float32 beside any type
         found = {value.dtype for value in node.inputs if value and value.dtype in FLOATS}
         require(len(found) <= 1, node, "inputs of one type")
