@@ -199,7 +199,7 @@ class Profile:
 
     def set_shape(
         self, input: str, min: Sequence[int], opt: Sequence[int], max: Sequence[int]
-    ) -> None:  # noqa: A002
+    ) -> None:
         self.shapes[input] = (tuple(min), tuple(opt), tuple(max))
 
     @property
