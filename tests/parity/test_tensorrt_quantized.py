@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 from edgespec import bundle
 from edgespec.backends.ort.emulate import Emulation
 from edgespec.backends.ort.quantized_values import quantized_values
-from edgespec.backends.tensorrt.lowering import lower, precision, quantization
+from edgespec.backends.tensorrt.linter import lint
+from edgespec.backends.tensorrt.lowering import lower, opset, precision, quantization
+from edgespec.backends.tensorrt.parser_version import LINES, ParserVersion
 from edgespec.backends.tensorrt.target import Compute, Dialect, Target
 from edgespec.component import ComponentConfig
 from edgespec.contract import (
@@ -127,12 +129,14 @@ class Product:
                 emulation.round_input(node, source.scheme)
         return self
 
-    def lower(self, compute: Compute) -> Product:
+    def lower(self, compute: Compute, dialect: Dialect = Dialect.NATIVE) -> Product:
         """Only what makes quantized products, and then the types."""
         for value in (*self.model.graph.inputs, *self.model.graph.outputs):
             value.type = ir.TensorType(precision.TYPES[compute])
         for apply in (quantization.apply, precision.apply):
             apply(self.model, target(compute))
+        if dialect is Dialect.PORTABLE:
+            opset.apply(self.model, target(compute))
         return self
 
 
@@ -316,6 +320,21 @@ def test_layers_and_constants_have_names_of_their_own(tmp_path: Path) -> None:
         graph = Product.of(stored, tmp_path / name).lower("float16").model.graph
         names = [*(node.name for node in graph), *graph.initializers]
         assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_no_release_of_tensorrt_has_a_rule_against_a_product(tmp_path: Path, name: str) -> None:
+    for dialect in Dialect:
+        product = Product.of(WEIGHTS[name], tmp_path).lower("bfloat16", dialect)
+        model = ir.to_proto(product.model)
+        for version in (v for v in map(ParserVersion, LINES) if v.dialect is dialect):
+            assert lint(model, version, tmp_path).findings == (), version
+
+
+def test_powers_of_two_as_export_wrote_them_break_a_rule(tmp_path: Path) -> None:
+    """Or the test above would not look at them."""
+    model = ir.to_proto(Product.of(WEIGHTS["mxfp8"], tmp_path).model)
+    assert lint(model, ParserVersion("11.4"), tmp_path).findings
 
 
 # ---- what is refused
