@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from edgespec.backends.build import build
+from edgespec.backends.host import HostStates
 from edgespec.contract import Limits
 from edgespec.export.components import ExportOptions, export
 from edgespec.prompts import SamplingParams
@@ -258,10 +259,14 @@ def test_hidden_states_that_are_nan_draft_nothing(pair: Pair) -> None:
 
     full = []
 
+    def spoilt_states(item: Observation) -> HostStates:
+        assert item.hidden_states is not None
+        return HostStates(item.hidden_states.numpy() * np.float32(np.nan))
+
     def spoilt(seen: Sequence[Observation]) -> None:
         DFlashDrafter.observe(
             drafter,
-            [replace(item, hidden_states=item.hidden_states * np.float32(np.nan)) for item in seen],
+            [replace(item, hidden_states=spoilt_states(item)) for item in seen],
         )
         full.append(drafter.lanes[0].full)
 

@@ -14,10 +14,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.backends.call import HiddenStates
 from edgespec.runtime.draft_sampling import DraftSampler
 from edgespec.runtime.tree import DraftPlan, DraftTree
-
-Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +38,13 @@ class DraftRequest:
 class Observation:
     """What was committed in a lane: m positions, each with the token that follows it.
 
-    `hidden_states` are the base's aux hidden states at these positions, for a drafter that needs
-    them; else None.
+    `hidden_states` are the base's aux hidden states at these positions, k*H wide, for a drafter
+    that needs them; else None. They stay where the base's backend keeps them, and are valid until
+    the base's next call: `take` copies rows, for calls of a draft engine; `numpy` gives numbers.
     """
 
     lane: int
-    hidden_states: Floats | None  # [m, k*H]
+    hidden_states: HiddenStates | None  # of m rows
     tokens: NDArray[np.int64]  # [m]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.backends.base import Call, Result
+from edgespec.backends.call import Call, Result
 from edgespec.errors import LimitError
 from edgespec.prompts import MAX_LENGTH, SamplingParams
 from edgespec.runtime import decoder as decoder_module
@@ -49,12 +49,14 @@ class Rounding(HashRunner):
     by: float = 0.0
     shift: float = 0.0
 
-    def run(self, call: Call) -> Result:
-        result = super().run(call)
-        if call.inputs_embeds.shape[1] > 1:
-            result.logits[...] += self.shift
-            result.logits[..., SECOND] += self.by
-        return result
+    def run(self, call: Call) -> list[Result]:
+        results = super().run(call)
+        if call.rows > 1:
+            for result in results:
+                logits = result.logits.rows()
+                logits += self.shift
+                logits[:, SECOND] += self.by
+        return results
 
 
 def engine_of(runner: HashRunner, rounding: float = 0.0, *, exact: bool = False) -> Any:

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from edgespec.backends.call import Logits
 from edgespec.errors import LimitError
 from edgespec.prompts import CAPACITY, END_OF_SEQUENCE, MAX_LENGTH
 from edgespec.runtime import decoder as decoder_module
@@ -237,7 +238,7 @@ def test_hidden_state_of_the_last_committed_position_is_at_hand_after_every_step
     for _ in generate(session, seq):
         last = session.base.lanes[0].length - 1
         assert seq.hidden_state is not None
-        assert seq.hidden_state.tolist() == [last, path[last], last + 1]
+        assert seq.hidden_state.numpy().tolist() == [[last, path[last], last + 1]]
     assert session.base.runner.moved
 
 
@@ -248,7 +249,7 @@ def test_hidden_state_at_hand_outlives_the_calls_of_others() -> None:
     begin(session, one)
     begin(session, other)
     assert one.hidden_state is not None
-    assert one.hidden_state.tolist() == [len(PROMPT) - 1, PROMPT[-1], len(PROMPT)]
+    assert one.hidden_state.numpy().tolist() == [[len(PROMPT) - 1, PROMPT[-1], len(PROMPT)]]
 
 
 def test_drafter_is_asked_for_no_more_than_can_be_emitted_or_held() -> None:
@@ -289,11 +290,11 @@ def test_sequence_s_accept_rule_is_the_one_of_the_table_that_it_names() -> None:
     seen: list[tuple[int, int, int]] = []
 
     def nothing_accepted(
-        tree: DraftTree, logits: np.ndarray, sampler: Sampler, before: Sequence[int]
+        tree: DraftTree, logits: Logits, sampler: Sampler, before: Sequence[int]
     ) -> AcceptResult:
         seen.append((len(tree), len(logits), len(before)))
         assert tree.probs is not None or len(before) == len(PROMPT)  # prefill drafts nothing
-        return AcceptResult([0], [sampler.pick(logits[0], before)])
+        return AcceptResult([0], [sampler.pick_from(logits, 0, before)])
 
     class Nothing(AcceptOptions):
         rule = "none"
@@ -421,7 +422,7 @@ def test_second_request_starts_from_nothing() -> None:
 
 def fed(decoder: CachedDecoder, tokens: Sequence[int], gather: int) -> np.ndarray:
     (result,) = decoder.extend([decoder.causal(0, np.array(tokens), np.array([gather]))])
-    return result.logits[0]
+    return result.logits.row(0)
 
 
 def scratched(
@@ -431,7 +432,7 @@ def scratched(
     rows = Rows(
         0, np.array(tokens), np.array(positions), np.array(visible), np.array([len(tokens) - 1])
     )
-    return decoder.run([rows])[0].logits[0]
+    return decoder.run([rows])[0].logits.row(0)
 
 
 def test_scratch_rows_that_are_dropped_leave_no_trace() -> None:
@@ -464,7 +465,7 @@ def test_later_scratch_rows_see_earlier_ones_where_told_and_not_beyond_the_windo
 
 
 def forget_depth(
-    tree: DraftTree, logits: np.ndarray, sampler: Sampler, before: Sequence[int]
+    tree: DraftTree, logits: Logits, sampler: Sampler, before: Sequence[int]
 ) -> AcceptResult:
     return walk(tree, logits, sampler, before[1:])
 
