@@ -37,7 +37,7 @@ test: $(FULL) ## all tests that a CPU can run, on every core (WORKERS=0: one aft
 test-fast: $(FULL) ## unit tests without the slow ones
 	$(PY) -m pytest -n $(WORKERS) tests/unit -m "not slow"
 
-demo: $(if $(filter mtp draft_model eagle1 medusa,$(METHOD)),$(FULL),$(LIGHT)) ## from a checkpoint to fast answers; METHOD=suffix, ngram, dflash, mtp, eagle1, medusa or draft_model drafts otherwise
+demo: $(if $(filter mtp draft_model eagle1 medusa jetspec dspark,$(METHOD)),$(FULL),$(LIGHT)) ## from a checkpoint to fast answers; METHOD=suffix, ngram, dflash, mtp, eagle1, medusa, jetspec, dspark or draft_model drafts otherwise
 	$(PY) scripts/demo.py --method $(METHOD)
 
 bench: $(LIGHT) ## measure export, build, load and steps on a checkpoint of 0.6 B parameters

@@ -24,8 +24,9 @@ Knows nothing else of the project.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 
 class EdgeSpecError(Exception):
@@ -156,16 +157,24 @@ def counted(number: int, noun: str, plural: str = "s") -> str:
 
 
 @contextmanager
-def in_words(names: Mapping[str, str]) -> Iterator[None]:
-    """Replaces words in a LimitError or OptionError of the block: what is a flag on the command
-    line has another name elsewhere."""
+def rephrased(rephrase: Callable[[str], str]) -> Iterator[None]:
+    """Puts both parts of a LimitError, OptionError or RequestError of the block in other words."""
     try:
         yield
-    except (LimitError, OptionError) as error:
-        what, remedy = error.what, error.remedy
-        for word, name in names.items():
-            what, remedy = what.replace(word, name), remedy.replace(word, name)
-        raise type(error)(what, remedy) from error
+    except (LimitError, OptionError, RequestError) as error:
+        raise type(error)(rephrase(error.what), rephrase(error.remedy)) from error
+
+
+def in_words(names: Mapping[str, str]) -> AbstractContextManager[None]:
+    """Replaces whole words in such an error: what is a flag on the command line has another name
+    elsewhere."""
+    return rephrased(lambda text: replaced(names, text))
+
+
+def replaced(names: Mapping[str, str], text: str) -> str:
+    """A text with whole words replaced, all at once."""
+    words = "|".join(map(re.escape, names)) or "(?!)"
+    return re.sub(rf"(?<![\w-])({words})(?![\w-])", lambda found: names[found[1]], text)
 
 
 @contextmanager

@@ -17,7 +17,11 @@ _WEIGHTS = (
     *(".safetensors", ".safetensors.index.json"),
     *("pytorch_model.bin", ".bin.index.json", "_lm_head.pt"),
 )
-_ENGINES = ("llm.onnx", "spec_base.onnx", "spec_draft.onnx")
+_ENGINES = tuple(
+    f"{stem}{suffix}"
+    for stem in ("llm", "spec_base", "spec_draft")
+    for suffix in (".onnx", ".engine")
+)
 _ANOTHER = "Name another place for the output."
 _ELSEWHERE = "Name a place outside of it."
 

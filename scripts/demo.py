@@ -4,7 +4,7 @@
     python scripts/demo.py --method dflash    # the same base with another draft
     python scripts/demo.py --method suffix    # without a draft: from the text itself; ngram likewise
     python scripts/demo.py --method mtp       # a Qwen3.5 hybrid, trained first where build/demo-mtp is not there
-    python scripts/demo.py --method eagle1    # a draft that is trained likewise; medusa, draft_model
+    python scripts/demo.py --method eagle1    # a draft that is trained likewise; medusa, jetspec, dspark, draft_model
 
 Each step is a command of the command line and is printed before it runs. Then the Python API
 streams the responses, and `infer --check-lossless` compares each of them with plain decoding.
@@ -35,6 +35,8 @@ HYBRID = ROOT / "build" / "demo-mtp"
 DRAFT_MODEL = ROOT / "build" / "demo-draft-model"
 EAGLE1 = ROOT / "build" / "demo-eagle1"
 MEDUSA = ROOT / "build" / "demo-medusa"
+JETSPEC = ROOT / "build" / "demo-jetspec"
+DSPARK = ROOT / "build" / "demo-dspark"
 DEFAULT_OUT, MARK = "demo-out", ".edgespec-demo"
 INTERRUPTED = 130
 SIZES = ("--spec-draft-top-k", "--spec-draft-step", "--spec-verify-size")
@@ -96,10 +98,25 @@ def export_mtp(out: Path) -> tuple[Path, ...]:
 
 def export_dflash(out: Path) -> tuple[Path, ...]:
     """Exports the DFlash pair. Returns the directories of base and draft."""
-    base, draft = RECIPE / "base", RECIPE / "dflash_draft"
-    step("export", base, out / "base_export", "--dflash-base", "--dflash-draft-dir", draft)
-    step("export", base, out / "draft_export", "--dflash-draft", "--dflash-draft-dir", draft)
-    return out / "base_export" / "llm", out / "draft_export" / "dflash_draft"
+    return export_block("dflash", RECIPE / "dflash_draft", out)
+
+
+def export_jetspec(out: Path) -> tuple[Path, ...]:
+    """Exports the JetSpec pair. Returns the directories of base and draft."""
+    return export_block("jetspec", the_jetspec_draft(), out)
+
+
+def export_dspark(out: Path) -> tuple[Path, ...]:
+    """Exports the DSpark pair. Returns the directories of base and draft."""
+    return export_block("dspark", the_dspark_draft(), out)
+
+
+def export_block(method: str, draft: Path, out: Path) -> tuple[Path, ...]:
+    """Exports the base and a block draft. Returns the directories of both."""
+    base, directory = RECIPE / "base", (f"--{method}-draft-dir", draft)
+    step("export", base, out / "base_export", f"--{method}-base", *directory)
+    step("export", base, out / "draft_export", f"--{method}-draft", *directory)
+    return out / "base_export" / "llm", out / "draft_export" / f"{method}_draft"
 
 
 def export_draft_model(out: Path) -> tuple[Path, ...]:
@@ -116,6 +133,8 @@ METHODS = {
     "medusa": Method(export_medusa),
     "mtp": Method(export_mtp, (1, 3, 4)),
     "dflash": Method(export_dflash, (1, 1, 8)),
+    "jetspec": Method(export_jetspec, (1, 1, 8)),
+    "dspark": Method(export_dspark, (1, 1, 8)),
     "draft_model": Method(export_draft_model, (1, 3, 4)),
     "suffix": Method(export_base, drafter="suffix"),
     "ngram": Method(export_base, drafter="ngram"),
@@ -136,6 +155,17 @@ def the_medusa_heads() -> Path:
     """Returns the Medusa heads, and trains them first if they are missing."""
     name, tensor = "train_demo_medusa.py", "0.1.weight"
     return trained(MEDUSA, name, "medusa", tensor, "a quarter of an hour")
+
+
+def the_jetspec_draft() -> Path:
+    """Returns the JetSpec draft, and trains it first if it is missing."""
+    return trained(JETSPEC, "train_demo_jetspec.py", "jetspec", "norm.weight", "half an hour")
+
+
+def the_dspark_draft() -> Path:
+    """Returns the DSpark draft, and trains it first if it is missing."""
+    name, tensor = "train_demo_dspark.py", "confidence_head.proj.weight"
+    return trained(DSPARK, name, "dspark", tensor, "half an hour")
 
 
 def the_draft_model() -> Path:
@@ -185,7 +215,7 @@ def make_anew(out: Path) -> None:
 
     Exits with a message for any other directory that is not empty: nothing else is removed.
     """
-    inputs = (HYBRID, DRAFT_MODEL, EAGLE1, MEDUSA, RECIPE)
+    inputs = (HYBRID, DRAFT_MODEL, EAGLE1, MEDUSA, JETSPEC, DSPARK, RECIPE)
     if any(place.is_relative_to(out) for place in (*inputs, ROOT)) or any(
         out.is_relative_to(place) for place in inputs
     ):

@@ -66,6 +66,15 @@ def trained(method: str, draft: Path, plans: dict[str, Sizes], component: str = 
     return Pair(exports, ("0/llm", f"1/{component}"), plans)
 
 
+def block(method: str, draft: Path, plans: dict[str, Sizes]) -> Pair:
+    """The base with a block draft."""
+    base = ExportOptions(base_for=method, draft_dir=str(draft))
+    return Pair(((BASE, base), (draft, OF_BASE)), ("0/llm", f"1/{method}_draft"), plans)
+
+
+BLOCK = {"block 1/1/8": (1, 1, 8)}
+BLOCK_AND_TREES = BLOCK | {"tree 4/1/16": (4, 1, 16), "tree 8/1/32": (8, 1, 32)}
+
 PAIRS = {
     "eagle3": trained("eagle3", RECIPE / "draft", LEVEL_BY_LEVEL),
     "eagle1": trained("eagle1", TRAINED / "demo-eagle1", LEVEL_BY_LEVEL),
@@ -74,14 +83,9 @@ PAIRS = {
         ("0/llm", "0/mtp_draft"),
         {"chain 1/3/4": CHAIN, "chain 1/5/6": (1, 5, 6)},
     ),
-    "dflash": Pair(
-        (
-            (BASE, ExportOptions(base_for="dflash", draft_dir=str(RECIPE / "dflash_draft"))),
-            (RECIPE / "dflash_draft", OF_BASE),
-        ),
-        ("0/llm", "1/dflash_draft"),
-        {"block 1/1/8": (1, 1, 8), "tree 4/1/16": (4, 1, 16), "tree 8/1/32": (8, 1, 32)},
-    ),
+    "dflash": block("dflash", RECIPE / "dflash_draft", BLOCK_AND_TREES),
+    "jetspec": block("jetspec", TRAINED / "demo-jetspec", BLOCK_AND_TREES),
+    "dspark": block("dspark", TRAINED / "demo-dspark", BLOCK),
     "medusa": trained(
         "medusa",
         TRAINED / "demo-medusa",

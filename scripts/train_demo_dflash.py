@@ -1,369 +1,43 @@
 """Train a DFlash draft for the demo base: a small block drafter in the layout that z-lab publishes.
 
 Knows how the draft committed under `recipes/demo/dflash_draft` was made, and measures it with the
-plain cycle of draft and verify. Knows nothing of engines; text, base and tokenizer are those of
-`train_demo_model.py`.
+plain cycle of draft and verify. Knows nothing of engines; what all block drafts have in common is
+in `block_training.py`.
 
     python scripts/train_demo_dflash.py --out recipes/demo/dflash_draft            # about half an hour on one core
     python scripts/train_demo_dflash.py --out recipes/demo/dflash_draft --measure  # only measure what is there
     python scripts/train_demo_dflash.py --out /tmp/tiny --smoke                    # a minute, to see that it runs
 
-The draft reads hidden states of the base for all tokens before an anchor, and fills a block
-[anchor, MASK, MASK, ...] in one pass: slot k predicts the token k places after the anchor. Near
-slots weigh more in the loss (arXiv 2602.06036).
+Slot k predicts the token k places after the anchor, and sees the whole block. Near slots weigh more
+in the loss (arXiv 2602.06036).
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from draft_cycle import measure
-from draft_training import flags, library, open_base
-from safetensors.torch import load_file, save_file
-from torch import nn
-from train_demo_model import (
-    DEMO_BASE,
-    MLP,
-    Pair,
-    RMSNorm,
-    console,
-    fit,
-    own_answers,
-    prompts_of,
-    rotate,
-)
-from transformers import Qwen3ForCausalLM
-
-MASK_TOKEN = "ÿ"  # byte 0xFF as byte-level BPE writes it: no UTF-8 text has it
-GAMMA = 4.0  # slot k weighs exp(-(k - 1) / GAMMA): the published value for blocks of 8
+from block_training import GAMMA, SMOKE, BlockDraft, Blocks, Size, run
 
 
-@dataclass(frozen=True)
-class Size:
-    """Shapes and step counts of one run; widths shared with the base come from the base."""
+class DFlash(BlockDraft):
+    """The published DFlash draft."""
 
-    layers: int = 4
-    intermediate: int = 384
-    heads: int = 4
-    kv_heads: int = 2
-    head_dim: int = 64
-    aux_layers: tuple[int, ...] = (1, 3, 5, 6)  # target_layer_ids: outputs of these base layers
-    block: int = 8
-    hidden: int = 256
-    batch: int = 8
-    anchors: int = 32
-    steps: int = 1300
-    answers: int = 4096
-    new_tokens: int = 160
+    architecture = "DFlashDraftModel"
 
-
-SMOKE = Size(
-    layers=2,
-    intermediate=64,
-    heads=2,
-    kv_heads=1,
-    head_dim=32,
-    aux_layers=(1, 5),
-    batch=2,
-    anchors=4,
-    steps=3,
-    answers=4,
-    new_tokens=16,
-)
-
-
-# ---- the draft
-
-
-class Attention(nn.Module):
-    """Attention of a block to the context's aux hidden states, then to the block itself."""
-
-    def __init__(self, size: Size, eps: float, theta: float) -> None:
-        super().__init__()
-        self.size, self.theta = size, theta
-        self.q_proj = nn.Linear(size.hidden, size.heads * size.head_dim, bias=False)
-        self.k_proj = nn.Linear(size.hidden, size.kv_heads * size.head_dim, bias=False)
-        self.v_proj = nn.Linear(size.hidden, size.kv_heads * size.head_dim, bias=False)
-        self.o_proj = nn.Linear(size.heads * size.head_dim, size.hidden, bias=False)
-        self.q_norm, self.k_norm = RMSNorm(size.head_dim, eps), RMSNorm(size.head_dim, eps)
-
-    def split(
-        self, x: torch.Tensor, heads: int
-    ) -> torch.Tensor:  # [B, T, heads * D] -> [B, heads, T, D]
-        """[B, T, heads * D] -> [B, heads, T, D]."""
-        return x.unflatten(-1, (heads, self.size.head_dim)).transpose(1, 2)
-
-    def keys_values(
-        self, x: torch.Tensor, positions: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns keys with RoPE and values, each [B, kv_heads, T, D]."""
-        repeats = self.size.heads // self.size.kv_heads
-        k = self.k_norm(self.split(self.k_proj(x), self.size.kv_heads))
-        v = self.split(self.v_proj(x), self.size.kv_heads)
-        return rotate(k, positions, self.theta).repeat_interleave(repeats, 1), v.repeat_interleave(
-            repeats, 1
-        )
-
-    def forward(
-        self, x: torch.Tensor, context: torch.Tensor, at: torch.Tensor, seen: torch.Tensor
-    ) -> torch.Tensor:
-        """x: A blocks a row in one line [B, A * block, H]; at: their positions; seen [B, A * block,
-        C]: context."""
-        size, rows = self.size, len(x)
-        places = torch.arange(context.shape[1]).expand(rows, -1)
-        q = rotate(self.q_norm(self.split(self.q_proj(x), size.heads)), at, self.theta)
-        far_k, far_v = self.keys_values(context, places)
-        near_k, near_v = (t.unflatten(2, (-1, size.block)) for t in self.keys_values(x, at))
-        far = (q @ far_k.transpose(-1, -2)).float().masked_fill(~seen[:, None], float("-inf"))
-        near = (q.unflatten(2, (-1, size.block)) @ near_k.transpose(-1, -2)).flatten(2, 3).float()
-        weights = (torch.cat([far, near], -1) * size.head_dim**-0.5).softmax(-1).to(q.dtype)
-        far_w, near_w = weights.split([far_k.shape[2], size.block], -1)
-        mixed = far_w @ far_v + (near_w.unflatten(2, (-1, size.block)) @ near_v).flatten(2, 3)
-        return self.o_proj(mixed.transpose(1, 2).flatten(-2))
-
-
-class Layer(nn.Module):
-    """The decoder layer of the draft."""
-
-    def __init__(self, size: Size, eps: float, theta: float) -> None:
-        super().__init__()
-        self.input_layernorm, self.post_attention_layernorm = (
-            RMSNorm(size.hidden, eps),
-            RMSNorm(size.hidden, eps),
-        )
-        self.self_attn, self.mlp = Attention(size, eps, theta), MLP(size)
-
-    def forward(
-        self, x: torch.Tensor, context: torch.Tensor, at: torch.Tensor, seen: torch.Tensor
-    ) -> torch.Tensor:
-        """Returns the hidden states [B, A * block, H] after the layer."""
-        x = x + self.self_attn(self.input_layernorm(x), context, at, seen)
-        return x + self.mlp(self.post_attention_layernorm(x))
-
-
-class DFlash(nn.Module):
-    """The published DFlash draft. Parameter names are those of the checkpoint.
-
-    Embedding and lm_head are shared with the base.
-    """
-
-    def __init__(self, size: Size, base: Qwen3ForCausalLM) -> None:
-        super().__init__()
-        eps, self.theta = base.config.rms_norm_eps, base.config.rope_parameters["rope_theta"]
-        self.size, self.eps = size, eps
-        self.fc = nn.Linear(len(size.aux_layers) * size.hidden, size.hidden, bias=False)
-        self.hidden_norm, self.norm = RMSNorm(size.hidden, eps), RMSNorm(size.hidden, eps)
-        self.layers = nn.ModuleList(Layer(size, eps, self.theta) for _ in range(size.layers))
-
-    def forward(
-        self, features: torch.Tensor, embeds: torch.Tensor, at: torch.Tensor, seen: torch.Tensor
-    ) -> torch.Tensor:
-        """Returns hidden states [B, A * block, H] for the base's lm_head.
-
-        `features` are the aux hidden states [B, C, k * H] of the context, `embeds` the embeddings
-        [B, A * block, H] of the blocks.
-        """
-        context = self.hidden_norm(self.fc(features))
-        for layer in self.layers:
-            embeds = layer(embeds, context, at, seen)
-        return self.norm(embeds)
-
-
-def features_of(hidden_states: tuple[torch.Tensor, ...], size: Size) -> torch.Tensor:
-    """Returns the aux hidden states; layer i's output is hidden_states[i + 1]."""
-    return torch.cat([hidden_states[i + 1] for i in size.aux_layers], -1)
-
-
-def answers_of(
-    base: Qwen3ForCausalLM, prompts: list[list[int]], kept: Path | None, size: Size
-) -> list[Pair]:
-    """Returns the base's responses, from the file `kept` or generated now."""
-    if kept is not None and kept.exists():
-        return [(prompt, answer) for prompt, answer in json.loads(kept.read_text())]
-    pairs = own_answers(base, prompts, size.new_tokens)
-    if kept is not None:
-        kept.write_text(json.dumps(pairs))
-    return pairs
-
-
-# ---- training
-
-
-def batches(pairs: list[Pair], size: Size, seed: int) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Yields (ids, lengths, anchors [B, A]).
-
-    Rows have about equal lengths and are padded on the right; anchors are random positions in the
-    response.
-    """
-    rng = np.random.default_rng(seed)
-    rows = sorted(pairs, key=lambda p: len(p[0]) + len(p[1]))
-    groups = [rows[i : i + size.batch] for i in range(0, len(rows), size.batch)]
-    while True:
-        for g in rng.permutation(len(groups)):
-            whole = [prompt + answer for prompt, answer in groups[g]]
-            width = max(map(len, whole))
-            ids = torch.tensor([row + [0] * (width - len(row)) for row in whole])
-            anchors = [
-                rng.integers(len(p), len(p) + len(a) - 1, size.anchors) for p, a in groups[g]
-            ]
-            yield (
-                ids,
-                torch.tensor([len(row) for row in whole]),
-                torch.from_numpy(np.stack(anchors)),
-            )
-
-
-def train(base: Qwen3ForCausalLM, pairs: list[Pair], mask_id: int, size: Size) -> DFlash:
-    """Trains and returns the draft."""
-    draft = DFlash(size, base)
-    draft.norm.weight.data.copy_(base.model.norm.weight)  # the head that reads it is the base's
-    table = base.get_input_embeddings().weight.detach().bfloat16()  # as it is stored
-    feed, slots = batches(pairs, size, 1), torch.arange(size.block)
-    weight = torch.exp(-(slots[1:] - 1) / GAMMA)
-
-    def loss_of_step(step: int) -> torch.Tensor:
-        ids, lengths, anchors = next(feed)
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-            features = features_of(base.model(ids, output_hidden_states=True).hidden_states, size)
-        at = anchors[..., None] + slots  # [B, A, block]
-        tokens = ids.gather(1, at.clamp(max=ids.shape[1] - 1).flatten(1)).view_as(at)
-        block = torch.full_like(at, mask_id)
-        block[..., 0] = tokens[..., 0]
-        seen = torch.arange(ids.shape[1]) < anchors.repeat_interleave(size.block, 1)[..., None]
-        with torch.autocast("cpu", torch.bfloat16):
-            hidden = draft(features, table[block.flatten(1)], at.flatten(1), seen)
-            logits = hidden.view(*at.shape, -1)[:, :, 1:] @ table.T
+    def loss(self, blocks: Blocks) -> torch.Tensor:
+        """Cross-entropy with the base's own answer."""
         nll = F.cross_entropy(
-            logits.float().flatten(0, 2), tokens[..., 1:].flatten(), reduction="none"
+            blocks.logits.float().flatten(0, 2), blocks.wanted.flatten(), reduction="none"
         )
-        keep = (at[..., 1:] < lengths[:, None, None]) * weight
-        return (nll * keep.flatten()).sum() / keep.sum()
+        return blocks.mean(nll, torch.exp(-torch.arange(self.size.block - 1) / GAMMA))
 
-    fit("draft", draft, size.steps, 3e-3, loss_of_step)
-    return draft.eval()
-
-
-# ---- measuring
-
-
-def measure_draft(
-    base: Qwen3ForCausalLM, draft: DFlash, mask_id: int, prompts: list[list[int]], new: int
-) -> dict:
-    """Returns the acceptance statistics of greedy blocks."""
-    size, table = draft.size, base.get_input_embeddings().weight
-
-    def states(ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        out = base(torch.tensor([ids]), output_hidden_states=True)
-        return features_of(out.hidden_states, size), out.logits[0]
-
-    def drafts(features: torch.Tensor, ids: list[int], pending: int) -> list[int]:
-        block = torch.tensor([[pending] + [mask_id] * (size.block - 1)])
-        at = torch.arange(len(ids), len(ids) + size.block)[None]
-        seen = torch.ones(1, size.block, len(ids), dtype=torch.bool)
-        return (draft(features, table[block], at, seen) @ table.T)[0, 1:].argmax(-1).tolist()
-
-    return measure(base, states, drafts, prompts, new)
-
-
-# ---- files
-
-
-def save_draft(draft: DFlash, base: Qwen3ForCausalLM, mask_id: int, path: Path) -> None:
-    """Writes the draft in the layout of z-lab."""
-    path.mkdir(parents=True, exist_ok=True)
-    size = draft.size
-    tensors = {n: p.detach().to(torch.bfloat16).contiguous() for n, p in draft.state_dict().items()}
-    weights, text = path / "model.safetensors", path / "config.json"
-    save_file(tensors, beside(weights), metadata={"format": "pt"})
-    config = {
-        "architectures": ["DFlashDraftModel"],
-        "model_type": "qwen3",
-        "block_size": size.block,
-        "dflash_config": {"mask_token_id": mask_id, "target_layer_ids": list(size.aux_layers)},
-        "num_target_layers": base.config.num_hidden_layers,
-        "hidden_size": size.hidden,
-        "intermediate_size": size.intermediate,
-        "num_hidden_layers": size.layers,
-        "num_attention_heads": size.heads,
-        "num_key_value_heads": size.kv_heads,
-        "head_dim": size.head_dim,
-        "vocab_size": base.config.vocab_size,
-        "rms_norm_eps": draft.eps,
-        "rope_theta": draft.theta,
-        "rope_scaling": None,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "layer_types": ["full_attention"] * size.layers,
-        "max_position_embeddings": 4096,
-        "sliding_window": None,
-        "use_sliding_window": False,
-        "max_window_layers": size.layers,
-        "tie_word_embeddings": True,
-        "dtype": "bfloat16",
-    }
-    beside(text).write_text(json.dumps(config, indent=2) + "\n")
-    for file in (weights, text):
-        beside(file).replace(file)
-
-
-def beside(file: Path) -> Path:
-    """Returns the path at which a file is written before it replaces an older one."""
-    return file.with_name(f"{file.name}.part")
-
-
-def load_draft(path: Path, base: Qwen3ForCausalLM) -> tuple[DFlash, int]:
-    """Returns the draft and its mask id."""
-    raw = json.loads((path / "config.json").read_text())
-    inner = raw["dflash_config"]
-    size = Size(
-        layers=raw["num_hidden_layers"],
-        intermediate=raw["intermediate_size"],
-        heads=raw["num_attention_heads"],
-        kv_heads=raw["num_key_value_heads"],
-        head_dim=raw["head_dim"],
-        aux_layers=tuple(inner["target_layer_ids"]),
-        block=raw["block_size"],
-        hidden=raw["hidden_size"],
-    )
-    draft = DFlash(size, base)
-    draft.load_state_dict(load_file(path / "model.safetensors"))
-    return draft.eval(), inner["mask_token_id"]
-
-
-def main() -> None:
-    """Trains or measures the demo draft."""
-    parser = flags(__doc__, "draft", prompts=64, tokens=128)
-    parser.add_argument("--base", type=Path, default=DEMO_BASE)
-    parser.add_argument(
-        "--answers",
-        type=Path,
-        help="JSON of [prompt, answer] ids: read, or written for another run",
-    )
-    args = parser.parse_args()
-    size = SMOKE if args.smoke else Size()
-    torch.manual_seed(args.seed)
-
-    base, tokenizer = open_base(args.base)
-    training, held = library(smoke=args.smoke)
-    if not args.measure:
-        pairs = answers_of(
-            base, prompts_of(training, tokenizer, args.seed, size.answers), args.answers, size
-        )
-        mask_id = tokenizer.convert_tokens_to_ids(MASK_TOKEN)
-        save_draft(train(base, pairs, mask_id, size), base, mask_id, args.out)
-        console.print(f"wrote {args.out}")
-    if args.prompts:
-        draft, mask_id = load_draft(args.out, base)
-        prompts = prompts_of(held, tokenizer, 0, args.prompts)
-        print(json.dumps(measure_draft(base, draft, mask_id, prompts, args.tokens)))
+    def keys(self, mask_id: int) -> dict[str, Any]:
+        """The section that z-lab publishes."""
+        layers = list(self.size.aux_layers)
+        return {"dflash_config": {"mask_token_id": mask_id, "target_layer_ids": layers}}
 
 
 if __name__ == "__main__":
-    main()
+    run(DFlash, __doc__, Size(), SMOKE)

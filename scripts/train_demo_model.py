@@ -266,7 +266,7 @@ def make_base(size: Size, eos: int) -> Qwen3ForCausalLM:
 def optimizers(module: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
     """Returns Muon for the inner matrices, and AdamW for embeddings, heads and norms."""
     named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
-    inner = [p for n, p in named if p.ndim == 2 and "embed" not in n and "lm_head" not in n]
+    inner = [p for n, p in named if p.ndim == 2 and "embed" not in n and "head" not in n]
     outer = [p for n, p in named if not any(p is q for q in inner)]
     return [
         torch.optim.Muon(

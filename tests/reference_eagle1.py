@@ -58,10 +58,14 @@ class Eagle1Reference:
             y = self.norm(x, f"{layer}.post_attention_layernorm")
             gate, up, down = (w[f"{layer}.mlp.{n}_proj.weight"] for n in ("gate", "up", "down"))
             x = x + (F.silu(y @ gate.T) * (y @ up.T)) @ down.T
-        if "norm.weight" in w:
-            x = self.norm(x, "norm")
+        normed = self.norm(x, "norm") if "norm.weight" in w else x
+        recycled = normed if self.says("return_hidden_post_norm") else x
         assert x.shape[-1] == width
-        return x @ self.lm_head.T, x
+        return normed @ self.lm_head.T, recycled
+
+    def says(self, key: str) -> bool:
+        """A switch of the draft's eagle_config."""
+        return bool(self.raw.get("eagle_config", {}).get(key))
 
     def attention(self, x: torch.Tensor, name: str) -> torch.Tensor:
         heads, kv = self.raw["num_attention_heads"], self.raw["num_key_value_heads"]

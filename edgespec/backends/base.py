@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -146,6 +146,7 @@ class BuildOption:
     help: str
     choices: tuple[str, ...] = ()
     default: OptionValue = None
+    metavar: str | None = None  # what a text is, in --help
 
     @property
     def name(self) -> str:
@@ -171,8 +172,9 @@ def ignore(amount: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Listeners to a build: `start` gets the bytes of the engine once, `prove` the number of passes
-    by which it is then compared with the golden outputs, and `advance` each part of either."""
+    """Listeners to a build: `start` gets the bytes of the engine, or the steps of its build,
+    `prove` the number of passes by which it is then compared with the golden outputs, and `advance`
+    each part of either."""
 
     start: Callable[[int], None] = ignore
     advance: Callable[[int], None] = ignore
@@ -184,13 +186,18 @@ class Staged:
     """An engine whose files stand in the staging directory; its first file is `engine`.
 
     `weights` lack the rounding margin, which is measured. Where they have an `embedding`, the
-    engine needs no embedding file beside it.
+    engine needs no embedding file beside it. `settings` is what the backend itself has to know of
+    it later, as JSON. `fingerprint`: what it is bound to, where that is not this machine.
+    `unproven` says why it cannot be run here: it is then kept without a proof.
     """
 
     engine: Path
     contract: GraphContract
     weights: EngineWeights
     accuracy: AccuracySpec
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    fingerprint: Mapping[str, Any] | None = None
+    unproven: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,6 +264,24 @@ class Backend(ABC):
         progress: Progress,
     ) -> Staged:
         """Write the engine's own files to `staging`. BuildError where it cannot be built."""
+
+    def plan(self, onnx: OnnxDir, limits: Limits, options: BuildOptions) -> tuple[str, ...]:
+        """What `stage` would make, a line each, without making it; raises what it would raise
+        before its work begins."""
+        del onnx, limits, options
+        return ()
+
+    def emit_dir(self, options: BuildOptions) -> Path | None:
+        """Where the options want the lowered graph instead of an engine; None: they do not."""
+        del options
+        return None
+
+    def emit(
+        self, onnx: OnnxDir, limits: Limits, options: BuildOptions, directory: Path
+    ) -> tuple[str, ...]:
+        """Write the lowered graph and all that it needs to `directory`; what to do with it, a line
+        each. Asked where `emit_dir` names one."""
+        raise NotImplementedError
 
     @abstractmethod
     def open_staged(self, staged: Staged, capacity: int, lanes: int) -> Runner:

@@ -16,7 +16,7 @@ from pathlib import Path
 from edgespec import bundle
 from edgespec.backends import engine_dir as engines
 from edgespec.backends.base import Backend, BuildOptions, Progress, Runner, Staged
-from edgespec.backends.capacity import check_capacity
+from edgespec.backends.capacity import check_capacity, gigabytes
 from edgespec.backends.engine_config import (
     AS_EXPORTED,
     FLOAT32,
@@ -33,7 +33,7 @@ from edgespec.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
 from edgespec.config import RopeConfig
 from edgespec.contract import MAX_BATCH_SIZE, Limits, Role
 from edgespec.directories import Kind
-from edgespec.errors import BundleError, ContractError, LimitError, OptionError
+from edgespec.errors import BundleError, ContractError, LimitError, OptionError, counted
 from edgespec.methods import METHODS
 from edgespec.outputs import refuse_model_directory, refuse_overwriting
 from edgespec.stored.fields import EXPORT_AGAIN
@@ -59,16 +59,26 @@ class Built:
     weights: EngineWeights
     notes: tuple[str, ...] = ()
     golden_cosine: float | None = None
+    unproven: str | None = None  # why it could not be run here, and was not compared
 
 
 @dataclass(frozen=True, slots=True)
 class Proven:
     """A staged engine: its config, and how it agrees with the golden outputs (None: there were
-    none)."""
+    none, or `staged` says why it cannot be run here)."""
 
-    engine: Path
+    staged: Staged
     config: EngineConfig
     agreement: Agreement | None
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What a build would make, or what was written instead of an engine, in `lines` for the
+    user."""
+
+    role: Role
+    lines: tuple[str, ...]
 
 
 def build(
@@ -90,6 +100,80 @@ def build(
     """
     began = time.monotonic()
     builder = chosen_backend(backend)
+    onnx = checked_export(
+        builder, onnx_dir, engine_dir, limits, spec_base=spec_base, spec_draft=spec_draft
+    )
+    options = builder.parse_options({}) if options is None else options
+    engines.remove_killed(engine_dir)
+    engines.refuse_foreign(engine_dir, engines.names_to_write(onnx, builder.suffixes))
+    with staging_directory(engine_dir, onnx.role) as staging:
+        proven = write_engine(builder, onnx, limits, options, staging, progress)
+        entry = engines.install(staging, engine_dir, onnx.role, entry_of(builder, onnx, proven))
+    return Built(
+        onnx.role,
+        engine_dir / proven.staged.engine.name,
+        entry.size_bytes,
+        entry.golden_difference,
+        time.monotonic() - began,
+        entry.weights,
+        notes_of(builder, proven.config),
+        entry.golden_cosine,
+        proven.staged.unproven,
+    )
+
+
+def plan(
+    onnx_dir: Path,
+    engine_dir: Path,
+    limits: Limits,
+    *,
+    emit_to: Path | None = None,
+    backend: str = DEFAULT_BACKEND,
+    options: BuildOptions | None = None,
+    spec_base: bool = False,
+    spec_draft: bool = False,
+) -> Planned:
+    """What `build` would make of the same arguments, without building. With `emit_to` the graph
+    that it would build from is written to that new directory, whole or not at all; else nothing is
+    written. Raises what `build` would raise before its work begins."""
+    builder = chosen_backend(backend)
+    onnx = checked_export(
+        builder, onnx_dir, engine_dir, limits, spec_base=spec_base, spec_draft=spec_draft
+    )
+    check_canonical(onnx)
+    options = builder.parse_options({}) if options is None else options
+    if emit_to is None:
+        with as_bundle_error(onnx):
+            lines = builder.plan(onnx, limits, options)
+        return Planned(onnx.role, (*cache_lines(builder, onnx, limits), *lines))
+    refuse_overwriting(emit_to, [onnx_dir])
+    with bundle.staged_directory(emit_to) as staging, as_bundle_error(onnx):
+        lines = builder.emit(onnx, limits, options, staging)
+    return Planned(onnx.role, (f"{emit_to}: the graph and its weights", *lines))
+
+
+def cache_lines(backend: Backend, onnx: OnnxDir, limits: Limits) -> Iterator[str]:
+    """What the caches of an engine would take."""
+    own = EngineLimits.of(limits, onnx.role)
+    config = EngineConfig(component=onnx.config, limits=own, weights=FP32_WEIGHTS)
+    memory, lanes = backend.memory(config), own.max_batch_size
+    cache = lanes * own.max_kv_cache_capacity * memory.kv_bytes_per_token
+    if cache:
+        yield f"KV cache of {counted(lanes, 'sequence')}: {gigabytes(cache)} when it is full"
+    if memory.state_bytes:
+        yield f"recurrent states: {gigabytes(lanes * memory.state_bytes)}"
+
+
+def checked_export(
+    builder: Backend,
+    onnx_dir: Path,
+    engine_dir: Path,
+    limits: Limits,
+    *,
+    spec_base: bool,
+    spec_draft: bool,
+) -> OnnxDir:
+    """The export, checked with all that may be said of a build before its work begins."""
     check_limits(limits)
     refuse_overwriting(engine_dir, [onnx_dir])
     refuse_model_directory(
@@ -100,22 +184,24 @@ def build(
     check_draft_size(onnx, limits)
     check_memory(builder, onnx, limits)
     engines.check_against_others(engine_dir, onnx)
-    options = builder.parse_options({}) if options is None else options
-    engines.remove_killed(engine_dir)
-    engines.refuse_foreign(engine_dir, engines.names_to_write(onnx, builder.suffixes))
-    with staging_directory(engine_dir, onnx.role) as staging:
-        proven = write_engine(builder, onnx, limits, options, staging, progress)
-        entry = engines.install(staging, engine_dir, onnx.role, entry_of(builder, onnx, proven))
-    return Built(
-        onnx.role,
-        engine_dir / proven.engine.name,
-        entry.size_bytes,
-        entry.golden_difference,
-        time.monotonic() - began,
-        entry.weights,
-        notes_of(builder, proven.config),
-        entry.golden_cosine,
-    )
+    return onnx
+
+
+def check_canonical(onnx: OnnxDir) -> None:
+    """BundleError where the graph is not one that export writes."""
+    from edgespec.backends.canonical_graph import check_graph
+
+    check_graph(onnx.model, onnx.config.graph, onnx.manifest.files)
+
+
+@contextmanager
+def as_bundle_error(onnx: OnnxDir) -> Iterator[None]:
+    """Converts a ContractError: what was checked is data, it may be of another exporter."""
+    try:
+        yield
+    except ContractError as error:
+        remedy = f"{EXPORT_AGAIN} If that does not help, please report it."
+        raise BundleError(f"{onnx.model}: {error.what}", remedy) from error
 
 
 def chosen_backend(name: str) -> Backend:
@@ -197,34 +283,33 @@ def write_engine(
     progress: Progress,
 ) -> Proven:
     """Write all files of the engine to `staging` and compare it with the golden outputs."""
-    from edgespec.backends.canonical_graph import check_graph
-
-    check_graph(onnx.model, onnx.config.graph, onnx.manifest.files)
+    check_canonical(onnx)
     began = time.monotonic()
-    try:
+    with as_bundle_error(onnx):
         staged = backend.stage(onnx, limits, options, staging, progress)
-    except ContractError as error:  # what was checked is data: it may be of another exporter
-        remedy = f"{EXPORT_AGAIN} If that does not help, please report it."
-        raise BundleError(f"{onnx.model}: {error.what}", remedy) from error
     logger.info("%s engine written in %.2f s", onnx.role.value, time.monotonic() - began)
     engines.copy_sidecars(onnx, staging, with_embedding=staged.weights.embedding is None)
     began = time.monotonic()
     agreement, weights = prove(backend, onnx, staged, limits, progress)
     logger.info("compared with the golden outputs in %.2f s", time.monotonic() - began)
     config = EngineConfig(
-        component=onnx.config, limits=EngineLimits.of(limits, onnx.role), weights=weights
+        component=onnx.config,
+        limits=EngineLimits.of(limits, onnx.role),
+        weights=weights,
+        settings=staged.settings,
     )
     bundle.write_json(staging / engines.CONFIGS[onnx.role], config.to_dict())
-    return Proven(staged.engine, config, agreement)
+    return Proven(staged, config, agreement)
 
 
 def prove(
     backend: Backend, onnx: OnnxDir, staged: Staged, limits: Limits, progress: Progress
 ) -> tuple[Agreement | None, EngineWeights]:
-    """How a staged engine agrees with the golden outputs, if there are any, and its weights with
-    the margin that was measured. BuildError where it computes something else."""
+    """How a staged engine agrees with the golden outputs, if there are any and it can be run here,
+    and its weights with the margin that was measured. BuildError where it computes something
+    else."""
     margin = staged.accuracy.margin
-    if onnx.golden is None:
+    if onnx.golden is None or staged.unproven:
         unmeasured = None if margin is None else margin.unmeasured_nats
         return None, replace(staged.weights, rounding=unmeasured)
     config = onnx.config
@@ -264,7 +349,7 @@ def entry_of(backend: Backend, onnx: OnnxDir, proven: Proven) -> EngineEntry:
     agreement, weights = proven.agreement, proven.config.weights
     return EngineEntry(
         backend=backend.name,
-        fingerprint=backend.fingerprint(),
+        fingerprint=proven.staged.fingerprint or backend.fingerprint(),
         source=onnx.manifest.source.to_dict(),
         weights=weights,
         golden_difference=agreement.difference if agreement else None,

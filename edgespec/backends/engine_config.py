@@ -7,7 +7,7 @@ Knows no engine library.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final, cast
 
@@ -22,6 +22,7 @@ FLOAT32: Final = "fp32"
 BUILT_SCHEMES = ("int8", "int4")  # of weights that `build` rounds
 AS_EXPORTED = "as exported"
 BUILD_AGAIN = "Build the engine again."
+SETTINGS = "backend_config"
 MAX_CAPACITY = 2**31 - 1  # tokens of a KV cache
 NO_DRAFTS = 1  # nodes that an engine verifies which was not built for drafts
 
@@ -218,11 +219,15 @@ class EngineLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """A built engine: what was exported, what it was built for, and what its weights became."""
+    """A built engine: what was exported, what it was built for, and what its weights became.
+
+    `settings` is the backend's own, as JSON that it checks when it reads it; empty: it has none.
+    """
 
     component: ComponentConfig
     limits: EngineLimits
     weights: EngineWeights
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path) -> EngineConfig:
@@ -238,6 +243,7 @@ class EngineConfig:
             component=ComponentConfig.from_fields(fields),
             limits=EngineLimits.read(fields.section("builder_config")),
             weights=read_weights(fields),
+            settings=fields.optional_section(SETTINGS).raw,
         )
 
     @property
@@ -261,10 +267,11 @@ class EngineConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """The keys of an engine's config.json, in the order in which they are written."""
-        return self.component.to_dict() | {
+        keys = self.component.to_dict() | {
             "builder_config": self.limits.to_dict(self.role),
             "weights": self.weights.to_dict(),
         }
+        return keys | ({SETTINGS: dict(self.settings)} if self.settings else {})
 
 
 def read_weights(fields: EngineFields) -> EngineWeights:

@@ -17,7 +17,11 @@ from edgespec.contract import Role
 from edgespec.errors import BundleError
 
 # Name -> the backend, or "module:attribute" where it stands
-BACKENDS: dict[str, Backend | str] = {"ort": "edgespec.backends.ort.backend:BACKEND"}
+BACKENDS: dict[str, Backend | str] = {
+    "ort": "edgespec.backends.ort.backend:BACKEND",
+    "tensorrt": "edgespec.backends.tensorrt.backend:BACKEND",
+    "tensorrt-rtx": "edgespec.backends.tensorrt.backend:RTX_BACKEND",
+}
 DEFAULT_BACKEND = "ort"
 
 

@@ -40,7 +40,8 @@ class Constants:
 
     def int64(self, *values: int) -> ir.Value:
         """A constant vector in INT64."""
-        return self(f"lowered/int64/{','.join(map(str, values))}", np.array(values, np.int64))
+        name = f"lowered/int64/[{','.join(map(str, values))}]"  # a vector of one is no scalar
+        return self(name, np.array(values, np.int64))
 
 
 class Nodes:

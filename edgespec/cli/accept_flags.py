@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.errors import RequestError
+from edgespec.errors import RequestError, counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from edgespec.prompts import Request
     from edgespec.runtime.engine import Engine
@@ -140,6 +140,20 @@ def relaxed_note(engine: Engine, asked: Sequence[bool]) -> str | None:
     if engine.acceptance.rule != "relaxed" or any(asked) or not engine.tokenizer.knows_thinking():
         return None
     return "relaxed acceptance is for thoughts alone, and no request has enable_thinking"
+
+
+def notes_of_rules(
+    engine: Engine, rules: Iterable[AcceptOptions | None], count: int
+) -> Iterator[str]:
+    """A note for each rule that requests ask for by themselves, of `count` in all, where the engine
+    has another one and the rule is not exact; None: a request asks for none."""
+    from edgespec.runtime.verify import EXACT, acceptance_words
+
+    own = [asked.rule for asked in rules if asked is not None]
+    for rule in dict.fromkeys(own):
+        if rule not in (EXACT, engine.acceptance.rule):
+            asking = f"{own.count(rule)} of {counted(count, 'request')}"
+            yield f"acceptance: {acceptance_words(rule)}, as {asking} asked for"
 
 
 def refuse_lossy(acceptance: AcceptOptions | None, temperature: float) -> None:

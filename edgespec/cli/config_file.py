@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
+from click.core import ParameterSource
 
 from edgespec.cli.draft_flags import KEY_NAMES, LENGTH, TREE_NAMES, drafter_arguments
 from edgespec.cli.draft_flags import OWN as OWN_DRAFTER
 from edgespec.cli.flags import EdgeCommand, kebab, rest, until_separator
 from edgespec.cli.paths import FILE
-from edgespec.errors import RequestError
+from edgespec.errors import RequestError, in_words, replaced
 from edgespec.recipe import nearest, read_config, shown
 
 if TYPE_CHECKING:
@@ -211,6 +212,26 @@ class ConfigCommand(EdgeCommand):
             values = read_config(Path(path) if path else None, overrides)
             ctx.default_map, ctx.meta[META] = divided(values, self.get_params(ctx), source)
         return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs it. Errors name what the file says by its keys, and keys that flags gave by
+        flags."""
+        names: dict[str, str] = {}
+        for param in self.get_params(ctx):
+            source, key = ctx.get_parameter_source(param.name or ""), flag_name(param)
+            flag = f"--{key.replace('_', '-')}"
+            if source is ParameterSource.DEFAULT_MAP:
+                names[flag] = key
+            elif source is ParameterSource.COMMANDLINE and key in (*TREE_NAMES, *KEY_NAMES):
+                names[key] = flag
+        try:
+            with in_words(names):
+                return super().invoke(ctx)
+        except click.UsageError as error:
+            if not names:
+                raise
+            message = replaced(names, error.format_message())
+            raise click.UsageError(message, error.ctx) from error
 
 
 HELP = (

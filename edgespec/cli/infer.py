@@ -16,6 +16,7 @@ import click
 from edgespec.cli import environment, trtllm
 from edgespec.cli.accept_flags import (
     accept_options,
+    notes_of_rules,
     refuse_check,
     relaxed_note,
     take_acceptance,
@@ -475,6 +476,8 @@ def respond(
             for note in notes:
                 warn(note)
             run = FileRun(engine, requests, plan, journal, stopping=stopper, warn=warn)
+            for note in notes_of_rules(engine, run.rules(), len(requests.requests)):
+                warn(note)
             for request in requests.requests if check_lossless else ():
                 own = (
                     run.configs[request.index].acceptance if request.index in run.configs else None

@@ -2,7 +2,8 @@
 ordinary decoder layers, of which the first has no norm before its attention.
 
 It keeps a draft's contract: `base_hidden` is the base's state after its last norm, and what is
-recycled is the draft's own output, which stands for the same. Knows the tensors of both published
+recycled is the draft's own output, which stands for the same; with a norm before its lm_head the
+output before that norm, unless the draft says otherwise. Knows the tensors of both published
 layouts and the canonical graph made of them. How drafts are searched stands in `runtime/drafters`.
 """
 
@@ -111,11 +112,14 @@ class Eagle1Draft(OwnLayers):
 
     def head(self, b: GraphBuilder, x: ir.Value, inputs: Inputs) -> tuple[ir.Value, ir.Value]:
         """Logits [B, G, Vd] of the gathered rows, and the state [B, S, H] that the draft
-        recycles: what the lm_head reads."""
-        if self.config.last_norm:
-            x = norm(b, self.table, self.config.decoder.norm, x, "norm", "norm")
-        rows = gather_rows(b, x, inputs["gather_idx"])
-        return linear(b, self.table, rows, "lm_head", "lm_head"), x
+        recycles."""
+        spec, recycled = self.config.decoder.norm, x
+        if self.config.norm_output:
+            recycled = norm(b, self.table, spec, x, "norm", "norm")
+        rows = gather_rows(b, recycled, inputs["gather_idx"])
+        if self.config.last_norm and not self.config.norm_output:
+            rows = norm(b, self.table, spec, rows, "norm", "norm")
+        return linear(b, self.table, rows, "lm_head", "lm_head"), recycled
 
 
 GRAPHS = with_checkpoint(Eagle1Config, Eagle1Draft, named_tensors)

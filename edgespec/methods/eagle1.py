@@ -24,7 +24,7 @@ from edgespec.config.values import (
 )
 from edgespec.errors import CheckpointError, UnsupportedModel
 from edgespec.methods.base import DraftFormat, Method
-from edgespec.methods.eagle3 import heads_by_rows, matrix
+from edgespec.methods.eagle3 import POST_NORM_KEY, heads_by_rows, matrix
 from edgespec.methods.speculators import base_name
 
 NAME = "eagle1"
@@ -37,7 +37,8 @@ class Eagle1Config(DraftConfig):
     """An EAGLE-1 draft. It reads one hidden state of its base, that after the last norm."""
 
     fc_bias: bool
-    last_norm: bool  # a norm before the lm_head; what is recycled is the state after it
+    last_norm: bool  # a norm before the lm_head
+    norm_output: bool  # the recycled hidden state is the one after that norm, not before it
 
 
 def parse_eagle1_config(
@@ -67,12 +68,38 @@ def parse_eagle1_config(
         own_head="lm_head.weight" in shapes,
         base_name=base_name(top),
         fc_bias=agreed(top, "bias", "fc.bias", shapes),
-        last_norm=agreed(
-            top.optional_section("eagle_config"), "use_last_layernorm", "norm.weight", shapes
-        ),
+        last_norm=last_norm(top, shapes),
+        norm_output=norm_output(top, shapes),
     )
     check_vocabulary(draft, shapes, source)
     return draft
+
+
+def last_norm(top: Fields, shapes: Shapes) -> bool:
+    """Whether there is a norm before the lm_head. UnsupportedModel where nothing says which state
+    such a draft recycles: SafeAILab's have no norm."""
+    eagle = top.optional_section("eagle_config")
+    there = agreed(eagle, "use_last_layernorm", "norm.weight", shapes)
+    if there and not eagle.raw:
+        what = (
+            f"the draft of {top.source} has 'norm.weight', and nothing says whether it goes on with"
+            " the state before that norm or after it"
+        )
+        remedy = 'Add "eagle_config": {"use_last_layernorm": true} for the state before it, as'
+        and_after = '"return_hidden_post_norm": true for the one after it'
+        raise UnsupportedModel(what, f"{remedy} ModelOpt trains, and {and_after}.")
+    return there
+
+
+def norm_output(top: Fields, shapes: Shapes) -> bool:
+    """Whether the recycled hidden state is the one after the last norm: ModelOpt trains with the
+    one before it, TensorRT-LLM has a key for the other. CheckpointError where there is no norm."""
+    eagle = top.optional_section("eagle_config")
+    asked = eagle.flag(POST_NORM_KEY, False)
+    if asked and "norm.weight" not in shapes:
+        what = f"{eagle.source}: '{POST_NORM_KEY}' is true, and there is no tensor 'norm.weight'."
+        raise CheckpointError(what)
+    return asked
 
 
 def agreed(fields: Fields, key: str, tensor: str, shapes: Shapes) -> bool:

@@ -37,6 +37,7 @@ from edgespec.methods.sides import BaseSide, DraftSide, Mismatch
 from edgespec.methods.speculators import base_name
 
 NAME = "eagle3"
+POST_NORM_KEY = "return_hidden_post_norm"  # TensorRT-LLM's, in eagle_config
 AUX_LAYERS_KEY = "eagle_hidden_state_layers"  # TensorRT Edge-LLM's, in config.json of a base
 
 
@@ -226,6 +227,7 @@ _EAGLE_SWITCHES: tuple[tuple[str, bool | int, str], ...] = (
     ("use_last_layernorm", True, "no norm before lm_head"),
     ("use_mtp_layernorm", False, "the norms of an MTP head"),
     ("parallel_draft_step", 1, "several tokens per draft step"),
+    ("eh_proj_before_attn", False, "a projection of embedding and state before the attention"),
 )
 
 
@@ -298,7 +300,9 @@ def _norm_before_residual(top: Fields, layout: str) -> bool:
 
 
 def _norm_before_fc(top: Fields, shapes: Shapes) -> bool:
-    return _norm_by_presence(top, "norm_before_fc", "input_norm.weight", shapes)
+    key, tensor = "norm_before_fc", "input_norm.weight"
+    _norm_by_presence(top.optional_section("eagle_config"), key, tensor, shapes)  # TensorRT-LLM's
+    return _norm_by_presence(top, key, tensor, shapes)
 
 
 def _fc_norm(top: Fields, shapes: Shapes, num_aux_layers: int) -> bool:
@@ -328,7 +332,7 @@ def _norm_by_presence(top: Fields, key: str, tensor: str, shapes: Shapes) -> boo
 
 def _norm_output(top: Fields, shapes: Shapes, layout: str) -> bool:
     """One key, two meanings: in SpecForge it says that `norm` comes before lm_head, which it always
-    does here."""
+    does here. TensorRT-LLM's key for the recycled state has but one."""
     recycles = layout == "speculators" or "fc_norm.0.weight" in shapes
     if not recycles and not top.flag("norm_output", True):
         raise UnsupportedModel(
@@ -336,7 +340,8 @@ def _norm_output(top: Fields, shapes: Shapes, layout: str) -> bool:
             " lm_head.",
             "If it was meant as EAGLE-3's usual form, remove the key.",
         )
-    return recycles and top.flag("norm_output", False)
+    eagle = top.optional_section("eagle_config")
+    return (recycles and top.flag("norm_output", False)) or eagle.flag(POST_NORM_KEY, False)
 
 
 def _check_vocabulary(draft: Eagle3Config, shapes: Shapes, *, tied: bool, source: str) -> None:

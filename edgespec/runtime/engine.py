@@ -13,6 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Protocol, TypeVar, cast, overload
 from weakref import finalize
@@ -397,18 +398,20 @@ class Engine:
             what = f"sampling is of type {type(sampling).__name__}"
             raise RequestError(what, "Give edgespec.SamplingParams(temperature=0), for example.")
         ids = self.encode(prompt, enable_thinking=enable_thinking)
-        drafts = self.drafts_of(plan)
-        if acceptance is not None:
-            drafts["acceptance"] = self.acceptance_for(acceptance)
+        rule = None if acceptance is None else self.acceptance_for(acceptance)
+        drafts = self.drafts_of(plan, rule)
+        if rule is not None:
+            drafts["acceptance"] = rule
         return GenerationRequest(ids, sampling or SamplingParams(), keep_all=keep, **drafts)
 
-    def drafts_of(self, plan: Plan) -> dict[str, Any]:
+    def drafts_of(self, plan: Plan, rule: AcceptOptions | None = None) -> dict[str, Any]:
         """What a request's `plan` means, as fields of a GenerationRequest: None is `plan()` where
-        something drafts. Raises RequestError, LimitError or OptionError."""
+        something drafts, or what suits an accept rule of the request's own. Raises RequestError,
+        LimitError or OptionError."""
         if isinstance(plan, DecodingConfig):
-            return self.drafts_by(plan)
+            return self.drafts_by(plan, rule)
         if plan is None:
-            return {"plan": self.plan() if self.spec_decode else None}
+            return {"plan": self.default_plan(rule) if self.spec_decode else None}
         if not isinstance(plan, DraftPlan | Plain):
             what = f"plan is of type {type(plan).__name__}"
             remedy = (
@@ -418,13 +421,22 @@ class Engine:
             raise RequestError(what, remedy)
         return {"plan": None if plan is PLAIN else plan}
 
-    def drafts_by(self, config: DecodingConfig) -> dict[str, Any]:
-        """What a request's own config means, as fields of a GenerationRequest. Raises LimitError,
-        and OptionError for keys that are a matter of the engine or a method that it does not
-        have."""
+    def default_plan(self, rule: AcceptOptions | None = None) -> DraftPlan:
+        """`plan()`, for an accept rule of a request's own: a chain where only chains will do."""
+        self.driver.check_open()
+        planner = self.planner if rule is None else replace(self.planner, acceptance=rule)
+        with in_words(API_WORDS):
+            return planner.by_sizes()
+
+    def drafts_by(
+        self, config: DecodingConfig, rule: AcceptOptions | None = None
+    ) -> dict[str, Any]:
+        """What a request's own config means, as fields of a GenerationRequest; `rule` is an accept
+        rule that was given beside it. Raises LimitError, and OptionError for keys that are a matter
+        of the engine or a method that it does not have."""
         check_of_request(config)
         config = of_engine(config, self.method, "this engine")
-        fields: dict[str, Any] = {"plan": self.planner.by_config(config)}
+        fields: dict[str, Any] = {"plan": self.planner.by_config(config, rule)}
         fields["schedule"] = config.schedule
         if config.drafts_by is not None:
             fields |= {"drafter": config.drafts_by, "drafter_options": config.options}
@@ -511,10 +523,11 @@ class Engine:
 
         `prompt` is a text, which goes to the model as it is; a list of messages (dicts as OpenAI's
         clients write them, or Message), which go through the chat template; or a list of token ids.
-        Without a `plan` an engine with a draft takes `plan()`; `edgespec.PLAIN` decodes without
-        drafts. `enable_thinking` is the chat template's. With `keep` the KV rows of prompt and
-        answer are kept for a later prompt that begins with them, such as a chat's next turn.
-        `acceptance` is an accept rule by its name, or with its options; None is the engine's.
+        Without a `plan` an engine with a draft takes `plan()`, or for `rejection` a chain;
+        `edgespec.PLAIN` decodes without drafts. `enable_thinking` is the chat template's. With
+        `keep` the KV rows of prompt and answer are kept for a later prompt that begins with them,
+        such as a chat's next turn. `acceptance` is an accept rule by its name, or with its options;
+        None is the engine's.
 
         Any number of threads may call this at the same time. Raises RequestError or LimitError for
         what cannot be answered, EngineClosed, and EnvironmentProblem where the machine cannot.

@@ -23,6 +23,7 @@ from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.speculative_config import of_request
 from edgespec.runtime.speedup import MIN_STEPS, StepCost
 from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.verify import AcceptOptions
 
 
 class Progress(Protocol):
@@ -72,6 +73,11 @@ class FileRun:
         self.check_wall_s: float | None = None
         self.passes: dict[str, list[float]] = {}
         self.plain_step: StepCost | None = None
+
+    def rules(self) -> list[AcceptOptions | None]:
+        """The accept rule of each request that has a `speculative` of its own; None for the
+        run's."""
+        return [config.acceptance for config in self.configs.values()]
 
     def run(
         self,

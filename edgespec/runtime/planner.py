@@ -12,7 +12,7 @@ from typing import cast
 
 from edgespec.backends.base import PlanHints
 from edgespec.backends.engine_config import EngineConfig
-from edgespec.errors import EdgeSpecError, LimitError, counted
+from edgespec.errors import EdgeSpecError, LimitError, counted, rephrased
 from edgespec.runtime.drafters.base import Drafter
 from edgespec.runtime.drafters.decoding import DecodingConfig
 from edgespec.runtime.drafting import Drafting, Options
@@ -27,7 +27,7 @@ class Planner:
     """Makes and checks plans. `hints` say how much to draft where the engine runs; `acceptance` is
     its accept rule, and `speculative_config` the block that it was opened with.
 
-    Errors name the flags of the command line.
+    Errors name the flags of the command line, and those of a config its keys.
     """
 
     config: EngineConfig
@@ -49,9 +49,7 @@ class Planner:
         of the speculative_config, where there is one. Raises LimitError where it cannot be."""
         config = self.speculative_config if drafter is None else None
         if config is not None and (top_k, steps, verify_size) == (None, None, None):
-            plan = self.by_config(config, self.acceptance)
-            self.check_acceptance(self.acceptance, plan)
-            return plan
+            return self.by_config(config, self.acceptance)
         if top_k is None and self.wants_chains(self.acceptance):
             top_k = 1
         plan = self.limits(drafter).plan(top_k, steps, verify_size, self.hints)
@@ -62,22 +60,31 @@ class Planner:
     def by_config(
         self, config: DecodingConfig, acceptance: AcceptOptions | None = None
     ) -> DraftPlan:
-        """The plan of a speculative_config, for an accept rule or its own. Raises LimitError where
-        it cannot be."""
+        """The plan of a speculative_config, for an accept rule or its own. Raises LimitError, which
+        names its keys, where it cannot be."""
         acceptance = acceptance or config.acceptance or self.acceptance
         drafter = cast(str | Drafter | None, config.drafts_by)
         limits = self.limits(drafter, None if drafter is None else config.options)
         try:
-            if config.tree is not None:
-                return self.of_tree(config.tree, limits)
-            top_k, steps, verify_size = config.sizes
-            if top_k is None and self.wants_chains(acceptance):
-                top_k = 1
-            plan = limits.plan(top_k, steps, verify_size, self.hints)
-            self.check_chain(plan)
+            with rephrased(config.in_keys):
+                plan = self.of_keys(config, limits, acceptance)
+                self.check_acceptance(acceptance, plan)
         except LimitError as error:
             what = f"decoding_type {config.decoding_type}: {error.what}"
             raise LimitError(what, error.remedy) from error
+        return plan
+
+    def of_keys(
+        self, config: DecodingConfig, limits: PlanLimits, acceptance: AcceptOptions
+    ) -> DraftPlan:
+        """`by_config`, within limits that are known; errors name flags."""
+        if config.tree is not None:
+            return self.of_tree(config.tree, limits)
+        top_k, steps, verify_size = config.sizes
+        if top_k is None and self.wants_chains(acceptance):
+            top_k = 1
+        plan = limits.plan(top_k, steps, verify_size, self.hints)
+        self.check_chain(plan)
         return plan
 
     def by_tree(self, tree: TreeSpec) -> DraftPlan:
@@ -88,7 +95,7 @@ class Planner:
     def of_tree(self, tree: TreeSpec, limits: PlanLimits) -> DraftPlan:
         """`by_tree`, within limits that are known."""
         try:
-            plan = tree.plan(self.config.limits.verify_tree_size)
+            plan = tree.plan(self.config.limits.verify_tree_size, limits.max_levels)
         except EdgeSpecError:
             limits.check(SMALLEST_TREE)  # what a drafter does not make at all is said first
             raise

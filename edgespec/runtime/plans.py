@@ -6,12 +6,13 @@ Knows limits and arithmetic. Knows no engine library, no method and no search.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Protocol
 
 from edgespec.backends.base import PlanHints
 from edgespec.contract import tree_pool_size
-from edgespec.errors import LimitError, counted
+from edgespec.errors import LimitError, counted, replaced
 from edgespec.runtime.static_tree import StaticPlan, num_non_leaves
 from edgespec.runtime.tree import DraftPlan
 
@@ -20,6 +21,10 @@ GUIDE_VERIFY_SIZE = 60
 
 class PlanLimits(Protocol):
     """What a base and a drafter can take; a method's row in DRAFTERS makes it."""
+
+    @property
+    def max_levels(self) -> int | None:
+        """Levels that the draft has by its make, such as heads; None where it goes on and on."""
 
     def plan(
         self, top_k: int | None, steps: int | None, verify_size: int | None, hints: PlanHints
@@ -34,8 +39,9 @@ class PlanLimits(Protocol):
 class TreeSpec(Protocol):
     """A tree that is asked for by a method's own options; they make the plan."""
 
-    def plan(self, max_verify_tree_size: int) -> DraftPlan:
-        """The plan for a base that verifies so many nodes. Raises OptionError and LimitError."""
+    def plan(self, max_verify_tree_size: int, max_levels: int | None = None) -> DraftPlan:
+        """The plan for a base that verifies so many nodes and a draft of so many levels, None for
+        any number. Raises OptionError and LimitError."""
 
 
 SMALLEST_TREE = StaticPlan.of([[0]])
@@ -50,6 +56,11 @@ class TreeLimits:
     max_draft_tree_size: int | None = None
     draft_vocab_size: int | None = None
     static_trees: bool = False  # whether the drafter makes the tree of a StaticPlan
+
+    @property
+    def max_levels(self) -> int | None:
+        """None: each level follows from the one before."""
+        return None
 
     def plan(
         self, top_k: int | None, steps: int | None, verify_size: int | None, hints: PlanHints
@@ -88,7 +99,7 @@ class TreeLimits:
         if n > tree_pool_size(k, s):
             what = (
                 f"--spec-verify-size {n}: with top-k {k} and step {s} only {tree_pool_size(k, s)}"
-                " nodes can exist"
+                " nodes can exist, 1 + K + (S-1)*K*K"
             )
             raise LimitError(what, self.fewer_nodes(plan))
         if n > self.max_verify_tree_size:
@@ -98,6 +109,10 @@ class TreeLimits:
     def check_draft(self, plan: DraftPlan) -> None:
         """Raises LimitError for a plan beyond the drafter's own limits."""
         k, s, most = plan.top_k, plan.steps, self.max_draft_tree_size
+        if most is not None and k == 1 and s > most:
+            what = f"--spec-draft-step {s} exceeds the {most} of the draft engine"
+            remedy = f"Set it to {most} or less, or build the draft with --max-draft-tree-size {s}."
+            raise LimitError(what, remedy)
         if most is not None and k * s > most:
             what = (
                 f"--spec-draft-top-k {k} times --spec-draft-step {s} exceeds the {most} of the"
@@ -133,12 +148,27 @@ class TreeLimits:
 
     def fewer_nodes(self, plan: DraftPlan) -> str:
         """The remedy for a verify size that the tree cannot fill."""
-        return "That is 1 + K + (S-1)*K*K. Lower the verify size, or raise top-k or step."
+        most = tree_pool_size(plan.top_k, plan.steps)
+        return f"Set --spec-verify-size to {most} or less, or raise --spec-draft-step."
+
+
+def in_drafts(text: str, width: str, length: str, nodes: str) -> str:
+    """A message that names the flags of sizes, with other names for them, of which `nodes` counts
+    drafts alone: --spec-verify-size counts the root too."""
+
+    def of_drafts(found: re.Match[str]) -> str:
+        shown = f"{nodes}{found[1] or ''} {int(found[2]) - 1}"
+        return shown if found[1] else f"{shown} ({found[2]} nodes with the root)"
+
+    text = re.sub("--spec-verify-size( to)? ([0-9]+)", of_drafts, text)
+    return replaced({"--spec-draft-top-k": width, "--spec-draft-step": length}, text)
 
 
 def exceeds_base(size: int, most: int, asked: str | None = None) -> LimitError:
     """The error for a verify size above the base's; `asked` says what it is where no flag does."""
-    shorten = "Lower it" if asked is None else "Take a smaller tree"
+    shorten = "Take a smaller tree"
+    if asked is None:
+        shorten = f"Set --spec-verify-size to {most} or less"
     asked = f"--spec-verify-size {size}" if asked is None else f"{asked}, which"
     what = f"{asked} exceeds the {most} that the base engine was built for"
     return LimitError(what, f"{shorten}, or build the base with --max-verify-tree-size {size}.")

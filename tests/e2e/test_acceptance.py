@@ -16,7 +16,8 @@ from edgespec.errors import LimitError, OptionError
 from edgespec.runtime.drafters.trtllm import Drafter
 from edgespec.runtime.quality import log_likelihood
 from tests import shared
-from tests.e2e.workshop import Cli, cli
+from tests.e2e.workshop import Cli, asked, cli
+from tests.e2e.workshop import infer as infer_of
 from tests.lossless.pairs import make_pair
 
 __all__ = ["cli"]  # a fixture
@@ -76,6 +77,18 @@ def test_lossy_rule_is_named_in_every_output(infer: Any) -> None:
     (row,) = json.loads(shown.out)["acceptance"]
     assert (row["rule"], row["lossless"], row["requests"]) == ("typical", "no", 2)
     assert "is greedy at every temperature" in shown.err
+
+
+def test_rule_that_requests_ask_for_is_announced_once(
+    cli: Cli, engine_dir: Path, tmp_path: Path
+) -> None:
+    one, lossy = asked("one"), {"speculative": {"posterior_threshold": 0.5}}
+    line = infer_of(engine_dir, tmp_path, one, one | lossy, one | lossy)
+    shown = cli(*line, "--spec-decode")
+    assert shown.code == 0, shown.err
+    said = "acceptance: typical acceptance, LOSSY, as 2 of 3 requests asked for"
+    assert shown.err.count(said) == shown.err.count("LOSSY") == 1
+    assert "asked for" not in cli(*line, "--spec-decode", "--acceptance", "typical").err
 
 
 def test_exact_rule_is_in_the_output_and_not_in_the_table(infer: Any) -> None:
@@ -187,6 +200,17 @@ def test_chat_changes_the_rule_between_two_answers(
     assert len(shown.out.splitlines()) >= 2
 
 
+def test_chat_says_that_a_rule_is_for_chains(
+    cli: Cli, engine_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = b"/set acceptance rejection\n/set acceptance exact\n/set temperature 0.5\n"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines)))
+    shown = cli("chat", "--engine-dir", engine_dir, "--drafter", "suffix")
+    assert shown.code == 0, shown.err
+    assert shown.err.count("[drafting a chain of earlier text") == 1
+    assert shown.err.count("[drafting a tree of earlier text") == 1
+
+
 def test_tokens_of_thoughts_are_named_by_flags_where_the_template_has_none(infer: Any) -> None:
     flags = ("--begin-thinking-phase-token", "200", "--end_thinking_phase_token", 201)
     shown, written = infer(*flags, "--temperature", 0)
@@ -234,6 +258,17 @@ def test_engine_s_rule_is_that_of_requests_that_name_none(engine_dir: Path) -> N
         assert opened.generate(PROMPT, SAMPLED, acceptance="exact").metrics.acceptance == "exact"
         with pytest.raises(LimitError, match="is for chains"):
             opened.plan(2, 2, 5)
+
+
+def test_rejection_drafts_chains_where_trees_are_the_default(engine_dir: Path) -> None:
+    with edgespec.load(engine_dir, drafter="suffix") as opened:
+        assert opened.plan().top_k > 1
+        found = opened.generate(PROMPT, SAMPLED, acceptance="rejection")
+        assert found.metrics.acceptance == "rejection"
+        suffix = edgespec.SuffixDecodingConfig(max_draft_len=4)  # type: ignore[attr-defined]
+        opened.generate(PROMPT, SAMPLED, suffix, acceptance="rejection")
+        with pytest.raises(LimitError, match="is for chains, and top_k 2 drafts trees"):
+            opened.generate(PROMPT, SAMPLED, opened.plan(2, 2, 5), acceptance="rejection")
 
 
 def test_rejection_draws_drafts_of_a_real_draft_engine(engine: edgespec.Engine) -> None:

@@ -160,7 +160,25 @@ REFUSED: list[tuple[str, int, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("text", "code", "said"), REFUSED)
+KEYS_OF_FLAGS: list[tuple[str, int, str]] = [
+    (
+        "exact: true\n" + EAGLE + "  dynamic_tree_max_topK: 2\n",
+        3,
+        (
+            "dynamic_tree_max_topK 2 drafts trees, and only chains are exact\n"
+            "  Set dynamic_tree_max_topK to 1, or leave exact out."
+        ),
+    ),
+    ("check_lossless: true", 2, "check_lossless means nothing without --spec-decode"),
+    (
+        "check_lossless: true\nacceptance: typical\n" + EAGLE,
+        3,
+        "check_lossless compares with plain decoding, and acceptance typical is LOSSY",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "code", "said"), [*REFUSED, *KEYS_OF_FLAGS])
 def test_what_cannot_be_is_refused_by_name(
     infer_with: Infer, text: str, code: int, said: str
 ) -> None:
@@ -192,6 +210,17 @@ def test_any_value_of_a_flag_is_taken_or_refused_by_its_name(name: str, tmp_path
             except click.BadParameter as error:
                 message = error.format_message()
             assert not message or key in message.replace("-", "_")
+
+
+def test_key_that_a_flag_gave_is_named_by_the_flag(pair: Path, cli: Cli) -> None:
+    line = ("infer", "--engine-dir", pair / "engines", "--prompt", "one", "--spec-decode")
+    done = cli(*line, "--max-draft-len", 99)
+    assert done.code == 3
+    assert "--max-draft-len 99 (100 nodes with the root) exceeds the 60" in done.err
+    assert "Set --max-draft-len to 59 or less" in done.err
+    done = cli(*line, "--drafter", "ngram", "--max-matching-ngram-size", -1)
+    assert done.code == 2
+    assert "--max-matching-ngram-size is -1" in done.err
 
 
 def test_help_is_no_key_of_a_file(tmp_path: Path, infer_with: Infer) -> None:

@@ -166,7 +166,7 @@ def test_chat_says_in_two_turns_what_it_says_plainly(engines: Path) -> None:
         ),
         (
             ["--drafter", "ngram", "--max-matching-ngram-size", "65"],
-            "max_matching_ngram_size is 65",
+            "--max-matching-ngram-size is 65",
         ),
         (["--drafter", "ngram", "--drafter-option", "is_keep_all"], "is not KEY=VALUE"),
     ],

@@ -153,7 +153,7 @@ DYNAMIC = ("--eagle-use-dynamic-tree", "--eagle-dynamic-tree-max-top-k", 3)
         (
             ("--eagle-choices", CHOICES, *DYNAMIC),
             USAGE,
-            ["eagle_choices and use_dynamic_tree exclude each other"],
+            ["--eagle-choices and --eagle-use-dynamic-tree exclude each other"],
         ),
         (("--eagle-use-dynamic-tree",), USAGE, ["--eagle-dynamic-tree-max-top-k"]),
         (DYNAMIC[1:], USAGE, ["--eagle-use-dynamic-tree"]),
@@ -163,12 +163,12 @@ DYNAMIC = ("--eagle-use-dynamic-tree", "--eagle-dynamic-tree-max-top-k", 3)
         (
             ("--eagle-choices", CHOICES, "--num-eagle-layers", 4),
             REFUSED,
-            ["3 levels deep", "num_eagle_layers 3"],
+            ["3 levels deep", "--num-eagle-layers 3"],
         ),
         (
             ("--eagle-choices", CHOICES, "--max-non-leaves-per-layer", 1),
             REFUSED,
-            ["2 nodes with children at depth 1", "max_non_leaves_per_layer to 2"],
+            ["2 nodes with children at depth 1", "--max-non-leaves-per-layer to 2"],
         ),
         (("--eagle-choices", CHOICES, "--max-draft-len", 6), REFUSED, ["7 nodes"]),
         (
@@ -176,7 +176,11 @@ DYNAMIC = ("--eagle-use-dynamic-tree", "--eagle-dynamic-tree-max-top-k", 3)
             REFUSED,
             ["65 nodes, the root included", "--max-verify-tree-size 65"],
         ),
-        ((*DYNAMIC, "--num-eagle-layers", 21), REFUSED, ["--max-draft-tree-size 63"]),
+        (
+            (*DYNAMIC, "--num-eagle-layers", 21),
+            REFUSED,
+            ["max-top-k 3 times --num-eagle-layers 21", "--max-draft-tree-size 63"],
+        ),
     ],
 )
 def test_trees_that_cannot_be_are_refused(

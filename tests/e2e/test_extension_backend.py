@@ -364,5 +364,5 @@ def test_without_the_backend_its_engines_are_shown_and_not_run(
     monkeypatch.delitem(BACKENDS, "toy")
     done = cli(*infer(engines, tmp_path))
     assert (done.code, "was built for the backend 'toy'" in done.err) == (INVALID, True)
-    assert "this version runs ort, not 'toy'" in cli("inspect", engines).out
+    assert "this version runs ort, tensorrt, tensorrt-rtx, not 'toy'" in cli("inspect", engines).out
     assert cli("build", "--backend", "toy").code == USAGE

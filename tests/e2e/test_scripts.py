@@ -3,16 +3,20 @@ sizes."""
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
+import re
 import runpy
 import shutil
 import subprocess
 import sys
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3_5ForCausalLM, Qwen3ForCausalLM
@@ -22,6 +26,11 @@ from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import open_checkpoint
 from edgespec.config import ModelConfig
 from edgespec.export.components import ExportOptions, export
+from edgespec.methods import METHODS
+from edgespec.methods.base import HeadSizes
+from edgespec.methods.block_draft import BlockDraftConfig
+from edgespec.methods.dspark import DSparkConfig, Heads, head_words
+from edgespec.methods.dspark_heads import DSparkHeads
 from edgespec.methods.eagle1 import Eagle1Config
 from edgespec.methods.eagle3 import Eagle3Config
 from edgespec.methods.medusa import MedusaConfig
@@ -101,6 +110,25 @@ def test_demo_says_how_long_the_training_of_a_missing_draft_takes_before_it_begi
     assert [line[-3:] for line in lines] == [[str(path), "--prompts", "0"]]
 
 
+def test_demo_and_measurements_know_every_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft that is not committed has a script that trains it, and torch is installed for it."""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    pairs = importlib.import_module("demo_pairs").PAIRS
+    demo = runpy.run_path(str(ROOT / "scripts" / "demo.py"), run_name="demo")["METHODS"]
+    assert set(pairs) == set(demo) == set(METHODS)
+    line = next(x for x in (ROOT / "Makefile").read_text().splitlines() if x.startswith("demo:"))
+    (trained,) = re.findall(r"\$\(filter ([a-z0-9_ ]+),", line)
+    build = ROOT / "build"
+    needed = {
+        name: [model.name for model, _ in pair.exports if model.is_relative_to(build)]
+        for name, pair in pairs.items()
+    }
+    assert set(trained.split()) == {name for name, models in needed.items() if models}
+    for (model,) in filter(None, needed.values()):
+        script = model.replace("-", "_")
+        assert (ROOT / "scripts" / f"train_{script}.py").is_file(), model
+
+
 def test_committed_pair_is_small_and_what_it_says() -> None:
     size = sum(path.stat().st_size for path in RECIPE.rglob("*") if path.is_file())
     assert size < 24e6
@@ -171,6 +199,8 @@ def test_dflash_training_script_writes_a_draft_that_loses_nothing(tmp_path: Path
         script("train_demo_dflash.py", "--out", tmp_path / "draft", *sizes, "--answers", kept)
     )
     check_dflash_draft(tmp_path / "draft", RECIPE / "base")
+    first, last = said.pop("loss")
+    assert last < first
     assert said["answers_that_differ"] == 0
     assert said["acceptance_length"] == pytest.approx(said["tokens"] / said["steps"], abs=1e-3)
     assert len(json.loads(kept.read_text())) > 0
@@ -212,15 +242,49 @@ def test_medusa_training_script_writes_heads_as_published(tmp_path: Path) -> Non
     assert json.loads(measured) == said
 
 
-def test_dflash_trains_on_what_it_drafts_with(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("method", ["jetspec", "dspark"])
+def test_training_script_of_a_block_draft_writes_it_as_published(
+    method: str, tmp_path: Path
+) -> None:
+    """It learns a little even in toy sizes, and what it wrote is exported as a draft of its
+    method."""
+    sizes = ("--smoke", "--prompts", "1", "--tokens", "8")
+    said = json.loads(script(f"train_demo_{method}.py", "--out", tmp_path / "draft", *sizes))
+    first, last = said["loss"]
+    assert last < first
+    assert said["answers_that_differ"] == 0
+    found = detect(open_checkpoint(tmp_path / "draft"))
+    assert isinstance(found, BlockDraftConfig)
+    assert (found.method, found.aux_layer_ids, found.num_drafts) == (method, (2, 6), 7)
+    assert found.causal == (method == "jetspec",) * 2
+    if isinstance(found, DSparkConfig):
+        assert (found.layout, found.own_embedding, found.own_head) == ("deepspec", True, True)
+        assert head_words(found.heads) == (
+            "Markov (vanilla, rank 64) and confidence; the anchor's slot drafts"
+        )
+    options = ExportOptions(base_model_dir=str(RECIPE / "base"))
+    assert export(str(tmp_path / "draft"), tmp_path / "onnx", options).role == "draft"
+
+
+def draft_class(method: str) -> Any:
+    """The draft of a training script, which must be importable."""
+    names = {"dflash": "DFlash", "jetspec": "JetSpec", "dspark": "DSpark"}
+    return getattr(importlib.import_module(f"train_demo_{method}"), names[method])
+
+
+@pytest.mark.parametrize("method", ["dflash", "jetspec"])
+def test_block_draft_trains_on_what_it_drafts_with(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Blocks of many anchors in one line give what each gives alone, over the context before its
-    anchor."""
+    anchor; later rows of a block count only where it is not causal."""
     monkeypatch.syspath_prepend(ROOT / "scripts")
-    import train_demo_dflash as script_
+    import block_training as script_
 
     torch.manual_seed(0)
+    size = script_.SMOKE
     base = Qwen3ForCausalLM.from_pretrained(RECIPE / "base", dtype=torch.float32)
-    draft, size = script_.DFlash(script_.SMOKE, base), script_.SMOKE
+    draft = draft_class(method)(size, base)
     features, anchors = (
         torch.randn(1, 20, len(size.aux_layers) * size.hidden),
         torch.tensor([3, 11, 17]),
@@ -236,26 +300,101 @@ def test_dflash_trains_on_what_it_drafts_with(monkeypatch: pytest.MonkeyPatch) -
             whole = torch.ones(1, size.block, anchor, dtype=torch.bool)
             alone = draft(features[:, :anchor], embeds[i : i + 1], at[i : i + 1], whole)
             torch.testing.assert_close(together[i], alone[0], atol=1e-5, rtol=1e-5)
+        embeds[0, -1] += 1
+        changed = draft(features[:, :3], embeds[:1], at[:1], seen[None, : size.block, :3])[0]
+    earlier = (changed - together[0])[:-1].abs().amax(-1)
+    assert (earlier < 1e-4).all() == (method == "jetspec")
+    assert (changed - together[0])[-1].abs().max() > 1e-2
 
 
-def test_dflash_layer_is_a_qwen3_layer_that_looks_both_ways(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("method", ["jetspec", "dspark"])
+def test_block_drafts_learn_what_the_base_says_at_the_token_that_they_draft(
+    method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """On the base's own greedy answers its best token is the wanted one, and the token before a
+    wanted one is the one wanted before."""
     monkeypatch.syspath_prepend(ROOT / "scripts")
-    import train_demo_dflash as script_
+    import block_training as script_
+    from train_demo_model import own_answers
+
+    kind, seen = draft_class(method), list[Any]()
+    base = Qwen3ForCausalLM.from_pretrained(RECIPE / "base", dtype=torch.float32).eval()
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(RECIPE / "base")
+    texts = ["def area(width, height):\n", "class Stack:\n    def push(self, item):\n"]
+    pairs = own_answers(base, [tokenizer(text).input_ids for text in texts], 24)
+    assert len(pairs) == 2
+
+    def loss(draft: Any, blocks: Any) -> torch.Tensor:
+        seen.append(blocks)
+        found: torch.Tensor = kind.loss(draft, blocks)
+        return found
+
+    watched = type("Watched", (kind,), {"loss": loss})
+    script_.train(watched, base, pairs, 190, replace(script_.SMOKE, steps=1, anchors=16))
+    (blocks,) = seen
+    assert blocks.logits.shape[:3] == (2, 16, script_.SMOKE.block - kind.first_slot)
+    best, inside = blocks.probabilities().argmax(-1), blocks.inside
+    assert (best == blocks.wanted)[inside].float().mean() > 0.95  # bfloat16 may exchange two
+    assert (blocks.before[..., 1:] == blocks.wanted[..., :-1])[inside[..., 1:]].all()
+    assert not inside.all()
+
+
+def test_dspark_script_drafts_as_the_engine_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import block_training as script_
+
+    torch.manual_seed(0)
+    size = script_.SMOKE
+    base = Qwen3ForCausalLM.from_pretrained(RECIPE / "base", dtype=torch.float32)
+    draft = draft_class("dspark")(size, base)
+    torch.nn.init.normal_(draft.markov_head.markov_w1.weight)
+    torch.nn.init.normal_(draft.markov_head.markov_w2.weight)
+    arrays = {
+        name: tensor.numpy()
+        for name, tensor in draft.state_dict().items()
+        if name.startswith(("markov_head.", "confidence_head."))
+    }
+    vocab = base.config.vocab_size
+    kinds = Heads(
+        markov_rank=64,
+        markov_kind="vanilla",
+        confidence=True,
+        confidence_reads_markov=True,
+        first_slot=0,
+    )
+    assert {name: array.shape for name, array in arrays.items()} == kinds.shapes(
+        HeadSizes(vocab, vocab, size.hidden)
+    )
+    states, logits = torch.randn(7, size.hidden), torch.randn(7, vocab)
+    heads = DSparkHeads(kinds, arrays, np.arange(vocab))
+    with torch.no_grad():
+        chain = draft.chain(states, logits, 17)
+    assert chain == heads.walk(17, logits.numpy(), states.numpy()).ids.tolist()
+    assert chain != logits.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("method", ["dflash", "jetspec"])
+def test_layer_of_a_block_draft_is_a_qwen3_layer(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DFlash's looks both ways inside the block."""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import block_training as script_
 
     torch.manual_seed(0)
     base = Qwen3ForCausalLM.from_pretrained(
         RECIPE / "base", dtype=torch.float32, attn_implementation="eager"
     )
     size = script_.Size(intermediate=base.config.intermediate_size)
-    layer, theirs = script_.DFlash(size, base).layers[0], base.model.layers[5]
+    layer, theirs = draft_class(method)(size, base).layers[0], base.model.layers[5]
     assert isinstance(theirs, Qwen3DecoderLayer)
     layer.load_state_dict(theirs.state_dict())
     x, at = torch.randn(1, size.block, size.hidden), torch.arange(40, 40 + size.block)[None]
+    later = torch.full((size.block, size.block), float("-inf")).triu(1)[None, None]
+    mask = later if method == "jetspec" else None
     with torch.no_grad():
         mine = layer(x, x[:, :0], at, torch.zeros(1, size.block, 0, dtype=torch.bool))
-        expected = theirs(x, position_embeddings=base.model.rotary_emb(x, at), attention_mask=None)
+        expected = theirs(x, position_embeddings=base.model.rotary_emb(x, at), attention_mask=mask)
     torch.testing.assert_close(mine, expected, atol=2e-5, rtol=1e-4)
 
 

@@ -79,6 +79,9 @@ ROWS = {
         "modelopt",
         (("first_norm", True), ("last_norm", True), ("fc_bias", True), ("head_dim", 24)),
     ),
+    "modelopt-norm-output": Row(
+        "llama-2", "modelopt", (("last_norm", True), ("norm_output", True))
+    ),
     "modelopt-reduced": Row(
         "llama-2", "modelopt", (("draft_vocab", 96), ("own_head", True), ("layers", 2))
     ),

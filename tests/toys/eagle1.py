@@ -37,6 +37,7 @@ def make_eagle1(
     embedding: Literal["base", "own"] | None = None,
     first_norm: bool = False,
     last_norm: bool = False,
+    norm_output: bool = False,
     draft_vocab: int | None = None,
     own_head: bool = False,
     qkv_bias: bool = False,
@@ -96,6 +97,7 @@ def make_eagle1(
             "use_input_layernorm_in_first_layer": first_norm,
             "use_last_layernorm": last_norm,
             "use_mtp_layernorm": False,
+            **({"return_hidden_post_norm": True} if norm_output else {}),
         }
     write_json(path / "config.json", config)
     shapes: dict[str, tuple[int, ...]] = {"fc.weight": (width, 2 * width)}

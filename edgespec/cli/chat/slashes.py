@@ -78,16 +78,23 @@ def change_setting(chat: Chat, text: str) -> None:
         if settings.acceptance is not None:  # raises for what the model lacks
             rule = chat.engine.acceptance_for(settings.acceptance)
             settings = replace(settings, acceptance=rule)
-        settings.plan(chat.engine)  # raises for sizes that the engine cannot take
+        plan = settings.plan(chat.engine)  # raises for sizes that the engine cannot take
     if settings.enable_thinking and not chat.engine.tokenizer.knows_thinking():
         raise RequestError(
             "this model's template has no thinking mode", "Go on without: enable_thinking is off."
         )
     is_of_rule = settings.acceptance != chat.settings.acceptance
+    changes_plan = is_of_rule and plan is not None and plan != chat.settings.plan(chat.engine)
     chat.settings = settings
     chat.screen.note(f"[{name} is {value}]")
     for note in rule_notes(settings) if is_of_rule else ():
         chat.screen.note(note)
+    if changes_plan:
+        from edgespec.cli.report import plan_line
+
+        assert plan is not None
+        line = plan_line(plan, chosen=False, words=chat.engine.drafter_words)
+        chat.screen.note(f"[{line}]")
 
 
 def rule_notes(settings: Settings) -> Iterator[str]:

@@ -87,7 +87,7 @@ class RelaxedAcceptance(AcceptOptions):
         raise OptionError(
             "relaxed acceptance is for thoughts, and this model has no tokens that begin and end"
             f" them ({', '.join(begin for begin, _ in THOUGHTS)})",
-            "Name them with --begin-thinking-phase-token and --end-thinking-phase-token, or take"
+            "Name them with begin_thinking_phase_token and end_thinking_phase_token, or take"
             " another rule.",
         )
 

@@ -216,6 +216,11 @@ class BlockLimits:
         """Tokens that a whole block drafts."""
         return self.block_size - self.first_slot
 
+    @property
+    def max_levels(self) -> int:
+        """Those of a whole block."""
+        return self.levels
+
     def plan(
         self, top_k: int | None, steps: int | None, verify_size: int | None, hints: PlanHints
     ) -> BlockPlan:
@@ -248,7 +253,7 @@ class BlockLimits:
                 f"--spec-verify-size {n}: trees of {self.draft_title} have at most"
                 f" {MAX_BLOCK_NODES} nodes"
             )
-            raise LimitError(what, f"Set it to {MAX_BLOCK_NODES} or less.")
+            raise LimitError(what, f"Set --spec-verify-size to {MAX_BLOCK_NODES} or less.")
         if n > self.max_verify_tree_size:
             raise exceeds_base(n, self.max_verify_tree_size)
         if plan.steps > self.levels:
@@ -262,11 +267,8 @@ class BlockLimits:
                 f"--spec-verify-size {n}: with top-k {k} the draft's blocks of {self.block_size}"
                 f" make {most} nodes at most"
             )
-            higher = k == 1 < self.max_top_k
-            raise LimitError(
-                what,
-                f"Set it to {most} or less" + (", or raise --spec-draft-top-k." if higher else "."),
-            )
+            higher = ", or raise --spec-draft-top-k" if k == 1 < self.max_top_k else ""
+            raise LimitError(what, f"Set --spec-verify-size to {most} or less{higher}.")
 
     def check_top_k(self, k: int) -> None:
         """Raises LimitError for candidates that the draft does not make."""

@@ -26,12 +26,13 @@ from edgespec.runtime.drafters.options import (
     types_of,
 )
 from edgespec.runtime.gates import AcceptanceGate, Schedule
-from edgespec.runtime.plans import TreeSpec
+from edgespec.runtime.plans import TreeSpec, in_drafts
 from edgespec.runtime.verify import AcceptOptions, acceptance_of
 
 MAX_DRAFT_LEN = 1024
 MAX_SEQUENCES = 2**16
 MAX_LAYERS = 1000
+WIDTH = "dynamic_tree_max_topK"
 DIGITS = re.compile("[0-9]{1,9}")
 
 
@@ -127,6 +128,7 @@ class DecodingConfig(DrafterOptions):
     method: ClassVar[str | None] = None  # a row of DRAFTERS; None: what the engine was opened with
     options_class: ClassVar[type[DrafterOptions] | None] = None
     needs_engine: ClassVar[bool] = True
+    len_keys: ClassVar[tuple[str, ...]] = ("max_draft_len",)  # the keys that say `given_len`
 
     max_draft_len: int | None = option(
         None, "Drafts in a row that a step verifies, at most.", low=1, high=MAX_DRAFT_LEN
@@ -241,8 +243,9 @@ class DecodingConfig(DrafterOptions):
         pairs = self.schedule_pairs
         (first, length), most = pairs[0], max(length for _, length in pairs)
         if self.given_len is not None and length != self.given_len:
-            what = f"draft_len_schedule[{first}] is {length}, and max_draft_len {self.given_len}"
-            raise OptionError(what, "The smallest batch size has max_draft_len.")
+            key = self.len_key
+            what = f"draft_len_schedule[{first}] is {length}, and {key} {self.given_len}"
+            raise OptionError(what, f"The smallest batch size has {key}.")
         if most > length:
             what = f"draft_len_schedule goes up to {most}, above the {length} of the first"
             raise OptionError(what, "Draft less where more sequences run.")
@@ -264,6 +267,8 @@ class DecodingConfig(DrafterOptions):
         if self.options_class is None:
             return None
         values = {name: getattr(self, name) for name in fields_of(self.options_class)}
+        if "max_draft_len" in values:  # of a pool, which a schedule says too
+            values["max_draft_len"] = self.draft_len
         shared = fields_of(DecodingConfig)  # None where they are not given
         given = {k: v for k, v in values.items() if v is not None or k not in shared}
         return self.options_class(**given)
@@ -280,19 +285,36 @@ class DecodingConfig(DrafterOptions):
         """Raises OptionError for a number of nodes that no chain of max_draft_len has."""
         total = self.max_total_draft_tokens
         if total is not None and total != self.draft_len:
-            what = f"max_total_draft_tokens is {total}, and max_draft_len {self.draft_len}"
+            what = f"max_total_draft_tokens is {total}, and {self.len_key} {self.draft_len}"
             raise OptionError(what, "They are equal for a chain of drafts: leave one out.")
 
     @property
     def given_len(self) -> int | None:
         """Drafts in a row, by whatever key says so."""
-        return self.max_draft_len
+        given: int | None = getattr(self, self.len_key, None)
+        return given
 
     @property
     def draft_len(self) -> int | None:
         """Drafts in a row: as given, or what the schedule begins with."""
         pairs = self.schedule_pairs
         return self.given_len or (pairs[0][1] or None if pairs else None)
+
+    @property
+    def len_key(self) -> str:
+        """The key that says `draft_len`; the first of its names where none does."""
+        given = (name for name in self.len_keys if getattr(self, name) is not None)
+        pairs = self.schedule_pairs
+        return next(given, f"draft_len_schedule[{pairs[0][0]}]" if pairs else self.len_keys[0])
+
+    @property
+    def nodes_key(self) -> str:
+        """The key that says how many drafts a step verifies in all: for a chain their length."""
+        return self.len_key if self.max_total_draft_tokens is None else "max_total_draft_tokens"
+
+    def in_keys(self, text: str) -> str:
+        """A message about the sizes of a plan, with the keys that say them in place of flags."""
+        return in_drafts(text, WIDTH, self.len_key, self.nodes_key)
 
     @property
     def schedule(self) -> Schedule | None:

@@ -6,11 +6,11 @@ Knows the keys, their defaults, and what TensorRT-LLM checks. Knows no engine.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from edgespec.errors import LimitError, OptionError, counted
+from edgespec.errors import LimitError, OptionError, counted, in_words
 from edgespec.runtime.drafters.decoding import DecodingConfig, Sizes
 from edgespec.runtime.drafters.options import DrafterOptions, option
 from edgespec.runtime.static_tree import (
@@ -71,14 +71,15 @@ class EagleOptions(DrafterOptions):
             raise OptionError(what, remedy)
         if self.use_dynamic_tree and self.dynamic_tree_max_topK is None:
             what = "use_dynamic_tree needs dynamic_tree_max_topK, the children of a node"
-            raise OptionError(what, "Give it: --eagle-dynamic-tree-max-top-k 10, for example.")
+            raise OptionError(what, "Give it; 10 is usual.")
         if self.dynamic_tree_max_topK is not None and not self.use_dynamic_tree:
             what = "dynamic_tree_max_topK is for dynamic trees, and none was asked for"
-            raise OptionError(what, "Add use_dynamic_tree (--eagle-use-dynamic-tree).")
+            raise OptionError(what, "Give use_dynamic_tree too, or leave it out.")
 
-    def plan(self, max_verify_tree_size: int) -> DraftPlan:
-        """The plan for a base that verifies so many nodes. Raises LimitError for a tree that
-        the other keys do not allow."""
+    def plan(self, max_verify_tree_size: int, max_levels: int | None = None) -> DraftPlan:
+        """The plan for a base that verifies so many nodes, and a draft of any number of levels.
+        Raises LimitError for a tree that the other keys do not allow."""
+        del max_levels
         if self.use_dynamic_tree:
             return self.dynamic_plan(max_verify_tree_size)
         return self.static_plan()
@@ -137,6 +138,8 @@ class EagleDecoding(DecodingConfig):
     the levels, `max_total_draft_tokens` the nodes without the root. A chain, unless choices or a
     dynamic tree are asked for."""
 
+    len_keys = ("max_draft_len", "num_eagle_layers")
+
     eagle_choices: str | Sequence[Sequence[int]] | None = option(
         None,
         "A static tree: paths of ranks such as [[0], [1], [0, 0]], or a published one by its"
@@ -183,11 +186,6 @@ class EagleDecoding(DecodingConfig):
             )
 
     @property
-    def given_len(self) -> int | None:
-        """Levels, by either of their names."""
-        return self.max_draft_len or self.num_eagle_layers
-
-    @property
     def is_dynamic(self) -> bool:
         """Whether a dynamic tree is asked for, if only by its width."""
         return self.use_dynamic_tree or self.dynamic_tree_max_topK is not None
@@ -208,15 +206,18 @@ class EagleDecoding(DecodingConfig):
                 what = "max_non_leaves_per_layer is for trees, and a chain is drafted"
                 raise OptionError(what, "Give eagle_choices or use_dynamic_tree, or leave it out.")
             return None
-        options = EagleOptions(
-            eagle_choices=self.eagle_choices,
-            use_dynamic_tree=self.is_dynamic,
-            dynamic_tree_max_topK=self.dynamic_tree_max_topK,
-            num_eagle_layers=self.draft_len,
-            max_non_leaves_per_layer=self.max_non_leaves_per_layer,
-            max_draft_len=self.max_total_draft_tokens,
-        )
-        return EagleTree(options)
+        # The options' names on the left mean in a config what stands on the right
+        names = {"max_draft_len": "max_total_draft_tokens", "num_eagle_layers": self.len_key}
+        with in_words(names):
+            options = EagleOptions(
+                eagle_choices=self.eagle_choices,
+                use_dynamic_tree=self.is_dynamic,
+                dynamic_tree_max_topK=self.dynamic_tree_max_topK,
+                num_eagle_layers=self.draft_len,
+                max_non_leaves_per_layer=self.max_non_leaves_per_layer,
+                max_draft_len=self.max_total_draft_tokens,
+            )
+        return EagleTree(options, names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,12 +226,14 @@ class EagleTree:
     times its levels, as far as the base verifies so many."""
 
     options: EagleOptions
+    names: Mapping[str, str]  # in errors: what the config calls what the options call otherwise
 
-    def plan(self, max_verify_tree_size: int) -> DraftPlan:
+    def plan(self, max_verify_tree_size: int, max_levels: int | None = None) -> DraftPlan:
         """The plan for a base that verifies so many nodes. Raises OptionError and LimitError."""
         options, width = self.options, self.options.dynamic_tree_max_topK
         if options.use_dynamic_tree and options.max_draft_len is None and width is not None:
             nodes = width * (options.num_eagle_layers or NUM_EAGLE_LAYERS)
             most = max(1, min(nodes, max_verify_tree_size - 1))
             options = replace(options, max_draft_len=most)
-        return options.plan(max_verify_tree_size)
+        with in_words(self.names):
+            return options.plan(max_verify_tree_size, max_levels)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from edgespec.backends.base import PlanHints, Runner
 from edgespec.backends.call import Call, HiddenStates, Logits
 from edgespec.backends.engine_config import EngineConfig
-from edgespec.errors import LimitError, OptionError, counted
+from edgespec.errors import LimitError, OptionError, counted, in_words, replaced
 from edgespec.methods.medusa import MAX_HEADS, NAME, MedusaSpec
 from edgespec.runtime.draft_sampling import Distribution, DraftSampler
 from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
@@ -196,6 +196,11 @@ class HeadLimits:
     num_heads: int
     vocab_size: int
 
+    @property
+    def max_levels(self) -> int:
+        """Each head drafts one."""
+        return self.num_heads
+
     def plan(
         self, top_k: int | None, steps: int | None, verify_size: int | None, hints: PlanHints
     ) -> CartesianPlan:
@@ -245,7 +250,7 @@ class HeadLimits:
         if isinstance(plan, StaticPlan):
             what = f"the choices are {counted(plan.steps, 'level')} deep, and there are {heads}"
             remedy = f"Give choices of at most {counted(self.num_heads, 'level')}; for"
-            return LimitError(what, f"{remedy} {DEFAULT} --num-medusa-heads {self.num_heads}.")
+            return LimitError(what, f"{remedy} {DEFAULT} num_medusa_heads {self.num_heads}.")
         what = f"--spec-draft-step {plan.steps}: there are {heads}, one a level"
         return LimitError(what, f"Set it to {self.num_heads} or less.")
 
@@ -276,10 +281,16 @@ class MedusaOptions(DrafterOptions):
         None, "Nodes of the tree at most, without the root.", low=1, high=MAX_NODES
     )
 
-    def plan(self, max_verify_tree_size: int) -> StaticPlan:
-        """The plan of the tree, whatever the base verifies."""
+    def plan(self, max_verify_tree_size: int, max_levels: int | None = None) -> StaticPlan:
+        """The plan of the tree, whatever the base verifies. Raises LimitError for more heads than
+        there are."""
         del max_verify_tree_size
         heads, most = self.num_medusa_heads, self.max_draft_len
+        if heads is not None and max_levels is not None and heads > max_levels:
+            there = counted(max_levels, "Medusa head")
+            what = f"num_medusa_heads {heads}, and the draft has {there}"
+            remedy = f"Set it to {max_levels} or less, or leave it out: the choices say how many"
+            raise LimitError(what, f"{remedy} draft.")
         chosen = StaticPlan.of(cast(Choices | None, self.medusa_choices) or NAMED[DEFAULT])
         if self.medusa_choices is None and heads is not None:
             chosen = chosen.within(heads, 1 + len(chosen.choices))
@@ -288,7 +299,7 @@ class MedusaOptions(DrafterOptions):
                 f"the choices are {counted(chosen.steps, 'level')} deep, num_medusa_heads {heads}"
             )
             remedy = f"Give choices of at most {counted(heads, 'level')}, or"
-            raise OptionError(what, f"{remedy} --num-medusa-heads {chosen.steps}.")
+            raise OptionError(what, f"{remedy} num_medusa_heads {chosen.steps}.")
         if most is not None and len(chosen.choices) > most:
             nodes = counted(len(chosen.choices), "node")
             whose = "the choices" if self.medusa_choices else f"the default choices, {DEFAULT},"
@@ -302,6 +313,8 @@ class MedusaOptions(DrafterOptions):
 class MedusaDecoding(DecodingConfig):
     """The keys of `decoding_type: Medusa`, as TensorRT-LLM's LLM API has them: a static tree, whose
     nodes `max_draft_len` bounds, and whose levels are heads."""
+
+    len_keys = ("num_medusa_heads",)
 
     medusa_choices: str | Sequence[Sequence[int]] | None = option(
         None,
@@ -321,28 +334,36 @@ class MedusaDecoding(DecodingConfig):
     )
 
     @property
-    def given_len(self) -> int | None:
-        """Levels of the tree: heads."""
-        return self.num_medusa_heads
-
-    @property
     def sizes(self) -> Sizes:
         """None: `tree` says how much is drafted."""
         nodes, total = self.max_draft_len, self.max_total_draft_tokens
         if None not in (nodes, total) and nodes != total:
             what = f"max_total_draft_tokens is {total}, and max_draft_len {nodes}"
             raise OptionError(what, "Both are the nodes of the tree: leave one out.")
-        _ = self.tree.plan(0)  # raises OptionError where keys contradict each other
+        with in_words(self.names):
+            _ = self.tree.plan(0)  # raises OptionError where keys contradict each other
         return Sizes()
 
     @property
     def tree(self) -> MedusaOptions:
-        """The static tree."""
-        return MedusaOptions(
-            medusa_choices=self.medusa_choices,
-            num_medusa_heads=self.num_medusa_heads,
-            max_draft_len=self.max_draft_len or self.max_total_draft_tokens,
-        )
+        """The static tree. Raises OptionError."""
+        with in_words(self.names):
+            return MedusaOptions(
+                medusa_choices=self.medusa_choices,
+                num_medusa_heads=self.draft_len,
+                max_draft_len=self.max_draft_len or self.max_total_draft_tokens,
+            )
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The keys that were given for what the tree's options name."""
+        given = self.max_draft_len is not None or self.max_total_draft_tokens is None
+        nodes = "max_draft_len" if given else "max_total_draft_tokens"
+        return {"num_medusa_heads": self.len_key, "max_draft_len": nodes}
+
+    def in_keys(self, text: str) -> str:
+        """The same for the names of the tree's options."""
+        return replaced(self.names, DecodingConfig.in_keys(self, text))
 
 
 # ---- the method's row

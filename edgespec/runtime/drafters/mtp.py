@@ -61,6 +61,8 @@ ONE_KIND = "a head drafts with its own hidden states; there is no other kind"
 class MtpDecoding(DecodingConfig):
     """The keys of its decoding type: a chain."""
 
+    len_keys = ("max_draft_len", "num_nextn_predict_layers")
+
     num_nextn_predict_layers: int | None = option(
         None, "TensorRT-LLM's older name of max_draft_len.", low=1, high=MAX_DRAFT_LEN
     )
@@ -76,11 +78,6 @@ class MtpDecoding(DecodingConfig):
         if self.use_mtp_vanilla:
             what = "use_mtp_vanilla is true, and a head drafts all tokens of a step"
             raise OptionError(what, "Set it to false, or leave it out.")
-
-    @property
-    def given_len(self) -> int | None:
-        """Drafts in a row, by either of its names."""
-        return self.max_draft_len or self.num_nextn_predict_layers
 
 
 ROW = DrafterRow(

@@ -569,6 +569,18 @@ def test_norm_output_means_recycling_only_where_the_format_means_it() -> None:
         parse({"norm_output": False})
 
 
+def test_tensorrt_llm_s_key_says_what_is_recycled_in_every_layout() -> None:
+    key = {"return_hidden_post_norm": True}
+    shapes = draft_shapes("layers.0")
+    assert parse({"eagle_config": key}).norm_output
+    assert parse_eagle3_config(modelopt_raw(**key), shapes).norm_output
+    assert not parse_eagle3_config(modelopt_raw(return_hidden_post_norm=False), shapes).norm_output
+    with pytest.raises(CheckpointError, match="'return_hidden_post_norm' is 1"):
+        parse_eagle3_config(modelopt_raw(return_hidden_post_norm=1), shapes)
+    with pytest.raises(CheckpointError, match=r"eagle_config.*norm_before_fc.*input_norm"):
+        parse_eagle3_config(modelopt_raw(norm_before_fc=True), shapes)
+
+
 def test_norms_that_the_config_promises_must_be_there() -> None:
     with pytest.raises(CheckpointError, match=r"norm_before_fc.*input_norm"):
         parse({"norm_before_fc": True})
@@ -591,6 +603,7 @@ def test_mrope_on_a_text_draft_is_the_default_rope() -> None:
         ({"use_last_layernorm": False}, "use_last_layernorm"),
         ({"use_mtp_layernorm": True}, "use_mtp_layernorm"),
         ({"parallel_draft_step": 4}, "parallel_draft_step"),
+        ({"eh_proj_before_attn": True}, "eh_proj_before_attn"),
     ],
 )
 def test_relatives_of_eagle3_are_refused_by_their_switch(eagle: dict[str, Any], name: str) -> None:

@@ -127,7 +127,7 @@ def test_modelopt_s_draft_is_read_by_its_tensors() -> None:
     (layer,) = draft.decoder.layers
     assert draft.layout == "modelopt"
     assert layer.norm_names == NormNames()
-    assert (draft.fc_bias, draft.last_norm) == (False, True)
+    assert (draft.fc_bias, draft.last_norm, draft.norm_output) == (False, True, False)
     assert (draft.own_embedding, draft.own_head, draft.draft_vocab_size) == (False, True, 8000)
 
 
@@ -217,6 +217,18 @@ def test_contradictions_are_refused(changes: dict[str, Any], shapes: Shapes, sai
 def test_norms_that_modelopt_promises_must_be_there(switches: dict[str, Any], said: str) -> None:
     with pytest.raises(CheckpointError, match=said):
         parse_eagle1_config(modelopt(**switches), llama2())
+
+
+def test_the_recycled_state_is_the_one_before_the_last_norm_unless_the_draft_says_otherwise() -> (
+    None
+):
+    normed = llama2(norm__weight=(4096,))
+    switches = {"use_last_layernorm": True, "return_hidden_post_norm": True}
+    assert parse_eagle1_config(modelopt(**switches), normed).norm_output
+    with pytest.raises(CheckpointError, match="'return_hidden_post_norm' is true, and there is no"):
+        parse_eagle1_config(modelopt(return_hidden_post_norm=True), llama2())
+    with pytest.raises(UnsupportedModel, match="goes on with the state before that norm or after"):
+        parse_eagle1_config(LLAMA2, normed)
 
 
 @pytest.mark.parametrize(

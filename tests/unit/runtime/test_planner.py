@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from edgespec.backends.base import PlanHints
-from edgespec.errors import LimitError
+from edgespec.errors import LimitError, OptionError, rephrased
 from edgespec.runtime.drafters.eagle_options import EagleOptions
 from edgespec.runtime.planner import Planner
 from edgespec.runtime.plans import TreeLimits
@@ -58,6 +58,87 @@ def test_a_method_of_trees_drafts_chains_where_only_they_will_do(how: dict[str, 
     assert planner(drafting=drafting, speculative_config=config).by_sizes().top_k == 4
     narrow = planner(drafting=drafting, speculative_config=config, **how)
     assert narrow.by_sizes() == DraftPlan(1, 5, 6)
+
+
+def test_heads_are_those_of_the_draft_whoever_asks_for_them() -> None:
+    """By flags, by a file's block and by a request's or a caller's config."""
+    from edgespec.runtime.drafters.medusa import HeadLimits, MedusaOptions
+
+    draft = SimpleNamespace(limits=lambda config: HeadLimits(64, 3, 1000))
+    drafting = SimpleNamespace(of=lambda drafter, options: draft)
+    keys: dict[str, Any] = {"medusa_choices": [[0], [0, 0]], "num_medusa_heads": 4}
+    config, _ = read_config({"decoding_type": "Medusa", **keys})
+    assert config is not None
+    of_file = planner(drafting=drafting, speculative_config=config)
+    asked = [
+        lambda: of_file.by_tree(MedusaOptions(**keys)),
+        of_file.by_sizes,
+        lambda: planner(drafting=drafting).by_config(config),
+    ]
+    for plan in asked:
+        with pytest.raises(LimitError, match="num_medusa_heads 4, and the draft has 3") as error:
+            plan()
+        assert "Set it to 3 or less" in error.value.remedy
+
+
+LIMITED: list[tuple[dict[str, Any], str, str]] = [
+    (
+        {"max_draft_len": 99},
+        "max_draft_len 99 (100 nodes with the root) exceeds the 64",
+        "Set max_draft_len to 63 or less, or build",
+    ),
+    ({"num_eagle_layers": 61}, "num_eagle_layers 61 exceeds the 60", "Set it to 60"),
+    ({"draft_len_schedule": {2: 61}}, "draft_len_schedule[2] 61 exceeds the 60", "60"),
+    (
+        {"use_dynamic_tree": True, "dynamic_tree_max_topK": 2, "num_eagle_layers": 40},
+        "dynamic_tree_max_topK 2 times num_eagle_layers 40 exceeds",
+        "--max-draft-tree-size 80",
+    ),
+    (
+        {"use_dynamic_tree": True, "dynamic_tree_max_topK": 9, "max_total_draft_tokens": 70},
+        "max_total_draft_tokens 70 (71 nodes with the root) exceeds the 64",
+        "Set max_total_draft_tokens to 63 or less",
+    ),
+    ({"eagle_choices": [[0]], "max_draft_len": 3}, "max_draft_len 3", "or max_draft_len 1."),
+    (
+        {"eagle_choices": [[0], [1]], "max_total_draft_tokens": 1},
+        "max_total_draft_tokens is 1",
+        (
+            "Raise max_total_draft_tokens to 2, or give choices of fewer nodes; a chain of 1 is"
+            " max_draft_len 1."
+        ),
+    ),
+    (
+        {"dynamic_tree_max_topK": 2, "use_rejection_sampling": True},
+        "dynamic_tree_max_topK 2 drafts trees",
+        "Set dynamic_tree_max_topK to 1",
+    ),
+]
+
+
+@pytest.mark.parametrize(("keys", "what", "remedy"), LIMITED)
+def test_limits_of_a_config_are_named_by_the_keys_that_were_given(
+    keys: dict[str, Any], what: str, remedy: str
+) -> None:
+    config, _ = read_config({"decoding_type": "Eagle1", **keys})
+    assert config is not None
+    with pytest.raises(LimitError) as error:
+        planner().by_config(config)
+    assert what in error.value.what
+    assert remedy in error.value.remedy
+    assert "--spec" not in str(error.value)
+
+
+def test_a_schedule_s_length_is_that_of_heads_too() -> None:
+    config, _ = read_config({"decoding_type": "Medusa", "draft_len_schedule": {1: 3}})
+    assert config is not None
+    assert config.tree is not None
+    assert config.tree.plan(64).steps == 3
+    said = pytest.raises(LimitError, match=r"draft_len_schedule\[1\] 3, and the draft has 2")
+    with said, rephrased(config.in_keys):
+        config.tree.plan(64, 2)
+    with pytest.raises(OptionError, match=r"draft_len_schedule\[1\] is 7"):
+        read_config({"decoding_type": "Medusa", "draft_len_schedule": {1: 7}})
 
 
 def test_a_config_s_own_rule_counts_where_a_request_brings_one() -> None:

@@ -27,7 +27,7 @@ def test_a_head_s_remedy_is_no_tree() -> None:
     with pytest.raises(LimitError) as found:
         HeadLimits(60, 60, 1000).plan(1, 3, 7, HINTS)
     assert found.value.remedy == "Lower it to 4, or raise --spec-draft-step to 6."
-    with pytest.raises(LimitError, match="raise top-k or step"):
+    with pytest.raises(LimitError, match="to 4 or less, or raise --spec-draft-step"):
         TreeLimits(60, 60, 1000).plan(1, 3, 7, HINTS)
 
 

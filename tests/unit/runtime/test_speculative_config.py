@@ -154,6 +154,16 @@ def test_dynamic_trees_are_sized_as_tensorrt_llm_does(
     assert tree.plan(64) == plan
 
 
+def test_pool_of_a_schedule_has_drafts_of_its_first_length() -> None:
+    config = read(decoding_type="NGram", draft_len_schedule={4: 4, 8: 2})
+    assert config.sizes == Sizes(1, 4, 5)
+    assert config.options is not None
+    assert config.options.max_draft_len == 4  # type: ignore[attr-defined]
+    unsized = read(decoding_type="NGram").options
+    assert unsized is not None
+    assert unsized.max_draft_len == 3  # type: ignore[attr-defined]
+
+
 def test_static_tree_is_the_one_of_its_choices() -> None:
     block = {"decoding_type": "Eagle1", "eagle_choices": [[0], [1], [0, 0]], "max_draft_len": 2}
     tree = read(**block).tree

@@ -224,7 +224,11 @@ def test_open_sizes_follow_from_those_given(
     ("sizes", "what", "remedy"),
     [
         ((2, None, None), "a DSpark draft makes chains", "Set it to 1"),
-        ((1, None, 9), "blocks of 7 make 8 nodes at most", r"Set it to 8 or less\.$"),
+        (
+            (1, None, 9),
+            "blocks of 7 make 8 nodes at most",
+            r"Set --spec-verify-size to 8 or less\.$",
+        ),
         ((1, 2, None), "makes its block in one step", "--spec-verify-size"),
     ],
 )

@@ -1,0 +1,183 @@
+"""TensorRT and TensorRT-RTX as backends: two rows of one class.
+
+Knows their words, their options and where their parts stand. Imports the library where an engine is
+built, and not before: --help and `inspect` need none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from edgespec.backends.base import (
+    Backend,
+    BuildOptions,
+    EngineMemory,
+    OptionValue,
+    PlanHints,
+    Progress,
+    Remedies,
+    Runner,
+    Staged,
+)
+from edgespec.backends.engine_config import EngineConfig
+from edgespec.backends.onnx_dir import OnnxDir
+from edgespec.backends.tensorrt import fingerprint
+from edgespec.backends.tensorrt.contract import lowered_contract
+from edgespec.backends.tensorrt.devices import device_here
+from edgespec.backends.tensorrt.options import TensorRTOptions, options_of, parse_options
+from edgespec.backends.tensorrt.settings import EngineSettings
+from edgespec.backends.tensorrt.target import Dialect, Target
+from edgespec.backends.tensorrt.versions import RTX, TENSORRT, Library
+from edgespec.contract import GraphContract, Limits, canonical_contract
+from edgespec.errors import EnvironmentProblem
+
+NOT_RUN = "This version of edgespec builds engines of TensorRT and does not run them yet."
+
+
+class TensorRTBackend(Backend):
+    """Engines of TensorRT, which builds them on their own device."""
+
+    library: ClassVar[Library] = TENSORRT
+    name, title = TENSORRT.backend, TENSORRT.title
+    options = options_of(TENSORRT)
+    suffixes = (".engine",)
+    remedies = Remedies(
+        mismatch="This version of the library, or this device, computes another result.",
+        too_coarse="Build with a finer type (--compute fp32), or export a finer format.",
+    )
+    # A verified row costs little on a GPU until its arithmetic is full
+    plan_hints = PlanHints(steps=5, block_nodes=16)
+
+    def parse_options(self, values: Mapping[str, OptionValue]) -> TensorRTOptions:
+        """What the user chose; OptionError names a flag with a wrong value."""
+        return parse_options(values)
+
+    def stage(
+        self,
+        onnx: OnnxDir,
+        limits: Limits,
+        options: BuildOptions,
+        staging: Path,
+        progress: Progress,
+    ) -> Staged:
+        """Lower the canonical graph and build it in a process of its own. MissingDependency without
+        the library, BuildError with its words where it refuses."""
+        from edgespec.backends.tensorrt.staging import stage
+
+        assert isinstance(options, TensorRTOptions)
+        path = self.engine_path(staging, onnx.role)
+        return stage(self.library, onnx, limits, options, path, progress)
+
+    def plan(self, onnx: OnnxDir, limits: Limits, options: BuildOptions) -> tuple[str, ...]:
+        """What a build would make: its profiles and its memory. Refuses what a build would, but for
+        a device that is not here."""
+        from edgespec.backends.tensorrt import estimate, lowered_files
+        from edgespec.backends.tensorrt.devices import title_of
+        from edgespec.backends.tensorrt.staging import plan_of, version_here
+
+        assert isinstance(options, TensorRTOptions)
+        version = version_here(self.library, options)
+        plan = plan_of(self.library, onnx, limits, options, version)
+        size = lowered_files.weight_bytes(
+            lowered_files.lowered_model(onnx, plan.target, plan.model)
+        )
+        memory = estimate.estimate(onnx.config, plan.contract, plan.limits, plan.profiles, size)
+        name = f"{self.title} {version}"
+        lines = estimate.lines(name, plan.target, title_of(plan.sm), plan.profiles, memory)
+        return tuple(lines)
+
+    def emit_dir(self, options: BuildOptions) -> Path | None:
+        """The directory of --emit-onnx."""
+        assert isinstance(options, TensorRTOptions)
+        return options.emit_onnx
+
+    def emit(
+        self, onnx: OnnxDir, limits: Limits, options: BuildOptions, directory: Path
+    ) -> tuple[str, ...]:
+        """Write the lowered graph with its weights to `directory`; the command that builds it."""
+        from edgespec.backends.tensorrt import emit, lowered_files
+        from edgespec.backends.tensorrt.staging import plan_of, version_here
+        from edgespec.backends.tensorrt.versions import build_environment, faults_of
+
+        assert isinstance(options, TensorRTOptions)
+        version = version_here(self.library, options)
+        plan = plan_of(self.library, onnx, limits, options, version)
+        model = lowered_files.lowered_model(onnx, plan.target, plan.model)
+        lowered_files.write(model, onnx.path, directory, lowered_files.copy)
+        words = emit.command_of(plan, options, self.engine_path(Path(), onnx.role).name)
+        variables = build_environment(faults_of(self.library, version), {})
+        script = emit.script_of(words, variables)
+        emit.write_script(directory, script)
+        return (f"on the device run {emit.SCRIPT} in it, which is:", script.rstrip())
+
+    def open_staged(self, staged: Staged, capacity: int, lanes: int) -> Runner:
+        """EnvironmentProblem: there is no runner yet."""
+        raise EnvironmentProblem(NOT_RUN, "Run engines of the backend ort.")
+
+    def open(self, engine_dir: Path, config: EngineConfig) -> Runner:
+        """EnvironmentProblem: there is no runner yet."""
+        raise EnvironmentProblem(NOT_RUN, "Build the engines again with --backend ort.")
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Version, compute capability and system of this machine. MissingDependency without the
+        library, EnvironmentProblem without a CUDA device."""
+        from edgespec.backends.tensorrt.bindings import load
+
+        version, device = load(self.library).version, device_here()
+        if device is None:
+            raise EnvironmentProblem("no CUDA device is here", "Install NVIDIA's driver.")
+        return fingerprint.fingerprint_of(self.library, version, device.sm)
+
+    def check_fingerprint(self, stored: Mapping[str, Any], name: str) -> None:
+        """EngineMismatch where the engine is for another version, device or system."""
+        fingerprint.check(stored, self.library, name)
+
+    def memory(self, config: EngineConfig) -> EngineMemory:
+        """Bytes of KV cache per token, and of recurrent state per sequence, which has two places:
+        one that is read and one that is written."""
+        contract = self.contract(config)
+        return EngineMemory(
+            kv_bytes_per_token=contract.kv_bytes_per_token, state_bytes=2 * contract.state_bytes
+        )
+
+    def contract(self, config: EngineConfig) -> GraphContract:
+        """The contract of an engine's graph with one slot; before it is built, of one in
+        float16."""
+        canonical = canonical_contract(config.component.graph)
+        target = Target(dialect=Dialect.NATIVE, compute="float16", capacity=1, max_rows=1)
+        if config.settings:
+            settings = EngineSettings.read(config.settings, canonical, config.component.model)
+            target = replace(settings.target, capacity=1)
+        return lowered_contract(canonical, target)
+
+    def total_memory_bytes(self) -> int | None:
+        """The memory of the CUDA device that is here; None where there is none: engines are for
+        another machine then."""
+        device = device_here()
+        return None if device is None else device.memory_bytes
+
+    def notes(self, config: EngineConfig) -> tuple[str, ...]:
+        """What was built, and for which device."""
+        from edgespec.backends.tensorrt.devices import title_of
+
+        canonical = canonical_contract(config.component.graph)
+        settings = EngineSettings.read(config.settings, canonical, config.component.model)
+        library = f"{self.title} {settings.version}"
+        how = f"{settings.dialect.value} graph, {settings.compute}"
+        how += ", attention of basic operators" if settings.decomposed_attention else ""
+        return (f"for {title_of(settings.sm)} and {library} alone: {how}",)
+
+
+class RtxBackend(TensorRTBackend):
+    """Engines of TensorRT-RTX, which compiles for RTX cards on any machine."""
+
+    library = RTX
+    name, title = RTX.backend, RTX.title
+    options = options_of(RTX)
+
+
+BACKEND = TensorRTBackend()
+RTX_BACKEND = RtxBackend()

@@ -1,0 +1,79 @@
+"""What a build's own process is told, and what it reports: one JSON object in, lines of JSON out.
+
+Knows the two sides' words. Knows no library and no process.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from edgespec.backends.tensorrt.profiles import Profile
+
+Kind = Literal["progress", "log", "built", "refused", "cancelled", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildJob:
+    """An engine to build. Paths are absolute; `engine` must not be there yet.
+
+    `compute_capability` (times ten) is that of another device than the one that is here. None in
+    `workspace_bytes`, `optimization_level`: the library's own; in `timing_cache`: none is kept.
+    `decompose_attention` allows attention without a fused kernel.
+    """
+
+    backend: str
+    model: str
+    engine: str
+    profiles: tuple[Profile, ...]
+    compute_capability: int | None = None
+    workspace_bytes: int | None = None
+    optimization_level: int | None = None
+    timing_cache: str | None = None
+    decompose_attention: bool = False
+
+    def to_json(self) -> str:
+        """The job as one line."""
+        return json.dumps(asdict(self) | {"profiles": [asdict(row) for row in self.profiles]})
+
+    @classmethod
+    def from_json(cls, text: str) -> BuildJob:
+        """The job of such a line."""
+        raw = json.loads(text)
+        profiles = tuple(
+            Profile(row["name"], {name: shapes_of(dims) for name, dims in row["shapes"].items()})
+            for row in raw.pop("profiles")
+        )
+        return cls(profiles=profiles, **raw)
+
+
+def shapes_of(raw: list[list[int]]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Three shapes as JSON has them."""
+    least, often, most = map(tuple, raw)
+    return least, often, most
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One line of the process. `kind` says what `values` holds; "built", "refused", "cancelled" and
+    "failed" are the last one."""
+
+    kind: Kind
+    values: Mapping[str, Any]
+
+    def to_json(self) -> str:
+        """The message as one line."""
+        return json.dumps({"kind": self.kind, **self.values})
+
+    @classmethod
+    def from_json(cls, text: str) -> Message | None:
+        """The message of a line; None for a line that is none."""
+        try:
+            raw = json.loads(text)
+        except ValueError:
+            return None
+        if not isinstance(raw, dict) or "kind" not in raw:
+            return None
+        return cls(raw.pop("kind"), raw)

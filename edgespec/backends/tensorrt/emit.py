@@ -1,0 +1,59 @@
+"""A lowered graph for a device that has TensorRT and no Python: a directory that needs nothing
+else, and the command that builds the engine there.
+
+Knows the flags of NVIDIA's command-line tools.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from edgespec import bundle
+from edgespec.backends.tensorrt.options import MIB, TensorRTOptions
+from edgespec.backends.tensorrt.profiles import Profile
+from edgespec.backends.tensorrt.staging import BuildPlan
+
+SCRIPT = "build.sh"
+
+
+def command_of(plan: BuildPlan, options: TensorRTOptions, engine: str) -> list[str]:
+    """The words of the command that builds the file `engine` from the graph beside it."""
+    capabilities = plan.capabilities
+    words = [plan.library.tool, f"--onnx={bundle.MODEL}", f"--saveEngine={engine}"]
+    if capabilities.typed_by_flag and not capabilities.compiles_for:
+        words.append("--stronglyTyped")
+    if capabilities.compiles_for:
+        words.append(f"--computeCapabilities={plan.sm}")
+    for i, profile in enumerate(plan.profiles):
+        words += [f"--profile={i}", *shape_flags(profile)]
+    if options.workspace_bytes is not None:
+        words.append(f"--memPoolSize=workspace:{options.workspace_bytes // MIB}")
+    if options.optimization_level is not None:
+        words.append(f"--builderOptimizationLevel={options.optimization_level}")
+    if capabilities.timing_cache and options.timing_cache is not None:
+        words.append(f"--timingCacheFile={options.timing_cache}")
+    return [*words, "--skipInference"]
+
+
+def shape_flags(profile: Profile) -> list[str]:
+    """The three flags of a profile's shapes."""
+    flags = []
+    for i, flag in enumerate(("--minShapes", "--optShapes", "--maxShapes")):
+        shapes = [f"{name}:{'x'.join(map(str, dims[i]))}" for name, dims in profile.shapes.items()]
+        flags.append(f"{flag}={','.join(shapes)}")
+    return flags
+
+
+def script_of(words: list[str], variables: dict[str, str]) -> str:
+    """The command as a shell script that is run in its own directory."""
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+    command = " \\\n  ".join(map(shlex.quote, words))
+    return "\n".join(["#!/bin/sh", "set -e", 'cd "$(dirname "$0")"', *exports, command, ""])
+
+
+def write_script(directory: Path, text: str) -> None:
+    """Write the script beside the graph. Raises OSError."""
+    path = directory / SCRIPT
+    path.write_text(text, encoding="utf-8")
+    path.chmod(0o755)

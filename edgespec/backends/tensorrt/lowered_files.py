@@ -1,0 +1,98 @@
+"""A lowered graph as files: the graph, and its weights beside it, which stay the export's own.
+
+Knows ONNX files and where external data stands. Knows no operator and no engine library.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import onnx_ir as ir
+
+from edgespec import bundle
+from edgespec.backends.onnx_dir import OnnxDir
+from edgespec.backends.tensorrt.lowering import lower
+from edgespec.backends.tensorrt.target import Compute, Target
+from edgespec.contract import canonical_contract
+
+NEW_DATA = "lowered.onnx.data"  # weights that a rewrite had to make
+SMALL_BYTES = 1 << 10  # constants up to it stay in the graph
+COMPUTE_OF: dict[ir.DataType, Compute] = {
+    ir.DataType.FLOAT: "float32",
+    ir.DataType.FLOAT16: "float16",
+    ir.DataType.BFLOAT16: "bfloat16",
+}
+
+
+def stored_compute(model: ir.Model) -> Compute:
+    """The type of most unquantized weights of a canonical graph: the checkpoint's. Scales of
+    quantized weights do not count."""
+    count: Counter[Compute] = Counter()
+    for value in model.graph.initializers.values():
+        tensor = value.const_value
+        if not isinstance(tensor, ir.ExternalTensor) or tensor.dtype not in COMPUTE_OF:
+            continue
+        if not any(node.op_type == "DequantizeLinear" for node, _ in value.uses()):
+            count[COMPUTE_OF[tensor.dtype]] += tensor.size
+    return count.most_common(1)[0][0] if count else "float16"
+
+
+def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
+    """The weights of a graph that stand in files."""
+    for value in model.graph.initializers.values():
+        if isinstance(value.const_value, ir.ExternalTensor):
+            yield value.const_value
+
+
+def weight_bytes(model: ir.Model) -> int:
+    """Bytes of all constants of a graph."""
+    constants = (value.const_value for value in model.graph.initializers.values())
+    return sum(tensor.nbytes for tensor in constants if tensor is not None)
+
+
+def lowered_model(onnx: OnnxDir, target: Target, model: ir.Model | None = None) -> ir.Model:
+    """The graph of an export, lowered. ContractError where it has another form."""
+    model = ir.load(onnx.model) if model is None else model
+    return lower(model, canonical_contract(onnx.config.graph), target)
+
+
+def write(
+    model: ir.Model,
+    source: Path,
+    directory: Path,
+    put: Callable[[Path, Path], object] = os.symlink,
+) -> Path:
+    """Write a lowered graph to `directory`, and beside it, by `put(from, to)`, the files of the
+    export `source` that its weights stand in; the path of the graph. Raises OSError."""
+    for location in sorted({str(tensor.location) for tensor in external_tensors(model)}):
+        put(bundle.contained(source, location).resolve(), directory / location)
+    move_out(model, directory)
+    path = directory / bundle.MODEL
+    ir.save(model, path)
+    return path
+
+
+def move_out(model: ir.Model, directory: Path) -> None:
+    """Write new weights to a data file: a graph file may have 2 GB."""
+    found = [
+        value
+        for value in model.graph.initializers.values()
+        if value.const_value is not None
+        and not isinstance(value.const_value, ir.ExternalTensor)
+        and value.const_value.nbytes > SMALL_BYTES
+    ]
+    tensors = [value.const_value for value in found if value.const_value is not None]
+    if not tensors:
+        return
+    external = ir.external_data.convert_tensors_to_external(tensors, directory, NEW_DATA)
+    for value, tensor in zip(found, external, strict=True):
+        value.const_value = tensor
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copy a file. Raises OSError."""
+    shutil.copyfile(source, target)

@@ -1,0 +1,191 @@
+"""Runs a build in a process of its own: starts it, listens to it, ends it.
+
+Knows processes and the two sides' words (`build_job`). Knows no engine library.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO
+
+from edgespec.backends.tensorrt.build_job import BuildJob, Message
+from edgespec.errors import (
+    BuildError,
+    EdgeSpecError,
+    EnvironmentProblem,
+    InternalError,
+    MissingDependency,
+)
+
+logger = logging.getLogger(__name__)
+
+# -P: a module in the working directory must not be taken for the library
+COMMAND = (sys.executable, "-P", "-m", "edgespec.backends.tensorrt.build_process")
+STOP_S = 6.0  # that a cancelled process has to end by itself
+TAIL_BYTES = 4000
+LEVELS = {"INTERNAL_ERROR": logging.INFO, "ERROR": logging.INFO, "WARNING": logging.INFO}
+# What the library says where memory does not do
+NO_MEMORY = ("outofmemory", "out of memory", "bad_alloc", "failed_allocation", "memory allocation")
+NO_KERNEL = "not supported by a dedicated kernel"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A built engine: its bytes, layers of its network, seconds, and the most memory that the
+    process had."""
+
+    engine_bytes: int
+    layers: int
+    parse_s: float
+    build_s: float
+    peak_bytes: int
+
+
+class BuildRefused(BuildError):
+    """The library refused a graph. `lines` are its own words, `node` the node that it names."""
+
+    def __init__(self, what: str, remedy: str, lines: Sequence[str] = (), node: str = "") -> None:
+        super().__init__(what, remedy)
+        self.lines, self.node = tuple(lines), node
+
+    @property
+    def lacks_kernel(self) -> bool:
+        """Whether attention has no fused kernel, so that it may be built of basic operators."""
+        return any(NO_KERNEL in line for line in self.lines)
+
+
+def run(
+    job: BuildJob,
+    advance: Callable[[float], None],
+    environment: Mapping[str, str],
+    command: Sequence[str] = COMMAND,
+) -> Report:
+    """Build the engine of a job; `advance` gets the share that is done.
+
+    The process ends with this call, however the call ends. BuildError with the library's words
+    where it refuses, EnvironmentProblem where this machine cannot.
+    """
+    with tempfile.TemporaryFile() as printed:
+        with subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=printed,
+            env=dict(environment),
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+        ) as child:
+            try:
+                last = listen(child, job, advance)
+                child.wait()
+            finally:
+                stop(child)
+        return outcome(last, child.returncode, tail_of(printed))
+
+
+def listen(
+    child: subprocess.Popen[str], job: BuildJob, advance: Callable[[float], None]
+) -> Message | None:
+    """Give the job, and read until the process closes its stdout; the last message that is neither
+    progress nor log."""
+    assert child.stdin is not None
+    assert child.stdout is not None
+    try:
+        child.stdin.write(f"{job.to_json()}\n")
+        child.stdin.flush()
+    except BrokenPipeError:
+        logger.info("the process of the build ended before it was given its job")
+    last = None
+    for line in child.stdout:
+        message = Message.from_json(line)
+        if message is None:
+            logger.info("%s", line.rstrip())
+        elif message.kind == "progress":
+            advance(float(message.values["share"]))
+        elif message.kind == "log":
+            severity = str(message.values["severity"])
+            logger.log(LEVELS.get(severity, logging.DEBUG), "%s", message.values["text"])
+        else:
+            last = message
+    return last
+
+
+def stop(child: subprocess.Popen[str]) -> None:
+    """End a process that still runs: by its own means, and where it does not, at once."""
+    if child.poll() is not None:
+        return
+    assert child.stdin is not None
+    try:
+        child.stdin.close()  # which cancels the build
+        child.wait(STOP_S)
+    except (subprocess.TimeoutExpired, OSError):
+        logger.info("the process of the build does not stop, and is killed")
+    finally:
+        child.kill()
+
+
+def tail_of(printed: IO[bytes]) -> str:
+    """The end of what a process printed to stderr."""
+    printed.seek(0, 2)
+    printed.seek(max(0, printed.tell() - TAIL_BYTES))
+    return printed.read().decode(errors="replace").strip()
+
+
+def outcome(last: Message | None, code: int, printed: str) -> Report:
+    """The report of the last message; raises what it says otherwise."""
+    if last is None:
+        raise ended(code, printed)
+    values = last.values
+    if last.kind == "built":
+        return Report(**values)
+    if last.kind == "refused":
+        raise refused(values["what"], values["lines"], values["node"])
+    if last.kind == "cancelled":
+        raise BuildError("the build was cancelled", "Run it again.")
+    raise failed(values["what"], values["remedy"], values["code"])
+
+
+def refused(what: str, lines: list[str], node: str) -> EdgeSpecError:
+    """The error for what a library refused, with its words."""
+    text = "\n  ".join([f"{what} at {node}" if node else what, *lines])
+    said = text.lower()
+    if any(words in said for words in NO_MEMORY):
+        remedy = (
+            "The memory does not do: close other programs, lower --workspace-mib or the sizes"
+            " (--max-input-len, --max-kv-cache-capacity), or quantize the checkpoint."
+        )
+        return EnvironmentProblem(text, remedy)
+    remedy = (
+        "edgespec check --tensorrt VERSION ONNX_DIR says which rules of the parser a graph breaks."
+        " If it finds none, please report this."
+    )
+    return BuildRefused(text, remedy, lines, node)
+
+
+def failed(what: str, remedy: str, code: int) -> EdgeSpecError:
+    """The error that the process itself had."""
+    if code == MissingDependency.exit_code:
+        return EnvironmentProblem(what, remedy)
+    return InternalError(f"the build's process failed:\n{what}", remedy)
+
+
+def ended(code: int, printed: str) -> EdgeSpecError:
+    """The error for a process that ended without a word: it was killed, or it crashed."""
+    tail = f"\n{printed}" if printed else ""
+    if code == -signal.SIGKILL:
+        what = "the process of the build was killed: this machine has too little memory for it"
+        return EnvironmentProblem(
+            what, "Close other programs, lower --workspace-mib, or quantize the checkpoint."
+        )
+    how = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
+    what = f"the compiler ended {how} in the middle of the build{tail}"
+    return BuildError(
+        what, "Try another --opt-level or another version of the library, and report this."
+    )

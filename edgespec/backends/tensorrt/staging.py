@@ -1,0 +1,277 @@
+"""Plans and writes an engine of TensorRT: what it is built for, its lowered graph, its build.
+
+Knows the order of the work. The rewrites stand in `lowering`, the library's calls in `network`, and
+the process in which they run in `process`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import onnx_ir as ir
+
+from edgespec.backends.base import Progress, Staged
+from edgespec.backends.engine_config import (
+    AS_EXPORTED,
+    EngineLimits,
+    EngineWeights,
+)
+from edgespec.backends.onnx_dir import OnnxDir
+from edgespec.backends.tensorrt import bindings, lowered_files, process, timing_cache
+from edgespec.backends.tensorrt.accuracy import accuracy_of
+from edgespec.backends.tensorrt.build_job import BuildJob
+from edgespec.backends.tensorrt.contract import lowered_contract
+from edgespec.backends.tensorrt.devices import check_formats, device_here, title_of
+from edgespec.backends.tensorrt.fingerprint import fingerprint_of
+from edgespec.backends.tensorrt.options import SHORT, TensorRTOptions
+from edgespec.backends.tensorrt.profiles import Profile, max_rows, profiles_of, slots_of
+from edgespec.backends.tensorrt.settings import EngineSettings
+from edgespec.backends.tensorrt.target import Compute, Target
+from edgespec.backends.tensorrt.versions import (
+    Capabilities,
+    Library,
+    build_environment,
+    capabilities_of,
+    faults_of,
+)
+from edgespec.contract import GraphContract, Limits, canonical_contract
+from edgespec.errors import EnvironmentProblem, MissingDependency, OptionError, UnsupportedModel
+
+logger = logging.getLogger(__name__)
+STEPS = 1000  # of a progress bar
+NOT_RUN = "this version builds engines of TensorRT, and does not run them yet"
+
+
+@dataclass(frozen=True, slots=True)
+class BuildPlan:
+    """All that a build of an export depends on; `model` is the canonical graph, `schemes` those of
+    its quantized weights, `stored` the type of the others."""
+
+    library: Library
+    version: str
+    capabilities: Capabilities
+    sm: int
+    target: Target
+    contract: GraphContract  # the lowered one
+    limits: EngineLimits
+    profiles: tuple[Profile, ...]
+    schemes: tuple[str, ...]
+    stored: Compute
+    model: ir.Model
+
+    @property
+    def weights(self) -> EngineWeights:
+        """The engine's weights, without the rounding margin."""
+        compute = self.target.compute
+        unquantized = SHORT[compute]
+        return EngineWeights(
+            scheme=", ".join(self.schemes) or unquantized,
+            method=AS_EXPORTED if self.schemes or self.stored == compute else "rtn",
+            compute=unquantized,
+            exact=False,  # kernels of one row and of many are chosen apart
+        )
+
+    def settings(self, *, decomposed_attention: bool) -> EngineSettings:
+        """What the engine's config.json says of it."""
+        return EngineSettings(
+            library=self.library.module,
+            version=self.version,
+            sm=self.sm,
+            dialect=self.target.dialect,
+            compute=self.target.compute,
+            capacity=self.target.capacity,
+            max_rows=self.target.max_rows,
+            decomposed_attention=decomposed_attention,
+            profiles=self.profiles,
+        )
+
+
+def plan_of(
+    library: Library, onnx: OnnxDir, limits: Limits, options: TensorRTOptions, version: str
+) -> BuildPlan:
+    """The plan of a build with this version of the library. Refuses what the version or the device
+    cannot: EnvironmentProblem, UnsupportedModel."""
+    capabilities = capabilities_of(library, version)
+    sm = sm_of(capabilities, options)
+    model = ir.load(onnx.model)
+    stored = lowered_files.stored_compute(model)
+    compute = options.compute or stored
+    quantization = onnx.config.quantization
+    schemes = tuple(sorted(quantization.schemes)) if quantization else ()
+    check_formats(sm, schemes, compute)
+    check_capabilities(capabilities, schemes)
+    own = EngineLimits.of(limits, onnx.role)
+    graph = onnx.config.graph
+    target = Target(
+        dialect=capabilities.dialect,
+        compute=compute,
+        capacity=slots_of(own),
+        max_rows=max_rows(graph, own),
+    )
+    contract = lowered_contract(canonical_contract(graph), target)
+    return BuildPlan(
+        library=library,
+        version=version,
+        capabilities=capabilities,
+        sm=sm,
+        target=target,
+        contract=contract,
+        limits=own,
+        profiles=profiles_of(contract, own),
+        schemes=schemes,
+        stored=stored,
+        model=model,
+    )
+
+
+def sm_of(capabilities: Capabilities, options: TensorRTOptions) -> int:
+    """The compute capability (times ten) that an engine is for. EnvironmentProblem where nothing
+    says it, OptionError where the library does not compile for it."""
+    device = device_here()
+    if options.sm is None:
+        if device is None:
+            what = "no CUDA device is here, and nothing says for which one the engine is"
+            raise EnvironmentProblem(what, "Name it: --compute-capability SM120.")
+        return device.sm
+    known = capabilities.compiles_for
+    if known and options.sm not in known:
+        names = ", ".join(f"SM{sm}" for sm in known)
+        what = f"{capabilities.name} does not compile for {title_of(options.sm)}"
+        raise OptionError(f"--compute-capability SM{options.sm}: {what}", f"It knows: {names}.")
+    return options.sm
+
+
+def check_capabilities(capabilities: Capabilities, schemes: tuple[str, ...]) -> None:
+    """UnsupportedModel where the version cannot import a scheme."""
+    if "mxfp8" in schemes and not capabilities.mxfp8:
+        what = f"{capabilities.name} cannot import mxfp8"
+        raise UnsupportedModel(what, "Use a newer version, or quantize to fp8.")
+
+
+def version_here(library: Library, options: TensorRTOptions) -> str:
+    """The version that a graph is for where nothing is built: the one that was named, or the
+    installed one. MissingDependency where there is neither."""
+    if options.library_version is not None:
+        return options.library_version
+    try:
+        return bindings.load(library).version
+    except MissingDependency as error:
+        remedy = f"{error.remedy} Or name a version: --library-version."
+        raise MissingDependency(error.what, remedy) from error
+
+
+# ---- a build
+
+
+def stage(
+    library: Library,
+    onnx: OnnxDir,
+    limits: Limits,
+    options: TensorRTOptions,
+    path: Path,
+    progress: Progress,
+) -> Staged:
+    """Lower the graph of an export and build the engine `path`. MissingDependency without the
+    library, BuildError or EnvironmentProblem where it cannot be built."""
+    if options.library_version is not None:
+        what = "--library-version is for --dry-run and --emit-onnx"
+        raise OptionError(what, "Leave it out: the installed version builds.")
+    version = bindings.load(library).version
+    plan = plan_of(library, onnx, limits, options, version)
+    check_device(plan)
+    for fault in faults_of(library, version):
+        logger.warning("%s %s: %s; it is built around that", library.title, version, fault.what)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix="lowered-") as directory:
+        model = lowered_files.lowered_model(onnx, plan.target, plan.model)
+        graph = lowered_files.write(model, onnx.path, Path(directory))
+        decomposed = run(job_of(plan, options, graph, path), progress, environment_of(plan))
+    return Staged(
+        engine=path,
+        contract=plan.contract,
+        weights=plan.weights,
+        accuracy=accuracy_of(plan.schemes, plan.target.compute),
+        settings=plan.settings(decomposed_attention=decomposed).to_dict(),
+        fingerprint=fingerprint_of(library, version, plan.sm),
+        unproven=NOT_RUN,
+    )
+
+
+def check_device(plan: BuildPlan) -> None:
+    """EnvironmentProblem where the library builds on the device alone, and it is not here."""
+    device = device_here()
+    if plan.capabilities.compiles_for or (device is not None and device.sm == plan.sm):
+        return
+    here = "no CUDA device is here" if device is None else f"here is {title_of(device.sm)}"
+    what = f"{plan.library.title} builds on the device itself: {here}"
+    raise EnvironmentProblem(
+        what,
+        f"Build on {title_of(plan.sm)}, or write the graph for it with --emit-onnx DIR.",
+    )
+
+
+def environment_of(plan: BuildPlan) -> dict[str, str]:
+    """The variables of the build's process, with what avoids known faults."""
+    return build_environment(faults_of(plan.library, plan.version), os.environ)
+
+
+def job_of(plan: BuildPlan, options: TensorRTOptions, graph: Path, engine: Path) -> BuildJob:
+    """The job of the build's process."""
+    device = device_here()
+    times = None
+    if plan.capabilities.timing_cache and options.keep_times and device is not None:
+        found = options.timing_cache or timing_cache.cache_path(plan.library, plan.version, device)
+        times = None if found is None else str(found.absolute())
+    ahead = plan.capabilities.compiles_for and (options.sm is not None or device is None)
+    return BuildJob(
+        backend=plan.library.backend,
+        model=str(graph.absolute()),
+        engine=str(engine.absolute()),
+        profiles=plan.profiles,
+        compute_capability=plan.sm if ahead else None,
+        workspace_bytes=options.workspace_bytes,
+        optimization_level=options.optimization_level,
+        timing_cache=times,
+        # No version has a fused kernel for attention in float32 with a mask
+        decompose_attention=plan.target.compute == "float32",
+    )
+
+
+def run(job: BuildJob, progress: Progress, environment: dict[str, str]) -> bool:
+    """Build the engine of a job, where attention has no fused kernel once more without one; whether
+    attention is built of basic operators."""
+    try:
+        report = process.run(job, advances(progress), environment)
+    except process.BuildRefused as error:
+        if job.decompose_attention or not error.lacks_kernel:
+            raise
+        logger.warning("no fused kernel for this attention: built of basic operators instead")
+        job = replace(job, decompose_attention=True)
+        report = process.run(job, advances(progress), environment)
+    logger.info(
+        "%d layers parsed in %.1f s, %.1f MB built in %.1f s, %.2f GB of memory at most",
+        report.layers,
+        report.parse_s,
+        report.engine_bytes / 1e6,
+        report.build_s,
+        report.peak_bytes / 1e9,
+    )
+    return job.decompose_attention
+
+
+def advances(progress: Progress) -> Callable[[float], None]:
+    """Starts a bar; the listener that advances it to a share."""
+    progress.start(STEPS)
+    shown = 0
+
+    def advance(share: float) -> None:
+        nonlocal shown
+        steps = int(STEPS * share)
+        progress.advance(max(0, steps - shown))
+        shown = max(shown, steps)
+
+    return advance

@@ -1,0 +1,213 @@
+"""What each version of TensorRT and of TensorRT-RTX can do: the table that build and runner read.
+
+Knows libraries, versions and compilers with known faults. Imports no library; the rules of their
+parsers stand in `rules`.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from edgespec.backends.tensorrt.target import Dialect
+from edgespec.errors import EnvironmentProblem
+
+logger = logging.getLogger(__name__)
+
+Version = tuple[int, int]  # major and minor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Library:
+    """One of NVIDIA's two engine libraries. `backend` is its name after --backend, `module` that of
+    its Python bindings, `shared_object` how its file's name begins. `remedy` says where it comes
+    from."""
+
+    backend: str
+    module: str
+    title: str
+    shared_object: str
+    tool: str  # builds an engine on a command line
+    remedy: str
+
+
+LICENCE = "NVIDIA's proprietary licence (docs.nvidia.com/deeplearning/tensorrt-rtx) applies"
+
+TENSORRT = Library(
+    backend="tensorrt",
+    module="tensorrt",
+    title="NVIDIA TensorRT",
+    shared_object="libnvinfer.so",
+    tool="trtexec",
+    remedy=(
+        "On a Jetson install JetPack's python3-libnvinfer and let the virtual environment see it"
+        " (python3 -m venv --system-site-packages); elsewhere pip install"
+        " tensorrt-cu13==11.4.0.106, or the version that your driver takes."
+    ),
+)
+RTX = Library(
+    backend="tensorrt-rtx",
+    module="tensorrt_rtx",
+    title="NVIDIA TensorRT-RTX",
+    shared_object="libtensorrt_rtx.so",
+    tool="tensorrt_rtx",
+    remedy=(
+        "pip install --no-deps tensorrt-rtx-cu13-libs==1.7.1.116"
+        " tensorrt-rtx-cu13-bindings==1.7.1.116 tensorrt-rtx-cu13==1.7.1.116."
+        f" {LICENCE}."
+    ),
+)
+LIBRARIES = {library.backend: library for library in (TENSORRT, RTX)}
+
+# Operators of ONNX that an importer of its own takes, beyond the basic ones that all versions have
+ATTENTION = frozenset({"Attention"})
+DECODER = ATTENTION | {"RMSNormalization", "RotaryEmbedding", "TensorScatter"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What a minor version of a library can do.
+
+    `typed_by_flag`: networks are strongly typed only where a flag of the network asks for it; later
+    versions always are, and accept the flag. `max_opset` is the newest ONNX opset that the parser
+    reads. `operators` beyond the basic ones have an importer of their own. `fp8_cache`: keys and
+    values may be FP8. `mxfp8`: the parser's TRT_MXFP8DequantizeLinear. `timing_cache`: what was
+    timed is kept for the next build. `compiles_for` are the compute capabilities (times ten) that
+    it compiles for without such a device; none: only for the device that it runs on.
+    """
+
+    library: Library
+    version: Version
+    dialect: Dialect
+    typed_by_flag: bool
+    max_opset: int = 24
+    operators: frozenset[str] = DECODER
+    fp8_cache: bool = False
+    mxfp8: bool = True
+    timing_cache: bool = True
+    compiles_for: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The library and its version in words: "NVIDIA TensorRT 10.13"."""
+        return f"{self.library.title} {self.version[0]}.{self.version[1]}"
+
+
+def of_tensorrt(version: Version, *, max_opset: int = 24) -> Capabilities:
+    """A row of TensorRT: the cache's update came with 10.15, unconditional types with 11.0."""
+    native = version >= (10, 15)
+    return Capabilities(
+        library=TENSORRT,
+        version=version,
+        dialect=Dialect.NATIVE if native else Dialect.PORTABLE,
+        typed_by_flag=version < (11, 0),
+        max_opset=max_opset,
+        operators=DECODER if native else ATTENTION if version >= (10, 14) else frozenset(),
+    )
+
+
+def of_rtx(version: Version, compiles_for: tuple[int, ...], **more: bool) -> Capabilities:
+    """A row of TensorRT-RTX, which tunes on the user's machine: it has no timing cache."""
+    return Capabilities(
+        library=RTX,
+        version=version,
+        dialect=Dialect.NATIVE,
+        typed_by_flag=more.get("typed_by_flag", False),
+        timing_cache=False,
+        compiles_for=compiles_for,
+    )
+
+
+RTX_TARGETS = (75, 80, 86, 89, 120)
+ROWS = (
+    of_tensorrt((10, 13)),
+    of_tensorrt((10, 14)),
+    of_tensorrt((10, 15)),
+    of_tensorrt((10, 16)),
+    *(of_tensorrt((11, minor), max_opset=25) for minor in range(5)),
+    of_rtx((1, 4), RTX_TARGETS, typed_by_flag=True),
+    of_rtx((1, 5), (*RTX_TARGETS, 121)),
+    of_rtx((1, 6), (*RTX_TARGETS, 121)),
+    of_rtx((1, 7), (*RTX_TARGETS, 121)),
+)
+
+
+def capabilities_of(library: Library, text: str) -> Capabilities:
+    """The row of a version such as "10.13.3.9" or "10.13"; a newer minor version of a known major
+    one is taken for the newest known. EnvironmentProblem where it is too old, or unknown."""
+    version = parsed(text)
+    rows = {row.version: row for row in ROWS if row.library is library}
+    if version in rows:
+        return rows[version]
+    known = f"This version of edgespec builds with {library.title} {known_versions(library)}."
+    if version is None:
+        raise EnvironmentProblem(f"{text!r} is no version of {library.title}", known)
+    below = [row for row in rows if row[0] == version[0] and row < version]
+    if not below:
+        raise EnvironmentProblem(f"{library.title} {text} is not supported", known)
+    found = rows[max(below)]
+    logger.warning(
+        "%s %s is newer than the versions known here; built as for %s",
+        library.title,
+        text,
+        found.name,
+    )
+    return found
+
+
+def parsed(text: str) -> Version | None:
+    """Major and minor of a version's text; None where it has none."""
+    match = re.match(r"(\d+)\.(\d+)(?:[.\w-]*)$", text)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def known_versions(library: Library) -> str:
+    """The versions of a library in the table, as a sentence has them: "10.13 to 10.16, 11.0 to
+    11.4"."""
+    minors: dict[int, list[int]] = {}
+    for row in ROWS:
+        if row.library is library:
+            minors.setdefault(row.version[0], []).append(row.version[1])
+    return ", ".join(f"{major}.{min(m)} to {major}.{max(m)}" for major, m in minors.items())
+
+
+# ---- compilers with known faults
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownFault:
+    """A fault of one build of a library's compiler, and the environment variables that avoid it."""
+
+    library: Library
+    version: str  # all of it
+    what: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+KNOWN_FAULTS = (
+    KnownFault(
+        library=TENSORRT,
+        version="10.13.3.9",  # of JetPack 7.0 and 7.1
+        what="its compiler's fusion fc_h_fusion gives wrong results for one sequence",
+        environment={"__LUNOWUD": "-peep:fc_h_fusion=off"},
+    ),
+)
+
+
+def faults_of(library: Library, version: str) -> tuple[KnownFault, ...]:
+    """The known faults of exactly this version."""
+    rows = (row for row in KNOWN_FAULTS if row.library is library)
+    return tuple(row for row in rows if version.split("+")[0].split(".post")[0] == row.version)
+
+
+def build_environment(faults: tuple[KnownFault, ...], given: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a process that builds: those that are `given`, with what avoids the faults
+    behind what the user has set."""
+    out = dict(given)
+    for fault in faults:
+        for name, value in fault.environment.items():
+            if value not in out.get(name, ""):
+                out[name] = f"{out[name]} {value}" if out.get(name) else value
+    return out

@@ -1,0 +1,402 @@
+"""Quantized products lowered for TensorRT, against the canonical graph whose activations are
+rounded as the formats say (`emulate`): both by onnx's reference evaluator, with TensorRT's own
+operators in numpy."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+import pytest
+from numpy.typing import NDArray
+
+from edgespec import bundle
+from edgespec.backends.ort.emulate import Emulation
+from edgespec.backends.ort.quantized_values import quantized_values
+from edgespec.backends.tensorrt.lowering import lower, precision, quantization
+from edgespec.backends.tensorrt.target import Compute, Dialect, Target
+from edgespec.component import ComponentConfig
+from edgespec.contract import (
+    ACTIVATIONS,
+    INPUT_SCALE,
+    SCHEME,
+    GraphShape,
+    TensorSpec,
+    canonical_contract,
+    past_names,
+)
+from edgespec.errors import ContractError
+from edgespec.export.components import ExportOptions
+from edgespec.export.writer import write_weights
+from edgespec.graphs.builder import GraphBuilder, WeightPlan
+from edgespec.graphs.linear import linear
+from edgespec.quantized import QuantizedWeight
+from edgespec.schemes import SCHEMES
+from tests import made, toys
+from tests.tensorrt_operators import OUTPUT, evaluated
+from tests.unit.graphs.test_linear import NAME, table_of
+
+Array = NDArray[Any]
+
+OUT, IN, ROWS = 48, 128, 7
+STEP = 0.004  # of static activations
+EXACT = 1e-5  # of the largest value
+# In half precision a value between two quantized ones may fall to either side
+HALVES: dict[Compute, float] = {"float16": 0.0025, "bfloat16": 0.02}
+
+
+def weight(scheme: str, block: tuple[int, int], kind: str = "", **more: Any) -> QuantizedWeight:
+    """Random values and scales of a scheme."""
+    rng, dtype = np.random.default_rng(0), kind or SCHEMES[scheme].weight
+    values = (
+        rng.integers(-7, 8, (OUT, IN))
+        if dtype.startswith("int")
+        else rng.standard_normal((OUT, IN)) * 3
+    ).astype(getattr(ml_dtypes, dtype, dtype))
+    shape = -(-OUT // block[0]), -(-IN // block[1])
+    scales: Array = rng.uniform(0.01, 0.1, shape).astype(np.float32)
+    if scheme == "mxfp8":
+        scales = np.exp2(rng.integers(-8, -2, shape)).astype(ml_dtypes.float8_e8m0fnu)
+    elif "nvfp4" in scheme:
+        scales = rng.uniform(1, 400, shape).astype(ml_dtypes.float8_e4m3fn)
+        more["global_scale"] = 3e-4
+    return QuantizedWeight(NAME, SCHEMES[scheme], values, scales, block, **more)
+
+
+SMOOTH = np.random.default_rng(1).uniform(0.5, 2, IN).astype(np.float32)
+WEIGHTS = {
+    "fp8": weight("fp8", (OUT, IN), input_scale=STEP),
+    "int8_sq": weight("int8_sq", (1, IN), input_scale=5 * STEP, pre_quant_scale=SMOOTH),
+    "int4_awq": weight("int4_awq", (1, 32), pre_quant_scale=SMOOTH),
+    "int4_wo": weight("int4_wo", (1, 128)),
+    "int8_wo": weight("int8_wo", (1, IN)),
+    "int8_wo-blocks": weight("int8_wo", (1, 32)),
+    "fp8_block": weight("fp8_block", (16, 32)),
+    "nvfp4": weight("nvfp4", (1, 16), input_scale=2e-3),
+    "w4a16_nvfp4": weight("w4a16_nvfp4", (1, 16)),
+    "mxfp8": weight("mxfp8", (1, 32)),
+    "w4a8_awq": weight("w4a8_awq", (1, 32), input_scale=STEP, pre_quant_scale=SMOOTH),
+    "fp8_token": weight("fp8_token", (1, IN)),
+    "int8_token": weight("int8_token", (1, IN)),
+}
+# TensorRT has no product for them: their activations are not rounded
+NOT_ROUNDED = ("w4a8_awq", "fp8_token", "int8_token")
+
+
+def test_each_quantized_scheme_is_tried() -> None:
+    assert {row.name for row in SCHEMES.values() if row.quantized} == {
+        name.split("-")[0] for name in WEIGHTS
+    }
+
+
+@dataclass
+class Product:
+    """A graph of one Linear, and where its weight stands."""
+
+    model: ir.Model
+    directory: Path
+
+    @classmethod
+    def of(cls, stored: QuantizedWeight, directory: Path) -> Product:
+        plan = WeightPlan("data")
+        b = GraphBuilder("graph", plan)
+        x = b.input(TensorSpec("x", "float32", ("B", "S", IN)))
+        y = linear(b, table_of(stored), x, NAME, "up")
+        b.output(y, TensorSpec("y", "float32", ("B", "S", OUT)))
+        write_weights(plan, directory / "data", lambda _: None)
+        return cls(b.model(), directory)
+
+    def run(self, x: Array) -> Array:
+        """The output in float32."""
+        dtype = OUTPUT[int(self.model.graph.inputs[0].dtype or 1)]
+        found: Array = evaluated(self.model, self.directory, {"x": x.astype(dtype)})["y"]
+        return found.astype(np.float32)
+
+    def emulate(self, *without: str) -> Product:
+        """Round activations in standard operators, but those of the schemes `without`."""
+        emulation = Emulation(self.model.graph)
+        for node in [n for n in self.model.graph.all_nodes() if n.op_type == "MatMul"]:
+            source = quantized_values(node)
+            if source is not None and source.scheme.name not in without:
+                emulation.round_input(node, source.scheme)
+        return self
+
+    def lower(self, compute: Compute) -> Product:
+        """Only what makes quantized products, and then the types."""
+        for value in (*self.model.graph.inputs, *self.model.graph.outputs):
+            value.type = ir.TensorType(precision.TYPES[compute])
+        for apply in (quantization.apply, precision.apply):
+            apply(self.model, target(compute))
+        return self
+
+
+def target(compute: Compute) -> Target:
+    return Target(dialect=Dialect.NATIVE, compute=compute, capacity=32, max_rows=16)
+
+
+def some_rows() -> Array:
+    """Of sizes from a tenth to ten times; the third of them is silent in one block."""
+    rng = np.random.default_rng(2)
+    x = rng.standard_normal((1, ROWS, IN)) * 10.0 ** rng.uniform(-1, 1, (1, ROWS, 1))
+    x[0, 2, :32] = 0
+    return x.astype(np.float16).astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
+def difference(found: Array, wanted: Array) -> float:
+    """Relative to the largest value."""
+    assert found.shape == wanted.shape
+    return float(np.abs(found - wanted).max() / np.abs(wanted).max())
+
+
+def keep_static(product: Product) -> Product:
+    """Without the rounding of static activations, where the lowering leaves it out."""
+    for node in [n for n in product.model.graph if n.op_type == "QuantizeLinear"]:
+        ((reader, _),) = node.outputs[0].uses()
+        source = node.inputs[0]
+        assert source is not None
+        reader.outputs[0].replace_all_uses_with(source)
+    return product
+
+
+def canonical(name: str, directory: Path) -> Product:
+    product = Product.of(WEIGHTS[name], directory)
+    return keep_static(product) if name in NOT_ROUNDED else product.emulate()
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_a_lowered_product_is_the_canonical_one_with_rounded_activations(
+    tmp_path: Path, name: str
+) -> None:
+    x = some_rows()
+    found = Product.of(WEIGHTS[name], tmp_path).lower("float32").run(x)
+    assert difference(found, canonical(name, tmp_path).run(x)) < EXACT
+
+
+@pytest.mark.parametrize("compute", HALVES)
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_a_lowered_product_in_half_precision_is_near_it(
+    tmp_path: Path, name: str, compute: Compute
+) -> None:
+    x = some_rows()
+    found = Product.of(WEIGHTS[name], tmp_path).lower(compute)
+    types = {value.dtype for value in (*found.model.graph.inputs, *found.model.graph.outputs)}
+    assert types == {precision.TYPES[compute]}
+    assert difference(found.run(x), canonical(name, tmp_path).run(x)) < HALVES[compute]
+
+
+# ---- what would go wrong
+
+
+def node_of(product: Product, op_type: str, ending: str) -> ir.Node:
+    (node,) = [
+        node
+        for node in product.model.graph
+        if node.op_type == op_type and str(node.name).endswith(ending)
+    ]
+    return node
+
+
+def doubled(product: Product, node: ir.Node, index: int) -> None:
+    """Let a node read twice its constant."""
+    old = node.inputs[index]
+    assert old is not None
+    assert old.const_value is not None
+    tensor = ir.tensor(old.const_value.numpy() * np.float32(2), name="doubled")
+    value = ir.Value(name="doubled", type=ir.TensorType(tensor.dtype), const_value=tensor)
+    value.shape = ir.Shape(tensor.shape)
+    product.model.graph.register_initializer(value)
+    node.replace_input_with(index, value)
+
+
+def other_global_scale(product: Product) -> None:
+    doubled(product, node_of(product, "DequantizeLinear", "/x/scale"), 1)
+
+
+def other_static_scale(product: Product) -> None:
+    doubled(product, node_of(product, "QuantizeLinear", "/x/quantize"), 1)
+
+
+def not_rounded(product: Product) -> None:
+    node = node_of(product, "TRT_MXFP8DequantizeLinear", "up/x/dequantize")
+    source = node_of(product, "TRT_MXFP8DynamicQuantize", "/x/quantize").inputs[0]
+    assert source is not None
+    node.outputs[0].replace_all_uses_with(source)
+
+
+def neighbours_powers(product: Product) -> None:
+    """The weights' scales a block further."""
+    node = node_of(product, "TRT_MXFP8DequantizeLinear", "weight/dequantize/x/dequantize")
+    stored = node.inputs[1].const_value if node.inputs[1] is not None else None
+    assert isinstance(stored, ir.ExternalTensor)
+    data = (product.directory / "data").read_bytes()
+    first, count = stored.offset or 0, stored.size
+    shifted = data[first + OUT : first + count] + data[first : first + OUT]
+    (product.directory / "data").write_bytes(data[:first] + shifted + data[first + count :])
+
+
+FAULTS: dict[str, Callable[[Product], None]] = {
+    "nvfp4": other_global_scale,
+    "fp8": other_static_scale,
+    "int8_sq": other_static_scale,
+    "mxfp8": not_rounded,
+    "mxfp8-weights": neighbours_powers,
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_in_a_product_is_noticed(tmp_path: Path, name: str) -> None:
+    scheme, x = name.split("-")[0], some_rows()
+    wanted = canonical(scheme, tmp_path).run(x)
+    found = Product.of(WEIGHTS[scheme], tmp_path).lower("float32")
+    FAULTS[name](found)
+    assert difference(found.run(x), wanted) > 100 * EXACT
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "mxfp8", "fp8", "int8_sq"])
+def test_rounded_activations_show(tmp_path: Path, name: str) -> None:
+    """Or the tests above would say nothing about them."""
+    x, plain = some_rows(), keep_static(Product.of(WEIGHTS[name], tmp_path))
+    assert difference(plain.run(x), canonical(name, tmp_path).run(x)) > 100 * EXACT
+
+
+# ---- the form of it
+
+
+def test_powers_of_two_stay_where_export_wrote_them(tmp_path: Path) -> None:
+    product = Product.of(WEIGHTS["mxfp8"], tmp_path)
+    before = product.model.graph.initializers[f"{NAME}.weight_scale"].const_value
+    product.lower("bfloat16")
+    after = product.model.graph.initializers[f"{NAME}.weight_scale"].const_value
+    assert isinstance(before, ir.ExternalTensor)
+    assert isinstance(after, ir.ExternalTensor)
+    assert (before.dtype, after.dtype) == (ir.DataType.FLOAT8E8M0, ir.DataType.UINT8)
+    assert (after.location, after.offset, after.length) == (
+        before.location,
+        before.offset,
+        before.length,
+    )
+    assert product.model.graph.opset_imports["trt"] == 1
+
+
+def test_scales_of_int4_are_of_the_compute_type(tmp_path: Path) -> None:
+    """The compiler wants them so: it knows no product of int4 by scales of another type."""
+    product = Product.of(WEIGHTS["int4_wo"], tmp_path).lower("float16")
+    (node,) = [
+        n for n in product.model.graph if n.op_type == "DequantizeLinear" and n.outputs[0].uses()
+    ]
+    assert [v.dtype for v in (*node.inputs[1:], *node.outputs) if v] == [ir.DataType.FLOAT16] * 2
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "w4a16_nvfp4"])
+def test_scales_of_scales_are_float32(tmp_path: Path, name: str) -> None:
+    """Those of small weights are below the least normal number of float16."""
+    product = Product.of(WEIGHTS[name], tmp_path).lower("float16")
+    nodes = [n for n in product.model.graph if n.op_type == "DequantizeLinear"]
+    assert {v.dtype for n in nodes for v in n.outputs if v.uses()} == {ir.DataType.FLOAT}
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_no_two_nodes_share_a_scalar_scale(tmp_path: Path, name: str) -> None:
+    product = Product.of(WEIGHTS[name], tmp_path).lower("float16")
+    for value in product.model.graph.initializers.values():
+        scales = [node for node, i in value.uses() if i == 1 and quantization.quantizes(node)]
+        assert value.shape is None or value.shape.rank() > 0 or len(scales) < 2
+
+
+def test_layers_and_constants_have_names_of_their_own(tmp_path: Path) -> None:
+    """The parser names layers after nodes and constants, and refuses a name twice."""
+    for name, stored in WEIGHTS.items():
+        (tmp_path / name).mkdir()
+        graph = Product.of(stored, tmp_path / name).lower("float16").model.graph
+        names = [*(node.name for node in graph), *graph.initializers]
+        assert len(names) == len(set(names))
+
+
+# ---- what is refused
+
+
+def test_zero_points_are_refused(tmp_path: Path) -> None:
+    product = Product.of(WEIGHTS["int8_wo"], tmp_path)
+    (node,) = [n for n in product.model.graph if n.op_type == "DequantizeLinear"]
+    tensor = ir.tensor(np.zeros(OUT, np.int8), name="zero_points")
+    value = ir.Value(name="zero_points", type=ir.TensorType(tensor.dtype), const_value=tensor)
+    product.model.graph.register_initializer(value)
+    node.resize_inputs(3)
+    node.replace_input_with(2, value)
+    with pytest.raises(ContractError, match="a symmetric format, without zero points"):
+        product.lower("float32")
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "text", "message"),
+    [
+        ("nvfp4", INPUT_SCALE, None, "the global scale of its activations"),
+        ("nvfp4", SCHEME, "nvfp5", "a known scheme"),
+        ("mxfp8", ACTIVATIONS, "dynamic token", "the activations of mxfp8"),
+    ],
+)
+def test_marks_that_say_something_else_are_refused(
+    tmp_path: Path, name: str, key: str, text: str | None, message: str
+) -> None:
+    product = Product.of(WEIGHTS[name], tmp_path)
+    node = node_of(product, "MatMul", "up")
+    if text is None:
+        del node.metadata_props[key]
+    else:
+        node.metadata_props[key] = text
+    with pytest.raises(ContractError, match=message):
+        product.lower("float32")
+
+
+# ---- whole models
+
+# Bases that ModelOpt quantized, of tests/modelopt_exports.py
+EXPORTS = ("fp8", "int4_awq", "int8_sq", "nvfp4", "mxfp8", "w4a8_awq", "fp8_token", "mixed")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXPORTS)
+def test_a_lowered_base_is_the_canonical_one(
+    modelopt_exports: Path, tmp_path: Path, name: str
+) -> None:
+    checkpoint = shutil.copytree(modelopt_exports / name, tmp_path / "checkpoint")
+    toy = toys.make_base(tmp_path / "toy", "llama", layers=2)
+    shutil.copy(toy / "tokenizer.json", checkpoint)
+    (onnx_dir,) = made.exported(checkpoint, ExportOptions(golden=False)).iterdir()
+    shape = ComponentConfig.read(onnx_dir / bundle.CONFIG).graph
+    work = shutil.copytree(onnx_dir, tmp_path / "work")
+    wanted = Product(ir.load(work / bundle.MODEL), work).emulate(*NOT_ROUNDED)
+    if name == "w4a8_awq":
+        keep_static(wanted)
+    found = Product(ir.load(work / bundle.MODEL), work)
+    lower(found.model, canonical_contract(shape), target("float32"))
+    feeds = prompt(shape)
+    outputs = [evaluated(product.model, work, feeds) for product in (found, wanted)]
+    assert outputs[0].keys() == outputs[1].keys()
+    for key, value in outputs[1].items():
+        assert difference(outputs[0][key], value) < EXACT, key
+
+
+def prompt(shape: GraphShape) -> dict[str, Array]:
+    """Seven rows of a sequence, each after those before it."""
+    rng, seen = np.random.default_rng(3), np.zeros((1, 1, ROWS, 32), bool)
+    seen[..., :ROWS] = np.tri(ROWS, dtype=bool)
+    angles = np.arange(ROWS)[None, :, None] / 10.0 ** np.arange(shape.rotary_dim // 2)
+    feeds: dict[str, Array] = {
+        "inputs_embeds": rng.standard_normal((1, ROWS, shape.hidden_size)).astype(np.float32),
+        "rope_cos": np.cos(angles).astype(np.float32),
+        "rope_sin": np.sin(angles).astype(np.float32),
+        "attention_mask": seen,
+        "write_indices": np.zeros(1, np.int64),
+        "gather_idx": np.arange(ROWS)[None],
+    }
+    cache = np.zeros((1, shape.num_kv_heads, 32, shape.head_dim), np.float32)
+    for layer in range(shape.num_layers):
+        feeds |= dict.fromkeys(past_names(layer), cache)
+    return feeds

@@ -1,0 +1,421 @@
+"""Graphs that are lowered for TensorRT, run by ONNX Runtime on the CPU: a runner that keeps their
+contract, and a backend of tests alone, so that a whole `build` and `infer` go through them.
+
+Knows what a runner of TensorRT has to do beside the graph: copy the new rows of the portable
+dialect into the cache, keep the native one's cache, give the hidden input that is not read as many
+rows. Knows nothing of TensorRT's own calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from edgespec.backends.base import (
+    AccuracySpec,
+    Backend,
+    BuildOption,
+    BuildOptions,
+    Call,
+    EngineMemory,
+    LaneRows,
+    OptionValue,
+    PlanHints,
+    Progress,
+    Remedies,
+    Result,
+    Runner,
+    Staged,
+    Table,
+)
+from edgespec.backends.engine_config import FP32_WEIGHTS, EngineConfig
+from edgespec.backends.onnx_dir import OnnxDir
+from edgespec.backends.ort.recurrent import RecurrentCache
+from edgespec.backends.rewriting import replace_output
+from edgespec.backends.tensorrt.contract import lowered_contract
+from edgespec.backends.tensorrt.lowering import lower
+from edgespec.backends.tensorrt.target import Compute, Dialect, Target
+from edgespec.contract import (
+    RECURRENT_CHUNK,
+    GraphContract,
+    Limits,
+    TensorSpec,
+    canonical_contract,
+    past_names,
+    present_names,
+)
+
+Array = NDArray[Any]
+DTYPES: dict[str, Any] = {
+    "float32": np.float32,
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+    "int64": np.int64,
+    "bool": np.bool_,
+}
+ELEMENTS = {
+    "float32": onnx.TensorProto.FLOAT,
+    "float16": onnx.TensorProto.FLOAT16,
+    "bfloat16": onnx.TensorProto.BFLOAT16,
+    "int64": onnx.TensorProto.INT64,
+    "bool": onnx.TensorProto.BOOL,
+}
+SPARE_SLOTS = 64  # for rows by which a lane is padded, and for the golden outputs of a small build
+
+
+# ---- sessions
+
+
+def as_bytes(model: ir.Model) -> bytes:
+    """The model with its weights inside."""
+    ir.external_data.load_to_model(model)
+    return ir.to_proto(model).SerializeToString()
+
+
+def open_session(model: ir.Model | bytes | Path) -> ort.InferenceSession:
+    """A session of one thread that rewrites nothing but what has no kernel."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    given = as_bytes(model) if isinstance(model, ir.Model) else model
+    source = str(given) if isinstance(given, Path) else given
+    return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+
+
+def widened(model: ir.Model, narrow: ir.DataType = ir.DataType.BFLOAT16) -> ir.Model:
+    """The same values in float32, each rounded to a half type where the graph has it so: ONNX
+    Runtime has next to no kernels for bfloat16, and those for float16 leave roundings out between
+    one node and the next. Inputs and outputs are float32 then."""
+    graph = model.graph
+
+    def node(op_type: str, value: ir.Value, to: ir.DataType) -> ir.Node:
+        made = ir.node(op_type, [value], {"to": int(to)}, name=f"{value.name}/{to.name}")
+        made.outputs[0].name = f"{made.name}:0"
+        return made
+
+    def rounded(value: ir.Value, after: ir.Node | None) -> None:
+        readers = list(value.uses())
+        down = node("Cast", value, narrow)
+        up = node("Cast", down.outputs[0], ir.DataType.FLOAT)
+        if after is None:
+            graph.insert_before(graph[0], [down, up])
+        else:
+            graph.insert_after(after, [down, up])
+        for reader, index in readers:
+            reader.replace_input_with(index, up.outputs[0])
+        value.type = ir.TensorType(ir.DataType.FLOAT)
+        if value.is_graph_output():
+            replace_output(graph, value, up.outputs[0])
+
+    for made in list(graph):
+        if made.op_type == "Cast" and made.attributes["to"].as_int() == narrow:
+            made.attributes["to"] = ir.AttrInt64("to", int(ir.DataType.FLOAT))
+        for value in made.outputs:
+            if value.dtype == narrow:
+                rounded(value, made)
+    for value in (*graph.inputs, *graph.initializers.values()):
+        if value.dtype != narrow:
+            continue
+        if value.is_initializer():
+            readers, up = list(value.uses()), node("Cast", value, ir.DataType.FLOAT)
+            graph.insert_before(graph[0], up)
+            for reader, index in readers:
+                reader.replace_input_with(index, up.outputs[0])
+        else:
+            rounded(value, None)
+    return model
+
+
+# ---- a runner
+
+
+@dataclass(frozen=True)
+class CopiedRows(LaneRows):
+    """Keys and values of a lane by input name [Hkv, tokens, D], and its recurrent state."""
+
+    arrays: dict[str, Array]
+    count: int
+    state: Any = None
+
+    @property
+    def can_crop(self) -> bool:
+        return self.state is None
+
+    def __len__(self) -> int:
+        return self.count
+
+    @property
+    def nbytes(self) -> int:
+        kept = 0 if self.state is None else self.state.nbytes
+        return kept + sum(array.nbytes for array in self.arrays.values())
+
+    def prefix(self, count: int) -> CopiedRows:
+        assert self.can_crop or count == len(self)
+        rows = {name: array[:, :count] for name, array in self.arrays.items()}
+        return CopiedRows(rows, count, self.state)
+
+
+class GraphRunner:
+    """A graph on ONNX Runtime, the canonical one or a lowered one: its contract says how its cache
+    is written."""
+
+    table: Table | None = None
+
+    def __init__(
+        self,
+        session: ort.InferenceSession,
+        contract: GraphContract,
+        capacity: int,
+        slots: int,
+        lanes: int = 1,
+    ) -> None:
+        self.session, self.contract = session, contract
+        self.capacity, self.slots, self.lanes = capacity, slots, lanes
+        shape = contract.shape
+        self.specs = {spec.name: spec for spec in (*contract.inputs, *contract.outputs)}
+        pairs = [
+            pair
+            for i in shape.attention_layers
+            for pair in zip(past_names(i), present_names(i), strict=True)
+        ]
+        self.presents = dict(pairs)
+        dims = (lanes, shape.num_kv_heads, slots, shape.head_dim)
+        self.cache = {past: np.zeros(dims, self.dtype(past)) for past, _ in pairs}
+        self.recurrent = RecurrentCache(shape.recurrent, lanes) if shape.recurrent else None
+        self.binding = session.io_binding()
+
+    def dtype(self, name: str) -> Any:
+        return DTYPES[self.specs[name].dtype]
+
+    @property
+    def gives_new_rows(self) -> bool:
+        """Whether a present is this call's rows alone, which somebody has to copy."""
+        return any(self.specs[name].shape[2] in ("S", "R") for name in self.presents.values())
+
+    # ---- calls
+
+    def run(self, call: Call) -> Result:
+        if self.contract.shape.heads:
+            assert call.base_hidden is not None
+            batch, rows = call.base_hidden.shape[:2]
+            out = self.execute({"base_hidden": call.base_hidden}, {"B": batch, "S": rows})
+            return Result(out["logits"], None)
+        batch, rows = call.inputs_embeds.shape[:2]
+        context = call.written - rows
+        sizes = {"B": batch, "S": rows, "C": self.slots, "G": call.gather_idx.shape[1]}
+        sizes |= {"L": context, "R": call.written}
+        assert int(call.write_indices.max()) + call.written <= self.slots
+        if self.recurrent is not None:
+            starts = call.write_indices.tolist()
+            self.recurrent.bind(self.binding, call.first_lane, starts, rows)
+        lanes = slice(call.first_lane, call.first_lane + batch)
+        feeds = self.feeds(call) | {name: rows_[lanes] for name, rows_ in self.cache.items()}
+        out = self.execute(feeds, sizes)
+        for past, present in self.presents.items():
+            if not self.gives_new_rows:
+                self.cache[past][lanes] = out[present]
+                continue
+            for lane, start in enumerate(call.write_indices.tolist()):
+                place = self.cache[past][call.first_lane + lane]
+                place[:, start : start + call.written] = out[present][lane]
+        if self.recurrent is not None:
+            self.recurrent.after_call(batch)
+        hidden = out.get("hidden_states")
+        return Result(
+            out["logits"].astype(np.float32),
+            None if hidden is None else hidden.astype(np.float32),
+        )
+
+    def feeds(self, call: Call) -> dict[str, Array]:
+        """The inputs of a call by name, without what layers remember."""
+        feeds: dict[str, Array] = {}
+        for spec in self.contract.inputs:
+            if spec.name in ("base_hidden", "draft_hidden"):
+                feeds[spec.name] = self.hidden(spec, call)
+            elif spec.name == "use_base_hidden":
+                feeds[spec.name] = np.array(call.base_hidden is not None)
+            elif spec.name in ("attention_mask", "sliding_attention_mask"):
+                mask = getattr(call, spec.name)
+                width = min(mask.shape[3], self.slots)
+                assert not mask[..., width:].any()
+                wide = np.zeros((*mask.shape[:3], self.slots), np.bool_)
+                wide[..., :width] = mask[..., :width]
+                feeds[spec.name] = wide
+            elif hasattr(call, spec.name):
+                feeds[spec.name] = getattr(call, spec.name)
+        return feeds
+
+    def hidden(self, spec: TensorSpec, call: Call) -> Array:
+        """A hidden input; the one that is not read has S rows where the contract says so."""
+        given = getattr(call, spec.name)
+        if given is not None:
+            return np.asarray(given)
+        batch, rows = call.inputs_embeds.shape[:2]
+        unread = rows if spec.shape[1] == "S" else 0
+        return np.zeros((batch, unread, int(spec.shape[2])), np.float32)
+
+    def execute(self, feeds: dict[str, Array], sizes: dict[str, int]) -> dict[str, Array]:
+        """The outputs by name, but those of recurrent layers, which are bound elsewhere."""
+        kept = []
+        for name, given in feeds.items():
+            array = np.ascontiguousarray(given, self.dtype(name))
+            kept.append(array)
+            self.binding.bind_input(
+                name, "cpu", 0, ELEMENTS[self.specs[name].dtype], array.shape, array.ctypes.data
+            )
+        recurrent = self.contract.shape.recurrent_layers
+        found = {}
+        for spec in self.contract.outputs:
+            if recurrent and spec.name not in ("logits", "hidden_states", *self.presents.values()):
+                continue
+            dims = [sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape]
+            found[spec.name] = array = np.empty(dims, DTYPES[spec.dtype])
+            self.binding.bind_output(
+                spec.name, "cpu", 0, ELEMENTS[spec.dtype], dims, array.ctypes.data
+            )
+        self.session.run_with_iobinding(self.binding)
+        return found
+
+    # ---- rows
+
+    def keep_rows(self, lane: int, slots: NDArray[np.int64], start: int) -> None:
+        for rows in self.cache.values():
+            rows[lane, :, start : start + len(slots)] = rows[lane][:, slots]
+        if self.recurrent is not None:
+            self.recurrent.keep(lane, slots - start)
+
+    def read_rows(self, lane: int, count: int) -> CopiedRows:
+        rows = {name: array[lane, :, :count].copy() for name, array in self.cache.items()}
+        return CopiedRows(rows, count, self.recurrent.read(lane) if self.recurrent else None)
+
+    def write_rows(self, lane: int, rows: LaneRows) -> None:
+        assert isinstance(rows, CopiedRows)
+        for name, array in rows.arrays.items():
+            self.cache[name][lane, :, : len(rows)] = array
+        if self.recurrent is not None:
+            self.recurrent.write(lane, rows.state, len(rows))
+
+    def free(self, lane: int) -> None:
+        if self.recurrent is not None:
+            self.recurrent.free(lane)
+
+    def zero(self, lane: int) -> None:
+        for rows in self.cache.values():
+            rows[lane] = 0
+        self.free(lane)
+
+    def copy_lane(self, source: int, target: int, count: int) -> None:
+        self.write_rows(target, self.read_rows(source, count))
+
+    def close(self) -> None:
+        self.__dict__.pop("binding", None)
+        self.__dict__.pop("session", None)
+
+
+# ---- a backend
+
+
+@dataclass(frozen=True)
+class LoweredOptions(BuildOptions):
+    """What the graph of an engine is lowered for."""
+
+    dialect: Dialect
+    compute: Compute
+
+
+class LoweredBackend(Backend):
+    """Engines are lowered graphs in files; `dialect` and `compute` are options of `build` and
+    cannot be read from an engine, so that a test registers one for each pair."""
+
+    title = "ONNX Runtime, in TensorRT's place"
+    suffixes = (".lowered.onnx",)
+    remedies = Remedies(mismatch="The lowered graph computes another result.", too_coarse="None.")
+    plan_hints = PlanHints(steps=3, block_nodes=8)
+    options: tuple[BuildOption, ...] = ()
+
+    def __init__(self, dialect: Dialect, compute: Compute = "float32") -> None:
+        self.name = f"{dialect.value}-{compute}"  # type: ignore[misc]
+        self.dialect, self.compute = dialect, compute
+
+    def parse_options(self, values: Mapping[str, OptionValue]) -> LoweredOptions:
+        assert not values
+        return LoweredOptions(self.dialect, self.compute)
+
+    def target(self, capacity: int, max_rows: int) -> Target:
+        return Target(
+            dialect=self.dialect, compute=self.compute, capacity=capacity, max_rows=max_rows
+        )
+
+    def stage(
+        self,
+        onnx: OnnxDir,
+        limits: Limits,
+        options: BuildOptions,
+        staging: Path,
+        progress: Progress,
+    ) -> Staged:
+        path = self.engine_path(staging, onnx.role)
+        canonical = canonical_contract(onnx.config.graph)
+        rows = max(limits.max_verify_tree_size, limits.max_draft_tree_size, limits.max_input_len)
+        if onnx.config.graph.recurrent:
+            rows = max(RECURRENT_CHUNK, limits.max_verify_tree_size)
+        target = self.target(limits.max_kv_cache_capacity + SPARE_SLOTS, rows)
+        data = as_bytes(lower(ir.load(onnx.model), canonical, target))
+        progress.start(len(data))
+        path.write_bytes(data)
+        progress.advance(len(data))
+        return Staged(
+            engine=path,
+            contract=lowered_contract(canonical, target),
+            weights=FP32_WEIGHTS,
+            accuracy=AccuracySpec(tolerance=TOLERANCES[self.compute]),
+        )
+
+    def open_staged(self, staged: Staged, capacity: int, lanes: int) -> Runner:
+        return opened(staged.engine, staged.contract, capacity, lanes)
+
+    def open(self, engine_dir: Path, config: EngineConfig) -> Runner:
+        limits = config.limits
+        return opened(
+            self.engine_path(engine_dir, config.role),
+            self.contract(config),
+            limits.max_kv_cache_capacity,
+            limits.max_batch_size,
+        )
+
+    def contract(self, config: EngineConfig) -> GraphContract:
+        slots = config.limits.max_kv_cache_capacity + SPARE_SLOTS
+        return lowered_contract(canonical_contract(config.component.graph), self.target(slots, 1))
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {"onnxruntime": ort.__version__}
+
+    def check_fingerprint(self, stored: Mapping[str, Any], name: str) -> None:
+        assert stored == self.fingerprint(), name
+
+    def memory(self, config: EngineConfig) -> EngineMemory:
+        contract = self.contract(config)
+        return EngineMemory(
+            kv_bytes_per_token=contract.kv_bytes_per_token, state_bytes=contract.state_bytes
+        )
+
+
+# Relative to the largest golden value; float16 and bfloat16 as measured on random toys
+TOLERANCES: dict[str, float] = {"float32": 1e-5, "float16": 2e-2, "bfloat16": 1e-1}
+
+
+def opened(path: Path, contract: GraphContract, capacity: int, lanes: int) -> GraphRunner:
+    """The runner of an engine's file; its slots are those of the lowered contract."""
+    masks = [spec.shape[3] for spec in contract.inputs if spec.name == "attention_mask"]
+    slots = int(masks[0]) if masks else capacity
+    return GraphRunner(open_session(path), contract, capacity, slots, lanes)

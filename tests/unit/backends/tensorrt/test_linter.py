@@ -1,0 +1,161 @@
+"""Each rule finds the graph that breaks it, and nothing in the one that keeps it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import ModelProto
+
+from edgespec.backends.tensorrt.linter import CHECKS, EXTERNAL_DATA, lint, lint_file
+from edgespec.backends.tensorrt.parser_operators import FIRST
+from edgespec.backends.tensorrt.parser_version import LINES, ParserVersion
+from edgespec.backends.tensorrt.rules import RULES, Level, Rtx
+from edgespec.errors import BundleError, OptionError
+from tests.unit.backends.tensorrt.rule_graphs import PAIRS, Pair, unary, with_external_weight
+
+NAMES = [f"{pair.rule}-{i}" for i, pair in enumerate(PAIRS)]
+STEPS = {"parse": Rtx.PARSER, "build": Rtx.BUILDER, "": Rtx.NOBODY}
+NEWEST = ParserVersion("11.4")
+
+
+def refused(model: ModelProto, version: ParserVersion) -> set[str]:
+    findings = lint(model, version).findings
+    return {finding.rule for finding in findings if finding.level is Level.REFUSED}
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=NAMES)
+def test_a_rule_finds_what_breaks_it_and_nothing_else(pair: Pair) -> None:
+    version = ParserVersion(pair.version)
+    broken = lint(pair.model(broken=True), version)
+    assert pair.rule in {finding.rule for finding in broken.findings}
+    others = {finding.rule for finding in broken.findings if finding.level is Level.REFUSED}
+    assert others <= {pair.rule}
+    kept = lint(pair.model(broken=False), version)
+    assert pair.rule not in {finding.rule for finding in kept.findings}
+    assert kept.count(Level.REFUSED) == 0
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=NAMES)
+def test_a_rule_is_silent_in_releases_in_which_it_does_not_hold(pair: Pair) -> None:
+    rule = RULES[pair.rule]
+    for name in LINES:
+        version = ParserVersion(name)
+        found = pair.rule in {f.rule for f in lint(pair.model(broken=True), version).findings}
+        if not rule.holds_in(version):
+            assert not found, name
+
+
+def test_every_rule_has_a_check_and_a_graph_and_says_who_refuses_it() -> None:
+    assert RULES.keys() == CHECKS.keys() | {EXTERNAL_DATA}
+    order = [Rtx.PARSER, Rtx.BUILDER, Rtx.NOBODY]
+    seen: dict[str, Rtx] = {}
+    for pair in PAIRS:
+        seen[pair.rule] = min(seen.get(pair.rule, Rtx.NOBODY), STEPS[pair.rejects], key=order.index)
+    assert RULES.keys() - seen.keys() == {EXTERNAL_DATA, "model-size"}  # tests of their own, below
+    assert {name: RULES[name].rtx for name in seen} == seen
+
+
+def test_a_finding_names_the_node_the_rule_and_the_remedy() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 11, opset_import: ["" : 24]>'
+        " g (float[N,N] x) => (float[N,N] y) { [identity] y = EyeLike(x) }"
+    )
+    (finding,) = lint(model, NEWEST).findings
+    assert finding.node == "identity (EyeLike)"
+    assert finding.rule == "eyelike-static"
+    assert finding.what == "x has the shape [N, N]; EyeLike has an input of static shape"
+    assert finding.remedy == "Compare two Ranges instead."
+
+
+def test_operators_of_a_newer_release_are_refused_in_an_older_one() -> None:
+    pair = next(pair for pair in PAIRS if pair.rule == "cache-length")
+    kept = pair.model(broken=False)
+    assert refused(kept, ParserVersion("10.14")) == {"operator"}
+    assert refused(kept, ParserVersion("10.15")) == set()
+    (finding, *_) = [f for f in lint(kept, ParserVersion("10.13")).findings if f.rule == "operator"]
+    assert finding.what.startswith("TensorScatter is imported from 10.15 on")
+
+
+def test_a_shared_bool_mask_is_refused_from_the_11_line_on() -> None:
+    model = next(pair for pair in PAIRS if pair.rule == "attention-bool-mask").model(broken=True)
+    assert refused(model, ParserVersion("rtx-1.4")) == set()
+    for name in ("rtx-1.5", "rtx-1.7", "11.0", "11.4"):
+        assert refused(model, ParserVersion(name)) == {"attention-bool-mask"}
+
+
+def test_rules_hold_in_subgraphs_too() -> None:
+    text = (
+        "g (float[N,8] x, bool c) => (float[M,K] y) { y = If (c) <then_branch = t () =>"
+        " (float[N,N] a) { s = Shape(x) z = ConstantOfShape(s) a = EyeLike(z) },"
+        " else_branch = e () => (float[N,8] b) { b = Identity(x) }> }"
+    )
+    assert refused(Pair("", text, text).model(broken=True), NEWEST) == {"eyelike-static"}
+
+
+@pytest.mark.parametrize("length", [0, 60])
+def test_weights_that_are_missing_or_too_short_are_found(tmp_path: Path, length: int) -> None:
+    path = with_external_weight(tmp_path / "short", length)
+    (finding,) = lint_file(path, NEWEST).findings
+    assert (finding.rule, finding.node) == (EXTERNAL_DATA, "w")
+    said = "model.onnx.data is missing" if not length else "which has 60 bytes"
+    assert said in finding.what
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("location", "/etc/weights", "its location is"),
+        ("location", "../weights", "its location is"),
+        ("location", "", "its location is"),
+        ("length", "60", "60 bytes in model.onnx.data, 64 needed"),
+        ("offset", "8", "it ends behind model.onnx.data"),
+        ("offset", "-8", "it ends behind model.onnx.data"),
+        ("offset", "x", "no number"),
+    ],
+)
+def test_places_of_weights_are_checked(tmp_path: Path, key: str, value: str, said: str) -> None:
+    path = with_external_weight(tmp_path / "whole", 64)
+    assert lint_file(path, NEWEST).findings == ()
+    model = onnx.load(path, load_external_data=False)
+    for entry in model.graph.initializer[0].external_data:
+        if entry.key == key:
+            entry.value = value
+    path.write_bytes(model.SerializeToString())
+    (finding,) = lint_file(path, NEWEST).findings
+    assert said in finding.what
+
+
+def test_bytes_that_do_not_fill_a_tensor_are_found() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 11, opset_import: ["" : 24]> ' + unary("Relu").replace("Relu(x)", "Add(x, w)")
+    )
+    model.graph.initializer.add(name="w", data_type=1, dims=(2, 8), raw_data=bytes(60))
+    (finding,) = lint(model, NEWEST).findings
+    assert finding.what.startswith("60 bytes stored, 64 needed")
+
+
+def test_a_model_beyond_2_gib_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgespec.backends.tensorrt.checks import data
+
+    pair = PAIRS[0]
+    monkeypatch.setattr(data, "MAX_MODEL_BYTES", pair.model(broken=False).ByteSize())
+    assert refused(pair.model(broken=False), NEWEST) == {"model-size"}
+
+
+def test_a_file_that_is_no_model_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"rubbish")
+    with pytest.raises(BundleError, match="not an ONNX model"):
+        lint_file(path, NEWEST)
+
+
+@pytest.mark.parametrize("name", ["9.3", "10.13.3.9", "rtx-2.0", "", "newest"])
+def test_releases_without_rules_are_refused(name: str) -> None:
+    with pytest.raises(OptionError, match=r"10\.13, .*rtx-1\.7"):
+        ParserVersion(name)
+
+
+def test_the_first_line_is_that_of_the_oldest_release() -> None:
+    assert min(LINES.values()) == FIRST
