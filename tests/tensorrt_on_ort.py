@@ -170,6 +170,7 @@ class GraphRunner:
     """A graph on ONNX Runtime, the canonical one or a lowered one: its contract says how its cache
     is written."""
 
+    engine_s = 0.0
     table: Table | None = None
 
     def __init__(
@@ -183,6 +184,7 @@ class GraphRunner:
         self.session, self.contract = session, contract
         self.capacity, self.slots, self.lanes = capacity, slots, lanes
         shape = contract.shape
+        self.prefill_chunk, self.max_rows = RECURRENT_CHUNK if shape.recurrent else 256, capacity
         self.specs = {spec.name: spec for spec in (*contract.inputs, *contract.outputs)}
         pairs = [
             pair

@@ -61,7 +61,10 @@ class Runner(Protocol):
     contract: GraphContract
     capacity: int  # slots of a lane
     lanes: int  # sequences that it can hold
+    prefill_chunk: int  # rows of a prompt, or of a block's context, that one call reads at most
+    max_rows: int  # rows of a call that asks for the logits of all of them, at most
     table: Table | None  # the embedding, where the engine's lm_head is it
+    engine_s: float  # seconds spent inside the engine so far, by the backend's own clock
 
     def run(self, call: Call) -> list[Result]:
         """Run one call, a result for each lane; its KV rows are in the cache afterwards.

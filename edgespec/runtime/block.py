@@ -7,7 +7,6 @@ stands behind it for one call. Knows nothing of how tokens are chosen.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -85,12 +84,21 @@ class BlockDecoder:
         )
         self.first_slot = first_slot
         self.lanes = [BlockLane() for _ in range(runner.lanes)]
-        self.engine_s = 0.0  # seconds spent inside the engine
 
     @property
     def capacity(self) -> int:
         """Rows of a lane, one a token."""
         return self.runner.capacity
+
+    @property
+    def prefill_chunk(self) -> int:
+        """Rows of context that one call reads at most."""
+        return self.runner.prefill_chunk
+
+    @property
+    def engine_s(self) -> float:
+        """Seconds spent inside the engine so far."""
+        return self.runner.engine_s
 
     def room(self, lane: int) -> int:
         """Rows of a lane that can still be written."""
@@ -111,9 +119,7 @@ class BlockDecoder:
             for lane in lanes
         ]
         call = self.call(whole)
-        began = time.perf_counter()
         results = self.runner.run(call)
-        self.engine_s += time.perf_counter() - began
         for part in parts:
             self.lanes[part.lane].length += len(part.hidden_states)
         return [self.output(results[part.lane - lanes[0]], part) for part in parts]

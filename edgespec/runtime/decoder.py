@@ -8,7 +8,6 @@ nothing of how tokens are chosen.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -26,10 +25,8 @@ from edgespec.backends.call import (
 )
 from edgespec.backends.host import stacked
 from edgespec.component import ComponentConfig
-from edgespec.contract import RECURRENT_CHUNK
 from edgespec.rope import RopeTable
 
-PREFILL_CHUNK = 256  # tokens a call: bounds the mask and the activations of a long prompt
 NO_ROWS: Ids = np.empty(0, np.int64)
 
 
@@ -92,7 +89,6 @@ class CachedDecoder:
             sliding_window,
         )
         self.lanes = [Lane() for _ in range(runner.lanes)]
-        self.engine_s = 0.0  # seconds spent inside the engine
 
     @classmethod
     def of(
@@ -129,7 +125,12 @@ class CachedDecoder:
     @property
     def prefill_chunk(self) -> int:
         """Tokens of a prompt that one call reads at most."""
-        return min(PREFILL_CHUNK, RECURRENT_CHUNK) if self.recurrent else PREFILL_CHUNK
+        return self.runner.prefill_chunk
+
+    @property
+    def engine_s(self) -> float:
+        """Seconds spent inside the engine so far."""
+        return self.runner.engine_s
 
     def room(self, lane: int) -> int:
         """Rows of a lane that can still be written."""
@@ -146,9 +147,7 @@ class CachedDecoder:
         lanes = range(min(of), max(of) + 1)
         whole = [of.get(lane) or self.idle(lane, like=parts[0]) for lane in lanes]
         call = self.call(whole, lanes[0])
-        began = time.perf_counter()
         results = self.runner.run(call)
-        self.engine_s += time.perf_counter() - began
         for part in parts:
             here = call.attention.lanes[part.lane - lanes[0]]
             self.lanes[part.lane].scratch = here.positions

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,12 +90,14 @@ class ToyRunner:
     """The canonical graph on the reference evaluator, its whole cache copied by every call."""
 
     lanes = 1
+    prefill_chunk = 16  # a long prompt is read in several calls
+    engine_s = 0.0
     table: Table | None = None
 
     def __init__(
         self, path: Path, contract: GraphContract, capacity: int, spare_slots: int
     ) -> None:
-        self.contract, self.capacity = contract, capacity
+        self.contract, self.capacity, self.max_rows = contract, capacity, capacity
         self.slots, shape = capacity + spare_slots, contract.shape
         dims = (1, shape.num_kv_heads, self.slots, shape.head_dim)
         layers = range(shape.num_layers)
@@ -102,7 +105,9 @@ class ToyRunner:
         self.evaluator = ReferenceEvaluator(onnx.load(path))
 
     def run(self, call: Call) -> list[Result]:
+        began = time.perf_counter()
         outputs = self.evaluator.run(None, self.feeds(call) | self.cache)
+        self.engine_s += time.perf_counter() - began
         named = dict(zip(self.evaluator.output_names, outputs, strict=True))
         for layer in range(self.contract.shape.num_layers):
             for past, present in zip(past_names(layer), present_names(layer), strict=True):

@@ -25,7 +25,6 @@ from edgespec.errors import EdgeSpecError, EnvironmentProblem
 from edgespec.prompts import CANCELLED, END_OF_SEQUENCE, SamplingParams
 from edgespec.prompts import CAPACITY as FULL
 from edgespec.rope import RopeTable
-from edgespec.runtime import decoder as decoder_module
 from edgespec.runtime.decoder import CachedDecoder, Rows
 from edgespec.runtime.drafters.base import DraftRequest
 from edgespec.runtime.drafters.tree_drafter import TreeDrafter
@@ -359,11 +358,11 @@ def test_logits_behind_a_long_text_are_computed_as_a_prompt(engines: Engines) ->
         return real(self, parts)
 
     with (
-        mock.patch.object(decoder_module, "RECURRENT_CHUNK", 16),
+        mock.patch.object(CachedDecoder, "prefill_chunk", 16),
         mock.patch.object(CachedDecoder, "run", run),
     ):
         logits = engines.one.next_logits(text).copy()
-    assert (max(sizes) == 16) == engines.one.base.recurrent
+    assert max(sizes) == 16
     assert (
         int(logits.argmax())
         == engines.one.plainly(text, replace(GREEDY, max_generate_length=1)).token_ids[0]

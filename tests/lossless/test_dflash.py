@@ -22,7 +22,6 @@ from edgespec.contract import Limits
 from edgespec.export.components import ExportOptions, export
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.block import BlockDecoder
-from edgespec.runtime.drafters import block_drafter
 from edgespec.runtime.drafters.base import Observation
 from edgespec.runtime.drafters.dflash import DFlashDrafter
 from edgespec.runtime.engine import Engine
@@ -195,7 +194,7 @@ def test_a_long_context_goes_in_pieces(pair: Pair) -> None:
     prompt = prompt_of(41)
     plain = plainly(pair, prompt, GREEDY, 12)
     with (
-        mock.patch.object(block_drafter, "CONTEXT_CHUNK", 16),
+        mock.patch.object(BlockDecoder, "prefill_chunk", 16),
         knowing(pair.one, [[*prompt, *plain.token_ids]], 0.5) as drafter,
         mock.patch.object(BlockDecoder, "run", autospec=True, side_effect=BlockDecoder.run) as run,
     ):

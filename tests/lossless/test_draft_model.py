@@ -16,7 +16,6 @@ import pytest
 import edgespec
 from edgespec.backends.call import Result
 from edgespec.prompts import SamplingParams
-from edgespec.runtime import decoder as decoder_module
 from edgespec.runtime.decoder import CachedDecoder, Rows
 from edgespec.runtime.drafters.base import DraftRequest
 from edgespec.runtime.drafters.draft_model import DraftModelDrafter
@@ -216,7 +215,7 @@ def test_prompt_is_read_in_chunks_and_its_end_with_the_first_draft() -> None:
         for length, rows in ((5, [6, 1, 1]), (40, [20, 20, 1, 1, 1]), (45, [20, 20, 6, 1, 1])):
             calls = Calls(engine.drafter.decoder)
             with (
-                mock.patch.object(decoder_module, "PREFILL_CHUNK", 20),
+                mock.patch.object(CachedDecoder, "prefill_chunk", 20),
                 mock.patch.object(engine.drafter.decoder, "run", calls),
             ):
                 found = engine.generate(prompt_of(length), asked(GREEDY, 5), CHAIN)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -32,6 +33,7 @@ from edgespec.backends.ort.matmul_nbits import Kernel, LmHeadTable
 from edgespec.backends.ort.recurrent import RecurrentCache
 from edgespec.backends.ort.session import NO_FALLBACK, session_options
 from edgespec.contract import (
+    RECURRENT_CHUNK,
     Dim,
     GraphContract,
     Role,
@@ -42,6 +44,7 @@ from edgespec.contract import (
 from edgespec.errors import BundleError, EnvironmentProblem
 
 PROVIDERS = ["CPUExecutionProvider"]
+PREFILL_CHUNK = 256  # rows of a call: bounds the mask and the activations of a long prompt
 RUNNERS: WeakSet[OrtRunner] = WeakSet()
 
 
@@ -64,6 +67,8 @@ class OrtRunner:
     ) -> None:
         self.contract, self.capacity, self.lanes = contract, capacity, lanes
         shape = contract.shape
+        self.prefill_chunk = RECURRENT_CHUNK if shape.recurrent else PREFILL_CHUNK
+        self.max_rows, self.engine_s = capacity, 0.0
         with in_huge_pages() if huge_pages else nullcontext():
             self.session = open_session(path, spinning=shape.role is not Role.DRAFT)
         check_signature(self.session, contract, path)
@@ -90,6 +95,7 @@ class OrtRunner:
     def run(self, call: Call) -> list[Result]:
         """Run one call, a result for each lane; its KV rows are in the cache afterwards.
         EnvironmentProblem where ONNX Runtime fails."""
+        began = time.perf_counter()
         batch, rows = call.inputs_embeds.shape[:2]
         starts: list[int] = call.write_indices.tolist()
         width = max(starts) + call.written
@@ -121,6 +127,7 @@ class OrtRunner:
             raise EnvironmentProblem(what, remedy) from error
         if self.recurrent is not None:
             self.recurrent.after_call(batch)
+        self.engine_s += time.perf_counter() - began
         return host_results(call, logits, hidden, shape.heads)
 
     def bind_cache(self, first_lane: int, batch: int) -> None:

@@ -47,6 +47,17 @@ class Observation:
     hidden_states: HiddenStates | None  # of m rows
     tokens: NDArray[np.int64]  # [m]
 
+    def pieces(self, size: int) -> list[Observation]:
+        """The same in pieces of at most `size` positions, one behind the other."""
+        if len(self.tokens) <= size:
+            return [self]
+        found = []
+        for start in range(0, len(self.tokens), size):
+            rows = np.arange(start, min(start + size, len(self.tokens)))
+            states = None if self.hidden_states is None else self.hidden_states.take(rows)
+            found.append(Observation(self.lane, states, self.tokens[rows]))
+        return found
+
 
 class Snapshot(Protocol):
     """What a drafter remembers of a lane's prefix; opaque but for its size."""

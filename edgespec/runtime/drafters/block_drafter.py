@@ -32,8 +32,6 @@ from edgespec.runtime.plans import GUIDE_VERIFY_SIZE, exceeds_base, no_static_tr
 from edgespec.runtime.static_tree import StaticPlan
 from edgespec.runtime.tree import BlockPlan, DraftPlan, DraftTree, full_tree_size
 
-# rows of context a call: bounds the mask and the activations of a long prompt
-CONTEXT_CHUNK = 256
 MAX_BLOCK_TOP_K = 8
 
 
@@ -75,7 +73,7 @@ class BlockDrafter(EngineDrafter[BlockDecoder, LaneState], ABC):
                 state.pending = []
                 continue
             state.pending.append(item.hidden_states.take(np.arange(count)))
-            if state.count >= CONTEXT_CHUNK:
+            if state.count >= self.decoder.prefill_chunk:
                 self.flush(item.lane)
 
     def flush(self, lane: int) -> None:
@@ -83,9 +81,9 @@ class BlockDrafter(EngineDrafter[BlockDecoder, LaneState], ABC):
         state = self.lanes[lane]
         if not state.count:
             return
-        context, rows = self.context(lane), np.arange(state.count)
-        for start in range(0, len(rows), CONTEXT_CHUNK):
-            chunk = context.take(rows[start : start + CONTEXT_CHUNK])
+        context, rows, size = self.context(lane), np.arange(state.count), self.decoder.prefill_chunk
+        for start in range(0, len(rows), size):
+            chunk = context.take(rows[start : start + size])
             self.decoder.run([BlockRows(lane, chunk, NO_TOKENS)])
         state.pending = [context.take(NO_TOKENS)]
 

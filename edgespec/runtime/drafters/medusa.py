@@ -8,7 +8,6 @@ which child of its parent a node is says its rank in the head's list.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -79,7 +78,7 @@ class MedusaDrafter:
     capacity = None
 
     def __init__(self, runner: Runner, num_heads: int) -> None:
-        self.runner, self.num_heads, self.seconds = runner, num_heads, 0.0
+        self.runner, self.num_heads = runner, num_heads
         self.lanes = [LaneState() for _ in range(runner.lanes)]
 
     @property
@@ -90,7 +89,7 @@ class MedusaDrafter:
     @property
     def engine_s(self) -> float:
         """Seconds in the engine of the heads so far."""
-        return self.seconds
+        return self.runner.engine_s
 
     def begin(self, lane: int, tokens: Sequence[int], num_reused: int) -> None:
         """Nothing: the prompt comes with its hidden states, by `observe`."""
@@ -122,9 +121,7 @@ class MedusaDrafter:
 
     def run(self, states: Sequence[HiddenStates]) -> list[Logits]:
         """Logits [heads, V] of each lane's state."""
-        began = time.perf_counter()
         results = self.runner.run(Call.of_states(states))
-        self.seconds += time.perf_counter() - began
         return [result.logits for result in results]
 
     def reset(self, lane: int) -> None:

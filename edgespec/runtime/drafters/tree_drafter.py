@@ -99,10 +99,16 @@ class TreeDrafter(EngineDrafter[CachedDecoder, LaneState]):
         self.d2t = d2t
 
     def observe(self, observations: Sequence[Observation]) -> None:
-        """Extend the cache by the base's hidden states, each paired with its next token."""
-        taken = [item for item in observations if self.can_take(item)]
-        if not taken:
-            return
+        """Extend the cache by the base's hidden states, each paired with its next token; of a long
+        prompt as many a call as the engine reads at a time."""
+        chunk = self.decoder.prefill_chunk
+        waiting = [item.pieces(chunk) for item in observations if self.can_take(item)]
+        while waiting:
+            self.take([pieces.pop(0) for pieces in waiting])
+            waiting = [own for own in waiting if own and not self.lanes[own[0].lane].full]
+
+    def take(self, taken: Sequence[Observation]) -> None:
+        """Extend the cache in one call, and keep where drafts begin."""
         parts = [
             self.decoder.causal(
                 item.lane, item.tokens, np.array([len(item.tokens) - 1]), item.hidden_states

@@ -32,7 +32,8 @@ class Answers:
     `change`, then by `fault`."""
 
     contract: GraphContract = canonical_contract(SHAPE)
-    capacity = 8
+    capacity = prefill_chunk = max_rows = 8
+    engine_s = 0.0
     table: Table | None = None
 
     def __init__(self, golden: Golden, change: dict[str, float], lanes: int, fault: Fault) -> None:

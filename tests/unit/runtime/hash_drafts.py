@@ -103,6 +103,10 @@ class SlotRunner:
     Where a row sees a (lane, token) of `broken`, its logits are NaN.
     """
 
+    table = None
+    engine_s = 0.0
+    prefill_chunk = max_rows = 256
+
     capacity: int
     lanes: int = 1
     contract: GraphContract = LEVELS

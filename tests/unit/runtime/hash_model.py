@@ -67,6 +67,10 @@ class HashRunner:
     contract it keeps to what that asks for: each call continues what was committed, or begins anew.
     """
 
+    table = None
+    engine_s = 0.0
+    prefill_chunk = max_rows = 256
+
     capacity: int
     lanes: int = 1
     contract: GraphContract = CONTRACT

@@ -21,7 +21,6 @@ from edgespec.backends.call import Logits
 from edgespec.errors import EnvironmentProblem
 from edgespec.prompts import CAPACITY as FULL
 from edgespec.prompts import ERROR, MAX_LENGTH
-from edgespec.runtime import decoder as decoder_module
 from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.drafters.base import DraftRequest
 from edgespec.runtime.gates import Gates, Schedule
@@ -170,7 +169,7 @@ def test_any_mixture_gives_each_sequence_what_it_gets_alone(
     if another is not None:
         own = another(session.drafter.scripts_of, VOCAB, right, seed + 1)
         tasks = [replace(task, drafter=own if i % 2 else None) for i, task in enumerate(tasks)]
-    with mock.patch.object(decoder_module, "PREFILL_CHUNK", chunk):
+    with mock.patch.object(CachedDecoder, "prefill_chunk", chunk):
         told = serve(session, tasks, lanes)
     for task, one in zip(tasks, told, strict=True):
         assert (one.tokens, one.reason) == alone(task, window)

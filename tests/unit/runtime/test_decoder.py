@@ -11,7 +11,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgespec.contract import RECURRENT_CHUNK
 from edgespec.runtime.decoder import CachedDecoder, Rows
 from edgespec.runtime.tree import DraftTree
 from tests.unit.runtime.hash_model import PositionRows, decoder_of, logits_after
@@ -126,18 +125,10 @@ def test_a_second_rotary_table_has_the_same_positions() -> None:
 
 
 def test_a_prompt_is_read_in_calls_of_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgespec.runtime.decoder.PREFILL_CHUNK", 4)
+    monkeypatch.setattr(CachedDecoder, "prefill_chunk", 4)
     decoder, tokens = decoder_of(16), [1, 2, 3, 4, 5, 6, 7, 8, 0]
     np.testing.assert_array_equal(decoder.read(0, np.array(tokens)).logits.row(0), wanted(*tokens))
     assert decoder.runner.rows == [4, 4, 1]
-
-
-def test_calls_of_a_recurrent_base_are_shorter() -> None:
-    """Their work grows with the square of their rows."""
-    decoder, tokens = decoder_of(200, recurrent=True), np.arange(RECURRENT_CHUNK + 9) % 9
-    assert decoder_of(200).prefill_chunk > decoder.prefill_chunk
-    np.testing.assert_array_equal(decoder.read(0, tokens).logits.row(0), wanted(*tokens.tolist()))
-    assert decoder.runner.rows == [RECURRENT_CHUNK, 9]
 
 
 def test_a_call_asks_for_no_row_beyond_the_capacity() -> None:

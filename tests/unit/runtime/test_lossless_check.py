@@ -18,7 +18,6 @@ import pytest
 from edgespec.backends.call import Call, Result
 from edgespec.errors import LimitError
 from edgespec.prompts import MAX_LENGTH, SamplingParams
-from edgespec.runtime import decoder as decoder_module
 from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.generation import Response
 from edgespec.runtime.lossless_check import OTHER_SIZES, Replay, first_difference
@@ -100,7 +99,7 @@ def test_calls_of_any_size_compute_the_same_tokens(
     monkeypatch: pytest.MonkeyPatch, lanes: int, reused: int, index: int
 ) -> None:
     """Wherever the position is: the first token, in the middle of a verification, behind one."""
-    monkeypatch.setattr(decoder_module, "PREFILL_CHUNK", 4)
+    monkeypatch.setattr(CachedDecoder, "prefill_chunk", 4)
     engine = engine_of(HashRunner(64, lanes))
     drafted = response([*ANSWER[:index], LAST, LAST, LAST], reused_tokens=reused)
     computed = list(Replay.of(engine, drafted, index, batch_size=lanes).logits())

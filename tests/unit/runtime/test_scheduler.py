@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from edgespec.backends.call import Logits
 from edgespec.errors import EdgeSpecError, EnvironmentProblem, LimitError
 from edgespec.prompts import CANCELLED, ERROR, MAX_LENGTH, SamplingParams
-from edgespec.runtime import decoder as decoder_module
 from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.generation import Chunk, Generation, GenerationRequest, Response
 from edgespec.runtime.prefix import PrefixCache
@@ -45,7 +44,7 @@ WORDLESS = SimpleNamespace(
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoder_module, "PREFILL_CHUNK", CHUNK)
+    monkeypatch.setattr(CachedDecoder, "prefill_chunk", CHUNK)
 
 
 def request(
@@ -177,7 +176,7 @@ def test_whoever_comes_and_goes_each_gets_what_it_gets_alone(
         request(length, new, PLAN if drafts else None, seed, keep=keep)
         for seed, (length, new, drafts, *_, keep) in enumerate(arrivals)
     ]
-    with mock.patch.object(decoder_module, "PREFILL_CHUNK", CHUNK):
+    with mock.patch.object(CachedDecoder, "prefill_chunk", CHUNK):
         scheduler = scheduler_for(*asked, lanes=lanes, kind=kind, budget=10**6 * keeping)
         received, handles, due = Received(), [], {}
         for one, (*_, steps, cancelled, _) in zip(asked, arrivals, strict=True):

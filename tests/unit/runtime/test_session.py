@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from edgespec.backends.call import Logits
 from edgespec.errors import LimitError
 from edgespec.prompts import CAPACITY, END_OF_SEQUENCE, MAX_LENGTH
-from edgespec.runtime import decoder as decoder_module
 from edgespec.runtime.decoder import CachedDecoder, Rows
 from edgespec.runtime.drafters.base import DraftRequest
 from edgespec.runtime.sampling import Sampler, top_log_probs
@@ -123,7 +122,7 @@ def test_any_drafter_within_any_limits_leaves_tokens_and_reason_as_they_were(
     seed: int,
 ) -> None:
     capacity, sampler = len(prompt) + room, Sampler(temperature, seed=seed)
-    with mock.patch.object(decoder_module, "PREFILL_CHUNK", chunk):
+    with mock.patch.object(CachedDecoder, "prefill_chunk", chunk):
         steps, session = drafted(
             right,
             prompt=prompt,
@@ -220,7 +219,7 @@ def test_log_probabilities_end_with_the_text() -> None:
 def test_drafter_observes_each_committed_position_once_with_the_token_after_it(chunk: int) -> None:
     """Over chunks of prefill and over steps: hidden state i (position, token, tokens seen) goes
     with token i+1."""
-    with mock.patch.object(decoder_module, "PREFILL_CHUNK", chunk):
+    with mock.patch.object(CachedDecoder, "prefill_chunk", chunk):
         steps, session = drafted(0.8, max_new=20)
     path = PROMPT + tokens_of(steps)[0]
     # nothing is drafted after the last step, so it is not observed
@@ -277,7 +276,7 @@ def test_drafter_that_needs_no_hidden_states_gets_the_prompt_and_what_was_genera
     path."""
     truth = plainly(PROMPT, GREEDY, 40)[0]
     session = Session(decoder_of(64), Stateless([(PROMPT, truth)], VOCAB, right))
-    with mock.patch.object(decoder_module, "PREFILL_CHUNK", chunk):
+    with mock.patch.object(CachedDecoder, "prefill_chunk", chunk):
         steps = list(generate(session, SequenceState(PROMPT, GREEDY, 24, plan=PLAN)))
     assert tokens_of(steps) == plainly(PROMPT, GREEDY, 24)
     told = [*PROMPT, *tokens_of(steps[:-1])[0]]
@@ -386,7 +385,7 @@ def test_prompt_beyond_the_cache_is_refused_and_so_is_an_empty_one() -> None:
 def test_prompt_is_read_in_chunks_and_gives_the_same_tokens(
     monkeypatch: pytest.MonkeyPatch, length: int
 ) -> None:
-    monkeypatch.setattr(decoder_module, "PREFILL_CHUNK", 4)
+    monkeypatch.setattr(CachedDecoder, "prefill_chunk", 4)
     prompt = [i * i % VOCAB for i in range(length)]
     steps, session = drafted(0.8, prompt=prompt)
     assert tokens_of(steps) == plainly(prompt, GREEDY, 24)

@@ -91,6 +91,11 @@ def test_a_call_may_fill_the_cache_and_one_slot_for_a_row_that_fills_up(runner: 
         runner.run(call(2, CAPACITY + 2, 1))
 
 
+def test_calls_of_recurrent_layers_are_shorter(runner: OrtRunner, hybrid: OrtRunner) -> None:
+    """Their work grows with the square of their rows."""
+    assert hybrid.prefill_chunk < runner.prefill_chunk
+
+
 def test_failed_call_is_an_error_and_no_log_on_the_terminal(
     runner: OrtRunner, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from edgespec.backends.host import HostStates
 from edgespec.backends.ort.backend import BACKEND
 from edgespec.errors import LimitError
-from edgespec.runtime.block import MaskSpec
-from edgespec.runtime.drafters import block_drafter
+from edgespec.runtime.block import BlockDecoder, MaskSpec
 from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.drafters.block_drafter import BlockLimits
 from edgespec.runtime.drafters.candidates import best_first
@@ -227,7 +226,7 @@ def test_a_tree_is_made_of_each_slots_candidates() -> None:
 def test_states_are_read_with_the_next_block_or_by_themselves_where_they_are_many(
     monkeypatch: pytest.MonkeyPatch, chunk: int
 ) -> None:
-    monkeypatch.setattr(block_drafter, "CONTEXT_CHUNK", chunk)
+    monkeypatch.setattr(BlockDecoder, "prefill_chunk", chunk)
     rng, drafter = np.random.default_rng(2), drafter_of()
     seen = [some_states(rng, 0, count) for count in (7, 2, 1)]
     for item in seen:

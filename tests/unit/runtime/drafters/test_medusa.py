@@ -33,6 +33,7 @@ class Tables:
     """Head i of a state [s] says s + 1 + i, then the ids before it, each half as likely."""
 
     lanes = LANES
+    engine_s = 0.0
 
     def __init__(self) -> None:
         self.calls: list[int] = []

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from edgespec.backends.host import HostStates
+from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.drafters.tree_drafter import TreeDrafter
 from edgespec.runtime.static_tree import StaticPlan, num_non_leaves, parents_of
@@ -247,6 +248,32 @@ def test_hidden_states_that_are_no_numbers_never_reach_the_cache(value: float) -
     trees = drafter.propose([DraftRequest(lane, PENDING, PLAN) for lane in (0, 1)])
     assert len(trees[0]) == 1
     assert paths_in(trees[1]) == paths_of([sound], PLAN)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 8])
+def test_pairs_of_a_long_prompt_are_read_in_calls_of_a_bounded_size(
+    monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    """Another lane's go along with the first of them."""
+    monkeypatch.setattr(CachedDecoder, "prefill_chunk", chunk)
+    rng, drafter = np.random.default_rng(0), drafter_of(lanes=2)
+    pairs = [some_pairs(rng, 0, 8), some_pairs(rng, 1, 2)]
+    drafter.observe(pairs)
+    sizes = [call.rows for call in drafter.decoder.runner.calls]
+    assert sizes == [chunk] * (8 // chunk) + [8 % chunk] * (8 % chunk > 0)
+    for lane in (0, 1):
+        assert paths_in(proposed(drafter, lane=lane)) == paths_of([pairs[lane]], PLAN)
+
+
+def test_logits_that_are_no_numbers_in_a_piece_of_a_prompt_end_its_reading(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(CachedDecoder, "prefill_chunk", 2)
+    drafter, pairs = drafter_of(broken=((0, 19),)), some_pairs(np.random.default_rng(0), 0, 6)
+    pairs.tokens[:] = [1, 2, 3, 19, 4, 5]
+    drafter.observe([pairs])
+    assert len(drafter.decoder.runner.calls) == 2
+    assert len(proposed(drafter)) == 1
 
 
 def test_logits_that_are_no_numbers_end_a_lanes_drafts_and_its_rows_are_zeroed() -> None:
