@@ -87,3 +87,14 @@ def config(network: Any, sm: int) -> Any:
     made.num_compute_capabilities = 1
     made.set_compute_capability(getattr(trt.ComputeCapability, f"SM{sm}"), 0)
     return made
+
+
+def builds() -> bool:
+    """Whether the installed release compiles without a GPU whatever the graph has."""
+    return version().line >= (11, 0)
+
+
+def needs_builds() -> None:
+    """Skip the test where it does not."""
+    if not builds():
+        pytest.skip(f"{version().title} does not compile without a driver")

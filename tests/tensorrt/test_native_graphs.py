@@ -43,3 +43,8 @@ def test_float32_attention_has_no_fused_kernel() -> None:
     answer = rtx.ask(native("eagle3", "float32"), build=True)
     assert answer.step == "build"
     assert any("decomposable" in line for line in answer.lines), answer.lines
+
+
+def test_a_canonical_graph_is_refused() -> None:
+    """What the tests above would not notice if everything were taken."""
+    assert rtx.ask(as_bytes(canonical("qwen2").model()), build=False).step == "parse"
