@@ -28,6 +28,7 @@ from edgespec.backends.tensorrt.target import Compute
 from edgespec.backends.tensorrt.versions import RTX, capabilities_of
 from edgespec.cli.main import run
 from edgespec.contract import Limits
+from tests import toys
 from tests.e2e.workshop import HAPPENING, Cli, cli
 from tests.tensorrt import rtx
 
@@ -89,6 +90,48 @@ def test_the_demo_pair_compiles_for_cards_that_are_not_here(
         assert (settings["dialect"], settings["compute"]) == ("native", "bfloat16")
         assert [profile["name"] for profile in settings["profiles"]] == ["prefill", "generation"]
     assert shown["pairing"]["fits"]
+
+
+KINDS = {
+    "hybrid": "hybrid/llm",
+    "head": "hybrid/mtp_draft",
+    "windows": "windows/llm",
+    "block": "block/dflash_draft",
+    "block with heads": "heads/dspark_draft",
+    "heads": "medusa/medusa_draft",
+}
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Exports of small checkpoints: one of each kind of graph that the demo has not."""
+    rtx.bindings()
+    path = tmp_path_factory.mktemp("kinds")
+    base, out = toys.make_base(path / "base", "qwen3", layers=7), path / "onnx"
+    to_base = ["--base-model-dir", str(base)]
+    hybrid, windows = toys.make_qwen3_5(path / "hybrid"), toys.make_gemma3(path / "windows")
+    drafts = {
+        "block": toys.make_dflash(path / "block", base),
+        "heads": toys.make_dspark(path / "heads", base),
+        "medusa": toys.make_medusa(path / "medusa", base),
+    }
+    assert run(["export", str(hybrid), str(out / "hybrid"), "--mtp"]) == 0
+    assert run(["export", str(windows), str(out / "windows")]) == 0
+    for name, draft in drafts.items():
+        assert run(["export", str(draft), str(out / name), *to_base]) == 0
+    return out
+
+
+@pytest.mark.parametrize("compute", ["fp16", "bf16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_graph_compiles(
+    kinds: Path, tmp_path: Path, cli: Cli, kind: str, compute: str
+) -> None:
+    more = ["--compute-capability", "SM120", "--compute", compute, "--max-draft-tree-size", "16"]
+    done = cli(*build_args(kinds / KINDS[kind], tmp_path / "engines", *more))
+    assert done.code == 0, done.err
+    (engine,) = (tmp_path / "engines").glob("*.engine")
+    assert engine.stat().st_size > 100_000
 
 
 def test_attention_in_float32_is_built_of_basic_operators(
