@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -132,6 +133,23 @@ def test_each_kind_of_graph_compiles(
     assert done.code == 0, done.err
     (engine,) = (tmp_path / "engines").glob("*.engine")
     assert engine.stat().st_size > 100_000
+
+
+@pytest.mark.parametrize("scheme", ["fp8", "int4_awq", "int8_sq", "nvfp4", "mxfp8"])
+def test_each_scheme_compiles_for_a_card_that_has_it(
+    modelopt_exports: Path, tmp_path: Path, cli: Cli, scheme: str
+) -> None:
+    checkpoint = shutil.copytree(modelopt_exports / scheme, tmp_path / scheme)
+    base = toys.make_base(tmp_path / "tokenizer", "qwen3", layers=2)
+    shutil.copy(base / "tokenizer.json", checkpoint)
+    assert run(["export", str(checkpoint), str(tmp_path / "onnx")]) == 0
+    sizes = ["--max-input-len", "32", "--max-kv-cache-capacity", "48"]
+    export, target = tmp_path / "onnx" / "llm", ["--compute-capability", "SM120"]
+    done = cli(*build_args(export, tmp_path / "engines", *target, *sizes))
+    assert done.code == 0, done.err
+    assert f"the weights of its matrix products are {scheme}, as exported" in done.out
+    older = cli(*build_args(export, tmp_path / "older", "--compute-capability", "SM86", *sizes))
+    assert older.code == (0 if scheme.startswith("int") else 3), older.err
 
 
 def test_attention_in_float32_is_built_of_basic_operators(
