@@ -29,6 +29,7 @@ from edgespec.backends.tensorrt.parser_version import ParserVersion
 from edgespec.backends.tensorrt.rules import Level, rules_of
 
 EXTERNAL_DATA = "external-data"  # the only rule that looks at files
+FOLLOWS = "types-and-shapes"  # mostly follows from what other rules find: said where they find none
 
 CHECKS: Mapping[str, Callable[[View], Found]] = MappingProxyType(
     {
@@ -43,6 +44,7 @@ CHECKS: Mapping[str, Callable[[View], Found]] = MappingProxyType(
         "operator": operators.operator,
         "operator-type": operators.operator_type,
         "mixed-types": operators.mixed_types,
+        "types-and-shapes": operators.types_and_shapes,
         "cast-type": operators.cast_type,
         "attribute": operators.attributes,
         "output-count": operators.output_count,
@@ -123,6 +125,8 @@ def lint(model: ModelProto, version: ParserVersion, directory: Path | None = Non
     found: list[Finding] = []
     rules = rules_of(version)
     for name, rule in rules.items():
+        if name == FOLLOWS and any(finding.level is Level.REFUSED for finding in found):
+            continue
         check = CHECKS.get(name)
         places = data.external_data(view, directory) if check is None else check(view)
         for node, said in places:

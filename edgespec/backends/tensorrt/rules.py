@@ -417,6 +417,13 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             source=IMPORTERS,
             rtx=Rtx.PARSER,
         ),
+        # ---- the whole
+        "types-and-shapes": Rule(
+            what="types and shapes agree with each other and with the operators, by ONNX",
+            remedy=_LOWER,
+            source="the operators of ONNX",
+            rtx=Rtx.PARSER,
+        ),
     }
 )
 

@@ -120,6 +120,12 @@ def schema_of(view: View, node: NodeProto) -> OpSchema | None:
         return None
 
 
+def types_and_shapes(view: View) -> Found:
+    """The first contradiction that ONNX finds."""
+    if view.contradiction is not None:
+        yield view.contradiction
+
+
 def cast_type(view: View) -> Found:
     """Casts to types that only quantization makes, or that the parser has not."""
     for _, node in view.nodes("Cast"):
