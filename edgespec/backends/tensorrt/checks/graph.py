@@ -23,6 +23,7 @@ from edgespec.backends.tensorrt.parser_version import ParserVersion
 
 Dims = tuple[int | str | None, ...]
 DEFAULT_DOMAINS = ("", "ai.onnx")
+CONTRADICTIONS = (onnx.shape_inference.InferenceError, ValueError)  # as inference raises them
 MAX_TEXT = 200  # characters of what ONNX says
 MAX_VALUES = 2**16  # elements of a constant whose value is looked at
 
@@ -140,7 +141,7 @@ def inferred(model: ModelProto) -> ModelProto:
     copy = standard(model)
     try:
         found = onnx.shape_inference.infer_shapes(copy, data_prop=True)
-    except onnx.shape_inference.InferenceError:
+    except CONTRADICTIONS:
         found = copy  # `contradiction` says what it is
     pairs = zip([*every_graph(found.graph)], [*every_graph(model.graph)], strict=True)
     for graph, source in pairs:
@@ -165,7 +166,7 @@ def contradiction(model: ModelProto) -> tuple[str, str] | None:
     and what ONNX says of it; None: they agree."""
     try:
         onnx.shape_inference.infer_shapes(standard(model), check_type=True, strict_mode=True)
-    except onnx.shape_inference.InferenceError as error:
+    except CONTRADICTIONS as error:
         text = " ".join(str(error).split())
         node = re.search(r"\(op_type:(\w+)(?:, node name: ([^)]*))?\)", text)
         place = f"{node[2] or 'a node'} ({node[1]})" if node else "the model"

@@ -425,6 +425,21 @@ PAIRS = [
         "g (bool[2,8] c, float[2,8] x) => (float[2,8] y) { y = Where(c, x, x) }",
     ),
     Pair(
+        "axis",
+        "g (float16[N,8] x, float16[8] s) => (float16[N,8] y) { y = RMSNormalization <axis = 7> (x, s) }",
+        "g (float16[N,8] x, float16[8] s) => (float16[N,8] y) { y = RMSNormalization <axis = -1> (x, s) }",
+    ),
+    Pair(
+        "attention-lengths",
+        attention(", mask").replace("16,16] v", "32,16] v"),
+        attention(", mask"),
+    ),
+    Pair(
+        "rotary-rows",
+        "g (float16[B,2,S,16] x, float16[3,S,8] c) => (float16[B,2,S,16] y) { y = RotaryEmbedding(x, c, c) }",
+        "g (float16[B,2,S,16] x, float16[B,S,8] c) => (float16[B,2,S,16] y) { y = RotaryEmbedding(x, c, c) }",
+    ),
+    Pair(
         "cast-type",
         "g (float[2,8] x) => (float8e4m3fn[2,8] y) { y = Cast <to = 17> (x) }",
         "g (float[2,8] x) => (float16[2,8] y) { y = Cast <to = 10> (x) }",
