@@ -44,7 +44,6 @@ from edgespec.errors import EnvironmentProblem, MissingDependency, OptionError, 
 
 logger = logging.getLogger(__name__)
 STEPS = 1000  # of a progress bar
-NOT_RUN = "this version builds engines of TensorRT, and does not run them yet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +196,16 @@ def stage(
         accuracy=accuracy_of(plan.schemes, plan.target.compute),
         settings=plan.settings(decomposed_attention=decomposed).to_dict(),
         fingerprint=fingerprint_of(library, version, plan.sm),
-        unproven=NOT_RUN,
+        unproven=unproven(plan),
     )
+
+
+def unproven(plan: BuildPlan) -> str | None:
+    """Why the engine of a plan cannot be run here; None where it can."""
+    device = device_here()
+    if device is None:
+        return "no CUDA device is here"
+    return None if device.sm == plan.sm else f"this is SM{device.sm} ({device.name})"
 
 
 def check_device(plan: BuildPlan) -> None:
