@@ -12,11 +12,15 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.t
 LIGHT := $(VENV)/.installed-light
 FULL := $(VENV)/.installed-full
 
-.PHONY: help setup check fix test test-fast faults kills demo bench docs
+# NVIDIA's compilers stand beside the packages, so that nothing else imports them.
+RTX := $(VENV)/tensorrt-rtx
+RTX_OLD := $(VENV)/tensorrt-rtx-1.4
+
+.PHONY: help setup check fix test test-fast test-tensorrt faults kills demo bench docs
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r verb what; do \
-		printf '  make %-10s %s\n' "$$verb" "$$what"; done
+		printf '  make %-13s %s\n' "$$verb" "$$what"; done
 
 setup: $(FULL) ## make .venv with everything for development (PYTHON=python3.12 names another Python)
 
@@ -36,6 +40,10 @@ test: $(FULL) ## all tests that a CPU can run, on every core (WORKERS=0: one aft
 
 test-fast: $(FULL) ## unit tests without the slow ones
 	$(PY) -m pytest -n $(WORKERS) tests/unit -m "not slow"
+
+test-tensorrt: $(FULL) $(RTX)/.installed $(RTX_OLD)/.installed ## build engines with NVIDIA's own compilers, TensorRT-RTX 1.7 and 1.4 (downloads them; no GPU needed)
+	PYTHONPATH=$(CURDIR)/$(RTX) $(PY) -m pytest -m tensorrt tests/tensorrt
+	PYTHONPATH=$(CURDIR)/$(RTX_OLD) $(PY) -m pytest -m tensorrt tests/tensorrt
 
 demo: $(if $(filter mtp draft_model eagle1 medusa jetspec dspark,$(METHOD)),$(FULL),$(LIGHT)) ## from a checkpoint to fast answers; METHOD=suffix, ngram, dflash, mtp, eagle1, medusa, jetspec, dspark or draft_model drafts otherwise
 	$(PY) scripts/demo.py --method $(METHOD)
@@ -60,6 +68,19 @@ $(PY):
 $(LIGHT): pyproject.toml constraints.txt | $(PY)
 	$(PIP) -e .
 	@touch $@
+
+define install-rtx
+@echo "TensorRT-RTX is NVIDIA's, under NVIDIA's own licence: docs.nvidia.com/deeplearning/tensorrt-rtx. Downloading it to $(@D) accepts it."
+rm -rf $(@D)
+$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --target $(@D) -r $<
+@touch $@
+endef
+
+$(RTX)/.installed: requirements-tensorrt-rtx.txt | $(PY)
+	$(install-rtx)
+
+$(RTX_OLD)/.installed: requirements-tensorrt-rtx-1.4.txt | $(PY)
+	$(install-rtx)
 
 # torch goes first and alone, so that the wheel already chosen (a CPU build, say) is the one that the rest agrees with.
 $(FULL): pyproject.toml constraints.txt | $(PY)

@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 
 from edgespec import bundle
 from edgespec.backends.rewriting import replace_output
+from edgespec.backends.tensorrt.linter import lint
 from edgespec.backends.tensorrt.lowering import indexing, loops, lower, recurrence
+from edgespec.backends.tensorrt.parser_version import LINES, ParserVersion
 from edgespec.backends.tensorrt.target import Compute, Dialect, Target
 from edgespec.component import ComponentConfig
 from edgespec.contract import (
@@ -284,6 +286,21 @@ def test_no_operator_is_left_that_the_parser_refuses(case: Case, dialect: Dialec
     lower(model, canonical_contract(case.shape), target(MAX_ROWS, dialect))
     after = {node.op_type for node in model.graph.all_nodes()}
     assert not after & {"EyeLike", "Compress", "Loop", "If"}
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+def test_no_release_of_tensorrt_has_a_rule_against_a_hybrid(
+    case: Case, compute: Compute, dialect: Dialect
+) -> None:
+    model = case.model()
+    canonical = ir.to_proto(model)
+    lower(model, canonical_contract(case.shape), target(MAX_ROWS, dialect, compute))
+    lowered = ir.to_proto(model)
+    for version in (v for v in map(ParserVersion, LINES) if v.dialect is dialect):
+        errors = [f for f in lint(lowered, version).findings if f.level == "error"]
+        assert errors == [], version
+        assert lint(canonical, version).findings  # or it would not look
 
 
 # ---- what would go wrong

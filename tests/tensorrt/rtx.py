@@ -58,8 +58,8 @@ def builder() -> Any:
     return bindings().Builder(logger())
 
 
-def ask(model: bytes | Path, *, build: bool) -> Answer:
-    """Parse a model, and build it for SM120 where `build` says so."""
+def ask(model: bytes | Path, *, build: bool, sm: int = 120) -> Answer:
+    """Parse a model, and build it for a compute capability where `build` says so."""
     trt, log = bindings(), logger()
     log.lines.clear()
     typed = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
@@ -68,13 +68,13 @@ def ask(model: bytes | Path, *, build: bool) -> Answer:
     taken = parser.parse(model) if isinstance(model, bytes) else parser.parse_from_file(str(model))
     if not taken:
         return Answer("parse", [parser.get_error(i).desc() for i in range(parser.num_errors)])
-    if build and builder().build_serialized_network(network, config(network)) is None:
+    if build and builder().build_serialized_network(network, config(network, sm)) is None:
         return Answer("build", list(log.lines))
     return Answer()
 
 
-def config(network: Any) -> Any:
-    """A config with one profile, for SM120."""
+def config(network: Any, sm: int) -> Any:
+    """A config with one profile, for a compute capability."""
     trt = bindings()
     made, profile = builder().create_builder_config(), builder().create_optimization_profile()
     for i in range(network.num_inputs):
@@ -85,5 +85,16 @@ def config(network: Any) -> Any:
             profile.set_shape(tensor.name, *sizes)
     made.add_optimization_profile(profile)
     made.num_compute_capabilities = 1
-    made.set_compute_capability(trt.ComputeCapability.SM120, 0)
+    made.set_compute_capability(getattr(trt.ComputeCapability, f"SM{sm}"), 0)
     return made
+
+
+def builds() -> bool:
+    """Whether the installed release compiles without a GPU whatever the graph has."""
+    return version().line >= (11, 0)
+
+
+def needs_builds() -> None:
+    """Skip the test where it does not."""
+    if not builds():
+        pytest.skip(f"{version().title} does not compile without a driver")

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+from weakref import WeakValueDictionary
 
 from edgespec.backends.base import (
     Backend,
@@ -34,13 +35,16 @@ from edgespec.backends.tensorrt.versions import RTX, TENSORRT, Library
 from edgespec.contract import GraphContract, Limits, canonical_contract
 from edgespec.errors import EnvironmentProblem
 
-NOT_RUN = "This version of edgespec builds engines of TensorRT and does not run them yet."
+if TYPE_CHECKING:
+    from edgespec.backends.tensorrt.workspace import Workspace
 
 
 class TensorRTBackend(Backend):
     """Engines of TensorRT, which builds them on their own device."""
 
     library: ClassVar[Library] = TENSORRT
+    # Of engines that are open, by their directory
+    workspaces: ClassVar[WeakValueDictionary[Path, Workspace]] = WeakValueDictionary()
     name, title = TENSORRT.backend, TENSORRT.title
     options = options_of(TENSORRT)
     suffixes = (".engine",)
@@ -114,12 +118,40 @@ class TensorRTBackend(Backend):
         return (f"on the device run {emit.SCRIPT} in it, which is:", script.rstrip())
 
     def open_staged(self, staged: Staged, capacity: int, lanes: int) -> Runner:
-        """EnvironmentProblem: there is no runner yet."""
-        raise EnvironmentProblem(NOT_RUN, "Run engines of the backend ort.")
+        """A runner of a staged engine. MissingDependency without the library or a Python package
+        of CUDA."""
+        canonical = canonical_contract(staged.contract.shape)
+        settings = EngineSettings.read(staged.settings, canonical, "the staged engine")
+        return self.opened(staged.engine, settings, capacity, lanes, canonical)
 
     def open(self, engine_dir: Path, config: EngineConfig) -> Runner:
-        """EnvironmentProblem: there is no runner yet."""
-        raise EnvironmentProblem(NOT_RUN, "Build the engines again with --backend ort.")
+        """A runner of a finished engine. MissingDependency without the library or a Python package
+        of CUDA, EnvironmentProblem where memory does not do."""
+        component, limits = config.component, config.limits
+        canonical = canonical_contract(component.graph)
+        settings = EngineSettings.read(config.settings, canonical, component.model)
+        path = self.engine_path(engine_dir, component.graph.role)
+        slots, lanes = limits.max_kv_cache_capacity, limits.max_batch_size
+        return self.opened(path, settings, slots, lanes, canonical)
+
+    def opened(
+        self,
+        path: Path,
+        settings: EngineSettings,
+        capacity: int,
+        lanes: int,
+        canonical: GraphContract,
+    ) -> Runner:
+        """A runner of an engine file; those of one directory share their device's memory."""
+        from edgespec.backends.tensorrt import bindings, runner
+        from edgespec.backends.tensorrt.device.opening import open_device
+        from edgespec.backends.tensorrt.workspace import Workspace
+
+        found, contract = bindings.load(self.library), lowered_contract(canonical, settings.target)
+        workspace = self.workspaces.get(path.parent)
+        if workspace is None or not workspace.users:
+            workspace = self.workspaces[path.parent] = Workspace(open_device())
+        return runner.open_runner(found, path, contract, settings, workspace, capacity, lanes)
 
     def fingerprint(self) -> dict[str, Any]:
         """Version, compute capability and system of this machine. MissingDependency without the

@@ -72,8 +72,10 @@ class BuildProgress:
             stack = self.open.get(name, [])
             if stack:
                 phase, place = stack.pop()
-                place.pop(name, None)
-                phase.done = phase.steps
+                phase.done = max(1, phase.steps)
+                if place is not self.roots:  # the whole stays, and is done
+                    place.pop(name, None)
+        self.tell(name)
 
     def tell(self, name: str) -> None:
         """Call the listener where the share has grown by a thousandth."""

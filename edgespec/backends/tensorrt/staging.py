@@ -44,7 +44,6 @@ from edgespec.errors import EnvironmentProblem, MissingDependency, OptionError, 
 
 logger = logging.getLogger(__name__)
 STEPS = 1000  # of a progress bar
-NOT_RUN = "this version builds engines of TensorRT, and does not run them yet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +196,16 @@ def stage(
         accuracy=accuracy_of(plan.schemes, plan.target.compute),
         settings=plan.settings(decomposed_attention=decomposed).to_dict(),
         fingerprint=fingerprint_of(library, version, plan.sm),
-        unproven=NOT_RUN,
+        unproven=unproven(plan),
     )
+
+
+def unproven(plan: BuildPlan) -> str | None:
+    """Why the engine of a plan cannot be run here; None where it can."""
+    device = device_here()
+    if device is None:
+        return "no CUDA device is here"
+    return None if device.sm == plan.sm else f"this is SM{device.sm} ({device.name})"
 
 
 def check_device(plan: BuildPlan) -> None:
@@ -221,7 +228,7 @@ def environment_of(plan: BuildPlan) -> dict[str, str]:
 
 def job_of(plan: BuildPlan, options: TensorRTOptions, graph: Path, engine: Path) -> BuildJob:
     """The job of the build's process."""
-    device = device_here()
+    device, capabilities = device_here(), plan.capabilities
     times = None
     if plan.capabilities.timing_cache and options.keep_times and device is not None:
         found = options.timing_cache or timing_cache.cache_path(plan.library, plan.version, device)
@@ -236,8 +243,9 @@ def job_of(plan: BuildPlan, options: TensorRTOptions, graph: Path, engine: Path)
         workspace_bytes=options.workspace_bytes,
         optimization_level=options.optimization_level,
         timing_cache=times,
-        # No version has a fused kernel for attention in float32 with a mask
-        decompose_attention=plan.target.compute == "float32",
+        # No version has a fused kernel for attention in float32 with a mask. Where the parser knows
+        # no Attention, the bindings have no name for it
+        decompose_attention=plan.target.compute == "float32" and bool(capabilities.operators),
     )
 
 

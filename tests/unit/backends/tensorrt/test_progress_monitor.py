@@ -50,6 +50,10 @@ def test_a_phase_that_comes_again_takes_nothing_back() -> None:
     assert found[-1] == 0.5
 
 
+def test_a_build_that_does_fewer_steps_than_it_said_is_done_all_the_same() -> None:
+    assert shares_of([("start", "build", "", "6"), ("finish", "build")]) == [0.0, 1.0]
+
+
 def test_phases_of_an_unknown_parent_or_with_no_steps_do_no_harm() -> None:
     calls = [
         ("step", "nobody", "3"),

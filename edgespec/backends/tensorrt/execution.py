@@ -1,0 +1,211 @@
+"""An engine file that is open: its runtime, a context for each profile, and what is bound there.
+
+Knows TensorRT's runtime API; every answer of it is looked at, as most of its calls report failure
+by what they return. Knows addresses and shapes; knows no cache.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgespec.backends.tensorrt.bindings import Bindings
+from edgespec.backends.tensorrt.logger import Errors, cleaned, lines_to, recorder_of
+from edgespec.backends.tensorrt.process import NO_MEMORY
+from edgespec.backends.tensorrt.profiles import Profile
+from edgespec.backends.tensorrt.workspace import Workspace
+from edgespec.contract import GraphContract, TensorSpec
+from edgespec.errors import BundleError, EnvironmentProblem, InternalError
+
+TYPES = {
+    "float32": "FLOAT",
+    "float16": "HALF",
+    "bfloat16": "BF16",
+    "int64": "INT64",
+    "bool": "BOOL",
+}
+BUILD_AGAIN = "Build the engine again with this version of edgespec."
+LESS_MEMORY = "Close other programs, or build with a smaller --max-kv-cache-capacity."
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A tensor of a call: where it is, and its shape where that varies."""
+
+    name: str
+    address: int
+    shape: tuple[int, ...] | None = None
+
+
+class OpenEngine:
+    """A deserialized engine with one context for each of its profiles: to change the profile of a
+    context waits for the device, and unbinds all."""
+
+    def __init__(
+        self,
+        bindings: Bindings,
+        path: Path,
+        contract: GraphContract,
+        profiles: Sequence[Profile],
+        workspace: Workspace,
+    ) -> None:
+        self.path, self.trt, self.workspace = path, bindings.trt, workspace
+        self.errors = Errors()
+        with lines_to(self.trt, self.errors.log) as logger:
+            self.logger = logger
+            self.recorder = recorder_of(self.trt, self.errors)
+            # The library keeps bare pointers, and uses them even as its own objects end
+            logger.kept.append(self.recorder)
+            self.runtime = self.required(self.trt.Runtime(logger), "the runtime cannot be made")
+            self.runtime.error_recorder = self.recorder
+            self.engine = self.deserialized(path)
+            check_signature(self.trt, self.engine, contract, profiles, path)
+            workspace.reserve(max(1, int(self.engine.device_memory_size_v2)))
+            self.contexts = [Context(self, index, contract) for index in range(len(profiles))]
+        workspace.synchronize()
+
+    def deserialized(self, path: Path) -> Any:
+        """The engine of a file. BundleError where it is damaged, EnvironmentProblem where memory
+        does not do."""
+        with path.open("rb") as file:
+            try:
+                data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            except ValueError as error:  # of an empty file
+                raise BundleError(f"{path} is empty", BUILD_AGAIN) from error
+            with data:
+                engine = self.runtime.deserialize_cuda_engine(data)
+        if engine is None:
+            said = self.said()
+            if out_of_memory(said):
+                raise EnvironmentProblem(f"not enough memory to load {path}{said}", LESS_MEMORY)
+            raise BundleError(f"TensorRT cannot load {path}{said}", BUILD_AGAIN)
+        return engine
+
+    def required(self, value: Any, what: str) -> Any:
+        """The value itself; EnvironmentProblem where the library gave none."""
+        if value is None:
+            said = self.said()
+            remedy = LESS_MEMORY if out_of_memory(said) else "Check driver and library."
+            raise EnvironmentProblem(f"{self.path}: {what}{said}", remedy)
+        return value
+
+    def said(self) -> str:
+        """The errors of the library since it was asked last, as the end of a sentence."""
+        lines = cleaned(self.errors.lines, without_device=False)
+        self.errors.lines.clear()
+        return "".join(f"\n  {line}" for line in lines)
+
+    def alias_of(self, output: str) -> str | None:
+        """The input whose memory an output is, as the engine reports it; None: it has its own.
+        Versions without this report write no input in place."""
+        ask = getattr(self.engine, "get_aliased_input_tensor", None)
+        return (ask(output) or None) if ask is not None else None
+
+    def close(self) -> None:
+        """Drop contexts, engine and runtime, in this order."""
+        self.contexts.clear()
+        self.engine = self.runtime = None
+
+
+class Context:
+    """A context of one profile, and what is bound in it."""
+
+    def __init__(self, engine: OpenEngine, profile: int, contract: GraphContract) -> None:
+        self.engine, self.workspace, trt = engine, engine.workspace, engine.trt
+        self.varying = frozenset(
+            spec.name for spec in contract.inputs if any(isinstance(d, str) for d in spec.shape)
+        )
+        strategy = trt.ExecutionContextAllocationStrategy.USER_MANAGED
+        made = engine.engine.create_execution_context(strategy)
+        self.context = engine.required(made, "no execution context can be made")
+        if not self.context.set_optimization_profile_async(profile, self.workspace.stream):
+            raise InternalError(f"{engine.path}: no profile {profile}{engine.said()}")
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.addresses: dict[str, int] = {}
+        self.scratch = -1  # the version of the scratch memory that it was told
+
+    def bind(self, tensors: Iterable[Bound]) -> None:
+        """Let the next run use these tensors; what is bound so already is left alone."""
+        with lines_to(self.engine.trt, self.engine.errors.log):
+            if self.scratch != self.workspace.version:
+                self.context.set_device_memory(self.workspace.scratch, self.workspace.scratch_size)
+                self.scratch = self.workspace.version
+            for tensor in tensors:
+                name, shape = tensor.name, tensor.shape
+                if shape is not None and self.shapes.get(name) != shape:
+                    self.require(self.context.set_input_shape(name, shape), f"{name} as {shape}")
+                    self.shapes[name] = shape
+                if self.addresses.get(name) != tensor.address:
+                    taken = self.context.set_tensor_address(name, tensor.address)
+                    self.require(taken, f"the address of {name}")
+                    self.addresses[name] = tensor.address
+
+    def require(self, taken: bool, what: str) -> None:
+        """InternalError where the library refuses what it is given."""
+        if not taken:
+            # What stands there is not known any more
+            self.shapes.clear()
+            self.addresses.clear()
+            engine = self.engine
+            raise InternalError(f"{engine.path}: TensorRT refuses {what}{engine.said()}")
+
+    def enqueue(self) -> None:
+        """Put a run of what is bound on the stream. EnvironmentProblem where the library cannot."""
+        with lines_to(self.engine.trt, self.engine.errors.log):
+            done = self.context.execute_async_v3(self.workspace.stream)
+        if not done:
+            said = self.engine.said()
+            what = f"TensorRT failed in a call of {self.engine.path}{said}"
+            raise EnvironmentProblem(what, LESS_MEMORY if out_of_memory(said) else "Report this.")
+
+
+def out_of_memory(said: str) -> bool:
+    """Whether the library's words are those of memory that does not do."""
+    return any(words in said.lower() for words in NO_MEMORY)
+
+
+def check_signature(
+    trt: Any, engine: Any, contract: GraphContract, profiles: Sequence[Profile], path: Path
+) -> None:
+    """BundleError where an engine's tensors or profiles are not those that its config.json says."""
+    specs = {spec.name: spec for spec in (*contract.inputs, *contract.outputs)}
+    inputs = {spec.name for spec in contract.inputs}
+    names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
+    if set(names) != set(specs):
+        differing = ", ".join(sorted(set(names) ^ set(specs)))
+        what = f"{path}: inputs and outputs that differ from the contract: {differing}"
+        raise BundleError(what, BUILD_AGAIN)
+    for name in names:
+        spec, found = specs[name], described(engine, name)
+        mode = trt.TensorIOMode.INPUT if name in inputs else trt.TensorIOMode.OUTPUT
+        same = engine.get_tensor_mode(name) == mode and found[0] == TYPES[spec.dtype]
+        if not (same and fits(found[1], spec)):
+            is_ = f"{name!r} is {found[0]} {list(found[1])}"
+            should = f"{spec.dtype} {list(spec.shape)}"
+            what = f"{path}: tensors that differ from config.json: {is_}, not {should}"
+            raise BundleError(what, BUILD_AGAIN)
+    if engine.num_optimization_profiles != len(profiles):
+        found_count = engine.num_optimization_profiles
+        what = f"{path}: {found_count} profiles, and {len(profiles)} in config.json"
+        raise BundleError(what, BUILD_AGAIN)
+    for index, profile in enumerate(profiles):
+        for name, ranges in profile.shapes.items():
+            has = tuple(tuple(dims) for dims in engine.get_tensor_profile_shape(name, index))
+            if has != tuple(ranges):
+                what = f"{path}: the profile {profile.name} has other shapes of {name}"
+                raise BundleError(f"{what} than config.json", BUILD_AGAIN)
+
+
+def described(engine: Any, name: str) -> tuple[str, tuple[int, ...]]:
+    """Type and shape of a tensor."""
+    return engine.get_tensor_dtype(name).name, tuple(engine.get_tensor_shape(name))
+
+
+def fits(found: tuple[int, ...], spec: TensorSpec) -> bool:
+    """Whether a shape is that of the contract; -1 stands for any size."""
+    return len(found) == len(spec.shape) and all(
+        not isinstance(b, int) or a in (-1, b) for a, b in zip(found, spec.shape, strict=True)
+    )

@@ -1,0 +1,245 @@
+"""What recurrent layers remember of each lane on a device: states that an engine reads in one place
+and writes in another, and the rows that were committed and are not taken in yet.
+
+Knows lanes, addresses and kernels. Knows no engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.backends.tensorrt.caches import Memory, Rows, RowSize, move_rows
+from edgespec.backends.tensorrt.execution import Bound
+from edgespec.backends.tensorrt.workspace import Workspace, aligned, put_table
+from edgespec.contract import ITEM_BYTES, RecurrentShape, conv_names, delta_names, state_names
+
+Ids = NDArray[np.int64]
+ITEM = ITEM_BYTES["float32"]  # states stay in float32, whatever the engine computes in
+
+
+class Tensors:
+    """Zero-filled memory [layers, lanes, rows, row_bytes], and a table of its layers."""
+
+    def __init__(
+        self, workspace: Workspace, layers: int, lanes: int, rows: int, row_bytes: int
+    ) -> None:
+        self.workspace, self.layers = workspace, layers
+        self.row_bytes, self.lane_bytes = row_bytes, rows * row_bytes
+        self.layer_bytes = aligned(lanes * self.lane_bytes)
+        total = layers * self.layer_bytes
+        self.memory = workspace.alloc(total)
+        workspace.device.zero(self.memory, total, workspace.stream)
+        self.table = put_table(workspace, [self.address(layer, 0) for layer in range(layers)])
+
+    def address(self, layer: int, lane: int) -> int:
+        """Where a lane begins in a layer."""
+        return self.memory + layer * self.layer_bytes + lane * self.lane_bytes
+
+    def rows(self, lane: int) -> Rows:
+        """The rows of a lane in all layers."""
+        return Rows(self.table, 0, lane * self.lane_bytes)
+
+    def zero(self, lane: int) -> None:
+        """Make a lane zeros."""
+        for layer in range(self.layers):
+            at = self.address(layer, lane)
+            self.workspace.device.zero(at, self.lane_bytes, self.workspace.stream)
+
+    def free(self) -> None:
+        """Give the memory back."""
+        self.workspace.free(self.table)
+        self.workspace.free(self.memory)
+
+
+@dataclass(frozen=True, slots=True)
+class SavedState:
+    """A copy of what a lane's recurrent layers hold: of each layer the rows before the convolution,
+    the state, and `pending` rows, one behind the other."""
+
+    memory: Memory
+    pending: int
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all three."""
+        return self.memory.size
+
+
+class RecurrentCache:
+    """Of `lanes` sequences and calls of at most `rows` rows; `lengths` counts the rows that a lane
+    has committed, the pending ones included.
+
+    `side` says for each lane in which of two places its state stands: a call reads there, and
+    writes the other one.
+    """
+
+    def __init__(self, workspace: Workspace, shape: RecurrentShape, lanes: int, rows: int) -> None:
+        self.workspace, self.shape = workspace, shape
+        self.layers, self.lanes, self.most = len(shape.layers), lanes, rows
+        self.conv_bytes, self.row_bytes = shape.conv_width * ITEM, shape.row_width * ITEM
+        self.kept = shape.conv_kernel - 1
+        state_bytes = int(np.prod(shape.state_dims)) * ITEM
+        sizes = {
+            "state": (2 * lanes, 1, state_bytes),  # lanes of one side, then those of the other
+            "conv": (lanes, self.kept, self.conv_bytes),
+            "pending": (lanes, rows, self.row_bytes),
+            "taken": (lanes, rows, self.row_bytes),
+            "conv_rows": (lanes, rows, self.conv_bytes),
+            "delta_rows": (lanes, rows, self.row_bytes),
+        }
+        self.tensors = {
+            name: Tensors(workspace, self.layers, *dims) for name, dims in sizes.items()
+        }
+        self.pending, self.lengths, self.side = [0] * lanes, [0] * lanes, [0] * lanes
+        self.first_lane, self.rows = 0, 0  # of the last call
+
+    def prepare(self, first_lane: int, starts: list[int], rows: int) -> int:
+        """Make lanes ready for a call of `rows` rows from `starts` on, one start a lane; a lane
+        that starts at 0 begins anew. The number P of committed rows that the call takes in."""
+        lanes = range(first_lane, first_lane + len(starts))
+        for lane, start in zip(lanes, starts, strict=True):
+            if start == 0:
+                self.free(lane)
+            assert self.lengths[lane] == start
+            self.turn(lane, self.side[first_lane])
+        self.first_lane, self.rows = first_lane, rows
+        longest = max(1, *(self.pending[lane] for lane in lanes))
+        target = self.tensors["taken" if len(lanes) > 1 else "pending"]
+        for place, lane in enumerate(lanes):
+            count = self.pending[lane]
+            if len(lanes) == 1:
+                origins = np.full(longest - count, -1)  # rows of zeros change nothing
+                into, places = self.tensors["pending"].rows(lane), np.arange(count, longest)
+            else:
+                origins = np.where(np.arange(longest) < count, np.arange(longest), -1)
+                offset = place * longest * self.row_bytes
+                into, places = target.rows(0).at(offset), np.arange(longest)
+            self.move("pending", lane, into, origins, places)
+        return longest
+
+    def move(self, name: str, lane: int, into: Rows, origins: Ids, places: Ids) -> None:
+        """Move rows of a lane in all layers."""
+        source = self.tensors[name]
+        size = RowSize(self.layers, 1, source.row_bytes)
+        move_rows(self.workspace, size, source.rows(lane), into, origins, places)
+
+    def turn(self, lane: int, side: int) -> None:
+        """Let a lane's state stand on a side: lanes of one call are read and written together."""
+        if self.side[lane] == side:
+            return
+        state = self.tensors["state"]
+        size = RowSize(self.layers, 1, state.row_bytes)
+        source = state.rows(self.side[lane] * self.lanes + lane)
+        into = state.rows(side * self.lanes + lane)
+        move_rows(self.workspace, size, source, into, np.zeros(1, int), np.zeros(1, int))
+        self.side[lane] = side
+
+    def bound(self, batch: int, taken: int) -> list[Bound]:
+        """What a call of `batch` lanes binds after `prepare`, which gave `taken`."""
+        first, side = self.first_lane, self.side[self.first_lane]
+        state, shape = self.tensors["state"], self.shape
+        pending = self.tensors["taken" if batch > 1 else "pending"]
+        out = []
+        for index, layer in enumerate(shape.layers):
+            conv, conv_rows = conv_names(layer)
+            before, after = state_names(layer)
+            committed, delta = delta_names(layer)
+            here, there = side * self.lanes + first, (1 - side) * self.lanes + first
+            out += [
+                Bound(
+                    conv,
+                    self.tensors["conv"].address(index, first),
+                    (batch, self.kept, shape.conv_width),
+                ),
+                Bound(before, state.address(index, here), (batch, *shape.state_dims)),
+                Bound(
+                    committed,
+                    pending.address(index, 0 if batch > 1 else first),
+                    (batch, taken, shape.row_width),
+                ),
+                Bound(conv_rows, self.tensors["conv_rows"].address(index, 0)),
+                Bound(after, state.address(index, there)),
+                Bound(delta, self.tensors["delta_rows"].address(index, 0)),
+            ]
+        return out
+
+    def after_call(self, batch: int) -> None:
+        """The states of the call's lanes now hold their pending rows, on the other side."""
+        for lane in range(self.first_lane, self.first_lane + batch):
+            self.pending[lane], self.side[lane] = 0, 1 - self.side[lane]
+
+    def keep(self, lane: int, path: Ids) -> None:
+        """Commit rows of the last call, one path of them in its order."""
+        place = lane - self.first_lane
+        last = path[max(0, len(path) - self.kept) :]
+        stay = np.arange(len(last), self.kept)
+        conv = self.tensors["conv"].rows(lane)
+        self.move("conv", lane, conv, stay, stay - len(last))
+        size = RowSize(self.layers, 1, self.conv_bytes)
+        made = Rows(self.tensors["conv_rows"].table, 0, place * self.rows * self.conv_bytes)
+        behind = np.arange(self.kept - len(last), self.kept)
+        move_rows(self.workspace, size, made, conv, last, behind)
+        size = RowSize(self.layers, 1, self.row_bytes)
+        made = Rows(self.tensors["delta_rows"].table, 0, place * self.rows * self.row_bytes)
+        pending = self.tensors["pending"].rows(lane)
+        move_rows(self.workspace, size, made, pending, path, np.arange(len(path)))
+        self.pending[lane] = len(path)
+        self.lengths[lane] += len(path)
+
+    # ---- copies
+
+    def parts(self, lane: int, pending: int) -> list[tuple[int, int]]:
+        """Address and bytes of all that a lane holds with so many pending rows, layer by layer."""
+        state = self.tensors["state"]
+        here = self.side[lane] * self.lanes + lane
+        conv, rows = self.tensors["conv"], self.tensors["pending"]
+        return [
+            part
+            for layer in range(self.layers)
+            for part in (
+                (conv.address(layer, lane), conv.lane_bytes),
+                (state.address(layer, here), state.lane_bytes),
+                (rows.address(layer, lane), pending * self.row_bytes),
+            )
+            if part[1]
+        ]
+
+    def read(self, lane: int) -> SavedState:
+        """A copy of what a lane holds."""
+        parts = self.parts(lane, self.pending[lane])
+        memory = Memory(self.workspace, sum(size for _, size in parts))
+        at = memory.address
+        for address, size in parts:
+            self.workspace.device.copy(at, address, size, self.workspace.stream)
+            at += size
+        return SavedState(memory, self.pending[lane])
+
+    def write(self, lane: int, saved: SavedState, length: int) -> None:
+        """Let a lane hold a copy that `read` made, `length` rows long."""
+        at = saved.memory.address
+        for address, size in self.parts(lane, saved.pending):
+            self.workspace.device.copy(address, at, size, self.workspace.stream)
+            at += size
+        self.pending[lane], self.lengths[lane] = saved.pending, length
+
+    def copy_lane(self, source: int, target: int) -> None:
+        """Let one lane hold what another holds."""
+        pending = self.pending[source]
+        sources, targets = self.parts(source, pending), self.parts(target, pending)
+        for (origin, size), (place, _) in zip(sources, targets, strict=True):
+            self.workspace.device.copy(place, origin, size, self.workspace.stream)
+        self.pending[target], self.lengths[target] = pending, self.lengths[source]
+
+    def free(self, lane: int) -> None:
+        """Zero a lane's state and drop its pending rows."""
+        self.tensors["conv"].zero(lane)
+        self.tensors["state"].zero(self.side[lane] * self.lanes + lane)
+        self.pending[lane] = self.lengths[lane] = 0
+
+    def close(self) -> None:
+        """Give the memory back."""
+        for tensors in self.tensors.values():
+            tensors.free()

@@ -1,0 +1,596 @@
+"""Runs an engine of TensorRT: inputs go to the device in one copy, keys and values stay there.
+
+Knows calls, sizes and what is bound where. `execution` knows the library, `caches` and `recurrent`
+what lanes hold. Knows nothing of tokens or trees.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.backends.base import Call, Floats, LaneRows, Result, Table
+from edgespec.backends.tensorrt.bindings import Bindings
+from edgespec.backends.tensorrt.caches import DeviceRows, KvCache, Rows
+from edgespec.backends.tensorrt.device.base import DeviceMemoryFull
+from edgespec.backends.tensorrt.execution import Bound, Context, OpenEngine
+from edgespec.backends.tensorrt.kernels import MASK_THREADS
+from edgespec.backends.tensorrt.profiles import Profile
+from edgespec.backends.tensorrt.recurrent import RecurrentCache
+from edgespec.backends.tensorrt.settings import EngineSettings
+from edgespec.backends.tensorrt.target import Dialect
+from edgespec.backends.tensorrt.visibility import Visibility
+from edgespec.backends.tensorrt.workspace import Buffer, Pinned, Workspace, aligned, put_table
+from edgespec.contract import (
+    ITEM_BYTES,
+    GraphContract,
+    TensorSpec,
+    past_names,
+    present_names,
+)
+from edgespec.errors import EnvironmentProblem, LimitError
+
+MAX_PLANS = 64  # shapes of calls that are remembered, with their graphs
+MASKS = ("attention_mask", "sliding_attention_mask")
+HIDDEN = ("base_hidden", "draft_hidden")
+DTYPES: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "int64": np.dtype(np.int64),
+    "bool": np.dtype(np.bool_),
+}
+Sizes = Mapping[str, int]  # by symbol
+
+
+@dataclass
+class Plan:
+    """A call of one size: its context, where its inputs stand in the block that is copied, and
+    what is bound. `uses` counts the calls; `graph` is what they come to, once captured."""
+
+    context: Context
+    arrays: dict[str, NDArray[Any]]  # of the pinned block, by input or part of a mask
+    upload_bytes: int
+    masks: list[dict[str, int]]  # the structures of the kernel that makes them
+    bound: list[Bound]
+    downloads: list[tuple[int, int, int]]  # host, device, bytes
+    outputs: dict[str, NDArray[Any]]
+    uses: int = 0
+    graph: int | None = None
+    can_capture: bool = True
+
+
+class TensorRTRunner:
+    """An open engine with its caches on a device. `capacity` is less than the slots of a lane:
+    those behind are for rows that only fill up."""
+
+    def __init__(
+        self,
+        engine: OpenEngine,
+        contract: GraphContract,
+        settings: EngineSettings,
+        workspace: Workspace,
+        capacity: int,
+        lanes: int,
+    ) -> None:
+        self.engine, self.contract, self.settings = engine, contract, settings
+        self.workspace, self.capacity, self.lanes = workspace, capacity, lanes
+        self.table: Table | None = None
+        self.ranges = [ranges_of(contract, profile) for profile in settings.profiles]
+        self.plans: OrderedDict[tuple[object, ...], Plan] = OrderedDict()
+        self.inputs, self.zeros, self.masks = (Buffer(workspace) for _ in range(3))
+        self.upload, self.download = Pinned(workspace), Pinned(workspace)
+        self.outputs: dict[str, Buffer] = {}
+        self.in_place = check_aliases(engine, contract, settings.dialect)
+        self.closed = False
+        shape = contract.shape
+        attention = 0 if shape.heads else len(shape.attention_layers)
+        row_bytes = shape.head_dim * ITEM_BYTES[settings.compute]
+        self.cache = None
+        if attention:
+            dims = (2 * attention, lanes, shape.num_kv_heads, settings.capacity, row_bytes)
+            try:
+                self.cache = KvCache(workspace, *dims)
+            except DeviceMemoryFull as error:
+                raise cache_too_large(int(np.prod(dims)), capacity, lanes) from error
+        self.recurrent = (
+            RecurrentCache(workspace, shape.recurrent, lanes, settings.max_rows)
+            if shape.recurrent
+            else None
+        )
+        self.new_rows = 0  # the table of this call's rows, where the cache is not written in place
+        self.allocate(lanes)
+        workspace.synchronize()
+
+    # ---- memory
+
+    def allocate(self, lanes: int) -> None:
+        """Memory for the outputs of the largest call, and for an input that a call leaves out."""
+        most = {
+            symbol: max(ranges.get(symbol, (0, 0))[1] for ranges in self.ranges)
+            for symbol in ("B", "S", "G", "L", "P")
+        }
+        most["B"] = lanes
+        most["R"] = most["S"] + most["L"]
+        for spec in self.contract.outputs:
+            if spec.name in self.in_place or is_memory(spec.name):
+                continue
+            self.outputs[spec.name] = Buffer(self.workspace)
+            self.outputs[spec.name].fit(spec.num_bytes(**most))
+        for spec in self.contract.inputs:
+            if spec.name in HIDDEN and self.contract.shape.reads_hidden_states:
+                self.zeros.fit(spec.num_bytes(**most))
+        names = [n for i in self.contract.shape.attention_layers for n in present_names(i)]
+        if self.cache is not None and not self.in_place:
+            addresses = [self.outputs[name].address for name in names]
+            self.new_rows = put_table(self.workspace, addresses)
+
+    # ---- a call
+
+    def run(self, call: Call) -> Result:
+        """Run one call; its KV rows are in the cache afterwards. EnvironmentProblem where the
+        device or the library fails, LimitError where no profile has its sizes."""
+        with self.workspace.working():
+            seen = {name: Visibility.of(mask) for name, mask in masks_of(call, self.contract)}
+            starts: list[int] = call.write_indices.tolist()
+            self.check(call, starts)
+            taken = 0
+            if self.recurrent is not None:
+                taken = self.recurrent.prepare(call.first_lane, starts, rows_of(call))
+            plan = self.plan_of(call, seen, taken)
+            self.fill(plan, call, seen)
+            self.execute(plan)
+            if self.cache is not None and not self.in_place:
+                self.append_rows(call, starts)
+            if self.recurrent is not None:
+                self.recurrent.after_call(len(starts))
+            self.workspace.synchronize()
+            if plan.uses > 1 and plan.graph is None and plan.can_capture:
+                self.capture(plan)
+            return self.result(plan)
+
+    def check(self, call: Call, starts: Sequence[int]) -> None:
+        """Assert that all rows have a slot: our own mistake otherwise."""
+        assert not self.closed
+        assert 0 <= call.first_lane <= call.first_lane + len(starts) <= self.lanes
+        if self.cache is not None:
+            assert 0 <= min(starts) <= max(starts) + call.written <= self.cache.slots
+
+    def plan_of(self, call: Call, seen: Mapping[str, Visibility], taken: int) -> Plan:
+        """The plan of a call of this size, made where there is none yet."""
+        sizes = sizes_of(call, taken)
+        widths = tuple(part.visible.shape[2] for part in seen.values())
+        side = 0 if self.recurrent is None else self.recurrent.side[call.first_lane]
+        given = call.base_hidden is not None
+        key = (*sizes.items(), *widths, given, call.first_lane, side)
+        plan = self.plans.get(key)
+        if plan is None:
+            index = self.profile_of(sizes)
+            shapes = {spec.name: shape_of(spec, sizes) for spec in self.contract.inputs}
+            self.fit_blocks(call, seen, shapes, sizes)
+            plan = self.plans[key] = self.made(index, call, seen, shapes, sizes, taken)
+            if len(self.plans) > MAX_PLANS:
+                self.drop(self.plans.popitem(last=False)[1])
+        self.plans.move_to_end(key)
+        return plan
+
+    def profile_of(self, sizes: Sizes) -> int:
+        """The profile that a call runs in, generation before prefill. LimitError where none has its
+        sizes."""
+        for index in reversed(range(len(self.ranges))):
+            ranges = self.ranges[index]
+            if all(least <= sizes[s] <= most for s, (least, most) in ranges.items()):
+                return index
+        has = ", ".join(f"{symbol}={size}" for symbol, size in sizes.items() if size)
+        what = f"{self.engine.path} was not built for a call of {has}"
+        raise LimitError(what, "Build it with a larger --max-input-len or tree size.")
+
+    def parts(
+        self, call: Call, seen: Mapping[str, Visibility], shapes: Mapping[str, tuple[int, ...]]
+    ) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+        """Shape and type of all that is copied to the device for a call, by name, in order."""
+        parts: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+        for spec in self.contract.inputs:
+            if spec.name in seen:
+                of = seen[spec.name]
+                for name, array in mask_parts(spec.name, of):
+                    parts[name] = (array.shape, array.dtype)
+            elif not is_memory(spec.name) and not self.is_unused(spec.name, call):
+                parts[spec.name] = (shapes[spec.name], DTYPES[spec.dtype])
+        return parts
+
+    def is_unused(self, name: str, call: Call) -> bool:
+        """Whether an input is the hidden states that this call does not go on with."""
+        reads = self.contract.shape.reads_hidden_states
+        return reads and name in HIDDEN and getattr(call, name) is None
+
+    def fit_blocks(
+        self,
+        call: Call,
+        seen: Mapping[str, Visibility],
+        shapes: Mapping[str, tuple[int, ...]],
+        sizes: Sizes,
+    ) -> None:
+        """Have room for a call of this size; plans are void where memory moves."""
+        upload = sum(
+            aligned(nbytes(shape, dtype))
+            for shape, dtype in self.parts(call, seen, shapes).values()
+        )
+        masks = sum(aligned(nbytes(shapes[name], DTYPES["bool"])) for name in seen)
+        specs = [spec for spec in self.contract.outputs if spec.name in ("logits", "hidden_states")]
+        download = sum(aligned(spec.num_bytes(**sizes)) for spec in specs)
+        moved = [
+            self.inputs.fit(upload),
+            self.upload.fit(upload),
+            bool(masks) and self.masks.fit(masks),
+            self.download.fit(download),
+        ]
+        moved += [self.outputs[spec.name].fit(spec.num_bytes(**sizes)) for spec in specs]
+        if any(moved):
+            self.drop_all()
+
+    def made(
+        self,
+        index: int,
+        call: Call,
+        seen: Mapping[str, Visibility],
+        shapes: Mapping[str, tuple[int, ...]],
+        sizes: Sizes,
+        taken: int,
+    ) -> Plan:
+        """A plan in blocks that have room for it."""
+        context = self.engine.contexts[index]
+        arrays, at, offset = {}, {}, 0
+        for name, (shape, dtype) in self.parts(call, seen, shapes).items():
+            arrays[name] = self.upload.view(offset, shape, dtype)
+            at[name] = self.inputs.address + offset
+            offset += aligned(nbytes(shape, dtype))
+        upload_bytes, masks, mask_at = offset, [], self.masks.address
+        for name, of in seen.items():
+            rows, slots = shapes[name][2:]
+            parts = {part: at[f"{name}/{part}"] for part in ("lengths", "firsts", "visible")}
+            width = of.visible.shape[2]
+            masks.append(parts | {"mask": mask_at, "rows": rows, "width": width, "slots": slots})
+            at[name] = mask_at
+            mask_at += aligned(nbytes(shapes[name], DTYPES["bool"]))
+        bound = [
+            Bound(
+                spec.name,
+                at.get(spec.name, self.zeros.address),
+                shapes[spec.name] if spec.name in context.varying else None,
+            )
+            for spec in self.contract.inputs
+            if not is_memory(spec.name)
+        ]
+        bound += self.memory_bound(call, taken)
+        bound += [Bound(name, buffer.address) for name, buffer in self.outputs.items()]
+        downloads, outputs, offset = [], {}, 0
+        for spec in self.contract.outputs:
+            if spec.name in ("logits", "hidden_states"):
+                shape, dtype = shape_of(spec, sizes), DTYPES[spec.dtype]
+                outputs[spec.name] = self.download.view(offset, shape, dtype)
+                source = self.outputs[spec.name].address
+                downloads.append((self.download.address + offset, source, nbytes(shape, dtype)))
+                offset += aligned(nbytes(shape, dtype))
+        return Plan(context, arrays, upload_bytes, masks, bound, downloads, outputs)
+
+    def memory_bound(self, call: Call, taken: int) -> list[Bound]:
+        """What a call binds of caches and states."""
+        batch, shape = len(call.inputs_embeds), self.contract.shape
+        out = [] if self.recurrent is None else self.recurrent.bound(batch, taken)
+        if self.cache is None:
+            return out
+        dims = (batch, shape.num_kv_heads, self.cache.slots, shape.head_dim)
+        tensor = 0
+        for layer in shape.attention_layers:
+            for past, present in zip(past_names(layer), present_names(layer), strict=True):
+                address = self.cache.address(tensor, call.first_lane)
+                out.append(Bound(past, address, dims))
+                if present in self.in_place:
+                    out.append(Bound(present, address))
+                tensor += 1
+        return out
+
+    def fill(self, plan: Plan, call: Call, seen: Mapping[str, Visibility]) -> None:
+        """Write the inputs of a call to the block that is copied."""
+        for name, of in seen.items():
+            for part, array in mask_parts(name, of):
+                plan.arrays[part][...] = array
+        for name, array in self.feeds(call):
+            plan.arrays[name][...] = array
+
+    def feeds(self, call: Call) -> list[tuple[str, Any]]:
+        """The inputs that are copied, beside what masks are made of."""
+        shape = self.contract.shape
+        if shape.heads:
+            return [("base_hidden", call.base_hidden)]
+        names = ["inputs_embeds", "rope_cos", "rope_sin", "write_indices", "gather_idx"]
+        if shape.local_rotary_dim:
+            names += ["local_rope_cos", "local_rope_sin"]
+        if shape.recurrent:
+            names.append("tree_mask")
+        if shape.block:
+            names += ["target_hidden", "context_cos", "context_sin"]
+        if shape.reads_hidden_states:
+            names.append("draft_hidden" if call.base_hidden is None else "base_hidden")
+        out = [(name, getattr(call, name)) for name in names]
+        if shape.reads_hidden_states:
+            out.append(("use_base_hidden", call.base_hidden is not None))
+        return out
+
+    def execute(self, plan: Plan) -> None:
+        """Put a call on the stream: as a graph from its third time on."""
+        plan.uses += 1
+        if plan.graph is not None:
+            self.workspace.device.launch_graph(plan.graph, self.workspace.stream)
+            return
+        plan.context.bind(plan.bound)
+        self.enqueue(plan)
+
+    def capture(self, plan: Plan) -> None:
+        """Keep a call that has just run as a graph. The library does what a change of shapes asks
+        for in the next run, which therefore cannot be captured."""
+        plan.graph = self.captured(plan) if self.workspace.device.can_capture else None
+        plan.can_capture = plan.graph is not None
+
+    def captured(self, plan: Plan) -> int | None:
+        """The graph of a call; None where it cannot be captured."""
+        device, stream = self.workspace.device, self.workspace.stream
+        device.begin_capture(stream)
+        try:
+            self.enqueue(plan)
+        except EnvironmentProblem:
+            # What cannot be captured may still run
+            graph = device.end_capture(stream)
+            if graph is not None:
+                device.free_graph(graph)
+            return None
+        return device.end_capture(stream)
+
+    def enqueue(self, plan: Plan) -> None:
+        """Copy the inputs, make the masks, run, copy the outputs."""
+        device, stream = self.workspace.device, self.workspace.stream
+        device.upload(self.inputs.address, self.upload.address, plan.upload_bytes, stream)
+        for mask in plan.masks:
+            batch = len(plan.arrays["write_indices"])
+            grid = (-(-mask["slots"] // MASK_THREADS), mask["rows"], batch)
+            self.workspace.launch("attention_mask", grid, MASK_THREADS, **mask)
+        plan.context.enqueue()
+        for target, source, size in plan.downloads:
+            device.download(target, source, size, stream)
+
+    def append_rows(self, call: Call, starts: Sequence[int]) -> None:
+        """Copy this call's keys and values into the cache."""
+        assert self.cache is not None
+        head_bytes = call.written * self.cache.size.row_bytes
+        for place, start in enumerate(starts):
+            offset = place * self.cache.size.heads * head_bytes
+            source = Rows(self.new_rows, head_bytes, offset)
+            self.cache.append(call.first_lane + place, start, source, call.written)
+
+    def result(self, plan: Plan) -> Result:
+        """The outputs of a call that is done."""
+        hidden = plan.outputs.get("hidden_states")
+        states: Floats | None = None
+        if hidden is not None:
+            states = hidden if hidden.dtype == np.float32 else hidden.astype(np.float32)
+        return Result(plan.outputs["logits"], states)
+
+    # ---- lanes
+
+    def keep_rows(self, lane: int, slots: NDArray[np.int64], start: int) -> None:
+        """Commit rows of the last call: move them to `start` and behind, in all layers."""
+        with self.workspace.working():
+            if self.cache is not None:
+                self.cache.keep(lane, slots, start)
+            if self.recurrent is not None:
+                self.recurrent.keep(lane, slots - start)
+
+    def read_rows(self, lane: int, count: int) -> DeviceRows:
+        """A copy of a lane's first `count` rows on the device; with recurrent layers that is all of
+        them."""
+        assert self.cache is not None
+        with self.workspace.working():
+            rows = self.cache.read(lane, count)
+            if self.recurrent is None:
+                return rows
+            assert count == self.recurrent.lengths[lane]
+            state = self.recurrent.read(lane)
+            return DeviceRows(rows.memory, rows.size, rows.stored, count, state)
+
+    def write_rows(self, lane: int, rows: LaneRows) -> None:
+        """Begin a lane with a copy that `read_rows` made."""
+        assert isinstance(rows, DeviceRows)
+        assert self.cache is not None
+        with self.workspace.working():
+            self.cache.write(lane, rows)
+            if self.recurrent is not None:
+                self.recurrent.write(lane, rows.state, len(rows))
+
+    def free(self, lane: int) -> None:
+        """Drop all rows of a lane and its recurrent state."""
+        if self.recurrent is not None:
+            with self.workspace.working():
+                self.recurrent.free(lane)
+
+    def zero(self, lane: int) -> None:
+        """Drop all rows of a lane and overwrite them with zeros."""
+        with self.workspace.working():
+            if self.cache is not None:
+                self.cache.zero(lane)
+            if self.recurrent is not None:
+                self.recurrent.free(lane)
+
+    def copy_lane(self, source: int, target: int, count: int) -> None:
+        """Copy the first `count` rows of one lane to another, with the recurrent state."""
+        with self.workspace.working():
+            if self.cache is not None:
+                self.cache.copy_lane(source, target, count)
+            if self.recurrent is not None:
+                assert count == self.recurrent.lengths[source]
+                self.recurrent.copy_lane(source, target)
+
+    # ---- the end
+
+    def drop(self, plan: Plan) -> None:
+        """Free the graph of a plan that is not remembered."""
+        if plan.graph is not None:
+            self.workspace.synchronize()
+            self.workspace.device.free_graph(plan.graph)
+
+    def drop_all(self) -> None:
+        """Forget all plans."""
+        while self.plans:
+            self.drop(self.plans.popitem()[1])
+
+    def close(self) -> None:
+        """Release the engine and its memory; closing twice is harmless."""
+        if self.closed:
+            return
+        self.closed = True
+        with self.workspace.working():
+            self.workspace.synchronize()
+            self.drop_all()
+            self.engine.close()
+            for buffer in (self.inputs, self.zeros, self.masks, *self.outputs.values()):
+                buffer.free()
+            for pinned in (self.upload, self.download):
+                pinned.free()
+            if self.new_rows:
+                self.workspace.free(self.new_rows)
+            if self.cache is not None:
+                self.cache.free()
+            if self.recurrent is not None:
+                self.recurrent.close()
+        self.workspace.leave()
+
+
+def open_runner(
+    bindings: Bindings,
+    path: Path,
+    contract: GraphContract,
+    settings: EngineSettings,
+    workspace: Workspace,
+    capacity: int,
+    lanes: int,
+) -> TensorRTRunner:
+    """The runner of an engine file with room for so many tokens and sequences; `contract` is the
+    lowered one. BundleError where the file is not what its settings say, EnvironmentProblem where
+    memory does not do."""
+    workspace.join()
+    try:
+        with workspace.working():
+            engine = OpenEngine(bindings, path, contract, settings.profiles, workspace)
+            return TensorRTRunner(engine, contract, settings, workspace, capacity, lanes)
+    except BaseException:
+        workspace.leave()
+        raise
+
+
+def cache_too_large(size: int, capacity: int, lanes: int) -> EnvironmentProblem:
+    """The error for a cache of so many bytes that the device has no room for."""
+    of = f"{lanes} sequences of {capacity} tokens" if lanes > 1 else f"{capacity} tokens"
+    flags = (
+        "--max-batch-size or --max-kv-cache-capacity" if lanes > 1 else "--max-kv-cache-capacity"
+    )
+    return EnvironmentProblem(
+        f"the device has no memory for a KV cache of {size / 1e9:.1f} GB ({of})",
+        f"Build the engine with a smaller {flags}.",
+    )
+
+
+# ---- sizes
+
+
+def ranges_of(contract: GraphContract, profile: Profile) -> dict[str, tuple[int, int]]:
+    """The least and the largest size of each symbol in a profile."""
+    return {
+        dim: (profile.shapes[spec.name][0][i], profile.shapes[spec.name][2][i])
+        for spec in contract.inputs
+        for i, dim in enumerate(spec.shape)
+        if isinstance(dim, str)
+    }
+
+
+def sizes_of(call: Call, taken: int) -> dict[str, int]:
+    """The size of each symbol in a call; `taken` is P."""
+    context = call.written - rows_of(call)
+    rows = rows_of(call)
+    return {
+        "B": len(call.inputs_embeds),
+        "S": rows,
+        "G": call.gather_idx.shape[1],
+        "L": context,
+        "P": taken,
+        "R": rows + context,
+    }
+
+
+def rows_of(call: Call) -> int:
+    """S."""
+    return int(call.inputs_embeds.shape[1])
+
+
+def shape_of(spec: TensorSpec, sizes: Sizes) -> tuple[int, ...]:
+    """The shape of a tensor in a call of these sizes."""
+    return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape)
+
+
+def nbytes(shape: Sequence[int], dtype: np.dtype[Any]) -> int:
+    """Bytes of an array."""
+    return int(np.prod(shape)) * dtype.itemsize
+
+
+def is_memory(name: str) -> bool:
+    """Whether a tensor is what layers keep, or what a recurrent layer leaves of its rows."""
+    return name.startswith(
+        (
+            *("past_", "conv_state_", "recurrent_state_", "committed_rows_"),
+            *("conv_rows_", "delta_rows_", "present_recurrent_state_"),
+        )
+    )
+
+
+# ---- masks
+
+
+def masks_of(call: Call, contract: GraphContract) -> list[tuple[str, NDArray[np.bool_]]]:
+    """The masks of a call that the graph reads."""
+    names = {spec.name for spec in contract.inputs}
+    return [
+        (name, mask)
+        for name in MASKS
+        if name in names and (mask := getattr(call, name)) is not None
+    ]
+
+
+def mask_parts(name: str, of: Visibility) -> list[tuple[str, NDArray[Any]]]:
+    """What is copied of a mask, by names of its own."""
+    return [(f"{name}/{part}", getattr(of, part)) for part in ("lengths", "firsts", "visible")]
+
+
+# ---- what is written in place
+
+
+def check_aliases(engine: OpenEngine, contract: GraphContract, dialect: Dialect) -> frozenset[str]:
+    """The outputs that are the cache itself, as the engine reports it. EnvironmentProblem where it
+    does not report all of a dialect that writes in place."""
+    if dialect is Dialect.PORTABLE or contract.shape.heads:
+        return frozenset()
+    found = set()
+    for layer in contract.shape.attention_layers:
+        for past, present in zip(past_names(layer), present_names(layer), strict=True):
+            alias = engine.alias_of(present)
+            if alias != past:
+                what = f"{engine.path} does not write its cache in place: {present} is of its own"
+                remedy = "Build it again, and report this with the library's version."
+                raise EnvironmentProblem(what, remedy)
+            found.add(present)
+    return frozenset(found)

@@ -1,0 +1,266 @@
+"""A device in host memory. It is lazy: what is put on a stream happens when somebody waits for it,
+so that whoever reads too early reads old bytes. New memory holds NaN.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.backends.tensorrt.device.base import (
+    ALIGNMENT,
+    Device,
+    DeviceMemoryFull,
+    DeviceProblem,
+    HostBlock,
+)
+from edgespec.backends.tensorrt.kernels import STRUCTURES
+
+Bytes = NDArray[np.uint8]
+POISON = 0xFF  # NaN in every floating-point type
+
+
+@dataclass
+class Stream:
+    """Work in its order. While it is captured, work goes to `kept`."""
+
+    work: list[Callable[[], None]] = field(default_factory=list)
+    kept: list[Callable[[], None]] | None = None
+    broken: bool = False
+
+
+class HostDevice(Device):
+    """Memory, streams, graphs and kernels on the host. `limit` is its memory in bytes. The last
+    one that was made is `HostDevice.current`."""
+
+    name, sm, can_capture = "simulated device", 120, True
+    current: HostDevice | None = None
+
+    def __init__(self, limit: int = 1 << 40) -> None:
+        self.limit = limit
+        self.memory: dict[int, tuple[Bytes, int]] = {}
+        self.blocks: dict[int, Bytes] = {}
+        self.streams: dict[int, Stream] = {}
+        self.graphs: dict[int, list[Callable[[], None]]] = {}
+        self.handles = count(0x5000)
+        self.active, self.closed = False, False
+        self.launched: list[str] = []  # graphs and kernels, in their order
+        HostDevice.current = self
+
+    def activate(self) -> None:
+        self.active = True
+
+    # ---- memory
+
+    def alloc(self, size: int) -> int:
+        self.no_capture("memory is allocated")
+        assert self.active
+        assert size > 0
+        if size + sum(held for _, held in self.memory.values()) > self.limit:
+            raise DeviceMemoryFull("CUDA: cudaErrorMemoryAllocation: out of memory")
+        array = np.full(size + ALIGNMENT, POISON, np.uint8)
+        address = -(-array.ctypes.data // ALIGNMENT) * ALIGNMENT
+        self.memory[address] = array, size
+        return address
+
+    def free(self, address: int) -> None:
+        self.no_capture("memory is freed")
+        if address not in self.memory:
+            raise DeviceProblem(f"CUDA: {address:#x} is freed and was not allocated")
+        del self.memory[address]
+
+    def pinned(self, size: int) -> HostBlock:
+        block = np.full(size, POISON, np.uint8)
+        self.blocks[block.ctypes.data] = block
+        return HostBlock(block.ctypes.data, block)
+
+    def free_pinned(self, block: HostBlock) -> None:
+        del self.blocks[block.address]
+
+    def at(self, address: int, size: int) -> Bytes:
+        """The bytes of device memory; DeviceProblem where some are not allocated."""
+        for start, (_, held) in self.memory.items():
+            if start <= address and address + size <= start + held:
+                return np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8)
+        raise DeviceProblem(f"CUDA: an illegal access to {size} bytes at {address:#x}")
+
+    def on_host(self, address: int, size: int) -> Bytes:
+        for start, block in self.blocks.items():
+            if start <= address and address + size <= start + len(block):
+                return block[address - start : address - start + size]
+        raise DeviceProblem(f"CUDA: {size} bytes at {address:#x} are not page-locked")
+
+    def zero(self, address: int, size: int, stream: int) -> None:
+        self.put(stream, lambda: self.at(address, size).fill(0))
+
+    def upload(self, target: int, source: int, size: int, stream: int) -> None:
+        def work() -> None:
+            self.at(target, size)[:] = self.on_host(source, size)
+
+        self.put(stream, work)
+
+    def download(self, target: int, source: int, size: int, stream: int) -> None:
+        def work() -> None:
+            self.on_host(target, size)[:] = self.at(source, size)
+
+        self.put(stream, work)
+
+    def copy(self, target: int, source: int, size: int, stream: int) -> None:
+        def work() -> None:
+            self.at(target, size)[:] = self.at(source, size)
+
+        self.put(stream, work)
+
+    def copy_2d(
+        self,
+        target: int,
+        target_pitch: int,
+        source: int,
+        source_pitch: int,
+        width: int,
+        height: int,
+        stream: int,
+    ) -> None:
+        assert width <= min(target_pitch, source_pitch)
+
+        def work() -> None:
+            for i in range(height):
+                piece = self.at(source + i * source_pitch, width)
+                self.at(target + i * target_pitch, width)[:] = piece
+
+        self.put(stream, work)
+
+    # ---- streams and graphs
+
+    def put(self, stream: int, work: Callable[[], None]) -> None:
+        """Put work on a stream, or into what is captured there."""
+        assert self.active
+        found = self.streams[stream]
+        (found.work if found.kept is None else found.kept).append(work)
+
+    def stream(self) -> int:
+        handle = next(self.handles)
+        self.streams[handle] = Stream()
+        return handle
+
+    def free_stream(self, stream: int) -> None:
+        del self.streams[stream]
+
+    def synchronize(self, stream: int) -> None:
+        self.no_capture("a stream is waited for")
+        found = self.streams[stream]
+        work, found.work = found.work, []
+        for step in work:
+            step()
+
+    def no_capture(self, what: str) -> None:
+        """What must not happen while a stream is captured breaks the capture."""
+        for stream in self.streams.values():
+            if stream.kept is not None:
+                stream.broken = True
+                raise DeviceProblem(f"CUDA: {what} while a stream is captured")
+
+    def begin_capture(self, stream: int) -> None:
+        found = self.streams[stream]
+        assert found.kept is None
+        found.kept, found.broken = [], False
+
+    def end_capture(self, stream: int) -> int | None:
+        found = self.streams[stream]
+        assert found.kept is not None
+        kept, found.kept = found.kept, None
+        if found.broken:
+            return None
+        graph = next(self.handles)
+        self.graphs[graph] = kept
+        return graph
+
+    def launch_graph(self, graph: int, stream: int) -> None:
+        self.launched.append("graph")
+        for work in self.graphs[graph]:
+            self.put(stream, work)
+
+    def free_graph(self, graph: int) -> None:
+        del self.graphs[graph]
+
+    # ---- kernels
+
+    def compile(self, source: str) -> bytes:
+        assert all(f"__global__ void {name}(" in source for name in STRUCTURES)
+        return b"compiled"
+
+    def load_kernel(self, image: bytes, name: str) -> object:
+        assert image == b"compiled"
+        return name
+
+    def launch(
+        self,
+        kernel: object,
+        grid: tuple[int, int, int],
+        threads: int,
+        argument: bytes,
+        stream: int,
+    ) -> None:
+        name = str(kernel)
+        self.launched.append(name)
+        values = np.frombuffer(argument, STRUCTURES[name])[0]
+        run = {"move_rows": self.move_rows, "copy_rows": self.copy_rows}.get(name, self.mask)
+        self.put(stream, lambda: run(values, grid, threads))
+
+    def ends(self, values: np.void, grid: tuple[int, int, int]) -> list[tuple[int, int]]:
+        """Source and target address of each block."""
+        tables = [
+            self.at(int(values[name]), 8 * grid[0]).view(np.uint64)
+            for name in ("sources", "targets")
+        ]
+        return [
+            (
+                int(source)
+                + int(values["source_offset"])
+                + head * int(values["source_head_bytes"]),
+                int(target)
+                + int(values["target_offset"])
+                + head * int(values["target_head_bytes"]),
+            )
+            for source, target in zip(*tables, strict=True)
+            for head in range(grid[1])
+        ]
+
+    def move_rows(self, values: np.void, grid: tuple[int, int, int], threads: int) -> None:
+        size = int(values["row_bytes"])
+        assert not values["wide"] or size % 16 == 0
+        for source, target in self.ends(values, grid):
+            for i in range(values["count"]):
+                origin, place = int(values["from"][i]), int(values["to"][i])
+                row = self.at(target + place * size, size)
+                row[:] = 0 if origin < 0 else self.at(source + origin * size, size)
+
+    def copy_rows(self, values: np.void, grid: tuple[int, int, int], threads: int) -> None:
+        size = int(values["size"])
+        assert not values["wide"] or size % 16 == 0
+        for source, target in self.ends(values, grid):
+            self.at(target, size)[:] = self.at(source, size)
+
+    def mask(self, values: np.void, grid: tuple[int, int, int], threads: int) -> None:
+        rows, width, slots = (int(values[name]) for name in ("rows", "width", "slots"))
+        batch = grid[2]
+        assert grid[0] * threads >= slots
+        lengths = self.at(int(values["lengths"]), 4 * batch).view(np.int32)
+        firsts = self.at(int(values["firsts"]), 4 * batch * rows).view(np.int32)
+        visible = self.at(int(values["visible"]), batch * rows * width).reshape(batch, rows, width)
+        mask = self.at(int(values["mask"]), batch * rows * slots).reshape(batch, rows, slots)
+        columns = np.arange(slots)
+        for lane, length in enumerate(lengths.tolist()):
+            mask[lane] = 0
+            sees = columns[:length] >= firsts.reshape(batch, rows)[lane][:, None]
+            mask[lane, :, :length] = sees
+            end = min(slots, length + width)
+            mask[lane, :, length:end] = visible[lane, :, : end - length]
+
+    def close(self) -> None:
+        self.closed = True
