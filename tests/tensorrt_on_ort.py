@@ -28,6 +28,7 @@ from edgespec.backends.base import (
     EngineMemory,
     LaneRows,
     OptionValue,
+    PairDevice,
     PlanHints,
     Progress,
     Remedies,
@@ -393,7 +394,7 @@ class LoweredBackend(Backend):
     def open_staged(self, staged: Staged, capacity: int, lanes: int) -> Runner:
         return opened(staged.engine, staged.contract, capacity, lanes)
 
-    def open(self, engine_dir: Path, config: EngineConfig) -> Runner:
+    def open(self, engine_dir: Path, config: EngineConfig, device: PairDevice) -> Runner:
         limits = config.limits
         return opened(
             self.engine_path(engine_dir, config.role),

@@ -99,6 +99,17 @@ class Runner(Protocol):
         """Release the engine; closing twice is harmless."""
 
 
+class PairDevice:
+    """What the engines of a pair share where they run: on a GPU its stream, and the memory in which
+    they work one after the other. A backend that has such a thing subclasses it.
+
+    An open runner keeps it alive.
+    """
+
+    def close(self) -> None:
+        """Say that no further engine will be opened with it; closing twice is harmless."""
+
+
 # ---- what a build may ask of an engine
 
 
@@ -290,10 +301,15 @@ class Backend(ABC):
     def open_staged(self, staged: Staged, capacity: int, lanes: int) -> Runner:
         """A runner of a staged engine with room for so many tokens and sequences."""
 
+    def open_device(self) -> PairDevice:
+        """What the engines that are opened with it will share. EnvironmentProblem where they cannot
+        run."""
+        return PairDevice()
+
     @abstractmethod
-    def open(self, engine_dir: Path, config: EngineConfig) -> Runner:
-        """A runner of a finished engine whose fingerprint was checked. EnvironmentProblem where it
-        cannot be opened."""
+    def open(self, engine_dir: Path, config: EngineConfig, device: PairDevice) -> Runner:
+        """A runner of a finished engine whose fingerprint was checked, on a device that
+        `open_device` gave. EnvironmentProblem where it cannot be opened."""
 
     @abstractmethod
     def fingerprint(self) -> dict[str, Any]:

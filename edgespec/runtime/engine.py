@@ -276,6 +276,7 @@ class Engine:
         self.driver.close()
         self.base.runner.close()
         self.drafting.close()
+        self.drafting.base.devices.close()
 
     async def aclose(self) -> None:
         """`close`, without holding up the event loop for the step that runs."""

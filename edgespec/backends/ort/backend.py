@@ -15,6 +15,7 @@ from edgespec.backends.base import (
     BuildOptions,
     EngineMemory,
     OptionValue,
+    PairDevice,
     PlanHints,
     Progress,
     Remedies,
@@ -90,7 +91,7 @@ class OrtBackend(Backend):
             runner.table = lm_head_table(staged.engine, staged.weights.embedding, hidden_size)
         return runner
 
-    def open(self, engine_dir: Path, config: EngineConfig) -> OrtRunner:
+    def open(self, engine_dir: Path, config: EngineConfig, device: PairDevice) -> OrtRunner:
         """A runner of a finished engine. EnvironmentProblem where it cannot be opened."""
         from edgespec.backends.ort.runner import open_engine
 
