@@ -351,6 +351,7 @@ class LoweredBackend(Backend):
     suffixes = (".lowered.onnx",)
     remedies = Remedies(mismatch="The lowered graph computes another result.", too_coarse="None.")
     plan_hints = PlanHints(steps=3, block_nodes=8)
+    float32_tolerance = 1e-5
     options: tuple[BuildOption, ...] = ()
 
     def __init__(self, dialect: Dialect, compute: Compute = "float32") -> None:

@@ -252,7 +252,8 @@ class Backend(ABC):
     """Builds and runs engines with one engine library.
 
     `name` stands in manifests and after --backend, `title` in texts. `suffixes` end the names of
-    the engine's files, the one that is opened first.
+    the engine's files, the one that is opened first. `float32_tolerance` is how far its kernels may
+    compute from one another where nothing is rounded on purpose, relative to the largest value.
     """
 
     name: ClassVar[str]
@@ -260,6 +261,7 @@ class Backend(ABC):
     suffixes: ClassVar[tuple[str, ...]]
     remedies: ClassVar[Remedies]
     plan_hints: ClassVar[PlanHints]
+    float32_tolerance: ClassVar[float]
     options: ClassVar[tuple[BuildOption, ...]] = ()
 
     def parse_options(self, values: Mapping[str, OptionValue]) -> BuildOptions:

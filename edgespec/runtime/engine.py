@@ -159,6 +159,7 @@ class Engine:
         choice = with_options(choice, drafter_options)
         opened = open_base(path, choice, exact=exact)
         self.base, self.config, self.exact = opened.decoder, opened.config, exact
+        self.tolerance = opened.tolerance
         self.tokenizer = Tokenizer.open(path)
         self.acceptance = self.acceptance_for(acceptance)
         self.drafting = Drafting(path, opened, choice)

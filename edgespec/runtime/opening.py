@@ -71,14 +71,16 @@ class DraftChoice:
 @dataclass(frozen=True, slots=True)
 class OpenBase:
     """A base, or a plain engine, that is open. `table` is its embedding; `hints` say how much to
-    draft where it runs, and `row_cost` what each row of a pass takes beside the first. A draft's
-    engine is opened on the same `devices`."""
+    draft where it runs, and `row_cost` what each row of a pass takes beside the first;
+    `tolerance` is how far its kernels may compute from one another in float32, relative to the
+    largest value. A draft's engine is opened on the same `devices`."""
 
     decoder: CachedDecoder
     config: EngineConfig
     table: Table
     hints: PlanHints
     row_cost: float
+    tolerance: float
     devices: Devices = field(default_factory=Devices)
 
 
@@ -194,8 +196,15 @@ def open_base(engine_dir: Path, choice: DraftChoice, *, exact: bool) -> OpenBase
     min_rows = EXACT_ROWS if exact else 1
     decoder = CachedDecoder.of(runner, table, config.component, min_rows)
     backend = backend_of(engine_dir, role)
-    row_cost = backend.row_cost(config)
-    return OpenBase(decoder, config, table, backend.plan_hints, row_cost, devices)
+    return OpenBase(
+        decoder,
+        config,
+        table,
+        backend.plan_hints,
+        backend.row_cost(config),
+        backend.float32_tolerance,
+        devices,
+    )
 
 
 def open_draft(engine_dir: Path, choice: DraftChoice, base: OpenBase) -> OpenDraft | None:

@@ -188,6 +188,7 @@ class ToyBackend(Backend):
     suffixes = (".toy",)
     remedies = Remedies(mismatch="This evaluator computes another result.", too_coarse="None.")
     plan_hints = PlanHints(steps=2, block_nodes=4)
+    float32_tolerance = 1e-3
     options = (
         BuildOption(flag="--spare-slots", choices=("1", "2"), default="1", help="Slots to spare."),
         BuildOption(flag="--polite", default=False, help="Be polite."),
@@ -218,7 +219,7 @@ class ToyBackend(Backend):
             engine=path,
             contract=canonical_contract(onnx.config.graph),
             weights=EngineWeights(scheme="fp32", method="as exported", exact=False),
-            accuracy=AccuracySpec(tolerance=1e-3),
+            accuracy=AccuracySpec(tolerance=self.float32_tolerance),
         )
 
     def open_staged(self, staged: Staged, capacity: int, lanes: int) -> Runner:

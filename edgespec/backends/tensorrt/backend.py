@@ -26,6 +26,7 @@ from edgespec.backends.base import (
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.backends.onnx_dir import OnnxDir
 from edgespec.backends.tensorrt import fingerprint
+from edgespec.backends.tensorrt.accuracy import FLOAT32_TOLERANCE
 from edgespec.backends.tensorrt.contract import lowered_contract
 from edgespec.backends.tensorrt.devices import device_here
 from edgespec.backends.tensorrt.options import TensorRTOptions, options_of, parse_options
@@ -49,6 +50,7 @@ class TensorRTBackend(Backend):
     )
     # A verified row costs little on a GPU until its arithmetic is full
     plan_hints = PlanHints(steps=5, block_nodes=16)
+    float32_tolerance = FLOAT32_TOLERANCE
 
     def parse_options(self, values: Mapping[str, OptionValue]) -> TensorRTOptions:
         """What the user chose; OptionError names a flag with a wrong value."""
