@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+Mask = NDArray[np.bool_]
+
 
 @dataclass(frozen=True, slots=True)
 class Visibility:
@@ -18,15 +20,15 @@ class Visibility:
 
     lengths: NDArray[np.int32]  # [B]
     firsts: NDArray[np.int32]  # [B, S]
-    visible: NDArray[np.bool_]  # [B, S, V]
+    visible: Mask  # [B, S, V]
 
     @classmethod
-    def of(cls, mask: NDArray[np.bool_]) -> Visibility:
+    def of(cls, mask: Mask) -> Visibility:
         """Of a mask [B, 1, S, T]: the slots that all rows see are its length."""
-        rows = mask[:, 0]  # [B, S, T]
+        rows: Mask = mask[:, 0]  # [B, S, T]
         batch, count, width = rows.shape
-        seen = rows.all(1)
-        lengths = np.where(seen.all(1), width, seen.argmin(1)).astype(np.int32)
+        seen: Mask = np.logical_and.reduce(rows, 1)
+        lengths = np.where(np.logical_and.reduce(seen, 1), width, seen.argmin(1)).astype(np.int32)
         firsts = np.zeros((batch, count), np.int32)
         shortest = int(lengths.min())
         visible = np.zeros((batch, count, max(1, width - shortest)), bool)
